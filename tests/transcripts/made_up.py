@@ -68,6 +68,7 @@ def made_up_machine(monkeypatch, home):
     monkeypatch.setattr(
         "llmcli.measure.environment.Environment", lambda **of: Environment(**of | MACHINE)
     )
+    monkeypatch.setattr("llmcli.measure.memory.processor", lambda: MACHINE["processor"])
     monkeypatch.setattr("llmcli.commands.env.command.processors", lambda: MACHINE["cores"])
     for name in ("measure.ceilings.measure_ceilings", "commands.ladder.command._measured"):
         _once(monkeypatch, f"llmcli.{name}")
