@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -221,7 +222,7 @@ def _work(rung: Rung, workload: Workload) -> tuple[Work, Work]:
         prompt, share = workload.prompts, 1 / len(workload.prompts)
         rows = rows.unsqueeze(1).expand(-1, len(prompt))
     first = count(lambda: rung.start(prompt))
-    later = [count(lambda id=id: rung.extend(id)) for id in rows]  # type: ignore[misc]
+    later = [count(partial(rung.extend, id)) for id in rows]
     return first.scaled(share), sum(later[1:], later[0]).scaled(share / g)
 
 
