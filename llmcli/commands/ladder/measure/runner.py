@@ -68,11 +68,9 @@ def run_ladder(
 ) -> tuple[RungReport, ...]:
     """Runs the rungs `numbers` (default: all) from the lowest up and reports each.
 
-    With `record` the lines that ran are in the reports, too.
-
-    A rung's difference is taken over the logits of every prompt token and of every token read
-    after it; where one of the two was too slow to run whole, over the rows after block 0.
-    Raises LadderInterrupted where Ctrl-C ends it.
+    With `record` the lines that ran are in the reports, too. A rung's difference is taken over the
+    logits of every prompt token and of every token read after it; where one of the two was too slow
+    to run whole, over the rows after block 0. Raises LadderInterrupted where Ctrl-C ends it.
     """
     runs: list[Run] = []
     try:
