@@ -183,7 +183,7 @@ def _checked(
     return report, {
         "name": checkpoint.name,
         "path": str(checkpoint.path),
-        "stored_formats": sorted({info.format for info in checkpoint.tensors.values()}),
+        "stored_formats": checkpoint.formats,
         **NO_FORMATS,
     }
 

@@ -234,7 +234,7 @@ def _about(
         "model_type": config.model_type,
         "parameters": sum(spec.count for spec in weights),
         "context": config.context,
-        "stored_formats": sorted({info.format for info in checkpoint.tensors.values()}),
+        "stored_formats": checkpoint.formats,
         **request.numbers.describe(config),
         "weight_bytes": sum(spec.bytes or 0 for spec in weights),
         "device": device,
