@@ -191,8 +191,6 @@ DOCUMENTS = {
     "explain": Document(
         report="commands.explain.report:Explanation",
         others={
-            **dict.fromkeys(("value", "kernel", "difference", "tolerance"), float),
-            "name": str, "index": tuple[int, ...],
             "letters": {"type": "array",
                         "items": object_of({"letter": str, "value": int, "words": str})},
         },

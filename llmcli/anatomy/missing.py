@@ -40,7 +40,7 @@ def layers_there_are(config: ModelConfig, part: str = "blocks") -> str:
 
 
 def near(name: str, known: Collection[str], model: Graph) -> tuple[str, ...]:
-    """At most three similar names: for other programs' names, typos, blocks or parts, suffixes."""
+    """At most three of `known` that may be meant: by another program's name, a typo, a suffix."""
     close = _similar(name, known, model)
     typed = re.match(r"blocks\.\d+\.", name)
     block = typed[0] if typed else ""

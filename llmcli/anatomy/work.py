@@ -160,7 +160,7 @@ def calls_work(
 
 
 def _alone(config: ModelConfig, layer: LayerConfig) -> ModelConfig:
-    """A model with only this layer, after the layer whose keys and values it shares."""
+    """A model of this layer, after the one whose keys and values it reads, if there is one."""
     attention = layer.attention
     if attention is None or attention.kv.layer is None:
         return replace(config, layers=(layer,))

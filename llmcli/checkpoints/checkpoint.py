@@ -52,6 +52,16 @@ class Checkpoint:
         return sum(file.size for file in self._open.values())
 
     @property
+    def tensor_bytes(self) -> int:
+        """Bytes of all tensors as they are stored."""
+        return sum(info.nbytes for info in self.tensors.values())
+
+    @property
+    def formats(self) -> list[str]:
+        """The formats in which tensors are stored, sorted."""
+        return sorted({info.format for info in self.tensors.values()})
+
+    @property
     def model_type(self) -> str:
         """`model_type` of config.json, `general.architecture` of GGUF; else CheckpointError."""
         if self.kind == "gguf":

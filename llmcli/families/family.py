@@ -201,9 +201,9 @@ def _with_the_head_as_stored(
     Like transformers 5: a head without an embedding tensor fills the embedding, a head that differs
     from the embedding stays separate, an equal one is dropped.
     """
-    rules = _rules(family, config, multimodal)
     untied = replace(config, head=replace(config.head, tied=False))
-    heads = _stored_heads(checkpoint, _rules(family, untied, multimodal))
+    rules, separate = (_rules(family, one, multimodal) for one in (config, untied))
+    heads = [name for name in _sources("head.W", separate) if name in checkpoint.tensors]
     if not config.head.tied or not heads:
         return config, rules
     sources = [name for name in _sources("embed.W", rules) if name in checkpoint.tensors]
@@ -211,20 +211,8 @@ def _with_the_head_as_stored(
         others = [rule for rule in rules if isinstance(rule, Rename) or rule.pattern not in heads]
         return config, (*(Rename(head, "embed.W") for head in heads), *others)
     if not all(_same(checkpoint, head, sources[0], found) for head in heads):
-        return untied, _rules(family, untied, multimodal)
+        return untied, separate
     return config, rules
-
-
-def stored_head(checkpoint: Checkpoint) -> str | None:
-    """The stored safetensors tensor of a separate output head; None if there is none."""
-    family, config, _ = _described(checkpoint)
-    config = replace(config, head=replace(config.head, tied=False))
-    rules = _rules(family, config, checkpoint.model_type in family.hf_multimodal)
-    return next(iter(_stored_heads(checkpoint, rules)), None)
-
-
-def _stored_heads(checkpoint: Checkpoint, untied: tuple[Rule, ...]) -> list[str]:
-    return [name for name in _sources("head.W", untied) if name in checkpoint.tensors]
 
 
 def _rules(family: Family, config: ModelConfig, multimodal: bool) -> tuple[Rule, ...]:

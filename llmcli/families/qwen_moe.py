@@ -89,7 +89,7 @@ def sparse(values: Values, layers: int) -> list[bool]:
 
 
 def _windows(values: Values, kind: str, layers: int) -> list[str]:
-    """The layer types; windows, if used, are in all layers of Qwen 3 and some of Qwen 2."""
+    """The layer types; windows, if used: all layers of Qwen 3, every other of Qwen 2's first."""
     if kind == "qwen2_moe" and values.has("layer_types"):
         return values.layer_types(layers, ("full_attention", "sliding_attention"))
     slides = values.flag("use_sliding_window", False)

@@ -89,7 +89,7 @@ class Values:
         above: bool = True,
         infinite: bool = False,
     ) -> float:
-        """A finite number above `least` (or equal to it unless `above`); if `infinite`, also ±∞.
+        """A number above `least` (or equal to it unless `above`), finite unless `infinite`.
 
         Infinity is `Infinity` in transformers, and since version 5 `{"__float__": "Infinity"}`.
         """

@@ -321,9 +321,8 @@ static void work_multiply_bfloat16(const struct op *op, int64_t item, int64_t le
  * all.
  * 0 widened x, 1 w, 2 w_stride, 3 out [P, N], 4 products P, 5 outputs N, 6 columns K, 7 whether w is
  * float16, or 2: x is PAIR's output, 8 elements from expert to expert, 9 int64: the expert of each
- * product, 10 int64: its row of x, or 0: 11 products each have a row, 12 biases of the experts or
- * 0,
- * 13 the stride of these, 14 the rows of x */
+ * product, 10 int64: its row of x, or 0: 11 products each have a row, 12 biases of the experts
+ * or 0, 13 the stride of these, 14 the rows of x */
 INLINE int64_t items_of_expert(const struct op *op) {
     const int64_t chunk = rows_of_item(op->arg[6]);
     return (op->arg[5] + chunk - 1) / chunk;

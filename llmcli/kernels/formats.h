@@ -11,8 +11,9 @@
  *   high    the 1 or 2 bits above: byte c of row r has bit g (2 bits: bits 2(g % 4)) of the column
  *           4g + c; 2 bits of words 0 to 3 in the first 64 bytes, of words 4 to 7 in the next.
  *   scale   of the 16 rows: float16, or a byte that multiplies a float16 of plane `top`.
- * min     likewise the minimum that is added (float16) or subtracted (a byte times `top`'s second
- * number). top     float16 numbers of the 16 rows for 256 columns, d and (formats with `min`) dmin.
+ *   min     likewise the minimum that is added (float16) or subtracted (a byte times `top`'s second
+ *           number).
+ *   top     float16 numbers of the 16 rows for 256 columns, d and (formats with `min`) dmin.
  *
  * Numbers: codes are unsigned; `offset` is subtracted, or a table gives the number.
  */

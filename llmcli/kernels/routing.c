@@ -93,8 +93,7 @@ INLINE float sum_of_largest(const float *x, int64_t count, int64_t most) {
  * ones the first. Scores outside the best groups (by the sum of the largest, or two largest) count
  * as -infinity. An item is a row.
  * 0 scores (contiguous), 1 out int64 [rows, K], 2 rows, 3 columns E, 4 K, 5 correction or 0,
- * 6 groups, 7 kept groups, 8 room [rows, 3 E], 9 number of a group's largest that are summed, 1 or
- * 2 */
+ * 6 groups, 7 kept groups, 8 room [rows, 3 E], 9 how many of a group's largest are summed: 1 or 2 */
 static int64_t items_choose(const struct op *op) { return op->arg[2]; }
 
 INLINE void choose(const struct op *op, int64_t item) {

@@ -55,14 +55,6 @@ class Mixer(Protocol):
         ...
 
 
-class FeedForward(Protocol):
-    """A part that is applied to every token separately."""
-
-    def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]` in at least float32."""
-        ...
-
-
 class Branch:
     """A part with its norms: a sublayer's output, or one term of it."""
 

@@ -244,7 +244,7 @@ class Step:
         return cos[self.positions].unsqueeze(-2), sin[self.positions].unsqueeze(-2)
 
     def visible(self, window: int | None) -> tuple[Visible, ...]:
-        """The keys that new tokens see with a window of keys (None: all earlier ones).
+        """The keys that new tokens see, at most the last `window` of each (None: all earlier ones).
 
         Split into bands of rows if the window hides most keys.
         """

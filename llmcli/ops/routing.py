@@ -55,9 +55,9 @@ def choose(scores_BTE: Tensor, correction_E: Tensor | None, routing: RoutingConf
 def weigh(
     scores_BTE: Tensor, chosen_BTK: Tensor, routing: RoutingConfig, factor_E: Tensor | None = None
 ) -> Tensor:
-    """Weights of the chosen experts, `[B, T, K]`; from logits for `softmax of the chosen`.
+    """Weights of the chosen experts, `[B, T, K]`, finally multiplied by their factors.
 
-    Finally multiplied by the chosen experts' factors.
+    `scores_BTE` are logits for `softmax of the chosen`.
     """
     softmax = routing.scores == "softmax of the chosen"
     if compiled.takes(scores_BTE) and (factor_E is None or compiled.takes(factor_E)):

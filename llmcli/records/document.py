@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # metadata of a field that only the screen needs: `field(metadata=APART)`
 APART = {"apart": True}
@@ -11,8 +11,12 @@ APART = {"apart": True}
 OPTIONAL = {"optional": True}
 
 
-class derived(property):
-    """A property included in the document after the fields: `ok`, `tokens_per_s`."""
+if TYPE_CHECKING:
+    derived = property  # so that its type is known, which it is not of a subclass
+else:
+
+    class derived(property):
+        """A property included in the document after the fields: `ok`, `tokens_per_s`."""
 
 
 def members(value: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from covers import covered, in_turn
 from decoder_parameters import replace_weight
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planned import departures, wrongly_filled
+from planned import departures, planned_fill, wrongly_filled
 from small_models import random_model
 from tiny_checkpoints import write_gpt2, write_llama
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,7 +29,6 @@ from llmcli.commands.shapes.measure import (
     symbols_check,
 )
 from llmcli.config import sequential
-from llmcli.families import translate
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load
 from llmcli.nn.decoder import Decoder
@@ -276,14 +275,14 @@ def test_what_is_requested_is_what_is_shown():
 
 def test_a_checkpoint_names_its_tensors_and_a_lie_is_seen():
     model = load("tiny", offline=True)
-    config, rules = translate(model.checkpoint)
-    stored = stored_tensors(model.checkpoint, rules, config)
-    assert all(check.ok for check in stored_check(model.checkpoint, rules, config))
+    config, todo = planned_fill(model.checkpoint)
+    stored = stored_tensors(model.checkpoint, todo, config)
+    assert all(check.ok for check in stored_check(model.checkpoint, todo, config))
     assert wrongly_filled(model.ledger, stored) == []
     other = stored | {"embed.W": replace(stored["embed.W"], source="somewhere.else")}
     assert wrongly_filled(model.ledger, other) == ["embed.W"]
     wider = replace(config, width=config.width + 1)
-    (check,) = stored_check(model.checkpoint, rules, wider)
+    (check,) = stored_check(model.checkpoint, planned_fill(model.checkpoint, wider)[1], wider)
     assert check.where == "embed.W"
     total = sum(info.nbytes for info in model.checkpoint.tensors.values())
     assert sum(item.stored_bytes for item in stored.values()) == total
@@ -324,12 +323,12 @@ def test_eighty_layers_are_looked_at_once(monkeypatch):
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_every_family_is_what_it_says_and_as_it_is_stored(write, dtype, tmp_path):
     model = load(str(write(tmp_path / "m")), dtype=dtype, device="cpu")
-    config, rules = translate(model.checkpoint)
-    stored = stored_tensors(model.checkpoint, rules, config)
+    config, todo = planned_fill(model.checkpoint)
+    stored = stored_tensors(model.checkpoint, todo, config)
     said = asked(config, batch=2, tokens=4, dtype=dtype)
     assert departures(model, 2, 4) == {}
     assert wrongly_filled(model.ledger, stored) == []
-    report = model_shapes(said, stored, stored_check(model.checkpoint, rules, config))
+    report = model_shapes(said, stored, stored_check(model.checkpoint, todo, config))
     assert [check.name for check in report.checks if check.ok] == ["symbols", "folded", "stored"]
     sources = {row.source for row in report.rows if row.first.kind == "parameter"}
     assert "" not in sources
@@ -339,8 +338,8 @@ def test_every_family_is_what_it_says_and_as_it_is_stored(write, dtype, tmp_path
 def test_smollm2_is_what_it_says(smollm2_path):
     model = load(str(smollm2_path), dtype="float32", device="cpu")
     assert departures(model, 1, 4) == {}
-    config, rules = translate(model.checkpoint)
-    stored = stored_tensors(model.checkpoint, rules, config)
+    config, todo = planned_fill(model.checkpoint)
+    stored = stored_tensors(model.checkpoint, todo, config)
     said = asked(config, tokens=4)
     report = model_shapes(said, stored)
     assert report.parameters == 134_515_008

@@ -17,7 +17,7 @@ from covers import covered, in_turn
 from parity_gguf import write_gguf
 from parity_models import build, prompt
 from parity_reference import load_reference, reference_attentions, reference_hidden
-from planned import departures, wrongly_filled
+from planned import departures, planned_fill, wrongly_filled
 from transformers import PreTrainedModel
 from zoo import ZOO, attending, recurring, variant
 
@@ -186,11 +186,11 @@ def test_shapes(name, made, view):
     said = view(path, "shapes", *GIVEN)
     assert {"symbols", "folded", "stored"} == set(said["checks"])
     checkpoint = open_checkpoint(path)
-    config, rules = translate(checkpoint)
+    config, todo = planned_fill(checkpoint)
     assert {tensor["name"] for tensor in said["tensors"]} == set(known(config))
     model = load_checkpoint(checkpoint, device="cpu", dtype="float32", text=False)
     assert departures(model, 1, len(IDS)) == {}
-    assert wrongly_filled(model.ledger, stored_tensors(checkpoint, rules, config)) == []
+    assert wrongly_filled(model.ledger, stored_tensors(checkpoint, todo, config)) == []
 
 
 @pytest.mark.parametrize(

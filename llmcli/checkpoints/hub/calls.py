@@ -30,7 +30,7 @@ _MAX_ERROR_BYTES = 100_000
 _LONGEST_TAG = 128  # SHA-256: 64; the library appends to it; file systems allow 255
 _COMMITS = re.compile(r"(?<=/)[0-9a-f]{40}(?=/)")  # in the path of a file
 _WHOLE_S = 30.0  # for an answer from first to last byte,
-_SLOWEST = 20_000  # bytes/s allowed in addition for part of a file
+_SLOWEST = 20_000  # and, of part of a file, one second more for each so many bytes
 _LEAST = 1_000  # minimum bytes/s of a whole file
 
 

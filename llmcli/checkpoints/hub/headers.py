@@ -31,7 +31,7 @@ _MAX_GGUF = 1 << 28  # the largest vocabularies take 20 MB
 def on_the_hub(spec: str, revision: str | None) -> HubId | None:
     """The hub repository or file that `spec` names; None for anything else.
 
-    Also None for a catalog model that is cached, or has another source if the hub is unreachable.
+    Also None for a catalog model that is in our cache, or that has a source besides the hub.
     """
     found = parse(spec, revision=revision)
     if isinstance(found, str) and found in CATALOG:
@@ -134,7 +134,7 @@ def _put(target: Path, at: int, data: bytes, size: int | None) -> None:
 
 
 def _write_header(model: HubId, name: str, listing: Listing, target: Path) -> None:
-    """Write the header of a safetensors file; the rest is sparse."""
+    """Write the header of a weight file; the rest is sparse."""
     size = listing.sizes[name]
     if (size or 0) > _MAX_FILE:
         raise CheckpointError(

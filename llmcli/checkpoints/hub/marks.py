@@ -25,7 +25,7 @@ _EMPTY = hashlib.sha1(b"blob 0\0", usedforsecurity=False).hexdigest()
 
 
 def emptied(path: Path) -> bool:
-    """Whether a file is empty but not on the hub, as after a power loss."""
+    """Whether a file is empty that has bytes on the hub, as after a power loss."""
     try:
         return path.stat().st_size == 0 and path.resolve().name != _EMPTY
     except OSError:

@@ -77,12 +77,6 @@ class DumpOptions:
     )  # fmt: skip
 
 
-class _Shown(NotFinite):
-    """NaN or infinity, reported by the view on stdout too."""
-
-    told = True
-
-
 def command(
     prompt: PromptOptions,
     template: TemplateOptions,
@@ -148,7 +142,7 @@ def command(
         hint = None  # the default: dump more, for what was dumped is finite
         if dumped and report.dtype != "float16":
             hint = "it is the first one in the dump; `llmcli explain` shows how it is computed"
-        raise _Shown(report.not_finite, hint=hint, dtype=report.dtype)
+        raise NotFinite(report.not_finite, hint=hint, dtype=report.dtype)
 
 
 def chosen(pattern: str, config: ModelConfig) -> tuple[str, ...]:

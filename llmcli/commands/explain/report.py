@@ -38,7 +38,7 @@ class Compared:
     @member
     def ok(self) -> bool:
         """Whether the difference is within tolerance."""
-        return bool(self.difference <= self.tolerance)
+        return self.difference <= self.tolerance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,13 +136,35 @@ class Explanation:
     local: LocalCheck | None = None
     steps: tuple[Step, ...]
 
-    # those of the number itself
-    name = member(lambda report: report.steps[0].name)
-    index = member(lambda report: report.steps[0].index)
-    value = member(lambda report: report.steps[0].value)
-    kernel = member(lambda report: report.steps[0].kernel)
-    difference = member(lambda report: report.steps[0].difference)
-    tolerance = member(lambda report: report.steps[0].tolerance)
+    @member
+    def name(self) -> str:
+        """The tensor of the number."""
+        return self.steps[0].name
+
+    @member
+    def index(self) -> tuple[int, ...]:
+        """Its place in that tensor."""
+        return self.steps[0].index
+
+    @member
+    def value(self) -> float:
+        """The number as formulas give it; a parameter as it is stored."""
+        return self.steps[0].value
+
+    @member
+    def kernel(self) -> float:
+        """The number as the fast kernel has it."""
+        return self.steps[0].kernel
+
+    @member
+    def difference(self) -> float:
+        """Distance of the two."""
+        return self.steps[0].difference
+
+    @member
+    def tolerance(self) -> float:
+        """How far apart rounding may have put them."""
+        return self.steps[0].tolerance
 
     @member
     def ok(self) -> bool:
@@ -173,4 +195,4 @@ class Explanation:
 
 
 def _share(step: Step) -> float:
-    return float(step.difference / step.tolerance) if step.tolerance else 0.0
+    return step.difference / step.tolerance if step.tolerance else 0.0

@@ -246,7 +246,6 @@ def _most(terms: Sequence[Term], count: int) -> list[Term]:
     return sorted(terms, key=lambda term: -abs(term.value))[:count]
 
 
-
 def _coordinate(item: Coordinate) -> str:
     words = f"{item.axis} {item.at}"
     return words if item.token is None else f"{words} {quoted(item.token)}"

@@ -61,7 +61,6 @@ class InfoOptions:
     def devices(self, name: str) -> tuple[Device, ...]:
         """The devices that memory is counted for. Raises UsageError for a wrong size or device."""
         from llmcli.measure.memory import machine_devices
-        from llmcli.records.info import Device
 
         if self.memory is None:
             return chosen_devices(name, machine_devices())

@@ -79,7 +79,8 @@ def measure_info(
             unknown.append("there is no config.json beside the weights, so the model is not known")
         else:
             config, rules = translate(checkpoint)
-            todo = planned(checkpoint, rules, config, stored_shapes(config))
+            shapes = stored_shapes(config)
+            todo = planned(checkpoint, rules, config, shapes)
             arithmetic = partial(
                 chosen_arithmetic, checkpoint, config, todo, dtype=dtype, activations=activations,
                 cache=cache,
@@ -98,7 +99,7 @@ def measure_info(
                 "flops": flops_need(config, run.context),
                 "fits": tuple(fits),
                 "would_fit": _would_fit(config, fits[0], run, arithmetic) if fits else (),
-                "checks": _checks(checkpoint, config, todo),
+                "checks": _checks(checkpoint, shapes, todo),
                 "ignored": ignored_metadata(checkpoint),
                 "surplus": todo.surplus,
             }
@@ -215,17 +216,16 @@ def flops_need(config: ModelConfig, context: int) -> FlopsNeed:
 
 
 def _checks(
-    checkpoint: Checkpoint, config: ModelConfig, todo: Plan
+    checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]], todo: Plan
 ) -> tuple[ViewCheck, ...]:
-    """That the file has what the configuration describes, and what is quantized its scales.
+    """That the file has each parameter in `shapes`, and a scale for each quantized tensor.
 
-    None where it has no tensors at all.
+    Without tensors there is nothing to check.
     """
     if not checkpoint.tensors:
         return ()
     used = {load.source for load in todo.loads}
     held = sum(math.prod(checkpoint.tensors[name].shape) for name in used)
-    shapes = stored_shapes(config)
     parts = parts_to_fill(todo.loads, shapes)
     missing = set(parts) - {load.part for load in todo.loads}
     unexpected = [load.source for load in todo.loads if load.part not in parts]

@@ -25,14 +25,12 @@ if TYPE_CHECKING:
     from llmcli.config import ModelConfig
     from llmcli.model import Model
 
-LADDER = "Ladder"
-
 
 @dataclass(frozen=True, kw_only=True)
 class LadderOptions:
     """Which rungs, how far, and where the result goes."""
 
-    panel: ClassVar[str] = LADDER
+    panel: ClassVar[str] = "Ladder"
     rung: str | None = opt(
         None, "--rung", "N",
         "Run only these rungs and show what each changes: 3, or 2,5-7, or cache. [default: 1-8]",
@@ -110,7 +108,7 @@ def _show(report: LadderReport, model: Model, options: LadderOptions, out: Outpu
     about = model.describe()
     machine = environment(kernels=kernels_of(about))
     title = model_line(about)
-    body = members(report) | {"rungs": [members(rung) for rung in report.rungs]}
+    body = members(report)
     if options.explain:
         out.show(*render_rung(report.rungs[-1], report, title), paged=out.pager)
     elif not out.json:

@@ -81,18 +81,6 @@ def chosen(report: LoadReport, load: LoadOptions) -> Sequence[LedgerLine]:
     return found
 
 
-class _Unfit(CheckpointError):
-    """A file that does not fit, reported by the view on stdout too."""
-
-    told = True
-
-
-class _Reported(NotFinite):
-    """NaN or infinity, reported by the view on stdout too."""
-
-    told = True
-
-
 def command(
     load: LoadOptions,
     model: Annotated[ModelOptions, Without(("random_weights",))],
@@ -195,7 +183,7 @@ def _checked(
     return report, {
         "name": checkpoint.name,
         "path": str(checkpoint.path),
-        "stored_formats": sorted({info.format for info in checkpoint.tensors.values()}),
+        "stored_formats": checkpoint.formats,
         **NO_FORMATS,
     }
 
@@ -244,7 +232,7 @@ def _judge(report: LoadReport, model: ModelOptions) -> None:
     from llmcli.commands.load.report import OUTLIERS
 
     if report.fault:
-        raise _Unfit(report.fault, hint=report.hint)
+        raise CheckpointError(report.fault, hint=report.hint)
     failed = [check for check in report.checks if not check.ok]
     wrong = [
         *(
@@ -255,11 +243,11 @@ def _judge(report: LoadReport, model: ModelOptions) -> None:
         *(f"check failed: {check.words}" for check in failed if check.name != OUTLIERS),
     ]
     if wrong:
-        raise _Unfit(wrong[0])
+        raise CheckpointError(wrong[0])
     if report.not_finite:
         half = report.dtype == "float16"  # which infinity may come from, and NaN may not
         hint = None if half else f"the file has such numbers: {_refetch(model)}"
-        raise _Reported(report.not_finite, hint=hint, dtype=report.dtype or "")
+        raise NotFinite(report.not_finite, hint=hint, dtype=report.dtype or "")
     for check in failed:
         raise CheckFailed(
             f"the numbers from {check.where} on are unlike all others of that tensor: the file is "

@@ -177,8 +177,9 @@ def command(
     PyTorch. A PROMPT gives the number of tokens. Layers that are identical are one row. A model as
     a whole is one table; `--all`, or a choice of tensors, shows everything about each of them.
     """
+    from llmcli.anatomy import stored_shapes
     from llmcli.commands.shapes.measure import stored_check, stored_tensors
-    from llmcli.families import plan, translate
+    from llmcli.families import planned, translate
     from llmcli.measure.fit import chosen_arithmetic
     from llmcli.measure.memory import cpu, machine_devices
 
@@ -195,7 +196,7 @@ def command(
             _show_stored(checkpoint, shapes, out)
             return
         config, rules = translate(checkpoint)
-        todo = plan(checkpoint.tensors, rules, config)
+        todo = planned(checkpoint, rules, config, stored_shapes(config))
         numbers = chosen_arithmetic(
             checkpoint, config, todo, device, model.dtype, model.quantize, model.activations,
             model.cache_type,
@@ -209,8 +210,8 @@ def command(
         if shapes.names:
             _show_names(request, about, out)
             return
-        stored = stored_tensors(checkpoint, rules, config)
-        checks = stored_check(checkpoint, rules, config)
+        stored = stored_tensors(checkpoint, todo, config)
+        checks = stored_check(checkpoint, todo, config)
         try:
             _show(request, stored, checks, about, shapes, out)
         except CheckFailed:
@@ -233,7 +234,7 @@ def _about(
         "model_type": config.model_type,
         "parameters": sum(spec.count for spec in weights),
         "context": config.context,
-        "stored_formats": sorted({info.format for info in checkpoint.tensors.values()}),
+        "stored_formats": checkpoint.formats,
         **request.numbers.describe(config),
         "weight_bytes": sum(spec.bytes or 0 for spec in weights),
         "device": device,

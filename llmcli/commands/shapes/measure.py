@@ -27,7 +27,8 @@ from llmcli.commands.shapes.report import (
     Stored,
 )
 from llmcli.config import ModelConfig
-from llmcli.families import Rule, parts_to_fill, planned, shape_after
+from llmcli.families import Plan as FillPlan
+from llmcli.families import parts_to_fill, shape_after
 from llmcli.families.sources import sources
 from llmcli.graph.spec import Call, Kind, Phase
 from llmcli.measure.fit import unscaled
@@ -325,17 +326,15 @@ def _unnumbered(alias: str, layer: int) -> str:
 
 
 def stored_tensors(
-    checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig
+    checkpoint: Checkpoint, todo: FillPlan, config: ModelConfig
 ) -> dict[str, Stored]:
     """Parameter → where it is in the checkpoint's files; empty where there are no files.
 
     Tensors that fill one parameter item by item are the first one, with all their bytes.
     """
     found: dict[str, list[Stored]] = {}
-    shapes = stored_shapes(config)
-    loads = planned(checkpoint, rules, config, shapes).loads
-    shapes = parts_to_fill(loads, shapes)
-    for load in loads:
+    shapes = parts_to_fill(todo.loads, stored_shapes(config))
+    for load in todo.loads:
         info = checkpoint.tensors[load.source]
         beside = () if load.scale is None else load.scale.tensors
         whole = info.nbytes + sum(checkpoint.tensors[name].nbytes for name in beside)
@@ -359,13 +358,12 @@ def stored_tensors(
 
 
 def stored_check(
-    checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig
+    checkpoint: Checkpoint, todo: FillPlan, config: ModelConfig
 ) -> tuple[ViewCheck, ...]:
     """Every stored shape makes its parameter's; none is missing. Nothing without tensors."""
     if not checkpoint.tensors:
         return ()
     shapes = stored_shapes(config)
-    todo = planned(checkpoint, rules, config, shapes)
     parts = parts_to_fill(todo.loads, shapes)
     made = {
         load.part: shape_after(checkpoint.tensors[load.source].shape, load.ops)

@@ -285,11 +285,11 @@ class Attention(SoftmaxMap):
         return (q_BHtd * factor_t.unsqueeze(-1)).to(q_BHtd.dtype)
 
     def scores(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
-        """Scores of the emitted queries, before scaling by `growth`."""
+        """Scores of queries as they were emitted, which `growth` has not scaled yet."""
         return self._products(self._grown(q_BHtd, positions), k_BKSd, visible)
 
     def _products(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor) -> Tensor:
-        """Scores of queries after scaling by `growth`."""
+        """Scores of queries that `growth`, if any, has scaled."""
         return scores(q_BHtd, k_BKSd, visible, scale=self.config.scale, cap=self.config.cap)
 
     def weights(self, scores_BHtS: Tensor, heads: slice | Sequence[int] = slice(None)) -> Tensor:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from time import perf_counter
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from llmcli import devices
 from llmcli.commands.ladder.measure.count import count, loop_work, multiply_adds
 from llmcli.commands.ladder.measure.record import Recorder
 from llmcli.commands.ladder.measure.rungs.loops import Loops
@@ -22,16 +21,9 @@ from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.commands.ladder.measure.workload import Workload
 from llmcli.commands.ladder.report import Listing, Work
+from llmcli.measure.runs import timed
 
 LOOP_S = 1e-7  # a multiply-add of the loops on a slow machine: decides what is estimated
-
-
-def timed(call: Callable[[], Tensor]) -> tuple[Tensor, float]:
-    """What `call` returns, and the seconds until it was there: a GPU is waited for."""
-    begin = perf_counter()
-    out = call()
-    devices.wait_for(out.device)
-    return out, perf_counter() - begin
 
 
 @dataclass(kw_only=True)
@@ -58,12 +50,12 @@ class Run:
         return self._read(prompts, more.unsqueeze(1).expand(-1, len(prompts)))
 
     def _read(self, prompt: Tensor, more: Tensor) -> Tensor:
-        share = prompt.shape[0] if self.rung.batched else 1
-        first, seconds = timed(lambda: self.rung.start(prompt))
+        device, share = _device(self.rung), prompt.shape[0] if self.rung.batched else 1
+        first, seconds = timed(device, lambda: self.rung.start(prompt))
         self.prompt_s.append(seconds / share)
         rows = [first]
         for id in more:
-            row, seconds = timed(lambda id=id: self.rung.extend(id))  # type: ignore[misc]
+            row, seconds = timed(device, partial(self.rung.extend, id))
             self.token_s.append(seconds / share)
             rows.append(row.unsqueeze(-2))
         return torch.cat(rows, -2)
@@ -98,7 +90,7 @@ def _of_loops(whole: Loops, workload: Workload, recorder: Recorder) -> Run | Non
     rung = Loops(one_block(whole.weights))
     rung.prepare(0)
     with recorder:
-        out, seconds = timed(lambda: rung.forward(workload.prompts[0, :m], 0))
+        out, seconds = timed(_device(rung), lambda: rung.forward(workload.prompts[0, :m], 0))
     pace = seconds / multiply_adds(config, m, 0)
     return Run(
         rung=whole,
@@ -116,8 +108,12 @@ def _of_matrices(whole: Rung, workload: Workload, rows: int, recorder: Recorder)
     prompt, g = workload.prompts[0], len(workload.more)
     halfway = torch.cat((prompt, workload.more[: (g + 1) // 2]))  # what a token costs grows evenly
 
+    def least(call: Callable[[], Tensor]) -> float:
+        """Of three runs: the first is a warm-up, and others may use the machine."""
+        return min(timed(_device(rung), call)[1] for _ in range(3))
+
     def seconds(ids: Tensor) -> float:
-        return _least(lambda: rung.start(ids)) + others * _least(lambda: rung.forward(ids, 0))
+        return least(lambda: rung.start(ids)) + others * least(lambda: rung.forward(ids, 0))
 
     def work(ids: Tensor) -> Work:
         one = count(lambda: rung.forward(ids, 0))
@@ -133,6 +129,6 @@ def _of_matrices(whole: Rung, workload: Workload, rows: int, recorder: Recorder)
     return done
 
 
-def _least(call: Callable[[], Tensor]) -> float:
-    """The least of three runs: the first is a warm-up, and others may use the machine."""
-    return min(timed(call)[1] for _ in range(3))
+def _device(rung: Rung) -> torch.device:
+    """Where the model is: a GPU is waited for."""
+    return rung.weights.decoder.device

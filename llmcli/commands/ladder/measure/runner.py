@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -67,11 +68,9 @@ def run_ladder(
 ) -> tuple[RungReport, ...]:
     """Runs the rungs `numbers` (default: all) from the lowest up and reports each.
 
-    With `record` the lines that ran are in the reports, too.
-
-    A rung's difference is taken over the logits of every prompt token and of every token read
-    after it; where one of the two was too slow to run whole, over the rows after block 0.
-    Raises LadderInterrupted where Ctrl-C ends it.
+    With `record` the lines that ran are in the reports, too. A rung's difference is taken over the
+    logits of every prompt token and of every token read after it; where one of the two was too slow
+    to run whole, over the rows after block 0. Raises LadderInterrupted where Ctrl-C ends it.
     """
     runs: list[Run] = []
     try:
@@ -221,7 +220,7 @@ def _work(rung: Rung, workload: Workload) -> tuple[Work, Work]:
         prompt, share = workload.prompts, 1 / len(workload.prompts)
         rows = rows.unsqueeze(1).expand(-1, len(prompt))
     first = count(lambda: rung.start(prompt))
-    later = [count(lambda id=id: rung.extend(id)) for id in rows]  # type: ignore[misc]
+    later = [count(partial(rung.extend, id)) for id in rows]
     return first.scaled(share), sum(later[1:], later[0]).scaled(share / g)
 
 

@@ -47,7 +47,7 @@ def _sizes(checkpoint: Checkpoint, config: ModelConfig | None) -> Iterator[Metad
     said: Mapping[str, Any] = given if isinstance(given, dict) else {}
     total = said.get("total_size")
     if total is not None:
-        held = sum(info.nbytes for info in checkpoint.tensors.values())
+        held = checkpoint.tensor_bytes
         where = f"`total_size` in {INDEX}"
         yield _claim("total_size", where, total, held, total == held)
     total = said.get("total_parameters")

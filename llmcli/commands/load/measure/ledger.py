@@ -74,8 +74,8 @@ def ledger_check(lines: tuple[LedgerLine, ...], checkpoint: Checkpoint) -> ViewC
     for line in lines:
         left[line.source] -= line.bytes
     wrong = {name: abs(count) for name, count in left.items() if count}
-    held = sum(info.nbytes for info in checkpoint.tensors.values())
-    words = f"the ledger has each of the {held:,} bytes of {len(left):,} tensors once"
+    held, tensors = checkpoint.tensor_bytes, len(checkpoint.tensors)
+    words = f"the ledger has each of the {held:,} bytes of {tensors:,} tensors once"
     return _none_wrong("ledger", words, wrong)
 
 

@@ -120,9 +120,8 @@ def check_files(
         if about.config is not None:
             with stages("tokenizer"):
                 about = _with_tokenizer(about, checkpoint)
-        held = sum(info.nbytes for info in checkpoint.tensors.values())
-        with stages("scan", held):
-            numbers, outliers = _tensors(checkpoint, held, progress)
+        with stages("scan", checkpoint.tensor_bytes):
+            numbers, outliers = _tensors(checkpoint, progress)
         with stages("hash", checkpoint.nbytes):
             digests, differs, confirmed = digest_checks(checkpoint)
     return _report(
@@ -242,13 +241,13 @@ def _parameters(model: Model, progress: Progress | None) -> dict[str, Numbers]:
 
 
 def _tensors(
-    checkpoint: Checkpoint, held: int, progress: Progress | None
+    checkpoint: Checkpoint, progress: Progress | None
 ) -> tuple[dict[str, Numbers], list[str]]:
     """Statistics of each tensor as it is stored, but for those that cannot be read.
 
     And the blocks that are unlike all others of their tensor.
     """
-    found, outliers, done = {}, list[str](), 0
+    found, outliers, done, held = {}, list[str](), 0, checkpoint.tensor_bytes
     with devices.threads(_THREADS):
         for name, info in checkpoint.tensors.items():
             numbers = stored_numbers(checkpoint, info)
@@ -276,14 +275,13 @@ def _report(
     **others: Any,
 ) -> LoadReport:
     """What both ways have in common, with `others` of the report's fields."""
-    tensors = checkpoint.tensors.values()
-    names = ", ".join(name for name in sorted({i.format for i in tensors}) if not readable(name))
+    names = ", ".join(name for name in checkpoint.formats if not readable(name))
     unread = f"numbers in {names} were not checked" if names else ""
     said = () if about.tokenizer is None else about.tokenizer.notes
     return LoadReport(
         files=len(checkpoint.files),
         bytes=LoadBytes(
-            files=checkpoint.nbytes, tensors=sum(info.nbytes for info in tensors), weights=weights
+            files=checkpoint.nbytes, tensors=checkpoint.tensor_bytes, weights=weights
         ),
         memory=memory,
         stages=tuple(
