@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.commands.score.report import Comparison, Score, ScoredToken
 from llmcli.errors import NotFinite
+from llmcli.records.progress import Progress
 from llmcli.text.tokenizer import covered_bytes
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def measure_score(
     window: int,
     stride: int,
     spelled: Callable[[int], str | None] = lambda id: None,
-    progress: Callable[[str, int, int | None], None] | None = None,
+    progress: Progress | None = None,
 ) -> Score:
     """Scores every token of `ids` but the first, given all tokens before it in its window.
 
