@@ -145,7 +145,6 @@ def _short(text: str) -> str:
 
 def _arguments(command: str, argument: Any, word: str, line: Sequence[str], before: int) -> Found:
     """What an argument can be; there are `before` others before it."""
-    from llmcli.checkpoints.catalog import CATALOG
     from llmcli.cli.topics import TOPICS
     from llmcli.cli.tree import ENTRIES
 
@@ -157,24 +156,29 @@ def _arguments(command: str, argument: Any, word: str, line: Sequence[str], befo
         return "words", tensor_names("tensor", word, line)
     if argument.metavar in ("A", "B"):
         return "paths", _files(word)
-    return "words", CATALOG if argument.metavar == "NAME..." else ()
+    if argument.metavar == "NAME...":
+        from llmcli.checkpoints.catalog import CATALOG
+
+        return "words", CATALOG
+    return "words", ()
 
 
 def _values(command: str, option: Any, word: str, line: Sequence[str]) -> Found:
     """What the value of an option can be."""
-    from llmcli.checkpoints.catalog import CATALOG
-    from llmcli.records.head_metrics import METRICS
-
     metavar, name = str(option.metavar or ""), str(option.name)
-    metrics = tuple(metric.name for metric in METRICS)
     if name in ("model", "versus", "draft"):
+        from llmcli.checkpoints.catalog import CATALOG
+
         names = chain(("ngram",) * ("ngram" in metavar), CATALOG, model_names())
         return "files", chain(names, _files(word, WEIGHTS, model=True))
     if name == "device":
         return "words", ("auto", "cpu", "cuda", "mps")
-    if name == "map":
-        return "words", metrics
-    if name == "metrics":
+    if name in ("map", "metrics"):
+        from llmcli.records.head_metrics import METRICS
+
+        metrics = [metric.name for metric in METRICS]
+        if name == "map":
+            return "words", metrics
         before = word[: word.rfind(",") + 1]
         return "list", (f"{before}{one}" for one in ("all", *metrics))
     if name in ("name", "filter"):
