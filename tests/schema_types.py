@@ -3,7 +3,7 @@
 A dataclass is an object with its fields (all but `OPTIONAL` ones are required) and its `derived`
 properties; its docstring is the description. A float may be null, for that is what NaN becomes.
 What commands share is in `common.1.json`, where the model, which is no dataclass, and the rule of
-checks are written by hand. So are whole files: of reports that are put together for the document.
+checks are written by hand. So are the files of reports that are put together for the document.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from llmcli.shell.wrap import columns, pipe_columns
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 EVERYTHING_ELSE = "Help"
-# libraries of Python's own that our imports open, which would wait for PyTorch's
+# modules whose libraries our imports open: they come first, or they would wait for PyTorch's
 OPENED = ("array", "binascii", "csv", "hashlib", "json", "mmap", "random", "socket", "unicodedata")
 
 
