@@ -50,6 +50,7 @@ def measure_score(
             logprobs[position], ranks[position] = logprob, rank
             if progress is not None and position % 64 == 0:
                 progress("scoring", position, len(ids))
+    seconds = perf_counter() - begin
     tokens = tuple(
         ScoredToken(id=id, text=text, logprob=logprob, rank=rank, bytes=spelled(id))
         for id, text, logprob, rank in zip(ids, texts, logprobs, ranks, strict=True)
@@ -68,7 +69,7 @@ def measure_score(
         bits_per_byte=-total / math.log(2) / size if size else math.nan,
         window=window,
         stride=stride,
-        timings={"score_s": perf_counter() - begin},
+        timings={"score_s": seconds},
     )
 
 
