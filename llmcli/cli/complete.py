@@ -98,10 +98,8 @@ def candidates(line: Sequence[str], word: str) -> Found:
         if word.startswith("-"):
             return "words", _options(top, context, line)
         return "words", {name: top.entries[name].summary for name in top.list_commands(context)}
-    name, both, after = line[at], " ".join(line[at : at + 2]), line[at + 1 :]
+    name, after = top.named(line[at:])
     nested = {one: entry for one, entry in top.nested.items() if one.split()[0] == name}
-    if (both := top.aliases.get(both, both)) in nested:
-        name, after, nested = both, line[at + 2 :], {}
     command = top.get_command(context, name)
     inner = command.make_context(name, [], parent=context, resilient_parsing=True)
     arguments = [p for p in command.params if p.param_type_name == "argument"]
