@@ -3,7 +3,7 @@
 A dataclass is an object with its fields (all but `OPTIONAL` ones are required) and its `derived`
 properties; its docstring is the description. A float may be null, for that is what NaN becomes.
 What commands share is in `common.1.json`, where the model, which is no dataclass, and the rule of
-checks are written by hand. So are whole files: of reports that are put together for the document.
+checks are written by hand. So are the files of reports that are put together for the document.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import llmcli
-from llmcli.records.document import derived
+from llmcli.records.document import member_names, optional_fields
 from llmcli.records.environment import Environment
 from llmcli.records.machine_load import MachineLoad
 from llmcli.records.text import Token
@@ -125,22 +125,19 @@ def either(schemas: list[dict[str, Any]]) -> dict[str, Any]:
 
 def of_dataclass(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
     """The object that a dataclass is in a document."""
-    hints = hints_of(kind)
-    found = {
-        one.name: schema_of(hints[one.name], definitions)
-        for one in dataclasses.fields(kind)  # type: ignore[arg-type]
-        if not one.metadata.get("apart")
-    }
-    for owner in reversed(kind.__mro__):
-        for name, one in vars(owner).items():
-            if isinstance(one, derived):
-                hint = hints_of(one.fget, owner).get("return", Any)
-                found[name] = schema_of(hint, definitions) | {"description": words(one)}
-    optional = {f.name for f in dataclasses.fields(kind) if f.metadata.get("optional")}
+    hints, found = hints_of(kind), {}
+    for name in member_names(kind):
+        if name in hints:
+            found[name] = schema_of(hints[name], definitions)
+            continue
+        owner = next(one for one in kind.__mro__ if name in vars(one))
+        one = vars(owner)[name]
+        hint = hints_of(one.fget, owner).get("return", Any)
+        found[name] = schema_of(hint, definitions) | {"description": words(one)}
     return {
         "description": words(kind),
         "type": "object",
-        "required": [name for name in found if name not in optional],
+        "required": [name for name in found if name not in optional_fields(kind)],
         "properties": found,
     }
 

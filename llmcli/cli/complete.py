@@ -1,9 +1,9 @@
 """`llmcli _complete SHELL WORD…`: what may stand for the last word of a command line. No torch.
 
-The scripts in `assets/completions` ask while somebody types. The answer's first line says what to
-do with a candidate (`words`: a space follows it; `part`: none does, it is to be continued;
-`files`: it is a path), each further line is one: for zsh with `:` and its description, for fish
-with a tab, and only these. Nothing is printed where something goes wrong.
+The scripts in `assets/completions` ask while somebody types. The first line of the answer says
+what to do with a candidate (`words`: a space follows it; `part`: none does, it is to be continued;
+`files`: it is a path); fish gets no such line. Each further line is a candidate, with its
+description behind a `:` for zsh and behind a tab for fish. On an error nothing is printed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from llmcli.cli.tensor_names import layer_numbers, model_names, tensor_names
 
-# options and commands whose files have these endings, where the command's module has no `FILES`
+# endings of the files of a command's option, by (command, option), beside `FILES` of its module
 ENDINGS = {
     ("ladder", "save"): ("json",),
     ("timing", "trace"): ("json",),
@@ -65,11 +65,11 @@ def _end(kind: str, found: Iterable[str]) -> str:
 
 
 def split_words(words: Sequence[str], *, bash: bool) -> tuple[list[str], str, str, int]:
-    """The words before the last one, without the program; the last one; what stays of it.
+    """The words between the program and the last one; the last word; its prefix; its cut.
 
-    Of `--dtype=float3` the value is the last word, and what is before it stays. bash takes that
-    apart at the sign, and `hf:org/name` at the colon: all is the last word, but a number of its
-    characters are not to be repeated.
+    In `--dtype=float3` the value is the last word, and candidates get the prefix `--dtype=`. bash
+    splits words at `=`, and at the colon of `hf:org/name`: they are joined again, and of a
+    candidate the characters up to the colon (the cut) are not repeated.
     """
     joined: list[str] = []
     for one in words[1:]:
@@ -88,7 +88,7 @@ def split_words(words: Sequence[str], *, bash: bool) -> tuple[list[str], str, st
 
 
 def candidates(line: Sequence[str], word: str) -> Found:
-    """All that may follow the words of `line`, to begin with `word`."""
+    """What may follow the words of `line`; not all of it need begin with `word`."""
     from llmcli.cli.tree import root
 
     top: Any = root()
@@ -98,10 +98,8 @@ def candidates(line: Sequence[str], word: str) -> Found:
         if word.startswith("-"):
             return "words", _options(top, context, line)
         return "words", {name: top.entries[name].summary for name in top.list_commands(context)}
-    name, both, after = line[at], " ".join(line[at : at + 2]), line[at + 1 :]
+    name, after = top.named(line[at:])
     nested = {one: entry for one, entry in top.nested.items() if one.split()[0] == name}
-    if (both := top.aliases.get(both, both)) in nested:
-        name, after, nested = both, line[at + 2 :], {}
     command = top.get_command(context, name)
     inner = command.make_context(name, [], parent=context, resilient_parsing=True)
     arguments = [p for p in command.params if p.param_type_name == "argument"]
@@ -145,7 +143,6 @@ def _short(text: str) -> str:
 
 def _arguments(command: str, argument: Any, word: str, line: Sequence[str], before: int) -> Found:
     """What an argument can be; there are `before` others before it."""
-    from llmcli.checkpoints.catalog import CATALOG
     from llmcli.cli.topics import TOPICS
     from llmcli.cli.tree import ENTRIES
 
@@ -157,24 +154,29 @@ def _arguments(command: str, argument: Any, word: str, line: Sequence[str], befo
         return "words", tensor_names("tensor", word, line)
     if argument.metavar in ("A", "B"):
         return "paths", _files(word)
-    return "words", CATALOG if argument.metavar == "NAME..." else ()
+    if argument.metavar == "NAME...":
+        from llmcli.checkpoints.catalog import CATALOG
+
+        return "words", CATALOG
+    return "words", ()
 
 
 def _values(command: str, option: Any, word: str, line: Sequence[str]) -> Found:
     """What the value of an option can be."""
-    from llmcli.checkpoints.catalog import CATALOG
-    from llmcli.records.head_metrics import METRICS
-
     metavar, name = str(option.metavar or ""), str(option.name)
-    metrics = tuple(metric.name for metric in METRICS)
     if name in ("model", "versus", "draft"):
+        from llmcli.checkpoints.catalog import CATALOG
+
         names = chain(("ngram",) * ("ngram" in metavar), CATALOG, model_names())
         return "files", chain(names, _files(word, WEIGHTS, model=True))
     if name == "device":
         return "words", ("auto", "cpu", "cuda", "mps")
-    if name == "map":
-        return "words", metrics
-    if name == "metrics":
+    if name in ("map", "metrics"):
+        from llmcli.records.head_metrics import METRICS
+
+        metrics = [metric.name for metric in METRICS]
+        if name == "map":
+            return "words", metrics
         before = word[: word.rfind(",") + 1]
         return "list", (f"{before}{one}" for one in ("all", *metrics))
     if name in ("name", "filter"):
@@ -192,7 +194,7 @@ def _values(command: str, option: Any, word: str, line: Sequence[str]) -> Found:
 
 
 def _outputs(command: str, word: str, endings: Sequence[str]) -> Iterator[str]:
-    """A file that is written: `word`, else the command's name, with each ending; then what is."""
+    """Files to write: `word`, or the command's name, with each ending; then those that exist."""
     folder, name = os.path.split(word)
     stem = os.path.join(folder, os.path.splitext(name)[0] or command.split()[0])
     yield from (f"{stem}.{ending}" for ending in endings)
@@ -202,7 +204,7 @@ def _outputs(command: str, word: str, endings: Sequence[str]) -> Iterator[str]:
 def _files(word: str, endings: Sequence[str] = (), *, model: bool = False) -> Iterator[str]:
     """Paths that begin with `word`: folders, which end in `/`, and files with these endings.
 
-    The name of a folder alone names no `model`: it is written `./name`.
+    For a `model` a folder is written `./name`: its bare name would not be taken for a path.
     """
     start = os.path.basename(word)
     folder = word[: len(word) - len(start)]

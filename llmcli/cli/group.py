@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -32,7 +32,7 @@ from llmcli.shell.wrap import columns, pipe_columns
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 EVERYTHING_ELSE = "Help"
-# libraries of Python's own that our imports open, which would wait for PyTorch's
+# modules whose libraries our imports open: they come first, or they would wait for PyTorch's
 OPENED = ("array", "binascii", "csv", "hashlib", "json", "mmap", "random", "socket", "unicodedata")
 
 
@@ -128,14 +128,20 @@ class Root(TyperGroup):
         if name not in self.entries:
             hint = _suggestion(name, self.entries, self.nested)
             raise UsageError(f"unknown command `{name}`", hint=hint)
-        both = " ".join(args[:2])
-        if (both := self.aliases.get(both, both)) in self.nested:
-            return both, self.get_command(ctx, both), args[2:]
-        if len(args) > 1 and (near := _nested(both, self.nested, self.bare)):
-            raise UsageError(f"unknown command `{both}`", hint=near)
+        name, rest = self.named(args)
+        if name not in self.nested and rest:
+            both = " ".join(args[:2])
+            if near := _nested(both, self.nested, self.bare):
+                raise UsageError(f"unknown command `{both}`", hint=near)
         if name in self.computing and not asks_for_help(args):
             read_ahead()
-        return name, self.get_command(ctx, name), args[1:]
+        return name, self.get_command(ctx, name), rest
+
+    def named(self, words: Sequence[str]) -> tuple[str, Sequence[str]]:
+        """The command that a line begins with, of two words or of one, and what follows."""
+        both = " ".join(words[:2])
+        both = self.aliases.get(both, both)
+        return (both, words[2:]) if both in self.nested else (words[0], words[1:])
 
     def get_help(self, ctx: Any) -> str:
         """Commands by heading, from the table alone: no command is imported. It fits 80 × 24."""

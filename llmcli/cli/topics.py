@@ -1,4 +1,4 @@
-"""The topics of `llmcli help`: their names, and what each is about. The text is in `topics/`."""
+"""The topics of `llmcli help`: names, and what each is about. The texts are in `help/topics`."""
 
 from __future__ import annotations
 

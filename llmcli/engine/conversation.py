@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from llmcli.engine.messages import LEAD, AnswerIds, Ending, Message
+from llmcli.engine.messages import LEAD, AnswerIds, Message
 from llmcli.engine.output import Output, Token
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
@@ -21,6 +21,7 @@ from llmcli.engine.seeds import sample_seed
 from llmcli.engine.session import Session, make_room
 from llmcli.engine.speculation import Speculation, decode
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
+from llmcli.records.text import Finish
 from llmcli.text.chat import ChatTemplate
 from llmcli.text.markers import Markers
 from llmcli.text.segments import Segmenter, whole_answer
@@ -212,7 +213,7 @@ class Conversation:
         )  # fmt: skip
         written: list[int] = []
         pieces: list[str] = []
-        end: Ending = "interrupted"
+        end: Finish = "interrupted"
         try:
             for choices in decode(session, sampler, limit, self.speculation):
                 token = output.add(choices[0])
@@ -232,7 +233,7 @@ class Conversation:
         """A segmenter for the current answer."""
         return Segmenter(self._markers, self._prompt)
 
-    def _written(self, ids: list[int], text: str, before: str, end: Ending) -> Message:
+    def _written(self, ids: list[int], text: str, before: str, end: Finish) -> Message:
         own = self._answers.own(ids, text, end)
         lead = before[-LEAD:] if own else ""
         parts = whole_answer(self._markers, text, before)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from llmcli.records.document import OPTIONAL
+from llmcli.records.text import Finish
 from llmcli.text.markers import Markers
 from llmcli.text.tokenizer import Tokenizer
 
 Role = Literal["system", "user", "assistant"]
-Ending = Literal["stop", "length", "eos", "interrupted"]
 
 LEAD = 32  # characters before an answer, used to find it again
 
@@ -35,7 +35,7 @@ class Message:
     raw: str | None = field(default=None, metadata=OPTIONAL)
     ids: tuple[int, ...] = field(default=(), metadata=OPTIONAL)
     lead: str = field(default="", metadata=OPTIONAL)
-    finish_reason: Ending | None = field(default=None, metadata=OPTIONAL)
+    finish_reason: Finish | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def written(self) -> str:
@@ -66,7 +66,7 @@ class AnswerIds:
         ids = self.own(message.ids, message.written, message.finish_reason)
         return replace(message, ids=ids, lead=message.lead if ids else "")
 
-    def own(self, ids: Sequence[int], text: str, end: Ending | None) -> tuple[int, ...]:
+    def own(self, ids: Sequence[int], text: str, end: Finish | None) -> tuple[int, ...]:
         """An answer's ids if they match its text and end token; else empty."""
         own, last = (ids[:-1], ids[-1:]) if end == "eos" else (ids, ())
         special = (self._tokenizer.special_ids - self._shown).intersection(own)

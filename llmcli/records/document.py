@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 # metadata of a field that only the screen needs: `field(metadata=APART)`
@@ -19,18 +21,29 @@ else:
         """A property included in the document after the fields: `ok`, `tokens_per_s`."""
 
 
-def members(value: Any) -> dict[str, Any]:
-    """The document's members of a dataclass by name: fields except `APART`, and `derived`.
+@cache
+def member_names(kind: type) -> tuple[str, ...]:
+    """Names of a dataclass' members in a document: fields except `APART`, and `derived`.
 
-    `OPTIONAL` fields are omitted if they have their default. Derived properties of base classes
-    come before those of the class itself.
+    Derived properties of base classes come before those of the class itself.
     """
-    names = [
-        one.name
-        for one in fields(value)
-        if not one.metadata.get("apart")
-        and not (one.metadata.get("optional") and getattr(value, one.name) == one.default)
-    ]
-    for kind in reversed(type(value).__mro__):
-        names += [name for name, one in vars(kind).items() if isinstance(one, derived)]
-    return {name: getattr(value, name) for name in dict.fromkeys(names)}
+    names = [one.name for one in fields(kind) if not one.metadata.get("apart")]
+    for base in reversed(kind.__mro__):
+        names += [name for name, one in vars(base).items() if isinstance(one, derived)]
+    return tuple(dict.fromkeys(names))
+
+
+@cache
+def optional_fields(kind: type) -> Mapping[str, Any]:
+    """The `OPTIONAL` fields of a dataclass and their defaults."""
+    return {one.name: one.default for one in fields(kind) if one.metadata.get("optional")}
+
+
+def members(value: Any) -> dict[str, Any]:
+    """The members of a dataclass in a document, without `OPTIONAL` ones that have their default."""
+    kind: Any = type(value)
+    found = {name: getattr(value, name) for name in member_names(kind)}
+    for name, default in optional_fields(kind).items():
+        if found[name] == default:
+            del found[name]
+    return found

@@ -42,7 +42,7 @@ def parse(text: str | bytes, where: str, hint: str | None = None) -> Any:
 
 
 def read(kind: type[T], value: Any, where: str) -> T:
-    """Reads a value of JSON into the dataclass `kind`; `where` it stands: a file, or its line.
+    """Reads a value of JSON into the dataclass `kind`; `where` names its file or line in errors.
 
     The annotations of its fields say what may stand there: str, int, float, Any, a Literal of
     texts, `tuple[X, ...]`, `list[X]`, `Mapping[str, X]`, a dataclass, a union of these, and
@@ -158,9 +158,9 @@ def _shown(value: Any) -> str:
 
 
 def check_value(value: Any, where: str) -> None:
-    """Raises UsageError for a value of JSON that no template takes, and no JSON of ours can have.
+    """Raises UsageError for a value that neither templates nor our own JSON can have.
 
-    So are those nested deeper than `MOST_NESTED`, and texts with half a surrogate pair.
+    These are values nested deeper than `MOST_NESTED`, and texts with half a surrogate pair.
     """
     layer = [value]
     for _ in range(MOST_NESTED + 1):

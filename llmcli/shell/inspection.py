@@ -74,7 +74,7 @@ class Inspection:
     def load(
         self, options: ModelOptions, check: Callable[[ModelConfig], None], *, text: bool
     ) -> Model:
-        """Loads the model, with its tokenizer for a `text`; `check` refuses before weights."""
+        """Loads the model, with its tokenizer for a `text`; `check` comes before the weights."""
         self.model = load_model(options, self.out, text=text, check=check).model
         return self.model
 
@@ -113,10 +113,11 @@ class Inspection:
         """The file, made by the one of `makers` that is of its kind, else by `write`."""
         if self.path is None:
             return None
-        show, make = self._options.open, makers.get(self.kind)
-        if make is not None:
-            return ExportFile(path=self.path, holds=holds, make=make, open=show)
-        return ExportFile(path=self.path, holds=holds, write=write, open=show)
+        make = makers.get(self.kind)
+        return ExportFile(
+            path=self.path, holds=holds, make=make, write=None if make else write,
+            open=self._options.open,
+        )  # fmt: skip
 
     def present(
         self,

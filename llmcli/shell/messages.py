@@ -113,7 +113,7 @@ def is_conversation(value: Any) -> bool:
 
 
 def read_conversation(value: Mapping[str, Any], where: str) -> GivenConversation:
-    """The conversation of a JSON object that has `messages`; `where` it stands, for errors.
+    """The conversation of a JSON object that has `messages`; `where` names its place in errors.
 
     Of a transcript (`llmcli.chat/1`) its messages and variables. Raises UsageError, naming the
     place, for anything that is not as it must be.

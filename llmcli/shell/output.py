@@ -332,7 +332,7 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {encodable(str(key)): jsonable(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return jsonable(members(value))
+        return {name: jsonable(item) for name, item in members(value).items()}
     if isinstance(value, PurePath):
         return encodable(str(value))
     listed: Callable[[], Any] | None = getattr(value, "tolist", None)

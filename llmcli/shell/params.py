@@ -72,7 +72,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Declared:
-    """What `opt` or `arg` says of a field; each name is an argument of theirs."""
+    """What `opt` or `arg` says of a field: their arguments."""
 
     names: tuple[str, ...]
     metavar: str | None

@@ -27,6 +27,10 @@ class TextInterface:
         """The token for display; empty without a tokenizer."""
         return "" if self.tokenizer is None else self.tokenizer.token_text(id)
 
+    def token_texts(self, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
+        """(id, `token_text`) of every token."""
+        return tuple((id, self.token_text(id)) for id in ids)
+
     def check_tokenized(self, ids: Sequence[int]) -> None:
         """Raise CheckpointError if an id exceeds the embedding."""
         if ids and max(ids) >= self.config.vocab:

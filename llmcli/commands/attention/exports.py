@@ -20,7 +20,6 @@ from llmcli.records.document import members
 from llmcli.records.numbers import spans
 from llmcli.shell.files import FILE_CAP, whole_file
 from llmcli.shell.inspection import Inspection, body_of
-from llmcli.shell.looking import token_texts
 from llmcli.shell.output import ExportFile, write_document
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class Export:
     ) -> None:
         self._stack = stack
         self._look, self._request, self._patterns = look, request, patterns
-        self._known = token_texts(look.model, ids)
+        self._known = look.model.token_texts(ids)
         self._tokens = len(ids) + request.generate  # at most
         config = look.model.config
         self._heads = request.chosen(config)

@@ -240,7 +240,6 @@ def _document(report: BenchReport) -> dict[str, Any]:
             members(one) | {"caches": listed}
             for one, listed in zip(report.ceilings, caches, strict=True)
         ],
-        "machine_load": report.machine_load and report.machine_load.document(),
         "checks": checks_document(report.checks),
     }
 

@@ -332,7 +332,7 @@ class Chat:
         if other:
             messages = tuple(replace(one, ids=(), lead="", raw=None) for one in messages)
         lost = conversation.load(messages, found.answers, {**found.variables, **self.variables})
-        chosen = {name: getattr(self.settings, name) for name in self.chosen & {*NAMES, "stop"}}
+        chosen = {name: getattr(self.settings, name) for name in self.chosen}
         self.settings = replace(found.sampling, **chosen)
         if other:
             self.out.note(

@@ -112,11 +112,11 @@ def _set(chat: Chat, argument: str) -> None:
         value = value_of(text, f"`/set {one_line(name)}`")
         if name in NAMES:
             chat.settings = chat.settings.change(name, value)
+            chat.chosen.add(name)
         elif name == "system":
             raise UsageError("`/set` has no `system`", hint="`/system TEXT` sets that message")
         else:
             chat.set_variable(name, value)
-        chat.chosen.add(name)
     elif name:
         raise UsageError("`/set` takes a name and a value", hint="such as `/set temperature 0.5`")
     rows = {key: f"{value:g}" for key, value in chat.settings.sampling.items()}

@@ -84,7 +84,7 @@ class Lines:
 class EditedLines(Lines):
     """Lines with history and completion.
 
-    Completes `commands` after a slash, behind one its `completions`, which are None for paths, and
+    Completes `commands` after a slash, then what a command takes (`completions`; None: paths), and
     paths after an @.
     """
 

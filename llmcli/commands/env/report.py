@@ -13,13 +13,14 @@ from llmcli.records.environment import Environment
 class Setting:
     """One setting: its value, and whether a flag, a variable, the file or none of them set it.
 
-    `value` is None where nothing is set and something else decides, which `words` name; a path
-    is absolute there, and in words begins with `~` where it can. A secret is only True.
+    `value` is None where nothing is set and something else decides; paths are absolute, and of a
+    secret it only says that there is one. `origin`: the flag, the variable or the file's key, empty
+    for a default.
     """
 
     name: str
     value: str | bool | None
-    words: str = field(metadata=APART)
+    words: str = field(metadata=APART)  # the value, or what decides; paths begin with `~`
     source: Literal["flag", "environment", "file", "default"] = "default"
     origin: str = ""
 

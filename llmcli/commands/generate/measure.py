@@ -1,4 +1,4 @@
-"""A run of `generate`: tokens from the engine, and what they took: it knows no clocks itself."""
+"""A run of `generate`: tokens from the engine, which knows no clocks, and what they took."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from llmcli.measure.peaks import PhaseMemory, highest_bytes
+from llmcli.records.progress import Progress
 from llmcli.records.text import NearTie, PhasePeak, Timings
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 ROWS = 8  # sequences that run side by side
 WINDOW = 64  # prompts among which rows of similar length are looked for; results wait no longer
-
-OnRead = Callable[[str, int, int | None], None]  # what is read, tokens read, tokens in all
 
 
 class _Indexed(Protocol):
@@ -148,7 +147,7 @@ class Run:
         self.limited = self.full = False  # a text ended at the limit, or with the context
 
     def tokens(
-        self, reading: Callable[[], AbstractContextManager[OnRead]]
+        self, reading: Callable[[], AbstractContextManager[Progress]]
     ) -> Iterator[tuple[int, Token]]:
         """All tokens with the number of their sequence: prompt · samples + sample.
 
@@ -163,7 +162,7 @@ class Run:
                 self.side_by_side[index] = len(group) * request.samples
             with reading() as progress:
 
-                def read(done: int, total: int, progress: OnRead = progress) -> None:
+                def read(done: int, total: int, progress: Progress = progress) -> None:
                     self.read = done
                     progress("reading the prompt", done, total)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MARKER = 32  # tokens at the end of a prompt, in which it may begin the reasoning
 LABEL_COLUMNS = 72  # of the line before each text of a batch
 
+
 @dataclass(frozen=True, kw_only=True)
 class Presentation:
     """Everything is loaded, read and checked; `write` generates and writes.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions:
-    """What is compared, and how long texts are cut."""
+    """What is compared, and how the window moves over a long text."""
 
     panel: ClassVar[str] = "Score"
     versus: str | None = opt(

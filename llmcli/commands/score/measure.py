@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.commands.score.report import Comparison, Score, ScoredToken
 from llmcli.errors import NotFinite
+from llmcli.records.progress import Progress
 from llmcli.text.tokenizer import covered_bytes
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def measure_score(
     window: int,
     stride: int,
     spelled: Callable[[int], str | None] = lambda id: None,
-    progress: Callable[[str, int, int | None], None] | None = None,
+    progress: Progress | None = None,
 ) -> Score:
     """Scores every token of `ids` but the first, given all tokens before it in its window.
 
@@ -49,6 +50,7 @@ def measure_score(
             logprobs[position], ranks[position] = logprob, rank
             if progress is not None and position % 64 == 0:
                 progress("scoring", position, len(ids))
+    seconds = perf_counter() - begin
     tokens = tuple(
         ScoredToken(id=id, text=text, logprob=logprob, rank=rank, bytes=spelled(id))
         for id, text, logprob, rank in zip(ids, texts, logprobs, ranks, strict=True)
@@ -67,7 +69,7 @@ def measure_score(
         bits_per_byte=-total / math.log(2) / size if size else math.nan,
         window=window,
         stride=stride,
-        timings={"score_s": perf_counter() - begin},
+        timings={"score_s": seconds},
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import CheckpointError
 from llmcli.measure.environment import environment
+from llmcli.records.document import members
 from llmcli.shell.encoding import pieces
 from llmcli.shell.headers import opened_headers
 from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
@@ -68,7 +69,7 @@ def command(
     }
     out.present(
         lambda: render_tokens(report, every=tokens.every),
-        vars(report),
+        members(report),
         model=about,
         environment=environment(),
     )
