@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 MEMORY = "memory"
 
@@ -60,6 +61,11 @@ class Ceilings:
     def matrix(self, dtype: str) -> MatrixRate | None:
         """The rate of products in `dtype`; None if not measured."""
         return next((rate for rate in self.matrices if rate.dtype == dtype), None)
+
+    def document(self) -> dict[str, Any]:
+        """`ceilings` of a JSON document, where each cache is an object."""
+        caches = [{"level": level, "bytes": nbytes} for level, nbytes in self.caches]
+        return vars(self) | {"caches": caches}
 
     def _level(self, nbytes: int) -> str:
         """The level that holds `nbytes`."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from llmcli.records.document import derived, members
+from llmcli.records.document import derived
 
 _LEAST = 0.2  # processors: an idle system with its clock ticks of 10 ms stays below
 
@@ -31,10 +30,6 @@ class MachineLoad:
         """Whether too little CPU time was left for one processor per thread."""
         taken = self.load_average if self.others is None else self.others + (self.stolen or 0.0)
         return taken is not None and taken + self.threads > self.processors + _LEAST
-
-    def document(self) -> dict[str, Any]:
-        """`machine_load` of a JSON document."""
-        return members(self)
 
     @property
     def words(self) -> str:

@@ -18,6 +18,7 @@ from llmcli.measure import busy
 from llmcli.measure import environment as module
 from llmcli.measure.busy import CpuContention
 from llmcli.measure.environment import environment, memory_bytes
+from llmcli.records.document import members
 from llmcli.records.machine_load import MachineLoad
 
 
@@ -110,7 +111,7 @@ def test_others_are_what_is_not_our_own(machine):
     assert found.words == (
         "other programs took 0.90 of 2 processors: on an idle machine this is faster"
     )
-    assert found.document() == vars(found) | {"slowed": True}
+    assert members(found) == vars(found) | {"slowed": True}
 
 
 @pytest.mark.parametrize(

@@ -233,14 +233,9 @@ def _document(report: BenchReport) -> dict[str, Any]:
     """The report; its rows have the keys of `-o json`, and the time of every token."""
     from llmcli.commands.bench.view.formats import row_object
 
-    caches = [[{"level": level, "bytes": n} for level, n in one.caches] for one in report.ceilings]
     return members(report) | {
         "rows": [row_object(row, members(row)) for row in report.rows],
-        "ceilings": [
-            members(one) | {"caches": listed}
-            for one, listed in zip(report.ceilings, caches, strict=True)
-        ],
-        "machine_load": report.machine_load and report.machine_load.document(),
+        "ceilings": [one.document() for one in report.ceilings],
         "checks": checks_document(report.checks),
     }
 

@@ -165,11 +165,10 @@ def command(
     if not out.json:  # shown even if the runs are cut short
         out.show(render_opening(title, header, stages, about if timing.details else None))
     report = _measured(loaded.model, ids, *found[0], stages, timing, out)
-    caches = [{"level": level, "bytes": held} for level, held in report.ceilings.caches]
     try:
         out.present(
             lambda: render_timing(report, layers=timing.layers, details=timing.details),
-            members(report) | {"ceilings": vars(report.ceilings) | {"caches": caches}},
+            members(report) | {"ceilings": report.ceilings.document()},
             model=about, environment=header, checks=report.checks, hint=_HINT,
         )  # fmt: skip
     except CheckFailed:
