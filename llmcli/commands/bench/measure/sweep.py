@@ -24,18 +24,13 @@ from llmcli.records.ceilings import Ceilings
 
 def against(ours: Row, theirs: Row, order: Sequence[EngineName]) -> Against:
     """Ours ÷ theirs in tokens per second of each pair of runs, which `order` lists as made."""
-    ratios = paired(theirs.samples_ns, ours.samples_ns)
     return Against(
         test=ours.test.name,
         peer=theirs.info.engine,
-        ratios=ratios.values,
-        median=ratios.median,
-        lowest=ratios.lowest,
-        highest=ratios.highest,
-        quartiles=ratios.quartiles,
         of_means=ours.avg_ts / theirs.avg_ts,
         order=tuple(order),
         number=ours.number,
+        **vars(paired(theirs.samples_ns, ours.samples_ns)),
     )
 
 
