@@ -153,10 +153,11 @@ def command(
         found.append(_baseline(checkpoint, model, tokens, out, fresh=fresh))
 
     loaded = load_model(model, out, text=given.ids is None, before=before)
+    stages = _stages(loaded)
     begin = perf_counter()
     ids = _ids(given, timing, model, loaded.model)
-    stages = [*_stages(loaded), Stage(name="tokenize", seconds=perf_counter() - begin)]
-    stages = stages[: None if given.ids is None else -1]
+    if given.ids is None:
+        stages.append(Stage(name="tokenize", seconds=perf_counter() - begin))
     about = loaded.model.describe()
     title = model_line(about)
     if loaded.model.random_seed is not None:  # which take as long as others, and mean nothing
