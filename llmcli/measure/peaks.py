@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmcli.graph.spec import PHASES
 from llmcli.records.text import PhasePeak
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     import torch
 
-PHASES = ("prefill", "decode")
 _MARK_BACK = "5"  # what `clear_refs` takes to set VmHWM to what is resident now (man 5 proc)
 _SLACK = 2**20  # the kernel adds up the pages of each processor only now and then
 

@@ -27,7 +27,8 @@ from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
-    from llmcli.commands.timing.report import PhaseName, Stage, TimingReport
+    from llmcli.commands.timing.report import Stage, TimingReport
+    from llmcli.graph.spec import Phase
     from llmcli.model import Model
     from llmcli.records.ceilings import Ceilings
 
@@ -109,9 +110,9 @@ class TimingOptions:
             check_size(self.trace, nbytes, force=self.force, smaller=smaller)
 
     @property
-    def phases(self) -> tuple[PhaseName, ...]:
+    def phases(self) -> tuple[Phase, ...]:
         """The phases that are timed."""
-        from llmcli.commands.timing.report import PHASES
+        from llmcli.graph.spec import PHASES
 
         return PHASES if self.phase == "both" else (self.phase,)
 
