@@ -20,7 +20,7 @@ from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.formats.packed import Packed
 from llmcli.kernels import native
-from llmcli.limits import processor_numbers
+from llmcli.limits import processor_numbers, system_text
 from llmcli.measure.runs import current
 from llmcli.ops.quant import quantize
 from llmcli.records.ceilings import MEMORY, Ceilings, MatrixRate, ReadRate
@@ -141,11 +141,14 @@ def cpu_caches(threads: int, root: Path = Path("/")) -> tuple[tuple[str, int], .
     for processor in processor_numbers():
         cache = root / f"sys/devices/system/cpu/cpu{processor}/cache"
         for index in sorted(cache.glob("index*")):
-            level, size = _read(index / "level"), _bytes(_read(index / "size"))
-            if not level.isdigit() or size is None or _read(index / "type") == "Instruction":
+            level, size, kind, shared = (
+                system_text(index, name).strip()
+                for name in ("level", "size", "type", "shared_cpu_map")
+            )
+            nbytes = _bytes(size)
+            if not level.isdigit() or nbytes is None or kind == "Instruction":
                 continue
-            shared = _read(index / "shared_cpu_map") or str(processor)
-            found.setdefault(int(level), {})[shared] = size
+            found.setdefault(int(level), {})[shared or str(processor)] = nbytes
     return tuple(
         (f"L{level}", sum(sorted(sizes.values(), reverse=True)[:threads]))
         for level, sizes in sorted(found.items())
@@ -157,13 +160,6 @@ def _bytes(text: str) -> int | None:
     """Bytes of `32768K`; None for anything else."""
     number, unit = text[:-1], text[-1:]
     return int(number) * _UNITS[unit] if number.isdigit() and unit in _UNITS else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 def most_bytes(device: torch.device) -> int:
@@ -320,6 +316,7 @@ def best_seconds(calls: Sequence[Call], device: torch.device, seconds: float) ->
 
 
 def _seconds(call: Call) -> float:
+    """Without what `timed` does around a call: that is a tenth of starting an operation."""
     begin = perf_counter()
     call()
     return perf_counter() - begin

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmcli.graph.spec import PHASES
+from llmcli.limits import system_text
 from llmcli.records.text import PhasePeak
 
 if TYPE_CHECKING:
@@ -189,10 +190,7 @@ def _mark() -> int | None:
 
 def _status(name: str) -> int | None:
     """Bytes of a line of this process's status, which counts in units of 1024."""
-    try:
-        text = Path(f"/proc/{os.getpid()}/status").read_text()
-    except OSError:
-        return None
+    text = system_text(f"/proc/{os.getpid()}/status")
     found = re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE)
     return int(found[1]) * 1024 if found else None
 
