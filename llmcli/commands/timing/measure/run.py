@@ -220,8 +220,8 @@ def measure_timing(
                 end = begin + LIMIT_S * number / len(phases)  # what one leaves is another's
                 until = StoppingRule(pairs=pairs, begin=perf_counter(), end=end)
                 runs[name] = run_pairs(workload, name, until, progress)
-                if runs[name].interrupted:
-                    raise KeyboardInterrupt
+                if interrupted := runs[name].interrupted:
+                    break
     except KeyboardInterrupt:
         interrupted = True
     times = tuple(phase_time(workload, name, runs[name], roof, trace=trace) for name in runs)
