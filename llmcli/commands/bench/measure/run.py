@@ -21,7 +21,7 @@ from llmcli.errors import (
     as_out_of_memory,
     first_line,
 )
-from llmcli.measure.peaks import Peak, PhaseMemory
+from llmcli.measure.peaks import Peak, PhaseMemory, most
 from llmcli.measure.runs import gc_disabled
 
 Status = Callable[[str], None]
@@ -136,7 +136,7 @@ class Slot:
                 self._forget()
                 return
         self.runs += [run] if run is not None else []
-        self.peak = max((n for n in (self.peak, peak.nbytes) if n is not None), default=None)
+        self.peak = most(self.peak, peak.nbytes)
 
     @property
     def _gpu(self) -> torch.device | None:

@@ -32,7 +32,7 @@ from llmcli.commands.timing.measure.parts import (
 from llmcli.commands.timing.measure.workload import RunOutput, Workload
 from llmcli.commands.timing.report import Overhead, PhaseTime, Stage, TimingReport
 from llmcli.graph.spec import PHASES, Phase
-from llmcli.measure.peaks import Peak
+from llmcli.measure.peaks import Peak, most
 from llmcli.measure.runs import StoppingRule, current, in_turns, timed
 from llmcli.model import Model
 from llmcli.ops import processor
@@ -225,8 +225,7 @@ def measure_timing(
     except KeyboardInterrupt:
         interrupted = True
     times = tuple(phase_time(workload, name, runs[name], roof, trace=trace) for name in runs)
-    peaks = [stage.peak for stage in stages] + [phase.peak for phase in times]
-    peak = max((nbytes for nbytes in peaks if nbytes is not None), default=None)
+    peak = most(*(stage.peak for stage in stages), *(phase.peak for phase in times))
     estimated = _estimated(workload)
     checks = timing_checks(workload, times, runs)
     if "prefill" in runs:  # what reading the prompt takes is in the estimate
