@@ -111,7 +111,7 @@ class Slot:
     def prepare(self, test: Test, room: int, *, warmup: bool, on_status: Status) -> None:
         """Begins another test, in a memory with `room` for it and those after it at its depth.
 
-        A depth is read once for all of them. Where so much does not fit, the machine or the
+        A depth is read once for all of them. Where so much does not fit the machine, or the
         positions that the model has learned, the test has its own memory.
         """
         self.runs, self.peak = [], None

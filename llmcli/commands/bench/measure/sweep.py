@@ -44,7 +44,7 @@ def sweep(
 ) -> BenchReport:
     """Every test of every configuration, in that order; each row is handed out when it is there.
 
-    An engine is kept while the configurations differ in what `start` takes only. With a peer both
+    An engine is kept while the configurations differ only in what `start` takes. With a peer both
     engines are loaded and their runs take turns, who begins changing each time; a row of ours
     comes before the peer's of the same test. `on_status` receives what llama-bench prints,
     `benchmark 1/4: prompt run 1/5`.

@@ -217,7 +217,8 @@ def measure_timing(
     try:
         with current(model.device):
             for number, name in enumerate(phases, 1):
-                end = begin + LIMIT_S * number / len(phases)  # what one leaves is another's
+                # what one phase leaves of its time is the next one's
+                end = begin + LIMIT_S * number / len(phases)
                 until = StoppingRule(pairs=pairs, begin=perf_counter(), end=end)
                 runs[name] = run_pairs(workload, name, until, progress)
                 if interrupted := runs[name].interrupted:
