@@ -23,7 +23,7 @@ from llmcli.kernels import native
 from llmcli.limits import processor_numbers, system_text
 from llmcli.measure.runs import current
 from llmcli.ops.quant import quantize
-from llmcli.records.ceilings import MEMORY, Ceilings, MatrixRate, ReadRate
+from llmcli.records.ceilings import MEMORY, Ceilings, MatrixRate, ReadRate, level_of
 from llmcli.records.progress import Progress
 
 _MEMORY_SETS = 4  # times the last cache: less of it is left from the round before
@@ -75,7 +75,7 @@ def measure_ceilings(
         rates: list[float] = []
         for done, nbytes in enumerate(sizes):
             report(what, done, steps)
-            cached = _level(nbytes, caches) != MEMORY
+            cached = level_of(nbytes, caches) != MEMORY
             rates.append(read_rate(buffer, nbytes, 0.6 * seconds / len(sizes), cached=cached))
         del buffer
         products = []
@@ -89,7 +89,7 @@ def measure_ceilings(
         device=str(device),
         threads=threads,
         reads=tuple(
-            ReadRate(nbytes=nbytes, bytes_per_s=max(rates[at:]), level=_level(nbytes, caches))
+            ReadRate(nbytes=nbytes, bytes_per_s=max(rates[at:]), level=level_of(nbytes, caches))
             for at, nbytes in enumerate(sizes)
         ),
         matrices=tuple(products),
@@ -121,10 +121,6 @@ def _working_sets(
     wanted += [working_set] if working_set else []
     blocks = {max(1, min(-(-nbytes // _BLOCK), most // _BLOCK)) for nbytes in wanted}
     return [count * _BLOCK for count in sorted(blocks)]
-
-
-def _level(nbytes: int, caches: tuple[tuple[str, int], ...]) -> str:
-    return next((name for name, size in caches if nbytes <= size), MEMORY)
 
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
