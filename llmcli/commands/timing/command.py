@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from llmcli.model import Model
     from llmcli.records.ceilings import Ceilings
 
-TIMING = "Timing"
 EPILOG = """
 Parts: embed, norm, qkv, rope, attention, out (W_o), ffn_up (with the gate),
 ffn_act, ffn_down, residual, head, sample (choosing a token), and gaps: the time
@@ -65,7 +64,7 @@ _TOKEN_BYTES = 3  # of a text in each token, at least, in most texts and vocabul
 class TimingOptions:
     """What is run and how often, how much of it is shown, and where the trace is written."""
 
-    panel: ClassVar[str] = TIMING
+    panel: ClassVar[str] = "Timing"
     phase: Literal["prefill", "decode", "both"] = opt(
         "both", "--phase", "PHASE",
         "Time reading the prompt (prefill), writing after it (decode), or both.",
