@@ -46,6 +46,15 @@ def processor_numbers() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
+def system_text(*path: str | os.PathLike[str]) -> str:
+    """What the system says in a file such as `/proc/cpuinfo`; empty where it has none."""
+    try:
+        with open(os.path.join(*path), encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except (OSError, ValueError):
+        return ""
+
+
 def _memory(root: str | os.PathLike[str]) -> list[tuple[int, int]]:
     """Limit and use of each control group of this process.
 
@@ -71,7 +80,7 @@ def _memory(root: str | os.PathLike[str]) -> list[tuple[int, int]]:
 def _groups(root: str | os.PathLike[str], controller: str) -> list[str]:
     """Directories of this process's control groups, nested ones and both versions."""
     paths = {""}
-    for line in _read(root, "proc/self/cgroup").splitlines():
+    for line in system_text(root, "proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         path = path.strip("/")
         while path and (not controllers or controller in controllers.split(",")):
@@ -83,17 +92,9 @@ def _groups(root: str | os.PathLike[str], controller: str) -> list[str]:
 
 
 def _words(*path: str | os.PathLike[str]) -> list[str]:
-    return _read(*path).split()
+    return system_text(*path).split()
 
 
 def _lines(*path: str | os.PathLike[str]) -> list[list[str]]:
     """The words of each non-empty line."""
-    return [line.split() for line in _read(*path).splitlines() if line.split()]
-
-
-def _read(*path: str | os.PathLike[str]) -> str:
-    try:
-        with open(os.path.join(*path), encoding="utf-8") as file:
-            return file.read()
-    except (OSError, ValueError):
-        return ""
+    return [line.split() for line in system_text(*path).splitlines() if line.split()]

@@ -28,6 +28,7 @@ from llmcli.graph.blocks import PACKED, packed_bytes, stored_bytes
 
 Kind = Literal["parameter", "activation", "state"]
 Phase = Literal["prefill", "decode"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
 Logits = Literal["all", "last", "none"]  # tokens with final norm and head
 
 DTYPE_BYTES = {

@@ -49,7 +49,7 @@ class CpuContention:
 
 
 def _read(root: Path) -> _Reading:
-    """`/proc/stat` counts clock ticks of each processor; of those that we may not use, nothing."""
+    """From the clock ticks in `/proc/stat`, of the processors that this process may use."""
     times = os.times()
     own, wall = sum(times[:4]), perf_counter()
     try:

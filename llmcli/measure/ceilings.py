@@ -20,10 +20,10 @@ from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.formats.packed import Packed
 from llmcli.kernels import native
-from llmcli.limits import processor_numbers
+from llmcli.limits import processor_numbers, system_text
 from llmcli.measure.runs import current
 from llmcli.ops.quant import quantize
-from llmcli.records.ceilings import MEMORY, Ceilings, MatrixRate, ReadRate
+from llmcli.records.ceilings import MEMORY, Ceilings, MatrixRate, ReadRate, level_of
 from llmcli.records.progress import Progress
 
 _MEMORY_SETS = 4  # times the last cache: less of it is left from the round before
@@ -75,7 +75,7 @@ def measure_ceilings(
         rates: list[float] = []
         for done, nbytes in enumerate(sizes):
             report(what, done, steps)
-            cached = _level(nbytes, caches) != MEMORY
+            cached = level_of(nbytes, caches) != MEMORY
             rates.append(read_rate(buffer, nbytes, 0.6 * seconds / len(sizes), cached=cached))
         del buffer
         products = []
@@ -89,7 +89,7 @@ def measure_ceilings(
         device=str(device),
         threads=threads,
         reads=tuple(
-            ReadRate(nbytes=nbytes, bytes_per_s=max(rates[at:]), level=_level(nbytes, caches))
+            ReadRate(nbytes=nbytes, bytes_per_s=max(rates[at:]), level=level_of(nbytes, caches))
             for at, nbytes in enumerate(sizes)
         ),
         matrices=tuple(products),
@@ -123,10 +123,6 @@ def _working_sets(
     return [count * _BLOCK for count in sorted(blocks)]
 
 
-def _level(nbytes: int, caches: tuple[tuple[str, int], ...]) -> str:
-    return next((name for name, size in caches if nbytes <= size), MEMORY)
-
-
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -141,11 +137,14 @@ def cpu_caches(threads: int, root: Path = Path("/")) -> tuple[tuple[str, int], .
     for processor in processor_numbers():
         cache = root / f"sys/devices/system/cpu/cpu{processor}/cache"
         for index in sorted(cache.glob("index*")):
-            level, size = _read(index / "level"), _bytes(_read(index / "size"))
-            if not level.isdigit() or size is None or _read(index / "type") == "Instruction":
+            level, size, kind, shared = (
+                system_text(index, name).strip()
+                for name in ("level", "size", "type", "shared_cpu_map")
+            )
+            nbytes = _bytes(size)
+            if not level.isdigit() or nbytes is None or kind == "Instruction":
                 continue
-            shared = _read(index / "shared_cpu_map") or str(processor)
-            found.setdefault(int(level), {})[shared] = size
+            found.setdefault(int(level), {})[shared or str(processor)] = nbytes
     return tuple(
         (f"L{level}", sum(sorted(sizes.values(), reverse=True)[:threads]))
         for level, sizes in sorted(found.items())
@@ -157,13 +156,6 @@ def _bytes(text: str) -> int | None:
     """Bytes of `32768K`; None for anything else."""
     number, unit = text[:-1], text[-1:]
     return int(number) * _UNITS[unit] if number.isdigit() and unit in _UNITS else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 def most_bytes(device: torch.device) -> int:
@@ -320,6 +312,7 @@ def best_seconds(calls: Sequence[Call], device: torch.device, seconds: float) ->
 
 
 def _seconds(call: Call) -> float:
+    """Without what `timed` does around a call: that is a tenth of starting an operation."""
     begin = perf_counter()
     call()
     return perf_counter() - begin

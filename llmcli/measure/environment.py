@@ -16,7 +16,7 @@ from typing import Any
 
 import llmcli
 from llmcli.kernels import native
-from llmcli.limits import memory_limit, processors
+from llmcli.limits import memory_limit, processors, system_text
 from llmcli.records.environment import Environment
 
 # what decides which arithmetic is fast; the rest of a processor's flags is noise here
@@ -82,9 +82,9 @@ def memory_bytes() -> int | None:
 @cache
 def processor() -> str:
     """The processor's name."""
-    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
-    if found:
-        return found[1].strip()
+    found = _found(r"^(?:model name|Model)\s*:\s*(.+)$", "/proc/cpuinfo")
+    if found is not None:
+        return found
     if sys.platform == "darwin":
         asked = subprocess.run(
             ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"],
@@ -100,28 +100,22 @@ def processor() -> str:
 @cache
 def features() -> tuple[str, ...]:
     """The processor's features that decide which arithmetic is fast."""
-    found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
-    have = set(found[1].split()) if found else set()
+    have = (_found(r"^(?:flags|Features)\s*:\s*(.+)$", "/proc/cpuinfo") or "").split()
     return tuple(name for name in FEATURES if name in have)
 
 
 def _nvidia_files() -> tuple[str, ...]:
     """Names of NVIDIA cards from the driver's own files: no library has to be loaded."""
-    models = []
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        found = re.search(r"^Model:\s*(.+)$", _read(str(path)), re.MULTILINE)
-        if found:
-            models.append(found[1].strip())
-    return tuple(models)
+    paths = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    models = (_found(r"^Model:\s*(.+)$", path) for path in paths)
+    return tuple(model for model in models if model is not None)
 
 
 def _nvidia_driver() -> str | None:
-    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", _read("/proc/driver/nvidia/version"))
-    return found[1] if found else None
+    return _found(r"\s(\d+\.\d+(?:\.\d+)?)\s", "/proc/driver/nvidia/version")
 
 
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
+def _found(pattern: str, path: str | Path) -> str | None:
+    """What the group of a pattern is in a file of the system; None where it matches nothing."""
+    found = re.search(pattern, system_text(path), re.MULTILINE)
+    return found[1].strip() if found else None

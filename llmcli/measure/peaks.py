@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmcli.graph.spec import PHASES
+from llmcli.limits import system_text
 from llmcli.records.text import PhasePeak
 
 if TYPE_CHECKING:
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
     import torch
 
-PHASES = ("prefill", "decode")
 _MARK_BACK = "5"  # what `clear_refs` takes to set VmHWM to what is resident now (man 5 proc)
 _SLACK = 2**20  # the kernel adds up the pages of each processor only now and then
 
@@ -87,9 +88,9 @@ class Peak:
 
     def hold(self, resident: int | None, device: int | None, gpu: torch.device | None) -> None:
         """The marks as they were read; the device's counts if it is the same one."""
-        self._resident = _most(self._resident, resident)
+        self._resident = most(self._resident, resident)
         if self._gpu is not None and self._gpu == gpu:
-            self._device = _most(self._device, device)
+            self._device = most(self._device, device)
 
 
 class _Marks:
@@ -103,7 +104,7 @@ class _Marks:
     def read(self, gpu: torch.device | None) -> None:
         """Reads both marks, and hands them to all that are open."""
         resident, device = _mark(), None
-        self.resident = _most(self.resident, resident)
+        self.resident = most(self.resident, resident)
         if gpu is not None:
             import torch
 
@@ -142,14 +143,19 @@ class PhaseMemory:
 def phase_peak(phase: str, peaks: list[Peak]) -> PhasePeak:
     """The most of all times that the phase took place; unknown if it is of one of them."""
 
-    def most(sizes: list[int | None]) -> int | None:
-        return None if None in sizes else _most(*sizes)
+    def known(sizes: list[int | None]) -> int | None:
+        return None if None in sizes else most(*sizes)
 
     return PhasePeak(
         phase=phase,
-        resident_bytes=most([peak.resident for peak in peaks]),
-        device_bytes=most([peak.device for peak in peaks]),
+        resident_bytes=known([peak.resident for peak in peaks]),
+        device_bytes=known([peak.device for peak in peaks]),
     )
+
+
+def most(*sizes: int | None) -> int | None:
+    """The largest of those that are known; None where none is."""
+    return max((nbytes for nbytes in sizes if nbytes is not None), default=None)
 
 
 def highest_bytes(device: torch.device | None = None) -> int | None:
@@ -189,13 +195,6 @@ def _mark() -> int | None:
 
 def _status(name: str) -> int | None:
     """Bytes of a line of this process's status, which counts in units of 1024."""
-    try:
-        text = Path(f"/proc/{os.getpid()}/status").read_text()
-    except OSError:
-        return None
+    text = system_text(f"/proc/{os.getpid()}/status")
     found = re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE)
     return int(found[1]) * 1024 if found else None
-
-
-def _most(*sizes: int | None) -> int | None:
-    return max((nbytes for nbytes in sizes if nbytes is not None), default=None)

@@ -24,11 +24,6 @@ class Ratios:
     highest: float
     quartiles: tuple[float, float]
 
-    @property
-    def values(self) -> tuple[float, ...]:
-        """Another name for `ratios`."""
-        return self.ratios
-
 
 def paired(above: Sequence[float], below: Sequence[float]) -> Ratios:
     """`above` ÷ `below`, pair by pair: what slows a machine down hits both of a pair alike.
@@ -49,8 +44,9 @@ def paired(above: Sequence[float], below: Sequence[float]) -> Ratios:
 
 
 def spread_of(above: Sequence[float], below: Sequence[float]) -> float:
-    """The distance of the quartiles as a share of the median: the largest of both times' and of
-    their ratios'; infinite for a single pair.
+    """The distance between the quartiles as a share of the median; infinite for a single pair.
+
+    The largest of three: that of the times `above`, of those `below`, and of their ratios.
     """
     if len(below) < 2:
         return math.inf

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 MEMORY = "memory"
+
+
+def level_of(nbytes: int, caches: tuple[tuple[str, int], ...]) -> str:
+    """The level that holds `nbytes`: the first of the caches that is large enough, or memory."""
+    return next((name for name, size in caches if nbytes <= size), MEMORY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +60,14 @@ class Ceilings:
         held = next((rate for rate in self.reads if nbytes <= rate.nbytes), None)
         if held is not None:
             return held
-        last, level = self.reads[-1], self._level(nbytes)
+        last, level = self.reads[-1], level_of(nbytes, self.caches)
         return last if last.level == level else replace(last, level=f"{level}, not measured")
 
     def matrix(self, dtype: str) -> MatrixRate | None:
         """The rate of products in `dtype`; None if not measured."""
         return next((rate for rate in self.matrices if rate.dtype == dtype), None)
 
-    def _level(self, nbytes: int) -> str:
-        """The level that holds `nbytes`."""
-        return next((name for name, size in self.caches if nbytes <= size), MEMORY)
+    def document(self) -> dict[str, Any]:
+        """`ceilings` of a JSON document, where each cache is an object."""
+        caches = [{"level": level, "bytes": nbytes} for level, nbytes in self.caches]
+        return vars(self) | {"caches": caches}

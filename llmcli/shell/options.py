@@ -15,6 +15,13 @@ from llmcli.shell.params import Range, arg, opt
 
 MODEL, PROMPT, OUTPUT = "Model", "Prompt", "Output"
 TOKEN_LIMIT = Range(1, or_else=-1)  # -1: until the model ends or the context is full
+# names, metavar and help of options that commands without `ModelOptions` have as well
+QUANTIZE = (
+    "--quantize", "FORMAT", "Weight format: auto (the file's), none, int8 or int4."
+)  # fmt: skip
+REVISION = ("--revision", "REV", "Branch, tag or commit on the hub.")
+OFFLINE = ("--offline", "Use only what is on this machine.")
+Quantize = Literal["auto", "none", "int8", "int4"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +39,7 @@ class ModelOptions:
         "auto", "--dtype", "DTYPE",
         "Arithmetic: auto, float64, float32, bfloat16 or float16.",
     )  # fmt: skip
-    quantize: Literal["auto", "none", "int8", "int4"] = opt(
-        "auto", "--quantize", "FORMAT",
-        "Weight format: auto (the file's), none, int8 or int4.",
-    )  # fmt: skip
+    quantize: Quantize = opt("auto", *QUANTIZE)
     activations: Literal["auto", "16", "8"] = opt(
         "auto", "--activations", "BITS",
         "Bits of the inputs of products with weights in blocks: 16, or 8 as llama.cpp has them.",
@@ -64,8 +68,8 @@ class ModelOptions:
         "Build the model from its configuration alone, with random weights from --seed (0 "
         "where that is not given).",
     )  # fmt: skip
-    revision: str | None = opt(None, "--revision", "REV", "Branch, tag or commit on the hub.")
-    offline: bool = opt(False, "--offline", "Use only what is on this machine.")
+    revision: str | None = opt(None, *REVISION)
+    offline: bool = opt(False, *OFFLINE)
 
     def check(self) -> None:
         """Raises UsageError for what can be refused before anything is loaded."""

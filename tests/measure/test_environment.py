@@ -40,7 +40,8 @@ def test_a_container_limit_is_the_memory(monkeypatch):
 
 def test_gpus_come_from_the_drivers_files(monkeypatch):
     text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  555.42.06  Tue Jun 4"
-    monkeypatch.setattr(module, "_read", lambda path: text if "nvidia/version" in path else "")
+    said = {"/proc/driver/nvidia/version": text}
+    monkeypatch.setattr(module, "system_text", said.get)
     assert module._nvidia_driver() == "555.42.06"
 
 

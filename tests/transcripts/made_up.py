@@ -76,7 +76,7 @@ def made_up_machine(monkeypatch, home):
     # `--threads` is shown; beside another worker a second thread would only wait for the first
     monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
     begun = [Stage(name=name, seconds=1.5) for name in ("import torch", "tokenize")]
-    monkeypatch.setattr("llmcli.commands.timing.command._stages", lambda loaded: begun)
+    monkeypatch.setattr("llmcli.commands.timing.command._stages", lambda loaded: [*begun])
     order = []  # stages of loading are listed by their times
 
     def add(self, name, seconds, nbytes=0):

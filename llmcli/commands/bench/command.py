@@ -21,11 +21,11 @@ from llmcli.commands.bench.report.plan import (
 )
 from llmcli.commands.bench.report.settings import SweptOptions
 from llmcli.errors import LlmcliError, UsageError
+from llmcli.kernels import native
 from llmcli.records.checks import checks_document
 from llmcli.records.document import members
 from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS
-from llmcli.shell.options import ModelOptions
 from llmcli.shell.output import Output
 from llmcli.shell.progress import Progress
 from llmcli.shell.running import kernels_of, require_cwd
@@ -94,7 +94,7 @@ def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:
             f"`--json` and `-o {runs.output}` are two formats for one stdout",
             hint="`-o json` is llama-bench's array, `--json` one document with everything",
         )
-    ModelOptions(quantize=ours.quantize).check()
+    native.check()
     if ours.against is not None and find_spec(PACKAGES[ours.against]) is None:
         package = {"llama.cpp": "llama-cpp-python"}.get(ours.against, ours.against)
         raise UsageError(
@@ -171,14 +171,14 @@ def _format(plan: Plan, out: Output, build: BuildInfo) -> Format | None:
     from llmcli.commands.bench.view.formats import FORMATS, markdown, table_widths
     from llmcli.devices import resolve_device
 
-    def gpu(device: str, layers: int) -> bool:
+    def gpu(device: str) -> bool:
         if device == "auto":
-            return layers != 0 and resolve_device("auto").type != "cpu"
+            return resolve_device("auto").type != "cpu"
         return device.partition(":")[0] in ("cuda", "mps")
 
     if out.json or plan.runs.output not in (None, "md"):
         return None if out.json else FORMATS.get(plan.runs.output or "")
-    found = {gpu(settings.device, settings.n_gpu_layers) for settings in plan.configurations}
+    found = {gpu(settings.placed) for settings in plan.configurations}
     widths = table_widths(
         plan.configurations,
         plan.default,
@@ -233,13 +233,9 @@ def _document(report: BenchReport) -> dict[str, Any]:
     """The report; its rows have the keys of `-o json`, and the time of every token."""
     from llmcli.commands.bench.view.formats import row_object
 
-    caches = [[{"level": level, "bytes": n} for level, n in one.caches] for one in report.ceilings]
     return members(report) | {
         "rows": [row_object(row, members(row)) for row in report.rows],
-        "ceilings": [
-            members(one) | {"caches": listed}
-            for one, listed in zip(report.ceilings, caches, strict=True)
-        ],
+        "ceilings": [one.document() for one in report.ceilings],
         "checks": checks_document(report.checks),
     }
 

@@ -14,7 +14,7 @@ from llmcli.measure.environment import environment
 from llmcli.records.document import members
 from llmcli.records.models import PulledModel, PullFailure, PullReport
 from llmcli.shell.exits import SIGNALS, tell_error
-from llmcli.shell.options import MODEL, OutputOptions
+from llmcli.shell.options import MODEL, OFFLINE, OutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import arg, opt
 from llmcli.shell.progress import Progress
@@ -45,7 +45,7 @@ class PullOptions:
 
     panel: ClassVar[str] = MODEL
     names: list[str] = arg(..., "NAME...", "Models, as they are written after `-m`.")
-    offline: bool = opt(False, "--offline", "Use only what is on this machine.")
+    offline: bool = opt(False, *OFFLINE)
 
 
 def command(pull: PullOptions, at: RevisionOptions, output: OutputOptions) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
     from llmcli.commands.shapes.measure import ShapesRequest
     from llmcli.config import ModelConfig
-    from llmcli.graph.spec import Kind, Phase
+    from llmcli.graph.spec import Kind
     from llmcli.records.checks import ViewCheck
     from llmcli.shell.prompts import Prompt
 
@@ -108,11 +108,11 @@ class ShapesOptions:
         from llmcli.anatomy.names import select
         from llmcli.commands.shapes.measure import ShapesRequest
         from llmcli.families.sources import sources
+        from llmcli.graph.spec import PHASES
 
         kinds: tuple[Kind, ...] = ("parameter", "activation", "state")
         if self.params or self.only_activations:
             kinds = kinds[:1] if self.params else kinds[1:]
-        phases: tuple[Phase, ...] = ("prefill", "decode")
         layers = names = None
         if self.layer is not None:
             layers = parse_numbers(self.layer, len(config.layers), "--layer", "layers")
@@ -121,7 +121,7 @@ class ShapesOptions:
         found = ShapesRequest(
             config=config, numbers=numbers, batch=self.batch,
             tokens=len(prompt) or self.tokens or TOKENS,
-            phases=phases if self.phase == "both" else (self.phase,),
+            phases=PHASES if self.phase == "both" else (self.phase,),
             kinds=kinds, layers=layers, names=names, prompt=prompt,
             example=not (prompt or self.tokens),
         )  # fmt: skip

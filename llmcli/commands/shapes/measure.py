@@ -30,7 +30,7 @@ from llmcli.config import ModelConfig
 from llmcli.families import Plan as FillPlan
 from llmcli.families import parts_to_fill, shape_after
 from llmcli.families.sources import sources
-from llmcli.graph.spec import Call, Kind, Phase
+from llmcli.graph.spec import PHASES, Call, Kind, Phase
 from llmcli.measure.fit import unscaled
 from llmcli.records.checks import ViewCheck, difference
 from llmcli.records.numbers import counted, spans, together
@@ -51,7 +51,7 @@ class ShapesRequest:
     numbers: Arithmetic
     batch: int
     tokens: int
-    phases: tuple[Phase, ...] = ("prefill", "decode")
+    phases: tuple[Phase, ...] = PHASES
     kinds: tuple[Kind, ...] = ("parameter", "activation", "state")
     layers: tuple[int, ...] | None = None
     names: frozenset[str] | None = None
@@ -147,7 +147,7 @@ def model_shapes(
 
 def symbols_check(tensors: Sequence[Phases], request: ShapesRequest) -> ViewCheck:
     """Every shape is what its letters say, with the sizes of the configuration and the call."""
-    letters = {phase: request.letters(phase) for phase in ("prefill", "decode")}
+    letters = {phase: request.letters(phase) for phase in PHASES}
     wrong = []
     for spec in (spec for item in tensors for spec in item):
         sizes = letters[spec.phase or "prefill"]

@@ -27,11 +27,11 @@ from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
-    from llmcli.commands.timing.report import PhaseName, Stage, TimingReport
+    from llmcli.commands.timing.report import Stage, TimingReport
+    from llmcli.graph.spec import Phase
     from llmcli.model import Model
     from llmcli.records.ceilings import Ceilings
 
-TIMING = "Timing"
 EPILOG = """
 Parts: embed, norm, qkv, rope, attention, out (W_o), ffn_up (with the gate),
 ffn_act, ffn_down, residual, head, sample (choosing a token), and gaps: the time
@@ -64,7 +64,7 @@ _TOKEN_BYTES = 3  # of a text in each token, at least, in most texts and vocabul
 class TimingOptions:
     """What is run and how often, how much of it is shown, and where the trace is written."""
 
-    panel: ClassVar[str] = TIMING
+    panel: ClassVar[str] = "Timing"
     phase: Literal["prefill", "decode", "both"] = opt(
         "both", "--phase", "PHASE",
         "Time reading the prompt (prefill), writing after it (decode), or both.",
@@ -109,9 +109,9 @@ class TimingOptions:
             check_size(self.trace, nbytes, force=self.force, smaller=smaller)
 
     @property
-    def phases(self) -> tuple[PhaseName, ...]:
+    def phases(self) -> tuple[Phase, ...]:
         """The phases that are timed."""
-        from llmcli.commands.timing.report import PHASES
+        from llmcli.graph.spec import PHASES
 
         return PHASES if self.phase == "both" else (self.phase,)
 
@@ -153,10 +153,11 @@ def command(
         found.append(_baseline(checkpoint, model, tokens, out, fresh=fresh))
 
     loaded = load_model(model, out, text=given.ids is None, before=before)
+    stages = _stages(loaded)
     begin = perf_counter()
     ids = _ids(given, timing, model, loaded.model)
-    stages = [*_stages(loaded), Stage(name="tokenize", seconds=perf_counter() - begin)]
-    stages = stages[: None if given.ids is None else -1]
+    if given.ids is None:
+        stages.append(Stage(name="tokenize", seconds=perf_counter() - begin))
     about = loaded.model.describe()
     title = model_line(about)
     if loaded.model.random_seed is not None:  # which take as long as others, and mean nothing
@@ -165,11 +166,10 @@ def command(
     if not out.json:  # shown even if the runs are cut short
         out.show(render_opening(title, header, stages, about if timing.details else None))
     report = _measured(loaded.model, ids, *found[0], stages, timing, out)
-    caches = [{"level": level, "bytes": held} for level, held in report.ceilings.caches]
     try:
         out.present(
             lambda: render_timing(report, layers=timing.layers, details=timing.details),
-            members(report) | {"ceilings": vars(report.ceilings) | {"caches": caches}},
+            members(report) | {"ceilings": report.ceilings.document()},
             model=about, environment=header, checks=report.checks, hint=_HINT,
         )  # fmt: skip
     except CheckFailed:

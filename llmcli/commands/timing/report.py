@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
+from llmcli.graph.spec import Phase
 from llmcli.measure.ratios import Ratios, are_tight, paired, spread_of
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.checks import ViewCheck
@@ -13,8 +13,6 @@ from llmcli.records.document import APART, derived
 from llmcli.records.machine_load import MachineLoad
 from llmcli.records.work import PartWork
 
-PhaseName = Literal["prefill", "decode"]
-PHASES: tuple[PhaseName, ...] = ("prefill", "decode")
 GAPS = "gaps"  # the part that has the time in none
 # What limits a part that is near no ceiling: starting its operations, or the operations' own code.
 CALLS, KERNEL = "calls", "kernel"
@@ -142,7 +140,7 @@ class PhaseTime:
     `pieces`, for the trace, are the run in the order of time; empty without one.
     """
 
-    name: PhaseName
+    name: Phase
     tokens: int
     past: int
     calls: int

@@ -21,6 +21,7 @@ from llmcli.commands.bench.report.intervals import (
     two_sided,
 )
 from llmcli.commands.bench.report.row import Against
+from llmcli.measure.ratios import paired
 
 
 def rate(mean: float, std: float = 1.0, runs: int | None = 5) -> Rate:
@@ -110,8 +111,8 @@ def test_equal_engines_are_called_faster_or_slower_in_5_percent_of_cases(pairs: 
         ratios = tuple(
             (1 + 0.03 * draw.gauss(0, 1)) / (1 + 0.03 * draw.gauss(0, 1)) for _ in range(pairs)
         )
-        pair = Against(test="pp1", peer="transformers",
-                       ratios=ratios, median=1.0, lowest=1.0, highest=1.0, order=())  # fmt: skip
+        pair = Against(test="pp1", peer="transformers", number=1, of_means=1.0, order=(),
+                       **vars(paired(ratios, [1.0] * pairs)))  # fmt: skip
         decided += not pair.undecided
     assert decided / 1000 == pytest.approx(0.05 if pairs > 1 else 0.0, abs=0.015)
 

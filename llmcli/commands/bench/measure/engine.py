@@ -54,14 +54,16 @@ class Engine(Protocol):
         """What the calls of a run are made in: entered once, since entering takes time too."""
 
     def read(self, ids: Sequence[int]) -> None:
-        """Reads a prompt behind what is there; the logits of its last token are computed."""
+        """Reads a prompt after what is there; the logits of its last token are computed."""
 
     def step(self, id: int) -> None:
         """One more token; its logits are computed."""
 
     def rewind(self, tokens: int) -> None:
-        """Forgets all but the first `tokens`: 0, or a length that it is kept at by the same call
-        while it has that length.
+        """Forgets all but the first `tokens`.
+
+        Going back to any length but 0 takes an earlier call with that length, made while the
+        memory had it: that call keeps the state.
         """
 
     def close(self) -> None:

@@ -309,7 +309,4 @@ class Engines:
 
 
 def _key(settings: Settings) -> Key:
-    # llama-bench's `-ngl 0`: everything on the CPU
-    on_cpu = settings.device == "auto" and settings.n_gpu_layers == 0
-    device = "cpu" if on_cpu else settings.device
-    return settings.model, device, settings.dtype, settings.activations
+    return settings.model, settings.placed, settings.dtype, settings.activations

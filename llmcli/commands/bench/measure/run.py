@@ -21,7 +21,7 @@ from llmcli.errors import (
     as_out_of_memory,
     first_line,
 )
-from llmcli.measure.peaks import Peak, PhaseMemory
+from llmcli.measure.peaks import Peak, PhaseMemory, most
 from llmcli.measure.runs import gc_disabled
 
 Status = Callable[[str], None]
@@ -111,7 +111,7 @@ class Slot:
     def prepare(self, test: Test, room: int, *, warmup: bool, on_status: Status) -> None:
         """Begins another test, in a memory with `room` for it and those after it at its depth.
 
-        A depth is read once for all of them. Where so much does not fit, the machine or the
+        A depth is read once for all of them. Where so much does not fit the machine, or the
         positions that the model has learned, the test has its own memory.
         """
         self.runs, self.peak = [], None
@@ -136,7 +136,7 @@ class Slot:
                 self._forget()
                 return
         self.runs += [run] if run is not None else []
-        self.peak = max((n for n in (self.peak, peak.nbytes) if n is not None), default=None)
+        self.peak = most(self.peak, peak.nbytes)
 
     @property
     def _gpu(self) -> torch.device | None:

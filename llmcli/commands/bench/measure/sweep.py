@@ -24,18 +24,13 @@ from llmcli.records.ceilings import Ceilings
 
 def against(ours: Row, theirs: Row, order: Sequence[EngineName]) -> Against:
     """Ours ÷ theirs in tokens per second of each pair of runs, which `order` lists as made."""
-    ratios = paired(theirs.samples_ns, ours.samples_ns)
     return Against(
         test=ours.test.name,
         peer=theirs.info.engine,
-        ratios=ratios.values,
-        median=ratios.median,
-        lowest=ratios.lowest,
-        highest=ratios.highest,
-        quartiles=ratios.quartiles,
         of_means=ours.avg_ts / theirs.avg_ts,
         order=tuple(order),
         number=ours.number,
+        **vars(paired(theirs.samples_ns, ours.samples_ns)),
     )
 
 
@@ -49,7 +44,7 @@ def sweep(
 ) -> BenchReport:
     """Every test of every configuration, in that order; each row is handed out when it is there.
 
-    An engine is kept while the configurations differ in what `start` takes only. With a peer both
+    An engine is kept while the configurations differ only in what `start` takes. With a peer both
     engines are loaded and their runs take turns, who begins changing each time; a row of ours
     comes before the peer's of the same test. `on_status` receives what llama-bench prints,
     `benchmark 1/4: prompt run 1/5`.

@@ -21,7 +21,15 @@ from llmcli.commands.bench.report.settings import (
     words,
 )
 from llmcli.errors import UsageError
-from llmcli.shell.options import MODEL, OUTPUT, OutputOptions
+from llmcli.shell.options import (
+    MODEL,
+    OFFLINE,
+    OUTPUT,
+    QUANTIZE,
+    REVISION,
+    OutputOptions,
+    Quantize,
+)
 from llmcli.shell.params import opt
 
 # llama-bench's options that have no effect here; each takes one value, which is ignored
@@ -211,12 +219,9 @@ class OurOptions:
         "Do not measure what the machine can do at most, which takes a second; the share of the "
         "roofline is left out.",
     )  # fmt: skip
-    revision: str | None = opt(None, "--revision", "REV", "Branch, tag or commit on the hub.")
-    quantize: Literal["auto", "none", "int8", "int4"] = opt(
-        "auto", "--quantize", "FORMAT",
-        "Weight format: auto (the file's), none, int8 or int4.",
-    )  # fmt: skip
-    offline: bool = opt(False, "--offline", "Use only what is on this machine.")
+    revision: str | None = opt(None, *REVISION)
+    quantize: Quantize = opt("auto", *QUANTIZE)
+    offline: bool = opt(False, *OFFLINE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -318,9 +318,9 @@ class Against:
     lowest: float
     highest: float
     order: tuple[EngineName, ...]
-    number: int = 0
-    quartiles: tuple[float, float] = (0.0, math.inf)
-    of_means: float | None = None
+    number: int
+    quartiles: tuple[float, float]
+    of_means: float
 
     @derived
     def interval(self) -> tuple[float, float] | None:

@@ -234,6 +234,11 @@ class Settings:
     )  # fmt: skip
 
     @property
+    def placed(self) -> str:
+        """`device`, and `cpu` for llama-bench's `-ngl 0` where none is named."""
+        return "cpu" if self.device == "auto" and self.n_gpu_layers == 0 else self.device
+
+    @property
     def chunk(self) -> int:
         """Tokens of one forward call: `n_ubatch`, which is at most `n_batch` (llama.cpp's rule)."""
         return min(self.n_ubatch, self.n_batch)

@@ -83,20 +83,20 @@ def failures(report: ComparisonReport) -> str:
             f"{test.test} ({_doubted(f'{test.ratio:.3f}', test)})" for test in report.slow_tests
         )
         are = "is" if count == 1 else "are"
-        found.append(f"{counted(count, 'test')} {are} more than {bound} slower: {named}")
+        found.append(f"{counted(count, 'test')} {are} more than {bound} slower: {', '.join(named)}")
     if report.broken:
         count = len(report.broken)
         have = "has" if count == 1 else "have"
         named = _first(test.test for test in report.broken)
-        found.append(f"{counted(count, 'test')} {have} failed: {named}")
+        found.append(f"{counted(count, 'test')} {have} failed: {', '.join(named)}")
     return SEPARATOR.join(found)
 
 
-def _first(names: Iterable[str]) -> str:
-    """All but very many, which the table has too."""
+def _first(names: Iterable[str]) -> list[str]:
+    """The first few, and how many more there are."""
     listed = list(names)
     more = len(listed) - _NAMED
-    return ", ".join([*listed[:_NAMED], *([f"{more} more"] if more > 0 else [])])
+    return [*listed[:_NAMED], f"{more} more"] if more > 0 else listed
 
 
 def _parts(report: ComparisonReport) -> Iterator[RenderableType]:
@@ -109,11 +109,9 @@ def _parts(report: ComparisonReport) -> Iterator[RenderableType]:
     if differing:
         yield Line([f"A → B: {differing[0]}", *differing[1:]])
     for side in ("a", "b"):
-        fields = [missing.field for missing in report.unsaid if missing.side == side]
+        fields = _first(missing.field for missing in report.unsaid if missing.side == side)
         if fields:
-            more = len(fields) - _NAMED
-            named = [f"{side.upper()} does not say: {fields[0]}", *fields[1:_NAMED]]
-            yield Line([*named, f"{more} more"] if more > 0 else named, FAINT)
+            yield Line([f"{side.upper()} does not say: {fields[0]}", *fields[1:]], FAINT)
     busy = [side for side, source in (("A", report.a), ("B", report.b)) if source.slowed]
     if busy:
         yield Line([f"slowed down by other programs while measured: {' and '.join(busy)}"])

@@ -26,7 +26,7 @@ from llmcli.ui.theme import csv_cell, encodable, one_line
 class Format:
     """The text before the first row, of each row, and after the last of so many rows.
 
-    What is written is valid after an interruption, too, if `foot` is.
+    The output of an interrupted run is valid, too, once `foot` is written.
     """
 
     head: str

@@ -122,7 +122,7 @@ def _ratio(pair: Against) -> Iterator[str]:
     yield f"{pair.median:.2f}×"
     yield _interval(pair)
     yield str(len(pair.ratios))
-    yield "" if pair.of_means is None else f"{pair.of_means:.2f}×"
+    yield f"{pair.of_means:.2f}×"
     yield verdict(pair)
 
 

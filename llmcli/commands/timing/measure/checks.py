@@ -7,7 +7,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from llmcli.commands.timing.measure.workload import Workload
-from llmcli.commands.timing.report import PhaseName, PhaseTime
+from llmcli.commands.timing.report import PhaseTime
+from llmcli.graph.spec import Phase
 from llmcli.records.checks import ViewCheck, difference
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _SLACK = 16 << 20  # … and what libraries and the allocator keep
 
 
 def timing_checks(
-    workload: Workload, phases: Sequence[PhaseTime], runs: Mapping[PhaseName, Runs]
+    workload: Workload, phases: Sequence[PhaseTime], runs: Mapping[Phase, Runs]
 ) -> tuple[ViewCheck, ...]:
     """The footer; empty without phases."""
     if not phases:
@@ -75,7 +76,7 @@ def _adds_up(phases: Sequence[PhaseTime]) -> ViewCheck:
     )
 
 
-def _marks(workload: Workload, runs: Mapping[PhaseName, Runs]) -> ViewCheck:
+def _marks(workload: Workload, runs: Mapping[Phase, Runs]) -> ViewCheck:
     count, wrong = 0, []
     for phase, run in runs.items():
         names = workload.marks(phase)
@@ -89,7 +90,7 @@ def _marks(workload: Workload, runs: Mapping[PhaseName, Runs]) -> ViewCheck:
     return difference("marks", words, wrong)
 
 
-def _none(name: str, words: str, off: Mapping[PhaseName, int]) -> ViewCheck:
+def _none(name: str, words: str, off: Mapping[Phase, int]) -> ViewCheck:
     """A check that a count is 0 in every phase."""
     worst = max(off, key=lambda phase: off[phase])
     return ViewCheck(

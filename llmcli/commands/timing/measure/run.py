@@ -30,15 +30,9 @@ from llmcli.commands.timing.measure.parts import (
     product_seconds,
 )
 from llmcli.commands.timing.measure.workload import RunOutput, Workload
-from llmcli.commands.timing.report import (
-    PHASES,
-    Overhead,
-    PhaseName,
-    PhaseTime,
-    Stage,
-    TimingReport,
-)
-from llmcli.measure.peaks import Peak
+from llmcli.commands.timing.report import Overhead, PhaseTime, Stage, TimingReport
+from llmcli.graph.spec import PHASES, Phase
+from llmcli.measure.peaks import Peak, most
 from llmcli.measure.runs import StoppingRule, current, in_turns, timed
 from llmcli.model import Model
 from llmcli.ops import processor
@@ -107,7 +101,7 @@ class Runs:
 
 
 def run_pairs(
-    workload: Workload, phase: PhaseName, until: StoppingRule, progress: Progress | None = None
+    workload: Workload, phase: Phase, until: StoppingRule, progress: Progress | None = None
 ) -> Runs:
     """A bare and an instrumented run to warm up, then pairs of both, each first in every other one.
 
@@ -163,7 +157,7 @@ def run_pairs(
 
 
 def phase_time(
-    workload: Workload, name: PhaseName, runs: Runs, roof: Roof, *, trace: bool
+    workload: Workload, name: Phase, runs: Runs, roof: Roof, *, trace: bool
 ) -> PhaseTime:
     """The median instrumented run of the phase, part by part; `trace` keeps its pieces."""
     works = workload.works(name, runs.experts)
@@ -198,7 +192,7 @@ def measure_timing(
     new_tokens: int,
     *,
     ceilings: Ceilings,
-    phases: Sequence[PhaseName] = PHASES,
+    phases: Sequence[Phase] = PHASES,
     pairs: int | None = None,
     trace: bool = False,
     stages: Sequence[Stage] = (),
@@ -217,22 +211,22 @@ def measure_timing(
         ceilings=ceilings, numbers=workload.numbers, working_set=workload.working_set,
         apart=model.device.type != "cpu",
     )  # fmt: skip
-    runs: dict[PhaseName, Runs] = {}
+    runs: dict[Phase, Runs] = {}
     begin = perf_counter()
     interrupted = False
     try:
         with current(model.device):
             for number, name in enumerate(phases, 1):
-                end = begin + LIMIT_S * number / len(phases)  # what one leaves is another's
+                # what one phase leaves of its time is the next one's
+                end = begin + LIMIT_S * number / len(phases)
                 until = StoppingRule(pairs=pairs, begin=perf_counter(), end=end)
                 runs[name] = run_pairs(workload, name, until, progress)
-                if runs[name].interrupted:
-                    raise KeyboardInterrupt
+                if interrupted := runs[name].interrupted:
+                    break
     except KeyboardInterrupt:
         interrupted = True
     times = tuple(phase_time(workload, name, runs[name], roof, trace=trace) for name in runs)
-    peaks = [stage.peak for stage in stages] + [phase.peak for phase in times]
-    peak = max((nbytes for nbytes in peaks if nbytes is not None), default=None)
+    peak = most(*(stage.peak for stage in stages), *(phase.peak for phase in times))
     estimated = _estimated(workload)
     checks = timing_checks(workload, times, runs)
     if "prefill" in runs:  # what reading the prompt takes is in the estimate

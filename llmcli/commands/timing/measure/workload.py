@@ -22,12 +22,11 @@ from llmcli.anatomy.work import (
 )
 from llmcli.commands.timing.measure.clock import END, RunClock
 from llmcli.commands.timing.measure.parts import SAMPLE, STEP
-from llmcli.commands.timing.report import PhaseName
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.graph.routing import Choose
-from llmcli.graph.spec import Call, Logits
+from llmcli.graph.spec import Call, Logits, Phase
 from llmcli.model import Model
 from llmcli.nn.step import Tap
 from llmcli.records.work import PartWork
@@ -66,7 +65,7 @@ class Workload:
         )
         self.session = Session(model.decoder, 1, capacity)
 
-    def ready(self, phase: PhaseName) -> None:
+    def ready(self, phase: Phase) -> None:
         """The state in which the phase begins: nothing read yet, or the prompt."""
         past = 0 if phase == "prefill" else len(self.ids)
         if self.session.lengths[0] < past:
@@ -80,7 +79,7 @@ class Workload:
             device=self.model.device, logprobs=None, limit=max(1, self.new_tokens),
         )  # fmt: skip
 
-    def run(self, phase: PhaseName, clock: RunClock | None, tap: Tap | None = None) -> RunOutput:
+    def run(self, phase: Phase, clock: RunClock | None, tap: Tap | None = None) -> RunOutput:
         """The phase once, from its beginning: `ready` comes before it, and is no part of it.
 
         Decoding chooses and computes, `new_tokens` times, as `generate` does.
@@ -107,7 +106,7 @@ class Workload:
         """Raises NotFinite where logits have a NaN or an infinity, as generating does."""
         self._sampler.pick(out.logits_BV)
 
-    def experts(self, phase: PhaseName) -> dict[int, int]:
+    def experts(self, phase: Phase) -> dict[int, int]:
         """Run the phase once to count the experts that each layer ran, over all its calls."""
         nodes = graph(self.model.config).nodes.values()
         chosen = {node.name: node.layer for node in nodes if isinstance(node.op, Choose)}
@@ -122,24 +121,24 @@ class Workload:
             self.run(phase, None, tap)
         return ran
 
-    def calls(self, phase: PhaseName) -> Iterator[tuple[Call, Logits]]:
+    def calls(self, phase: Phase) -> Iterator[tuple[Call, Logits]]:
         """The forward calls of a phase."""
         if phase == "decode":
             return decode_calls(batch=1, tokens=self.new_tokens, past=len(self.ids))
         return prompt_calls(batch=1, tokens=len(self.ids))
 
-    def works(self, phase: PhaseName, experts: Mapping[int, int]) -> Works:
+    def works(self, phase: Phase, experts: Mapping[int, int]) -> Works:
         """The work of each part in each layer over all calls; `experts`: how many ran by layer."""
         return calls_work(self.model.config, self.calls(phase), numbers=self.numbers, ran=experts)
 
-    def flops(self, phase: PhaseName) -> int:
+    def flops(self, phase: Phase) -> int:
         """FLOPs of all calls, each counted as a whole."""
         return sum(
             total_work(self.model.config, call, numbers=self.numbers, logits=logits).flops
             for call, logits in self.calls(phase)
         )
 
-    def marks(self, phase: PhaseName) -> tuple[str, ...]:
+    def marks(self, phase: Phase) -> tuple[str, ...]:
         """The marks that a run of it makes: of each call first its own, then its activations."""
         config, model = self.model.config, graph(self.model.config)
         call = Call(batch=1, tokens=1, past=0, phase=phase)
@@ -155,7 +154,7 @@ class Workload:
         calls = self.calls(phase)
         return (*(mark for _, logits in calls for mark in (*first, *names[logits])), END)
 
-    def products(self, phase: PhaseName) -> tuple[Mapping[Place, PartWork], ...]:
+    def products(self, phase: Phase) -> tuple[Mapping[Place, PartWork], ...]:
         """For each of its calls what the parts with a weight matrix take."""
         found: dict[tuple[int, Logits], Mapping[Place, PartWork]] = {}
         for call, logits in self.calls(phase):

@@ -384,7 +384,7 @@ def outliers(
 
 
 def _machine(report: TimingReport, details: bool) -> Iterator[RenderableType]:
-    """The ceilings that decide and the most memory, or all of both; ceilings that were none."""
+    """The ceilings that matter and the peak memory, or all of both; what was beyond a ceiling."""
     ceilings = report.ceilings
     read = ceilings.read(report.working_set)
     if details:
@@ -422,7 +422,7 @@ def residency(report: TimingReport) -> str:
 
 
 def memory_words(report: TimingReport) -> Iterator[str]:
-    """The most held before the model, in each stage and phase, and the estimate of it."""
+    """The most memory held before the model, in each stage and in each phase, and the estimate."""
     what = "resident memory (RSS)" if report.ceilings.device == "cpu" else "memory of the device"
     held = [("base", report.base)]
     held += [("load", stage.peak) for stage in report.stages if stage.peak is not None]
