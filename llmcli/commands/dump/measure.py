@@ -39,7 +39,7 @@ from llmcli.inspect.kernel import layer_of, mixer_of
 from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.parts import AT_ONCE, arrays_of, in_rows, parts
 from llmcli.inspect.recurrence import walk
-from llmcli.inspect.statistics import Statistics
+from llmcli.inspect.statistics import Statistics, not_finite
 from llmcli.model import Model, dtype_name
 from llmcli.nn.recurrent import Recurrent
 from llmcli.nn.state import State
@@ -134,13 +134,14 @@ def measure_dump(
     dump = _Dump(model, ids, plan, check=check, write=write, progress=progress)
     with torch.inference_mode():
         dump.run(generate)
+    bad = (not_finite(one.name, one) for one in dump.done)
     return DumpReport(
         dtype=dtype_name(model.dtype),
         tokens=tuple(Token(id=id, text=model.token_text(id)) for id in dump.ids),
         prompt_tokens=len(ids),
         tensors=tuple(dump.done),
         checks=dump.checks(),
-        not_finite=next(filter(None, map(_first_bad, dump.done)), dump.error) or None,
+        not_finite=next(filter(None, bad), dump.error) or None,
     )
 
 
@@ -395,7 +396,6 @@ class Written:
 
 
 def _summary(one: DumpPlan, shape: tuple[int, ...], found: Statistics) -> DumpedTensor:
-    bad = found.first_bad
     return DumpedTensor(
         **{**vars(one), "shape": shape},
         mean=found.mean,
@@ -406,13 +406,5 @@ def _summary(one: DumpPlan, shape: tuple[int, ...], found: Statistics) -> Dumped
         masked=found.masked,
         nan=found.nan,
         inf=found.infinite,
-        first_bad=None if bad is None else tuple(int(i) for i in np.unravel_index(bad, shape)),
+        first_bad=found.bad_index(shape),
     )
-
-
-def _first_bad(tensor: DumpedTensor) -> str:
-    """The first number that is not finite, and what it is; empty where all are finite."""
-    if tensor.first_bad is None:
-        return ""
-    kind = "not a number" if not tensor.inf else "infinite" if not tensor.nan else "not finite"
-    return f"`{tensor.name}[{','.join(map(str, tensor.first_bad))}]` is {kind}"
