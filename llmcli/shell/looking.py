@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from llmcli.model import Model
     from llmcli.shell.output import Output
-    from llmcli.text.interface import TextInterface
 
 # what `/look` of `chat` can show, and the options that it takes there; the command's `look.py`
 IN_CHAT: dict[str, tuple[str, ...]] = {
@@ -86,11 +85,6 @@ def room_for(options: ModelOptions, model: Model) -> int:
     room = options.context_length or model.config.context
     positions = model.config.embedding.positions
     return room if positions is None else min(room, positions)
-
-
-def token_texts(model: TextInterface, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
-    """(id, text for people) of every token; the text is empty without a tokenizer."""
-    return tuple((id, model.token_text(id)) for id in ids)
 
 
 def parse_numbers(text: str, size: int, option: str, what: str) -> tuple[int, ...]:

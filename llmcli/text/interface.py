@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import CheckpointError
+from llmcli.records.text import Token
 from llmcli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ class TextInterface:
     def token_text(self, id: int) -> str:
         """The token for display; empty without a tokenizer."""
         return "" if self.tokenizer is None else self.tokenizer.token_text(id)
+
+    def tokens(self, ids: Sequence[int]) -> tuple[Token, ...]:
+        """The tokens with those ids."""
+        return tuple(Token(id=id, text=self.token_text(id)) for id in ids)
 
     def check_tokenized(self, ids: Sequence[int]) -> None:
         """Raise CheckpointError if an id exceeds the embedding."""

@@ -18,9 +18,9 @@ from llmcli.commands.attention.report.request import AttentionRequest, recurrent
 from llmcli.errors import UsageError
 from llmcli.records.document import members
 from llmcli.records.numbers import spans
+from llmcli.records.text import Token
 from llmcli.shell.files import FILE_CAP, whole_file
-from llmcli.shell.inspection import Inspection, body_of
-from llmcli.shell.looking import token_texts
+from llmcli.shell.inspection import Inspection
 from llmcli.shell.output import ExportFile, write_document
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Export:
     ) -> None:
         self._stack = stack
         self._look, self._request, self._patterns = look, request, patterns
-        self._known = token_texts(look.model, ids)
+        self._known = look.model.tokens(ids)
         self._tokens = len(ids) + request.generate  # at most
         config = look.model.config
         self._heads = request.chosen(config)
@@ -116,7 +116,7 @@ class Export:
 
     def body(self, report: AttentionReport) -> dict[str, Any]:
         """The report as JSON has it."""
-        body = body_of(report)
+        body = members(report)
         return self._with_matrices(report, body) if self._patterns else body
 
     def _with_matrices(
@@ -176,14 +176,14 @@ class Export:
         assert node is not None
         return f"{node.name.rpartition('.')[0]}.{self._request.what}"
 
-    def _metadata(self, tokens: Sequence[tuple[int, str]], *, ok: bool) -> dict[str, str]:
+    def _metadata(self, tokens: Sequence[Token], *, ok: bool) -> dict[str, str]:
         """What stands beside arrays: JSON of the ids and the texts of all `tokens`."""
         return {
             "schema": "llmcli.attention/1",
             "model": self._look.model.name,
             "what": self._request.what,
-            "ids": json.dumps([id for id, _ in tokens]),
-            "tokens": json.dumps([text for _, text in tokens]),
+            "ids": json.dumps([one.id for one in tokens]),
+            "tokens": json.dumps([one.text for one in tokens]),
             "prompt_tokens": str(len(self._known)),
             "heads": json.dumps({str(layer): list(own) for layer, own in self._heads.items()}),
             "ok": json.dumps(ok),

@@ -10,7 +10,7 @@ from llmcli.commands.attention.prompt import Reading
 from llmcli.errors import UsageError
 from llmcli.graph.ops import Mix
 from llmcli.records.numbers import spans
-from llmcli.shell.inspection import Inspection, body_of
+from llmcli.shell.inspection import Inspection
 from llmcli.shell.looking import parse_numbers
 from llmcli.shell.progress import Progress
 
@@ -86,5 +86,4 @@ def show(look: Inspection, reading: Reading, heads: HeadOptions) -> None:
             progress=progress,
         )  # fmt: skip
     file = look.file(f"states of layers {spans(layers)}", {})
-    body = {"what": "state"} | body_of(report)
-    look.present(lambda: render_states(report, look.title), report, file, body)
+    look.present(lambda: render_states(report, look.title), report, file)

@@ -206,7 +206,7 @@ def _dumped(
         cache=dtype_name(model.decoder.cache_dtype),
     )  # fmt: skip
     arrays = [ArrayPlan(one.name, one.dtype, one.shape) for one in plan]
-    about = metadata([Token(id=id, text=model.token_text(id)) for id in ids], 0)
+    about = metadata(model.tokens(ids), 0)
     about["tokens"] += " " * 40 * generate  # room for those that will be generated
     if dump.to is not None and kind is not None:
         size = array_file_size(kind, arrays, about)

@@ -46,7 +46,6 @@ from llmcli.nn.state import State
 from llmcli.ops.recurrence import Map
 from llmcli.records.checks import ViewCheck
 from llmcli.records.progress import Progress
-from llmcli.records.text import Token
 
 # an array with its name, shape, dtype, and its numbers in C order, a part at a time
 Write = Callable[[str, tuple[int, ...], str, Iterable[np.ndarray]], None]
@@ -137,7 +136,7 @@ def measure_dump(
     bad = (not_finite(one.name, one) for one in dump.done)
     return DumpReport(
         dtype=dtype_name(model.dtype),
-        tokens=tuple(Token(id=id, text=model.token_text(id)) for id in dump.ids),
+        tokens=model.tokens(dump.ids),
         prompt_tokens=len(ids),
         tensors=tuple(dump.done),
         checks=dump.checks(),

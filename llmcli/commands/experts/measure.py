@@ -82,7 +82,7 @@ def measure_experts(
     )
     return ExpertsReport(
         dtype=dtype_name(model.dtype),
-        tokens=tuple((id, model.token_text(id)) for id in known),
+        tokens=model.tokens(known),
         prompt_tokens=len(ids),
         positions=tuple(positions),
         layers=found,

@@ -126,7 +126,7 @@ class _Look:
         return AttentionReport(
             what=request.what,
             dtype=dtype_name(self.model.dtype),
-            tokens=tuple((id, self.model.token_text(id)) for id in self._ids),
+            tokens=self.model.tokens(self._ids),
             prompt_tokens=prompt_tokens,
             metrics=tuple(metric for metric in METRICS if metric.name in metrics),
             rows={name: self._rows[name] for name in metrics if name in self._rows},

@@ -89,7 +89,7 @@ class _Look:
         ))  # fmt: skip
         return StatesReport(
             dtype=dtype_name(model.dtype),
-            tokens=tuple((id, model.token_text(id)) for id in self._ids),
+            tokens=model.tokens(self._ids),
             prompt_tokens=prompt_tokens,
             positions=tuple(self._positions),
             layers=tuple(self._found),

@@ -205,7 +205,7 @@ def heatmaps(report: AttentionReport, kind: Kind) -> RenderableType:
     bar = ColourBar(_words(report), scale)
     if len(report.matrices) == 1:
         matrix = report.matrices[0]
-        tokens = [text or f"id {id}" for id, text in report.tokens]
+        tokens = [one.text or f"id {one.id}" for one in report.tokens]
         words = _name(matrix, report)
         if _names_all(report):
             words += f", {_count(report)}"

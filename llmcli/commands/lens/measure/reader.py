@@ -109,12 +109,11 @@ class Reader:
     ) -> LensReport:
         """What was read; `also`: the check of the chunks, where there is one."""
         model = self._model
-        tokens = tuple((id, self._token(id, 1.0).text) for id in self._ids)
         words = {"output": "the model's top token", "next": "the next token of the text"}
         return LensReport(
             dtype=dtype_name(model.dtype),
             vocabulary=model.config.vocab,
-            tokens=tokens,
+            tokens=model.tokens(self._ids),
             prompt_tokens=prompt_tokens,
             positions=tuple(positions),
             target="the token given" if isinstance(self._target, int) else words[self._target],
