@@ -36,9 +36,8 @@ class ChunkProof:
         self._model, self._ids, self._state = model, ids, state
         chunks = -(-len(ids) // PROMPT_CHUNK)
         self._rows = max(CHUNK_ROWS, ROWS // chunks) if chunks > 1 else 0
-        layers = range(len(model.config.layers) if chunks > 1 else 0)
-        maps = {layer: LayerMap(model, layer) for layer in layers
-                if graph(model.config).mixing(layer) is not None}  # fmt: skip
+        mixers = graph(model.config).mixers if chunks > 1 else ()
+        maps = {layer: LayerMap(model, layer) for layer in mixers}
         # maps of something else are not proven here: no cache has their rows
         self._maps = {layer: of for layer, of in maps.items()
                       if of.score is not None or of.signed}  # fmt: skip

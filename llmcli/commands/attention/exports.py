@@ -172,8 +172,7 @@ class Export:
 
     def _array_name(self, layer: int) -> str:
         """`blocks.3.attn.pattern`."""
-        node = graph(self._look.model.config).mixing(layer)
-        assert node is not None
+        node = graph(self._look.model.config).mixers[layer]
         return f"{node.name.rpartition('.')[0]}.{self._request.what}"
 
     def _metadata(self, tokens: Sequence[Token], *, ok: bool) -> dict[str, str]:

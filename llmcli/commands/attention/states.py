@@ -38,10 +38,9 @@ def check_options(heads: HeadOptions, view: ViewOptions) -> None:
 def chosen(heads: HeadOptions, config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The requested layers and heads. Raises UsageError for those without a state."""
     model = graph(config)
-    nodes = {layer: model.mixing(layer) for layer in range(len(config.layers))}
     states = [
-        layer for layer, node in nodes.items()
-        if node is not None and isinstance(node.op, Mix) and node.op.state
+        layer for layer, node in model.mixers.items()
+        if isinstance(node.op, Mix) and node.op.state
     ]  # fmt: skip
     if not states:
         raise UsageError(
@@ -52,7 +51,8 @@ def chosen(heads: HeadOptions, config: ModelConfig) -> tuple[tuple[int, ...], tu
     if heads.layer is not None:
         layers = parse_numbers(heads.layer, len(config.layers), "--layer", "layers")
         if without := [layer for layer in layers if layer not in states]:
-            what = "softmax attention keeps keys and values" if nodes[without[0]] else "it is none"
+            mixes = without[0] in model.mixers
+            what = "softmax attention keeps keys and values" if mixes else "it is none"
             raise UsageError(
                 f"layer {without[0]} has no state: {what}",
                 hint=f"layers that have: {spans(states)}",
