@@ -73,7 +73,7 @@ class ChunkProof:
         seen = {name: tensor[0] for name, tensor in self._now.items()}
         walked = walk(of.recurrence(seen), before=self._ends.get(of.number), results=True)
         self._ends[of.number] = walked.end
-        eps = torch.finfo(torch.promote_types(self._model.dtype, torch.float32)).eps
+        eps = torch.finfo(self._model.stream_dtype).eps
         cached = self._state.tensors()[of.matrix.name][0]
         self._found += [
             walked.check_results(seen[of.mixed], eps, of.mixed),

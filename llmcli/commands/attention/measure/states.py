@@ -128,7 +128,7 @@ class _Look:
         states_HPde = torch.stack([walked.states[position] for position in at], 1)
         q_HP1d = q_HTd[:, at, None].to(states_HPde)
         off_HP = ((q_HP1d @ states_HPde)[:, :, 0] - z_HTe[:, at].to(states_HPde)).abs().amax(-1)
-        eps = torch.finfo(torch.promote_types(self._model.dtype, torch.float32)).eps
+        eps = torch.finfo(self._model.stream_dtype).eps
         allowed_HP = ROUNDINGS * eps * walked.sizes_HT[:, at]
         if z_HTe.dtype.itemsize == 2:
             narrow = torch.finfo(z_HTe.dtype).eps / 2
