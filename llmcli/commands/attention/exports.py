@@ -21,6 +21,7 @@ from llmcli.records.numbers import spans
 from llmcli.records.text import Token
 from llmcli.shell.files import FILE_CAP, whole_file
 from llmcli.shell.inspection import Inspection
+from llmcli.shell.looking import tokens_metadata
 from llmcli.shell.output import ExportFile, write_document
 
 if TYPE_CHECKING:
@@ -181,9 +182,7 @@ class Export:
             "schema": "llmcli.attention/1",
             "model": self._look.model.name,
             "what": self._request.what,
-            "ids": json.dumps([one.id for one in tokens]),
-            "tokens": json.dumps([one.text for one in tokens]),
-            "prompt_tokens": str(len(self._known)),
+            **tokens_metadata(tokens, len(self._known)),
             "heads": json.dumps({str(layer): list(own) for layer, own in self._heads.items()}),
             "ok": json.dumps(ok),
         }

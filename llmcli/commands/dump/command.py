@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -17,7 +16,7 @@ from llmcli.records.numbers import counted
 from llmcli.records.text import Token
 from llmcli.shell.encoding import Encoded
 from llmcli.shell.files import check_size, kind_of_file, whole_file, written
-from llmcli.shell.looking import NewTokensOptions, encode_prompt
+from llmcli.shell.looking import NewTokensOptions, encode_prompt, tokens_metadata
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from llmcli.commands.dump.report import DumpReport
     from llmcli.config import ModelConfig
     from llmcli.model import Model
+
 DUMP = "Dump"
 FILES = ("safetensors", "npz")
 STREAM = "embed,blocks.*.resid_post,ln_final.out"
@@ -187,17 +187,14 @@ def _dumped(
     from llmcli.model import dtype_name
     from llmcli.ui.arrays import ArrayPlan, array_file_size, array_writer
 
-
     def metadata(tokens: Sequence[Token], prompt_tokens: int) -> dict[str, str]:
-        """What the file says of itself; lists as JSON."""
+        """What the file says of itself."""
         return {
             "schema": "llmcli.dump/1",
             "model": model.name,
             "names": dump.name,
             "prompt": encoded.text or "",
-            "ids": json.dumps([one.id for one in tokens]),
-            "tokens": json.dumps([one.text for one in tokens]),
-            "prompt_tokens": str(prompt_tokens),
+            **tokens_metadata(tokens, prompt_tokens),
         }
 
     ids = encoded.ids
