@@ -17,7 +17,7 @@ from llmcli.commands.attention.report.heads import AttentionReport
 from llmcli.commands.attention.report.request import AttentionRequest, recurrent_layers
 from llmcli.errors import UsageError
 from llmcli.records.document import members
-from llmcli.records.numbers import spans
+from llmcli.records.numbers import numbered, spans
 from llmcli.records.text import Token
 from llmcli.shell.files import FILE_CAP, whole_file
 from llmcli.shell.inspection import Inspection
@@ -198,7 +198,7 @@ class Export:
                 self._arrays_of(heads, layers, tokens) for heads, layers in alike.items()
             )
         named = "; ".join(
-            f"{_counted('layer', layers)} {_counted('head', heads)}"
+            f"{numbered('layer', layers)} {numbered('head', heads)}"
             for heads, layers in alike.items()
         )
         if kind == "png" and not request.drawn:
@@ -210,16 +210,12 @@ class Export:
         parts: dict[str, list[int]] = {}  # by what they are called in a block
         for layer in layers:
             parts.setdefault(self._array_name(layer).split(".", 2)[2], []).append(layer)
-        counted = _counted("head", heads)
+        counted = numbered("head", heads)
         return "; ".join(
             f"blocks.{spans(some)}.{name} [{len(heads)} {tokens} {tokens}]"
             f"{'' if len(some) == 1 else ' each'}, {counted}"
             for name, some in parts.items()
         )
-
-
-def _counted(noun: str, numbers: Sequence[int]) -> str:
-    return f"{noun}{'s' if len(numbers) != 1 else ''} {spans(numbers)}"
 
 
 @contextmanager
