@@ -15,11 +15,10 @@ from llmcli.anatomy.graph import graph
 from llmcli.commands.attention.options import ViewOptions
 from llmcli.commands.attention.report.heads import AttentionReport
 from llmcli.commands.attention.report.request import AttentionRequest, recurrent_layers
-from llmcli.errors import UsageError
 from llmcli.records.document import members
 from llmcli.records.numbers import numbered, spans
 from llmcli.records.text import Token
-from llmcli.shell.files import FILE_CAP, whole_file
+from llmcli.shell.files import check_cap, whole_file
 from llmcli.shell.inspection import Inspection
 from llmcli.shell.looking import tokens_metadata
 from llmcli.shell.output import ExportFile, write_document
@@ -67,17 +66,14 @@ class Export:
         """Raises UsageError, or WriteFailed, where the file or the document gets too large."""
         from llmcli.commands.attention.view.export import page_size
         from llmcli.ui.arrays import array_file_size
-        from llmcli.ui.numbers import size
 
         look, most = self._look, max(map(len, self._heads.values()))
         seen = self._tokens * (self._tokens + 1) // 2
         each = seen * DIGITS + (self._tokens**2 - seen) * ZERO  # half of each is masked
         needed = round(sum(map(len, self._heads.values())) * each)
-        if self._patterns and needed > FILE_CAP and not force:
-            raise UsageError(
-                f"the document would take about {size(needed)}, more than {size(FILE_CAP)}",
-                hint=f"{SMALLER}, write `-o FILE.safetensors`, or add --force",
-            )
+        if self._patterns:
+            smaller = f"{SMALLER}, write `-o FILE.safetensors`"
+            check_cap("the document", needed, force=force, smaller=smaller)
         sizes = {"json": needed}
         if look.kind in ARRAYS:
             about = self._metadata(self._known, ok=True)
