@@ -46,6 +46,13 @@ class InChat:
     room: int
     out: Output
 
+    @property
+    def title(self) -> str:
+        """The model's line."""
+        from llmcli.ui.facts import model_line
+
+        return model_line(self.model.describe())
+
 
 @dataclass(frozen=True, kw_only=True)
 class NewTokensOptions:
