@@ -1,6 +1,6 @@
 """New tokens, generated before all tokens are read again, with the proof of their steps.
 
-And how a prompt is read in chunks: what looks on is called with every activation (`Watch`).
+And a prompt, read in chunks as `generate` does: a `Watch` is called with every activation.
 """
 
 from __future__ import annotations

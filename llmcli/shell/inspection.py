@@ -42,7 +42,7 @@ class FileOptions(Protocol):
 
 
 class Report(Protocol):
-    """What was measured, and is the document."""
+    """What was measured; its members are those of the document."""
 
     @property
     def checks(self) -> tuple[ViewCheck, ...]:

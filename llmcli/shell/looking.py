@@ -35,7 +35,7 @@ Shown = tuple["RenderableType", Sequence[ViewCheck]]  # and what the view is che
 
 @dataclass(frozen=True, kw_only=True)
 class InChat:
-    """The tokens of a conversation; the last `answer` of them are the last answer.
+    """The tokens of a conversation; its last `answer` tokens are the model's last answer.
 
     `room`: the most tokens of the context.
     """

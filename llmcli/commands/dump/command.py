@@ -206,8 +206,8 @@ def _dumped(
     about = metadata(model.tokens(ids), 0)
     about["tokens"] += " " * 40 * generate  # room for those that will be generated
     if dump.to is not None and kind is not None:
-        size = array_file_size(kind, arrays, about)
-        check_size(dump.to, size, force=dump.force, smaller=SMALLER)
+        estimate = array_file_size(kind, arrays, about)
+        check_size(dump.to, estimate, force=dump.force, smaller=SMALLER)
     opened = nullcontext() if dump.to is None else whole_file(dump.to)
     with opened as file, Progress(out) as progress:
         writer = None
@@ -222,8 +222,8 @@ def _dumped(
             write=None if writer is None else writer.write_parts,
             progress=progress,
         )
-        written = 0
+        size = 0
         if writer is not None and file is not None:
             writer.finish(metadata(report.tokens, len(ids)))
-            written = file.seek(0, os.SEEK_END)  # a pipe does not say it afterwards
-    return report, written
+            size = file.seek(0, os.SEEK_END)  # a pipe does not say it afterwards
+    return report, size

@@ -145,7 +145,7 @@ def measure_dump(
 
 
 class _Dump:
-    """The watcher of one run: `kept` is what is still needed of what the kernel wrote."""
+    """Watches one run; `done` are the tensors that were settled so far."""
 
     def __init__(
         self,
@@ -273,7 +273,7 @@ class _Dump:
     def _check_formula(self, name: str) -> None:
         self._sound = self._sound and self.done[-1].first_bad is None
         if not self._sound:
-            return  # of numbers that are none nothing follows
+            return  # nothing follows from a number that is not finite
         try:
             check = formula_checks(
                 self.model, self.ids, self._written.kept, [name], rows=FORMULA_ROWS,

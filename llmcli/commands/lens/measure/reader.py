@@ -146,7 +146,7 @@ def _layer(name: str) -> int | None:
 
 
 def need_finite(logits: Tensor, positions: range, model: Model) -> None:
-    """Raises NotFinite where a logit of the model is none, `[…, P, V]`."""
+    """Raises NotFinite where a logit of the model, `[…, P, V]`, is not finite."""
     bad = ~torch.isfinite(logits).all(-1).reshape(-1, len(positions)).all(0)
     if bad.any():
         raise NotFinite(
