@@ -30,7 +30,7 @@ from llmcli.commands.attention.view.tables import (
 )
 from llmcli.records.head_metrics import COLOURED_BY, COMMON, LINEAR, Metric
 from llmcli.records.matrix import Matrix
-from llmcli.records.numbers import numbered
+from llmcli.records.numbers import counted, numbered
 from llmcli.ui.cells import Ink
 from llmcli.ui.grid import ColourBar, Fit, Heatmap, Panels
 from llmcli.ui.layout import SEPARATOR, WIDEST, Line
@@ -174,7 +174,7 @@ def _next(report: AttentionReport, calls: Calls) -> Iterator[tuple[str, str]]:
     """What to run next: repeated text where there is little, the clearest head."""
     rows = report.rows.get("induction", 0)
     if calls.repeated is not None and rows < FEW_ROWS:
-        said = f"{rows} row{'s' * (rows != 1)} of repeated tokens only" if rows else (
+        said = f"{counted(rows, 'row')} of repeated tokens only" if rows else (
             "no token comes twice"
         )
         yield f"induction, duplicate: {said}; try:", calls.repeated
