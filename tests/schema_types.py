@@ -24,7 +24,6 @@ import llmcli
 from llmcli.records.document import member_names, optional_fields
 from llmcli.records.environment import Environment
 from llmcli.records.machine_load import MachineLoad
-from llmcli.records.text import Token
 
 FOLDER = Path(llmcli.__file__).parent / "assets" / "schemas"
 PLAIN = {str: "string", int: "integer", bool: "boolean", PurePath: "string"}
@@ -177,10 +176,7 @@ DOCUMENTS = {
             "file": either([object_of({"path": str, "bytes": int}), {"type": "null"}]),
         },
     ),
-    "lens": Document(
-        report="commands.lens.report:LensReport", judged=True,
-        others={"tokens": tuple[Token, ...]},
-    ),
+    "lens": Document(report="commands.lens.report:LensReport", judged=True),
     "ladder": Document(
         report="commands.ladder.report:LadderReport",
         rules=bad({"properties": {"rungs": {"contains": FAILED}}}),

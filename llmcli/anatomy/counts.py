@@ -139,9 +139,8 @@ def memory_need(
 def state_need(config: ModelConfig, numbers: Arithmetic) -> StateNeed | None:
     """States of recurrent mixers, and the length from which a cache would be larger; or None."""
     model = graph(config)
-    mixing = {layer: model.mixing(layer) for layer in range(len(config.layers))}
-    mixed = {layer: node.op for layer, node in mixing.items()
-             if node is not None and isinstance(node.op, Mix) and node.op.state}  # fmt: skip
+    mixed = {layer: node.op for layer, node in model.mixers.items()
+             if isinstance(node.op, Mix) and node.op.state}  # fmt: skip
     if not mixed:
         return None
     empty, one = (

@@ -175,10 +175,18 @@ class Graph:
         behind = names[names.index(state.before) :]
         return next(name for name in behind if self.written(name))
 
+    @cached_property
+    def mixers(self) -> dict[int, Node]:
+        """The nodes that mix a layer's values by a map `[H, T, S]` (`op.pattern`), by layer."""
+        found: dict[int, Node] = {}
+        for node in self.nodes.values():
+            if node.layer is not None and isinstance(node.op, Mix):
+                found.setdefault(node.layer, node)
+        return found
+
     def mixing(self, layer: int) -> Node | None:
-        """The node that mixes the layer's values by a map `[H, T, S]` (`op.pattern`), or None."""
-        inside = (node for node in self.nodes.values() if node.layer == layer)
-        return next((node for node in inside if isinstance(node.op, Mix)), None)
+        """The layer's node of `mixers`, or None."""
+        return self.mixers.get(layer)
 
     def score(self, mix: Mix) -> Score | None:
         """The scores of a softmax map; None for other maps."""

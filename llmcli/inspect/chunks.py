@@ -36,9 +36,8 @@ class ChunkProof:
         self._model, self._ids, self._state = model, ids, state
         chunks = -(-len(ids) // PROMPT_CHUNK)
         self._rows = max(CHUNK_ROWS, ROWS // chunks) if chunks > 1 else 0
-        layers = range(len(model.config.layers) if chunks > 1 else 0)
-        maps = {layer: LayerMap(model, layer) for layer in layers
-                if graph(model.config).mixing(layer) is not None}  # fmt: skip
+        mixers = graph(model.config).mixers if chunks > 1 else ()
+        maps = {layer: LayerMap(model, layer) for layer in mixers}
         # maps of something else are not proven here: no cache has their rows
         self._maps = {layer: of for layer, of in maps.items()
                       if of.score is not None or of.signed}  # fmt: skip
@@ -74,7 +73,7 @@ class ChunkProof:
         seen = {name: tensor[0] for name, tensor in self._now.items()}
         walked = walk(of.recurrence(seen), before=self._ends.get(of.number), results=True)
         self._ends[of.number] = walked.end
-        eps = torch.finfo(torch.promote_types(self._model.dtype, torch.float32)).eps
+        eps = torch.finfo(self._model.stream_dtype).eps
         cached = self._state.tensors()[of.matrix.name][0]
         self._found += [
             walked.check_results(seen[of.mixed], eps, of.mixed),

@@ -1,6 +1,6 @@
 """New tokens, generated before all tokens are read again, with the proof of their steps.
 
-And how a prompt is read in chunks: what looks on is called with every activation (`Watch`).
+And a prompt, read in chunks as `generate` does: a `Watch` is called with every activation.
 """
 
 from __future__ import annotations
@@ -120,9 +120,7 @@ class _Steps:
     def __init__(self, model: Model, prompt: int, state: State) -> None:
         self._model, self._prompt, self._state = model, prompt, state
         self._graph = graph(model.config)
-        layers = range(len(model.config.layers))
-        mixing = (layer for layer in layers if self._graph.mixing(layer) is not None)
-        self._maps = {layer: LayerMap(model, layer) for layer in mixing}
+        self._maps = {layer: LayerMap(model, layer) for layer in self._graph.mixers}
         self._now: dict[str, Tensor] = {}
         self._every: dict[str, Tensor] = {}  # rows of all calls, where a cache does not have them
         self._sums: dict[str, int] = {}  # of the bits of what is cached, after the last call

@@ -21,6 +21,7 @@ from llmcli.inspect.kernel import mixer_of
 from llmcli.model import Model
 from llmcli.nn.recurrent import Recurrent
 from llmcli.nn.softmax_map import SoftmaxMap
+from llmcli.ops.norm import at_least_float32
 from llmcli.ops.recurrence import Inputs
 from llmcli.parts.registry import part_of
 
@@ -180,9 +181,9 @@ class LayerMap:
             of = slice(heads[0], heads[-1] + 1)
             map_1HtS = mixer.derive(self.pattern, emitted, queries.start, queries.stop, heads=of)
             return Scores(map_1HtS[0, :, :, keys].log(), None)
-        q_Htd = wide(seen[self.score.query][heads, queries])
+        q_Htd = at_least_float32(seen[self.score.query][heads, queries])
         groups = slice(heads[0] // self.group, heads[-1] // self.group + 1)
-        k_KSd = wide(seen[self.score.key][groups, keys])
+        k_KSd = at_least_float32(seen[self.score.key][groups, keys])
         assert isinstance(mixer, SoftmaxMap)
         first = queries.start - keys.start
         scores_HtS = mixer.score_rows(q_Htd[None], k_KSd[None], first, before=keys.start)[0]
@@ -243,8 +244,3 @@ class Scores(NamedTuple):
 def kind_of(window: int | None) -> str:
     """What a layer with that window is called."""
     return "full" if window is None else f"window {window}"
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """In at least float32."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

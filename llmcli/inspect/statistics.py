@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +13,30 @@ from llmcli.devices import float64_device
 
 _AT_ONCE = 1 << 17  # numbers that are looked at together: 1 MiB of float64, which a cache holds
 _ON_GPU = 1 << 22  # there a call costs more than its work
+
+
+class Faults(Protocol):
+    """How many numbers of a tensor are NaN and infinite, and the index of the first of them."""
+
+    @property
+    def nan(self) -> int:
+        """NaN."""
+
+    @property
+    def inf(self) -> int:
+        """Of both signs."""
+
+    @property
+    def first_bad(self) -> tuple[int, ...] | None:
+        """None where all are finite."""
+
+
+def not_finite(name: str, found: Faults | None) -> str:
+    """The first number of `name` that is not finite, and what it is; empty where all are finite."""
+    if found is None or found.first_bad is None:
+        return ""
+    kind = "not a number" if not found.inf else "infinite" if not found.nan else "not finite"
+    return f"`{name}[{','.join(map(str, found.first_bad))}]` is {kind}"
 
 
 class Statistics:
@@ -80,6 +106,12 @@ class Statistics:
         if self.first_bad is None and bad.any():
             self.first_bad = self._seen + int(bad.nonzero()[0])
         self._seen += len(x)
+
+    def bad_index(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Where `first_bad` is in a tensor of that shape, whose numbers came in C order."""
+        if self.first_bad is None:
+            return None
+        return tuple(int(i) for i in np.unravel_index(self.first_bad, shape))
 
     @property
     def seen(self) -> int:

@@ -17,6 +17,11 @@ def spans(numbers: Sequence[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
 
 
+def numbered(noun: str, numbers: Sequence[int]) -> str:
+    """`layer 3`, `layers 0-3,5` for ascending numbers."""
+    return f"{noun}{'s' * (len(numbers) != 1)} {spans(numbers)}"
+
+
 def together(names: Sequence[str]) -> str:
     """`h.{0-3,5}.w` for names that differ in one number only; else the first name."""
     split = [re.split(r"([0-9]+)", name) for name in names]

@@ -120,12 +120,8 @@ def check_size(path: str, estimate: int, *, force: bool, smaller: str) -> None:
     from llmcli.ui.numbers import size
 
     check_target(path)
-    cap = PAGE_CAP if path.lower().endswith(".html") else FILE_CAP
-    if estimate > cap and not force:
-        raise UsageError(
-            f"`{path}` would take about {size(estimate)}, more than {size(cap)}",
-            hint=f"{smaller}, or add --force",
-        )
+    page = path.lower().endswith(".html")
+    check_cap(f"`{path}`", estimate, force=force, smaller=smaller, page=page)
     target = _target(path)
     if _stream(target):
         return
@@ -137,6 +133,18 @@ def check_size(path: str, estimate: int, *, force: bool, smaller: str) -> None:
                 f"{size(disk.free)} free",
                 hint=f"{smaller}, or write to another disk",
             )
+
+
+def check_cap(what: str, estimate: int, *, force: bool, smaller: str, page: bool = False) -> None:
+    """Raises UsageError where about `estimate` bytes are above the cap, without `force`."""
+    from llmcli.ui.numbers import size
+
+    cap = PAGE_CAP if page else FILE_CAP
+    if estimate > cap and not force:
+        raise UsageError(
+            f"{what} would take about {size(estimate)}, more than {size(cap)}",
+            hint=f"{smaller}, or add --force",
+        )
 
 
 def check_export(path: str | None, allowed: Sequence[str], *, show: bool) -> str:

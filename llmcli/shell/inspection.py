@@ -42,11 +42,7 @@ class FileOptions(Protocol):
 
 
 class Report(Protocol):
-    """What was measured of some tokens, (id, text)."""
-
-    @property
-    def tokens(self) -> tuple[tuple[int, str], ...]:
-        """All of them, those that the model wrote too."""
+    """What was measured; its members are those of the document."""
 
     @property
     def checks(self) -> tuple[ViewCheck, ...]:
@@ -126,18 +122,13 @@ class Inspection:
         file: ExportFile | None,
         body: Mapping[str, Any] | None = None,
     ) -> None:
-        """Writes the file, shows the view or JSON; `body` where it is not `body_of(report)`."""
+        """Writes the file, shows the view or JSON; `body` where it is not the report alone."""
         about = self.model.describe()
         self.out.present(
             view,
-            body_of(report) if body is None else body,
+            members(report) if body is None else body,
             model=about,
             environment=environment(kernels=kernels_of(about)),
             checks=report.checks,
             file=file,
         )
-
-
-def body_of(report: Report) -> dict[str, Any]:
-    """The report as JSON has it: tokens as objects."""
-    return members(report) | {"tokens": [{"id": id, "text": text} for id, text in report.tokens]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from llmcli.model import Model
+    from llmcli.records.text import Token
     from llmcli.shell.output import Output
 
 # what `/look` of `chat` can show, and the options that it takes there; the command's `look.py`
@@ -33,7 +35,7 @@ Shown = tuple["RenderableType", Sequence[ViewCheck]]  # and what the view is che
 
 @dataclass(frozen=True, kw_only=True)
 class InChat:
-    """The tokens of a conversation; the last `answer` of them are the last answer.
+    """The tokens of a conversation; its last `answer` tokens are the model's last answer.
 
     `room`: the most tokens of the context.
     """
@@ -43,6 +45,13 @@ class InChat:
     answer: int
     room: int
     out: Output
+
+    @property
+    def title(self) -> str:
+        """The model's line."""
+        from llmcli.ui.facts import model_line
+
+        return model_line(self.model.describe())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +94,15 @@ def room_for(options: ModelOptions, model: Model) -> int:
     room = options.context_length or model.config.context
     positions = model.config.embedding.positions
     return room if positions is None else min(room, positions)
+
+
+def tokens_metadata(tokens: Sequence[Token], prompt_tokens: int) -> dict[str, str]:
+    """What a file of arrays says of its tokens, the first `prompt_tokens` given: lists as JSON."""
+    return {
+        "ids": json.dumps([one.id for one in tokens]),
+        "tokens": json.dumps([one.text for one in tokens]),
+        "prompt_tokens": str(prompt_tokens),
+    }
 
 
 def parse_numbers(text: str, size: int, option: str, what: str) -> tuple[int, ...]:

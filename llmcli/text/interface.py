@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import CheckpointError
+from llmcli.records.text import Token
 from llmcli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ class TextInterface:
         """The token for display; empty without a tokenizer."""
         return "" if self.tokenizer is None else self.tokenizer.token_text(id)
 
-    def token_texts(self, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
-        """(id, `token_text`) of every token."""
-        return tuple((id, self.token_text(id)) for id in ids)
+    def tokens(self, ids: Sequence[int]) -> tuple[Token, ...]:
+        """The tokens with those ids."""
+        return tuple(Token(id=id, text=self.token_text(id)) for id in ids)
 
     def check_tokenized(self, ids: Sequence[int]) -> None:
         """Raise CheckpointError if an id exceeds the embedding."""

@@ -19,6 +19,7 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.style import Style
 
+from llmcli.records.text import Token
 from llmcli.ui.palette import rgb
 from llmcli.ui.theme import FAINT, SPACE, quoted
 
@@ -206,9 +207,9 @@ def _leftward(text: str) -> bool:
     return any(bidirectional(character) in ("R", "AL", "AN") for character in text)
 
 
-def in_cell(id: int, text: str, ink: Ink) -> str:
+def in_cell(token: Token, ink: Ink) -> str:
     """A token in a cell: without quotes, its spaces visible; the id where it has no text."""
-    shown = quoted(text)[1:-1].replace(" ", space(ink)) or str(id)
+    shown = quoted(token.text)[1:-1].replace(" ", space(ink)) or str(token.id)
     return shown.encode("ascii", "backslashreplace").decode() if ink.ascii else shown
 
 
@@ -217,6 +218,6 @@ def space(ink: Ink) -> str:
     return "_" if ink.ascii else SPACE
 
 
-def in_words(id: int, text: str) -> str:
+def in_words(token: Token) -> str:
     """A token in a sentence: quoted, or its id."""
-    return quoted(text) if text else f"id {id}"
+    return quoted(token.text) if token.text else f"id {token.id}"

@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from llmcli.records.checks import ViewCheck
+from llmcli.records.numbers import counted
 from llmcli.ui.layout import SEPARATOR
 from llmcli.ui.theme import FAINT, one_line
 
@@ -29,7 +30,7 @@ def render_checks(
     if full or not checks:
         return Group(*(_line(check) for check in checks))
     passed = len(checks) - len(wrong)
-    count = SEPARATOR.join(filter(None, (f"{passed} check{'s' * (passed != 1)}", option)))
+    count = SEPARATOR.join(filter(None, (counted(passed, "check"), option)))
     lines = [Marked(GOOD, count, FAINT)] if passed else []
     return Group(*(_line(check) for check in wrong), *lines)
 

@@ -64,7 +64,7 @@ def confidence_legend(*, ties: bool = False) -> Text:
 
 def state_words(states: StateNeed) -> list[str]:
     """What recurrent mixers keep, and from where on that is less than keys and values."""
-    layers = f"{states.layers} layer{'s' * (states.layers > 1)}"
+    layers = counted(states.layers, "layer")
     other = {
         "attention": "of as many of its attention layers",
         "same_size": "of softmax attention whose keys and values are as large as theirs",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmcli.records.text import Token
 from llmcli.ui.numbers import tick
 from llmcli.ui.palette import DECADES, Scale, rgb
 from llmcli.ui.theme import SPACE, quoted
@@ -170,7 +171,7 @@ class TokenGrid:
     left: int
     across: int
     names: Sequence[str]
-    tokens: Sequence[tuple[int, str]]
+    tokens: Sequence[Token]
     positions: Sequence[int]
     written: int
     cell: Callable[[int, int], Sequence[tuple[float, str]]]
@@ -189,7 +190,7 @@ class TokenGrid:
         """The names of rows and columns, a line before what the model wrote, and the boxes."""
         self.names_at(sheet, TOP)
         for column, token in enumerate(self.tokens):
-            self.words(sheet, column, HEAD + 6, label(*token))
+            self.words(sheet, column, HEAD + 6, label(token))
             self.words(sheet, column, HEAD + 30, str(self.positions[column]), QUIET, TINY)
             if column == self.written:
                 x = self.left + column * self.across
@@ -249,9 +250,9 @@ def fitted(words: str, size: int, room: float) -> str:
     return words + "…"
 
 
-def label(id: int, text: str) -> str:
+def label(token: Token) -> str:
     """A token as a label: its spaces are visible, so that one can see where a word begins."""
-    return quoted(text)[1:-1].replace(" ", SPACE) if text else f"#{id}"
+    return quoted(token.text)[1:-1].replace(" ", SPACE) if token.text else f"#{token.id}"
 
 
 def dark(colour: np.ndarray) -> bool:

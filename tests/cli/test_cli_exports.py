@@ -44,8 +44,7 @@ def view(cli, weighted, mixture, monkeypatch):
 
 def small_files_only(patch):
     """And a model that is run fails."""
-    for module in ("shell.files", "commands.attention.exports"):
-        patch.setattr(f"llmcli.{module}.FILE_CAP", 1000)
+    patch.setattr("llmcli.shell.files.FILE_CAP", 1000)
     patch.setattr("llmcli.shell.files.PAGE_CAP", 1000)
     patch.setattr(Decoder, "__call__", pytest.fail)
 

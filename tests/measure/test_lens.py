@@ -325,7 +325,7 @@ def test_names_of_places(places, config, names):
 def test_new_tokens_are_read_too_and_as_if_they_had_been_the_prompt():
     model = made()
     report = look(model, span=lambda total: range(total - 4, total), generate=3)
-    ids = [id for id, _ in report.tokens]
+    ids = [one.id for one in report.tokens]
     assert len(ids) == 10
     assert report.ok
     assert report.positions == (6, 7, 8, 9)

@@ -100,7 +100,7 @@ def test_one_pass_whose_numbers_are_the_usual_ones(
         patch.setattr(Decoder, "__call__", counted)
         report = view(smollm2, ids, new)
     assert report.ok, report.checks
-    every = [token.id if view is dump else token[0] for token in report.tokens]
+    every = [token.id for token in report.tokens]
     assert every == [*ids, *usual][: len(ids) + new]
     *steps, (read, *_) = calls  # new tokens are generated first, then all are read at once
     assert [tokens.shape[1] for tokens, *_ in steps] == ([len(ids), *[1] * new] if new else [])

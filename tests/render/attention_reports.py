@@ -10,6 +10,7 @@ from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, 
 from llmcli.records.checks import ViewCheck
 from llmcli.records.head_metrics import Label, Metric
 from llmcli.records.matrix import Matrix
+from llmcli.records.text import Token
 
 METRICS = (
     Metric(
@@ -88,8 +89,9 @@ def grouped_layers(layers=3, heads=4, group=2, kind="full"):
 
 def report(texts=("a", " b", " c"), **changed):
     """A report over tokens of those texts; `changed`: other values of its fields."""
+    tokens = tuple(Token(id=id, text=text) for id, text in enumerate(texts, start=10))
     values = {
-        "what": "pattern", "dtype": "float32", "tokens": tuple(enumerate(texts, start=10)),
+        "what": "pattern", "dtype": "float32", "tokens": tokens,
         "prompt_tokens": len(texts), "metrics": METRICS,
         "rows": {metric.name: len(texts) for metric in METRICS}, "labels": LABELS,
         "layers": grouped_layers(), "matrices": (), "pairs": (), "checks": (GOOD,),

@@ -8,6 +8,7 @@ from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
 from llmcli.records.checks import ViewCheck
 from llmcli.records.head_metrics import Label, Metric
+from llmcli.records.text import Token
 
 # what a token can be: ends of scripts, separators of lines, addresses, signs from the right, bytes
 EVIL = (
@@ -36,7 +37,7 @@ LABELS = (
 def tokens_of(count):
     """Ordinary tokens, the evil ones first."""
     texts = [*EVIL, *(f" word{at}" for at in range(count))]
-    return tuple((100 + at, text) for at, text in enumerate(texts[:count]))
+    return tuple(Token(id=100 + at, text=text) for at, text in enumerate(texts[:count]))
 
 
 def patterns(layers=2, heads=4, tokens=12, window=None, seed=0):

@@ -23,6 +23,7 @@ from llmcli.commands.experts.view.screen import render_experts
 from llmcli.commands.ladder.view.table import render_ladder
 from llmcli.commands.lens.view.screen import render_lens
 from llmcli.commands.timing.view.screen import render_timing
+from llmcli.records.text import Token
 
 TITLE = "tiny (float32)"
 HOSTILE = (
@@ -103,7 +104,7 @@ def test_it_fits(name, width, how):
 
 
 def test_no_screen_is_wider_than_a_wide_one():
-    short = tuple((5, f"t{at}") for at in range(900))
+    short = tuple(Token(id=5, text=f"t{at}") for at in range(900))
     for view, ends in (
         (render_experts(replace(experts_report(900), tokens=short), TITLE), " 898 │899"),
         (render_lens(lens_report(500, first=0), TITLE), "499"),

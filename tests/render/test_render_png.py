@@ -13,6 +13,7 @@ from PIL import Image
 
 from llmcli.commands.attention.view.png import attention_png, head_map_png
 from llmcli.commands.lens.view.png import lens_png
+from llmcli.records.text import Token
 from llmcli.ui import png
 from llmcli.ui.palette import DIVERGING, VIRIDIS, Scale, rgb
 from llmcli.ui.png import INK, MASKED, RED, Sheet
@@ -248,10 +249,10 @@ def test_a_sign_that_no_font_has_is_spelled_out(monkeypatch):
 
 
 def test_labels_show_spaces_and_spell_control_characters():
-    assert png.label(7, " the") == "␣the"
-    assert png.label(7, "") == "#7"
-    assert png.label(7, "\n\x1b[31m") == "\\n\\x1b[31m"
-    assert all(png.label(7, text).isprintable() for text in EVIL)
+    assert png.label(Token(id=7, text=" the")) == "␣the"
+    assert png.label(Token(id=7, text="")) == "#7"
+    assert png.label(Token(id=7, text="\n\x1b[31m")) == "\\n\\x1b[31m"
+    assert all(png.label(Token(id=7, text=text)).isprintable() for text in EVIL)
     assert png.width("e\u0301", 30) == png.width("é", 30), "marks stay with their letter"
     words = png.fitted("a long name of a model", 30, 150)
     assert words.endswith("…")

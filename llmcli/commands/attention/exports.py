@@ -15,11 +15,12 @@ from llmcli.anatomy.graph import graph
 from llmcli.commands.attention.options import ViewOptions
 from llmcli.commands.attention.report.heads import AttentionReport
 from llmcli.commands.attention.report.request import AttentionRequest, recurrent_layers
-from llmcli.errors import UsageError
 from llmcli.records.document import members
-from llmcli.records.numbers import spans
-from llmcli.shell.files import FILE_CAP, whole_file
-from llmcli.shell.inspection import Inspection, body_of
+from llmcli.records.numbers import numbered, spans
+from llmcli.records.text import Token
+from llmcli.shell.files import check_cap, whole_file
+from llmcli.shell.inspection import Inspection
+from llmcli.shell.looking import tokens_metadata
 from llmcli.shell.output import ExportFile, write_document
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Export:
     ) -> None:
         self._stack = stack
         self._look, self._request, self._patterns = look, request, patterns
-        self._known = look.model.token_texts(ids)
+        self._known = look.model.tokens(ids)
         self._tokens = len(ids) + request.generate  # at most
         config = look.model.config
         self._heads = request.chosen(config)
@@ -65,17 +66,14 @@ class Export:
         """Raises UsageError, or WriteFailed, where the file or the document gets too large."""
         from llmcli.commands.attention.view.export import page_size
         from llmcli.ui.arrays import array_file_size
-        from llmcli.ui.numbers import size
 
         look, most = self._look, max(map(len, self._heads.values()))
         seen = self._tokens * (self._tokens + 1) // 2
         each = seen * DIGITS + (self._tokens**2 - seen) * ZERO  # half of each is masked
         needed = round(sum(map(len, self._heads.values())) * each)
-        if self._patterns and needed > FILE_CAP and not force:
-            raise UsageError(
-                f"the document would take about {size(needed)}, more than {size(FILE_CAP)}",
-                hint=f"{SMALLER}, write `-o FILE.safetensors`, or add --force",
-            )
+        if self._patterns:
+            smaller = f"{SMALLER}, write `-o FILE.safetensors`"
+            check_cap("the document", needed, force=force, smaller=smaller)
         sizes = {"json": needed}
         if look.kind in ARRAYS:
             about = self._metadata(self._known, ok=True)
@@ -115,7 +113,7 @@ class Export:
 
     def body(self, report: AttentionReport) -> dict[str, Any]:
         """The report as JSON has it."""
-        body = body_of(report)
+        body = members(report)
         return self._with_matrices(report, body) if self._patterns else body
 
     def _with_matrices(
@@ -171,19 +169,16 @@ class Export:
 
     def _array_name(self, layer: int) -> str:
         """`blocks.3.attn.pattern`."""
-        node = graph(self._look.model.config).mixing(layer)
-        assert node is not None
+        node = graph(self._look.model.config).mixers[layer]
         return f"{node.name.rpartition('.')[0]}.{self._request.what}"
 
-    def _metadata(self, tokens: Sequence[tuple[int, str]], *, ok: bool) -> dict[str, str]:
+    def _metadata(self, tokens: Sequence[Token], *, ok: bool) -> dict[str, str]:
         """What stands beside arrays: JSON of the ids and the texts of all `tokens`."""
         return {
             "schema": "llmcli.attention/1",
             "model": self._look.model.name,
             "what": self._request.what,
-            "ids": json.dumps([id for id, _ in tokens]),
-            "tokens": json.dumps([text for _, text in tokens]),
-            "prompt_tokens": str(len(self._known)),
+            **tokens_metadata(tokens, len(self._known)),
             "heads": json.dumps({str(layer): list(own) for layer, own in self._heads.items()}),
             "ok": json.dumps(ok),
         }
@@ -199,7 +194,7 @@ class Export:
                 self._arrays_of(heads, layers, tokens) for heads, layers in alike.items()
             )
         named = "; ".join(
-            f"{_counted('layer', layers)} {_counted('head', heads)}"
+            f"{numbered('layer', layers)} {numbered('head', heads)}"
             for heads, layers in alike.items()
         )
         if kind == "png" and not request.drawn:
@@ -211,16 +206,12 @@ class Export:
         parts: dict[str, list[int]] = {}  # by what they are called in a block
         for layer in layers:
             parts.setdefault(self._array_name(layer).split(".", 2)[2], []).append(layer)
-        counted = _counted("head", heads)
+        counted = numbered("head", heads)
         return "; ".join(
             f"blocks.{spans(some)}.{name} [{len(heads)} {tokens} {tokens}]"
             f"{'' if len(some) == 1 else ' each'}, {counted}"
             for name, some in parts.items()
         )
-
-
-def _counted(noun: str, numbers: Sequence[int]) -> str:
-    return f"{noun}{'s' if len(numbers) != 1 else ''} {spans(numbers)}"
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from llmcli.shell.looking import InChat, Shown
 def look(chat: InChat, given: dict[str, str]) -> Shown:
     """Metrics, or matrices of the heads that are named."""
     from llmcli.commands.attention.view.screen import Calls, attention_views, render_attention
-    from llmcli.ui.facts import model_line
 
     named: dict[str, Any] = {name: given[name] for name in ("layer", "head") if name in given}
     rest: dict[str, Any] = {name: text for name, text in given.items() if name not in named}
@@ -23,4 +22,4 @@ def look(chat: InChat, given: dict[str, str]) -> Shown:
     report = measured(chat.model, tuple(chat.ids), request, chat.out)
     repeated = shlex.join(["llmcli", "attention", "--synthetic", "32", "-m", chat.model.name])
     views = attention_views(report, request, Calls(same="/look attention", repeated=repeated))
-    return render_attention(report, model_line(chat.model.describe()), views), report.checks
+    return render_attention(report, chat.title, views), report.checks

@@ -255,10 +255,9 @@ def _check_scores(chosen: Mapping[int, tuple[int, ...]], config: ModelConfig) ->
     from llmcli.graph.ops import Mix
 
     model = graph(config)
-    nodes = ((layer, model.mixing(layer)) for layer in range(len(config.layers)))
     scored = [
-        layer for layer, node in nodes
-        if node is not None and isinstance(node.op, Mix) and model.score(node.op)
+        layer for layer, node in model.mixers.items()
+        if isinstance(node.op, Mix) and model.score(node.op)
     ]  # fmt: skip
     if without := [layer for layer in chosen if layer not in scored]:
         raise UsageError(

@@ -10,7 +10,7 @@ from llmcli.commands.attention.prompt import Reading
 from llmcli.errors import UsageError
 from llmcli.graph.ops import Mix
 from llmcli.records.numbers import spans
-from llmcli.shell.inspection import Inspection, body_of
+from llmcli.shell.inspection import Inspection
 from llmcli.shell.looking import parse_numbers
 from llmcli.shell.progress import Progress
 
@@ -38,10 +38,9 @@ def check_options(heads: HeadOptions, view: ViewOptions) -> None:
 def chosen(heads: HeadOptions, config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The requested layers and heads. Raises UsageError for those without a state."""
     model = graph(config)
-    nodes = {layer: model.mixing(layer) for layer in range(len(config.layers))}
     states = [
-        layer for layer, node in nodes.items()
-        if node is not None and isinstance(node.op, Mix) and node.op.state
+        layer for layer, node in model.mixers.items()
+        if isinstance(node.op, Mix) and node.op.state
     ]  # fmt: skip
     if not states:
         raise UsageError(
@@ -52,7 +51,8 @@ def chosen(heads: HeadOptions, config: ModelConfig) -> tuple[tuple[int, ...], tu
     if heads.layer is not None:
         layers = parse_numbers(heads.layer, len(config.layers), "--layer", "layers")
         if without := [layer for layer in layers if layer not in states]:
-            what = "softmax attention keeps keys and values" if nodes[without[0]] else "it is none"
+            mixes = without[0] in model.mixers
+            what = "softmax attention keeps keys and values" if mixes else "it is none"
             raise UsageError(
                 f"layer {without[0]} has no state: {what}",
                 hint=f"layers that have: {spans(states)}",
@@ -86,5 +86,4 @@ def show(look: Inspection, reading: Reading, heads: HeadOptions) -> None:
             progress=progress,
         )  # fmt: skip
     file = look.file(f"states of layers {spans(layers)}", {})
-    body = {"what": "state"} | body_of(report)
-    look.present(lambda: render_states(report, look.title), report, file, body)
+    look.present(lambda: render_states(report, look.title), report, file)

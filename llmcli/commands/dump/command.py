@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -17,7 +16,7 @@ from llmcli.records.numbers import counted
 from llmcli.records.text import Token
 from llmcli.shell.encoding import Encoded
 from llmcli.shell.files import check_size, kind_of_file, whole_file, written
-from llmcli.shell.looking import NewTokensOptions, encode_prompt
+from llmcli.shell.looking import NewTokensOptions, encode_prompt, tokens_metadata
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from llmcli.commands.dump.report import DumpReport
     from llmcli.config import ModelConfig
     from llmcli.model import Model
+
 DUMP = "Dump"
 FILES = ("safetensors", "npz")
 STREAM = "embed,blocks.*.resid_post,ln_final.out"
@@ -181,17 +181,14 @@ def _dumped(
     from llmcli.model import dtype_name
     from llmcli.ui.arrays import ArrayPlan, array_file_size, array_writer
 
-
     def metadata(tokens: Sequence[Token], prompt_tokens: int) -> dict[str, str]:
-        """What the file says of itself; lists as JSON."""
+        """What the file says of itself."""
         return {
             "schema": "llmcli.dump/1",
             "model": model.name,
             "names": dump.name,
             "prompt": encoded.text or "",
-            "ids": json.dumps([one.id for one in tokens]),
-            "tokens": json.dumps([one.text for one in tokens]),
-            "prompt_tokens": str(prompt_tokens),
+            **tokens_metadata(tokens, prompt_tokens),
         }
 
     ids = encoded.ids
@@ -200,11 +197,11 @@ def _dumped(
         cache=dtype_name(model.decoder.cache_dtype),
     )  # fmt: skip
     arrays = [ArrayPlan(one.name, one.dtype, one.shape) for one in plan]
-    about = metadata([Token(id=id, text=model.token_text(id)) for id in ids], 0)
+    about = metadata(model.tokens(ids), 0)
     about["tokens"] += " " * 40 * generate  # room for those that will be generated
     if dump.to is not None and kind is not None:
-        size = array_file_size(kind, arrays, about)
-        check_size(dump.to, size, force=dump.force, smaller=SMALLER)
+        estimate = array_file_size(kind, arrays, about)
+        check_size(dump.to, estimate, force=dump.force, smaller=SMALLER)
     opened = nullcontext() if dump.to is None else whole_file(dump.to)
     with opened as file, Progress(out) as progress:
         writer = None
@@ -219,8 +216,8 @@ def _dumped(
             write=None if writer is None else writer.write_parts,
             progress=progress,
         )
-        written = 0
+        size = 0
         if writer is not None and file is not None:
             writer.finish(metadata(report.tokens, len(ids)))
-            written = file.seek(0, os.SEEK_END)  # a pipe does not say it afterwards
-    return report, written
+            size = file.seek(0, os.SEEK_END)  # a pipe does not say it afterwards
+    return report, size

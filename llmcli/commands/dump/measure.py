@@ -39,14 +39,13 @@ from llmcli.inspect.kernel import layer_of, mixer_of
 from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.parts import AT_ONCE, arrays_of, in_rows, parts
 from llmcli.inspect.recurrence import walk
-from llmcli.inspect.statistics import Statistics
+from llmcli.inspect.statistics import Statistics, not_finite
 from llmcli.model import Model, dtype_name
 from llmcli.nn.recurrent import Recurrent
 from llmcli.nn.state import State
 from llmcli.ops.recurrence import Map
 from llmcli.records.checks import ViewCheck
 from llmcli.records.progress import Progress
-from llmcli.records.text import Token
 
 # an array with its name, shape, dtype, and its numbers in C order, a part at a time
 Write = Callable[[str, tuple[int, ...], str, Iterable[np.ndarray]], None]
@@ -134,18 +133,19 @@ def measure_dump(
     dump = _Dump(model, ids, plan, check=check, write=write, progress=progress)
     with torch.inference_mode():
         dump.run(generate)
+    bad = (not_finite(one.name, one) for one in dump.done)
     return DumpReport(
         dtype=dtype_name(model.dtype),
-        tokens=tuple(Token(id=id, text=model.token_text(id)) for id in dump.ids),
+        tokens=model.tokens(dump.ids),
         prompt_tokens=len(ids),
         tensors=tuple(dump.done),
         checks=dump.checks(),
-        not_finite=next(filter(None, map(_first_bad, dump.done)), dump.error) or None,
+        not_finite=next(filter(None, bad), dump.error) or None,
     )
 
 
 class _Dump:
-    """The watcher of one run: `kept` is what is still needed of what the kernel wrote."""
+    """Watches one run; `done` are the tensors that were settled so far."""
 
     def __init__(
         self,
@@ -273,7 +273,7 @@ class _Dump:
     def _check_formula(self, name: str) -> None:
         self._sound = self._sound and self.done[-1].first_bad is None
         if not self._sound:
-            return  # of numbers that are none nothing follows
+            return  # nothing follows from a number that is not finite
         try:
             check = formula_checks(
                 self.model, self.ids, self._written.kept, [name], rows=FORMULA_ROWS,
@@ -395,7 +395,6 @@ class Written:
 
 
 def _summary(one: DumpPlan, shape: tuple[int, ...], found: Statistics) -> DumpedTensor:
-    bad = found.first_bad
     return DumpedTensor(
         **{**vars(one), "shape": shape},
         mean=found.mean,
@@ -406,13 +405,5 @@ def _summary(one: DumpPlan, shape: tuple[int, ...], found: Statistics) -> Dumped
         masked=found.masked,
         nan=found.nan,
         inf=found.infinite,
-        first_bad=None if bad is None else tuple(int(i) for i in np.unravel_index(bad, shape)),
+        first_bad=found.bad_index(shape),
     )
-
-
-def _first_bad(tensor: DumpedTensor) -> str:
-    """The first number that is not finite, and what it is; empty where all are finite."""
-    if tensor.first_bad is None:
-        return ""
-    kind = "not a number" if not tensor.inf else "infinite" if not tensor.nan else "not finite"
-    return f"`{tensor.name}[{','.join(map(str, tensor.first_bad))}]` is {kind}"

@@ -11,11 +11,10 @@ from llmcli.shell.looking import InChat, Shown
 def look(chat: InChat, given: dict[str, str]) -> Shown:
     """Shows the experts of the last answer and its end, unless positions are named."""
     from llmcli.commands.experts.view.screen import render_experts
-    from llmcli.ui.facts import model_line
 
     answer = min(chat.answer, len(chat.ids))
     last = {"position": f"-{answer}:"} if answer else {}
     options = ExpertsOptions(**dict[str, Any](last | given))
     options.check(chat.model.config)
     report = experts_report(chat.model, chat.ids, 0, options, chat.out)
-    return render_experts(report, model_line(chat.model.describe())), report.checks
+    return render_experts(report, chat.title), report.checks

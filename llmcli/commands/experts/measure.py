@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar, cast
 
 import numpy as np
@@ -77,12 +78,14 @@ def measure_experts(
     with torch.inference_mode():
         read_in_chunks(session, known, watch, progress)
     found = tuple(mixture.report(positions) for mixture in mixtures.values())
+    of_layers = [mixture.checks for mixture in mixtures.values()]
     formulas = tuple(
-        _named(name, worst(mixture.checks[name] for mixture in mixtures.values())) for name in WORDS
+        replace(worst(checks[name] for checks in of_layers), name=name, words=words)
+        for name, words in WORDS.items()
     )
     return ExpertsReport(
         dtype=dtype_name(model.dtype),
-        tokens=model.token_texts(known),
+        tokens=model.tokens(known),
         prompt_tokens=len(ids),
         positions=tuple(positions),
         layers=found,
@@ -229,11 +232,3 @@ def _miscounted(layers: Sequence[ExpertsLayer]) -> Iterator[tuple[float, str]]:
     for layer in layers:
         off = abs(sum(layer.load) - layer.per_token * len(layer.chosen))
         yield float(off), f"blocks.{layer.layer}.moe.expert_idx"
-
-
-def _named(name: str, found: ViewCheck) -> ViewCheck:
-    """What a formula's check says here."""
-    return ViewCheck(
-        name=name, words=WORDS[name], value=found.value, tolerance=found.tolerance,
-        where=found.where,
-    )  # fmt: skip

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from llmcli.records.checks import ViewCheck
+from llmcli.records.text import Token
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,14 +60,14 @@ class ExpertsLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsReport:
-    """The mixtures of the requested layers; `positions` index `tokens`, (id, text).
+    """The mixtures of the requested layers; `positions` index `tokens`.
 
     The first `prompt_tokens` of `tokens` are the prompt's, the others the model wrote. Loads,
     means and margins are of `positions` alone.
     """
 
     dtype: str
-    tokens: tuple[tuple[int, str], ...]
+    tokens: tuple[Token, ...]
     prompt_tokens: int
     positions: tuple[int, ...]
     layers: tuple[ExpertsLayer, ...]

@@ -41,10 +41,7 @@ def render_explanation(
 
 
 def _tokens(report: Explanation) -> Iterator[RenderableType]:
-    tokens = [
-        f"{at} {in_words(one.id, one.text)}"
-        for at, one in enumerate(report.tokens)
-    ]
+    tokens = [f"{at} {in_words(one)}" for at, one in enumerate(report.tokens)]
     if len(tokens) > 2 * SOME:
         left = len(tokens) - 2 * SOME
         tokens = [*tokens[:SOME], f"… {left} more", *tokens[-SOME:]]

@@ -12,12 +12,10 @@ from llmcli.shell.looking import InChat, Shown
 def look(chat: InChat, given: dict[str, str]) -> Shown:
     """The last positions that fit the screen, unless others are named."""
     from llmcli.commands.lens.view.screen import render_lens
-    from llmcli.ui.facts import model_line
 
     options = LensOptions(**dict[str, Any](given))
     options.check(chat.model.config)
     report = lens_report(chat.model, chat.ids, 0, options, chat.out)
-    title = model_line(chat.model.describe())
     height = get_terminal_size().lines
-    shown = render_lens(report, title, ranks=options.target != "output", height=height)
+    shown = render_lens(report, chat.title, ranks=options.target != "output", height=height)
     return shown, report.checks

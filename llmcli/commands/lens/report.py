@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmcli.records.checks import ViewCheck
+from llmcli.records.text import Token
 
 EMBEDDING = "embedding"  # its name where there is room for the word
 
 
 @dataclass(frozen=True, kw_only=True)
-class LensToken:
+class LensToken(Token):
     """A token and its probability."""
 
-    id: int
-    text: str
     probability: float
 
 
@@ -45,7 +44,7 @@ class LensRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LensReport:
-    """Rows from the embedding to the last block; `positions` index `tokens`, (id, text).
+    """Rows from the embedding to the last block; `positions` index `tokens`.
 
     The first `prompt_tokens` of `tokens` are the prompt's, the others the model wrote. `targets`:
     what `target_rank` is of, a token for each position with the probability that the model's
@@ -57,7 +56,7 @@ class LensReport:
 
     dtype: str
     vocabulary: int
-    tokens: tuple[tuple[int, str], ...]
+    tokens: tuple[Token, ...]
     prompt_tokens: int
     positions: tuple[int, ...]
     target: str

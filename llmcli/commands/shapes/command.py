@@ -264,7 +264,7 @@ def _tokens(
     )
     encoded = encode(prompt, ChatOptions(raw=True), model)
     list(check_fits([encoded], 1, room, largest=config.embedding.positions))
-    return tuple(Token(id=id, text=model.token_text(id)) for id in encoded.ids)
+    return model.tokens(encoded.ids)
 
 
 def _show(

@@ -196,7 +196,7 @@ def sizes_of_letters(letters: Sequence[LetterValue], example: bool) -> Iterator[
 
 def _prompt(tokens: Sequence[Token]) -> RenderableType:
     """The tokens of the prompt, of a long one the first and the last."""
-    texts = [in_words(token.id, token.text) for token in tokens]
+    texts = list(map(in_words, tokens))
     if len(texts) > 2 * ENDS:
         left = f"… {len(texts) - 2 * ENDS} more …"
         texts = [*texts[:ENDS], left, *texts[-ENDS:]]

@@ -138,7 +138,7 @@ class AttentionChecks:
         is what the kernel computed as `z`.
 
         Its rows are no distribution. Off may be `z` by its own rounding, where it has 16 bits
-        (`narrow`), and both by what `sizes_Ht` of `observe.recurrence` says.
+        (`narrow`), and both by what `sizes_Ht` says, see `walk`.
         """
         self._signed = True
         leaks_Ht = ((block.a_HtS != 0) & block.after_tS).sum(-1)

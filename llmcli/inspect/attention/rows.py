@@ -14,8 +14,9 @@ from torch import Tensor
 
 from llmcli.inspect.attention.block import CELLS, Block, Tokens
 from llmcli.inspect.attention.checks import AttentionChecks
-from llmcli.inspect.layer_map import LayerMap, wide
+from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.recurrence import CHUNK, Walk, walk
+from llmcli.ops.norm import at_least_float32
 
 
 class Rows(NamedTuple):
@@ -54,7 +55,7 @@ def checked_rows(
     count = z_HTe.shape[1]
     for at, kv in _shares(of, heads, count):
         ours = heads[at]
-        v, z = wide(v_KSe[kv]), wide(z_HTe[ours])
+        v, z = at_least_float32(v_KSe[kv]), at_least_float32(z_HTe[ours])
         most = rows or _block_rows(of.window, len(ours), count)
         if walked is not None and rows is None:
             most = max(most - most % CHUNK, min(most, CHUNK))

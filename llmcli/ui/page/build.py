@@ -17,6 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from llmcli.records.checks import ViewCheck
+from llmcli.records.text import Token
 from llmcli.ui.palette import DECADES, DIVERGING, VIRIDIS
 from llmcli.ui.theme import one_line, quoted
 
@@ -61,9 +62,9 @@ def packed(numbers: Any) -> str:
     return base64.b64encode(numbers.tobytes()).decode()
 
 
-def token(id: int, text: str) -> dict[str, Any]:
+def token(one: Token) -> dict[str, Any]:
     """A token for the page's script: control characters are spelled out."""
-    return {"id": id, "text": quoted(text)[1:-1]}
+    return {"id": one.id, "text": quoted(one.text)[1:-1]}
 
 
 def checks(found: Sequence[ViewCheck]) -> list[dict[str, Any]]:

@@ -176,7 +176,7 @@ def test_new_tokens_are_rows_like_the_others(kind, whole):
     keep = found.__setitem__ if whole else None
     report = measure_attention(model, ids, drawn(10, pairs=5, generate=6), on_matrix=keep)
     assert report.ok, report.checks
-    every = [id for id, _ in report.tokens]
+    every = [one.id for one in report.tokens]
     assert (report.prompt_tokens, len(every), every[:21]) == (21, 27, ids)
     again = measure_attention(model, every, drawn(10, pairs=5), on_matrix=keep)
     for layer, a in enumerate(patterns(model, every)):
@@ -196,7 +196,7 @@ def test_new_tokens_are_rows_like_the_others(kind, whole):
 
 def test_an_end_of_text_token_ends_the_rows():
     model, ids = small(), ids_of(12)
-    first = measure_attention(model, ids, AttentionRequest(generate=1)).tokens[12][0]
+    first = measure_attention(model, ids, AttentionRequest(generate=1)).tokens[12].id
     model.eos_ids = frozenset({first})
     found = {}
     request = drawn(99, generate=8, metrics=("entropy", "effective_rank"))

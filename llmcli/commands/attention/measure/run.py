@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from llmcli.commands.attention.measure.kept import TopPairs
 from llmcli.commands.attention.measure.layer import Layer, OnMatrix, Shared
+from llmcli.commands.attention.measure.layers import LayerWatch, Seen
 from llmcli.commands.attention.measure.metrics import undetermined_kinds
 from llmcli.commands.attention.report.heads import AttentionReport, LayerReport
 from llmcli.commands.attention.report.request import AttentionRequest, unknown_metrics
@@ -20,7 +20,6 @@ from llmcli.inspect.attention.block import Tokens
 from llmcli.inspect.attention.checks import AttentionChecks
 from llmcli.inspect.formulas import formula_checks, some_rows, worst
 from llmcli.inspect.generated import generated
-from llmcli.inspect.kernel import layer_of
 from llmcli.inspect.layer_map import LayerMap
 from llmcli.model import Model, dtype_name
 from llmcli.records.checks import ViewCheck
@@ -31,7 +30,6 @@ from llmcli.records.progress import Progress
 # of a longer prompt so many rows of what is a product are held against the formulas of `explain`
 FORMULA_ROWS = 12
 
-Seen = dict[str, Tensor]
 Skipped = dict[str, str]  # metrics that are left out, with the reason
 
 
@@ -58,10 +56,11 @@ def measure_attention(
     request = request or AttentionRequest()
     every, steps = generated(model, ids, request.generate, progress)
     look = _Look(model, every, request, on_matrix, block_rows, progress)
+    tap = LayerWatch(look.maps, look.settle)
     if progress is not None:
         progress("reading the prompt", 0, len(every))
     model.decoder(
-        torch.tensor([every], device=model.device), tap=look.watch, logits="last",
+        torch.tensor([every], device=model.device), tap=tap, logits="last",
         until=max(look.maps),
     )  # fmt: skip
     return look.report(len(ids), steps)
@@ -83,7 +82,7 @@ def _possible(
 
 
 class _Look:
-    """Watches the pass, and shows every layer what its attention was computed from."""
+    """What is found in one pass, layer by layer."""
 
     def __init__(
         self,
@@ -109,11 +108,6 @@ class _Look:
             advance=self._advance,
         )
         self._formulas: list[ViewCheck] = []
-        self._now: Seen = {}
-        self._lent: Seen = {}  # what layers read of others: keys and values
-        self._lenders = {
-            name for of in self.maps.values() for name in of.inputs if layer_of(name) != of.number
-        }
         self._reports: list[LayerReport] = []
         self._matrices: list[Matrix] = []
         self._rows: dict[str, int] = {}
@@ -126,7 +120,7 @@ class _Look:
         return AttentionReport(
             what=request.what,
             dtype=dtype_name(self.model.dtype),
-            tokens=self.model.token_texts(self._ids),
+            tokens=self.model.tokens(self._ids),
             prompt_tokens=prompt_tokens,
             metrics=tuple(metric for metric in METRICS if metric.name in metrics),
             rows={name: self._rows[name] for name in metrics if name in self._rows},
@@ -152,22 +146,7 @@ class _Look:
                 reasons = (f"{', '.join(alike)}: {why}" for why, alike in kinds.items())
                 yield label.name, "; ".join(reasons)
 
-    def watch(self, name: str, tensor: Tensor) -> None:
-        """An activation of all tokens."""
-        number = layer_of(name)
-        if name in self._lenders:
-            self._lent[name] = tensor
-        if number not in self.maps:
-            return
-        of = self.maps[number]
-        if name in of.inputs:
-            self._now[name] = tensor
-        if name == of.adds:
-            lent = {one: self._lent[one] for one in of.inputs & self._lenders}
-            seen, self._now = lent | self._now, {}
-            self._read(of, seen)
-
-    def _read(self, of: LayerMap, seen: Seen) -> None:
+    def settle(self, of: LayerMap, seen: Seen) -> None:
         """All rows of a layer."""
         self._formulas.append(
             formula_checks(self.model, self._ids, seen, of.checked, rows=FORMULA_ROWS)

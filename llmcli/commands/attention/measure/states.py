@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
+from llmcli.commands.attention.measure.layers import LayerWatch, Seen
 from llmcli.commands.attention.measure.metrics import effective_rank
 from llmcli.commands.attention.report.states import POINTS, HeadStates, LayerStates, StatesReport
 from llmcli.engine.session import Session
 from llmcli.inspect.formulas import formula_checks, some_rows, worst
 from llmcli.inspect.generated import generated
-from llmcli.inspect.kernel import layer_of
 from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.recurrence import ROUNDINGS, Walk, walk
 from llmcli.model import Model, dtype_name
@@ -50,12 +50,13 @@ def measure_states(
         f"the cache of {len(every)} tokens", "use a shorter prompt or a smaller --generate",
     )  # fmt: skip
     session = Session(model.decoder, 1, len(every))
-    look = _Look(model, every, layers, heads, session.state)
+    look = _Look(model, every, heads, session.state)
+    tap = LayerWatch({number: LayerMap(model, number) for number in layers}, look.settle)
     if progress is not None:
         progress("reading the prompt", 0, len(every))
     with torch.inference_mode():
         session.extend(
-            torch.tensor([every], device=model.device), tap=look.watch, logits="none",
+            torch.tensor([every], device=model.device), tap=tap, logits="none",
             until=max(layers),
         )  # fmt: skip
     return look.report(len(ids), steps)
@@ -66,13 +67,10 @@ class _Look:
         self,
         model: Model,
         ids: Sequence[int],
-        layers: Sequence[int],
         heads: Sequence[int] | None,
         state: State,
     ) -> None:
         self._model, self._ids, self._heads, self._state = model, list(ids), heads, state
-        self._maps = {number: LayerMap(model, number) for number in layers}
-        self._now: dict[str, Tensor] = {}
         self._found: list[LayerStates] = []
         self._formulas: list[ViewCheck] = []
         self._read: list[ViewCheck] = []
@@ -89,26 +87,14 @@ class _Look:
         ))  # fmt: skip
         return StatesReport(
             dtype=dtype_name(model.dtype),
-            tokens=model.token_texts(self._ids),
+            tokens=model.tokens(self._ids),
             prompt_tokens=prompt_tokens,
             positions=tuple(self._positions),
             layers=tuple(self._found),
             checks=(worst(self._cached), worst(self._read), formulas, *steps),
         )
 
-    def watch(self, name: str, tensor: Tensor) -> None:
-        """An activation of all tokens."""
-        number = layer_of(name)
-        if number not in self._maps:
-            return
-        of = self._maps[number]
-        if name in of.inputs:
-            self._now[name] = tensor
-        if name == of.adds:
-            seen, self._now = self._now, {}
-            self._settle(of, seen)
-
-    def _settle(self, of: LayerMap, seen: dict[str, Tensor]) -> None:
+    def settle(self, of: LayerMap, seen: Seen) -> None:
         """Measures a layer, all of whose activations were seen."""
         self._formulas.append(
             formula_checks(self._model, self._ids, seen, of.checked, rows=FORMULA_ROWS)
@@ -128,7 +114,7 @@ class _Look:
         states_HPde = torch.stack([walked.states[position] for position in at], 1)
         q_HP1d = q_HTd[:, at, None].to(states_HPde)
         off_HP = ((q_HP1d @ states_HPde)[:, :, 0] - z_HTe[:, at].to(states_HPde)).abs().amax(-1)
-        eps = torch.finfo(torch.promote_types(self._model.dtype, torch.float32)).eps
+        eps = torch.finfo(self._model.stream_dtype).eps
         allowed_HP = ROUNDINGS * eps * walked.sizes_HT[:, at]
         if z_HTe.dtype.itemsize == 2:
             narrow = torch.finfo(z_HTe.dtype).eps / 2

@@ -12,6 +12,7 @@ from llmcli.records.checks import ViewCheck
 from llmcli.records.document import APART
 from llmcli.records.head_metrics import Label, Metric
 from llmcli.records.matrix import Matrix, What
+from llmcli.records.text import Token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class Pair:
 class AttentionReport:
     """The requested heads, in order.
 
-    `tokens` are (id, text), the first `prompt_tokens` of them given, the others generated.
+    The first `prompt_tokens` of `tokens` were given, the others generated.
     `metrics` and `labels` define the names in `layers`. `rows`: how many rows each metric is the
     mean of (most, of all heads). `pairs`, the largest first, are of all those layers and heads
     together. `skipped`: metrics that were left out, with the reason. `unlabelled`: kinds that these
@@ -72,7 +73,7 @@ class AttentionReport:
 
     what: What
     dtype: str
-    tokens: tuple[tuple[int, str], ...]
+    tokens: tuple[Token, ...]
     prompt_tokens: int
     metrics: tuple[Metric, ...]
     rows: dict[str, int]

@@ -82,8 +82,7 @@ class AttentionRequest:
 def head_counts(config: ModelConfig) -> dict[int, int]:
     """How many heads each layer has that mixes tokens."""
     model = graph(config)
-    mixing = (layer for layer in range(len(config.layers)) if model.mixing(layer) is not None)
-    return {layer: model.sizes(layer)["H"] for layer in mixing}
+    return {layer: model.sizes(layer)["H"] for layer in model.mixers}
 
 
 def computed(named: set[str]) -> tuple[str, ...]:
@@ -108,9 +107,8 @@ def unknown_metrics(config: ModelConfig) -> dict[str, str]:
 def recurrent_layers(config: ModelConfig) -> dict[int, Recurrence]:
     """The layers whose map is that of a recurrence: its weights have signs."""
     found, model = {}, graph(config)
-    for layer in range(len(config.layers)):
-        node = model.mixing(layer)
-        above = None if node is None else model[node.op.inputs[0]].op
+    for layer, node in model.mixers.items():
+        above = model[node.op.inputs[0]].op
         if isinstance(above, LinearMap):
             found[layer] = above.of
     return found

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from llmcli.records.checks import ViewCheck
+from llmcli.records.text import Token
 
 POINTS = 24  # positions at which states are measured
 
@@ -42,11 +44,12 @@ class LayerStates:
 class StatesReport:
     """States after the tokens at some `positions`, evenly spread, the last token among them.
 
-    `tokens` are (id, text), the first `prompt_tokens` of them given, the others generated.
+    The first `prompt_tokens` of `tokens` were given, the others generated.
     """
 
+    what: Literal["state"] = "state"
     dtype: str
-    tokens: tuple[tuple[int, str], ...]
+    tokens: tuple[Token, ...]
     prompt_tokens: int
     positions: tuple[int, ...]
     layers: tuple[LayerStates, ...]

@@ -78,7 +78,7 @@ class AttentionPage:
             "most": max(ends, default=1.0) or 1.0,
             "bend": kind,
             "precision": PRECISION["signed"] * report.signed + PRECISION[self._what],
-            "tokens": [token(*one) for one in report.tokens],
+            "tokens": [token(one) for one in report.tokens],
             "prompt_tokens": report.prompt_tokens,
             "metrics": [vars(metric) for metric in report.metrics],
             "labels": [vars(label) for label in report.labels],

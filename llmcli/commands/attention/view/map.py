@@ -16,7 +16,7 @@ from rich.text import Text
 
 from llmcli.commands.attention.report.heads import AttentionReport, HeadReport
 from llmcli.records.head_metrics import COMMON, Label, Metric
-from llmcli.records.numbers import spans
+from llmcli.records.numbers import numbered
 from llmcli.ui.cells import Ink
 from llmcli.ui.grid import ColourBar, Fit, Grid, bar
 from llmcli.ui.layout import WIDEST, Line, filled
@@ -78,7 +78,7 @@ def layer_kinds(report: AttentionReport) -> list[str]:
     for layer in report.layers:
         alike.setdefault(layer.kind, []).append(layer.layer)
     return [
-        f"{kind}: layer{'s' * (len(layers) > 1)} {spans(layers)}" for kind, layers in alike.items()
+        f"{kind}: {numbered('layer', layers)}" for kind, layers in alike.items()
     ]
 
 
@@ -274,22 +274,27 @@ def kinds_found(report: AttentionReport, left: Sequence[str] = ()) -> Renderable
     but for those that are `left` to others.
     """
     shown: list[RenderableType] = []
-    none, undetermined = [], report.unlabelled
-    unclear: dict[str, list[str]] = {}
+    none = []
     for label in report.labels:
         found = Found(report, label)
         if found.count:
             shown.append(found)
-        elif label.name not in undetermined:
+        elif label.name not in report.unlabelled:
             none.append(found.highest)
-        if label.name in undetermined and label.name not in left:
-            unclear.setdefault(undetermined[label.name], []).append(label.name)
     if none:
         shown.append(Line([f"no head: {none[0]}", *none[1:]], FAINT))
-    if unclear:
-        parts = [f"{', '.join(names)} ({why})" for why, names in unclear.items()]
+    if parts := unclear_kinds(report, left):
         shown.append(Line([f"undetermined: {parts[0]}", *parts[1:]], FAINT))
     return Group(*shown)
+
+
+def unclear_kinds(report: AttentionReport, left: Sequence[str] = ()) -> list[str]:
+    """The kinds that these tokens leave undetermined, but for those `left`, reason by reason."""
+    unclear: dict[str, list[str]] = {}
+    for name, why in report.unlabelled.items():
+        if name not in left:
+            unclear.setdefault(why, []).append(name)
+    return [f"{', '.join(names)} ({why})" for why, names in unclear.items()]
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def _figure(report: AttentionReport) -> _Figure:
     across = {4: 2, 7: 4, 8: 4}.get(count, min(count, 3) if count < 10 else 4)
     size = SMALL if count == 1 else LEAST
     longest = LONGEST if count == 1 else 2 * LONGEST // 3
-    labels = [fitted(label(*token), size, longest) for token in report.tokens]
+    labels = [fitted(label(token), size, longest) for token in report.tokens]
     used = labels[slice(*first.keys)] + labels[slice(*first.queries)]
     left = round(max(width(text, size) for text in used) + width("00000", size)) + 18
     room = (WIDE - 2 * MARGIN - left - 140) // across - GAP

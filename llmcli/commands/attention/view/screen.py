@@ -12,7 +12,13 @@ from rich.text import Text
 
 from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, LayerReport
 from llmcli.commands.attention.report.request import AttentionRequest
-from llmcli.commands.attention.view.map import head_map, heads_of, kinds_found, shares
+from llmcli.commands.attention.view.map import (
+    head_map,
+    heads_of,
+    kinds_found,
+    shares,
+    unclear_kinds,
+)
 from llmcli.commands.attention.view.tables import (
     definition,
     metric_notes,
@@ -24,7 +30,7 @@ from llmcli.commands.attention.view.tables import (
 )
 from llmcli.records.head_metrics import COLOURED_BY, COMMON, LINEAR, Metric
 from llmcli.records.matrix import Matrix
-from llmcli.records.numbers import spans
+from llmcli.records.numbers import counted, numbered
 from llmcli.ui.cells import Ink
 from llmcli.ui.grid import ColourBar, Fit, Heatmap, Panels
 from llmcli.ui.layout import SEPARATOR, WIDEST, Line
@@ -124,8 +130,7 @@ def layer_notes(report: AttentionReport) -> Iterator[str]:
             alike.setdefault(layer.note, []).append(layer)
     for note, layers in alike.items():
         kinds = ", ".join(dict.fromkeys(layer.kind for layer in layers))
-        numbers = spans([layer.layer for layer in layers])
-        yield f"layer{'s' * (len(layers) > 1)} {numbers} ({kinds}): {note}"
+        yield f"{numbered('layer', [layer.layer for layer in layers])} ({kinds}): {note}"
 
 
 def overview(report: AttentionReport, calls: Calls) -> RenderableType:
@@ -169,7 +174,7 @@ def _next(report: AttentionReport, calls: Calls) -> Iterator[tuple[str, str]]:
     """What to run next: repeated text where there is little, the clearest head."""
     rows = report.rows.get("induction", 0)
     if calls.repeated is not None and rows < FEW_ROWS:
-        said = f"{rows} row{'s' * (rows != 1)} of repeated tokens only" if rows else (
+        said = f"{counted(rows, 'row')} of repeated tokens only" if rows else (
             "no token comes twice"
         )
         yield f"induction, duplicate: {said}; try:", calls.repeated
@@ -205,7 +210,7 @@ def heatmaps(report: AttentionReport, kind: Kind) -> RenderableType:
     bar = ColourBar(_words(report), scale)
     if len(report.matrices) == 1:
         matrix = report.matrices[0]
-        tokens = [text or f"id {id}" for id, text in report.tokens]
+        tokens = [one.text or f"id {one.id}" for one in report.tokens]
         words = _name(matrix, report)
         if _names_all(report):
             words += f", {_count(report)}"
@@ -252,12 +257,8 @@ def _kinds(report: AttentionReport, head: HeadReport) -> Iterator[str]:
         yield "unclassified"
     for label in found:
         yield f"{label.name} ({short(head.metrics[label.metric], True)} ≥ {label.threshold:g})"
-    unclear: dict[str, list[str]] = {}
-    for name, why in report.unlabelled.items():
-        unclear.setdefault(why, []).append(name)
-    if unclear:
-        parts = (f"{', '.join(names)} ({why})" for why, names in unclear.items())
-        yield f"undetermined: {', '.join(parts)}"
+    if unclear := unclear_kinds(report):
+        yield f"undetermined: {', '.join(unclear)}"
 
 
 def _numbers(report: AttentionReport, head: HeadReport) -> Iterator[str]:

@@ -205,4 +205,4 @@ def _pair(pair: Pair, report: AttentionReport, ranked: bool) -> list[Text]:
 
 def token(report: AttentionReport, at: int) -> str:
     """`12 " the"`: a position with its token, its id where it has no text."""
-    return f"{at} {in_words(*report.tokens[at])}"
+    return f"{at} {in_words(report.tokens[at])}"

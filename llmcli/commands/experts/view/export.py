@@ -15,7 +15,7 @@ def experts_page(report: ExpertsReport, title: str) -> bytes:
     """The whole report as one HTML file. `title` names the model."""
     data = {
         "title": f"{title} · {len(report.tokens)} tokens · {report.dtype}",
-        "tokens": [token(*one) for one in report.tokens],
+        "tokens": [token(one) for one in report.tokens],
         "prompt_tokens": report.prompt_tokens,
         "positions": report.positions,
         "layers": [_layer(layer) for layer in report.layers],

@@ -71,7 +71,7 @@ def _map(
     shown = min(len(report.positions), max(1, (width - NAME + GAP) // (cell + GAP)))
     places = range(len(report.positions) - shown, len(report.positions))
     positions = [report.positions[place] for place in places]
-    tokens = [in_cell(*report.tokens[position], ink) for position in positions]
+    tokens = [in_cell(report.tokens[position], ink) for position in positions]
     before = ["", *gaps(places, GAP, report.from_prompt, ink)[1:]]
     grid, widths = Grid(ink=ink, gutter=NAME, before=before), [cell] * shown
     yield from grid.words("at", [str(position) for position in positions], widths)
@@ -170,7 +170,7 @@ def _smallest(report: ExpertsReport, layer: ExpertsLayer, ink: Ink, short: int) 
         return "–"
     if short:
         return number(layer.smallest_margin, 1)
-    words = in_words(*report.tokens[at])
+    words = in_words(report.tokens[at])
     words = fitted(words, min(TOKEN, cell_len(words)), ink)
     return f"{number(layer.smallest_margin)} at {at} {words}"
 
@@ -213,7 +213,7 @@ def _position(report: ExpertsReport) -> Iterator[RenderableType]:
     """Everything about one position: a row for each layer."""
     at = report.positions[0]
     by = "" if at < report.prompt_tokens else ", which the model wrote"
-    where = f"position {at} of {len(report.tokens)}: {in_words(*report.tokens[at])}{by}"
+    where = f"position {at} of {len(report.tokens)}: {in_words(report.tokens[at])}{by}"
     yield Line([where, "the experts that it takes, with what each counts"])
     rows: list[list[Text | str]] = []
     for layer in report.layers:

@@ -109,12 +109,11 @@ class Reader:
     ) -> LensReport:
         """What was read; `also`: the check of the chunks, where there is one."""
         model = self._model
-        tokens = tuple((id, self._token(id, 1.0).text) for id in self._ids)
         words = {"output": "the model's top token", "next": "the next token of the text"}
         return LensReport(
             dtype=dtype_name(model.dtype),
             vocabulary=model.config.vocab,
-            tokens=tokens,
+            tokens=model.tokens(self._ids),
             prompt_tokens=prompt_tokens,
             positions=tuple(positions),
             target="the token given" if isinstance(self._target, int) else words[self._target],
@@ -147,7 +146,7 @@ def _layer(name: str) -> int | None:
 
 
 def need_finite(logits: Tensor, positions: range, model: Model) -> None:
-    """Raises NotFinite where a logit of the model is none, `[…, P, V]`."""
+    """Raises NotFinite where a logit of the model, `[…, P, V]`, is not finite."""
     bad = ~torch.isfinite(logits).all(-1).reshape(-1, len(positions)).all(0)
     if bad.any():
         raise NotFinite(

@@ -20,7 +20,7 @@ def lens_page(report: LensReport, title: str) -> bytes:
     data = {
         "title": f"{title} · {len(report.tokens)} tokens · {report.dtype}",
         "vocabulary": report.vocabulary,
-        "tokens": [token(*one) for one in report.tokens],
+        "tokens": [token(one) for one in report.tokens],
         "prompt_tokens": report.prompt_tokens,
         "positions": report.positions,
         "target": report.target,

@@ -46,7 +46,7 @@ def lens_png(report: LensReport, title: str) -> bytes:
 
     def cell(row: int, column: int) -> list[tuple[float, str]]:
         token = report.rows[row].cells[first + column].top[0]
-        return [(token.probability, label(token.id, token.text))]
+        return [(token.probability, label(token))]
 
     grid = TokenGrid(
         left=left, across=max(100, min(170, (WIDE - left - MARGIN - bar - 40) // len(positions))),
@@ -79,6 +79,6 @@ def _below(sheet: Sheet, grid: TokenGrid, report: LensReport, first: int, column
         if values.name == settled:
             x, y = grid.corner(row, column)
             sheet.draw.rectangle(((x, y - BOX_GAP), (x + grid.across - BOX_GAP - 1, y - 1)), RED)
-    both = short_name(settled, embedding=EMBEDDING), label(target.id, target.text)
+    both = short_name(settled, embedding=EMBEDDING), label(target)
     for below, text in zip(BELOW, both, strict=True):
         grid.words(sheet, column, grid.bottom + below, text)

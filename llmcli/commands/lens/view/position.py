@@ -23,11 +23,11 @@ def headline(report: LensReport) -> Line:
     """Where it is, what the model says there, and since which layer."""
     at, target = report.positions[0], report.targets[0]
     by = "" if at < report.prompt_tokens else ", which the model wrote"
-    parts = [f"position {at} of {len(report.tokens)}: after {in_words(*report.tokens[at])}{by}"]
+    parts = [f"position {at} of {len(report.tokens)}: after {in_words(report.tokens[at])}{by}"]
     best = report.rows[-1].cells[0].top[0]
-    parts.append(f"output {in_words(best.id, best.text)} {probability(best.probability)}")
+    parts.append(f"output {in_words(best)} {probability(best.probability)}")
     if target.id != best.id:
-        parts.append(f"target {in_words(target.id, target.text)} {probability(target.probability)}")
+        parts.append(f"target {in_words(target)} {probability(target.probability)}")
     return Line([*parts, f"settled at {short_name(report.settled[0])}"])
 
 
@@ -51,7 +51,7 @@ def position_table(
     yield Rows(columns, cells, below=below)
     target = report.targets[0]
     words = [
-        f"target, rank: probability and rank of {in_words(target.id, target.text)}, "
+        f"target, rank: probability and rank of {in_words(target)}, "
         f"{report.target}",
         "entropy and KL(output ‖ layer) in nats",
     ]
@@ -82,7 +82,7 @@ def _columns(count: int) -> list[Column]:
 def _row(row: LensRow, ink: Ink, most: float, apart: float) -> list[Text]:
     cell = row.cells[0]
     first, *others = cell.top
-    token = Text(in_words(first.id, first.text), style=confidence_style(first.probability))
+    token = Text(in_words(first), style=confidence_style(first.probability))
     return [
         Text(short_name(row.name), style=FAINT), token, Text(probability(first.probability)),
         Text(probability(cell.target_probability)), Text(str(cell.target_rank)),
@@ -99,7 +99,7 @@ def _bar(value: float, full: float) -> Text:
 
 def _other(token: LensToken, ink: Ink) -> str:
     """A token, cut where it is long, and its whole probability."""
-    words = in_words(token.id, token.text)
+    words = in_words(token)
     return f"{fitted(words, min(OTHER, cell_len(words)), ink)} {probability(token.probability)}"
 
 

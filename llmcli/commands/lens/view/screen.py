@@ -85,8 +85,8 @@ def _layers(
     around = AROUND_GRID + ranks - (ink.kind == "shades" and not ranks)
     rows = some_rows(report.rows, None if height is None else height - around)
     texts = [[_text(cell, ranks, ink) for cell in row.cells] for row in rows]
-    tokens = [in_cell(*report.tokens[position], ink) for position in report.positions]
-    targets = [in_cell(t.id, t.text, ink) for t in report.targets] if ranks else []
+    tokens = [in_cell(report.tokens[position], ink) for position in report.positions]
+    targets = [in_cell(target, ink) for target in report.targets] if ranks else []
     settled = [short_name(name) for name in report.settled]
     columns = list(zip(*texts, tokens, settled, *([targets] if targets else []), strict=True))
     share = SHARE if ink.kind == "shades" and not ranks else 0
@@ -115,7 +115,7 @@ def _text(cell: LensCell, ranks: bool, ink: Ink) -> str:
     if ranks:
         share = f" ({cell.target_probability:.0%})" if ink.kind == "shades" else ""
         return f"{cell.target_rank}{share}"
-    return in_cell(cell.top[0].id, cell.top[0].text, ink)
+    return in_cell(cell.top[0], ink)
 
 
 def _cell(text: str, cell: LensCell, ranks: bool, width: int, share: int, ink: Ink) -> Segment:

@@ -87,7 +87,6 @@ def _stored_parts(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[Tensor]:
 
 
 def _numbers(found: Statistics, shape: tuple[int, ...]) -> Numbers:
-    bad = found.first_bad
     return Numbers(
         count=found.seen,
         mean=found.mean,
@@ -98,13 +97,5 @@ def _numbers(found: Statistics, shape: tuple[int, ...]) -> Numbers:
         nan=found.nan,
         inf=found.infinite,
         negative_inf=found.negative,
-        first_bad=None if bad is None else tuple(int(i) for i in np.unravel_index(bad, shape)),
+        first_bad=found.bad_index(shape),
     )
-
-
-def not_finite(name: str, numbers: Numbers | None) -> str:
-    """The first number of `name` that is not finite, and what it is; empty where all are finite."""
-    if numbers is None or numbers.first_bad is None:
-        return ""
-    kind = "not a number" if not numbers.inf else "infinite" if not numbers.nan else "not finite"
-    return f"`{name}[{','.join(map(str, numbers.first_bad))}]` is {kind}"

@@ -23,12 +23,7 @@ from llmcli.commands.load.measure.ledger import (
     ledger_lines,
     line_of,
 )
-from llmcli.commands.load.measure.numbers import (
-    not_finite,
-    parameter_numbers,
-    readable,
-    stored_numbers,
-)
+from llmcli.commands.load.measure.numbers import parameter_numbers, readable, stored_numbers
 from llmcli.commands.load.report import (
     OUTLIERS,
     LedgerLine,
@@ -41,6 +36,7 @@ from llmcli.commands.load.report import (
 )
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.inspect.statistics import not_finite
 from llmcli.loading.load import configured, fitting_plan, load_checkpoint
 from llmcli.loading.weights import ledger_of
 from llmcli.measure.peaks import Peak, resident_bytes
