@@ -1,7 +1,7 @@
 """`llmcli _complete SHELL WORD…`: what may stand for the last word of a command line. No torch.
 
-The scripts in `assets/completions` ask while somebody types. The first line of the answer says
-what to do with a candidate (`words`: a space follows it; `part`: none does, it is to be continued;
+The scripts in `assets/completions` run this on TAB. The first line of the output says what the
+shell does with a candidate (`words`: a space follows it; `part`: none does, it is to be continued;
 `files`: it is a path); fish gets no such line. Each further line is a candidate, with its
 description behind a `:` for zsh and behind a tab for fish. On an error nothing is printed.
 """

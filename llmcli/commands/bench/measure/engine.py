@@ -228,7 +228,7 @@ class LlmcliEngine:
         self._started.rewind(tokens)
 
     def close(self) -> None:
-        """The cache goes; the model belongs to whoever loaded it."""
+        """Free the cache; the model stays with its owner."""
         self._session = None
 
     def _needed(self, tokens: int, chunk: int) -> int:

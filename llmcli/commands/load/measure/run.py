@@ -1,4 +1,4 @@
-"""Loads a model, or only reads through its files, and reports what became of each tensor."""
+"""Load a model, or only read its files, and report the use of each tensor."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def render_opening(
 ) -> RenderableType:
     """What is known before anything is timed: the model, the machine, what was done once.
 
-    `about`: what `Model.describe` says, to show also what became of the file.
+    `about`: `Model.describe()`, to show the size of the weights in the file and in memory.
     """
     return Group(
         Text(one_line(title), style=HEADING),
