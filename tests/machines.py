@@ -61,9 +61,9 @@ def _processor(machine: Machine) -> None:
     from llmcli.measure import environment
     from llmcli.ops import processor
 
-    read, flags = environment._read, frozenset(machine.features.split())
+    read, flags = environment.system_text, frozenset(machine.features.split())
     text = f"model name\t: {machine.processor}\nflags\t\t: {machine.features}\n"
-    environment._read = lambda path: text if path == "/proc/cpuinfo" else read(path)  # type: ignore[assignment]
+    environment.system_text = lambda path: text if path == "/proc/cpuinfo" else read(path)  # type: ignore[assignment]
     processor.flags = lambda: flags  # type: ignore[assignment]
 
 
