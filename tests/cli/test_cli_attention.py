@@ -167,10 +167,10 @@ def test_too_many_heads_are_not_drawn_but_written(cli, tmp_path):
     argv = ["attention", "-m", folder, "--random-weights", "abc", "--layer", "0"]
     refused = cli(*argv)
     assert refused.code == 2
-    assert "those are 16 matrices, and at most 12 are drawn" in refused.err
+    assert "16 heads selected; at most 12 can be drawn" in refused.err
     result = cli(*argv, "-o", file)
     assert result.code == 0
-    assert "note: the map is shown: of so many matrices at most 12 are drawn" in result.err
+    assert "note: the map is shown: at most 12 matrices can be drawn" in result.err
     with np.load(file) as arrays:
         assert arrays["blocks.0.attn.pattern"].shape == (16, 3, 3)
     assert cli(*argv, "-o", file, "--query", "0:2").code == 2  # nothing of a part would be shown

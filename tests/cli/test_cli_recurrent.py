@@ -75,15 +75,16 @@ def test_what_json_says_of_layers_and_heads(run):
         assert pair["rank_value"] == pytest.approx(abs(value) / np.abs(row).sum(), rel=1e-5)
 
 
-def test_numbers_do_not_depend_on_blocks(path):
+@pytest.mark.parametrize("given", [{"layer": "0-1"}, {"layer": "0-1", "top_pairs": 5}])
+def test_numbers_do_not_depend_on_blocks(path, monkeypatch, given):
     from llmcli.commands.attention.measure.run import measure_attention
-    from llmcli.commands.attention.report.request import AttentionRequest
+    from llmcli.commands.attention.options import AttentionOptions
     from llmcli.loading.load import load
 
+    monkeypatch.setattr("llmcli.commands.attention.measure.run.MOST_CELLS", 20)
     model, ids = load(path, dtype="float64"), [(7 * i * i + 3 * i) % 2000 for i in range(150)]
-    heads = dict.fromkeys((0, 1), tuple(range(4)))
-    request = AttentionRequest(heads=heads, drawn=True, most_cells=20, pairs=5)
-    whole, parts = (measure_attention(model, ids, request, block_rows=rows) for rows in (None, 7))
+    options = AttentionOptions(**given)
+    whole, parts = (measure_attention(model, ids, options, block_rows=rows) for rows in (None, 7))
     assert parts.ok
     assert whole.pairs == pytest.approx(parts.pairs) or [
         (one.layer, one.head, one.query, one.key) for one in whole.pairs

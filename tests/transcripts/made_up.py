@@ -282,6 +282,7 @@ MODELS = {
         head_dim=8, n_groups=1, state_size=8,
     ),
     "lone": _lone,
+    "heads": _llama(weights=False, num_attention_heads=32, num_key_value_heads=8, head_dim=4),
     "talker": _talker,
     "thinker": lambda folder: _talker(folder, THOUGHTS, "{# <think> </think> <tool_call> #}"),
     "hf_hub_cache": lambda folder: write_revision(folder, "org/name", {

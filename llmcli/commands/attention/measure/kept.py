@@ -14,32 +14,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.commands.attention.report.heads import Pair
-from llmcli.commands.attention.report.request import AttentionRequest, Span
+from llmcli.commands.attention.options import Span
+from llmcli.commands.attention.report import Pair
 from llmcli.inspect.attention.block import Block
 
 
 class TopPairs:
-    """The requested pairs of all layers together, the largest first.
+    """The `count` largest pairs of all layers together, of `part`: their queries and keys.
 
     A query's own token is no key, nor is the first one or one with the id `bos`: such weights are
     large in every head and say little.
     """
 
-    def __init__(self, request: AttentionRequest, bos: int | None) -> None:
-        self.count = request.pairs
-        self._spans = request.queries, request.keys
-        self._bos = bos
+    def __init__(self, count: int, part: tuple[Span, Span], bos: int | None) -> None:
+        self._count, self._part, self._bos = count, part, bos
         self._found: list[tuple[float, tuple[int, int, int, int], Pair]] = []
 
     def add(
         self, block: Block, ranks_HtS: Tensor, layer: int, heads: list[int], group: int
     ) -> None:
         """Adds the pairs of a block, ranked by `ranks_HtS`; `heads` are its head numbers."""
-        if not self.count:
+        if not self._count:
             return
         ranks_HtS = ranks_HtS.nan_to_num(0.0).masked_fill(self._ignored(block), 0.0)
-        best, at = ranks_HtS.flatten().topk(min(self.count, ranks_HtS.numel()))
+        best, at = ranks_HtS.flatten().topk(min(self._count, ranks_HtS.numel()))
         kept = best > 0
         rows, keys = ranks_HtS.shape[1:]
         for rank, flat in zip(best[kept].tolist(), at[kept].tolist(), strict=True):
@@ -56,15 +54,14 @@ class TopPairs:
             )
             order = (-layer, -number, -query, -seen)  # of equal ones the first
             self._found.append((rank, order, pair))
-        self._found = heapq.nlargest(self.count, self._found, key=lambda found: found[:2])
+        self._found = heapq.nlargest(self._count, self._found, key=lambda found: found[:2])
 
     def _ignored(self, block: Block) -> Tensor:
         """Which cells do not count, `[t, S]`."""
         keys_S, positions_t1 = block.keys_S, block.positions_t[:, None]
         outside_tS = torch.zeros_like(keys_S > positions_t1)
-        for span, at in zip(self._spans, (positions_t1, keys_S), strict=True):
-            if span is not None:
-                outside_tS |= (at < span[0]) | (at >= span[1])
+        for span, at in zip(self._part, (positions_t1, keys_S), strict=True):
+            outside_tS |= (at < span[0]) | (at >= span[1])
         ids_S = block.tokens.ids_N[block.low : block.low + len(keys_S)]
         left_out_S = keys_S == 0
         if self._bos is not None:
@@ -77,18 +74,20 @@ class TopPairs:
 
 
 class Pooled:
-    """The part of every head's matrix that is drawn; one cell is the largest of `pool` × `pool`.
+    """The `part` (queries, keys) of every head's matrix that is drawn, within so many tokens.
 
-    `signed`: the largest by magnitude.
+    One cell is the largest of `pool` × `pool` (`signed`: by magnitude), so that no side is longer
+    than `most` cells.
     """
 
     def __init__(
-        self, request: AttentionRequest, heads: int, tokens: int, *, signed: bool = False
+        self, part: tuple[Span, Span], most: int, heads: int, tokens: int, *, signed: bool = False
     ) -> None:
-        self.queries = _clipped(request.queries, tokens)
-        self.keys = _clipped(request.keys, tokens)
+        self.queries, self.keys = (
+            (min(first, tokens), min(last, tokens)) for first, last in part
+        )
         longest = max(last - first for first, last in (self.queries, self.keys))
-        self.pool = max(1, math.ceil(longest / request.most_cells))
+        self.pool = max(1, math.ceil(longest / most))
         rows, columns = (
             math.ceil((last - first) / self.pool) for first, last in (self.queries, self.keys)
         )
@@ -122,15 +121,15 @@ class Pooled:
             pooled_HRC = part_HtS.reshape(shape).amin((2, 4)).to("cpu", torch.float32)
             torch.minimum(there(self._least_HRC), pooled_HRC, out=there(self._least_HRC))
 
-    def cells(self, head: int) -> tuple[Span, Span, np.ndarray]:
-        """Queries, keys and the cells `[R, C]` of one head, NaN where masked."""
+    def cells(self, head: int) -> np.ndarray:
+        """The cells `[R, C]` of one head, NaN where masked."""
         cells_RC = self._most_HRC[head]
         if self._least_HRC is not None:
             least_RC = self._least_HRC[head]
             # both are infinite where all is masked
             cells_RC = torch.where(-least_RC > cells_RC, least_RC, cells_RC)
-        values = torch.where(cells_RC == -math.inf, math.nan, cells_RC).numpy()
-        return self.queries, self.keys, values
+        values: np.ndarray = torch.where(cells_RC == -math.inf, math.nan, cells_RC).numpy()
+        return values
 
 
 class Whole:
@@ -159,8 +158,3 @@ def _padding(part: slice, origin: int, pool: int) -> tuple[int, int]:
     """What has to be added before and after, for cells of `pool` that begin at `origin`."""
     before = (part.start - origin) % pool
     return before, -(before + part.stop - part.start) % pool
-
-
-def _clipped(span: Span | None, tokens: int) -> Span:
-    first, last = span or (0, tokens)
-    return min(first, tokens), min(last, tokens)

@@ -1,61 +1,81 @@
 """One forward pass, which measures the attention of each layer while it is computed.
 
-Axes: H heads, K key/value heads, T rows, S keys, d size of a query and key, e of a value.
+Axes: H heads, K key/value heads, t rows (queries), S keys, d size of a query and key, e of a value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from llmcli.commands.attention.measure.kept import TopPairs
-from llmcli.commands.attention.measure.layer import Layer, OnMatrix, Shared
-from llmcli.commands.attention.measure.layers import LayerWatch, Seen
-from llmcli.commands.attention.measure.metrics import undetermined_kinds
-from llmcli.commands.attention.report.heads import AttentionReport, LayerReport
-from llmcli.commands.attention.report.request import AttentionRequest, unknown_metrics
+from llmcli.commands.attention.measure.kept import Pooled, TopPairs, Whole
+from llmcli.commands.attention.measure.metrics import (
+    RowMeans,
+    effective_rank,
+    labels_of,
+    undetermined_kinds,
+)
+from llmcli.commands.attention.options import AttentionOptions, unknown_metrics
+from llmcli.commands.attention.report import AttentionReport, HeadReport, LayerReport
 from llmcli.inspect.attention.block import Tokens
 from llmcli.inspect.attention.checks import AttentionChecks
+from llmcli.inspect.attention.rows import Rows, checked_rows
 from llmcli.inspect.formulas import formula_checks, some_rows, worst
 from llmcli.inspect.generated import generated
+from llmcli.inspect.kernel import layer_of
 from llmcli.inspect.layer_map import LayerMap
+from llmcli.inspect.recurrence import Walk, walk
 from llmcli.model import Model, dtype_name
 from llmcli.records.checks import ViewCheck
-from llmcli.records.head_metrics import LABELS, METRICS, MOST_RANKED, RANK
+from llmcli.records.head_metrics import (
+    HALF_LIFE,
+    LABELS,
+    METRICS,
+    MOST_RANKED,
+    OVERWRITTEN,
+    RANK,
+)
 from llmcli.records.matrix import Matrix
 from llmcli.records.progress import Progress
 
 # of a longer prompt so many rows of what is a product are held against the formulas of `explain`
 FORMULA_ROWS = 12
+MOST_CELLS = 480  # of a side of a matrix that is drawn: more than any terminal is wide
 
-Skipped = dict[str, str]  # metrics that are left out, with the reason
+OnMatrix = Callable[[int, np.ndarray], None]
+Seen = dict[str, Tensor]
 
 
 def measure_attention(
     model: Model,
     ids: Sequence[int],
-    request: AttentionRequest | None = None,
+    heads: AttentionOptions | None = None,
     *,
+    generate: int = 0,
     on_matrix: OnMatrix | None = None,
     block_rows: int | None = None,
     progress: Progress | None = None,
 ) -> AttentionReport:
-    """What the requested heads of `ids`, and of up to `generate` tokens after them, attend to.
+    """What the chosen heads of `ids`, and of up to `generate` tokens after them, attend to.
 
     Metrics that no head of the model has are left out. `on_matrix(layer, [H, T, S])` is given
-    weights, or scores (-∞ where masked), float32 (float64 where the model is), of the heads
-    requested, layer by layer in order. `block_rows`: so many rows at a time (default: by memory);
+    weights, or scores (-∞ where masked), float32 (float64 where the model is), of the chosen
+    heads, layer by layer in order. `block_rows`: so many rows at a time (default: by memory);
     numbers depend on it by rounding.
 
     New tokens are generated first; then one usual forward pass reads all tokens. Nothing `[T, T]`
-    is kept but for `on_matrix`, one layer at a time, and `effective_rank`. Raises OutOfMemory, and
-    NotFinite for NaN.
+    is kept but for `on_matrix`, one layer at a time, and `effective_rank`. Raises UsageError for
+    what the model does not have, OutOfMemory, and NotFinite for NaN.
     """
-    request = request or AttentionRequest()
-    every, steps = generated(model, ids, request.generate, progress)
-    look = _Look(model, every, request, on_matrix, block_rows, progress)
+    heads = heads or AttentionOptions()
+    every, steps = generated(model, ids, generate, progress)
+    part = heads.part(len(ids) + generate)  # an earlier end of the text moves no span
+    look = _Look(model, every, heads, part, on_matrix, block_rows, progress)
     tap = LayerWatch(look.maps, look.settle)
     if progress is not None:
         progress("reading the prompt", 0, len(every))
@@ -66,47 +86,123 @@ def measure_attention(
     return look.report(len(ids), steps)
 
 
-def _possible(
-    request: AttentionRequest, model: Model, tokens: int
-) -> tuple[tuple[str, ...], Skipped]:
-    """The metrics that are computed, in their own order, and those that are left out."""
-    unknown = unknown_metrics(model.config)
-    names = tuple(
-        metric.name for metric in METRICS
-        if metric.name in request.metrics and metric.name not in unknown
-    )  # fmt: skip
-    if RANK not in names or tokens <= MOST_RANKED:
-        return names, {}
-    reason = f"it needs whole matrices: up to {MOST_RANKED} tokens, and there are {tokens}"
-    return tuple(name for name in names if name != RANK), {RANK: reason}
+class LayerWatch:
+    """A tap: `settle(of, seen)` is called once for each of `maps`, when its layer is complete.
+
+    `seen` are all of `LayerMap.inputs`, which are then forgotten, but for those that are of another
+    layer: keys and values that are lent.
+    """
+
+    def __init__(
+        self, maps: Mapping[int, LayerMap], settle: Callable[[LayerMap, Seen], None]
+    ) -> None:
+        self._maps, self._settle = maps, settle
+        self._now: Seen = {}
+        self._lent: Seen = {}
+        self._lenders = {
+            name for of in maps.values() for name in of.inputs if layer_of(name) != of.number
+        }
+
+    def __call__(self, name: str, tensor: Tensor) -> None:
+        """An activation of all tokens."""
+        number = layer_of(name)
+        if name in self._lenders:
+            self._lent[name] = tensor
+        if number is None or number not in self._maps:
+            return
+        of = self._maps[number]
+        if name in of.inputs:
+            self._now[name] = tensor
+        if name == of.adds:
+            lent = {one: self._lent[one] for one in of.inputs & self._lenders}
+            seen, self._now = lent | self._now, {}
+            self._settle(of, seen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """What is kept of the rows of one layer's `heads`; `scores`: of these, not of the weights."""
+
+    of: LayerMap
+    heads: list[int]
+    scores: bool
+    means: RowMeans
+    pooled: Pooled | None
+    ranked: Whole | None
+    exported: Whole | None
+
+    def add(self, rows: Rows) -> Tensor:
+        """Adds rows; returns what their pairs are ranked by.
+
+        Of a signed map that is |A| / Σ_j |A|, of which metrics are, too; its rank is that of A.
+        """
+        block, at = rows.block, rows.at
+        shown_HtS = rows.scores_HtS if self.scores else block.a_HtS
+        assert shown_HtS is not None
+        if self.exported is not None:
+            self.exported.add(shown_HtS, at, block.first, block.low)
+        if self.pooled is not None:
+            self.pooled.add(rows.masked(shown_HtS), at, block.first, block.low)
+        if self.ranked is not None:
+            self.ranked.add(block.a_HtS.nan_to_num(0.0), at, block.first, block.low)
+        summed = block.shares() if self.of.signed else block
+        self.means.add(summed, at)
+        return summed.a_HtS
+
+    def metrics(
+        self, walked: Walk | None, tokens: int
+    ) -> tuple[dict[str, list[float]], dict[str, int]]:
+        """Each metric of every head, and how many rows it counts."""
+        found, counts = self.means.means(), self.means.rows()
+        if self.ranked is not None:
+            found[RANK] = effective_rank(self.ranked.values_HTS).tolist()
+        memory = dict.fromkeys((HALF_LIFE, OVERWRITTEN), [math.nan] * self.of.heads)
+        if walked is not None:
+            memory = {HALF_LIFE: walked.half_lives(), OVERWRITTEN: walked.overwritten()}
+            counts |= dict.fromkeys(memory, tokens)
+        for name, values in memory.items():
+            found[name] = [values[head] for head in self.heads]
+        return found, counts
+
+    def matrices(self) -> Iterator[Matrix]:
+        """The part of each head's matrix that is drawn."""
+        for at, head in enumerate(self.heads if self.pooled is not None else ()):
+            assert self.pooled is not None
+            yield Matrix(
+                layer=self.of.number, head=head, kv_head=head // self.of.group,
+                queries=self.pooled.queries, keys=self.pooled.keys, pool=self.pooled.pool,
+                values=self.pooled.cells(at), signed=self.of.signed,
+            )  # fmt: skip
 
 
 class _Look:
-    """What is found in one pass, layer by layer."""
+    """What is found in one pass over all `ids`, layer by layer."""
 
     def __init__(
         self,
         model: Model,
         ids: tuple[int, ...],
-        request: AttentionRequest,
+        options: AttentionOptions,
+        part: tuple[tuple[int, int], tuple[int, int]],
         on_matrix: OnMatrix | None,
         block_rows: int | None,
         progress: Progress | None,
     ) -> None:
-        self.model, self.request, self._ids, self._progress = model, request, ids, progress
-        self._heads = request.chosen(model.config)
+        self._model, self._ids, self._options, self._part = model, ids, options, part
+        self._on_matrix, self._block_rows, self._progress = on_matrix, block_rows, progress
+        self._heads = options.heads_of(model.config)
+        self._drawn = options.drawn(self._heads)
         self.maps = {number: LayerMap(model, number) for number in self._heads}
         self._tokens = Tokens(list(ids), model.device)
-        metrics, self._skipped = _possible(request, model, len(ids))
-        self._shared = Shared(
-            request=request,
-            metrics=metrics,
-            on_matrix=on_matrix,
-            block_rows=block_rows,
-            proof=AttentionChecks(model.dtype, model.device),
-            pairs=TopPairs(request, model.config.bos),
-            advance=self._advance,
-        )
+        unknown = unknown_metrics(model.config)
+        self._metrics = [name for name in options.computed if name not in unknown]
+        self._skipped: dict[str, str] = {}
+        if RANK in self._metrics and len(ids) > MOST_RANKED:
+            self._metrics.remove(RANK)
+            few = f"up to {MOST_RANKED} tokens, and there are {len(ids)}"
+            self._skipped[RANK] = f"it needs whole matrices: {few}"
+        self._proof = AttentionChecks(model.dtype, model.device)
+        self._pairs = TopPairs(options.top_pairs, part, model.config.bos)
         self._formulas: list[ViewCheck] = []
         self._reports: list[LayerReport] = []
         self._matrices: list[Matrix] = []
@@ -116,19 +212,22 @@ class _Look:
 
     def report(self, prompt_tokens: int, steps: tuple[ViewCheck, ...]) -> AttentionReport:
         """What was seen; the first `prompt_tokens` were given, others proven by `steps`."""
-        request, metrics = self.request, self._shared.metrics
+        words = "norm, projections, rotation, scores and output follow from their formulas"
+        words += some_rows(FORMULA_ROWS, len(self._ids))
+        formulas = replace(worst(self._formulas), words=words)
         return AttentionReport(
-            what=request.what,
-            dtype=dtype_name(self.model.dtype),
-            tokens=self.model.tokens(self._ids),
+            what=self._options.matrices,
+            dtype=dtype_name(self._model.dtype),
+            tokens=self._model.tokens(self._ids),
             prompt_tokens=prompt_tokens,
-            metrics=tuple(metric for metric in METRICS if metric.name in metrics),
-            rows={name: self._rows[name] for name in metrics if name in self._rows},
+            metrics=tuple(metric for metric in METRICS if metric.name in self._metrics),
+            rows={name: self._rows[name] for name in self._metrics if name in self._rows},
             labels=LABELS,
             layers=tuple(self._reports),
             matrices=tuple(self._matrices),
-            pairs=self._shared.pairs.pairs(),
-            checks=(*self._checks(), *steps),
+            part=self._part,
+            pairs=self._pairs.pairs(),
+            checks=(*self._proof.checks(), formulas, *steps),
             skipped=self._skipped,
             unlabelled=dict(self._unlabelled()),
         )
@@ -147,28 +246,68 @@ class _Look:
                 yield label.name, "; ".join(reasons)
 
     def settle(self, of: LayerMap, seen: Seen) -> None:
-        """All rows of a layer."""
+        """Measures a layer, all of whose activations were seen."""
         self._formulas.append(
-            formula_checks(self.model, self._ids, seen, of.checked, rows=FORMULA_ROWS)
+            formula_checks(self._model, self._ids, seen, of.checked, rows=FORMULA_ROWS)
         )
         if of.kind not in self._undetermined:
             self._undetermined[of.kind] = undetermined_kinds(
                 self._tokens, len(self._ids), of.window, signed=of.signed
             )
-        layer = Layer(self.model, of, self._heads[of.number], len(self._ids), self._shared)
-        rows = {name: seen[name][0] for name in of.reads}
-        report, matrices, counts = layer.read(self._tokens, rows, self._undetermined[of.kind])
-        self._reports.append(report)
-        self._matrices += matrices
-        for name, count in counts.items():
-            self._rows[name] = max(count, self._rows.get(name, 0))
+        single = {name: seen[name][0] for name in of.reads}
+        walked = walk(of.recurrence(single)) if of.signed else None
+        kept = self._kept(of)
+        for rows in checked_rows(
+            self._proof, of, kept.heads, self._tokens, single, self._block_rows, walked
+        ):
+            self._pairs.add(rows.block, kept.add(rows), of.number, kept.heads[rows.at], of.group)
+            self._done += rows.block.a_HtS[:, :, 0].numel()
+            if self._progress is not None:
+                self._progress("looking at the heads", self._done, self._total)
+        if kept.exported is not None and self._on_matrix is not None:
+            self._on_matrix(of.number, kept.exported.values_HTS.numpy())
+        by_name, counts = kept.metrics(walked, len(self._ids))
+        self._rows |= {name: max(many, self._rows.get(name, 0)) for name, many in counts.items()}
+        self._reports.append(self._layer(of, kept.heads, by_name))
+        self._matrices += kept.matrices()
 
-    def _checks(self) -> tuple[ViewCheck, ...]:
-        words = "norm, projections, rotation, scores and output follow from their formulas"
-        words += some_rows(FORMULA_ROWS, len(self._ids))
-        return (*self._shared.proof.checks(), replace(worst(self._formulas), words=words))
+    def _kept(self, of: LayerMap) -> _Kept:
+        """What is kept of a layer's rows."""
+        heads, count = list(self._heads[of.number]), len(self._ids)
+        scores, dtype = self._options.matrices == "scores", self._model.stream_dtype
+        return _Kept(
+            of=of,
+            heads=heads,
+            scores=scores,
+            means=RowMeans(len(heads)),
+            pooled=Pooled(self._part, MOST_CELLS, len(heads), count, signed=of.signed)
+            if self._drawn else None,
+            ranked=Whole(len(heads), count, 0.0, dtype) if RANK in self._metrics else None,
+            exported=Whole(len(heads), count, -math.inf if scores else 0.0, dtype)
+            if self._on_matrix is not None else None,
+        )  # fmt: skip
 
-    def _advance(self, rows: int) -> None:
-        self._done += rows
-        if self._progress is not None:
-            self._progress("looking at the heads", self._done, self._total)
+    def _layer(
+        self, of: LayerMap, heads: Sequence[int], by_name: Mapping[str, Sequence[float]]
+    ) -> LayerReport:
+        """The report of a layer whose `heads` have these metrics."""
+        found = []
+        for index, head in enumerate(heads):
+            metrics = {name: values[index] for name, values in by_name.items()}
+            found.append(
+                HeadReport(
+                    head=head,
+                    kv_head=head // of.group,
+                    metrics={name: metrics[name] for name in self._metrics},
+                    labels=labels_of(metrics, self._undetermined[of.kind]),
+                )
+            )
+        return LayerReport(
+            layer=of.number,
+            kind=of.kind,
+            sinks=of.sinks,
+            signed=of.signed,
+            note=of.note,
+            kv_heads=of.heads // of.group,
+            heads=tuple(found),
+        )

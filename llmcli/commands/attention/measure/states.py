@@ -5,16 +5,16 @@ Axes: H heads, T tokens, d rows of a state, e columns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.commands.attention.measure.layers import LayerWatch, Seen
 from llmcli.commands.attention.measure.metrics import effective_rank
-from llmcli.commands.attention.report.states import POINTS, HeadStates, LayerStates, StatesReport
+from llmcli.commands.attention.measure.run import FORMULA_ROWS, LayerWatch, Seen
+from llmcli.commands.attention.report import HeadStates, LayerStates, StatesReport
 from llmcli.engine.session import Session
 from llmcli.inspect.formulas import formula_checks, some_rows, worst
 from llmcli.inspect.generated import generated
@@ -25,24 +25,22 @@ from llmcli.nn.state import State
 from llmcli.records.checks import ViewCheck
 from llmcli.records.progress import Progress
 
-FORMULA_ROWS = 12  # of products so many rows of a longer text are held against the formulas
+POINTS = 24  # positions at which states are measured
 
 
 def measure_states(
     model: Model,
     ids: Sequence[int],
+    heads: Mapping[int, Sequence[int]],
     *,
-    layers: Sequence[int],
-    heads: Sequence[int] | None = None,
     generate: int = 0,
     progress: Progress | None = None,
 ) -> StatesReport:
-    """The states of `layers` while `ids`, and up to `generate` likeliest tokens more, are read.
+    """The states of `heads[layer]` while `ids`, and up to `generate` likeliest tokens, are read.
 
-    All `layers` have a mixer whose state is a matrix (`LayerMap.signed`); a head that one has not
-    got is passed over (None: all). The pass is the usual one, with a cache; states are walked
-    through once more in float64 from what it emitted, and are held against its cache and its own
-    results. Raises OutOfMemory, and NotFinite for NaN.
+    All these layers have a mixer whose state is a matrix (`LayerMap.signed`). The pass is the
+    usual one, with a cache; states are walked through once more in float64 from what it emitted,
+    and are compared with its cache and its own results. Raises OutOfMemory, and NotFinite for NaN.
     """
     every, steps = generated(model, ids, generate, progress)
     devices.require_memory(
@@ -51,26 +49,22 @@ def measure_states(
     )  # fmt: skip
     session = Session(model.decoder, 1, len(every))
     look = _Look(model, every, heads, session.state)
-    tap = LayerWatch({number: LayerMap(model, number) for number in layers}, look.settle)
+    tap = LayerWatch({number: LayerMap(model, number) for number in heads}, look.settle)
     if progress is not None:
         progress("reading the prompt", 0, len(every))
     with torch.inference_mode():
         session.extend(
             torch.tensor([every], device=model.device), tap=tap, logits="none",
-            until=max(layers),
+            until=max(heads),
         )  # fmt: skip
     return look.report(len(ids), steps)
 
 
 class _Look:
     def __init__(
-        self,
-        model: Model,
-        ids: Sequence[int],
-        heads: Sequence[int] | None,
-        state: State,
+        self, model: Model, ids: tuple[int, ...], heads: Mapping[int, Sequence[int]], state: State
     ) -> None:
-        self._model, self._ids, self._heads, self._state = model, list(ids), heads, state
+        self._model, self._ids, self._heads, self._state = model, ids, heads, state
         self._found: list[LayerStates] = []
         self._formulas: list[ViewCheck] = []
         self._read: list[ViewCheck] = []
@@ -129,9 +123,8 @@ class _Look:
 
     def _layer(self, of: LayerMap, walked: Walk, cached: Tensor) -> LayerStates:
         at = self._positions
-        heads = range(of.heads) if self._heads is None else sorted(set(self._heads))
         found = []
-        for head in (head for head in heads if head < of.heads):
+        for head in self._heads[of.number]:
             states_Pde = torch.stack([walked.states[position][head] for position in at])
             found.append(
                 HeadStates(

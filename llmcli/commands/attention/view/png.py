@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from llmcli.commands.attention.report.heads import AttentionReport, HeadReport
+from llmcli.commands.attention.report import AttentionReport, HeadReport
 from llmcli.commands.attention.view.map import scale_of
 from llmcli.commands.attention.view.screen import layer_notes, matrix_scale
 from llmcli.records.matrix import Matrix

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from llmcli.commands.attention.report.states import LayerStates, StatesReport
+from llmcli.commands.attention.report import LayerStates, StatesReport
 from llmcli.ui.layout import Column, Line, Rows
 from llmcli.ui.numbers import size
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, Pair
-from llmcli.commands.attention.view.map import heads_of, shares
+from llmcli.commands.attention.report import AttentionReport, HeadReport
 from llmcli.records.head_metrics import LINEAR, OVERWRITTEN, Metric
 from llmcli.ui.cells import in_words
 from llmcli.ui.grid import Fit
-from llmcli.ui.layout import GAP, Column, Line, Rows
+from llmcli.ui.layout import Column, Line, Rows
 from llmcli.ui.numbers import span
 from llmcli.ui.theme import FAINT, NUMBER
+
+
+def metric_table(report: AttentionReport, metrics: Sequence[Metric]) -> RenderableType:
+    """The numbers of every head, then what each of them is; of one head they stand together."""
+    if len(report.heads) == 1:
+        shown: list[RenderableType] = [_one_head(report, metrics)]
+    else:
+        empty = [Text(words) for words in undefined_metrics(report, metrics)]
+        metrics = [metric for metric in metrics if not _undefined(report, metric)]
+        notes = [Line(definition(report, metric, named=True), FAINT) for metric in metrics]
+        table = [Fit(lambda width, ink: _metric_rows(report, metrics, width))] if metrics else []
+        shown = [*table, *notes, *empty]
+    return Group(*shown, *unknown_values(report, metrics), *metric_notes(report))
 
 
 def _metric_rows(
@@ -25,42 +37,32 @@ def _metric_rows(
 
     Columns that do not fit stand in further tables below.
     """
-    layers = report.layers
-    heads = [(f"{one.layer}.{head.head}", head) for one in layers for head in one.heads]
-    front = [Column("head", right=False)]
-    used = max(len("head"), *(len(name) for name, _ in heads))
-    if shared := shares(report):
-        front.append(Column("kv"))
-        used += len("kv" + GAP)
-    for number, some in enumerate(_packed(report, metrics, width - used)):
+    front = {"head": [Text(name) for name in report.heads]}
+    if report.shares_keys:
+        front["kv"] = [Text(str(head.kv_head)) for head in report.heads.values()]
+    tables = [dict(front)]
+    for metric in metrics:
+        values = [_value(head, metric) for head in report.heads.values()]
+        wide = {**tables[-1], metric.name: values}
+        if len(tables[-1]) > len(front) and not _table(wide, drop=1).fit(width):
+            tables.append(front | {metric.name: values})
+        else:
+            tables[-1] = wide
+    for number, columns in enumerate(tables):
         if number:
             yield Text()
-        rows = [
-            [
-                Text(name),
-                *([Text(str(head.kv_head))] if shared else []),
-                *(_value(head, metric) for metric in some),
-            ]
-            for name, head in heads
-        ]
-        yield Rows([*front, *(Column(metric.name) for metric in some)], rows)
+        yield _table(columns)
 
 
-def _packed(
-    report: AttentionReport, metrics: Sequence[Metric], room: int
-) -> Iterator[list[Metric]]:
-    """The metrics in groups that have room beside each other."""
-    some: list[Metric] = []
-    used = 0
-    for metric in metrics:
-        values = (_value(head, metric).cell_len for head in heads_of(report))
-        width = len(GAP) + max(len(metric.name), *values)
-        if some and used + width > room:
-            yield some
-            some, used = [], 0
-        some.append(metric)
-        used += width
-    yield some
+def _table(columns: Mapping[str, Sequence[Text]], *, drop: int = 0) -> Rows:
+    """Columns by their names, numbers to the right."""
+    rows = list(zip(*columns.values(), strict=True))
+    return Rows([Column(name, right=name != "head", drop=drop) for name in columns], rows)
+
+
+def _undefined(report: AttentionReport, metric: Metric) -> bool:
+    """Whether no head has a value of a metric."""
+    return all(math.isnan(head.metrics[metric.name]) for head in report.heads.values())
 
 
 def _value(head: HeadReport, metric: Metric) -> Text:
@@ -70,29 +72,11 @@ def _value(head: HeadReport, metric: Metric) -> Text:
     return Text("–") if math.isnan(value) else Text(f"{value:.4g}", style=NUMBER)
 
 
-def metric_table(report: AttentionReport, metrics: Sequence[Metric]) -> RenderableType:
-    """The numbers of every head, then what each of them is; of one head they stand together."""
-    heads = list(heads_of(report))
-    if len(heads) == 1:
-        shown: list[RenderableType] = [_column(report, heads[0], metrics)]
-    else:
-        empty = [Text(words) for words in undefined_metrics(report, metrics)]
-        metrics = [
-            metric for metric in metrics
-            if not all(math.isnan(head.metrics[metric.name]) for head in heads)
-        ]  # fmt: skip
-        notes = [Line(definition(report, metric, named=True), FAINT) for metric in metrics]
-        table = Fit(lambda width, ink: _metric_rows(report, metrics, width))
-        shown = [table, *notes, *empty] if metrics else [*empty]
-    unknown = [Text(words, style=FAINT) for words in unknown_values(report, metrics)]
-    return Group(*shown, *unknown, *metric_notes(report))
-
-
 def undefined_metrics(report: AttentionReport, metrics: Sequence[Metric]) -> Iterator[str]:
     """A sentence for the metrics that no head has a value of, which says why."""
     reasons: dict[str, list[str]] = {}
     for metric in metrics:
-        if all(math.isnan(head.metrics[metric.name]) for head in heads_of(report)):
+        if _undefined(report, metric):
             reasons.setdefault(_why(metric.name), []).append(metric.name)
     for why, names in reasons.items():
         yield f"{', '.join(names)}: undefined for every head, because {why}"
@@ -111,7 +95,7 @@ def _why(metric: str) -> str:
     return "there are too few tokens"
 
 
-def unknown_values(report: AttentionReport, metrics: Sequence[Metric]) -> Iterator[str]:
+def unknown_values(report: AttentionReport, metrics: Sequence[Metric]) -> Iterator[RenderableType]:
     """What the signs stand for that are no numbers, where there are any."""
     values = [
         (layer.signed, metric.name, head.metrics[metric.name])
@@ -122,15 +106,19 @@ def unknown_values(report: AttentionReport, metrics: Sequence[Metric]) -> Iterat
         for signed, name, value in values if math.isnan(value)
     }  # fmt: skip
     if False in without:
-        yield "–: undefined: no row qualifies, as for repeated tokens where none is repeated"
+        words = "–: undefined: no row qualifies, as for repeated tokens where none is repeated"
+        yield Text(words, style=FAINT)
     if True in without:
-        yield "–: only a head with a state has it; what is overwritten, one with the delta rule"
+        words = "–: only a head with a state has it; what is overwritten, one with the delta rule"
+        yield Text(words, style=FAINT)
     if any(math.isinf(value) for _, _, value in values):
-        yield "∞: at the end of these tokens, most of what was written is more than half there"
+        words = "∞: at the end of these tokens, most of what was written is more than half there"
+        yield Text(words, style=FAINT)
 
 
-def _column(report: AttentionReport, head: HeadReport, metrics: Sequence[Metric]) -> Rows:
-    """A row for each metric of one head, with its definition beside or below it."""
+def _one_head(report: AttentionReport, metrics: Sequence[Metric]) -> Rows:
+    """A row for each metric of the only head, with its definition beside or below it."""
+    [head] = report.heads.values()
     columns = [
         Column("metric", right=False),
         Column("value"),
@@ -138,16 +126,11 @@ def _column(report: AttentionReport, head: HeadReport, metrics: Sequence[Metric]
         Column("rows", drop=2, labelled=True),
         Column("source", right=False, drop=2),
     ]
-    rows = [
-        [
-            Text(metric.name),
-            _value(head, metric),
-            Text(metric.formula),
-            Text(str(report.rows.get(metric.name, ""))),
-            Text(metric.source),
-        ]
+    rows: list[list[Text | str]] = [
+        [metric.name, _value(head, metric), metric.formula,
+         str(report.rows.get(metric.name, "")), metric.source]
         for metric in metrics
-    ]
+    ]  # fmt: skip
     return Rows(columns, rows, below=True)
 
 
@@ -167,40 +150,33 @@ def definition(report: AttentionReport, metric: Metric, *, named: bool = False) 
     return [f"{metric.name}: {metric.formula}" if named else metric.formula, *counted, *source]
 
 
-def pair_table(
-    report: AttentionReport,
-    spans: tuple[tuple[int, int], tuple[int, int]] | None = None,
-) -> RenderableType:
-    """Which tokens attend to which, the largest first; `spans`: the queries and keys shown."""
+def pair_table(report: AttentionReport, *, zoomed: bool) -> RenderableType:
+    """Which tokens attend to which, the largest first; `zoomed`: of a part of the tokens."""
     ranked = any(pair.rank_value != pair.weight for pair in report.pairs)
     columns = [
         Column("head", right=False),
         Column("query", right=False, cut=True),
         Column("key", right=False, cut=True),
         Column("weight", drop=1 if ranked else 0),
+        Column("of its row"),
     ]
-    columns += [Column("of its row")] if ranked else []
-    rows = [_pair(pair, report, ranked) for pair in report.pairs]
+    rows: list[list[Text | str]] = [
+        [f"{pair.layer}.{pair.head}", token(report, pair.query), token(report, pair.key),
+         Text(f"{pair.weight:.4f}", style=NUMBER), f"{pair.rank_value:.4g}"]
+        for pair in report.pairs
+    ]  # fmt: skip
+    if not ranked:
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     left = ": the first token and each token itself left out"
-    if spans is not None:
+    if zoomed:
         last = len(report.tokens)
-        queries, keys = (span((low, min(high, last))) for low, high in spans)
+        queries, keys = (span((low, min(high, last))) for low, high in report.part)
         left = f" of queries {queries} and keys {keys}{left}"
-    signs = ", where these have signs by its share |A[i,j]| / Σ_j |A[i,j]|"
-    note = f"pairs of tokens{left}; ranked by weight{signs * report.signed}"
     if not rows:
-        note = f"no pair of tokens{left}"
-    return Group(*([Rows(columns, rows)] if rows else []), Text(note, style=FAINT))
-
-
-def _pair(pair: Pair, report: AttentionReport, ranked: bool) -> list[Text]:
-    cells = [
-        Text(f"{pair.layer}.{pair.head}"),
-        Text(token(report, pair.query)),
-        Text(token(report, pair.key)),
-        Text(f"{pair.weight:.4f}", style=NUMBER),
-    ]
-    return [*cells, Text(f"{pair.rank_value:.4g}")] if ranked else cells
+        return Text(f"no pair of tokens{left}", style=FAINT)
+    signs = ", where these have signs by its share |A[i,j]| / Σ_j |A[i,j]|" * report.signed
+    note = f"pairs of tokens{left}; ranked by weight{signs}"
+    return Group(Rows(columns, rows), Text(note, style=FAINT))
 
 
 def token(report: AttentionReport, at: int) -> str:

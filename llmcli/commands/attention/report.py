@@ -7,7 +7,9 @@ logarithms are natural.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
+from llmcli.commands.attention.options import Span
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import APART
 from llmcli.records.head_metrics import Label, Metric
@@ -66,9 +68,9 @@ class AttentionReport:
     The first `prompt_tokens` of `tokens` were given, the others generated.
     `metrics` and `labels` define the names in `layers`. `rows`: how many rows each metric is the
     mean of (most, of all heads). `pairs`, the largest first, are of all those layers and heads
-    together. `skipped`: metrics that were left out, with the reason. `unlabelled`: kinds that these
-    tokens leave undetermined, with the reason; some only in layers of one kind, which the reason
-    names.
+    together, `part` their queries and keys. `skipped`: metrics that were left out, with the reason.
+    `unlabelled`: kinds that these tokens leave undetermined, with the reason; some only in layers
+    of one kind, which the reason names.
     """
 
     what: What
@@ -80,10 +82,21 @@ class AttentionReport:
     labels: tuple[Label, ...]
     layers: tuple[LayerReport, ...]
     matrices: tuple[Matrix, ...] = field(metadata=APART)
+    part: tuple[Span, Span] = field(metadata=APART)
     pairs: tuple[Pair, ...]
     skipped: dict[str, str] = field(default_factory=dict)
     unlabelled: dict[str, str] = field(default_factory=dict)
     checks: tuple[ViewCheck, ...]
+
+    @property
+    def heads(self) -> dict[str, HeadReport]:
+        """Every head by its name, `3.2` in layer 3."""
+        return {f"{layer.layer}.{head.head}": head for layer in self.layers for head in layer.heads}
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether heads share keys and values."""
+        return any(head.kv_head != head.head for head in self.heads.values())
 
     @property
     def sinks(self) -> bool:
@@ -94,6 +107,56 @@ class AttentionReport:
     def signed(self) -> bool:
         """Whether there are maps with negative weights."""
         return any(layer.signed for layer in self.layers)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check holds."""
+        return all(check.ok for check in self.checks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadStates:
+    """One head after the tokens at each of the report's positions.
+
+    `norms`: √(Σ S²). `effective_ranks`: exp(−Σ_k p_k ln p_k), p_k = σ_k / Σσ of S, 0 where S is 0
+    (Roy & Vetterli 2007).
+    """
+
+    head: int
+    norms: tuple[float, ...]
+    effective_ranks: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerStates:
+    """One layer, whose `kind` is what its mixer is called.
+
+    The state of each head has `rows` (numbers of a key) and `columns` (of a value); `bytes` is what
+    a cache takes for all heads of one sequence, however long it is.
+    """
+
+    layer: int
+    kind: str
+    rows: int
+    columns: int
+    bytes: int
+    heads: tuple[HeadStates, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatesReport:
+    """States after the tokens at some `positions`, evenly spread, the last token among them.
+
+    The first `prompt_tokens` of `tokens` were given, the others generated.
+    """
+
+    what: Literal["state"] = "state"
+    dtype: str
+    tokens: tuple[Token, ...]
+    prompt_tokens: int
+    positions: tuple[int, ...]
+    layers: tuple[LayerStates, ...]
+    checks: tuple[ViewCheck, ...]
 
     @property
     def ok(self) -> bool:
