@@ -28,7 +28,7 @@ class TopPairs:
 
     def __init__(self, count: int, part: tuple[Span, Span], bos: int | None) -> None:
         self._count, self._part, self._bos = count, part, bos
-        self._found: list[tuple[float, tuple[int, int, int, int], Pair]] = []
+        self.pairs: list[Pair] = []
 
     def add(
         self, block: Block, ranks_HtS: Tensor, layer: int, heads: list[int], group: int
@@ -37,24 +37,17 @@ class TopPairs:
         if not self._count:
             return
         ranks_HtS = ranks_HtS.nan_to_num(0.0).masked_fill(self._ignored(block), 0.0)
-        best, at = ranks_HtS.flatten().topk(min(self._count, ranks_HtS.numel()))
-        kept = best > 0
-        rows, keys = ranks_HtS.shape[1:]
-        for rank, flat in zip(best[kept].tolist(), at[kept].tolist(), strict=True):
-            head, row, key = flat // (rows * keys), flat // keys % rows, flat % keys
-            number, query, seen = heads[head], block.first + row, block.low + key
-            pair = Pair(
-                layer=layer,
-                head=number,
-                kv_head=number // group,
-                query=query,
-                key=seen,
-                weight=float(block.a_HtS[head, row, key]),
-                rank_value=rank,
+        best, flat = ranks_HtS.flatten().topk(min(self._count, ranks_HtS.numel()))
+        at = torch.unravel_index(flat[best > 0], ranks_HtS.shape)
+        found = (one.tolist() for one in (*at, block.a_HtS[at], best[best > 0]))
+        pairs = (
+            Pair(
+                layer=layer, head=heads[head], kv_head=heads[head] // group,
+                query=block.first + row, key=block.low + key, weight=weight, rank_value=rank,
             )
-            order = (-layer, -number, -query, -seen)  # of equal ones the first
-            self._found.append((rank, order, pair))
-        self._found = heapq.nlargest(self._count, self._found, key=lambda found: found[:2])
+            for head, row, key, weight, rank in zip(*found, strict=True)
+        )  # fmt: skip
+        self.pairs = heapq.nlargest(self._count, [*self.pairs, *pairs], key=_order)
 
     def _ignored(self, block: Block) -> Tensor:
         """Which cells do not count, `[t, S]`."""
@@ -68,9 +61,10 @@ class TopPairs:
             left_out_S |= ids_S == self._bos
         return outside_tS | left_out_S | (keys_S == positions_t1)
 
-    def pairs(self) -> tuple[Pair, ...]:
-        """The largest first."""
-        return tuple(pair for _, _, pair in self._found)
+
+def _order(pair: Pair) -> tuple[float, ...]:
+    """Larger ones first, and the first of equal ones."""
+    return pair.rank_value, -pair.layer, -pair.head, -pair.query, -pair.key
 
 
 class Pooled:

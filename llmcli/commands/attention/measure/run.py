@@ -6,8 +6,8 @@ Axes: H heads, K key/value heads, t rows (queries), S keys, d size of a query an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from llmcli.commands.attention.measure.metrics import (
     labels_of,
     undetermined_kinds,
 )
-from llmcli.commands.attention.options import AttentionOptions, unknown_metrics
+from llmcli.commands.attention.options import AttentionOptions, Span, unknown_metrics
 from llmcli.commands.attention.report import AttentionReport, HeadReport, LayerReport
 from llmcli.inspect.attention.block import Tokens
 from llmcli.inspect.attention.checks import AttentionChecks
@@ -75,13 +75,16 @@ def measure_attention(
     heads = heads or AttentionOptions()
     every, steps = generated(model, ids, generate, progress)
     part = heads.part(len(ids) + generate)  # an earlier end of the text moves no span
-    look = _Look(model, every, heads, part, on_matrix, block_rows, progress)
-    tap = LayerWatch(look.maps, look.settle)
+    look = _Look(model, every, heads, part, on_matrix)
+    tap = LayerWatch(
+        [LayerMap(model, number) for number in look.heads],
+        lambda of, seen: look.settle(of, seen, block_rows, progress),
+    )
     if progress is not None:
         progress("reading the prompt", 0, len(every))
     model.decoder(
         torch.tensor([every], device=model.device), tap=tap, logits="last",
-        until=max(look.maps),
+        until=max(look.heads),
     )  # fmt: skip
     return look.report(len(ids), steps)
 
@@ -94,42 +97,40 @@ class LayerWatch:
     """
 
     def __init__(
-        self, maps: Mapping[int, LayerMap], settle: Callable[[LayerMap, Seen], None]
+        self, maps: Iterable[LayerMap], settle: Callable[[LayerMap, Seen], None]
     ) -> None:
-        self._maps, self._settle = maps, settle
-        self._now: Seen = {}
-        self._lent: Seen = {}
-        self._lenders = {
-            name for of in maps.values() for name in of.inputs if layer_of(name) != of.number
+        self._ends, self._settle = {of.adds: of for of in maps}, settle
+        self._needed = {name for of in self._ends.values() for name in of.inputs}
+        self._lent = {
+            name for of in self._ends.values() for name in of.inputs if layer_of(name) != of.number
         }
+        self._seen: Seen = {}
 
     def __call__(self, name: str, tensor: Tensor) -> None:
         """An activation of all tokens."""
-        number = layer_of(name)
-        if name in self._lenders:
-            self._lent[name] = tensor
-        if number is None or number not in self._maps:
-            return
-        of = self._maps[number]
-        if name in of.inputs:
-            self._now[name] = tensor
-        if name == of.adds:
-            lent = {one: self._lent[one] for one in of.inputs & self._lenders}
-            seen, self._now = lent | self._now, {}
-            self._settle(of, seen)
+        if name in self._needed:
+            self._seen[name] = tensor
+        if name in self._ends:
+            of = self._ends[name]
+            self._settle(of, {one: self._seen[one] for one in of.inputs})
+            self._seen = {one: kept for one, kept in self._seen.items() if one in self._lent}
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """What is kept of the rows of one layer's `heads`; `scores`: of these, not of the weights."""
+    """What is kept of the rows of one layer."""
 
-    of: LayerMap
-    heads: list[int]
-    scores: bool
-    means: RowMeans
-    pooled: Pooled | None
-    ranked: Whole | None
-    exported: Whole | None
+    def __init__(self, look: _Look, of: LayerMap) -> None:
+        self.of, self.heads, count = of, list(look.heads[of.number]), len(look.ids)
+        self._scores, dtype = look.options.matrices == "scores", look.model.stream_dtype
+        self._means = RowMeans(len(self.heads))
+        self._pooled = self._ranked = self.exported = None
+        if look.options.drawn(look.heads):
+            self._pooled = Pooled(look.part, MOST_CELLS, len(self.heads), count, signed=of.signed)
+        if RANK in look.metrics:
+            self._ranked = Whole(len(self.heads), count, 0.0, dtype)
+        if look.on_matrix is not None:
+            masked = -math.inf if self._scores else 0.0
+            self.exported = Whole(len(self.heads), count, masked, dtype)
 
     def add(self, rows: Rows) -> Tensor:
         """Adds rows; returns what their pairs are ranked by.
@@ -137,70 +138,66 @@ class _Kept:
         Of a signed map that is |A| / Σ_j |A|, of which metrics are, too; its rank is that of A.
         """
         block, at = rows.block, rows.at
-        shown_HtS = rows.scores_HtS if self.scores else block.a_HtS
+        shown_HtS = rows.scores_HtS if self._scores else block.a_HtS
         assert shown_HtS is not None
         if self.exported is not None:
             self.exported.add(shown_HtS, at, block.first, block.low)
-        if self.pooled is not None:
-            self.pooled.add(rows.masked(shown_HtS), at, block.first, block.low)
-        if self.ranked is not None:
-            self.ranked.add(block.a_HtS.nan_to_num(0.0), at, block.first, block.low)
+        if self._pooled is not None:
+            self._pooled.add(rows.masked(shown_HtS), at, block.first, block.low)
+        if self._ranked is not None:
+            self._ranked.add(block.a_HtS.nan_to_num(0.0), at, block.first, block.low)
         summed = block.shares() if self.of.signed else block
-        self.means.add(summed, at)
+        self._means.add(summed, at)
         return summed.a_HtS
 
     def metrics(
         self, walked: Walk | None, tokens: int
-    ) -> tuple[dict[str, list[float]], dict[str, int]]:
-        """Each metric of every head, and how many rows it counts."""
-        found, counts = self.means.means(), self.means.rows()
-        if self.ranked is not None:
-            found[RANK] = effective_rank(self.ranked.values_HTS).tolist()
+    ) -> tuple[list[dict[str, float]], dict[str, int]]:
+        """The metrics of each head, and how many rows each of them counts."""
+        found, counts = self._means.means(), self._means.rows()
+        if self._ranked is not None:
+            found[RANK] = effective_rank(self._ranked.values_HTS).tolist()
         memory = dict.fromkeys((HALF_LIFE, OVERWRITTEN), [math.nan] * self.of.heads)
         if walked is not None:
             memory = {HALF_LIFE: walked.half_lives(), OVERWRITTEN: walked.overwritten()}
             counts |= dict.fromkeys(memory, tokens)
-        for name, values in memory.items():
-            found[name] = [values[head] for head in self.heads]
-        return found, counts
+        found |= {name: [values[head] for head in self.heads] for name, values in memory.items()}
+        each = zip(*found.values(), strict=True)
+        return [dict(zip(found, values, strict=True)) for values in each], counts
 
     def matrices(self) -> Iterator[Matrix]:
         """The part of each head's matrix that is drawn."""
-        for at, head in enumerate(self.heads if self.pooled is not None else ()):
-            assert self.pooled is not None
+        if self._pooled is None:
+            return
+        for at, head in enumerate(self.heads):
             yield Matrix(
                 layer=self.of.number, head=head, kv_head=head // self.of.group,
-                queries=self.pooled.queries, keys=self.pooled.keys, pool=self.pooled.pool,
-                values=self.pooled.cells(at), signed=self.of.signed,
+                queries=self._pooled.queries, keys=self._pooled.keys, pool=self._pooled.pool,
+                values=self._pooled.cells(at), signed=self.of.signed,
             )  # fmt: skip
 
 
 class _Look:
-    """What is found in one pass over all `ids`, layer by layer."""
+    """What is found in one pass over all `ids`, layer by layer; see `measure_attention`."""
 
     def __init__(
         self,
         model: Model,
         ids: tuple[int, ...],
         options: AttentionOptions,
-        part: tuple[tuple[int, int], tuple[int, int]],
+        part: tuple[Span, Span],
         on_matrix: OnMatrix | None,
-        block_rows: int | None,
-        progress: Progress | None,
     ) -> None:
-        self._model, self._ids, self._options, self._part = model, ids, options, part
-        self._on_matrix, self._block_rows, self._progress = on_matrix, block_rows, progress
-        self._heads = options.heads_of(model.config)
-        self._drawn = options.drawn(self._heads)
-        self.maps = {number: LayerMap(model, number) for number in self._heads}
-        self._tokens = Tokens(list(ids), model.device)
+        self.model, self.ids, self.options, self.part = model, ids, options, part
+        self.on_matrix, self.heads = on_matrix, options.heads_of(model.config)
         unknown = unknown_metrics(model.config)
-        self._metrics = [name for name in options.computed if name not in unknown]
+        self.metrics = [name for name in options.computed if name not in unknown]
         self._skipped: dict[str, str] = {}
-        if RANK in self._metrics and len(ids) > MOST_RANKED:
-            self._metrics.remove(RANK)
+        if RANK in self.metrics and len(ids) > MOST_RANKED:
+            self.metrics.remove(RANK)
             few = f"up to {MOST_RANKED} tokens, and there are {len(ids)}"
             self._skipped[RANK] = f"it needs whole matrices: {few}"
+        self._tokens = Tokens(list(ids), model.device)
         self._proof = AttentionChecks(model.dtype, model.device)
         self._pairs = TopPairs(options.top_pairs, part, model.config.bos)
         self._formulas: list[ViewCheck] = []
@@ -208,25 +205,74 @@ class _Look:
         self._matrices: list[Matrix] = []
         self._rows: dict[str, int] = {}
         self._undetermined: dict[str, dict[str, str]] = {}  # kinds of heads, by the kind of layer
-        self._done, self._total = 0, len(ids) * sum(map(len, self._heads.values()))
+        self._done = 0
+
+    def settle(
+        self, of: LayerMap, seen: Seen, block_rows: int | None, progress: Progress | None
+    ) -> None:
+        """Measures a layer, all of whose activations were `seen`."""
+        self._formulas.append(
+            formula_checks(self.model, self.ids, seen, of.checked, rows=FORMULA_ROWS)
+        )
+        if of.kind not in self._undetermined:
+            self._undetermined[of.kind] = undetermined_kinds(
+                self._tokens, len(self.ids), of.window, signed=of.signed
+            )
+        single = {name: seen[name][0] for name in of.reads}
+        walked = walk(of.recurrence(single)) if of.signed else None
+        kept, total = _Kept(self, of), len(self.ids) * sum(map(len, self.heads.values()))
+        for rows in checked_rows(
+            self._proof, of, kept.heads, self._tokens, single, block_rows, walked
+        ):
+            self._pairs.add(rows.block, kept.add(rows), of.number, kept.heads[rows.at], of.group)
+            self._done += rows.block.a_HtS[:, :, 0].numel()
+            if progress is not None:
+                progress("looking at the heads", self._done, total)
+        if kept.exported is not None and self.on_matrix is not None:
+            self.on_matrix(of.number, kept.exported.values_HTS.numpy())
+        metrics, counts = kept.metrics(walked, len(self.ids))
+        self._rows |= {name: max(many, self._rows.get(name, 0)) for name, many in counts.items()}
+        self._reports.append(self._layer(of, kept.heads, metrics))
+        self._matrices += kept.matrices()
+
+    def _layer(
+        self, of: LayerMap, heads: Sequence[int], metrics: Sequence[Mapping[str, float]]
+    ) -> LayerReport:
+        return LayerReport(
+            layer=of.number,
+            kind=of.kind,
+            sinks=of.sinks,
+            signed=of.signed,
+            note=of.note,
+            kv_heads=of.heads // of.group,
+            heads=tuple(
+                HeadReport(
+                    head=head,
+                    kv_head=head // of.group,
+                    metrics={name: found[name] for name in self.metrics},
+                    labels=labels_of(found, self._undetermined[of.kind]),
+                )
+                for head, found in zip(heads, metrics, strict=True)
+            ),
+        )
 
     def report(self, prompt_tokens: int, steps: tuple[ViewCheck, ...]) -> AttentionReport:
         """What was seen; the first `prompt_tokens` were given, others proven by `steps`."""
         words = "norm, projections, rotation, scores and output follow from their formulas"
-        words += some_rows(FORMULA_ROWS, len(self._ids))
+        words += some_rows(FORMULA_ROWS, len(self.ids))
         formulas = replace(worst(self._formulas), words=words)
         return AttentionReport(
-            what=self._options.matrices,
-            dtype=dtype_name(self._model.dtype),
-            tokens=self._model.tokens(self._ids),
+            what=self.options.matrices,
+            dtype=dtype_name(self.model.dtype),
+            tokens=self.model.tokens(self.ids),
             prompt_tokens=prompt_tokens,
-            metrics=tuple(metric for metric in METRICS if metric.name in self._metrics),
-            rows={name: self._rows[name] for name in self._metrics if name in self._rows},
+            metrics=tuple(metric for metric in METRICS if metric.name in self.metrics),
+            rows={name: self._rows[name] for name in self.metrics if name in self._rows},
             labels=LABELS,
             layers=tuple(self._reports),
             matrices=tuple(self._matrices),
-            part=self._part,
-            pairs=self._pairs.pairs(),
+            part=self.part,
+            pairs=tuple(self._pairs.pairs),
             checks=(*self._proof.checks(), formulas, *steps),
             skipped=self._skipped,
             unlabelled=dict(self._unlabelled()),
@@ -244,70 +290,3 @@ class _Look:
             elif kinds:
                 reasons = (f"{', '.join(alike)}: {why}" for why, alike in kinds.items())
                 yield label.name, "; ".join(reasons)
-
-    def settle(self, of: LayerMap, seen: Seen) -> None:
-        """Measures a layer, all of whose activations were seen."""
-        self._formulas.append(
-            formula_checks(self._model, self._ids, seen, of.checked, rows=FORMULA_ROWS)
-        )
-        if of.kind not in self._undetermined:
-            self._undetermined[of.kind] = undetermined_kinds(
-                self._tokens, len(self._ids), of.window, signed=of.signed
-            )
-        single = {name: seen[name][0] for name in of.reads}
-        walked = walk(of.recurrence(single)) if of.signed else None
-        kept = self._kept(of)
-        for rows in checked_rows(
-            self._proof, of, kept.heads, self._tokens, single, self._block_rows, walked
-        ):
-            self._pairs.add(rows.block, kept.add(rows), of.number, kept.heads[rows.at], of.group)
-            self._done += rows.block.a_HtS[:, :, 0].numel()
-            if self._progress is not None:
-                self._progress("looking at the heads", self._done, self._total)
-        if kept.exported is not None and self._on_matrix is not None:
-            self._on_matrix(of.number, kept.exported.values_HTS.numpy())
-        by_name, counts = kept.metrics(walked, len(self._ids))
-        self._rows |= {name: max(many, self._rows.get(name, 0)) for name, many in counts.items()}
-        self._reports.append(self._layer(of, kept.heads, by_name))
-        self._matrices += kept.matrices()
-
-    def _kept(self, of: LayerMap) -> _Kept:
-        """What is kept of a layer's rows."""
-        heads, count = list(self._heads[of.number]), len(self._ids)
-        scores, dtype = self._options.matrices == "scores", self._model.stream_dtype
-        return _Kept(
-            of=of,
-            heads=heads,
-            scores=scores,
-            means=RowMeans(len(heads)),
-            pooled=Pooled(self._part, MOST_CELLS, len(heads), count, signed=of.signed)
-            if self._drawn else None,
-            ranked=Whole(len(heads), count, 0.0, dtype) if RANK in self._metrics else None,
-            exported=Whole(len(heads), count, -math.inf if scores else 0.0, dtype)
-            if self._on_matrix is not None else None,
-        )  # fmt: skip
-
-    def _layer(
-        self, of: LayerMap, heads: Sequence[int], by_name: Mapping[str, Sequence[float]]
-    ) -> LayerReport:
-        """The report of a layer whose `heads` have these metrics."""
-        found = []
-        for index, head in enumerate(heads):
-            metrics = {name: values[index] for name, values in by_name.items()}
-            found.append(
-                HeadReport(
-                    head=head,
-                    kv_head=head // of.group,
-                    metrics={name: metrics[name] for name in self._metrics},
-                    labels=labels_of(metrics, self._undetermined[of.kind]),
-                )
-            )
-        return LayerReport(
-            layer=of.number,
-            kind=of.kind,
-            sinks=of.sinks,
-            signed=of.signed,
-            note=of.note,
-            kv_heads=of.heads // of.group,
-            heads=tuple(found),
-        )

@@ -49,7 +49,7 @@ def measure_states(
     )  # fmt: skip
     session = Session(model.decoder, 1, len(every))
     look = _Look(model, every, heads, session.state)
-    tap = LayerWatch({number: LayerMap(model, number) for number in heads}, look.settle)
+    tap = LayerWatch([LayerMap(model, number) for number in heads], look.settle)
     if progress is not None:
         progress("reading the prompt", 0, len(every))
     with torch.inference_mode():
