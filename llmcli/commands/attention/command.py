@@ -6,6 +6,7 @@ import random
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -94,10 +95,11 @@ def command(
     if heads.draws and not heads.drawn(heads.heads_of(loaded.config)):
         look.out.note(f"the map is shown: at most {MOST_DRAWN} matrices can be drawn")
 
-    from llmcli.commands.attention.exports import exporting
+    from llmcli.commands.attention.exports import Export
     from llmcli.commands.attention.view.screen import FollowUps, render_attention
 
-    with exporting(look, heads, ids, new.generate) as export:
+    with ExitStack() as stack:
+        export = Export(look, heads, ids, new.generate, stack)
         report = measured(loaded, ids, heads, look.out, new.generate, export.on_matrix)
         everywhere = AttentionOptions(synthetic=heads.synthetic)
         same = replay_command(prompt, template, new, everywhere, model)

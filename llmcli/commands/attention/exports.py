@@ -6,10 +6,9 @@ How large it gets is known before the run.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from llmcli.anatomy.graph import graph
 from llmcli.commands.attention.options import AttentionOptions, recurrent_layers
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 OnMatrix = Callable[[int, "np.ndarray"], None]
-Key = TypeVar("Key", bound=Hashable)
 ARRAYS = ("safetensors", "npz")
 # bytes of a number of a JSON document, with its nine digits, and of a masked one
 DIGITS, ZERO = 13.5, 5
@@ -38,7 +36,9 @@ SMALLER = "name fewer layers and heads with --layer and --head"
 class Export:
     """Where whole matrices go: into the file that is written, and into the document.
 
-    `ids` are the prompt's, up to `generate` tokens follow.
+    `ids` are the prompt's, up to `generate` tokens follow. After an error in `stack` no part of a
+    file is left. Raises UsageError where the file or the document would be too large, and
+    WriteFailed.
     """
 
     def __init__(
@@ -51,33 +51,41 @@ class Export:
         config = look.model.config
         self._heads = options.heads_of(config)
         self._windows = {layer: config.layers[layer].window for layer in self._heads}
+        nodes = graph(config).mixers
+        self._names = {  # of arrays: `blocks.3.attn.pattern`
+            layer: f"{nodes[layer].name.rpartition('.')[0]}.{options.matrices}"
+            for layer in self._heads
+        }  # fmt: skip
         self._page = AttentionPage(options.matrices)
         self._matrices: dict[int, np.ndarray] = {}
         self._writer: ArrayWriter | None = None
-
-    def begin(self) -> None:
-        """Opens a file of arrays, which are written as they come.
-
-        Raises UsageError, or WriteFailed, where the file or the document gets too large.
-        """
-        look, options, heads = self._look, self._options, self._heads.values()
-        seen = self._tokens * (self._tokens + 1) // 2
-        each = seen * DIGITS + (self._tokens**2 - seen) * ZERO  # half of each is masked
-        needed = round(sum(map(len, heads)) * each)
-        if options.patterns:
-            smaller = f"{SMALLER}, write `-o FILE.safetensors`"
-            check_cap("the document", needed, force=options.force, smaller=smaller)
-        windows, most = list(self._windows.values()), max(map(len, heads))
-        sizes = {
-            "json": needed, "html": page_size(self._tokens, windows, most, len(options.computed)),
-        }  # fmt: skip
-        about = self._metadata(self._known, ok=True)
-        for kind in ARRAYS:
-            sizes[kind] = array_file_size(kind, self._arrays, about)
-        look.check_size(sizes, SMALLER)
+        about, arrays = self._metadata(self._known, ok=True), self._arrays()
+        self._check_sizes(about, arrays)
         if look.kind in ARRAYS and look.path is not None:
-            file = self._stack.enter_context(whole_file(look.path))
-            self._writer = array_writer(look.kind, file, self._arrays, about)
+            file = stack.enter_context(whole_file(look.path))
+            self._writer = array_writer(look.kind, file, arrays, about)
+
+    def _check_sizes(self, about: Mapping[str, str], arrays: Sequence[ArrayPlan]) -> None:
+        count, force = self._tokens, self._options.force
+        seen, heads = count * (count + 1) // 2, self._heads.values()
+        each = seen * DIGITS + (count**2 - seen) * ZERO  # half of each is masked
+        sizes = {kind: array_file_size(kind, arrays, about) for kind in ARRAYS}
+        sizes["json"] = round(sum(map(len, heads)) * each)
+        if self._options.patterns:
+            smaller = f"{SMALLER}, write `-o FILE.safetensors`"
+            check_cap("the document", sizes["json"], force=force, smaller=smaller)
+        windows, most = list(self._windows.values()), max(map(len, heads))
+        sizes["html"] = page_size(count, windows, most, len(self._options.computed))
+        self._look.check_size(sizes, SMALLER)
+
+    def _arrays(self) -> list[ArrayPlan]:
+        """The arrays, one a layer, float32 but for a model in float64."""
+        dtype = "float64" if str(self._look.model.dtype) == "torch.float64" else "float32"
+        count = self._tokens
+        return [
+            ArrayPlan(self._names[layer], dtype, (len(heads), count, count))
+            for layer, heads in self._heads.items()
+        ]
 
     @property
     def on_matrix(self) -> OnMatrix | None:
@@ -89,7 +97,7 @@ class Export:
     def _take(self, layer: int, values_HTS: np.ndarray) -> None:
         kind, config = self._look.kind, self._look.model.config
         if self._writer is not None:
-            self._writer.write(self._array_name(layer), values_HTS)
+            self._writer.write(self._names[layer], values_HTS)
         if kind == "html":
             signed = layer in recurrent_layers(config)
             self._page.add(layer, values_HTS, self._windows[layer], signed=signed)
@@ -139,21 +147,6 @@ class Export:
 
         return look.file(self._holds(report), {"png": picture, "html": page}, write)
 
-    @cached_property
-    def _arrays(self) -> list[ArrayPlan]:
-        """The arrays, one a layer, float32 but for a model in float64."""
-        wide = str(self._look.model.dtype) == "torch.float64"
-        dtype: Literal["float64", "float32"] = "float64" if wide else "float32"
-        return [
-            ArrayPlan(self._array_name(layer), dtype, (len(heads), self._tokens, self._tokens))
-            for layer, heads in self._heads.items()
-        ]
-
-    def _array_name(self, layer: int) -> str:
-        """`blocks.3.attn.pattern`."""
-        node = graph(self._look.model.config).mixers[layer]
-        return f"{node.name.rpartition('.')[0]}.{self._options.matrices}"
-
     def _metadata(self, tokens: Sequence[Token], *, ok: bool) -> dict[str, str]:
         """What stands beside arrays: JSON of the ids and the texts of all `tokens`."""
         return {
@@ -169,40 +162,24 @@ class Export:
         """What a reader finds in the file."""
         kind, tokens = self._look.kind, len(report.tokens)
         if kind in ARRAYS:
-            alike = self._alike(lambda layer: self._array_name(layer).split(".", 2)[2])
+            parts = {layer: name.split(".", 2)[2] for layer, name in self._names.items()}
             return "; ".join(
-                f"blocks.{spans(layers)}.{name} [{len(heads)} {tokens} {tokens}]"
+                f"blocks.{spans(layers)}.{part} [{len(heads)} {tokens} {tokens}]"
                 f"{' each' * (len(layers) > 1)}, {numbered('head', heads)}"
-                for (heads, name), layers in alike.items()
+                for (heads, part), layers in self._alike(parts).items()
             )
         named = "; ".join(
             f"{numbered('layer', layers)} {numbered('head', heads)}"
-            for (heads, _), layers in self._alike(lambda layer: None).items()
+            for (heads, _), layers in self._alike({}).items()
         )
         if kind == "png" and not report.matrices:
             return f"the map of {self._options.coloured_by}, {named}"
         cells = "" if kind == "png" else f", {tokens} × {tokens} tokens"
         return f"{report.what} of {named}{cells}"
 
-    def _alike(
-        self, key: Callable[[int], Key]
-    ) -> dict[tuple[tuple[int, ...], Key], list[int]]:
-        """The layers by their heads and a key of their own."""
-        found: dict[tuple[tuple[int, ...], Key], list[int]] = {}
+    def _alike(self, parts: Mapping[int, str]) -> dict[tuple[tuple[int, ...], str], list[int]]:
+        """The layers by their heads and the names of their arrays in a block."""
+        found: dict[tuple[tuple[int, ...], str], list[int]] = {}
         for layer, heads in self._heads.items():
-            found.setdefault((heads, key(layer)), []).append(layer)
+            found.setdefault((heads, parts.get(layer, "")), []).append(layer)
         return found
-
-
-@contextmanager
-def exporting(
-    look: Inspection, options: AttentionOptions, ids: Sequence[int], generate: int
-) -> Iterator[Export]:
-    """The file that the options name; after an error no part of it is left.
-
-    Raises UsageError where it would be too large, and WriteFailed.
-    """
-    with ExitStack() as stack:
-        export = Export(look, options, ids, generate, stack)
-        export.begin()
-        yield export

@@ -7,7 +7,7 @@ any weight is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -38,6 +38,11 @@ Span = tuple[int, int]  # positions `first` … `last`-1
 FILES = ("safetensors", "npz", "json", "html", "png")
 MOST_DRAWN = 12  # matrices on one screen
 OF_MAPS = ("map", "metrics", "top_pairs", "query", "key", "scale", "patterns", "open")
+HAS = {  # what layers have, and why others do not
+    "pattern": ("attention to look at", ""),
+    "scores": ("scores", ": no softmax makes its weights of any"),
+    "state": ("a state", ": softmax attention keeps keys and values"),
+}
 _view = partial(opt, panel="View")
 
 
@@ -200,8 +205,6 @@ class AttentionOptions:
             if name in {one.name for one in self._named} and len(self.table) < len(METRICS):
                 raise UsageError(f"`{name}`: {why}")
         chosen = self.heads_of(config)
-        if self.what == "scores":
-            _check_scores(chosen, config)
         written = (self.save is not None or self.open) and not self.zoomed
         if self.draws and not written and not self.drawn(chosen):
             raise UsageError(
@@ -213,37 +216,37 @@ class AttentionOptions:
     def heads_of(self, config: ModelConfig) -> dict[int, tuple[int, ...]]:
         """The chosen heads of each chosen layer, in order.
 
-        With `--what state` of layers that have one. Raises UsageError for others.
+        With `--what state` all layers are those with a state. Raises UsageError for layers without
+        `what`, and for heads that none of them has.
         """
         from llmcli.anatomy.graph import graph
         from llmcli.graph.ops import Mix
 
-        model, state = graph(config), self.what == "state"
-        counts = {
-            layer: model.sizes(layer)["H"] for layer, node in model.mixers.items()
-            if not state or (isinstance(node.op, Mix) and node.op.state)
-        }  # fmt: skip
-        lacks = "attention to look at"
-        softmax = "state: softmax attention keeps keys and values"
+        model, counts = graph(config), {}
+        for layer, node in model.mixers.items():
+            mix = node.op if isinstance(node.op, Mix) else None
+            has = {"scores": mix and model.score(mix), "state": mix and mix.state}
+            if has.get(self.what, True):
+                counts[layer] = model.sizes(layer)["H"]
+        scores, (what, why) = self.what == "scores", HAS[self.what]
         if not counts:
-            raise UsageError(
-                f"no layer of this model has {f'a {softmax}' if state else lacks}",
-                hint="`llmcli info` says what it has",
-            )
-        layers = tuple(counts)
+            hint = "use `--what pattern`" if scores else "`llmcli info` says what it has"
+            raise UsageError(f"no layer of this model has {what}{why}", hint=hint)
+        layers = tuple(counts if self.what == "state" else model.mixers)
         if self.layer is not None:
             layers = parse_numbers(self.layer, len(config.layers), "--layer", "layers")
         for layer in layers:
             if layer not in counts:
-                mixes = softmax if layer in model.mixers else "state: it does not mix tokens"
+                why = why if layer in model.mixers else ": it does not mix tokens"
+                others = "; others have `--what pattern`" * scores
                 raise UsageError(
-                    f"layer {layer} has no {mixes if state else lacks}",
-                    hint=f"layers that have: {spans(tuple(counts))}",
+                    f"layer {layer} has no {what.removeprefix('a ')}{why}",
+                    hint=f"layers that have: {spans(tuple(counts))}{others}",
                 )
         most = max(counts[layer] for layer in layers)
-        numbers = tuple(range(most))
+        numbers: Sequence[int] = range(most)
         if self.head is not None:
-            numbers = tuple(sorted(parse_numbers(self.head, most, "--head", "heads")))
+            numbers = sorted(parse_numbers(self.head, most, "--head", "heads"))
         return {
             layer: tuple(head for head in numbers if head < counts[layer])
             for layer in sorted(layers)
@@ -264,24 +267,6 @@ class AttentionOptions:
         Raises UsageError for spans without tokens.
         """
         return parse_span(self.query, count, "--query"), parse_span(self.key, count, "--key")
-
-
-def _check_scores(chosen: Mapping[int, tuple[int, ...]], config: ModelConfig) -> None:
-    """Raises UsageError for layers whose map is not a softmax of scores."""
-    from llmcli.anatomy.graph import graph
-    from llmcli.graph.ops import Mix
-
-    model = graph(config)
-    scored = [
-        layer for layer, node in model.mixers.items()
-        if isinstance(node.op, Mix) and model.score(node.op)
-    ]  # fmt: skip
-    if without := [layer for layer in chosen if layer not in scored]:
-        raise UsageError(
-            f"layer {without[0]} has no scores: no softmax makes its weights of any",
-            hint=f"layers that have: {spans(scored)}; others have `--what pattern`"
-            if scored else "use `--what pattern`",
-        )
 
 
 def metrics_named(text: str, option: str) -> tuple[Metric, ...]:
