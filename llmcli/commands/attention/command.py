@@ -16,14 +16,11 @@ from llmcli.records.numbers import spans
 from llmcli.shell.inspection import Inspection
 from llmcli.shell.looking import NewTokensOptions, encode_prompt, room_for
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
-from llmcli.shell.output import Output
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_default
 from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
-    from llmcli.commands.attention.exports import OnMatrix
-    from llmcli.commands.attention.report import AttentionReport
     from llmcli.model import Model
 
 LONG = 40  # characters of a text that is repeated; a longer one stands as its name
@@ -96,11 +93,16 @@ def command(
         look.out.note(f"the map is shown: at most {MOST_DRAWN} matrices can be drawn")
 
     from llmcli.commands.attention.exports import Export
+    from llmcli.commands.attention.measure.run import measure_attention
     from llmcli.commands.attention.view.screen import FollowUps, render_attention
 
     with ExitStack() as stack:
         export = Export(look, heads, ids, new.generate, stack)
-        report = measured(loaded, ids, heads, look.out, new.generate, export.on_matrix)
+        with Progress(look.out) as progress:
+            report = measure_attention(
+                loaded, ids, heads, generate=new.generate, on_matrix=export.on_matrix,
+                progress=progress,
+            )  # fmt: skip
         everywhere = AttentionOptions(synthetic=heads.synthetic)
         same = replay_command(prompt, template, new, everywhere, model)
         if given is not None and is_text and prompt.file is None:
@@ -112,32 +114,6 @@ def command(
             lambda: render_attention(report, look.title, heads, calls),
             report, export.file(report), export.body(report),
         )  # fmt: skip
-
-
-def measured(
-    model: Model,
-    ids: Sequence[int],
-    heads: AttentionOptions,
-    out: Output,
-    generate: int = 0,
-    on_matrix: OnMatrix | None = None,
-) -> AttentionReport:
-    """One pass over the prompt. Raises UsageError for spans behind the end of what was written."""
-    from llmcli.commands.attention.measure.run import measure_attention
-
-    with Progress(out) as progress:
-        report = measure_attention(
-            model, ids, heads, generate=generate, on_matrix=on_matrix, progress=progress
-        )
-    written = len(report.tokens)
-    for option, span in zip(("--query", "--key"), report.part, strict=True):
-        if span[0] >= written:
-            raise UsageError(
-                f"`{option}` from {span[0]} on selects no tokens: the model ended its text after "
-                f"{written - len(ids)} of {generate} tokens",
-                hint=f"positions go from 0 to {written - 1}",
-            )
-    return report
 
 
 def _show_states(

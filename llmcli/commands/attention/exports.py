@@ -6,7 +6,7 @@ How large it gets is known before the run.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,8 @@ from llmcli.ui.arrays import ArrayPlan, ArrayWriter, array_file_size, array_writ
 if TYPE_CHECKING:
     import numpy as np
 
-OnMatrix = Callable[[int, "np.ndarray"], None]
+    from llmcli.commands.attention.measure.run import OnMatrix
+
 ARRAYS = ("safetensors", "npz")
 # bytes of a number of a JSON document, with its nine digits, and of a masked one
 DIGITS, ZERO = 13.5, 5

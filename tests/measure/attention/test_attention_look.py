@@ -28,8 +28,7 @@ from torch.utils._pytree import tree_leaves
 from llmcli import devices
 from llmcli.commands.attention.command import synthetic
 from llmcli.commands.attention.measure import run
-from llmcli.commands.attention.measure.kept import Pooled
-from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.measure.run import Pooled, measure_attention
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.errors import OutOfMemory, UsageError
 from llmcli.nn.decoder import Decoder

@@ -35,17 +35,13 @@ def _distance(block: Block) -> Tensor:
     return distance_Ht if block.taken_Ht is None else distance_Ht / block.left_Ht
 
 
-def _taken(block: Block) -> Tensor:
-    if block.taken_Ht is None:
-        return torch.full_like(block.first_key_Ht, math.nan)
-    return block.taken_Ht
-
-
 def _negative(block: Block) -> Tensor:
-    if block.negative_Ht is None:
-        return torch.full_like(block.first_key_Ht, math.nan)
     # a row of zeros has no shares
-    return block.negative_Ht + 0 * block.left_Ht
+    return _nan(block) if block.negative_Ht is None else block.negative_Ht + 0 * block.left_Ht
+
+
+def _nan(block: Block) -> Tensor:
+    return torch.full_like(block.first_key_Ht, math.nan)
 
 
 def _beyond(keys: int, block: Block, values_Ht: Tensor) -> Tensor:
@@ -77,7 +73,7 @@ ROWS: Mapping[str, Callable[[Block], Tensor]] = {
     "previous_token": lambda block: _beyond(1, block, block.back_Ht(1)),
     "sink": lambda block: _first_key(block).masked_fill(block.positions_t < 1, math.nan),
     "sink_rate": _first_key,
-    "learned_sink": _taken,
+    "learned_sink": lambda block: _nan(block) if block.taken_Ht is None else block.taken_Ht,
     "negative": _negative,
     "induction": _after_equal,
     "duplicate": _equal,
