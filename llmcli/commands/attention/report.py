@@ -68,9 +68,9 @@ class AttentionReport:
     The first `prompt_tokens` of `tokens` were given, the others generated.
     `metrics` and `labels` define the names in `layers`. `rows`: how many rows each metric is the
     mean of (most, of all heads). `pairs`, the largest first, are of all those layers and heads
-    together, `part` their queries and keys. `skipped`: metrics that were left out, with the reason.
-    `unlabelled`: kinds that these tokens leave undetermined, with the reason; some only in layers
-    of one kind, which the reason names.
+    together. `skipped`: metrics that were left out, with the reason. `unlabelled`: kinds that these
+    tokens leave undetermined, with the reason; some only in layers of one kind, which the reason
+    names.
     """
 
     what: What
@@ -82,7 +82,7 @@ class AttentionReport:
     labels: tuple[Label, ...]
     layers: tuple[LayerReport, ...]
     matrices: tuple[Matrix, ...] = field(metadata=APART)
-    part: tuple[Span, Span] = field(metadata=APART)
+    part: tuple[Span, Span] = field(metadata=APART)  # queries and keys that were requested
     pairs: tuple[Pair, ...]
     skipped: dict[str, str] = field(default_factory=dict)
     unlabelled: dict[str, str] = field(default_factory=dict)
