@@ -3,7 +3,6 @@
 What views say is in the transcripts; models of so many heads and layers would be too large there.
 """
 
-import math
 import re
 
 import pytest
@@ -12,10 +11,10 @@ from drawn import lines_of
 from rich.cells import cell_len
 
 from llmcli.commands.attention.report import LayerReport
-from llmcli.commands.attention.view.map import head_map, kinds_found, scale_of
+from llmcli.commands.attention.view.map import head_map, kinds_found
 from llmcli.ui.numbers import short
 
-ENTROPY, KEYS, PREVIOUS, _ = METRICS
+ENTROPY, _, PREVIOUS, _ = METRICS
 
 
 def of(*heads, layer=0, group=1, **changed):
@@ -35,14 +34,6 @@ def tall(layers, heads, group=1):
         )
         for n in range(layers)
     ))  # fmt: skip
-
-
-def test_a_scale_without_end_goes_to_the_largest():
-    for metric, low, high in ((KEYS, 1.0, 12.5), (PREVIOUS, 0.0, 1.0)):
-        scale = scale_of(report(), metric)
-        assert (scale.low, scale.high) == (low, high)
-    alike = of(head(0, effective_keys=math.nan), head(1, effective_keys=1.0))
-    assert scale_of(alike, KEYS).high == 2.0
 
 
 @pytest.mark.parametrize(

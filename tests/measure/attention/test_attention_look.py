@@ -73,7 +73,15 @@ def test_only_the_layers_and_heads_that_are_requested():
     assert np.allclose(found[2], whole[2][[1, 3]], atol=1e-6)
     for one, other in zip(metrics_of(report, 0), (1, 3), strict=True):
         assert one == pytest.approx(metrics_of(everything, 1)[other], nan_ok=True)
-    assert [(m.layer, m.head) for m in report.matrices] == [(1, 1), (1, 3), (2, 1), (2, 3)]
+    assert [(m.layer, m.head, m.kv_head) for m in report.matrices] == [
+        (1, 1, 0), (1, 3, 1), (2, 1, 0), (2, 3, 1),
+    ]  # fmt: skip
+    part = AttentionOptions(layer="2,1", head="3,1", query="10:20", key="4:20")
+    for one in exported(model, ids, part)[1].matrices:
+        a = whole[one.layer][one.head, 10:20, 4:20]
+        assert (one.queries, one.keys, one.pool) == ((10, 20), (4, 20), 1)
+        assert (np.isnan(one.values) == (a == 0)).all(), "NaN where masked"
+        assert np.nanmax(np.abs(one.values - a)) < 1e-6
 
 
 spans = st.tuples(st.integers(0, 39), st.integers(1, 40)).map(
@@ -103,50 +111,33 @@ def test_pooled_cells_are_the_largest_of_their_squares(most, q, k, rows, window)
             assert (math.isnan(value) and np.isneginf(largest)) or value == largest
 
 
-def test_drawn_matrices_are_the_pattern_with_nan_where_masked():
-    model, ids = small("window"), ids_of(30)
-    part = AttentionOptions(layer="0-1", head="2", query="10:20", key="4:20")
-    report = measure_attention(model, ids, part)
-    a = patterns(model, ids)[1][2, 10:20, 4:20]
-    matrix = report.matrices[1]
-    assert (matrix.layer, matrix.head, matrix.kv_head, matrix.pool) == (1, 2, 1, 1)
-    assert (np.isnan(matrix.values) == (a == 0)).all()
-    assert np.nanmax(np.abs(matrix.values - a)) < 1e-6
-
-
 def all_pairs(model, ids):
     for layer, a in enumerate(patterns(model, ids)):
         for (head, i, j), weight in np.ndenumerate(a):
             yield weight, layer, head, i, j
 
 
-def test_the_largest_pairs():
-    model, ids = small("gqa"), ids_of(25)
-    report = measure_attention(model, ids, AttentionOptions(top_pairs=9), block_rows=4)
-    allowed = [pair for pair in all_pairs(model, ids) if pair[4] > 0 and pair[3] != pair[4]]
-    expected = sorted(allowed, reverse=True)[:9]
-    found = [(p.weight, p.layer, p.head, p.query, p.key) for p in report.pairs]
-    assert [pair[0] for pair in found] == pytest.approx([pair[0] for pair in expected])
-    assert [pair[1:] for pair in found] == [pair[1:] for pair in expected]
-    assert all(p.rank_value == p.weight and p.kv_head == p.head // 2 for p in report.pairs)
-
-
-@pytest.mark.parametrize("block_rows", [1, 4, None])
+@pytest.mark.parametrize("rows", [1, 4, None])
 @pytest.mark.parametrize("kind", ["gqa", "window"])
-def test_pairs_of_some_queries_and_keys(block_rows, kind):
+@pytest.mark.parametrize(
+    ("given", "queries", "keys"),
+    [({"top_pairs": 9}, range(11), range(11)),
+     ({"top_pairs": 1000, "query": "5:9", "key": ":7"}, range(5, 9), range(7))],
+)  # fmt: skip
+def test_the_largest_pairs_of_some_queries_and_keys(rows, kind, given, queries, keys):
     model, ids = small(kind), ids_of(11)
-    options = AttentionOptions(top_pairs=1000, query="5:9", key=":7")
-    report = measure_attention(model, ids, options, block_rows=block_rows)
-    expected = sorted(
-        (
-            (weight, layer, head, i, j) for weight, layer, head, i, j in all_pairs(model, ids)
-            if 5 <= i < 9 and 0 < j < 7 and i != j
-        ),
-        key=lambda pair: -pair[0],
-    )  # fmt: skip
-    found = {(p.layer, p.head, p.query, p.key): p.weight for p in report.pairs}
-    assert found == pytest.approx({pair[1:]: pair[0] for pair in expected if pair[0] > 0}, abs=1e-6)
-    assert found
+    report = measure_attention(model, ids, AttentionOptions(**given), block_rows=rows)
+    allowed = [
+        pair for pair in all_pairs(model, ids)
+        if pair[0] > 0 and pair[3] in queries and pair[4] in keys and 0 < pair[4] != pair[3]
+    ]  # fmt: skip
+    expected = sorted(allowed, reverse=True)[: given["top_pairs"]]
+    assert [pair.weight for pair in report.pairs] == pytest.approx([pair[0] for pair in expected])
+    places = [(pair.layer, pair.head, pair.query, pair.key) for pair in report.pairs]
+    assert places == [pair[1:] for pair in expected]
+    group = model.config.layers[0].attention.heads // model.config.layers[0].attention.kv_heads
+    for pair in report.pairs:
+        assert (pair.rank_value, pair.kv_head) == (pair.weight, pair.head // group)
 
 
 def test_bos_is_no_key_wherever_it_stands():
