@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.anatomy.graph import graph
 from llmcli.commands.attention.options import AttentionOptions, recurrent_layers
-from llmcli.commands.attention.report import AttentionReport
+from llmcli.commands.attention.report import AttentionReport, grouped
 from llmcli.commands.attention.view.page import AttentionPage, page_size
 from llmcli.records.document import members
 from llmcli.records.numbers import numbered, spans
@@ -163,24 +163,20 @@ class Export:
         """What a reader finds in the file."""
         kind, tokens = self._look.kind, len(report.tokens)
         if kind in ARRAYS:
-            parts = {layer: name.split(".", 2)[2] for layer, name in self._names.items()}
+            alike = grouped(
+                ((heads, self._names[layer].split(".", 2)[2]), layer)
+                for layer, heads in self._heads.items()
+            )
             return "; ".join(
                 f"blocks.{spans(layers)}.{part} [{len(heads)} {tokens} {tokens}]"
                 f"{' each' * (len(layers) > 1)}, {numbered('head', heads)}"
-                for (heads, part), layers in self._alike(parts).items()
+                for (heads, part), layers in alike.items()
             )
         named = "; ".join(
             f"{numbered('layer', layers)} {numbered('head', heads)}"
-            for (heads, _), layers in self._alike({}).items()
+            for heads, layers in grouped((own, one) for one, own in self._heads.items()).items()
         )
         if kind == "png" and not report.matrices:
             return f"the map of {self._options.coloured_by}, {named}"
         cells = "" if kind == "png" else f", {tokens} × {tokens} tokens"
         return f"{report.what} of {named}{cells}"
-
-    def _alike(self, parts: Mapping[int, str]) -> dict[tuple[tuple[int, ...], str], list[int]]:
-        """The layers by their heads and the names of their arrays in a block."""
-        found: dict[tuple[tuple[int, ...], str], list[int]] = {}
-        for layer, heads in self._heads.items():
-            found.setdefault((heads, parts.get(layer, "")), []).append(layer)
-        return found

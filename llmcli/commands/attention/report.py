@@ -6,8 +6,9 @@ logarithms are natural.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from llmcli.commands.attention.options import Span
 from llmcli.records.checks import ViewCheck
@@ -15,6 +16,17 @@ from llmcli.records.document import APART
 from llmcli.records.head_metrics import Label, Metric
 from llmcli.records.matrix import Matrix, What
 from llmcli.records.text import Token
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """The values of each key, in order."""
+    found: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

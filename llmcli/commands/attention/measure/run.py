@@ -25,7 +25,7 @@ from llmcli.commands.attention.measure.metrics import (
     undetermined_kinds,
 )
 from llmcli.commands.attention.options import AttentionOptions, Span, unknown_metrics
-from llmcli.commands.attention.report import AttentionReport, HeadReport, LayerReport, Pair
+from llmcli.commands.attention.report import AttentionReport, HeadReport, LayerReport, Pair, grouped
 from llmcli.errors import UsageError
 from llmcli.inspect.attention.block import Block, Tokens
 from llmcli.inspect.attention.checks import AttentionChecks
@@ -195,8 +195,10 @@ class Pooled:
         rows, columns = (
             math.ceil((last - first) / self.pool) for first, last in (self.queries, self.keys)
         )
-        self._most_HRC = torch.full((heads, rows, columns), -math.inf)
-        self._least_HRC = -self._most_HRC if signed else None
+        # the largest numbers, and with signs the largest of the numbers with the other sign
+        self._cells_HRC = {
+            sign: torch.full((heads, rows, columns), -math.inf) for sign in (1, -1)[: 1 + signed]
+        }
 
     def add(self, values_HtS: Tensor, heads: slice, first: int, low: int) -> None:
         """A block, -∞ where masked: rows from `first`, keys from `low` on."""
@@ -213,25 +215,19 @@ class Pooled:
         shape = (len(part_HtS), part_HtS.shape[1] // self.pool, self.pool, -1, self.pool)
         top, begin = ((of.start - span[0]) // self.pool
                       for of, span in ((rows, self.queries), (keys, self.keys)))  # fmt: skip
-
-        def there(cells_HRC: Tensor) -> Tensor:
-            columns = slice(begin, begin + part_HtS.shape[2] // self.pool)
-            return cells_HRC[heads, top : top + shape[1], columns]
-
-        pooled_HRC = part_HtS.reshape(shape).amax((2, 4)).to("cpu", torch.float32)
-        torch.maximum(there(self._most_HRC), pooled_HRC, out=there(self._most_HRC))
-        if self._least_HRC is not None:
-            part_HtS = part_HtS.masked_fill(part_HtS == -math.inf, math.inf)
-            pooled_HRC = part_HtS.reshape(shape).amin((2, 4)).to("cpu", torch.float32)
-            torch.minimum(there(self._least_HRC), pooled_HRC, out=there(self._least_HRC))
+        columns = slice(begin, begin + part_HtS.shape[2] // self.pool)
+        for sign, cells_HRC in self._cells_HRC.items():
+            if sign < 0:
+                part_HtS = -part_HtS.masked_fill(part_HtS == -math.inf, math.inf)
+            pooled_HRC = part_HtS.reshape(shape).amax((2, 4)).to("cpu", torch.float32)
+            there_HRC = cells_HRC[heads, top : top + shape[1], columns]
+            torch.maximum(there_HRC, pooled_HRC, out=there_HRC)
 
     def cells(self, head: int) -> np.ndarray:
         """The cells `[R, C]` of one head, NaN where masked."""
-        cells_RC = self._most_HRC[head]
-        if self._least_HRC is not None:
-            least_RC = self._least_HRC[head]
-            # both are infinite where all is masked
-            cells_RC = torch.where(-least_RC > cells_RC, least_RC, cells_RC)
+        cells_RC, *others = (cells_HRC[head] for cells_HRC in self._cells_HRC.values())
+        for other_RC in others:
+            cells_RC = torch.where(other_RC > cells_RC, -other_RC, cells_RC)
         values: np.ndarray = torch.where(cells_RC == -math.inf, math.nan, cells_RC).numpy()
         return values
 
@@ -429,10 +425,10 @@ class _Look:
     def _unlabelled(self) -> Iterator[tuple[str, str]]:
         """The kinds that are undetermined, with the reason in every kind of layer."""
         for label in LABELS:
-            kinds: dict[str, list[str]] = {}
-            for kind, undetermined in self._undetermined.items():
-                if label.name in undetermined:
-                    kinds.setdefault(undetermined[label.name], []).append(kind)
+            kinds = grouped(
+                (undetermined[label.name], kind)
+                for kind, undetermined in self._undetermined.items() if label.name in undetermined
+            )  # fmt: skip
             if [len(alike) for alike in kinds.values()] == [len(self._undetermined)]:
                 yield label.name, next(iter(kinds))
             elif kinds:

@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from llmcli.commands.attention.report import AttentionReport, HeadReport
+from llmcli.commands.attention.report import AttentionReport, HeadReport, grouped
 from llmcli.records.head_metrics import COMMON, Label, Metric
 from llmcli.records.numbers import numbered
 from llmcli.ui.cells import Ink
@@ -61,9 +61,7 @@ def head_map(
             signs += [f"{ink.dot if numbers else '?'} undefined"] if undefined else []
             yield Text("   ".join(signs), style=FAINT)
 
-    alike: dict[str, list[int]] = {}
-    for layer in report.layers:
-        alike.setdefault(layer.kind, []).append(layer.layer)
+    alike = grouped((layer.kind, layer.layer) for layer in report.layers)
     kinds = [f"{kind}: {numbered('layer', layers)}" for kind, layers in alike.items()]
     return Group(Fit(draw), *([Line(kinds, FAINT)] if len(kinds) > 1 else []))
 
@@ -263,8 +261,5 @@ def _kind(report: AttentionReport, label: Label, width: int, ink: Ink) -> Iterat
 
 def unclear_kinds(report: AttentionReport, left: Sequence[str] = ()) -> list[str]:
     """The kinds that these tokens leave undetermined, but for those `left`, reason by reason."""
-    unclear: dict[str, list[str]] = {}
-    for name, why in report.unlabelled.items():
-        if name not in left:
-            unclear.setdefault(why, []).append(name)
+    unclear = grouped((why, name) for name, why in report.unlabelled.items() if name not in left)
     return [f"{', '.join(names)} ({why})" for why, names in unclear.items()]

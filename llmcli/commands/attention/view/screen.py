@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.commands.attention.options import AttentionOptions
-from llmcli.commands.attention.report import AttentionReport, HeadReport, LayerReport
+from llmcli.commands.attention.report import AttentionReport, HeadReport, grouped
 from llmcli.commands.attention.view.map import head_map, kinds_found, ranked, unclear_kinds
 from llmcli.records.head_metrics import COLOURED_BY, COMMON, LINEAR, OVERWRITTEN, Metric
 from llmcli.records.numbers import counted, numbered
@@ -100,10 +100,7 @@ def _count(report: AttentionReport) -> str:
 
 def layer_notes(report: AttentionReport) -> Iterator[str]:
     """What maps are that are no softmax: a sentence for each kind of layer."""
-    alike: dict[str, list[LayerReport]] = {}
-    for layer in report.layers:
-        if layer.note:
-            alike.setdefault(layer.note, []).append(layer)
+    alike = grouped((layer.note, layer) for layer in report.layers if layer.note)
     for note, layers in alike.items():
         kinds = ", ".join(dict.fromkeys(layer.kind for layer in layers))
         yield f"{numbered('layer', [layer.layer for layer in layers])} ({kinds}): {note}"
@@ -289,11 +286,8 @@ def _value(head: HeadReport, metric: Metric) -> Text:
 
 def undefined_metrics(report: AttentionReport, metrics: Sequence[Metric]) -> Iterator[str]:
     """A sentence for the metrics that no head has a value of, which says why."""
-    reasons: dict[str, list[str]] = {}
-    for metric in metrics:
-        if _undefined(report, metric):
-            reasons.setdefault(_why(metric.name), []).append(metric.name)
-    for why, names in reasons.items():
+    none = (metric.name for metric in metrics if _undefined(report, metric))
+    for why, names in grouped((_why(name), name) for name in none).items():
         yield f"{', '.join(names)}: undefined for every head, because {why}"
 
 
