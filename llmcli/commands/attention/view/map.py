@@ -96,10 +96,9 @@ class HeadMap:
         self._ink, self._numbers, self._quiet = ink, numbers, quiet_kinds(report)
         groups = {head.head: head.kv_head for head in report.heads.values()}
         self._heads = sorted(groups)
-        self._starts = {  # heads before which a group ends
-            right for left, right in pairwise(self._heads)
-            if report.shares_keys and groups[left] != groups[right]
-        }  # fmt: skip
+        pairs = pairwise(self._heads) if report.shares_keys else ()
+        # heads before which a group ends
+        self._starts = {right for left, right in pairs if groups[left] != groups[right]}
 
     def lines(self, width: int) -> Iterator[Segment]:
         """The map in so many columns."""

@@ -119,10 +119,9 @@ def metric_map(
     report: AttentionReport, metric: Metric, kind: Kind, calls: FollowUps
 ) -> RenderableType:
     """The map of one metric with its values, and its definition; a sentence where it has none."""
-    for why in undefined_metrics(report, [metric]):
-        hint = []
-        if calls.repeated is not None and metric.name in BY_REPEATS:
-            hint = [_hint("try:", f"{calls.repeated} --map {metric.name}")]
+    if (why := next(undefined_metrics(report, [metric]), None)) is not None:
+        repeats = calls.repeated is not None and metric.name in BY_REPEATS
+        hint = [_hint("try:", f"{calls.repeated} --map {metric.name}")] if repeats else []
         return Group(Text(why), *hint)
     about = Line(definition(report, metric), FAINT)
     shown = head_map(report, metric, numbers=True, kind=kind)
@@ -145,8 +144,8 @@ def _hint(words: str, call: str) -> RenderableType:
 def _next(report: AttentionReport, calls: FollowUps) -> Iterator[tuple[str, str]]:
     """What to run next: repeated text where there is little, and the clearest head.
 
-    Of every kind found that is the head with the largest value; unusual kinds come first, and
-    where the text was made to show them, those of repeated tokens.
+    The clearest head of a kind is the one with the largest value. Unusual kinds come first, and
+    those of repeated tokens where the text was made to show them.
     """
     rows = report.rows.get("induction", 0)
     if calls.repeated is not None and rows < FEW_ROWS:
@@ -219,9 +218,7 @@ def head_summary(report: AttentionReport, *, numbers: bool) -> RenderableType:
     if not numbers:
         return Line(parts)
     said = (*head.labels, *report.unlabelled)
-    shown = {label.metric for label in report.labels} - {
-        label.metric for label in report.labels if label.name in said
-    }
+    shown = [label.metric for label in report.labels if label.name not in said]
     for metric in report.metrics:
         value = head.metrics[metric.name]
         if metric.name in (*shown, *SPREAD, *LINEAR) and not math.isnan(value):
@@ -354,9 +351,9 @@ def metric_notes(report: AttentionReport) -> list[RenderableType]:
 def definition(report: AttentionReport, metric: Metric, *, named: bool = False) -> list[str]:
     """The metric's formula, how many rows it is the mean of, and who defined it."""
     rows = report.rows.get(metric.name)
-    counted = [] if rows is None else ["1 row" if rows == 1 else f"{rows} rows"]
+    mean_of = [] if rows is None else ["1 row" if rows == 1 else f"{rows} rows"]
     source = [metric.source] if metric.source else []
-    return [f"{metric.name}: {metric.formula}" if named else metric.formula, *counted, *source]
+    return [f"{metric.name}: {metric.formula}" if named else metric.formula, *mean_of, *source]
 
 
 def pair_table(report: AttentionReport, *, zoomed: bool) -> RenderableType:
