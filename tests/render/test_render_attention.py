@@ -12,6 +12,7 @@ from rich.cells import cell_len
 
 from llmcli.commands.attention.report import LayerReport
 from llmcli.commands.attention.view.map import head_map, kinds_found
+from llmcli.commands.attention.view.screen import FollowUps, overview
 from llmcli.ui.numbers import short
 
 ENTROPY, _, PREVIOUS, _ = METRICS
@@ -99,3 +100,13 @@ def test_kinds_of_few_heads_are_marked_and_no_value_is_rounded_up_to_a_threshold
     assert untold[-1] == "undetermined: broad (only 2 rows qualify)"
     three = of(*(head(n, labels=("previous-token", "induction")[:n]) for n in range(3)))
     assert lines_of(head_map(three, ENTROPY, numbers=False))[1].split() == ["0", "-", "p", "pi"]
+
+
+def test_repeated_text_leads_to_an_induction_head_and_other_text_to_the_first_kind():
+    """No model of the tests has such heads: the order of kinds is seen here alone."""
+    heads = (head(0, labels=("previous-token",), previous_token=0.9),
+             head(1, labels=("induction",), induction=0.5))  # fmt: skip
+    for repeated, named in ((None, "4.1 (induction)"), ("y", "4.0 (previous-token)")):
+        page = overview(of(*heads, layer=4), FollowUps(same="x", repeated=repeated))
+        *_, last = lines_of(page, width=200)
+        assert last == f"head {named}: x --layer 4 --head {named[2]}"

@@ -21,7 +21,6 @@ from llmcli.inspect.generated import generated
 from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.recurrence import ROUNDINGS, Walk, walk
 from llmcli.model import Model, dtype_name
-from llmcli.nn.state import State
 from llmcli.records.checks import ViewCheck
 from llmcli.records.progress import Progress
 
@@ -48,93 +47,74 @@ def measure_states(
         f"the cache of {len(every)} tokens", "use a shorter prompt or a smaller --generate",
     )  # fmt: skip
     session = Session(model.decoder, 1, len(every))
-    look = _Look(model, every, heads, session.state)
-    tap = LayerWatch([LayerMap(model, number) for number in heads], look.settle)
+    points = min(POINTS, len(every))
+    positions = [-(-len(every) * (at + 1) // points) - 1 for at in range(points)]
+    found: list[LayerStates] = []
+    proofs: list[tuple[ViewCheck, ...]] = []
+
+    def settle(of: LayerMap, seen: Seen) -> None:
+        formulas = formula_checks(model, every, seen, of.checked, rows=FORMULA_ROWS)
+        single = {name: tensor[0] for name, tensor in seen.items()}
+        recurrence = of.recurrence(single)
+        walked = walk(recurrence, positions)
+        eps = torch.finfo(model.stream_dtype).eps
+        results = _results(of, walked, recurrence.of_heads(recurrence.q_BKTd)[0], single, eps)
+        cached = session.state.tensors()[of.matrix.name][0]
+        proofs.append((walked.check(cached, of.matrix.name), results, formulas))
+        found.append(_layer(of, walked, heads[of.number], cached.nbytes))
+
+    tap = LayerWatch([LayerMap(model, number) for number in heads], settle)
     if progress is not None:
         progress("reading the prompt", 0, len(every))
     with torch.inference_mode():
         session.extend(
-            torch.tensor([every], device=model.device), tap=tap, logits="none",
-            until=max(heads),
-        )  # fmt: skip
-    return look.report(len(ids), steps)
-
-
-class _Look:
-    def __init__(
-        self, model: Model, ids: tuple[int, ...], heads: Mapping[int, Sequence[int]], state: State
-    ) -> None:
-        self._model, self._ids, self._heads, self._state = model, ids, heads, state
-        self._found: list[LayerStates] = []
-        self._formulas: list[ViewCheck] = []
-        self._read: list[ViewCheck] = []
-        self._cached: list[ViewCheck] = []
-        points = min(POINTS, len(ids))
-        self._positions = [-(-len(ids) * (at + 1) // points) - 1 for at in range(points)]
-
-    def report(self, prompt_tokens: int, steps: tuple[ViewCheck, ...]) -> StatesReport:
-        """What was seen; the first `prompt_tokens` were given, others proven by `steps`."""
-        model = self._model
-        words = "norm, projections, convolution, decays and output follow from their formulas"
-        formulas = replace(worst(self._formulas), words=words + some_rows(
-            FORMULA_ROWS, len(self._ids)
-        ))  # fmt: skip
-        return StatesReport(
-            dtype=dtype_name(model.dtype),
-            tokens=model.tokens(self._ids),
-            prompt_tokens=prompt_tokens,
-            positions=tuple(self._positions),
-            layers=tuple(self._found),
-            checks=(worst(self._cached), worst(self._read), formulas, *steps),
+            torch.tensor([every], device=model.device), tap=tap, logits="none", until=max(heads)
         )
+    state, results, formulas = (worst(checks) for checks in zip(*proofs, strict=True))
+    words = "norm, projections, convolution, decays and output follow from their formulas"
+    formulas = replace(formulas, words=words + some_rows(FORMULA_ROWS, len(every)))
+    return StatesReport(
+        dtype=dtype_name(model.dtype),
+        tokens=model.tokens(every),
+        prompt_tokens=len(ids),
+        positions=tuple(positions),
+        layers=tuple(found),
+        checks=(state, results, formulas, *steps),
+    )
 
-    def settle(self, of: LayerMap, seen: Seen) -> None:
-        """Measures a layer, all of whose activations were seen."""
-        self._formulas.append(
-            formula_checks(self._model, self._ids, seen, of.checked, rows=FORMULA_ROWS)
-        )
-        single = {name: tensor[0] for name, tensor in seen.items()}
-        recurrence = of.recurrence(single)
-        walked = walk(recurrence, self._positions)
-        q_HTd = recurrence.of_heads(recurrence.q_BKTd)[0]
-        self._read.append(self._results(of, walked, q_HTd, single[of.mixed]))
-        cached = self._state.tensors()[of.matrix.name][0]
-        self._cached.append(walked.check(cached, of.matrix.name))
-        self._found.append(self._layer(of, walked, cached))
 
-    def _results(self, of: LayerMap, walked: Walk, q_HTd: Tensor, z_HTe: Tensor) -> ViewCheck:
-        """That each query reads of the state shown what the kernel computed."""
-        at = self._positions
-        states_HPde = torch.stack([walked.states[position] for position in at], 1)
-        q_HP1d = q_HTd[:, at, None].to(states_HPde)
-        off_HP = ((q_HP1d @ states_HPde)[:, :, 0] - z_HTe[:, at].to(states_HPde)).abs().amax(-1)
-        eps = torch.finfo(self._model.stream_dtype).eps
-        allowed_HP = ROUNDINGS * eps * walked.sizes_HT[:, at]
-        if z_HTe.dtype.itemsize == 2:
-            narrow = torch.finfo(z_HTe.dtype).eps / 2
-            allowed_HP = allowed_HP + narrow * z_HTe[:, at].to(off_HP).abs().amax(-1)
-        share_HP = torch.where(off_HP == 0, 0.0, off_HP / allowed_HP).nan_to_num(torch.inf)
-        head, point = divmod(int(share_HP.argmax()), len(at))
-        return ViewCheck(
-            name="values", words="what a query reads of the state shown is the kernel's own z",
-            value=float(share_HP[head, point]), tolerance=1.0,
-            where=f"{of.mixed}[{head},{at[point]}]",
-        )  # fmt: skip
+def _results(
+    of: LayerMap, walked: Walk, q_HTd: Tensor, seen: Mapping[str, Tensor], eps: float
+) -> ViewCheck:
+    """That each query reads of the states shown what the kernel computed."""
+    at, z_HTe = sorted(walked.states), seen[of.mixed]
+    states_HPde = torch.stack([walked.states[position] for position in at], 1)
+    q_HP1d = q_HTd[:, at, None].to(states_HPde)
+    off_HP = ((q_HP1d @ states_HPde)[:, :, 0] - z_HTe[:, at].to(states_HPde)).abs().amax(-1)
+    allowed_HP = ROUNDINGS * eps * walked.sizes_HT[:, at]
+    if z_HTe.dtype.itemsize == 2:
+        narrow = torch.finfo(z_HTe.dtype).eps / 2
+        allowed_HP = allowed_HP + narrow * z_HTe[:, at].to(off_HP).abs().amax(-1)
+    share_HP = torch.where(off_HP == 0, 0.0, off_HP / allowed_HP).nan_to_num(torch.inf)
+    head, point = divmod(int(share_HP.argmax()), len(at))
+    return ViewCheck(
+        name="values", words="what a query reads of the state shown is the kernel's own z",
+        value=float(share_HP[head, point]), tolerance=1.0,
+        where=f"{of.mixed}[{head},{at[point]}]",
+    )  # fmt: skip
 
-    def _layer(self, of: LayerMap, walked: Walk, cached: Tensor) -> LayerStates:
-        at = self._positions
-        found = []
-        for head in self._heads[of.number]:
-            states_Pde = torch.stack([walked.states[position][head] for position in at])
-            found.append(
-                HeadStates(
-                    head=head,
-                    norms=tuple(walked.norms_HT[head, at].tolist()),
-                    effective_ranks=tuple(effective_rank(states_Pde).tolist()),
-                )
+
+def _layer(of: LayerMap, walked: Walk, heads: Sequence[int], nbytes: int) -> LayerStates:
+    at = sorted(walked.states)
+    states_HPde = torch.stack([walked.states[position] for position in at], 1)
+    return LayerStates(
+        layer=of.number, kind=of.kind, rows=states_HPde.shape[2], columns=states_HPde.shape[3],
+        bytes=nbytes,
+        heads=tuple(
+            HeadStates(
+                head=head, norms=tuple(walked.norms_HT[head, at].tolist()),
+                effective_ranks=tuple(effective_rank(states_HPde[head]).tolist()),
             )
-        _, rows, columns = walked.states[at[-1]].shape
-        return LayerStates(
-            layer=of.number, kind=of.kind, rows=rows, columns=columns, bytes=cached.nbytes,
-            heads=tuple(found),
-        )  # fmt: skip
+            for head in heads
+        ),
+    )  # fmt: skip
