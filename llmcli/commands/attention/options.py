@@ -220,24 +220,18 @@ class AttentionOptions:
         `what`, and for heads that none of them has.
         """
         from llmcli.anatomy.graph import graph
-        from llmcli.graph.ops import Mix
 
-        model, counts = graph(config), {}
-        for layer, node in model.mixers.items():
-            mix = node.op if isinstance(node.op, Mix) else None
-            has = {"scores": mix and model.score(mix), "state": mix and mix.state}
-            if has.get(self.what, True):
-                counts[layer] = model.sizes(layer)["H"]
+        mixers, counts = graph(config).mixers, head_counts(self.what, config)
         scores, (what, why) = self.what == "scores", HAS[self.what]
         if not counts:
             hint = "use `--what pattern`" if scores else "`llmcli info` says what it has"
             raise UsageError(f"no layer of this model has {what}{why}", hint=hint)
-        layers = tuple(counts if self.what == "state" else model.mixers)
+        layers = tuple(counts if self.what == "state" else mixers)
         if self.layer is not None:
             layers = parse_numbers(self.layer, len(config.layers), "--layer", "layers")
         for layer in layers:
             if layer not in counts:
-                why = why if layer in model.mixers else ": it does not mix tokens"
+                why = why if layer in mixers else ": it does not mix tokens"
                 others = "; others have `--what pattern`" * scores
                 raise UsageError(
                     f"layer {layer} has no {what.removeprefix('a ')}{why}",
@@ -267,6 +261,20 @@ class AttentionOptions:
         Raises UsageError for spans without tokens.
         """
         return parse_span(self.query, count, "--query"), parse_span(self.key, count, "--key")
+
+
+def head_counts(what: str, config: ModelConfig) -> dict[int, int]:
+    """How many heads each layer has that has a `pattern`, `scores` or a `state`."""
+    from llmcli.anatomy.graph import graph
+    from llmcli.graph.ops import Mix
+
+    model, found = graph(config), {}
+    for layer, node in model.mixers.items():
+        mix = node.op if isinstance(node.op, Mix) else None
+        has = {"scores": mix and model.score(mix), "state": mix and mix.state}
+        if has.get(what, True):
+            found[layer] = model.sizes(layer)["H"]
+    return found
 
 
 def metrics_named(text: str, option: str) -> tuple[Metric, ...]:

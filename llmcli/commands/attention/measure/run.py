@@ -113,10 +113,9 @@ class LayerWatch:
         self, maps: Iterable[LayerMap], settle: Callable[[LayerMap, Seen], None]
     ) -> None:
         self._ends, self._settle = {of.adds: of for of in maps}, settle
-        self._needed = {name for of in self._ends.values() for name in of.inputs}
-        self._lent = {
-            name for of in self._ends.values() for name in of.inputs if layer_of(name) != of.number
-        }
+        inputs = [(name, of.number) for of in self._ends.values() for name in of.inputs]
+        self._needed = {name for name, _ in inputs}
+        self._lent = {name for name, number in inputs if layer_of(name) != number}
         self._seen: Seen = {}
 
     def __call__(self, name: str, tensor: Tensor) -> None:
