@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from llmcli.commands.attention.report import LayerReport
 from llmcli.commands.attention.view.map import head_map, kinds_found
-from llmcli.commands.attention.view.screen import FollowUps, overview
+from llmcli.commands.attention.view.screen import FollowUps, metric_table, overview
 from llmcli.ui.numbers import short
 
 ENTROPY, _, PREVIOUS, _ = METRICS
@@ -110,3 +110,11 @@ def test_repeated_text_leads_to_an_induction_head_and_other_text_to_the_first_ki
         page = overview(of(*heads, layer=4), FollowUps(same="x", repeated=repeated))
         *_, last = lines_of(page, width=200)
         assert last == f"head {named}: x --layer 4 --head {named[2]}"
+
+
+def test_a_metric_that_is_wider_than_the_screen_stands_beside_its_heads():
+    for width, tables in ((20, 2), (60, 1)):
+        lines = lines_of(metric_table(of(head(0), head(1)), METRICS[:2]), width=width)
+        headers = [line.split() for line in lines if line.startswith("head")]
+        assert len(headers) == tables
+        assert headers[0][:2] == ["head", "normalized_entropy"]

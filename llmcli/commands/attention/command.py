@@ -60,6 +60,7 @@ Examples:
   llmcli attention "Once upon a time" --open
 """
 
+
 def command(
     prompt: PromptOptions,
     template: TemplateOptions,
@@ -105,11 +106,11 @@ def command(
             )  # fmt: skip
         everywhere = AttentionOptions(synthetic=heads.synthetic)
         same = replay_command(prompt, template, new, everywhere, model)
-        if given is not None and is_text and prompt.file is None:
-            piped = given.text != (prompt.prompt or LOOKED_AT)
-            same = f"… | {same}" if piped else same
+        piped = is_text and prompt.file is None and read.text != (prompt.prompt or LOOKED_AT)
         repeated = replay_command(AttentionOptions(synthetic=32), model)
-        calls = FollowUps(same=same, repeated=None if given is None else repeated)
+        calls = FollowUps(
+            same="… | " * piped + same, repeated=None if given is None else repeated
+        )
         look.present(
             lambda: render_attention(report, look.title, heads, calls),
             report, export.file(report), export.body(report),

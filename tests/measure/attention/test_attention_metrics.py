@@ -258,6 +258,7 @@ def test_the_reason_names_the_kind_of_layer_where_there_are_several():
     report = measure_attention(model_of(config_of(full, near)), ids_of(30))
     why = report.unlabelled
     assert why["local"] == "window 2: no row qualifies"
+    assert report.rows["locality_8"] == 22, "of the layer that has most"
     assert why["previous-token"] == "window 2: equal weights would give 0.50"
     assert "broad" not in why
     second = AttentionOptions(layer="1")
