@@ -113,8 +113,10 @@ def command(
         )
         look.present(
             lambda: render_attention(report, look.title, heads, calls),
-            report, export.file(report), export.body(report),
-        )  # fmt: skip
+            report,
+            export.file(report),
+            export.body(report),
+        )
 
 
 def _show_states(

@@ -43,9 +43,13 @@ class Export:
     """
 
     def __init__(
-        self, look: Inspection, options: AttentionOptions, ids: Sequence[int], generate: int,
+        self,
+        look: Inspection,
+        options: AttentionOptions,
+        ids: Sequence[int],
+        generate: int,
         stack: ExitStack,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._look, self._options, self._stack = look, options, stack
         self._known = look.model.tokens(ids)
         self._tokens = len(ids) + generate  # at most

@@ -96,9 +96,8 @@ def measure_attention(
     if progress is not None:
         progress("reading the prompt", 0, len(every))
     model.decoder(
-        torch.tensor([every], device=model.device), tap=tap, logits="last",
-        until=max(look.heads),
-    )  # fmt: skip
+        torch.tensor([every], device=model.device), tap=tap, logits="last", until=max(look.heads)
+    )
     return look.report(len(ids), steps)
 
 

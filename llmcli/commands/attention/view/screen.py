@@ -13,7 +13,7 @@ from rich.text import Text
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.attention.report import AttentionReport, HeadReport, grouped
 from llmcli.commands.attention.view.map import head_map, kinds_found, ranked, unclear_kinds
-from llmcli.records.head_metrics import COLOURED_BY, COMMON, LINEAR, OVERWRITTEN, Metric
+from llmcli.records.head_metrics import COLOURED_BY, COMMON, LINEAR, OVERWRITTEN, Label, Metric
 from llmcli.records.numbers import counted, numbered
 from llmcli.ui.cells import Ink, in_words
 from llmcli.ui.grid import ColourBar, Fit, Heatmap, Panels
@@ -153,13 +153,16 @@ def _next(report: AttentionReport, calls: FollowUps) -> Iterator[tuple[str, str]
             "no token comes twice"
         )
         yield f"induction, duplicate: {said}; try:", calls.repeated
-    order = sorted(report.labels, key=lambda label: (
-        label.name in COMMON, calls.repeated is None and label.name not in BY_REPEATS
-    ))  # fmt: skip
+
+    def common(label: Label) -> tuple[bool, bool]:
+        return label.name in COMMON, calls.repeated is None and label.name not in BY_REPEATS
+
     clearest = (
-        (name, f" ({label.name})") for label in order
-        for _, name, head in ranked(report, label) if label.name in head.labels
-    )  # fmt: skip
+        (name, f" ({label.name})")
+        for label in sorted(report.labels, key=common)
+        for _, name, head in ranked(report, label)
+        if label.name in head.labels
+    )
     name, kind = next(clearest, (next(iter(report.heads)), ""))
     layer, head = name.split(".")
     yield f"head {name}{kind}:", f"{calls.same} --layer {layer} --head {head}"
