@@ -21,6 +21,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import llmcli
+from llmcli.commands.attention.report import LayerReport, LayerStates
 from llmcli.records.document import member_names, optional_fields
 from llmcli.records.environment import Environment
 from llmcli.records.machine_load import MachineLoad
@@ -38,13 +39,16 @@ class Document:
     """What a command prints: a report (`module:class`) and what is around it.
 
     `judged`: it has `checks` and `ok`. `others`: types, or schemas, of what is in the document
-    besides the report's members, or in place of one. `rules`: keywords about the whole.
+    besides the report's members, or in place of one; `added`: of further members of a dataclass in
+    it. `optional`: members that some documents lack. `rules`: keywords about the whole.
     """
 
     report: str
     model: Mapping[str, Any] = field(default_factory=lambda: WHOLE_MODEL)
     judged: bool = False
     others: Mapping[str, Any] = field(default_factory=dict)
+    added: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
     rules: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -78,6 +82,30 @@ FAILED = {"properties": {"ok": {"const": False}}}
 REFUSED = {"properties": {"claims": {
     "contains": {"properties": {"ok": {"const": False}, "must": {"const": True}}}
 }}}  # fmt: skip
+
+# of `attention`: maps of tokens, or with `--what state` what recurrences remember of them
+OF_MAPS = ("metrics", "rows", "labels", "pairs", "skipped", "unlabelled")
+STATES = {
+    "if": {"properties": {"what": {"const": "state"}}},
+    "then": {
+        "required": ["positions"],
+        "properties": {
+            "layers": {"items": {"$ref": "#/$defs/LayerStates"}},
+            "checks": {"required": ["state", "values", "formulas"]},
+        },
+    },
+    "else": {
+        "required": list(OF_MAPS),
+        "properties": {
+            "layers": {"items": {"$ref": "#/$defs/LayerReport"}},
+            "checks": {"required": ["values", "formulas"]},
+        },
+    },
+}
+MATRIX = {
+    "description": "with --patterns, and in files: a row for each query, a column for each key",
+    "type": "array", "items": {"type": "array", "items": {"type": ["number", "null"]}},
+}
 
 
 def schema_of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -176,6 +204,15 @@ DOCUMENTS = {
             "file": either([object_of({"path": str, "bytes": int}), {"type": "null"}]),
         },
     ),
+    "attention": Document(
+        report="commands.attention.report:AttentionReport", judged=True, rules=STATES,
+        others={
+            "what": Literal["pattern", "scores", "state"], "positions": tuple[int, ...],
+            "layers": tuple[LayerReport, ...] | tuple[LayerStates, ...],
+        },
+        added={"HeadReport": {"pattern": MATRIX, "scores": MATRIX}},
+        optional=(*OF_MAPS, "positions"),
+    ),
     "lens": Document(report="commands.lens.report:LensReport", judged=True),
     "ladder": Document(
         report="commands.ladder.report:LadderReport",
@@ -213,7 +250,9 @@ def schema(name: str, document: Document) -> dict[str, Any]:
     }
     for other, kind in document.others.items():
         found[other] = kind if isinstance(kind, dict) else schema_of(kind, definitions)
-    optional = {*whole["properties"]} - {*whole["required"]}
+    for other, more in document.added.items():
+        definitions[other]["properties"] |= more
+    optional = {*whole["properties"]} - {*whole["required"]} | {*document.optional}
     used = str([found, definitions])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -3,7 +3,8 @@
     errors xdg config limits records ← checkpoints families anatomy text ← kernels ← ops devices
     ← formats ← nn ← model ← loading engine ← measure ← shell ← inspect ← commands ← cli;
     ui sees only records, and a command's view besides only its own report. In a command's folder
-    `measure`, `report` and `view` (a file or a folder) are what they say, all else runs them.
+    `measure`, `report` and `view` (a file or a folder) are what they say, `options` is what was
+    requested and lies where `report` does; all else runs them.
     Commands do not import each other: `cli.tree` names them, and what one shows of another's.
 """
 
@@ -97,7 +98,8 @@ def part_of(module):
         return {"config": "config", "forward": "nn"}[file]
     if folder.startswith("llmcli.commands."):
         kind = module.split(".")[3:4] or [""]
-        parts = {"measure": "command's measure", "report": "report", "view": "view"}
+        parts = {"measure": "command's measure", "view": "view"}
+        parts |= dict.fromkeys(("report", "options"), "report")
         return parts.get(*kind, "command")
     return module.split(".")[1] if "." in module else ""
 

@@ -34,19 +34,6 @@ def matrices(attention):
     return read
 
 
-def test_a_map_and_a_table_have_the_same_numbers(attention):
-    document = attention(TEXT, "--json").json()
-    values = [head["metrics"]["sink"] for layer in document["layers"] for head in layer["heads"]]
-    rows = re.findall(r"^[01] +(.*)$", attention(TEXT, "--map", "sink").out, re.MULTILINE)
-    assert [float(x) for row in rows[:2] for x in re.split(r"[ │]+", row)] == [
-        pytest.approx(value, abs=0.0051) for value in values
-    ]
-    table = attention(TEXT, "--metrics", "sink,effective-rank").out
-    found = re.findall(r"^[01]\.\d +\d +(\S+) +(\S+)$", table, re.MULTILINE)
-    assert [float(sink) for sink, _ in found] == [pytest.approx(v, abs=1e-3) for v in values]
-    assert all(1 <= float(rank) <= 8 for _, rank in found)
-
-
 def test_what_it_proposes_can_be_run(cli, weighted, attention, monkeypatch, tmp_path):
     """A long text is not repeated, a file is named again, a pipe stands before."""
 
@@ -160,17 +147,3 @@ def test_a_rank_of_a_long_text_is_left_out_of_a_table_and_refused_as_a_map(cli, 
     assert result.code == 0
     assert "effective_rank was left out: it needs whole matrices" in result.out
     assert "sink: mean over" in result.out
-
-
-def test_too_many_heads_are_not_drawn_but_written(cli, tmp_path):
-    folder, file = write_tiny(tmp_path / "m", num_attention_heads=16), tmp_path / "a.npz"
-    argv = ["attention", "-m", folder, "--random-weights", "abc", "--layer", "0"]
-    refused = cli(*argv)
-    assert refused.code == 2
-    assert "those are 16 matrices, and at most 12 are drawn" in refused.err
-    result = cli(*argv, "-o", file)
-    assert result.code == 0
-    assert "note: the map is shown: of so many matrices at most 12 are drawn" in result.err
-    with np.load(file) as arrays:
-        assert arrays["blocks.0.attn.pattern"].shape == (16, 3, 3)
-    assert cli(*argv, "-o", file, "--query", "0:2").code == 2  # nothing of a part would be shown

@@ -15,8 +15,8 @@ from pathlib import Path
 import children
 import pytest
 
-from llmcli.commands.attention.options import HeadOptions, ViewOptions
-from llmcli.commands.attention.prompt import again
+from llmcli.commands.attention.command import replay_command
+from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.generate.command import read_batch
 from llmcli.errors import UsageError
 from llmcli.shell import prompts
@@ -156,8 +156,8 @@ def test_values_of_variables_are_json_or_text():
     assert template_variables(given) == {
         "a": True, "b": 1.5, "c": "x", "d": "x=y", "e": "", "f": {"g": [1]}, "h": None,
     }  # fmt: skip
-    line = again("x", TemplateOptions(variable=["a=1", "b=it's"]))
-    assert line == "llmcli x --set a=1 --set 'b=it'\"'\"'s'"
+    line = replay_command(TemplateOptions(variable=["a=1", "b=it's"]))
+    assert line == "llmcli attention --set a=1 --set 'b=it'\"'\"'s'"
 
 
 def test_a_conversation_is_timed_and_climbed(run_tiny, tmp_path):
@@ -269,21 +269,21 @@ def test_messages_as_other_programs_write_them():
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ((ModelOptions(), PromptOptions(), HeadOptions()), "llmcli x"),
-        ((PromptOptions(prompt="a b"), ModelOptions(model="tiny")), "llmcli x 'a b' -m tiny"),
-        ((HeadOptions(layer="0", synthetic=32),), "llmcli x --layer 0 --synthetic 32"),
-        ((NewTokensOptions(generate=4), ViewOptions(key="-2:")), "llmcli x --generate 4 --key -2:"),
-        ((PromptOptions(prompt="a " * 30),), "llmcli x PROMPT"),
-        ((PromptOptions(prompt="a\nb"),), "llmcli x PROMPT"),
-        ((PromptOptions(ids=",".join("1" * 30)),), "llmcli x --ids 1,2,3"),
-        ((PromptOptions(file="/a" * 30),), f"llmcli x -f {'/a' * 30}"),
-        ((PromptOptions(prompt="it's $HOME"),), "llmcli x 'it'\"'\"'s $HOME'"),
+        ((ModelOptions(), PromptOptions(), AttentionOptions()), ""),
+        ((PromptOptions(prompt="a b"), ModelOptions(model="tiny")), " 'a b' -m tiny"),
+        ((AttentionOptions(layer="0", synthetic=32),), " --layer 0 --synthetic 32"),
+        ((NewTokensOptions(generate=4), AttentionOptions(key="-2:")), " --generate 4 --key -2:"),
+        ((PromptOptions(prompt="a " * 30),), " PROMPT"),
+        ((PromptOptions(prompt="a\nb"),), " PROMPT"),
+        ((PromptOptions(ids=",".join("1" * 30)),), " --ids 1,2,3"),
+        ((PromptOptions(file="/a" * 30),), f" -f {'/a' * 30}"),
+        ((PromptOptions(prompt="it's $HOME"),), " 'it'\"'\"'s $HOME'"),
     ],
 )  # fmt: skip
 def test_only_what_is_not_as_by_default_is_repeated(given, line):
-    assert again("x", *given) == line
+    assert replay_command(*given) == f"llmcli attention{line}"
 
 
 def test_a_shell_reads_it_as_it_was():
     text = "a 'quoted' \"text\" $(ls) `id` \\"
-    assert shlex.split(again("x", PromptOptions(prompt=text))) == ["llmcli", "x", text]
+    assert shlex.split(replay_command(PromptOptions(prompt=text))) == ["llmcli", "attention", text]

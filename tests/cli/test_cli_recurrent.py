@@ -75,15 +75,16 @@ def test_what_json_says_of_layers_and_heads(run):
         assert pair["rank_value"] == pytest.approx(abs(value) / np.abs(row).sum(), rel=1e-5)
 
 
-def test_numbers_do_not_depend_on_blocks(path):
+@pytest.mark.parametrize("given", [{"layer": "0-1"}, {"layer": "0-1", "top_pairs": 5}])
+def test_numbers_do_not_depend_on_blocks(path, monkeypatch, given):
     from llmcli.commands.attention.measure.run import measure_attention
-    from llmcli.commands.attention.report.request import AttentionRequest
+    from llmcli.commands.attention.options import AttentionOptions
     from llmcli.loading.load import load
 
+    monkeypatch.setattr("llmcli.commands.attention.measure.run.MOST_CELLS", 20)
     model, ids = load(path, dtype="float64"), [(7 * i * i + 3 * i) % 2000 for i in range(150)]
-    heads = dict.fromkeys((0, 1), tuple(range(4)))
-    request = AttentionRequest(heads=heads, drawn=True, most_cells=20, pairs=5)
-    whole, parts = (measure_attention(model, ids, request, block_rows=rows) for rows in (None, 7))
+    options = AttentionOptions(**given)
+    whole, parts = (measure_attention(model, ids, options, block_rows=rows) for rows in (None, 7))
     assert parts.ok
     assert whole.pairs == pytest.approx(parts.pairs) or [
         (one.layer, one.head, one.query, one.key) for one in whole.pairs
@@ -94,29 +95,6 @@ def test_numbers_do_not_depend_on_blocks(path):
     for one, other in zip(whole.matrices, parts.matrices, strict=True):
         assert one.values == pytest.approx(other.values, nan_ok=True, rel=1e-6)
         assert np.nanmin(one.values) < 0, "of either sign the largest"
-
-
-def test_text(cli, path):
-    said = cli("attention", "-m", path, TEXT, "--dtype", "float32")
-    assert said.code == 0
-    lines = said.out.splitlines()
-    assert "gated DeltaNet: layer 0 · Mamba-2: layer 1 · full: layer 2" in lines
-    words = "its weights are signed, and rows do not sum to 1; values come after a convolution"
-    kinds = "layers 0-1 (gated DeltaNet, Mamba-2)"
-    assert f"{kinds}: the exact equivalent map: {words}: column j mixes tokens j−3 to j" in lines
-    assert "metrics of weights with signs are of |A[i,j]|, divided by its row's sum" in said.out
-    one = cli("attention", "-m", path, TEXT, "--layer", "0", "--head", "1").out
-    assert "pattern: weights with their signs, around 0" in one
-    assert "broad (weights with signs are no distribution" in one
-    assert "overwritten ." in one
-    assert "half_life ∞" in one
-    assert "half_life" not in cli("attention", "-m", path, TEXT, "--layer", "2", "--head", "1").out
-    lived = cli("attention", "-m", path, TEXT, "--map", "half-life").out
-    assert "after how many tokens half of what one wrote is forgotten" in lived
-    assert "∞: at the end of these tokens" in lived
-    assert "–: only a head with a state has it" in lived
-    table = cli("attention", "-m", path, TEXT, "--metrics", "overwritten,negative").out
-    assert "Σ_i β_i ‖k_iᵀS_i‖ / Σ_i β_i (‖v_i‖ + ‖k_iᵀS_i‖)" in table
 
 
 def test_files(cli, run, path, tmp_path):
@@ -166,18 +144,6 @@ def test_states(cli, run, path, tmp_path):
     long = run("attention", "--ids", ",".join(str(3 * i) for i in range(100)), "--what", "state")
     assert len(long["positions"]) == 24
     assert long["positions"][-1] == 99
-
-
-def test_what_makes_no_sense(cli, path):
-    for words, error in (
-        ("--what scores --layer 0 --head 0", "layer 0 has no scores: no softmax"),
-        ("--what state --layer 2", "layer 2 has no state: softmax attention keeps"),
-        ("--what state --map entropy", "`--map` is about maps of tokens"),
-        ("--what state -o x.png", "unsupported file type in `-o x.png`: use .json"),
-    ):
-        said = cli("attention", "-m", path, TEXT, *words.split())
-        assert said.code == 2
-        assert error in said.err
 
 
 def test_info_and_shapes_tell_what_is_kept(run, cli, path):

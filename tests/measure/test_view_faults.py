@@ -16,7 +16,6 @@ from small_models import as_model, ids
 
 from llmcli.anatomy.names import select
 from llmcli.commands.attention.measure.run import measure_attention
-from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.formats.packed import Packed
@@ -48,7 +47,7 @@ def attention(of):
 
 
 def attention_of_new_tokens(of):
-    return measure_attention(of, PROMPT, AttentionRequest(generate=3)).checks
+    return measure_attention(of, PROMPT, generate=3).checks
 
 
 def lens(of):

@@ -14,9 +14,9 @@ from decoder_parameters import parameters_of
 from torch import Tensor
 
 from llmcli.anatomy.names import known
+from llmcli.commands.attention.command import synthetic
 from llmcli.commands.attention.measure.run import measure_attention
-from llmcli.commands.attention.prompt import synthetic
-from llmcli.commands.attention.report.request import AttentionRequest
+from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.commands.dump.report import DumpPlan
 from llmcli.commands.lens.measure.run import Places, measure_lens
@@ -38,8 +38,7 @@ def _one_thread() -> None:
 
 
 def attention(model: Model, ids: list[int], new: int) -> Any:
-    request = AttentionRequest(generate=new, pairs=5)
-    return measure_attention(model, ids, request)
+    return measure_attention(model, ids, AttentionOptions(top_pairs=5), generate=new)
 
 
 def lens(model: Model, ids: list[int], new: int) -> Any:
@@ -161,7 +160,6 @@ def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(
     assert len(report.tensors) > 30 * 20
     assert most < sum(one.nbytes for one in planned(smollm2, ids, 0, "blocks.")) / 4
     ids = synthetic(smollm2, 60, 0)
-    measure_attention(smollm2, ids[:10], AttentionRequest(generate=1))
-    request = AttentionRequest(generate=4, pairs=5)
-    _, most = most_during(lambda: measure_attention(smollm2, ids, request))
+    measure_attention(smollm2, ids[:10], generate=1)
+    _, most = most_during(lambda: attention(smollm2, ids, 4))
     assert most < smollm2.weight_bytes / 4

@@ -14,7 +14,7 @@ from parity_models import prompt
 from llmcli.anatomy.names import known
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.attention.measure.run import measure_attention
-from llmcli.commands.attention.report.request import AttentionRequest
+from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.commands.lens.measure.run import Places, measure_lens
 from llmcli.loading.load import load_checkpoint
@@ -23,7 +23,6 @@ from llmcli.model import dtype_name
 Numbers = Mapping[str, Any]
 SHORT = prompt(tokens=9, seed=1)[0].tolist()
 LONG = prompt(tokens=150, seed=2)[0].tolist()
-METRICS = ("entropy", "sink", "induction", "duplicate", "previous_token", "effective_rank")
 
 
 def attention(model, ids):
@@ -32,8 +31,8 @@ def attention(model, ids):
     def keep(layer, values_HTS):
         found[str(layer)] = values_HTS.copy()
 
-    request = AttentionRequest(metrics=METRICS, pairs=5, generate=2)
-    found["report"] = measure_attention(model, ids, request, on_matrix=keep)
+    options = AttentionOptions(metrics="effective_rank", top_pairs=5)
+    found["report"] = measure_attention(model, ids, options, generate=2, on_matrix=keep)
     return found
 
 

@@ -6,37 +6,15 @@ import math
 
 import numpy as np
 
-from llmcli.commands.attention.report.heads import AttentionReport, HeadReport, LayerReport, Pair
+from llmcli.commands.attention.report import AttentionReport, HeadReport, LayerReport, Pair
+from llmcli.records import head_metrics
 from llmcli.records.checks import ViewCheck
-from llmcli.records.head_metrics import Label, Metric
 from llmcli.records.matrix import Matrix
 from llmcli.records.text import Token
 
-METRICS = (
-    Metric(
-        name="normalized_entropy", words="how spread out, as a share of the most that is possible",
-        formula="mean of H_i / ln n_i", source="Clark et al. 2019",
-    ),
-    Metric(
-        name="effective_keys", words="over how many tokens it spreads", formula="mean of exp(H_i)",
-        low=1.0, high=None,
-    ),
-    Metric(
-        name="previous_token", words="attention to the token before",
-        formula="mean over i ≥ 1 of A[i,i−1]",
-    ),
-    Metric(
-        name="induction", words="attention to what followed the same token before",
-        formula="mean over rows with an earlier equal token",
-    ),
-)  # fmt: skip
-LABELS = (
-    Label(
-        name="previous-token", letter="p", metric="previous_token", threshold=0.4, source="ARENA"
-    ),
-    Label(name="induction", letter="i", metric="induction", threshold=0.4, source="ARENA"),
-    Label(name="broad", letter="b", metric="normalized_entropy", threshold=0.8, source="llmcli"),
-)
+NAMES = ("normalized_entropy", "effective_keys", "previous_token", "induction")
+METRICS = tuple(metric for metric in head_metrics.METRICS if metric.name in NAMES)
+LABELS = tuple(label for label in head_metrics.LABELS if label.metric in NAMES)
 GOOD = ViewCheck(name="row_sums", words="every row sums to 1", value=2e-7, tolerance=1e-5)
 BAD = ViewCheck(
     name="values", words="pattern @ values = z", value=0.5, tolerance=1e-5, where="layer 1, head 2"
@@ -95,6 +73,7 @@ def report(texts=("a", " b", " c"), **changed):
         "prompt_tokens": len(texts), "metrics": METRICS,
         "rows": {metric.name: len(texts) for metric in METRICS}, "labels": LABELS,
         "layers": grouped_layers(), "matrices": (), "pairs": (), "checks": (GOOD,),
+        "part": ((0, len(texts)),) * 2,
     }  # fmt: skip
     return AttentionReport(**(values | changed))
 

@@ -3,7 +3,7 @@
 import numpy as np
 from attention_reports import report
 
-from llmcli.commands.attention.report.heads import HeadReport, LayerReport
+from llmcli.commands.attention.report import HeadReport, LayerReport
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
 from llmcli.records.checks import ViewCheck

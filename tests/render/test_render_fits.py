@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-import test_render_attention as attention
 import test_render_ladder as ladders
 import test_render_timing as timings
 from attention_reports import BAD, GOOD, matrix, pair, pattern, report
@@ -17,8 +16,8 @@ from drawn import lines_of
 from files_reports import experts_report, lens_report
 from rich.cells import cell_len
 
-from llmcli.commands.attention.view import screen
-from llmcli.commands.attention.view.tables import metric_table, pair_table
+from llmcli.commands.attention.options import AttentionOptions
+from llmcli.commands.attention.view.screen import FollowUps, render_attention
 from llmcli.commands.experts.view.screen import render_experts
 from llmcli.commands.ladder.view.table import render_ladder
 from llmcli.commands.lens.view.screen import render_lens
@@ -37,12 +36,10 @@ def of_attention():
         texts, pairs=(pair(3, 1), pair(8, 4, 0.1, 2.5)), matrices=(matrix(pattern(23)),),
         checks=(GOOD, BAD),
     )  # fmt: skip
-    views = [
-        screen.overview(found, attention.CALLS),
-        screen.metric_map(found, attention.KEYS, "log"), screen.heatmaps(found, "log"),
-        pair_table(found), metric_table(found, attention.METRICS),
-    ]  # fmt: skip
-    yield screen.render_attention(found, "model", views)
+    calls = FollowUps(same="llmcli attention x", repeated="llmcli attention --synthetic 32")
+    everything = {"map": "effective_keys", "scale": "log", "metrics": "all", "top_pairs": 2}
+    yield render_attention(found, "model", AttentionOptions(**everything), calls)
+    yield render_attention(replace(found, matrices=()), "model", AttentionOptions(), calls)
 
 
 def of_lens():

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from files_reports import EVIL, WRONG, attention_report, experts_report, lens_report, patterns
 
-from llmcli.commands.attention.view import export
+from llmcli.commands.attention.view import page as pages
 from llmcli.commands.experts.view.export import experts_page
 from llmcli.commands.experts.view.picture import experts_png
 from llmcli.commands.lens.view.export import lens_page
@@ -26,7 +26,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 
 def attention_page(report, matrices, what="pattern", window=None):
-    page = export.AttentionPage(what)
+    page = pages.AttentionPage(what)
     for layer, values in matrices.items():
         page.add(layer, values, window)
     return page.html(report, TITLE, kind="sqrt")
@@ -142,7 +142,7 @@ def test_a_picture_of_bounded_size(report):
 @pytest.mark.parametrize(("tokens", "window"), [(12, None), (150, None), (150, 16)])
 def test_the_size_of_a_page_is_known_before(tokens, window):
     report, made = attention_report(6, 8, tokens), patterns(6, 8, tokens, window)
-    estimate = export.page_size(tokens, [window] * 6, 8, len(report.metrics))
+    estimate = pages.page_size(tokens, [window] * 6, 8, len(report.metrics))
     assert len(attention_page(report, made, window=window)) == pytest.approx(estimate, rel=0.1)
 
 
@@ -161,8 +161,8 @@ def test_weights_are_kept_as_exactly_as_the_page_says(window):
 
 @pytest.mark.parametrize("window", [None, 1, 3, 7, 9])
 def test_what_is_visible_is_counted(window):
-    seen = export.visible(7, window)
-    assert seen.sum() == export.visible_count(7, window)
+    seen = pages.visible(7, window)
+    assert seen.sum() == pages.visible_count(7, window)
     assert (seen.sum(1) == np.minimum(np.arange(1, 8), window or 7)).all()
     assert not np.triu(seen, 1).any()
 

@@ -16,12 +16,14 @@ from cli_tiny import write_mixture, write_tiny
 from gguf_bytes import ARRAY, F32, STRING, U32, pair
 from gguf_model import write_model
 from hub_cache_files import write_revision
+from linear_family import FAMILY, write
 from safetensors.numpy import load_file, save_file
 from timing_reports import timing_report
 
 from llmcli import OPENMP_SPIN
 from llmcli.checkpoints import locate
 from llmcli.commands.timing.report import Stage
+from llmcli.families.family import families
 from llmcli.records.environment import Environment
 from llmcli.records.machine_load import MachineLoad
 
@@ -68,6 +70,8 @@ def made_up_machine(monkeypatch, home):
     monkeypatch.setattr(
         "llmcli.measure.environment.Environment", lambda **of: Environment(**of | MACHINE)
     )
+    known = (*families(), FAMILY)
+    monkeypatch.setattr("llmcli.families.family.families", lambda: known)
     monkeypatch.setattr("llmcli.measure.memory.processor", lambda: MACHINE["processor"])
     monkeypatch.setattr("llmcli.commands.env.command.processors", lambda: MACHINE["cores"])
     for name in ("measure.ceilings.measure_ceilings", "commands.ladder.command._measured"):
@@ -281,7 +285,9 @@ MODELS = {
         weights=False, architectures=["Mamba2ForCausalLM"], model_type="mamba2", num_heads=8,
         head_dim=8, n_groups=1, state_size=8,
     ),
+    "linear": write,  # a layer each of gated DeltaNet, Mamba-2 and softmax attention
     "lone": _lone,
+    "heads": _llama(weights=False, num_attention_heads=32, num_key_value_heads=8, head_dim=4),
     "talker": _talker,
     "thinker": lambda folder: _talker(folder, THOUGHTS, "{# <think> </think> <tool_call> #}"),
     "hf_hub_cache": lambda folder: write_revision(folder, "org/name", {

@@ -1,34 +1,29 @@
-"""`llmcli attention`: what each head of a model attends to."""
+"""`llmcli attention`: what each head of a model attends to, or what its states remember."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import random
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
-from llmcli.commands.attention.options import (
-    FILES,
-    MOST_DRAWN,
-    HeadOptions,
-    ViewOptions,
-    at_positions,
-    request_of,
-)
-from llmcli.errors import UsageError
+from llmcli.commands.attention.options import FILES, MOST_DRAWN, AttentionOptions
+from llmcli.errors import PromptTooLong, UsageError
+from llmcli.records.numbers import spans
 from llmcli.shell.inspection import Inspection
-from llmcli.shell.looking import NewTokensOptions
+from llmcli.shell.looking import NewTokensOptions, encode_prompt, room_for
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
-from llmcli.shell.output import Output
 from llmcli.shell.progress import Progress
+from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_default
 from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from llmcli.commands.attention.exports import OnMatrix
-    from llmcli.commands.attention.report.heads import AttentionReport
-    from llmcli.commands.attention.report.request import AttentionRequest
-    from llmcli.config import ModelConfig
     from llmcli.model import Model
 
+LONG = 40  # characters of a text that is repeated; a longer one stands as its name
 EPILOG = """
 What is shown: without --layer and --head a map of all heads with the kinds
 that were found; of one head its heatmap, its kinds and its metrics; of several
@@ -70,8 +65,7 @@ def command(
     prompt: PromptOptions,
     template: TemplateOptions,
     new: NewTokensOptions,
-    heads: HeadOptions,
-    view: ViewOptions,
+    heads: AttentionOptions,
     model: ModelOptions,
     output: ViewOutputOptions,
 ) -> None:
@@ -84,61 +78,116 @@ def command(
     command exits 1. Only what is looked at counts: without --generate there are no logits, and a
     NaN in them goes unseen.
     """
-    from llmcli.commands.attention import states
-    from llmcli.commands.attention.exports import exporting
-    from llmcli.commands.attention.prompt import Reading
-    from llmcli.commands.attention.report.request import AttentionRequest
-
-    if heads.what == "state":
-        states.check_options(heads, view)
-        look = Inspection("attention", view, states.FILES, output)
-        states.show(look, Reading.of(prompt, template, new, heads, model, look.out), heads)
+    heads.check()
+    state = heads.what == "state"
+    look = Inspection("attention", heads, ("json",) if state else FILES, output)
+    given = None if heads.synthetic is not None else prompt_or_default(prompt, look.out.note)
+    is_text = given is not None and given.ids is None
+    loaded = look.load(model, heads.check_model, text=is_text)
+    read = given or random_prompt(heads, model, loaded)
+    ids = encode_prompt(read, template, model, loaded, new=new.generate).ids
+    if state:
+        _show_states(look, ids, heads, new.generate)
         return
-    view.check(heads)
-    look = Inspection("attention", view, FILES, output)
-    reading = Reading.of(prompt, template, new, heads, model, look.out)
+    heads.check_tokens(len(ids) + new.generate)
+    if heads.draws and not heads.drawn(heads.heads_of(loaded.config)):
+        look.out.note(f"the map is shown: at most {MOST_DRAWN} matrices can be drawn")
 
-    request = AttentionRequest()
-
-    def check(config: ModelConfig) -> None:
-        nonlocal request
-        request = request_of(heads, view, config)
-
-    loaded = look.load(model, check, text=reading.is_text)
-    ids = reading.ids(loaded)
-    request = at_positions(request, view, len(ids), new.generate)
-    if view.draws(heads) and not request.drawn:
-        look.out.note(f"the map is shown: of so many matrices at most {MOST_DRAWN} are drawn")
-    with exporting(look, view, request, ids) as export:
-        report = measured(loaded, ids, request, look.out, export.on_matrix)
-
-        from llmcli.commands.attention.view.screen import attention_views, render_attention
-
-        def screen() -> RenderableType:
-            views = attention_views(report, request, reading.calls())
-            return render_attention(report, look.title, views)
-
-        look.present(screen, report, export.file(report), export.body(report))
-
-
-def measured(
-    model: Model,
-    ids: tuple[int, ...],
-    request: AttentionRequest,
-    out: Output,
-    on_matrix: OnMatrix | None = None,
-) -> AttentionReport:
-    """One pass over the prompt. Raises UsageError for spans behind the end of what was written."""
+    from llmcli.commands.attention.exports import Export
     from llmcli.commands.attention.measure.run import measure_attention
+    from llmcli.commands.attention.view.screen import FollowUps, render_attention
 
-    with Progress(out) as progress:
-        report = measure_attention(model, ids, request, on_matrix=on_matrix, progress=progress)
-    written = len(report.tokens)
-    for option, span in (("--query", request.queries), ("--key", request.keys)):
-        if span is not None and span[0] >= written:
-            raise UsageError(
-                f"`{option}` from {span[0]} on selects no tokens: the model ended its text after "
-                f"{written - len(ids)} of {request.generate} tokens",
-                hint=f"positions go from 0 to {written - 1}",
-            )
-    return report
+    with ExitStack() as stack:
+        export = Export(look, heads, ids, new.generate, stack)
+        with Progress(look.out) as progress:
+            report = measure_attention(
+                loaded, ids, heads, generate=new.generate, on_matrix=export.on_matrix,
+                progress=progress,
+            )  # fmt: skip
+        everywhere = AttentionOptions(synthetic=heads.synthetic)
+        same = replay_command(prompt, template, new, everywhere, model)
+        piped = is_text and prompt.file is None and read.text != (prompt.prompt or LOOKED_AT)
+        repeated = replay_command(AttentionOptions(synthetic=32), model)
+        calls = FollowUps(
+            same="… | " * piped + same, repeated=None if given is None else repeated
+        )
+        look.present(
+            lambda: render_attention(report, look.title, heads, calls),
+            report,
+            export.file(report),
+            export.body(report),
+        )
+
+
+def _show_states(
+    look: Inspection, ids: Sequence[int], heads: AttentionOptions, generate: int
+) -> None:
+    """Measures what layers with a state remember over time, writes the file, and shows it."""
+    from llmcli.commands.attention.measure.states import measure_states
+    from llmcli.commands.attention.view.states import render_states
+
+    chosen = heads.heads_of(look.model.config)
+    with Progress(look.out) as progress:
+        report = measure_states(look.model, ids, chosen, generate=generate, progress=progress)
+    file = look.file(f"states of layers {spans(tuple(chosen))}", {})
+    look.present(lambda: render_states(report, look.title), report, file)
+
+
+def random_prompt(heads: AttentionOptions, options: ModelOptions, model: Model) -> Prompt:
+    """The tokens of `--synthetic`. Raises PromptTooLong where they do not fit the context."""
+    count = heads.synthetic
+    assert count is not None
+    ids = synthetic(model, count, options.seed or 0)
+    if (over := len(ids) - (room := room_for(options, model))) > 0:
+        raise PromptTooLong(
+            f"`--synthetic {count}` makes {len(ids)} tokens, and the context is {room}",
+            hint=f"use `--synthetic {count - (over + 1) // 2}` at most",
+        )
+    return Prompt(None, tuple(ids))
+
+
+def synthetic(model: Model, count: int, seed: int) -> list[int]:
+    """BOS where the model has one, `count` different random tokens, then these again.
+
+    None of them is special, so that a text that repeats is all there is to see (Olsson et al.
+    2022, appendix: "prefix matching"). The same `seed`, the same tokens. Raises UsageError where
+    the vocabulary has fewer, or `count` is below 1.
+    """
+    known, bos = model.tokenizer, model.config.bos
+    front = [] if bos is None else [bos]
+    special = {*model.config.eos, *front, *(known.special_ids if known else ())}
+    plain = [
+        id for id in range(model.config.vocab)
+        if id not in special and (known is None or known.has(id))
+    ]  # fmt: skip
+    if not 1 <= count <= len(plain):
+        raise UsageError(
+            f"`--synthetic {count}` needs as many different tokens",
+            hint=f"use a number from 1 to {len(plain)}",
+        )
+    drawn = random.Random(seed).sample(plain, count)
+    return [*front, *drawn, *drawn]
+
+
+def replay_command(*given: Any) -> str:
+    """`llmcli attention "a b" -m tiny`: dataclasses of options, as they are typed.
+
+    Only what is not as it is by default, quoted for a shell. A long text, or one of several
+    lines, is not repeated: its name stands there.
+    """
+    return " ".join(["llmcli attention", *(part for options in given for part in _typed(options))])
+
+
+def _typed(options: Any) -> Iterator[str]:
+    for field in fields(options):
+        value, declared = getattr(options, field.name), field.metadata["declared"]
+        if value != field.default:
+            for one in value if isinstance(value, list) else [value]:
+                yield from declared.names[:1]
+                if one is not True:
+                    yield _quoted(str(one), declared.metavar)
+
+
+def _quoted(value: str, metavar: str | None) -> str:
+    long = len(value) > LONG and re.search(r"[\s,]", value)
+    return (metavar or "…").strip("[]") if long or not value.isprintable() else shlex.quote(value)

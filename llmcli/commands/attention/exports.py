@@ -6,15 +6,14 @@ How large it gets is known before the run.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from llmcli.anatomy.graph import graph
-from llmcli.commands.attention.options import ViewOptions
-from llmcli.commands.attention.report.heads import AttentionReport
-from llmcli.commands.attention.report.request import AttentionRequest, recurrent_layers
+from llmcli.commands.attention.options import AttentionOptions, recurrent_layers
+from llmcli.commands.attention.report import AttentionReport, grouped
+from llmcli.commands.attention.view.page import AttentionPage, page_size
 from llmcli.records.document import members
 from llmcli.records.numbers import numbered, spans
 from llmcli.records.text import Token
@@ -22,14 +21,13 @@ from llmcli.shell.files import check_cap, whole_file
 from llmcli.shell.inspection import Inspection
 from llmcli.shell.looking import tokens_metadata
 from llmcli.shell.output import ExportFile, write_document
+from llmcli.ui.arrays import ArrayPlan, ArrayWriter, array_file_size, array_writer
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from llmcli.commands.attention.view.export import AttentionPage
-    from llmcli.ui.arrays import ArrayPlan, ArrayWriter
+    from llmcli.commands.attention.measure.run import OnMatrix
 
-OnMatrix = Callable[[int, "np.ndarray"], None]
 ARRAYS = ("safetensors", "npz")
 # bytes of a number of a JSON document, with its nine digits, and of a masked one
 DIGITS, ZERO = 13.5, 5
@@ -39,82 +37,82 @@ SMALLER = "name fewer layers and heads with --layer and --head"
 class Export:
     """Where whole matrices go: into the file that is written, and into the document.
 
-    `ids` are the prompt's. `patterns`: the document of `--json` has them, too.
+    `ids` are the prompt's, up to `generate` tokens follow. After an error in `stack` no part of a
+    file is left. Raises UsageError where the file or the document would be too large, and
+    WriteFailed.
     """
 
     def __init__(
         self,
         look: Inspection,
-        request: AttentionRequest,
+        options: AttentionOptions,
         ids: Sequence[int],
+        generate: int,
         stack: ExitStack,
-        *,
-        patterns: bool,
     ) -> None:
-        self._stack = stack
-        self._look, self._request, self._patterns = look, request, patterns
+        self._look, self._options, self._stack = look, options, stack
         self._known = look.model.tokens(ids)
-        self._tokens = len(ids) + request.generate  # at most
+        self._tokens = len(ids) + generate  # at most
         config = look.model.config
-        self._heads = request.chosen(config)
+        self._heads = options.heads_of(config)
         self._windows = {layer: config.layers[layer].window for layer in self._heads}
-        self._writer: ArrayWriter | None = None
-        self._page: AttentionPage | None = None
+        nodes = graph(config).mixers
+        self._names = {  # of arrays: `blocks.3.attn.pattern`
+            layer: f"{nodes[layer].name.rpartition('.')[0]}.{options.matrices}"
+            for layer in self._heads
+        }  # fmt: skip
+        self._page = AttentionPage(options.matrices)
         self._matrices: dict[int, np.ndarray] = {}
+        self._writer: ArrayWriter | None = None
+        about, arrays = self._metadata(self._known, ok=True), self._arrays()
+        self._check_sizes(about, arrays)
+        if look.kind in ARRAYS and look.path is not None:
+            file = stack.enter_context(whole_file(look.path))
+            self._writer = array_writer(look.kind, file, arrays, about)
 
-    def check(self, *, force: bool) -> None:
-        """Raises UsageError, or WriteFailed, where the file or the document gets too large."""
-        from llmcli.commands.attention.view.export import page_size
-        from llmcli.ui.arrays import array_file_size
-
-        look, most = self._look, max(map(len, self._heads.values()))
-        seen = self._tokens * (self._tokens + 1) // 2
-        each = seen * DIGITS + (self._tokens**2 - seen) * ZERO  # half of each is masked
-        needed = round(sum(map(len, self._heads.values())) * each)
-        if self._patterns:
+    def _check_sizes(self, about: Mapping[str, str], arrays: Sequence[ArrayPlan]) -> None:
+        count, force = self._tokens, self._options.force
+        seen, heads = count * (count + 1) // 2, self._heads.values()
+        each = seen * DIGITS + (count**2 - seen) * ZERO  # half of each is masked
+        sizes = {kind: array_file_size(kind, arrays, about) for kind in ARRAYS}
+        sizes["json"] = round(sum(map(len, heads)) * each)
+        if self._options.patterns:
             smaller = f"{SMALLER}, write `-o FILE.safetensors`"
-            check_cap("the document", needed, force=force, smaller=smaller)
-        sizes = {"json": needed}
-        if look.kind in ARRAYS:
-            about = self._metadata(self._known, ok=True)
-            sizes[look.kind] = array_file_size(look.kind, self._arrays, about)
-        elif look.kind == "html":
-            windows = list(self._windows.values())
-            sizes["html"] = page_size(self._tokens, windows, most, len(self._request.metrics))
-        look.check_size(sizes, SMALLER)
+            check_cap("the document", sizes["json"], force=force, smaller=smaller)
+        windows, most = list(self._windows.values()), max(map(len, heads))
+        sizes["html"] = page_size(count, windows, most, len(self._options.computed))
+        self._look.check_size(sizes, SMALLER)
 
-    def begin(self) -> None:
-        """Opens a file of arrays, which are written as they come."""
-        from llmcli.commands.attention.view.export import AttentionPage
-        from llmcli.ui.arrays import array_writer
-
-        kind, path = self._look.kind, self._look.path
-        if kind in ARRAYS and path is not None:
-            file = self._stack.enter_context(whole_file(path))
-            about = self._metadata(self._known, ok=True)
-            self._writer = array_writer(kind, file, self._arrays, about)
-        elif kind == "html":
-            self._page = AttentionPage(self._request.what)
+    def _arrays(self) -> list[ArrayPlan]:
+        """The arrays, one a layer, float32 but for a model in float64."""
+        dtype = "float64" if str(self._look.model.dtype) == "torch.float64" else "float32"
+        count = self._tokens
+        return [
+            ArrayPlan(self._names[layer], dtype, (len(heads), count, count))
+            for layer, heads in self._heads.items()
+        ]
 
     @property
     def on_matrix(self) -> OnMatrix | None:
         """Takes all matrices of a layer, layers in order; None where they are not needed."""
-        needed = self._writer or self._page or self._patterns or self._look.kind == "json"
+        kind = self._look.kind
+        needed = kind in (*ARRAYS, "html", "json") or self._options.patterns
         return self._take if needed else None
 
     def _take(self, layer: int, values_HTS: np.ndarray) -> None:
+        kind, config = self._look.kind, self._look.model.config
         if self._writer is not None:
-            self._writer.write(self._array_name(layer), values_HTS)
-        if self._page is not None:
-            signed = layer in recurrent_layers(self._look.model.config)
+            self._writer.write(self._names[layer], values_HTS)
+        if kind == "html":
+            signed = layer in recurrent_layers(config)
             self._page.add(layer, values_HTS, self._windows[layer], signed=signed)
-        if self._patterns or self._look.kind == "json":
+        if kind == "json" or self._options.patterns:
             self._matrices[layer] = values_HTS.astype("float32")  # as a document has them
 
     def body(self, report: AttentionReport) -> dict[str, Any]:
         """The report as JSON has it."""
         body = members(report)
-        return self._with_matrices(report, body) if self._patterns else body
+        return self._with_matrices(report, body) if self._options.patterns else body
 
     def _with_matrices(
         self, report: AttentionReport, document: Mapping[str, Any]
@@ -122,7 +120,7 @@ class Export:
         """The document with each head's matrix in it, under the name of what it is."""
         layers = [
             members(layer) | {"heads": [
-                members(head) | {self._request.what: matrix}
+                members(head) | {report.what: matrix}
                 for head, matrix in zip(layer.heads, self._matrices[layer.layer], strict=True)
             ]}
             for layer in report.layers
@@ -133,8 +131,7 @@ class Export:
         """The file, for `Output.present`."""
         from llmcli.commands.attention.view.png import attention_png, head_map_png
 
-        request, look, page, writer = self._request, self._look, self._page, self._writer
-        scale = request.matrix_scale
+        options, look, writer = self._options, self._look, self._writer
 
         def write(document: Mapping[str, Any]) -> None:
             if writer is None:
@@ -145,85 +142,45 @@ class Export:
             self._stack.close()
 
         def picture() -> bytes:
-            if request.drawn:
-                return attention_png(report, look.title, kind=scale)
-            kind = request.scale or "linear"
-            return head_map_png(report, request.coloured_by, look.title, kind=kind)
+            if report.matrices:
+                return attention_png(report, look.title, kind=options.matrix_scale)
+            kind = options.scale or "linear"
+            return head_map_png(report, options.coloured_by, look.title, kind=kind)
 
-        makers = {"png": picture}
-        if page is not None:
-            makers["html"] = lambda: page.html(report, look.title, kind=scale)
-        return look.file(self._holds(len(report.tokens)), makers, write)
+        def page() -> bytes:
+            return self._page.html(report, look.title, kind=options.matrix_scale)
 
-    @cached_property
-    def _arrays(self) -> list[ArrayPlan]:
-        """The arrays, one a layer, float32 but for a model in float64."""
-        from llmcli.ui.arrays import ArrayPlan
-
-        wide = str(self._look.model.dtype) == "torch.float64"
-        dtype: Literal["float64", "float32"] = "float64" if wide else "float32"
-        return [
-            ArrayPlan(self._array_name(layer), dtype, (len(heads), self._tokens, self._tokens))
-            for layer, heads in self._heads.items()
-        ]
-
-    def _array_name(self, layer: int) -> str:
-        """`blocks.3.attn.pattern`."""
-        node = graph(self._look.model.config).mixers[layer]
-        return f"{node.name.rpartition('.')[0]}.{self._request.what}"
+        return look.file(self._holds(report), {"png": picture, "html": page}, write)
 
     def _metadata(self, tokens: Sequence[Token], *, ok: bool) -> dict[str, str]:
         """What stands beside arrays: JSON of the ids and the texts of all `tokens`."""
         return {
             "schema": "llmcli.attention/1",
             "model": self._look.model.name,
-            "what": self._request.what,
+            "what": self._options.matrices,
             **tokens_metadata(tokens, len(self._known)),
             "heads": json.dumps({str(layer): list(own) for layer, own in self._heads.items()}),
             "ok": json.dumps(ok),
         }
 
-    def _holds(self, tokens: int) -> str:
-        """What a reader finds in the file, written of so many tokens."""
-        kind, request = self._look.kind, self._request
-        alike: dict[tuple[int, ...], list[int]] = {}  # layers, by their heads
-        for layer, heads in self._heads.items():
-            alike.setdefault(heads, []).append(layer)
+    def _holds(self, report: AttentionReport) -> str:
+        """What a reader finds in the file."""
+        kind, tokens = self._look.kind, len(report.tokens)
         if kind in ARRAYS:
+            alike = grouped(
+                ((heads, self._names[layer].split(".", 2)[2]), layer)
+                for layer, heads in self._heads.items()
+            )
             return "; ".join(
-                self._arrays_of(heads, layers, tokens) for heads, layers in alike.items()
+                f"blocks.{spans(layers)}.{part} [{len(heads)} {tokens} {tokens}]"
+                f"{' each' * (len(layers) > 1)}, {numbered('head', heads)}"
+                for (heads, part), layers in alike.items()
             )
         named = "; ".join(
             f"{numbered('layer', layers)} {numbered('head', heads)}"
-            for heads, layers in alike.items()
+            for heads, layers in grouped((own, one) for one, own in self._heads.items()).items()
         )
-        if kind == "png" and not request.drawn:
-            return f"the map of {request.coloured_by}, {named}"
+        if kind == "png" and not report.matrices:
+            return f"the map of {self._options.coloured_by}, {named}"
         cells = "" if kind == "png" else f", {tokens} × {tokens} tokens"
-        return f"{request.what} of {named}{cells}"
-
-    def _arrays_of(self, heads: tuple[int, ...], layers: Sequence[int], tokens: int) -> str:
-        parts: dict[str, list[int]] = {}  # by what they are called in a block
-        for layer in layers:
-            parts.setdefault(self._array_name(layer).split(".", 2)[2], []).append(layer)
-        counted = numbered("head", heads)
-        return "; ".join(
-            f"blocks.{spans(some)}.{name} [{len(heads)} {tokens} {tokens}]"
-            f"{'' if len(some) == 1 else ' each'}, {counted}"
-            for name, some in parts.items()
-        )
-
-
-@contextmanager
-def exporting(
-    look: Inspection, view: ViewOptions, request: AttentionRequest, ids: Sequence[int]
-) -> Iterator[Export]:
-    """The file that the options name; after an error no part of it is left.
-
-    Raises UsageError where it would be too large, and WriteFailed.
-    """
-    with ExitStack() as stack:
-        export = Export(look, request, ids, stack, patterns=view.patterns)
-        export.check(force=view.force)
-        export.begin()
-        yield export
+        return f"{report.what} of {named}{cells}"

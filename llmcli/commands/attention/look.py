@@ -5,21 +5,22 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from llmcli.commands.attention.command import measured
-from llmcli.commands.attention.options import HeadOptions, ViewOptions, at_positions, request_of
+from llmcli.commands.attention.options import AttentionOptions
 from llmcli.shell.looking import InChat, Shown
+from llmcli.shell.progress import Progress
 
 
 def look(chat: InChat, given: dict[str, str]) -> Shown:
     """Metrics, or matrices of the heads that are named."""
-    from llmcli.commands.attention.view.screen import Calls, attention_views, render_attention
+    from llmcli.commands.attention.measure.run import measure_attention
+    from llmcli.commands.attention.view.screen import FollowUps, render_attention
 
-    named: dict[str, Any] = {name: given[name] for name in ("layer", "head") if name in given}
-    rest: dict[str, Any] = {name: text for name, text in given.items() if name not in named}
-    heads, view = HeadOptions(**named), ViewOptions(**rest)
-    view.check(heads)
-    request = at_positions(request_of(heads, view, chat.model.config), view, len(chat.ids))
-    report = measured(chat.model, tuple(chat.ids), request, chat.out)
+    heads = AttentionOptions(**dict[str, Any](given))
+    heads.check()
+    heads.check_model(chat.model.config)
+    heads.check_tokens(len(chat.ids))
+    with Progress(chat.out) as progress:
+        report = measure_attention(chat.model, chat.ids, heads, progress=progress)
     repeated = shlex.join(["llmcli", "attention", "--synthetic", "32", "-m", chat.model.name])
-    views = attention_views(report, request, Calls(same="/look attention", repeated=repeated))
-    return render_attention(report, chat.title, views), report.checks
+    calls = FollowUps(same="/look attention", repeated=repeated)
+    return render_attention(report, chat.title, heads, calls), report.checks

@@ -1,37 +1,59 @@
-"""What `llmcli attention` takes: which heads, what of them is shown, and where files go.
+"""Options of `llmcli attention`: which heads, what of them is shown, and where files go.
 
-All that makes no sense is refused here, before any weight is read.
+They are the request that measurement, files and views read. What makes no sense is refused before
+any weight is read.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from llmcli.errors import UsageError
-from llmcli.records.head_metrics import METRICS, MOST_RANKED, RANK, Metric
+from llmcli.records.head_metrics import (
+    COLOURED_BY,
+    LEARNED_SINK,
+    LINEAR,
+    METRICS,
+    MOST_RANKED,
+    OVERWRITTEN,
+    RANK,
+    USUAL,
+    Metric,
+)
+from llmcli.records.matrix import What
 from llmcli.records.numbers import spans
 from llmcli.shell.looking import check_span, parse_numbers, parse_span
 from llmcli.shell.params import opt
 
 if TYPE_CHECKING:
-    from llmcli.commands.attention.report.request import AttentionRequest
     from llmcli.config import ModelConfig
-    from llmcli.records.matrix import What
+    from llmcli.graph.recurrence import Recurrence
 
-HEADS, VIEW = "Heads", "View"
+Span = tuple[int, int]  # positions `first` … `last`-1
 FILES = ("safetensors", "npz", "json", "html", "png")
 MOST_DRAWN = 12  # matrices on one screen
+OF_MAPS = ("map", "metrics", "top_pairs", "query", "key", "scale", "patterns", "open")
+HAS = {  # what layers have, and why others do not
+    "pattern": ("attention to look at", ""),
+    "scores": ("scores", ": no softmax makes its weights of any"),
+    "state": ("a state", ": softmax attention keeps keys and values"),
+}
+_view = partial(opt, panel="View")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadOptions:
-    """Which heads, and what of them."""
+class AttentionOptions:
+    """Which heads, and what is shown of them: by default the map, or the named heads' matrices.
 
-    panel: ClassVar[str] = HEADS
+    A single head is always drawn, beside anything else that is shown.
+    """
+
+    panel: ClassVar[str] = "Heads"
     layer: str | None = opt(None, "--layer", "LAYERS", "Layers such as 0,3-5,-1. [default: all]")
     head: str | None = opt(
         None, "--head", "HEADS",
@@ -49,222 +71,210 @@ class HeadOptions:
         "heads show there. --seed (here 0 by default) draws others.", at_least=2, at_most=100_000,
         excludes=("PROMPT", "--file", "--ids", "--chat", "--system", "--set"),
     )  # fmt: skip
-
-    @property
-    def matrices(self) -> What:
-        """What matrices hold: `state` is of none."""
-        return "scores" if self.what == "scores" else "pattern"
-
-    @property
-    def named(self) -> bool:
-        """Whether some layers or heads are chosen."""
-        return self.layer is not None or self.head is not None
-
-    @property
-    def single(self) -> bool:
-        """Whether one head is chosen, by one number each."""
-        return all(re.fullmatch(r"\s*-?\d+\s*", text or "") for text in (self.layer, self.head))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ViewOptions:
-    """What is shown of the heads; nothing of it: the map, or the matrices of the heads named.
-
-    A single head is always drawn, beside anything else that is shown.
-    """
-
-    panel: ClassVar[str] = VIEW
-    query: str | None = opt(
+    query: str | None = _view(
         None, "--query", "SPAN",
         "Only these rows of the matrices, and pairs of these queries: 40:80, :10 or -5:.",
     )  # fmt: skip
-    key: str | None = opt(
+    key: str | None = _view(
         None, "--key", "SPAN",
         "Only these columns of the matrices, and pairs of these keys.",
     )  # fmt: skip
-    scale: Literal["linear", "sqrt", "log"] | None = opt(
+    scale: Literal["linear", "sqrt", "log"] | None = _view(
         None, "--scale", "linear|sqrt|log",
         "How values become colours. [default: sqrt for weights, else linear]",
     )  # fmt: skip
-    map: str | None = opt(
+    map: str | None = _view(
         None, "--map", "METRIC",
         "One metric of every head, as a map of layers and heads.",
     )  # fmt: skip
-    metrics: str | None = opt(
+    metrics: str | None = _view(
         None, "--metrics", "all|A,B",
         "A table of metrics, a row for each head; a single head's stand one below the other.",
     )  # fmt: skip
-    top_pairs: int = opt(
+    top_pairs: int = _view(
         0, "--top-pairs", "N",
         "The N largest weights (within --query and --key), without the first key and the token "
         "itself.", at_least=0, at_most=10_000,
     )  # fmt: skip
-    patterns: bool = opt(
+    patterns: bool = _view(
         False, "--patterns", "With --json: the matrices are in it, too.", needs=("--json",)
     )
-    save: str | None = opt(
+    save: str | None = _view(
         None, "-o", "--output", "FILE",
         f"Also write the heads to a file, by its ending: {', '.join(FILES)}.",
     )  # fmt: skip
-    open: bool = opt(
+    open: bool = _view(
         False, "--open",
         "Show it in a browser: the .html or .png of -o, without that a page with every head.",
     )  # fmt: skip
-    force: bool = opt(
+    force: bool = _view(
         False, "--force", "Write a file however large it gets.",
         needs=("--output", "--open", "--patterns"),
     )  # fmt: skip
 
     @property
-    def listed(self) -> bool:
-        """Whether something else than matrices is requested."""
-        return self.map is not None or self.metrics is not None or self.top_pairs > 0
+    def matrices(self) -> What:
+        """What matrices hold; with `state` there are none."""
+        return "scores" if self.what == "scores" else "pattern"
 
     @property
     def zoomed(self) -> bool:
         """Whether a part of the queries or keys is requested."""
         return self.query is not None or self.key is not None
 
-    def draws(self, heads: HeadOptions) -> bool:
-        """Whether matrices are drawn: a single head's always, others' where nothing is listed."""
-        return heads.single or (heads.named and not self.listed)
+    @property
+    def draws(self) -> bool:
+        """Whether matrices are requested: of a single head, or of named ones and nothing else."""
+        if all(re.fullmatch(r"\s*-?\d+\s*", text or "") for text in (self.layer, self.head)):
+            return True
+        listed = self.map is not None or self.metrics is not None or self.top_pairs > 0
+        return not listed and (self.layer is not None or self.head is not None)
+
+    def drawn(self, heads: Mapping[int, tuple[int, ...]]) -> bool:
+        """Whether the matrices of these heads are drawn: they may be too many."""
+        return self.draws and sum(map(len, heads.values())) <= MOST_DRAWN
 
     @property
-    def named(self) -> tuple[Metric | None, tuple[Metric, ...]]:
-        """The metrics of `--map` and of `--metrics`. Raises UsageError for unknown ones."""
-        mapped = () if self.map is None else metrics_named(self.map, "--map")
-        if len(mapped) > 1:
+    def mapped(self) -> Metric | None:
+        """The metric of `--map`. Raises UsageError for an unknown one, and for several."""
+        found = () if self.map is None else metrics_named(self.map, "--map")
+        if len(found) > 1:
             raise UsageError("`--map` takes one metric", hint="--metrics takes several")
-        table = () if self.metrics is None else metrics_named(self.metrics, "--metrics")
-        return (mapped[0] if mapped else None), table
+        return found[0] if found else None
 
-    def check(self, heads: HeadOptions) -> None:
+    @property
+    def table(self) -> tuple[Metric, ...]:
+        """The metrics of `--metrics`. Raises UsageError for unknown ones."""
+        return () if self.metrics is None else metrics_named(self.metrics, "--metrics")
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        """The metrics that one pass over the rows gives, and those that are named besides."""
+        names = {*USUAL, *(metric.name for metric in self._named)}
+        return tuple(metric.name for metric in METRICS if metric.name in names)
+
+    @property
+    def _named(self) -> tuple[Metric, ...]:
+        return (*filter(None, [self.mapped]), *self.table)
+
+    @property
+    def coloured_by(self) -> str:
+        """The metric of the map of all heads."""
+        return COLOURED_BY if self.mapped is None else self.mapped.name
+
+    @property
+    def matrix_scale(self) -> Literal["linear", "sqrt", "log"]:
+        """How the numbers of matrices become colours."""
+        return self.scale or ("sqrt" if self.what == "pattern" else "linear")
+
+    def check(self) -> None:
         """Raises UsageError for options that have nothing to act on, and for unknown metrics."""
-        mapped, _ = self.named
-        drawn = self.draws(heads)
+        for name in OF_MAPS if self.what == "state" else ():
+            if getattr(self, name):
+                raise UsageError(
+                    f"`--{name.replace('_', '-')}` is about maps of tokens, and `--what state` "
+                    "shows states",
+                    hint="leave one of them out",
+                )
+        mapped, _ = self.mapped, self.table
         for span, option in ((self.query, "--query"), (self.key, "--key")):
             if span is not None:
                 check_span(span, option)
-        if self.zoomed and not (drawn or self.top_pairs):
+        if self.zoomed and not (self.draws or self.top_pairs):
+            shown = self.layer is not None or self.head is not None
             raise UsageError(
                 f"`--{'query' if self.query is not None else 'key'}` is a part of a head's matrix, "
-                f"and {'none is shown' if heads.named else 'no head is named'}",
+                f"and {'none is shown' if shown else 'no head is named'}",
                 hint="add --layer and --head, or `--top-pairs 20` for pairs of that part",
             )
-        exported = self.save is not None or self.open
-        if heads.what == "scores" and not (drawn or exported or self.patterns):
+        matrices = self.draws or self.save is not None or self.open
+        if self.what == "scores" and not (matrices or self.patterns):
             raise UsageError(
                 "`--what scores` is about matrices, and none is shown",
                 hint="add --layer and --head",
             )
-        if self.scale is not None and not (drawn or exported or mapped is not None):
+        if self.scale is not None and not (matrices or mapped):
             raise UsageError(
                 "`--scale` is for matrices and `--map`, and none is shown",
                 hint="add --layer and --head, or `--map METRIC`",
             )
 
-
-def request_of(heads: HeadOptions, view: ViewOptions, config: ModelConfig) -> AttentionRequest:
-    """What the options request of a model, but for positions (`at_positions`).
-
-    Raises UsageError for layers, heads and metrics that the model does not have, and for too many
-    matrices to draw.
-    """
-    from llmcli.commands.attention.report.request import AttentionRequest, computed, unknown_metrics
-
-    mapped, table = view.named
-    names = {metric.name for metric in (*table, *filter(None, [mapped]))}
-    for name, why in unknown_metrics(config).items():
-        if name in names and len(table) < len(METRICS):
-            raise UsageError(f"`{name}`: {why}")
-    chosen = _chosen(heads, config)
-    if heads.what == "scores":
-        _check_scores(chosen, config)
-    drawn = view.draws(heads)
-    count = sum(map(len, chosen.values()))
-    if drawn and count > MOST_DRAWN:
-        if view.zoomed or not (view.save or view.open):
+    def check_model(self, config: ModelConfig) -> None:
+        """Raises UsageError for what the model does not have, and for too many matrices to draw."""
+        for name, why in unknown_metrics(config).items():
+            if name in {one.name for one in self._named} and len(self.table) < len(METRICS):
+                raise UsageError(f"`{name}`: {why}")
+        chosen = self.heads_of(config)
+        written = (self.save is not None or self.open) and not self.zoomed
+        if self.draws and not written and not self.drawn(chosen):
             raise UsageError(
-                f"those are {count} matrices, and at most {MOST_DRAWN} are drawn",
+                f"{sum(map(len, chosen.values()))} heads selected; at most {MOST_DRAWN} can be "
+                "drawn",
                 hint="name fewer with --layer and --head, or see all heads with `--map METRIC`",
             )
-        drawn = False
-    if not count:
-        raise UsageError(
-            "none of these layers has such a head", hint="name others with --layer and --head"
-        )
-    return AttentionRequest(
-        heads=chosen,
-        what=heads.matrices,
-        metrics=computed(names),
-        map=mapped,
-        table=table,
-        drawn=drawn,
-        pairs=view.top_pairs,
-        scale=view.scale,
-    )
 
+    def heads_of(self, config: ModelConfig) -> dict[int, tuple[int, ...]]:
+        """The chosen heads of each chosen layer, in order.
 
-def at_positions(
-    request: AttentionRequest, view: ViewOptions, tokens: int, new: int = 0
-) -> AttentionRequest:
-    """The request for so many `tokens` and up to `new` ones after them.
+        With `--what state` all layers are those with a state. Raises UsageError for layers without
+        `what`, and for heads that none of them has.
+        """
+        from llmcli.anatomy.graph import graph
 
-    Raises UsageError for spans without tokens, and for a rank of matrices that are too large.
-    """
-    count = tokens + new
-    if request.map is not None and request.map.name == RANK and count > MOST_RANKED:
-        raise UsageError(
-            f"`--map {RANK}` needs whole matrices: up to {MOST_RANKED} tokens, and there are "
-            f"{count}"
-        )
-    queries, keys = (
-        None if text is None else parse_span(text, count, option)
-        for text, option in ((view.query, "--query"), (view.key, "--key"))
-    )
-    return replace(request, queries=queries, keys=keys, generate=new)
+        mixers, counts = graph(config).mixers, head_counts(self.what, config)
+        scores, (what, why) = self.what == "scores", HAS[self.what]
+        if not counts:
+            hint = "use `--what pattern`" if scores else "`llmcli info` says what it has"
+            raise UsageError(f"no layer of this model has {what}{why}", hint=hint)
+        layers = tuple(counts if self.what == "state" else mixers)
+        if self.layer is not None:
+            layers = parse_numbers(self.layer, len(config.layers), "--layer", "layers")
+        for layer in layers:
+            if layer not in counts:
+                why = why if layer in mixers else ": it does not mix tokens"
+                others = "; others have `--what pattern`" * scores
+                raise UsageError(
+                    f"layer {layer} has no {what.removeprefix('a ')}{why}",
+                    hint=f"layers that have: {spans(tuple(counts))}{others}",
+                )
+        most = max(counts[layer] for layer in layers)
+        numbers: Sequence[int] = range(most)
+        if self.head is not None:
+            numbers = sorted(parse_numbers(self.head, most, "--head", "heads"))
+        return {
+            layer: tuple(head for head in numbers if head < counts[layer])
+            for layer in sorted(layers)
+        }
 
-
-def _chosen(heads: HeadOptions, config: ModelConfig) -> dict[int, tuple[int, ...]]:
-    from llmcli.commands.attention.report.request import head_counts
-
-    counts = head_counts(config)
-    layers = tuple(counts)
-    if heads.layer is not None:
-        layers = parse_numbers(heads.layer, len(config.layers), "--layer", "layers")
-        if without := [layer for layer in layers if layer not in counts]:
-            has = f"layers that have: {spans(tuple(counts))}"
+    def check_tokens(self, count: int) -> None:
+        """Raises UsageError for spans without tokens, and for a map of ranks of too many tokens."""
+        if self.coloured_by == RANK and count > MOST_RANKED:
             raise UsageError(
-                f"layer {without[0]} has no attention to look at",
-                hint=has if counts else "`llmcli info` says what",
+                f"`--map {RANK}` needs whole matrices: up to {MOST_RANKED} tokens, and there are "
+                f"{count}"
             )
-    if not layers:
-        raise UsageError("no layer of this model has attention to look at")
-    most = max(counts[layer] for layer in layers)
-    numbers: Sequence[int] = range(most)
-    if heads.head is not None:
-        numbers = sorted(parse_numbers(heads.head, most, "--head", "heads"))
-    return {
-        layer: tuple(head for head in numbers if head < counts[layer]) for layer in layers
-    }
+        self.part(count)
+
+    def part(self, count: int) -> tuple[Span, Span]:
+        """The requested queries and keys of `count` tokens: all, unless a span is given.
+
+        Raises UsageError for spans without tokens.
+        """
+        return parse_span(self.query, count, "--query"), parse_span(self.key, count, "--key")
 
 
-def _check_scores(chosen: Mapping[int, tuple[int, ...]], config: ModelConfig) -> None:
-    """Raises UsageError where a map is made of no scores."""
+def head_counts(what: str, config: ModelConfig) -> dict[int, int]:
+    """How many heads each layer has that has a `pattern`, `scores` or a `state`."""
     from llmcli.anatomy.graph import graph
     from llmcli.graph.ops import Mix
 
-    model = graph(config)
-    scored = [
-        layer for layer, node in model.mixers.items()
-        if isinstance(node.op, Mix) and model.score(node.op)
-    ]  # fmt: skip
-    if without := [layer for layer in chosen if layer not in scored]:
-        raise UsageError(
-            f"layer {without[0]} has no scores: no softmax makes its weights of any",
-            hint=f"layers that have: {spans(scored)}; others have `--what pattern`"
-            if scored else "use `--what pattern`",
-        )
+    model, found = graph(config), {}
+    for layer, node in model.mixers.items():
+        mix = node.op if isinstance(node.op, Mix) else None
+        has = {"scores": mix and model.score(mix), "state": mix and mix.state}
+        if has.get(what, True):
+            found[layer] = model.sizes(layer)["H"]
+    return found
 
 
 def metrics_named(text: str, option: str) -> tuple[Metric, ...]:
@@ -283,3 +293,27 @@ def metrics_named(text: str, option: str) -> tuple[Metric, ...]:
         else:
             found[name] = by_name[name]
     return tuple(found.values())
+
+
+def unknown_metrics(config: ModelConfig) -> dict[str, str]:
+    """The metrics that no head of the model has, and why."""
+    found = {}
+    mixers = (layer.attention for layer in config.layers)
+    if not any(mixer is not None and mixer.sinks for mixer in mixers):
+        found[LEARNED_SINK] = "no head of this model has a learned sink"
+    recurrences = recurrent_layers(config).values()
+    if not recurrences:
+        found |= dict.fromkeys(LINEAR, "no head of this model has a state in place of a softmax")
+    elif all(recurrence.plain for recurrence in recurrences):
+        found[OVERWRITTEN] = "no head of this model takes anything off its state"
+    return found
+
+
+def recurrent_layers(config: ModelConfig) -> dict[int, Recurrence]:
+    """The layers whose map is the equivalent of a recurrence: its weights have signs."""
+    from llmcli.anatomy.graph import graph
+    from llmcli.graph.recurrence import LinearMap
+
+    model = graph(config)
+    sources = {layer: model[node.op.inputs[0]].op for layer, node in model.mixers.items()}
+    return {layer: op.of for layer, op in sources.items() if isinstance(op, LinearMap)}

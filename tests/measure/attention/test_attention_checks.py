@@ -17,7 +17,6 @@ from covers import few, in_turn
 from decoder_parameters import parameters_of
 
 from llmcli.commands.attention.measure.run import measure_attention
-from llmcli.commands.attention.report.request import AttentionRequest
 from llmcli.errors import NotFinite
 from llmcli.formats.dense import Dense
 from llmcli.inspect import formulas
@@ -31,9 +30,7 @@ OF = SimpleNamespace(pattern="blocks.0.attn.pattern", mixed="blocks.0.attn.z")  
 
 
 def checked(model, *, generate=0, count=40, rows=None):
-    report = measure_attention(
-        model, ids_of(count), AttentionRequest(generate=generate), block_rows=rows
-    )
+    report = measure_attention(model, ids_of(count), generate=generate, block_rows=rows)
     return {check.name: check for check in report.checks}
 
 
@@ -52,7 +49,7 @@ def test_a_sound_model_is_green(kind, dtype):
 
 @pytest.mark.parametrize("dtype", few(["float32", "float64"], 1))
 def test_values_of_equal_tokens_which_round_alike_are_no_alarm(dtype):
-    report = measure_attention(small("gqa", dtype), [5] * 1500, AttentionRequest())
+    report = measure_attention(small("gqa", dtype), [5] * 1500)
     assert all(check.ok for check in report.checks), report.checks
 
 

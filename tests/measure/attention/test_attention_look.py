@@ -26,26 +26,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llmcli import devices
-from llmcli.commands.attention.measure.kept import Pooled
-from llmcli.commands.attention.measure.run import measure_attention
-from llmcli.commands.attention.prompt import synthetic
-from llmcli.commands.attention.report.request import AttentionRequest
+from llmcli.commands.attention.command import synthetic
+from llmcli.commands.attention.measure import run
+from llmcli.commands.attention.measure.run import Pooled, measure_attention
+from llmcli.commands.attention.options import AttentionOptions
 from llmcli.errors import OutOfMemory, UsageError
 from llmcli.nn.decoder import Decoder
 
-
-def drawn(most, **options):
-    return AttentionRequest(drawn=True, most_cells=most, **options)
+ALL = AttentionOptions(layer="0-1")  # their matrices are drawn
 
 
-def exported(model, ids, request=None, **options):
+def exported(model, ids, heads=None, **options):
     found = {}
 
     def keep(layer, matrix):
         assert layer not in found
         found[layer] = matrix.copy()
 
-    report = measure_attention(model, ids, request, on_matrix=keep, **options)
+    report = measure_attention(model, ids, heads, on_matrix=keep, **options)
     return found, report
 
 
@@ -58,7 +56,7 @@ def test_whole_matrices_are_handed_on_layer_by_layer(kind):
         assert found[layer].dtype == np.float64  # the model's
         assert np.abs(found[layer] - a).max() < 1e-12
         assert (found[layer][a == 0] == 0).all()
-    scores, _ = exported(model, ids, AttentionRequest(what="scores"), block_rows=5)
+    scores, _ = exported(model, ids, AttentionOptions(what="scores"), block_rows=5)
     for layer, a in enumerate(patterns(model, ids)):
         assert (np.isneginf(scores[layer]) == (a == 0)).all()
         e = np.exp(scores[layer] - scores[layer].max(-1, keepdims=True))
@@ -68,39 +66,42 @@ def test_whole_matrices_are_handed_on_layer_by_layer(kind):
 
 def test_only_the_layers_and_heads_that_are_requested():
     model, ids = small("gqa", layers=3), ids_of(20)
-    heads = (3, 1, 9)
-    found, report = exported(model, ids, drawn(99, heads={2: heads, 1: heads}))
+    found, report = exported(model, ids, AttentionOptions(layer="2,1", head="3,1"))
     assert [layer.layer for layer in report.layers] == [1, 2]
     assert [(head.head, head.kv_head) for head in report.layers[0].heads] == [(1, 0), (3, 1)]
     whole, everything = exported(model, ids)
     assert np.allclose(found[2], whole[2][[1, 3]], atol=1e-6)
     for one, other in zip(metrics_of(report, 0), (1, 3), strict=True):
         assert one == pytest.approx(metrics_of(everything, 1)[other], nan_ok=True)
-    assert [(m.layer, m.head) for m in report.matrices] == [(1, 1), (1, 3), (2, 1), (2, 3)]
-    report = measure_attention(small(), ids_of(9), AttentionRequest(heads={0: (7,), 1: (7,)}))
-    assert report.ok
-    assert [layer.heads for layer in report.layers] == [(), ()], "no head of that number"
+    assert [(m.layer, m.head, m.kv_head) for m in report.matrices] == [
+        (1, 1, 0), (1, 3, 1), (2, 1, 0), (2, 3, 1),
+    ]  # fmt: skip
+    part = AttentionOptions(layer="2,1", head="3,1", query="10:20", key="4:20")
+    for one in exported(model, ids, part)[1].matrices:
+        a = whole[one.layer][one.head, 10:20, 4:20]
+        assert (one.queries, one.keys, one.pool) == ((10, 20), (4, 20), 1)
+        assert (np.isnan(one.values) == (a == 0)).all(), "NaN where masked"
+        assert np.nanmax(np.abs(one.values - a)) < 1e-6
 
 
-spans = st.none() | st.tuples(st.integers(0, 39), st.integers(1, 40)).map(
+spans = st.tuples(st.integers(0, 39), st.integers(1, 40)).map(
     lambda ends: (min(ends[0], ends[1] - 1), ends[1])
 )
 
 
 @given(st.integers(1, 45), spans, spans, st.integers(1, 11), st.integers(1, 41))
-def test_pooled_cells_are_the_largest_of_their_squares(most, queries, keys, rows, window):
+def test_pooled_cells_are_the_largest_of_their_squares(most, q, k, rows, window):
     a = np.random.default_rng(0).normal(size=(2, 40, 40))
     i, j = np.arange(40)[:, None], np.arange(40)
     a[:, (j > i) | (i - j >= window)] = -np.inf
-    pooled = Pooled(drawn(most, queries=queries, keys=keys), 2, 40)
+    pooled = Pooled((q, k), most, 2, 40)
+    assert (pooled.queries, pooled.keys) == (q, k)
     for first in range(0, 40, rows):
         low = max(0, first - window)
         cut = torch.tensor(a[:, first : first + rows, low : first + rows])
         pooled.add(cut, slice(0, 2), first, low)
-    q, k = queries or (0, 40), keys or (0, 40)
     for head in range(2):
-        *found, values = pooled.cells(head)
-        assert found == [q, k]
+        values = pooled.cells(head)
         assert max(values.shape) <= most
         for (row, column), value in np.ndenumerate(values):
             top, left = q[0] + row * pooled.pool, k[0] + column * pooled.pool
@@ -110,56 +111,39 @@ def test_pooled_cells_are_the_largest_of_their_squares(most, queries, keys, rows
             assert (math.isnan(value) and np.isneginf(largest)) or value == largest
 
 
-def test_drawn_matrices_are_the_pattern_with_nan_where_masked():
-    model, ids = small("window"), ids_of(30)
-    part = drawn(50, queries=(10, 20), keys=(4, 20), heads={0: (2,), 1: (2,)})
-    report = measure_attention(model, ids, part)
-    a = patterns(model, ids)[1][2, 10:20, 4:20]
-    matrix = report.matrices[1]
-    assert (matrix.layer, matrix.head, matrix.kv_head, matrix.pool) == (1, 2, 1, 1)
-    assert (np.isnan(matrix.values) == (a == 0)).all()
-    assert np.nanmax(np.abs(matrix.values - a)) < 1e-6
-
-
 def all_pairs(model, ids):
     for layer, a in enumerate(patterns(model, ids)):
         for (head, i, j), weight in np.ndenumerate(a):
             yield weight, layer, head, i, j
 
 
-def test_the_largest_pairs():
-    model, ids = small("gqa"), ids_of(25)
-    report = measure_attention(model, ids, AttentionRequest(pairs=9), block_rows=4)
-    allowed = [pair for pair in all_pairs(model, ids) if pair[4] > 0 and pair[3] != pair[4]]
-    expected = sorted(allowed, reverse=True)[:9]
-    found = [(p.weight, p.layer, p.head, p.query, p.key) for p in report.pairs]
-    assert [pair[0] for pair in found] == pytest.approx([pair[0] for pair in expected])
-    assert [pair[1:] for pair in found] == [pair[1:] for pair in expected]
-    assert all(p.rank_value == p.weight and p.kv_head == p.head // 2 for p in report.pairs)
-
-
-@pytest.mark.parametrize("block_rows", [1, 4, None])
+@pytest.mark.parametrize("rows", [1, 4, None])
 @pytest.mark.parametrize("kind", ["gqa", "window"])
-def test_pairs_of_some_queries_and_keys(block_rows, kind):
+@pytest.mark.parametrize(
+    ("given", "queries", "keys"),
+    [({"top_pairs": 9}, range(11), range(11)),
+     ({"top_pairs": 1000, "query": "5:9", "key": ":7"}, range(5, 9), range(7))],
+)  # fmt: skip
+def test_the_largest_pairs_of_some_queries_and_keys(rows, kind, given, queries, keys):
     model, ids = small(kind), ids_of(11)
-    request = AttentionRequest(pairs=1000, queries=(5, 9), keys=(0, 7))
-    report = measure_attention(model, ids, request, block_rows=block_rows)
-    expected = sorted(
-        (
-            (weight, layer, head, i, j) for weight, layer, head, i, j in all_pairs(model, ids)
-            if 5 <= i < 9 and 0 < j < 7 and i != j
-        ),
-        key=lambda pair: -pair[0],
-    )  # fmt: skip
-    found = {(p.layer, p.head, p.query, p.key): p.weight for p in report.pairs}
-    assert found == pytest.approx({pair[1:]: pair[0] for pair in expected if pair[0] > 0}, abs=1e-6)
-    assert found
+    report = measure_attention(model, ids, AttentionOptions(**given), block_rows=rows)
+    allowed = [
+        pair for pair in all_pairs(model, ids)
+        if pair[0] > 0 and pair[3] in queries and pair[4] in keys and 0 < pair[4] != pair[3]
+    ]  # fmt: skip
+    expected = sorted(allowed, reverse=True)[: given["top_pairs"]]
+    assert [pair.weight for pair in report.pairs] == pytest.approx([pair[0] for pair in expected])
+    places = [(pair.layer, pair.head, pair.query, pair.key) for pair in report.pairs]
+    assert places == [pair[1:] for pair in expected]
+    group = model.config.layers[0].attention.heads // model.config.layers[0].attention.kv_heads
+    for pair in report.pairs:
+        assert (pair.rank_value, pair.kv_head) == (pair.weight, pair.head // group)
 
 
 def test_bos_is_no_key_wherever_it_stands():
     model, ids = small(), ids_of(25)
     model.config = dataclasses.replace(model.config, bos=ids[3])
-    report = measure_attention(model, ids, AttentionRequest(pairs=10_000))
+    report = measure_attention(model, ids, AttentionOptions(top_pairs=10_000))
     assert ids.count(ids[3]) > 1
     assert all(ids[pair.key] != ids[3] and pair.key > 0 for pair in report.pairs)
 
@@ -169,16 +153,17 @@ def test_bos_is_no_key_wherever_it_stands():
 
 @pytest.mark.parametrize("kind", ["gqa", "window", "no-rotation"])
 @pytest.mark.parametrize("whole", [False, True])
-def test_new_tokens_are_rows_like_the_others(kind, whole):
+def test_new_tokens_are_rows_like_the_others(kind, whole, monkeypatch):
     """As if the whole text had been the prompt: the cache's offset changes no number."""
-    model, ids = small(kind), ids_of(21)
+    monkeypatch.setattr(run, "MOST_CELLS", 10)
+    model, ids, options = small(kind), ids_of(21), ALL if whole else AttentionOptions(top_pairs=5)
     found = {}
     keep = found.__setitem__ if whole else None
-    report = measure_attention(model, ids, drawn(10, pairs=5, generate=6), on_matrix=keep)
+    report = measure_attention(model, ids, options, generate=6, on_matrix=keep)
     assert report.ok, report.checks
     every = [one.id for one in report.tokens]
     assert (report.prompt_tokens, len(every), every[:21]) == (21, 27, ids)
-    again = measure_attention(model, every, drawn(10, pairs=5), on_matrix=keep)
+    again = measure_attention(model, every, options, on_matrix=keep)
     for layer, a in enumerate(patterns(model, every)):
         for head in range(4):
             expected = naive(a[head], every, seen_keys(27, model.config.layers[0].attention.window))
@@ -196,13 +181,13 @@ def test_new_tokens_are_rows_like_the_others(kind, whole):
 
 def test_an_end_of_text_token_ends_the_rows():
     model, ids = small(), ids_of(12)
-    first = measure_attention(model, ids, AttentionRequest(generate=1)).tokens[12].id
+    first = measure_attention(model, ids, generate=1).tokens[12].id
     model.eos_ids = frozenset({first})
     found = {}
-    request = drawn(99, generate=8, metrics=("entropy", "effective_rank"))
-    report = measure_attention(model, ids, request, on_matrix=found.__setitem__)
+    one = AttentionOptions(layer="0", head="0", metrics="effective_rank")
+    report = measure_attention(model, ids, one, generate=8, on_matrix=found.__setitem__)
     assert len(report.tokens) == 13
-    assert found[0].shape == (4, 13, 13)
+    assert found[0].shape == (1, 13, 13)
     assert report.matrices[0].queries == report.matrices[0].keys == (0, 13)
     assert report.matrices[0].values.shape == (13, 13)
     assert 1 <= metrics_of(report)[0]["effective_rank"] <= 13
@@ -211,11 +196,9 @@ def test_an_end_of_text_token_ends_the_rows():
 @pytest.mark.parametrize("generate", [0, 3])
 def test_progress_ends_with_all_rows_of_all_heads(generate):
     told = []
-    heads = (0, 2, 3)
-    request = AttentionRequest(heads={0: heads, 1: heads}, generate=generate)
     measure_attention(
-        small("window"), ids_of(15), request, block_rows=4,
-        progress=lambda *said: told.append(said),
+        small("window"), ids_of(15), AttentionOptions(head="0,2,3"), generate=generate,
+        block_rows=4, progress=lambda *said: told.append(said),
     )  # fmt: skip
     looked = [said[1:] for said in told if said[0] == "looking at the heads"]
     total = (15 + generate) * 2 * 3
@@ -246,7 +229,7 @@ def test_one_forward_pass_whose_numbers_are_the_usual_ones(monkeypatch, dtype, g
         return out
 
     monkeypatch.setattr(Decoder, "__call__", counted)
-    exported(model, ids, drawn(9, pairs=3, generate=generate))
+    exported(model, ids, AttentionOptions(layer="1", head="0", top_pairs=3), generate=generate)
     steps = [0, *range(18, 18 + generate)] if generate else []
     assert [begin for begin, *_ in calls] == [*steps, 0]
     state = model.decoder.new_state(1, 30)
@@ -273,14 +256,16 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_nothing_square_is_kept_for_metrics(monkeypatch):
+@pytest.mark.parametrize("given", [{"layer": "0"}, {"top_pairs": 5}])
+def test_nothing_square_is_kept_for_metrics(monkeypatch, given):
     """Blocks bound the memory: no tensor is larger than a block's cells or a layer's rows."""
     monkeypatch.setattr("llmcli.inspect.formulas.CHEAP", 1)
+    monkeypatch.setattr(run, "MOST_CELLS", 20)
     for module in ("inspect.attention.rows", "commands.attention.measure.metrics"):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", 8192)
     model, count = small("gqa", "float32", layers=1), 240
     with Largest() as seen:
-        report = measure_attention(model, ids_of(count), drawn(20, pairs=5))
+        report = measure_attention(model, ids_of(count), AttentionOptions(**given))
     assert report.ok
     assert count * 24 <= seen.most < count**2 / 4
 

@@ -26,10 +26,10 @@ from decoder_parameters import parameters_of
 from llmcli.commands.attention.measure import run
 from llmcli.commands.attention.measure.metrics import RowMeans, effective_rank, labels_of
 from llmcli.commands.attention.measure.run import measure_attention
-from llmcli.commands.attention.report.request import AttentionRequest
+from llmcli.commands.attention.options import AttentionOptions
 from llmcli.inspect.attention.block import Block, Tokens
 from llmcli.parts.attention.config import AttentionConfig
-from llmcli.records.head_metrics import LABELS, METRICS, USUAL
+from llmcli.records.head_metrics import LABELS, USUAL
 
 NEAR = {"float64": 1e-10, "float32": 1e-5}
 
@@ -82,6 +82,8 @@ def made_up(kind: str, count: int) -> tuple[np.ndarray, list[int]]:
         s = s - 0.3 * distance
     if kind == "padded":  # the first five tokens are padding: those rows see themselves
         hidden = hidden | ((np.arange(count) < 5) & (distance != 0))
+    if kind == "window":
+        hidden = hidden | (distance >= 9)
     e = np.where(hidden, 0, np.exp(s))
     if kind == "sink":  # a learned share that goes to no key
         extra = np.exp(random.normal(size=(count, 1)) + 1)
@@ -89,38 +91,24 @@ def made_up(kind: str, count: int) -> tuple[np.ndarray, list[int]]:
 
 
 @pytest.mark.parametrize("rows", [1, 7, 70])
-@pytest.mark.parametrize("kind", ["plain", "capped", "alibi", "padded", "sink"])
+@pytest.mark.parametrize("kind", ["plain", "capped", "alibi", "padded", "sink", "window"])
 def test_made_up_matrices_in_blocks(kind, rows):
+    """Under a window blocks begin at a later key: what lies before is masked, the first key too."""
     a, seen = made_up(kind, 70)
-    ids = ids_of(70)
-    means = RowMeans(USUAL, 2)
+    ids, window = ids_of(70), 9 if kind == "window" else 70
+    means = RowMeans(2)
     tokens = Tokens(ids, torch.device("cpu"))
     both = torch.tensor(np.stack((a, a)))
     kept = both.clone()
     for first in range(0, 70, rows):
-        part = slice(first, first + rows)
-        cut = both[:, part, : first + rows]
+        low, part = max(0, first - window), slice(first, first + rows)
+        cut = both[:, part, low : first + rows]
         taken = 1 - cut.sum(-1) if kind == "sink" else None
-        block = Block(cut, first, 0, torch.tensor(seen[part]), tokens, taken)
+        block = Block(cut, first, low, torch.tensor(seen[part]), tokens, taken)
         means.add(block, slice(0, 2))
     assert torch.equal(both, kept), "what is looked at is not changed"
-    for found in means.means():
-        assert found == pytest.approx(naive(a, ids, seen), abs=1e-10, nan_ok=True)
-
-
-def test_a_block_may_begin_at_a_later_key():
-    """As windows let it: what lies before is masked, the first key too."""
-    a, _ = made_up("plain", 40)
-    near = np.arange(40)[:, None] - np.arange(40) < 9
-    a = a * near / (a * near).sum(1, keepdims=True)
-    ids, seen = ids_of(40), seen_keys(40, 9)
-    means = RowMeans(USUAL, 1)
-    tokens = Tokens(ids, torch.device("cpu"))
-    for first in range(0, 40, 6):
-        low, part = max(0, first - 9), slice(first, first + 6)
-        cut = torch.tensor(a[None, part, low : first + 6])
-        means.add(Block(cut, first, low, torch.tensor(seen[part]), tokens), slice(0, 1))
-    assert means.means()[0] == pytest.approx(naive(a, ids, seen), abs=1e-10, nan_ok=True)
+    for name, expected in naive(a, ids, seen).items():
+        assert means.means()[name] == pytest.approx([expected] * 2, abs=1e-10, nan_ok=True)
 
 
 # hand-built heads
@@ -159,8 +147,7 @@ def test_perfect_heads_get_exactly_their_scores():
     duplicate = [i if i <= n else i - n for i in range(count)]
     first = [0] * count
     model = built([previous, induction, duplicate, itself, first, None], count)
-    request = AttentionRequest(metrics=tuple(metric.name for metric in METRICS))
-    report = measure_attention(model, ids, request)
+    report = measure_attention(model, ids, AttentionOptions(metrics="all"))
     assert report.ok, report.checks
     prev, ind, dup, own, sink, even = metrics_of(report)
     assert prev["previous_token"] == 1
@@ -271,23 +258,24 @@ def test_the_reason_names_the_kind_of_layer_where_there_are_several():
     report = measure_attention(model_of(config_of(full, near)), ids_of(30))
     why = report.unlabelled
     assert why["local"] == "window 2: no row qualifies"
+    assert report.rows["locality_8"] == 22, "of the layer that has most"
     assert why["previous-token"] == "window 2: equal weights would give 0.50"
     assert "broad" not in why
-    second = AttentionRequest(heads={1: tuple(range(4))})
+    second = AttentionOptions(layer="1")
     alone = measure_attention(model_of(config_of(full, near)), ids_of(30), second)
     assert alone.unlabelled["local"] == "no row qualifies"
 
 
 def test_a_rank_is_left_out_with_the_reason_where_the_prompt_is_long(monkeypatch):
     monkeypatch.setattr(run, "MOST_RANKED", 20)
-    names = AttentionRequest(metrics=("effective_rank", "entropy"))
+    names = AttentionOptions(metrics="effective_rank")
     model = small()
     within = measure_attention(model, ids_of(20), names)
     a = torch.tensor(patterns(model, ids_of(20))[1])
     ranks = [head["effective_rank"] for head in metrics_of(within, 1)]
     assert ranks == pytest.approx(effective_rank(a), rel=1e-9)
     beyond = measure_attention(model, ids_of(21), names)
-    assert list(beyond.layers[0].heads[0].metrics) == ["entropy"]
+    assert "effective_rank" not in beyond.layers[0].heads[0].metrics
     assert list(beyond.skipped) == ["effective_rank"]
     assert "21" in beyond.skipped["effective_rank"]
 

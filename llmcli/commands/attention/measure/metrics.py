@@ -35,17 +35,13 @@ def _distance(block: Block) -> Tensor:
     return distance_Ht if block.taken_Ht is None else distance_Ht / block.left_Ht
 
 
-def _taken(block: Block) -> Tensor:
-    if block.taken_Ht is None:
-        return torch.full_like(block.first_key_Ht, math.nan)
-    return block.taken_Ht
-
-
 def _negative(block: Block) -> Tensor:
-    if block.negative_Ht is None:
-        return torch.full_like(block.first_key_Ht, math.nan)
     # a row of zeros has no shares
-    return block.negative_Ht + 0 * block.left_Ht
+    return _nan(block) if block.negative_Ht is None else block.negative_Ht + 0 * block.left_Ht
+
+
+def _nan(block: Block) -> Tensor:
+    return torch.full_like(block.first_key_Ht, math.nan)
 
 
 def _beyond(keys: int, block: Block, values_Ht: Tensor) -> Tensor:
@@ -77,7 +73,7 @@ ROWS: Mapping[str, Callable[[Block], Tensor]] = {
     "previous_token": lambda block: _beyond(1, block, block.back_Ht(1)),
     "sink": lambda block: _first_key(block).masked_fill(block.positions_t < 1, math.nan),
     "sink_rate": _first_key,
-    "learned_sink": _taken,
+    "learned_sink": lambda block: _nan(block) if block.taken_Ht is None else block.taken_Ht,
     "negative": _negative,
     "induction": _after_equal,
     "duplicate": _equal,
@@ -89,33 +85,26 @@ ROWS: Mapping[str, Callable[[Block], Tensor]] = {
 
 
 class RowMeans:
-    """The mean of every metric over the rows that count, head by head, as blocks come in.
+    """The mean of every metric over the rows that count, head by head, as blocks come in."""
 
-    Of those `names` that are of rows.
-    """
-
-    def __init__(self, names: tuple[str, ...], heads: int) -> None:
-        self.names = tuple(name for name in names if name in ROWS)
-        self._sums = torch.zeros(len(self.names), heads, dtype=torch.float64)
-        self._counts = torch.zeros(len(self.names), heads, dtype=torch.int64)
+    def __init__(self, heads: int) -> None:
+        self._sums = torch.zeros(len(ROWS), heads, dtype=torch.float64)
+        self._counts = torch.zeros(len(ROWS), heads, dtype=torch.int64)
 
     def add(self, block: Block, heads: slice) -> None:
         """The rows of `block`, whose heads stand at `heads` among ours."""
-        if not self.names:
-            return
-        rows_MHt = torch.stack([ROWS[name](block) for name in self.names]).cpu().double()
+        rows_MHt = torch.stack([row(block) for row in ROWS.values()]).cpu().double()
         self._sums[:, heads] += rows_MHt.nansum(-1)
         self._counts[:, heads] += (~rows_MHt.isnan()).sum(-1)
 
-    def means(self) -> list[dict[str, float]]:
-        """For every head, by name; NaN where no row counted."""
-        means_HM = (self._sums / self._counts).t().tolist()
-        return [dict(zip(self.names, means_M, strict=True)) for means_M in means_HM]
+    def means(self) -> dict[str, list[float]]:
+        """Of every metric by name those of the heads, NaN where no row counted."""
+        return dict(zip(ROWS, (self._sums / self._counts).tolist(), strict=True))
 
     def rows(self) -> dict[str, int]:
         """How many rows counted, of the head that has most of them."""
         most = [max(counts, default=0) for counts in self._counts.tolist()]
-        return dict(zip(self.names, most, strict=True))
+        return dict(zip(ROWS, most, strict=True))
 
 
 def effective_rank(matrix: Tensor) -> Tensor:
@@ -139,8 +128,7 @@ def labels_of(metrics: Mapping[str, float], undetermined: Container[str] = ()) -
         label.name
         for label in LABELS
         if label.name not in undetermined
-        and not math.isnan(metrics[label.metric])
-        and metrics[label.metric] >= label.threshold
+        and metrics[label.metric] >= label.threshold  # not where it is NaN
     )
 
 
@@ -154,11 +142,11 @@ def undetermined_kinds(
     Either fewer than `FEWEST` rows count, or a head that attends evenly to every visible key
     would be called so, too: at the first token of 4, the previous one of a window of 2.
     """
-    means = RowMeans(tuple(label.metric for label in LABELS), 1)
+    means = RowMeans(1)
     rows = max(1, CELLS // count)
     for first in range(0, count, rows):
         means.add(_even(tokens, first, min(rows, count - first), window), slice(0, 1))
-    (even,), counted = means.means(), means.rows()
+    even, counted = means.means(), means.rows()
     found = {}
     for label in LABELS:
         number = counted[label.metric]
@@ -167,8 +155,8 @@ def undetermined_kinds(
             found[label.name] = rows_count.get(number, f"only {number} rows qualify")
         elif label.name == EVEN and signed:
             found[label.name] = "weights with signs are no distribution with an entropy"
-        elif label.name != EVEN and even[label.metric] >= label.threshold:
-            found[label.name] = f"equal weights would give {even[label.metric]:.2f}"
+        elif label.name != EVEN and even[label.metric][0] >= label.threshold:
+            found[label.name] = f"equal weights would give {even[label.metric][0]:.2f}"
     return found
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from llmcli.commands.attention.report.heads import AttentionReport, HeadReport
+from llmcli.commands.attention.report import AttentionReport, HeadReport
 from llmcli.commands.attention.view.map import scale_of
 from llmcli.commands.attention.view.screen import layer_notes, matrix_scale
 from llmcli.records.matrix import Matrix
@@ -54,50 +53,56 @@ def attention_png(report: AttentionReport, title: str, *, kind: Kind = "linear")
     """
     if not report.matrices:
         raise ValueError("no matrix to draw")
-    scores = report.what == "scores"
-    scale = matrix_scale(report, kind)
-    figure = _figure(report)
+    scale, figure = matrix_scale(report, kind), _Figure(report)
     right = figure.corner(figure.across - 1)[0] + figure.wide + 40
     sheet = Sheet(
         max(NARROW, right + bar_width(scale, SMALL) + MARGIN),
-        figure.corner(len(report.matrices) - 1)[1] + figure.high + figure.foot + FOOT,
+        figure.corner(figure.count - 1)[1] + figure.high + figure.foot + FOOT,
     )
-    what = "Attention scores" if scores else "Attention"
-    first = report.matrices[0]
-    which = f", layer {first.layer} head {first.head}"
-    sheet.headings(what + (which if len(report.matrices) == 1 else " of chosen heads"), title)
+    first, which = report.matrices[0], " of chosen heads"
+    if figure.count == 1:
+        which = f", layer {first.layer} head {first.head}"
+    scores = " scores" * (report.what == "scores")
+    sheet.headings(f"Attention{scores}{which}", title)
     for place, matrix in enumerate(report.matrices):
         figure.draw(sheet, place, matrix, scale)
     sheet.colour_bar((right, figure.corner(0)[1]), min(figure.high, 900), scale, SMALL)
-    sheet.footer(_caption(report, kind), report.ok)
+    words = ["queries down, keys across", f"{kind} scale"]
+    if first.pool > 1:
+        either = " of either sign" * first.signed
+        words.append(f"1 cell is the largest{either} of {first.pool} x {first.pool}")
+    words.append(f"computed in {report.dtype}")
+    words += [note.replace("; ", ", ") for note in layer_notes(report)]
+    sheet.footer("; ".join(words), report.ok)
     return sheet.png()
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Figure:
     """Where the matrices stand, `across` in a row; all show the same queries and keys.
 
-    Labels are written once: queries left of a row, keys below a column.
+    Cells are the largest with which all matrices fit a page's width. Labels are written once:
+    queries left of a row, keys below a column.
     """
 
-    count: int
-    across: int
-    rows: int
-    columns: int
-    cell: int
-    left: int  # pixels of the labels of the queries
-    foot: int  # pixels of the labels of the keys
-    size: int
-    queries: Sequence[tuple[int, str]]  # (row, label)
-    keys: Sequence[tuple[int, str]]
-
-    @property
-    def wide(self) -> int:
-        return self.columns * self.cell
-
-    @property
-    def high(self) -> int:
-        return self.rows * self.cell
+    def __init__(self, report: AttentionReport) -> None:
+        self.count, first = len(report.matrices), report.matrices[0]
+        rows, columns = first.values.shape
+        few = min(self.count, 3) if self.count < 10 else 4
+        self.across = {4: 2, 7: 4, 8: 4}.get(self.count, few)
+        self.size = size = SMALL if self.count == 1 else LEAST
+        longest = LONGEST if self.count == 1 else 2 * LONGEST // 3
+        labels = [fitted(label(token), size, longest) for token in report.tokens]
+        used = labels[slice(*first.keys)] + labels[slice(*first.queries)]
+        # pixels of the labels of the queries
+        self.left = round(max(width(text, size) for text in used) + width("00000", size)) + 18
+        room = (WIDE - 2 * MARGIN - self.left - 140) // self.across - GAP
+        largest = 64 if self.count == 1 else 44
+        self.cell = cell = max(1, min(largest, room // columns, LARGEST // rows))
+        self.wide, self.high = columns * cell, rows * cell
+        self.queries = _labelled(labels, first.queries, first.pool, rows, cell, size)
+        self.keys = _labelled(labels, first.keys, first.pool, columns, cell, size)
+        # … and of the keys
+        self.foot = round(max(width(text, size) for _, text in self.keys)) + 18
 
     def corner(self, place: int) -> tuple[int, int]:
         """The upper left corner of a matrix's cells."""
@@ -127,35 +132,6 @@ class _Figure:
             sheet.turned((middle, bottom + 14), words, self.size)
 
 
-def _figure(report: AttentionReport) -> _Figure:
-    """The largest cells with which all matrices fit a page's width, and the labels they leave."""
-    count, first = len(report.matrices), report.matrices[0]
-    rows, columns = first.values.shape
-    across = {4: 2, 7: 4, 8: 4}.get(count, min(count, 3) if count < 10 else 4)
-    size = SMALL if count == 1 else LEAST
-    longest = LONGEST if count == 1 else 2 * LONGEST // 3
-    labels = [fitted(label(token), size, longest) for token in report.tokens]
-    used = labels[slice(*first.keys)] + labels[slice(*first.queries)]
-    left = round(max(width(text, size) for text in used) + width("00000", size)) + 18
-    room = (WIDE - 2 * MARGIN - left - 140) // across - GAP
-    cell = max(1, min(64 if count == 1 else 44, room // columns, LARGEST // rows))
-    queries = _labelled(labels, first.queries, first.pool, rows, cell, size)
-    keys = _labelled(labels, first.keys, first.pool, columns, cell, size)
-    longest_key = max(width(text, size) for _, text in keys)
-    return _Figure(
-        count=count,
-        across=across,
-        rows=rows,
-        columns=columns,
-        cell=cell,
-        left=left,
-        foot=round(longest_key) + 18,
-        size=size,
-        queries=queries,
-        keys=keys,
-    )
-
-
 def _labelled(
     labels: Sequence[str], span: tuple[int, int], pool: int, cells: int, cell: int, size: int
 ) -> list[tuple[int, str]]:
@@ -168,17 +144,6 @@ def _labelled(
     if step * pool == 1:
         return [(at, labels[position]) for at, position in found]
     return [(at, f"{labels[position]} {position}") for at, position in found]
-
-
-def _caption(report: AttentionReport, kind: Kind) -> str:
-    first = report.matrices[0]
-    words = ["queries down, keys across", f"{kind} scale"]
-    if first.pool > 1:
-        either = " of either sign" * first.signed
-        words.append(f"1 cell is the largest{either} of {first.pool} x {first.pool}")
-    words.append(f"computed in {report.dtype}")
-    words += [note.replace("; ", ", ") for note in layer_notes(report)]
-    return "; ".join(words)
 
 
 def head_map_png(

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from llmcli.commands.attention.report.heads import AttentionReport, LayerReport
+from llmcli.commands.attention.report import AttentionReport, LayerReport
 from llmcli.records.matrix import What
 from llmcli.ui.page.build import checks, finite, page, token
 from llmcli.ui.palette import Kind
 
 FRAME = 40 << 10  # bytes of a page without its heads
-_STEPS = 255
 PRECISION = {
     "pattern": "Weights w are kept here in 256 steps of √w: what is shown is off by at most "
     "√w/255, 0.004 where w is 1 and 0.0004 where it is 0.01. Numbers of heads are exact. "
@@ -47,7 +46,8 @@ class AttentionPage:
 
     def __init__(self, what: What) -> None:
         self._what: What = what
-        self._layers: dict[int, tuple[int | None, list[dict[str, Any]]]] = {}
+        # by layer: its window, how its numbers are kept, and its heads
+        self._layers: dict[int, tuple[int | None, str, list[dict[str, Any]]]] = {}
 
     def add(
         self, layer: int, values: np.ndarray, window: int | None = None, *, signed: bool = False
@@ -57,19 +57,19 @@ class AttentionPage:
         What is masked is not kept. `signed`: weights with signs.
         """
         seen = visible(values.shape[-1], window)
-        kept = _kept_signed if signed else _kept_scores if self._what == "scores" else _kept
-        self._layers[layer] = window, [kept(matrix[seen]) for matrix in values]
+        kind = "scores" if self._what == "scores" else "signed" if signed else "plain"
+        self._layers[layer] = window, kind, [_packed(kind, matrix[seen]) for matrix in values]
 
     def html(self, report: AttentionReport, title: str, *, kind: Kind = "linear") -> bytes:
         """The page of the report whose matrices were added. `title` names the model.
 
         `kind`: the scale it begins with.
         """
-        around = [
-            head for layer in report.layers for head in self._layers[layer.layer][1]
-            if self._values(layer) != "plain"
+        kept = [self._layers[layer.layer] for layer in report.layers]
+        ends = [
+            abs(head[end]) for _, values, heads in kept if values != "plain"
+            for head in heads for end in ("low", "high")
         ]  # fmt: skip
-        ends = [abs(head[end]) for head in around for end in ("low", "high")]
         what = "Attention scores" if self._what == "scores" else "Attention"
         data = {
             "heading": what,
@@ -87,13 +87,12 @@ class AttentionPage:
         }
         blocks = [
             (f"cells-{row}-{column}", head["cells"])
-            for row, layer in enumerate(report.layers)
-            for column, head in enumerate(self._layers[layer.layer][1])
-        ]
+            for row, (_, _, heads) in enumerate(kept) for column, head in enumerate(heads)
+        ]  # fmt: skip
         return page("attention", f"{what}: {title}", data, blocks)
 
     def _layer(self, layer: LayerReport) -> dict[str, Any]:
-        window, kept = self._layers[layer.layer]
+        window, values, kept = self._layers[layer.layer]
         heads = [
             {
                 "head": head.head,
@@ -106,12 +105,7 @@ class AttentionPage:
             for head, matrix in zip(layer.heads, kept, strict=True)
         ]
         about = {"layer": layer.layer, "kind": layer.kind, "kv_heads": layer.kv_heads}
-        kept_as = {"values": self._values(layer), "note": layer.note}
-        return {**about, **kept_as, "window": window, "heads": heads}
-
-    def _values(self, layer: LayerReport) -> str:
-        """How the numbers of its matrices are kept."""
-        return "scores" if self._what == "scores" else "signed" if layer.signed else "plain"
+        return {**about, "values": values, "note": layer.note, "window": window, "heads": heads}
 
 
 def page_size(tokens: int, windows: Sequence[int | None], heads: int, metrics: int) -> int:
@@ -124,24 +118,21 @@ def page_size(tokens: int, windows: Sequence[int | None], heads: int, metrics: i
     return FRAME + tokens * 26 + len(windows) * heads * each + -(-cells * heads * 4 // 3)
 
 
-def _kept(values: np.ndarray) -> dict[str, Any]:
-    """The visible cells of one head in 256 steps, with what the first and the last step mean."""
-    return _packed(0.0, 1.0, np.sqrt(values.clip(0, 1)) * _STEPS)
+def _packed(kind: str, values: np.ndarray) -> dict[str, Any]:
+    """The visible cells of one head in steps, with what the first and the last step mean.
 
-
-def _kept_scores(values: np.ndarray) -> dict[str, Any]:
-    """The visible scores of one head, in even steps from the smallest to the largest."""
-    low, high = float(values.min()), float(values.max())
-    return _packed(low, high, (values - low) / ((high - low) or 1.0) * _STEPS)
-
-
-def _kept_signed(values: np.ndarray) -> dict[str, Any]:
-    """The visible signed weights of one head, in 255 steps; step 127 is 0."""
-    high = float(np.abs(values).max())
-    parts = np.sign(values) * np.sqrt(np.abs(values) / (high or 1.0))
-    return _packed(-high, high, 127 + parts * 127)
-
-
-def _packed(low: float, high: float, steps: np.ndarray) -> dict[str, Any]:
+    Weights in 256 steps of their roots, scores in 256 even steps from the smallest to the largest,
+    signed weights in 255 steps of their roots: step 127 is 0.
+    """
+    low, high = 0.0, 1.0
+    if kind == "scores":
+        low, high = float(values.min()), float(values.max())
+        steps = (values - low) / ((high - low) or 1.0) * 255
+    elif kind == "signed":
+        high = float(np.abs(values).max())
+        low = -high
+        steps = 127 + np.sign(values) * np.sqrt(np.abs(values) / (high or 1.0)) * 127
+    else:
+        steps = np.sqrt(values.clip(0, 1)) * 255
     cells = base64.b64encode(steps.round().astype(np.uint8).tobytes()).decode()
     return {"low": low, "high": high, "cells": cells}

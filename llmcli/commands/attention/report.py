@@ -6,13 +6,27 @@ logarithms are natural.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal, TypeVar
 
+from llmcli.commands.attention.options import Span
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import APART
 from llmcli.records.head_metrics import Label, Metric
 from llmcli.records.matrix import Matrix, What
 from llmcli.records.text import Token
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """The values of each key, in order."""
+    found: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +94,21 @@ class AttentionReport:
     labels: tuple[Label, ...]
     layers: tuple[LayerReport, ...]
     matrices: tuple[Matrix, ...] = field(metadata=APART)
+    part: tuple[Span, Span] = field(metadata=APART)  # queries and keys that were requested
     pairs: tuple[Pair, ...]
     skipped: dict[str, str] = field(default_factory=dict)
     unlabelled: dict[str, str] = field(default_factory=dict)
     checks: tuple[ViewCheck, ...]
+
+    @property
+    def heads(self) -> dict[str, HeadReport]:
+        """Every head by its name, `3.2` in layer 3."""
+        return {f"{layer.layer}.{head.head}": head for layer in self.layers for head in layer.heads}
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether heads share keys and values."""
+        return any(head.kv_head != head.head for head in self.heads.values())
 
     @property
     def sinks(self) -> bool:
@@ -94,6 +119,56 @@ class AttentionReport:
     def signed(self) -> bool:
         """Whether there are maps with negative weights."""
         return any(layer.signed for layer in self.layers)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check holds."""
+        return all(check.ok for check in self.checks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadStates:
+    """One head after the tokens at each of the report's positions.
+
+    `norms`: √(Σ S²). `effective_ranks`: exp(−Σ_k p_k ln p_k), p_k = σ_k / Σσ of S, 0 where S is 0
+    (Roy & Vetterli 2007).
+    """
+
+    head: int
+    norms: tuple[float, ...]
+    effective_ranks: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerStates:
+    """One layer, whose `kind` is what its mixer is called.
+
+    The state of each head has `rows` (numbers of a key) and `columns` (of a value); `bytes` is what
+    a cache takes for all heads of one sequence, however long it is.
+    """
+
+    layer: int
+    kind: str
+    rows: int
+    columns: int
+    bytes: int
+    heads: tuple[HeadStates, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatesReport:
+    """States after the tokens at some `positions`, evenly spread, the last token among them.
+
+    The first `prompt_tokens` of `tokens` were given, the others generated.
+    """
+
+    what: Literal["state"] = "state"
+    dtype: str
+    tokens: tuple[Token, ...]
+    prompt_tokens: int
+    positions: tuple[int, ...]
+    layers: tuple[LayerStates, ...]
+    checks: tuple[ViewCheck, ...]
 
     @property
     def ok(self) -> bool:

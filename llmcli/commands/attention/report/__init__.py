@@ -1,1 +1,0 @@
-"""What measuring attention returns."""
