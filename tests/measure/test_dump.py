@@ -23,8 +23,8 @@ from llmcli.anatomy.names import known
 from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.errors import OutOfMemory
 from llmcli.formats.dense import Dense
+from llmcli.inspect.passes import Passes
 from llmcli.inspect.statistics import Statistics
-from llmcli.model import dtype_name
 from llmcli.nn.step import Step
 from llmcli.parts.attention import forward as nn_attention
 
@@ -57,15 +57,13 @@ class File:
         self.arrays[name] = torch.as_tensor(whole)
 
 
-def dumped(model, names=None, ids=IDS, generate=0, **options):
+def dumped(model, names=None, ids=IDS, generate=0, progress=None, **options):
     """The report and the arrays; `names` None: everything that there is."""
     file = File()
     names = known(model.config) if names is None else names
-    plan = plan_dump(
-        model.config, names, tokens=len(ids), generate=generate, dtype=dtype_name(model.dtype)
-    )
+    plan = plan_dump(model, names, len(ids) + generate)
     report = measure_dump(
-        model, ids, plan, generate=generate, write=file.write, **options
+        Passes(model, ids, generate, progress), plan, write=file.write, **options
     )
     return report, file.arrays
 
@@ -104,7 +102,7 @@ def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate):
         assert torch.equal(arrays[tensor], slot.t() if turned else slot)
     assert list(arrays) == [one.name for one in report.tensors] == list(known(model.config))
     # shapes and sizes are known before
-    plan = plan_dump(model.config, arrays, tokens=len(IDS), generate=generate, dtype=dtype)
+    plan = plan_dump(model, arrays, len(IDS) + generate)
     for one, tensor in zip(plan, report.tensors, strict=True):
         array = arrays[one.name]
         assert tuple(array.shape) == one.shape == tensor.shape
@@ -200,13 +198,9 @@ def test_what_is_no_longer_needed_is_forgotten():
             super()._settle(one)
             sizes.append(len(self._written.kept))
 
-    plan = plan_dump(
-        model.config, [f"blocks.{i}.{part}" for i in (0, 1) for part in ("attn.z", "mlp.post")],
-        tokens=7, generate=0, dtype="float32",
-    )  # fmt: skip
-    watched = Watched(model, IDS, plan, check=True, write=None, progress=None)
-    with torch.inference_mode():
-        watched.run(0)
+    names = [f"blocks.{i}.{part}" for i in (0, 1) for part in ("attn.z", "mlp.post")]
+    watched = Watched(Passes(model, IDS), plan_dump(model, names, 7), check=True, write=None)
+    watched.run()
     assert sizes == [0, 0, 0, 0]
     assert len(watched.checks()) == 1
 

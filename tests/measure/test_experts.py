@@ -12,6 +12,7 @@ from zoo import MODELS
 from llmcli.commands.experts import measure
 from llmcli.commands.experts.command import ExpertsOptions
 from llmcli.errors import UsageError
+from llmcli.inspect.passes import Passes
 from llmcli.parts.experts import forward as experts
 
 MIXTURES = (
@@ -23,7 +24,7 @@ PROMPT = tuple(ids(1, 11)[0].tolist())
 
 def looked(of, prompt=PROMPT, *, generate=0, span=range):
     layers = ExpertsOptions().layers(of.config)
-    return measure.measure_experts(of, prompt, layers, span=span, generate=generate)
+    return measure.measure_experts(Passes(of, prompt, generate), layers, span=span)
 
 
 def red(report):
@@ -119,7 +120,7 @@ def test_where_all_are_chosen_nothing_is_refused():
 def test_in_chunks_and_token_by_token_it_is_the_same(name, monkeypatch):
     of = random_model(MODELS[name])
     whole = looked(of)
-    monkeypatch.setattr("llmcli.inspect.chunks.PROMPT_CHUNK", 4)
+    monkeypatch.setattr("llmcli.inspect.passes.PROMPT_CHUNK", 4)
     chunked = looked(of)
     assert red(chunked) == set()
     assert "chunks" in {check.name for check in chunked.checks}

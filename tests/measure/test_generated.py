@@ -13,7 +13,7 @@ from zoo import CONFIGS, VOCAB
 from llmcli import anatomy, devices
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.graph.spec import Call
-from llmcli.inspect.generated import generated
+from llmcli.inspect.passes import Passes
 from llmcli.measure.runs import gc_disabled
 
 IDS = [(5 * i + 1) % VOCAB for i in range(9)]
@@ -22,6 +22,12 @@ IDS = [(5 * i + 1) % VOCAB for i in range(9)]
 @pytest.fixture
 def model():
     return as_model(weights(CONFIGS["llama"]).decoder)
+
+
+def generated(model, ids, limit, **options):
+    passes = Passes(model, ids, limit)
+    passes.write(**options)
+    return passes
 
 
 def test_one_pass_shows_every_activation_in_order(model):
@@ -48,7 +54,7 @@ def test_every_new_token_is_the_likeliest(model, prove):
         ids.append(int(model.decoder(torch.tensor([ids]))[0, -1].argmax()))
     assert list(found.ids) == ids
     assert [check.name for check in found.checks] == ["steps"] * prove
-    assert generated(model, IDS, 0) == (tuple(IDS), ())
+    assert (generated(model, IDS, 0).ids, generated(model, IDS, 0).checks) == (tuple(IDS), ())
 
 
 def test_an_end_of_text_token_is_the_last_and_is_read(model):

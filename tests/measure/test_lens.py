@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from small_models import random_model
 from zoo import BLOCKS, MODELS, VOCAB, layer, llama
 
-import llmcli.commands.lens.measure.reader as lens_reader
 import llmcli.commands.lens.measure.run as lens_module
 import llmcli.devices
-from llmcli.commands.lens.measure.run import Places, measure_lens
+from llmcli.commands.lens.measure.run import measure_lens, places
 from llmcli.commands.lens.measure.unembedding import Agreement
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.formats.dense import Dense
+from llmcli.inspect.passes import Passes
 from llmcli.nn.block import Block
 from llmcli.nn.step import Step
 from llmcli.parts.embedding.config import HeadConfig
@@ -49,8 +49,8 @@ def every(total):
     return range(total)
 
 
-def look(model, ids=IDS, *, span=every, mid=False, layers=None, **options):
-    return measure_lens(model, ids, span=span, places=Places(layers=layers, mid=mid), **options)
+def look(model, ids=IDS, *, span=every, generate=0, progress=None, **options):
+    return measure_lens(Passes(model, ids, generate, progress), span=span, **options)
 
 
 def checks_of(model, *args, **options):
@@ -167,9 +167,9 @@ def test_settled_counts_layers_that_are_not_shown(layers, mid):
 def test_the_output_settles_at_the_last_place_at_the_latest():
     logits_RPV = torch.tensor([[[0.0, 1], [1, 0]], [[1, 0], [0, 1]], [[0, 1], [0, 1]]])
     best_P = torch.tensor([1, 0])
-    assert lens_reader.settled(logits_RPV, best_P).tolist() == [2, 2]
-    assert lens_reader.settled(logits_RPV[::2], best_P).tolist() == [0, 0]
-    assert lens_reader.settled(logits_RPV[2:], best_P).tolist() == [0, 0]
+    assert lens_module.settled(logits_RPV, best_P).tolist() == [2, 2]
+    assert lens_module.settled(logits_RPV[::2], best_P).tolist() == [0, 0]
+    assert lens_module.settled(logits_RPV[2:], best_P).tolist() == [0, 0]
 
 
 def _wrong_eps(decoder):
@@ -309,17 +309,17 @@ def test_some_positions_and_layers_are_those_of_all():
 
 
 @pytest.mark.parametrize(
-    ("places", "config", "names"),
+    ("config", "chosen", "names"),
     [  # in order, each once, and the last is there
-        (Places(layers=(1, 0, 1)), DEEP, "0.resid_post 1.resid_post 4.resid_post"),
-        (Places(layers=(4,), mid=True), DEEP, "4.resid_mid 4.resid_post"),
+        (DEEP, {"layers": (1, 0, 1)}, "0.resid_post 1.resid_post 4.resid_post"),
+        (DEEP, {"layers": (4,), "mid": True}, "4.resid_mid 4.resid_post"),
         # nothing is between parts side by side
-        (Places(layers=(1,), mid=True), BLOCKS["parallel with one norm"], "1.resid_post"),
-        (Places(mid=True), llama(layer()), "0.resid_pre 0.resid_mid 0.resid_post"),
+        (BLOCKS["parallel with one norm"], {"layers": (1,), "mid": True}, "1.resid_post"),
+        (llama(layer()), {"mid": True}, "0.resid_pre 0.resid_mid 0.resid_post"),
     ],
 )
-def test_names_of_places(places, config, names):
-    assert places.names(config) == tuple(f"blocks.{name}" for name in names.split())
+def test_names_of_places(config, chosen, names):
+    assert places(config, **chosen) == tuple(f"blocks.{name}" for name in names.split())
 
 
 def test_new_tokens_are_read_too_and_as_if_they_had_been_the_prompt():

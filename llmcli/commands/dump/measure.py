@@ -25,7 +25,6 @@ from llmcli.anatomy.graph import graph
 from llmcli.anatomy.names import known
 from llmcli.commands.dump.report import DumpedTensor, DumpPlan, DumpReport
 from llmcli.config import ModelConfig
-from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
 from llmcli.graph.ops import HeadShare, size
 from llmcli.graph.spec import Call
@@ -34,10 +33,10 @@ from llmcli.inspect.attention.checks import AttentionChecks
 from llmcli.inspect.attention.rows import checked_rows
 from llmcli.inspect.cache import cache_check, filled, remembered
 from llmcli.inspect.formulas import formula_checks, formula_inputs, formula_words, worst
-from llmcli.inspect.generated import generated
 from llmcli.inspect.kernel import layer_of, mixer_of
 from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.parts import AT_ONCE, arrays_of, in_rows, parts
+from llmcli.inspect.passes import Passes
 from llmcli.inspect.recurrence import walk
 from llmcli.inspect.statistics import Statistics, not_finite
 from llmcli.model import Model, dtype_name
@@ -45,7 +44,6 @@ from llmcli.nn.recurrent import Recurrent
 from llmcli.nn.state import State
 from llmcli.ops.recurrence import Map
 from llmcli.records.checks import ViewCheck
-from llmcli.records.progress import Progress
 
 # an array with its name, shape, dtype, and its numbers in C order, a part at a time
 Write = Callable[[str, tuple[int, ...], str, Iterable[np.ndarray]], None]
@@ -58,25 +56,19 @@ MATRICES = ("scores", "pattern")
 
 
 def plan_dump(
-    config: ModelConfig,
-    names: Iterable[str],
-    *,
-    tokens: int,
-    generate: int,
-    dtype: str,
-    cache: str | None = None,
+    model: Model, names: Iterable[str], tokens: int
 ) -> tuple[DumpPlan, ...]:
-    """The tensors of `names` in execution order, for `tokens` of a prompt and `generate` new ones.
+    """The tensors of `names` in execution order, of so many tokens, the new ones included.
 
-    `dtype`: the model's; `cache`: of keys and values, where it is another. Parameters in blocks are
-    dequantized.
+    Parameters in blocks are dequantized.
     """
-    whole, wanted = tokens + generate, set(names)
-    call = Call(batch=1, tokens=whole, past=0, phase="prefill", dtype=dtype, cache=cache)
+    config, wanted = model.config, set(names)
+    dtype, cache = dtype_name(model.dtype), dtype_name(model.decoder.cache_dtype)
+    call = Call(batch=1, tokens=tokens, past=0, phase="prefill", dtype=dtype, cache=cache)
     specs = [
         *anatomy.parameters(config, dtype=dtype),
         *anatomy.plan(config, call).tensors,
-        *anatomy.states(config, batch=1, capacity=whole, dtype=dtype, cache=cache),
+        *anatomy.states(config, batch=1, capacity=tokens, dtype=dtype, cache=cache),
     ]
     plans = {}
     for spec in specs:
@@ -114,30 +106,23 @@ def _sources(config: ModelConfig, one: DumpPlan, *, check: bool) -> frozenset[st
 
 
 def measure_dump(
-    model: Model,
-    ids: Sequence[int],
-    plan: Sequence[DumpPlan],
-    *,
-    generate: int = 0,
-    check: bool = True,
-    write: Write | None = None,
-    progress: Progress | None = None,
+    passes: Passes, plan: Sequence[DumpPlan], *, check: bool = True, write: Write | None = None
 ) -> DumpReport:
-    """The tensors of `plan` (`plan_dump`), for `ids` and up to `generate` likeliest tokens more.
+    """The tensors of `plan` (`plan_dump`).
 
     Each is given to `write` once. `check`: whether each activation follows from its formula, and
     attention matrices with the values give what the kernel made of them. Numbers that are not
     finite are reported, not raised, and what was computed is written. Raises OutOfMemory before
     the model is run.
     """
-    dump = _Dump(model, ids, plan, check=check, write=write, progress=progress)
+    model, dump = passes.model, _Dump(passes, plan, check=check, write=write)
     with torch.inference_mode():
-        dump.run(generate)
+        dump.run()
     bad = (not_finite(one.name, one) for one in dump.done)
     return DumpReport(
         dtype=dtype_name(model.dtype),
-        tokens=model.tokens(dump.ids),
-        prompt_tokens=len(ids),
+        tokens=model.tokens(passes.ids),
+        prompt_tokens=passes.prompt_tokens,
         tensors=tuple(dump.done),
         checks=dump.checks(),
         not_finite=next(filter(None, bad), dump.error) or None,
@@ -148,17 +133,11 @@ class _Dump:
     """Watches one run; `done` are the tensors that were settled so far."""
 
     def __init__(
-        self,
-        model: Model,
-        ids: Sequence[int],
-        plan: Sequence[DumpPlan],
-        *,
-        check: bool,
-        write: Write | None,
-        progress: Progress | None,
+        self, passes: Passes, plan: Sequence[DumpPlan], *, check: bool, write: Write | None
     ) -> None:
-        self.model, self.ids, self.plan = model, list(ids), plan
-        self._write, self._progress, self._check = write, progress, check
+        self.passes, self.model, self.plan = passes, passes.model, plan
+        self._write, self._check = write, check
+        model = self.model
         self._sources = {one.name: _sources(model.config, one, check=check) for one in plan}
         self._uses = Counter(chain.from_iterable(self._sources.values()))
         self._written = Written(model)
@@ -167,39 +146,36 @@ class _Dump:
         self._caches: dict[str, list[ViewCheck]] = {}  # of what is written, and of states
         self._proof: AttentionChecks | None = None  # of attention matrices, where there are any
         self._proven: set[int] = set()  # layers
-        self._steps: tuple[ViewCheck, ...] = ()  # of new tokens, how they were generated
         self._sound = True  # no number so far was NaN or infinite
         self.error = ""  # where something that is not dumped is not finite
 
-    def run(self, generate: int) -> None:
-        """The parameters, and the forward pass where something of it is wanted."""
+    def run(self) -> None:
+        """The parameters, and the forward pass where something of it is wanted.
+
+        Without new tokens where none can be drawn.
+        """
         for one in self.plan:
             if not self._sources[one.name]:
                 self._settle(one)
         if self._uses:
-            self._require_memory(len(self.ids) + generate)
-            if generate:
-                self._generate(generate)
+            self._require_memory(self.passes.most)
+            try:
+                self.passes.write(prove=self._check)
+            except NotFinite as error:
+                self.error = f"new tokens are left out: {error.message}"
             self._streamed()
 
     def _require_memory(self, tokens: int) -> None:
         """Raises OutOfMemory where there is no room for what is kept of so many tokens."""
         model = self.model
-        kept = plan_dump(
-            model.config, self._uses, tokens=tokens, generate=0,
-            dtype=dtype_name(model.dtype), cache=dtype_name(model.decoder.cache_dtype),
-        )  # fmt: skip
         by_layer = Counter[int | None]()
-        for one in kept:
+        for one in plan_dump(model, self._uses, tokens):
             by_layer[layer_of(one.name)] += one.nbytes
         needed = max(by_layer.values())  # one layer after the other
         if any(one.kind == "state" for one in self.plan):
             needed += model.decoder.state_bytes(1, tokens)
         if self._logits == "all":  # in the model's dtype and in at least float32
-            logits = plan_dump(
-                model.config, ("logits_raw", "logits"), tokens=tokens, generate=0,
-                dtype=dtype_name(model.dtype),
-            )  # fmt: skip
+            logits = plan_dump(model, ("logits_raw", "logits"), tokens)
             needed += sum(one.nbytes for one in logits)
         hint = "use a shorter prompt, or name fewer tensors"
         devices.require_memory(needed, model.device, "the activations that are dumped", hint)
@@ -211,12 +187,11 @@ class _Dump:
 
     def _streamed(self) -> None:
         """Every tensor goes out in the layer where it is made."""
-        decoder, device = self.model.decoder, self.model.device
         pending = deque(one for one in self.plan if self._sources[one.name])
-        run: Callable[..., Tensor] = decoder
+        session = None
         if any(one.kind == "state" for one in pending):
-            session = Session(decoder, 1, len(self.ids))
-            run, self._written.state = session.extend, session.state
+            session = self.passes.session()
+            self._written.state = session.state
 
         def watch(name: str, tensor: Tensor) -> None:
             if name in self._uses:
@@ -224,10 +199,9 @@ class _Dump:
             while pending and self._sources[pending[0].name] <= self._written.kept.keys():
                 self._settle(pending.popleft())
 
-        run(
-            torch.tensor([self.ids], device=device), tap=watch, logits=self._logits,
-            until=self._last_layer,
-        )  # fmt: skip
+        self.passes.at_once(
+            watch, logits=self._logits, until=self._last_layer, session=session
+        )
 
     @property
     def _last_layer(self) -> int | None:
@@ -236,22 +210,10 @@ class _Dump:
         numbers = [layer for layer in layers if layer is not None]
         return max(numbers) if len(numbers) == len(layers) else None
 
-    def _generate(self, generate: int) -> None:
-        """New tokens, which are then read with the prompt; without them where none can be drawn."""
-        try:
-            ids, self._steps = generated(
-                self.model, self.ids, generate, self._progress, prove=self._check
-            )
-        except NotFinite as error:
-            self.error = f"new tokens are left out: {error.message}"
-        else:
-            self.ids = list(ids)
-
     def _settle(self, one: DumpPlan) -> None:
         """One tensor whole: its statistics, the file, its checks."""
-        if self._progress is not None:
-            self._progress("dumping", len(self.done), len(self.plan))
-        shape, numbers = self._written.numbers(one, len(self.ids))
+        self.passes.progress("dumping", len(self.done), len(self.plan))
+        shape, numbers = self._written.numbers(one, len(self.passes.ids))
         statistics = Statistics(masks=one.name.endswith(".scores"))
         arrays = arrays_of(numbers, statistics)
         if self._write is not None:
@@ -260,7 +222,7 @@ class _Dump:
             deque(arrays, maxlen=0)
         self.done.append(_summary(one, shape, statistics))
         if one.kind == "state" and self._written.state is not None:
-            found = self._written.compare_cache(one, len(self.ids))
+            found = self._written.compare_cache(one, len(self.passes.ids))
             self._caches.setdefault(found.name, []).append(found)
         elif self._check and one.kind == "activation":
             self._check_formula(one.name)
@@ -276,7 +238,7 @@ class _Dump:
             return  # nothing follows from a number that is not finite
         try:
             check = formula_checks(
-                self.model, self.ids, self._written.kept, [name], rows=FORMULA_ROWS,
+                self.model, self.passes.ids, self._written.kept, [name], rows=FORMULA_ROWS,
             )  # fmt: skip
         except NotFinite as error:
             self._sound, self.error = False, self.error or error.message
@@ -293,7 +255,7 @@ class _Dump:
         seen = {one: self._written.kept[one][0] for one in of.reads}
         if self._proof is None:
             self._proof = AttentionChecks(self.model.dtype, device)
-        heads, tokens = list(range(of.heads)), Tokens(self.ids, device)
+        heads, tokens = list(range(of.heads)), Tokens(list(self.passes.ids), device)
         try:
             deque(checked_rows(self._proof, of, heads, tokens, seen), maxlen=0)
         except NotFinite as error:
@@ -303,11 +265,11 @@ class _Dump:
         """One check for all formulas, those of attention matrices, one for all caches."""
         found = []
         if self._formulas:
-            words = formula_words(len(self._formulas), FORMULA_ROWS, len(self.ids))
+            words = formula_words(len(self._formulas), FORMULA_ROWS, len(self.passes.ids))
             found.append(replace(worst(self._formulas), words=words))
         if self._proof is not None and self._sound:
             found += self._proof.checks()
-        return (*found, *map(worst, self._caches.values()), *self._steps)
+        return (*found, *map(worst, self._caches.values()), *self.passes.checks)
 
 
 class Written:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import torch
-
 from llmcli.commands.attention.measure.kept import TopPairs
 from llmcli.commands.attention.measure.layer import Layer, OnMatrix, Shared
 from llmcli.commands.attention.measure.layers import LayerWatch, Seen
@@ -19,8 +17,8 @@ from llmcli.commands.attention.report.request import AttentionRequest, unknown_m
 from llmcli.inspect.attention.block import Tokens
 from llmcli.inspect.attention.checks import AttentionChecks
 from llmcli.inspect.formulas import formula_checks, some_rows, worst
-from llmcli.inspect.generated import generated
 from llmcli.inspect.layer_map import LayerMap
+from llmcli.inspect.passes import Passes
 from llmcli.model import Model, dtype_name
 from llmcli.records.checks import ViewCheck
 from llmcli.records.head_metrics import LABELS, METRICS, MOST_RANKED, RANK
@@ -54,16 +52,12 @@ def measure_attention(
     NotFinite for NaN.
     """
     request = request or AttentionRequest()
-    every, steps = generated(model, ids, request.generate, progress)
-    look = _Look(model, every, request, on_matrix, block_rows, progress)
+    passes = Passes(model, ids, request.generate, progress)
+    passes.write()
+    look = _Look(model, passes.ids, request, on_matrix, block_rows, progress)
     tap = LayerWatch(look.maps, look.settle)
-    if progress is not None:
-        progress("reading the prompt", 0, len(every))
-    model.decoder(
-        torch.tensor([every], device=model.device), tap=tap, logits="last",
-        until=max(look.maps),
-    )  # fmt: skip
-    return look.report(len(ids), steps)
+    passes.at_once(tap, logits="last", until=max(look.maps))
+    return look.report(len(ids), passes.checks)
 
 
 def _possible(

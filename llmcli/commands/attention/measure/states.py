@@ -15,10 +15,9 @@ from llmcli import devices
 from llmcli.commands.attention.measure.layers import LayerWatch, Seen
 from llmcli.commands.attention.measure.metrics import effective_rank
 from llmcli.commands.attention.report.states import POINTS, HeadStates, LayerStates, StatesReport
-from llmcli.engine.session import Session
 from llmcli.inspect.formulas import formula_checks, some_rows, worst
-from llmcli.inspect.generated import generated
 from llmcli.inspect.layer_map import LayerMap
+from llmcli.inspect.passes import Passes
 from llmcli.inspect.recurrence import ROUNDINGS, Walk, walk
 from llmcli.model import Model, dtype_name
 from llmcli.nn.state import State
@@ -44,22 +43,18 @@ def measure_states(
     through once more in float64 from what it emitted, and are held against its cache and its own
     results. Raises OutOfMemory, and NotFinite for NaN.
     """
-    every, steps = generated(model, ids, generate, progress)
+    passes = Passes(model, ids, generate, progress)
+    passes.write()
+    every = passes.ids
     devices.require_memory(
         model.decoder.state_bytes(1, len(every)), model.device,
         f"the cache of {len(every)} tokens", "use a shorter prompt or a smaller --generate",
     )  # fmt: skip
-    session = Session(model.decoder, 1, len(every))
+    session = passes.session()
     look = _Look(model, every, heads, session.state)
     tap = LayerWatch({number: LayerMap(model, number) for number in layers}, look.settle)
-    if progress is not None:
-        progress("reading the prompt", 0, len(every))
-    with torch.inference_mode():
-        session.extend(
-            torch.tensor([every], device=model.device), tap=tap, logits="none",
-            until=max(layers),
-        )  # fmt: skip
-    return look.report(len(ids), steps)
+    passes.at_once(tap, logits="none", until=max(layers), session=session)
+    return look.report(len(ids), passes.checks)
 
 
 class _Look:
