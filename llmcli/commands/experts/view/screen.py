@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from rich.cells import cell_len
@@ -15,7 +15,7 @@ from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.records.numbers import best_groups
 from llmcli.ui.cells import Ink, fitted, in_cell, in_words
 from llmcli.ui.grid import ColourBar, Fit, Grid, bar, gaps
-from llmcli.ui.layout import WIDEST, Column, Line, Rows
+from llmcli.ui.layout import WIDEST, Column, Line, Rows, table
 from llmcli.ui.numbers import number
 from llmcli.ui.palette import Scale
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
@@ -47,9 +47,9 @@ def weight_scale(report: ExpertsReport) -> Scale:
     return Scale(low=0.0, high=most or 1.0)
 
 
-def share(value: float) -> str:
-    """`31 %`."""
-    return f"{100 * value:.0f} %"
+def share(value: float | None) -> str:
+    """`31 %`, – where there is none."""
+    return "–" if value is None else f"{100 * value:.0f} %"
 
 
 def _map(
@@ -134,33 +134,23 @@ def _rows(report: ExpertsReport, room: int, ink: Ink, short: int) -> tuple[Rows,
     """
     layers = report.layers
     pool = max(-(-layer.experts // room) for layer in layers)
-    columns = [
-        Column("layer"), Column("load", right=False),
-        Column("most", right=False, drop=1),
-        Column("balance", drop=2, labelled=True),
-        Column("unused", drop=3, labelled=True),
-        Column("margin", drop=4, labelled=True),
-        Column("min", right=False, drop=5, labelled=True),
-        Column("shared", drop=6, labelled=True),
+    columns: list[tuple[Column, Callable[[ExpertsLayer], Text | str]]] = [
+        (Column("layer"), lambda of: str(of.layer)),
+        (Column("load", right=False), lambda of: load_bars(of.load, pool, ink)),
+        (Column("most", right=False, drop=1), lambda of: _most(of, TOP - short)),
+        (Column("balance", drop=2, labelled=True), lambda of: f"{of.balance:.2f}"),
+    ]
+    if not short or any(layer.unused for layer in layers):
+        columns.append((Column("unused", drop=3, labelled=True), lambda of: str(len(of.unused))))
+    columns += [
+        (Column("margin", drop=4, labelled=True),
+         lambda of: number(of.mean_margin, 2 if short else 3)),
+        (Column("min", right=False, drop=5, labelled=True),
+         lambda of: _smallest(report, of, ink, short)),
     ]  # fmt: skip
-    left = {"unused"} if short and not any(layer.unused for layer in layers) else set()
-    if all(layer.shared_share is None for layer in layers):
-        left.add("shared")
-    kept = [at for at, column in enumerate(columns) if column.name not in left]
-    rows = [_row(report, layer, pool, ink, short) for layer in layers]
-    picked = [[row[at] for at in kept] for row in rows]
-    return Rows([columns[at] for at in kept], picked, below=True), pool
-
-
-def _row(
-    report: ExpertsReport, layer: ExpertsLayer, pool: int, ink: Ink, short: int
-) -> list[Text | str]:
-    shared, margin = layer.shared_share, layer.mean_margin
-    return [
-        str(layer.layer), load_bars(layer.load, pool, ink), _most(layer, TOP - short),
-        f"{layer.balance:.2f}", str(len(layer.unused)), number(margin, 2 if short else 3),
-        _smallest(report, layer, ink, short), "–" if shared is None else share(shared),
-    ]  # fmt: skip
+    if any(layer.shared_share is not None for layer in layers):
+        columns.append((Column("shared", drop=6, labelled=True), lambda of: share(of.shared_share)))
+    return table(layers, columns, below=True), pool
 
 
 def _smallest(report: ExpertsReport, layer: ExpertsLayer, ink: Ink, short: int) -> str:
@@ -215,17 +205,14 @@ def _position(report: ExpertsReport) -> Iterator[RenderableType]:
     by = "" if at < report.prompt_tokens else ", which the model wrote"
     where = f"position {at} of {len(report.tokens)}: {in_words(report.tokens[at])}{by}"
     yield Line([where, "the experts that it takes, with what each counts"])
-    rows: list[list[Text | str]] = []
-    for layer in report.layers:
-        pairs = zip(layer.chosen[0].tolist(), layer.weights[0].tolist(), strict=True)
-        shared = None if layer.shared_shares is None else float(layer.shared_shares[0])
-        rows.append([
-            str(layer.layer), ", ".join(f"{expert}: {number(weight)}" for expert, weight in pairs),
-            number(float(layer.margins[0])), "–" if shared is None else share(shared),
-        ])  # fmt: skip
-    columns = [
-        Column("layer"), Column("expert: weight", right=False, cut=True, drop=1),
-        Column("margin", drop=3, labelled=True),
-        Column("shared", drop=2, labelled=True),
-    ]  # fmt: skip
-    yield Rows(columns, rows, below=True)
+
+    def weights(of: ExpertsLayer) -> str:
+        pairs = zip(of.chosen[0].tolist(), of.weights[0].tolist(), strict=True)
+        return ", ".join(f"{expert}: {number(weight)}" for expert, weight in pairs)
+
+    yield table(report.layers, [
+        (Column("layer"), lambda of: str(of.layer)),
+        (Column("expert: weight", right=False, cut=True, drop=1), weights),
+        (Column("margin", drop=3, labelled=True), lambda of: number(float(of.margins[0]))),
+        (Column("shared", drop=2, labelled=True), lambda of: share(of.shared_share)),
+    ], below=True)  # fmt: skip
