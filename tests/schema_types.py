@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path, PurePath
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import llmcli
 from llmcli.records.document import member_names, optional_fields
@@ -83,6 +83,8 @@ REFUSED = {"properties": {"claims": {
 def schema_of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     """The schema of a type; those of the dataclasses in it are put into `definitions` by name."""
     origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:  # an array, and what it is in a document
+        return schema_of(parts[1], definitions)
     if kind is float:
         return {"type": ["number", "null"]}
     if kind in PLAIN:
@@ -149,7 +151,7 @@ def hints_of(of: Any, owner: type | None = None) -> dict[str, Any]:
     for where, imported in pattern.findall(inspect.getsource(module)):
         found = vars(import_module(where))
         names |= {name: found[name] for name in re.findall(r"\w+", imported) if name in found}
-    return get_type_hints(of, names)
+    return get_type_hints(of, names, include_extras=True)
 
 
 def words(documented: Any) -> str:
@@ -175,6 +177,10 @@ DOCUMENTS = {
             "prompt": object_of({"text": str | None, "ids": tuple[int, ...]}),
             "file": either([object_of({"path": str, "bytes": int}), {"type": "null"}]),
         },
+    ),
+    "experts": Document(
+        report="commands.experts.report:ExpertsReport", judged=True,
+        others={"checks": {"required": ["choice", "weights", "sum", "loads"]}},
     ),
     "lens": Document(report="commands.lens.report:LensReport", judged=True),
     "ladder": Document(
