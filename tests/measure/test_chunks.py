@@ -14,8 +14,7 @@ from test_view_faults import whole
 from zoo import MODELS
 
 from llmcli.anatomy.graph import graph
-from llmcli.commands.lens.measure.run import measure_lens
-from llmcli.commands.lens.measure.stream import Stream
+from llmcli.commands.lens.measure.run import Stream, measure_lens
 from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
 from llmcli.inspect.passes import Passes

@@ -158,8 +158,7 @@ def command(
     target, entropy and the divergence from the model's output. The last row has to be the
     model's output as a distribution, or the command exits 1.
     """
-    from llmcli.commands.lens.view.export import lens_page
-    from llmcli.commands.lens.view.png import lens_png
+    from llmcli.commands.lens.view.files import lens_page, lens_png
     from llmcli.commands.lens.view.screen import render_lens
 
     look = Inspection("lens", lens, FILES, output)
