@@ -14,7 +14,7 @@ from rich.text import Text
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.records.numbers import best_groups
 from llmcli.ui.cells import Ink, fitted, in_cell, in_words
-from llmcli.ui.grid import ColourBar, Fit, Grid, bar, gaps
+from llmcli.ui.grid import ColourBar, Fit, Grid, bar, gaps, last_columns
 from llmcli.ui.layout import WIDEST, Column, Line, Rows, table
 from llmcli.ui.numbers import number
 from llmcli.ui.palette import Scale
@@ -37,8 +37,8 @@ def render_experts(report: ExpertsReport, title: str) -> RenderableType:
     scale = weight_scale(report)
     legend = ColourBar("weight of the chosen experts", scale, masked="")
     grid = Fit(lambda width, ink: _map(report, scale, width, ink))
-    table = Fit(lambda width, ink: _layers_table(report, width, ink))
-    return Group(heading, grid, legend, Text(), table)
+    layers = Fit(lambda width, ink: _layers_table(report, width, ink))
+    return Group(heading, grid, legend, Text(), layers)
 
 
 def weight_scale(report: ExpertsReport) -> Scale:
@@ -68,48 +68,41 @@ def _map(
     while named > 1 and (width - NAME + GAP) // (named * (digits + 1) + GAP) < few:
         named -= 1
     cell = max(LEAST, named * (digits + 1))
-    shown = min(len(report.positions), max(1, (width - NAME + GAP) // (cell + GAP)))
-    places = range(len(report.positions) - shown, len(report.positions))
+    places = last_columns([cell] * len(report.positions), width - NAME + GAP, GAP)
     positions = [report.positions[place] for place in places]
     tokens = [in_cell(report.tokens[position], ink) for position in positions]
     before = ["", *gaps(places, GAP, report.from_prompt, ink)[1:]]
-    grid, widths = Grid(ink=ink, gutter=NAME, before=before), [cell] * shown
+    grid, widths = Grid(ink=ink, gutter=NAME, before=before), [cell] * len(places)
     yield from grid.words("at", [str(position) for position in positions], widths)
     yield from grid.words("token", tokens, widths, HEADING)
     for layer in report.layers:
-        codes = ink.codes(scale.fractions(layer.weights[places.start :]))
+        codes_PK = ink.codes(scale.fractions(layer.weights[places.start :, :named])).tolist()
+        chosen_PK = layer.chosen[places.start :, :named].tolist()
         cells = [
-            list(_cell(layer.chosen[place], codes[at], (named, digits, cell), ink))
-            for at, place in enumerate(places)
+            list(_cell(chosen_K, codes_K, digits, cell, ink))
+            for chosen_K, codes_K in zip(chosen_PK, codes_PK, strict=True)
         ]
         yield from grid.line(f"{layer.layer:>{NAME - 2}}", cells)
-    left = f"the first {named} of {most}" if named < most else ""
-    yield Line([one for one in _about_map(report, left, positions, ink) if one], FAINT)
-
-
-def _about_map(
-    report: ExpertsReport, left: str, positions: Sequence[int], ink: Ink
-) -> Iterator[str]:
-    yield "the experts that each token takes in each layer, the largest score first"
-    yield left
+    notes = ["the experts that each token takes in each layer, the largest score first"]
+    if named < most:
+        notes.append(f"the first {named} of {most}")
     if report.from_prompt < len(report.positions):
-        yield f"{bar(ink)} from position {report.prompt_tokens} on the model wrote it"
-    if len(positions) < len(report.positions):
-        first, last = positions[0], positions[-1]
-        yield f"positions {first} to {last} of {len(report.tokens)} tokens"
-        yield "others with --position, --json and -o have all"
+        notes.append(f"{bar(ink)} from position {report.prompt_tokens} on the model wrote it")
+    if len(places) < len(report.positions):
+        shown = f"positions {positions[0]} to {positions[-1]}"
+        notes += [f"{shown} of {len(report.tokens)} tokens",
+                  "others with --position, --json and -o have all"]  # fmt: skip
+    yield Line(notes, FAINT)
 
 
 def _cell(
-    chosen_K: np.ndarray, codes_K: np.ndarray, sizes: tuple[int, int, int], ink: Ink
+    chosen_K: Sequence[int], codes_K: Sequence[int], digits: int, columns: int, ink: Ink
 ) -> Iterator[Segment]:
-    """`sizes`: how many experts are named, the digits of a number, columns of the cell."""
-    named, digits, cell = sizes
-    pairs = list(zip(chosen_K.tolist(), codes_K.tolist(), strict=True))[:named]
-    for expert, code in pairs:
+    """Numbers of so many digits, and spaces up to so many columns."""
+    for expert, code in zip(chosen_K, codes_K, strict=True):
         after = ink.shade(code) if ink.kind == "shades" else " "
         yield Segment(f"{expert:>{digits}}{after}", ink.behind(code))
-    yield Segment(" " * (cell - len(pairs) * (digits + 1)))
+    yield Segment(" " * (columns - len(chosen_K) * (digits + 1)))
 
 
 def _layers_table(report: ExpertsReport, width: int, ink: Ink) -> Iterator[RenderableType]:
@@ -121,8 +114,8 @@ def _layers_table(report: ExpertsReport, width: int, ink: Ink) -> Iterator[Rende
     tables = [
         _rows(report, max(8, width // (4 + 2 * (short > 0))), ink, short) for short in SHORT
     ]
-    table, pool = next((one for one in tables if one[0].fit(width)), tables[0])
-    yield table
+    rows, pool = next((one for one in tables if one[0].fit(width)), tables[0])
+    yield rows
     yield Line(list(_about_layers(report, pool, ink)), FAINT)
 
 
