@@ -166,6 +166,22 @@ class _Proof:
         self._ends: dict[int, End] = {}  # of recurrences, after the last call
         self._found: list[ViewCheck] = []
 
+    def watch(self, first: int, name: str, tensor: Tensor) -> None:
+        """An activation of the call whose tokens begin at `first`. Raises NotFinite for a NaN."""
+        layer = layer_of(name)
+        if layer not in self._maps:
+            return
+        of = self._maps[layer]
+        if name in of.inputs or name in of.checked:
+            self._now[name] = tensor
+        if name == of.adds:
+            self._read(of, first, first + tensor.shape[-2])
+            self._now = {}
+
+    def _read(self, of: LayerMap, first: int, end: int) -> None:
+        """All that one call emitted of a layer."""
+        raise NotImplementedError
+
     def _walk(self, of: LayerMap, *, results: bool = False) -> Walk:
         """A recurrence goes on from the state before the call, and leaves its own in the cache."""
         seen = {name: tensor[0] for name, tensor in self._now.items()}
@@ -202,24 +218,19 @@ class _Chunks(_Proof):
         """An activation of the call whose tokens begin at `first`. Raises NotFinite for a NaN."""
         if not self._rows:
             return
-        end = first + tensor.shape[-2]
-        layer = layer_of(name)
         if name in ("embed", "pos_embed"):
-            self._prove(end, {name: tensor}, [name])
-        if layer not in self._maps or not name.startswith(self._maps[layer].prefix):
-            return
-        self._now[name] = tensor
-        of = self._maps[layer]
-        if name != of.mixed:
-            return
+            self._prove(first + tensor.shape[-2], {name: tensor}, [name])
+        super().watch(first, name, tensor)
+
+    def _read(self, of: LayerMap, first: int, end: int) -> None:
+        """A chunk."""
         if of.signed:
             walked, eps = self._walk(of, results=True), torch.finfo(self._model.stream_dtype).eps
-            self._found.append(walked.check_results(tensor[0], eps, name))
+            self._found.append(walked.check_results(self._now[of.mixed][0], eps, of.mixed))
         else:
             held = of.held(self._state.tensors(), end)
             self._prove(end, self._now, [one for one in of.sources if one.endswith("_rot")])
-            self._prove(end, self._now | held, [name])
-        self._now = {}
+            self._prove(end, self._now | held, [of.mixed])
 
     def _prove(self, end: int, emitted: dict[str, Tensor], names: list[str]) -> None:
         if names:
@@ -247,18 +258,6 @@ class _Steps(_Proof):
         self._prompt = prompt
         self._every: dict[str, Tensor] = {}  # rows of all calls, where a cache does not have them
         self._sums: dict[str, int] = {}  # of the bits of what is cached, after the last call
-
-    def watch(self, first: int, name: str, tensor: Tensor) -> None:
-        """An activation of the call whose tokens begin at `first`. Raises NotFinite for a NaN."""
-        layer = layer_of(name)
-        if layer not in self._maps:
-            return
-        of = self._maps[layer]
-        if name in of.inputs or name in of.checked:
-            self._now[name] = tensor
-        if name == of.adds:
-            self._read(of, first, first + tensor.shape[-2])
-            self._now = {}
 
     def _read(self, of: LayerMap, first: int, end: int) -> None:
         """All that one call emitted of a layer."""
