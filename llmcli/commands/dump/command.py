@@ -73,6 +73,31 @@ class DumpOptions:
         "Show every tensor in detail, not some layers of many.",
     )  # fmt: skip
 
+    def check(self, config: ModelConfig) -> None:
+        """Refuses names that match nothing, before the weights are read."""
+        self.names(config)
+
+    def names(self, config: ModelConfig) -> tuple[str, ...]:
+        """The names that match: of activations and states, else of parameters.
+
+        Raises UsageError for a name that matches nothing.
+        """
+        from llmcli.anatomy.names import Names
+        from llmcli.families.sources import sources
+
+        names = Names(config, sources(config))
+        found: set[str] = set()
+        items = self.name.split(",")
+        for item in items if all(map(str.strip, items)) else [self.name]:
+            try:
+                found |= set(names.select(item))
+            except UsageError as error:
+                try:
+                    found |= set(names.select(item, ("parameter",)))
+                except UsageError:
+                    raise error from None
+        return tuple(name for name in names.known if name in found)
+
 
 def command(
     prompt: PromptOptions,
@@ -96,18 +121,10 @@ def command(
     look = Inspection("dump", dump, FILES, output)
     notes: list[str] = []
     given = prompt_or_default(prompt, notes.append)
-    names: tuple[str, ...] = ()
-    runs = True  # parameters need no run of the model
-
-    def check(config: ModelConfig) -> None:
-        nonlocal names, runs
-        names = chosen(dump.name, config)
-        there = known(config)
-        runs = any(there[name].kind != "parameter" for name in names)
-
-    look.load(model, check, text=given.ids is None and given.text != LOOKED_AT)
+    look.load(model, dump.check, text=given.ids is None and given.text != LOOKED_AT)
+    names, there = dump.names(look.model.config), known(look.model.config)
     encoded = Encoded("", (), False)
-    if runs:
+    if any(there[name].kind != "parameter" for name in names):  # parameters need no run
         for note in notes:
             look.out.note(note)
         encoded = look.encode(given, template, new, model)
@@ -134,28 +151,6 @@ def command(
         if dumped and report.dtype != "float16":
             hint = "it is the first one in the dump; `llmcli explain` shows how it is computed"
         raise NotFinite(report.not_finite, hint=hint, dtype=report.dtype)
-
-
-def chosen(pattern: str, config: ModelConfig) -> tuple[str, ...]:
-    """The names that match: of activations and states, else of parameters.
-
-    Raises UsageError for a name that matches nothing.
-    """
-    from llmcli.anatomy.names import Names
-    from llmcli.families.sources import sources
-
-    names = Names(config, sources(config))
-    found: set[str] = set()
-    items = pattern.split(",")
-    for item in items if all(map(str.strip, items)) else [pattern]:
-        try:
-            found |= set(names.select(item))
-        except UsageError as error:
-            try:
-                found |= set(names.select(item, ("parameter",)))
-            except UsageError:
-                raise error from None
-    return tuple(name for name in names.known if name in found)
 
 
 def _dumped(

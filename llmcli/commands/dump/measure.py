@@ -199,9 +199,7 @@ class _Dump:
             while pending and self._sources[pending[0].name] <= self._written.kept.keys():
                 self._settle(pending.popleft())
 
-        self.passes.at_once(
-            watch, logits=self._logits, until=self._last_layer, session=session
-        )
+        self.passes.at_once(watch, logits=self._logits, until=self._last_layer, session=session)
 
     @property
     def _last_layer(self) -> int | None:
@@ -221,7 +219,7 @@ class _Dump:
         else:
             deque(arrays, maxlen=0)
         self.done.append(_summary(one, shape, statistics))
-        if one.kind == "state" and self._written.state is not None:
+        if one.kind == "state":
             found = self._written.compare_cache(one, len(self.passes.ids))
             self._caches.setdefault(found.name, []).append(found)
         elif self._check and one.kind == "activation":
@@ -273,7 +271,7 @@ class _Dump:
 
 
 class Written:
-    """`kept` are activations `[B, …]` by name, `state` the cache where there is one."""
+    """`kept` are activations `[B, …]` by name, `state` the cache where some of it is dumped."""
 
     def __init__(self, model: Model) -> None:
         self._model, self._graph = model, graph(model.config)
@@ -332,15 +330,9 @@ class Written:
         return shape, in_rows(rows, shape)
 
     def _cached(self, name: str, tokens: int) -> Tensor:
-        """Keys or values of all tokens; as they were written where the run gave no cache back."""
-        state = self._graph.states[name]
-        if self.state is not None:
-            return filled(state, self.state.tensors()[name][0], tokens)
-        if self._graph.written(state.holds):
-            return remembered(self._graph, state, self.kept[state.holds][0])
-        emitted = {one: self.kept[one] for one in self._graph.sources(state.holds)}
-        mixer = mixer_of(self._model, state.holds)
-        return mixer.derive(state.holds, emitted, tokens - 1, tokens)[0, :, 0]
+        """What the cache has of all tokens."""
+        assert self.state is not None
+        return filled(self._graph.states[name], self.state.tensors()[name][0], tokens)
 
     def compare_cache(self, one: DumpPlan, tokens: int) -> ViewCheck:
         """Counts the numbers in the cache that are not those that were put there.
