@@ -149,21 +149,6 @@ def test_settled_is_where_the_outputs_token_comes_to_stay():
     assert len(set(report.settled)) > 2
 
 
-@pytest.mark.parametrize("mid", [False, True])
-@pytest.mark.parametrize("layers", [(0,), (1,), (2, 3), (4, 0)])
-def test_settled_counts_layers_that_are_not_shown(layers, mid):
-    deep, ids = random_model(DEEP), tuple(range(40))
-    whole, part = (look(deep, ids=ids, layers=chosen, mid=mid) for chosen in (None, layers))
-    assert part.settled == whole.settled
-    shown = {row.name for row in part.rows}
-    assert not set(part.settled) <= shown, "some settle where nothing is shown"
-    best = [[cell.top[0].id for cell in row.cells] for row in part.rows]
-    assert any(  # and what is shown says something else
-        all(row[t] == best[-1][t] for row in best) and name not in ("blocks.0.resid_pre", *shown)
-        for t, name in enumerate(part.settled)
-    )
-
-
 def test_the_output_settles_at_the_last_place_at_the_latest():
     logits_RPV = torch.tensor([[[0.0, 1], [1, 0]], [[1, 0], [0, 1]], [[0, 1], [0, 1]]])
     best_P = torch.tensor([1, 0])
@@ -339,19 +324,6 @@ def test_new_tokens_are_read_too_and_as_if_they_had_been_the_prompt():
     assert len(report.tokens) == 8
     assert report.positions == (7,)
     assert len(report.rows[0].cells) == 1
-
-
-def test_targets():
-    model = made()
-    after = look(model, target="next")
-    best = look(model).targets
-    assert [token.id for token in after.targets] == [*IDS[1:], best[-1].id]
-    one = look(model, target=7, span=lambda total: range(2, 5))
-    assert [token.id for token in one.targets] == [7, 7, 7]
-    seen, _ = tapped(model, IDS)
-    p_TV = by_hand(model, seen["blocks.0.resid_post"])
-    ranks = 1 + (p_TV > p_TV[:, 7:8]).sum(1)
-    assert [cell.target_rank for cell in one.rows[1].cells] == ranks[2:5].tolist()
 
 
 def test_what_does_not_fit_in_memory_is_refused_before_the_run(monkeypatch):
