@@ -18,7 +18,6 @@ from zoo import MODELS
 
 import llmcli.commands.dump.measure as dump_module
 import llmcli.devices
-import llmcli.inspect.parts as parts_module
 from llmcli.anatomy.names import known
 from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.errors import OutOfMemory
@@ -115,7 +114,8 @@ def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate):
 def test_the_size_of_the_parts_changes_nothing(at_once, monkeypatch):
     model = made("mistral")
     report, arrays = dumped(model, generate=2)
-    monkeypatch.setattr(parts_module, "AT_ONCE", at_once)
+    monkeypatch.setattr(dump_module, "AT_ONCE", at_once)
+    monkeypatch.setattr("llmcli.inspect.statistics.AT_ONCE", at_once)
     again, others = dumped(model, generate=2)
     for name, array in arrays.items():
         torch.testing.assert_close(others[name], array, rtol=1e-5, atol=1e-6)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -35,14 +36,12 @@ from llmcli.inspect.cache import cache_check, filled, remembered
 from llmcli.inspect.formulas import formula_checks, formula_inputs, formula_words, worst
 from llmcli.inspect.kernel import layer_of, mixer_of
 from llmcli.inspect.layer_map import LayerMap
-from llmcli.inspect.parts import AT_ONCE, arrays_of, in_rows, parts
 from llmcli.inspect.passes import Passes
 from llmcli.inspect.recurrence import walk
-from llmcli.inspect.statistics import Statistics, not_finite
+from llmcli.inspect.statistics import AT_ONCE, Statistics, not_finite, parts
 from llmcli.model import Model, dtype_name
 from llmcli.nn.recurrent import Recurrent
 from llmcli.nn.state import State
-from llmcli.ops.recurrence import Map
 from llmcli.records.checks import ViewCheck
 
 # an array with its name, shape, dtype, and its numbers in C order, a part at a time
@@ -213,7 +212,7 @@ class _Dump:
         self.passes.progress("dumping", len(self.done), len(self.plan))
         shape, numbers = self._written.numbers(one, len(self.passes.ids))
         statistics = Statistics(masks=one.name.endswith(".scores"))
-        arrays = arrays_of(numbers, statistics)
+        arrays = _arrays(numbers, statistics)
         if self._write is not None:
             self._write(one.name, shape, one.dtype, arrays)
         else:
@@ -306,17 +305,6 @@ class Written:
         node = self._graph[name]
         sizes = self._graph.sizes(node.layer)
         heads = sizes["H"]
-        maps: dict[int, Map] = {}  # of the head whose rows are being read
-
-        def rows(head: int, first: int, stop: int) -> Tensor:
-            only = slice(head, head + 1)
-            if isinstance(mixer, Recurrent) and name.endswith(".pattern"):
-                if head not in maps:
-                    maps.clear()
-                    maps[head] = mixer.map(emitted, only)
-                return maps[head].rows(first, stop)[0, 0]
-            return mixer.derive(name, emitted, first, stop, heads=only)[0, 0]
-
         if isinstance(node.op, HeadShare):
             width = self._model.config.width
             # several heads at a time, for every call dequantizes the matrix
@@ -326,8 +314,21 @@ class Written:
                 for head in range(0, heads, most)
             )
             return (heads, tokens, width), chain.from_iterable(map(parts, whole))
-        shape = (heads, tokens, size(node.axes[-1], {**sizes, "S": tokens}))
-        return shape, in_rows(rows, shape)
+        columns = size(node.axes[-1], {**sizes, "S": tokens})
+
+        def rows() -> Iterator[Tensor]:
+            most = max(1, AT_ONCE // columns)
+            for head in range(heads):
+                only = slice(head, head + 1)
+                read: Callable[[int, int], Tensor] = partial(
+                    mixer.derive, name, emitted, heads=only
+                )
+                if isinstance(mixer, Recurrent) and name.endswith(".pattern"):
+                    read = mixer.map(emitted, only).rows
+                for first in range(0, tokens, most):
+                    yield read(first, min(first + most, tokens))[0, 0]
+
+        return (heads, tokens, columns), rows()
 
     def _cached(self, name: str, tokens: int) -> Tensor:
         """What the cache has of all tokens."""
@@ -346,6 +347,17 @@ class Written:
         of = LayerMap(self._model, state.layer)
         seen = {name: self.kept[name][0] for name in of.recurrence_reads}
         return walk(of.recurrence(seen)).check(cached, one.name)
+
+
+def _arrays(numbers: Iterable[Tensor], statistics: Statistics) -> Iterator[np.ndarray]:
+    """The parts for a file, each added to `statistics` on its way; bfloat16 as its uint16 bits."""
+    for part in numbers:
+        ours = part.detach().to("cpu").contiguous()
+        statistics.add(ours)
+        if ours.dtype == torch.bfloat16:
+            yield ours.view(torch.int16).numpy().view(np.uint16)
+        else:
+            yield ours.numpy()
 
 
 def _summary(one: DumpPlan, shape: tuple[int, ...], found: Statistics) -> DumpedTensor:
