@@ -189,7 +189,7 @@ class LayerMap:
 class Scores(NamedTuple):
     """What the map is the softmax of, −∞ where masked, at least float32: `[H, t, S]`.
 
-    Of a map that is no softmax its logarithm. A score's roundings are a share of the product of
+    For a map that is no softmax: its logarithm. A score's roundings are a share of the product of
     the `norms` of its query and key, `[H, t]` and `[K, S]`; None: of its own size.
     """
 

@@ -246,7 +246,7 @@ class _Chunks(_Proof):
 
 
 class _Steps(_Proof):
-    """Proves the steps after a prompt of so many tokens, which is read into the same `state`.
+    """Proves the steps after a prompt of `prompt` tokens, which is read into the same `state`.
 
     What a step makes of its token has to follow from the formulas, with the keys and values that
     the cache holds by then; what the cache holds has to be what was computed, bit by bit, and to

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from llmcli.devices import float64_device
 
-_AT_ONCE = 1 << 17  # numbers that are looked at together: 1 MiB of float64, which a cache holds
+_AT_ONCE = 1 << 17  # numbers processed together: 1 MiB of float64, which a cache holds
 _ON_GPU = 1 << 22  # there a call costs more than its work
 AT_ONCE = 1 << 22  # numbers of a part, 32 MiB of float64
 
@@ -72,7 +72,7 @@ class Statistics:
         self.first_bad: int | None = None  # counted in the order in which they came
 
     def add(self, part: Tensor) -> None:
-        """More numbers, on whatever device; they are read a little at a time."""
+        """Adds numbers, on any device; they are read a little at a time."""
         device = float64_device(part.device)
         flat = part.reshape(-1)
         step = _AT_ONCE if flat.device.type == "cpu" else _ON_GPU

@@ -86,7 +86,7 @@ class Inspection(Subject):
         new: NewTokensOptions,
         options: ModelOptions,
     ) -> Encoded:
-        """Encodes what is looked at, and the tokens that are written after it."""
+        """Encodes the prompt, and sets how many new tokens come after it."""
         encoded = encode_prompt(given, template, options, self.model, new=new.generate)
         self.ids, self.generate = encoded.ids, new.generate
         return encoded

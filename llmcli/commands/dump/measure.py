@@ -47,7 +47,7 @@ from llmcli.records.checks import ViewCheck
 # an array with its name, shape, dtype, and its numbers in C order, a part at a time
 Write = Callable[[str, tuple[int, ...], str, Iterable[np.ndarray]], None]
 
-FORMULA_ROWS = 32  # of a longer prompt, so many tokens are compared with the formulas
+FORMULA_ROWS = 32  # tokens of a longer prompt that are compared with the formulas
 # computed for the prompt's last token alone where none of these is requested
 OUTPUTS = ("ln_final.scale", "ln_final.out", "logits_raw", "logits")
 # derived from a layer's attention, and proven by what the kernel mixed with it
@@ -57,7 +57,7 @@ MATRICES = ("scores", "pattern")
 def plan_dump(
     model: Model, names: Iterable[str], tokens: int
 ) -> tuple[DumpPlan, ...]:
-    """The tensors of `names` in execution order, of so many tokens, the new ones included.
+    """The tensors of `names` in execution order, for `tokens` tokens, new ones included.
 
     Parameters in blocks are dequantized.
     """
@@ -165,7 +165,7 @@ class _Dump:
             self._streamed()
 
     def _require_memory(self, tokens: int) -> None:
-        """Raises OutOfMemory where there is no room for what is kept of so many tokens."""
+        """Raises OutOfMemory where what is kept of `tokens` tokens does not fit."""
         model = self.model
         by_layer = Counter[int | None]()
         for one in plan_dump(model, self._uses, tokens):
@@ -278,7 +278,7 @@ class Written:
         self.state: State | None = None
 
     def numbers(self, one: DumpPlan, tokens: int) -> tuple[tuple[int, ...], Iterator[Tensor]]:
-        """The shape without a batch axis, for so many tokens, and the numbers in parts."""
+        """The shape for `tokens` tokens, without a batch axis, and the numbers in parts."""
         if one.kind == "parameter":
             return one.shape, self._parameter(one.name)
         elif one.kind == "state":
@@ -290,7 +290,7 @@ class Written:
         return tuple(whole.shape), parts(whole)
 
     def _parameter(self, name: str) -> Iterator[Tensor]:
-        """Of a table that is kept in blocks no more than a part is dequantized at a time."""
+        """A table in blocks is dequantized a part at a time."""
         weight = self._model.decoder.weight(name)
         if self._graph.parameters[name].turned:
             return parts(weight.dense().mT)
@@ -338,7 +338,7 @@ class Written:
     def compare_cache(self, one: DumpPlan, tokens: int) -> ViewCheck:
         """Counts the numbers in the cache that are not those that were put there.
 
-        Of the state of a recurrence, which no kernel gives out: that the tokens lead to it.
+        For the state of a recurrence, which no kernel gives out: whether the tokens lead to it.
         """
         state, cached = self._graph.states[one.name], self._cached(one.name, tokens)
         if self._graph.written(state.holds):

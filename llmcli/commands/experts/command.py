@@ -75,7 +75,7 @@ class ExpertsOptions:
             check_span(self.position, "--position")
 
     def layers(self, config: ModelConfig) -> tuple[int, ...]:
-        """Those requested, in order. Raises UsageError for a layer without experts."""
+        """The chosen layers in order. Raises UsageError for a layer without experts."""
         from llmcli.anatomy.graph import graph
         from llmcli.graph.routing import Choose
 

@@ -1,7 +1,7 @@
 """Which experts every token takes, seen while the model reads and writes as `generate` does.
 
-Of a layer there are kept, for every token, the chosen experts, their weights, the margin and the
-share of the shared expert; scores and hidden numbers are read chunk by chunk and forgotten.
+Kept of a layer, for every token: the chosen experts, their weights, the margin, and the share of
+the shared expert. Scores and hidden numbers are read chunk by chunk and forgotten.
 
 Axes: T tokens of one call, P positions shown, E experts, K chosen ones, D width.
 """
@@ -9,7 +9,7 @@ Axes: T tokens of one call, P positions shown, E experts, K chosen ones, D width
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar, cast
 
@@ -159,7 +159,7 @@ class Mixture:
         return margin_T.where(margin_T.isfinite(), math.nan).float()
 
     def report(self, positions: range) -> ExpertsLayer:
-        """Those positions."""
+        """The layer's report at `positions`."""
         chosen_PK, weights_PK, margins_P, *shares = (
             torch.cat(parts)[positions.start : positions.stop].numpy()
             for parts in zip(*self._kept, strict=True)
@@ -207,14 +207,10 @@ def loads(chosen_PK: np.ndarray, experts: int) -> np.ndarray:
 
 def loads_check(layers: Sequence[ExpertsLayer]) -> ViewCheck:
     """That every choice is counted once."""
-    off, where = max(_miscounted(layers))
+    off, layer = max(
+        (abs(sum(one.load) - one.per_token * len(one.chosen)), one.layer) for one in layers
+    )
     return ViewCheck(
-        name="loads", words="the loads of a layer add up to tokens × experts chosen", value=off,
-        tolerance=0.0, where=where if off else "",
+        name="loads", words="the loads of a layer add up to tokens × experts chosen",
+        value=float(off), tolerance=0.0, where=f"blocks.{layer}.moe.expert_idx" if off else "",
     )  # fmt: skip
-
-
-def _miscounted(layers: Sequence[ExpertsLayer]) -> Iterator[tuple[float, str]]:
-    for layer in layers:
-        off = abs(sum(layer.load) - layer.per_token * len(layer.chosen))
-        yield float(off), f"blocks.{layer.layer}.moe.expert_idx"

@@ -1,5 +1,5 @@
-"""What is checked of every row while it is there: that it is a distribution over the right keys,
-and that with the values it gives what the fused kernel computed.
+"""Checks of every row as it is computed: it is a distribution over the right keys, and its product
+with the values is what the fused kernel computed.
 
 Axes: H heads, t rows, S keys of a block, e size of a head's value.
 """
@@ -117,7 +117,7 @@ class AttentionChecks:
         sizes_Ht: Tensor,
         narrow: bool,
     ) -> None:
-        """Of the map of a recurrence: that it reads no later token, and that times the values it
+        """Checks the map of a recurrence: it reads no later token, and its product with the values
         is what the kernel computed as `z`.
 
         Its rows are no distribution. Off may be `z` by its own rounding, where it has 16 bits
@@ -165,7 +165,7 @@ class AttentionChecks:
 def wrong_cells(block: Block, scores_HtS: Tensor) -> Tensor:
     """How many cells of each row are masked and should not be, or the other way: `[H, t]`.
 
-    A masked cell has the weight 0 and the score -∞. Which are is counted anew here: row i sees
+    A masked cell has the weight 0 and the score -∞. Which cells are is computed anew: row i sees
     its last `seen_t` keys. Keys that all rows or none see are compared as a whole.
     """
     last_t = block.positions_t

@@ -98,7 +98,7 @@ def _map(
 def _cell(
     chosen_K: Sequence[int], codes_K: Sequence[int], digits: int, columns: int, ink: Ink
 ) -> Iterator[Segment]:
-    """Numbers of so many digits, and spaces up to so many columns."""
+    """Numbers of `digits` digits, then spaces up to `columns` columns."""
     for expert, code in zip(chosen_K, codes_K, strict=True):
         after = ink.shade(code) if ink.kind == "shades" else " "
         yield Segment(f"{expert:>{digits}}{after}", ink.behind(code))
@@ -122,8 +122,8 @@ def _layers_table(report: ExpertsReport, width: int, ink: Ink) -> Iterator[Rende
 def _rows(report: ExpertsReport, room: int, ink: Ink, short: int) -> tuple[Rows, int]:
     """The table with bars in `room` columns, and how many experts one of these stands for.
 
-    `short`: without the token of the smallest margin, and without what says nothing; so many
-    fewer experts are named.
+    `short`: without the token of the smallest margin and without columns that say nothing;
+    `short` fewer experts are named.
     """
     layers = report.layers
     pool = max(-(-layer.experts // room) for layer in layers)

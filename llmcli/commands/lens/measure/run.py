@@ -114,7 +114,7 @@ def _layer(name: str) -> int | None:
 
 
 def _require_memory(model: Model, rows: int, positions: int, tokens: int) -> None:
-    """Raises OutOfMemory where the rows, the cache of so many tokens, and the logits of one chunk
+    """Raises OutOfMemory where the rows, the cache of `tokens` tokens, and the logits of one chunk
     do not fit."""
     vocab, width = model.config.vocab, model.config.width
     at_once = min(max(1, CHUNK // (rows * vocab)), positions)
@@ -299,8 +299,10 @@ def _rank(logits_PV: Tensor, ids_P: Tensor) -> Tensor:
 
 
 def settled(logits_RPV: Tensor, best_P: Tensor) -> Tensor:
-    """The first row from which on `best_P` stay likeliest: the last, which is the output, counts
-    whatever it says, for its own roundings are not the model's."""
+    """The first row from which on `best_P` stay likeliest.
+
+    The last row, which is the output, always counts: its roundings differ from the model's.
+    """
     likeliest_RP = torch.stack([_rank(logits_PV, best_P) == 1 for logits_PV in logits_RPV])
     likeliest_RP[-1] = True
     return len(likeliest_RP) - likeliest_RP.flip(0).cumprod(0).sum(0)

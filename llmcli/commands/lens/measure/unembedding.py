@@ -43,7 +43,7 @@ def unembed(model: Model, h_ND: Tensor) -> Tensor:
     """`Norm_f(h) W_Uᵀ + b_U`, `[N, V]` in at least float32, with every row's own statistics.
 
     A matrix in blocks rounds its input (`Packed.seen`). Where a number of the formula's norm and
-    of the model's are as good as equal, they are rounded as the model's is.
+    of the model's differ by rounding only, it is rounded as the model's is.
     """
     weight, config = model.decoder.weight, model.config
     bias = weight("ln_final.b").dense() if config.final_norm.bias else None
@@ -69,7 +69,7 @@ def unembed(model: Model, h_ND: Tensor) -> Tensor:
 def normalized(x_ND: Tensor, config: NormConfig, w_D: Tensor, b_D: Tensor | None) -> Tensor:
     """`x / √(mean(x²) + ε) · w` (RMSNorm), `(x − μ) / √(mean((x − μ)²) + ε) · w + b` (LayerNorm).
 
-    With an offset `offset + w` in place of w. In the dtype of `x`, whatever that of the weights is.
+    With an offset `offset + w` in place of w. Computed in the dtype of `x`.
     """
     if config.kind == "layer":
         x_ND = x_ND - x_ND.mean(-1, keepdim=True)
