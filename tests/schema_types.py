@@ -83,7 +83,7 @@ REFUSED = {"properties": {"claims": {
 def schema_of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     """The schema of a type; those of the dataclasses in it are put into `definitions` by name."""
     origin, parts = get_origin(kind), get_args(kind)
-    if origin is Annotated:  # an array, and what it is in a document
+    if origin is Annotated and get_origin(parts[1]) is tuple:  # an array, as a document has it
         return schema_of(parts[1], definitions)
     if kind is float:
         return {"type": ["number", "null"]}
