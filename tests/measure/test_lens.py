@@ -212,39 +212,27 @@ def test_sixteen_bits_do_not_hide_wrong_logits_of_unlikely_tokens(fault, dtype):
     assert checks["residual_stream"].ok
 
 
-def _adds_something_else(plain, self, x, cache, step):
-    """The pass continues with another tensor than the tap is shown."""
-    emit, last = step.emit, self.name == "blocks.1"
-
-    def shown(name, tensor):
-        if not last or not name.endswith("mlp_out"):
-            return emit(name, tensor)
-        emit(name, tensor * 1.05)
-        return tensor
-
-    step.emit = shown
-    return plain(self, x, cache, step)
-
-
-def _gets_something_else(plain, self, x, cache, step):
-    return plain(self, x * (1.001 if self.name == "blocks.0" else 1), cache, step)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "fault", "where"),
-    [
-        *(("llama", dtype, _adds_something_else, "blocks.1.resid_post, position ")
-          for dtype in ("float64", "float32", "bfloat16")),
-        ("gpt2", "float64", _gets_something_else, "blocks.0.resid_pre"),
-    ],
-)  # fmt: skip
-def test_another_stream_than_the_sum_is_red(name, dtype, fault, where, monkeypatch):
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_another_stream_than_the_tap_is_shown_is_red(dtype, monkeypatch):
     plain = Block.__call__
-    monkeypatch.setattr(Block, "__call__", lambda *args: fault(plain, *args))
-    checks = checks_of(made(name, dtype))
+
+    def block(self, x, cache, step):
+        emit, last = step.emit, self.name == "blocks.1"
+
+        def shown(name, tensor):
+            if not last or not name.endswith("mlp_out"):
+                return emit(name, tensor)
+            emit(name, tensor * 1.05)
+            return tensor
+
+        step.emit = shown
+        return plain(self, x, cache, step)
+
+    monkeypatch.setattr(Block, "__call__", block)
+    checks = checks_of(made(dtype=dtype))
     assert not checks["residual_stream"].ok
-    assert checks["residual_stream"].where.startswith(where)
-    assert checks["output"].ok or fault is _gets_something_else
+    assert checks["residual_stream"].where.startswith("blocks.1.resid_post, position ")
+    assert checks["output"].ok
 
 
 @pytest.mark.parametrize(
