@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from llmcli.commands.dump.report import DumpReport
     from llmcli.config import ModelConfig
 
-DUMP = "Dump"
 FILES = ("safetensors", "npz")
 STREAM = "embed,blocks.*.resid_post,ln_final.out"
 SMALLER = "name fewer tensors with --name"
@@ -51,7 +50,7 @@ Examples:
 class DumpOptions:
     """Which tensors, and where they go."""
 
-    panel: ClassVar[str] = DUMP
+    panel: ClassVar[str] = "Dump"
     open: ClassVar[bool] = False  # no browser shows arrays
     name: str = opt(
         STREAM, "--name", "GLOB",

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from llmcli.errors import UsageError
 from llmcli.records.numbers import counted, spans
 from llmcli.shell.inspection import Inspection
-from llmcli.shell.looking import (
-    NewTokensOptions,
-    Subject,
-    check_span,
-    parse_numbers,
-    parse_span,
-)
+from llmcli.shell.looking import NewTokensOptions, Subject, check_span, parse_numbers, parse_span
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
 from llmcli.shell.template import TemplateOptions
@@ -23,7 +17,6 @@ if TYPE_CHECKING:
     from llmcli.commands.experts.report import ExpertsReport
     from llmcli.config import ModelConfig
 
-EXPERTS = "Experts"
 FILES = ("html", "png", "json")
 SMALLER = "choose fewer positions with `--position` or layers with `--layer`"
 
@@ -48,7 +41,7 @@ Examples:
 class ExpertsOptions:
     """Which layers and positions, and where the file goes."""
 
-    panel: ClassVar[str] = EXPERTS
+    panel: ClassVar[str] = "Experts"
     position: str | None = opt(
         None, "--position", "SPAN",
         "Positions such as 40:48, :10, -5: or -1, of which loads and means are, too; one alone is "

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from llmcli.errors import UsageError
 from llmcli.records.numbers import counted
 from llmcli.shell.inspection import Inspection
-from llmcli.shell.looking import (
-    NewTokensOptions,
-    Subject,
-    check_span,
-    parse_numbers,
-    parse_span,
-)
+from llmcli.shell.looking import NewTokensOptions, Subject, check_span, parse_numbers, parse_span
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
 from llmcli.shell.template import TemplateOptions
@@ -27,7 +21,6 @@ if TYPE_CHECKING:
     from llmcli.config import ModelConfig
     from llmcli.text import Tokenizer
 
-LENS = "Lens"
 FILES = ("html", "png", "json")
 SMALLER = "choose fewer positions with `--position` or layers with `--layer`"
 
@@ -49,7 +42,7 @@ Examples:
 class LensOptions:
     """Which cells, how many tokens of each, whose rank, and where the file goes."""
 
-    panel: ClassVar[str] = LENS
+    panel: ClassVar[str] = "Lens"
     position: str | None = opt(
         None, "--position", "SPAN",
         "Positions such as 40:48, :10, -5: or -1; a single one is shown in detail. "
