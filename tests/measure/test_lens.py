@@ -89,11 +89,6 @@ def test_the_last_row_is_the_output(name, dtype):
     model = made(name, dtype)
     before = {name: slot.clone() for name, slot in parameters_of(model.decoder).items()}
     report, longer = look(model), look(model, generate=3)
-    layers = range(len(model.config.layers))
-    assert [row.layer for row in report.rows] == [None, *layers]
-    assert [row.name for row in report.rows] == [
-        "blocks.0.resid_pre", *(f"blocks.{i}.resid_post" for i in layers),
-    ]  # fmt: skip
     p_TV = tapped(model, IDS)[1].softmax(1)
     near = {"float64": 1e-12, "float32": 1e-5}.get(dtype, 0.05)
     for position, cell in enumerate(report.rows[-1].cells):
@@ -395,14 +390,6 @@ def test_smollm2s_last_row_is_its_output_and_its_weights_are_there_once(smollm2)
     assert before >= weights > 500e6
     assert max(sizes) - before < weights / 20  # rows of the stream, and no second copy of weights
     assert report.ok
-    p_TV = smollm2.decoder(torch.tensor([ids]))[0].double().softmax(1)
-    for t, cell in enumerate(report.rows[-1].cells):
-        top = p_TV[t].topk(20)
-        assert [token.probability for token in cell.top] == pytest.approx(
-            top.values.tolist(), abs=5e-5
-        )
-        assert cell.kl < 1e-6
-        assert cell.entropy == pytest.approx(float(torch.special.entr(p_TV[t]).sum()), abs=1e-4)
 
 
 @pytest.mark.real
