@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path, PurePath
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import llmcli
 from llmcli.commands.attention.report import LayerReport, LayerStates
@@ -111,6 +111,8 @@ MATRIX = {
 def schema_of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     """The schema of a type; those of the dataclasses in it are put into `definitions` by name."""
     origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated and get_origin(parts[1]) is tuple:  # an array, as a document has it
+        return schema_of(parts[1], definitions)
     if kind is float:
         return {"type": ["number", "null"]}
     if kind in PLAIN:
@@ -177,7 +179,7 @@ def hints_of(of: Any, owner: type | None = None) -> dict[str, Any]:
     for where, imported in pattern.findall(inspect.getsource(module)):
         found = vars(import_module(where))
         names |= {name: found[name] for name in re.findall(r"\w+", imported) if name in found}
-    return get_type_hints(of, names)
+    return get_type_hints(of, names, include_extras=True)
 
 
 def words(documented: Any) -> str:
@@ -212,6 +214,10 @@ DOCUMENTS = {
         },
         added={"HeadReport": {"pattern": MATRIX, "scores": MATRIX}},
         optional=(*OF_MAPS, "positions"),
+    ),
+    "experts": Document(
+        report="commands.experts.report:ExpertsReport", judged=True,
+        others={"checks": {"required": ["choice", "weights", "sum", "loads"]}},
     ),
     "lens": Document(report="commands.lens.report:LensReport", judged=True),
     "ladder": Document(

@@ -16,6 +16,7 @@ from llmcli.commands.selftest.measure.arithmetic import deviations
 from llmcli.graph import ops
 from llmcli.graph.evaluation.rules import RULES
 from llmcli.parts.attention.config import RopeConfig
+from llmcli.parts.embedding.config import HeadConfig
 
 TOKENS = 11
 
@@ -43,6 +44,12 @@ def test_sizes_of_one_letter_are_refused_where_they_differ():
     plain = replace(GATED, hidden=GATED.hidden + 2)
     with pytest.raises(ValueError, match="`F` is 30 and 32"):
         random_decoder(llama(block(branch(ATTENTION), branch(GATED), branch(plain))))
+
+
+def test_logits_are_scaled_or_capped():
+    """Neither the graph nor the decoder does both: one would silently be left out."""
+    with pytest.raises(ValueError, match="either scaled or capped"):
+        HeadConfig(tied=True, scale=2.0, cap=30.0)
 
 
 @pytest.mark.parametrize("name", covered(MODELS))

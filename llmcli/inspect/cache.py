@@ -14,14 +14,14 @@ from llmcli.records.checks import ViewCheck
 
 
 def filled(state: State, cached: Tensor, tokens: int) -> Tensor:
-    """What a state's tensor, without a batch axis, holds of so many tokens: its slots, or all."""
+    """The slots of a state's tensor, without a batch axis, that `tokens` tokens fill, or all."""
     return cached.narrow(state.axes.index("S"), 0, tokens) if "S" in state.axes else cached
 
 
 def remembered(model: Graph, state: State, rows: Tensor) -> Tensor:
     """What a state holds of all `rows` of its activation, `[…, T, …]` without a batch axis.
 
-    Axes that are not the activation's are tokens: `S` all of them, another letter so many of the
+    Axes that are not the activation's are tokens: `S` all of them, another letter that many of the
     last ones, with zeros before the first; without any it is the last one alone. In a ring each is
     in the slot of its position.
     """
@@ -42,7 +42,7 @@ def remembered(model: Graph, state: State, rows: Tensor) -> Tensor:
 def cache_check(emitted_KSd: Tensor, cached_KSd: Tensor, name: str) -> ViewCheck:
     """Counts the numbers of the cache called `name` that are not those that were computed.
 
-    Bit for bit, but that one NaN is as good as another.
+    Bit for bit, except that any NaN equals any other.
     """
     equal_KSd = (emitted_KSd == cached_KSd) | (emitted_KSd.isnan() & cached_KSd.isnan())
     wrong = (~equal_KSd).nonzero().tolist()

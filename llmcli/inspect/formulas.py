@@ -1,10 +1,10 @@
-"""Activations that somebody looks at: each is what its formula makes of the kernel's own inputs.
+"""Checks of activations: each is what its formula makes of the kernel's own inputs.
 
-From the embedding rows on roundings add up, and a number that is small because large ones cancel
-is then allowed more than itself. One formula alone is not: a fault is seen where it is made. The
-formulas are those of `explain`, independent of `ops` and in float64; a part of the activations is
-enough, such as one layer's. Of a long prompt some rows stand for all where a
-formula is a product with a matrix, or of queries and keys; all others are compared row by row.
+Compared from the embedding on, roundings would add up: a small number left over from large ones
+that cancel would be allowed to differ by more than itself. One formula at a time shows a fault
+where it is made. The formulas are those of `explain`, independent of `ops` and in float64; some of
+the activations are enough, such as one layer's. For a long prompt, some rows are compared where a
+formula is a product with a matrix, or of queries and keys; all others are compared in full.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from llmcli.records.checks import ViewCheck
 
 NAME = "formulas"
 
-CHEAP = 1 << 22  # multiplications: a product has so many for its rows, even where fewer are asked
+CHEAP = 1 << 22  # multiplications spent on the rows of a product, even if fewer rows are requested
 AT_ONCE = 1 << 20  # numbers of what is compared row by row, half a dozen copies in float64
 
 # How many roundings (eps) of Σ|terms| of a number the kernel may be off in one formula. Measured,
@@ -42,9 +42,9 @@ AT_ONCE = 1 << 20  # numbers of what is compared row by row, half a dozen copies
 # 5.3 with tiny (200 tokens), 1.9 with tiny in float64.
 ROUNDINGS = 32
 # A kernel of 16 bits takes its sums in float32, with as many roundings of float32 as above; what it
-# rounds to 16 bits (`Rule.halves`) may be off by so many eps. Rounded correctly it is 0.5.
+# rounds to 16 bits (`Rule.halves`) may be off by this many eps. Rounded correctly it is 0.5.
 NARROW_ROUNDINGS = 0.6
-# On a GPU it may round the parts of a sum, too: so many eps of Σ|terms|. That is not measured.
+# On a GPU it may round the parts of a sum, too: this many eps of Σ|terms|. Not measured.
 NARROW_ROUNDINGS_GPU = 4
 
 
@@ -250,7 +250,7 @@ def _allowed(magnitude: Tensor, halves: Tensor, own: Kernel, name: str) -> Tenso
 
 
 def _roundings(own: Kernel, name: str) -> float:
-    """Of the sum of a product of blocks each addition may round by half an eps of all of it.
+    """Roundings of one number. In a product of blocks each addition may round by eps/2 of the sum.
 
     They are added from left to right. What comes after a term that leads (a neuron of the first
     token of smollm2 is a thousand times the others) is rounded in the same direction again and

@@ -69,7 +69,7 @@ class Kernel:
         return self.kernel(name)
 
     def every(self, name: str, rows: slice = slice(None)) -> Tensor:
-        """All its rows, or those, whatever `positions` are: keys and values."""
+        """All its rows, or `rows`, independent of `positions`: keys and values."""
         return exact(self.emitted[name][..., rows, :])
 
     def read(self, name: str, weight: str) -> Tensor:
@@ -77,7 +77,7 @@ class Kernel:
         return self._seen(concatenated(self[name]), weight)
 
     def _seen(self, x_TK: Tensor, weight: str) -> Tensor:
-        """As `Weight.seen` has it; a dense weight reads what there is."""
+        """See `Weight.seen`; a dense weight reads `x_TK` itself."""
         if not self.rounded(weight):
             return x_TK
         matrix = self.model.decoder.weight(weight)
@@ -148,7 +148,7 @@ class Kernel:
         return each[0] if len(each) == 1 else torch.cat(each, dim=-2)
 
     def _rows(self, tensor: Tensor) -> Tensor:
-        """Those of the positions."""
+        """The rows of the positions."""
         rows = tensor.shape[-2]
         if rows == len(self.positions):
             return tensor

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llmcli.anatomy.block import BranchNames, block_names
+from llmcli.anatomy.block import block_names
 from llmcli.anatomy.graph import graph
 from llmcli.graph.node import State
 from llmcli.graph.ops import Convolve, Mix, Softmax
@@ -32,7 +32,14 @@ class LayerMap:
     """What the map `[H, T, S]` of layer `number` is made of. Raises KeyError where it has none.
 
     `value` and `mixed` are the activations that it mixes and gives, `sources` those that it is
-    computed from. `score`: the operation whose softmax it is, None where it is no such.
+    computed from, and `reads` all of these. `adds`: what its mixer adds to the residual stream.
+    `score`: the operation whose softmax it is, None where it is no such. `sinks`: whether its heads
+    have sinks of their own, so that their rows sum to less than 1.
+
+    `whole`: the activations whose rows are all needed for one: keys and values, or what a map or a
+    convolution reads. `states`: what a cache has of all tokens: keys and values (which may be those
+    of another layer), or what these are computed from; `kept_fixed`: what it has of the mixer in
+    a size that no token makes larger.
     """
 
     def __init__(self, model: Model, number: int) -> None:
@@ -46,17 +53,29 @@ class LayerMap:
         self.signed = node.op.signed
         self.heads = self._graph.sizes(number)["H"]
         self.sources = self._graph.sources(self.pattern)
+        self.recurrence_reads = (*self.sources, self.value)
+        self.reads = tuple(dict.fromkeys((*self.recurrence_reads, self.mixed)))
         self.score = self._graph.score(node.op)
         above = self._graph[self.pattern].op
         self._sink = above.sink if isinstance(above, Softmax) else None
-
-    @cached_property
-    def _branch(self) -> BranchNames:
+        self.sinks = self._sink is not None
+        self._mixer = mixer_of(model, self.mixed)
         part = self.mixed.rpartition(".")[0]
-        block = block_names(self._model.config.layers[self.number], f"blocks.{self.number}")
-        return next(one for sub in block for one in sub.branches if one.part == part)
+        block = block_names(model.config.layers[number], f"blocks.{number}")
+        branch = next(one for sub in block for one in sub.branches if one.part == part)
+        self.adds, self._part = branch.adds, branch.config.part
+        own = [one.op for name, one in self._graph.nodes.items() if name.startswith(f"{part}.")]
+        self._convolved = [op for op in own if isinstance(op, Convolve)]
+        keys = self.sources if self.score is None else (self.score.key,)
+        convolved = (op.source for op in self._convolved)
+        self.whole = tuple(dict.fromkeys((*keys, self.value, *convolved)))
+        states = self._graph.states.values()
+        mine = [one for one in states if one.holds.startswith(f"{part}.")]
+        self.states = [one for one in states
+                       if "S" in one.axes and (one in mine or one.holds in self.whole)]  # fmt: skip
+        self.kept_fixed = [one for one in mine if "S" not in one.axes]
 
-    @cached_property
+    @property
     def note(self) -> str:
         """What its map is where it is no softmax, in a sentence; empty where it is one."""
         if not self.signed:
@@ -67,31 +86,19 @@ class LayerMap:
             return words
         return f"{words}; values come after a convolution: column j mixes tokens j−{seen - 1} to j"
 
-    @cached_property
-    def _convolved(self) -> list[Convolve]:
-        """The convolutions of the mixer, which come before its map."""
-        nodes = (node for name, node in self._graph.nodes.items() if name.startswith(self.prefix))
-        return [node.op for node in nodes if isinstance(node.op, Convolve)]
-
-    @property
-    def sinks(self) -> bool:
-        """Whether its heads have sinks of their own, so that their rows sum to less than 1."""
-        return self._sink is not None
-
     @property
     def kind(self) -> str:
         """What such a layer is called: `full`, `window 512`, or what its mixer is."""
         if self.score is not None:
             return kind_of(self.window)
-        part = self._branch.config.part
-        kind: str = part_of(part).facts(part)["kind"]
+        kind: str = part_of(self._part).facts(self._part)["kind"]
         return kind
 
     @cached_property
     def checked(self) -> tuple[str, ...]:
         """Everything from the residual stream to what is added, the map included."""
         names = [node.name for node in self._graph.nodes.values() if node.layer == self.number]
-        inside = names[1 : names.index(self._branch.adds) + 1]
+        inside = names[1 : names.index(self.adds) + 1]
         on_the_way = {self.pattern, *self._graph[self.pattern].op.inputs}
         return tuple(n for n in inside if self._graph.written(n) or n in on_the_way)
 
@@ -99,40 +106,6 @@ class LayerMap:
     def inputs(self) -> frozenset[str]:
         """What the formulas of these are checked with."""
         return formula_inputs(self._model.config, self.checked) | {self.value, self.mixed}
-
-    @property
-    def prefix(self) -> str:
-        """How the names of the mixer's activations begin."""
-        return self.mixed.rpartition(".")[0] + "."
-
-    @property
-    def adds(self) -> str:
-        """What its mixer adds to the residual stream."""
-        return self._branch.adds
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """All activations that the rows and their proof are made of."""
-        return tuple(dict.fromkeys((*self.sources, self.value, self.mixed)))
-
-    @property
-    def states(self) -> tuple[State, ...]:
-        """What a cache has of all tokens: keys and values, or what these are computed from.
-
-        Keys and values may be those of another layer.
-        """
-        every = self._graph.states.values()
-        return tuple(
-            one for one in every
-            if "S" in one.axes and (one.holds.startswith(self.prefix) or one.holds in self.whole)
-        )  # fmt: skip
-
-    @property
-    def kept_fixed(self) -> tuple[State, ...]:
-        """What a cache has of the mixer in a size that no token makes larger."""
-        every = self._graph.states.values()
-        return tuple(one for one in every
-                     if "S" not in one.axes and one.holds.startswith(self.prefix))  # fmt: skip
 
     def held(self, cache: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
         """What a `cache` has of the first `tokens`, by activations, and `whole` as follows from it.
@@ -143,20 +116,10 @@ class LayerMap:
             one.holds: cache[one.name].narrow(1 + one.axes.index("S"), 0, tokens)
             for one in self.states
         }
-        mixer = mixer_of(self._model, self.mixed)
         for name in self.whole if self.score is not None else ():
             if name not in found:
-                found[name] = mixer.derive(name, found, 0, tokens)
+                found[name] = self._mixer.derive(name, found, 0, tokens)
         return found
-
-    @property
-    def whole(self) -> tuple[str, ...]:
-        """The activations whose rows are all needed for one: keys and values, or what a map reads.
-
-        And what a convolution reads.
-        """
-        keys = self.sources if self.score is None else (self.score.key,)
-        return tuple(dict.fromkeys((*keys, self.value, *(one.source for one in self._convolved))))
 
     @property
     def matrix(self) -> State:
@@ -175,7 +138,7 @@ class LayerMap:
 
         `seen` are activations `[H, T, d]` of all tokens.
         """
-        mixer = mixer_of(self._model, self.mixed)
+        mixer = self._mixer
         if self.score is None:
             emitted = {name: seen[name][None] for name in self.sources}
             of = slice(heads[0], heads[-1] + 1)
@@ -201,26 +164,19 @@ class LayerMap:
         return self._recurrent.read(self._batched(seen))
 
     @property
-    def recurrence_reads(self) -> tuple[str, ...]:
-        """The activations that it is made of."""
-        return (*self.sources, self.value)
-
-    @property
     def _recurrent(self) -> Recurrent:
-        mixer = mixer_of(self._model, self.mixed)
-        assert isinstance(mixer, Recurrent)
-        return mixer
+        assert isinstance(self._mixer, Recurrent)
+        return self._mixer
 
     def _batched(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: seen[name][None] for name in self.recurrence_reads}
 
     def weights(self, scores_HtS: Tensor, heads: Sequence[int]) -> Tensor:
         """The rows of the map of those `heads`, of the scores that `rows` gives of them."""
-        mixer = mixer_of(self._model, self.mixed)
         if self.score is None:
             return scores_HtS.softmax(-1)
-        assert isinstance(mixer, SoftmaxMap)
-        return mixer.weights(scores_HtS, heads)
+        assert isinstance(self._mixer, SoftmaxMap)
+        return self._mixer.weights(scores_HtS, heads)
 
     def taken(self, scores_HtS: Tensor, heads: Sequence[int]) -> Tensor | None:
         """What the sinks of those `heads` take of each row, `[H, t]`; None where they have none."""
@@ -233,7 +189,7 @@ class LayerMap:
 class Scores(NamedTuple):
     """What the map is the softmax of, −∞ where masked, at least float32: `[H, t, S]`.
 
-    Of a map that is no softmax its logarithm. A score's roundings are a share of the product of
+    For a map that is no softmax: its logarithm. A score's roundings are a share of the product of
     the `norms` of its query and key, `[H, t]` and `[K, S]`; None: of its own size.
     """
 

@@ -60,7 +60,7 @@ class Walk:
     end: End
 
     def overwritten(self) -> list[float]:
-        """Of every head: Σ β ‖r‖ / Σ β (‖v‖ + ‖r‖) over all tokens, the overwritten share.
+        """The overwritten share of each head: Σ β ‖r‖ / Σ β (‖v‖ + ‖r‖) over all tokens.
 
         r = kᵀS is what the state, decayed, holds under a token's key, and what the delta rule takes
         off before v is put there: 0 where nothing was there, 1/2 where each write replaces as much
@@ -106,7 +106,7 @@ class Walk:
         )  # fmt: skip
 
     def half_lives(self) -> list[float]:
-        """Of every head: after how many tokens the decays have taken half of what one wrote.
+        """The half-life of each head: tokens after which the decays have taken half of a write.
 
         The median over all tokens j of the least n with g_{j+1} + … + g_{j+n} ≤ −ln 2. What the
         delta rule overwrites does not count. A write that is more than half there at the end of the

@@ -1,8 +1,9 @@
-"""Mean, standard deviation, range and norm of numbers that come in parts."""
+"""Mean, standard deviation, range and norm of numbers that come in parts, and such parts."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -11,27 +12,36 @@ from torch import Tensor
 
 from llmcli.devices import float64_device
 
-_AT_ONCE = 1 << 17  # numbers that are looked at together: 1 MiB of float64, which a cache holds
+_AT_ONCE = 1 << 17  # numbers processed together: 1 MiB of float64, which a cache holds
 _ON_GPU = 1 << 22  # there a call costs more than its work
+AT_ONCE = 1 << 22  # numbers of a part, 32 MiB of float64
 
 
-class Faults(Protocol):
+def parts(tensor: Tensor) -> Iterator[Tensor]:
+    """Parts in C order, small enough to be copied one by one: rows of it, of a `[H, T, d]` head
+    by head; a view in another order is not copied whole."""
+    if tensor.ndim > 2:
+        for one in tensor:
+            yield from parts(one)
+    elif tensor.ndim == 2:
+        rows = max(1, AT_ONCE // max(1, tensor.shape[1]))
+        yield from (tensor[first : first + rows] for first in range(0, len(tensor), rows))
+    else:
+        yield tensor
+
+
+class _Faults(Protocol):
     """How many numbers of a tensor are NaN and infinite, and the index of the first of them."""
 
     @property
-    def nan(self) -> int:
-        """NaN."""
-
+    def nan(self) -> int: ...
     @property
-    def inf(self) -> int:
-        """Of both signs."""
-
+    def inf(self) -> int: ...
     @property
-    def first_bad(self) -> tuple[int, ...] | None:
-        """None where all are finite."""
+    def first_bad(self) -> tuple[int, ...] | None: ...
 
 
-def not_finite(name: str, found: Faults | None) -> str:
+def not_finite(name: str, found: _Faults | None) -> str:
     """The first number of `name` that is not finite, and what it is; empty where all are finite."""
     if found is None or found.first_bad is None:
         return ""
@@ -62,7 +72,7 @@ class Statistics:
         self.first_bad: int | None = None  # counted in the order in which they came
 
     def add(self, part: Tensor) -> None:
-        """More numbers, on whatever device; they are read a little at a time."""
+        """Adds numbers, on any device; they are read a little at a time."""
         device = float64_device(part.device)
         flat = part.reshape(-1)
         step = _AT_ONCE if flat.device.type == "cpu" else _ON_GPU

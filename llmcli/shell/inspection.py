@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from llmcli.measure.environment import environment
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import members
-from llmcli.shell.files import check_export, check_size, kind_of_file, page_to_open
-from llmcli.shell.looking import NewTokensOptions, encode_prompt
+from llmcli.shell.encoding import Encoded
+from llmcli.shell.files import check_export, check_size, page_to_open
+from llmcli.shell.looking import NewTokensOptions, Subject, encode_prompt
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
-from llmcli.shell.output import ExportFile, Output
-from llmcli.shell.prompts import prompt_or_default
+from llmcli.shell.output import EXPLAIN, ExportFile, Output
+from llmcli.shell.prompts import Prompt, prompt_or_default
 from llmcli.shell.running import kernels_of, load_model
 from llmcli.shell.template import TemplateOptions
 
@@ -25,47 +26,38 @@ if TYPE_CHECKING:
 Makers = Mapping[str, Callable[[], bytes]]
 
 
-class FileOptions(Protocol):
+class _FileOptions(Protocol):
     """`-o`, `--open` and `--force`."""
 
     @property
-    def save(self) -> str | None:
-        """The file that is written."""
-
+    def save(self) -> str | None: ...
     @property
-    def open(self) -> bool:
-        """Whether it, or else a page that is made for it, is shown in a browser."""
-
+    def open(self) -> bool: ...
     @property
-    def force(self) -> bool:
-        """Whether it is written however large it gets."""
+    def force(self) -> bool: ...
 
 
-class Report(Protocol):
-    """What was measured; its members are those of the document."""
-
+class _Report(Protocol):
     @property
-    def checks(self) -> tuple[ViewCheck, ...]:
-        """What the report is checked by."""
+    def checks(self) -> tuple[ViewCheck, ...]: ...
 
 
-class Inspection:
+class Inspection(Subject):
     """One run of such a command. `kinds` are the files that it writes, by their endings.
 
     Raises UsageError for another file, before anything is read. `path` and `kind` are of the file,
     None and empty without one.
     """
 
-    model: Model
-
     def __init__(
-        self, command: str, file: FileOptions, kinds: Sequence[str], output: ViewOutputOptions
+        self, command: str, file: _FileOptions, kinds: Sequence[str], output: ViewOutputOptions
     ) -> None:
         self.out = Output(command, output)
-        self._options = file
-        check_export(file.save, kinds, show=file.open)
-        self.path = page_to_open(command) if file.open and file.save is None else file.save
-        self.kind = "" if self.path is None else kind_of_file(self.path, kinds)
+        self._file = file
+        self.kind = check_export(file.save, kinds, show=file.open)
+        self.path = file.save
+        if file.open and file.save is None:
+            self.path, self.kind = page_to_open(command), "html"
 
     def load(
         self, options: ModelOptions, check: Callable[[ModelConfig], None], *, text: bool
@@ -81,18 +73,23 @@ class Inspection:
         new: NewTokensOptions,
         options: ModelOptions,
         check: Callable[[ModelConfig], None],
-    ) -> tuple[int, ...]:
-        """Loads the model and returns the ids of the prompt, or of the usual text without one."""
+    ) -> None:
+        """Loads the model and reads the prompt, or the usual text without one."""
         given = prompt_or_default(prompt, self.out.note)
-        model = self.load(options, check, text=given.ids is None)
-        return encode_prompt(given, template, options, model, new=new.generate).ids
+        self.load(options, check, text=given.ids is None)
+        self.encode(given, template, new, options)
 
-    @property
-    def title(self) -> str:
-        """The model's line."""
-        from llmcli.ui.facts import model_line
-
-        return model_line(self.model.describe())
+    def encode(
+        self,
+        given: Prompt,
+        template: TemplateOptions,
+        new: NewTokensOptions,
+        options: ModelOptions,
+    ) -> Encoded:
+        """Encodes the prompt, and sets how many new tokens come after it."""
+        encoded = encode_prompt(given, template, options, self.model, new=new.generate)
+        self.ids, self.generate = encoded.ids, new.generate
+        return encoded
 
     def check_size(self, sizes: Mapping[str, int], smaller: str) -> None:
         """Refuses a file that gets too large; `sizes`: about how many bytes, by its kind.
@@ -101,7 +98,7 @@ class Inspection:
         """
         if self.path is not None:
             size = sizes.get(self.kind, 0)
-            check_size(self.path, size, force=self._options.force, smaller=smaller)
+            check_size(self.path, size, force=self._file.force, smaller=smaller)
 
     def file(
         self, holds: str, makers: Makers, write: Callable[[Mapping[str, Any]], None] | None = None
@@ -112,17 +109,21 @@ class Inspection:
         make = makers.get(self.kind)
         return ExportFile(
             path=self.path, holds=holds, make=make, write=None if make else write,
-            open=self._options.open,
+            open=self._file.open,
         )  # fmt: skip
 
     def present(
         self,
         view: Callable[[], RenderableType],
-        report: Report,
-        file: ExportFile | None,
+        report: _Report,
+        file: ExportFile | None = None,
         body: Mapping[str, Any] | None = None,
+        hint: str = EXPLAIN,
     ) -> None:
-        """Writes the file, shows the view or JSON; `body` where it is not the report alone."""
+        """Writes the file, shows the view or JSON; `body` where it is not the report alone.
+
+        Raises CheckFailed with `hint` where a check fails.
+        """
         about = self.model.describe()
         self.out.present(
             view,
@@ -131,4 +132,5 @@ class Inspection:
             environment=environment(kernels=kernels_of(about)),
             checks=report.checks,
             file=file,
+            hint=hint,
         )

@@ -33,8 +33,27 @@ IN_CHAT: dict[str, tuple[str, ...]] = {
 Shown = tuple["RenderableType", Sequence[ViewCheck]]  # and what the view is checked by
 
 
+class Subject:
+    """What a look reads: the tokens `ids`, and up to `generate` that the model writes after them.
+
+    `out` is where its progress and its notes go.
+    """
+
+    model: Model
+    ids: Sequence[int] = ()
+    generate: int = 0
+    out: Output
+
+    @property
+    def title(self) -> str:
+        """The model's line."""
+        from llmcli.ui.facts import model_line
+
+        return model_line(self.model.describe())
+
+
 @dataclass(frozen=True, kw_only=True)
-class InChat:
+class InChat(Subject):
     """The tokens of a conversation; its last `answer` tokens are the model's last answer.
 
     `room`: the most tokens of the context.
@@ -45,13 +64,6 @@ class InChat:
     answer: int
     room: int
     out: Output
-
-    @property
-    def title(self) -> str:
-        """The model's line."""
-        from llmcli.ui.facts import model_line
-
-        return model_line(self.model.describe())
 
 
 @dataclass(frozen=True, kw_only=True)

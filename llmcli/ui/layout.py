@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -173,6 +174,20 @@ class Rows:
             segments[-1] = Segment(last.text.rstrip(), last.style)
         yield from segments
         yield Segment.line()
+
+
+Item = TypeVar("Item")
+
+
+def table(
+    items: Iterable[Item],
+    columns: Sequence[tuple[Column, Callable[[Item], Text | str]]],
+    *,
+    below: bool = False,
+) -> Rows:
+    """A row for each item; a column comes with what makes its cells. `below` as in `Rows`."""
+    rows = [[cell(item) for _, cell in columns] for item in items]
+    return Rows([column for column, _ in columns], rows, below=below)
 
 
 def _width(cell: Text | str) -> int:

@@ -8,16 +8,11 @@ import os
 import numpy as np
 import pytest
 import torch
-from cli_tiny import write_tiny
-from json_schemas import errors
 from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
 
 from llmcli.loading.load import load
-from llmcli.shell.prompts import LOOKED_AT
-
-ALL = "embed,blocks.*,ln_final*,logits*,cache.*"
 
 
 @pytest.fixture
@@ -25,68 +20,39 @@ def dump(cli, weighted):
     return lambda *argv: cli("dump", "-m", weighted, *argv)
 
 
-def emitted(path, ids, dtype):
-    seen = {}
-    model = load(str(path), dtype=dtype)
-    model.decoder(torch.tensor([ids]), tap=lambda name, one: seen.__setitem__(name, one[0]))
-    return seen
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_a_safetensors_file_is_bit_for_bit_what_ran(dump, weighted, tmp_path, dtype):
-    path = tmp_path / "all.safetensors"
-    result = dump("hello", "--name", ALL, "-o", path, "--dtype", dtype, "--json")
-    assert result.code == 0
-    document = result.json()
-    arrays, seen = load_torch(path), emitted(weighted, document["prompt"]["ids"], dtype)
-    assert set(seen) < set(arrays)
-    for name, array in seen.items():
-        assert torch.equal(arrays[name], array), name
-        assert arrays[name].dtype == array.dtype
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_files_have_what_ran_and_the_tokens(dump, weighted, tmp_path, dtype):
+    """The prompt's tokens and the new ones, the likeliest; the document says where it is."""
+    names = "blocks.*,logits*,cache.*"
+    argv = ["hello", "--name", names, "--dtype", dtype, "--generate", "3", "--json", "-o"]
+    path = tmp_path / "a.safetensors"
+    document = dump(*argv, path).json()
     assert document["file"] == {"path": str(path), "bytes": path.stat().st_size}
+    ids = [token["id"] for token in document["tokens"]]
+    assert document["prompt_tokens"] == len(document["prompt"]["ids"]) == 5
+    assert 6 <= len(ids) <= 8
+    arrays, seen = load_torch(path), {}
+    load(str(weighted), dtype=dtype).decoder(
+        torch.tensor([ids]), tap=lambda name, one: seen.__setitem__(name, one[0])
+    )
+    for name in seen.keys() & arrays.keys():
+        assert torch.equal(arrays[name], seen[name]), name
+        assert arrays[name].dtype == seen[name].dtype
+    assert arrays["cache.1.k"].shape == (2, len(ids), 8)
+    assert arrays["blocks.0.attn.pattern"].shape == (4, len(ids), len(ids))
+    assert arrays["logits"][4:-1].argmax(-1).tolist() == ids[5:]
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
     assert metadata["schema"] == document["schema"] == "llmcli.dump/1"
-    assert metadata["prompt"] == "hello"
-    assert json.loads(metadata["ids"]) == document["prompt"]["ids"]
-    assert json.loads(metadata["tokens"]) == list("hello")
-    assert metadata["names"] == ALL
-
-
-def test_npz_and_safetensors_have_the_same(dump, tmp_path):
-    name = ["--name", "blocks.*.resid_post,blocks.0.attn.pattern", "--dtype", "bfloat16"]
-    for ending in ("npz", "safetensors"):
-        result = dump("hello", *name, "-o", tmp_path / f"a.{ending}")
-        assert result.code == 0
-        assert result.err.startswith(f"note: wrote `{tmp_path / f'a.{ending}'}` (")
-        assert result.err.endswith("): 3 tensors\n")
-    one, other = np.load(tmp_path / "a.npz"), load_torch(tmp_path / "a.safetensors")
-    assert set(one.files) == {*other, "metadata"}
-    for name, array in other.items():
-        assert np.array_equal(one[name], array.float().numpy())
-    assert json.loads(str(one["metadata"]))["prompt"] == "hello"
-    document = dump("--no-stdin", "--json", "-o", tmp_path / "a.npz").json()
-    names = [tensor["name"] for tensor in document["tensors"]]
-    assert names == [one for one in np.load(tmp_path / "a.npz") if one != "metadata"]
-    assert document["prompt"]["text"] == LOOKED_AT
-
-
-def test_generated_tokens_are_dumped_too(dump, tmp_path):
-    path = tmp_path / "a.safetensors"
-    names = "cache.*,blocks.0.attn.pattern,logits"
-    document = dump("hello", "--name", names, "--generate", "3", "-o", path, "--json").json()
-    new = len(document["tokens"]) - document["prompt_tokens"]
-    assert document["prompt_tokens"] == 5
-    assert 1 <= new <= 3
-    arrays = load_torch(path)
-    assert arrays["cache.1.k"].shape == (2, 5 + new, 8)
-    assert arrays["blocks.0.attn.pattern"].shape == (4, 5 + new, 5 + new)
-    logits = arrays["logits"]
-    assert len(logits) == 5 + new
-    written = [token["id"] for token in document["tokens"][5:]]
-    assert logits[4:-1].argmax(-1).tolist() == written, "greedy"
-    with safe_open(path, "pt") as file:
-        assert json.loads(file.metadata()["ids"])[5:] == written
+    assert (metadata["prompt"], metadata["names"]) == ("hello", names)
+    assert json.loads(metadata["ids"]) == ids
+    assert json.loads(metadata["tokens"])[:5] == list("hello")
+    dump(*argv, tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz") as others:
+        assert set(others.files) == {*arrays, "metadata"}
+        assert json.loads(str(others["metadata"]))["prompt"] == "hello"
+        for name, array in arrays.items():
+            assert np.array_equal(others[name], array.float().numpy(), equal_nan=True)
 
 
 def test_a_parameter_needs_no_prompt(dump, weighted, tmp_path):
@@ -100,30 +66,6 @@ def test_a_parameter_needs_no_prompt(dump, weighted, tmp_path):
     ours = arrays["blocks.0.attn.W_k"]
     assert ours.shape == there.T.shape
     assert np.allclose(ours.astype(np.float32), there.T, rtol=1e-2)
-
-
-@pytest.mark.parametrize("generate", ["0", "2"])
-def test_a_nan_exits_7_and_what_there_is_is_written(cli, tmp_path, generate):
-    sick, path = write_tiny(tmp_path / "sick", weights=True), tmp_path / "a.safetensors"
-    tensors = load_file(sick / "model.safetensors")
-    tensors["model.layers.1.mlp.up_proj.weight"][7, 3] = np.nan
-    save_file(tensors, sick / "model.safetensors")
-    argv = ["dump", "-m", sick, "hello", "--name", "blocks.*", "-o", path, "--generate", generate]
-    result = cli(*argv, "--dtype", "float32")
-    assert result.code == 7
-    assert "error: `blocks.1.mlp.up[0,7]` is not a number" in result.err
-    assert "✗ `blocks.1.mlp.up[0,7]` is not a number" in result.out
-    assert "no NaN" not in result.out
-    arrays = load_file(path)
-    assert np.isnan(arrays["blocks.1.mlp.up"][:, 7]).all()
-    assert np.isfinite(arrays["blocks.1.ln2.out"]).all()
-    assert "blocks.1.resid_post" in arrays
-    document = cli(*argv, "--json").json()  # one document, and no other
-    assert errors(document, "dump") == []
-    assert document["not_finite"] == "`blocks.1.mlp.up[0,7]` is not a number"
-    assert document["ok"] is False
-    bad = next(one for one in document["tensors"] if one["nan"])
-    assert (bad["name"], bad["first_bad"]) == ("blocks.1.mlp.up", [0, 7])
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "npz"])

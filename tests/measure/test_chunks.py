@@ -13,13 +13,10 @@ from small_models import ids, random_decoder
 from test_view_faults import whole
 from zoo import MODELS
 
-import llmcli.inspect.chunks as chunks
 from llmcli.anatomy.graph import graph
-from llmcli.commands.lens.measure.run import Places, measure_lens
-from llmcli.commands.lens.measure.stream import Stream
+from llmcli.commands.lens.measure.run import Stream, measure_lens
 from llmcli.engine.session import Session
-from llmcli.errors import OutOfMemory
-from llmcli.inspect.generated import generated
+from llmcli.inspect.passes import Passes
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Step, Visible
 from llmcli.ops import compiled
@@ -33,8 +30,7 @@ IDS = (5, 17, 3, 17, 42, 8, 30, 1, 9, 11)
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Chunks of four tokens."""
-    monkeypatch.setattr(chunks, "PROMPT_CHUNK", 4)
-    monkeypatch.setattr("llmcli.inspect.generated.PROMPT_CHUNK", 4)
+    monkeypatch.setattr("llmcli.inspect.passes.PROMPT_CHUNK", 4)
 
 
 ARITHMETIC = [torch.float32, pytest.param("packed", marks=needs_kernels)]
@@ -212,7 +208,7 @@ FAULTS = (
 
 
 def lens(model, tokens=IDS):
-    return measure_lens(model, tokens, span=range, places=Places()).checks
+    return measure_lens(Passes(model, tokens), span=range).checks
 
 
 def red(checks):
@@ -236,13 +232,7 @@ def test_a_fault_in_any_chunk_turns_the_footer_red(fault, begin, dtype, monkeypa
     assert "chunks" in red(lens(of))
 
 
-def test_a_prompt_whose_cache_does_not_fit_is_refused(monkeypatch):
-    model = whole("llama", torch.float32)
-    monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 0)
-    with pytest.raises(OutOfMemory, match="the cache of 10 tokens"):
-        lens(model)
-
-
 def test_new_tokens_that_change_the_frequencies_have_another_cache():
-    found = generated(whole("longrope", torch.float64), IDS[:2], 5)
+    found = Passes(whole("longrope", torch.float64), IDS[:2], 5)
+    found.write()
     assert [check.ok for check in found.checks] == [True]

@@ -11,7 +11,7 @@ from zoo import MODELS
 
 from llmcli.commands.experts import measure
 from llmcli.commands.experts.command import ExpertsOptions
-from llmcli.errors import UsageError
+from llmcli.inspect.passes import Passes
 from llmcli.parts.experts import forward as experts
 
 MIXTURES = (
@@ -23,7 +23,7 @@ PROMPT = tuple(ids(1, 11)[0].tolist())
 
 def looked(of, prompt=PROMPT, *, generate=0, span=range):
     layers = ExpertsOptions().layers(of.config)
-    return measure.measure_experts(of, prompt, layers, span=span, generate=generate)
+    return measure.measure_experts(Passes(of, prompt, generate), layers, span=span)
 
 
 def red(report):
@@ -119,7 +119,7 @@ def test_where_all_are_chosen_nothing_is_refused():
 def test_in_chunks_and_token_by_token_it_is_the_same(name, monkeypatch):
     of = random_model(MODELS[name])
     whole = looked(of)
-    monkeypatch.setattr("llmcli.inspect.chunks.PROMPT_CHUNK", 4)
+    monkeypatch.setattr("llmcli.inspect.passes.PROMPT_CHUNK", 4)
     chunked = looked(of)
     assert red(chunked) == set()
     assert "chunks" in {check.name for check in chunked.checks}
@@ -127,28 +127,6 @@ def test_in_chunks_and_token_by_token_it_is_the_same(name, monkeypatch):
         np.testing.assert_array_equal(one.chosen, other.chosen)
         np.testing.assert_allclose(one.weights, other.weights)
         np.testing.assert_allclose(one.margins, other.margins, rtol=1e-5)
-
-
-def test_loads_and_means_are_of_the_positions_asked_for():
-    of = random_model(MODELS["experts by groups"])
-    whole, part = looked(of), looked(of, span=lambda tokens: range(4, 7))
-    assert part.positions == (4, 5, 6)
-    for one, other in zip(whole.layers, part.layers, strict=True):
-        np.testing.assert_array_equal(one.chosen[4:7], other.chosen)
-        assert sum(other.load) == 3 * other.per_token
-        assert other.smallest_at in part.positions
-        assert other.smallest_margin == one.margins[other.smallest_at]
-
-
-def test_layers_without_experts_say_so():
-    beside = MODELS["experts beside dense layers"]
-    assert ExpertsOptions().layers(beside) == (1, 2)
-    assert ExpertsOptions(layer="-1,1").layers(beside) == (1, 2)
-    with pytest.raises(UsageError, match="layer 0 has no experts") as found:
-        ExpertsOptions(layer="0-1").layers(beside)
-    assert found.value.hint == "layers that have: 1-2"
-    with pytest.raises(UsageError, match="no layer of this model has experts"):
-        ExpertsOptions().layers(MODELS["llama"])
 
 
 def instead(owner, name, make):

@@ -10,10 +10,9 @@ from decoder_parameters import parameters_of
 from small_models import as_model, weights
 from zoo import CONFIGS, VOCAB
 
-from llmcli import anatomy, devices
+from llmcli import devices
 from llmcli.errors import NotFinite, OutOfMemory
-from llmcli.graph.spec import Call
-from llmcli.inspect.generated import generated
+from llmcli.inspect.passes import Passes
 from llmcli.measure.runs import gc_disabled
 
 IDS = [(5 * i + 1) % VOCAB for i in range(9)]
@@ -24,14 +23,10 @@ def model():
     return as_model(weights(CONFIGS["llama"]).decoder)
 
 
-def test_one_pass_shows_every_activation_in_order(model):
-    seen = []
-    model.decoder(torch.tensor([IDS]), tap=lambda *named: seen.append(named), logits="last")
-    call = Call(batch=1, tokens=len(IDS), past=0, phase="prefill")
-    specs = anatomy.plan(model.config, call, logits="last").written
-    assert [name for name, _ in seen] == [spec.name for spec in specs]
-    plain = model.decoder(torch.tensor([IDS]), logits="last")
-    assert torch.equal(seen[-1][1], plain)
+def generated(model, ids, limit, **options):
+    passes = Passes(model, ids, limit)
+    passes.write(**options)
+    return passes
 
 
 def test_logits_that_are_not_finite(model):
@@ -48,7 +43,7 @@ def test_every_new_token_is_the_likeliest(model, prove):
         ids.append(int(model.decoder(torch.tensor([ids]))[0, -1].argmax()))
     assert list(found.ids) == ids
     assert [check.name for check in found.checks] == ["steps"] * prove
-    assert generated(model, IDS, 0) == (tuple(IDS), ())
+    assert (generated(model, IDS, 0).ids, generated(model, IDS, 0).checks) == (tuple(IDS), ())
 
 
 def test_an_end_of_text_token_is_the_last_and_is_read(model):

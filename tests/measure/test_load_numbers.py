@@ -145,7 +145,7 @@ def test_a_transposed_parameter_is_not_copied_whole(monkeypatch):
     monkeypatch.setattr(
         Statistics, "add", lambda self, part: (seen.append(part.numel()), plain(self, part))
     )
-    monkeypatch.setattr("llmcli.inspect.parts.AT_ONCE", 64)
+    monkeypatch.setattr("llmcli.inspect.statistics.AT_ONCE", 64)
     slot = torch.randn(16, 32).t()
     found = parameter_numbers(slot, turned=True)
     assert max(seen) <= 64

@@ -17,8 +17,9 @@ from small_models import as_model, ids
 from llmcli.anatomy.names import select
 from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.dump.measure import measure_dump, plan_dump
-from llmcli.commands.lens.measure.run import Places, measure_lens
+from llmcli.commands.lens.measure.run import measure_lens
 from llmcli.formats.packed import Packed
+from llmcli.inspect.passes import Passes
 from llmcli.parts.attention import forward as nn_attention
 
 ARITHMETIC = [
@@ -51,15 +52,12 @@ def attention_of_new_tokens(of):
 
 
 def lens(of):
-    return measure_lens(of, PROMPT, span=range, places=Places(mid=True)).checks
+    return measure_lens(Passes(of, PROMPT), span=range, mid=True).checks
 
 
 def dump(of, generate=0):
-    plan = plan_dump(
-        of.config, select("*", of.config), tokens=len(PROMPT), generate=generate,
-        dtype=of.decoder.arithmetic.dtype, cache=of.decoder.arithmetic.cache,
-    )  # fmt: skip
-    return measure_dump(of, PROMPT, plan, generate=generate).checks
+    plan = plan_dump(of, select("*", of.config), len(PROMPT) + generate)
+    return measure_dump(Passes(of, PROMPT, generate), plan).checks
 
 
 def dump_of_new_tokens(of):

@@ -19,9 +19,10 @@ from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.commands.dump.report import DumpPlan
-from llmcli.commands.lens.measure.run import Places, measure_lens
+from llmcli.commands.lens.measure.run import measure_lens
 from llmcli.engine.sampling import Sampling
-from llmcli.model import Model, dtype_name
+from llmcli.inspect.passes import Passes
+from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 
 pytestmark = pytest.mark.real
@@ -42,16 +43,14 @@ def attention(model: Model, ids: list[int], new: int) -> Any:
 
 
 def lens(model: Model, ids: list[int], new: int) -> Any:
-    places = Places(mid=True)
-    return measure_lens(model, ids, span=range, places=places, generate=new)
+    return measure_lens(Passes(model, ids, new), span=range, mid=True)
 
 
 def planned(model: Model, ids: list[int], new: int, begin: str = "") -> tuple[DumpPlan, ...]:
     """Everything that is no parameter, and whose name begins so."""
     there = known(model.config).items()
     names = [name for name, one in there if one.kind != "parameter" and name.startswith(begin)]
-    dtype = dtype_name(model.dtype)
-    return plan_dump(model.config, names, tokens=len(ids), generate=new, dtype=dtype)
+    return plan_dump(model, names, len(ids) + new)
 
 
 def dump(model: Model, ids: list[int], new: int, begin: str = "") -> Any:
@@ -62,7 +61,7 @@ def dump(model: Model, ids: list[int], new: int, begin: str = "") -> Any:
             pass
 
     plan = planned(model, ids, new, begin)
-    return measure_dump(model, ids, plan, generate=new, write=write)
+    return measure_dump(Passes(model, ids, new), plan, write=write)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.dump.measure import measure_dump, plan_dump
-from llmcli.commands.lens.measure.run import Places, measure_lens
+from llmcli.commands.lens.measure.run import measure_lens
+from llmcli.inspect.passes import Passes
 from llmcli.loading.load import load_checkpoint
-from llmcli.model import dtype_name
 
 Numbers = Mapping[str, Any]
 SHORT = prompt(tokens=9, seed=1)[0].tolist()
@@ -37,7 +37,7 @@ def attention(model, ids):
 
 
 def lens(model, ids):
-    report = measure_lens(model, ids, span=range, places=Places(mid=True), generate=2)
+    report = measure_lens(Passes(model, ids, 2), span=range, mid=True)
     return {"report": report}
 
 
@@ -48,10 +48,8 @@ def dump(model, ids):
         found[name] = np.concatenate([part.reshape(-1).copy() for part in parts])
 
     names = [name for name, one in known(model.config).items() if one.kind != "parameter"]
-    plan = plan_dump(
-        model.config, names, tokens=len(ids), generate=0, dtype=dtype_name(model.dtype)
-    )
-    found["report"] = measure_dump(model, ids, plan, write=keep)
+    plan = plan_dump(model, names, len(ids))
+    found["report"] = measure_dump(Passes(model, ids), plan, write=keep)
     return found
 
 

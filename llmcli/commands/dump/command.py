@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import CheckFailed, NotFinite, UsageError
-from llmcli.measure.environment import environment
 from llmcli.records.checks import checks_document
 from llmcli.records.document import members
 from llmcli.records.numbers import counted
 from llmcli.records.text import Token
 from llmcli.shell.encoding import Encoded
-from llmcli.shell.files import check_size, kind_of_file, whole_file, written
-from llmcli.shell.looking import NewTokensOptions, encode_prompt, tokens_metadata
+from llmcli.shell.files import whole_file, written
+from llmcli.shell.inspection import Inspection
+from llmcli.shell.looking import NewTokensOptions, tokens_metadata
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
-from llmcli.shell.output import Output
 from llmcli.shell.params import opt
-from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import LOOKED_AT, prompt_or_default
-from llmcli.shell.running import kernels_of, load_model
 from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
     from llmcli.commands.dump.report import DumpReport
     from llmcli.config import ModelConfig
-    from llmcli.model import Model
 
-DUMP = "Dump"
 FILES = ("safetensors", "npz")
 STREAM = "embed,blocks.*.resid_post,ln_final.out"
 SMALLER = "name fewer tensors with --name"
@@ -55,13 +50,14 @@ Examples:
 class DumpOptions:
     """Which tensors, and where they go."""
 
-    panel: ClassVar[str] = DUMP
+    panel: ClassVar[str] = "Dump"
+    open: ClassVar[bool] = False  # no browser shows arrays
     name: str = opt(
         STREAM, "--name", "GLOB",
         "The tensors, such as resid_post, blocks.*.attn.pattern or 0-3.mlp_out,logits. [default: "
         "the residual stream after every layer]",
     )  # fmt: skip
-    to: str | None = opt(
+    save: str | None = opt(
         None, "-o", "--output", "FILE",
         f"Write them as they are, by the file's ending: {', '.join(FILES)}. [default: "
         "statistics only]",
@@ -75,6 +71,31 @@ class DumpOptions:
         False, "--all",
         "Show every tensor in detail, not some layers of many.",
     )  # fmt: skip
+
+    def check(self, config: ModelConfig) -> None:
+        """Refuses names that match nothing, before the weights are read."""
+        self.names(config)
+
+    def names(self, config: ModelConfig) -> tuple[str, ...]:
+        """The names that match: of activations and states, else of parameters.
+
+        Raises UsageError for a name that matches nothing.
+        """
+        from llmcli.anatomy.names import Names
+        from llmcli.families.sources import sources
+
+        names = Names(config, sources(config))
+        found: set[str] = set()
+        items = self.name.split(",")
+        for item in items if all(map(str.strip, items)) else [self.name]:
+            try:
+                found |= set(names.select(item))
+            except UsageError as error:
+                try:
+                    found |= set(names.select(item, ("parameter",)))
+                except UsageError:
+                    raise error from None
+        return tuple(name for name in names.known if name in found)
 
 
 def command(
@@ -95,45 +116,31 @@ def command(
     """
     from llmcli.anatomy.names import known
     from llmcli.commands.dump.view import render_dump
-    from llmcli.ui.facts import model_line
 
-    out = Output("dump", output)
-    kind = None if dump.to is None else kind_of_file(dump.to, FILES)
+    look = Inspection("dump", dump, FILES, output)
     notes: list[str] = []
     given = prompt_or_default(prompt, notes.append)
-    names: tuple[str, ...] = ()
-    runs = True  # parameters need no run of the model
-
-    def check(config: ModelConfig) -> None:
-        nonlocal names, runs
-        names = chosen(dump.name, config)
-        there = known(config)
-        runs = any(there[name].kind != "parameter" for name in names)
-
-    text = given.ids is None and given.text != LOOKED_AT
-    loaded = load_model(model, out, text=text, check=check).model
+    look.load(model, dump.check, text=given.ids is None and given.text != LOOKED_AT)
+    names, there = dump.names(look.model.config), known(look.model.config)
     encoded = Encoded("", (), False)
-    if runs:
+    if any(there[name].kind != "parameter" for name in names):  # parameters need no run
         for note in notes:
-            out.note(note)
-        encoded = encode_prompt(given, template, model, loaded, new=new.generate)
-    report, size = _dumped(loaded, names, encoded, kind, new.generate, dump, out)
-    if dump.to is not None:
-        out.note(written(dump.to, counted(len(report.tensors), "tensor")))
-    about = loaded.describe()
+            look.out.note(note)
+        encoded = look.encode(given, template, new, model)
+    report, size = _dumped(look, names, encoded, dump)
+    if look.path is not None:
+        look.out.note(written(look.path, counted(len(report.tensors), "tensor")))
     try:
-        out.present(
-            lambda: render_dump(report, model_line(about), every=dump.every),
-            members(report) | {
+        look.present(
+            lambda: render_dump(report, look.title, every=dump.every),
+            report,
+            body=members(report) | {
                 "prompt": {"text": encoded.text, "ids": encoded.ids},
-                "file": None if dump.to is None else {"path": dump.to, "bytes": size},
+                "file": None if look.path is None else {"path": look.path, "bytes": size},
                 "checks": checks_document(report.checks),
             },
-            model=about,
-            environment=environment(kernels=kernels_of(about)),
-            checks=report.checks,
             hint="`llmcli explain` shows how it is computed",
-        )
+        )  # fmt: skip
     except CheckFailed:
         if not report.not_finite:
             raise
@@ -145,41 +152,15 @@ def command(
         raise NotFinite(report.not_finite, hint=hint, dtype=report.dtype)
 
 
-def chosen(pattern: str, config: ModelConfig) -> tuple[str, ...]:
-    """The names that match: of activations and states, else of parameters.
-
-    Raises UsageError for a name that matches nothing.
-    """
-    from llmcli.anatomy.names import Names
-    from llmcli.families.sources import sources
-
-    names = Names(config, sources(config))
-    found: set[str] = set()
-    items = pattern.split(",")
-    for item in items if all(map(str.strip, items)) else [pattern]:
-        try:
-            found |= set(names.select(item))
-        except UsageError as error:
-            try:
-                found |= set(names.select(item, ("parameter",)))
-            except UsageError:
-                raise error from None
-    return tuple(name for name in names.known if name in found)
-
-
 def _dumped(
-    model: Model,
-    names: Sequence[str],
-    encoded: Encoded,
-    kind: str | None,
-    generate: int,
-    dump: DumpOptions,
-    out: Output,
+    look: Inspection, names: Sequence[str], encoded: Encoded, dump: DumpOptions
 ) -> tuple[DumpReport, int]:
     """The report, and the bytes of the file, which is whole then."""
     from llmcli.commands.dump.measure import measure_dump, plan_dump
-    from llmcli.model import dtype_name
+    from llmcli.inspect.passes import passes_over
     from llmcli.ui.arrays import ArrayPlan, array_file_size, array_writer
+
+    model = look.model
 
     def metadata(tokens: Sequence[Token], prompt_tokens: int) -> dict[str, str]:
         """What the file says of itself."""
@@ -191,33 +172,20 @@ def _dumped(
             **tokens_metadata(tokens, prompt_tokens),
         }
 
-    ids = encoded.ids
-    plan = plan_dump(
-        model.config, names, tokens=len(ids), generate=generate, dtype=dtype_name(model.dtype),
-        cache=dtype_name(model.decoder.cache_dtype),
-    )  # fmt: skip
-    arrays = [ArrayPlan(one.name, one.dtype, one.shape) for one in plan]
-    about = metadata(model.tokens(ids), 0)
-    about["tokens"] += " " * 40 * generate  # room for those that will be generated
-    if dump.to is not None and kind is not None:
-        estimate = array_file_size(kind, arrays, about)
-        check_size(dump.to, estimate, force=dump.force, smaller=SMALLER)
-    opened = nullcontext() if dump.to is None else whole_file(dump.to)
-    with opened as file, Progress(out) as progress:
-        writer = None
-        if kind is not None and file is not None:
-            writer = array_writer(kind, file, arrays, about)
-        report = measure_dump(
-            model,
-            ids,
-            plan,
-            generate=generate,
-            check=not dump.no_check,
-            write=None if writer is None else writer.write_parts,
-            progress=progress,
-        )
+    with passes_over(look) as passes, ExitStack() as opened:
+        plan = plan_dump(model, names, passes.most)
+        arrays = [ArrayPlan(one.name, one.dtype, one.shape) for one in plan]
+        writer = file = None
+        if look.path is not None:
+            about = metadata(model.tokens(encoded.ids), 0)
+            about["tokens"] += " " * 40 * look.generate  # room for those that will be generated
+            look.check_size({look.kind: array_file_size(look.kind, arrays, about)}, SMALLER)
+            file = opened.enter_context(whole_file(look.path))
+            writer = array_writer(look.kind, file, arrays, about)
+        write = None if writer is None else writer.write_parts
+        report = measure_dump(passes, plan, check=not dump.no_check, write=write)
         size = 0
         if writer is not None and file is not None:
-            writer.finish(metadata(report.tokens, len(ids)))
+            writer.finish(metadata(report.tokens, len(encoded.ids)))
             size = file.seek(0, os.SEEK_END)  # a pipe does not say it afterwards
     return report, size

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -25,7 +26,6 @@ from llmcli.anatomy.graph import graph
 from llmcli.anatomy.names import known
 from llmcli.commands.dump.report import DumpedTensor, DumpPlan, DumpReport
 from llmcli.config import ModelConfig
-from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
 from llmcli.graph.ops import HeadShare, size
 from llmcli.graph.spec import Call
@@ -34,23 +34,20 @@ from llmcli.inspect.attention.checks import AttentionChecks
 from llmcli.inspect.attention.rows import checked_rows
 from llmcli.inspect.cache import cache_check, filled, remembered
 from llmcli.inspect.formulas import formula_checks, formula_inputs, formula_words, worst
-from llmcli.inspect.generated import generated
 from llmcli.inspect.kernel import layer_of, mixer_of
 from llmcli.inspect.layer_map import LayerMap
-from llmcli.inspect.parts import AT_ONCE, arrays_of, in_rows, parts
+from llmcli.inspect.passes import Passes
 from llmcli.inspect.recurrence import walk
-from llmcli.inspect.statistics import Statistics, not_finite
+from llmcli.inspect.statistics import AT_ONCE, Statistics, not_finite, parts
 from llmcli.model import Model, dtype_name
 from llmcli.nn.recurrent import Recurrent
 from llmcli.nn.state import State
-from llmcli.ops.recurrence import Map
 from llmcli.records.checks import ViewCheck
-from llmcli.records.progress import Progress
 
 # an array with its name, shape, dtype, and its numbers in C order, a part at a time
 Write = Callable[[str, tuple[int, ...], str, Iterable[np.ndarray]], None]
 
-FORMULA_ROWS = 32  # of a longer prompt, so many tokens are compared with the formulas
+FORMULA_ROWS = 32  # tokens of a longer prompt that are compared with the formulas
 # computed for the prompt's last token alone where none of these is requested
 OUTPUTS = ("ln_final.scale", "ln_final.out", "logits_raw", "logits")
 # derived from a layer's attention, and proven by what the kernel mixed with it
@@ -58,25 +55,19 @@ MATRICES = ("scores", "pattern")
 
 
 def plan_dump(
-    config: ModelConfig,
-    names: Iterable[str],
-    *,
-    tokens: int,
-    generate: int,
-    dtype: str,
-    cache: str | None = None,
+    model: Model, names: Iterable[str], tokens: int
 ) -> tuple[DumpPlan, ...]:
-    """The tensors of `names` in execution order, for `tokens` of a prompt and `generate` new ones.
+    """The tensors of `names` in execution order, for `tokens` tokens, new ones included.
 
-    `dtype`: the model's; `cache`: of keys and values, where it is another. Parameters in blocks are
-    dequantized.
+    Parameters in blocks are dequantized.
     """
-    whole, wanted = tokens + generate, set(names)
-    call = Call(batch=1, tokens=whole, past=0, phase="prefill", dtype=dtype, cache=cache)
+    config, wanted = model.config, set(names)
+    dtype, cache = dtype_name(model.dtype), dtype_name(model.decoder.cache_dtype)
+    call = Call(batch=1, tokens=tokens, past=0, phase="prefill", dtype=dtype, cache=cache)
     specs = [
         *anatomy.parameters(config, dtype=dtype),
         *anatomy.plan(config, call).tensors,
-        *anatomy.states(config, batch=1, capacity=whole, dtype=dtype, cache=cache),
+        *anatomy.states(config, batch=1, capacity=tokens, dtype=dtype, cache=cache),
     ]
     plans = {}
     for spec in specs:
@@ -114,30 +105,23 @@ def _sources(config: ModelConfig, one: DumpPlan, *, check: bool) -> frozenset[st
 
 
 def measure_dump(
-    model: Model,
-    ids: Sequence[int],
-    plan: Sequence[DumpPlan],
-    *,
-    generate: int = 0,
-    check: bool = True,
-    write: Write | None = None,
-    progress: Progress | None = None,
+    passes: Passes, plan: Sequence[DumpPlan], *, check: bool = True, write: Write | None = None
 ) -> DumpReport:
-    """The tensors of `plan` (`plan_dump`), for `ids` and up to `generate` likeliest tokens more.
+    """The tensors of `plan` (`plan_dump`).
 
     Each is given to `write` once. `check`: whether each activation follows from its formula, and
     attention matrices with the values give what the kernel made of them. Numbers that are not
     finite are reported, not raised, and what was computed is written. Raises OutOfMemory before
     the model is run.
     """
-    dump = _Dump(model, ids, plan, check=check, write=write, progress=progress)
+    model, dump = passes.model, _Dump(passes, plan, check=check, write=write)
     with torch.inference_mode():
-        dump.run(generate)
+        dump.run()
     bad = (not_finite(one.name, one) for one in dump.done)
     return DumpReport(
         dtype=dtype_name(model.dtype),
-        tokens=model.tokens(dump.ids),
-        prompt_tokens=len(ids),
+        tokens=model.tokens(passes.ids),
+        prompt_tokens=passes.prompt_tokens,
         tensors=tuple(dump.done),
         checks=dump.checks(),
         not_finite=next(filter(None, bad), dump.error) or None,
@@ -148,17 +132,11 @@ class _Dump:
     """Watches one run; `done` are the tensors that were settled so far."""
 
     def __init__(
-        self,
-        model: Model,
-        ids: Sequence[int],
-        plan: Sequence[DumpPlan],
-        *,
-        check: bool,
-        write: Write | None,
-        progress: Progress | None,
+        self, passes: Passes, plan: Sequence[DumpPlan], *, check: bool, write: Write | None
     ) -> None:
-        self.model, self.ids, self.plan = model, list(ids), plan
-        self._write, self._progress, self._check = write, progress, check
+        self.passes, self.model, self.plan = passes, passes.model, plan
+        self._write, self._check = write, check
+        model = self.model
         self._sources = {one.name: _sources(model.config, one, check=check) for one in plan}
         self._uses = Counter(chain.from_iterable(self._sources.values()))
         self._written = Written(model)
@@ -167,39 +145,36 @@ class _Dump:
         self._caches: dict[str, list[ViewCheck]] = {}  # of what is written, and of states
         self._proof: AttentionChecks | None = None  # of attention matrices, where there are any
         self._proven: set[int] = set()  # layers
-        self._steps: tuple[ViewCheck, ...] = ()  # of new tokens, how they were generated
         self._sound = True  # no number so far was NaN or infinite
         self.error = ""  # where something that is not dumped is not finite
 
-    def run(self, generate: int) -> None:
-        """The parameters, and the forward pass where something of it is wanted."""
+    def run(self) -> None:
+        """The parameters, and the forward pass where something of it is wanted.
+
+        Without new tokens where none can be drawn.
+        """
         for one in self.plan:
             if not self._sources[one.name]:
                 self._settle(one)
         if self._uses:
-            self._require_memory(len(self.ids) + generate)
-            if generate:
-                self._generate(generate)
+            self._require_memory(self.passes.most)
+            try:
+                self.passes.write(prove=self._check)
+            except NotFinite as error:
+                self.error = f"new tokens are left out: {error.message}"
             self._streamed()
 
     def _require_memory(self, tokens: int) -> None:
-        """Raises OutOfMemory where there is no room for what is kept of so many tokens."""
+        """Raises OutOfMemory where what is kept of `tokens` tokens does not fit."""
         model = self.model
-        kept = plan_dump(
-            model.config, self._uses, tokens=tokens, generate=0,
-            dtype=dtype_name(model.dtype), cache=dtype_name(model.decoder.cache_dtype),
-        )  # fmt: skip
         by_layer = Counter[int | None]()
-        for one in kept:
+        for one in plan_dump(model, self._uses, tokens):
             by_layer[layer_of(one.name)] += one.nbytes
         needed = max(by_layer.values())  # one layer after the other
         if any(one.kind == "state" for one in self.plan):
             needed += model.decoder.state_bytes(1, tokens)
         if self._logits == "all":  # in the model's dtype and in at least float32
-            logits = plan_dump(
-                model.config, ("logits_raw", "logits"), tokens=tokens, generate=0,
-                dtype=dtype_name(model.dtype),
-            )  # fmt: skip
+            logits = plan_dump(model, ("logits_raw", "logits"), tokens)
             needed += sum(one.nbytes for one in logits)
         hint = "use a shorter prompt, or name fewer tensors"
         devices.require_memory(needed, model.device, "the activations that are dumped", hint)
@@ -211,12 +186,11 @@ class _Dump:
 
     def _streamed(self) -> None:
         """Every tensor goes out in the layer where it is made."""
-        decoder, device = self.model.decoder, self.model.device
         pending = deque(one for one in self.plan if self._sources[one.name])
-        run: Callable[..., Tensor] = decoder
+        session = None
         if any(one.kind == "state" for one in pending):
-            session = Session(decoder, 1, len(self.ids))
-            run, self._written.state = session.extend, session.state
+            session = self.passes.session()
+            self._written.state = session.state
 
         def watch(name: str, tensor: Tensor) -> None:
             if name in self._uses:
@@ -224,10 +198,7 @@ class _Dump:
             while pending and self._sources[pending[0].name] <= self._written.kept.keys():
                 self._settle(pending.popleft())
 
-        run(
-            torch.tensor([self.ids], device=device), tap=watch, logits=self._logits,
-            until=self._last_layer,
-        )  # fmt: skip
+        self.passes.at_once(watch, logits=self._logits, until=self._last_layer, session=session)
 
     @property
     def _last_layer(self) -> int | None:
@@ -236,31 +207,19 @@ class _Dump:
         numbers = [layer for layer in layers if layer is not None]
         return max(numbers) if len(numbers) == len(layers) else None
 
-    def _generate(self, generate: int) -> None:
-        """New tokens, which are then read with the prompt; without them where none can be drawn."""
-        try:
-            ids, self._steps = generated(
-                self.model, self.ids, generate, self._progress, prove=self._check
-            )
-        except NotFinite as error:
-            self.error = f"new tokens are left out: {error.message}"
-        else:
-            self.ids = list(ids)
-
     def _settle(self, one: DumpPlan) -> None:
         """One tensor whole: its statistics, the file, its checks."""
-        if self._progress is not None:
-            self._progress("dumping", len(self.done), len(self.plan))
-        shape, numbers = self._written.numbers(one, len(self.ids))
+        self.passes.progress("dumping", len(self.done), len(self.plan))
+        shape, numbers = self._written.numbers(one, len(self.passes.ids))
         statistics = Statistics(masks=one.name.endswith(".scores"))
-        arrays = arrays_of(numbers, statistics)
+        arrays = _arrays(numbers, statistics)
         if self._write is not None:
             self._write(one.name, shape, one.dtype, arrays)
         else:
             deque(arrays, maxlen=0)
         self.done.append(_summary(one, shape, statistics))
-        if one.kind == "state" and self._written.state is not None:
-            found = self._written.compare_cache(one, len(self.ids))
+        if one.kind == "state":
+            found = self._written.compare_cache(one, len(self.passes.ids))
             self._caches.setdefault(found.name, []).append(found)
         elif self._check and one.kind == "activation":
             self._check_formula(one.name)
@@ -276,7 +235,7 @@ class _Dump:
             return  # nothing follows from a number that is not finite
         try:
             check = formula_checks(
-                self.model, self.ids, self._written.kept, [name], rows=FORMULA_ROWS,
+                self.model, self.passes.ids, self._written.kept, [name], rows=FORMULA_ROWS,
             )  # fmt: skip
         except NotFinite as error:
             self._sound, self.error = False, self.error or error.message
@@ -293,7 +252,7 @@ class _Dump:
         seen = {one: self._written.kept[one][0] for one in of.reads}
         if self._proof is None:
             self._proof = AttentionChecks(self.model.dtype, device)
-        heads, tokens = list(range(of.heads)), Tokens(self.ids, device)
+        heads, tokens = list(range(of.heads)), Tokens(list(self.passes.ids), device)
         try:
             deque(checked_rows(self._proof, of, heads, tokens, seen), maxlen=0)
         except NotFinite as error:
@@ -303,15 +262,15 @@ class _Dump:
         """One check for all formulas, those of attention matrices, one for all caches."""
         found = []
         if self._formulas:
-            words = formula_words(len(self._formulas), FORMULA_ROWS, len(self.ids))
+            words = formula_words(len(self._formulas), FORMULA_ROWS, len(self.passes.ids))
             found.append(replace(worst(self._formulas), words=words))
         if self._proof is not None and self._sound:
             found += self._proof.checks()
-        return (*found, *map(worst, self._caches.values()), *self._steps)
+        return (*found, *map(worst, self._caches.values()), *self.passes.checks)
 
 
 class Written:
-    """`kept` are activations `[B, …]` by name, `state` the cache where there is one."""
+    """`kept` are activations `[B, …]` by name, `state` the cache where some of it is dumped."""
 
     def __init__(self, model: Model) -> None:
         self._model, self._graph = model, graph(model.config)
@@ -319,7 +278,7 @@ class Written:
         self.state: State | None = None
 
     def numbers(self, one: DumpPlan, tokens: int) -> tuple[tuple[int, ...], Iterator[Tensor]]:
-        """The shape without a batch axis, for so many tokens, and the numbers in parts."""
+        """The shape for `tokens` tokens, without a batch axis, and the numbers in parts."""
         if one.kind == "parameter":
             return one.shape, self._parameter(one.name)
         elif one.kind == "state":
@@ -331,7 +290,7 @@ class Written:
         return tuple(whole.shape), parts(whole)
 
     def _parameter(self, name: str) -> Iterator[Tensor]:
-        """Of a table that is kept in blocks no more than a part is dequantized at a time."""
+        """A table in blocks is dequantized a part at a time."""
         weight = self._model.decoder.weight(name)
         if self._graph.parameters[name].turned:
             return parts(weight.dense().mT)
@@ -346,17 +305,6 @@ class Written:
         node = self._graph[name]
         sizes = self._graph.sizes(node.layer)
         heads = sizes["H"]
-        maps: dict[int, Map] = {}  # of the head whose rows are being read
-
-        def rows(head: int, first: int, stop: int) -> Tensor:
-            only = slice(head, head + 1)
-            if isinstance(mixer, Recurrent) and name.endswith(".pattern"):
-                if head not in maps:
-                    maps.clear()
-                    maps[head] = mixer.map(emitted, only)
-                return maps[head].rows(first, stop)[0, 0]
-            return mixer.derive(name, emitted, first, stop, heads=only)[0, 0]
-
         if isinstance(node.op, HeadShare):
             width = self._model.config.width
             # several heads at a time, for every call dequantizes the matrix
@@ -366,24 +314,31 @@ class Written:
                 for head in range(0, heads, most)
             )
             return (heads, tokens, width), chain.from_iterable(map(parts, whole))
-        shape = (heads, tokens, size(node.axes[-1], {**sizes, "S": tokens}))
-        return shape, in_rows(rows, shape)
+        columns = size(node.axes[-1], {**sizes, "S": tokens})
+
+        def rows() -> Iterator[Tensor]:
+            most = max(1, AT_ONCE // columns)
+            for head in range(heads):
+                only = slice(head, head + 1)
+                read: Callable[[int, int], Tensor] = partial(
+                    mixer.derive, name, emitted, heads=only
+                )
+                if isinstance(mixer, Recurrent) and name.endswith(".pattern"):
+                    read = mixer.map(emitted, only).rows
+                for first in range(0, tokens, most):
+                    yield read(first, min(first + most, tokens))[0, 0]
+
+        return (heads, tokens, columns), rows()
 
     def _cached(self, name: str, tokens: int) -> Tensor:
-        """Keys or values of all tokens; as they were written where the run gave no cache back."""
-        state = self._graph.states[name]
-        if self.state is not None:
-            return filled(state, self.state.tensors()[name][0], tokens)
-        if self._graph.written(state.holds):
-            return remembered(self._graph, state, self.kept[state.holds][0])
-        emitted = {one: self.kept[one] for one in self._graph.sources(state.holds)}
-        mixer = mixer_of(self._model, state.holds)
-        return mixer.derive(state.holds, emitted, tokens - 1, tokens)[0, :, 0]
+        """What the cache has of all tokens."""
+        assert self.state is not None
+        return filled(self._graph.states[name], self.state.tensors()[name][0], tokens)
 
     def compare_cache(self, one: DumpPlan, tokens: int) -> ViewCheck:
         """Counts the numbers in the cache that are not those that were put there.
 
-        Of the state of a recurrence, which no kernel gives out: that the tokens lead to it.
+        For the state of a recurrence, which no kernel gives out: whether the tokens lead to it.
         """
         state, cached = self._graph.states[one.name], self._cached(one.name, tokens)
         if self._graph.written(state.holds):
@@ -392,6 +347,17 @@ class Written:
         of = LayerMap(self._model, state.layer)
         seen = {name: self.kept[name][0] for name in of.recurrence_reads}
         return walk(of.recurrence(seen)).check(cached, one.name)
+
+
+def _arrays(numbers: Iterable[Tensor], statistics: Statistics) -> Iterator[np.ndarray]:
+    """The parts for a file, each added to `statistics` on its way; bfloat16 as its uint16 bits."""
+    for part in numbers:
+        ours = part.detach().to("cpu").contiguous()
+        statistics.add(ours)
+        if ours.dtype == torch.bfloat16:
+            yield ours.view(torch.int16).numpy().view(np.uint16)
+        else:
+            yield ours.numpy()
 
 
 def _summary(one: DumpPlan, shape: tuple[int, ...], found: Statistics) -> DumpedTensor:

@@ -36,7 +36,7 @@ class DumpedTensor(DumpPlan):
     """Statistics of one tensor: of its finite numbers, NaN where there is none.
 
     `std` is the root of the mean squared distance from the mean, `norm` that of the sum of squares.
-    `masked` counts the scores that are −∞ because a key may not be seen: values, and no fault.
+    `masked` counts the scores that are −∞ because a key is masked: values, and no fault.
     `nan` and `inf` count the faults, and `first_bad` is the index of the first of them.
     """
 

@@ -24,7 +24,7 @@ def _number(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.4g}"
 
 
-# the name stays whatever the width; those with the largest number go first
+# the name always stays; columns with the largest `drop` go first
 _COLUMNS: tuple[tuple[Column, Callable[[DumpedTensor], str]], ...] = (
     (Column("name", right=False), lambda one: one.name),
     (_BAD, lambda one: "0" if one.first_bad is None else f"{one.nan}, {one.inf}"),

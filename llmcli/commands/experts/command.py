@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.records.numbers import counted, spans
 from llmcli.shell.inspection import Inspection
-from llmcli.shell.looking import NewTokensOptions, check_span, parse_numbers, parse_span
+from llmcli.shell.looking import NewTokensOptions, Subject, check_span, parse_numbers, parse_span
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
-from llmcli.shell.output import Output
 from llmcli.shell.params import opt
-from llmcli.shell.progress import Progress
 from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
     from llmcli.commands.experts.report import ExpertsReport
     from llmcli.config import ModelConfig
-    from llmcli.model import Model
 
-EXPERTS = "Experts"
 FILES = ("html", "png", "json")
 SMALLER = "choose fewer positions with `--position` or layers with `--layer`"
 
@@ -46,7 +41,7 @@ Examples:
 class ExpertsOptions:
     """Which layers and positions, and where the file goes."""
 
-    panel: ClassVar[str] = EXPERTS
+    panel: ClassVar[str] = "Experts"
     position: str | None = opt(
         None, "--position", "SPAN",
         "Positions such as 40:48, :10, -5: or -1, of which loads and means are, too; one alone is "
@@ -73,7 +68,7 @@ class ExpertsOptions:
             check_span(self.position, "--position")
 
     def layers(self, config: ModelConfig) -> tuple[int, ...]:
-        """Those requested, in order. Raises UsageError for a layer without experts."""
+        """The chosen layers in order. Raises UsageError for a layer without experts."""
         from llmcli.anatomy.graph import graph
         from llmcli.graph.routing import Choose
 
@@ -95,6 +90,31 @@ class ExpertsOptions:
             )
         return tuple(sorted(named))
 
+    def sizes(self, look: Subject) -> dict[str, int]:
+        """About how many bytes the files take, as measured.
+
+        What a file has besides, and for each token in each layer some numbers and K experts.
+        """
+        from llmcli.anatomy.graph import graph
+
+        layers, tokens = self.layers(look.model.config), len(look.ids) + look.generate
+        cells = len(layers) * len(range(*parse_span(self.position, tokens, "--position")))
+        chosen = max(graph(look.model.config).sizes(layer)["K"] for layer in layers)
+        return {
+            "json": 4000 + cells * (24 + 28 * chosen), "html": 40_000 + cells * (14 + 9 * chosen),
+        }  # fmt: skip
+
+    def measure(self, look: Subject) -> ExpertsReport:
+        """Measures a text."""
+        from llmcli.commands.experts.measure import measure_experts
+        from llmcli.inspect.passes import passes_over
+
+        def span(total: int) -> range:
+            return range(*parse_span(self.position, total, "--position"))
+
+        with passes_over(look) as passes:
+            return measure_experts(passes, self.layers(look.model.config), span=span)
+
 
 def command(
     prompt: PromptOptions,
@@ -112,44 +132,15 @@ def command(
     and the shared expert is what the layer adds, and loads count every choice once; or the command
     exits 1.
     """
-    from llmcli.anatomy.graph import graph
-    from llmcli.commands.experts.view.export import experts_page
-    from llmcli.commands.experts.view.picture import experts_png
+    from llmcli.commands.experts.view.files import experts_page, experts_png
     from llmcli.commands.experts.view.screen import render_experts
 
     look = Inspection("experts", experts, FILES, output)
-    ids = look.read(prompt, template, new, model, experts.check)
-    layers = experts.layers(look.model.config)
-    first, last = parse_span(experts.position, len(ids) + new.generate, "--position")
-    chosen = max(graph(look.model.config).sizes(layer)["K"] for layer in layers)
-    look.check_size(_sizes(len(layers) * (last - first), chosen), SMALLER)
-    report = experts_report(look.model, ids, new.generate, experts, look.out)
+    look.read(prompt, template, new, model, experts.check)
+    look.check_size(experts.sizes(look), SMALLER)
+    report = experts.measure(look)
     holds = f"the choices at {counted(len(report.positions), 'position')}"
     look.present(lambda: render_experts(report, look.title), report, look.file(holds, {
         "png": lambda: experts_png(report, look.title),
         "html": lambda: experts_page(report, look.title),
     }))  # fmt: skip
-
-
-def experts_report(
-    model: Model, ids: Sequence[int], generate: int, experts: ExpertsOptions, out: Output
-) -> ExpertsReport:
-    """What the options request of a model."""
-    from llmcli.commands.experts.measure import measure_experts
-
-    def span(total: int) -> range:
-        return range(*parse_span(experts.position, total, "--position"))
-
-    with Progress(out) as progress:
-        return measure_experts(
-            model, ids, experts.layers(model.config), span=span, generate=generate,
-            progress=progress,
-        )  # fmt: skip
-
-
-def _sizes(cells: int, chosen: int) -> dict[str, int]:
-    """About how many bytes the files take, as measured.
-
-    What a file has besides, and for each token in each layer some numbers and `chosen` experts.
-    """
-    return {"json": 4000 + cells * (24 + 28 * chosen), "html": 40_000 + cells * (14 + 9 * chosen)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmcli.commands.experts.command import ExpertsOptions, experts_report
+from llmcli.commands.experts.command import ExpertsOptions
 from llmcli.shell.looking import InChat, Shown
 
 
@@ -16,5 +16,5 @@ def look(chat: InChat, given: dict[str, str]) -> Shown:
     last = {"position": f"-{answer}:"} if answer else {}
     options = ExpertsOptions(**dict[str, Any](last | given))
     options.check(chat.model.config)
-    report = experts_report(chat.model, chat.ids, 0, options, chat.out)
+    report = options.measure(chat)
     return render_experts(report, chat.title), report.checks

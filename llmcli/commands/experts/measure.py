@@ -1,7 +1,7 @@
 """Which experts every token takes, seen while the model reads and writes as `generate` does.
 
-Of a layer there are kept, for every token, the chosen experts, their weights, the margin and the
-share of the shared expert; scores and hidden numbers are read chunk by chunk and forgotten.
+Kept of a layer, for every token: the chosen experts, their weights, the margin, and the share of
+the shared expert. Scores and hidden numbers are read chunk by chunk and forgotten.
 
 Axes: T tokens of one call, P positions shown, E experts, K chosen ones, D width.
 """
@@ -9,7 +9,7 @@ Axes: T tokens of one call, P positions shown, E experts, K chosen ones, D width
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar, cast
 
@@ -20,18 +20,15 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.anatomy.graph import graph
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
-from llmcli.engine.session import Session
 from llmcli.graph.evaluation import routing as evaluation
 from llmcli.graph.ops import Op
 from llmcli.graph.routing import Choose, Share, SumExperts, Weigh
-from llmcli.inspect.chunks import ChunkProof
 from llmcli.inspect.formulas import formula_checks, formula_inputs, worst
-from llmcli.inspect.generated import generated, read_in_chunks
 from llmcli.inspect.kernel import Kernel, layer_of
+from llmcli.inspect.passes import Passes
 from llmcli.inspect.rules import rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.checks import ViewCheck
-from llmcli.records.progress import Progress
 
 AnyOp = TypeVar("AnyOp", bound=Op)
 
@@ -44,20 +41,13 @@ WORDS = {
 
 
 def measure_experts(
-    model: Model,
-    ids: Sequence[int],
-    layers: Sequence[int],
-    *,
-    span: Callable[[int], range],
-    generate: int = 0,
-    progress: Progress | None = None,
+    passes: Passes, layers: Sequence[int], *, span: Callable[[int], range]
 ) -> ExpertsReport:
     """The mixtures of `layers` at the positions `span(number of tokens)`.
 
-    Up to `generate` new tokens are generated first; then all tokens are read once, as `generate`
-    reads a prompt. Raises OutOfMemory, NotFinite, and what `span` raises.
+    Raises OutOfMemory, NotFinite, and what `span` raises.
     """
-    total = len(ids) + generate
+    model, total = passes.model, passes.most
     mixtures = {layer: Mixture(model, layer) for layer in layers}
     held = sum(mixture.token_bytes for mixture in mixtures.values()) * total
     devices.require_memory(
@@ -65,18 +55,14 @@ def measure_experts(
         f"the cache of {total} tokens and what they choose in {len(layers)} layers",
         "use a shorter prompt, a smaller --generate, or fewer layers with --layer",
     )  # fmt: skip
-    known, steps = generated(model, ids, generate, progress)
-    positions = span(len(known))
-    session = Session(model.decoder, 1, len(known))
-    proof = ChunkProof(model, known, session.state)
+    passes.write()
+    positions = span(len(passes.ids))
 
     def watch(first: int, name: str, tensor: Tensor) -> None:
-        proof.watch(first, name, tensor)
         if (layer := layer_of(name)) in mixtures:
             mixtures[layer].watch(first, name, tensor)
 
-    with torch.inference_mode():
-        read_in_chunks(session, known, watch, progress)
+    passes.in_chunks(watch)
     found = tuple(mixture.report(positions) for mixture in mixtures.values())
     of_layers = [mixture.checks for mixture in mixtures.values()]
     formulas = tuple(
@@ -85,11 +71,11 @@ def measure_experts(
     )
     return ExpertsReport(
         dtype=dtype_name(model.dtype),
-        tokens=model.tokens(known),
-        prompt_tokens=len(ids),
+        tokens=model.tokens(passes.ids),
+        prompt_tokens=passes.prompt_tokens,
         positions=tuple(positions),
         layers=found,
-        checks=(*formulas, loads_check(found), *proof.checks(), *steps),
+        checks=(*formulas, loads_check(found), *passes.checks),
     )
 
 
@@ -173,7 +159,7 @@ class Mixture:
         return margin_T.where(margin_T.isfinite(), math.nan).float()
 
     def report(self, positions: range) -> ExpertsLayer:
-        """Those positions."""
+        """The layer's report at `positions`."""
         chosen_PK, weights_PK, margins_P, *shares = (
             torch.cat(parts)[positions.start : positions.stop].numpy()
             for parts in zip(*self._kept, strict=True)
@@ -221,14 +207,10 @@ def loads(chosen_PK: np.ndarray, experts: int) -> np.ndarray:
 
 def loads_check(layers: Sequence[ExpertsLayer]) -> ViewCheck:
     """That every choice is counted once."""
-    off, where = max(_miscounted(layers))
+    off, layer = max(
+        (abs(sum(one.load) - one.per_token * len(one.chosen)), one.layer) for one in layers
+    )
     return ViewCheck(
-        name="loads", words="the loads of a layer add up to tokens × experts chosen", value=off,
-        tolerance=0.0, where=where if off else "",
+        name="loads", words="the loads of a layer add up to tokens × experts chosen",
+        value=float(off), tolerance=0.0, where=f"blocks.{layer}.moe.expert_idx" if off else "",
     )  # fmt: skip
-
-
-def _miscounted(layers: Sequence[ExpertsLayer]) -> Iterator[tuple[float, str]]:
-    for layer in layers:
-        off = abs(sum(layer.load) - layer.per_token * len(layer.chosen))
-        yield float(off), f"blocks.{layer.layer}.moe.expert_idx"

@@ -6,15 +6,19 @@ Logarithms are natural.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from llmcli.records.checks import ViewCheck
 from llmcli.records.text import Token
 
 if TYPE_CHECKING:
-    import numpy as np
+    from numpy import ndarray
 
 Scores = Literal["softmax", "sigmoid", "logits"]
+# arrays, and what they are in a document
+Numbers = Annotated["ndarray", tuple[float, ...]]
+NumberRows = Annotated["ndarray", tuple[tuple[float, ...], ...]]
+IndexRows = Annotated["ndarray", tuple[tuple[int, ...], ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +56,10 @@ class ExpertsLayer:
     smallest_margin: float
     smallest_at: int | None
     shared_share: float | None
-    chosen: np.ndarray
-    weights: np.ndarray
-    margins: np.ndarray
-    shared_shares: np.ndarray | None
+    chosen: IndexRows
+    weights: NumberRows
+    margins: Numbers
+    shared_shares: Numbers | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, ClassVar
@@ -11,21 +10,17 @@ from typing import TYPE_CHECKING, ClassVar
 from llmcli.errors import UsageError
 from llmcli.records.numbers import counted
 from llmcli.shell.inspection import Inspection
-from llmcli.shell.looking import NewTokensOptions, check_span, parse_numbers, parse_span
+from llmcli.shell.looking import NewTokensOptions, Subject, check_span, parse_numbers, parse_span
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
-from llmcli.shell.output import ExportFile, Output
 from llmcli.shell.params import opt
-from llmcli.shell.progress import Progress
 from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
-    from llmcli.commands.lens.measure.reader import Target
+    from llmcli.commands.lens.measure.run import Target
     from llmcli.commands.lens.report import LensReport
     from llmcli.config import ModelConfig
-    from llmcli.model import Model
     from llmcli.text import Tokenizer
 
-LENS = "Lens"
 FILES = ("html", "png", "json")
 SMALLER = "choose fewer positions with `--position` or layers with `--layer`"
 
@@ -47,7 +42,7 @@ Examples:
 class LensOptions:
     """Which cells, how many tokens of each, whose rank, and where the file goes."""
 
-    panel: ClassVar[str] = LENS
+    panel: ClassVar[str] = "Lens"
     position: str | None = opt(
         None, "--position", "SPAN",
         "Positions such as 40:48, :10, -5: or -1; a single one is shown in detail. "
@@ -88,15 +83,57 @@ class LensOptions:
 
     def check(self, config: ModelConfig) -> None:
         """Refuses options that are wrong for any text, before the weights are read."""
-        self.layers(len(config.layers))
+        self.layers(config)
         if self.position is not None:
             check_span(self.position, "--position")
 
-    def layers(self, count: int) -> tuple[int, ...] | None:
-        """The chosen ones of so many, None for all. Raises UsageError."""
+    def layers(self, config: ModelConfig) -> tuple[int, ...] | None:
+        """The chosen ones, None for all. Raises UsageError."""
         if self.layer is None:
             return None
-        return parse_numbers(self.layer, count, "--layer", "layers")
+        return parse_numbers(self.layer, len(config.layers), "--layer", "layers")
+
+    @property
+    def ranks(self) -> bool:
+        """Whether cells show the rank of the target."""
+        return self.target != "output"
+
+    def sizes(self, look: Subject) -> dict[str, int]:
+        """About how many bytes the files take, measured on ordinary texts.
+
+        A heading, and for each cell some numbers and `top` tokens. A picture has a bounded size.
+        """
+        from llmcli.commands.lens.measure.run import places
+
+        config, tokens = look.model.config, len(look.ids) + look.generate
+        cells = len(range(*parse_span(self.position, tokens, "--position")))
+        cells *= len(places(config, self.layers(config), mid=self.mid))
+        return {
+            "html": (29 << 10) + cells * (31 + 16 * self.top),
+            "json": 2450 + cells * (142 + 65 * self.top),
+        }
+
+    def measure(self, look: Subject, *, whole: bool = False) -> LensReport:
+        """Measures a text; not `whole`: at as many positions as a screen holds."""
+        from llmcli.commands.lens.measure.run import measure_lens
+        from llmcli.commands.lens.view.screen import room
+        from llmcli.inspect.passes import passes_over
+
+        config, tokenizer = look.model.config, look.model.tokenizer
+        target = parse_target(self.target, tokenizer, config.vocab)
+
+        def span(total: int) -> range:
+            first, last = parse_span(self.position, total, "--position")
+            return range(first if whole else max(first, last - room(look.out.out.width)), last)
+
+        with passes_over(look) as passes:
+            report = measure_lens(
+                passes, span=span, layers=self.layers(config), mid=self.mid, top=self.top,
+                target=target,
+            )  # fmt: skip
+        if isinstance(target, int) and (note := space_note(self.target, target, report, tokenizer)):
+            look.out.note(note)
+        return report
 
 
 def command(
@@ -114,70 +151,23 @@ def command(
     target, entropy and the divergence from the model's output. The last row has to be the
     model's output as a distribution, or the command exits 1.
     """
+    from llmcli.commands.lens.view.files import lens_page, lens_png
     from llmcli.commands.lens.view.screen import render_lens
 
     look = Inspection("lens", lens, FILES, output)
-    ids = look.read(prompt, template, new, model, lens.check)
-
-    from llmcli.commands.lens.measure.run import Places  # imports torch
-
-    places = Places(layers=lens.layers(len(look.model.config.layers)), mid=lens.mid)
-    most = len(range(*parse_span(lens.position, len(ids) + new.generate, "--position")))
-    look.check_size(_sizes(len(places.names(look.model.config)), most, lens.top), SMALLER)
-    whole = look.out.json or look.path is not None
-    report = lens_report(look.model, ids, new.generate, lens, look.out, whole=whole)
+    look.read(prompt, template, new, model, lens.check)
+    look.check_size(lens.sizes(look), SMALLER)
+    report = lens.measure(look, whole=look.out.json or look.path is not None)
     height = None if lens.every or not look.out.out.terminal else get_terminal_size().lines
-    ranks = lens.target != "output"
-    look.present(
-        lambda: render_lens(report, look.title, ranks=ranks, whole="--all", height=height),
-        report, _file(look, report),
-    )  # fmt: skip
-
-
-def lens_report(
-    model: Model, ids: Sequence[int], generate: int, lens: LensOptions, out: Output, *,
-    whole: bool = False,
-) -> LensReport:  # fmt: skip
-    """What the options request of a model; not `whole`: of as many positions as a screen holds."""
-    from llmcli.commands.lens.measure.run import Places, measure_lens
-    from llmcli.commands.lens.view.screen import room
-
-    places = Places(layers=lens.layers(len(model.config.layers)), mid=lens.mid)
-    target = parse_target(lens.target, model.tokenizer, model.config.vocab)
-
-    def span(total: int) -> range:
-        first, last = parse_span(lens.position, total, "--position")
-        return range(first if whole else max(first, last - room(out.out.width)), last)
-
-    with Progress(out) as progress:
-        report = measure_lens(
-            model, ids, span=span, places=places, top=lens.top, target=target,
-            generate=generate, progress=progress,
-        )  # fmt: skip
-    if isinstance(target, int):
-        note = space_note(lens.target, target, report, model.tokenizer)
-        if note is not None:
-            out.note(note)
-    return report
-
-
-def _sizes(rows: int, positions: int, top: int) -> dict[str, int]:
-    """About how many bytes the files take, measured on ordinary texts.
-
-    A heading, and for each cell some numbers and `top` tokens. A picture has a bounded size.
-    """
-    cells = rows * positions
-    return {"html": (29 << 10) + cells * (31 + 16 * top), "json": 2450 + cells * (142 + 65 * top)}
-
-
-def _file(look: Inspection, report: LensReport) -> ExportFile | None:
-    from llmcli.commands.lens.view.export import lens_page
-    from llmcli.commands.lens.view.png import lens_png
-
     holds = f"{counted(len(report.rows), 'row')} at {counted(len(report.positions), 'position')}"
-    return look.file(holds, {
-        "png": lambda: lens_png(report, look.title), "html": lambda: lens_page(report, look.title),
-    })  # fmt: skip
+    look.present(
+        lambda: render_lens(report, look.title, ranks=lens.ranks, whole="--all", height=height),
+        report,
+        look.file(holds, {
+            "png": lambda: lens_png(report, look.title),
+            "html": lambda: lens_page(report, look.title),
+        }),
+    )  # fmt: skip
 
 
 def parse_target(text: str, tokenizer: Tokenizer | None, vocabulary: int) -> Target:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shutil import get_terminal_size
 from typing import Any
 
-from llmcli.commands.lens.command import LensOptions, lens_report
+from llmcli.commands.lens.command import LensOptions
 from llmcli.shell.looking import InChat, Shown
 
 
@@ -15,7 +15,6 @@ def look(chat: InChat, given: dict[str, str]) -> Shown:
 
     options = LensOptions(**dict[str, Any](given))
     options.check(chat.model.config)
-    report = lens_report(chat.model, chat.ids, 0, options, chat.out)
+    report = options.measure(chat)
     height = get_terminal_size().lines
-    shown = render_lens(report, chat.title, ranks=options.target != "output", height=height)
-    return shown, report.checks
+    return render_lens(report, chat.title, ranks=options.ranks, height=height), report.checks

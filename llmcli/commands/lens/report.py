@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from llmcli.records.checks import ViewCheck
 from llmcli.records.text import Token
 
-EMBEDDING = "embedding"  # its name where there is room for the word
-
 
 @dataclass(frozen=True, kw_only=True)
 class LensToken(Token):

@@ -1,1 +1,1 @@
-"""Rows of attention maps, each checked while it is there."""
+"""Rows of attention maps, each checked as it is computed."""

@@ -31,7 +31,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows `first` … `first`+t-1, keys `low` … `low`+S-1; what lies outside of these is masked.
+    """Rows `first` … `first`+t-1, keys `low` … `low`+S-1; cells outside are masked.
 
     `a_HtS` are weights, 0 where masked. `seen_t`: how many keys each row sees. `taken_Ht`: what the
     heads' own sinks take of each row, None where there are none. `negative_Ht`: of shares of signed
@@ -84,7 +84,7 @@ class Block:
         return self.a_HtS.sum(-1)
 
     def back_Ht(self, steps: int) -> Tensor:
-        """The weight of the key so many tokens before the query; 0 where that is masked."""
+        """The weight of the key `steps` tokens before the query; 0 where it is masked."""
         return self._column((self.positions_t - steps - self.low).expand(len(self.a_HtS), -1))
 
     @cached_property

@@ -1,5 +1,5 @@
-"""What is checked of every row while it is there: that it is a distribution over the right keys,
-and that with the values it gives what the fused kernel computed.
+"""Checks of every row as it is computed: it is a distribution over the right keys, and its product
+with the values is what the fused kernel computed.
 
 Axes: H heads, t rows, S keys of a block, e size of a head's value.
 """
@@ -33,32 +33,6 @@ VALUE_KEYS = 64
 NARROW_ROUNDINGS, NARROW_ROUNDINGS_GPU = 1.0, 4.0
 
 
-class Worst:
-    """The largest of many numbers, and where it was."""
-
-    def __init__(self) -> None:
-        self.value = 0.0
-        self.where = ""
-
-    def see(self, values_Ht: Tensor, name: str, heads: Sequence[int], first: int) -> None:
-        """Numbers ≥ 0 of the rows of `name` from `first` on.
-
-        Raises NotFinite for NaN and infinity.
-        """
-        most, at = values_Ht.flatten().max(0)
-        head, row = divmod(int(at), values_Ht.shape[1])
-        self._keep(float(most), f"{name}[{heads[head]},{first + row}]")
-
-    def _keep(self, most: float, where: str) -> None:
-        if not math.isfinite(most):
-            raise NotFinite(
-                f"`{where}` does not follow from finite numbers",
-                hint="`llmcli dump --name 'blocks.*'` names the first one that is not",
-            )
-        if most > self.value:
-            self.value, self.where = most, where
-
-
 class AttentionChecks:
     """The checks that every row of every head goes through."""
 
@@ -68,22 +42,31 @@ class AttentionChecks:
         roundings = NARROW_ROUNDINGS if device.type == "cpu" else NARROW_ROUNDINGS_GPU
         self._narrow_off = roundings * self._eps if dtype.itemsize == 2 else 0.0
         self._longest, self._sinks = SUM_KEYS, False
-        self._softmax = self._signed = False  # what was seen
-        self._sums = Worst()
-        self._masks = Worst()
-        self._causal = Worst()
-        self._values = Worst()
+        self._worst: dict[str, tuple[float, str]] = {}  # by the check, the largest, and its place
+
+    def _add(
+        self, check: str, values_Ht: Tensor, of: LayerMap, heads: Sequence[int], first: int
+    ) -> None:
+        """Numbers ≥ 0 of rows from `first` on. Raises NotFinite for NaN and infinity."""
+        largest, at = values_Ht.flatten().max(0)
+        head, row = divmod(int(at), values_Ht.shape[1])
+        value, where = float(largest), f"{of.pattern}[{heads[head]},{first + row}]"
+        if not math.isfinite(value):
+            raise NotFinite(
+                f"`{where}` does not follow from finite numbers",
+                hint="`llmcli dump --name 'blocks.*'` names the first one that is not",
+            )
+        if value > self._worst.setdefault(check, (0.0, ""))[0]:
+            self._worst[check] = value, where
 
     def see(self, block: Block, scores_HtS: Tensor, of: LayerMap, heads: Sequence[int]) -> None:
         """That the rows add up to 1, with what a sink takes, and which keys have a weight."""
-        self._softmax = True
         self._longest = max(self._longest, block.a_HtS.shape[2])
         off_Ht = block.a_HtS.sum(-1) - 1
         if block.taken_Ht is not None:
             self._sinks, off_Ht = True, off_Ht + block.taken_Ht
-        off_Ht = off_Ht.abs()
-        self._sums.see(off_Ht, of.pattern, heads, block.first)
-        self._masks.see(wrong_cells(block, scores_HtS), of.pattern, heads, block.first)
+        self._add("row_sums", off_Ht.abs(), of, heads, block.first)
+        self._add("masks", wrong_cells(block, scores_HtS), of, heads, block.first)
 
     def compare(
         self,
@@ -121,7 +104,7 @@ class AttentionChecks:
         allowed_Ht = allowed_Ht + self._narrow_off * value_Ht
         apart_Ht = (mixed_Hte - z_Hte).abs().amax(-1)
         share_Ht = torch.where(apart_Ht == 0, 0.0, apart_Ht / allowed_Ht)
-        self._values.see(share_Ht, of.pattern, heads, block.first)
+        self._add("values", share_Ht, of, heads, block.first)
 
     def compare_signed(
         self,
@@ -134,15 +117,14 @@ class AttentionChecks:
         sizes_Ht: Tensor,
         narrow: bool,
     ) -> None:
-        """Of the map of a recurrence: that it reads no later token, and that times the values it
+        """Checks the map of a recurrence: it reads no later token, and its product with the values
         is what the kernel computed as `z`.
 
         Its rows are no distribution. Off may be `z` by its own rounding, where it has 16 bits
         (`narrow`), and both by what `sizes_Ht` says, see `walk`.
         """
-        self._signed = True
         leaks_Ht = ((block.a_HtS != 0) & block.after_tS).sum(-1)
-        self._causal.see(leaks_Ht, of.pattern, heads, block.first)
+        self._add("causal", leaks_Ht, of, heads, block.first)
         a_KgS = block.a_HtS.reshape(len(v_KSe), -1, block.a_HtS.shape[2])
         mixed_Hte = (a_KgS @ v_KSe).reshape(*block.a_HtS.shape[:2], -1)
         wide_Ht = ROUNDINGS * self._wide_eps * sizes_Ht
@@ -151,54 +133,39 @@ class AttentionChecks:
             allowed_Hte = allowed_Hte + self._narrow_off / 2 * mixed_Hte.abs()
         apart_Hte = (mixed_Hte - z_Hte).abs()
         share_Hte = torch.where(apart_Hte == 0, 0.0, apart_Hte / allowed_Hte)
-        self._values.see(share_Hte.amax(-1), of.pattern, heads, block.first)
+        self._add("values", share_Hte.amax(-1), of, heads, block.first)
 
     def checks(self) -> tuple[ViewCheck, ...]:
         """Of rows, masks and values, over all that was seen.
 
         Of maps that are no distributions `causal` stands in place of the first two.
         """
-        found: list[ViewCheck] = []
-        if self._softmax:
-            found += self._distributions()
-        if self._signed:
-            found.append(ViewCheck(
-                name="causal",
-                words="in the signed maps shown weights of tokens after the query are 0",
-                value=self._causal.value, tolerance=0.0, where=self._causal.where,
-            ))  # fmt: skip
-        found.append(ViewCheck(
-            name="values",
-            words="the pattern shown · values is the kernel's own z, but for roundings",
-            value=self._values.value, tolerance=1.0, where=self._values.where,
-        ))  # fmt: skip
-        return tuple(found)
-
-    def _distributions(self) -> tuple[ViewCheck, ...]:
-        return (
+        sink = " and its head's sink" if self._sinks else ""
+        sums = SUM_ROUNDINGS * self._wide_eps * math.sqrt(self._longest / SUM_KEYS)
+        every = {
+            "row_sums": f"in the pattern shown the weights of every query{sink} add up to 1",
+            "masks": "in the pattern shown every query sees the keys that it may, others are 0",
+            "causal": "in the signed maps shown weights of tokens after the query are 0",
+            "values": "the pattern shown · values is the kernel's own z, but for roundings",
+        }
+        tolerances = {"row_sums": sums, "values": 1.0}  # else it has to be 0
+        return tuple(
             ViewCheck(
-                name="row_sums",
-                words="in the pattern shown the weights of every query"
-                + (" and its head's sink" if self._sinks else "")
-                + " add up to 1",
-                value=self._sums.value,
-                tolerance=SUM_ROUNDINGS * self._wide_eps * math.sqrt(self._longest / SUM_KEYS),
-                where=self._sums.where,
-            ),
-            ViewCheck(
-                name="masks",
-                words="in the pattern shown every query sees the keys that it may, others are 0",
-                value=self._masks.value,
-                tolerance=0.0,
-                where=self._masks.where,
-            ),
+                name=name,
+                words=words,
+                value=self._worst[name][0],
+                tolerance=tolerances.get(name, 0.0),
+                where=self._worst[name][1],
+            )
+            for name, words in every.items()
+            if name in self._worst
         )
 
 
 def wrong_cells(block: Block, scores_HtS: Tensor) -> Tensor:
     """How many cells of each row are masked and should not be, or the other way: `[H, t]`.
 
-    A masked cell has the weight 0 and the score -∞. Which are is counted anew here: row i sees
+    A masked cell has the weight 0 and the score -∞. Which cells are is computed anew: row i sees
     its last `seen_t` keys. Keys that all rows or none see are compared as a whole.
     """
     last_t = block.positions_t

@@ -20,7 +20,7 @@ from llmcli.ops.norm import at_least_float32
 
 
 class Rows(NamedTuple):
-    """Some rows of the heads `at` of those requested; a signed map is made of no scores."""
+    """Some rows of the heads `at` in the list of chosen heads; a signed map has no scores."""
 
     at: slice
     block: Block
@@ -43,8 +43,8 @@ def checked_rows(
 ) -> Iterator[Rows]:
     """The rows of all queries, block by block.
 
-    `heads` are the requested heads, `seen` the activations `[H, T, d]` of all heads and tokens.
-    `rows`: so many at a time (None: as memory allows). Each block has passed through `proof`,
+    `heads` are the chosen heads, `seen` the activations `[H, T, d]` of all heads and tokens.
+    `rows`: rows at a time (None: as memory allows). Each block has passed through `proof`,
     which compares it with the kernel's own result, when it comes.
     `walked`: through all tokens, where the map is signed (None: it is walked here). Raises
     NotFinite.
@@ -88,7 +88,7 @@ def checked_rows(
 
 
 def _block_rows(window: int | None, heads: int, keys: int) -> int:
-    """How many rows a block may have; under a window not so many that most is masked."""
+    """The most rows of a block; with a window few enough that most cells are not masked."""
     if window is None:
         return max(1, CELLS // (heads * keys))
     width = 2 * (window + 32)  # of the block: its rows, and a window before the first

@@ -40,10 +40,15 @@ class EmbeddingConfig:
 class HeadConfig:
     """Output head `[D, V]`: `tied` reuses the token embedding.
 
-    `scale` multiplies the logits. With a `cap` c they become `c · tanh(logits / c)`.
+    `scale` multiplies the logits. With a `cap` c they become `c · tanh(logits / c)`. Raises
+    ValueError for both: no model has both.
     """
 
     tied: bool
     bias: bool = False
     scale: float = 1.0
     cap: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.cap is not None and self.scale != 1:
+            raise ValueError("logits are either scaled or capped")

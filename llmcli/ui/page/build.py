@@ -72,9 +72,9 @@ def checks(found: Sequence[ViewCheck]) -> list[dict[str, Any]]:
     return [{**vars(check), "value": finite(check.value), "ok": check.ok} for check in found]
 
 
-def finite(value: float) -> float | None:
-    """JSON has no NaN and no infinity."""
-    return value if math.isfinite(value) else None
+def finite(value: float, digits: int = 17) -> float | None:
+    """So many digits of it; JSON has no NaN and no infinity."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
 def _json(data: Mapping[str, Any]) -> str:

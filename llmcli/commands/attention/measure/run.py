@@ -31,9 +31,9 @@ from llmcli.inspect.attention.block import Block, Tokens
 from llmcli.inspect.attention.checks import AttentionChecks
 from llmcli.inspect.attention.rows import Rows, checked_rows
 from llmcli.inspect.formulas import formula_checks, some_rows, worst
-from llmcli.inspect.generated import generated
 from llmcli.inspect.kernel import layer_of
 from llmcli.inspect.layer_map import LayerMap
+from llmcli.inspect.passes import Passes
 from llmcli.inspect.recurrence import Walk, walk
 from llmcli.model import Model, dtype_name
 from llmcli.records.checks import ViewCheck
@@ -79,26 +79,24 @@ def measure_attention(
     for NaN.
     """
     heads = heads or AttentionOptions()
-    every, steps = generated(model, ids, generate, progress)
-    part = heads.part(len(ids) + generate)  # an earlier end of the text moves no span
+    passes = Passes(model, ids, generate, progress)
+    part = heads.part(passes.most)  # an earlier end of the text moves no span
+    passes.write()
+    written = len(passes.ids)
     for option, (first, _) in zip(("--query", "--key"), part, strict=True):
-        if first >= len(every):
+        if first >= written:
             raise UsageError(
                 f"`{option}` from {first} on selects no tokens: the model ended its text after "
-                f"{len(every) - len(ids)} of {generate} tokens",
-                hint=f"positions go from 0 to {len(every) - 1}",
+                f"{written - len(ids)} of {generate} tokens",
+                hint=f"positions go from 0 to {written - 1}",
             )
-    look = _Look(model, every, heads, part, on_matrix)
+    look = _Look(model, passes.ids, heads, part, on_matrix)
     tap = LayerWatch(
         [LayerMap(model, number) for number in look.heads],
         lambda of, seen: look.settle(of, seen, block_rows, progress),
     )
-    if progress is not None:
-        progress("reading the prompt", 0, len(every))
-    model.decoder(
-        torch.tensor([every], device=model.device), tap=tap, logits="last", until=max(look.heads)
-    )
-    return look.report(len(ids), steps)
+    passes.at_once(tap, logits="last", until=max(look.heads))
+    return look.report(len(ids), passes.checks)
 
 
 class LayerWatch:

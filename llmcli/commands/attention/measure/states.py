@@ -15,10 +15,9 @@ from llmcli import devices
 from llmcli.commands.attention.measure.metrics import effective_rank
 from llmcli.commands.attention.measure.run import FORMULA_ROWS, LayerWatch, Seen
 from llmcli.commands.attention.report import HeadStates, LayerStates, StatesReport
-from llmcli.engine.session import Session
 from llmcli.inspect.formulas import formula_checks, some_rows, worst
-from llmcli.inspect.generated import generated
 from llmcli.inspect.layer_map import LayerMap
+from llmcli.inspect.passes import Passes
 from llmcli.inspect.recurrence import ROUNDINGS, Walk, walk
 from llmcli.model import Model, dtype_name
 from llmcli.records.checks import ViewCheck
@@ -41,12 +40,14 @@ def measure_states(
     usual one, with a cache; states are walked through once more in float64 from what it emitted,
     and are compared with its cache and its own results. Raises OutOfMemory, and NotFinite for NaN.
     """
-    every, steps = generated(model, ids, generate, progress)
+    passes = Passes(model, ids, generate, progress)
+    passes.write()
+    every = passes.ids
     devices.require_memory(
         model.decoder.state_bytes(1, len(every)), model.device,
         f"the cache of {len(every)} tokens", "use a shorter prompt or a smaller --generate",
     )  # fmt: skip
-    session = Session(model.decoder, 1, len(every))
+    session = passes.session()
     points = min(POINTS, len(every))
     positions = [-(-len(every) * (at + 1) // points) - 1 for at in range(points)]
     found: list[LayerStates] = []
@@ -64,12 +65,7 @@ def measure_states(
         found.append(_layer(of, walked, heads[of.number], cached.nbytes))
 
     tap = LayerWatch([LayerMap(model, number) for number in heads], settle)
-    if progress is not None:
-        progress("reading the prompt", 0, len(every))
-    with torch.inference_mode():
-        session.extend(
-            torch.tensor([every], device=model.device), tap=tap, logits="none", until=max(heads)
-        )
+    passes.at_once(tap, logits="none", until=max(heads), session=session)
     state, results, formulas = (worst(checks) for checks in zip(*proofs, strict=True))
     words = "norm, projections, convolution, decays and output follow from their formulas"
     formulas = replace(formulas, words=words + some_rows(FORMULA_ROWS, len(every)))
@@ -79,7 +75,7 @@ def measure_states(
         prompt_tokens=len(ids),
         positions=tuple(positions),
         layers=tuple(found),
-        checks=(state, results, formulas, *steps),
+        checks=(state, results, formulas, *passes.checks),
     )
 
 

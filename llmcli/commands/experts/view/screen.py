@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from rich.cells import cell_len
@@ -14,8 +14,8 @@ from rich.text import Text
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.records.numbers import best_groups
 from llmcli.ui.cells import Ink, fitted, in_cell, in_words
-from llmcli.ui.grid import ColourBar, Fit, Grid, bar, gaps
-from llmcli.ui.layout import WIDEST, Column, Line, Rows
+from llmcli.ui.grid import ColourBar, Fit, Grid, bar, gaps, last_columns
+from llmcli.ui.layout import WIDEST, Column, Line, Rows, table
 from llmcli.ui.numbers import number
 from llmcli.ui.palette import Scale
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
@@ -37,8 +37,8 @@ def render_experts(report: ExpertsReport, title: str) -> RenderableType:
     scale = weight_scale(report)
     legend = ColourBar("weight of the chosen experts", scale, masked="")
     grid = Fit(lambda width, ink: _map(report, scale, width, ink))
-    table = Fit(lambda width, ink: _layers_table(report, width, ink))
-    return Group(heading, grid, legend, Text(), table)
+    layers = Fit(lambda width, ink: _layers_table(report, width, ink))
+    return Group(heading, grid, legend, Text(), layers)
 
 
 def weight_scale(report: ExpertsReport) -> Scale:
@@ -47,9 +47,9 @@ def weight_scale(report: ExpertsReport) -> Scale:
     return Scale(low=0.0, high=most or 1.0)
 
 
-def share(value: float) -> str:
-    """`31 %`."""
-    return f"{100 * value:.0f} %"
+def share(value: float | None) -> str:
+    """`31 %`, – where there is none."""
+    return "–" if value is None else f"{100 * value:.0f} %"
 
 
 def _map(
@@ -68,48 +68,41 @@ def _map(
     while named > 1 and (width - NAME + GAP) // (named * (digits + 1) + GAP) < few:
         named -= 1
     cell = max(LEAST, named * (digits + 1))
-    shown = min(len(report.positions), max(1, (width - NAME + GAP) // (cell + GAP)))
-    places = range(len(report.positions) - shown, len(report.positions))
+    places = last_columns([cell] * len(report.positions), width - NAME + GAP, GAP)
     positions = [report.positions[place] for place in places]
     tokens = [in_cell(report.tokens[position], ink) for position in positions]
     before = ["", *gaps(places, GAP, report.from_prompt, ink)[1:]]
-    grid, widths = Grid(ink=ink, gutter=NAME, before=before), [cell] * shown
+    grid, widths = Grid(ink=ink, gutter=NAME, before=before), [cell] * len(places)
     yield from grid.words("at", [str(position) for position in positions], widths)
     yield from grid.words("token", tokens, widths, HEADING)
     for layer in report.layers:
-        codes = ink.codes(scale.fractions(layer.weights[places.start :]))
+        codes_PK = ink.codes(scale.fractions(layer.weights[places.start :, :named])).tolist()
+        chosen_PK = layer.chosen[places.start :, :named].tolist()
         cells = [
-            list(_cell(layer.chosen[place], codes[at], (named, digits, cell), ink))
-            for at, place in enumerate(places)
+            list(_cell(chosen_K, codes_K, digits, cell, ink))
+            for chosen_K, codes_K in zip(chosen_PK, codes_PK, strict=True)
         ]
         yield from grid.line(f"{layer.layer:>{NAME - 2}}", cells)
-    left = f"the first {named} of {most}" if named < most else ""
-    yield Line([one for one in _about_map(report, left, positions, ink) if one], FAINT)
-
-
-def _about_map(
-    report: ExpertsReport, left: str, positions: Sequence[int], ink: Ink
-) -> Iterator[str]:
-    yield "the experts that each token takes in each layer, the largest score first"
-    yield left
+    notes = ["the experts that each token takes in each layer, the largest score first"]
+    if named < most:
+        notes.append(f"the first {named} of {most}")
     if report.from_prompt < len(report.positions):
-        yield f"{bar(ink)} from position {report.prompt_tokens} on the model wrote it"
-    if len(positions) < len(report.positions):
-        first, last = positions[0], positions[-1]
-        yield f"positions {first} to {last} of {len(report.tokens)} tokens"
-        yield "others with --position, --json and -o have all"
+        notes.append(f"{bar(ink)} from position {report.prompt_tokens} on the model wrote it")
+    if len(places) < len(report.positions):
+        shown = f"positions {positions[0]} to {positions[-1]}"
+        notes += [f"{shown} of {len(report.tokens)} tokens",
+                  "others with --position, --json and -o have all"]  # fmt: skip
+    yield Line(notes, FAINT)
 
 
 def _cell(
-    chosen_K: np.ndarray, codes_K: np.ndarray, sizes: tuple[int, int, int], ink: Ink
+    chosen_K: Sequence[int], codes_K: Sequence[int], digits: int, columns: int, ink: Ink
 ) -> Iterator[Segment]:
-    """`sizes`: how many experts are named, the digits of a number, columns of the cell."""
-    named, digits, cell = sizes
-    pairs = list(zip(chosen_K.tolist(), codes_K.tolist(), strict=True))[:named]
-    for expert, code in pairs:
+    """Numbers of `digits` digits, then spaces up to `columns` columns."""
+    for expert, code in zip(chosen_K, codes_K, strict=True):
         after = ink.shade(code) if ink.kind == "shades" else " "
         yield Segment(f"{expert:>{digits}}{after}", ink.behind(code))
-    yield Segment(" " * (cell - len(pairs) * (digits + 1)))
+    yield Segment(" " * (columns - len(chosen_K) * (digits + 1)))
 
 
 def _layers_table(report: ExpertsReport, width: int, ink: Ink) -> Iterator[RenderableType]:
@@ -121,46 +114,36 @@ def _layers_table(report: ExpertsReport, width: int, ink: Ink) -> Iterator[Rende
     tables = [
         _rows(report, max(8, width // (4 + 2 * (short > 0))), ink, short) for short in SHORT
     ]
-    table, pool = next((one for one in tables if one[0].fit(width)), tables[0])
-    yield table
+    rows, pool = next((one for one in tables if one[0].fit(width)), tables[0])
+    yield rows
     yield Line(list(_about_layers(report, pool, ink)), FAINT)
 
 
 def _rows(report: ExpertsReport, room: int, ink: Ink, short: int) -> tuple[Rows, int]:
     """The table with bars in `room` columns, and how many experts one of these stands for.
 
-    `short`: without the token of the smallest margin, and without what says nothing; so many
-    fewer experts are named.
+    `short`: without the token of the smallest margin and without columns that say nothing;
+    `short` fewer experts are named.
     """
     layers = report.layers
     pool = max(-(-layer.experts // room) for layer in layers)
-    columns = [
-        Column("layer"), Column("load", right=False),
-        Column("most", right=False, drop=1),
-        Column("balance", drop=2, labelled=True),
-        Column("unused", drop=3, labelled=True),
-        Column("margin", drop=4, labelled=True),
-        Column("min", right=False, drop=5, labelled=True),
-        Column("shared", drop=6, labelled=True),
+    columns: list[tuple[Column, Callable[[ExpertsLayer], Text | str]]] = [
+        (Column("layer"), lambda of: str(of.layer)),
+        (Column("load", right=False), lambda of: load_bars(of.load, pool, ink)),
+        (Column("most", right=False, drop=1), lambda of: _most(of, TOP - short)),
+        (Column("balance", drop=2, labelled=True), lambda of: f"{of.balance:.2f}"),
+    ]
+    if not short or any(layer.unused for layer in layers):
+        columns.append((Column("unused", drop=3, labelled=True), lambda of: str(len(of.unused))))
+    columns += [
+        (Column("margin", drop=4, labelled=True),
+         lambda of: number(of.mean_margin, 2 if short else 3)),
+        (Column("min", right=False, drop=5, labelled=True),
+         lambda of: _smallest(report, of, ink, short)),
     ]  # fmt: skip
-    left = {"unused"} if short and not any(layer.unused for layer in layers) else set()
-    if all(layer.shared_share is None for layer in layers):
-        left.add("shared")
-    kept = [at for at, column in enumerate(columns) if column.name not in left]
-    rows = [_row(report, layer, pool, ink, short) for layer in layers]
-    picked = [[row[at] for at in kept] for row in rows]
-    return Rows([columns[at] for at in kept], picked, below=True), pool
-
-
-def _row(
-    report: ExpertsReport, layer: ExpertsLayer, pool: int, ink: Ink, short: int
-) -> list[Text | str]:
-    shared, margin = layer.shared_share, layer.mean_margin
-    return [
-        str(layer.layer), load_bars(layer.load, pool, ink), _most(layer, TOP - short),
-        f"{layer.balance:.2f}", str(len(layer.unused)), number(margin, 2 if short else 3),
-        _smallest(report, layer, ink, short), "–" if shared is None else share(shared),
-    ]  # fmt: skip
+    if any(layer.shared_share is not None for layer in layers):
+        columns.append((Column("shared", drop=6, labelled=True), lambda of: share(of.shared_share)))
+    return table(layers, columns, below=True), pool
 
 
 def _smallest(report: ExpertsReport, layer: ExpertsLayer, ink: Ink, short: int) -> str:
@@ -215,17 +198,14 @@ def _position(report: ExpertsReport) -> Iterator[RenderableType]:
     by = "" if at < report.prompt_tokens else ", which the model wrote"
     where = f"position {at} of {len(report.tokens)}: {in_words(report.tokens[at])}{by}"
     yield Line([where, "the experts that it takes, with what each counts"])
-    rows: list[list[Text | str]] = []
-    for layer in report.layers:
-        pairs = zip(layer.chosen[0].tolist(), layer.weights[0].tolist(), strict=True)
-        shared = None if layer.shared_shares is None else float(layer.shared_shares[0])
-        rows.append([
-            str(layer.layer), ", ".join(f"{expert}: {number(weight)}" for expert, weight in pairs),
-            number(float(layer.margins[0])), "–" if shared is None else share(shared),
-        ])  # fmt: skip
-    columns = [
-        Column("layer"), Column("expert: weight", right=False, cut=True, drop=1),
-        Column("margin", drop=3, labelled=True),
-        Column("shared", drop=2, labelled=True),
-    ]  # fmt: skip
-    yield Rows(columns, rows, below=True)
+
+    def weights(of: ExpertsLayer) -> str:
+        pairs = zip(of.chosen[0].tolist(), of.weights[0].tolist(), strict=True)
+        return ", ".join(f"{expert}: {number(weight)}" for expert, weight in pairs)
+
+    yield table(report.layers, [
+        (Column("layer"), lambda of: str(of.layer)),
+        (Column("expert: weight", right=False, cut=True, drop=1), weights),
+        (Column("margin", drop=3, labelled=True), lambda of: number(float(of.margins[0]))),
+        (Column("shared", drop=2, labelled=True), lambda of: share(of.shared_share)),
+    ], below=True)  # fmt: skip

@@ -4,112 +4,117 @@
 not gone through the later layers. The norm's statistics are the row's own; with those of the last
 row instead (which is right for shares of a logit) early rows look nearly uniform.
 
-Axes: R rows (places of the stream), P positions of one chunk, D width, V vocabulary.
+Axes: R rows (places of the stream), B batch (1), T tokens of one call, P positions kept or of one
+chunk, D width, V vocabulary, k likeliest tokens.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from llmcli import devices
 from llmcli.anatomy.block import block_names
-from llmcli.commands.lens.measure.reader import Reader, Target, need_finite
-from llmcli.commands.lens.measure.stream import Stream
-from llmcli.commands.lens.measure.unembedding import Agreement, unembed
-from llmcli.commands.lens.report import LensReport
+from llmcli.commands.lens.measure.unembedding import Agreement, own_logits, unembed
+from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
 from llmcli.config import ModelConfig
-from llmcli.engine.session import Session
-from llmcli.inspect.chunks import ChunkProof
-from llmcli.inspect.generated import generated, read_in_chunks
-from llmcli.model import Model
-from llmcli.records.progress import Progress
+from llmcli.errors import NotFinite
+from llmcli.inspect.passes import Passes
+from llmcli.model import Model, dtype_name
+from llmcli.records.checks import ViewCheck
+
+Target = Literal["output", "next"] | int
 
 CHUNK = 1 << 25  # logits R · P · V that exist at a time: 128 MiB of float32
 
 
-@dataclass(frozen=True, kw_only=True)
-class Places:
-    """Which rows: of `layers` (None: all, and the embedding first), with `mid` those between.
+def places(
+    config: ModelConfig, layers: Sequence[int] | None = None, *, mid: bool = False
+) -> tuple[str, ...]:
+    """The rows of `layers` in execution order, with `mid` also those inside a layer.
 
-    The last row of the model is always one of them: the others are compared with it. The rows
-    of no chosen layer are read as well, for `settled` is about all of them.
+    None: all layers, and the embedding first. The last row of the model is always one of them: the
+    others are compared with it. Where parts of a block stand side by side nothing is between them.
     """
-
-    layers: tuple[int, ...] | None = None
-    mid: bool = False
-
-    def names(self, config: ModelConfig) -> tuple[str, ...]:
-        """In execution order. Where parts of a block stand side by side nothing is between them."""
-        count = len(config.layers)
-        chosen = range(count) if self.layers is None else sorted(set(self.layers))
-        found = ["blocks.0.resid_pre"] if self.layers is None else []
-        for layer in chosen:
-            leaves = [one.leaves for one in block_names(config.layers[layer], f"blocks.{layer}")]
-            found += leaves if self.mid else leaves[-1:]
-        return tuple(dict.fromkeys([*found, f"blocks.{count - 1}.resid_post"]))
-
-    def every(self, config: ModelConfig) -> tuple[str, ...]:
-        """The rows of all layers, chosen or not."""
-        return Places(mid=self.mid).names(config)
+    count = len(config.layers)
+    found = ["blocks.0.resid_pre"] if layers is None else []
+    for layer in range(count) if layers is None else sorted(set(layers)):
+        leaves = [one.leaves for one in block_names(config.layers[layer], f"blocks.{layer}")]
+        found += leaves if mid else leaves[-1:]
+    return tuple(dict.fromkeys([*found, f"blocks.{count - 1}.resid_post"]))
 
 
 def measure_lens(
-    model: Model,
-    ids: Sequence[int],
+    passes: Passes,
     *,
     span: Callable[[int], range],
-    places: Places,
+    layers: Sequence[int] | None = None,
+    mid: bool = False,
     top: int = 5,
     target: Target = "output",
-    generate: int = 0,
-    progress: Progress | None = None,
 ) -> LensReport:
-    """Reads every row at the positions `span(number of tokens)`, `top` tokens of each.
+    """Reads the rows of `layers` (`places`) at the positions `span(number of tokens)`.
 
-    `target`, whose rank is followed: the output's own likeliest token, the text's next one (at
-    the last position the output's), or a token id. New tokens are generated first; then all are
-    read once, as `generate` reads a prompt; kept are the rows of all layers at the positions
-    (R · P · D numbers) beside the cache, and never all logits. Raises OutOfMemory, NotFinite and
-    what `span` raises.
+    `top` tokens of each. `target`, whose rank is followed: the output's own likeliest token, the
+    text's next one (at the last position the output's), or a token id. Kept are the rows of all
+    layers at the positions (R · P · D numbers), chosen or not, for `settled` is about all; and
+    never all logits. Raises OutOfMemory, NotFinite and what `span` raises.
     """
-    every = places.every(model.config)
-    total = len(ids) + generate
+    model = passes.model
+    every = places(model.config, mid=mid)
     # an end of text moves what counts from it
-    _need(model, len(every), total if generate else len(span(total)), total)
-    known, steps = generated(model, ids, generate, progress)
-    positions = span(len(known))
+    most = passes.most if passes.generate else len(span(passes.most))
+    _require_memory(model, len(every), most, passes.most)
+    passes.write()
+    positions = span(len(passes.ids))
     stream = Stream(model, every, positions)
     agreement = Agreement(model.dtype, model.device)
-    session = Session(model.decoder, 1, len(known))
-    proof = ChunkProof(model, known, session.state)
 
     def watch(first: int, name: str, tensor: Tensor) -> None:
         stream.watch(first, name, tensor)
-        proof.watch(first, name, tensor)
         if name == "logits":  # of each call's last token, where there are any
             h_TD = stream.last_TD
             position = first + len(h_TD) - 1
-            need_finite(tensor, range(position, position + 1), model)
+            _require_finite(tensor, range(position, position + 1), model)
             agreement.add([position], unembed(model, h_TD[-1:]), tensor[0, -1:])
 
+    passes.in_chunks(watch)
+    names = places(model.config, layers, mid=mid)
+    reader = _Reader(model, passes.ids, stream, agreement, names, top, target)
+    step = max(1, CHUNK // (len(every) * model.config.vocab))
     with torch.inference_mode():
-        read_in_chunks(session, known, watch, progress)
-        del session  # the cache
-        reader = Reader(model, known, stream, agreement, places.names(model.config), top, target)
-        step = max(1, CHUNK // (len(every) * model.config.vocab))
         for start in range(positions.start, positions.stop, step):
-            if progress is not None:
-                progress("reading the rows", start - positions.start, len(positions))
+            passes.progress("reading the rows", start - positions.start, len(positions))
             reader.read(range(start, min(start + step, positions.stop)))
-    return reader.report(positions, len(ids), (*proof.checks(), *steps))
+    words = {"output": "the model's top token", "next": "the next token of the text"}
+    return LensReport(
+        dtype=dtype_name(model.dtype),
+        vocabulary=model.config.vocab,
+        tokens=model.tokens(passes.ids),
+        prompt_tokens=passes.prompt_tokens,
+        positions=tuple(positions),
+        target="the token given" if isinstance(target, int) else words[target],
+        targets=tuple(reader.targets),
+        rows=tuple(
+            LensRow(name=name, layer=_layer(name), cells=tuple(cells))
+            for name, cells in reader.cells.items()
+        ),
+        settled=tuple(reader.settled),
+        checks=(*agreement.checks(), stream.check(), *passes.checks),
+    )
 
 
-def _need(model: Model, rows: int, positions: int, tokens: int) -> None:
-    """Raises OutOfMemory where the rows, the cache of so many tokens, and the logits of one chunk
+def _layer(name: str) -> int | None:
+    """The layer that wrote a row, None for the embedding."""
+    return None if name.endswith("resid_pre") else int(name.split(".")[1])
+
+
+def _require_memory(model: Model, rows: int, positions: int, tokens: int) -> None:
+    """Raises OutOfMemory where the rows, the cache of `tokens` tokens, and the logits of one chunk
     do not fit."""
     vocab, width = model.config.vocab, model.config.width
     at_once = min(max(1, CHUNK // (rows * vocab)), positions)
@@ -123,3 +128,191 @@ def _need(model: Model, rows: int, positions: int, tokens: int) -> None:
         f"{rows} rows of {positions} positions and the cache of {tokens} tokens",
         "use a shorter prompt, a smaller --generate, or choose fewer positions with --position",
     )
+
+
+class Stream:
+    """Watches a run: keeps `names` at `positions`, and adds up what is added to the stream.
+
+    Every place of it has to be the place before plus what was added since; the first is the
+    embedding.
+    """
+
+    def __init__(self, model: Model, names: tuple[str, ...], positions: range) -> None:
+        self.names = names
+        # what is added, and the places of the stream, each with what its sum is multiplied by
+        self._added = {"embed", "pos_embed"}
+        self._places: dict[str, float] = {}
+        for number, layer in enumerate(model.config.layers):
+            for sublayer in block_names(layer, f"blocks.{number}"):
+                self._places |= {sublayer.stream: 1.0, sublayer.leaves: 1.0}
+                self._added |= set(sublayer.adds)
+            self._places[sublayer.leaves] = layer.scale
+            if layer.scaled:
+                factor = model.decoder.weight(f"blocks.{number}.out_scale.w").dense()
+                self._places[sublayer.leaves] *= float(factor)
+        self._dtype, self._computed = model.stream_dtype, model.dtype
+        self._positions = positions
+        size = (len(names), len(positions), model.config.width)
+        self._rows_RPD = torch.empty(size, dtype=self._dtype, device=model.device)
+        self._parts: list[Tensor] = []
+        self._off, self._where = 0.0, ""
+
+    def watch(self, first: int, name: str, x_BTD: Tensor) -> None:
+        """An activation of the call whose tokens begin at `first`. Raises NotFinite."""
+        if name == "embed":
+            self._parts = []
+        if name in self._places:
+            self._add_up(first, name, x_BTD[0])
+        if name in self._places or name in self._added:
+            self._parts.append(x_BTD[0])
+        if name in self.names:
+            begin = self._positions.start
+            start, stop = max(first, begin), min(first + x_BTD.shape[1], self._positions.stop)
+            if start < stop:
+                rows_PD = self._rows_RPD[self.names.index(name), start - begin : stop - begin]
+                rows_PD.copy_(x_BTD[0, start - first : stop - first])
+
+    @property
+    def last_TD(self) -> Tensor:
+        """The latest place of the stream, all tokens of that call."""
+        return self._parts[-1]
+
+    def rows(self, positions: range) -> Tensor:
+        """`[R, P, D]` at some of the positions that were kept, in the stream's dtype."""
+        begin = self._positions.start
+        return self._rows_RPD[:, positions.start - begin : positions.stop - begin]
+
+    def check(self) -> ViewCheck:
+        """The worst difference, as a share of the numbers that were added.
+
+        One sum is rounded once, by half of eps at most; GPUs may do it in another order. The stream
+        has at least float32 whatever the model computes in: one that was rounded to less is wrong.
+        """
+        return ViewCheck(
+            name="residual_stream",
+            words="every row is the one before plus its layer, relative",
+            value=self._off,
+            tolerance=torch.finfo(self._dtype).eps,
+            where=self._where,
+        )
+
+    def _add_up(self, first: int, name: str, x_TD: Tensor) -> None:
+        parts = [part.to(self._dtype) for part in self._parts]
+        size_TD = sum((part.abs() for part in parts), torch.zeros_like(parts[0]))
+        total_TD = sum(parts[1:], parts[0])
+        if (scale := self._places[name]) != 1:
+            total_TD, size_TD = total_TD * scale, size_TD * abs(scale)
+        apart_TD = (total_TD - x_TD.to(self._dtype)).abs()
+        share_T = (apart_TD / size_TD.clamp_min(torch.finfo(self._dtype).tiny)).amax(-1)
+        off, at = (float(found) for found in share_T.max(0))
+        if not math.isfinite(off):
+            worst = int((~torch.isfinite(share_T)).nonzero()[0])
+            raise NotFinite(
+                f"`{name}` is not finite at position {first + worst}",
+                dtype=dtype_name(self._computed),
+            )
+        if off > self._off:
+            self._off, self._where = off, f"{name}, position {first + int(at)}"
+        self._parts = []
+
+
+class _Reader:
+    """Reads positions chunk by chunk: the `cells` of each row, by its name."""
+
+    def __init__(
+        self,
+        model: Model,
+        ids: tuple[int, ...],
+        stream: Stream,
+        agreement: Agreement,
+        names: tuple[str, ...],
+        top: int,
+        target: Target,
+    ) -> None:
+        self._model, self._ids, self._stream, self._agreement = model, ids, stream, agreement
+        self._top, self._target = min(top, model.config.vocab), target
+        self.cells: dict[str, list[LensCell]] = {name: [] for name in names}
+        self.targets: list[LensToken] = []
+        self.settled: list[str] = []
+
+    def read(self, positions: range) -> None:
+        """All rows at those positions. Raises NotFinite."""
+        model, names = self._model, self._stream.names
+        h_RPD = self._stream.rows(positions)
+        own_PV = own_logits(model, h_RPD[-1])
+        logits_RPV = unembed(model, h_RPD.flatten(0, 1)).view(*h_RPD.shape[:2], -1)
+        _require_finite(own_PV, positions, model)
+        _require_finite(logits_RPV, positions, model)
+        self._agreement.add(positions, logits_RPV[-1], own_PV)
+        output_PV, best_P = own_PV.log_softmax(-1), own_PV.argmax(-1)
+        target_P = self._followed(positions, best_P)
+        probabilities = output_PV.gather(1, target_P[:, None]).exp()[:, 0].tolist()
+        self.targets += map(self._token, target_P.tolist(), probabilities)
+        for name, logits_PV in zip(names, logits_RPV, strict=True):
+            if name in self.cells:
+                self.cells[name] += self._read_row(logits_PV, output_PV, target_P)
+        self.settled += [names[row] for row in settled(logits_RPV, best_P).tolist()]
+
+    def _followed(self, positions: range, best_P: Tensor) -> Tensor:
+        if self._target == "output":
+            return best_P
+        if self._target == "next":
+            after = self._ids[positions.start + 1 : positions.stop + 1]
+            known_N = torch.tensor(after, device=best_P.device, dtype=best_P.dtype)
+            return torch.cat((known_N, best_P[len(after) :]))
+        return torch.full_like(best_P, self._target)
+
+    def _read_row(self, logits_PV: Tensor, output_PV: Tensor, target_P: Tensor) -> list[LensCell]:
+        """The cells of one row, from its logits and the output's log-probabilities."""
+        lens_PV = logits_PV.log_softmax(-1)
+        p_PV = lens_PV.exp()
+        kl_P = (output_PV.exp() * (output_PV - lens_PV)).sum(-1)
+        top_Pk = logits_PV.topk(self._top, -1).indices
+        columns = (
+            top_Pk,
+            p_PV.gather(1, top_Pk),
+            (-(p_PV * lens_PV).sum(-1)).clamp_min(0),
+            kl_P.clamp_min(0),
+            _rank(logits_PV, target_P),
+            p_PV.gather(1, target_P[:, None])[:, 0],
+        )
+        return [
+            LensCell(
+                top=tuple(map(self._token, ids, probabilities)),
+                entropy=entropy,
+                kl=kl,
+                target_rank=rank,
+                target_probability=probability,
+            )
+            for ids, probabilities, entropy, kl, rank, probability in zip(
+                *(column.tolist() for column in columns), strict=True
+            )
+        ]
+
+    def _token(self, id: int, probability: float) -> LensToken:
+        return LensToken(id=id, text=self._model.token_text(id), probability=probability)
+
+
+def _rank(logits_PV: Tensor, ids_P: Tensor) -> Tensor:
+    """The rank of each token: 1 for the likeliest."""
+    return (logits_PV > logits_PV.gather(1, ids_P[:, None])).sum(-1) + 1
+
+
+def settled(logits_RPV: Tensor, best_P: Tensor) -> Tensor:
+    """The first row from which on `best_P` stay likeliest.
+
+    The last row, which is the output, always counts: its roundings differ from the model's.
+    """
+    likeliest_RP = torch.stack([_rank(logits_PV, best_P) == 1 for logits_PV in logits_RPV])
+    likeliest_RP[-1] = True
+    return len(likeliest_RP) - likeliest_RP.flip(0).cumprod(0).sum(0)
+
+
+def _require_finite(logits: Tensor, positions: range, model: Model) -> None:
+    """Raises NotFinite where a logit of the model, `[…, P, V]`, is not finite."""
+    bad = ~torch.isfinite(logits).all(-1).reshape(-1, len(positions)).all(0)
+    if bad.any():
+        raise NotFinite(
+            f"the logits at position {positions[int(bad.nonzero()[0])]} are not finite",
+            dtype=dtype_name(model.dtype),
+        )

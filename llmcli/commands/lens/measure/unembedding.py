@@ -30,6 +30,12 @@ from llmcli.records.checks import ViewCheck
 ROUNDINGS = 16.0
 HALF_ROUNDINGS, HALF_ROUNDINGS_GPU = 1.0, 4.0
 
+# what is compared of both distributions
+WORDS = {
+    "output": "in probability", "output_logprob": "in log-probability of every token",
+    "output_kl": "KL in nats",
+}  # fmt: skip
+
 _BLOCK = 1 << 22  # numbers of the head's matrix that are converted at a time
 
 
@@ -37,7 +43,7 @@ def unembed(model: Model, h_ND: Tensor) -> Tensor:
     """`Norm_f(h) W_Uᵀ + b_U`, `[N, V]` in at least float32, with every row's own statistics.
 
     A matrix in blocks rounds its input (`Packed.seen`). Where a number of the formula's norm and
-    of the model's are as good as equal, they are rounded as the model's is.
+    of the model's differ by rounding only, it is rounded as the model's is.
     """
     weight, config = model.decoder.weight, model.config
     bias = weight("ln_final.b").dense() if config.final_norm.bias else None
@@ -63,7 +69,7 @@ def unembed(model: Model, h_ND: Tensor) -> Tensor:
 def normalized(x_ND: Tensor, config: NormConfig, w_D: Tensor, b_D: Tensor | None) -> Tensor:
     """`x / √(mean(x²) + ε) · w` (RMSNorm), `(x − μ) / √(mean((x − μ)²) + ε) · w + b` (LayerNorm).
 
-    With an offset `offset + w` in place of w. In the dtype of `x`, whatever that of the weights is.
+    With an offset `offset + w` in place of w. Computed in the dtype of `x`.
     """
     if config.kind == "layer":
         x_ND = x_ND - x_ND.mean(-1, keepdim=True)
@@ -91,9 +97,8 @@ class Agreement:
         half = HALF_ROUNDINGS if device.type == "cpu" else HALF_ROUNDINGS_GPU
         roundings = half if dtype.itemsize == 2 else ROUNDINGS
         self._off = roundings * torch.finfo(dtype).eps
-        self._probability = _Worst()
-        self._logarithm = _Worst()
-        self._divergence = _Worst()
+        self._shares = dict.fromkeys(WORDS, -1.0)  # of what is allowed, the largest
+        self._worst: dict[str, ViewCheck] = {}
 
     def add(self, positions: Sequence[int], formula_NV: Tensor, own_NV: Tensor) -> None:
         """Row n of both is read at `positions[n]`."""
@@ -101,51 +106,28 @@ class Agreement:
             t.to("cpu", torch.float64).log_softmax(-1) for t in (formula_NV, own_NV)
         )
         largest_N = own_NV.abs().amax(-1).to("cpu", torch.float64)
-        logarithms = _worst_of((ours_NV - theirs_NV).abs())
-        probabilities = _worst_of((ours_NV.exp() - theirs_NV.exp()).abs_())
-        kl_N = (theirs_NV.exp() * (theirs_NV - ours_NV)).sum(-1).abs()
-        for n, position in enumerate(positions):
-            off = self._off * float(largest_N[n])
-            itself = 32 * torch.finfo(torch.float64).eps * max(1.0, float(largest_N[n]))
-            place = f"position {position}"
-            for worst, found, allowed in (
-                (self._probability, probabilities, off / 2 + itself),
-                (self._logarithm, logarithms, 2 * off + itself),
-            ):
-                value, token = found[n]
-                worst.add(value, allowed, f"{place}, id {token}")
-            self._divergence.add(float(kl_N[n]), off * off / 2 + itself, place)
+        off_N = self._off * largest_N
+        itself_N = 32 * torch.finfo(torch.float64).eps * largest_N.clamp_min(1)
+        kl_N1 = (theirs_NV.exp() * (theirs_NV - ours_NV)).sum(-1, keepdim=True)
+        for name, apart_NV, allowed_N in (
+            ("output", ours_NV.exp() - theirs_NV.exp(), off_N / 2),
+            ("output_logprob", ours_NV - theirs_NV, 2 * off_N),
+            ("output_kl", kl_N1, off_N * off_N / 2),
+        ):
+            value_N, token_N = apart_NV.abs().max(-1)  # NaN if there is one
+            allowed_N = allowed_N + itself_N
+            shares = (value_N / allowed_N).nan_to_num(math.inf).tolist()
+            n = max(range(len(shares)), key=shares.__getitem__)
+            if shares[n] <= self._shares[name]:
+                continue
+            value, place = float(value_N[n]), f"position {positions[n]}"
+            place += "" if name == "output_kl" else f", id {int(token_N[n])}"
+            self._shares[name] = shares[n]
+            self._worst[name] = ViewCheck(
+                name=name, words=f"the last row is the model's output, {WORDS[name]}", value=value,
+                tolerance=float(allowed_N[n]), where=place if value else "",
+            )  # fmt: skip
 
     def checks(self) -> tuple[ViewCheck, ...]:
         """The position that uses most of what it is allowed, by each of the three."""
-        same = "the last row is the model's output"
-        return (
-            self._probability.check("output", f"{same}, in probability"),
-            self._logarithm.check("output_logprob", f"{same}, in log-probability of every token"),
-            self._divergence.check("output_kl", f"{same}, KL in nats"),
-        )
-
-
-def _worst_of(apart_NV: Tensor) -> list[tuple[float, int]]:
-    """Of each row the largest number, NaN if there is one, and its token."""
-    values_N, tokens_N = apart_NV.max(-1)
-    return list(zip(values_N.tolist(), tokens_N.tolist(), strict=True))
-
-
-class _Worst:
-    """Of many differences the one that is the largest share of what it is allowed."""
-
-    def __init__(self) -> None:
-        self._share = -1.0
-        self._found = (0.0, 0.0, "")
-
-    def add(self, value: float, tolerance: float, where: str) -> None:
-        share = value / tolerance if tolerance and value == value else math.inf if value else 0.0
-        if share > self._share:
-            self._share, self._found = share, (value, tolerance, where)
-
-    def check(self, name: str, words: str) -> ViewCheck:
-        value, tolerance, where = self._found
-        return ViewCheck(
-            name=name, words=words, value=value, tolerance=tolerance, where=where if value else ""
-        )
+        return tuple(self._worst[name] for name in WORDS)

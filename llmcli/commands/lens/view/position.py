@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import RenderableType
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from llmcli.commands.lens.report import LensReport, LensRow, LensToken, short_name
 from llmcli.ui.cells import Ink, fitted, in_words
-from llmcli.ui.layout import GAP, Column, Line, Rows
+from llmcli.ui.layout import Column, Line, Rows, table
 from llmcli.ui.numbers import probability
 from llmcli.ui.theme import FAINT, NUMBER, confidence_style
 
@@ -38,17 +38,12 @@ def position_table(
 
     `below`: what has no room stands on a second line, else it is left out.
     """
-    most = math.log(max(2, report.vocabulary))
+    full = math.log(max(2, report.vocabulary))
     found = [row.cells[0].kl for row in report.rows if math.isfinite(row.cells[0].kl)]
     apart = max(found, default=0.0)
-    cells = [_row(row, ink, most, math.log1p(apart)) for row in rows]
-    columns = _columns(len(cells[0]))
-    bars = _width(columns, cells) <= width
-    if not bars:
-        kept = [at for at, column in enumerate(columns) if column.name != _NO_NAME]
-        columns = [columns[at] for at in kept]
-        cells = [[row[at] for at in kept] for row in cells]
-    yield Rows(columns, cells, below=below)
+    shown = _table(rows, ink, below, (full, math.log1p(apart)))
+    bars = shown.fit(width)
+    yield shown if bars else _table(rows, ink, below)
     target = report.targets[0]
     words = [
         f"target, rank: probability and rank of {in_words(target)}, "
@@ -57,39 +52,42 @@ def position_table(
     ]
     if bars:
         words += [
-            f"bars: entropy up to ln {report.vocabulary} = {most:.2f}, that of knowing nothing",
+            f"bars: entropy up to ln {report.vocabulary} = {full:.2f}, that of knowing nothing",
             f"KL up to {apart:.2f}, its largest here, as log(1 + KL)",
         ]
     yield Line(words, FAINT)
 
 
-_NO_NAME = " "  # of a column of bars
+def _table(
+    rows: Sequence[LensRow], ink: Ink, below: bool, full: tuple[float, float] | None = None
+) -> Rows:
+    """The rows, with bars up to a `full` entropy and log(1 + KL) where these are given."""
 
+    def top(row: LensRow) -> Text:
+        first = row.cells[0].top[0]
+        return Text(in_words(first), style=confidence_style(first.probability))
 
-def _columns(count: int) -> list[Column]:
-    """So many; those beyond the first ones are of other tokens, and the last ones go first."""
-    first = [
-        Column("layer", right=False), Column("token", right=False, cut=True),
-        Column("prob", drop=1, labelled=True),
-        Column("target", drop=2, labelled=True), Column("rank"),
-        Column("entropy", drop=3, labelled=True), Column(_NO_NAME, right=False),
-        Column("KL"), Column(_NO_NAME, right=False),
+    def other(at: int) -> Callable[[LensRow], Text]:
+        return lambda row: Text(_other(row.cells[0].top[at], ink), style=FAINT)
+
+    columns: list[tuple[Column, Callable[[LensRow], Text | str]]] = [
+        (Column("layer", right=False), lambda row: Text(short_name(row.name), style=FAINT)),
+        (Column("token", right=False, cut=full is None), top),
+        (Column("prob", drop=1, labelled=True),
+         lambda row: probability(row.cells[0].top[0].probability)),
+        (Column("target", drop=2, labelled=True),
+         lambda row: probability(row.cells[0].target_probability)),
+        (Column("rank"), lambda row: str(row.cells[0].target_rank)),
+        (Column("entropy", drop=3, labelled=True), lambda row: f"{row.cells[0].entropy:.2f}"),
+        (Column("KL"), lambda row: f"{row.cells[0].kl:.2f}"),
     ]  # fmt: skip
-    others = range(count - len(first))
-    return first + [Column("" if n else "then", right=False, drop=4 + n) for n in others]
-
-
-def _row(row: LensRow, ink: Ink, most: float, apart: float) -> list[Text]:
-    cell = row.cells[0]
-    first, *others = cell.top
-    token = Text(in_words(first), style=confidence_style(first.probability))
-    return [
-        Text(short_name(row.name), style=FAINT), token, Text(probability(first.probability)),
-        Text(probability(cell.target_probability)), Text(str(cell.target_rank)),
-        Text(f"{cell.entropy:.2f}"), _bar(cell.entropy, most),
-        Text(f"{cell.kl:.2f}"), _bar(math.log1p(cell.kl), apart),
-        *(Text(_other(other, ink), style=FAINT) for other in others),
-    ]  # fmt: skip
+    if full is not None:
+        bar = Column(" ", right=False)
+        columns.insert(6, (bar, lambda row: _bar(row.cells[0].entropy, full[0])))
+        columns.append((bar, lambda row: _bar(math.log1p(row.cells[0].kl), full[1])))
+    for at in range(1, len(rows[0].cells[0].top)):
+        columns.append((Column("" if at > 1 else "then", right=False, drop=3 + at), other(at)))
+    return table(rows, columns, below=below)
 
 
 def _bar(value: float, full: float) -> Text:
@@ -101,12 +99,3 @@ def _other(token: LensToken, ink: Ink) -> str:
     """A token, cut where it is long, and its whole probability."""
     words = in_words(token)
     return f"{fitted(words, min(OTHER, cell_len(words)), ink)} {probability(token.probability)}"
-
-
-def _width(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> int:
-    """Columns of the terminal that the whole table takes."""
-    widths = [
-        max([cell_len(column.name), *(row[at].cell_len for row in rows)])
-        for at, column in enumerate(columns)
-    ]
-    return sum(widths) + len(GAP) * (len(widths) - 1)

@@ -48,7 +48,7 @@ def render_lens(
 
 
 def some_rows(rows: Sequence[LensRow], most: int | None) -> Sequence[LensRow]:
-    """At most so many, the first and the last always; None: all.
+    """At most `most` rows, always the first and the last; None: all.
 
     Then those where the likeliest token changes. Where these are too many, or all of them are here
     and there is room for more, evenly spread, of each part the one where most of them change.

@@ -13,8 +13,7 @@ from torch import Tensor
 from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.commands.load.measure.outliers import Outliers
 from llmcli.commands.load.report import Numbers
-from llmcli.inspect.parts import parts
-from llmcli.inspect.statistics import Statistics
+from llmcli.inspect.statistics import Statistics, parts
 from llmcli.ops.quant import DECODERS, FORMATS, PLAIN, dequantize
 
 _AT_ONCE = 1 << 20  # numbers that are decoded at a time: 4 MiB of float32

@@ -1,0 +1,315 @@
+"""The passes of a look over its tokens, and the proof that they are those of `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from llmcli import devices
+from llmcli.anatomy.counts import PROMPT_CHUNK
+from llmcli.anatomy.graph import graph
+from llmcli.engine.sampler import Sampler
+from llmcli.engine.sampling import Sampling
+from llmcli.engine.session import Session
+from llmcli.graph.node import State as NodeState
+from llmcli.inspect.cache import cache_check, filled, remembered
+from llmcli.inspect.formulas import formula_checks, worst
+from llmcli.inspect.kernel import layer_of
+from llmcli.inspect.layer_map import LayerMap
+from llmcli.inspect.recurrence import End, Walk, walk
+from llmcli.model import Model
+from llmcli.nn.state import State
+from llmcli.nn.step import Tap
+from llmcli.records.checks import ViewCheck
+from llmcli.records.progress import Progress
+from llmcli.shell.looking import Subject
+from llmcli.shell.progress import Progress as Bar
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
+ROWS = 64  # queries of a layer that are compared, spread over all chunks of a prompt
+CHUNK_ROWS = 4  # … and of each chunk at least, its first and last among them
+
+# watch(first, name, tensor): an activation of the call whose tokens begin at position `first`
+Watch = Callable[[int, str, Tensor], None]
+
+
+class Passes:
+    """Runs a model for a look: first it writes new tokens, then one pass reads all tokens.
+
+    Commands that look inside run the model here alone: an edit of activations enters here. `ids`
+    are the prompt's tokens, and after `write` the up to `generate` new ones.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        ids: Sequence[int],
+        generate: int = 0,
+        progress: Progress | None = None,
+    ) -> None:
+        self.model, self.ids = model, tuple(ids)
+        self.prompt_tokens, self.generate = len(ids), generate
+        self.progress: Progress = progress or (lambda words, done, total: None)
+        self._steps: tuple[ViewCheck, ...] = ()
+        self._chunks: tuple[ViewCheck, ...] = ()
+
+    @property
+    def most(self) -> int:
+        """The most tokens that there can be with the new ones."""
+        return self.prompt_tokens + self.generate
+
+    @property
+    def checks(self) -> tuple[ViewCheck, ...]:
+        """That chunks of a prompt, and steps of new tokens, follow from the formulas."""
+        return (*self._chunks, *self._steps)
+
+    def write(self, *, prove: bool = True) -> None:
+        """Adds up to `generate` likeliest tokens to `ids`; an end-of-text token is the last.
+
+        Each new token is read, the last one too. `prove`: with the check that every step follows
+        from the formulas and the cache. Raises OutOfMemory where the cache does not fit, and
+        NotFinite for logits that are NaN.
+        """
+        if self.generate < 1:
+            return
+        model, prompt, ids = self.model, self.ids, list(self.ids)
+        devices.require_memory(
+            model.decoder.state_bytes(1, self.most), model.device,
+            f"the cache of {self.most} tokens", "use a shorter prompt or a smaller --generate",
+        )  # fmt: skip
+        session = Session(model.decoder, 1, self.most, on_reread=lambda tokens: proof.reread())
+        proof = _Steps(model, len(prompt), session.state)
+        tap = _tap(proof.watch, session) if prove else None
+        sampler = Sampler(
+            Sampling(temperature=0.0), [prompt], samples=1, vocab=model.config.vocab,
+            device=model.device, logprobs=None, limit=self.generate,
+        )  # fmt: skip
+        with torch.inference_mode():
+            self._prefill(session, tap)
+            for choices in session.decode(sampler.pick, limit=self.generate, tap=tap):
+                self.progress("generating", len(ids) - len(prompt), self.generate)
+                ids.append(choices[0].id)
+                if ids[-1] in model.eos_ids:
+                    session.advance(tap=tap)
+                    break
+        self.ids, self._steps = tuple(ids), proof.checks()
+
+    def in_chunks(self, watch: Watch) -> None:
+        """Reads `ids` in chunks, as `generate` reads a prompt, and proves them where several are.
+
+        Raises NotFinite for a NaN.
+        """
+        session = self.session()
+        proof = _Chunks(self.model, self.ids, session.state)
+
+        def seen(first: int, name: str, tensor: Tensor) -> None:
+            watch(first, name, tensor)
+            proof.watch(first, name, tensor)
+
+        with torch.inference_mode():
+            self._prefill(session, _tap(seen, session))
+        self._chunks = proof.checks()
+
+    def session(self) -> Session:
+        """An empty one, for all of `ids`."""
+        return Session(self.model.decoder, 1, len(self.ids))
+
+    def at_once(
+        self,
+        tap: Tap,
+        *,
+        logits: Literal["all", "last", "none"],
+        until: int | None,
+        session: Session | None = None,
+    ) -> None:
+        """Reads `ids` in one call, up to block `until` (None: all), into the cache of `session`."""
+        run: Callable[..., Tensor] = self.model.decoder if session is None else session.extend
+        self.progress("reading the prompt", 0, len(self.ids))
+        with torch.inference_mode():
+            run(
+                torch.tensor([self.ids], device=self.model.device), tap=tap, logits=logits,
+                until=until,
+            )  # fmt: skip
+
+    def _prefill(self, session: Session, tap: Tap | None) -> None:
+        def tell(done: int, total: int) -> None:
+            self.progress("reading the prompt", done, total)
+
+        tell(0, len(self.ids))
+        session.prefill([self.ids], chunk=PROMPT_CHUNK, tap=tap, on_prefill=tell)
+
+
+@contextmanager
+def passes_over(subject: Subject) -> Iterator[Passes]:
+    """The passes of a look, whose progress is shown on stderr."""
+    with Bar(subject.out) as progress:
+        yield Passes(subject.model, subject.ids, subject.generate, progress)
+
+
+def _tap(watch: Watch, session: Session) -> Tap:
+    """A tap that tells `watch` where the tokens of each call of `session` begin."""
+    return lambda name, tensor: watch(session.lengths[0], name, tensor)
+
+
+class _Proof:
+    """Watches calls that read tokens into `state`, layer by layer; `_now`: of the current one."""
+
+    def __init__(self, model: Model, state: State) -> None:
+        self._model, self._state, self._graph = model, state, graph(model.config)
+        self._maps = {layer: LayerMap(model, layer) for layer in self._graph.mixers}
+        self._now: dict[str, Tensor] = {}
+        self._ends: dict[int, End] = {}  # of recurrences, after the last call
+        self._found: list[ViewCheck] = []
+
+    def watch(self, first: int, name: str, tensor: Tensor) -> None:
+        """An activation of the call whose tokens begin at `first`. Raises NotFinite for a NaN."""
+        layer = layer_of(name)
+        if layer not in self._maps:
+            return
+        of = self._maps[layer]
+        if name in of.inputs or name in of.checked:
+            self._now[name] = tensor
+        if name == of.adds:
+            self._read(of, first, first + tensor.shape[-2])
+            self._now = {}
+
+    def _read(self, of: LayerMap, first: int, end: int) -> None:
+        """All that one call emitted of a layer."""
+        raise NotImplementedError
+
+    def _walk(self, of: LayerMap, *, results: bool = False) -> Walk:
+        """A recurrence goes on from the state before the call, and leaves its own in the cache."""
+        seen = {name: tensor[0] for name, tensor in self._now.items()}
+        walked = walk(of.recurrence(seen), before=self._ends.get(of.number), results=results)
+        self._ends[of.number] = walked.end
+        cached = self._state.tensors()[of.matrix.name][0]
+        self._found.append(walked.check(cached, of.matrix.name))
+        return walked
+
+    def _summary(self, name: str, words: str) -> tuple[ViewCheck, ...]:
+        return (replace(worst(self._found), name=name, words=words),) if self._found else ()
+
+
+class _Chunks(_Proof):
+    """Proves a prompt of more than one chunk.
+
+    Every chunk's embeddings have to be those of its tokens and positions, its queries and keys to
+    be rotated by their own positions, and its attention to be what the formula makes of its queries
+    and of all keys and values that the cache holds by then; a recurrence has to go on from the
+    state that the chunk before left, and to leave its own in the cache. A prompt of one chunk is
+    not proven here: it is what the views themselves prove.
+    """
+
+    def __init__(self, model: Model, ids: Sequence[int], state: State) -> None:
+        super().__init__(model, state)
+        self._ids = ids
+        chunks = -(-len(ids) // PROMPT_CHUNK)
+        self._rows = max(CHUNK_ROWS, ROWS // chunks) if chunks > 1 else 0
+        # maps of something else are not proven here: no cache has their rows
+        self._maps = {layer: of for layer, of in self._maps.items()
+                      if of.score is not None or of.signed}  # fmt: skip
+
+    def watch(self, first: int, name: str, tensor: Tensor) -> None:
+        """An activation of the call whose tokens begin at `first`. Raises NotFinite for a NaN."""
+        if not self._rows:
+            return
+        if name in ("embed", "pos_embed"):
+            self._prove(first + tensor.shape[-2], {name: tensor}, [name])
+        super().watch(first, name, tensor)
+
+    def _read(self, of: LayerMap, first: int, end: int) -> None:
+        """A chunk."""
+        if of.signed:
+            walked, eps = self._walk(of, results=True), torch.finfo(self._model.stream_dtype).eps
+            self._found.append(walked.check_results(self._now[of.mixed][0], eps, of.mixed))
+        else:
+            held = of.held(self._state.tensors(), end)
+            self._prove(end, self._now, [one for one in of.sources if one.endswith("_rot")])
+            self._prove(end, self._now | held, [of.mixed])
+
+    def _prove(self, end: int, emitted: dict[str, Tensor], names: list[str]) -> None:
+        if names:
+            self._found.append(formula_checks(
+                self._model, self._ids[:end], emitted, names, rows=self._rows,
+                prompt_tokens=len(self._ids),
+            ))  # fmt: skip
+
+    def checks(self) -> tuple[ViewCheck, ...]:
+        """One, of all chunks; none for a prompt of one chunk."""
+        return self._summary("chunks", "every chunk of the prompt, read as `generate` reads it, "
+                             "follows from the formulas")  # fmt: skip
+
+
+class _Steps(_Proof):
+    """Proves the steps after a prompt of `prompt` tokens, which is read into the same `state`.
+
+    What a step makes of its token has to follow from the formulas, with the keys and values that
+    the cache holds by then; what the cache holds has to be what was computed, bit by bit, and to
+    stay so in later calls; and a recurrence has to go on from the state that the call before left.
+    """
+
+    def __init__(self, model: Model, prompt: int, state: State) -> None:
+        super().__init__(model, state)
+        self._prompt = prompt
+        self._every: dict[str, Tensor] = {}  # rows of all calls, where a cache does not have them
+        self._sums: dict[str, int] = {}  # of the bits of what is cached, after the last call
+
+    def _read(self, of: LayerMap, first: int, end: int) -> None:
+        """All that one call emitted of a layer."""
+        states, caches = (*of.states, *of.kept_fixed), self._state.tensors()
+        kept = {one.holds for one in of.kept_fixed} | (set(of.whole) if of.score is None else set())
+        for name in kept & self._now.keys():
+            parts = [self._every[name]] if name in self._every else []
+            at = 1 + self._graph[name].axes.index("T")
+            self._every[name] = torch.cat((*parts, self._now[name]), at)
+        for one in (one for one in states if one.holds in self._now):
+            cached = filled(one, caches[one.name][0], end)
+            rows = self._every[one.holds] if one.holds in kept else self._now[one.holds]
+            if one.holds not in kept:
+                at = one.axes.index("S")
+                cached = cached.narrow(at, first, end - first)
+            made = remembered(self._graph, one, rows[0]) if one.holds in kept else rows[0]
+            self._found.append(cache_check(made, cached, one.name))
+            if "S" in one.axes:
+                self._found.append(self._unchanged(one, caches[one.name][0], first, end))
+        if of.signed:
+            self._walk(of)
+        if first >= self._prompt:
+            self._prove(of, end, caches)
+
+    def _unchanged(self, one: NodeState, cached: Tensor, first: int, end: int) -> ViewCheck:
+        """Whether what was cached before this call still has the same sum of its bits."""
+        bits = filled(one, cached, end).view(_BITS[cached.dtype.itemsize])
+        before = int(filled(one, bits, first).sum(dtype=torch.int64))
+        changed = before != self._sums.get(one.name, before)
+        self._sums[one.name] = int(bits.sum(dtype=torch.int64))
+        where = f"{one.name}, before position {first}" if changed else ""
+        return ViewCheck(name="cache", words="", value=float(changed), tolerance=0.0, where=where)
+
+    def reread(self) -> None:
+        """All tokens are read again, with other rotations: the cache is another one."""
+        self._sums.clear()
+
+    def _prove(self, of: LayerMap, end: int, caches: dict[str, Tensor]) -> None:
+        """A step: what comes from its own row, and what reads the rows of all tokens."""
+        whole = {name: self._every[name] for name in of.whole if name in self._every}
+        names = [name for name in of.checked if name in self._now]
+        inputs = {name: self._graph[name].op.inputs for name in names}
+        own = [n for n in names if n != of.mixed and set(of.whole).isdisjoint(inputs[n])]
+        readers = [name for name in names if name not in own]
+        with_cache = self._now | whole | of.held(caches, end)
+        for emitted, some in ((self._now, own), (with_cache, readers)):
+            if some:
+                self._found.append(formula_checks(
+                    self._model, range(end), emitted, some, prompt_tokens=self._prompt,
+                ))  # fmt: skip
+
+    def checks(self) -> tuple[ViewCheck, ...]:
+        """One, of all steps."""
+        return self._summary("steps", "every new token, read as `generate` reads it, follows from "
+                             "the formulas and the cache")  # fmt: skip
