@@ -12,11 +12,10 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from statistics import fmean, stdev
 from typing import Any
 
-from llmcli.commands.bench.report.comparison import Rate, Result, Source
-from llmcli.commands.bench.report.intervals import correlation
+from llmcli.commands.bench.report.comparison import Result, Source
+from llmcli.commands.bench.report.intervals import Rate
 from llmcli.commands.bench.report.plan import Test
 from llmcli.commands.bench.report.row import THEIRS, count_words, size_words
 from llmcli.errors import UsageError
@@ -41,113 +40,101 @@ _MOST_OFF = 0.01  # of a mean from that of the runs, relative
 _SLOWEST, _FASTEST = 1e-9, 1e15  # tokens per second
 
 
-def _to_result(row: Mapping[str, Any], where: str) -> Result:
-    """Parse a row of any format; errors name its place, `where`.
-
-    Raises UsageError for missing fields and impossible numbers.
-    """
-    test = _test(row, where)
-    facts = {field: _spelled(field, row[field]) for field in COMPARED if field in row}
-    error = row.get("error")
-    if isinstance(error, Mapping):  # as in a document of ours
-        error = error.get("message") or "error"
-    error = str(error) if error else None
-    if row.get("meta") in (True, 1, "1", "true") and not error:
-        error = "not timed: on the meta device nothing is computed"
-    rate = None if error else _rate(row, test, where)
-    if rate is None and not error:
-        error = "not timed"
-    return Result(
-        test=test.name,
-        facts=facts,
-        rate=rate,
-        error=error,
-        inconsistency=_inconsistency(row, rate, where),
-    )
+def _refused(words: str) -> UsageError:
+    return UsageError(words, hint=HINT)
 
 
-def _inconsistency(row: Mapping[str, Any], rate: Rate | None, where: str) -> str:
-    """Describe a mean that contradicts the runs listed beside it; empty where they agree."""
-    if rate is None or row.get("avg_ts") is None:
-        return ""
-    mean = _number(row, "avg_ts", where)
-    if abs(mean - rate.mean) <= _MOST_OFF * rate.mean:
-        return ""
-    return f"{where} says {mean:g} tokens per second, and its runs {rate.mean:g}"
+class _Row:
+    """A row of any format; errors name its place, `where`."""
 
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self._values = values
+        self._where = where
 
-def _test(row: Mapping[str, Any], where: str) -> Test:
-    """Files from before llama-bench knew depths have none."""
-    counts = [_count(row, field, where) for field in ("n_prompt", "n_gen")]
-    depth = _count(row, "n_depth", where) if "n_depth" in row else 0
-    if not any(counts):
-        raise UsageError(f"{where} reads and writes no token", hint=HINT)
-    return Test(n_prompt=counts[0], n_gen=counts[1], n_depth=depth)
-
-
-def _count(row: Mapping[str, Any], field: str, where: str) -> int:
-    number = _number(row, field, where)
-    if number != int(number) or not 0 <= number <= _MOST_TOKENS:
-        raise UsageError(f"{where}: `{field}` is no number of tokens: `{number:g}`", hint=HINT)
-    return int(number)
-
-
-def _number(row: Mapping[str, Any], field: str, where: str) -> float:
-    """A finite number, also where the format knows only text."""
-    if row.get(field) is None:
-        raise UsageError(f"{where} has no `{field}`", hint=HINT)
-    value = row[field]
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        text = str(value) if len(str(value)) <= 40 else str(value)[:40] + "…"
-        raise UsageError(f"{where}: `{field}` is no number: `{text}`", hint=HINT)
-    return number
-
-
-def _rate(row: Mapping[str, Any], test: Test, where: str) -> Rate | None:
-    """From the single runs where they are listed, else from mean and deviation.
-
-    None for a mean of 0: nothing has run. The runs' times have more digits than their rates.
-    """
-    rates = _samples(row, "samples_ts", where)
-    times = _samples(row, "samples_ns", where)
-    if times:
-        rates = [1e9 * test.tokens / ns for ns in times]
-    for one in rates:  # numbers near the largest that there is cannot be averaged
-        _checked(Rate(mean=one, std=0.0, runs=1), where)
-    if rates:
-        rate = Rate(
-            mean=fmean(rates),
-            std=stdev(rates) if len(rates) > 1 else 0.0,
-            runs=len(rates),
-            correlation=correlation(rates),
+    def result(self) -> Result:
+        """Raises UsageError for missing fields and impossible numbers."""
+        values = self._values
+        # files from before llama-bench knew depths have none
+        depth = self._count("n_depth") if "n_depth" in values else 0
+        test = Test(n_prompt=self._count("n_prompt"), n_gen=self._count("n_gen"), n_depth=depth)
+        if not test.tokens:
+            raise _refused(f"{self._where} reads and writes no token")
+        error = values.get("error")
+        if isinstance(error, Mapping):  # as in a document of ours
+            error = error.get("message") or "error"
+        error = str(error) if error else None
+        if values.get("meta") in (True, 1, "1", "true") and not error:
+            error = "not timed: on the meta device nothing is computed"
+        rate = None if error else self._rate(test)
+        if rate is None and not error:
+            error = "not timed"
+        inconsistency = ""
+        if rate is not None and values.get("avg_ts") is not None:
+            mean = self._number("avg_ts")
+            if abs(mean - rate.mean) > _MOST_OFF * rate.mean:
+                inconsistency = (
+                    f"{self._where} says {mean:g} tokens per second, and its runs {rate.mean:g}"
+                )
+        return Result(
+            test=test.name,
+            facts={field: _spelled(field, values[field]) for field in COMPARED if field in values},
+            rate=rate,
+            error=error,
+            inconsistency=inconsistency,
         )
-        return _checked(rate, where)
-    runs = _count(row, "runs", where) if row.get("runs") not in (None, "") else 0
-    mean = _number(row, "avg_ts", where)
-    std = _number(row, "stddev_ts", where) if row.get("stddev_ts") is not None else 0.0
-    return _checked(Rate(mean=mean, std=std, runs=runs or None), where) if mean else None
 
+    def _rate(self, test: Test) -> Rate | None:
+        """From the single runs where they are listed, else from mean and deviation.
 
-def _samples(row: Mapping[str, Any], field: str, where: str) -> list[float]:
-    """The runs, none where the format has no lists."""
-    values = row.get(field)
-    if not isinstance(values, list):
-        return []
-    numbers = [_number({field: value}, field, where) for value in values]
-    if numbers and min(numbers) <= 0:
-        raise UsageError(f"{where}: `{field}` has a run of `{min(numbers):g}`", hint=HINT)
-    return numbers
+        None for a mean of 0: nothing has run. The runs' times have more digits than their rates.
+        """
+        rates = self._samples("samples_ts")
+        if times := self._samples("samples_ns"):
+            rates = [1e9 * test.tokens / ns for ns in times]
+        for one in rates:  # numbers near the largest that there is cannot be averaged
+            self._checked(Rate(mean=one, std=0.0, runs=1))
+        if rates:
+            return self._checked(Rate.of(rates))
+        runs = self._count("runs") if self._values.get("runs") not in (None, "") else 0
+        mean = self._number("avg_ts")
+        std = self._number("stddev_ts") if self._values.get("stddev_ts") is not None else 0.0
+        return self._checked(Rate(mean=mean, std=std, runs=runs or None)) if mean else None
 
+    def _samples(self, field: str) -> list[float]:
+        """The runs, none where the format has no lists."""
+        values = self._values.get(field)
+        if not isinstance(values, list):
+            return []
+        numbers = [self._number(field, value) for value in values]
+        if numbers and min(numbers) <= 0:
+            raise _refused(f"{self._where}: `{field}` has a run of `{min(numbers):g}`")
+        return numbers
 
-def _checked(rate: Rate, where: str) -> Rate:
-    if not (_SLOWEST <= rate.mean <= _FASTEST and 0 <= rate.std <= _FASTEST):
-        words = f"{rate.mean:g} ± {rate.std:g}"
-        raise UsageError(f"{where}: no test runs at `{words}` tokens per second", hint=HINT)
-    return rate
+    def _checked(self, rate: Rate) -> Rate:
+        if not (_SLOWEST <= rate.mean <= _FASTEST and 0 <= rate.std <= _FASTEST):
+            words = f"{rate.mean:g} ± {rate.std:g}"
+            raise _refused(f"{self._where}: no test runs at `{words}` tokens per second")
+        return rate
+
+    def _count(self, field: str) -> int:
+        number = self._number(field)
+        if number != int(number) or not 0 <= number <= _MOST_TOKENS:
+            raise _refused(f"{self._where}: `{field}` is no number of tokens: `{number:g}`")
+        return int(number)
+
+    def _number(self, field: str, *item: Any) -> float:
+        """A finite number, also where the format knows only text; `item`: of a list there."""
+        (value,) = item or (self._values.get(field),)
+        if value is None:
+            raise _refused(f"{self._where} has no `{field}`")
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            text = str(value) if len(str(value)) <= 40 else str(value)[:40] + "…"
+            raise _refused(f"{self._where}: `{field}` is no number: `{text}`")
+        return number
 
 
 def _spelled(field: str, value: Any) -> str:
@@ -199,7 +186,7 @@ def _csv_rows(text: str, start: int, name: str) -> Iterator[dict[str, str]]:
                 yield dict(zip(heading, cells, strict=True))
     except csv.Error as error:
         line = before + table.line_num
-        raise UsageError(f"line {line} of `{name}` is not CSV: {error}", hint=HINT) from error
+        raise _refused(f"line {line} of `{name}` is not CSV: {error}") from error
 
 
 def read_results(data: bytes, name: str) -> Source:
@@ -212,20 +199,20 @@ def read_results(data: bytes, name: str) -> Source:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"`{name}` is no text (byte {error.start})", hint=HINT) from error
+        raise _refused(f"`{name}` is no text (byte {error.start})") from error
     if not text.strip():
-        raise UsageError(f"`{name}` is empty", hint=HINT)
+        raise _refused(f"`{name}` is empty")
     slowed: list[bool] = []
     kind, rows = _detected(text, name, slowed)
     found: list[Result] = []
     builds: dict[str, None] = {}
     for row in rows:  # one by one: what is no row is refused before all of them are in memory
-        found.append(_to_result(row, f"row {len(found) + 1} of `{name}`"))
+        found.append(_Row(row, f"row {len(found) + 1} of `{name}`").result())
         commit, number = row.get("build_commit"), row.get("build_number")
         if commit:
             builds[str(commit) if number in (None, "") else f"{commit} ({number})"] = None
     if not found:
-        raise UsageError(f"`{name}` has no result in it", hint=HINT)
+        raise _refused(f"`{name}` has no result in it")
     return Source(
         name=name,
         format=kind,
@@ -237,9 +224,10 @@ def read_results(data: bytes, name: str) -> Source:
 
 
 def _detected(text: str, name: str, slowed: list[bool]) -> tuple[str, Iterable[Mapping[str, Any]]]:
+    """The format and its rows; what documents say of `slowed` is appended to the list."""
     if text.lstrip()[0] in "[{":
         lines = re.match(r'\s*\{(?!\s*"schema")', text)
-        return "JSONL" if lines else "JSON", _objects(_values(text, name), name, slowed)
+        return "JSONL" if lines else "JSON", _json_rows(text, name, slowed)
     if re.search(r"(?:^|;)[ \t]*(CREATE|INSERT)\s", text, re.IGNORECASE | re.MULTILINE):
         raise _sql(name)
     if re.search(r"^[ \t]*\|.*\|[ \t]*t/s[ \t]*\|[ \t\r]*$", text, re.MULTILINE):
@@ -249,7 +237,7 @@ def _detected(text: str, name: str, slowed: list[bool]) -> tuple[str, Iterable[M
         )
     if (start := _csv_start(text)) is not None:
         return "CSV", _csv_rows(text, start, name)
-    raise UsageError(f"`{name}` is no result of a benchmark", hint=HINT)
+    raise _refused(f"`{name}` is no result of a benchmark")
 
 
 def _sql(name: str) -> UsageError:
@@ -260,7 +248,23 @@ def _sql(name: str) -> UsageError:
     )
 
 
-def _values(text: str, name: str) -> Iterator[Any]:
+def _json_rows(text: str, name: str, slowed: list[bool]) -> Iterator[Mapping[str, Any]]:
+    """The rows of arrays, of lines, or of our documents, one after the other."""
+    for value in _json_values(text, name):
+        rows = value
+        if isinstance(value, dict) and str(value.get("schema", "")).startswith("llmcli."):
+            if value["schema"] != "llmcli.bench/1":
+                raise _refused(f"`{name}` is a `{value['schema']}`, not a benchmark")
+            rows, load = value.get("rows"), value.get("machine_load")
+            if isinstance(load, dict) and isinstance(load.get("slowed"), bool):
+                slowed.append(load["slowed"])
+        for row in rows if isinstance(rows, list) else [rows]:
+            if not isinstance(row, dict):
+                raise _refused(f"`{name}` is no result of a benchmark")
+            yield row
+
+
+def _json_values(text: str, name: str) -> Iterator[Any]:
     """JSON values one after the other, with anything white between them."""
     decoder, end = json.JSONDecoder(), len(text.rstrip())
     at = len(text) - len(text.lstrip())
@@ -270,27 +274,11 @@ def _values(text: str, name: str) -> Iterator[Any]:
         except json.JSONDecodeError as error:
             cut = error.pos >= end or "Unterminated" in error.msg
             what = "is cut off" if cut else f"is not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
-            raise UsageError(f"line {error.lineno} of `{name}` {what}", hint=HINT) from error
+            raise _refused(f"line {error.lineno} of `{name}` {what}") from error
         except (ValueError, RecursionError) as error:  # 5,000 digits, or 5,000 brackets
             deep = isinstance(error, RecursionError)
             reason = "it is nested too deeply" if deep else "it has a number of thousands of digits"
-            raise UsageError(f"`{name}` is not JSON: {reason}", hint=HINT) from error
+            raise _refused(f"`{name}` is not JSON: {reason}") from error
         yield value
         while at < end and text[at].isspace():
             at += 1
-
-
-def _objects(values: Iterable[Any], name: str, slowed: list[bool]) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of an array, a line, or our document; append its `slowed` to the list."""
-    for value in values:
-        document = isinstance(value, dict) and str(value.get("schema", "")).startswith("llmcli.")
-        if document and value["schema"] != "llmcli.bench/1":
-            raise UsageError(f"`{name}` is a `{value['schema']}`, not a benchmark", hint=HINT)
-        load = value.get("machine_load") if document else None
-        if isinstance(load, dict) and isinstance(load.get("slowed"), bool):
-            slowed.append(load["slowed"])
-        rows = value.get("rows") if document else value
-        for row in rows if isinstance(rows, list) else [rows]:
-            if not isinstance(row, dict):
-                raise UsageError(f"`{name}` is no result of a benchmark", hint=HINT)
-            yield row
