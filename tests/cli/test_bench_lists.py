@@ -43,7 +43,7 @@ def test_lists():
 
 # what is written for each setting, its values, and what it refuses
 TYPES = ("q8_0,auto", ("q8_0", "auto"), "f15", "has no choice `f15`")
-FLAG = ("0,1", (False, True), "yes", "takes 0 or 1, not `yes`")
+FLAG = ("0,1", (False, True), "yes", "has no choice `yes`")
 COUNT = ("64,32", (64, 32), "0,64", "must be at least 1, not `0`")
 GIVEN = {
     "n_gpu_layers": ("-1,0", (-1, 0), "-2", "must be at least -1, not `-2`"),

@@ -30,7 +30,6 @@ RAN = EngineInfo(
     engine="llmcli", engine_version="0.1.0", model_type="llama 135M F32", model_size=538_060_032,
     model_n_params=134_515_008, backends="CPU", device="cpu", dtype="float32",
     weight_format="float32", product_format="float32", type_k="f32", gpu_layers=0, load_s=0.5,
-    bits_per_weight=32.0,
 )  # fmt: skip
 TIME = "2026-11-22T10:00:00Z"
 

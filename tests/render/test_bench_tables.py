@@ -25,7 +25,7 @@ RAN = replace(
     formats.RAN, engine_version="0.1", model_type="llama 7B Q4_0", model_size=3_825_517_568,
     model_n_params=6_738_415_616, backends="CUDA", device="cuda:0", dtype="bfloat16",
     weight_format="bfloat16", product_format="bfloat16", type_k="bf16", gpu_layers=33,
-    load_s=1.5, bits_per_weight=4.5,
+    load_s=1.5,
 )  # fmt: skip
 WORK = PartWork(flops=7_000_000_000_000, weights=10**9)
 PP, TG = Counts(n_prompt=512, n_gen=0), Counts(n_prompt=0, n_gen=4, n_depth=1024)

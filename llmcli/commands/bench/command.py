@@ -128,7 +128,7 @@ def _default_model(ours: OurOptions, runs: RunOptions, out: Output) -> str:
 def _run(plan: Plan, out: Output) -> None:
     """Measures, writes each row when it is complete, and ends with what the rows have in common."""
     from llmcli.commands.bench.measure.engines import Engines
-    from llmcli.commands.bench.measure.sweep import sweep
+    from llmcli.commands.bench.measure.sweep import Sweep
     from llmcli.commands.bench.status import Status
     from llmcli.measure.busy import CpuContention
 
@@ -145,40 +145,37 @@ def _run(plan: Plan, out: Output) -> None:
     def on_row(row: Row) -> None:
         status.erase()
         SIGNALS.check()
-        if format is not None:
-            write(format.row(row))
+        write(format.row(row))
 
     with Engines(plan, out, status) as engines:
-        if format is not None:
-            write(format.head)
+        write(format.head)
         contention = CpuContention()
-        report = sweep(plan, engines, build, on_row=on_row, on_status=status.on_status)
+        report = Sweep(plan, engines, build, on_row=on_row, on_status=status.on_status).run()
         status.erase()
-        if format is not None:
-            write(format.foot(len(report.rows)))
-        load = contention.load(report.cpu_threads)
+        write(format.foot(len(report.rows)))
         report = replace(
-            report, checks=engines.checks, machine_load=load, models=tuple(engines.models.values())
+            report,
+            checks=engines.checks,
+            machine_load=contention.load(report.cpu_threads),
+            models=tuple(engines.models.values()),
         )
         _finish(report, plan, out)
 
 
-def _format(plan: Plan, out: Output, build: BuildInfo) -> Format | None:
-    """The format of the rows that `-o` says; None without rows, as with `--json`.
+def _format(plan: Plan, out: Output, build: BuildInfo) -> Format:
+    """The format of the rows that `-o` says; none with `--json`.
 
     Where no format was given the table is as narrow as the terminal, else it is llama-bench's.
     """
     from llmcli.commands.bench.view.formats import FORMATS, markdown, table_widths
     from llmcli.devices import resolve_device
 
-    def gpu(device: str) -> bool:
-        if device == "auto":
-            return resolve_device("auto").type != "cpu"
-        return device.partition(":")[0] in ("cuda", "mps")
-
     if out.json or plan.runs.output not in (None, "md"):
-        return None if out.json else FORMATS.get(plan.runs.output or "")
-    found = {gpu(settings.placed) for settings in plan.configurations}
+        return FORMATS["none" if out.json else str(plan.runs.output)]
+    found = set()
+    for device in {settings.placed for settings in plan.configurations}:
+        kind = resolve_device("auto").type if device == "auto" else device.partition(":")[0]
+        found.add(kind in ("cuda", "mps"))
     widths = table_widths(
         plan.configurations,
         plan.default,
@@ -202,15 +199,20 @@ class NothingRan(LlmcliError):
 
 def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
     """The second table or the document, the notes, and the exit code."""
+    from llmcli.commands.bench.view.formats import row_object
     from llmcli.commands.bench.view.table import against_notes, render_beside
     from llmcli.measure.environment import environment
 
     if out.json:
-        out.document(
-            _document(report),
-            model=report.models[0] if report.models else None,
-            environment=environment(kernels=kernels_of(*report.models)),
-        )
+        # its rows have the keys of `-o json`, and the time of every token
+        body = members(report) | {
+            "rows": [row_object(row, members(row)) for row in report.rows],
+            "ceilings": [one.document() for one in report.ceilings],
+            "checks": checks_document(report.checks),
+        }
+        model = report.models[0] if report.models else None
+        machine = environment(kernels=kernels_of(*report.models))
+        out.document(body, model=model, environment=machine)
     elif plan.runs.output in (None, "md"):
         weights = f"random weights (seed {plan.ours.seed})" if plan.ours.random_weights else ""
         out.show(render_beside(report, _machine_words(*report.models), weights=weights))
@@ -227,17 +229,6 @@ def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
         raise NothingRan(failed[0])
     if failed:
         out.note(f"{len(failed)} of {len(report.rows)} tests could not run")
-
-
-def _document(report: BenchReport) -> dict[str, Any]:
-    """The report; its rows have the keys of `-o json`, and the time of every token."""
-    from llmcli.commands.bench.view.formats import row_object
-
-    return members(report) | {
-        "rows": [row_object(row, members(row)) for row in report.rows],
-        "ceilings": [one.document() for one in report.ceilings],
-        "checks": checks_document(report.checks),
-    }
 
 
 def _machine_words(*models: Mapping[str, Any]) -> Sequence[str]:

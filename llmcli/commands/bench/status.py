@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from contextlib import suppress
 from time import monotonic
 
 from llmcli.records.ceilings import Ceilings
+from llmcli.shell.exits import tell
 from llmcli.shell.output import Output
-from llmcli.shell.progress import PATIENCE_S
+from llmcli.shell.progress import BETWEEN_S, PATIENCE_S
 from llmcli.shell.streams import erase_line
 from llmcli.ui.numbers import duration
 from llmcli.ui.theme import one_line
-
-_OFTEN_S = 0.1
 
 
 class Status:
@@ -35,11 +36,14 @@ class Status:
     def on_status(self, words: str) -> None:
         """`benchmark 2/4: prompt run 1/5`, with the time that the others may take."""
         if self._lines:
-            _print_stderr(f"llama-bench: {words}\n")
+            tell(f"llama-bench: {words}")
             return
         now = monotonic()
         self._first = self._first or now
-        self._show(words + self._left(words, now))
+        number, total = map(int, re.findall(r"\d+", words)[:2])
+        done = number - 1
+        left = (now - self._first) / done * (total - done) if done else 0.0
+        self._show(words + (f", about {duration(left)} left" if left >= 1 else ""))
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
         """Progress of anything else."""
@@ -69,29 +73,13 @@ class Status:
             erase_line()
         self._shown = False
 
-    def _left(self, words: str, now: float) -> str:
-        """Estimates the remaining time from the tests that are done."""
-        number, _, total = words.removeprefix("benchmark ").partition(":")[0].partition("/")
-        if not (number.isdecimal() and total.isdecimal()) or self._first is None:
-            return ""
-        done = int(number) - 1
-        left = (now - self._first) / done * (int(total) - done) if done else 0.0
-        return f", about {duration(left)} left" if left >= 1 else ""
-
     def _show(self, words: str) -> None:
         now = monotonic()
-        if not self._animate or now - self._begin < PATIENCE_S or now - self._last < _OFTEN_S:
+        if not self._animate or now - self._begin < PATIENCE_S or now - self._last < BETWEEN_S:
             return
         self._last = now
         self.erase()
-        _print_stderr(words[: self._out.err.width - 1])
-        self._shown = True
-
-
-def _print_stderr(text: str) -> None:
-    try:
-        if sys.stderr is not None and text:
-            sys.stderr.write(text)
+        with suppress(OSError, ValueError):  # the terminal is gone
+            sys.stderr.write(words[: self._out.err.width - 1])
             sys.stderr.flush()
-    except (OSError, ValueError):
-        pass
+        self._shown = True

@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from bench_engines import planned, settings, swept
+from bench_engines import all_tests, info, planned, settings, swept
 from tiny_checkpoints import LLAMA, llama_tensors, write_gpt2, write_llama
 
 from llmcli import devices
@@ -14,7 +14,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.bench.measure import engines
 from llmcli.commands.bench.measure.engine import LlmcliEngine, engine_info, has_flash
 from llmcli.commands.bench.measure.engines import Engines, refuse_for
-from llmcli.commands.bench.report.plan import BenchOutput, all_tests
+from llmcli.commands.bench.report.plan import BenchOutput
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.nn.decoder import Decoder
@@ -181,9 +181,7 @@ def test_what_makes_no_difference_on_a_cpu_is_not(folder):
 
 def test_on_a_gpu_all_layers_are_there_or_none():
     def ask(rounds=True, **asked):
-        refuse_for(
-            settings(**asked), cache_type="f16", gpu=True, layers=4, flash=True, rounds=rounds
-        )
+        refuse_for(settings(**asked), info(type_k="f16", gpu_layers=5), flash=True, rounds=rounds)
 
     ask(n_gpu_layers=99)
     ask(n_gpu_layers=5)

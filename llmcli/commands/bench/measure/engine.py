@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -14,6 +14,7 @@ from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import prefill_peak
 from llmcli.anatomy.graph import graph
+from llmcli.commands.bench.measure.counts import Counted
 from llmcli.commands.bench.report.row import EngineInfo
 from llmcli.commands.bench.report.settings import CACHE_OF
 from llmcli.config import ModelConfig
@@ -24,25 +25,20 @@ from llmcli.model import Model
 from llmcli.ops.processor import has_bfloat16
 from llmcli.records.text import PhasePeak
 
-# The logits of a prompt's last token, or of each call's last; in the latter case layers that keep
-# nothing (`Graph.readers`) compute that token alone, as in the former, or the whole call.
-Reads = Literal["prompt", "calls", "whole"]
-
 
 class Engine(Protocol):
-    """One model, loaded. Every call returns when the device has done the work."""
+    """One model, loaded. Every call returns when the device has done the work.
 
-    @property
-    def info(self) -> EngineInfo:
-        """Of the engine, its model, and how it computes."""
+    `info`: of the engine, its model, and how it computes. Ids go from 0 to `vocab` - 1. `bos`: the
+    id that the model puts in front of a text, None where it does not. `counted`: its work, None
+    where the weights are not those of a configuration of ours. On the device `meta` there are only
+    shapes.
+    """
 
-    @property
-    def vocab(self) -> int:
-        """Ids go from 0 to `vocab` - 1."""
-
-    @property
-    def bos(self) -> int | None:
-        """The id that the model puts in front of a text, None where it does not."""
+    info: EngineInfo
+    vocab: int
+    bos: int | None
+    counted: Counted | None
 
     def start(self, tokens: int, threads: int, chunk: int) -> None:
         """An empty memory with room for so many tokens; prompts are read `chunk` at a time.
@@ -70,26 +66,6 @@ class Engine(Protocol):
         """Gives the memory back; the engine is not used after it."""
 
 
-@runtime_checkable
-class Counted(Engine, Protocol):
-    """An engine whose work can be counted: the weights are those of this configuration.
-
-    On the device `meta` there are only shapes.
-    """
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model."""
-
-    @property
-    def numbers(self) -> Arithmetic:
-        """What it is computed in."""
-
-    @property
-    def reads(self) -> Reads:
-        """Which logits it computes while it reads a prompt, and of which tokens the last layers."""
-
-
 def attention(*, flash: bool) -> AbstractContextManager[None]:
     """Within it, without `flash`, the scores of all pairs are computed as in the formula."""
     return nullcontext() if flash else sdpa_kernel(SDPBackend.MATH)
@@ -111,12 +87,7 @@ def has_flash(device: torch.device, dtype: torch.dtype) -> bool:
 
 _BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "meta": "meta"}
 # what llama.cpp calls our dtypes in a file
-_FILE_TYPES = {
-    "float64": "all F64",
-    "float32": "all F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-}
+_FILE_TYPES = {"float64": "all F64", "float32": "all F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def engine_info(
@@ -155,7 +126,6 @@ def engine_info(
         type_k=CACHE_OF[numbers.cache],
         gpu_layers=layers if device.type in ("cuda", "mps") else 0,
         load_s=load_s,
-        bits_per_weight=8 * model.weight_bytes / count,
         base_bytes=base,
         load_peak=peak,
     )
@@ -167,14 +137,23 @@ def bos_of(model: Model) -> int | None:
     return tokenizer.bos_id if tokenizer is not None and tokenizer.add_bos else None
 
 
+def require_positions(config: ModelConfig, tokens: int) -> None:
+    """Raises UsageError for more tokens than the model has learned positions."""
+    positions = config.embedding.positions
+    if positions is not None and tokens > positions:
+        raise UsageError(
+            f"a test of {tokens} tokens does not fit the {positions} positions that "
+            "the model has learned",
+            hint=f"`-d`, `-p` and `-n` of a test are {positions} tokens at most",
+        )
+
+
 class LlmcliEngine:
     """Our decoder with one sequence's cache. On a GPU every call waits until it is done."""
 
-    reads: Reads = "prompt"
-
     def __init__(self, model: Model, info: EngineInfo, *, flash: bool = True) -> None:
         self.info = info
-        self.config, self.numbers = model.config, model.arithmetic
+        self.counted: Counted | None = Counted(config=model.config, numbers=model.arithmetic)
         self.vocab, self.bos = model.config.vocab, bos_of(model)
         self._model = model
         self._flash = flash
@@ -186,14 +165,8 @@ class LlmcliEngine:
 
         Raises UsageError for more tokens than the model has learned positions, OutOfMemory.
         """
-        positions = self.config.embedding.positions
         self._session = None  # before the next one is there
-        if positions is not None and tokens > positions:
-            raise UsageError(
-                f"a test of {tokens} tokens does not fit the {positions} positions that "
-                "the model has learned",
-                hint=f"`-d`, `-p` and `-n` of a test are {positions} tokens at most",
-            )
+        require_positions(self._model.config, tokens)
         if self._model.device.type != "meta":
             devices.require_memory(
                 self._needed(tokens, chunk),
@@ -234,8 +207,8 @@ class LlmcliEngine:
     def _needed(self, tokens: int, chunk: int) -> int:
         """Bytes of the cache and of the activations: Linux would kill the process, not refuse."""
         peak = prefill_peak(
-            self.config,
-            self.numbers,
+            self._model.config,
+            self._model.arithmetic,
             1,
             tokens,
             cuda=self._model.device.type == "cuda",
@@ -243,7 +216,7 @@ class LlmcliEngine:
             chunk=chunk,
         )
         if not self._flash:  # scores and pattern of all heads of a layer
-            model = graph(self.config)
+            model = graph(self._model.config)
             scored = (node for node in model.nodes.values() if isinstance(node.op, Score))
             heads = max((model.sizes(node.layer)["H"] for node in scored), default=0)
             peak += 2 * heads * min(chunk, tokens) * tokens * max(self._model.dtype.itemsize, 4)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmcli.commands.bench.measure.counts import Counted
 from llmcli.commands.bench.measure.peer import silent
 from llmcli.commands.bench.report.row import EngineInfo
 from llmcli.commands.bench.report.settings import CACHE_OF, CACHE_TYPES, FLASH, Settings
@@ -61,6 +62,8 @@ _NEEDED = ("llama_model_load_from_file", "llama_get_memory", "llama_memory_clear
 class LlamaCpp:
     """Engine over a `llama_model` and a `llama_context` that each `start` makes anew."""
 
+    counted: Counted | None = None  # it computes in the formats of the file
+
     def __init__(
         self, library: Any, model: Any, log: Log, settings: Settings, ours: Model, load_s: float
     ) -> None:
@@ -82,15 +85,13 @@ class LlamaCpp:
         library.llama_model_desc(model, text, len(text))
         described = text.value.decode(errors="replace")
         format = described.rpartition(" ")[2]
-        size = int(library.llama_model_size(model))
-        count = int(library.llama_model_n_params(model))
         on_gpu = _on_gpu(library, ours)
         self.info = EngineInfo(  # `dtype` is the file's type, `Q4_K - Medium`
             engine="llama.cpp",
             engine_version=f"llama-cpp-python {library.__version__}",
             model_type=described,
-            model_size=size,
-            model_n_params=count,
+            model_size=int(library.llama_model_size(model)),
+            model_n_params=int(library.llama_model_n_params(model)),
             backends=_BACKENDS[ours.device.type] if on_gpu else "CPU",
             device=str(ours.device) if on_gpu else "cpu",
             dtype=format,
@@ -99,7 +100,6 @@ class LlamaCpp:
             type_k=self._type_k[0],
             gpu_layers=len(ours.config.layers) + 1 if on_gpu else 0,  # the head counts as one
             load_s=load_s,
-            bits_per_weight=8 * size / count,
         )
 
     def start(self, tokens: int, threads: int, chunk: int) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from time import perf_counter_ns
 
@@ -95,7 +96,7 @@ class Slot:
                 except Exception as error:
                     self.failed, self.hint = failure(error)
         self.settings = settings
-        self._forget()
+        self._room = self._filled = 0
 
     def close(self) -> None:
         """Gives the engine back."""
@@ -118,24 +119,27 @@ class Slot:
         if self.engine is not None:
             self.failed = None
             self.memory = PhaseMemory(self._gpu)
-        self._attempt(lambda engine: self._prepare(engine, test, room, warmup, on_status))
+            with self._attempt():
+                self._make_room(self.engine, test, room)
+                if warmup:
+                    self._warm_up(self.engine, test, on_status)
 
     def repeat(self, test: Test, of: int, on_status: Status) -> None:
         """The next of so many repetitions, in an empty memory or one with the depth in it."""
-        self._attempt(lambda engine: self._repeat(engine, test, of, on_status))
+        if self.engine is not None and self.failed is None:
+            with self._attempt():
+                self.runs.append(self._run(self.engine, test, of, on_status))
 
-    def _attempt(self, action: Callable[[Engine], Run | None]) -> None:
-        """Does it unless something has failed, and keeps the run, the peak, or the failure."""
-        if self.engine is None or self.failed is not None:
-            return
+    @contextmanager
+    def _attempt(self) -> Iterator[None]:
+        """Keeps the peak of what is done inside, or the failure."""
         with Peak(self._gpu) as peak:
             try:
-                run = action(self.engine)
+                yield
             except Exception as error:
                 self.failed, self.hint = failure(error)
-                self._forget()
+                self._room = self._filled = 0  # the next test begins with a new memory
                 return
-        self.runs += [run] if run is not None else []
         self.peak = most(self.peak, peak.nbytes)
 
     @property
@@ -144,42 +148,38 @@ class Slot:
         device = "" if self.engine is None else self.engine.info.device
         return torch.device(device) if device.startswith("cuda") else None
 
-    def _forget(self) -> None:
-        """Makes the next test begin with a new memory, as after an error."""
-        self._room = self._filled = 0
+    def _make_room(self, engine: Engine, test: Test, room: int) -> None:
+        if test.n_depth and self._filled == test.n_depth and self._room >= test.capacity:
+            return
+        try:
+            self._start(engine, room)
+        except (OutOfMemory, UsageError):
+            if room == test.capacity:
+                raise
+            self._start(engine, test.capacity)
 
     def _start(self, engine: Engine, room: int) -> None:
         assert self.settings is not None
-        self._forget()
+        self._room = self._filled = 0
         engine.start(room, self.settings.n_threads, self.settings.chunk)
         self._room = room
 
-    def _prepare(
-        self, engine: Engine, test: Test, room: int, warmup: bool, on_status: Status
-    ) -> None:
-        if not (test.n_depth and self._filled == test.n_depth and self._room >= test.capacity):
-            try:
-                self._start(engine, room)
-            except (OutOfMemory, UsageError):
-                if room == test.capacity:
-                    raise
-                self._start(engine, test.capacity)
-        if not warmup:
-            return
-        keep = self._filled  # the warm-up goes behind it: what is there need not be read again
+    def _warm_up(self, engine: Engine, test: Test, on_status: Status) -> None:
+        """Behind the depth: what is there need not be read again."""
+        keep = self._filled
         with engine.computing():
             engine.rewind(keep)
             if test.n_prompt:
                 on_status("warmup prompt run")
-                self._read(engine, self._ids(engine, "warm-up", test.n_prompt))
+                self._read(engine, "warm-up", test.n_prompt)
                 engine.rewind(keep)
             if test.n_gen:
                 on_status("warmup generation run")
                 with self.memory.phase("decode"):
-                    engine.step(self._ids(engine, "warm-up", 1)[0])
+                    engine.step(self._ids("warm-up", 1)[0])
                 engine.rewind(keep)
 
-    def _repeat(self, engine: Engine, test: Test, of: int, on_status: Status) -> Run:
+    def _run(self, engine: Engine, test: Test, of: int, on_status: Status) -> Run:
         number = len(self.runs)  # after a failure none is run
         counted = f"{number + 1}/{of}"
         with engine.computing():
@@ -189,14 +189,14 @@ class Slot:
                 if not cached:
                     engine.rewind(0)
                     self._filled = 0
-                    self._read(engine, self._ids(engine, "depth", test.n_depth))
+                    self._read(engine, "depth", test.n_depth)
                     self._filled = test.n_depth
             engine.rewind(test.n_depth)
             on_status(f"{'prompt' if test.n_prompt else 'generation'} run {counted}")
-            prompt = self._ids(engine, f"{test.name} {number}", test.n_prompt)
-            written = self._ids(engine, f"{test.name} {number} after", test.n_gen)
+            prompt = self._batches(f"{test.name} {number}", test.n_prompt)
+            written = self._ids(f"{test.name} {number} after", test.n_gen)
             with gc_disabled():
-                return self._timed(engine, self._split(prompt), written)
+                return self._timed(engine, prompt, written)
 
     def _timed(self, engine: Engine, prompt: list[list[int]], written: list[int]) -> Run:
         read, step = engine.read, engine.step
@@ -204,8 +204,8 @@ class Slot:
         if prompt:
             with self.memory.phase("prefill"):
                 begin = perf_counter_ns()
-                for piece in prompt:
-                    read(piece)
+                for batch in prompt:
+                    read(batch)
                 first = perf_counter_ns() - begin
         if written:  # reading the marks of the memory is in neither time
             with self.memory.phase("decode"):
@@ -219,18 +219,17 @@ class Slot:
             tokens=tuple(after - before for before, after in pairwise(marks)),
         )
 
-    def _read(self, engine: Engine, ids: list[int]) -> None:
+    def _read(self, engine: Engine, what: str, tokens: int) -> None:
         with self.memory.phase("prefill"):
-            for piece in self._split(ids):
-                engine.read(piece)
+            for batch in self._batches(what, tokens):
+                engine.read(batch)
 
-    def _split(self, ids: list[int]) -> list[list[int]]:
+    def _batches(self, what: str, tokens: int) -> list[list[int]]:
+        """A prompt in batches of `n_batch`; the engine reads each in calls of `chunk`."""
         assert self.settings is not None
-        found, done = [], 0
-        for size in self.settings.pieces(len(ids)):
-            found.append(ids[done : done + size])
-            done += size
-        return found
+        ids, size = self._ids(what, tokens), self.settings.n_batch
+        return [ids[start : start + size] for start in range(0, tokens, size)]
 
-    def _ids(self, engine: Engine, what: str, tokens: int) -> list[int]:
-        return random_ids(self._seed, what, tokens, engine.vocab, engine.bos)
+    def _ids(self, what: str, tokens: int) -> list[int]:
+        assert self.engine is not None
+        return random_ids(self._seed, what, tokens, self.engine.vocab, self.engine.bos)

@@ -48,12 +48,6 @@ class BuildInfo:
     cpu_info: str
     gpu_info: str
 
-    def of(self, engine: EngineInfo) -> BuildInfo:
-        """The build of `engine`: a peer's version, or its name where that is not known."""
-        if engine.engine == "llmcli":
-            return self
-        return replace(self, build_commit=engine.engine_version or engine.engine, build_number=0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class EngineInfo:
@@ -62,25 +56,24 @@ class EngineInfo:
     `type_k`, `backends` and `device` are those in force. `dtype` is that of the activations,
     `weight_format` and `product_format` are those of weights and of what they are multiplied with;
     another engine may call them as its file does. `model_size`: bytes of the weights as they are
-    computed with, `bits_per_weight` of the same. `load_s` is None where nothing was loaded (then
+    computed with. `load_s` is None where nothing was loaded (then
     all this is known from the model's headers) or where loading was not reading a file.
     `base_bytes` were resident before it was loaded, `load_peak` the most during it.
     """
 
     engine: EngineName
-    engine_version: str | None
+    engine_version: str | None = None
     model_type: str
-    model_size: int
-    model_n_params: int
+    model_size: int = 0
+    model_n_params: int = 0
     backends: str
     device: str
     dtype: str
-    weight_format: str | None
-    product_format: str | None
+    weight_format: str | None = None
+    product_format: str | None = None
     type_k: str
-    gpu_layers: int | None
-    load_s: float | None
-    bits_per_weight: float | None
+    gpu_layers: int | None = None
+    load_s: float | None = None
     base_bytes: int | None = None
     load_peak: PhasePeak | None = None
 
@@ -90,24 +83,21 @@ class EngineInfo:
         kind = settings.device.partition(":")[0]
         return cls(
             engine=engine,
-            engine_version=None,
             model_type=settings.model,
-            model_size=0,
-            model_n_params=0,
             device=settings.device,
             dtype=settings.dtype,
             type_k=settings.type_k,
             backends={"cuda": "CUDA", "mps": "Metal", "meta": "meta"}.get(kind, "CPU"),
-            weight_format=None,
-            product_format=None,
-            gpu_layers=None,
-            load_s=None,
-            bits_per_weight=None,
         )
 
     def without_memory(self) -> EngineInfo:
         """Without the memory of loading: not measured, or that of two engines in one process."""
         return replace(self, base_bytes=None, load_peak=None)
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """None where the number of parameters is not known."""
+        return 8 * self.model_size / self.model_n_params if self.model_n_params else None
 
     @property
     def formats(self) -> str:
@@ -255,7 +245,7 @@ class Row:
         first = tuple(run.first for run in runs if run.first is not None)
         tokens = tuple(ns for run in runs for ns in run.tokens)
         code, kind, message = more.pop("error", None) or (None, None, None)
-        found = vars(settings) | vars(test) | vars(info) | vars(build.of(info))
+        found = vars(settings) | vars(test) | vars(info) | vars(build)
         for peak in peaks:
             found[f"{peak.phase}_resident_bytes"] = peak.resident_bytes
             found[f"{peak.phase}_device_bytes"] = peak.device_bytes
@@ -265,11 +255,13 @@ class Row:
             "type_v": settings.type_v if settings.type_v != "auto" else info.type_k,
             "flash_attn": FLASH.get(settings.flash_attn, -1),
             "devices": device_words(settings.device),
+            "bits_per_weight": info.bits_per_weight,
         }
         if work is not None:
             found |= {"flops": work.flops, "flops_full": work.flops_full, "bytes": work.bytes}
         if info.engine != "llmcli":  # a reader that groups rows never takes two engines for one
             found["backends"] = f"{info.backends},{info.engine}"
+            found |= {"build_commit": info.engine_version or info.engine, "build_number": 0}
         names = [one.name for one in fields(cls)]
         return cls(
             **{name: value for name, value in found.items() if name in names},

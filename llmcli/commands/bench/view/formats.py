@@ -114,7 +114,8 @@ def _quoted(row: Row, name: str) -> str:
 SQL = Format(
     head=_create(TABLE, THEIRS) + _create(BESIDE, OURS, f"  {_NUMBER} INTEGER"), row=_sql_row
 )
-FORMATS = {"csv": CSV, "json": JSON, "jsonl": JSON_LINES, "sql": SQL}
+NONE = Format(head="", row=lambda row: "")
+FORMATS = {"csv": CSV, "json": JSON, "jsonl": JSON_LINES, "sql": SQL, "none": NONE}
 
 # of a cell in the Markdown table, beside those of settings; below 0 it is aligned left
 _WIDTHS = {
