@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from llmcli.cli.tree import root
-from llmcli.commands.bench.measure.read import COMPARED
+from llmcli.commands.bench.measure.compare import COMPARED
 from llmcli.commands.bench.report.plan import IGNORED, OurOptions, Plan, RunOptions, pairs
 from llmcli.commands.bench.report.plan import TestOptions as Asked
 from llmcli.commands.bench.report.row import KEYS

@@ -10,7 +10,7 @@ import signal
 import pytest
 from cli_tiny import write_tiny
 
-from llmcli.commands.bench.measure.run import failure
+from llmcli.commands.bench.measure.sweep import failure
 from llmcli.errors import (
     CheckpointError,
     NetworkError,

@@ -16,7 +16,7 @@ from typing import Any
 import peer_reader as peer
 import pytest
 
-from llmcli.commands.bench.measure.read import read_results
+from llmcli.commands.bench.measure.compare import read_results
 from llmcli.commands.bench.report.plan import Test as Counts
 from llmcli.commands.bench.report.row import BuildInfo, EngineInfo, Row, Run
 from llmcli.commands.bench.report.settings import Settings

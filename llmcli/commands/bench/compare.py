@@ -89,7 +89,7 @@ def _share(text: str) -> float:
 
 
 def _read(path: str, out: Output) -> Source:
-    from llmcli.commands.bench.measure.read import read_results
+    from llmcli.commands.bench.measure.compare import read_results
 
     name = "stdin" if path == "-" else path
     if path != "-":

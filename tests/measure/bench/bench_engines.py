@@ -2,7 +2,7 @@
 
 from contextlib import contextmanager
 
-from llmcli.commands.bench.measure import run
+from llmcli.commands.bench.measure import sweep
 from llmcli.commands.bench.measure.sweep import Sweep
 from llmcli.commands.bench.report.plan import OurOptions, Plan, RunOptions
 from llmcli.commands.bench.report.plan import Test as Case
@@ -24,7 +24,7 @@ class Clock:
 def watch(monkeypatch):
     """The clock that runs are timed with from now on."""
     clock = Clock()
-    monkeypatch.setattr(run, "perf_counter_ns", clock)
+    monkeypatch.setattr(sweep, "perf_counter_ns", clock)
     return clock
 
 
@@ -152,8 +152,8 @@ def swept(load, *, on_row=None, on_status=lambda words: None, peer=None, ceiling
     rows = []
     functions = {"ceilings": ceilings, "known": known}
     loads = Loads(load, peer, **{name: one for name, one in functions.items() if one})
-    sweep = Sweep(
+    made = Sweep(
         planned(peer="transformers" if peer else None, **plan), loads, BUILD,
         on_row=on_row or rows.append, on_status=on_status,
     )  # fmt: skip
-    return sweep.run(), rows
+    return made.run(), rows

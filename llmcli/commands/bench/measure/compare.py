@@ -1,12 +1,19 @@
-"""Which tests of two results are the same, and whether B is faster than A or only luckier."""
+"""Two results of a benchmark: read and validated, and test by test, how much faster B is.
+
+JSON, JSONL or CSV of llama-bench or of our own `bench`, which is detected by what is in the file,
+not by its name. Several runs may stand in one file, one after the other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar
 
-from llmcli.commands.bench.measure.read import COMPARED
 from llmcli.commands.bench.report.comparison import (
     ComparedTest,
     ComparisonReport,
@@ -18,8 +25,29 @@ from llmcli.commands.bench.report.comparison import (
     UnmatchedTest,
 )
 from llmcli.commands.bench.report.intervals import USUAL_RUNS, Rate, pool
-from llmcli.commands.bench.report.row import EngineInfo
+from llmcli.commands.bench.report.plan import Test
+from llmcli.commands.bench.report.row import THEIRS, EngineInfo, count_words, size_words
+from llmcli.errors import UsageError
+from llmcli.shell.documents import read
+from llmcli.shell.params import Range
 
+# Fields of a row that are not settings, and settings that stand behind one of llama-bench's: ours,
+# and those of its other versions. A file need not have all of them.
+_RESULTS = {
+    "build_commit", "build_number", "n_prompt", "n_gen", "n_depth", "test_time", "avg_ns",
+    "stddev_ns", "avg_ts", "stddev_ts",
+}  # fmt: skip
+_BEHIND = {
+    "model_n_params": ("dtype", "weight_format", "product_format", "device"),
+    "use_mmap": ("use_direct_io", "load_mode"), "no_host": ("repack",),
+}  # fmt: skip
+COMPARED = (
+    "engine",
+    *(name for one in THEIRS if one not in _RESULTS for name in (one, *_BEHIND.get(one, ()))),
+)
+HINT = "give what llama-bench or `llmcli bench` has written with -o json, jsonl or csv"
+_MOST_OFF = 0.01  # of a mean from that of the runs, relative
+_SLOWEST, _FASTEST = 1e-9, 1e15  # tokens per second
 # Known only when a model has been loaded, so that a row which failed may say anything there.
 _LEARNED = {one.name for one in fields(EngineInfo)} - {"engine"}
 _LEARNED |= {"type_v", "n_gpu_layers", "flash_attn"}
@@ -133,3 +161,225 @@ def _shown(fields: Sequence[str], keys: Sequence[Key]) -> Sequence[int]:
         if count > known:
             shown, known = more, count
     return sorted(shown)
+
+
+def _refused(words: str) -> UsageError:
+    return UsageError(words, hint=HINT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """What a row measured; its settings are beside it. Old files have no depths, CSV no lists."""
+
+    hint: ClassVar[str] = HINT
+    n_prompt: Annotated[int, Range(0)]
+    n_gen: Annotated[int, Range(0)]
+    n_depth: Annotated[int, Range(0)] = 0
+    avg_ts: Annotated[float, Range(0)] | None = None
+    stddev_ts: Annotated[float, Range(0, _FASTEST)] | None = None
+    runs: Annotated[int, Range(0)] | None = None
+    samples_ns: tuple[Annotated[float, Range(0, above=True)], ...] | None = None
+    samples_ts: tuple[Annotated[float, Range(0, above=True)], ...] | None = None
+
+
+_NUMBERS = {one.name for one in fields(_Row)}  # in CSV they are text
+
+
+def _result(values: Mapping[str, Any], where: str) -> Result:
+    """A row of any format; errors name its place, `where`."""
+    row = read(_Row, values, where)
+    test = Test(n_prompt=row.n_prompt, n_gen=row.n_gen, n_depth=row.n_depth)
+    if not test.tokens:
+        raise _refused(f"{where} reads and writes no token")
+    error = values.get("error")
+    if isinstance(error, Mapping):  # as in a document of ours
+        error = error.get("message") or "error"
+    if not error and values.get("meta") in (True, 1, "1", "true"):
+        error = "not timed: on the meta device nothing is computed"
+    rate = None if error else _rate(row, test, where)
+    inconsistency = ""
+    if rate and row.avg_ts is not None and abs(row.avg_ts - rate.mean) > _MOST_OFF * rate.mean:
+        inconsistency = (
+            f"{where} says {row.avg_ts:g} tokens per second, and its runs {rate.mean:g}"
+        )
+    return Result(
+        test=test.name,
+        facts={field: _spelled(field, values[field]) for field in COMPARED if field in values},
+        rate=rate,
+        error=None if rate else str(error or "not timed"),
+        inconsistency=inconsistency,
+    )
+
+
+def _rate(row: _Row, test: Test, where: str) -> Rate | None:
+    """From the single runs where they are listed, else from mean and deviation.
+
+    None for a mean of 0: nothing has run. The runs' times have more digits than their rates.
+    """
+    runs = [1e9 * test.tokens / ns for ns in row.samples_ns or ()] or list(row.samples_ts or ())
+    rates = runs or [one for one in (row.avg_ts,) if one is not None]
+    if not rates:
+        raise _refused(f"{where} has no `avg_ts`")
+    if not any(rates):
+        return None
+    for rate in rates:  # numbers near the largest that there is cannot be averaged
+        if not _SLOWEST <= rate <= _FASTEST:
+            raise _refused(f"{where}: no test runs at `{rate:g}` tokens per second")
+    if runs:
+        return Rate.of(runs)
+    return Rate(mean=rates[0], std=row.stddev_ts or 0.0, runs=row.runs or None)
+
+
+def _spelled(field: str, value: Any) -> str:
+    """One spelling for what JSON and CSV write differently."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    text = str(value).strip()
+    if field == "model_filename":  # directories differ between machines
+        return re.split(r"[/\\]", text)[-1]
+    if field in ("model_size", "model_n_params") and re.fullmatch(r"\d{1,18}", text):
+        if int(text) == 0:  # no model was loaded
+            return ""
+        return (size_words if field == "model_size" else count_words)(int(text))
+    return text
+
+
+def _csv_start(text: str) -> int | None:
+    """Find the offset of the first heading line; llama-bench may print other lines before it."""
+    start = 0
+    for line in io.StringIO(text):  # lazily: a large file that is none is no list of lines
+        if {"n_prompt", "n_gen", "avg_ts"} <= {name.strip(' "\r\n') for name in line.split(",")}:
+            return start
+        start += len(line)
+    return None
+
+
+def _number(cell: str) -> float | str | None:
+    """None of an empty cell; what is no number stays as it is."""
+    try:
+        return float(cell) if cell else None
+    except ValueError:
+        return cell
+
+
+def _csv_rows(text: str, start: int, name: str) -> Iterator[dict[str, Any]]:
+    """A row for each line below a heading, the first of which is at `start`.
+
+    A heading in between begins another run. Raises UsageError for a line with too few or too
+    many values.
+    """
+    table = csv.reader(io.StringIO(text[start:], newline=""), strict=True)
+    before = text.count("\n", 0, start)
+    heading: list[str] = []
+    try:
+        for cells in table:
+            if "n_prompt" in cells:
+                heading = cells
+            elif cells:
+                if len(cells) != len(heading):
+                    raise UsageError(
+                        f"line {before + table.line_num} of `{name}` has {len(cells)} values for "
+                        f"{len(heading)} columns",
+                        hint="it may have been cut off: write it again",
+                    )
+                row: dict[str, Any] = dict(zip(heading, cells, strict=True))
+                for field in _NUMBERS & row.keys():
+                    row[field] = _number(row[field])
+                yield row
+    except csv.Error as error:
+        line = before + table.line_num
+        raise _refused(f"line {line} of `{name}` is not CSV: {error}") from error
+
+
+def read_results(data: bytes, name: str) -> Source:
+    """Read the rows of a file that messages call `name`.
+
+    Raises UsageError with the place of what is not a result, is cut off, or is impossible.
+    """
+    if data.startswith(b"SQLite format 3\0"):
+        raise _sql(name)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _refused(f"`{name}` is no text (byte {error.start})") from error
+    if not text.strip():
+        raise _refused(f"`{name}` is empty")
+    slowed: list[bool] = []
+    kind, rows = _detected(text, name, slowed)
+    found: list[Result] = []
+    builds: dict[str, None] = {}
+    for row in rows:  # one by one: what is no row is refused before all of them are in memory
+        found.append(_result(row, f"row {len(found) + 1} of `{name}`"))
+        commit, number = row.get("build_commit"), row.get("build_number")
+        if commit:
+            builds[str(commit) if number in (None, "") else f"{commit} ({number})"] = None
+    if not found:
+        raise _refused(f"`{name}` has no result in it")
+    return Source(
+        name=name,
+        format=kind,
+        builds=tuple(builds),
+        rows=len(found),
+        slowed=any(slowed) if slowed else None,
+        results=tuple(found),
+    )
+
+
+def _detected(text: str, name: str, slowed: list[bool]) -> tuple[str, Iterable[Mapping[str, Any]]]:
+    """The format and its rows; what documents say of `slowed` is appended to the list."""
+    if text.lstrip()[0] in "[{":
+        lines = re.match(r'\s*\{(?!\s*"schema")', text)
+        return "JSONL" if lines else "JSON", _json_rows(text, name, slowed)
+    if re.search(r"(?:^|;)[ \t]*(CREATE|INSERT)\s", text, re.IGNORECASE | re.MULTILINE):
+        raise _sql(name)
+    if re.search(r"^[ \t]*\|.*\|[ \t]*t/s[ \t]*\|[ \t\r]*$", text, re.MULTILINE):
+        raise UsageError(
+            f"`{name}` is a Markdown table; only JSON, JSONL and CSV can be compared",
+            hint="write the results with `-o json`",
+        )
+    if (start := _csv_start(text)) is not None:
+        return "CSV", _csv_rows(text, start, name)
+    raise _refused(f"`{name}` is no result of a benchmark")
+
+
+def _sql(name: str) -> UsageError:
+    return UsageError(
+        f"`{name}` is SQL, which `bench compare` does not read",
+        hint="write the results with `-o json`; a database exports them with "
+        "`sqlite3 -json FILE 'SELECT * FROM llama_bench'`",
+    )
+
+
+def _json_rows(text: str, name: str, slowed: list[bool]) -> Iterator[Mapping[str, Any]]:
+    """The rows of arrays, of lines, or of our documents, one after the other."""
+    for value in _json_values(text, name):
+        rows = value
+        if isinstance(value, dict) and str(value.get("schema", "")).startswith("llmcli."):
+            if value["schema"] != "llmcli.bench/1":
+                raise _refused(f"`{name}` is a `{value['schema']}`, not a benchmark")
+            rows, load = value.get("rows"), value.get("machine_load")
+            if isinstance(load, dict) and isinstance(load.get("slowed"), bool):
+                slowed.append(load["slowed"])
+        yield from rows if isinstance(rows, list) else [rows]
+
+
+def _json_values(text: str, name: str) -> Iterator[Any]:
+    """JSON values one after the other, with anything white between them."""
+    decoder, end = json.JSONDecoder(), len(text.rstrip())
+    at = len(text) - len(text.lstrip())
+    while at < end:
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            cut = error.pos >= end or "Unterminated" in error.msg
+            what = "is cut off" if cut else f"is not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
+            raise _refused(f"line {error.lineno} of `{name}` {what}") from error
+        except (ValueError, RecursionError) as error:  # 5,000 digits, or 5,000 brackets
+            deep = isinstance(error, RecursionError)
+            reason = "it is nested too deeply" if deep else "it has a number of thousands of digits"
+            raise _refused(f"`{name}` is not JSON: {reason}") from error
+        yield value
+        while at < end and text[at].isspace():
+            at += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -64,6 +65,18 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Gives the memory back; the engine is not used after it."""
+
+
+def random_ids(seed: int, what: str, tokens: int, vocab: int, bos: int | None) -> list[int]:
+    """Random ids, the same for every engine: with BOS in front where there is one.
+
+    `what` names the run, so that no two runs read the same text.
+    """
+    draw = random.Random(f"{seed} {what}")
+    found = [draw.randrange(vocab) for _ in range(tokens)]
+    if bos is not None and found:
+        found[0] = bos
+    return found
 
 
 def attention(*, flash: bool) -> AbstractContextManager[None]:

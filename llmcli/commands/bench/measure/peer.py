@@ -12,8 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from llmcli.commands.bench.measure.engine import Engine
-from llmcli.commands.bench.measure.run import random_ids
+from llmcli.commands.bench.measure.engine import Engine, random_ids
 from llmcli.commands.bench.report.plan import EngineName
 from llmcli.commands.bench.report.settings import Settings
 from llmcli.errors import UsageError
