@@ -52,7 +52,7 @@ def made_up_machine(monkeypatch, home):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("GOMP_SPINCOUNT", OPENMP_SPIN["GOMP_SPINCOUNT"])
     monkeypatch.setattr(  # a time's width decides which columns there is room for
-        "llmcli.commands.bench.view.table._ns", lambda ns: "" if ns is None else "1.23 ms"
+        "llmcli.commands.bench.view.table.duration", lambda seconds: "1.23 ms"
     )
     # whether a busy machine was slower while its ceilings were measured
     monkeypatch.setattr("llmcli.commands.bench.view.table.beyond", lambda names: "")
