@@ -6,10 +6,8 @@ import json
 import re
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from datetime import datetime
 from importlib import import_module, util
 from pathlib import Path
-from statistics import fmean, stdev
 
 import children
 import peer_reader
@@ -24,11 +22,9 @@ from llmcli.cli.app import main
 from llmcli.commands.bench import command
 from llmcli.commands.bench.measure import engines
 from llmcli.commands.bench.measure.engine import LlmcliEngine
-from llmcli.commands.bench.report.row import KEYS, THEIRS
 from llmcli.measure import ceilings
 from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
 
-NAMES = list(THEIRS)
 BEFORE = str(Path(__file__).parents[1] / "data" / "llama_bench" / "results.json")
 
 
@@ -48,40 +44,6 @@ def bench(cli, weighted):
 def rows(result):
     assert result.code == 0, result.err
     return json.loads(result.out)
-
-
-def test_json_has_their_keys_then_ours(bench, weighted):
-    assert list(peer_reader.FIELDS) == NAMES  # the published list, by hand
-    found = rows(bench("-r", "4", "-pg", "4,2", "-o", "json"))
-    for row in found:
-        assert list(row) == list(KEYS)
-        assert not [name for name in NAMES if row[name] is None]
-        assert row["model_filename"] == weighted
-        assert type(row["build_number"]) is int
-        datetime.strptime(row["test_time"], "%Y-%m-%dT%H:%M:%SZ")
-        assert type(row["cpu_strict"]) is type(row["use_mmap"]) is bool
-        assert type(row["flash_attn"]) is type(row["no_op_offload"]) is int
-        # statistics are those of the runs
-        tokens, times = row["n_prompt"] + row["n_gen"], row["samples_ns"]
-        rates = [1e9 * tokens / ns for ns in times]
-        assert len(times) == 4
-        assert row["samples_ts"] == pytest.approx(rates, abs=1e-6)
-        assert row["avg_ts"] == pytest.approx(fmean(rates), abs=1e-6)
-        assert row["stddev_ts"] == pytest.approx(stdev(rates), abs=1e-6)
-        assert row["avg_ns"] == int(fmean(times))
-        assert row["stddev_ns"] == int(stdev(times))
-        assert (row["ttft_ns"] is None) == (row["n_prompt"] == 0)
-        if row["n_gen"] == 0:  # the same times: cut off alike
-            assert (row["ttft_ns"], row["samples_ttft_ns"]) == (row["avg_ns"], times)
-        assert (row["token_p50_ns"] is None) == (row["n_gen"] == 0)
-        # memory by phase
-        assert 0 < row["base_bytes"] <= row["load_resident_bytes"]
-        assert row["load_device_bytes"] is None
-        assert row["estimated_memory_bytes"] is None
-    reading, writing, _ = found
-    assert reading["prefill_resident_bytes"] > 0
-    assert reading["decode_resident_bytes"] is None
-    assert writing["decode_resident_bytes"] > 0
 
 
 @pytest.mark.parametrize(
@@ -171,23 +133,17 @@ def test_what_is_looked_for(bench, monkeypatch):
     assert all(row["model_n_params"] > 0 for row in json.loads(result.out))
 
 
-def test_random_weights_are_said(bench):
-    assert "random weights (seed 7) · base " in bench("--random-weights", "--seed", "7").out
-    assert "random weights" not in bench().out
-
-
 def test_the_document(bench):
+    """What it has of the models, and of the machine only once; its schema says the rest."""
     result = bench("--json", "--dtype", "float32,float64")
     found = result.json()
     assert [model["weight_format"] for model in found["models"]] == ["float32", "float64"]
     assert found["model"] == found["models"][0]
     assert [row["number"] for row in found["rows"]] == [1, 2, 3, 4]
     assert len(found["rows"][1]["samples_token_ns"]) == 3 * 2
-    assert (found["ceilings"], found["finish_reason"]) == ([], "complete")
     assert result.out.count('"environment"') == 1
-    assert found["environment"]["processor"]
-    assert found["environment"]["torch"]
-    assert all({"cpu_info", "gpu_info", "build_commit"} <= set(row) for row in found["rows"])
+    for row in found["rows"]:  # of this process
+        assert 0 < row["base_bytes"] <= row["load_resident_bytes"] <= row["peak_memory_bytes"]
 
 
 def test_ceilings_give_the_share_of_the_roofline_and_verbose_says_them(cli, bench, weighted):
@@ -314,29 +270,18 @@ def test_both_engines_rows_and_the_ratio_of_runs_in_turns(against):
         ("llmcli", 12, 0), ("transformers", 12, 0), ("llmcli", 0, 3), ("transformers", 0, 3),
     ]  # fmt: skip
     ours, theirs = found["rows"][:2]
-    assert theirs["engine_version"] == transformers.__version__
     for key in ("model_size", "model_n_params", "bits_per_weight", "type_k", "dtype", "flops"):
         assert ours[key] == theirs[key], key
     assert (ours["backends"], theirs["backends"]) == ("CPU", "CPU,transformers")
     assert (theirs["build_commit"], theirs["build_number"]) == (transformers.__version__, 0)
-    assert ours["build_commit"] != theirs["build_commit"]
-    for key in ("peak_memory_bytes", "base_bytes", "prefill_resident_bytes"):
-        assert (ours[key], theirs[key]) == (None, None), key  # one process, two engines
     pair = found["against"][0]
     assert ours["against_ratio"] == pytest.approx(pair["median"], abs=1e-6)
-    assert ours["against_ratios"] == pytest.approx(pair["ratios"], abs=1e-6)
-    assert ours["against_order"] == pair["order"]
     assert (theirs["against_ratio"], theirs["against_ratios"]) == (None, [])
     assert pair["of_means"] == pytest.approx(ours["avg_ts"] / theirs["avg_ts"], rel=1e-6)
     low, high = pair["interval"]
     assert low < pair["median"] < high
     assert pair["undecided"] == (low <= 1 <= high)
-    assert pair["lowest"] <= pair["quartiles"][0] <= pair["median"] <= pair["quartiles"][1]
-    assert pair["median"] <= pair["highest"]
     assert (pair["test"], pair["peer"], pair["number"]) == ("pp12", "transformers", 1)
-    assert pair["order"] == [
-        "llmcli", "transformers", "transformers", "llmcli", "llmcli", "transformers",
-    ]  # fmt: skip
     by_hand = [b / a for a, b in zip(ours["samples_ns"], theirs["samples_ns"], strict=True)]
     assert pair["ratios"] == pytest.approx(by_hand)
     check = found["checks"]["same_model"]

@@ -1,7 +1,7 @@
-"""What reads llama-bench's results reads ours: JSON, JSONL, CSV, SQL and Markdown.
+"""What reads llama-bench's results reads ours: JSON, JSONL, CSV and SQL.
 
 Rows made by hand go through our writers, and come back through a reader that knows llama-bench
-only (`peer_reader`) and through our own.
+only (`peer_reader`). Their bytes are in transcripts/bench-formats.txt.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ import json
 import re
 import sqlite3
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import peer_reader as peer
 import pytest
 
-from llmcli.commands.bench.measure.compare import read_results
 from llmcli.commands.bench.report.plan import Test as Counts
 from llmcli.commands.bench.report.row import BuildInfo, EngineInfo, Row, Run
 from llmcli.commands.bench.report.settings import Settings
-from llmcli.commands.bench.view.formats import FORMATS, markdown, table_widths
+from llmcli.commands.bench.view.formats import FORMATS
 
 BY = BuildInfo(build_commit="abc1234", build_number=12, cpu_info='A "fast" CPU, 2 GHz', gpu_info="")
 SETTINGS = Settings(
@@ -51,15 +49,13 @@ ROWS = (READING, WRITING, FAILED)
 # 512, 256 and 128 tokens a second: their mean is not that of 1536 tokens in 7 seconds
 MEAN = (512 + 256 + 128) / 3
 STD = (((512 - MEAN) ** 2 + (256 - MEAN) ** 2 + (128 - MEAN) ** 2) / (3 - 1)) ** 0.5
-SHOWN = table_widths((SETTINGS, FOUR), SETTINGS, gpu=False, cpu=True)
-READ = ("json", "jsonl", "csv")  # by `bench compare`
 TABLES = {
     "json": peer.from_json, "jsonl": peer.from_jsonl, "csv": peer.from_csv, "sql": peer.from_sql,
 }  # fmt: skip
 
 
 def written(kind: str, *rows: Row) -> str:
-    found = markdown(BY, SHOWN) if kind == "md" else FORMATS[kind]
+    found = FORMATS[kind]
     return found.head + "".join(map(found.row, rows)) + found.foot(len(rows))
 
 
@@ -124,37 +120,3 @@ def test_columns_of_sql() -> None:
         "JOIN llmcli_bench b ON a.rowid = b.llama_bench_rowid"
     ).fetchall()
     assert told == [(0, 3, None), (100, 1, None), (100, 0, 5)] * 2
-
-
-def test_as_it_is_written(golden: Any) -> None:
-    """Numbers are spelled as llama-bench spells them, and what needs quotes has them."""
-    golden("bench-formats", {kind: written(kind, *ROWS) for kind in ("csv", "md")})
-
-
-# our own reader of the same
-
-
-@pytest.mark.parametrize("kind", READ)
-def test_what_we_write_we_read(kind: str, tmp_path: Path) -> None:
-    found = read_results(written(kind, *ROWS).encode(), kind)
-    assert found.builds == ("abc1234 (12)",)
-    reading, writing, failed = found.results
-    assert (reading.test, writing.test, failed.test) == ("pp512", *["tg100 @ d1024"] * 2)
-    assert reading.rate is not None
-    assert writing.rate is not None
-    assert reading.rate.mean == pytest.approx(MEAN, abs=1e-6)
-    assert reading.rate.std == pytest.approx(STD, abs=1e-6)
-    assert (writing.rate.mean, writing.rate.std) == (100, 0)
-    assert (reading.rate.runs, writing.rate.runs) == (3, 1)
-    assert (failed.rate, failed.facts["n_threads"]) == (None, "4")
-    assert failed.error == "it does not fit: 'a' \"b\" | c"
-    whole = read_results(written("json", *ROWS).encode(), "json").results[0].facts
-    assert reading.facts == whole
-
-
-@pytest.mark.parametrize("kind", READ)
-def test_a_row_of_the_meta_device_has_no_rate(kind: str) -> None:
-    row = Row.of(1, SETTINGS, READING.test, RAN, BY, TIME, meta=True)
-    (found,) = read_results(written(kind, row).encode(), "x").results
-    assert found.rate is None
-    assert str(found.error).startswith("not timed")

@@ -256,28 +256,6 @@ def test_shapes_are_of_the_dtype_that_the_device_would_have(folder):
         load_shapes(checkpoint, dtype="int3")
 
 
-def test_a_whole_sweep(folder):
-    """Rows of a real engine, those that cannot be among them."""
-    chosen = partial(settings, model=str(folder))
-    configurations = [chosen(), chosen(type_k="q8_0"), chosen(device="meta"), chosen(n_ubatch=2)]
-    tests = all_tests([6], [3], [(4, 2)], [0, 5])
-    report, rows = swept(
-        loads(*configurations).load, configurations=configurations, tests=tests, repetitions=3,
-        warmup=True,
-    )  # fmt: skip
-    assert report.rows == tuple(rows)
-    assert [bool(row.error) for row in rows] == [False] * 6 + [True] * 6 + [False] * 12
-    for row in rows[:6] + rows[18:]:
-        assert len(row.samples_ns) == 3
-        assert len(row.samples_token_ns) == 3 * row.n_gen
-        assert len(row.samples_ttft_ns) == (3 if row.n_prompt else 0)
-        assert min(row.samples_ns) > 0
-        whole = sum(row.samples_ttft_ns) + sum(row.samples_token_ns)
-        assert whole == sum(row.samples_ns)
-        assert row.peak_memory_bytes > row.model_size
-    assert [row.flops for row in rows[:6]] == [row.flops for row in rows[12:18]]
-
-
 def test_prompts_begin_with_bos_where_the_tokenizer_adds_it(folder):
     class Tokenizer:
         bos_id, add_bos = 11, True

@@ -175,11 +175,11 @@ class _Row:
     n_prompt: Annotated[int, Range(0)]
     n_gen: Annotated[int, Range(0)]
     n_depth: Annotated[int, Range(0)] = 0
-    avg_ts: Annotated[float, Range(0)] | None = None
+    avg_ts: Annotated[float, Range(0, _FASTEST)] | None = None
     stddev_ts: Annotated[float, Range(0, _FASTEST)] | None = None
     runs: Annotated[int, Range(0)] | None = None
     samples_ns: tuple[Annotated[float, Range(0, above=True)], ...] | None = None
-    samples_ts: tuple[Annotated[float, Range(0, above=True)], ...] | None = None
+    samples_ts: tuple[Annotated[float, Range(_SLOWEST, _FASTEST)], ...] | None = None
 
 
 _NUMBERS = {one.name for one in fields(_Row)}  # in CSV they are text
