@@ -19,6 +19,7 @@ from llmcli.commands.bench.report.plan import Test as Counts
 from llmcli.commands.bench.report.row import BuildInfo, EngineInfo, Row, Run
 from llmcli.commands.bench.report.settings import Settings
 from llmcli.commands.bench.view.formats import FORMATS
+from llmcli.errors import OutOfMemory
 
 BY = BuildInfo(build_commit="abc1234", build_number=12, cpu_info='A "fast" CPU, 2 GHz', gpu_info="")
 SETTINGS = Settings(
@@ -43,7 +44,7 @@ WRITING = Row.of(2, SETTINGS, TEXT, RAN, BY, TIME, [TOKENS])
 FOUR = replace(SETTINGS, n_threads=4)
 FAILED = Row.of(
     3, FOUR, TEXT, EngineInfo.unknown("llmcli", FOUR), BY, TIME,
-    error=(5, "out_of_memory", "it does not fit: 'a' \"b\" | c"),
+    error=OutOfMemory("it does not fit: 'a' \"b\" | c"),
 )  # fmt: skip
 ROWS = (READING, WRITING, FAILED)
 # 512, 256 and 128 tokens a second: their mean is not that of 1536 tokens in 7 seconds

@@ -13,6 +13,7 @@ from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, En
 from llmcli.commands.bench.report.settings import Settings
 from llmcli.commands.bench.view.formats import CSV, markdown, table_widths
 from llmcli.commands.bench.view.table import render_beside
+from llmcli.errors import OutOfMemory
 from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
 from llmcli.records.work import PartWork
 
@@ -45,7 +46,7 @@ def row(
 PROMPT, TEXT = row(), row(2, TG)
 NOTHING: dict[str, Any] = {"runs": (), "work": None, "roofline_ns": None}
 FAILED = row(
-    info=EngineInfo.unknown("llmcli", DEFAULT), error=(5, "out_of_memory", "no room | for\nit"),
+    info=EngineInfo.unknown("llmcli", DEFAULT), error=OutOfMemory("no room | for\nit"),
     **NOTHING,
 )  # fmt: skip
 
@@ -106,7 +107,7 @@ def test_screens(golden: Any) -> None:
             beside(140, PROMPT, TEXT, theirs, against=ratios),
         "an engine that failed shared the process, too": changes(
             beside(200, PROMPT), beside(200, PROMPT, row(
-                info=EngineInfo.unknown("transformers", DEFAULT), error=(5, "x", "no room"),
+                info=EngineInfo.unknown("transformers", DEFAULT), error=OutOfMemory("no room"),
                 **NOTHING,
             ))
         ),

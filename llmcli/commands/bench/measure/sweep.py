@@ -33,22 +33,19 @@ from llmcli.measure.runs import gc_disabled, in_turns
 from llmcli.records.ceilings import Ceilings
 
 Status = Callable[[str], None]
-Failure = tuple[int, str, str]  # exit code, kind, one line
 _HINT = "use a smaller model or shorter tests (`-p`, `-d`, `-ub`); `llmcli info` says what fits"
 
 
-def failure(error: Exception) -> tuple[Failure, str | None]:
-    """An exception as a row has it, and what can be done about it.
+def failure(error: Exception) -> LlmcliError:
+    """An exception as a row has it.
 
     Memory that is missing is OutOfMemory. Anything that is not ours is a bug here or in a peer:
     exit 1, the exception named.
     """
-    known = error if isinstance(error, LlmcliError) else None
-    known = known or as_out_of_memory(error, hint=_HINT) or as_lacking(error)
-    if known is None:
-        words = f"internal error: {type(error).__name__}: {first_line(error)}"
-        return (LlmcliError.code, LlmcliError.kind, words), None
-    return (known.code, known.kind, known.message), known.hint
+    if isinstance(error, LlmcliError):
+        return error
+    words = f"internal error: {type(error).__name__}: {first_line(error)}"
+    return as_out_of_memory(error, hint=_HINT) or as_lacking(error) or LlmcliError(words)
 
 
 class Slot:
@@ -66,8 +63,7 @@ class Slot:
         self.sole = sole
         self.engine: Engine | None = None
         self.settings: Settings | None = None
-        self.failed: Failure | None = None
-        self.hint: str | None = None
+        self.failed: LlmcliError | None = None
         self.runs: list[Run] = []
         self.peak: int | None = None
         self.memory = PhaseMemory()
@@ -82,14 +78,14 @@ class Slot:
         Where the one `beside` was not loaded there is nothing to compare with: this fails alike.
         """
         if self.settings is None:
-            self.failed = self.hint = None
+            self.failed = None
             if beside is not None and beside.engine is None:
-                self.failed, self.hint = beside.failed, beside.hint
+                self.failed = beside.failed
             else:
                 try:
                     self.engine = self._load(settings)
                 except Exception as error:
-                    self.failed, self.hint = failure(error)
+                    self.failed = failure(error)
         self.settings = settings
         self._room = self._filled = 0
 
@@ -132,7 +128,7 @@ class Slot:
             try:
                 yield
             except Exception as error:
-                self.failed, self.hint = failure(error)
+                self.failed = failure(error)
                 self._room = self._filled = 0  # the next test begins with a new memory
                 return
         self.peak = most(self.peak, peak.nbytes)
@@ -363,8 +359,9 @@ class Sweep:
             if info.engine != slot.name:
                 info = replace(info, engine=slot.name, engine_version="")
         if slot.failed is not None:
-            more |= {"error": slot.failed, "hint": slot.hint}
-            return Row.of(number, settings, test, info, self._build, began, **more)
+            return Row.of(
+                number, settings, test, info, self._build, began, error=slot.failed, **more
+            )
         if slot.sole and not slot.meta:
             load = () if info.load_peak is None else (info.load_peak,)
             more |= {"peak_memory_bytes": slot.peak, "peaks": load + slot.memory.peaks}

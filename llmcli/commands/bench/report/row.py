@@ -11,6 +11,7 @@ from typing import Any
 from llmcli.commands.bench.report.intervals import interval_of_pairs
 from llmcli.commands.bench.report.plan import EngineName, Test
 from llmcli.commands.bench.report.settings import CACHE_OF, FLASH, Settings, device_words
+from llmcli.errors import LlmcliError
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import APART, derived
@@ -234,17 +235,17 @@ class Row:
         peaks: Sequence[PhasePeak] = (),
         work: PartWork | None = None,
         roofline_ns: float | None = None,
+        error: LlmcliError | None = None,
         **more: Any,
     ) -> Row:
         """What was requested, what ran, and the statistics of its runs.
 
-        `more`: fields of the row by name; `error` is (exit code, kind, message).
+        `more`: fields of the row by name.
         """
         times = [run.total for run in runs]
         rates = tuple(1e9 * test.tokens / ns for ns in times)
         first = tuple(run.first for run in runs if run.first is not None)
         tokens = tuple(ns for run in runs for ns in run.tokens)
-        code, kind, message = more.pop("error", None) or (None, None, None)
         found = vars(settings) | vars(test) | vars(info) | vars(build)
         for peak in peaks:
             found[f"{peak.phase}_resident_bytes"] = peak.resident_bytes
@@ -259,6 +260,9 @@ class Row:
         }
         if work is not None:
             found |= {"flops": work.flops, "flops_full": work.flops_full, "bytes": work.bytes}
+        if error is not None:
+            more |= {"error_code": error.code, "error_kind": error.kind}
+            more |= {"error": error.message, "hint": error.hint}
         if info.engine != "llmcli":  # a reader that groups rows never takes two engines for one
             found["backends"] = f"{info.backends},{info.engine}"
             found |= {"build_commit": info.engine_version or info.engine, "build_number": 0}
@@ -279,7 +283,7 @@ class Row:
             samples_ttft_ns=first, samples_token_ns=tokens,
             roofline_ns=_rounded(roofline_ns),
             roofline_share=None if roofline_ns is None or not times else roofline_ns / fmean(times),
-            error_code=code, error_kind=kind, error=message, **more,
+            **more,
         )  # fmt: skip
 
 
