@@ -289,30 +289,6 @@ def test_both_engines_rows_and_the_ratio_of_runs_in_turns(against):
     assert 0 <= check["value"] <= check["tolerance"] == 1e-6
 
 
-def test_on_the_screen_the_engines_are_named_with_their_bits(against):
-    """And beside a format of rows the ratio is a note."""
-    import transformers
-
-    result = against("transformers")
-    assert (result.code, result.err) == (0, "")
-    table = result.out.split("\n\n")[0].splitlines()
-    assert len({len(line) for line in table}) == 1  # no name is wider than its column
-    assert "| llmcli       |" in result.out
-    assert "| transformers |" in result.out
-    assert "llmcli ÷ transformers in tokens/s: the median of pairwise ratios" in result.out
-    words = " ".join(result.out.split())
-    same = "transformers predicts the same after 8 × 32 random tokens, KL in nats"
-    assert f"transformers {transformers.__version__}: float32, 32 bits a weight" in words
-    assert same in words
-    result = against("transformers", "-o", "jsonl")
-    assert len(result.out.splitlines()) == 4
-    reading, writing, last = result.err.splitlines()
-    words = r"[\d.]+×, the median of 3 pairs \(95 % interval [\d.]+× … [\d.]+×\): \w+"
-    assert re.fullmatch(rf"note: llmcli ÷ transformers, pp12: {words}", reading)
-    assert re.fullmatch(rf"note: llmcli ÷ transformers, tg3: {words}", writing)
-    assert f"{same}: " in last
-
-
 def test_a_model_that_is_not_the_same_is_said(against, weighted, monkeypatch):
     """A planted fault: transformers' weights are changed after it has loaded them."""
     from llmcli.commands.bench.measure import transformers as peer

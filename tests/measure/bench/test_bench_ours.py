@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from bench_engines import all_tests, info, planned, settings, swept
-from tiny_checkpoints import LLAMA, llama_tensors, write_gpt2, write_llama
+from tiny_checkpoints import LLAMA, llama_tensors, write_llama
 
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
@@ -90,32 +90,6 @@ def test_it_computes_the_logits_of_the_last_token_in_chunks(folder, calls, monke
     torch.testing.assert_close(nine, reference(folder, [*IDS, 9])[-1])
 
 
-def test_only_off_takes_the_fused_kernel_away_and_all_compute_the_same(folder, calls, monkeypatch):
-    from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
-
-    seen, outs = [], []
-    fused = torch.nn.functional.scaled_dot_product_attention
-
-    def watched(*args, **options):
-        seen.append(SDPBackend.FLASH_ATTENTION in _cur_sdpa_kernel_backends())
-        return fused(*args, **options)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
-    for way, fast in (("on", True), ("off", False), ("auto", True)):
-        engine = load(folder, flash_attn=way)
-        engine.start(len(IDS) + 1, 1, 4)
-        with engine.computing():
-            engine.read(IDS)
-            engine.step(7)
-        assert set(seen) == {fast}
-        outs.append(torch.cat([out[0].flatten() for *_, out in calls]))
-        calls.clear()
-        seen.clear()
-    torch.testing.assert_close(outs[0], outs[1])
-    assert torch.equal(outs[0], outs[2])
-    assert SDPBackend.FLASH_ATTENTION in _cur_sdpa_kernel_backends()  # and it is back
-
-
 def test_it_says_what_ran(folder):
     engine = load(folder)
     tensors = llama_tensors()
@@ -161,24 +135,6 @@ def test_a_model_is_loaded_once_for_settings_that_share_it(folder, tmp_path, ope
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("asked", "word"),
-    [
-        ({"type_k": "q8_0"}, "type_k"), ({"type_v": "q4_0"}, "type_v"), ({"type_k": "f16"}, "f16"),
-        ({"embeddings": True}, "embeddings"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_had_is_refused(folder, asked, word):
-    with pytest.raises(UsageError, match=word):
-        load(folder, **asked)
-
-
-def test_what_makes_no_difference_on_a_cpu_is_not(folder):
-    for asked in ({"type_k": "f32", "type_v": "f32"}, {"n_gpu_layers": 99}, {"no_kv_offload": True},
-                  {"n_gpu_layers": 0, "device": "auto"}):  # fmt: skip
-        assert load(folder, **asked).info.device == "cpu"
-
-
 def test_on_a_gpu_all_layers_are_there_or_none():
     def ask(rounds=True, **asked):
         refuse_for(settings(**asked), info(type_k="f16", gpu_layers=5), flash=True, rounds=rounds)
@@ -208,13 +164,6 @@ def test_what_does_not_fit_is_out_of_memory(folder, monkeypatch):
     engine.start(900, 1, 60)
     with pytest.raises(OutOfMemory):  # nor the scores of all pairs
         slow.start(900, 1, 60)
-
-
-def test_learned_positions_are_a_limit(tmp_path):
-    engine = load(write_gpt2(tmp_path))
-    engine.start(32, 1, 8)
-    with pytest.raises(UsageError, match="32 positions"):
-        engine.start(33, 1, 8)
 
 
 def test_an_engine_that_is_closed_computes_nothing(folder):
