@@ -56,7 +56,8 @@ class EngineInfo:
 
     `type_k`, `backends` and `device` are those in force. `dtype` is that of the activations,
     `weight_format` and `product_format` are those of weights and of what they are multiplied with;
-    another engine may call them as its file does. `model_size`: bytes of the weights as they are
+    another engine may call them as its file does. `gpu_layers` are those in force; the head counts
+    as one. `model_size`: bytes of the weights as they are
     computed with. `load_s` is None where nothing was loaded (then
     all this is known from the model's headers) or where loading was not reading a file.
     `base_bytes` were resident before it was loaded, `load_peak` the most during it.
@@ -129,13 +130,26 @@ class Row:
     """One test of one configuration by one engine: its runs, or why there are none.
 
     Its fields are the keys of `-o json`, in that order: llama-bench's up to `samples_ts`, none of
-    which is ever null, then ours; `number` and `samples_token_ns` are in the document alone. Times
-    are nanoseconds. Fields with a default are llama-bench's defaults of options without effect.
+    which is ever null, then ours; `number` (from 1) and `samples_token_ns` (every generated token,
+    run after run) are in the document alone. Times are nanoseconds. Fields with a default are
+    llama-bench's defaults of options without effect.
 
+    A peer's `build_commit` is its version, and it is named behind a comma in `backends`.
+    `model_filename` is the model as the user named it, `n_gpu_layers` as requested (-1: all),
+    `flash_attn` -1 for auto, `test_time` RFC 3339 in UTC. `avg_ts`: mean of the runs' rates in
+    tokens per second, 0 without `runs`; `stddev_ts`: sample standard deviation (n - 1).
+
+    From `engine` on see `EngineInfo`. `ttft_ns`: mean time to the logits of the prompt's last
+    token. `token_p50_ns`: half of the generated tokens took no longer.
     `…_resident_bytes` and `…_device_bytes`: the most that this process and its GPU held during
     `load`, `prefill` (reading the depth and prompts) and `decode`; `peak_memory_bytes` during the
     whole test. None where two engines share the process. `estimated_memory_bytes`: what a test of
-    which only shapes were computed would take. `flops`, `bytes`, `roofline_ns`: of one run.
+    which only shapes were computed (`meta`) would take. `flops` (of the pairs that the causal mask
+    leaves), `flops_full` (of the whole rectangle of queries and keys), `bytes` (read and written)
+    and `roofline_ns` (the least time that the measured ceilings allow): of one run.
+
+    `against_ratio`, of our row: the median of `against_ratios`, which are ours ÷ the peer's tokens
+    per second, pair by pair; `against_order` is that of the runs of both.
     """
 
     build_commit: str
