@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module, util
 from pathlib import Path
+from statistics import fmean
 
 import children
 import peer_reader
@@ -392,7 +394,7 @@ def test_no_torch():
 
 
 def test_our_own_results_in_every_format(cli, tmp_path):
-    """By `compare`, and by the programs that read llama-bench's."""
+    """By `compare`, and by the programs that read llama-bench's, which fail where it is not."""
     files = {kind: tmp_path / kind for kind in ("json", "jsonl", "csv", "sql", "md", "document")}
     for kind, path in files.items():
         out = ["--json"] if kind == "document" else ["-o", kind]
@@ -407,8 +409,32 @@ def test_our_own_results_in_every_format(cli, tmp_path):
             assert test["a"]["runs"] == test["b"]["runs"] == 3
             assert test["b"]["mean"] > 0
     for kind in ("json", "jsonl", "csv", "sql"):
-        base = getattr(peer_reader, f"from_{kind}")(files[kind].read_text("utf-8"))
+        read, text = getattr(peer_reader, f"from_{kind}"), files[kind].read_text("utf-8")
+        base = read(text)
         assert [row[:3] for row in peer_reader.paired(base)] == [(4, 0, 0), (0, 2, 0)]
         assert peer_reader.mistyped(base) == []
+        with pytest.raises((KeyError, sqlite3.Error)):
+            peer_reader.paired(read(text.replace("type_k", "kind_k")))
+        size = str(base.execute("SELECT model_size FROM llama_bench").fetchone()[0])
+        much = '"much"' if kind.startswith("json") else "much"
+        assert peer_reader.mistyped(read(text.replace(size, much))) == [("model_size", "text")]
     found = peer_reader.from_markdown(files["md"].read_text("utf-8"))
     assert [row["test"] for row in found] == ["pp4", "tg2"]
+    # their columns of SQL, and rows in a table that is there; ours beside them
+    columns = base.execute("PRAGMA table_info(llama_bench)").fetchall()
+    assert {name: kind for _, name, kind, *_ in columns} == peer_reader.FIELDS
+    base.executescript(text)
+    beside = "llama_bench a JOIN llmcli_bench b ON a.rowid = b.llama_bench_rowid"
+    told = base.execute(f"SELECT n_gen, runs, error_code FROM {beside}").fetchall()
+    assert told == [(0, 3, None), (2, 3, None)] * 2
+    # their keys of JSON in their order, of their types; a null would be lost in a join
+    text = files["json"].read_text("utf-8")
+    for row in json.loads(text):
+        names = [*peer_reader.FIELDS, "samples_ns", "samples_ts"]
+        assert list(row)[: len(names)] == names
+        for name, sql in peer_reader.FIELDS.items():
+            assert isinstance(row[name], str) is (sql == peer_reader.TEXT), name
+            assert isinstance(row[name], bool) is (name in peer_reader.BOOLEANS), name
+        assert row["avg_ts"] == pytest.approx(fmean(row["samples_ts"]), abs=1e-6)
+    nothing = re.sub('"cpu_info": ".*"', '"cpu_info": null', text)
+    assert peer_reader.paired(peer_reader.from_json(nothing)) == []
