@@ -140,7 +140,7 @@ def _run(plan: Plan, out: Output) -> None:
     from llmcli.measure.busy import CpuContention
 
     build = build_info()
-    status = Status(out, lines=plan.runs.progress, verbose=plan.runs.verbose)
+    status = Status(out, lines=plan.runs.progress)
     format = _format(plan, out, build)
     if plan.runs.verbose:
         out.note(", ".join(_machine_words()))
@@ -198,14 +198,12 @@ class Status:
     """One line on a terminal's stderr, written over again and again; nothing elsewhere.
 
     With `lines` every word of a benchmark's progress is a line of its own, as llama-bench prints
-    it. Called with (what, done, total) it shows the progress of a load. Without `verbose` neither
-    loads nor ceilings are noted.
+    it. Called with (what, done, total) it shows the progress of a load.
     """
 
-    def __init__(self, out: Output, *, lines: bool, verbose: bool) -> None:
+    def __init__(self, out: Output, *, lines: bool) -> None:
         self._out = out
         self._lines = lines
-        self._verbose = verbose
         self._animate = out.err.animate and not out.quiet and not lines
         self._begin = self._last = monotonic()
         self._first: float | None = None
@@ -233,17 +231,12 @@ class Status:
         self.erase()
         self._out.note(words)
 
-    def loaded(self, words: str) -> None:
-        """A note for `--verbose`."""
-        if self._verbose:
-            self.note(words)
-
     def measured(self, ceilings: Ceilings, products: str) -> None:
-        """The ceilings with products in that format, for `--verbose`."""
+        """A note with the ceilings, those of products in that format among them."""
         from llmcli.ui.facts import ceiling_words
 
         words = ", ".join(ceiling_words(ceilings))
-        self.loaded(f"ceilings ({ceilings.device}, {products}): {words}")
+        self.note(f"ceilings ({ceilings.device}, {products}): {words}")
 
     def erase(self) -> None:
         """Takes the line back, before something else is written."""

@@ -36,16 +36,13 @@ _DTYPES = {kind: dtype for dtype, kind in CACHE_OF.items()}
 
 
 class Listener(Protocol):
-    """Receives the progress of a load, notes, and what only `--verbose` shows."""
+    """Receives the progress of a load and notes."""
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
         """Progress of a load or a measurement."""
 
     def note(self, words: str) -> None:
         """A line for the user."""
-
-    def loaded(self, words: str) -> None:
-        """A model was loaded."""
 
     def measured(self, ceilings: Ceilings, products: str) -> None:
         """The machine's ceilings, those of products in that format among them."""
@@ -149,10 +146,11 @@ class Engines:
             if not any(name == settings.model for name, *_ in self.models):
                 self._note(settings.model, model)
             self.models[described] = model.describe()
-            self._listener.loaded(
-                f"loaded {settings.model} in {info.load_s or 0:.3g} s: "
-                f"{info.formats} on {info.device}"
-            )
+            if self._plan.runs.verbose:
+                self._listener.note(
+                    f"loaded {settings.model} in {info.load_s or 0:.3g} s: "
+                    f"{info.formats} on {info.device}"
+                )
         return LlmcliEngine(model, info, flash=settings.flash_attn != "off")
 
     def known(self, settings: Settings) -> EngineInfo | None:
@@ -210,7 +208,8 @@ class Engines:
             working_set=working_set,
             progress=self._listener,
         )
-        self._listener.measured(found, numbers.products)
+        if self._plan.runs.verbose:
+            self._listener.measured(found, numbers.products)
         return found
 
     def _load(self, name: str, device: str, dtype: str, activations: str) -> None:
