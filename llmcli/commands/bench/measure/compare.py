@@ -265,7 +265,7 @@ def _number(cell: str) -> float | str | None:
 
 
 def _csv_rows(text: str, start: int, name: str) -> Iterator[dict[str, Any]]:
-    """A row for each line below a heading, the first of which is at `start`.
+    """A row for each line below a heading; the first heading is at `start`.
 
     A heading in between begins another run. Raises UsageError for a line with too few or too
     many values.

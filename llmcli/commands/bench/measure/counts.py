@@ -29,8 +29,8 @@ Reads = Literal["prompt", "calls", "whole"]
 class Counted:
     """The work of an engine whose weights are those of a configuration.
 
-    `numbers`: what it is computed in. `reads`: which logits it computes while it reads a prompt,
-    and of which tokens the last layers.
+    `numbers`: its arithmetic. `reads`: the logits that it computes while it reads a prompt, and the
+    tokens that its last layers compute.
     """
 
     config: ModelConfig
@@ -42,7 +42,7 @@ class Counted:
     ) -> Iterator[tuple[Call, Logits]]:
         """The forward calls that read a prompt after `depth` tokens.
 
-        It is read in batches, each of which ends with logits.
+        Each of its batches ends with logits.
         """
         for start in range(0, tokens, settings.n_batch):
             size = min(settings.n_batch, tokens - start)
@@ -51,7 +51,7 @@ class Counted:
                 yield call, logits if self.reads == "prompt" else "last"
 
     def work(self, test: Test, settings: Settings) -> PartWork:
-        """Of one run: what comes before it (`n_depth`) is there already."""
+        """Of one run, without reading its depth."""
         return sum((added(works) for _, works in _phases(self, test, settings)), PartWork())
 
     def working_set(self, test: Test) -> int:

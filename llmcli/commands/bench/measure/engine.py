@@ -51,7 +51,7 @@ class Engine(Protocol):
         """What the calls of a run are made in: entered once, since entering takes time too."""
 
     def read(self, ids: Sequence[int]) -> None:
-        """Reads a prompt after what is there; the logits of its last token are computed."""
+        """Reads a prompt after the tokens in memory and computes the logits of its last token."""
 
     def step(self, id: int) -> None:
         """One more token; its logits are computed."""
@@ -115,7 +115,7 @@ def engine_info(
     """The facts of a model that was loaded in `load_s` seconds.
 
     `numbers`: another arithmetic than its own. `base`, `peak`: bytes held before loading and in it.
-    `on`: where a model of which there are only shapes was to be loaded.
+    `on`: the device that a model of shapes alone was meant for.
     """
     device = on or model.device
     count, numbers = model.parameter_count, numbers or model.arithmetic

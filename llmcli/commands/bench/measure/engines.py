@@ -112,9 +112,7 @@ class Engines:
         self._out = out
         self._listener = listener
         self._stack = ExitStack()
-        self._key: Weights | None = None
-        self._model: Model | None = None
-        self._info: EngineInfo | None = None
+        self._loaded: tuple[Weights, Model, EngineInfo] | None = None
         self._known: dict[Weights, EngineInfo | None] = {}
         self._same: dict[tuple[str, str, str], ViewCheck] = {}
 
@@ -131,13 +129,10 @@ class Engines:
         Raises UsageError for what is not supported, and what opening and loading raise.
         """
         refuse(settings)
-        if self._model is None or settings.weights != self._key:
+        if self._loaded is None or self._loaded[0] != settings.weights:
             self._unload()
-            self._load(*settings.weights)
-        self._key = settings.weights
-        model, info = self._model, self._info
-        assert model is not None
-        assert info is not None
+            self._loaded = settings.weights, *self._load(*settings.weights)
+        _, model, info = self._loaded
         flash, rounds = has_flash(model.device, model.dtype), model.arithmetic.rounds_inputs
         refuse_for(settings, info, flash=flash, rounds=rounds)
         SIGNALS.check()  # a signal's exception may have got lost in a library
@@ -156,8 +151,8 @@ class Engines:
     def known(self, settings: Settings) -> EngineInfo | None:
         """What the headers say of a model that was not loaded; None where they cannot be read."""
         key = settings.weights
-        if self._info is not None and key == self._key:
-            return replace(self._info.without_memory(), load_s=None)
+        if self._loaded is not None and self._loaded[0] == key:
+            return replace(self._loaded[2].without_memory(), load_s=None)
         if key not in self._known:
             try:
                 self._known[key] = self._from_headers(*key)
@@ -167,10 +162,11 @@ class Engines:
 
     def peer(self, settings: Settings) -> PeerEngine:
         """The engine of `--against` with the same weights, compared with ours once."""
-        model = self._model if settings.weights == self._key else None
-        if model is None or self._plan.ours.against is None:
+        name, loaded = self._plan.ours.against, self._loaded
+        if name is None or loaded is None or loaded[0] != settings.weights:
             raise LlmcliError("the model could not be loaded")
-        engine = open_peer(self._plan.ours.against, model, settings)
+        _, model, _ = loaded
+        engine = open_peer(name, model, settings)
         weights = model.arithmetic.weight_format(model.config)
         key = (settings.model, engine.info.device, weights)
         if key not in self._same:
@@ -212,7 +208,9 @@ class Engines:
             self._listener.measured(found, numbers.products)
         return found
 
-    def _load(self, name: str, device: str, dtype: str, activations: str) -> None:
+    def _load(
+        self, name: str, device: str, dtype: str, activations: str
+    ) -> tuple[Model, EngineInfo]:
         meta = device == "meta"
         on, base = (None, None) if meta else (resolve_device(device), resident_bytes())
         how: Any = {"quantize": self._plan.ours.quantize, "activations": activations}
@@ -220,9 +218,9 @@ class Engines:
             checkpoint, open_s = self._open(name)
             begin = perf_counter()
             if meta:
-                self._model = load_shapes(checkpoint, dtype=dtype, **how)
+                model = load_shapes(checkpoint, dtype=dtype, **how)
             else:
-                self._model = load_checkpoint(
+                model = load_checkpoint(
                     checkpoint,
                     device=device,
                     dtype=dtype,
@@ -233,12 +231,12 @@ class Engines:
                 )
             load_s = open_s + perf_counter() - begin
         held = None if meta else phase_peak("load", [peak])
-        self._info = engine_info(self._model, load_s, base=base, peak=held)
+        return model, engine_info(model, load_s, base=base, peak=held)
 
     def _unload(self) -> None:
         """Gives the model's memory back."""
-        had, self._model, self._info = self._model is not None, None, None
-        if had:
+        loaded, self._loaded = self._loaded is not None, None
+        if loaded:
             gc.collect()
             torch.cuda.empty_cache()  # nothing where CUDA was never used
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from llmcli.commands.bench.measure.counts import Counted
-from llmcli.commands.bench.measure.peer import silent
+from llmcli.commands.bench.measure.peer import silent, unusable
 from llmcli.commands.bench.report.row import EngineInfo
 from llmcli.commands.bench.report.settings import CACHE_OF, CACHE_TYPES, FLASH, Settings
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
@@ -44,7 +44,7 @@ _DEFAULT = "f16"  # of a cache, where nothing is said
 
 
 def cache_type(requested: str) -> tuple[str, int]:
-    """(name, number) of a cache's type; `auto` is f16, as it is there by default."""
+    """(name, number) of a cache's type; `auto` is f16, llama.cpp's default."""
     name = _DEFAULT if requested == "auto" else CACHE_OF.get(requested, requested)
     if name not in CACHE_TYPES:
         raise UsageError(
@@ -220,15 +220,9 @@ def open_llama_cpp(ours: Model, settings: Settings) -> LlamaCpp:
         with silent():
             import llama_cpp as library
     except (ImportError, OSError, RuntimeError):  # the latter where its C library does not load
-        raise UsageError(
-            "llama.cpp is not installed, so that nothing can be compared with it",
-            hint="run `pip install llama-cpp-python`",
-        ) from None
+        raise unusable("llama-cpp-python") from None
     if not all(hasattr(library, name) for name in _NEEDED):
-        raise UsageError(
-            f"llama-cpp-python {library.__version__} is too old to be compared with",
-            hint="run `pip install --upgrade llama-cpp-python`",
-        )
+        raise unusable("llama-cpp-python", library.__version__)
     for type_ in (settings.type_k, settings.type_v):
         cache_type(type_)
     if not _logs:

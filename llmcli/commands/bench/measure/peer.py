@@ -51,6 +51,19 @@ def _flush() -> None:
             stream.flush()
 
 
+def unusable(package: str, old: str = "") -> UsageError:
+    """The error for a package that is not installed, or of a version that is too old."""
+    if old:
+        return UsageError(
+            f"{package} {old} is too old to be compared with",
+            hint=f"run `pip install --upgrade {package}`",
+        )
+    return UsageError(
+        f"{package} is not installed, so that nothing can be compared with it",
+        hint=f"run `pip install {package}`",
+    )
+
+
 class PeerEngine(Engine, Protocol):
     """An engine that also shows what it computed, so that other weights are noticed."""
 

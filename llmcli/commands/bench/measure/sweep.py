@@ -1,4 +1,4 @@
-"""A benchmark of several configurations: whatever fails is a row, and the others are run."""
+"""A benchmark of several configurations: one that fails is a row, and the others are run."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ class Slot:
         self._filled = 0  # the depth that is at the beginning of the memory
 
     def open(self, settings: Settings, *, beside: Slot | None = None) -> None:
-        """Loads the engine for those settings, unless the one that is there serves them too.
+        """Loads the engine for these settings, unless the current one serves them too.
 
-        Where the one `beside` was not loaded there is nothing to compare with: this fails alike.
+        Fails with the error of the slot `beside` if that has no engine to compare with.
         """
         if self.settings is None:
             self.failed = None
@@ -156,7 +156,7 @@ class Slot:
         self._room = room
 
     def _warm_up(self, engine: Engine, test: Test, on_status: Status) -> None:
-        """Behind the depth: what is there need not be read again."""
+        """Runs behind the depth that is in the memory, so that it need not be read again."""
         keep = self._filled
         with engine.computing():
             engine.rewind(keep)
@@ -227,7 +227,7 @@ class Slot:
 
 
 class Sweep:
-    """Every test of every configuration, in that order; each row is handed out when it is there.
+    """Every test of every configuration, in that order; each row is handed out once complete.
 
     An engine is kept while the configurations differ only in what `start` takes. With a peer both
     engines are loaded and their runs take turns, who begins changing each time; a row of ours

@@ -19,7 +19,7 @@ from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import graph
 from llmcli.commands.bench.measure.counts import Counted
 from llmcli.commands.bench.measure.engine import attention, bos_of, engine_info, require_positions
-from llmcli.commands.bench.measure.peer import silent
+from llmcli.commands.bench.measure.peer import silent, unusable
 from llmcli.commands.bench.report.settings import Settings
 from llmcli.errors import OutOfMemory, UsageError
 from llmcli.model import Model, dtype_name
@@ -185,15 +185,9 @@ def open_transformers(ours: Model, settings: Settings) -> Transformers:
             from transformers.utils import logging
         warnings.filterwarnings("ignore", category=FutureWarning)  # of names that will change
     except ImportError:
-        raise UsageError(
-            "transformers is not installed, so that nothing can be compared with it",
-            hint="run `pip install transformers`",
-        ) from None
+        raise unusable("transformers") from None
     if int(transformers.__version__.partition(".")[0]) < _OLDEST:  # its names were others
-        raise UsageError(
-            f"transformers {transformers.__version__} is too old to be compared with",
-            hint="run `pip install --upgrade transformers`",
-        )
+        raise unusable("transformers", transformers.__version__)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

@@ -17,7 +17,7 @@ Verdict = Literal["faster", "slower", "noise", "inconclusive", "unknown"]
 class Result:
     """One row as it was read. `test` is `pp512 @ d1024`; `rate` is None where it did not run.
 
-    `facts` are settings by llama-bench's names, spelled alike whatever the format: yes is `1`,
+    `facts` are settings by llama-bench's names, spelled alike in all formats: yes is `1`,
     sizes are `258.05 MiB`. `error` says why there is no rate, `inconsistency` what contradicts it.
     """
 
@@ -136,7 +136,7 @@ class ComparisonReport:
 
     @derived
     def too_slow(self) -> tuple[int, ...]:
-        """Places of tests of B that are slower by more than was allowed, whatever their noise."""
+        """Places of tests of B that are slower by more than was allowed, within noise or not."""
         if self.slower_than is None:
             return ()
         least = 1.0 - self.slower_than

@@ -159,7 +159,7 @@ def table_widths(
 
     `default`: what each option is where none is given. `gpu`: some configurations run on one;
     `cpu`: some do not. `engines`: more than ours. `room`: the columns of the terminal, None where
-    the table is llama-bench's whatever its width.
+    the table has llama-bench's width.
     """
 
     def values(name: str) -> set[Any]:
