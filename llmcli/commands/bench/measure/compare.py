@@ -77,10 +77,12 @@ def compare_results(a: Source, b: Source, *, slower_than: float | None = None) -
             differences += [Difference(field=field, a=one, b=two)] if one != two else []
         elif one or two:
             unsaid.append(MissingSetting(side="b" if one else "a", field=field))
+    tests, lone = _matched({"a": a.results, "b": b.results}, varying)
     return ComparisonReport(
         a=a,
         b=b,
-        **_matched({"a": a.results, "b": b.results}, varying),
+        tests=tuple(tests),
+        lone=tuple(lone),
         differences=tuple(differences),
         unsaid=tuple(unsaid),
         assumed_runs=USUAL_RUNS,
@@ -90,8 +92,8 @@ def compare_results(a: Source, b: Source, *, slower_than: float | None = None) -
 
 def _matched(
     sides: Mapping[Side, Sequence[Result]], varying: Sequence[str]
-) -> dict[str, tuple[Any, ...]]:
-    """`tests` of both sides, and `lone`: those of one, then rows that did not run."""
+) -> tuple[list[ComparedTest], list[UnmatchedTest]]:
+    """The tests of both sides; and those of one side, then rows that did not run."""
     rates: dict[Side, dict[Key, Rate]] = {}
     failed: list[tuple[Side, Key, str | None]] = []  # and why there is no rate
     for side, results in sides.items():
@@ -119,12 +121,12 @@ def _matched(
         for side, ran in rates.items()
     }
     counterparts = {side: {certain(key): key for key in ran} for side, ran in alone.items()}
-    matched, missed = [], set()
+    broken, missed = [], set()
     for side, key, error in failed:
         other = _OTHER[side]
         there = counterparts[other].get(certain(key))
         missed.add((other, there))
-        matched.append(
+        broken.append(
             UnmatchedTest(
                 side=side,
                 test=key[0],
@@ -145,7 +147,7 @@ def _matched(
         for key, rate in rates["a"].items()
         if key in rates["b"]
     ]
-    return {"tests": tuple(tests), "lone": (*lone, *matched)}
+    return tests, lone + broken
 
 
 def _shown(fields: Sequence[str], keys: Sequence[Key]) -> Sequence[int]:

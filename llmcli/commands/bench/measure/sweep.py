@@ -32,7 +32,7 @@ from llmcli.measure.ratios import paired
 from llmcli.measure.runs import gc_disabled, in_turns
 from llmcli.records.ceilings import Ceilings
 
-Status = Callable[[str], None]
+OnStatus = Callable[[str], None]
 _HINT = "use a smaller model or shorter tests (`-p`, `-d`, `-ub`); `llmcli info` says what fits"
 
 
@@ -42,10 +42,11 @@ def failure(error: Exception) -> LlmcliError:
     Memory that is missing is OutOfMemory. Anything that is not ours is a bug here or in a peer:
     exit 1, the exception named.
     """
-    if isinstance(error, LlmcliError):
-        return error
+    known = error if isinstance(error, LlmcliError) else None
     words = f"internal error: {type(error).__name__}: {first_line(error)}"
-    return as_out_of_memory(error, hint=_HINT) or as_lacking(error) or LlmcliError(words)
+    found = known or as_out_of_memory(error, hint=_HINT) or as_lacking(error) or LlmcliError(words)
+    found.__traceback__ = found.__cause__ = found.__context__ = None  # their frames hold tensors
+    return found
 
 
 class Slot:
@@ -100,7 +101,7 @@ class Slot:
         """Whether there are only shapes: nothing to time."""
         return self.engine is not None and self.engine.info.device == "meta"
 
-    def prepare(self, test: Test, room: int, *, warmup: bool, on_status: Status) -> None:
+    def prepare(self, test: Test, room: int, *, warmup: bool, on_status: OnStatus) -> None:
         """Begins another test, in a memory with `room` for it and those after it at its depth.
 
         A depth is read once for all of them. Where so much does not fit the machine, or the
@@ -115,7 +116,7 @@ class Slot:
                 if warmup:
                     self._warm_up(self.engine, test, on_status)
 
-    def repeat(self, test: Test, of: int, on_status: Status) -> None:
+    def repeat(self, test: Test, of: int, on_status: OnStatus) -> None:
         """The next of so many repetitions, in an empty memory or one with the depth in it."""
         if self.engine is not None and self.failed is None:
             with self._attempt():
@@ -155,7 +156,7 @@ class Slot:
         engine.start(room, self.settings.n_threads, self.settings.chunk)
         self._room = room
 
-    def _warm_up(self, engine: Engine, test: Test, on_status: Status) -> None:
+    def _warm_up(self, engine: Engine, test: Test, on_status: OnStatus) -> None:
         """Runs behind the depth that is in the memory, so that it need not be read again."""
         keep = self._filled
         with engine.computing():
@@ -170,7 +171,7 @@ class Slot:
                     engine.step(self._ids("warm-up", 1)[0])
                 engine.rewind(keep)
 
-    def _run(self, engine: Engine, test: Test, of: int, on_status: Status) -> Run:
+    def _run(self, engine: Engine, test: Test, of: int, on_status: OnStatus) -> Run:
         number = len(self.runs)  # after a failure none is run
         counted = f"{number + 1}/{of}"
         with engine.computing():
@@ -242,7 +243,7 @@ class Sweep:
         build: BuildInfo,
         *,
         on_row: Callable[[Row], None],
-        on_status: Callable[[str], None],
+        on_status: OnStatus,
     ) -> None:
         self._plan, self._engines, self._build = plan, engines, build
         self._on_row, self._on_status = on_row, on_status
