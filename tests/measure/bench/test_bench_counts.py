@@ -11,8 +11,7 @@ from zoo import CONFIGS, llama
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import part_work, total_work
-from llmcli.commands.bench.measure.counts import Counted
-from llmcli.commands.bench.measure.engine import random_ids
+from llmcli.commands.bench.measure.engine import Counted, random_ids
 from llmcli.commands.bench.report.plan import Test as Case
 from llmcli.graph.spec import Call
 from llmcli.records.ceilings import MatrixRate, ReadRate

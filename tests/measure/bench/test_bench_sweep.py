@@ -16,7 +16,7 @@ from zoo import llama
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.commands.bench.measure import sweep as module
-from llmcli.commands.bench.measure.counts import Counted
+from llmcli.commands.bench.measure.engine import Counted
 from llmcli.commands.bench.report.plan import Test as Case
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.measure.peaks import PhaseMemory

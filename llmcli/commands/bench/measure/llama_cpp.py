@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmcli.commands.bench.measure.counts import Counted
+from llmcli.commands.bench.measure.engine import Counted
 from llmcli.commands.bench.measure.peer import silent, unusable
 from llmcli.commands.bench.report.row import EngineInfo
 from llmcli.commands.bench.report.settings import CACHE_OF, CACHE_TYPES, FLASH, Settings

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from llmcli.commands.bench.measure.counts import Counted
-from llmcli.commands.bench.measure.engine import Engine, random_ids
+from llmcli.commands.bench.measure.engine import Counted, Engine, random_ids
 from llmcli.commands.bench.measure.engines import Engines
 from llmcli.commands.bench.report.plan import EngineName, Plan, Test
 from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, EngineInfo, Row, Run

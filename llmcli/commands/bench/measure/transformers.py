@@ -17,8 +17,13 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import graph
-from llmcli.commands.bench.measure.counts import Counted
-from llmcli.commands.bench.measure.engine import attention, bos_of, engine_info, require_positions
+from llmcli.commands.bench.measure.engine import (
+    Counted,
+    attention,
+    bos_of,
+    engine_info,
+    require_positions,
+)
 from llmcli.commands.bench.measure.peer import silent, unusable
 from llmcli.commands.bench.report.settings import Settings
 from llmcli.errors import OutOfMemory, UsageError
