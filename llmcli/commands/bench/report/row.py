@@ -52,15 +52,10 @@ class BuildInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineInfo:
-    """What an engine says of itself and of the model that it has loaded; fields as in rows.
+    """What an engine says of itself and of the model that it has loaded; fields as in `Row`.
 
-    `type_k`, `backends` and `device` are those in force. `dtype` is that of the activations,
-    `weight_format` and `product_format` are those of weights and of what they are multiplied with;
-    another engine may call them as its file does. `gpu_layers` are those in force; the head counts
-    as one. `model_size`: bytes of the weights as they are
-    computed with. `load_s` is None where nothing was loaded (then
-    all this is known from the model's headers) or where loading was not reading a file.
-    `base_bytes` were resident before it was loaded, `load_peak` the most during it.
+    `load_s` is None where nothing was loaded (then all this is known from the model's headers) or
+    where loading was not reading a file. `load_peak`: the most bytes that were held during it.
     """
 
     engine: EngineName
@@ -135,12 +130,18 @@ class Row:
     llama-bench's defaults of options without effect.
 
     A peer's `build_commit` is its version, and it is named behind a comma in `backends`.
-    `model_filename` is the model as the user named it, `n_gpu_layers` as requested (-1: all),
-    `flash_attn` -1 for auto, `test_time` RFC 3339 in UTC. `avg_ts`: mean of the runs' rates in
-    tokens per second, 0 without `runs`; `stddev_ts`: sample standard deviation (n - 1).
+    `model_filename` is the model as the user named it, `model_size` bytes of the weights as they
+    are computed with. `type_k`, `backends` and `device` are those in force, and so are
+    `gpu_layers`, where the head counts as one; `n_gpu_layers` are as requested (-1: all).
+    `flash_attn`: -1 auto, 0 off, 1 on. `test_time`: RFC 3339 in UTC. `avg_ts`: mean of the runs'
+    rates in tokens per second, 0 without `runs`; `stddev_ts`: sample standard deviation (n - 1).
 
-    From `engine` on see `EngineInfo`. `ttft_ns`: mean time to the logits of the prompt's last
+    `dtype` is that of the activations, `weight_format` and `product_format` are those of weights
+    and of what they are multiplied with; another engine may call them as its file does. `load_s`:
+    opening and loading, without fetching. `ttft_ns`: mean time to the logits of the prompt's last
     token. `token_p50_ns`: half of the generated tokens took no longer.
+
+    `base_bytes` were resident before the model was loaded.
     `…_resident_bytes` and `…_device_bytes`: the most that this process and its GPU held during
     `load`, `prefill` (reading the depth and prompts) and `decode`; `peak_memory_bytes` during the
     whole test. None where two engines share the process. `estimated_memory_bytes`: what a test of
