@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from bench_engines import all_tests, info, planned, settings, swept
-from tiny_checkpoints import LLAMA, llama_tensors, write_llama
+from tiny_checkpoints import write_llama
 
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
@@ -88,24 +88,6 @@ def test_it_computes_the_logits_of_the_last_token_in_chunks(folder, calls, monke
     torch.testing.assert_close(last, reference(folder, IDS)[-1])
     torch.testing.assert_close(seven, reference(folder, [*IDS, 7])[-1])
     torch.testing.assert_close(nine, reference(folder, [*IDS, 9])[-1])
-
-
-def test_it_says_what_ran(folder):
-    engine = load(folder)
-    tensors = llama_tensors()
-    numbers = sum(tensor.numel() for tensor in tensors.values())
-    ran = engine.info
-    assert (ran.model_n_params, ran.model_size) == (numbers, 4 * numbers)
-    assert (ran.bits_per_weight, ran.model_type) == (32, "llama 0M all F32")
-    assert (ran.engine, ran.backends, ran.device, ran.dtype) == ("llmcli", "CPU", "cpu", "float32")
-    assert (ran.type_k, ran.gpu_layers) == ("f32", 0)
-    assert ran.load_s > 0
-    assert (ran.load_peak.phase, ran.load_peak.device_bytes) == ("load", None)
-    assert ran.base_bytes > 10 * 2**20  # of Python and PyTorch
-    assert engine.vocab == LLAMA["vocab_size"]
-    assert engine.bos is None  # there is no tokenizer
-    half = load(folder, dtype="bfloat16").info
-    assert (half.model_size, half.bits_per_weight, half.type_k) == (2 * numbers, 16, "bf16")
 
 
 def test_threads_are_those_of_the_settings(folder):
