@@ -34,7 +34,6 @@ from llmcli.shell.output import Output
 from llmcli.shell.progress import BETWEEN_S, PATIENCE_S, Progress
 from llmcli.shell.running import kernels_of, require_cwd
 from llmcli.shell.streams import erase_line
-from llmcli.ui.numbers import duration
 from llmcli.ui.theme import one_line
 
 if TYPE_CHECKING:
@@ -211,6 +210,8 @@ class Status:
 
     def on_status(self, words: str) -> None:
         """`benchmark 2/4: prompt run 1/5`, with the time that the others may take."""
+        from llmcli.ui.numbers import duration
+
         if self._lines:
             tell(f"llama-bench: {words}")
             return
