@@ -111,7 +111,7 @@ def test_work_is_that_which_transformers_does(name, models):
         with peer.computing(), FlopCounterMode(display=False) as counter:
             peer.read(range(3, 3 + tokens))
         test = Case(n_prompt=tokens, n_gen=0)
-        assert peer.counted.work(test, settings).flops_full == counter.get_total_flops()
+        assert peer.counter.work(test, settings).flops_full == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])

@@ -60,7 +60,7 @@ class FakeEngine:
     What it is told is written into `log`, with its name where it is not ours.
     """
 
-    vocab, counted = 50, None
+    vocab, counter = 50, None
 
     def __init__(self, clock=None, *, name="llmcli", bos=None, trouble=None, log=None, slow=1):
         self.clock = clock or Clock()

@@ -11,14 +11,14 @@ from zoo import CONFIGS, llama
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import part_work, total_work
-from llmcli.commands.bench.measure.engine import Counted, random_ids
+from llmcli.commands.bench.measure.engine import WorkCounter, random_ids
 from llmcli.commands.bench.report.plan import Test as Case
 from llmcli.graph.spec import Call
 from llmcli.records.ceilings import MatrixRate, ReadRate
 from llmcli.records.work import PartWork
 
 BFLOAT16 = Arithmetic.of("bfloat16")
-LLAMA = Counted(config=llama(), numbers=Arithmetic.of("float32"))
+LLAMA = WorkCounter(config=llama(), numbers=Arithmetic.of("float32"))
 
 
 def made(flops_per_s, *reads):
@@ -40,7 +40,7 @@ def test_work_is_that_of_every_call(name):
         )
         for phase, past, tokens, logits in calls
     ]  # fmt: skip
-    found = Counted(config=config, numbers=BFLOAT16).work(test, settings(n_batch=6, n_ubatch=4))
+    found = WorkCounter(config=config, numbers=BFLOAT16).work(test, settings(n_batch=6, n_ubatch=4))
     assert found == sum(parts, PartWork())
 
 
@@ -106,7 +106,8 @@ def test_a_step_reads_the_weights_and_the_keys_of_all_tokens_before():
 
 def test_there_is_no_roofline_where_the_dtype_was_not_measured():
     test = Case(n_prompt=1, n_gen=0)
-    assert Counted(config=llama(), numbers=BFLOAT16).roofline_ns(test, settings(), CEILINGS) is None
+    counter = WorkCounter(config=llama(), numbers=BFLOAT16)
+    assert counter.roofline_ns(test, settings(), CEILINGS) is None
 
 
 def test_memory_is_that_of_all_tokens():

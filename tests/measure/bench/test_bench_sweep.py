@@ -16,7 +16,7 @@ from zoo import llama
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.commands.bench.measure import sweep as module
-from llmcli.commands.bench.measure.engine import Counted
+from llmcli.commands.bench.measure.engine import WorkCounter
 from llmcli.commands.bench.report.plan import Test as Case
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.measure.peaks import PhaseMemory
@@ -35,7 +35,7 @@ class Counting(FakeEngine):
         self.info = info(**facts)
         formats = {"head.W": "Q8_0"} if rounds else {}
         numbers = dataclasses.replace(Arithmetic.of(self.info.dtype), formats=formats)
-        self.counted = Counted(config=llama(), numbers=numbers)
+        self.counter = WorkCounter(config=llama(), numbers=numbers)
 
 
 class Failing:
@@ -343,7 +343,7 @@ def test_there_are_ceilings_for_each_device_dtype_and_number_of_threads(monkeypa
         ceilings=ceilings,
     )  # fmt: skip
     assert asked == [
-        (dtype, Counting(dtype=dtype).counted.working_set(deep))
+        (dtype, Counting(dtype=dtype).counter.working_set(deep))
         for dtype in ("float32", "float64", "float32")
     ]
     assert [one.threads for one in report.ceilings] == [1, 2, 3]

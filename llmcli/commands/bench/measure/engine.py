@@ -39,8 +39,8 @@ Reads = Literal["prompt", "calls", "whole"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counted:
-    """The work of an engine whose weights are those of a configuration.
+class WorkCounter:
+    """Counts the work of an engine whose weights are those of a configuration.
 
     `numbers`: its arithmetic. `reads`: the logits that it computes while it reads a prompt, and the
     tokens that its last layers compute.
@@ -104,12 +104,12 @@ class Counted:
 
 
 @lru_cache(maxsize=8)  # needed twice for a row, and takes half a millisecond a token
-def _phases(counted: Counted, test: Test, settings: Settings) -> tuple[tuple[int, Works], ...]:
+def _phases(counter: WorkCounter, test: Test, settings: Settings) -> tuple[tuple[int, Works], ...]:
     """Each call that reads the prompt, then all that write tokens: (how many calls, work)."""
-    config, numbers, whole = counted.config, counted.numbers, counted.reads == "whole"
+    config, numbers, whole = counter.config, counter.numbers, counter.reads == "whole"
     found = [
         (1, calls_work(config, (call,), numbers=numbers, whole=whole))
-        for call in counted.calls(test.n_prompt, settings, test.n_depth)
+        for call in counter.calls(test.n_prompt, settings, test.n_depth)
     ]
     if test.n_gen:
         past = test.n_depth + test.n_prompt
@@ -122,7 +122,7 @@ class Engine(Protocol):
     """One model, loaded. Every call returns when the device has done the work.
 
     `info`: of the engine, its model, and how it computes. Ids go from 0 to `vocab` - 1. `bos`: the
-    id that the model puts in front of a text, None where it does not. `counted`: its work, None
+    id that the model puts in front of a text, None where it does not. `counter`: of its work, None
     where the weights are not those of a configuration of ours. On the device `meta` there are only
     shapes.
     """
@@ -130,7 +130,7 @@ class Engine(Protocol):
     info: EngineInfo
     vocab: int
     bos: int | None
-    counted: Counted | None
+    counter: WorkCounter | None
 
     def start(self, tokens: int, threads: int, chunk: int) -> None:
         """An empty memory with room for so many tokens; prompts are read `chunk` at a time.
@@ -257,7 +257,8 @@ class LlmcliEngine:
 
     def __init__(self, model: Model, info: EngineInfo, *, flash: bool = True) -> None:
         self.info = info
-        self.counted: Counted | None = Counted(config=model.config, numbers=model.arithmetic)
+        numbers = model.arithmetic
+        self.counter: WorkCounter | None = WorkCounter(config=model.config, numbers=numbers)
         self.vocab, self.bos = model.config.vocab, bos_of(model)
         self._model = model
         self._flash = flash

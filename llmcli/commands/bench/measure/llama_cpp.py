@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmcli.commands.bench.measure.engine import Counted
+from llmcli.commands.bench.measure.engine import WorkCounter
 from llmcli.commands.bench.measure.peer import silent, unusable
 from llmcli.commands.bench.report.row import EngineInfo
 from llmcli.commands.bench.report.settings import CACHE_OF, CACHE_TYPES, FLASH, Settings
@@ -62,7 +62,7 @@ _NEEDED = ("llama_model_load_from_file", "llama_get_memory", "llama_memory_clear
 class LlamaCpp:
     """Engine over a `llama_model` and a `llama_context` that each `start` makes anew."""
 
-    counted: Counted | None = None  # it computes in the formats of the file
+    counter: WorkCounter | None = None  # it computes in the formats of the file
 
     def __init__(
         self, library: Any, model: Any, log: Log, settings: Settings, ours: Model, load_s: float

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from llmcli.commands.bench.measure.engine import Counted, Engine, random_ids
+from llmcli.commands.bench.measure.engine import Engine, WorkCounter, random_ids
 from llmcli.commands.bench.measure.engines import Engines
 from llmcli.commands.bench.report.plan import EngineName, Plan, Test
 from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, EngineInfo, Row, Run
@@ -282,8 +282,8 @@ class Sweep:
         """All tests with those settings."""
         tests, (ours, *others) = self._plan.tests, self._slots
         if self._plan.like_for_like and settings.activations == "8":
-            counted = None if ours.engine is None else ours.engine.counted
-            if counted is None or not counted.numbers.rounds_inputs:
+            counter = None if ours.engine is None else ours.engine.counter
+            if counter is None or not counter.numbers.rounds_inputs:
                 self._total -= len(tests)
                 return
         for slot in self._slots:
@@ -365,24 +365,24 @@ class Sweep:
         if slot.sole and not slot.meta:
             load = () if info.load_peak is None else (info.load_peak,)
             more |= {"peak_memory_bytes": slot.peak, "peaks": load + slot.memory.peaks}
-        if engine is not None and engine.counted is not None:
-            more |= self._work(engine.counted, info.device, settings, test)
+        if engine is not None and engine.counter is not None:
+            more |= self._work(engine.counter, info.device, settings, test)
         return Row.of(number, settings, test, info, self._build, began, slot.runs, **more)
 
     def _work(
-        self, counted: Counted, device: str, settings: Settings, test: Test
+        self, counter: WorkCounter, device: str, settings: Settings, test: Test
     ) -> dict[str, Any]:
         """What is known from the configuration; on the device `meta` it is all there is."""
-        found: dict[str, Any] = {"work": counted.work(test, settings)}
+        found: dict[str, Any] = {"work": counter.work(test, settings)}
         if device == "meta":
-            found["estimated_memory_bytes"] = counted.memory_bytes(test, settings)
-        numbers = counted.numbers
+            found["estimated_memory_bytes"] = counter.memory_bytes(test, settings)
+        numbers = counter.numbers
         key = (device, numbers.dtype, numbers.products, settings.n_threads)
         if key not in self._ceilings:
-            working_set = counted.working_set(self._plan.longest)
+            working_set = counter.working_set(self._plan.longest)
             self._ceilings[key] = self._engines.ceilings(device, numbers, working_set)
         if (ceilings := self._ceilings[key]) is not None:
-            found["roofline_ns"] = counted.roofline_ns(test, settings, ceilings)
+            found["roofline_ns"] = counter.roofline_ns(test, settings, ceilings)
         return found
 
 

@@ -18,7 +18,7 @@ from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import graph
 from llmcli.commands.bench.measure.engine import (
-    Counted,
+    WorkCounter,
     attention,
     bos_of,
     engine_info,
@@ -46,7 +46,7 @@ class Transformers:
         # each call has logits; newer versions leave out what Gemma 4 needs for no other token
         narrows = any(hasattr(part, _NARROWS) for part in model.modules())
         # its work is counted by our formulas; packed weights of ours are dequantized
-        self.counted: Counted | None = Counted(
+        self.counter: WorkCounter | None = WorkCounter(
             config=ours.config,
             numbers=Arithmetic.of(dtype_name(ours.dtype)),
             reads="calls" if narrows else "whole",
@@ -63,7 +63,7 @@ class Transformers:
         self._logits: Tensor | None = None
         parameters = list(model.parameters())
         self.info = replace(
-            engine_info(ours, load_s, numbers=self.counted.numbers),
+            engine_info(ours, load_s, numbers=self.counter.numbers),
             engine="transformers",
             engine_version=version,
             model_size=sum(value.nbytes for value in parameters),
