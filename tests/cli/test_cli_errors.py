@@ -10,7 +10,7 @@ import signal
 import pytest
 from cli_tiny import write_tiny
 
-from llmcli.commands.bench.measure.run import failure
+from llmcli.commands.bench.measure.sweep import failure
 from llmcli.errors import (
     CheckpointError,
     NetworkError,
@@ -79,9 +79,8 @@ def test_what_the_system_lacks_is_no_internal_error(capsys, exception, cause, hi
     assert cause in error
     assert "internal error" not in error
     assert hint in told
-    (_, _, message), advice = failure(exception)
-    assert cause in message
-    assert hint in advice
+    assert cause in failure(exception).message
+    assert hint in failure(exception).hint
 
 
 @pytest.mark.parametrize(

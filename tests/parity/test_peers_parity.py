@@ -13,7 +13,6 @@ from parity_models import build, opened, prompt
 from torch.utils.flop_counter import FlopCounterMode
 from zoo import ZOO, attending, packed, variant
 
-from llmcli.commands.bench.measure import counts
 from llmcli.commands.bench.measure.peer import same_model
 from llmcli.commands.bench.measure.transformers import open_transformers
 from llmcli.commands.bench.report.plan import Test as Case
@@ -112,8 +111,7 @@ def test_work_is_that_which_transformers_does(name, models):
         with peer.computing(), FlopCounterMode(display=False) as counter:
             peer.read(range(3, 3 + tokens))
         test = Case(n_prompt=tokens, n_gen=0)
-        work = counts.work(model.config, peer.numbers, test, settings, peer.reads)
-        assert work.flops_full == counter.get_total_flops()
+        assert peer.counter.work(test, settings).flops_full == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])

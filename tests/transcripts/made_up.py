@@ -7,7 +7,9 @@ import itertools
 import json
 import shutil
 import sys
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "cli", "checkpoints")]
 import numpy as np
@@ -22,8 +24,10 @@ from timing_reports import timing_report
 
 from llmcli import OPENMP_SPIN
 from llmcli.checkpoints import locate
+from llmcli.commands.bench.report.row import BuildInfo
 from llmcli.commands.timing.report import Stage
 from llmcli.families.family import families
+from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
 from llmcli.records.environment import Environment
 from llmcli.records.machine_load import MachineLoad
 
@@ -32,7 +36,7 @@ MACHINE = {
     "python": "3.11.7", "platform": "Linux-6.1.0-x86_64-with-glibc2.36", "cores": 2,
     "processor": "Processor of 2 Cores @ 2.50GHz", "features": ("avx2", "fma", "avx512f"),
     "memory_bytes": 24 * 2**30, "gpus": (), "driver": None, "torch": "2.12.0+cpu", "cuda": None,
-    "threads": 2, "kernel_level": "avx2",
+    "threads": 2, "kernel_level": "avx2", "llmcli": "1.2.3",
 }  # fmt: skip
 
 
@@ -53,11 +57,7 @@ def made_up_machine(monkeypatch, home):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("GOMP_SPINCOUNT", OPENMP_SPIN["GOMP_SPINCOUNT"])
-    monkeypatch.setattr(  # a time's width decides which columns there is room for
-        "llmcli.commands.bench.view.table._ns", lambda ns: "" if ns is None else "1.23 ms"
-    )
-    # whether a busy machine was slower while its ceilings were measured
-    monkeypatch.setattr("llmcli.commands.bench.view.table.beyond", lambda names: "")
+    _made_up_bench(monkeypatch)
     monkeypatch.setattr(
         "llmcli.commands.timing.measure.run.measure_timing", lambda *_, **__: timing_report()
     )
@@ -89,6 +89,32 @@ def made_up_machine(monkeypatch, home):
         self.nbytes[name] = self.nbytes.get(name, 0) + nbytes
 
     monkeypatch.setattr("llmcli.model.Stages.add", add)
+
+
+def _made_up_bench(monkeypatch):
+    """Of `bench`: the clock of its runs, its memory, the machine's ceilings, date and versions."""
+    build = BuildInfo(
+        build_commit="1a2b3c4d", build_number=321, cpu_info=MACHINE["processor"], gpu_info=""
+    )
+    clock = itertools.accumulate(itertools.cycle([1_300_000, 1_200_000, 1_250_000]))
+    seconds, reads = itertools.count(), ReadRate(nbytes=10**9, bytes_per_s=1e9, level="memory")
+    for name, value in {
+        "command.build_info": lambda: build,
+        "measure.engine.llmcli": SimpleNamespace(__version__="1.2.3"),
+        "measure.engines.perf_counter": lambda: next(seconds) / 4,
+        "measure.engines.resident_bytes": lambda: 300 << 20,
+        "measure.engines.ceilings": SimpleNamespace(
+            measure_ceilings=lambda device, numbers, **_: Ceilings(
+                device=str(device), threads=1, caches=(), seconds=0.5, reads=(reads,),
+                matrices=(MatrixRate(dtype=numbers.products, flops_per_s=1e10),),
+            )
+        ),
+        "measure.sweep.perf_counter_ns": lambda: next(clock),
+        "measure.sweep.datetime": SimpleNamespace(now=lambda zone: datetime(2026, 11, 22)),
+    }.items():
+        monkeypatch.setattr(f"llmcli.commands.bench.{name}", value)
+    for name, value in (("_mark", 900 << 20), ("_set_back", True)):
+        monkeypatch.setattr(f"llmcli.measure.peaks.{name}", lambda value=value: value)
 
 
 def _once(monkeypatch, target):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import llmcli
@@ -25,14 +29,17 @@ from llmcli.kernels import native
 from llmcli.records.checks import checks_document
 from llmcli.records.document import members
 from llmcli.records.numbers import counted
-from llmcli.shell.exits import SIGNALS
+from llmcli.shell.exits import SIGNALS, tell
 from llmcli.shell.output import Output
-from llmcli.shell.progress import Progress
+from llmcli.shell.progress import BETWEEN_S, PATIENCE_S, Progress
 from llmcli.shell.running import kernels_of, require_cwd
+from llmcli.shell.streams import erase_line
+from llmcli.ui.theme import one_line
 
 if TYPE_CHECKING:
     from llmcli.commands.bench.report.row import BenchReport, BuildInfo, Row
     from llmcli.commands.bench.view.formats import Format
+    from llmcli.records.ceilings import Ceilings
 
 CONTEXT = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as llama-bench does
 PACKAGES = {"transformers": "transformers", "llama.cpp": "llama_cpp"}
@@ -128,12 +135,11 @@ def _default_model(ours: OurOptions, runs: RunOptions, out: Output) -> str:
 def _run(plan: Plan, out: Output) -> None:
     """Measures, writes each row when it is complete, and ends with what the rows have in common."""
     from llmcli.commands.bench.measure.engines import Engines
-    from llmcli.commands.bench.measure.sweep import sweep
-    from llmcli.commands.bench.status import Status
+    from llmcli.commands.bench.measure.sweep import Sweep
     from llmcli.measure.busy import CpuContention
 
     build = build_info()
-    status = Status(out, lines=plan.runs.progress, verbose=plan.runs.verbose)
+    status = Status(out, lines=plan.runs.progress)
     format = _format(plan, out, build)
     if plan.runs.verbose:
         out.note(", ".join(_machine_words()))
@@ -145,40 +151,37 @@ def _run(plan: Plan, out: Output) -> None:
     def on_row(row: Row) -> None:
         status.erase()
         SIGNALS.check()
-        if format is not None:
-            write(format.row(row))
+        write(format.row(row))
 
     with Engines(plan, out, status) as engines:
-        if format is not None:
-            write(format.head)
+        write(format.head)
         contention = CpuContention()
-        report = sweep(plan, engines, build, on_row=on_row, on_status=status.on_status)
+        report = Sweep(plan, engines, build, on_row=on_row, on_status=status.on_status).run()
         status.erase()
-        if format is not None:
-            write(format.foot(len(report.rows)))
-        load = contention.load(report.cpu_threads)
+        write(format.foot(len(report.rows)))
         report = replace(
-            report, checks=engines.checks, machine_load=load, models=tuple(engines.models.values())
+            report,
+            checks=engines.checks,
+            machine_load=contention.load(report.cpu_threads),
+            models=tuple(engines.models.values()),
         )
         _finish(report, plan, out)
 
 
-def _format(plan: Plan, out: Output, build: BuildInfo) -> Format | None:
-    """The format of the rows that `-o` says; None without rows, as with `--json`.
+def _format(plan: Plan, out: Output, build: BuildInfo) -> Format:
+    """The format of the rows that `-o` says; none with `--json`.
 
     Where no format was given the table is as narrow as the terminal, else it is llama-bench's.
     """
     from llmcli.commands.bench.view.formats import FORMATS, markdown, table_widths
     from llmcli.devices import resolve_device
 
-    def gpu(device: str) -> bool:
-        if device == "auto":
-            return resolve_device("auto").type != "cpu"
-        return device.partition(":")[0] in ("cuda", "mps")
-
     if out.json or plan.runs.output not in (None, "md"):
-        return None if out.json else FORMATS.get(plan.runs.output or "")
-    found = {gpu(settings.placed) for settings in plan.configurations}
+        return FORMATS["none" if out.json else str(plan.runs.output)]
+    found = set()
+    for device in {settings.placed for settings in plan.configurations}:
+        kind = resolve_device("auto").type if device == "auto" else device.partition(":")[0]
+        found.add(kind in ("cuda", "mps"))
     widths = table_widths(
         plan.configurations,
         plan.default,
@@ -188,6 +191,70 @@ def _format(plan: Plan, out: Output, build: BuildInfo) -> Format | None:
         room=out.out.width if plan.runs.output is None else None,
     )
     return markdown(build, widths)
+
+
+class Status:
+    """One line on a terminal's stderr, written over again and again; nothing elsewhere.
+
+    With `lines` every word of a benchmark's progress is a line of its own, as llama-bench prints
+    it. Called with (what, done, total) it shows the progress of a load.
+    """
+
+    def __init__(self, out: Output, *, lines: bool) -> None:
+        self._out = out
+        self._lines = lines
+        self._animate = out.err.animate and not out.quiet and not lines
+        self._begin = self._last = monotonic()
+        self._first: float | None = None
+        self._shown = False
+
+    def on_status(self, words: str) -> None:
+        """`benchmark 2/4: prompt run 1/5`, with the time that the others may take."""
+        from llmcli.ui.numbers import duration
+
+        if self._lines:
+            tell(f"llama-bench: {words}")
+            return
+        now = monotonic()
+        self._first = self._first or now
+        number, total = map(int, re.findall(r"\d+", words)[:2])
+        done = number - 1
+        left = (now - self._first) / done * (total - done) if done else 0.0
+        self._show(words + (f", about {duration(left)} left" if left >= 1 else ""))
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        """Progress of anything else."""
+        share = f" {100 * done / total:.0f} %" if total else ""
+        self._show(f"{one_line(what)}{share}")
+
+    def note(self, words: str) -> None:
+        """A note on stderr, in place of the line."""
+        self.erase()
+        self._out.note(words)
+
+    def measured(self, ceilings: Ceilings, products: str) -> None:
+        """A note with the ceilings, those of products in that format among them."""
+        from llmcli.ui.facts import ceiling_words
+
+        words = ", ".join(ceiling_words(ceilings))
+        self.note(f"ceilings ({ceilings.device}, {products}): {words}")
+
+    def erase(self) -> None:
+        """Takes the line back, before something else is written."""
+        if self._shown:
+            erase_line()
+        self._shown = False
+
+    def _show(self, words: str) -> None:
+        now = monotonic()
+        if not self._animate or now - self._begin < PATIENCE_S or now - self._last < BETWEEN_S:
+            return
+        self._last = now
+        self.erase()
+        with suppress(OSError, ValueError):  # the terminal is gone
+            sys.stderr.write(words[: self._out.err.width - 1])
+            sys.stderr.flush()
+        self._shown = True
 
 
 class NothingRan(LlmcliError):
@@ -202,15 +269,20 @@ class NothingRan(LlmcliError):
 
 def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
     """The second table or the document, the notes, and the exit code."""
+    from llmcli.commands.bench.view.formats import row_object
     from llmcli.commands.bench.view.table import against_notes, render_beside
     from llmcli.measure.environment import environment
 
     if out.json:
-        out.document(
-            _document(report),
-            model=report.models[0] if report.models else None,
-            environment=environment(kernels=kernels_of(*report.models)),
-        )
+        # its rows have the keys of `-o json`, and the time of every token
+        body = members(report) | {
+            "rows": [row_object(row, members(row)) for row in report.rows],
+            "ceilings": [one.document() for one in report.ceilings],
+            "checks": checks_document(report.checks),
+        }
+        model = report.models[0] if report.models else None
+        machine = environment(kernels=kernels_of(*report.models))
+        out.document(body, model=model, environment=machine)
     elif plan.runs.output in (None, "md"):
         weights = f"random weights (seed {plan.ours.seed})" if plan.ours.random_weights else ""
         out.show(render_beside(report, _machine_words(*report.models), weights=weights))
@@ -227,17 +299,6 @@ def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
         raise NothingRan(failed[0])
     if failed:
         out.note(f"{len(failed)} of {len(report.rows)} tests could not run")
-
-
-def _document(report: BenchReport) -> dict[str, Any]:
-    """The report; its rows have the keys of `-o json`, and the time of every token."""
-    from llmcli.commands.bench.view.formats import row_object
-
-    return members(report) | {
-        "rows": [row_object(row, members(row)) for row in report.rows],
-        "ceilings": [one.document() for one in report.ceilings],
-        "checks": checks_document(report.checks),
-    }
 
 
 def _machine_words(*models: Mapping[str, Any]) -> Sequence[str]:

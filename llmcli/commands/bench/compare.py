@@ -89,7 +89,7 @@ def _share(text: str) -> float:
 
 
 def _read(path: str, out: Output) -> Source:
-    from llmcli.commands.bench.measure.read import read_results
+    from llmcli.commands.bench.measure.compare import read_results
 
     name = "stdin" if path == "-" else path
     if path != "-":
@@ -101,12 +101,12 @@ def _read(path: str, out: Output) -> Source:
     if len(data) > MOST:
         raise UsageError(f"`{name}` is too large for results of a benchmark", hint=HINT)
     refuse_wide(data, f"`{name}`")
-    results = read_results(data, name)
-    doubts = [row.inconsistency for row in results.results if row.inconsistency]
-    if doubts:
-        more = f" (and {len(doubts) - 1} more)" if len(doubts) > 1 else ""
-        out.note(f"{doubts[0]}: compared are the runs{more}")
-    return results
+    source = read_results(data, name)
+    first, *others = [row.inconsistency for row in source.results if row.inconsistency] or [""]
+    if first:
+        more = f" (and {len(others)} more)" if others else ""
+        out.note(f"{first}: compared are the runs{more}")
+    return source
 
 
 def _require(report: ComparisonReport) -> None:
@@ -126,10 +126,9 @@ def _require(report: ComparisonReport) -> None:
         )
     if report.ok:
         return
+    hint = "the result says why, at `no rate in B`"
+    if report.slow_tests:
+        hint = "that is beyond noise; measure both again on a machine at rest to be sure"
     if any(test.verdict != "slower" for test in report.slow_tests):
         hint = "more repetitions (`-r`) make the noise smaller"
-    elif report.slow_tests:
-        hint = "that is beyond noise; measure both again on a machine at rest to be sure"
-    else:
-        hint = "the result says why, at `no rate in B`"
     raise CheckFailed(failures(report), hint=hint)

@@ -2,8 +2,8 @@
 
 from contextlib import contextmanager
 
-from llmcli.commands.bench.measure import run
-from llmcli.commands.bench.measure.sweep import sweep
+from llmcli.commands.bench.measure import sweep
+from llmcli.commands.bench.measure.sweep import Sweep
 from llmcli.commands.bench.report.plan import OurOptions, Plan, RunOptions
 from llmcli.commands.bench.report.plan import Test as Case
 from llmcli.commands.bench.report.row import BuildInfo, EngineInfo
@@ -24,7 +24,7 @@ class Clock:
 def watch(monkeypatch):
     """The clock that runs are timed with from now on."""
     clock = Clock()
-    monkeypatch.setattr(run, "perf_counter_ns", clock)
+    monkeypatch.setattr(sweep, "perf_counter_ns", clock)
     return clock
 
 
@@ -40,7 +40,6 @@ def info(engine="llmcli", **other):
             "model_size": 2_000_000, "model_n_params": 1_000_000, "backends": "CPU",
             "device": "cpu", "dtype": "float32", "weight_format": "float32",
             "product_format": "float32", "type_k": "f32", "gpu_layers": 0, "load_s": 0.5,
-            "bits_per_weight": 16.0,
         } | other
     )  # fmt: skip
 
@@ -61,7 +60,7 @@ class FakeEngine:
     What it is told is written into `log`, with its name where it is not ours.
     """
 
-    vocab = 50
+    vocab, counter = 50, None
 
     def __init__(self, clock=None, *, name="llmcli", bos=None, trouble=None, log=None, slow=1):
         self.clock = clock or Clock()
@@ -123,10 +122,16 @@ TESTS = Case(n_prompt=8, n_gen=0), Case(n_prompt=0, n_gen=4)
 BUILD = BuildInfo(build_commit="abc", build_number=1, cpu_info="A CPU", gpu_info="")
 
 
+def all_tests(prompts, texts, both, depths):
+    """Tests of these numbers of tokens, as the options order them."""
+    each = [(n, 0) for n in prompts] + [(0, n) for n in texts] + both
+    return [Case(n_prompt=p, n_gen=n, n_depth=depth) for depth in depths for p, n in each]
+
+
 class Loads:
     """`Engines` of functions; without them no peer, no ceilings, nothing known of headers."""
 
-    def __init__(self, load, peer=None, ceilings=lambda engine, reads: None,
+    def __init__(self, load, peer=None, ceilings=lambda device, numbers, reads: None,
                  known=lambda settings: None):  # fmt: skip
         self.load, self.peer, self.ceilings, self.known = load, peer, ceilings, known
 
@@ -147,8 +152,8 @@ def swept(load, *, on_row=None, on_status=lambda words: None, peer=None, ceiling
     rows = []
     functions = {"ceilings": ceilings, "known": known}
     loads = Loads(load, peer, **{name: one for name, one in functions.items() if one})
-    report = sweep(
+    made = Sweep(
         planned(peer="transformers" if peer else None, **plan), loads, BUILD,
         on_row=on_row or rows.append, on_status=on_status,
     )  # fmt: skip
-    return report, rows
+    return made.run(), rows

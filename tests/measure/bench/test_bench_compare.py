@@ -13,13 +13,8 @@ from statistics import fmean, stdev
 import pytest
 
 from llmcli.commands.bench.measure.compare import compare_results
-from llmcli.commands.bench.report.comparison import Rate, Result, Source
-from llmcli.commands.bench.report.intervals import (
-    correlation,
-    interval,
-    pool,
-    two_sided,
-)
+from llmcli.commands.bench.report.comparison import Result, Source
+from llmcli.commands.bench.report.intervals import Rate, interval, pool, two_sided
 from llmcli.commands.bench.report.row import Against
 from llmcli.measure.ratios import paired
 
@@ -79,8 +74,7 @@ def simulated(draw: random.Random, mean: float, runs: int, likeness: float) -> R
     off = [draw.gauss(0, 1)]
     while len(off) < runs:
         off.append(likeness * off[-1] + math.sqrt(1 - likeness**2) * draw.gauss(0, 1))
-    found = [mean * (1 + 0.03 * one) for one in off]
-    return Rate(mean=fmean(found), std=stdev(found), runs=runs, correlation=correlation(found))
+    return Rate.of([mean * (1 + 0.03 * one) for one in off])
 
 
 @pytest.mark.parametrize(
@@ -118,15 +112,14 @@ def test_equal_engines_are_called_faster_or_slower_in_5_percent_of_cases(pairs: 
 
 
 def test_what_only_independent_runs_would_show_is_inconclusive() -> None:
-    runs = [100.0, 100.5, 101.2, 101.9, 102.4, 103.1]
-    a = Rate(mean=fmean(runs), std=stdev(runs), runs=6, correlation=correlation(runs))
+    a = Rate.of([100.0, 100.5, 101.2, 101.9, 102.4, 103.1])
     assert a.correlation == pytest.approx(0.51, abs=0.01)
     for mean, verdict in ((1.0, "noise"), (0.98, "inconclusive"), (1.3, "faster")):
         other = replace(a, mean=a.mean * mean, std=a.std * mean)
         (test,) = compare_results(side(a), side(other)).tests
         assert test.verdict == verdict
-    assert correlation([1.0, 2.0]) is None
-    assert correlation([2.0] * 5) is None
+    assert Rate.of([1.0, 2.0]).correlation is None
+    assert Rate.of([2.0] * 5).correlation is None
 
 
 def test_a_spread_that_nobody_knows() -> None:
@@ -147,12 +140,8 @@ def test_no_numbers_that_a_file_may_have_break_it(mean: float, std: float) -> No
 
 def test_pooling_is_what_all_runs_together_give() -> None:
     parts = [[10.0, 11, 12], [20.0, 21], [5.0]]
-    rates = [
-        Rate(mean=fmean(runs), std=stdev(runs) if len(runs) > 1 else 0.0, runs=len(runs))
-        for runs in parts
-    ]
     whole = [run for runs in parts for run in runs]
-    pooled = pool(rates)
+    pooled = pool([Rate.of(runs) for runs in parts])
     assert pooled.runs == 6
     assert (pooled.mean, pooled.std) == pytest.approx((fmean(whole), stdev(whole)))
     assert pool([rate(1, 2, None)]).runs is None

@@ -11,15 +11,14 @@ from zoo import CONFIGS, llama
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import part_work, total_work
-from llmcli.commands.bench.measure import counts
-from llmcli.commands.bench.measure.run import random_ids
+from llmcli.commands.bench.measure.engine import WorkCounter, random_ids
 from llmcli.commands.bench.report.plan import Test as Case
 from llmcli.graph.spec import Call
 from llmcli.records.ceilings import MatrixRate, ReadRate
 from llmcli.records.work import PartWork
 
-FLOAT32 = Arithmetic.of("float32")
 BFLOAT16 = Arithmetic.of("bfloat16")
+LLAMA = WorkCounter(config=llama(), numbers=Arithmetic.of("float32"))
 
 
 def made(flops_per_s, *reads):
@@ -41,14 +40,13 @@ def test_work_is_that_of_every_call(name):
         )
         for phase, past, tokens, logits in calls
     ]  # fmt: skip
-    found = counts.work(config, BFLOAT16, test, settings(n_batch=6, n_ubatch=4))
+    found = WorkCounter(config=config, numbers=BFLOAT16).work(test, settings(n_batch=6, n_ubatch=4))
     assert found == sum(parts, PartWork())
 
 
 def test_a_depth_is_not_counted_but_read():
-    config = llama()
     flat, deep = (
-        counts.work(config, FLOAT32, Case(n_prompt=0, n_gen=1, n_depth=d), settings())
+        LLAMA.work(Case(n_prompt=0, n_gen=1, n_depth=d), settings())
         for d in (0, 30)
     )
     assert deep.weights == flat.weights
@@ -58,63 +56,63 @@ def test_a_depth_is_not_counted_but_read():
 
 
 def test_the_roofline_is_the_sum_over_parts_of_what_they_wait_for():
-    config, test = llama(), Case(n_prompt=0, n_gen=1)
-    work = counts.work(config, FLOAT32, test, settings())
+    test = Case(n_prompt=0, n_gen=1)
+    work = LLAMA.work(test, settings())
 
     def least(bytes_per_s, flops_per_s):
         memory = ReadRate(nbytes=10**9, bytes_per_s=bytes_per_s, level="memory")
         ceilings = made(flops_per_s, memory)
-        return counts.roofline_ns(config, FLOAT32, test, settings(), ceilings)
+        return LLAMA.roofline_ns(test, settings(), ceilings)
 
     assert least(1e9, 1e30) == pytest.approx(work.bytes)  # a byte takes a nanosecond
     assert least(1e30, 1e9) == pytest.approx(work.flops)
     both = least(1e9, 4e8)  # norms wait for their bytes, matrices for their products
-    parts = part_work(config, Call(batch=1, tokens=1, past=0, phase="decode"), numbers=FLOAT32)
+    parts = part_work(
+        LLAMA.config, Call(batch=1, tokens=1, past=0, phase="decode"), numbers=LLAMA.numbers
+    )
     longer = sum(max(part.bytes, part.flops / 0.4) for *_, part in parts)
     assert both == pytest.approx(longer)
     assert max(work.bytes, work.flops / 0.4) + 100 < longer < work.bytes + work.flops / 0.4 - 100
 
 
 def test_weights_come_from_where_all_that_a_step_reads_lies_and_activations_from_their_own():
-    config = llama()
 
     def least(tokens, nbytes):
         cache = ReadRate(nbytes=nbytes, bytes_per_s=4e9, level="L2")
         ceilings = made(1e30, cache, CEILINGS.reads[1])
         test = Case(n_prompt=0, n_gen=tokens)
-        return counts.roofline_ns(config, FLOAT32, test, settings(), ceilings)
+        return LLAMA.roofline_ns(test, settings(), ceilings)
 
     test = Case(n_prompt=0, n_gen=1)
-    one = counts.work(config, FLOAT32, test, settings())
+    one = LLAMA.work(test, settings())
     streamed = one.weights + one.cache
     assert least(1, streamed) == pytest.approx((streamed + one.activations) / 4)
     # what a part passes on still fits
     assert least(1, streamed - 1) == pytest.approx(streamed + one.activations / 4)
     # a second token reads it all again, out of the same cache: not twice as much at a time
-    two = counts.work(config, FLOAT32, Case(n_prompt=0, n_gen=2), settings())
+    two = LLAMA.work(Case(n_prompt=0, n_gen=2), settings())
     assert least(2, streamed + 1000) == pytest.approx(two.bytes / 4)
 
 
 def test_a_step_reads_the_weights_and_the_keys_of_all_tokens_before():
-    config = llama()
     empty, full = (
-        counts.working_set(config, FLOAT32, Case(n_prompt=p, n_gen=g, n_depth=d))
+        LLAMA.working_set(Case(n_prompt=p, n_gen=g, n_depth=d))
         for p, g, d in ((0, 1, 0), (8, 3, 20))
     )
-    one = counts.work(config, FLOAT32, Case(n_prompt=0, n_gen=1), settings())
+    one = LLAMA.work(Case(n_prompt=0, n_gen=1), settings())
     assert empty == one.weights + one.cache
     assert full - empty == 2 * 30 * 2 * (8 + 8) * 4  # as above: 30 tokens more
 
 
 def test_there_is_no_roofline_where_the_dtype_was_not_measured():
     test = Case(n_prompt=1, n_gen=0)
-    assert counts.roofline_ns(llama(), BFLOAT16, test, settings(), CEILINGS) is None
+    counter = WorkCounter(config=llama(), numbers=BFLOAT16)
+    assert counter.roofline_ns(test, settings(), CEILINGS) is None
 
 
 def test_memory_is_that_of_all_tokens():
-    config = llama()
     one, other = (
-        counts.memory_bytes(config, FLOAT32, Case(n_prompt=n, n_gen=1, n_depth=d), settings())
+        LLAMA.memory_bytes(Case(n_prompt=n, n_gen=1, n_depth=d), settings())
         for n, d in ((4, 0), (2, 2))
     )
     assert one == other
@@ -124,28 +122,25 @@ def test_memory_is_that_of_all_tokens():
     assert one > 4 * weights
     long = Case(n_prompt=900, n_gen=0)
     needs = [
-        counts.memory_bytes(config, FLOAT32, long, settings(n_ubatch=n)) for n in (1, 64, 512)
+        LLAMA.memory_bytes(long, settings(n_ubatch=n)) for n in (1, 64, 512)
     ]
     assert needs[0] < needs[1] < needs[2]
 
 
 @pytest.mark.parametrize(
-    ("tokens", "batch", "ubatch", "pieces", "calls"),
+    ("tokens", "batch", "ubatch", "calls"),
     [
-        (10, 100, 100, [10], [(0, 10, "last")]),
-        (10, 100, 4, [10], [(0, 4, "none"), (4, 4, "none"), (8, 2, "last")]),
-        (10, 6, 4, [6, 4], [(0, 4, "none"), (4, 2, "last"), (6, 4, "last")]),
-        (12, 6, 100, [6, 6], [(0, 6, "last"), (6, 6, "last")]),  # n_batch at a time at most
-        (0, 6, 4, [], []),
+        (10, 100, 100, [(0, 10, "last")]),
+        (10, 100, 4, [(0, 4, "none"), (4, 4, "none"), (8, 2, "last")]),
+        (10, 6, 4, [(0, 4, "none"), (4, 2, "last"), (6, 4, "last")]),
+        (12, 6, 100, [(0, 6, "last"), (6, 6, "last")]),  # n_batch at a time at most
+        (0, 6, 4, []),
     ],
 )
-def test_a_prompt_is_read_in_batches_and_those_in_micro_batches(
-    tokens, batch, ubatch, pieces, calls
-):
+def test_a_prompt_is_read_in_batches_and_those_in_micro_batches(tokens, batch, ubatch, calls):
     chosen = settings(n_batch=batch, n_ubatch=ubatch)
-    assert chosen.pieces(tokens) == pieces
     for depth in (0, 5):
-        found = list(counts.calls(tokens, chosen, depth))
+        found = list(LLAMA.calls(tokens, chosen, depth))
         assert [(call.past - depth, call.tokens, logits) for call, logits in found] == calls
         assert all(call.phase == "prefill" and call.batch == 1 for call, _ in found)
     assert chosen.chunk == min(batch, ubatch)

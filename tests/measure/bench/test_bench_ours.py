@@ -6,15 +6,15 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from bench_engines import planned, settings, swept
-from tiny_checkpoints import LLAMA, llama_tensors, write_gpt2, write_llama
+from bench_engines import all_tests, info, planned, settings, swept
+from tiny_checkpoints import write_llama
 
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.bench.measure import engines
 from llmcli.commands.bench.measure.engine import LlmcliEngine, engine_info, has_flash
 from llmcli.commands.bench.measure.engines import Engines, refuse_for
-from llmcli.commands.bench.report.plan import BenchOutput, all_tests
+from llmcli.commands.bench.report.plan import BenchOutput
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.nn.decoder import Decoder
@@ -90,50 +90,6 @@ def test_it_computes_the_logits_of_the_last_token_in_chunks(folder, calls, monke
     torch.testing.assert_close(nine, reference(folder, [*IDS, 9])[-1])
 
 
-def test_only_off_takes_the_fused_kernel_away_and_all_compute_the_same(folder, calls, monkeypatch):
-    from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
-
-    seen, outs = [], []
-    fused = torch.nn.functional.scaled_dot_product_attention
-
-    def watched(*args, **options):
-        seen.append(SDPBackend.FLASH_ATTENTION in _cur_sdpa_kernel_backends())
-        return fused(*args, **options)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
-    for way, fast in (("on", True), ("off", False), ("auto", True)):
-        engine = load(folder, flash_attn=way)
-        engine.start(len(IDS) + 1, 1, 4)
-        with engine.computing():
-            engine.read(IDS)
-            engine.step(7)
-        assert set(seen) == {fast}
-        outs.append(torch.cat([out[0].flatten() for *_, out in calls]))
-        calls.clear()
-        seen.clear()
-    torch.testing.assert_close(outs[0], outs[1])
-    assert torch.equal(outs[0], outs[2])
-    assert SDPBackend.FLASH_ATTENTION in _cur_sdpa_kernel_backends()  # and it is back
-
-
-def test_it_says_what_ran(folder):
-    engine = load(folder)
-    tensors = llama_tensors()
-    numbers = sum(tensor.numel() for tensor in tensors.values())
-    ran = engine.info
-    assert (ran.model_n_params, ran.model_size) == (numbers, 4 * numbers)
-    assert (ran.bits_per_weight, ran.model_type) == (32, "llama 0M all F32")
-    assert (ran.engine, ran.backends, ran.device, ran.dtype) == ("llmcli", "CPU", "cpu", "float32")
-    assert (ran.type_k, ran.gpu_layers) == ("f32", 0)
-    assert ran.load_s > 0
-    assert (ran.load_peak.phase, ran.load_peak.device_bytes) == ("load", None)
-    assert ran.base_bytes > 10 * 2**20  # of Python and PyTorch
-    assert engine.vocab == LLAMA["vocab_size"]
-    assert engine.bos is None  # there is no tokenizer
-    half = load(folder, dtype="bfloat16").info
-    assert (half.model_size, half.bits_per_weight, half.type_k) == (2 * numbers, 16, "bf16")
-
-
 def test_threads_are_those_of_the_settings(folder):
     engine = load(folder)
     engine.start(4, 2, 4)
@@ -161,29 +117,9 @@ def test_a_model_is_loaded_once_for_settings_that_share_it(folder, tmp_path, ope
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("asked", "word"),
-    [
-        ({"type_k": "q8_0"}, "type_k"), ({"type_v": "q4_0"}, "type_v"), ({"type_k": "f16"}, "f16"),
-        ({"embeddings": True}, "embeddings"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_had_is_refused(folder, asked, word):
-    with pytest.raises(UsageError, match=word):
-        load(folder, **asked)
-
-
-def test_what_makes_no_difference_on_a_cpu_is_not(folder):
-    for asked in ({"type_k": "f32", "type_v": "f32"}, {"n_gpu_layers": 99}, {"no_kv_offload": True},
-                  {"n_gpu_layers": 0, "device": "auto"}):  # fmt: skip
-        assert load(folder, **asked).info.device == "cpu"
-
-
 def test_on_a_gpu_all_layers_are_there_or_none():
     def ask(rounds=True, **asked):
-        refuse_for(
-            settings(**asked), cache_type="f16", gpu=True, layers=4, flash=True, rounds=rounds
-        )
+        refuse_for(settings(**asked), info(type_k="f16", gpu_layers=5), flash=True, rounds=rounds)
 
     ask(n_gpu_layers=99)
     ask(n_gpu_layers=5)
@@ -210,13 +146,6 @@ def test_what_does_not_fit_is_out_of_memory(folder, monkeypatch):
     engine.start(900, 1, 60)
     with pytest.raises(OutOfMemory):  # nor the scores of all pairs
         slow.start(900, 1, 60)
-
-
-def test_learned_positions_are_a_limit(tmp_path):
-    engine = load(write_gpt2(tmp_path))
-    engine.start(32, 1, 8)
-    with pytest.raises(UsageError, match="32 positions"):
-        engine.start(33, 1, 8)
 
 
 def test_an_engine_that_is_closed_computes_nothing(folder):
@@ -256,28 +185,6 @@ def test_shapes_are_of_the_dtype_that_the_device_would_have(folder):
     assert load_shapes(checkpoint).weight_bytes > 0
     with pytest.raises(UsageError):
         load_shapes(checkpoint, dtype="int3")
-
-
-def test_a_whole_sweep(folder):
-    """Rows of a real engine, those that cannot be among them."""
-    chosen = partial(settings, model=str(folder))
-    configurations = [chosen(), chosen(type_k="q8_0"), chosen(device="meta"), chosen(n_ubatch=2)]
-    tests = all_tests([6], [3], [(4, 2)], [0, 5])
-    report, rows = swept(
-        loads(*configurations).load, configurations=configurations, tests=tests, repetitions=3,
-        warmup=True,
-    )  # fmt: skip
-    assert report.rows == tuple(rows)
-    assert [bool(row.error) for row in rows] == [False] * 6 + [True] * 6 + [False] * 12
-    for row in rows[:6] + rows[18:]:
-        assert len(row.samples_ns) == 3
-        assert len(row.samples_token_ns) == 3 * row.n_gen
-        assert len(row.samples_ttft_ns) == (3 if row.n_prompt else 0)
-        assert min(row.samples_ns) > 0
-        whole = sum(row.samples_ttft_ns) + sum(row.samples_token_ns)
-        assert whole == sum(row.samples_ns)
-        assert row.peak_memory_bytes > row.model_size
-    assert [row.flops for row in rows[:6]] == [row.flops for row in rows[12:18]]
 
 
 def test_prompts_begin_with_bos_where_the_tokenizer_adds_it(folder):

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from llmcli.commands.bench.measure.read import COMPARED, read_results
+from llmcli.commands.bench.measure.compare import COMPARED, read_results
 from llmcli.commands.bench.report.comparison import Source
 from llmcli.errors import UsageError
 

@@ -10,15 +10,14 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from bench_engines import CEILINGS, TESTS, FakeEngine, info, settings, swept, watch
+from bench_engines import CEILINGS, TESTS, FakeEngine, all_tests, info, settings, swept, watch
 from fake_process import MIB, FakeProcess
 from zoo import llama
 
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.commands.bench.measure import counts
 from llmcli.commands.bench.measure import sweep as module
+from llmcli.commands.bench.measure.engine import WorkCounter
 from llmcli.commands.bench.report.plan import Test as Case
-from llmcli.commands.bench.report.plan import all_tests
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.measure.peaks import PhaseMemory
 from llmcli.records.text import PhasePeak
@@ -31,17 +30,12 @@ DEEP_PP, DEEP_TG = (dataclasses.replace(DEEP, **none) for none in ({"n_gen": 0},
 class Counting(FakeEngine):
     """A fake whose work is known."""
 
-    config = llama()
-    reads = "prompt"
-
     def __init__(self, clock=None, *, rounds=False, log=None, **facts):
         super().__init__(clock, log=log)
         self.info = info(**facts)
-        self._formats = {"head.W": "Q8_0"} if rounds else {}
-
-    @property
-    def numbers(self):
-        return dataclasses.replace(Arithmetic.of(self.info.dtype), formats=self._formats)
+        formats = {"head.W": "Q8_0"} if rounds else {}
+        numbers = dataclasses.replace(Arithmetic.of(self.info.dtype), formats=formats)
+        self.counter = WorkCounter(config=llama(), numbers=numbers)
 
 
 class Failing:
@@ -162,7 +156,7 @@ def told(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilings
         how = {"slow": peer} if isinstance(peer, int) else {"trouble": peer}
         return FakeEngine(clock, log=log, name="transformers", **how)
 
-    def asked(engine, reads):
+    def asked(device, numbers, reads):
         log.append("ceilings")
         return ceilings
 
@@ -336,8 +330,8 @@ def test_there_are_ceilings_for_each_device_dtype_and_number_of_threads(monkeypa
     """With room for the longest test."""
     asked, clock = [], watch(monkeypatch)
 
-    def ceilings(engine, reads):
-        asked.append((engine.info.dtype, reads))
+    def ceilings(device, numbers, reads):
+        asked.append((numbers.dtype, reads))
         return dataclasses.replace(CEILINGS, threads=len(asked))
 
     chosen = [settings(model=name, dtype=dtype) for dtype in ("float32", "float64")
@@ -349,7 +343,7 @@ def test_there_are_ceilings_for_each_device_dtype_and_number_of_threads(monkeypa
         ceilings=ceilings,
     )  # fmt: skip
     assert asked == [
-        (dtype, counts.working_set(Counting.config, Arithmetic.of(dtype), deep))
+        (dtype, Counting(dtype=dtype).counter.working_set(deep))
         for dtype in ("float32", "float64", "float32")
     ]
     assert [one.threads for one in report.ceilings] == [1, 2, 3]

@@ -16,7 +16,7 @@ from gguf_bytes import gguf, pair
 from tiny_checkpoints import write_gpt2, write_llama
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.commands.bench.measure.engine import Counted
+from llmcli.commands.bench.measure.engine import LlmcliEngine, engine_info
 from llmcli.commands.bench.measure.llama_cpp import LlamaCpp, cache_type
 from llmcli.commands.bench.measure.peer import open_peer, same_model, silent
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
@@ -45,54 +45,8 @@ def logits(ours, ids):
     return ours.decoder(torch.tensor([ids]), logits="last")[0, -1]
 
 
-@pytest.mark.parametrize("write", [write_llama, write_gpt2])
-def test_transformers_computes_what_we_do(tmp_path, write):
-    ours = model(tmp_path, write)
-    peer = open_peer("transformers", ours, SETTINGS)
-    ids = list(range(3, 23))
-    peer.start(len(ids), 1, 8)
-    peer.read(ids[:15])
-    peer.rewind(15)  # where it is, so that it can come back
-    peer.read(ids[5:15])  # other text, forgotten again
-    peer.rewind(15)
-    for id in ids[15:]:
-        peer.step(id)
-    assert torch.allclose(peer.logits(), logits(ours, ids), atol=1e-4)
-    peer.rewind(0)
-    peer.read(ids[:4])
-    assert torch.allclose(peer.logits(), logits(ours, ids[:4]), atol=1e-4)
-    peer.start(4, 1, 4)  # anew: nothing of before is there
-    peer.read(ids[4:8])
-    assert torch.allclose(peer.logits(), logits(ours, ids[4:8]), atol=1e-4)
-    peer.close()
-
-
-def test_what_is_said_of_transformers(ours):
-    import transformers
-
-    peer = open_peer("transformers", ours, SETTINGS)
-    count = sum(slot.numel() for slot in parameters_of(ours.decoder).values())
-    ran = peer.info
-    assert (ran.engine, ran.engine_version) == ("transformers", transformers.__version__)
-    assert (ran.model_n_params, ran.model_size, ran.bits_per_weight) == (count, 4 * count, 32)
-    assert (ran.backends, ran.device, ran.dtype, ran.gpu_layers) == ("CPU", "cpu", "float32", 0)
-    assert (ran.model_type, ran.type_k) == ("llama 0M all F32", "f32")
-    assert 0 < ran.load_s < 60
-    assert isinstance(peer, Counted)  # so that its rows have work and a roofline
-    assert peer.config is ours.config
-    assert peer.vocab == 97
-    assert peer.bos is None  # without a tokenizer nobody puts one in front
-
-
-def test_bfloat16_stays_bfloat16_and_is_the_same_but_for_rounding(tmp_path):
-    ours = model(tmp_path, dtype="bfloat16")
-    peer = open_peer("transformers", ours, SETTINGS)
-    assert (peer.info.dtype, peer.info.bits_per_weight) == ("bfloat16", 16)
-    same = same_model(ours, peer, threads=1)
-    assert (same.ok, same.tolerance) == (True, 0.03)
-
-
-def test_both_engines_have_the_kernel_of_attention_that_was_asked_for(ours, monkeypatch):
+@pytest.mark.parametrize("name", ["llmcli", "transformers"])
+def test_only_off_takes_the_fused_kernel_away(ours, monkeypatch, name):
     from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 
     seen = []
@@ -103,17 +57,18 @@ def test_both_engines_have_the_kernel_of_attention_that_was_asked_for(ours, monk
         return fused(*args, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
-    logits = []
-    for way, fast in (("auto", True), ("on", True), ("off", False)):
-        peer = open_peer("transformers", ours, replace(SETTINGS, flash_attn=way))
-        peer.start(9, 1, 8)
-        with peer.computing():
-            peer.read([1, 2, 3])
-            peer.step(4)
+    for way, fast in (("on", True), ("off", False), ("auto", True)):
+        if name == "llmcli":
+            engine = LlmcliEngine(ours, engine_info(ours, 0.0), flash=way != "off")
+        else:
+            engine = open_peer(name, ours, replace(SETTINGS, flash_attn=way))
+        engine.start(9, 1, 8)
+        with engine.computing():
+            engine.read([1, 2, 3])
+            engine.step(4)
         assert set(seen) == {fast}
         seen.clear()
-        logits.append(peer.logits())
-    assert torch.allclose(logits[0], logits[2], atol=1e-4)
+    assert SDPBackend.FLASH_ATTENTION in _cur_sdpa_kernel_backends()  # and it is back
 
 
 def test_a_token_is_made_on_the_device_and_threads_are_those_of_the_test(ours, monkeypatch):
@@ -240,7 +195,7 @@ def test_other_weights_are_seen(ours, fault):
 def test_more_tokens_than_learned_positions_are_refused(tmp_path):
     peer = open_peer("transformers", model(tmp_path, write_gpt2), SETTINGS)
     peer.start(32, 1, 32)
-    with pytest.raises(UsageError, match="33 tokens do not fit 32 learned positions"):
+    with pytest.raises(UsageError, match="33 tokens does not fit the 32 positions"):
         peer.start(33, 1, 32)
 
 

@@ -1,10 +1,13 @@
-"""Who computes in a benchmark: the protocol of an engine, and this program's own."""
+"""Who computes in a benchmark: an engine, its work, and this program's own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, Protocol
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -12,37 +15,122 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import llmcli
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.counts import prefill_peak
+from llmcli.anatomy.counts import memory_need, prefill_peak
 from llmcli.anatomy.graph import graph
+from llmcli.anatomy.work import Works, added, calls_work, decode_work, prompt_calls, step_bytes
+from llmcli.commands.bench.report.plan import Test
 from llmcli.commands.bench.report.row import EngineInfo
-from llmcli.commands.bench.report.settings import CACHE_OF
+from llmcli.commands.bench.report.settings import CACHE_OF, Settings
 from llmcli.config import ModelConfig
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.graph.ops import Score
+from llmcli.graph.spec import Call, Logits
+from llmcli.measure.roofline import lower_bound_seconds
 from llmcli.model import Model
 from llmcli.ops.processor import has_bfloat16
+from llmcli.records.ceilings import Ceilings
 from llmcli.records.text import PhasePeak
+from llmcli.records.work import PartWork
 
 # The logits of a prompt's last token, or of each call's last; in the latter case layers that keep
 # nothing (`Graph.readers`) compute that token alone, as in the former, or the whole call.
 Reads = Literal["prompt", "calls", "whole"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkCounter:
+    """Counts the work of an engine whose weights are those of a configuration.
+
+    `numbers`: its arithmetic. `reads`: the logits that it computes while it reads a prompt, and the
+    tokens that its last layers compute.
+    """
+
+    config: ModelConfig
+    numbers: Arithmetic
+    reads: Reads = "prompt"
+
+    def calls(
+        self, tokens: int, settings: Settings, depth: int = 0
+    ) -> Iterator[tuple[Call, Logits]]:
+        """The forward calls that read a prompt after `depth` tokens.
+
+        Each of its batches ends with logits.
+        """
+        for start in range(0, tokens, settings.n_batch):
+            size = min(settings.n_batch, tokens - start)
+            calls = prompt_calls(batch=1, tokens=size, past=depth + start, chunk=settings.chunk)
+            for call, logits in calls:
+                yield call, logits if self.reads == "prompt" else "last"
+
+    def work(self, test: Test, settings: Settings) -> PartWork:
+        """Of one run, without reading its depth."""
+        return sum((added(works) for _, works in _phases(self, test, settings)), PartWork())
+
+    def working_set(self, test: Test) -> int:
+        """Bytes that the last step of a run reads again: the weights, and the keys and values."""
+        return step_bytes(self.config, test.capacity, numbers=self.numbers)
+
+    def roofline_ns(self, test: Test, settings: Settings, ceilings: Ceilings) -> float | None:
+        """The lower bound of one run's time, each part waiting for its bytes or for its products.
+
+        See `measure.roofline`. None where the rate of such products was not measured.
+        """
+        nbytes, whole = self.working_set(test), 0.0
+        for calls, works in _phases(self, test, settings):
+            seconds = lower_bound_seconds(
+                works, calls, ceilings, numbers=self.numbers, working_set=nbytes
+            )
+            if seconds is None:
+                return None
+            whole += seconds
+        return 1e9 * whole
+
+    def memory_bytes(self, test: Test, settings: Settings) -> int:
+        """Weights, cache and activations that such a run takes, as `info` counts them.
+
+        On the device that `auto` is: needed for shapes alone.
+        """
+        need = memory_need(
+            self.config,
+            self.numbers,
+            batch=1,
+            context=test.capacity,
+            chunk=settings.chunk,
+            cuda=devices.resolve_device("auto").type == "cuda",
+            native=has_bfloat16(),
+        )
+        return need.total
+
+
+@lru_cache(maxsize=8)  # needed twice for a row, and takes half a millisecond a token
+def _phases(counter: WorkCounter, test: Test, settings: Settings) -> tuple[tuple[int, Works], ...]:
+    """Each call that reads the prompt, then all that write tokens: (how many calls, work)."""
+    config, numbers, whole = counter.config, counter.numbers, counter.reads == "whole"
+    found = [
+        (1, calls_work(config, (call,), numbers=numbers, whole=whole))
+        for call in counter.calls(test.n_prompt, settings, test.n_depth)
+    ]
+    if test.n_gen:
+        past = test.n_depth + test.n_prompt
+        works = decode_work(config, batch=1, tokens=test.n_gen, past=past, numbers=numbers)
+        found.append((test.n_gen, works))
+    return tuple(found)
+
+
 class Engine(Protocol):
-    """One model, loaded. Every call returns when the device has done the work."""
+    """One model, loaded. Every call returns when the device has done the work.
 
-    @property
-    def info(self) -> EngineInfo:
-        """Of the engine, its model, and how it computes."""
+    `info`: of the engine, its model, and how it computes. Ids go from 0 to `vocab` - 1. `bos`: the
+    id that the model puts in front of a text, None where it does not. `counter`: of its work, None
+    where the weights are not those of a configuration of ours. On the device `meta` there are only
+    shapes.
+    """
 
-    @property
-    def vocab(self) -> int:
-        """Ids go from 0 to `vocab` - 1."""
-
-    @property
-    def bos(self) -> int | None:
-        """The id that the model puts in front of a text, None where it does not."""
+    info: EngineInfo
+    vocab: int
+    bos: int | None
+    counter: WorkCounter | None
 
     def start(self, tokens: int, threads: int, chunk: int) -> None:
         """An empty memory with room for so many tokens; prompts are read `chunk` at a time.
@@ -54,7 +142,7 @@ class Engine(Protocol):
         """What the calls of a run are made in: entered once, since entering takes time too."""
 
     def read(self, ids: Sequence[int]) -> None:
-        """Reads a prompt after what is there; the logits of its last token are computed."""
+        """Reads a prompt after the tokens in memory and computes the logits of its last token."""
 
     def step(self, id: int) -> None:
         """One more token; its logits are computed."""
@@ -70,24 +158,16 @@ class Engine(Protocol):
         """Gives the memory back; the engine is not used after it."""
 
 
-@runtime_checkable
-class Counted(Engine, Protocol):
-    """An engine whose work can be counted: the weights are those of this configuration.
+def random_ids(seed: int, what: str, tokens: int, vocab: int, bos: int | None) -> list[int]:
+    """Random ids, the same for every engine: with BOS in front where there is one.
 
-    On the device `meta` there are only shapes.
+    `what` names the run, so that no two runs read the same text.
     """
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model."""
-
-    @property
-    def numbers(self) -> Arithmetic:
-        """What it is computed in."""
-
-    @property
-    def reads(self) -> Reads:
-        """Which logits it computes while it reads a prompt, and of which tokens the last layers."""
+    draw = random.Random(f"{seed} {what}")
+    found = [draw.randrange(vocab) for _ in range(tokens)]
+    if bos is not None and found:
+        found[0] = bos
+    return found
 
 
 def attention(*, flash: bool) -> AbstractContextManager[None]:
@@ -111,12 +191,7 @@ def has_flash(device: torch.device, dtype: torch.dtype) -> bool:
 
 _BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "meta": "meta"}
 # what llama.cpp calls our dtypes in a file
-_FILE_TYPES = {
-    "float64": "all F64",
-    "float32": "all F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-}
+_FILE_TYPES = {"float64": "all F64", "float32": "all F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def engine_info(
@@ -131,7 +206,7 @@ def engine_info(
     """The facts of a model that was loaded in `load_s` seconds.
 
     `numbers`: another arithmetic than its own. `base`, `peak`: bytes held before loading and in it.
-    `on`: where a model of which there are only shapes was to be loaded.
+    `on`: the device that a model of shapes alone was meant for.
     """
     device = on or model.device
     count, numbers = model.parameter_count, numbers or model.arithmetic
@@ -155,7 +230,6 @@ def engine_info(
         type_k=CACHE_OF[numbers.cache],
         gpu_layers=layers if device.type in ("cuda", "mps") else 0,
         load_s=load_s,
-        bits_per_weight=8 * model.weight_bytes / count,
         base_bytes=base,
         load_peak=peak,
     )
@@ -167,14 +241,24 @@ def bos_of(model: Model) -> int | None:
     return tokenizer.bos_id if tokenizer is not None and tokenizer.add_bos else None
 
 
+def require_positions(config: ModelConfig, tokens: int) -> None:
+    """Raises UsageError for more tokens than the model has learned positions."""
+    positions = config.embedding.positions
+    if positions is not None and tokens > positions:
+        raise UsageError(
+            f"a test of {tokens} tokens does not fit the {positions} positions that "
+            "the model has learned",
+            hint=f"`-d`, `-p` and `-n` of a test are {positions} tokens at most",
+        )
+
+
 class LlmcliEngine:
     """Our decoder with one sequence's cache. On a GPU every call waits until it is done."""
 
-    reads: Reads = "prompt"
-
     def __init__(self, model: Model, info: EngineInfo, *, flash: bool = True) -> None:
         self.info = info
-        self.config, self.numbers = model.config, model.arithmetic
+        numbers = model.arithmetic
+        self.counter: WorkCounter | None = WorkCounter(config=model.config, numbers=numbers)
         self.vocab, self.bos = model.config.vocab, bos_of(model)
         self._model = model
         self._flash = flash
@@ -186,14 +270,8 @@ class LlmcliEngine:
 
         Raises UsageError for more tokens than the model has learned positions, OutOfMemory.
         """
-        positions = self.config.embedding.positions
         self._session = None  # before the next one is there
-        if positions is not None and tokens > positions:
-            raise UsageError(
-                f"a test of {tokens} tokens does not fit the {positions} positions that "
-                "the model has learned",
-                hint=f"`-d`, `-p` and `-n` of a test are {positions} tokens at most",
-            )
+        require_positions(self._model.config, tokens)
         if self._model.device.type != "meta":
             devices.require_memory(
                 self._needed(tokens, chunk),
@@ -234,8 +312,8 @@ class LlmcliEngine:
     def _needed(self, tokens: int, chunk: int) -> int:
         """Bytes of the cache and of the activations: Linux would kill the process, not refuse."""
         peak = prefill_peak(
-            self.config,
-            self.numbers,
+            self._model.config,
+            self._model.arithmetic,
             1,
             tokens,
             cuda=self._model.device.type == "cuda",
@@ -243,7 +321,7 @@ class LlmcliEngine:
             chunk=chunk,
         )
         if not self._flash:  # scores and pattern of all heads of a layer
-            model = graph(self.config)
+            model = graph(self._model.config)
             scored = (node for node in model.nodes.values() if isinstance(node.op, Score))
             heads = max((model.sizes(node.layer)["H"] for node in scored), default=0)
             peak += 2 * heads * min(chunk, tokens) * tokens * max(self._model.dtype.itemsize, 4)

@@ -10,13 +10,14 @@ from typing import Any, Protocol
 
 import torch
 
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import Checkpoint, open_checkpoint
 from llmcli.checkpoints.locate import find
-from llmcli.commands.bench.measure.engine import Counted, LlmcliEngine, engine_info, has_flash
+from llmcli.commands.bench.measure.engine import LlmcliEngine, engine_info, has_flash
 from llmcli.commands.bench.measure.peer import PeerEngine, open_peer, same_model
 from llmcli.commands.bench.report.plan import Plan
 from llmcli.commands.bench.report.row import EngineInfo
-from llmcli.commands.bench.report.settings import CACHE_OF, Settings
+from llmcli.commands.bench.report.settings import CACHE_OF, Settings, Weights
 from llmcli.devices import resolve_device
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.loading.arithmetic import quantize_without_effect
@@ -31,21 +32,17 @@ from llmcli.shell.headers import opened_headers
 from llmcli.shell.options import ModelOptions
 from llmcli.shell.output import Output
 
-Key = tuple[str, str, str, str]  # model, device, dtype, activations
 _DTYPES = {kind: dtype for dtype, kind in CACHE_OF.items()}
 
 
 class Listener(Protocol):
-    """Receives the progress of a load, notes, and what only `--verbose` shows."""
+    """Receives the progress of a load and notes."""
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
         """Progress of a load or a measurement."""
 
     def note(self, words: str) -> None:
         """A line for the user."""
-
-    def loaded(self, words: str) -> None:
-        """A model was loaded."""
 
     def measured(self, ceilings: Ceilings, products: str) -> None:
         """The machine's ceilings, those of products in that format among them."""
@@ -65,14 +62,13 @@ def refuse(settings: Settings) -> None:
         )
 
 
-def refuse_for(
-    settings: Settings, *, cache_type: str, gpu: bool, layers: int, flash: bool, rounds: bool
-) -> None:
+def refuse_for(settings: Settings, info: EngineInfo, *, flash: bool, rounds: bool) -> None:
     """Raises UsageError for settings that a loaded model cannot be run with.
 
     `flash`: it has a kernel of attention that keeps no scores. `rounds`: it has products for which
     activations are rounded to integers.
     """
+    layers = info.gpu_layers or 0
     if settings.activations != "auto" and not rounds:
         raise UsageError(
             f"`--activations {settings.activations}` has no effect: no weights are multiplied in "
@@ -81,23 +77,23 @@ def refuse_for(
         )
     if settings.flash_attn == "on" and not flash:
         raise UsageError(
-            f"there is no flash attention in {cache_type} on this device",
+            f"there is no flash attention in {info.type_k} on this device",
             hint="leave out `-fa`, or try `--dtype bfloat16`",
         )
     for name, kind in (("type_k", settings.type_k), ("type_v", settings.type_v)):
-        if kind not in ("auto", cache_type):
+        if kind not in ("auto", info.type_k):
             raise UsageError(
-                f"a cache of `{kind}` ({name}) in a model that keeps it in {cache_type} has no "
+                f"a cache of `{kind}` ({name}) in a model that keeps it in {info.type_k} has no "
                 "kernel in this version",
                 hint=f"leave out `-ct{name[-1]}`, or compute in it too: `--dtype {_DTYPES[kind]}`",
             )
-    if gpu and settings.no_kv_offload:
+    if layers and settings.no_kv_offload:
         raise UsageError(
             "a cache on the CPU for a model on a GPU is not supported", hint="leave out `-nkvo`"
         )
-    if gpu and 0 <= settings.n_gpu_layers <= layers:
+    if 0 <= settings.n_gpu_layers < layers:
         raise UsageError(
-            f"{settings.n_gpu_layers} of {layers + 1} layers on a GPU: it has all or none",
+            f"{settings.n_gpu_layers} of {layers} layers on a GPU: it has all or none",
             hint="write `-ngl 0` for the CPU alone, or leave it out",
         )
 
@@ -116,10 +112,8 @@ class Engines:
         self._out = out
         self._listener = listener
         self._stack = ExitStack()
-        self._key: Key | None = None
-        self._model: Model | None = None
-        self._info: EngineInfo | None = None
-        self._known: dict[Key, EngineInfo | None] = {}
+        self._loaded: tuple[Weights, Model, EngineInfo] | None = None
+        self._known: dict[Weights, EngineInfo | None] = {}
         self._same: dict[tuple[str, str, str], ViewCheck] = {}
 
     def __enter__(self) -> Engines:
@@ -135,55 +129,52 @@ class Engines:
         Raises UsageError for what is not supported, and what opening and loading raise.
         """
         refuse(settings)
-        key = _key(settings)
-        if self._model is None or key != self._key:
-            self._load(*key)
-        self._key = key
-        model, info = self._model, self._info
-        assert model is not None
-        assert info is not None
-        refuse_for(
-            settings,
-            cache_type=info.type_k,
-            gpu=model.device.type in ("cuda", "mps"),
-            layers=len(model.config.layers),
-            flash=has_flash(model.device, model.dtype),
-            rounds=model.arithmetic.rounds_inputs,
-        )
+        if self._loaded is None or self._loaded[0] != settings.weights:
+            self._unload()
+            self._loaded = settings.weights, *self._load(*settings.weights)
+        _, model, info = self._loaded
+        flash, rounds = has_flash(model.device, model.dtype), model.arithmetic.rounds_inputs
+        refuse_for(settings, info, flash=flash, rounds=rounds)
         SIGNALS.check()  # a signal's exception may have got lost in a library
         described = (settings.model, info.device, info.weight_format, info.product_format)
         if described not in self.models:
             if not any(name == settings.model for name, *_ in self.models):
                 self._note(settings.model, model)
             self.models[described] = model.describe()
-            self._listener.loaded(
-                f"loaded {settings.model} in {info.load_s or 0:.3g} s: "
-                f"{info.formats} on {info.device}"
-            )
+            if self._plan.runs.verbose:
+                self._listener.note(
+                    f"loaded {settings.model} in {info.load_s or 0:.3g} s: "
+                    f"{info.formats} on {info.device}"
+                )
         return LlmcliEngine(model, info, flash=settings.flash_attn != "off")
 
     def known(self, settings: Settings) -> EngineInfo | None:
         """What the headers say of a model that was not loaded; None where they cannot be read."""
-        key = _key(settings)
-        if self._info is not None and key == self._key:
-            return replace(self._info.without_memory(), load_s=None)
+        key = settings.weights
+        if self._loaded is not None and self._loaded[0] == key:
+            return replace(self._loaded[2].without_memory(), load_s=None)
         if key not in self._known:
-            self._known[key] = self._from_headers(*key)
+            try:
+                self._known[key] = self._from_headers(*key)
+            except (LlmcliError, OSError):
+                self._known[key] = None
         return self._known[key]
 
     def peer(self, settings: Settings) -> PeerEngine:
         """The engine of `--against` with the same weights, compared with ours once."""
-        model = self._model if _key(settings) == self._key else None
-        if model is None or self._plan.ours.against is None:
+        name, loaded = self._plan.ours.against, self._loaded
+        if name is None or loaded is None or loaded[0] != settings.weights:
             raise LlmcliError("the model could not be loaded")
-        engine = open_peer(self._plan.ours.against, model, settings)
+        _, model, _ = loaded
+        engine = open_peer(name, model, settings)
         weights = model.arithmetic.weight_format(model.config)
         key = (settings.model, engine.info.device, weights)
         if key not in self._same:
             same = same_model(model, engine, threads=settings.n_threads, seed=self._plan.ours.seed)
-            if self._same:  # the names of a document's checks differ
-                same = replace(same, name=f"{same.name}_{len(self._same) + 1}")
-            self._same[key] = replace(same, words=f"{', '.join(key)}: {same.words}")
+            # the names of a document's checks differ
+            number = f"_{len(self._same) + 1}" if self._same else ""
+            words = f"{', '.join(key)}: {same.words}"
+            self._same[key] = replace(same, name=same.name + number, words=words)
             if not same.ok:
                 self._listener.note(
                     f"{engine.info.engine} does not compute what llmcli does with "
@@ -197,8 +188,8 @@ class Engines:
         """Whether the two engines compute the same: each model, device and weight format once."""
         return tuple(self._same.values())
 
-    def ceilings(self, engine: Counted, working_set: int) -> Ceilings | None:
-        """What the machine can do at most with the threads and numbers of `engine`.
+    def ceilings(self, device: str, numbers: Arithmetic, working_set: int) -> Ceilings | None:
+        """What the machine can do at most with the current threads and these numbers.
 
         Called once for every device, arithmetic and number of threads. `working_set`: bytes that a
         step of the longest test reads again and again. Of shapes alone: what it could do on the
@@ -206,55 +197,54 @@ class Engines:
         """
         if self._plan.ours.no_ceilings:
             return None
-        meta = engine.info.device == "meta"
         found = ceilings.measure_ceilings(
-            resolve_device("auto" if meta else engine.info.device),
-            engine.numbers,
+            resolve_device("auto" if device == "meta" else device),
+            numbers,
             threads=torch.get_num_threads(),
             working_set=working_set,
             progress=self._listener,
         )
-        self._listener.measured(found, engine.numbers.products)
+        if self._plan.runs.verbose:
+            self._listener.measured(found, numbers.products)
         return found
 
-    def _load(self, name: str, device: str, dtype: str, activations: str) -> None:
-        self._unload()
-        ours = self._plan.ours
-        if device == "meta":
-            checkpoint, open_s = self._open(name)
-            begin = perf_counter()
-            self._model = load_shapes(
-                checkpoint, dtype=dtype, quantize=ours.quantize, activations=activations
-            )
-            self._info = engine_info(self._model, open_s + perf_counter() - begin)
-            return
-        on, base = resolve_device(device), resident_bytes()
+    def _load(
+        self, name: str, device: str, dtype: str, activations: str
+    ) -> tuple[Model, EngineInfo]:
+        meta = device == "meta"
+        on, base = (None, None) if meta else (resolve_device(device), resident_bytes())
+        how: Any = {"quantize": self._plan.ours.quantize, "activations": activations}
         with Peak(on) as peak:
             checkpoint, open_s = self._open(name)
             begin = perf_counter()
-            self._model = load_checkpoint(
-                checkpoint,
-                device=device,
-                dtype=dtype,
-                quantize=ours.quantize,
-                activations=activations,
-                text=False,
-                progress=self._listener,
-                random_weights=ours.seed if ours.random_weights else None,
-            )
+            if meta:
+                model = load_shapes(checkpoint, dtype=dtype, **how)
+            else:
+                model = load_checkpoint(
+                    checkpoint,
+                    device=device,
+                    dtype=dtype,
+                    text=False,
+                    progress=self._listener,
+                    random_weights=self._plan.ours.weights_seed,
+                    **how,
+                )
             load_s = open_s + perf_counter() - begin
-        held = phase_peak("load", [peak])
-        self._info = engine_info(self._model, load_s, base=base, peak=held)
+        held = None if meta else phase_peak("load", [peak])
+        return model, engine_info(model, load_s, base=base, peak=held)
 
     def _unload(self) -> None:
         """Gives the model's memory back."""
-        had, self._model, self._info = self._model is not None, None, None
-        if had:
+        loaded, self._loaded = self._loaded is not None, None
+        if loaded:
             gc.collect()
             torch.cuda.empty_cache()  # nothing where CUDA was never used
 
-    def _open(self, name: str) -> tuple[Checkpoint, float]:
-        """The checkpoint, and the seconds that its headers took once they were there."""
+    def _open(self, name: str, *, fetch: bool = True) -> tuple[Checkpoint, float]:
+        """The checkpoint, and the seconds that its headers took once they were there.
+
+        Without `fetch` weights that are not on this machine are ModelNotFound or NetworkError.
+        """
         ours = self._plan.ours
         if self._plan.shapes_only:
             options = ModelOptions(model=name, revision=ours.revision, offline=ours.offline)
@@ -264,34 +254,25 @@ class Engines:
         name, path = find(
             name,
             revision=ours.revision,
-            offline=ours.offline,
+            offline=ours.offline or not fetch,
             progress=self._listener,
-            note=self._out.note,
+            note=self._out.note if fetch else None,
         )
         begin = perf_counter()
         return open_checkpoint(path, name=name), perf_counter() - begin
 
-    def _from_headers(
-        self, name: str, device: str, dtype: str, activations: str
-    ) -> EngineInfo | None:
+    def _from_headers(self, name: str, device: str, dtype: str, activations: str) -> EngineInfo:
         """Of a model that is not to be loaded: nothing is fetched for it."""
-        try:
-            if self._plan.shapes_only:
-                checkpoint = self._open(name)[0]
-            else:
-                name, path = find(name, revision=self._plan.ours.revision, offline=True)
-                checkpoint = open_checkpoint(path, name=name)
-            on = torch.device("meta") if device == "meta" else resolve_device(device)
-            model = load_shapes(
-                checkpoint,
-                dtype=dtype,
-                quantize=self._plan.ours.quantize,
-                activations=activations,
-                like="auto" if device == "meta" else str(on),
-            )
-            return engine_info(model, None, on=on)
-        except (LlmcliError, OSError):
-            return None
+        checkpoint, _ = self._open(name, fetch=False)
+        on = torch.device("meta") if device == "meta" else resolve_device(device)
+        model = load_shapes(
+            checkpoint,
+            dtype=dtype,
+            quantize=self._plan.ours.quantize,
+            activations=activations,
+            like="auto" if device == "meta" else str(on),
+        )
+        return engine_info(model, None, on=on)
 
     def _note(self, name: str, model: Model) -> None:
         """Warns once per model: a test exceeds its trained context, `--quantize` has no effect."""
@@ -306,7 +287,3 @@ class Engines:
             words = quantize_without_effect(model.checkpoint, self._plan.ours.quantize)
             if words:
                 self._listener.note(words)
-
-
-def _key(settings: Settings) -> Key:
-    return settings.model, settings.placed, settings.dtype, settings.activations

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmcli.commands.bench.measure.peer import silent
+from llmcli.commands.bench.measure.engine import WorkCounter
+from llmcli.commands.bench.measure.peer import silent, unusable
 from llmcli.commands.bench.report.row import EngineInfo
 from llmcli.commands.bench.report.settings import CACHE_OF, CACHE_TYPES, FLASH, Settings
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
@@ -43,7 +44,7 @@ _DEFAULT = "f16"  # of a cache, where nothing is said
 
 
 def cache_type(requested: str) -> tuple[str, int]:
-    """(name, number) of a cache's type; `auto` is f16, as it is there by default."""
+    """(name, number) of a cache's type; `auto` is f16, llama.cpp's default."""
     name = _DEFAULT if requested == "auto" else CACHE_OF.get(requested, requested)
     if name not in CACHE_TYPES:
         raise UsageError(
@@ -60,6 +61,8 @@ _NEEDED = ("llama_model_load_from_file", "llama_get_memory", "llama_memory_clear
 
 class LlamaCpp:
     """Engine over a `llama_model` and a `llama_context` that each `start` makes anew."""
+
+    counter: WorkCounter | None = None  # it computes in the formats of the file
 
     def __init__(
         self, library: Any, model: Any, log: Log, settings: Settings, ours: Model, load_s: float
@@ -82,15 +85,13 @@ class LlamaCpp:
         library.llama_model_desc(model, text, len(text))
         described = text.value.decode(errors="replace")
         format = described.rpartition(" ")[2]
-        size = int(library.llama_model_size(model))
-        count = int(library.llama_model_n_params(model))
         on_gpu = _on_gpu(library, ours)
         self.info = EngineInfo(  # `dtype` is the file's type, `Q4_K - Medium`
             engine="llama.cpp",
             engine_version=f"llama-cpp-python {library.__version__}",
             model_type=described,
-            model_size=size,
-            model_n_params=count,
+            model_size=int(library.llama_model_size(model)),
+            model_n_params=int(library.llama_model_n_params(model)),
             backends=_BACKENDS[ours.device.type] if on_gpu else "CPU",
             device=str(ours.device) if on_gpu else "cpu",
             dtype=format,
@@ -99,7 +100,6 @@ class LlamaCpp:
             type_k=self._type_k[0],
             gpu_layers=len(ours.config.layers) + 1 if on_gpu else 0,  # the head counts as one
             load_s=load_s,
-            bits_per_weight=8 * size / count,
         )
 
     def start(self, tokens: int, threads: int, chunk: int) -> None:
@@ -220,15 +220,9 @@ def open_llama_cpp(ours: Model, settings: Settings) -> LlamaCpp:
         with silent():
             import llama_cpp as library
     except (ImportError, OSError, RuntimeError):  # the latter where its C library does not load
-        raise UsageError(
-            "llama.cpp is not installed, so that nothing can be compared with it",
-            hint="run `pip install llama-cpp-python`",
-        ) from None
+        raise unusable("llama-cpp-python") from None
     if not all(hasattr(library, name) for name in _NEEDED):
-        raise UsageError(
-            f"llama-cpp-python {library.__version__} is too old to be compared with",
-            hint="run `pip install --upgrade llama-cpp-python`",
-        )
+        raise unusable("llama-cpp-python", library.__version__)
     for type_ in (settings.type_k, settings.type_v):
         cache_type(type_)
     if not _logs:

@@ -12,8 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from llmcli.commands.bench.measure.engine import Engine
-from llmcli.commands.bench.measure.run import random_ids
+from llmcli.commands.bench.measure.engine import Engine, random_ids
 from llmcli.commands.bench.report.plan import EngineName
 from llmcli.commands.bench.report.settings import Settings
 from llmcli.errors import UsageError
@@ -50,6 +49,19 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, or not there at all
             stream.flush()
+
+
+def unusable(package: str, old: str = "") -> UsageError:
+    """The error for a package that is not installed, or of a version that is too old."""
+    if old:
+        return UsageError(
+            f"{package} {old} is too old to be compared with",
+            hint=f"run `pip install --upgrade {package}`",
+        )
+    return UsageError(
+        f"{package} is not installed, so that nothing can be compared with it",
+        hint=f"run `pip install {package}`",
+    )
 
 
 class PeerEngine(Engine, Protocol):

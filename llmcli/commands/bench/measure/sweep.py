@@ -1,134 +1,318 @@
-"""A benchmark of several configurations: whatever fails is a row, and the others are run."""
+"""A benchmark of several configurations: one that fails is a row, and the others are run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice, takewhile
-from time import sleep
+from itertools import islice, pairwise, takewhile
+from time import perf_counter_ns, sleep
 from typing import Any
 
-from llmcli.commands.bench.measure import counts
-from llmcli.commands.bench.measure.engine import Counted
+import torch
+
+from llmcli.commands.bench.measure.engine import Engine, WorkCounter, random_ids
 from llmcli.commands.bench.measure.engines import Engines
-from llmcli.commands.bench.measure.run import Slot
 from llmcli.commands.bench.report.plan import EngineName, Plan, Test
-from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, EngineInfo, Row
+from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, EngineInfo, Row, Run
 from llmcli.commands.bench.report.settings import Settings
+from llmcli.errors import (
+    LlmcliError,
+    OutOfMemory,
+    UsageError,
+    as_lacking,
+    as_out_of_memory,
+    first_line,
+)
+from llmcli.measure.peaks import Peak, PhaseMemory, most
 from llmcli.measure.ratios import paired
-from llmcli.measure.runs import in_turns
+from llmcli.measure.runs import gc_disabled, in_turns
 from llmcli.records.ceilings import Ceilings
 
-
-def against(ours: Row, theirs: Row, order: Sequence[EngineName]) -> Against:
-    """Ours ÷ theirs in tokens per second of each pair of runs, which `order` lists as made."""
-    return Against(
-        test=ours.test.name,
-        peer=theirs.info.engine,
-        of_means=ours.avg_ts / theirs.avg_ts,
-        order=tuple(order),
-        number=ours.number,
-        **vars(paired(theirs.samples_ns, ours.samples_ns)),
-    )
+OnStatus = Callable[[str], None]
+_HINT = "use a smaller model or shorter tests (`-p`, `-d`, `-ub`); `llmcli info` says what fits"
 
 
-def sweep(
-    plan: Plan,
-    engines: Engines,
-    build: BuildInfo,
-    *,
-    on_row: Callable[[Row], None],
-    on_status: Callable[[str], None] = lambda words: None,
-) -> BenchReport:
-    """Every test of every configuration, in that order; each row is handed out when it is there.
+def failure(error: Exception) -> LlmcliError:
+    """An exception as a row has it.
+
+    Memory that is missing is OutOfMemory. Anything that is not ours is a bug here or in a peer:
+    exit 1, the exception named.
+    """
+    known = error if isinstance(error, LlmcliError) else None
+    words = f"internal error: {type(error).__name__}: {first_line(error)}"
+    found = known or as_out_of_memory(error, hint=_HINT) or as_lacking(error) or LlmcliError(words)
+    found.__traceback__ = found.__cause__ = found.__context__ = None  # their frames hold tensors
+    return found
+
+
+class Slot:
+    """A place for one engine of a sweep: what is loaded in it, or why nothing is (`failed`).
+
+    Has the runs and the peak of the test at hand, and keeps a depth that was read once. What it
+    reads is drawn from `seed` and the name of the run. `sole`: no other engine is in this
+    process, whose memory would be in every peak.
+    """
+
+    def __init__(
+        self, name: EngineName, load: Callable[[Settings], Engine], seed: int, *, sole: bool
+    ) -> None:
+        self.name = name
+        self.sole = sole
+        self.engine: Engine | None = None
+        self.settings: Settings | None = None
+        self.failed: LlmcliError | None = None
+        self.runs: list[Run] = []
+        self.peak: int | None = None
+        self.memory = PhaseMemory()
+        self._load = load
+        self._seed = seed
+        self._room = 0
+        self._filled = 0  # the depth that is at the beginning of the memory
+
+    def open(self, settings: Settings, *, beside: Slot | None = None) -> None:
+        """Loads the engine for these settings, unless the current one serves them too.
+
+        Fails with the error of the slot `beside` if that has no engine to compare with.
+        """
+        if self.settings is None:
+            self.failed = None
+            if beside is not None and beside.engine is None:
+                self.failed = beside.failed
+            else:
+                try:
+                    self.engine = self._load(settings)
+                except Exception as error:
+                    self.failed = failure(error)
+        self.settings = settings
+        self._room = self._filled = 0
+
+    def close(self) -> None:
+        """Gives the engine back."""
+        engine, self.engine, self.settings = self.engine, None, None
+        if engine is not None:
+            engine.close()
+
+    @property
+    def meta(self) -> bool:
+        """Whether there are only shapes: nothing to time."""
+        return self.engine is not None and self.engine.info.device == "meta"
+
+    def prepare(self, test: Test, room: int, *, warmup: bool, on_status: OnStatus) -> None:
+        """Begins another test, in a memory with `room` for it and those after it at its depth.
+
+        A depth is read once for all of them. Where so much does not fit the machine, or the
+        positions that the model has learned, the test has its own memory.
+        """
+        self.runs, self.peak = [], None
+        if self.engine is not None:
+            self.failed = None
+            self.memory = PhaseMemory(self._gpu)
+            with self._attempt():
+                self._make_room(self.engine, test, room)
+                if warmup:
+                    self._warm_up(self.engine, test, on_status)
+
+    def repeat(self, test: Test, of: int, on_status: OnStatus) -> None:
+        """The next of so many repetitions, in an empty memory or one with the depth in it."""
+        if self.engine is not None and self.failed is None:
+            with self._attempt():
+                self.runs.append(self._run(self.engine, test, of, on_status))
+
+    @contextmanager
+    def _attempt(self) -> Iterator[None]:
+        """Keeps the peak of what is done inside, or the failure."""
+        with Peak(self._gpu) as peak:
+            try:
+                yield
+            except Exception as error:
+                self.failed = failure(error)
+                self._room = self._filled = 0  # the next test begins with a new memory
+                return
+        self.peak = most(self.peak, peak.nbytes)
+
+    @property
+    def _gpu(self) -> torch.device | None:
+        """The GPU whose memory counts, None where it is the process's."""
+        device = "" if self.engine is None else self.engine.info.device
+        return torch.device(device) if device.startswith("cuda") else None
+
+    def _make_room(self, engine: Engine, test: Test, room: int) -> None:
+        if test.n_depth and self._filled == test.n_depth and self._room >= test.capacity:
+            return
+        try:
+            self._start(engine, room)
+        except (OutOfMemory, UsageError):
+            if room == test.capacity:
+                raise
+            self._start(engine, test.capacity)
+
+    def _start(self, engine: Engine, room: int) -> None:
+        assert self.settings is not None
+        self._room = self._filled = 0
+        engine.start(room, self.settings.n_threads, self.settings.chunk)
+        self._room = room
+
+    def _warm_up(self, engine: Engine, test: Test, on_status: OnStatus) -> None:
+        """Runs behind the depth that is in the memory, so that it need not be read again."""
+        keep = self._filled
+        with engine.computing():
+            engine.rewind(keep)
+            if test.n_prompt:
+                on_status("warmup prompt run")
+                self._read(engine, "warm-up", test.n_prompt)
+                engine.rewind(keep)
+            if test.n_gen:
+                on_status("warmup generation run")
+                with self.memory.phase("decode"):
+                    engine.step(self._ids("warm-up", 1)[0])
+                engine.rewind(keep)
+
+    def _run(self, engine: Engine, test: Test, of: int, on_status: OnStatus) -> Run:
+        number = len(self.runs)  # after a failure none is run
+        counted = f"{number + 1}/{of}"
+        with engine.computing():
+            if test.n_depth:
+                cached = self._filled == test.n_depth
+                on_status(f"depth run {counted}" + (" (cached)" if cached else ""))
+                if not cached:
+                    engine.rewind(0)
+                    self._filled = 0
+                    self._read(engine, "depth", test.n_depth)
+                    self._filled = test.n_depth
+            engine.rewind(test.n_depth)
+            on_status(f"{'prompt' if test.n_prompt else 'generation'} run {counted}")
+            prompt = self._batches(f"{test.name} {number}", test.n_prompt)
+            written = self._ids(f"{test.name} {number} after", test.n_gen)
+            with gc_disabled():
+                return self._timed(engine, prompt, written)
+
+    def _timed(self, engine: Engine, prompt: list[list[int]], written: list[int]) -> Run:
+        read, step = engine.read, engine.step
+        first, marks = None, [0]
+        if prompt:
+            with self.memory.phase("prefill"):
+                begin = perf_counter_ns()
+                for batch in prompt:
+                    read(batch)
+                first = perf_counter_ns() - begin
+        if written:  # reading the marks of the memory is in neither time
+            with self.memory.phase("decode"):
+                marks = [perf_counter_ns()]
+                for id in written:
+                    step(id)
+                    marks.append(perf_counter_ns())
+        return Run(
+            total=(first or 0) + marks[-1] - marks[0],
+            first=first,
+            tokens=tuple(after - before for before, after in pairwise(marks)),
+        )
+
+    def _read(self, engine: Engine, what: str, tokens: int) -> None:
+        with self.memory.phase("prefill"):
+            for batch in self._batches(what, tokens):
+                engine.read(batch)
+
+    def _batches(self, what: str, tokens: int) -> list[list[int]]:
+        """A prompt in batches of `n_batch`; the engine reads each in calls of `chunk`."""
+        assert self.settings is not None
+        ids, size = self._ids(what, tokens), self.settings.n_batch
+        return [ids[start : start + size] for start in range(0, tokens, size)]
+
+    def _ids(self, what: str, tokens: int) -> list[int]:
+        assert self.engine is not None
+        return random_ids(self._seed, what, tokens, self.engine.vocab, self.engine.bos)
+
+
+class Sweep:
+    """Every test of every configuration, in that order; each row is handed out once complete.
 
     An engine is kept while the configurations differ only in what `start` takes. With a peer both
     engines are loaded and their runs take turns, who begins changing each time; a row of ours
     comes before the peer's of the same test. `on_status` receives what llama-bench prints,
     `benchmark 1/4: prompt run 1/5`.
-
-    Errors that a user can cause, memory that is missing, and any error of a peer make rows of
-    their kind. KeyboardInterrupt ends the sweep: the report has the rows that are whole.
     """
-    run = _Sweep(plan, engines, build, on_row, on_status)
-    interrupted = False
-    try:
-        for settings in plan.configurations:
-            run.configuration(settings)
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        for slot in run.slots:
-            slot.close()
-    ceilings = tuple(found for found in run.ceilings.values() if found is not None)
-    return BenchReport(
-        rows=tuple(run.rows),
-        against=tuple(run.against),
-        ceilings=ceilings,
-        interrupted=interrupted,
-    )
-
-
-class _Sweep:
-    """The plan, and its results so far."""
 
     def __init__(
         self,
         plan: Plan,
         engines: Engines,
         build: BuildInfo,
+        *,
         on_row: Callable[[Row], None],
-        on_status: Callable[[str], None],
+        on_status: OnStatus,
     ) -> None:
-        self.plan, self.engines, self.build = plan, engines, build
-        self.on_row, self.on_status = on_row, on_status
+        self._plan, self._engines, self._build = plan, engines, build
+        self._on_row, self._on_status = on_row, on_status
         peer, seed = plan.ours.against, plan.ours.seed
-        self.slots = [Slot("llmcli", engines.load, seed, sole=peer is None)]
+        self._slots = [Slot("llmcli", engines.load, seed, sole=peer is None)]
         if peer is not None:
-            self.slots.append(Slot(peer, engines.peer, seed, sole=False))
-        self.rows: list[Row] = []
-        self.against: list[Against] = []
-        self.ceilings: dict[tuple[str, str, str, int], Ceilings | None] = {}
-        self.done = 0
-        self.total = len(plan.configurations) * len(plan.tests)
+            self._slots.append(Slot(peer, engines.peer, seed, sole=False))
+        self._rows: list[Row] = []
+        self._against: list[Against] = []
+        self._ceilings: dict[tuple[str, str, str, int], Ceilings | None] = {}
+        self._done = 0
+        self._total = len(plan.configurations) * len(plan.tests)
 
-    def configuration(self, settings: Settings) -> None:
+    def run(self) -> BenchReport:
+        """The rows that are whole when it ends.
+
+        Errors that a user can cause, memory that is missing, and any error of a peer make rows of
+        their kind. KeyboardInterrupt ends the sweep.
+        """
+        interrupted = False
+        try:
+            for settings in self._plan.configurations:
+                self._measure(settings)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            for slot in self._slots:
+                slot.close()
+        return BenchReport(
+            rows=tuple(self._rows),
+            against=tuple(self._against),
+            ceilings=tuple(found for found in self._ceilings.values() if found is not None),
+            interrupted=interrupted,
+        )
+
+    def _measure(self, settings: Settings) -> None:
         """All tests with those settings."""
-        tests = self.plan.tests
-        second = self.plan.like_for_like and settings.activations == "8"
-        if second and not _rounds(self.slots[0]):
-            self.total -= len(tests)
-            return
-        for slot in self.slots:
+        tests, (ours, *others) = self._plan.tests, self._slots
+        if self._plan.like_for_like and settings.activations == "8":
+            counter = None if ours.engine is None else ours.engine.counter
+            if counter is None or not counter.numbers.rounds_inputs:
+                self._total -= len(tests)
+                return
+        for slot in self._slots:
             if slot.settings is not None and not slot.settings.same_engine(settings):
                 slot.close()  # all of them before one is loaded: old and new may not fit
-        ours, *others = self.slots
         ours.open(settings)
         for slot in others:
             slot.open(settings, beside=ours)
         for number, test in enumerate(tests):
-            if self.plan.runs.delay:
-                sleep(self.plan.runs.delay)
-            self.done += 1
+            if self._plan.runs.delay:
+                sleep(self._plan.runs.delay)
+            self._done += 1
             self._say("starting")
             began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            order = self._runs(test, _room(tests[number:]))
+            order = self._run(test, _room(tests[number:]))
             self._add_rows(settings, test, began, order)
 
     def _say(self, what: str, slot: Slot | None = None) -> None:
         """Names the engine where there are two: `prompt run 1/5 (transformers)`."""
-        if slot is not None and len(self.slots) > 1:
+        if slot is not None and len(self._slots) > 1:
             what += f" ({slot.name})"
-        self.on_status(f"benchmark {self.done}/{self.total}: {what}")
+        self._on_status(f"benchmark {self._done}/{self._total}: {what}")
 
-    def _runs(self, test: Test, room: int) -> list[EngineName]:
+    def _run(self, test: Test, room: int) -> tuple[EngineName, ...]:
         """Warm-ups, then the repetitions of all engines in turns: the order they were made in."""
         order: list[EngineName] = []
-        repetitions = self.plan.runs.repetitions
-        for slot in self.slots:
-            warmup = not self.plan.runs.no_warmup or slot.meta  # so that shapes are computed
+        repetitions = self._plan.runs.repetitions
+        for slot in self._slots:
+            warmup = not self._plan.runs.no_warmup or slot.meta  # so that shapes are computed
             slot.prepare(test, room, warmup=warmup, on_status=partial(self._say, slot=slot))
 
         def once(slot: Slot) -> None:
@@ -136,78 +320,70 @@ class _Sweep:
                 slot.repeat(test, repetitions, partial(self._say, slot=slot))
                 order.append(slot.name)
 
-        for _ in islice(in_turns(*(partial(once, slot) for slot in self.slots)), repetitions):
+        for _ in islice(in_turns(*(partial(once, slot) for slot in self._slots)), repetitions):
             pass
-        return order
+        return tuple(order)
 
     def _add_rows(
-        self, settings: Settings, test: Test, began: str, order: list[EngineName]
+        self, settings: Settings, test: Test, began: str, order: tuple[EngineName, ...]
     ) -> None:
         """The rows of a test, ours first, and how they compare."""
-        first = len(self.rows) + 1
         rows = [
             self._row(slot, number, settings, test, began)
-            for number, slot in enumerate(self.slots, start=first)
+            for number, slot in enumerate(self._slots, start=len(self._rows) + 1)
         ]
         if len(rows) == 2 and all(row.runs for row in rows):
-            pair = against(rows[0], rows[1], order)
-            self.against.append(pair)
-            rows[0] = replace(
-                rows[0],
-                against_ratio=pair.median,
-                against_ratios=pair.ratios,
-                against_order=pair.order,
+            ours, theirs = rows
+            pair = Against(
+                test=test.name,
+                peer=theirs.info.engine,
+                of_means=ours.avg_ts / theirs.avg_ts,
+                order=order,
+                number=ours.number,
+                **vars(paired(theirs.samples_ns, ours.samples_ns)),
             )
-        self.rows += rows
+            self._against.append(pair)
+            rows[0] = replace(
+                ours, against_ratio=pair.median, against_ratios=pair.ratios, against_order=order
+            )
+        self._rows += rows
         for row in rows:
-            self.on_row(row)
+            self._on_row(row)
 
     def _row(self, slot: Slot, number: int, settings: Settings, test: Test, began: str) -> Row:
         engine, more = slot.engine, dict[str, Any](meta=slot.meta)
-        if slot.failed is not None:
-            more |= {"error": slot.failed, "hint": slot.hint}
-        if engine is None:
-            info = self._known(slot, settings)
-        else:
+        if engine is not None:
             info = engine.info if slot.sole else engine.info.without_memory()
-        if slot.failed is None and slot.sole and not slot.meta:
+        else:
+            info = self._engines.known(settings) or EngineInfo.unknown(slot.name, settings)
+            if info.engine != slot.name:
+                info = replace(info, engine=slot.name, engine_version="")
+        if slot.failed is not None:
+            return Row.of(
+                number, settings, test, info, self._build, began, error=slot.failed, **more
+            )
+        if slot.sole and not slot.meta:
             load = () if info.load_peak is None else (info.load_peak,)
             more |= {"peak_memory_bytes": slot.peak, "peaks": load + slot.memory.peaks}
-        if slot.failed is None and isinstance(engine, Counted):
-            more |= self._counted(engine, settings, test)
-        runs = slot.runs if slot.failed is None else ()
-        return Row.of(number, settings, test, info, self.build, began, runs, **more)
+        if engine is not None and engine.counter is not None:
+            more |= self._work(engine.counter, info.device, settings, test)
+        return Row.of(number, settings, test, info, self._build, began, slot.runs, **more)
 
-    def _known(self, slot: Slot, settings: Settings) -> EngineInfo:
-        """What the headers say of a model that the engine of this slot did not load."""
-        found = self.engines.known(settings)
-        if found is None:
-            return EngineInfo.unknown(slot.name, settings)
-        if slot.name == found.engine:
-            return found
-        return replace(found, engine=slot.name, engine_version="")
-
-    def _counted(self, engine: Counted, settings: Settings, test: Test) -> dict[str, Any]:
+    def _work(
+        self, counter: WorkCounter, device: str, settings: Settings, test: Test
+    ) -> dict[str, Any]:
         """What is known from the configuration; on the device `meta` it is all there is."""
-        config, numbers, reads = engine.config, engine.numbers, engine.reads
-        found: dict[str, Any] = {"work": counts.work(config, numbers, test, settings, reads)}
-        if engine.info.device == "meta":
-            need = counts.memory_bytes(config, numbers, test, settings)
-            found["estimated_memory_bytes"] = need
-        key = (engine.info.device, numbers.dtype, numbers.products, settings.n_threads)
-        if key not in self.ceilings:
-            working_set = counts.working_set(config, numbers, self.plan.longest)
-            self.ceilings[key] = self.engines.ceilings(engine, working_set)
-        if (ceilings := self.ceilings[key]) is not None:
-            found["roofline_ns"] = counts.roofline_ns(
-                config, numbers, test, settings, ceilings, reads
-            )
+        found: dict[str, Any] = {"work": counter.work(test, settings)}
+        if device == "meta":
+            found["estimated_memory_bytes"] = counter.memory_bytes(test, settings)
+        numbers = counter.numbers
+        key = (device, numbers.dtype, numbers.products, settings.n_threads)
+        if key not in self._ceilings:
+            working_set = counter.working_set(self._plan.longest)
+            self._ceilings[key] = self._engines.ceilings(device, numbers, working_set)
+        if (ceilings := self._ceilings[key]) is not None:
+            found["roofline_ns"] = counter.roofline_ns(test, settings, ceilings)
         return found
-
-
-def _rounds(slot: Slot) -> bool:
-    """Whether activations are rounded for products with the weights of its model."""
-    return isinstance(slot.engine, Counted) and slot.engine.numbers.rounds_inputs
 
 
 def _room(tests: Sequence[Test]) -> int:

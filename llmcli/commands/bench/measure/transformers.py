@@ -17,8 +17,14 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import graph
-from llmcli.commands.bench.measure.engine import Reads, attention, bos_of, engine_info
-from llmcli.commands.bench.measure.peer import silent
+from llmcli.commands.bench.measure.engine import (
+    WorkCounter,
+    attention,
+    bos_of,
+    engine_info,
+    require_positions,
+)
+from llmcli.commands.bench.measure.peer import silent, unusable
 from llmcli.commands.bench.report.settings import Settings
 from llmcli.errors import OutOfMemory, UsageError
 from llmcli.model import Model, dtype_name
@@ -37,13 +43,17 @@ class Transformers:
     def __init__(
         self, model: Any, ours: Model, version: str, load_s: float, *, flash: bool
     ) -> None:
-        # its work is counted by our formulas; packed weights of ours are dequantized
-        self.config, self.numbers = ours.config, Arithmetic.of(dtype_name(ours.dtype))
-        self.vocab, self.bos = ours.config.vocab, bos_of(ours)
         # each call has logits; newer versions leave out what Gemma 4 needs for no other token
         narrows = any(hasattr(part, _NARROWS) for part in model.modules())
-        self.reads: Reads = "calls" if narrows else "whole"
+        # its work is counted by our formulas; packed weights of ours are dequantized
+        self.counter: WorkCounter | None = WorkCounter(
+            config=ours.config,
+            numbers=Arithmetic.of(dtype_name(ours.dtype)),
+            reads="calls" if narrows else "whole",
+        )
+        self.vocab, self.bos = ours.config.vocab, bos_of(ours)
         self._model = model
+        self._ours = ours.config
         self._device = ours.device
         self._flash = flash
         self._chunk = 1
@@ -52,25 +62,17 @@ class Transformers:
         self._kept: dict[int, list[Any]] = {}
         self._logits: Tensor | None = None
         parameters = list(model.parameters())
-        count = sum(value.numel() for value in parameters)
-        size = sum(value.nbytes for value in parameters)
         self.info = replace(
-            engine_info(ours, load_s, numbers=self.numbers),
+            engine_info(ours, load_s, numbers=self.counter.numbers),
             engine="transformers",
             engine_version=version,
-            model_size=size,
-            model_n_params=count,
-            bits_per_weight=8 * size / count,
+            model_size=sum(value.nbytes for value in parameters),
+            model_n_params=sum(value.numel() for value in parameters),
         )
 
     def start(self, tokens: int, threads: int, chunk: int) -> None:
         """An empty cache, which grows by itself: `tokens` only have to fit learned positions."""
-        positions = self.config.embedding.positions
-        if positions is not None and tokens > positions:
-            raise UsageError(
-                f"{tokens} tokens do not fit {positions} learned positions",
-                hint="use shorter tests",
-            )
+        require_positions(self._ours, tokens)
         if self._device.type == "cpu":
             torch.set_num_threads(threads)
         self._chunk = chunk
@@ -80,7 +82,7 @@ class Transformers:
         from transformers import DynamicCache
 
         # of a window of one token transformers' cache drops nothing where its mask counts on it
-        narrow = any(layer.window == 1 for layer in self.config.layers)
+        narrow = any(layer.window == 1 for layer in self._ours.layers)
         self._cache = DynamicCache(config=None if narrow else self._model.config)
         self._tokens, self._kept = 0, {}
 
@@ -188,15 +190,9 @@ def open_transformers(ours: Model, settings: Settings) -> Transformers:
             from transformers.utils import logging
         warnings.filterwarnings("ignore", category=FutureWarning)  # of names that will change
     except ImportError:
-        raise UsageError(
-            "transformers is not installed, so that nothing can be compared with it",
-            hint="run `pip install transformers`",
-        ) from None
+        raise unusable("transformers") from None
     if int(transformers.__version__.partition(".")[0]) < _OLDEST:  # its names were others
-        raise UsageError(
-            f"transformers {transformers.__version__} is too old to be compared with",
-            hint="run `pip install --upgrade transformers`",
-        )
+        raise unusable("transformers", transformers.__version__)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from llmcli.commands.bench.report.intervals import Rate, interval
 from llmcli.records.document import APART, derived
 
 Side = Literal["a", "b"]
@@ -13,24 +14,10 @@ Verdict = Literal["faster", "slower", "noise", "inconclusive", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rate:
-    """Tokens per second of a test: mean and sample standard deviation (n − 1) of its runs.
-
-    `runs` None: the file does not say how many there were. `correlation` is that of each run with
-    the one before, None where there are fewer than three or the file does not list them.
-    """
-
-    mean: float
-    std: float
-    runs: int | None
-    correlation: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Result:
     """One row as it was read. `test` is `pp512 @ d1024`; `rate` is None where it did not run.
 
-    `facts` are settings by llama-bench's names, spelled alike whatever the format: yes is `1`,
+    `facts` are settings by llama-bench's names, spelled alike in all formats: yes is `1`,
     sizes are `258.05 MiB`. `error` says why there is no rate, `inconsistency` what contradicts it.
     """
 
@@ -90,7 +77,17 @@ class ComparedTest:
     ratio: float
     low: float | None
     high: float | None
-    independent: tuple[float, float] | None = None
+    independent: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, test: str, settings: Mapping[str, str], a: Rate, b: Rate) -> ComparedTest:
+        """The ratio of these rates and its interval."""
+        low, high = interval(a, b) or (None, None)
+        independent = interval(a, b, independent=True)
+        return cls(
+            test=test, settings=settings, a=a, b=b, ratio=b.mean / a.mean, low=low, high=high,
+            independent=independent,
+        )  # fmt: skip
 
     @derived
     def verdict(self) -> Verdict:
@@ -139,7 +136,7 @@ class ComparisonReport:
 
     @derived
     def too_slow(self) -> tuple[int, ...]:
-        """Places of tests of B that are slower by more than was allowed, whatever their noise."""
+        """Places of tests of B that are slower by more than was allowed, within noise or not."""
         if self.slower_than is None:
             return ()
         least = 1.0 - self.slower_than

@@ -4,16 +4,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from statistics import fmean, stdev
-
-from llmcli.commands.bench.report.comparison import Rate
 
 USUAL_RUNS = 5  # llama-bench's own, taken where a file does not say how many there were
 CONFIDENCE = 0.95
 _STRONGEST = 0.8  # correlation of neighbours: of a stronger one a few runs tell nothing
 _WIDEST = 600.0  # of a logarithm: its exponential is still a number
+_PANELS = 512  # of Simpson's rule: ten digits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """Tokens per second of a test: mean and sample standard deviation (n − 1) of its runs.
+
+    `runs` None: the file does not say how many there were. `correlation` is that of each run with
+    the one before, None where there are fewer than three or the file does not list them.
+    """
+
+    mean: float
+    std: float
+    runs: int | None
+    correlation: float | None = None
+
+    @classmethod
+    def of(cls, runs: Sequence[float]) -> Rate:
+        """The statistics of these runs; of equal ones the correlation is unknown, too."""
+        mean = fmean(runs)
+        off = [run - mean for run in runs]
+        whole = sum(one * one for one in off)
+        known = len(runs) > 2 and whole != 0.0
+        return cls(
+            mean=mean,
+            std=stdev(runs) if len(runs) > 1 else 0.0,
+            runs=len(runs),
+            correlation=sum(a * b for a, b in pairwise(off)) / whole if known else None,
+        )
+
+    @property
+    def count(self) -> int:
+        """Number of runs; llama-bench's default (5) if the file does not say."""
+        return USUAL_RUNS if self.runs is None else self.runs
 
 
 def pool(rates: Sequence[Rate]) -> Rate:
@@ -23,12 +56,10 @@ def pool(rates: Sequence[Rate]) -> Rate:
     """
     if len(rates) == 1:
         return rates[0]
-    counts = [runs_of(rate) for rate in rates]
-    runs = sum(counts)
-    pairs = list(zip(counts, rates, strict=True))
-    mean = sum(count * rate.mean for count, rate in pairs) / runs
-    within = sum((count - 1) * rate.std**2 for count, rate in pairs)
-    between = sum(count * (rate.mean - mean) ** 2 for count, rate in pairs)
+    runs = sum(rate.count for rate in rates)
+    mean = sum(rate.count * rate.mean for rate in rates) / runs
+    within = sum((rate.count - 1) * rate.std**2 for rate in rates)
+    between = sum(rate.count * (rate.mean - mean) ** 2 for rate in rates)
     known = [rate.correlation for rate in rates if rate.correlation is not None]
     return Rate(
         mean=mean,
@@ -38,16 +69,6 @@ def pool(rates: Sequence[Rate]) -> Rate:
     )
 
 
-def correlation(runs: Sequence[float]) -> float | None:
-    """Lag-1 autocorrelation of the runs, -1 … 1; None of fewer than three or of equal ones."""
-    middle = fmean(runs)
-    off = [run - middle for run in runs]
-    whole = sum(one * one for one in off)
-    if len(runs) < 3 or whole == 0.0:
-        return None
-    return sum(one * next for one, next in pairwise(off)) / whole
-
-
 def interval(a: Rate, b: Rate, *, independent: bool = False) -> tuple[float, float] | None:
     """Where B ÷ A lies with 95 % confidence; None where one side cannot tell its spread.
 
@@ -55,9 +76,9 @@ def interval(a: Rate, b: Rate, *, independent: bool = False) -> tuple[float, flo
     Unless the runs are taken as `independent`, wider by what their likeness to their neighbours
     hides, as on a machine that others use: the variance of a mean of an AR(1) process.
     """
-    if any(runs_of(rate) < 2 or (rate.runs is None and not rate.std) for rate in (a, b)):
+    if any(rate.count < 2 or (rate.runs is None and not rate.std) for rate in (a, b)):
         return None
-    parts = [_variance(rate, 0.0 if independent else _likeness(rate)) for rate in (a, b)]
+    parts = [_variance(rate, independent) for rate in (a, b)]
     variance = sum(part for part, _ in parts)
     ratio = b.mean / a.mean
     if variance == 0.0:
@@ -83,34 +104,23 @@ def _around(ratio: float, error: float, freedom: float) -> tuple[float, float]:
     return ratio * math.exp(-wide), ratio * math.exp(wide)
 
 
-def _likeness(rate: Rate) -> float:
-    """The AR(1) coefficient to reckon with: an estimate without its bias, and a standard error.
+def _variance(rate: Rate, independent: bool) -> tuple[float, float]:
+    """Variance of the mean's logarithm, and its degrees of freedom.
 
-    A sample of n runs shows (1 + 4ρ) ÷ n too little of it (Kendall 1954). Where the order of the
-    runs is not known it shows none.
+    Runs that are not `independent` are AR(1) with a coefficient `like`: an estimate without its
+    bias, and a standard error. A sample of n runs shows (1 + 4ρ) ÷ n too little of it (Kendall
+    1954); where the order of the runs is not known it shows none.
     """
-    runs, shown = runs_of(rate), rate.correlation or 0.0
-    likely = shown + (1.0 + 4.0 * shown) / runs + 1.0 / math.sqrt(runs)
-    return min(max(likely, 0.0), _STRONGEST)
-
-
-def _variance(rate: Rate, likeness: float) -> tuple[float, float]:
-    """Variance of the mean's logarithm, and its degrees of freedom, for AR(1) runs."""
-    runs, kept = runs_of(rate), 1.0 - likeness
-    # of the mean, as a multiple of that of independent runs; and what the runs' deviation from
-    # their own mean shows of theirs from the true one
-    grown = 1.0 + 2.0 * likeness / kept * (1.0 - (1.0 - likeness**runs) / (runs * kept))
-    shown = 1.0 - (grown - 1.0) / (runs - 1)
-    freedom = (runs - 1) * (1.0 - likeness**2) / (1.0 + likeness**2)
-    return (rate.std / rate.mean) ** 2 / runs * grown / shown, freedom
-
-
-def runs_of(rate: Rate) -> int:
-    """Number of runs; llama-bench's default (5) if the file does not say."""
-    return USUAL_RUNS if rate.runs is None else rate.runs
-
-
-_PANELS = 512  # of Simpson's rule: ten digits
+    runs, shown = rate.count, rate.correlation or 0.0
+    like = shown + (1.0 + 4.0 * shown) / runs + 1.0 / math.sqrt(runs)
+    like = 0.0 if independent else min(max(like, 0.0), _STRONGEST)
+    # variance of the mean, as a multiple of that of independent runs; and what the runs'
+    # deviation from their own mean shows of theirs from the true one
+    rest = 1.0 - like
+    grown = 1.0 + 2.0 * like / rest * (1.0 - (1.0 - like**runs) / (runs * rest))
+    share = 1.0 - (grown - 1.0) / (runs - 1)
+    freedom = (runs - 1) * (1.0 - like**2) / (1.0 + like**2)
+    return (rate.std / rate.mean) ** 2 / runs * grown / share, freedom
 
 
 @cache

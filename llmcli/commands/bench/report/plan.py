@@ -127,12 +127,11 @@ class TestOptions:
         Counted before they are made: three lists of thousands are more than memory holds. Raises
         UsageError for none and for more than can be run.
         """
-        prompts = numbers("--n-prompt", self.n_prompt or ("512",))
-        texts = numbers("--n-gen", self.n_gen or ("128",))
         depths = numbers("--n-depth", self.n_depth or ("0",))
-        both = pairs(self.n_pg or ())
-        each = sum(map(bool, prompts)) + sum(map(bool, texts)) + sum(map(any, both))
-        rows = configurations * len(depths) * each
+        each = [(tokens, 0) for tokens in numbers("--n-prompt", self.n_prompt or ("512",))]
+        each += [(0, tokens) for tokens in numbers("--n-gen", self.n_gen or ("128",))]
+        each = [both for both in (*each, *pairs(self.n_pg or ())) if any(both)]
+        rows = configurations * len(depths) * len(each)
         if rows > MOST_ROWS:
             raise UsageError(
                 f"these are {rows:,} tests, and no more than {MOST_ROWS:,} can be run",
@@ -142,7 +141,11 @@ class TestOptions:
             raise UsageError(
                 "all tests have 0 tokens", hint="give `--n-prompt`, `--n-gen` or `-pg` a number"
             )
-        return all_tests(prompts, texts, both, depths)
+        return tuple(
+            Test(n_prompt=prompt, n_gen=new, n_depth=depth)
+            for depth in depths
+            for prompt, new in each
+        )
 
 
 def pairs(given: Sequence[str]) -> tuple[tuple[int, int], ...]:
@@ -160,19 +163,6 @@ def pairs(given: Sequence[str]) -> tuple[tuple[int, int], ...]:
         prompt, new = numbers("-pg", parts)
         found.append((prompt, new))
     return tuple(found)
-
-
-def all_tests(
-    n_prompt: Sequence[int],
-    n_gen: Sequence[int],
-    both: Sequence[tuple[int, int]],
-    depths: Sequence[int] = (0,),
-) -> tuple[Test, ...]:
-    """At each depth all prompts, then all generations, then all pairs of both; 0 is no test."""
-    each = [(n, 0) for n in n_prompt] + [(0, n) for n in n_gen] + list(both)
-    return tuple(
-        Test(n_prompt=p, n_gen=g, n_depth=depth) for depth in depths for p, g in each if p or g
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +212,11 @@ class OurOptions:
     revision: str | None = opt(None, *REVISION)
     quantize: Quantize = opt("auto", *QUANTIZE)
     offline: bool = opt(False, *OFFLINE)
+
+    @property
+    def weights_seed(self) -> int | None:
+        """The seed of random weights, None where the model's own are loaded."""
+        return self.seed if self.random_weights else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 from llmcli.commands.bench.report.intervals import interval_of_pairs
 from llmcli.commands.bench.report.plan import EngineName, Test
 from llmcli.commands.bench.report.settings import CACHE_OF, FLASH, Settings, device_words
+from llmcli.errors import LlmcliError
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import APART, derived
@@ -48,39 +49,28 @@ class BuildInfo:
     cpu_info: str
     gpu_info: str
 
-    def of(self, engine: EngineInfo) -> BuildInfo:
-        """The build of `engine`: a peer's version, or its name where that is not known."""
-        if engine.engine == "llmcli":
-            return self
-        return replace(self, build_commit=engine.engine_version or engine.engine, build_number=0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class EngineInfo:
-    """What an engine says of itself and of the model that it has loaded; fields as in rows.
+    """What an engine says of itself and of the model that it has loaded; fields as in `Row`.
 
-    `type_k`, `backends` and `device` are those in force. `dtype` is that of the activations,
-    `weight_format` and `product_format` are those of weights and of what they are multiplied with;
-    another engine may call them as its file does. `model_size`: bytes of the weights as they are
-    computed with, `bits_per_weight` of the same. `load_s` is None where nothing was loaded (then
-    all this is known from the model's headers) or where loading was not reading a file.
-    `base_bytes` were resident before it was loaded, `load_peak` the most during it.
+    `load_s` is None where nothing was loaded (then all this is known from the model's headers) or
+    where loading was not reading a file. `load_peak`: the most bytes that were held during it.
     """
 
     engine: EngineName
-    engine_version: str | None
+    engine_version: str | None = None
     model_type: str
-    model_size: int
-    model_n_params: int
+    model_size: int = 0
+    model_n_params: int = 0
     backends: str
     device: str
     dtype: str
-    weight_format: str | None
-    product_format: str | None
+    weight_format: str | None = None
+    product_format: str | None = None
     type_k: str
-    gpu_layers: int | None
-    load_s: float | None
-    bits_per_weight: float | None
+    gpu_layers: int | None = None
+    load_s: float | None = None
     base_bytes: int | None = None
     load_peak: PhasePeak | None = None
 
@@ -90,24 +80,21 @@ class EngineInfo:
         kind = settings.device.partition(":")[0]
         return cls(
             engine=engine,
-            engine_version=None,
             model_type=settings.model,
-            model_size=0,
-            model_n_params=0,
             device=settings.device,
             dtype=settings.dtype,
             type_k=settings.type_k,
             backends={"cuda": "CUDA", "mps": "Metal", "meta": "meta"}.get(kind, "CPU"),
-            weight_format=None,
-            product_format=None,
-            gpu_layers=None,
-            load_s=None,
-            bits_per_weight=None,
         )
 
     def without_memory(self) -> EngineInfo:
         """Without the memory of loading: not measured, or that of two engines in one process."""
         return replace(self, base_bytes=None, load_peak=None)
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """None where the number of parameters is not known."""
+        return 8 * self.model_size / self.model_n_params if self.model_n_params else None
 
     @property
     def formats(self) -> str:
@@ -138,13 +125,32 @@ class Row:
     """One test of one configuration by one engine: its runs, or why there are none.
 
     Its fields are the keys of `-o json`, in that order: llama-bench's up to `samples_ts`, none of
-    which is ever null, then ours; `number` and `samples_token_ns` are in the document alone. Times
-    are nanoseconds. Fields with a default are llama-bench's defaults of options without effect.
+    which is ever null, then ours; `number` (from 1) and `samples_token_ns` (every generated token,
+    run after run) are in the document alone. Times are nanoseconds. Fields with a default are
+    llama-bench's defaults of options without effect.
 
+    A peer's `build_commit` is its version, and it is named behind a comma in `backends`.
+    `model_filename` is the model as the user named it, `model_size` bytes of the weights as they
+    are computed with. `type_k`, `backends` and `device` are those in force, and so are
+    `gpu_layers`, where the head counts as one; `n_gpu_layers` are as requested (-1: all).
+    `flash_attn`: -1 auto, 0 off, 1 on. `test_time`: RFC 3339 in UTC. `avg_ts`: mean of the runs'
+    rates in tokens per second, 0 without `runs`; `stddev_ts`: sample standard deviation (n - 1).
+
+    `dtype` is that of the activations, `weight_format` and `product_format` are those of weights
+    and of what they are multiplied with; another engine may call them as its file does. `load_s`:
+    opening and loading, without fetching. `ttft_ns`: mean time to the logits of the prompt's last
+    token. `token_p50_ns`: half of the generated tokens took no longer.
+
+    `base_bytes` were resident before the model was loaded.
     `…_resident_bytes` and `…_device_bytes`: the most that this process and its GPU held during
     `load`, `prefill` (reading the depth and prompts) and `decode`; `peak_memory_bytes` during the
     whole test. None where two engines share the process. `estimated_memory_bytes`: what a test of
-    which only shapes were computed would take. `flops`, `bytes`, `roofline_ns`: of one run.
+    which only shapes were computed (`meta`) would take. `flops` (of the pairs that the causal mask
+    leaves), `flops_full` (of the whole rectangle of queries and keys), `bytes` (read and written)
+    and `roofline_ns` (the least time that the measured ceilings allow): of one run.
+
+    `against_ratio`, of our row: the median of `against_ratios`, which are ours ÷ the peer's tokens
+    per second, pair by pair; `against_order` is that of the runs of both.
     """
 
     build_commit: str
@@ -244,18 +250,18 @@ class Row:
         peaks: Sequence[PhasePeak] = (),
         work: PartWork | None = None,
         roofline_ns: float | None = None,
+        error: LlmcliError | None = None,
         **more: Any,
     ) -> Row:
         """What was requested, what ran, and the statistics of its runs.
 
-        `more`: fields of the row by name; `error` is (exit code, kind, message).
+        `more`: fields of the row by name.
         """
         times = [run.total for run in runs]
         rates = tuple(1e9 * test.tokens / ns for ns in times)
         first = tuple(run.first for run in runs if run.first is not None)
         tokens = tuple(ns for run in runs for ns in run.tokens)
-        code, kind, message = more.pop("error", None) or (None, None, None)
-        found = vars(settings) | vars(test) | vars(info) | vars(build.of(info))
+        found = vars(settings) | vars(test) | vars(info) | vars(build)
         for peak in peaks:
             found[f"{peak.phase}_resident_bytes"] = peak.resident_bytes
             found[f"{peak.phase}_device_bytes"] = peak.device_bytes
@@ -265,11 +271,16 @@ class Row:
             "type_v": settings.type_v if settings.type_v != "auto" else info.type_k,
             "flash_attn": FLASH.get(settings.flash_attn, -1),
             "devices": device_words(settings.device),
+            "bits_per_weight": info.bits_per_weight,
         }
         if work is not None:
             found |= {"flops": work.flops, "flops_full": work.flops_full, "bytes": work.bytes}
+        if error is not None:
+            more |= {"error_code": error.code, "error_kind": error.kind}
+            more |= {"error": error.message, "hint": error.hint}
         if info.engine != "llmcli":  # a reader that groups rows never takes two engines for one
             found["backends"] = f"{info.backends},{info.engine}"
+            found |= {"build_commit": info.engine_version or info.engine, "build_number": 0}
         names = [one.name for one in fields(cls)]
         return cls(
             **{name: value for name, value in found.items() if name in names},
@@ -287,7 +298,7 @@ class Row:
             samples_ttft_ns=first, samples_token_ns=tokens,
             roofline_ns=_rounded(roofline_ns),
             roofline_share=None if roofline_ns is None or not times else roofline_ns / fmean(times),
-            error_code=code, error_kind=kind, error=message, **more,
+            **more,
         )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ CACHE_TYPES = {
 # what llama.cpp calls our dtypes in a cache
 CACHE_OF = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
+Weights = tuple[str, str, str, str]  # model, device, dtype, activations
 Texts = list[str] | None  # lists and ranges, given once or several times
 MOST = 10_000  # values of one option: a typo is quickly that long
 LARGEST = 2**31 - 1
@@ -94,14 +95,6 @@ def words(
     return tuple(choices[text] if choices else text for text in texts)
 
 
-def _flags(option: str, given: Sequence[str]) -> tuple[bool, ...]:
-    texts = [part.strip() for text in given for part in text.split(",")]
-    for text in texts:
-        if text not in ("0", "1"):
-            raise UsageError(f"`{option}` takes 0 or 1, not `{text}`")
-    return tuple(text == "1" for text in texts)
-
-
 def _devices(option: str, given: Sequence[str]) -> tuple[str, ...]:
     """Our names for devices of ours or of llama.cpp; unknown ones stay as they are."""
     found = []
@@ -123,6 +116,10 @@ def device_words(device: str) -> str:
 
 def _choice(*choices: str) -> Callable[..., tuple[str, ...]]:
     return partial(words, choices={choice: choice for choice in choices})
+
+
+def _flags(option: str, given: Sequence[str]) -> tuple[bool, ...]:
+    return tuple(text == "1" for text in _choice("0", "1")(option, given))
 
 
 _cache_type = _choice("auto", *dict.fromkeys((*CACHE_OF.values(), *CACHE_TYPES)))
@@ -243,10 +240,10 @@ class Settings:
         """Tokens of one forward call: `n_ubatch`, which is at most `n_batch` (llama.cpp's rule)."""
         return min(self.n_ubatch, self.n_batch)
 
-    def pieces(self, tokens: int) -> list[int]:
-        """A prompt in pieces of `n_batch`; each is read in calls of `chunk`."""
-        whole, rest = divmod(tokens, self.n_batch)
-        return [self.n_batch] * whole + [rest] * (rest > 0)
+    @property
+    def weights(self) -> Weights:
+        """What a loaded model depends on."""
+        return self.model, self.placed, self.dtype, self.activations
 
     def same_engine(self, other: Settings) -> bool:
         """Whether one engine serves both: they differ at most in what `Engine.start` takes."""

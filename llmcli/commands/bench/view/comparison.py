@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -10,20 +10,16 @@ from rich.text import Text
 from llmcli.commands.bench.report.comparison import (
     ComparedTest,
     ComparisonReport,
-    Rate,
-    Source,
     UnmatchedTest,
     Verdict,
 )
+from llmcli.commands.bench.report.intervals import Rate
 from llmcli.records.numbers import counted
 from llmcli.ui.checks import BAD, GOOD, WRONG, Marked
 from llmcli.ui.layout import SEPARATOR, Column, Line, Rows
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
-_STYLES: dict[Verdict, str] = {
-    "faster": "green", "slower": "red", "noise": FAINT,
-    "inconclusive": FAINT, "unknown": FAINT,
-}  # fmt: skip
+_STYLES: dict[Verdict, str] = {"faster": "green", "slower": "red"}
 _DOUBTS: dict[Verdict, str] = {
     "noise": "within noise",
     "inconclusive": "inconclusive",
@@ -44,52 +40,47 @@ INCONCLUSIVE = (
 
 def render_comparison(report: ComparisonReport) -> RenderableType:
     """Where both sides come from, what differs, the tests, and what has no counterpart."""
-    return Group(*_parts(report))
-
-
-def percent(share: float) -> str:
-    """`5 %`, `12.5 %` for a share of 1."""
-    return f"{100 * share:.3g} %"
-
-
-def words(test: ComparedTest) -> str:
-    """`5.9 % faster`, `within noise`; where there is a single run, that noise is not known."""
-    if test.verdict in ("noise", "inconclusive"):
-        return _DOUBTS[test.verdict]
-    return _doubted(change(test), test)
-
-
-def _doubted(text: str, test: ComparedTest) -> str:
-    """`0.785, within noise`, or the text alone where the test is faster or slower for sure."""
-    doubt = _DOUBTS.get(test.verdict)
-    return f"{text}, {doubt}" if doubt else text
-
-
-def change(test: ComparedTest) -> str:
-    """`5.9 % faster`, `2.4× as fast`, `70 % slower`, whatever the noise."""
-    if test.ratio >= 2:
-        return f"{test.ratio:.3g}× as fast"
-    if test.ratio == 1:
-        return "equal"
-    return f"{percent(abs(test.ratio - 1))} {'faster' if test.ratio > 1 else 'slower'}"
+    parts: list[RenderableType] = [*_sources(report), Text()]
+    if report.tests:
+        parts += [_table(report.tests), Text()]
+    if report.lone:
+        parts += [*(Text(_lone(test), style="red" if test.error else "") for test in report.lone)]
+        parts.append(Text())
+    return Group(*parts, *_footer(report))
 
 
 def failures(report: ComparisonReport) -> str:
     """`1 test is more than 5 % slower: pp16 (0.785, within noise) · 1 test has failed: tg9`."""
     found = []
-    if report.slow_tests:
-        count, bound = len(report.slow_tests), percent(report.slower_than or 0)
-        named = _first(
-            f"{test.test} ({_doubted(f'{test.ratio:.3f}', test)})" for test in report.slow_tests
-        )
-        are = "is" if count == 1 else "are"
-        found.append(f"{counted(count, 'test')} {are} more than {bound} slower: {', '.join(named)}")
-    if report.broken:
-        count = len(report.broken)
-        have = "has" if count == 1 else "have"
-        named = _first(test.test for test in report.broken)
-        found.append(f"{counted(count, 'test')} {have} failed: {', '.join(named)}")
+    if slow := report.slow_tests:
+        count, are = counted(len(slow), "test"), "is" if len(slow) == 1 else "are"
+        named = _first(f"{test.test} ({_doubted(f'{test.ratio:.3f}', test)})" for test in slow)
+        bound = _percent(report.slower_than or 0)
+        found.append(f"{count} {are} more than {bound} slower: {', '.join(named)}")
+    if broken := report.broken:
+        count, have = counted(len(broken), "test"), "has" if len(broken) == 1 else "have"
+        found.append(f"{count} {have} failed: {', '.join(_first(test.test for test in broken))}")
     return SEPARATOR.join(found)
+
+
+def _percent(share: float) -> str:
+    """`5 %`, `12.5 %` for a share of 1."""
+    return f"{100 * share:.3g} %"
+
+
+def _doubted(text: str, test: ComparedTest) -> str:
+    """`0.785, within noise`, or the text alone where the test is faster or slower for sure."""
+    return ", ".join(filter(None, (text, _DOUBTS.get(test.verdict))))
+
+
+def _words(test: ComparedTest) -> str:
+    """`5.9 % faster`, `2.4× as fast`, `70 % slower`, or `within noise`; of a single run both."""
+    if test.verdict in ("noise", "inconclusive"):
+        return _DOUBTS[test.verdict]
+    change = f"{_percent(abs(test.ratio - 1))} {'faster' if test.ratio > 1 else 'slower'}"
+    if test.ratio >= 2:
+        change = f"{test.ratio:.3g}× as fast"
+    return _doubted("equal" if test.ratio == 1 else change, test)
 
 
 def _first(names: Iterable[str]) -> list[str]:
@@ -99,9 +90,15 @@ def _first(names: Iterable[str]) -> list[str]:
     return [*listed[:_NAMED], f"{more} more"] if more > 0 else listed
 
 
-def _parts(report: ComparisonReport) -> Iterator[RenderableType]:
+def _sources(report: ComparisonReport) -> Iterator[Line]:
+    """Each side's file and builds, then what is not the same on both."""
     for side, source in (("A", report.a), ("B", report.b)):
-        yield Line([f"{side}  {_clipped(source.name)}", *_about(source)], HEADING)
+        builds = [f"build {_clipped(build)}" for build in source.builds]
+        if len(builds) > 1:
+            listed = one_line(", ".join(source.builds)[:_LONGEST])
+            builds = [f"{counted(len(builds), 'build')}, pooled: {listed}"]
+        about = [f"{side}  {_clipped(source.name)}", source.format, counted(source.rows, "row")]
+        yield Line([*about, *builds], HEADING)
     differing = [
         f"{d.field} {_clipped(d.a) or 'none'} → {_clipped(d.b) or 'none'}"
         for d in report.differences
@@ -115,26 +112,9 @@ def _parts(report: ComparisonReport) -> Iterator[RenderableType]:
     busy = [side for side, source in (("A", report.a), ("B", report.b)) if source.slowed]
     if busy:
         yield Line([f"slowed down by other programs while measured: {' and '.join(busy)}"])
-    yield Text()
-    if report.tests:
-        yield _table(report.tests)
-        yield Text()
-    for test in report.lone:
-        yield Text(_lone(test), style="red" if test.error else "")
-    if report.lone:
-        yield Text()
-    yield from _footer(report)
 
 
-def _about(source: Source) -> list[str]:
-    builds = [f"build {_clipped(build)}" for build in source.builds]
-    if len(builds) > 1:
-        builds = [f"{counted(len(builds), 'build')}, pooled: {', '.join(source.builds)[:_LONGEST]}"]
-    return [source.format, counted(source.rows, "row"), *map(one_line, builds)]
-
-
-def _table(tests: Iterable[ComparedTest]) -> Rows:
-    tests = list(tests)
+def _table(tests: Sequence[ComparedTest]) -> Rows:
     columns = [
         Column("test", right=False),
         *(
@@ -153,18 +133,15 @@ def _table(tests: Iterable[ComparedTest]) -> Rows:
 def _row(test: ComparedTest) -> list[Text]:
     interval = ""
     if test.low is not None and test.high is not None:
-        interval = f"{test.low:.3f} … {test.high:.3f}"
-        if test.high > 1e6:  # so wide that it says nothing
-            interval = f"{test.low:.1e} … {test.high:.1e}"
-    style = _STYLES[test.verdict]
+        form = "{:.1e} … {:.1e}" if test.high > 1e6 else "{:.3f} … {:.3f}"  # so wide: says nothing
+        interval = form.format(test.low, test.high)
+    style = _STYLES.get(test.verdict, FAINT)
     return [
-        Text(test.test),
-        *(Text(_clipped(value)) for value in test.settings.values()),
-        Text(_rate(test.a)),
-        Text(_rate(test.b)),
+        *map(Text, (test.test, *map(_clipped, test.settings.values()))),
+        *map(Text, (_rate(test.a), _rate(test.b))),
         Text(f"{test.ratio:.3f}" if test.ratio < 1e6 else f"{test.ratio:.2e}", style=style),
         Text(interval),
-        Text(words(test), style=style),
+        Text(_words(test), style=style),
     ]
 
 
@@ -175,34 +152,31 @@ def _rate(rate: Rate) -> str:
 
 def _lone(test: UnmatchedTest) -> str:
     known = [f"{field} {_clipped(value)}" for field, value in test.settings.items() if value]
-    settings = SEPARATOR.join(known)
-    name = f"{test.test} ({settings})" if known else test.test
-    side = test.side.upper()
+    name = f"{test.test} ({SEPARATOR.join(known)})" if known else test.test
+    side, there = ("A", "B") if test.side == "a" else ("B", "A")
     if not test.error:
         rate = "" if test.rate is None else f": {_rate(test.rate)} t/s"
         return f"only in {side}: {name}{rate}"
-    there = "A" if test.side == "b" else "B"
     other = "" if test.other is None else f" ({there}: {_rate(test.other)} t/s)"
     return f"no rate in {side}: {name}: {_clipped(test.error)}{other}"
 
 
 def _footer(report: ComparisonReport) -> Iterator[RenderableType]:
-    if report.tests:
+    if not report.tests:
+        yield Marked(BAD, f"{NOTHING_IN_COMMON} in A and in B", WRONG)
+    else:
         yield Line([NOISE], FAINT)
     if any(test.verdict == "inconclusive" for test in report.tests):
         yield Line([INCONCLUSIVE], FAINT)
-    assumed = any(rate.runs is None for test in report.tests for rate in (test.a, test.b))
-    if assumed:
+    if any(rate.runs is None for test in report.tests for rate in (test.a, test.b)):
         text = f"where a file does not say how many runs there were, {report.assumed_runs} are "
         yield Line([f"{text}assumed, llama-bench's default"], FAINT)
-    if not report.tests:
-        yield Marked(BAD, f"{NOTHING_IN_COMMON} in A and in B", WRONG)
     if report.slower_than is None:
         return
-    if report.slow_tests or report.broken:
-        yield Marked(BAD, failures(report), WRONG)
+    if words := failures(report):
+        yield Marked(BAD, words, WRONG)
     elif report.tests:
-        bound = percent(report.slower_than)
+        bound = _percent(report.slower_than)
         yield Marked(GOOD, f"no test of B is more than {bound} slower, and none has failed", FAINT)
 
 

@@ -50,9 +50,12 @@ def plain(row: Row, name: str) -> str:
 
 def _csv_row(row: Row) -> str:
     """A quote in a value is doubled."""
-    found = [(name, getattr(row, name)) for name in (*THEIRS, *OURS)]
-    cells = [csv_cell(value) if isinstance(value, str) else plain(row, n) for n, value in found]
-    return ",".join('"' + cell.replace('"', '""') + '"' for cell in cells) + "\n"
+    cells = []
+    for name in (*THEIRS, *OURS):
+        value = getattr(row, name)
+        cell = csv_cell(value) if isinstance(value, str) else plain(row, name)
+        cells.append('"' + cell.replace('"', '""') + '"')
+    return ",".join(cells) + "\n"
 
 
 CSV = Format(head=",".join((*THEIRS, *OURS)) + "\n", row=_csv_row)
@@ -114,17 +117,27 @@ def _quoted(row: Row, name: str) -> str:
 SQL = Format(
     head=_create(TABLE, THEIRS) + _create(BESIDE, OURS, f"  {_NUMBER} INTEGER"), row=_sql_row
 )
-FORMATS = {"csv": CSV, "json": JSON, "jsonl": JSON_LINES, "sql": SQL}
+NONE = Format(head="", row=lambda row: "")
+FORMATS = {"csv": CSV, "json": JSON, "jsonl": JSON_LINES, "sql": SQL, "none": NONE}
 
-# of a cell in the Markdown table, beside those of settings; below 0 it is aligned left
-_WIDTHS = {
-    "model": -30,
-    "size": 10,
-    "params": 10,
-    "backend": -10,
-    "engine": -12,
-    "test": 15,
-    "t/s": 20,
+
+def rate(row: Row) -> str:
+    """`12.34 ± 0.56`, or why there is none."""
+    if row.error is not None:
+        return f"error: {row.error}"
+    return f"{row.avg_ts:.2f} ± {row.stddev_ts:.2f}" if row.runs else "not run"
+
+
+# columns of the Markdown table beside fields of a row: the width of a cell, below 0 if aligned
+# left, and its text
+_COLUMNS: dict[str, tuple[int, Callable[[Row], str]]] = {
+    "model": (-30, lambda row: plain(row, "model_type")),
+    "size": (10, lambda row: size_words(row.model_size) if row.model_size else ""),
+    "params": (10, lambda row: count_words(row.model_n_params) if row.model_n_params else ""),
+    "backend": (-10, lambda row: plain(row, "backends")),
+    "engine": (-12, lambda row: plain(row, "engine")),
+    "test": (15, lambda row: row.test.name),
+    "t/s": (20, rate),
 }
 _BOTH = -17  # `CUDA,transformers`
 # settings whose columns are shown where they vary or were given, in llama-bench's order
@@ -146,7 +159,7 @@ def table_widths(
 
     `default`: what each option is where none is given. `gpu`: some configurations run on one;
     `cpu`: some do not. `engines`: more than ours. `room`: the columns of the terminal, None where
-    the table is llama-bench's whatever its width.
+    the table has llama-bench's width.
     """
 
     def values(name: str) -> set[Any]:
@@ -188,24 +201,7 @@ def _heading(name: str) -> str:
 
 
 def _text(row: Row, name: str) -> str:
-    match name:
-        case "t/s":
-            return rate(row)
-        case "test":
-            return row.test.name
-        case "size":
-            return size_words(row.model_size) if row.model_size else ""
-        case "params":
-            return count_words(row.model_n_params) if row.model_n_params else ""
-        case _:
-            return plain(row, {"model": "model_type", "backend": "backends"}.get(name, name))
-
-
-def rate(row: Row) -> str:
-    """`12.34 ± 0.56`, or why there is none."""
-    if row.error is not None:
-        return f"error: {row.error}"
-    return f"{row.avg_ts:.2f} ± {row.stddev_ts:.2f}" if row.runs else "not run"
+    return _COLUMNS[name][1](row) if name in _COLUMNS else plain(row, name)
 
 
 def _cell(text: str, width: int) -> str:
@@ -215,8 +211,9 @@ def _cell(text: str, width: int) -> str:
 
 
 def _width(name: str) -> int:
-    width = COLUMNS[name].width if name in COLUMNS else _WIDTHS[name]
-    return width or max(len(name), 10) * (-1 if KINDS[name] == "str" else 1)
+    if name in _COLUMNS:
+        return _COLUMNS[name][0]
+    return COLUMNS[name].width or max(len(name), 10) * (-1 if KINDS[name] == "str" else 1)
 
 
 def _total(widths: Mapping[str, int]) -> int:

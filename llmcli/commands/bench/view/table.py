@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from os.path import commonprefix
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -18,21 +20,40 @@ from llmcli.ui.layout import Column, Line, Rows
 from llmcli.ui.numbers import duration, size, unit
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
-_Cell = Callable[[Row], str]
 _Label = tuple[Column, list[str]]  # what tells rows apart: the column, and its cell for each row
 
-_MEASURED: tuple[tuple[Column, _Cell], ...] = (
-    (Column("first token"), lambda row: _ns(row.ttft_ns)),
-    (Column("token p50"), lambda row: _ns(row.token_p50_ns)),
-    (Column("p90", drop=2), lambda row: _ns(row.token_p90_ns)),
-    (Column("p99", drop=2), lambda row: _ns(row.token_p99_ns)),
-    (Column("FLOPs", drop=4), lambda row: "" if row.flops is None else unit(row.flops, "")),
-    (Column("full square", drop=5), lambda row: _full(row)),
-    (Column("peak RSS", drop=1), lambda row: _peak(row, gpu=False)),
-    (Column("peak GPU", drop=1), lambda row: _peak(row, gpu=True)),
-    (Column("needs", drop=1), lambda row: _bytes(row.estimated_memory_bytes)),
-    (Column("roofline", drop=1), lambda row: _share(row.roofline_share)),
-    (Column("lower bound"), lambda row: _ns(row.roofline_ns if row.meta else None)),
+
+def _ns(value: float) -> str:
+    return duration(value / 1e9)
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _peak(row: Row, *, gpu: bool) -> int | None:
+    return row.peak_memory_bytes if row.device.startswith("cuda") is gpu else None
+
+
+def _full(row: Row) -> int | None:
+    """Products of the whole rectangle of queries and keys, where that reads as another number."""
+    full = row.flops_full or 0
+    return full if full and unit(full, "") != unit(row.flops or 0, "") else None
+
+
+# columns, the value of a row, and its words; a row without that value has an empty cell
+_MEASURED: tuple[tuple[Column, Callable[[Row], Any], Callable[[Any], str]], ...] = (
+    (Column("first token"), lambda row: row.ttft_ns, _ns),
+    (Column("token p50"), lambda row: row.token_p50_ns, _ns),
+    (Column("p90", drop=2), lambda row: row.token_p90_ns, _ns),
+    (Column("p99", drop=2), lambda row: row.token_p99_ns, _ns),
+    (Column("FLOPs", drop=4), lambda row: row.flops, partial(unit, name="")),
+    (Column("full square", drop=5), _full, partial(unit, name="")),
+    (Column("peak RSS", drop=1), partial(_peak, gpu=False), size),
+    (Column("peak GPU", drop=1), partial(_peak, gpu=True), size),
+    (Column("needs", drop=1), lambda row: row.estimated_memory_bytes, size),
+    (Column("roofline", drop=1), lambda row: row.roofline_share, _share),
+    (Column("lower bound"), lambda row: row.roofline_ns if row.meta else None, _ns),
 )
 
 
@@ -51,7 +72,7 @@ def render_beside(
     parts: list[RenderableType] = [Text(""), _table(rows)]
     if report.against:
         parts += [Text(""), *_ratios(report)]
-    return Group(*parts, *footer(report, rows, machine, weights))
+    return Group(*parts, *_footer(report, rows, machine, weights))
 
 
 def _table(rows: Sequence[Row]) -> RenderableType:
@@ -60,8 +81,8 @@ def _table(rows: Sequence[Row]) -> RenderableType:
     cells = [found for _, found in labels]
     columns.append(Column("test", right=False))
     cells.append([row.test.name for row in rows])
-    for column, words in _MEASURED:
-        found = [words(row) for row in rows]
+    for column, value, words in _MEASURED:
+        found = ["" if (one := value(row)) is None else words(one) for row in rows]
         if any(found):
             columns.append(column)
             cells.append(found)
@@ -112,59 +133,33 @@ def _ratios(report: BenchReport) -> Iterator[RenderableType]:
     columns += [Column("of the means", drop=2), Column("", right=False)]
     rows = []
     for place, pair in enumerate(pairs):
-        cells = [*(found[place] for _, found in labels), *_ratio(pair)]
+        cells = [found[place] for _, found in labels]
+        cells += [pair.test, f"{pair.median:.2f}×", _interval(pair), str(len(pair.ratios))]
+        cells += [f"{pair.of_means:.2f}×", _verdict(pair)]
         rows.append([Text(cell) for cell in cells])
     yield Rows(columns, rows)
-
-
-def _ratio(pair: Against) -> Iterator[str]:
-    yield pair.test
-    yield f"{pair.median:.2f}×"
-    yield _interval(pair)
-    yield str(len(pair.ratios))
-    yield f"{pair.of_means:.2f}×"
-    yield verdict(pair)
 
 
 def _interval(pair: Against) -> str:
     return "" if pair.interval is None else "{:.2f}× … {:.2f}×".format(*pair.interval)
 
 
-def _full(row: Row) -> str:
-    """Products of the whole rectangle of queries and keys, where that reads as another number."""
-    if not row.flops_full:
-        return ""
-    full = unit(row.flops_full, "")
-    return "" if full == unit(row.flops or 0, "") else full
+def _verdict(pair: Against) -> str:
+    """`faster`, `slower`, or `undecided` where the interval of the ratio leaves it open."""
+    if pair.interval is None or pair.undecided:
+        return "undecided"
+    return "faster" if pair.interval[0] > 1 else "slower"
 
 
-def _peak(row: Row, *, gpu: bool) -> str:
-    return _bytes(row.peak_memory_bytes if row.device.startswith("cuda") is gpu else None)
-
-
-def _ns(value: float | None) -> str:
-    return "" if value is None else duration(value / 1e9)
-
-
-def _bytes(value: int | None) -> str:
-    return "" if value is None else size(value)
-
-
-def _share(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.0f} %"
-
-
-SHARED = "both engines are in this process: neither has a peak memory of its own"
-
-
-def footer(
+def _footer(
     report: BenchReport, rows: Sequence[Row], machine: Sequence[str], weights: str
 ) -> Iterator[RenderableType]:
     """Lines of words, after an empty one. `rows` are those that ran."""
     infos = list(dict.fromkeys(row.info for row in rows))
-    lines = [[*([weights] if weights else []), *_loaded(infos), *_ceilings(report.ceilings)]]
+    lines = [[*filter(None, [weights]), *_loaded(infos), *_ceilings(report.ceilings)]]
     if any(row.engine != "llmcli" for row in report.rows):  # also one that could not run
-        lines += [[*_engines(infos)], [SHARED]]
+        lines += [[_engine(info) for info in infos]]
+        lines += [["both engines are in this process: neither has a peak memory of its own"]]
     faster = [row for row in rows if (row.roofline_share or 0) > SURELY]
     lines += [[beyond(dict.fromkeys(row.test.name for row in faster))]]
     lines += [list(machine)]
@@ -174,25 +169,6 @@ def footer(
     for words in lines:
         if any(words):
             yield Line([one_line(word) for word in words], style=FAINT)
-
-
-def against_notes(report: BenchReport) -> Iterator[str]:
-    """The ratios and the check of the weights in words, for formats that have only rows."""
-    for pair in report.against:
-        yield (
-            f"llmcli ÷ {pair.peer}, {pair.test}: {pair.median:.2f}×, the median of "
-            f"{counted(len(pair.ratios), 'pair')} (95 % interval {_interval(pair) or 'unknown'}): "
-            f"{verdict(pair)}"
-        )
-    for check in report.checks:
-        yield f"{'' if check.ok else 'check failed: '}{check.words}: {check.value:.2g}"
-
-
-def verdict(pair: Against) -> str:
-    """`faster`, `slower`, or `undecided` where the interval of the ratio leaves it open."""
-    if pair.interval is None or pair.undecided:
-        return "undecided"
-    return "faster" if pair.interval[0] > 1 else "slower"
 
 
 def _loaded(infos: Sequence[EngineInfo]) -> Iterator[str]:
@@ -206,12 +182,11 @@ def _loaded(infos: Sequence[EngineInfo]) -> Iterator[str]:
         yield f"load {duration(info.load_s or 0.0)}{of}"
 
 
-def _engines(infos: Sequence[EngineInfo]) -> Iterator[str]:
-    """What each engine is, and in what it holds the weights."""
-    for info in infos:
-        version = info.engine_version or ""
-        version = version if version[:1].isdigit() else f"({version})"
-        yield f"{info.engine} {version}: {info.formats}, {info.bits_per_weight:.3g} bits a weight"
+def _engine(info: EngineInfo) -> str:
+    """What it is, and in what it holds the weights."""
+    version = info.engine_version or ""
+    version = version if version[:1].isdigit() else f"({version})"
+    return f"{info.engine} {version}: {info.formats}, {info.bits_per_weight:.3g} bits a weight"
 
 
 def _ceilings(measured: Sequence[Ceilings]) -> Iterator[str]:
@@ -219,3 +194,15 @@ def _ceilings(measured: Sequence[Ceilings]) -> Iterator[str]:
     for one in measured:
         where = f" ({one.device}, {counted(one.threads, 'thread')})" if len(measured) > 1 else ""
         yield f"ceilings{where}: {', '.join(ceiling_summary(one))}"
+
+
+def against_notes(report: BenchReport) -> Iterator[str]:
+    """The ratios and the check of the weights in words, for formats that have only rows."""
+    for pair in report.against:
+        yield (
+            f"llmcli ÷ {pair.peer}, {pair.test}: {pair.median:.2f}×, the median of "
+            f"{counted(len(pair.ratios), 'pair')} (95 % interval {_interval(pair) or 'unknown'}): "
+            f"{_verdict(pair)}"
+        )
+    for check in report.checks:
+        yield f"{'' if check.ok else 'check failed: '}{check.words}: {check.value:.2g}"
