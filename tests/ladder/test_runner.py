@@ -11,7 +11,6 @@ from small_models import weights as small_weights
 from zoo import CONFIGS, GATED, layer, llama
 
 from llmcli import anatomy
-from llmcli.commands.ladder.measure import estimate as estimating
 from llmcli.commands.ladder.measure import runner
 from llmcli.commands.ladder.measure.count import count, loop_work, multiply_adds
 from llmcli.commands.ladder.measure.rungs.heads import HeadsAsDimension
@@ -124,7 +123,7 @@ def test_an_estimate_counts_what_the_whole_would(kind):
 
 def test_estimates_scale_by_multiply_adds_and_blocks(monkeypatch):
     weights = random_weights("llama")
-    monkeypatch.setattr(estimating, "timed", lambda device, call: (call(), 1.0))
+    monkeypatch.setattr(runner, "timed", lambda device, call: (call(), 1.0))
     loops, matrices = run_ladder(weights, workload(weights, budget=0), numbers=[1, 3])
     adds = [multiply_adds(weights.config, n) for n in (4, 5, 6)]
     part = multiply_adds(weights.config, 1, 0)

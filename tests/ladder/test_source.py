@@ -17,9 +17,10 @@ from llmcli.commands.ladder.measure.record import AXES, SHOWN, Recorder
 from llmcli.commands.ladder.measure.rungs import loops
 from llmcli.commands.ladder.measure.rungs.fused import FusedKernels
 from llmcli.commands.ladder.measure.rungs.loops import Loops
+from llmcli.commands.ladder.measure.rungs.rows import VectorRows
 from llmcli.commands.ladder.measure.runner import RUNGS
-from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.words import first_attention, first_mlp
+from llmcli.commands.ladder.report import NAMES
 
 N = 6
 FOLDER = Path(llmcli.commands.ladder.__file__).parent / "measure"
@@ -28,7 +29,7 @@ FOLDER = Path(llmcli.commands.ladder.__file__).parent / "measure"
 def listings(kind, config, more=0):
     """What a rung runs for a prompt of N tokens and some more, and the decoder's own values."""
     of, tokens, taps = weights(config), ids(2, N + more), {}
-    recorder = Recorder(None if kind.extend is Rung.extend else kind.extend, on=True)
+    recorder = Recorder(kind.extend, on=True)
     with recorder:
         rung = kind(of)
         rung.tap = recorder.tap
@@ -67,24 +68,24 @@ def test_the_letters_of_a_name_are_its_shape(name, kind):
             assert letter in "ij" or size in sizes[letter], (step.name, step.shape)
 
 
-@pytest.mark.parametrize("kind", RUNGS[:7], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", RUNGS[:7], ids=NAMES[:7])
 def test_what_is_printed_is_the_source(kind):
     """Every line is one of its file; only what ran is there, and no line that did not."""
     source = "".join((FOLDER / path).read_text("utf-8") for path in (
-        f"rungs/{kind.name}.py", "rungs/matrices.py", "rungs/heads.py", "rungs/combined.py",
-        "rungs/cache.py", "walk.py", "arithmetic.py", "weights.py",
+        "rungs/loops.py", "rungs/rows.py", "rungs/matrices.py", "rungs/heads.py", "rungs/cache.py",
+        "walk.py", "arithmetic.py", "weights.py",
     ))  # fmt: skip
     source = "\n".join(line.strip() for line in source.split("\n"))
     found, _ = listings(kind, CONFIGS["llama"], more=1)
     lines = [line.text for one in found for line in one.lines]
     assert all("\n".join(map(str.strip, line.split("\n"))) in source for line in lines)
     assert not any("if mixer.cap" in line or "layer.gate is None" in line for line in lines)
-    if kind.number > 1:
+    if kind is not Loops:
         capped, _ = listings(kind, DENSE["caps"])
         assert any("soft_cap(s_" in line.text for one in capped for line in one.lines)
 
 
-@pytest.mark.parametrize("kind", RUNGS[:7], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", RUNGS[:7], ids=NAMES[:7])
 def test_the_names_of_a_block_have_the_decoders_values(kind):
     found, taps = listings(kind, CONFIGS["llama"])
     for title, name, tap in (
@@ -93,7 +94,7 @@ def test_the_names_of_a_block_have_the_decoders_values(kind):
     ):  # fmt: skip
         values = torch.tensor(steps_of(found, title)[name].values, dtype=torch.float64)
         torch.testing.assert_close(values, taps[f"blocks.0.{tap}"][0, :N, : values.shape[1]])
-    attend = "head" if kind.name == "rows" else "attend"
+    attend = "head" if kind is VectorRows else "attend"
     steps = steps_of(found, attend)
     a = next(step for name, step in steps.items() if name.startswith("a_"))
     torch.testing.assert_close(torch.tensor(a.values).sum(-1), torch.ones(len(a.values)))
@@ -112,9 +113,9 @@ def test_the_loops_show_the_last_token_in_the_first_head():
 def test_views_and_copies():
     """Of each name that another line only lays out anew; a cache is written in place."""
     moved = {}
-    for kind in RUNGS[:7]:
+    for name, kind in zip(NAMES[:7], RUNGS, strict=False):
         found, _ = listings(kind, CONFIGS["llama"], more=1)
-        moved[kind.name] = {
+        moved[name] = {
             (one.title, one.later, step.name): step.moved
             for one in found for line in one.lines for step in line.steps
             if step.moved is not None

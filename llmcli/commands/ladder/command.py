@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from llmcli.commands.ladder.report import NAMES, LadderReport
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
@@ -21,7 +22,6 @@ from llmcli.shell.running import kernels_of, load_model
 from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
-    from llmcli.commands.ladder.report import LadderReport
     from llmcli.config import ModelConfig
     from llmcli.model import Model
 
@@ -123,25 +123,22 @@ def _show(report: LadderReport, model: Model, options: LadderOptions, out: Outpu
 
 def _rungs(options: LadderOptions) -> tuple[int, ...]:
     """The numbers of the rungs to run; for `--explain` the one below too, to compare with."""
-    from llmcli.commands.ladder.measure.words import RUNGS
-
-    names = tuple(RUNGS)
     if options.rung is None:
         if options.explain:
             raise UsageError(
                 "`--explain` explains one rung", hint="say which, for example `--rung 4 --explain`"
             )
-        return tuple(range(1, len(names) + 1))
+        return tuple(range(1, len(NAMES) + 1))
     numbers: set[int] = set()
-    for part in options.rung.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,3})\s*(?:-\s*([0-9]{1,3})\s*)?", part)
+    for part in map(str.strip, options.rung.split(",")):
+        match = re.fullmatch(r"([0-9]{1,3})(?:\s*-\s*([0-9]{1,3}))?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if part.strip() in names:
-            first = last = names.index(part.strip()) + 1
-        if not 1 <= first <= last <= len(names):
+        if part in NAMES:
+            first = last = NAMES.index(part) + 1
+        if not 1 <= first <= last <= len(NAMES):
             raise UsageError(
                 f"`--rung {options.rung}` names no rungs of the ladder",
-                hint=f"they are {', '.join(f'{i} {name}' for i, name in enumerate(names, 1))}",
+                hint=f"they are {', '.join(f'{i} {name}' for i, name in enumerate(NAMES, 1))}",
             )
         numbers.update(range(first, last + 1))
     if options.explain:
@@ -160,7 +157,6 @@ def _measured(
     from llmcli.commands.ladder.measure.weights import Weights
     from llmcli.commands.ladder.measure.words import axis_sizes
     from llmcli.commands.ladder.measure.workload import plan_workload
-    from llmcli.commands.ladder.report import LadderReport
 
     weights = Weights.of(model.decoder)
     workload = plan_workload(

@@ -104,12 +104,12 @@ def _targets(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
 class Recorder:
     """While it is entered, and `on`, records the first run of each shown function of a rung.
 
-    `extend` reads one more token, where a rung does that otherwise than by a whole pass: what runs
-    in it is recorded once more.
+    `extend` reads one more token. Where it is a shown function of its own, not a whole pass again,
+    what runs in it is recorded once more.
     """
 
-    def __init__(self, extend: Callable[..., Any] | None, *, on: bool) -> None:
-        self._extend = None if extend is None else inspect.unwrap(extend).__code__
+    def __init__(self, extend: Callable[..., Any], *, on: bool) -> None:
+        self._extend = inspect.unwrap(extend).__code__
         self.on, self._next = on, False
         self._calls: dict[tuple[bool, CodeType], _Call] = {}
         self._running: list[_Call | None] = [None]  # from the outermost in
@@ -146,9 +146,9 @@ class Recorder:
 
     def _call(self, frame: FrameType, event: str, arg: object) -> Any:
         code = frame.f_code
-        self._next = self._next or code is self._extend
         if code not in SHOWN:
             return None
+        self._next = self._next or code is self._extend
         known, caller = self._calls.get((self._next, code)), self._running[-1]
         if known is not None and not (code in LAST and known.caller is caller):
             return None

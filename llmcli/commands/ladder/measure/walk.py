@@ -21,13 +21,10 @@ import torch
 from torch import Tensor
 
 from llmcli.commands.ladder.measure.arithmetic import (
-    TENSORS,
+    ACTIVATIONS,
     Function,
-    Functions,
-    activate,
     add,
     gated,
-    growth,
     rotated,
     sigmoid,
     soft_cap,
@@ -54,11 +51,14 @@ Turns = tuple[Tensor, Tensor]  # cos and sin of every position and pair, `[n, R/
 class Rung(ABC):
     """One formulation of the model. `ids` is `[n]`, for rungs that take a batch `[b, n]`.
 
-    `number` and `name` say which; what is new on it is in `words.py`.
+    What the screen says of it: its `title`, the formula of the rung below, this one's, and why it
+    gives the same numbers and what it saves. See `words.py` for the marks in these texts.
     """
 
-    number: ClassVar[int]
-    name: ClassVar[str]
+    title: ClassVar[str]
+    before: ClassVar[str]
+    here: ClassVar[str]
+    idea: ClassVar[str]
     batched: ClassVar[bool] = False
 
     def __init__(self, weights: Weights) -> None:
@@ -90,8 +90,6 @@ class Walk(Rung):
 
     `first`: the position of the first row, `count`: of how many tokens.
     """
-
-    functions: ClassVar[Functions] = TENSORS
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
@@ -176,7 +174,7 @@ class Walk(Rung):
         for branch in sublayer.branches:
             if branch.norm is not None:
                 t_nd = self.norm(x_nd, branch.norm)  # T¹ = norm(X); T⁴ = norm(T³)
-            elif not branch.shares_norm:
+            elif not branch.config.shares_norm:
                 t_nd = x_nd
             y_nd = self.branch(t_nd, branch)  # T² = attention(T¹); T⁵ = FFN(T⁴)
             added.append(y_nd)
@@ -193,7 +191,7 @@ class Walk(Rung):
                 y_nd = self.feed_forward(t_nd, part)
         if branch.post is not None:
             y_nd = self.norm(y_nd, branch.post)
-        factor = branch.multiplier
+        factor = branch.config.multiplier
         return y_nd if factor == 1 else self.each(lambda y: y * factor, y_nd)
 
     @shown
@@ -201,32 +199,30 @@ class Walk(Rung):
         """The heads' contexts side by side, times their gates where there are any, times W_o."""
         c_nc = self.contexts(t_nd, layer)
         if layer.gate is not None:
-            of = self.functions
             g_nc = self.product(t_nd, layer.gate)
-            c_nc = self.each(lambda g, c: sigmoid(g, of) * c, g_nc, c_nc)  # σ(G) ∘ C
+            c_nc = self.each(lambda g, c: sigmoid(g) * c, g_nc, c_nc)  # σ(G) ∘ C
         y_nd = self.product(c_nc, layer.o)  # C W_o
         return y_nd
 
     @shown
     def feed_forward(self, t_nd: Rows, layer: MlpWeights) -> Rows:
         """Each layer `Activation(X W + B)`, no activation after the last."""
-        config, of = layer.config, self.functions
+        config = layer.config
         u_nf = self.product(t_nd, layer.up)  # U = T W_up + B
         if layer.gate is None:
-            l_nf = self.each(lambda u: activate(config.activation, u, of), u_nf)
+            l_nf = self.each(ACTIVATIONS[config.activation], u_nf)
             return self.product(l_nf, layer.down)  # L W_down + B
         g_nf = self.product(t_nd, layer.gate)  # G = T W_gate + B
-        l_nf = self.each(lambda g, u: gated(g, u, config, of), g_nf, u_nf)  # Activation(G) ∘ U
+        l_nf = self.each(lambda g, u: gated(g, u, config), g_nf, u_nf)  # Activation(G) ∘ U
         return self.product(l_nf, layer.down)  # L W_down + B
 
     @shown
     def logits(self, h_nd: Rows) -> Rows:
         """`H′ W_head`, soft-capped or scaled where the model does that."""
-        config, of = self.config.head, self.functions
-        cap, scale = config.cap, config.scale
+        cap, scale = self.config.head.cap, self.config.head.scale
         logits_nv = self.product(h_nd, self.weights.head)
         if cap is not None:
-            logits_nv = self.each(lambda x: soft_cap(x, cap, of), logits_nv)
+            logits_nv = self.each(lambda x: soft_cap(x, cap), logits_nv)
         if cap is None and scale != 1:
             logits_nv = self.each(lambda x: x * scale, logits_nv)
         return logits_nv
@@ -288,9 +284,7 @@ class HeadByHead(Walk):
 
     def projected(self, t_nd: Rows, matrix: Matrix, heads: int) -> list[Rows]:
         """`T W` of every head: its W is so many columns of the stored one, a view."""
-        size = matrix.W.shape[1] // heads
-        cuts = [matrix.columns(head * size, (head + 1) * size) for head in range(heads)]
-        return [self.product(t_nd, cut) for cut in cuts]
+        return [self.product(t_nd, one) for one in matrix.split(heads)]
 
     def normed(self, x_hnk: list[Rows], norm: NormWeights, together: bool) -> list[Rows]:
         """Each head's rows normalized by themselves, or the rows of all heads together."""
@@ -305,6 +299,8 @@ class HeadByHead(Walk):
             turns = (self.unstacked(one) for one in self.turns(mixer.rope))
             x_nk = self.each(rotated, x_nk, *turns)
         if letter == "Q" and mixer.growth is not None:
-            factors = growth(mixer.growth, self.positions, self.weights.W_E).unsqueeze(-1)
-            x_nk = self.each(lambda x, f: x * f, x_nk, self.unstacked(factors))
+            # 1 + β ln(1 + ⌊p / original⌋) of each position p
+            steps = torch.div(self.positions, mixer.growth.original, rounding_mode="floor")
+            factors = (1 + mixer.growth.beta * torch.log1p(steps.double())).to(self.weights.W_E)
+            x_nk = self.each(lambda x, f: x * f, x_nk, self.unstacked(factors.unsqueeze(-1)))
         return x_nk

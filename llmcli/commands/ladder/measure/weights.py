@@ -14,7 +14,7 @@ from torch import Tensor
 
 from llmcli.anatomy.block import block_names
 from llmcli.commands.ladder.measure.record import shown
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import Branch, LayerConfig, ModelConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, DynamicScaling, LongRopeScaling
@@ -32,9 +32,11 @@ class Matrix:
     W: Tensor
     b: Tensor | None = None
 
-    def columns(self, first: int, stop: int) -> Matrix:
-        """Columns `first` to `stop`, a view: the weights of some heads."""
-        return Matrix(self.W[:, first:stop], None if self.b is None else self.b[first:stop])
+    def split(self, heads: int) -> list[Matrix]:
+        """The columns of each head, views."""
+        columns = self.W.chunk(heads, 1)
+        biases = [None] * heads if self.b is None else self.b.chunk(heads)
+        return [Matrix(W, b) for W, b in zip(columns, biases, strict=True)]
 
 
 @shown
@@ -94,18 +96,14 @@ class MlpWeights:
     down: Matrix
 
 
-PartWeights = AttentionWeights | MlpWeights
-
-
 @dataclass(frozen=True, kw_only=True)
 class BranchWeights:
-    """`multiplier · post(part(norm(x)))`; `shares_norm`: it reads what the branch before reads."""
+    """`multiplier · post(part(norm(x)))`, `norm` None where there is none or it is shared."""
 
-    part: PartWeights
+    config: Branch
+    part: AttentionWeights | MlpWeights
     norm: NormWeights | None
     post: NormWeights | None
-    multiplier: float
-    shares_norm: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +122,7 @@ class BlockWeights:
     scale: float
 
     @property
-    def parts(self) -> Iterator[PartWeights]:
+    def parts(self) -> Iterator[AttentionWeights | MlpWeights]:
         """Those of all branches, in execution order."""
         for sublayer in self.sublayers:
             yield from (branch.part for branch in sublayer.branches)
@@ -160,15 +158,18 @@ class Weights:
         config = decoder.config
         require_supported(config)
         named = _Named(decoder)
-        head = named.tensor("embed.W").t() if config.head.tied else named.tensor("head.W").t()
+        final_norm = named.norm("ln_final", config.final_norm)
+        assert final_norm is not None
         found = cls(
             decoder=decoder,
             config=config,
             W_E=named.tensor("embed.W"),
             W_P=named.maybe("pos_embed.W"),
             blocks=tuple(named.block(layer, i) for i, layer in enumerate(config.layers)),
-            final_norm=named.norm("ln_final", config.final_norm),
-            head=Matrix(head, named.maybe("head.b")),
+            final_norm=final_norm,
+            head=Matrix(
+                named.tensor("embed.W" if config.head.tied else "head.W").t(), named.maybe("head.b")
+            ),
         )
         if named.unused:
             raise UnsupportedModel(f"the ladder has no formula for `{named.unused[0]}`")
@@ -184,33 +185,26 @@ class Weights:
 def require_supported(config: ModelConfig) -> None:
     """Raises UnsupportedModel for what the rungs have no formulas for."""
     dense = "the ladder takes dense models, for example `-m smollm2`"
+    others = "`llmcli shapes` and `llmcli explain` show this model's formulas"
     for number, layer in enumerate(config.layers):
         for part in layer.parts:
-            if (exotic := _exotic(part)) is not None:
-                raise UnsupportedModel(
-                    f"the ladder has no rungs for {exotic}, which block {number} has",
-                    hint="`llmcli shapes` and `llmcli explain` show this model's formulas",
-                )
-            if not isinstance(part, AttentionConfig | MlpConfig):
-                noun = part_of(part).noun
-                noun = f"latent {noun}" if isinstance(part, LatentConfig) else noun
-                raise UnsupportedModel(
-                    f"the ladder has no rungs for {noun}, which block {number} has", hint=dense
-                )
+            match part:
+                case PleConfig():
+                    what, hint = "per-layer embeddings", others
+                case AttentionConfig() if part.kv.layer is not None:
+                    what, hint = f"the keys and values of block {part.kv.layer}", others
+                case AttentionConfig() if part.kv.equal:
+                    what, hint = "values that are the keys", others
+                case AttentionConfig() | MlpConfig():
+                    continue
+                case _:
+                    latent = "latent " if isinstance(part, LatentConfig) else ""
+                    what, hint = f"{latent}{part_of(part).noun}", dense
+            raise UnsupportedModel(
+                f"the ladder has no rungs for {what}, which block {number} has", hint=hint
+            )
     if all(layer.attention is None for layer in config.layers):
         raise UnsupportedModel("the ladder has no rungs for a model without attention", hint=dense)
-
-
-def _exotic(part: object) -> str | None:
-    """What only a part of Gemma 4 and its like has."""
-    match part:
-        case PleConfig():
-            return "per-layer embeddings"
-        case AttentionConfig() if part.kv.layer is not None:
-            return f"the keys and values of block {part.kv.layer}"
-        case AttentionConfig() if part.kv.equal:
-            return "values that are the keys"
-    return None
 
 
 def steady_tokens(config: ModelConfig) -> int | None:
@@ -254,7 +248,10 @@ class _Named:
         """`W_leaf` of a part, `[in, out]`, with its bias."""
         return Matrix(self.tensor(f"{part}.W_{leaf}").t(), self.maybe(f"{part}.b_{leaf}"))
 
-    def norm(self, name: str, config: NormConfig) -> NormWeights:
+    def norm(self, name: str | None, config: NormConfig | None) -> NormWeights | None:
+        """The norm of that name, None where there is none."""
+        if name is None or config is None:
+            return None
         w = self.tensor(f"{name}.w") if config.weights else None
         return NormWeights(config=config, w=w, b=self.tensor(f"{name}.b") if config.bias else None)
 
@@ -265,11 +262,10 @@ class _Named:
             SublayerWeights(
                 branches=tuple(
                     BranchWeights(
+                        config=one.config,
                         part=self.part(one.config.part, one.part, number),
-                        norm=self.norm_of(one.norm, one.config.pre_norm),
-                        post=self.norm_of(one.post, one.config.post_norm),
-                        multiplier=one.config.multiplier,
-                        shares_norm=one.config.shares_norm,
+                        norm=self.norm(one.norm, one.config.pre_norm),
+                        post=self.norm(one.post, one.config.post_norm),
                     )
                     for one in names.branches
                 ),
@@ -280,11 +276,7 @@ class _Named:
         factor = float(self.tensor(f"{name}.out_scale.w")) if layer.scaled else 1.0
         return BlockWeights(sublayers=sublayers, scale=layer.scale * factor)
 
-    def norm_of(self, name: str | None, config: NormConfig | None) -> NormWeights | None:
-        """The norm of that name, None where there is none."""
-        return None if name is None or config is None else self.norm(name, config)
-
-    def part(self, config: object, name: str, number: int) -> PartWeights:
+    def part(self, config: object, name: str, number: int) -> AttentionWeights | MlpWeights:
         """The weights of a part. Raises TypeError for one that is not dense."""
         match config:
             case AttentionConfig():
@@ -297,7 +289,6 @@ class _Named:
 
     def attention(self, config: AttentionConfig, name: str, number: int) -> AttentionWeights:
         """Its matrices, and the norms of queries, keys and values where it has them."""
-        qk, v = config.qk_norm, config.kv.norm
         return AttentionWeights(
             config=config,
             block=number,
@@ -306,8 +297,8 @@ class _Named:
             v=self.matrix(name, "v"),
             gate=self.matrix(name, "gate") if config.gated else None,
             o=self.matrix(name, "o"),
-            q_norm=None if qk is None else self.norm(f"{name}.q_norm", qk),
-            k_norm=None if qk is None else self.norm(f"{name}.k_norm", qk),
-            v_norm=None if v is None else self.norm(f"{name}.v_norm", v),
+            q_norm=self.norm(f"{name}.q_norm", config.qk_norm),
+            k_norm=self.norm(f"{name}.k_norm", config.qk_norm),
+            v_norm=self.norm(f"{name}.v_norm", config.kv.norm),
             sinks=self.tensor(f"{name}.sink") if config.sinks else None,
         )

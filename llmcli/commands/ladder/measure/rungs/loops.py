@@ -1,4 +1,4 @@
-"""Rung 1: an LLM as concepts, loops over vectors and not one matrix.
+"""Rung 1: loops over vectors and not one matrix.
 
 A vector is a Python list. A weight matrix is the list of its columns: a column holds the weights
 of one neuron. All in float64, whatever the model's dtype.
@@ -7,12 +7,11 @@ of one neuron. All in float64, whatever the model's dtype.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.arithmetic import FLOATS, Function, Functions, soft_cap
+from llmcli.commands.ladder.measure.arithmetic import Function, soft_cap
 from llmcli.commands.ladder.measure.record import shown, shown_last
 from llmcli.commands.ladder.measure.walk import Walk
 from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, NormWeights, Weights
@@ -26,9 +25,26 @@ Neurons = tuple[Vectors, Vector | None]  # the weights of each neuron, and the b
 class Loops(Walk):
     """The forward pass token by token, head by head, neuron by neuron."""
 
-    number: ClassVar[int] = 1
-    name: ClassVar[str] = "loops"
-    functions: ClassVar[Functions] = FLOATS
+    title = "loops over vectors: every query token, every key token, every neuron"
+    before = "an LLM as concepts: every token asks all tokens before it"
+    here = """\
+1      for every token t_q:
+1.1      q = t_q × W_q[rotates: and q = R(position) q]
+1.2      for every token t_k up to t_q:
+1.2.1      k = t_k × W_k[rotates: and k = R(position) k]
+1.2.2      score = q · k
+1.3      a = softmax(score / √(d/h)) over the scores of this t_q
+1.4      for every token t_v up to t_q:
+1.4.1      v = t_v × W_v
+1.4.2      its part of the context: a · v
+1.5      c = the sum of these parts
+2      for every token, every neuron: Activation(t · weights + bias)"""
+    idea = """
+Each token's query and every token's key[rotates:, rotated by their positions,] are compared; the
+scores, scaled and through a softmax, say how much of each token's value goes into its context. Done
+literally, keys and values are computed again for every query and every head: n² vector-matrix
+products where n would do. The loop over t_k is usually written over all n tokens, and the later
+ones are masked; here it ends at the query's own token, which gives the same."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
@@ -185,7 +201,7 @@ def softmax(s_m: Vector, mixer: AttentionConfig, sink: float | None) -> Vector:
     """
     s_m = [score * mixer.scale for score in s_m]  # s = score / √(d/h)
     if mixer.cap is not None:
-        s_m = [soft_cap(score, mixer.cap, FLOATS) for score in s_m]  # cap · tanh(s / cap)
+        s_m = [soft_cap(score, mixer.cap) for score in s_m]  # cap · tanh(s / cap)
     every = s_m if sink is None else [*s_m, sink]
     largest = max(every)
     total = sum(math.exp(score - largest) for score in every)

@@ -1,23 +1,11 @@
-"""Rung 3: vectors of vectors become matrices, `softmax(Q Kᵀ / √(d/h) + M) V`, head by head.
-
-The n vectors of the prompt are the rows of one matrix, and the loops over tokens are gone.
-"""
+"""Rung 3: the vectors of a prompt are the rows of one matrix, heads one by one."""
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.arithmetic import (
-    TENSORS,
-    Function,
-    mask,
-    normalized,
-    soft_cap,
-    softmax,
-)
+from llmcli.commands.ladder.measure.arithmetic import Function, normalized, soft_cap, softmax
 from llmcli.commands.ladder.measure.record import shown
 from llmcli.commands.ladder.measure.walk import HeadByHead
 from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, NormWeights
@@ -27,8 +15,22 @@ from llmcli.parts.attention.config import AttentionConfig
 class Matrices(HeadByHead):
     """The forward pass on `[n, d]` matrices, with a loop over the heads."""
 
-    number: ClassVar[int] = 3
-    name: ClassVar[str] = "matrices"
+    title = "vectors of vectors become matrices, one head at a time"
+    before = """\
+for every t_q: c = softmax(q Kᵀ / √(d/h)) V
+for every token: Layer = Activation(x W + b)"""
+    here = """\
+Q = T W_q, K = T W_k, V = T W_v[rotates:; Q = R(position) Q, K = R(position) K]
+Attention(Q, K, V) = softmax(Q Kᵀ / √(d/h) + M) V
+Layer = Activation(X W + B) for all tokens at once, F neurons"""
+    idea = """
+Row i of a product X W is x_i W, so the n products of a row are one product of matrices (GEMM),
+which reads W once instead of n times; row i of B is b, for every i. A product takes columns on its
+right, and the keys are the rows of K: hence Kᵀ, a view that moves nothing. Now every query meets
+every key, and the mask M (−∞ above the diagonal) hides the later tokens before the softmax; the
+half of Q Kᵀ that it hides is computed in vain and still cheaper than a loop. The formula is often
+written without the mask, and even without the transpose; it needs both. The activation follows the
+hidden layer only."""
 
     # The rows of a prompt are a matrix.
 
@@ -85,7 +87,7 @@ class Matrices(HeadByHead):
         k_km = k_mk.mT  # Kᵀ
         s_nm = q_nk @ k_km * mixer.scale  # S = Q Kᵀ / √(d/h)
         if mixer.cap is not None:
-            s_nm = soft_cap(s_nm, mixer.cap, TENSORS)  # cap · tanh(S / cap)
+            s_nm = soft_cap(s_nm, mixer.cap)  # cap · tanh(S / cap)
         if m_nm is not None:
             s_nm = s_nm + m_nm  # S + M
         a_nm = softmax(s_nm, sink)  # A = softmax(S), row by row: each sums to 1
@@ -94,4 +96,8 @@ class Matrices(HeadByHead):
 
     def mask(self, mixer: AttentionConfig) -> Tensor | None:
         """M, which hides the later tokens and those before the window."""
-        return mask(self.count, mixer.window).to(self.weights.W_E)
+        hidden = torch.full((self.count, self.count), -torch.inf)
+        m_nm = hidden.triu(1)
+        if mixer.window is not None:
+            m_nm = m_nm + hidden.tril(-mixer.window)
+        return m_nm.to(self.weights.W_E)

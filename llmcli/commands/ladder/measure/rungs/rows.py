@@ -1,23 +1,11 @@
-"""Rung 2: one query at a time, `softmax(q Kᵀ / √(d/h)) V`.
-
-Vectors are tensors now, and what was a loop over key tokens is one product of a row with a
-matrix (a GEMV).
-"""
+"""Rung 2: one query at a time. Vectors are tensors, products are of a row and a matrix."""
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.arithmetic import (
-    TENSORS,
-    Function,
-    normalized,
-    soft_cap,
-    softmax,
-)
+from llmcli.commands.ladder.measure.arithmetic import Function, normalized, soft_cap, softmax
 from llmcli.commands.ladder.measure.record import shown
 from llmcli.commands.ladder.measure.walk import HeadByHead
 from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, NormWeights
@@ -27,8 +15,21 @@ from llmcli.parts.attention.config import AttentionConfig
 class VectorRows(HeadByHead):
     """The forward pass token by token; each token's arithmetic is vectors times matrices."""
 
-    number: ClassVar[int] = 2
-    name: ClassVar[str] = "rows"
+    title = "one query at a time: its scores and its context are one product each"
+    before = """\
+for every t_k: k = t_k × W_k, score = q · k; for every t_v: c += a · v
+for every neuron: Activation(t · weights + bias)"""
+    here = """\
+k_i = t_i W_k and v_i = t_i W_v once, stacked as the rows of K and V
+for every t_q: c = softmax(q Kᵀ / √(d/h)) V
+Layer = Activation(x W + b): all neurons of one token at once"""
+    idea = """
+A key depends on its own token only, so it is computed once instead of for every query; the scores
+of one query are then the dot products of q with the rows of K, that is, with the columns of Kᵀ, and
+the weighted sum of the values is a product as well. The same multiplications and sums, but a
+product of a row with a matrix (GEMV) does d/h × n of them in one call, and the n² computations of
+keys and values are n. A neuron's weights are a column of W, so that x W is the sums of all of them.
+W is [in, out] here; checkpoints often store Wᵀ and write W @ x with x as a column."""
 
     # The rows of a prompt are a list of tensors `[d]`.
 
@@ -84,7 +85,7 @@ class VectorRows(HeadByHead):
             k_km = k_mk.mT  # Kᵀ
             s_m = q_k @ k_km * mixer.scale  # s = q Kᵀ / √(d/h)
             if mixer.cap is not None:
-                s_m = soft_cap(s_m, mixer.cap, TENSORS)  # cap · tanh(s / cap)
+                s_m = soft_cap(s_m, mixer.cap)  # cap · tanh(s / cap)
             a_m = softmax(s_m, sink)  # a = softmax(s)
             c_e = a_m @ v_me  # c = a V
             c_ne.append(c_e)
