@@ -33,11 +33,9 @@ AXES = {
 }
 AXED = re.compile(rf"\b\w+_[{''.join(AXES)}]+\b")  # a name with axes
 PLAIN = re.compile(r"return [\w, ]+|\w+ = [\w.]+")  # a line that computes nothing
-# what only changes how numbers lie: each gives a view or a copy
-RESHAPING = {
-    *("mT", "transpose", "view", "flatten", "unbind", "split_with_sizes"),
-    *("repeat_interleave", "cat", "stack"),
-}
+# an expression that only changes how numbers lie, which gives a view or a copy, and of what
+RESHAPING = r"transpose|view|flatten|unbind|split_with_sizes|repeat_interleave|cat|stack"
+RESHAPED = re.compile(rf"([\w.]+?)(?:\.mT|\.(?:{RESHAPING})\([^()]*\)|\[[^]]*\])+")
 
 Run = TypeVar("Run", bound=Callable[..., Any])
 SHOWN: dict[CodeType, Callable[..., Any]] = {}
@@ -62,7 +60,7 @@ class Statement:
 
     first: int
     text: str
-    targets: tuple[tuple[str, ast.expr], ...]
+    targets: tuple[tuple[str, str], ...]
     inner: range  # the lines of its body, where it has one
 
 
@@ -90,7 +88,7 @@ def statements(function: Callable[..., Any]) -> dict[int, Statement]:
     return found
 
 
-def _targets(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+def _targets(node: ast.stmt) -> Iterator[tuple[str, str]]:
     """The names that a statement assigns; of `a, b = c, d` each with its own expression."""
     match node:
         case ast.Assign(targets=[target], value=value) | ast.For(target=target, iter=value):
@@ -98,7 +96,7 @@ def _targets(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
             values = value.elts if isinstance(value, ast.Tuple) else [value] * len(names)
             for name, expression in zip(names, values, strict=True):
                 if isinstance(name, ast.Name) and not isinstance(expression, ast.List):
-                    yield name.id, expression
+                    yield name.id, ast.unparse(expression)
 
 
 class Recorder:
@@ -261,25 +259,14 @@ def _axes(name: str, tensor: Tensor) -> str:
     return " × ".join([*more, *letters[-tensor.ndim :]])
 
 
-def _reshaped(expression: ast.expr, values: Mapping[str, Any]) -> tuple[bool, Tensor | None]:
+def _reshaped(expression: str, values: Mapping[str, Any]) -> tuple[bool, Tensor | None]:
     """Whether an expression only changes how numbers lie, and the tensor that it begins with."""
-    found = False
-    parts = [arg for arg in getattr(expression, "args", ()) if isinstance(arg, ast.Tuple)]
-    if any(isinstance(node, ast.BinOp) for arg in parts for node in ast.walk(arg)):
-        return False, None  # a concatenation of what is computed there
-    while True:
-        match expression:
-            case ast.Call(func=ast.Attribute(attr=name, value=value)) if name in RESHAPING:
-                expression, found = value, True
-            case ast.Attribute(attr="mT", value=value) | ast.Subscript(value=value):
-                expression, found = value, True
-            case _:
-                break
-    name, *attributes = ast.unparse(expression).split(".")
+    match = RESHAPED.fullmatch(expression)
+    if match is None:
+        return False, None
+    name, *attributes = match[1].split(".")
     source = reduce(lambda of, one: getattr(of, one, None), attributes, values.get(name))
-    if isinstance(source, Tensor):
-        return found, source if found else None
-    return found and name == "torch", None
+    return (True, source) if isinstance(source, Tensor) else (name == "torch", None)
 
 
 def _whole(part: Tensor, values: Mapping[str, Any]) -> Tensor | None:
@@ -292,9 +279,9 @@ def _whole(part: Tensor, values: Mapping[str, Any]) -> Tensor | None:
     return None
 
 
-def _token(expression: ast.expr, values: Mapping[str, Any]) -> int | None:
+def _token(expression: str, values: Mapping[str, Any]) -> int | None:
     """Whose it is, where an expression is about token `i`, or `j` of a loop over keys."""
-    names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
+    names = re.findall(r"\w+", expression)
     return next((values[name] for name in ("j", "i") if name in names and name in values), None)
 
 

@@ -21,8 +21,7 @@ from llmcli.commands.ladder.measure.rungs.cache import Batch, KeyValueCache
 from llmcli.commands.ladder.measure.rungs.fused import FusedKernels
 from llmcli.commands.ladder.measure.rungs.heads import CombinedQKV, HeadsAsDimension
 from llmcli.commands.ladder.measure.rungs.loops import Loops
-from llmcli.commands.ladder.measure.rungs.matrices import Matrices
-from llmcli.commands.ladder.measure.rungs.rows import VectorRows
+from llmcli.commands.ladder.measure.rungs.matrices import Matrices, VectorRows
 from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.commands.ladder.measure.words import wording

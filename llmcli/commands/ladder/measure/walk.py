@@ -25,7 +25,6 @@ from llmcli.commands.ladder.measure.arithmetic import (
     Function,
     add,
     gated,
-    rotated,
     sigmoid,
     soft_cap,
 )
@@ -42,7 +41,7 @@ from llmcli.commands.ladder.measure.weights import (
 )
 from llmcli.nn.step import Tap
 from llmcli.ops.rope import frequencies
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.attention.config import RopeConfig
 
 Rows = Any  # the rows of a prompt: lists of floats, vectors `[d]`, a matrix `[n, d]`, `[b, n, d]`
 Turns = tuple[Tensor, Tensor]  # cos and sin of every position and pair, `[n, R/2]`
@@ -252,55 +251,3 @@ class Walk(Rung):
             like = self.weights.W_E
             self._turns[rope] = (turns.cos() * factor).to(like), (turns.sin() * factor).to(like)
         return self._turns[rope]
-
-
-class HeadByHead(Walk):
-    """A walk on rows of tensors, whose queries, keys and values are made head by head."""
-
-    @abstractmethod
-    def unstacked(self, x_ni: Tensor) -> Rows:
-        """The rows of a tensor `[n, …]`."""
-
-    @shown
-    def queries(self, t_nd: Rows, layer: AttentionWeights) -> list[Rows]:
-        """`Q = T W_q` of every head, as they enter the scores."""
-        q_hnk = self.projected(t_nd, layer.q, layer.config.heads)
-        if layer.q_norm is not None:
-            q_hnk = self.normed(q_hnk, layer.q_norm, layer.config.qk_norm_wide)
-        return [self.placed("Q", q_nk, layer.config) for q_nk in q_hnk]
-
-    @shown
-    def keys_values(self, t_nd: Rows, layer: AttentionWeights) -> tuple[list[Rows], list[Rows]]:
-        """`K = T W_k` and `V = T W_v` of every key/value head, as they enter the products."""
-        mixer = layer.config
-        k_gnk = self.projected(t_nd, layer.k, mixer.kv_heads)
-        if layer.k_norm is not None:
-            k_gnk = self.normed(k_gnk, layer.k_norm, mixer.qk_norm_wide)
-        k_gnk = [self.placed("K", k_nk, mixer) for k_nk in k_gnk]
-        v_gne = self.projected(t_nd, layer.v, mixer.kv_heads)
-        if layer.v_norm is not None:
-            v_gne = self.normed(v_gne, layer.v_norm, False)
-        return k_gnk, v_gne
-
-    def projected(self, t_nd: Rows, matrix: Matrix, heads: int) -> list[Rows]:
-        """`T W` of every head: its W is so many columns of the stored one, a view."""
-        return [self.product(t_nd, one) for one in matrix.split(heads)]
-
-    def normed(self, x_hnk: list[Rows], norm: NormWeights, together: bool) -> list[Rows]:
-        """Each head's rows normalized by themselves, or the rows of all heads together."""
-        if not together:
-            return [self.norm(x_nk, norm) for x_nk in x_hnk]
-        whole, heads = self.norm(self.each(lambda *x: torch.cat(x, -1), *x_hnk), norm), len(x_hnk)
-        return [self.each(lambda x, i=i: x.chunk(heads, -1)[i], whole) for i in range(heads)]
-
-    def placed(self, letter: str, x_nk: Rows, mixer: AttentionConfig) -> Rows:
-        """Queries or keys rotated by their position, where the model does that; queries grown."""
-        if mixer.rope is not None:
-            turns = (self.unstacked(one) for one in self.turns(mixer.rope))
-            x_nk = self.each(rotated, x_nk, *turns)
-        if letter == "Q" and mixer.growth is not None:
-            # 1 + β ln(1 + ⌊p / original⌋) of each position p
-            steps = torch.div(self.positions, mixer.growth.original, rounding_mode="floor")
-            factors = (1 + mixer.growth.beta * torch.log1p(steps.double())).to(self.weights.W_E)
-            x_nk = self.each(lambda x, f: x * f, x_nk, self.unstacked(factors.unsqueeze(-1)))
-        return x_nk

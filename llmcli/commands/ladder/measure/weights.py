@@ -32,12 +32,6 @@ class Matrix:
     W: Tensor
     b: Tensor | None = None
 
-    def split(self, heads: int) -> list[Matrix]:
-        """The columns of each head, views."""
-        columns = self.W.chunk(heads, 1)
-        biases = [None] * heads if self.b is None else self.b.chunk(heads)
-        return [Matrix(W, b) for W, b in zip(columns, biases, strict=True)]
-
 
 @shown
 def side_by_side(matrices: Sequence[Matrix]) -> Matrix:
@@ -62,6 +56,20 @@ class NormWeights:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Projection(Matrix):
+    """The matrix of all `heads`, side by side; `norm`: of each head, or of all `together`."""
+
+    heads: int
+    norm: NormWeights | None
+    together: bool
+
+    def split(self) -> list[Matrix]:
+        """The columns of each head, views."""
+        biases = [None] * self.heads if self.b is None else self.b.chunk(self.heads)
+        return [Matrix(W, b) for W, b in zip(self.W.chunk(self.heads, 1), biases, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionWeights:
     """`q` `[d, h·d/h]`, `k` `[d, k·d/h]`, `v` `[d, k·d_v]`, `gate` `[d, h·d_v]`, `o` `[h·d_v, d]`.
 
@@ -70,18 +78,15 @@ class AttentionWeights:
 
     config: AttentionConfig
     block: int
-    q: Matrix
-    k: Matrix
-    v: Matrix
+    q: Projection
+    k: Projection
+    v: Projection
     gate: Matrix | None
     o: Matrix
-    q_norm: NormWeights | None
-    k_norm: NormWeights | None
-    v_norm: NormWeights | None
     sinks: Tensor | None
 
     @property
-    def entering(self) -> tuple[Matrix, Matrix, Matrix]:
+    def entering(self) -> tuple[Projection, Projection, Projection]:
         """The matrices that queries, keys and values are made with."""
         return self.q, self.k, self.v
 
@@ -229,15 +234,12 @@ class _Named:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._used: set[str] = set()
-
-    @property
-    def unused(self) -> list[str]:
-        return [name for name in self._decoder.weight_names if name not in self._used]
+        self.unused = list(decoder.weight_names)
 
     def tensor(self, name: str) -> Tensor:
         """The parameter as it is stored, projections `[out, in]`. Raises KeyError."""
-        self._used.add(name)
+        if name in self.unused:  # tied weights are read twice
+            self.unused.remove(name)
         return self._decoder.weight(name).dense()
 
     def maybe(self, name: str) -> Tensor | None:
@@ -252,8 +254,7 @@ class _Named:
         """The norm of that name, None where there is none."""
         if name is None or config is None:
             return None
-        w = self.tensor(f"{name}.w") if config.weights else None
-        return NormWeights(config=config, w=w, b=self.tensor(f"{name}.b") if config.bias else None)
+        return NormWeights(config=config, w=self.maybe(f"{name}.w"), b=self.maybe(f"{name}.b"))
 
     def block(self, layer: LayerConfig, number: int) -> BlockWeights:
         """The weights of block `number`."""
@@ -278,27 +279,28 @@ class _Named:
 
     def part(self, config: object, name: str, number: int) -> AttentionWeights | MlpWeights:
         """The weights of a part. Raises TypeError for one that is not dense."""
-        match config:
-            case AttentionConfig():
-                return self.attention(config, name, number)
-            case MlpConfig():
-                gate = self.matrix(name, "gate") if config.gated else None
-                up, down = self.matrix(name, "up"), self.matrix(name, "down")
-                return MlpWeights(config=config, up=up, gate=gate, down=down)
-        raise TypeError(f"no weights for {type(config).__name__}")
+        if not isinstance(config, AttentionConfig | MlpConfig):
+            raise TypeError(f"no weights for {type(config).__name__}")
+        gate = self.matrix(name, "gate") if config.gated else None
+        if isinstance(config, MlpConfig):
+            up, down = self.matrix(name, "up"), self.matrix(name, "down")
+            return MlpWeights(config=config, up=up, gate=gate, down=down)
 
-    def attention(self, config: AttentionConfig, name: str, number: int) -> AttentionWeights:
-        """Its matrices, and the norms of queries, keys and values where it has them."""
+        def projection(leaf: str, heads: int, norm: NormConfig | None) -> Projection:
+            return Projection(
+                **vars(self.matrix(name, leaf)),
+                heads=heads,
+                norm=self.norm(f"{name}.{leaf}_norm", norm),
+                together=leaf != "v" and config.qk_norm_wide,
+            )
+
         return AttentionWeights(
             config=config,
             block=number,
-            q=self.matrix(name, "q"),
-            k=self.matrix(name, "k"),
-            v=self.matrix(name, "v"),
-            gate=self.matrix(name, "gate") if config.gated else None,
+            q=projection("q", config.heads, config.qk_norm),
+            k=projection("k", config.kv_heads, config.qk_norm),
+            v=projection("v", config.kv_heads, config.kv.norm),
+            gate=gate,
             o=self.matrix(name, "o"),
-            q_norm=self.norm(f"{name}.q_norm", config.qk_norm),
-            k_norm=self.norm(f"{name}.k_norm", config.qk_norm),
-            v_norm=self.norm(f"{name}.v_norm", config.kv.norm),
-            sinks=self.tensor(f"{name}.sink") if config.sinks else None,
+            sinks=self.maybe(f"{name}.sink"),
         )

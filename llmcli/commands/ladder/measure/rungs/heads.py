@@ -9,7 +9,7 @@ from llmcli.commands.ladder.measure.rungs.matrices import Matrices
 from llmcli.commands.ladder.measure.weights import (
     AttentionWeights,
     Matrix,
-    NormWeights,
+    Projection,
     Weights,
     side_by_side,
 )
@@ -40,21 +40,16 @@ head, so both are repeated h/h_kv times, a copy that rung 8 does without.]"""
 
     def own_matrices(self, layer: AttentionWeights) -> list[Matrix]:
         """W_q, W_k and W_v: the weights of the single heads put side by side, copies."""
-        mixer = layer.config
-        counts = (mixer.heads, mixer.kv_heads, mixer.kv_heads)
-        return [
-            side_by_side(matrix.split(heads))
-            for matrix, heads in zip(layer.entering, counts, strict=True)
-        ]
+        return [side_by_side(one.split()) for one in layer.entering]
 
     @shown
     def contexts(self, t_nd: Tensor, layer: AttentionWeights) -> Tensor:
         """`softmax(Q Kᵀ / √(d/h) + M) V` of all heads at once, merged."""
         mixer = layer.config
         q_nc, k_nc, v_nc = self.queries_keys_values(t_nd, layer)
-        q_hnk = self.split(q_nc, mixer.heads, layer.q_norm, mixer.qk_norm_wide)
-        k_gnk = self.split(k_nc, mixer.kv_heads, layer.k_norm, mixer.qk_norm_wide)
-        v_gne = self.split(v_nc, mixer.kv_heads, layer.v_norm)
+        q_hnk = self.split(q_nc, layer.q)
+        k_gnk = self.split(k_nc, layer.k)
+        v_gne = self.split(v_nc, layer.v)
         q_hnk, k_gnk = self.placed("Q", q_hnk, mixer), self.placed("K", k_gnk, mixer)
         k_hmk, v_hme = self.kept(k_gnk, v_gne, layer)
         if mixer.kv_heads < mixer.heads:
@@ -80,13 +75,12 @@ head, so both are repeated h/h_kv times, a copy that rung 8 does without.]"""
         return k_gnk, v_gne
 
     @shown
-    def split(
-        self, x_nc: Tensor, heads: int, norm: NormWeights | None, together: bool = False
-    ) -> Tensor:
-        """`[n, h·d/h]` as `[h, n, d/h]`: two views; each head normalized, or all `together`."""
+    def split(self, x_nc: Tensor, matrix: Projection) -> Tensor:
+        """`[n, h·d/h]` as `[h, n, d/h]`: two views; each head normalized, or all together."""
+        norm, together = matrix.norm, matrix.together
         if norm is not None and together:
             x_nc = self.norm(x_nc, norm)
-        x_nhk = x_nc.view(*x_nc.shape[:-1], heads, -1)
+        x_nhk = x_nc.view(*x_nc.shape[:-1], matrix.heads, -1)
         x_hnk = x_nhk.transpose(-3, -2)
         if norm is not None and not together:
             x_hnk = self.norm(x_hnk, norm)

@@ -14,7 +14,13 @@ from torch import Tensor
 from llmcli.commands.ladder.measure.arithmetic import Function, soft_cap
 from llmcli.commands.ladder.measure.record import shown, shown_last
 from llmcli.commands.ladder.measure.walk import Walk
-from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, NormWeights, Weights
+from llmcli.commands.ladder.measure.weights import (
+    AttentionWeights,
+    Matrix,
+    NormWeights,
+    Projection,
+    Weights,
+)
 from llmcli.parts.attention.config import AttentionConfig
 
 Vector = list[float]
@@ -108,7 +114,7 @@ ones are masked; here it ends at the query's own token, which gives the same."""
             a_m = softmax(s_m, mixer, sink)  # a = softmax(score / √(d/h))
             c_e = [0.0] * mixer.value_dim
             for j, a in zip(seen(i, mixer), a_m, strict=True):
-                v_e = self.value(t_nd[j], j, layer, shared)  # v = t_v × W_v
+                v_e = self.head_of(t_nd[j], layer.v, shared)  # v = t_v × W_v
                 c_e = add_weighted(c_e, a, v_e)  # c = Σ a · v
             c_ne.append(c_e)
         return c_ne
@@ -116,31 +122,22 @@ ones are masked; here it ends at the query's own token, which gives the same."""
     def query(self, t_d: Vector, i: int, layer: AttentionWeights, head: int) -> Vector:
         """The query of token i as it enters the scores."""
         growth = layer.config.growth
-        q_k = self._rotated(self._head_of(t_d, layer.q, head, layer.q_norm, layer), i, layer.config)
+        q_k = self._rotated(self.head_of(t_d, layer.q, head), i, layer.config)
         factor = 1.0 if growth is None else 1 + growth.beta * math.log1p(i // growth.original)
         return [x * factor for x in q_k]
 
     def key(self, t_d: Vector, j: int, layer: AttentionWeights, head: int) -> Vector:
         """The key of token j as it enters the scores."""
-        k_k = self._head_of(t_d, layer.k, head, layer.k_norm, layer)
-        return self._rotated(k_k, j, layer.config)
+        return self._rotated(self.head_of(t_d, layer.k, head), j, layer.config)
 
-    def value(self, t_d: Vector, j: int, layer: AttentionWeights, head: int) -> Vector:
-        """The value of token j."""
-        return self._head_of(t_d, layer.v, head, layer.v_norm, layer)
-
-    def _head_of(
-        self, t_d: Vector, W: Matrix, head: int, norm: NormWeights | None, layer: AttentionWeights
-    ) -> Vector:
+    def head_of(self, t_d: Vector, W: Projection, head: int) -> Vector:
         """A token's `t × W` in one head, normalized: by itself, or first with all other heads."""
-        config, value = layer.config, W is layer.v
-        size = config.value_dim if value else config.head_dim
-        together = config.qk_norm_wide and not value
+        size = W.W.shape[1] // W.heads
         cut = slice(head * size, (head + 1) * size)
-        x_k = times(t_d, self._neurons(W, slice(None) if together else cut))
-        if norm is not None:
-            x_k = normalized(x_k, norm)
-        return x_k[cut] if together else x_k
+        x_k = times(t_d, self._neurons(W, slice(None) if W.together else cut))
+        if W.norm is not None:
+            x_k = normalized(x_k, W.norm)
+        return x_k[cut] if W.together else x_k
 
     def _rotated(self, x_k: Vector, position: int, config: AttentionConfig) -> Vector:
         """R(position) x: a head's query or key rotated by its position, where the model does so."""
