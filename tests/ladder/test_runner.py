@@ -14,10 +14,9 @@ from llmcli import anatomy
 from llmcli.commands.ladder.measure import runner
 from llmcli.commands.ladder.measure.count import count, loop_work, multiply_adds
 from llmcli.commands.ladder.measure.rungs.heads import HeadsAsDimension
-from llmcli.commands.ladder.measure.runner import run_ladder
+from llmcli.commands.ladder.measure.runner import plan_workload, run_ladder
 from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.commands.ladder.measure.words import axis_sizes
-from llmcli.commands.ladder.measure.workload import plan_workload
 from llmcli.errors import NotFinite, UnsupportedModel
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load

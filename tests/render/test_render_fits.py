@@ -20,7 +20,7 @@ from rich.cells import cell_len
 from llmcli.commands.attention.view import screen
 from llmcli.commands.attention.view.tables import metric_table, pair_table
 from llmcli.commands.experts.view.screen import render_experts
-from llmcli.commands.ladder.view.table import render_ladder
+from llmcli.commands.ladder.view.screen import render_ladder
 from llmcli.commands.lens.view.screen import render_lens
 from llmcli.commands.timing.view.screen import render_timing
 from llmcli.records.text import Token

@@ -8,10 +8,8 @@ from small_models import weights
 from zoo import CONFIGS
 
 from llmcli.commands.ladder import report as made
-from llmcli.commands.ladder.measure.runner import run_ladder
-from llmcli.commands.ladder.measure.workload import plan_workload
-from llmcli.commands.ladder.view.source import render_rung
-from llmcli.commands.ladder.view.table import render_ladder
+from llmcli.commands.ladder.measure.runner import plan_workload, run_ladder
+from llmcli.commands.ladder.view.screen import render_ladder, render_rung
 
 
 def spread(seconds):

@@ -101,8 +101,7 @@ def command(
 
 def _show(report: LadderReport, model: Model, options: LadderOptions, out: Output) -> None:
     """Writes the report to the screen or as JSON, and to the file where one is named."""
-    from llmcli.commands.ladder.view.source import render_rung
-    from llmcli.commands.ladder.view.table import render_ladder
+    from llmcli.commands.ladder.view.screen import render_ladder, render_rung
     from llmcli.ui.facts import model_line
 
     about = model.describe()
@@ -153,10 +152,9 @@ def _measured(
     details: bool,
 ) -> tuple[LadderReport, BaseException | None]:
     """The report of a prompt, and what interrupted it, if anything did."""
-    from llmcli.commands.ladder.measure.runner import LadderInterrupted, run_ladder
+    from llmcli.commands.ladder.measure.runner import LadderInterrupted, plan_workload, run_ladder
     from llmcli.commands.ladder.measure.weights import Weights
     from llmcli.commands.ladder.measure.words import axis_sizes
-    from llmcli.commands.ladder.measure.workload import plan_workload
 
     weights = Weights.of(model.decoder)
     workload = plan_workload(
