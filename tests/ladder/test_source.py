@@ -9,7 +9,7 @@ import torch
 from covers import covered, in_turn
 from ladder_models import DENSE
 from small_models import ids, read, weights
-from zoo import CONFIGS, GATED, layer, llama
+from zoo import CONFIGS
 
 import llmcli.commands.ladder
 from llmcli.commands.ladder.measure.count import multiply_adds
@@ -110,31 +110,6 @@ def test_the_loops_show_the_last_token_in_the_first_head():
     assert len(steps_of(found, "softmax")["a_m"].values[0]) == N
 
 
-def test_views_and_copies():
-    """Of each name that another line only lays out anew; a cache is written in place."""
-    moved = {}
-    for name, kind in zip(NAMES[:7], RUNGS, strict=False):
-        found, _ = listings(kind, CONFIGS["llama"], more=1)
-        moved[name] = {
-            (one.title, one.later, step.name): step.moved
-            for one in found for line in one.lines for step in line.steps
-            if step.moved is not None
-        }  # fmt: skip
-    assert moved["rows"]["head", False, "k_km"] is False
-    assert moved["matrices"]["contexts", False, "c_nc"] is True
-    heads = moved["heads"]
-    assert (heads["split", False, "x_nhk"], heads["split", False, "x_hnk"]) == (False, False)
-    assert (heads["merge", False, "c_nhe"], heads["merge", False, "c_nc"]) == (False, True)
-    assert (heads["contexts", False, "k_hmk"], heads["contexts", False, "v_hme"]) == (True, True)
-    assert heads["side_by_side", False, "w_ij"] is True
-    parts = [moved["combined"]["queries_keys_values", False, f"{x}_nc"] for x in "qkv"]
-    assert parts == [False] * 3
-    assert moved["cache"]["kept", True, "k_gmk"] is False
-    assert moved["cache"]["merge", True, "c_nc"] is False  # of a single row nothing has to move
-    assert moved["batch"]["merge", False, "c_nc"] is True
-    assert ("contexts", False, "k_gnk") not in moved["batch"]  # no piece of Q, if of its product
-
-
 def test_a_name_is_recorded_as_its_line_left_it():
     found, _ = listings(RUNGS[3], CONFIGS["gpt2"])
     (one,) = (one for one in found if one.title == "product")
@@ -166,18 +141,6 @@ def test_every_shown_function_can_be_shown():
     assert set("bnmdhv") <= set(AXES)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_the_fused_rung_proves_that_its_weights_are_views(name):
-    """By the storage of the tensors: a copy of W_q, W_k or W_v is no view."""
-    found, _ = listings(FusedKernels, CONFIGS[name])
-    steps = steps_of(found, "stored")
-    whole = steps.pop("w_jd")
-    assert steps.keys() == {"w_q_cd", "w_k_cd", "w_v_cd"}
-    assert [step.moved for step in steps.values()] == [False] * 3
-    assert {step.source for step in steps.values()} == {(whole.shape, whole.strides)}
-    assert sum(step.shape[0] for step in steps.values()) == whole.shape[0]
-
-
 # two feed-forwards of one block have one size there, whatever their configurations say
 @pytest.mark.parametrize("name", covered(DENSE))
 @pytest.mark.parametrize("until", [None, 0])
@@ -202,15 +165,6 @@ def test_multiply_adds_are_those_that_the_loops_do(name, until, monkeypatch):
         done = 0
         Loops(of).forward(ids(1, tokens)[0], until=until)
         assert done == multiply_adds(of.config, tokens, until)
-
-
-def test_multiply_adds_by_hand():
-    """One head of one number, one token: q, k, q · k, v, weight v, W_o, three of F, the head."""
-    mlp = GATED.__class__(hidden=5, activation="silu", gated=True)
-    tiny = layer(mlp, heads=1, kv_heads=1, head_dim=2, value_dim=2, rope=None)
-    assert multiply_adds(llama(tiny), 1) == 16 * 2 * 4 + 2 + 2 + 3 * 16 * 5 + 16 * 43
-    two = 2 * (16 * 2 * 2) + 3 * (16 * 2 * 2 + 2 + 2) + 2 * 3 * 16 * 5
-    assert multiply_adds(llama(tiny), 2, until=0) == two
 
 
 @pytest.mark.parametrize(("until", "changed", "seen"), [

@@ -124,14 +124,21 @@ class Recorder:
     @property
     def listings(self) -> tuple[Listing, ...]:
         """The functions in the order in which they were first called, then what was emitted."""
-        return (
-            *(call.listing() for call in self._calls.values()),
-            *(
-                Listing(title=EMITTED, words="", later=later, lines=tuple(lines.values()))
-                for later, lines in self._emitted.items()
-                if lines
-            ),
-        )
+        ran = [
+            Listing(
+                title=call.function.__name__,
+                words=inspect.cleandoc(call.function.__doc__ or ""),
+                later=call.later,
+                lines=call.lines,
+            )
+            for call in self._calls.values()
+        ]
+        emitted = [
+            Listing(title=EMITTED, words="", later=later, lines=tuple(lines.values()))
+            for later, lines in self._emitted.items()
+            if lines
+        ]
+        return (*ran, *emitted)
 
     def tap(self, name: str, value: Tensor) -> None:
         """Records what the decoder emits: in its first block, before and behind the blocks."""
@@ -170,7 +177,7 @@ class _Call:
     line: int = 0
     before: dict[str, Any] = field(default_factory=dict)
     values: dict[Statement, dict[str, tuple[Any, dict[str, Any]]]] = field(default_factory=dict)
-    steps: dict[Statement, tuple[Step, ...]] = field(default_factory=dict)
+    lines: tuple[Line, ...] = ()
 
     def trace(self, frame: FrameType, event: str, arg: object) -> Any:
         """A line is about to run, or the function returns: the one before has run."""
@@ -180,8 +187,7 @@ class _Call:
             values |= {one: (names[one], self.before) for one, _ in done.targets if one in names}
         self.line, self.before = frame.f_lineno, dict(names)
         if event == "return":
-            self.steps = {one: tuple(self._named(one)) for one in self.values}
-            self.values, self.before = {}, {}
+            self.lines, self.values, self.before = tuple(self._lines()), {}, {}
             self.left()
         return self.trace
 
@@ -214,19 +220,15 @@ class _Call:
                 token=_token(expression, before),
             )
 
-    def listing(self) -> Listing:
+    def _lines(self) -> Iterator[Line]:
         """The lines that ran and are about numbers; of a loop or a condition those of its body."""
         lines: dict[int, Line] = {}
-        for one, steps in sorted(self.steps.items(), key=lambda ran: ran[0].first, reverse=True):
+        for one in sorted(self.values, key=lambda ran: ran.first, reverse=True):
+            steps = tuple(self._named(one))
             about = steps or (AXED.search(one.text) and not PLAIN.fullmatch(one.text.strip()))
             if any(number in lines for number in one.inner) or (about and not one.inner):
                 lines[one.first] = Line(text=one.text, steps=steps)
-        return Listing(
-            title=self.function.__name__,
-            words=inspect.cleandoc(self.function.__doc__ or ""),
-            later=self.later,
-            lines=tuple(reversed(lines.values())),
-        )
+        return reversed(lines.values())
 
 
 def _section(title: str, later: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,6 +30,17 @@ LETTERS = {
     "k": "k size of a head's query and key", "e": "e of its value", "c": "c heads side by side",
     "f": "f neurons", "i": "i, j any columns",
 }  # fmt: skip
+COLUMNS = [
+    Column(""),
+    Column("rung", right=False, cut=True),
+    *(Column("prompt", drop=1), Column("×", drop=1)),
+    *(Column("token"), Column("×")),
+    *(Column("GEMV", drop=4), Column("GEMM", drop=4)),
+    *(Column("FLOPs", drop=5), Column("bytes", drop=5)),
+    Column("Δ"),
+    Column("tok/s", drop=3),
+    Column("log scale", right=False, drop=2),
+]
 
 
 def render_ladder(report: LadderReport, model: str, *, details: bool) -> list[RenderableType]:
@@ -40,8 +51,7 @@ def render_ladder(report: LadderReport, model: str, *, details: bool) -> list[Re
         parts.append(letters)
         for before, rung in zip((None, *report.rungs), report.rungs, strict=False):
             parts += ["", *change(rung, before)]
-    parts += ["", _table(report), *_footnotes(report)]
-    parts += _checks(report)
+    parts += ["", _table(report), *_footnotes(report), *_checks(report)]
     if not details:
         words = "formulas and shapes: `--rung 1-8`; source and numbers: `--rung 4 --explain`"
         parts.append(Text(words, style=FAINT))
@@ -64,7 +74,11 @@ def change(
     rung: RungReport, rung_before: RungReport | None = None, *, shapes: bool = True
 ) -> list[RenderableType]:
     """The rung's title, the formula that it changes, and what is new in how tensors lie."""
-    before, after = rung.change
+    (before, after), work = rung.change, rung.token_work
+    products = f"{_calls(work.gemv, rung)} GEMV, {_calls(work.gemm, rung)} GEMM"
+    if not work.gemv and not work.gemm:
+        products = "no matrix product"
+    words = f"{products}, {unit(work.flops, 'FLOP')}, {unit(work.bytes, 'B')}"
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_row("", Text("before", style=FAINT), Text(before))
     table.add_row("", Text("here", style=FAINT), Text(after, style=NUMBER))
@@ -74,7 +88,7 @@ def change(
             if step.moved is not None and _laid(step) not in known:
                 known.add(_laid(step))
                 table.add_row("", moved(step), _shape(step))
-    table.add_row("", Text("token", style=FAINT), Text(_work_words(rung)))
+    table.add_row("", Text("token", style=FAINT), Text(words))
     return [Text.assemble((f"{rung.number}  {rung.name}", HEADING), f"  {rung.title}"), table]
 
 
@@ -107,78 +121,73 @@ def _listed(numbers: Iterable[int]) -> str:
 
 
 def _table(report: LadderReport) -> Rows:
-    rungs = report.rungs
-    abouts = ["≈" if rung.estimated else "" for rung in rungs]
-    rates = [1 / rung.token_s.median for rung in rungs]
-    columns: list[tuple[Column, Iterable[str | Text]]] = [
-        (Column(""), (str(rung.number) for rung in rungs)),
-        (Column("rung", right=False, cut=True), (rung.name for rung in rungs)),
-        (Column("prompt", drop=1), (duration(rung.prompt_s.median) for rung in rungs)),
-        (Column("×", drop=1), (_times(rung.prompt_speedup) for rung in rungs)),
-        (Column("token"), (duration(rung.token_s.median) for rung in rungs)),
-        (Column("×"), (_times(rung.token_speedup) for rung in rungs)),
-        (Column("GEMV", drop=4), (_calls(rung.token_work.gemv, rung) for rung in rungs)),
-        (Column("GEMM", drop=4), (_calls(rung.token_work.gemm, rung) for rung in rungs)),
-        (Column("FLOPs", drop=5), (scaled(rung.token_work.flops) for rung in rungs)),
-        (Column("bytes", drop=5), (scaled(rung.token_work.bytes) for rung in rungs)),
-        (Column("Δ"), map(_difference, rungs)),
-        (Column("tok/s", drop=3), map(scaled, rates)),
-        (Column("log scale", right=False, drop=2), map(_bar, _bar_lengths(rates))),
-    ]
-    estimated = ("prompt", "token", "tok/s")
-    cells = [
-        [f"{about}{cell}" for about, cell in zip(abouts, row, strict=True)]
-        if column.name in estimated
-        else row
-        for column, row in columns
-    ]
-    return Rows([column for column, _ in columns], [*zip(*cells, strict=True)])
+    """A row for each rung.
 
+    Its bar is the logarithm of its rate over the power of ten below all: equal factors are equal
+    lengths, in halves of a column, and the shortest bar is still seen.
+    """
+    rates = [1 / rung.token_s.median for rung in report.rungs]
+    lowest = math.floor(math.log10(min(rates)) - 0.1)
+    span = math.log10(max(rates)) - lowest
 
-def _difference(rung: RungReport) -> Text:
-    words = "-" if rung.difference is None else f"{rung.difference:.1e}"
-    return Text.assemble((words, _GOOD if rung.ok else _BAD))
+    def row(rung: RungReport, rate: float) -> list[Text | str]:
+        about, work = "≈" if rung.estimated else "", rung.token_work
+        difference = "-" if rung.difference is None else f"{rung.difference:.1e}"
+        halves = max(1, round(2 * BAR * ((math.log10(rate) - lowest) / span)))
+        return [
+            str(rung.number),
+            rung.name,
+            f"{about}{duration(rung.prompt_s.median)}",
+            _times(rung.prompt_speedup),
+            f"{about}{duration(rung.token_s.median)}",
+            _times(rung.token_speedup),
+            _calls(work.gemv, rung),
+            _calls(work.gemm, rung),
+            scaled(work.flops),
+            scaled(work.bytes),
+            Text(difference, style=_GOOD if rung.ok else _BAD),
+            f"{about}{scaled(rate)}",
+            Text("█" * (halves // 2) + "▌" * (halves % 2), style=NUMBER),
+        ]
 
-
-def _bar(length: float) -> Text:
-    """At most `BAR` columns, in halves of one."""
-    halves = max(1, round(2 * BAR * length))
-    return Text("█" * (halves // 2) + "▌" * (halves % 2), style=NUMBER)
+    return Rows(COLUMNS, list(map(row, report.rungs, rates)))
 
 
 def _footnotes(report: LadderReport) -> list[RenderableType]:
     """What the columns are, and which rungs were only estimated."""
-    notes = ["token: after the prompt; ×: over the rung before, median of pairs (1 is noise)"]
-    marks = "Δ: largest difference from it"
-    for count, numbers in _numbers(report, lambda rung: rung.sequences).items():
-        if count > 1:
-            marks += f"; rung {numbers}: a sequence's share of a batch of {count}"
-    notes.append(marks)
-    for part, numbers in _numbers(report, lambda rung: rung.estimated).items():
-        notes.append(f"≈: {'rungs' if ',' in numbers else 'rung'} {numbers} estimated from {part}")
-    for words, numbers in _numbers(report, lambda rung: rung.compared).items():
+
+    def numbers(key: str) -> dict[Any, str]:
+        """`1, 2`: the numbers of the rungs by what their report has at `key`, None left out."""
+        found: dict[Any, list[str]] = {}
+        for rung in report.rungs:
+            found.setdefault(getattr(rung, key), []).append(str(rung.number))
+        return {value: ", ".join(rungs) for value, rungs in found.items() if value is not None}
+
+    shares = "".join(
+        f"; rung {rungs}: a sequence's share of a batch of {count}"
+        for count, rungs in numbers("sequences").items()
+        if count > 1
+    )
+    notes = [
+        "token: after the prompt; ×: over the rung before, median of pairs (1 is noise)",
+        f"Δ: largest difference from it{shares}",
+    ]
+    for part, rungs in numbers("estimated").items():
+        notes.append(f"≈: {'rungs' if ',' in rungs else 'rung'} {rungs} estimated from {part}")
+    for words, rungs in numbers("compared").items():
         if words != "logits":
-            notes.append(f"Δ of rung {numbers}: {words} only, not the logits")
+            notes.append(f"Δ of rung {rungs}: {words} only, not the logits")
     return [Text(note, style=FAINT) for note in notes]
-
-
-def _numbers(report: LadderReport, key: Callable[[RungReport], Any]) -> dict[Any, str]:
-    """`1, 2`: the numbers of the rungs by what `key` says of them, where it says anything."""
-    found: dict[Any, str] = {}
-    for rung in report.rungs:
-        if (words := key(rung)) is not None:
-            found[words] = f"{found[words]}, {rung.number}" if words in found else str(rung.number)
-    return found
 
 
 def _checks(report: LadderReport) -> list[RenderableType]:
     """One line where every rung agrees with the one before, else one for each that does not."""
-    compared = [rung for rung in report.rungs if rung.difference is not None]
     if not report.ok:
         return [verdict(rung) for rung in report.rungs if not rung.ok]
+    compared = {rung.compared for rung in report.rungs} - {None}
     if not compared or report.interrupted:
         return []
-    where = ", where they were compared" if any(r.compared != "logits" for r in compared) else ""
+    where = "" if compared == {"logits"} else ", where they were compared"
     words = f"✓ every rung agrees with the one before{where} ({report.dtype})"
     return [Text(words, style=_GOOD)]
 
@@ -192,16 +201,6 @@ def verdict(rung: RungReport) -> Text:
     return Text(f"{words} {'✓' if rung.ok else '✗'}", style=_GOOD if rung.ok else _BAD)
 
 
-def _bar_lengths(rates: Sequence[float]) -> list[float]:
-    """0 … 1 for each rate: the logarithm's place between the power of ten below all and the most.
-
-    Equal factors are equal lengths, and the shortest bar is still seen.
-    """
-    lowest = math.floor(math.log10(min(rates)) - 0.1)
-    span = math.log10(max(rates)) - lowest
-    return [(math.log10(rate) - lowest) / span for rate in rates]
-
-
 def _times(speedup: float | None) -> Text:
     """`1.43`, `1,234`; nothing where there is no rung before."""
     if speedup is None:
@@ -213,14 +212,6 @@ def _calls(share: float, rung: RungReport) -> str:
     """Calls of products: whole numbers, those of a batch as `17/4`."""
     total = share * rung.sequences
     return scaled(total) + (f"/{rung.sequences}" if total and rung.sequences > 1 else "")
-
-
-def _work_words(rung: RungReport) -> str:
-    work = rung.token_work
-    products = f"{_calls(work.gemv, rung)} GEMV, {_calls(work.gemm, rung)} GEMM"
-    if not work.gemv and not work.gemm:
-        products = "no matrix product"
-    return f"{products}, {unit(work.flops, 'FLOP')}, {unit(work.bytes, 'B')}"
 
 
 def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[RenderableType]:
@@ -247,7 +238,7 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
         else:
             raised = other is not None and _texts(one) == _texts(other)  # with other shapes only
             parts += ["", _Function(listing=one, report=report, read=read, numbers=not raised)]
-    if same and below:
+    if same and below is not None:
         parts += ["", Text(f"as on rung {below.number}: {', '.join(same)}", style=FAINT)]
     if rung.difference is not None:
         parts += ["", verdict(rung)]
