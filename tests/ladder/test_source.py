@@ -112,7 +112,7 @@ def test_the_loops_show_the_last_token_in_the_first_head():
 
 def test_a_name_is_recorded_as_its_line_left_it():
     found, _ = listings(RUNGS[3], CONFIGS["gpt2"])
-    (one,) = (one for one in found if one.title == "product")
+    (one,) = (one for one in found if one.title == "times")
     before, after = (line.steps[0].values for line in one.lines if line.steps)
     assert before != after  # `y_nj` without its bias, then with it
     (split,) = (one for one in found if one.title == "split")

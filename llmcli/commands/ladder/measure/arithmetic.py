@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from llmcli.commands.ladder.measure.record import shown, shown_last
-from llmcli.commands.ladder.measure.weights import NormWeights
+from llmcli.commands.ladder.measure.weights import Matrix, NormWeights
 from llmcli.parts.mlp.config import Activation, MlpConfig
 
 Function = Callable[..., Any]  # of floats to a float, of tensors to a tensor
@@ -65,6 +65,14 @@ def gated(gate: Any, up: Any, config: MlpConfig) -> Any:
 
 # What the rungs from 2 on do with tensors.
 
+
+@shown
+def times(x_ni: Tensor, matrix: Matrix) -> Tensor:
+    """`X W + B`: all neurons of a row (GEMV) or of all rows (GEMM), b added to every row."""
+    y_nj = x_ni @ matrix.W
+    if matrix.b is not None:
+        y_nj = y_nj + matrix.b
+    return y_nj
 
 @shown_last
 def normalized(x_ni: Tensor, norm: NormWeights) -> Tensor:

@@ -16,6 +16,7 @@ from llmcli.commands.ladder.measure.arithmetic import (
     rotated,
     soft_cap,
     softmax,
+    times,
 )
 from llmcli.commands.ladder.measure.record import shown
 from llmcli.commands.ladder.measure.walk import Rows, Walk
@@ -34,6 +35,14 @@ class HeadByHead(Walk):
     @abstractmethod
     def unstacked(self, x_ni: Tensor) -> Rows:
         """The rows of a tensor `[n, …]`."""
+
+    def product(self, x_ni: Rows, matrix: Matrix) -> Rows:
+        """`X W + B`, row by row or all rows at once."""
+        return self.each(lambda x: times(x, matrix), x_ni)
+
+    def norm(self, x_ni: Rows, norm: NormWeights) -> Rows:
+        """Row by row or all rows at once."""
+        return self.each(lambda x: normalized(x, norm), x_ni)
 
     @shown
     def queries(self, t_nd: Rows, layer: AttentionWeights) -> list[Rows]:
@@ -110,14 +119,6 @@ W is [in, out] here; checkpoints often store Wᵀ and write W @ x with x as a co
         """Row by row."""
         return [f(*rows) for rows in zip(*x_ni, strict=True)]
 
-    def product(self, x_ni: list[Tensor], matrix: Matrix) -> list[Tensor]:
-        """Row by row."""
-        return [times(x_i, matrix) for x_i in x_ni]
-
-    def norm(self, x_ni: list[Tensor], norm: NormWeights) -> list[Tensor]:
-        """Row by row."""
-        return [normalized(x_i, norm) for x_i in x_ni]
-
     @shown
     def contexts(self, t_nd: list[Tensor], layer: AttentionWeights) -> list[Tensor]:
         """Every head's contexts, concatenated token by token: c = c¹ ⊕ … ⊕ cʰ."""
@@ -151,15 +152,6 @@ W is [in, out] here; checkpoints often store Wᵀ and write W @ x with x as a co
             c_e = a_m @ v_me  # c = a V
             c_ne.append(c_e)
         return c_ne
-
-
-@shown
-def times(x_i: Tensor, matrix: Matrix) -> Tensor:
-    """`x W + b`: all neurons of a row at once (GEMV)."""
-    y_j = x_i @ matrix.W
-    if matrix.b is not None:
-        y_j = y_j + matrix.b
-    return y_j
 
 
 class Matrices(HeadByHead):
@@ -196,24 +188,9 @@ hidden layer only."""
         """All at once."""
         return table[indices]
 
-    def each(self, f: Function, *x_ni: Tensor) -> Tensor:
+    def each(self, f: Function, *x_ni: Tensor) -> Rows:
         """All numbers at once."""
-        y_ni: Tensor = f(*x_ni)
-        return y_ni
-
-    @shown
-    def product(self, x_ni: Tensor, matrix: Matrix) -> Tensor:
-        """`Y = X W + B`: all rows at once (GEMM), b added to every row where there is one."""
-        y_nj = x_ni @ matrix.W
-        if matrix.b is not None:
-            y_nj = y_nj + matrix.b
-        return y_nj
-
-    def norm(self, x_ni: Tensor, norm: NormWeights) -> Tensor:
-        """All rows at once."""
-        return normalized(x_ni, norm)
-
-    # Attention.
+        return f(*x_ni)
 
     @shown
     def contexts(self, t_nd: Tensor, layer: AttentionWeights) -> Tensor:
