@@ -74,6 +74,7 @@ def times(x_ni: Tensor, matrix: Matrix) -> Tensor:
         y_nj = y_nj + matrix.b
     return y_nj
 
+
 @shown_last
 def normalized(x_ni: Tensor, norm: NormWeights) -> Tensor:
     """Each row: LayerNorm `(x − μ)/√(σ² + ε) · w + b`, RMSNorm `x/√(mean(x²) + ε) · w`."""
