@@ -49,7 +49,7 @@ def loop_work(config: ModelConfig, tokens: int, more: int) -> tuple[Work, Work]:
 def multiply_adds(config: ModelConfig, tokens: int, until: int | None = None) -> int:
     """Multiply-adds of the dot products and weighted sums of `Loops.forward` on that many tokens.
 
-    Those of the blocks up to `until`, without the head, where it is given. The rest is small.
+    With `until`, only of the blocks up to it, without the head. Other operations are not counted.
     """
     width, count = config.width, 0
     for layer in config.layers[: None if until is None else until + 1]:

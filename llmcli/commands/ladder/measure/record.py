@@ -33,7 +33,7 @@ AXES = {
 }
 AXED = re.compile(rf"\b\w+_[{''.join(AXES)}]+\b")  # a name with axes
 PLAIN = re.compile(r"return [\w, ]+|\w+ = [\w.]+")  # a line that computes nothing
-# an expression that only changes how numbers lie, which gives a view or a copy, and of what
+# an expression that only changes the layout, which gives a view or a copy; group 1 is its source
 RESHAPING = r"transpose|view|flatten|unbind|split_with_sizes|repeat_interleave|cat|stack"
 RESHAPED = re.compile(rf"([\w.]+?)(?:\.mT|\.(?:{RESHAPING})\([^()]*\)|\[[^]]*\])+")
 
@@ -262,7 +262,7 @@ def _axes(name: str, tensor: Tensor) -> str:
 
 
 def _reshaped(expression: str, values: Mapping[str, Any]) -> tuple[bool, Tensor | None]:
-    """Whether an expression only changes how numbers lie, and the tensor that it begins with."""
+    """Whether an expression only changes the layout of a tensor, and that tensor."""
     match = RESHAPED.fullmatch(expression)
     if match is None:
         return False, None
@@ -282,7 +282,7 @@ def _whole(part: Tensor, values: Mapping[str, Any]) -> Tensor | None:
 
 
 def _token(expression: str, values: Mapping[str, Any]) -> int | None:
-    """Whose it is, where an expression is about token `i`, or `j` of a loop over keys."""
+    """The token of an expression that names `i`, or `j` in a loop over keys."""
     names = re.findall(r"\w+", expression)
     return next((values[name] for name in ("j", "i") if name in names and name in values), None)
 

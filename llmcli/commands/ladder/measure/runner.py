@@ -30,6 +30,7 @@ from llmcli.commands.ladder.report import NAMES, Listing, RungReport, Spread, Wo
 from llmcli.devices import require_memory
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
+from llmcli.measure.ratios import paired
 from llmcli.measure.runs import in_turns, timed
 from llmcli.records.progress import Progress
 
@@ -219,7 +220,6 @@ def _run(
     elif kind.extend is Rung.extend:
         done = _of_matrices(rung, workload, rows, recorder)
     if done is None:
-        rung.prepare()
         done = Run(rung=rung, work=_work(rung, workload))
         rung.tap = recorder.tap if recorder.on else None
         with recorder:
@@ -239,6 +239,7 @@ def _of_loops(whole: Loops, workload: Workload, recorder: Recorder) -> Run | Non
     config, n, budget = whole.config, workload.prompts.shape[1], workload.budget
     adds = [multiply_adds(config, n + more) for more in range(len(workload.more) + 1)]
     if sum(adds) * LOOP_S <= budget:
+        whole.prepare()
         return None
     fitting = (m for m in range(1, n + 1) if multiply_adds(config, m, 0) * LOOP_S > budget)
     m = max(1, next(fitting, n + 1) - 1)
@@ -376,9 +377,9 @@ def _spread(seconds: Sequence[float]) -> Spread:
 
 def _speedup(below: Sequence[float], here: Sequence[float]) -> float:
     """The median ratio of neighbouring runs; of the medians where they were not run in turns."""
-    if len(below) != len(here):
-        return statistics.median(below) / statistics.median(here)
-    return statistics.median(a / b for a, b in zip(below, here, strict=True))
+    if len(below) == len(here):
+        return paired(below, here).median
+    return statistics.median(below) / statistics.median(here)
 
 
 def _work(rung: Rung, workload: Workload) -> tuple[Work, Work]:

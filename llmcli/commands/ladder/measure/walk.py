@@ -66,10 +66,6 @@ class Rung(ABC):
         self.tap: Tap | None = None  # receives what the decoder emits
         self.ids = torch.empty(0, dtype=torch.long)
 
-    def prepare(self, until: int | None = None) -> None:
-        """Converts what `forward` needs, so that timing it measures the arithmetic alone."""
-        return
-
     @abstractmethod
     def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
         """Logits of every token, `[n, v]`; with `until=i` the rows `[n, d]` after block i."""
@@ -230,7 +226,7 @@ class Walk(Rung):
 
     @property
     def positions(self) -> Tensor:
-        """Those of the rows, `[n]`."""
+        """Positions of the rows, `[n]`."""
         return torch.arange(self.first, self.first + self.count)
 
     def angles(self, rope: RopeConfig) -> tuple[Tensor, float]:
@@ -243,7 +239,7 @@ class Walk(Rung):
     def turns(self, rope: RopeConfig) -> Turns:
         """cos and sin of every position and pair, `[n, R/2]`: computed once for all layers.
 
-        Computing them anew is no formula of a rung, and would be half of the time of some.
+        To compute them in every layer would be half of the time of some rungs.
         """
         if rope not in self._turns:
             per_position, factor = self.angles(rope)

@@ -128,7 +128,7 @@ class BlockWeights:
 
     @property
     def parts(self) -> Iterator[AttentionWeights | MlpWeights]:
-        """Those of all branches, in execution order."""
+        """The parts of all branches, in execution order."""
         for sublayer in self.sublayers:
             yield from (branch.part for branch in sublayer.branches)
 
@@ -182,7 +182,7 @@ class Weights:
 
     @property
     def attentions(self) -> list[AttentionWeights]:
-        """Those of all blocks, in execution order."""
+        """The attention of all blocks, in execution order."""
         parts = (part for block in self.blocks for part in block.parts)
         return [part for part in parts if isinstance(part, AttentionWeights)]
 

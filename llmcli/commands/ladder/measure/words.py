@@ -1,4 +1,4 @@
-"""What each rung says of one model, and what the letters of its formulas are there."""
+"""The texts of a rung for one model, and the sizes that the letters of its formulas stand for."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def first_mlp(config: ModelConfig) -> MlpConfig | None:
 def wording(rung: type[Rung], config: ModelConfig) -> tuple[tuple[str, str], str]:
     """Formulas before and here, and the idea, of a rung, as far as they apply to a model.
 
-    In its texts `[rotates:…]` is for models whose keys are rotated; `shared`, whose heads share
-    keys; `apart`, whose heads do not; `gated`, with a gated feed-forward; `window`, with one.
+    In these texts `[rotates:…]` is for models that rotate keys, `[shared:…]` where heads share
+    keys, `[apart:…]` where they do not, `[gated:…]` with a gated feed-forward, and `[window:…]`
+    with a window.
     """
     mixer, ffn = first_attention(config), first_mlp(config)
     shared = mixer.kv_heads < mixer.heads
@@ -38,12 +39,12 @@ def wording(rung: type[Rung], config: ModelConfig) -> tuple[tuple[str, str], str
         "window": mixer.window is not None,
     }
 
-    def said(text: str) -> str:
+    def for_model(text: str) -> str:
         text = re.sub(r"\[(\w+):([^]]*)\]", lambda part: part[2] if holds[part[1]] else "", text)
         text = re.sub(r"(\w+(?: Kᵀ)?) / √\(d/h\)", lambda score: _scaled(score[1], mixer), text)
         return text.replace("{window}", str(mixer.window)).replace("d/h", head_size(config))
 
-    return (said(rung.before), said(rung.here)), " ".join(said(rung.idea).split())
+    return (for_model(rung.before), for_model(rung.here)), " ".join(for_model(rung.idea).split())
 
 
 def _scaled(score: str, mixer: AttentionConfig) -> str:
@@ -54,14 +55,14 @@ def _scaled(score: str, mixer: AttentionConfig) -> str:
 
 
 def head_size(config: ModelConfig) -> str:
-    """What a head's size is called: `d/h`, as long as the heads share the width among them."""
+    """The letter of a head's size: `d/h` if the heads divide the width among them, else `d_k`."""
     mixers = (layer.attention for layer in config.layers)
     divided = all(mixer.divides(config.width) for mixer in mixers if mixer is not None)
     return "d/h" if divided else "d_k"
 
 
 def axis_sizes(config: ModelConfig, *, tokens: int, sequences: int) -> tuple[tuple[str, int], ...]:
-    """What the letters of the formulas are for this model and prompt."""
+    """The letters of the formulas and their sizes for this model and prompt."""
     mixer, ffn = first_attention(config), first_mlp(config)
     return (
         ("n", tokens),

@@ -73,7 +73,7 @@ def heading(report: LadderReport, model: str) -> tuple[RenderableType, ...]:
 def change(
     rung: RungReport, rung_before: RungReport | None = None, *, shapes: bool = True
 ) -> list[RenderableType]:
-    """The rung's title, the formula that it changes, and what is new in how tensors lie."""
+    """The rung's title, the formula that it changes, and its new views and copies of tensors."""
     (before, after), work = rung.change, rung.token_work
     products = f"{_calls(work.gemv, rung)} GEMV, {_calls(work.gemm, rung)} GEMM"
     if not work.gemv and not work.gemm:
@@ -97,7 +97,7 @@ def _laid(step: Step) -> object:
 
 
 def moved(step: Step) -> Text:
-    """Whether a step that changes a shape only looked at the numbers anew or moved them."""
+    """`copy` if a step that changes the layout moved the numbers in memory, else `view`."""
     return Text("copy", style=_COPY) if step.moved else Text("view", style=_GOOD)
 
 

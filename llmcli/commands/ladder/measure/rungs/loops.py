@@ -1,7 +1,7 @@
 """Rung 1: loops over vectors and not one matrix.
 
 A vector is a Python list. A weight matrix is the list of its columns: a column holds the weights
-of one neuron. All in float64, whatever the model's dtype.
+of one neuron. All in float64, for every dtype of the model.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ ones are masked; here it ends at the query's own token, which gives the same."""
         self._converted: dict[int, Vectors] = {}
 
     def prepare(self, until: int | None = None) -> None:
-        """Turns tensors into lists ahead: the blocks up to `until`, or all of them and the head."""
+        """Turns tensors into lists: the blocks up to `until`, or all of them and the head.
+
+        Without it `forward` converts what it needs, which is no part of the arithmetic to be timed.
+        """
         for block in self.weights.blocks[: None if until is None else until + 1]:
             for matrix in block.matrices:
                 self._columns(matrix.W)
@@ -140,7 +143,7 @@ ones are masked; here it ends at the query's own token, which gives the same."""
         return x_k[cut] if W.together else x_k
 
     def _rotated(self, x_k: Vector, position: int, config: AttentionConfig) -> Vector:
-        """R(position) x: a head's query or key rotated by its position, where the model does so."""
+        """R(position) x: a head's query or key rotated by its position, if the model rotates."""
         return x_k if config.rope is None else rotated(x_k, position, *self.angles(config.rope))
 
     def _neurons(self, W: Matrix, cut: slice = slice(None)) -> Neurons:

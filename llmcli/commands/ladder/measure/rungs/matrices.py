@@ -70,7 +70,7 @@ class HeadByHead(Walk):
         return [self.each(lambda x, i=i: x.chunk(len(heads), -1)[i], whole) for i in heads]
 
     def placed(self, letter: str, x_nk: Rows, mixer: AttentionConfig) -> Rows:
-        """Queries or keys rotated by their position, where the model does that; queries grown."""
+        """Queries or keys rotated by their position, if the model rotates; queries grown."""
         if mixer.rope is not None:
             turns = (self.unstacked(one) for one in self.turns(mixer.rope))
             x_nk = self.each(rotated, x_nk, *turns)
@@ -177,11 +177,11 @@ hidden layer only."""
     # The rows of a prompt are a matrix.
 
     def stacked(self, x_ni: Tensor) -> Tensor:
-        """The same."""
+        """X itself."""
         return x_ni
 
     def unstacked(self, x_ni: Tensor) -> Tensor:
-        """The same."""
+        """X itself."""
         return x_ni
 
     def rows_of(self, table: Tensor, indices: Tensor) -> Tensor:
