@@ -90,12 +90,12 @@ def test_what_a_rung_says_is_said_of_its_model(rung, name):
     words, config = f"{before}\n{after}\n{idea}", DENSE[name]
     mixer, gated = first_attention(config), first_mlp(config).gated
     shared = mixer.kv_heads < mixer.heads
-    told = {
+    spoken_of = {
         "rotat": mixer.rope is not None, "NTK": mixer.rope is not None, "gate": gated,
         "h_kv": shared, "share a key": shared, "narrower": shared,
         "window": mixer.window is not None, "√(d/h)": mixer.scale == mixer.head_dim**-0.5,
     }  # fmt: skip
-    for word, applies in told.items():
+    for word, applies in spoken_of.items():
         assert applies or word not in words
     if rung in ("loops", "matrices") and mixer.rope is not None:
         assert "R(position)" in words

@@ -4,7 +4,7 @@
        └───────────────────────────────────────┘       └──────────────────────────────────┘
 
 These are the documents' equations. A rung says what "the rows of a prompt" are (lists of floats,
-vectors, a matrix, a batch of them) and how a few operations are done on them; each file in `rungs`
+vectors, a matrix, a batch of them) and how a few operations are done on them; its class in `rungs`
 is what it changes. A name ends in the letters of its axes: n tokens that are computed, m tokens
 whose keys are read, d width, h heads, g heads of keys and values, k size of a head's query and key,
 e of its value, c the heads side by side, f hidden size, v vocabulary, i and j any columns.

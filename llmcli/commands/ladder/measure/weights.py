@@ -57,7 +57,10 @@ class NormWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class Projection(Matrix):
-    """The matrix of all `heads`, side by side; `norm`: of each head, or of all `together`."""
+    """The matrix of all `heads` side by side.
+
+    What it makes is normalized by `norm`, each head by itself, or the heads `together`.
+    """
 
     heads: int
     norm: NormWeights | None
@@ -278,9 +281,8 @@ class _Named:
         return BlockWeights(sublayers=sublayers, scale=layer.scale * factor)
 
     def part(self, config: object, name: str, number: int) -> AttentionWeights | MlpWeights:
-        """The weights of a part. Raises TypeError for one that is not dense."""
-        if not isinstance(config, AttentionConfig | MlpConfig):
-            raise TypeError(f"no weights for {type(config).__name__}")
+        """The weights of a part of block `number`."""
+        assert isinstance(config, AttentionConfig | MlpConfig)  # require_supported
         gate = self.matrix(name, "gate") if config.gated else None
         if isinstance(config, MlpConfig):
             up, down = self.matrix(name, "up"), self.matrix(name, "down")

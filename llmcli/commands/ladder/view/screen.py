@@ -238,7 +238,7 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
         else:
             raised = other is not None and _texts(one) == _texts(other)  # with other shapes only
             parts += ["", _Function(listing=one, report=report, read=read, numbers=not raised)]
-    if same and below is not None:
+    if below is not None and same:
         parts += ["", Text(f"as on rung {below.number}: {', '.join(same)}", style=FAINT)]
     if rung.difference is not None:
         parts += ["", verdict(rung)]
@@ -279,9 +279,9 @@ class _Function:
                     yield Text(row, style=FAINT)
 
     def _rows(self, step: Step, width: int) -> Iterator[str]:
-        """Scores of every query and key under their tokens; of anything else the last row.
+        """The rows of scores, under the tokens of the keys; of any other matrix the last row.
 
-        So many columns as are whole in `width`, but for scores at most four.
+        As many columns as fit `width`, and at most four of what is not scores.
         """
         if not step.shape or (step.moved is not None and step.axes[-1] != "m"):
             return  # where only the axes changed the numbers stand above
