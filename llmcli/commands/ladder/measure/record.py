@@ -215,7 +215,7 @@ class _Call:
                 moved=moved if reshaped or source is not None else None,
                 values=_corner(tensor),
                 section=_section(self.function.__name__, self.later),
-                axes=_axes(name, tensor),
+                axes=_axes(name, tensor.ndim),
                 note=note[1] if note else "",
                 token=_token(expression, before),
             )
@@ -252,13 +252,10 @@ def _letters(name: str) -> str:
     return name.rpartition("_")[2] if "_" in name else "?"
 
 
-def _axes(name: str, tensor: Tensor) -> str:
-    """`h × n × d/h` of `q_hnk`, without what it has in front here or with `…` for what is more."""
-    if not tensor.ndim:
-        return ""
-    letters = [AXES[letter] for letter in _letters(name)]
-    more = ["…"] * (tensor.ndim > len(letters))
-    return " × ".join([*more, *letters[-tensor.ndim :]])
+def _axes(name: str, count: int) -> str:
+    """`h × n × d/h` of `q_hnk`: the last axes where there are fewer, `…` in front where more."""
+    letters = [AXES[letter] for letter in _letters(name)] if count else []
+    return " × ".join([*["…"] * (count > len(letters)), *letters[-count:]])
 
 
 def _reshaped(expression: str, values: Mapping[str, Any]) -> tuple[bool, Tensor | None]:

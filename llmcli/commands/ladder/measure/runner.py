@@ -135,11 +135,6 @@ class Run:
     token_s: list[float] = field(default_factory=list)
     compared: tuple[str, float, float] | None = None
 
-    @property
-    def number(self) -> int:
-        """The rung's number, from 1."""
-        return RUNGS.index(type(self.rung)) + 1
-
     def read(self, prompts: Tensor, more: Tensor) -> Tensor:
         """Reads the prompts and the tokens after them; logits `[b, n + g, V]`, times kept."""
         if not self.rung.batched:
@@ -344,13 +339,14 @@ def _time_in_turns(runs: Sequence[Run], workload: Workload, progress: Progress |
 def _report(done: Run, below: Run | None, workload: Workload) -> RungReport:
     rung, (words, difference, allowed) = done.rung, done.compared or (None, None, None)
     change, idea = wording(type(rung), rung.config)
+    index = RUNGS.index(type(rung))
     size, estimated = workload.prompts.shape[1], None
     if done.part is not None:
         tokens = f"{done.part} of the {size}" if done.part < size else f"all {size}"
         estimated = f"block 0 alone, {tokens} tokens"
     return RungReport(
-        number=done.number,
-        name=NAMES[done.number - 1],
+        number=index + 1,
+        name=NAMES[index],
         title=rung.title,
         change=change,
         idea=idea,
