@@ -10,9 +10,8 @@ from zoo import MODELS, VOCAB
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.cli.app import main
-from llmcli.commands.ladder.measure.runner import run_ladder
+from llmcli.commands.ladder.measure.runner import plan_workload, run_ladder
 from llmcli.commands.ladder.measure.weights import Weights
-from llmcli.commands.ladder.measure.workload import plan_workload
 from llmcli.engine.captured import compare_captured
 from llmcli.engine.session import Session
 from llmcli.formats.dense import writable

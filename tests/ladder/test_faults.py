@@ -19,8 +19,7 @@ from ladder_models import DENSE
 from small_models import ids, random_decoder, weights
 
 import llmcli.commands.ladder
-from llmcli.commands.ladder.measure.runner import run_ladder
-from llmcli.commands.ladder.measure.workload import Workload
+from llmcli.commands.ladder.measure.runner import Workload, run_ladder
 from llmcli.nn import step
 
 TEXTS = tomllib.loads(Path(__file__).with_name("faults.toml").read_text("utf-8"))["fault"]

@@ -16,12 +16,12 @@ from llmcli.commands.ladder.measure.rungs.loops import Loops
 from llmcli.commands.ladder.measure.rungs.matrices import Matrices
 from llmcli.commands.ladder.measure.runner import RUNGS
 from llmcli.commands.ladder.measure.weights import AttentionWeights
-from llmcli.commands.ladder.measure.words import RUNGS as WORDS
 from llmcli.commands.ladder.measure.words import first_attention, first_mlp, wording
+from llmcli.commands.ladder.report import NAMES
 from llmcli.parts.attention.config import DynamicScaling
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
-BY_NAME = {kind.name: kind for kind in RUNGS}
+BY_NAME = dict(zip(NAMES, RUNGS, strict=True))
 PROMPT, MORE = 5, 3
 
 
@@ -41,7 +41,8 @@ def run_and_compare(of, tokens, prompt):
     """
     whole = of.decoder(tokens)
     assert whole.abs().max() > 0.4  # numbers among which a fault could be seen
-    outs = [read(kind(of), tokens if kind.number > 5 else tokens[:1], prompt) for kind in RUNGS]
+    outs = [read(kind(of), tokens if number > 5 else tokens[:1], prompt)
+            for number, kind in enumerate(RUNGS, 1)]  # fmt: skip
     allowed = TOLERANCE[of.decoder.dtype]
     for out in outs:
         assert out.shape[1:] == whole.shape[1:]
@@ -79,39 +80,30 @@ def test_what_is_no_dense_model_is_refused_by_the_part():
     assert refusal(alone) == "the ladder has no rungs for a model without attention"
 
 
-def test_the_rungs_are_numbered_from_the_lowest_and_say_what_they_change():
-    assert [kind.number for kind in RUNGS] == list(range(1, 9))
-    assert [kind.name for kind in RUNGS] == list(WORDS)
-    assert [kind.batched for kind in RUNGS] == [False] * 6 + [True] * 2
-    for words in WORDS.values():
-        assert len(words.title) < 80
-        assert not words.title.endswith(".")
-
-
-@pytest.mark.parametrize("kind", RUNGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("rung", NAMES)
 @pytest.mark.parametrize("name", covered(DENSE))
-def test_what_a_rung_says_is_said_of_its_model(kind, name):
+def test_what_a_rung_says_is_said_of_its_model(rung, name):
     """No gate, rotation, sharing or window is spoken of where the first block has none."""
-    (before, after), idea = wording(kind.name, DENSE[name])
+    (before, after), idea = wording(BY_NAME[rung], DENSE[name])
     assert before != after
     assert len(idea.split()) > 40
     words, config = f"{before}\n{after}\n{idea}", DENSE[name]
     mixer, gated = first_attention(config), first_mlp(config).gated
     shared = mixer.kv_heads < mixer.heads
-    told = {
+    spoken_of = {
         "rotat": mixer.rope is not None, "NTK": mixer.rope is not None, "gate": gated,
         "h_kv": shared, "share a key": shared, "narrower": shared,
         "window": mixer.window is not None, "√(d/h)": mixer.scale == mixer.head_dim**-0.5,
     }  # fmt: skip
-    for word, applies in told.items():
+    for word, applies in spoken_of.items():
         assert applies or word not in words
-    if kind.number in (1, 3) and mixer.rope is not None:
+    if rung in ("loops", "matrices") and mixer.rope is not None:
         assert "R(position)" in words
-    assert ("kept rotated" in idea) is (kind.number in (6, 7) and mixer.rope is not None)
-    assert ("reads the last W" in idea) is (kind.number in (6, 7) and mixer.window is not None)
+    assert ("kept rotated" in idea) is (rung in ("cache", "batch") and mixer.rope is not None)
+    assert ("reads the last W" in idea) is (rung in ("cache", "batch") and mixer.window is not None)
 
 
-@pytest.mark.parametrize("kind", RUNGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", RUNGS, ids=NAMES)
 @pytest.mark.parametrize("name", ["gpt2", "layers that differ"])
 def test_until_stops_after_a_layer(kind, name):
     of = weights(CONFIGS[name])
@@ -124,7 +116,7 @@ def test_until_stops_after_a_layer(kind, name):
     assert all(difference(a, b) > 0.1 for a, b in itertools.pairwise(layers))
 
 
-@pytest.mark.parametrize("kind", RUNGS[6:], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", RUNGS[6:], ids=NAMES[6:])
 def test_rows_of_a_batch_are_the_sequences_alone(kind):
     of = weights(CONFIGS["llama"])
     tokens = ids(3, 8)
@@ -146,7 +138,7 @@ def test_a_cache_outgrows_its_slots(name):
         assert rung.caches[0].keys.shape[-2] == 64
 
 
-@pytest.mark.parametrize("kind", RUNGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", RUNGS, ids=NAMES)
 def test_a_prompt_starts_anew(kind):
     of = weights(CONFIGS["gpt2"])
     rung = kind(of)

@@ -9,7 +9,7 @@ import torch
 from covers import covered, in_turn
 from ladder_models import DENSE
 from small_models import ids, read, weights
-from zoo import CONFIGS, GATED, layer, llama
+from zoo import CONFIGS
 
 import llmcli.commands.ladder
 from llmcli.commands.ladder.measure.count import multiply_adds
@@ -17,9 +17,10 @@ from llmcli.commands.ladder.measure.record import AXES, SHOWN, Recorder
 from llmcli.commands.ladder.measure.rungs import loops
 from llmcli.commands.ladder.measure.rungs.fused import FusedKernels
 from llmcli.commands.ladder.measure.rungs.loops import Loops
+from llmcli.commands.ladder.measure.rungs.matrices import VectorRows
 from llmcli.commands.ladder.measure.runner import RUNGS
-from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.words import first_attention, first_mlp
+from llmcli.commands.ladder.report import NAMES
 
 N = 6
 FOLDER = Path(llmcli.commands.ladder.__file__).parent / "measure"
@@ -28,7 +29,7 @@ FOLDER = Path(llmcli.commands.ladder.__file__).parent / "measure"
 def listings(kind, config, more=0):
     """What a rung runs for a prompt of N tokens and some more, and the decoder's own values."""
     of, tokens, taps = weights(config), ids(2, N + more), {}
-    recorder = Recorder(None if kind.extend is Rung.extend else kind.extend, on=True)
+    recorder = Recorder(kind.extend, on=True)
     with recorder:
         rung = kind(of)
         rung.tap = recorder.tap
@@ -67,24 +68,24 @@ def test_the_letters_of_a_name_are_its_shape(name, kind):
             assert letter in "ij" or size in sizes[letter], (step.name, step.shape)
 
 
-@pytest.mark.parametrize("kind", RUNGS[:7], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", RUNGS[:7], ids=NAMES[:7])
 def test_what_is_printed_is_the_source(kind):
     """Every line is one of its file; only what ran is there, and no line that did not."""
     source = "".join((FOLDER / path).read_text("utf-8") for path in (
-        f"rungs/{kind.name}.py", "rungs/matrices.py", "rungs/heads.py", "rungs/combined.py",
-        "rungs/cache.py", "walk.py", "arithmetic.py", "weights.py",
+        "rungs/loops.py", "rungs/matrices.py", "rungs/heads.py", "rungs/cache.py",
+        "walk.py", "arithmetic.py", "weights.py",
     ))  # fmt: skip
     source = "\n".join(line.strip() for line in source.split("\n"))
     found, _ = listings(kind, CONFIGS["llama"], more=1)
     lines = [line.text for one in found for line in one.lines]
     assert all("\n".join(map(str.strip, line.split("\n"))) in source for line in lines)
     assert not any("if mixer.cap" in line or "layer.gate is None" in line for line in lines)
-    if kind.number > 1:
+    if kind is not Loops:
         capped, _ = listings(kind, DENSE["caps"])
         assert any("soft_cap(s_" in line.text for one in capped for line in one.lines)
 
 
-@pytest.mark.parametrize("kind", RUNGS[:7], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", RUNGS[:7], ids=NAMES[:7])
 def test_the_names_of_a_block_have_the_decoders_values(kind):
     found, taps = listings(kind, CONFIGS["llama"])
     for title, name, tap in (
@@ -93,7 +94,7 @@ def test_the_names_of_a_block_have_the_decoders_values(kind):
     ):  # fmt: skip
         values = torch.tensor(steps_of(found, title)[name].values, dtype=torch.float64)
         torch.testing.assert_close(values, taps[f"blocks.0.{tap}"][0, :N, : values.shape[1]])
-    attend = "head" if kind.name == "rows" else "attend"
+    attend = "head" if kind is VectorRows else "attend"
     steps = steps_of(found, attend)
     a = next(step for name, step in steps.items() if name.startswith("a_"))
     torch.testing.assert_close(torch.tensor(a.values).sum(-1), torch.ones(len(a.values)))
@@ -109,34 +110,9 @@ def test_the_loops_show_the_last_token_in_the_first_head():
     assert len(steps_of(found, "softmax")["a_m"].values[0]) == N
 
 
-def test_views_and_copies():
-    """Of each name that another line only lays out anew; a cache is written in place."""
-    moved = {}
-    for kind in RUNGS[:7]:
-        found, _ = listings(kind, CONFIGS["llama"], more=1)
-        moved[kind.name] = {
-            (one.title, one.later, step.name): step.moved
-            for one in found for line in one.lines for step in line.steps
-            if step.moved is not None
-        }  # fmt: skip
-    assert moved["rows"]["head", False, "k_km"] is False
-    assert moved["matrices"]["contexts", False, "c_nc"] is True
-    heads = moved["heads"]
-    assert (heads["split", False, "x_nhk"], heads["split", False, "x_hnk"]) == (False, False)
-    assert (heads["merge", False, "c_nhe"], heads["merge", False, "c_nc"]) == (False, True)
-    assert (heads["contexts", False, "k_hmk"], heads["contexts", False, "v_hme"]) == (True, True)
-    assert heads["side_by_side", False, "w_ij"] is True
-    parts = [moved["combined"]["queries_keys_values", False, f"{x}_nc"] for x in "qkv"]
-    assert parts == [False] * 3
-    assert moved["cache"]["kept", True, "k_gmk"] is False
-    assert moved["cache"]["merge", True, "c_nc"] is False  # of a single row nothing has to move
-    assert moved["batch"]["merge", False, "c_nc"] is True
-    assert ("contexts", False, "k_gnk") not in moved["batch"]  # no piece of Q, if of its product
-
-
 def test_a_name_is_recorded_as_its_line_left_it():
     found, _ = listings(RUNGS[3], CONFIGS["gpt2"])
-    (one,) = (one for one in found if one.title == "product")
+    (one,) = (one for one in found if one.title == "times")
     before, after = (line.steps[0].values for line in one.lines if line.steps)
     assert before != after  # `y_nj` without its bias, then with it
     (split,) = (one for one in found if one.title == "split")
@@ -156,25 +132,13 @@ def test_the_fused_rung_shows_what_the_decoder_emits():
 
 def test_every_shown_function_can_be_shown():
     """No `else`, which would be missing above its lines; a docstring for each."""
-    for number in ("loops", "cache", "fused", "rows"):
+    for number in ("loops", "cache", "fused"):
         importlib.import_module(f"llmcli.commands.ladder.measure.rungs.{number}")
     for function in SHOWN.values():
         lines = inspect.getsource(function).split("\n")
         assert not any(line.strip() == "else:" for line in lines)
         assert function.__doc__
     assert set("bnmdhv") <= set(AXES)
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_the_fused_rung_proves_that_its_weights_are_views(name):
-    """By the storage of the tensors: a copy of W_q, W_k or W_v is no view."""
-    found, _ = listings(FusedKernels, CONFIGS[name])
-    steps = steps_of(found, "stored")
-    whole = steps.pop("w_jd")
-    assert steps.keys() == {"w_q_cd", "w_k_cd", "w_v_cd"}
-    assert [step.moved for step in steps.values()] == [False] * 3
-    assert {step.source for step in steps.values()} == {(whole.shape, whole.strides)}
-    assert sum(step.shape[0] for step in steps.values()) == whole.shape[0]
 
 
 # two feed-forwards of one block have one size there, whatever their configurations say
@@ -201,15 +165,6 @@ def test_multiply_adds_are_those_that_the_loops_do(name, until, monkeypatch):
         done = 0
         Loops(of).forward(ids(1, tokens)[0], until=until)
         assert done == multiply_adds(of.config, tokens, until)
-
-
-def test_multiply_adds_by_hand():
-    """One head of one number, one token: q, k, q · k, v, weight v, W_o, three of F, the head."""
-    mlp = GATED.__class__(hidden=5, activation="silu", gated=True)
-    tiny = layer(mlp, heads=1, kv_heads=1, head_dim=2, value_dim=2, rope=None)
-    assert multiply_adds(llama(tiny), 1) == 16 * 2 * 4 + 2 + 2 + 3 * 16 * 5 + 16 * 43
-    two = 2 * (16 * 2 * 2) + 3 * (16 * 2 * 2 + 2 + 2) + 2 * 3 * 16 * 5
-    assert multiply_adds(llama(tiny), 2, until=0) == two
 
 
 @pytest.mark.parametrize(("until", "changed", "seen"), [

@@ -8,18 +8,22 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-import test_render_ladder as ladders
 import test_render_timing as timings
 from attention_reports import BAD, GOOD, matrix, pair, pattern, report
 from covers import in_turn
 from drawn import lines_of
 from files_reports import experts_report, lens_report
 from rich.cells import cell_len
+from small_models import weights
+from zoo import CONFIGS
 
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.attention.view.screen import FollowUps, render_attention
 from llmcli.commands.experts.view.screen import render_experts
-from llmcli.commands.ladder.view.table import render_ladder
+from llmcli.commands.ladder.measure.runner import plan_workload, run_ladder
+from llmcli.commands.ladder.measure.words import axis_sizes
+from llmcli.commands.ladder.report import LadderReport
+from llmcli.commands.ladder.view.screen import render_ladder, render_rung
 from llmcli.commands.lens.view.screen import render_lens
 from llmcli.commands.timing.view.screen import render_timing
 from llmcli.records.text import Token
@@ -55,6 +59,21 @@ def of_experts():
         yield render_experts(found, TITLE)
 
 
+def of_ladder():
+    of = weights(CONFIGS["window"])
+    for budget in (0.0, 20.0):
+        read = plan_workload(of, range(1, 7), more=1, sequences=2, rounds=0, budget=budget)
+        found = LadderReport(
+            tokens=HOSTILE[:6], ids=(1,) * 6, more=HOSTILE[6:7], dtype="float64",
+            letters=axis_sizes(of.config, tokens=6, sequences=2),
+            rungs=run_ladder(of, read, record=True),
+        )  # fmt: skip
+        for details in (True, False):
+            yield from render_ladder(found, TITLE, details=details)
+        for rung in found.rungs:
+            yield from render_rung(rung, found, TITLE)
+
+
 def of_timing():
     for how in ({}, {"layers": True}, {"details": False}):
         yield render_timing(timings.SLOW, **how)
@@ -64,12 +83,7 @@ def of_timing():
 VIEWS = {
     "attention": (of_attention, 40, []), "tokens of attention": (of_attention, 60, ["[red]"]),
     "experts": (of_experts, 40, []),
-    "ladder": (
-        lambda: [
-            part for details in (True, False)
-            for part in render_ladder(ladders.REPORT, "tiny", details=details)
-        ], 44, [],
-    ),
+    "ladder": (of_ladder, 44, []),
     "lens": (of_lens, 40, ["positions ", " to 59 of 60 tokens", "more: --position :"]),
     "timing": (of_timing, 40, []),
 }  # fmt: skip

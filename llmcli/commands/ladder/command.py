@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from llmcli.commands.ladder.report import NAMES, LadderReport
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
@@ -21,7 +22,6 @@ from llmcli.shell.running import kernels_of, load_model
 from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
-    from llmcli.commands.ladder.report import LadderReport
     from llmcli.config import ModelConfig
     from llmcli.model import Model
 
@@ -38,7 +38,7 @@ class LadderOptions:
     explain: bool = opt(
         False, "--explain",
         "Print the source of one --rung with the shape and the numbers of every name.",
-        excludes=("--json",),
+        needs=("--rung",), excludes=("--json",),
     )  # fmt: skip
     tokens: int = opt(
         2, "-n", "--tokens", "N",
@@ -89,8 +89,7 @@ def command(
     ids = encode(given, ChatOptions(raw=True), loaded).ids
     room = model.context_length or loaded.config.context
     _check_tokens(len(ids) + ladder.tokens, loaded, room)
-    details = ladder.rung is not None or ladder.save is not None or out.json
-    report, interruption = _measured(loaded, ids, rungs, ladder, out, details)
+    report, interruption = _measured(loaded, ids, rungs, ladder, out)
     _show(report, loaded, ladder, out)
     if interruption is not None:
         raise Stopped(interruption, told=out.json, where=f" after rung {report.rungs[-1].number}")
@@ -101,8 +100,7 @@ def command(
 
 def _show(report: LadderReport, model: Model, options: LadderOptions, out: Output) -> None:
     """Writes the report to the screen or as JSON, and to the file where one is named."""
-    from llmcli.commands.ladder.view.source import render_rung
-    from llmcli.commands.ladder.view.table import render_ladder
+    from llmcli.commands.ladder.view.screen import render_ladder, render_rung
     from llmcli.ui.facts import model_line
 
     about = model.describe()
@@ -123,25 +121,17 @@ def _show(report: LadderReport, model: Model, options: LadderOptions, out: Outpu
 
 def _rungs(options: LadderOptions) -> tuple[int, ...]:
     """The numbers of the rungs to run; for `--explain` the one below too, to compare with."""
-    from llmcli.commands.ladder.measure.words import RUNGS
-
-    names = tuple(RUNGS)
-    if options.rung is None:
-        if options.explain:
-            raise UsageError(
-                "`--explain` explains one rung", hint="say which, for example `--rung 4 --explain`"
-            )
-        return tuple(range(1, len(names) + 1))
     numbers: set[int] = set()
-    for part in options.rung.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,3})\s*(?:-\s*([0-9]{1,3})\s*)?", part)
+    text = f"1-{len(NAMES)}" if options.rung is None else options.rung
+    for part in map(str.strip, text.split(",")):
+        match = re.fullmatch(r"([0-9]{1,3})(?:\s*-\s*([0-9]{1,3}))?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if part.strip() in names:
-            first = last = names.index(part.strip()) + 1
-        if not 1 <= first <= last <= len(names):
+        if part in NAMES:
+            first = last = NAMES.index(part) + 1
+        if not 1 <= first <= last <= len(NAMES):
             raise UsageError(
-                f"`--rung {options.rung}` names no rungs of the ladder",
-                hint=f"they are {', '.join(f'{i} {name}' for i, name in enumerate(names, 1))}",
+                f"`--rung {text}` names no rungs of the ladder",
+                hint=f"they are {', '.join(f'{i} {name}' for i, name in enumerate(NAMES, 1))}",
             )
         numbers.update(range(first, last + 1))
     if options.explain:
@@ -152,15 +142,12 @@ def _rungs(options: LadderOptions) -> tuple[int, ...]:
 
 
 def _measured(
-    model: Model, ids: tuple[int, ...], rungs: tuple[int, ...], options: LadderOptions, out: Output,
-    details: bool,
+    model: Model, ids: tuple[int, ...], rungs: tuple[int, ...], options: LadderOptions, out: Output
 ) -> tuple[LadderReport, BaseException | None]:
     """The report of a prompt, and what interrupted it, if anything did."""
-    from llmcli.commands.ladder.measure.runner import LadderInterrupted, run_ladder
+    from llmcli.commands.ladder.measure.runner import LadderInterrupted, plan_workload, run_ladder
     from llmcli.commands.ladder.measure.weights import Weights
     from llmcli.commands.ladder.measure.words import axis_sizes
-    from llmcli.commands.ladder.measure.workload import plan_workload
-    from llmcli.commands.ladder.report import LadderReport
 
     weights = Weights.of(model.decoder)
     workload = plan_workload(
@@ -171,12 +158,11 @@ def _measured(
         budget=options.budget,
         rounds=0 if options.explain else 5,
     )
-    interruption: BaseException | None = None
+    record = options.rung is not None or options.save is not None or out.json
+    interruption = None
     with Progress(out) as progress:
         try:
-            reports = run_ladder(
-                weights, workload, numbers=rungs, progress=progress, record=details
-            )
+            reports = run_ladder(weights, workload, numbers=rungs, progress=progress, record=record)
         except LadderInterrupted as stop:
             if len(stop.rungs) < (len(rungs) if options.explain else 1):  # nothing to show
                 raise

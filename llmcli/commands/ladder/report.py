@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from llmcli.records.document import APART, derived
 
+# the rungs from the lowest up
+NAMES = ("loops", "rows", "matrices", "heads", "combined", "cache", "batch", "fused")
 NEXT = "the next token"  # begins the sections of what is read after the prompt
 
 

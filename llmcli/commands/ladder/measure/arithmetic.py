@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -13,24 +12,20 @@ import torch
 from torch import Tensor
 
 from llmcli.commands.ladder.measure.record import shown, shown_last
-from llmcli.commands.ladder.measure.weights import NormWeights
-from llmcli.parts.attention.config import QueryGrowth
+from llmcli.commands.ladder.measure.weights import Matrix, NormWeights
 from llmcli.parts.mlp.config import Activation, MlpConfig
 
 Function = Callable[..., Any]  # of floats to a float, of tensors to a tensor
 
 
-@dataclass(frozen=True)
-class Functions:
-    """What the formulas are made of: `clip(x, low, high)`, and the usual others."""
-
-    tanh: Function
-    erf: Function
-    clip: Function
+def either(of_float: Function, of_tensor: Function) -> Function:
+    """The function of the first argument's type."""
+    return lambda x, *more: (of_float if isinstance(x, float) else of_tensor)(x, *more)
 
 
-FLOATS = Functions(math.tanh, math.erf, lambda x, low, high: min(max(x, low), high))
-TENSORS = Functions(torch.tanh, torch.erf, torch.clamp)
+tanh = either(math.tanh, torch.tanh)
+erf = either(math.erf, torch.erf)
+clip = either(lambda x, low, high: min(max(x, low), high), torch.clamp)
 
 
 def add(*terms: Any) -> Any:
@@ -38,44 +33,46 @@ def add(*terms: Any) -> Any:
     return reduce(operator.add, terms)
 
 
-def sigmoid(x: Any, of: Functions) -> Any:
+def sigmoid(x: Any) -> Any:
     """`1 / (1 + exp(-x))`, written so that nothing overflows."""
-    return 0.5 * (1 + of.tanh(0.5 * x))
+    return 0.5 * (1 + tanh(0.5 * x))
 
 
-def soft_cap(x: Any, cap: float, of: Functions) -> Any:
+def soft_cap(x: Any, cap: float) -> Any:
     """`cap · tanh(x / cap)`: about x near 0, and never beyond ±cap."""
-    return cap * of.tanh(x / cap)
+    return cap * tanh(x / cap)
 
 
-def activate(kind: Activation, x: Any, of: Functions) -> Any:
-    """What each neuron does with its sum."""
-    match kind:
-        case "silu":
-            return x * sigmoid(x, of)
-        case "quick_gelu":
-            return x * sigmoid(1.702 * x, of)
-        case "sigmoid":
-            return sigmoid(x, of)
-        case "gelu":
-            return 0.5 * x * (1 + of.erf(x / math.sqrt(2)))
-        case "gelu_tanh":
-            return 0.5 * x * (1 + of.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-        case "relu":
-            return of.clip(x, 0.0, math.inf)
-        case "relu2":
-            return of.clip(x, 0.0, math.inf) ** 2
+# what each neuron does with its sum
+ACTIVATIONS: dict[Activation, Function] = {
+    "silu": lambda x: x * sigmoid(x),
+    "quick_gelu": lambda x: x * sigmoid(1.702 * x),
+    "sigmoid": sigmoid,
+    "gelu": lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: clip(x, 0.0, math.inf),
+    "relu2": lambda x: clip(x, 0.0, math.inf) ** 2,
+}
 
 
-def gated(gate: Any, up: Any, config: MlpConfig, of: Functions) -> Any:
+def gated(gate: Any, up: Any, config: MlpConfig) -> Any:
     """`Activation(gate) · up`, both within bounds where the model clamps them."""
     if (clamp := config.clamp) is not None:
-        gate = of.clip(gate, -math.inf, clamp.limit)
-        up = of.clip(up, -clamp.limit, clamp.limit) + clamp.offset
-    return activate(config.activation, gate, of) * up
+        gate = clip(gate, -math.inf, clamp.limit)
+        up = clip(up, -clamp.limit, clamp.limit) + clamp.offset
+    return ACTIVATIONS[config.activation](gate) * up
 
 
 # What the rungs from 2 on do with tensors.
+
+
+@shown
+def times(x_ni: Tensor, matrix: Matrix) -> Tensor:
+    """`X W + B`: all neurons of a row (GEMV) or of all rows (GEMM), b added to every row."""
+    y_nj = x_ni @ matrix.W
+    if matrix.b is not None:
+        y_nj = y_nj + matrix.b
+    return y_nj
 
 
 @shown_last
@@ -102,12 +99,6 @@ def rotated(x_nk: Tensor, cos_nj: Tensor, sin_nj: Tensor) -> Tensor:
     return y_nk
 
 
-def growth(by: QueryGrowth, positions: Tensor, like: Tensor) -> Tensor:
-    """`1 + β ln(1 + ⌊p / original⌋)` of each position p, in the dtype of `like`."""
-    steps = torch.div(positions, by.original, rounding_mode="floor").double()
-    return (1 + by.beta * torch.log1p(steps)).to(like)
-
-
 @shown_last
 def softmax(s_nm: Tensor, sink: Tensor | None = None) -> Tensor:
     """Each row `exp(s) / Σ exp(s)`; its largest is subtracted first so that nothing overflows.
@@ -122,9 +113,3 @@ def softmax(s_nm: Tensor, sink: Tensor | None = None) -> Tensor:
     if sink is not None:
         sum_n1 = sum_n1 + (sink - largest).exp()
     return p_nm / sum_n1
-
-
-def mask(n: int, window: int | None) -> Tensor:
-    """M `[n, n]`: −∞ where key j is after query i, or a whole window before it; 0 elsewhere."""
-    hidden = torch.full((n, n), -torch.inf)
-    return hidden.triu(1) if window is None else hidden.triu(1) + hidden.tril(-window)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,13 +18,20 @@ from llmcli.parts.mlp.config import MlpConfig
 
 _ATEN = torch.ops.aten
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_ATTENTION = _ATEN.scaled_dot_product_attention
+_PRODUCTS = {
+    *(_ATEN.dot, _ATEN.mv, _ATEN.mm, _ATEN.bmm),
+    *(_ATEN.addmv, _ATEN.addmm, _ATEN.baddbmm),  # their first operand is the bias
+}
+NOTHING = Work(gemv=0, gemm=0, flops=0, bytes=0)
 
 
 def count(call: Callable[[], object]) -> Work:
     """The products that `call` runs."""
-    with _Products() as products:
+    products = _Products()
+    with products:
         call()
-    return Work(gemv=products.gemv, gemm=products.gemm, flops=products.flops, bytes=products.bytes)
+    return products.work
 
 
 def loop_work(config: ModelConfig, tokens: int, more: int) -> tuple[Work, Work]:
@@ -32,18 +39,17 @@ def loop_work(config: ModelConfig, tokens: int, more: int) -> tuple[Work, Work]:
 
     Every multiply-add reads two numbers of 8 bytes.
     """
-    adds = [multiply_adds(config, tokens + later) for later in range(more + 1)]
-    prompt, token = adds[0], sum(adds[1:]) / more
+    prompt, *later = (multiply_adds(config, tokens + read) for read in range(more + 1))
     return (
-        Work(gemv=0, gemm=0, flops=2 * prompt, bytes=16 * prompt),
-        Work(gemv=0, gemm=0, flops=2 * token, bytes=16 * token),
+        replace(NOTHING, flops=2 * prompt, bytes=16 * prompt),
+        replace(NOTHING, flops=2 * sum(later) / more, bytes=16 * sum(later) / more),
     )
 
 
 def multiply_adds(config: ModelConfig, tokens: int, until: int | None = None) -> int:
     """Multiply-adds of the dot products and weighted sums of `Loops.forward` on that many tokens.
 
-    Those of the blocks up to `until`, without the head, where it is given. The rest is small.
+    With `until`, only of the blocks up to it, without the head. Other operations are not counted.
     """
     width, count = config.width, 0
     for layer in config.layers[: None if until is None else until + 1]:
@@ -78,7 +84,7 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.gemv = self.gemm = self.flops = self.bytes = 0
+        self.work: Work = NOTHING
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -94,8 +100,8 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs `func` and counts it where it is a product; composite ones are taken apart."""
         kwargs = kwargs or {}
-        shape = _SHAPES.get(func.overloadpacket)
-        if shape is None:
+        packet = func.overloadpacket
+        if packet is not _ATTENTION and packet not in _PRODUCTS:
             if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
                 return func(*args, **kwargs)
             # `matmul`, `linear` and `einsum` arrive whole in inference mode; `func.decompose` would
@@ -104,47 +110,17 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         out = func(*args, **kwargs)
         operands = [a for a in args if isinstance(a, Tensor)]
-        rows, flops = shape(*operands)
-        if rows == 1:
-            self.gemv += 1
-        else:
-            self.gemm += 1
-        self.flops += flops
-        self.bytes += sum(a.numel() * a.element_size() for a in (*operands, _first(out)))
+        if packet is _ATTENTION:
+            q, k, v = operands[:3]
+            rows, adds = q.shape[-2], q[..., 0].numel() * k.shape[-2] * (q.shape[-1] + v.shape[-1])
+        else:  # `[…, m, k] × […, k, n]`, where a vector has no m or n
+            a, b = operands[-2:]
+            columns = b.shape[-1] if b.ndim > 1 else 1
+            rows, adds = min(columns, a.shape[-2] if a.ndim > 1 else 1), a.numel() * columns
+        self.work += Work(
+            gemv=rows == 1,
+            gemm=rows != 1,
+            flops=2 * adds,
+            bytes=sum(one.numel() * one.element_size() for one in (*operands, out)),
+        )
         return out
-
-
-def _first(out: Any) -> Tensor:
-    tensor: Tensor = out[0] if isinstance(out, tuple) else out
-    return tensor
-
-
-def _mv(a: Tensor, b: Tensor) -> tuple[int, int]:
-    """`a · b` of vectors or `[m, k] × [k]`."""
-    return 1, 2 * a.numel()
-
-
-def _mm(a: Tensor, b: Tensor) -> tuple[int, int]:
-    """`[…, m, k] × […, k, n]`: the smaller of m and n, and `2 · m · k · n` for each batch."""
-    return min(a.shape[-2], b.shape[-1]), 2 * a.numel() * b.shape[-1]
-
-
-def _attention(q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> tuple[int, int]:
-    pairs = math.prod(q.shape[:-1]) * k.shape[-2]
-    return q.shape[-2], 2 * pairs * (q.shape[-1] + v.shape[-1])
-
-
-def _after_bias(count: Callable[..., tuple[int, int]]) -> Callable[..., tuple[int, int]]:
-    return lambda bias, a, b: count(a, b)
-
-
-_SHAPES: dict[Any, Callable[..., tuple[int, int]]] = {
-    _ATEN.dot: _mv,
-    _ATEN.mv: _mv,
-    _ATEN.mm: _mm,
-    _ATEN.bmm: _mm,
-    _ATEN.addmv: _after_bias(_mv),
-    _ATEN.addmm: _after_bias(_mm),
-    _ATEN.baddbmm: _after_bias(_mm),
-    _ATEN.scaled_dot_product_attention: _attention,
-}

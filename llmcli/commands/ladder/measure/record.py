@@ -33,11 +33,9 @@ AXES = {
 }
 AXED = re.compile(rf"\b\w+_[{''.join(AXES)}]+\b")  # a name with axes
 PLAIN = re.compile(r"return [\w, ]+|\w+ = [\w.]+")  # a line that computes nothing
-# what only changes how numbers lie: each gives a view or a copy
-RESHAPING = {
-    *("mT", "transpose", "view", "flatten", "unbind", "split_with_sizes"),
-    *("repeat_interleave", "cat", "stack"),
-}
+# an expression that only changes the layout, which gives a view or a copy; group 1 is its source
+RESHAPING = r"transpose|view|flatten|unbind|split_with_sizes|repeat_interleave|cat|stack"
+RESHAPED = re.compile(rf"([\w.]+?)(?:\.mT|\.(?:{RESHAPING})\([^()]*\)|\[[^]]*\])+")
 
 Run = TypeVar("Run", bound=Callable[..., Any])
 SHOWN: dict[CodeType, Callable[..., Any]] = {}
@@ -62,7 +60,7 @@ class Statement:
 
     first: int
     text: str
-    targets: tuple[tuple[str, ast.expr], ...]
+    targets: tuple[tuple[str, str], ...]
     inner: range  # the lines of its body, where it has one
 
 
@@ -90,7 +88,7 @@ def statements(function: Callable[..., Any]) -> dict[int, Statement]:
     return found
 
 
-def _targets(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+def _targets(node: ast.stmt) -> Iterator[tuple[str, str]]:
     """The names that a statement assigns; of `a, b = c, d` each with its own expression."""
     match node:
         case ast.Assign(targets=[target], value=value) | ast.For(target=target, iter=value):
@@ -98,18 +96,18 @@ def _targets(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
             values = value.elts if isinstance(value, ast.Tuple) else [value] * len(names)
             for name, expression in zip(names, values, strict=True):
                 if isinstance(name, ast.Name) and not isinstance(expression, ast.List):
-                    yield name.id, expression
+                    yield name.id, ast.unparse(expression)
 
 
 class Recorder:
     """While it is entered, and `on`, records the first run of each shown function of a rung.
 
-    `extend` reads one more token, where a rung does that otherwise than by a whole pass: what runs
-    in it is recorded once more.
+    `extend` reads one more token. Where it is a shown function of its own, not a whole pass again,
+    what runs in it is recorded once more.
     """
 
-    def __init__(self, extend: Callable[..., Any] | None, *, on: bool) -> None:
-        self._extend = None if extend is None else inspect.unwrap(extend).__code__
+    def __init__(self, extend: Callable[..., Any], *, on: bool) -> None:
+        self._extend = inspect.unwrap(extend).__code__
         self.on, self._next = on, False
         self._calls: dict[tuple[bool, CodeType], _Call] = {}
         self._running: list[_Call | None] = [None]  # from the outermost in
@@ -126,14 +124,21 @@ class Recorder:
     @property
     def listings(self) -> tuple[Listing, ...]:
         """The functions in the order in which they were first called, then what was emitted."""
-        return (
-            *(call.listing() for call in self._calls.values()),
-            *(
-                Listing(title=EMITTED, words="", later=later, lines=tuple(lines.values()))
-                for later, lines in self._emitted.items()
-                if lines
-            ),
-        )
+        ran = [
+            Listing(
+                title=call.function.__name__,
+                words=inspect.cleandoc(call.function.__doc__ or ""),
+                later=call.later,
+                lines=call.lines,
+            )
+            for call in self._calls.values()
+        ]
+        emitted = [
+            Listing(title=EMITTED, words="", later=later, lines=tuple(lines.values()))
+            for later, lines in self._emitted.items()
+            if lines
+        ]
+        return (*ran, *emitted)
 
     def tap(self, name: str, value: Tensor) -> None:
         """Records what the decoder emits: in its first block, before and behind the blocks."""
@@ -146,9 +151,9 @@ class Recorder:
 
     def _call(self, frame: FrameType, event: str, arg: object) -> Any:
         code = frame.f_code
-        self._next = self._next or code is self._extend
         if code not in SHOWN:
             return None
+        self._next = self._next or code is self._extend
         known, caller = self._calls.get((self._next, code)), self._running[-1]
         if known is not None and not (code in LAST and known.caller is caller):
             return None
@@ -172,7 +177,7 @@ class _Call:
     line: int = 0
     before: dict[str, Any] = field(default_factory=dict)
     values: dict[Statement, dict[str, tuple[Any, dict[str, Any]]]] = field(default_factory=dict)
-    steps: dict[Statement, tuple[Step, ...]] = field(default_factory=dict)
+    lines: tuple[Line, ...] = ()
 
     def trace(self, frame: FrameType, event: str, arg: object) -> Any:
         """A line is about to run, or the function returns: the one before has run."""
@@ -182,8 +187,7 @@ class _Call:
             values |= {one: (names[one], self.before) for one, _ in done.targets if one in names}
         self.line, self.before = frame.f_lineno, dict(names)
         if event == "return":
-            self.steps = {one: tuple(self._named(one)) for one in self.values}
-            self.values, self.before = {}, {}
+            self.lines, self.values, self.before = tuple(self._lines()), {}, {}
             self.left()
         return self.trace
 
@@ -211,24 +215,20 @@ class _Call:
                 moved=moved if reshaped or source is not None else None,
                 values=_corner(tensor),
                 section=_section(self.function.__name__, self.later),
-                axes=_axes(name, tensor),
+                axes=_axes(name, tensor.ndim),
                 note=note[1] if note else "",
                 token=_token(expression, before),
             )
 
-    def listing(self) -> Listing:
+    def _lines(self) -> Iterator[Line]:
         """The lines that ran and are about numbers; of a loop or a condition those of its body."""
         lines: dict[int, Line] = {}
-        for one, steps in sorted(self.steps.items(), key=lambda ran: ran[0].first, reverse=True):
+        for one in sorted(self.values, key=lambda ran: ran.first, reverse=True):
+            steps = tuple(self._named(one))
             about = steps or (AXED.search(one.text) and not PLAIN.fullmatch(one.text.strip()))
             if any(number in lines for number in one.inner) or (about and not one.inner):
                 lines[one.first] = Line(text=one.text, steps=steps)
-        return Listing(
-            title=self.function.__name__,
-            words=inspect.cleandoc(self.function.__doc__ or ""),
-            later=self.later,
-            lines=tuple(reversed(lines.values())),
-        )
+        return reversed(lines.values())
 
 
 def _section(title: str, later: bool) -> str:
@@ -252,34 +252,20 @@ def _letters(name: str) -> str:
     return name.rpartition("_")[2] if "_" in name else "?"
 
 
-def _axes(name: str, tensor: Tensor) -> str:
-    """`h × n × d/h` of `q_hnk`, without what it has in front here or with `…` for what is more."""
-    if not tensor.ndim:
-        return ""
-    letters = [AXES[letter] for letter in _letters(name)]
-    more = ["…"] * (tensor.ndim > len(letters))
-    return " × ".join([*more, *letters[-tensor.ndim :]])
+def _axes(name: str, count: int) -> str:
+    """`h × n × d/h` of `q_hnk`: the last axes where there are fewer, `…` in front where more."""
+    letters = [AXES[letter] for letter in _letters(name)] if count else []
+    return " × ".join([*["…"] * (count > len(letters)), *letters[-count:]])
 
 
-def _reshaped(expression: ast.expr, values: Mapping[str, Any]) -> tuple[bool, Tensor | None]:
-    """Whether an expression only changes how numbers lie, and the tensor that it begins with."""
-    found = False
-    parts = [arg for arg in getattr(expression, "args", ()) if isinstance(arg, ast.Tuple)]
-    if any(isinstance(node, ast.BinOp) for arg in parts for node in ast.walk(arg)):
-        return False, None  # a concatenation of what is computed there
-    while True:
-        match expression:
-            case ast.Call(func=ast.Attribute(attr=name, value=value)) if name in RESHAPING:
-                expression, found = value, True
-            case ast.Attribute(attr="mT", value=value) | ast.Subscript(value=value):
-                expression, found = value, True
-            case _:
-                break
-    name, *attributes = ast.unparse(expression).split(".")
+def _reshaped(expression: str, values: Mapping[str, Any]) -> tuple[bool, Tensor | None]:
+    """Whether an expression only changes the layout of a tensor, and that tensor."""
+    match = RESHAPED.fullmatch(expression)
+    if match is None:
+        return False, None
+    name, *attributes = match[1].split(".")
     source = reduce(lambda of, one: getattr(of, one, None), attributes, values.get(name))
-    if isinstance(source, Tensor):
-        return found, source if found else None
-    return found and name == "torch", None
+    return (True, source) if isinstance(source, Tensor) else (name == "torch", None)
 
 
 def _whole(part: Tensor, values: Mapping[str, Any]) -> Tensor | None:
@@ -292,9 +278,9 @@ def _whole(part: Tensor, values: Mapping[str, Any]) -> Tensor | None:
     return None
 
 
-def _token(expression: ast.expr, values: Mapping[str, Any]) -> int | None:
-    """Whose it is, where an expression is about token `i`, or `j` of a loop over keys."""
-    names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
+def _token(expression: str, values: Mapping[str, Any]) -> int | None:
+    """The token of an expression that names `i`, or `j` in a loop over keys."""
+    names = re.findall(r"\w+", expression)
     return next((values[name] for name in ("j", "i") if name in names and name in values), None)
 
 

@@ -7,37 +7,40 @@ d width.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.count import count, loop_work
-from llmcli.commands.ladder.measure.estimate import Run, estimate
+from llmcli.commands.ladder.measure.count import count, loop_work, multiply_adds
 from llmcli.commands.ladder.measure.record import Recorder
-from llmcli.commands.ladder.measure.rungs.batch import Batch
-from llmcli.commands.ladder.measure.rungs.cache import KeyValueCache
-from llmcli.commands.ladder.measure.rungs.combined import CombinedQKV
+from llmcli.commands.ladder.measure.rungs.cache import Batch, KeyValueCache
 from llmcli.commands.ladder.measure.rungs.fused import FusedKernels
-from llmcli.commands.ladder.measure.rungs.heads import HeadsAsDimension
+from llmcli.commands.ladder.measure.rungs.heads import CombinedQKV, HeadsAsDimension
 from llmcli.commands.ladder.measure.rungs.loops import Loops
-from llmcli.commands.ladder.measure.rungs.matrices import Matrices
-from llmcli.commands.ladder.measure.rungs.rows import VectorRows
+from llmcli.commands.ladder.measure.rungs.matrices import Matrices, VectorRows
 from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.weights import Weights
-from llmcli.commands.ladder.measure.words import RUNGS as WORDS
 from llmcli.commands.ladder.measure.words import wording
-from llmcli.commands.ladder.measure.workload import Workload
-from llmcli.commands.ladder.report import RungReport, Spread, Work
+from llmcli.commands.ladder.report import NAMES, Listing, RungReport, Spread, Work
+from llmcli.devices import require_memory
+from llmcli.engine.session import Session
+from llmcli.errors import NotFinite
+from llmcli.measure.ratios import paired
+from llmcli.measure.runs import in_turns, timed
 from llmcli.records.progress import Progress
 
-# all of them, from the lowest up
+# all of them, from the lowest up, as `NAMES` calls them
 RUNGS: tuple[type[Rung], ...] = (
     *(Loops, VectorRows, Matrices, HeadsAsDimension),
     *(CombinedQKV, KeyValueCache, Batch, FusedKernels),
 )
+
+LOOP_S = 1e-7  # a multiply-add of the loops on a slow machine: decides what is estimated
 
 # What rounding may change, relative to the largest number compared: logits are of the order of 10
 # in most models and of hundreds in some, the rows after a block go up to thousands. Below 10 the
@@ -57,6 +60,99 @@ class LadderInterrupted(KeyboardInterrupt):
         self.rungs = rungs
 
 
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What the rungs read. `prompts` `[b, n]`: the prompt, then its rotations, for the batch.
+
+    No two are alike, also where there are more of them than tokens: the first id is another then.
+
+    `more` `[g]` are read one by one after the prompt. `budget`: seconds that a rung may take
+    before it is estimated from a part; `rounds`: how often the fast ones are timed.
+    """
+
+    prompts: Tensor
+    more: Tensor
+    budget: float = 20.0
+    rounds: int = 5
+
+
+def plan_workload(
+    weights: Weights,
+    ids: Sequence[int],
+    *,
+    more: int,
+    sequences: int,
+    budget: float = 20.0,
+    rounds: int = 5,
+) -> Workload:
+    """The prompt in `sequences` rotations, and the `more` tokens the model continues it with.
+
+    Raises NotFinite where the model's own logits are not, OutOfMemory where the rungs do not
+    fit.
+    """
+    decoder, vocab = weights.decoder, weights.config.vocab
+    # rungs 4 to 7 own a copy of W_q, W_k and W_v each, and two of them hold logits at a time
+    copied = sum(matrix.W.numel() for layer in weights.attentions for matrix in layer.entering)
+    require_memory(
+        (4 * copied + 3 * sequences * (len(ids) + more) * vocab) * decoder.dtype.itemsize,
+        decoder.device,
+        "the rungs' own weights and logits",
+        "take a shorter prompt or a smaller --batch",
+    )
+    prompt = torch.tensor(ids, device=decoder.device)
+    session = Session(decoder, 1, len(ids) + more)
+    session.extend(prompt[None])
+    chosen = list(islice(session.decode(_likeliest), more))
+    prompts = torch.stack([prompt.roll(-shift) for shift in range(sequences)])
+    for number in range(len(ids), sequences):
+        prompts[number, 0] = (prompts[number, 0] + number) % vocab
+    return Workload(prompts=prompts, more=torch.stack(chosen), budget=budget, rounds=rounds)
+
+
+def _likeliest(logits_1V: Tensor) -> tuple[Tensor, Tensor]:
+    if not logits_1V.isfinite().all():
+        raise NotFinite(
+            "the model's logits are not finite", hint="the checkpoint may hold NaN or infinity"
+        )
+    id_1 = logits_1V.argmax(-1)
+    return id_1, id_1[0]
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A rung that was run: logits `out` `[b or 1, n + g, V]` and seconds of each pass.
+
+    `work`: of the prompt, and of a token after it. Where `part` is not None, `out` are the rows
+    `[part, d]` after block 0, and the seconds are scaled up from it.
+    """
+
+    rung: Rung
+    work: tuple[Work, Work]
+    out: Tensor = field(default_factory=lambda: torch.empty(0))
+    part: int | None = None
+    listings: tuple[Listing, ...] = ()
+    prompt_s: list[float] = field(default_factory=list)
+    token_s: list[float] = field(default_factory=list)
+    compared: tuple[str, float, float] | None = None
+
+    def read(self, prompts: Tensor, more: Tensor) -> Tensor:
+        """Reads the prompts and the tokens after them; logits `[b, n + g, V]`, times kept."""
+        if not self.rung.batched:
+            return torch.stack([self._read(prompt, more) for prompt in prompts])
+        return self._read(prompts, more.unsqueeze(1).expand(-1, len(prompts)))
+
+    def _read(self, prompt: Tensor, more: Tensor) -> Tensor:
+        device, share = prompt.device, prompt.shape[0] if self.rung.batched else 1
+        first, seconds = timed(device, lambda: self.rung.start(prompt))
+        self.prompt_s.append(seconds / share)
+        rows = [first]
+        for id in more:
+            row, seconds = timed(device, partial(self.rung.extend, id))
+            self.token_s.append(seconds / share)
+            rows.append(row.unsqueeze(-2))
+        return torch.cat(rows, -2)
+
+
 @torch.inference_mode()
 def run_ladder(
     weights: Weights,
@@ -73,12 +169,17 @@ def run_ladder(
     to run whole, over the rows after block 0. Raises LadderInterrupted where Ctrl-C ends it.
     """
     runs: list[Run] = []
+
+    def reports() -> tuple[RungReport, ...]:
+        pairs = zip(runs, (None, *runs), strict=False)
+        return tuple(_report(run, below, workload) for run, below in pairs)
+
     try:
         _first_pass(weights, workload, numbers, runs, progress, record)
         _time_in_turns(runs, workload, progress)
     except KeyboardInterrupt as stop:
-        raise LadderInterrupted(_reports(runs, workload)) from stop
-    return _reports(runs, workload)
+        raise LadderInterrupted(reports()) from stop
+    return reports()
 
 
 def _first_pass(
@@ -86,16 +187,16 @@ def _first_pass(
     progress: Progress | None, record: bool,
 ) -> None:  # fmt: skip
     """The first pass of every rung, each compared with the one below; fills `runs`."""
-    kinds = [kind for kind in RUNGS if not numbers or kind.number in numbers]
-    for index, kind in enumerate(kinds):
+    numbers = sorted(numbers) or range(1, len(RUNGS) + 1)
+    kinds = [RUNGS[number - 1] for number in numbers]
+    for index, (number, kind) in enumerate(zip(numbers, kinds, strict=True)):
         if progress is not None:
-            progress(f"rung {kind.number}: {kind.name}", index, len(kinds))
+            progress(f"rung {number}: {NAMES[number - 1]}", index, len(kinds))
         # the rung below a batch reads every sequence of it too, one after the other
         batched = any(near.batched for near in kinds[index : index + 2])
-        recorder = Recorder(None if kind.extend is Rung.extend else kind.extend, on=record)
+        recorder = Recorder(kind.extend, on=record)
         done = _run(kind, weights, workload, len(workload.prompts) if batched else 1, recorder)
         done.listings = recorder.listings
-        done.work = done.work or _work(done.rung, workload)
         if runs:
             done.compared = _compare(runs[-1], done, workload)
             runs[-1].out = torch.empty(0)  # the logits of a long prompt are large
@@ -105,18 +206,83 @@ def _first_pass(
 def _run(
     kind: type[Rung], weights: Weights, workload: Workload, rows: int, recorder: Recorder
 ) -> Run:
-    """The first pass, or what one block lets expect."""
+    """The first pass, or what one block lets expect; rungs with a cache are never estimated."""
     with recorder:
         rung = kind(weights)
-    done = estimate(rung, workload, rows, recorder)
+    done = None
+    if isinstance(rung, Loops):
+        done = _of_loops(rung, workload, recorder)
+    elif kind.extend is Rung.extend:
+        done = _of_matrices(rung, workload, rows, recorder)
     if done is None:
-        rung.prepare()
-        done = Run(rung=rung)
+        done = Run(rung=rung, work=_work(rung, workload))
         rung.tap = recorder.tap if recorder.on else None
         with recorder:
             done.out = done.read(workload.prompts[:rows], workload.more)
         rung.tap = None
     return done
+
+
+def _one_block(weights: Weights) -> Weights:
+    """The model cut after its first block, the head still on."""
+    config = replace(weights.config, layers=weights.config.layers[:1])
+    return replace(weights, config=config, blocks=weights.blocks[:1])
+
+
+def _of_loops(whole: Loops, workload: Workload, recorder: Recorder) -> Run | None:
+    """The first block of as many tokens as fit the budget, scaled by the multiply-adds."""
+    config, n, budget = whole.config, workload.prompts.shape[1], workload.budget
+    adds = [multiply_adds(config, n + more) for more in range(len(workload.more) + 1)]
+    if sum(adds) * LOOP_S <= budget:
+        whole.prepare()
+        return None
+    fitting = (m for m in range(1, n + 1) if multiply_adds(config, m, 0) * LOOP_S > budget)
+    m = max(1, next(fitting, n + 1) - 1)
+    rung, ids = Loops(_one_block(whole.weights)), workload.prompts[0, :m]
+    rung.prepare(0)
+    with recorder:
+        out, seconds = timed(ids.device, lambda: rung.forward(ids, 0))
+    pace = seconds / multiply_adds(config, m, 0)
+    return Run(
+        rung=whole,
+        work=loop_work(config, n, len(workload.more)),
+        out=out,
+        part=m,
+        prompt_s=[pace * adds[0]],
+        token_s=[pace * statistics.mean(adds[1:])],
+    )
+
+
+def _of_matrices(whole: Rung, workload: Workload, rows: int, recorder: Recorder) -> Run | None:
+    """The first block of all tokens, as often as there are blocks, and the head once."""
+    rung, others = type(whole)(_one_block(whole.weights)), len(whole.weights.blocks) - 1
+    prompt, g = workload.prompts[0], len(workload.more)
+    halfway = torch.cat((prompt, workload.more[: (g + 1) // 2]))  # what a token costs grows evenly
+
+    def least(call: Callable[[], Tensor]) -> float:
+        """Of three runs: the first is a warm-up, and others may use the machine."""
+        return min(timed(prompt.device, call)[1] for _ in range(3))
+
+    def seconds(ids: Tensor) -> float:
+        return least(lambda: rung.start(ids)) + others * least(lambda: rung.forward(ids, 0))
+
+    def work(ids: Tensor) -> Work:
+        one = count(lambda: rung.forward(ids, 0))
+        return count(lambda: rung.start(ids)) + one.scaled(others)
+
+    prompt_s, token_s = seconds(prompt), seconds(halfway)
+    if (prompt_s + g * token_s) * rows <= workload.budget:
+        return None
+    with recorder:
+        out = rung.forward(prompt, 0)
+    return Run(
+        rung=whole,
+        work=(work(prompt), work(halfway)),
+        out=out,
+        part=len(out),
+        prompt_s=[prompt_s],
+        token_s=[token_s],
+    )
 
 
 def _compare(below: Run, above: Run, workload: Workload) -> tuple[str, float, float]:
@@ -152,35 +318,36 @@ def _difference(one: Tensor, other: Tensor) -> float:
 
 def _time_in_turns(runs: Sequence[Run], workload: Workload, progress: Progress | None) -> None:
     """Times the rungs that are fast in turns, so that a noisy moment hits all of them alike."""
-    fast = [c for c in runs if c.part is None and sum(c.prompt_s + c.token_s) <= ONCE_S]
-    begin, done_rounds = perf_counter(), 0
-    while done_rounds < workload.rounds or (
-        0 < done_rounds < MOST_ROUNDS * workload.rounds and perf_counter() - begin < ROUNDS_S
+    fast = [run for run in runs if run.part is None and sum(run.prompt_s + run.token_s) <= ONCE_S]
+    sides = (workload.prompts[: None if run.rung.batched else 1] for run in fast)
+    turns = in_turns(
+        *(partial(run.read, rows, workload.more) for run, rows in zip(fast, sides, strict=True))
+    )
+    begin, rounds = perf_counter(), 0
+    while rounds < workload.rounds or (
+        0 < rounds < MOST_ROUNDS * workload.rounds and perf_counter() - begin < ROUNDS_S
     ):
         if progress is not None:
-            progress("timing in turns", min(done_rounds, workload.rounds), workload.rounds)
-        for done in fast:
-            first = len(done.prompt_s), len(done.token_s)
-            rows = None if done.rung.batched else 1
-            done.read(workload.prompts[:rows], workload.more)
-            if done_rounds == 0:  # what came before was a warm-up
-                del done.prompt_s[: first[0]], done.token_s[: first[1]]
-        done_rounds += 1
+            progress("timing in turns", min(rounds, workload.rounds), workload.rounds)
+        next(turns)
+        if rounds == 0:  # what came before was a warm-up
+            for run in fast:
+                del run.prompt_s[:-1], run.token_s[: -len(workload.more)]
+        rounds += 1
 
 
-def _reports(runs: Sequence[Run], workload: Workload) -> tuple[RungReport, ...]:
-    pairs = zip(runs, (None, *runs), strict=False)
-    return tuple(_report(done, before, workload) for done, before in pairs)
-
-
-def _report(done: Run, before: Run | None, workload: Workload) -> RungReport:
+def _report(done: Run, below: Run | None, workload: Workload) -> RungReport:
     rung, (words, difference, allowed) = done.rung, done.compared or (None, None, None)
-    assert done.work is not None
-    change, idea = wording(rung.name, rung.config)
+    change, idea = wording(type(rung), rung.config)
+    index = RUNGS.index(type(rung))
+    size, estimated = workload.prompts.shape[1], None
+    if done.part is not None:
+        tokens = f"{done.part} of the {size}" if done.part < size else f"all {size}"
+        estimated = f"block 0 alone, {tokens} tokens"
     return RungReport(
-        number=rung.number,
-        name=rung.name,
-        title=WORDS[rung.name].title,
+        number=index + 1,
+        name=NAMES[index],
+        title=rung.title,
         change=change,
         idea=idea,
         sequences=len(workload.prompts) if rung.batched else 1,
@@ -189,9 +356,9 @@ def _report(done: Run, before: Run | None, workload: Workload) -> RungReport:
         prompt_work=done.work[0],
         token_work=done.work[1],
         listings=done.listings,
-        estimated=None if done.part is None else _part_words(done.part, workload),
-        prompt_speedup=_speedup(before.prompt_s, done.prompt_s) if before else None,
-        token_speedup=_speedup(before.token_s, done.token_s) if before else None,
+        estimated=estimated,
+        prompt_speedup=_speedup(below.prompt_s, done.prompt_s) if below else None,
+        token_speedup=_speedup(below.token_s, done.token_s) if below else None,
         compared=words,
         difference=difference,
         allowed=allowed,
@@ -204,11 +371,11 @@ def _spread(seconds: Sequence[float]) -> Spread:
     return Spread(median=middle, lowest=min(seconds), highest=max(seconds), runs=len(seconds))
 
 
-def _speedup(before: Sequence[float], here: Sequence[float]) -> float:
+def _speedup(below: Sequence[float], here: Sequence[float]) -> float:
     """The median ratio of neighbouring runs; of the medians where they were not run in turns."""
-    if len(before) != len(here):
-        return statistics.median(before) / statistics.median(here)
-    return statistics.median(a / b for a, b in zip(before, here, strict=True))
+    if len(below) == len(here):
+        return paired(below, here).median
+    return statistics.median(below) / statistics.median(here)
 
 
 def _work(rung: Rung, workload: Workload) -> tuple[Work, Work]:
@@ -222,8 +389,3 @@ def _work(rung: Rung, workload: Workload) -> tuple[Work, Work]:
     first = count(lambda: rung.start(prompt))
     later = [count(partial(rung.extend, id)) for id in rows]
     return first.scaled(share), sum(later[1:], later[0]).scaled(share / g)
-
-
-def _part_words(tokens: int, workload: Workload) -> str:
-    size = workload.prompts.shape[1]
-    return f"block 0 alone, {f'{tokens} of the {size}' if tokens < size else f'all {size}'} tokens"

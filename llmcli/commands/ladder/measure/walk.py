@@ -4,7 +4,7 @@
        └───────────────────────────────────────┘       └──────────────────────────────────┘
 
 These are the documents' equations. A rung says what "the rows of a prompt" are (lists of floats,
-vectors, a matrix, a batch of them) and how a few operations are done on them; each file in `rungs`
+vectors, a matrix, a batch of them) and how a few operations are done on them; its class in `rungs`
 is what it changes. A name ends in the letters of its axes: n tokens that are computed, m tokens
 whose keys are read, d width, h heads, g heads of keys and values, k size of a head's query and key,
 e of its value, c the heads side by side, f hidden size, v vocabulary, i and j any columns.
@@ -21,14 +21,10 @@ import torch
 from torch import Tensor
 
 from llmcli.commands.ladder.measure.arithmetic import (
-    TENSORS,
+    ACTIVATIONS,
     Function,
-    Functions,
-    activate,
     add,
     gated,
-    growth,
-    rotated,
     sigmoid,
     soft_cap,
 )
@@ -45,7 +41,7 @@ from llmcli.commands.ladder.measure.weights import (
 )
 from llmcli.nn.step import Tap
 from llmcli.ops.rope import frequencies
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.attention.config import RopeConfig
 
 Rows = Any  # the rows of a prompt: lists of floats, vectors `[d]`, a matrix `[n, d]`, `[b, n, d]`
 Turns = tuple[Tensor, Tensor]  # cos and sin of every position and pair, `[n, R/2]`
@@ -54,11 +50,14 @@ Turns = tuple[Tensor, Tensor]  # cos and sin of every position and pair, `[n, R/
 class Rung(ABC):
     """One formulation of the model. `ids` is `[n]`, for rungs that take a batch `[b, n]`.
 
-    `number` and `name` say which; what is new on it is in `words.py`.
+    What the screen says of it: its `title`, the formula of the rung below, this one's, and why it
+    gives the same numbers and what it saves. See `words.py` for the marks in these texts.
     """
 
-    number: ClassVar[int]
-    name: ClassVar[str]
+    title: ClassVar[str]
+    before: ClassVar[str]
+    here: ClassVar[str]
+    idea: ClassVar[str]
     batched: ClassVar[bool] = False
 
     def __init__(self, weights: Weights) -> None:
@@ -66,10 +65,6 @@ class Rung(ABC):
         self.config = weights.config
         self.tap: Tap | None = None  # receives what the decoder emits
         self.ids = torch.empty(0, dtype=torch.long)
-
-    def prepare(self, until: int | None = None) -> None:
-        """Converts what `forward` needs, so that timing it measures the arithmetic alone."""
-        return
 
     @abstractmethod
     def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
@@ -90,8 +85,6 @@ class Walk(Rung):
 
     `first`: the position of the first row, `count`: of how many tokens.
     """
-
-    functions: ClassVar[Functions] = TENSORS
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
@@ -176,7 +169,7 @@ class Walk(Rung):
         for branch in sublayer.branches:
             if branch.norm is not None:
                 t_nd = self.norm(x_nd, branch.norm)  # T¹ = norm(X); T⁴ = norm(T³)
-            elif not branch.shares_norm:
+            elif not branch.config.shares_norm:
                 t_nd = x_nd
             y_nd = self.branch(t_nd, branch)  # T² = attention(T¹); T⁵ = FFN(T⁴)
             added.append(y_nd)
@@ -193,7 +186,7 @@ class Walk(Rung):
                 y_nd = self.feed_forward(t_nd, part)
         if branch.post is not None:
             y_nd = self.norm(y_nd, branch.post)
-        factor = branch.multiplier
+        factor = branch.config.multiplier
         return y_nd if factor == 1 else self.each(lambda y: y * factor, y_nd)
 
     @shown
@@ -201,32 +194,30 @@ class Walk(Rung):
         """The heads' contexts side by side, times their gates where there are any, times W_o."""
         c_nc = self.contexts(t_nd, layer)
         if layer.gate is not None:
-            of = self.functions
             g_nc = self.product(t_nd, layer.gate)
-            c_nc = self.each(lambda g, c: sigmoid(g, of) * c, g_nc, c_nc)  # σ(G) ∘ C
+            c_nc = self.each(lambda g, c: sigmoid(g) * c, g_nc, c_nc)  # σ(G) ∘ C
         y_nd = self.product(c_nc, layer.o)  # C W_o
         return y_nd
 
     @shown
     def feed_forward(self, t_nd: Rows, layer: MlpWeights) -> Rows:
         """Each layer `Activation(X W + B)`, no activation after the last."""
-        config, of = layer.config, self.functions
+        config = layer.config
         u_nf = self.product(t_nd, layer.up)  # U = T W_up + B
         if layer.gate is None:
-            l_nf = self.each(lambda u: activate(config.activation, u, of), u_nf)
+            l_nf = self.each(ACTIVATIONS[config.activation], u_nf)
             return self.product(l_nf, layer.down)  # L W_down + B
         g_nf = self.product(t_nd, layer.gate)  # G = T W_gate + B
-        l_nf = self.each(lambda g, u: gated(g, u, config, of), g_nf, u_nf)  # Activation(G) ∘ U
+        l_nf = self.each(lambda g, u: gated(g, u, config), g_nf, u_nf)  # Activation(G) ∘ U
         return self.product(l_nf, layer.down)  # L W_down + B
 
     @shown
     def logits(self, h_nd: Rows) -> Rows:
         """`H′ W_head`, soft-capped or scaled where the model does that."""
-        config, of = self.config.head, self.functions
-        cap, scale = config.cap, config.scale
+        cap, scale = self.config.head.cap, self.config.head.scale
         logits_nv = self.product(h_nd, self.weights.head)
         if cap is not None:
-            logits_nv = self.each(lambda x: soft_cap(x, cap, of), logits_nv)
+            logits_nv = self.each(lambda x: soft_cap(x, cap), logits_nv)
         if cap is None and scale != 1:
             logits_nv = self.each(lambda x: x * scale, logits_nv)
         return logits_nv
@@ -235,7 +226,7 @@ class Walk(Rung):
 
     @property
     def positions(self) -> Tensor:
-        """Those of the rows, `[n]`."""
+        """Positions of the rows, `[n]`."""
         return torch.arange(self.first, self.first + self.count)
 
     def angles(self, rope: RopeConfig) -> tuple[Tensor, float]:
@@ -248,7 +239,7 @@ class Walk(Rung):
     def turns(self, rope: RopeConfig) -> Turns:
         """cos and sin of every position and pair, `[n, R/2]`: computed once for all layers.
 
-        Computing them anew is no formula of a rung, and would be half of the time of some.
+        To compute them in every layer would be half of the time of some rungs.
         """
         if rope not in self._turns:
             per_position, factor = self.angles(rope)
@@ -256,55 +247,3 @@ class Walk(Rung):
             like = self.weights.W_E
             self._turns[rope] = (turns.cos() * factor).to(like), (turns.sin() * factor).to(like)
         return self._turns[rope]
-
-
-class HeadByHead(Walk):
-    """A walk on rows of tensors, whose queries, keys and values are made head by head."""
-
-    @abstractmethod
-    def unstacked(self, x_ni: Tensor) -> Rows:
-        """The rows of a tensor `[n, …]`."""
-
-    @shown
-    def queries(self, t_nd: Rows, layer: AttentionWeights) -> list[Rows]:
-        """`Q = T W_q` of every head, as they enter the scores."""
-        q_hnk = self.projected(t_nd, layer.q, layer.config.heads)
-        if layer.q_norm is not None:
-            q_hnk = self.normed(q_hnk, layer.q_norm, layer.config.qk_norm_wide)
-        return [self.placed("Q", q_nk, layer.config) for q_nk in q_hnk]
-
-    @shown
-    def keys_values(self, t_nd: Rows, layer: AttentionWeights) -> tuple[list[Rows], list[Rows]]:
-        """`K = T W_k` and `V = T W_v` of every key/value head, as they enter the products."""
-        mixer = layer.config
-        k_gnk = self.projected(t_nd, layer.k, mixer.kv_heads)
-        if layer.k_norm is not None:
-            k_gnk = self.normed(k_gnk, layer.k_norm, mixer.qk_norm_wide)
-        k_gnk = [self.placed("K", k_nk, mixer) for k_nk in k_gnk]
-        v_gne = self.projected(t_nd, layer.v, mixer.kv_heads)
-        if layer.v_norm is not None:
-            v_gne = self.normed(v_gne, layer.v_norm, False)
-        return k_gnk, v_gne
-
-    def projected(self, t_nd: Rows, matrix: Matrix, heads: int) -> list[Rows]:
-        """`T W` of every head: its W is so many columns of the stored one, a view."""
-        size = matrix.W.shape[1] // heads
-        cuts = [matrix.columns(head * size, (head + 1) * size) for head in range(heads)]
-        return [self.product(t_nd, cut) for cut in cuts]
-
-    def normed(self, x_hnk: list[Rows], norm: NormWeights, together: bool) -> list[Rows]:
-        """Each head's rows normalized by themselves, or the rows of all heads together."""
-        if not together:
-            return [self.norm(x_nk, norm) for x_nk in x_hnk]
-        whole, heads = self.norm(self.each(lambda *x: torch.cat(x, -1), *x_hnk), norm), len(x_hnk)
-        return [self.each(lambda x, i=i: x.chunk(heads, -1)[i], whole) for i in range(heads)]
-
-    def placed(self, letter: str, x_nk: Rows, mixer: AttentionConfig) -> Rows:
-        """Queries or keys rotated by their position, where the model does that; queries grown."""
-        if mixer.rope is not None:
-            turns = (self.unstacked(one) for one in self.turns(mixer.rope))
-            x_nk = self.each(rotated, x_nk, *turns)
-        if letter == "Q" and mixer.growth is not None:
-            factors = growth(mixer.growth, self.positions, self.weights.W_E).unsqueeze(-1)
-            x_nk = self.each(lambda x, f: x * f, x_nk, self.unstacked(factors))
-        return x_nk

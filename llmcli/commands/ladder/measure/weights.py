@@ -14,7 +14,7 @@ from torch import Tensor
 
 from llmcli.anatomy.block import block_names
 from llmcli.commands.ladder.measure.record import shown
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import Branch, LayerConfig, ModelConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, DynamicScaling, LongRopeScaling
@@ -31,10 +31,6 @@ class Matrix:
 
     W: Tensor
     b: Tensor | None = None
-
-    def columns(self, first: int, stop: int) -> Matrix:
-        """Columns `first` to `stop`, a view: the weights of some heads."""
-        return Matrix(self.W[:, first:stop], None if self.b is None else self.b[first:stop])
 
 
 @shown
@@ -60,6 +56,23 @@ class NormWeights:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Projection(Matrix):
+    """The matrix of all `heads` side by side.
+
+    What it makes is normalized by `norm`, each head by itself, or the heads `together`.
+    """
+
+    heads: int
+    norm: NormWeights | None
+    together: bool
+
+    def split(self) -> list[Matrix]:
+        """The columns of each head, views."""
+        biases = [None] * self.heads if self.b is None else self.b.chunk(self.heads)
+        return [Matrix(W, b) for W, b in zip(self.W.chunk(self.heads, 1), biases, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionWeights:
     """`q` `[d, h·d/h]`, `k` `[d, k·d/h]`, `v` `[d, k·d_v]`, `gate` `[d, h·d_v]`, `o` `[h·d_v, d]`.
 
@@ -68,18 +81,15 @@ class AttentionWeights:
 
     config: AttentionConfig
     block: int
-    q: Matrix
-    k: Matrix
-    v: Matrix
+    q: Projection
+    k: Projection
+    v: Projection
     gate: Matrix | None
     o: Matrix
-    q_norm: NormWeights | None
-    k_norm: NormWeights | None
-    v_norm: NormWeights | None
     sinks: Tensor | None
 
     @property
-    def entering(self) -> tuple[Matrix, Matrix, Matrix]:
+    def entering(self) -> tuple[Projection, Projection, Projection]:
         """The matrices that queries, keys and values are made with."""
         return self.q, self.k, self.v
 
@@ -94,18 +104,14 @@ class MlpWeights:
     down: Matrix
 
 
-PartWeights = AttentionWeights | MlpWeights
-
-
 @dataclass(frozen=True, kw_only=True)
 class BranchWeights:
-    """`multiplier · post(part(norm(x)))`; `shares_norm`: it reads what the branch before reads."""
+    """`multiplier · post(part(norm(x)))`, `norm` None where there is none or it is shared."""
 
-    part: PartWeights
+    config: Branch
+    part: AttentionWeights | MlpWeights
     norm: NormWeights | None
     post: NormWeights | None
-    multiplier: float
-    shares_norm: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +130,8 @@ class BlockWeights:
     scale: float
 
     @property
-    def parts(self) -> Iterator[PartWeights]:
-        """Those of all branches, in execution order."""
+    def parts(self) -> Iterator[AttentionWeights | MlpWeights]:
+        """The parts of all branches, in execution order."""
         for sublayer in self.sublayers:
             yield from (branch.part for branch in sublayer.branches)
 
@@ -160,15 +166,18 @@ class Weights:
         config = decoder.config
         require_supported(config)
         named = _Named(decoder)
-        head = named.tensor("embed.W").t() if config.head.tied else named.tensor("head.W").t()
+        final_norm = named.norm("ln_final", config.final_norm)
+        assert final_norm is not None
         found = cls(
             decoder=decoder,
             config=config,
             W_E=named.tensor("embed.W"),
             W_P=named.maybe("pos_embed.W"),
             blocks=tuple(named.block(layer, i) for i, layer in enumerate(config.layers)),
-            final_norm=named.norm("ln_final", config.final_norm),
-            head=Matrix(head, named.maybe("head.b")),
+            final_norm=final_norm,
+            head=Matrix(
+                named.tensor("embed.W" if config.head.tied else "head.W").t(), named.maybe("head.b")
+            ),
         )
         if named.unused:
             raise UnsupportedModel(f"the ladder has no formula for `{named.unused[0]}`")
@@ -176,7 +185,7 @@ class Weights:
 
     @property
     def attentions(self) -> list[AttentionWeights]:
-        """Those of all blocks, in execution order."""
+        """The attention of all blocks, in execution order."""
         parts = (part for block in self.blocks for part in block.parts)
         return [part for part in parts if isinstance(part, AttentionWeights)]
 
@@ -184,33 +193,26 @@ class Weights:
 def require_supported(config: ModelConfig) -> None:
     """Raises UnsupportedModel for what the rungs have no formulas for."""
     dense = "the ladder takes dense models, for example `-m smollm2`"
+    others = "`llmcli shapes` and `llmcli explain` show this model's formulas"
     for number, layer in enumerate(config.layers):
         for part in layer.parts:
-            if (exotic := _exotic(part)) is not None:
-                raise UnsupportedModel(
-                    f"the ladder has no rungs for {exotic}, which block {number} has",
-                    hint="`llmcli shapes` and `llmcli explain` show this model's formulas",
-                )
-            if not isinstance(part, AttentionConfig | MlpConfig):
-                noun = part_of(part).noun
-                noun = f"latent {noun}" if isinstance(part, LatentConfig) else noun
-                raise UnsupportedModel(
-                    f"the ladder has no rungs for {noun}, which block {number} has", hint=dense
-                )
+            match part:
+                case PleConfig():
+                    what, hint = "per-layer embeddings", others
+                case AttentionConfig() if part.kv.layer is not None:
+                    what, hint = f"the keys and values of block {part.kv.layer}", others
+                case AttentionConfig() if part.kv.equal:
+                    what, hint = "values that are the keys", others
+                case AttentionConfig() | MlpConfig():
+                    continue
+                case _:
+                    latent = "latent " if isinstance(part, LatentConfig) else ""
+                    what, hint = f"{latent}{part_of(part).noun}", dense
+            raise UnsupportedModel(
+                f"the ladder has no rungs for {what}, which block {number} has", hint=hint
+            )
     if all(layer.attention is None for layer in config.layers):
         raise UnsupportedModel("the ladder has no rungs for a model without attention", hint=dense)
-
-
-def _exotic(part: object) -> str | None:
-    """What only a part of Gemma 4 and its like has."""
-    match part:
-        case PleConfig():
-            return "per-layer embeddings"
-        case AttentionConfig() if part.kv.layer is not None:
-            return f"the keys and values of block {part.kv.layer}"
-        case AttentionConfig() if part.kv.equal:
-            return "values that are the keys"
-    return None
 
 
 def steady_tokens(config: ModelConfig) -> int | None:
@@ -235,15 +237,12 @@ class _Named:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._used: set[str] = set()
-
-    @property
-    def unused(self) -> list[str]:
-        return [name for name in self._decoder.weight_names if name not in self._used]
+        self.unused = list(decoder.weight_names)
 
     def tensor(self, name: str) -> Tensor:
         """The parameter as it is stored, projections `[out, in]`. Raises KeyError."""
-        self._used.add(name)
+        if name in self.unused:  # tied weights are read twice
+            self.unused.remove(name)
         return self._decoder.weight(name).dense()
 
     def maybe(self, name: str) -> Tensor | None:
@@ -254,9 +253,11 @@ class _Named:
         """`W_leaf` of a part, `[in, out]`, with its bias."""
         return Matrix(self.tensor(f"{part}.W_{leaf}").t(), self.maybe(f"{part}.b_{leaf}"))
 
-    def norm(self, name: str, config: NormConfig) -> NormWeights:
-        w = self.tensor(f"{name}.w") if config.weights else None
-        return NormWeights(config=config, w=w, b=self.tensor(f"{name}.b") if config.bias else None)
+    def norm(self, name: str | None, config: NormConfig | None) -> NormWeights | None:
+        """The norm of that name, None where there is none."""
+        if name is None or config is None:
+            return None
+        return NormWeights(config=config, w=self.maybe(f"{name}.w"), b=self.maybe(f"{name}.b"))
 
     def block(self, layer: LayerConfig, number: int) -> BlockWeights:
         """The weights of block `number`."""
@@ -265,11 +266,10 @@ class _Named:
             SublayerWeights(
                 branches=tuple(
                     BranchWeights(
+                        config=one.config,
                         part=self.part(one.config.part, one.part, number),
-                        norm=self.norm_of(one.norm, one.config.pre_norm),
-                        post=self.norm_of(one.post, one.config.post_norm),
-                        multiplier=one.config.multiplier,
-                        shares_norm=one.config.shares_norm,
+                        norm=self.norm(one.norm, one.config.pre_norm),
+                        post=self.norm(one.post, one.config.post_norm),
                     )
                     for one in names.branches
                 ),
@@ -280,34 +280,29 @@ class _Named:
         factor = float(self.tensor(f"{name}.out_scale.w")) if layer.scaled else 1.0
         return BlockWeights(sublayers=sublayers, scale=layer.scale * factor)
 
-    def norm_of(self, name: str | None, config: NormConfig | None) -> NormWeights | None:
-        """The norm of that name, None where there is none."""
-        return None if name is None or config is None else self.norm(name, config)
+    def part(self, config: object, name: str, number: int) -> AttentionWeights | MlpWeights:
+        """The weights of a part of block `number`."""
+        assert isinstance(config, AttentionConfig | MlpConfig)  # require_supported
+        gate = self.matrix(name, "gate") if config.gated else None
+        if isinstance(config, MlpConfig):
+            up, down = self.matrix(name, "up"), self.matrix(name, "down")
+            return MlpWeights(config=config, up=up, gate=gate, down=down)
 
-    def part(self, config: object, name: str, number: int) -> PartWeights:
-        """The weights of a part. Raises TypeError for one that is not dense."""
-        match config:
-            case AttentionConfig():
-                return self.attention(config, name, number)
-            case MlpConfig():
-                gate = self.matrix(name, "gate") if config.gated else None
-                up, down = self.matrix(name, "up"), self.matrix(name, "down")
-                return MlpWeights(config=config, up=up, gate=gate, down=down)
-        raise TypeError(f"no weights for {type(config).__name__}")
+        def projection(leaf: str, heads: int, norm: NormConfig | None) -> Projection:
+            return Projection(
+                **vars(self.matrix(name, leaf)),
+                heads=heads,
+                norm=self.norm(f"{name}.{leaf}_norm", norm),
+                together=leaf != "v" and config.qk_norm_wide,
+            )
 
-    def attention(self, config: AttentionConfig, name: str, number: int) -> AttentionWeights:
-        """Its matrices, and the norms of queries, keys and values where it has them."""
-        qk, v = config.qk_norm, config.kv.norm
         return AttentionWeights(
             config=config,
             block=number,
-            q=self.matrix(name, "q"),
-            k=self.matrix(name, "k"),
-            v=self.matrix(name, "v"),
-            gate=self.matrix(name, "gate") if config.gated else None,
+            q=projection("q", config.heads, config.qk_norm),
+            k=projection("k", config.kv_heads, config.qk_norm),
+            v=projection("v", config.kv_heads, config.kv.norm),
+            gate=gate,
             o=self.matrix(name, "o"),
-            q_norm=None if qk is None else self.norm(f"{name}.q_norm", qk),
-            k_norm=None if qk is None else self.norm(f"{name}.k_norm", qk),
-            v_norm=None if v is None else self.norm(f"{name}.v_norm", v),
-            sinks=self.tensor(f"{name}.sink") if config.sinks else None,
+            sinks=self.maybe(f"{name}.sink"),
         )

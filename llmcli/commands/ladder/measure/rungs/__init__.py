@@ -1,1 +1,1 @@
-"""One file a rung: what it changes in the walk, or in the rung below."""
+"""The rungs: what each changes in the walk, or in the rung below."""

@@ -1,4 +1,4 @@
-"""Rung 6: keys and values are kept, and only the last row is computed for a new token.
+"""Rungs 6 and 7: keys and values are kept; a batch of sequences.
 
 In the formulas an index n marks what has one row only: `softmax(Q_n Kᵀ / √(d/h)) V`; in names that
 row is axis n, of size 1, beside the m tokens so far.
@@ -13,9 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.commands.ladder.measure.record import shown
-from llmcli.commands.ladder.measure.rungs.combined import CombinedQKV
+from llmcli.commands.ladder.measure.rungs.heads import CombinedQKV
 from llmcli.commands.ladder.measure.weights import AttentionWeights, Weights
 from llmcli.parts.attention.config import AttentionConfig
+
+KEPT = """
+[window: A block with a window of W = {window} keeps all keys, reads the last W.]
+[rotates: Keys are kept rotated: a key's position does not change. (Where a model changes the
+rotation itself with the length, as dynamic NTK and LongRoPE do past the trained length, the kept
+ones are those of a shorter sequence and the numbers differ a little.)]"""
 
 
 class Cache:
@@ -41,8 +47,18 @@ class Cache:
 class KeyValueCache(CombinedQKV):
     """The forward pass of a prompt, then of one row for every token after it."""
 
-    number: ClassVar[int] = 6
-    name: ClassVar[str] = "cache"
+    title = "KV cache: a new token computes its own row only"
+    before = "for a new token n rows again: softmax(Q Kᵀ / √(d/h) + M) V"
+    here = """\
+for a new token its own row only: Q_n, K_n, V_n = split(T_n W_qkv)
+K and V: the kept rows and the new one[rotates: (rotated)]
+Attention(Q_n, K, V) = softmax(Q_n Kᵀ / √(d/h)) V"""
+    idea = """
+The next token depends on the last row of the output only, and that row on Q's last row and on all
+rows of K and V, which under a causal mask never change once computed: they are kept, and n rows of
+work become one, every product a GEMV. Queries are not kept. The last row sees all keys and needs no
+mask: true for one whole sequence, not for a prompt in chunks or a batch padded to one length. What
+comes out is one row of v logits.""" + KEPT
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
@@ -99,3 +115,25 @@ class KeyValueCache(CombinedQKV):
     def mask(self, mixer: AttentionConfig) -> Tensor | None:
         """None for a single row, which sees all that is kept."""
         return None if self.new else super().mask(mixer)
+
+
+class Batch(KeyValueCache):
+    """The forward pass of several sequences at once, `[b, n]` ids, prompt and cached rows alike.
+
+    No line of arithmetic changes: every operation of rung 6 counts its axes from the last one on,
+    and there is one more before them. Its caches have the axes that the ids have.
+    """
+
+    title = "a batch: several sequences at once, one rank higher"
+    before = "activations of one sequence: n × d, heads h × n × d/h; logits n × v"
+    here = """\
+activations of b sequences: b × n × d, heads b × h × n × d/h
+logits b × n × v; the weights as before: they have no b"""
+    idea = """
+Sequences do not see each other, so b of them are one more leading dimension that the library loops
+over, like the heads; the weights have none. Each number is computed as before. What is saved is
+reading: a weight fetched from memory serves b rows, so the GEMVs of a new token become products of
+b rows. Only the cache grows with b, b × [shared:h_kv][apart:h] × n × d/h for keys. Here the
+sequences have equal lengths; shorter ones would be padded, and then the last row needs its mask
+back.""" + KEPT
+    batched: ClassVar[bool] = True

@@ -1,8 +1,4 @@
-"""Rung 8: fused kernels, the decoder that llmcli runs.
-
-Nothing of it is written here: `llmcli.nn.Decoder` is rung 7 with fewer and larger kernels, and
-what is shown are the activations that it emits, under their own names.
-"""
+"""Rung 8: fused kernels, the decoder that llmcli runs."""
 
 from __future__ import annotations
 
@@ -20,8 +16,19 @@ from llmcli.parts.attention.forward import Attention
 class FusedKernels(Rung):
     """The project's own decoder, with its cache."""
 
-    number: ClassVar[int] = 8
-    name: ClassVar[str] = "fused"
+    title = "fused kernels: the decoder that llmcli runs"
+    before = "Q Kᵀ, scale, + M, softmax (5), A V: 9 kernels, 6 tensors of n × n"
+    here = """\
+attend(Q, K, V): one kernel, no n × n tensor[gated:
+G and U in one product, too]"""
+    idea = """
+Fewer, larger kernels for the same formulas. Attention is one call that goes through K and V in
+blocks and keeps a running maximum and sum for the softmax, so that the n × n scores never lie in
+memory and, where the kernel is told that the mask is causal, need not be computed above the
+diagonal. The weights of queries and keys and values[gated:, and of gate and up,] lie one after the
+other as the model is loaded (no copy for this rung); bias and product are one kernel, and so are
+the steps of a norm. The sums are taken in another order: the same numbers to rounding. The cache
+has room for the whole sequence and is written in place."""
     batched: ClassVar[bool] = True
 
     def __init__(self, weights: Weights) -> None:

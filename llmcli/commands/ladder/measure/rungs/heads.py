@@ -1,12 +1,6 @@
-"""Rung 4: the heads are a dimension, `n × d` seen as `n × h × d/h` seen as `h × n × d/h`.
-
-The weights of all heads lie side by side in one matrix, made when the model is built, and the
-loop over the heads is gone.
-"""
+"""Rungs 4 and 5: heads are a dimension; one matrix for queries, keys and values."""
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,7 +9,7 @@ from llmcli.commands.ladder.measure.rungs.matrices import Matrices
 from llmcli.commands.ladder.measure.weights import (
     AttentionWeights,
     Matrix,
-    NormWeights,
+    Projection,
     Weights,
     side_by_side,
 )
@@ -24,8 +18,21 @@ from llmcli.commands.ladder.measure.weights import (
 class HeadsAsDimension(Matrices):
     """The forward pass on tensors with an axis of heads."""
 
-    number: ClassVar[int] = 4
-    name: ClassVar[str] = "heads"
+    title = "heads are a dimension: all of them in one batched product"
+    before = "for every head: Q = T W_q …; softmax(Q Kᵀ / √(d/h) + M) V"
+    here = """\
+Q = T (W_q¹ ⊕ … ⊕ W_qʰ), K and V alike[rotates:; Q = R(position) Q, K = R(position) K]
+n × d → n × h × d/h → h × n × d/h: two views
+softmax(Q Kᵀ / √(d/h) + M) V for all heads in one call"""
+    idea = """
+A product works column by column, so weights concatenated by columns give the heads' queries side by
+side: one product instead of h. Seeing n × d as n × h × d/h and that as h × n × d/h moves no number,
+only the strides change; a library loops over the leading dimension by itself. Merging the heads
+back does move them: a row of n × d wants numbers of every head side by side, which h × n × d/h has
+far apart, so that is a copy. One head's output is n × d/h, neither n × n/h nor n × d, as it is
+sometimes given.
+[shared: Several heads share a key and a value: a batched product wants a pair of matrices for every
+head, so both are repeated h/h_kv times, a copy that rung 8 does without.]"""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
@@ -33,21 +40,16 @@ class HeadsAsDimension(Matrices):
 
     def own_matrices(self, layer: AttentionWeights) -> list[Matrix]:
         """W_q, W_k and W_v: the weights of the single heads put side by side, copies."""
-        mixer = layer.config
-        counts = (mixer.heads, mixer.kv_heads, mixer.kv_heads)
-        return [
-            side_by_side(_each_head(matrix, heads))
-            for matrix, heads in zip(layer.entering, counts, strict=True)
-        ]
+        return [side_by_side(one.split()) for one in layer.entering]
 
     @shown
     def contexts(self, t_nd: Tensor, layer: AttentionWeights) -> Tensor:
         """`softmax(Q Kᵀ / √(d/h) + M) V` of all heads at once, merged."""
         mixer = layer.config
         q_nc, k_nc, v_nc = self.queries_keys_values(t_nd, layer)
-        q_hnk = self.split(q_nc, mixer.heads, layer.q_norm, mixer.qk_norm_wide)
-        k_gnk = self.split(k_nc, mixer.kv_heads, layer.k_norm, mixer.qk_norm_wide)
-        v_gne = self.split(v_nc, mixer.kv_heads, layer.v_norm)
+        q_hnk = self.split(q_nc, layer.q)
+        k_gnk = self.split(k_nc, layer.k)
+        v_gne = self.split(v_nc, layer.v)
         q_hnk, k_gnk = self.placed("Q", q_hnk, mixer), self.placed("K", k_gnk, mixer)
         k_hmk, v_hme = self.kept(k_gnk, v_gne, layer)
         if mixer.kv_heads < mixer.heads:
@@ -73,13 +75,12 @@ class HeadsAsDimension(Matrices):
         return k_gnk, v_gne
 
     @shown
-    def split(
-        self, x_nc: Tensor, heads: int, norm: NormWeights | None, together: bool = False
-    ) -> Tensor:
-        """`[n, h·d/h]` as `[h, n, d/h]`: two views; each head normalized, or all `together`."""
+    def split(self, x_nc: Tensor, matrix: Projection) -> Tensor:
+        """`[n, h·d/h]` as `[h, n, d/h]`: two views; each head normalized, or all together."""
+        norm, together = matrix.norm, matrix.together
         if norm is not None and together:
             x_nc = self.norm(x_nc, norm)
-        x_nhk = x_nc.view(*x_nc.shape[:-1], heads, -1)
+        x_nhk = x_nc.view(*x_nc.shape[:-1], matrix.heads, -1)
         x_hnk = x_nhk.transpose(-3, -2)
         if norm is not None and not together:
             x_hnk = self.norm(x_hnk, norm)
@@ -93,7 +94,29 @@ class HeadsAsDimension(Matrices):
         return c_nc
 
 
-def _each_head(matrix: Matrix, heads: int) -> list[Matrix]:
-    """The columns of each head."""
-    size = matrix.W.shape[1] // heads
-    return [matrix.columns(head * size, (head + 1) * size) for head in range(heads)]
+class CombinedQKV(HeadsAsDimension):
+    """The forward pass with one product for the queries, keys and values of all heads."""
+
+    title = "combined QKV: one product instead of three"
+    before = "Q = T W_q, K = T W_k, V = T W_v"
+    here = """\
+W_qkv = W_q ⊕ W_k ⊕ W_v, as the model is built
+Q, K, V = split(T W_qkv)"""
+    idea = """
+The same columns side by side in one matrix give the same numbers side by side in one product, and
+the three slices of it are views: Q, K and V. Nothing is saved in arithmetic: what two calls less
+save is their fixed cost, and one wide product fills a machine better than three narrow ones.
+[shared: Here heads share keys and values: K and V are narrower than Q.]"""
+
+    def own_matrices(self, layer: AttentionWeights) -> list[Matrix]:
+        """W_qkv alone."""
+        return [side_by_side(layer.entering)]
+
+    @shown
+    def queries_keys_values(self, t_nd: Tensor, layer: AttentionWeights) -> list[Tensor]:
+        """Q, K, V = split(T W_qkv): views of one product, its first, next and last columns."""
+        (w_qkv,) = self.entering[layer.block]
+        qkv_nj = self.product(t_nd, w_qkv)
+        columns = [matrix.W.shape[1] for matrix in layer.entering]
+        q_nc, k_nc, v_nc = qkv_nj.split_with_sizes(columns, -1)
+        return [q_nc, k_nc, v_nc]

@@ -1,21 +1,26 @@
-"""Rung 1: an LLM as concepts, loops over vectors and not one matrix.
+"""Rung 1: loops over vectors and not one matrix.
 
 A vector is a Python list. A weight matrix is the list of its columns: a column holds the weights
-of one neuron. All in float64, whatever the model's dtype.
+of one neuron. All in float64, for every dtype of the model.
 """
 
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.arithmetic import FLOATS, Function, Functions, soft_cap
+from llmcli.commands.ladder.measure.arithmetic import Function, soft_cap
 from llmcli.commands.ladder.measure.record import shown, shown_last
 from llmcli.commands.ladder.measure.walk import Walk
-from llmcli.commands.ladder.measure.weights import AttentionWeights, Matrix, NormWeights, Weights
+from llmcli.commands.ladder.measure.weights import (
+    AttentionWeights,
+    Matrix,
+    NormWeights,
+    Projection,
+    Weights,
+)
 from llmcli.parts.attention.config import AttentionConfig
 
 Vector = list[float]
@@ -26,16 +31,36 @@ Neurons = tuple[Vectors, Vector | None]  # the weights of each neuron, and the b
 class Loops(Walk):
     """The forward pass token by token, head by head, neuron by neuron."""
 
-    number: ClassVar[int] = 1
-    name: ClassVar[str] = "loops"
-    functions: ClassVar[Functions] = FLOATS
+    title = "loops over vectors: every query token, every key token, every neuron"
+    before = "an LLM as concepts: every token asks all tokens before it"
+    here = """\
+1      for every token t_q:
+1.1      q = t_q × W_q[rotates: and q = R(position) q]
+1.2      for every token t_k up to t_q:
+1.2.1      k = t_k × W_k[rotates: and k = R(position) k]
+1.2.2      score = q · k
+1.3      a = softmax(score / √(d/h)) over the scores of this t_q
+1.4      for every token t_v up to t_q:
+1.4.1      v = t_v × W_v
+1.4.2      its part of the context: a · v
+1.5      c = the sum of these parts
+2      for every token, every neuron: Activation(t · weights + bias)"""
+    idea = """
+Each token's query and every token's key[rotates:, rotated by their positions,] are compared; the
+scores, scaled and through a softmax, say how much of each token's value goes into its context. Done
+literally, keys and values are computed again for every query and every head: n² vector-matrix
+products where n would do. The loop over t_k is usually written over all n tokens, and the later
+ones are masked; here it ends at the query's own token, which gives the same."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
         self._converted: dict[int, Vectors] = {}
 
     def prepare(self, until: int | None = None) -> None:
-        """Turns tensors into lists ahead: the blocks up to `until`, or all of them and the head."""
+        """Turns tensors into lists: the blocks up to `until`, or all of them and the head.
+
+        Without it `forward` converts what it needs, which is no part of the arithmetic to be timed.
+        """
         for block in self.weights.blocks[: None if until is None else until + 1]:
             for matrix in block.matrices:
                 self._columns(matrix.W)
@@ -92,7 +117,7 @@ class Loops(Walk):
             a_m = softmax(s_m, mixer, sink)  # a = softmax(score / √(d/h))
             c_e = [0.0] * mixer.value_dim
             for j, a in zip(seen(i, mixer), a_m, strict=True):
-                v_e = self.value(t_nd[j], j, layer, shared)  # v = t_v × W_v
+                v_e = self.head_of(t_nd[j], layer.v, shared)  # v = t_v × W_v
                 c_e = add_weighted(c_e, a, v_e)  # c = Σ a · v
             c_ne.append(c_e)
         return c_ne
@@ -100,34 +125,25 @@ class Loops(Walk):
     def query(self, t_d: Vector, i: int, layer: AttentionWeights, head: int) -> Vector:
         """The query of token i as it enters the scores."""
         growth = layer.config.growth
-        q_k = self._rotated(self._head_of(t_d, layer.q, head, layer.q_norm, layer), i, layer.config)
+        q_k = self._rotated(self.head_of(t_d, layer.q, head), i, layer.config)
         factor = 1.0 if growth is None else 1 + growth.beta * math.log1p(i // growth.original)
         return [x * factor for x in q_k]
 
     def key(self, t_d: Vector, j: int, layer: AttentionWeights, head: int) -> Vector:
         """The key of token j as it enters the scores."""
-        k_k = self._head_of(t_d, layer.k, head, layer.k_norm, layer)
-        return self._rotated(k_k, j, layer.config)
+        return self._rotated(self.head_of(t_d, layer.k, head), j, layer.config)
 
-    def value(self, t_d: Vector, j: int, layer: AttentionWeights, head: int) -> Vector:
-        """The value of token j."""
-        return self._head_of(t_d, layer.v, head, layer.v_norm, layer)
-
-    def _head_of(
-        self, t_d: Vector, W: Matrix, head: int, norm: NormWeights | None, layer: AttentionWeights
-    ) -> Vector:
+    def head_of(self, t_d: Vector, W: Projection, head: int) -> Vector:
         """A token's `t × W` in one head, normalized: by itself, or first with all other heads."""
-        config, value = layer.config, W is layer.v
-        size = config.value_dim if value else config.head_dim
-        together = config.qk_norm_wide and not value
+        size = W.W.shape[1] // W.heads
         cut = slice(head * size, (head + 1) * size)
-        x_k = times(t_d, self._neurons(W, slice(None) if together else cut))
-        if norm is not None:
-            x_k = normalized(x_k, norm)
-        return x_k[cut] if together else x_k
+        x_k = times(t_d, self._neurons(W, slice(None) if W.together else cut))
+        if W.norm is not None:
+            x_k = normalized(x_k, W.norm)
+        return x_k[cut] if W.together else x_k
 
     def _rotated(self, x_k: Vector, position: int, config: AttentionConfig) -> Vector:
-        """R(position) x: a head's query or key rotated by its position, where the model does so."""
+        """R(position) x: a head's query or key rotated by its position, if the model rotates."""
         return x_k if config.rope is None else rotated(x_k, position, *self.angles(config.rope))
 
     def _neurons(self, W: Matrix, cut: slice = slice(None)) -> Neurons:
@@ -185,7 +201,7 @@ def softmax(s_m: Vector, mixer: AttentionConfig, sink: float | None) -> Vector:
     """
     s_m = [score * mixer.scale for score in s_m]  # s = score / √(d/h)
     if mixer.cap is not None:
-        s_m = [soft_cap(score, mixer.cap, FLOATS) for score in s_m]  # cap · tanh(s / cap)
+        s_m = [soft_cap(score, mixer.cap) for score in s_m]  # cap · tanh(s / cap)
     every = s_m if sink is None else [*s_m, sink]
     largest = max(every)
     total = sum(math.exp(score - largest) for score in every)
