@@ -85,6 +85,22 @@ class PartTime:
     operations: int = 0
     share: float | None = None
 
+    @classmethod
+    def total(cls, part: str, own: Sequence[PartTime]) -> PartTime:
+        """The sum of some parts; `of_bound` of their whole time is at the ceilings."""
+        seconds = sum(one.seconds for one in own)
+        known = [one.seconds * one.of_bound for one in own if one.of_bound is not None]
+        return cls(
+            part=part,
+            layer=None,
+            seconds=seconds,
+            host_s=sum(one.host_s for one in own),
+            calls=sum(one.calls for one in own),
+            operations=sum(one.operations for one in own),
+            work=sum((one.work for one in own), PartWork()),
+            of_bound=sum(known) / seconds if known and seconds else None,
+        )
+
     @derived
     def bytes_per_s(self) -> float | None:
         """None without such work, or without time."""

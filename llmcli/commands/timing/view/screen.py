@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -25,7 +24,7 @@ from llmcli.records.environment import Environment
 from llmcli.records.numbers import counted
 from llmcli.records.work import PartWork
 from llmcli.ui.facts import SURELY, beyond, ceiling_summary, ceiling_words, environment_words
-from llmcli.ui.layout import Column, Rows, filled
+from llmcli.ui.layout import Column, Indented, Line, Rows
 from llmcli.ui.numbers import (
     digits_for,
     duration,
@@ -44,34 +43,12 @@ MUCH_OVERHEAD = 0.1  # of the time without instrumentation: it stands out
 UNLIKE = 1.5  # times the median of a part over the layers, from which on a layer stands out …
 LEAST = 0.02  # … where the difference is this share of a layer's time, too: small parts waver
 _MARK, _OUTSIDE = "*", "-"  # of what stands out; the row of what is in no layer
-_NARROW = 8  # columns of a line, however narrow the terminal
-_GLUE = "\ue000"  # between a number and its unit while lines are broken
 _BAR = 20  # columns of a bar for all of the time
 _FEW = 7  # parts that are shown of both phases, and all that take …
 _MUCH = 0.05  # … of the time of one
 _WHY = {CALLS: " (starting operations)", KERNEL: " (far from any ceiling)"}
 _BOUND = {MEMORY: "cyan", "compute": "green", CALLS: "yellow", KERNEL: "magenta"}
 _CACHE = "blue"  # a bound that is the name of a cache
-
-
-@dataclass(frozen=True)
-class Dots:
-    """Parts joined by dots after an indent; lines break between parts, inside one if they must.
-
-    A number stays with its unit.
-    """
-
-    parts: Sequence[str]
-    style: str = ""
-    indent: str = ""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        room = max(_NARROW, options.max_width - len(self.indent))
-        for line in filled(self.parts, room):
-            glued = Text(re.sub(r"(?<=\d) (?=[%kMGTmB])", _GLUE, line))
-            for part in glued.wrap(console, room):
-                words = self.indent + part.plain.rstrip().replace(_GLUE, " ")
-                yield Text(words, style=self.style, no_wrap=True, overflow="ignore")
 
 
 def render_opening(
@@ -83,8 +60,8 @@ def render_opening(
     """
     return Group(
         Text(one_line(title), style=HEADING),
-        Dots(environment_words(environment), FAINT),
-        Dots(list(_stage_words(stages, about)), FAINT),
+        Line(environment_words(environment), FAINT),
+        Line(list(_stage_words(stages, about)), FAINT),
     )
 
 
@@ -99,13 +76,14 @@ def render_timing(
     parts: list[RenderableType] = [_overheads(report, details), Text()] if report.phases else []
     for phase in report.phases:
         parts.append(_headline(phase))
-        parts += [Dots(words, indent="  ") for words in _phase_words(phase)] if details else []
-    tables = [[phase] for phase in report.phases] if details else [report.phases]
-    for phases in tables if report.phases else ():
-        parts += [Text()] if details else []
-        parts.append(Parts(phases, whole=details))
-        parts += [Text(), Layers(phases[0])] if layers else []
-    parts += [Text()] if details else []
+        parts += [Indented(Line(words), by=2) for words in _phase_words(phase)] if details else []
+    if details:
+        for phase in report.phases:
+            parts += [Text(), _parts_table([phase], whole=True)]
+            parts += [Text(), Layers(phase)] if layers else []
+        parts.append(Text())
+    elif report.phases:
+        parts.append(_parts_table(report.phases, whole=False))
     return Group(*parts, *_machine(report, details))
 
 
@@ -121,14 +99,14 @@ def _stage_words(stages: Sequence[Stage], about: Mapping[str, Any] | None) -> It
         yield words
 
 
-def _overheads(report: TimingReport, details: bool) -> Dots:
+def _overheads(report: TimingReport, details: bool) -> Line:
     """The cost of instrumentation in each phase. Highlighted where it is high: the times below are
     then not those of `generate`.
     """
     much = any(phase.overhead.median > 1 + MUCH_OVERHEAD for phase in report.phases)
     words = [f"{phase.name} {_overhead(phase, details)}" for phase in report.phases]
     words[0] = f"timing overhead: {words[0]}"
-    return Dots(words, "yellow" if much else FAINT)
+    return Line(words, "yellow" if much else FAINT)
 
 
 def _overhead(phase: PhaseTime, details: bool) -> str:
@@ -143,7 +121,7 @@ def _overhead(phase: PhaseTime, details: bool) -> str:
     return f"{words})"
 
 
-def _headline(phase: PhaseTime) -> Dots:
+def _headline(phase: PhaseTime) -> Line:
     """The speed of the run in the table, and the part that takes most of it."""
     what = f"{phase.name}: {counted(phase.tokens, 'token')}"
     if phase.past:
@@ -154,7 +132,7 @@ def _headline(phase: PhaseTime) -> Dots:
     rates = [speed(phase.tokens / phase.seconds)] if phase.seconds > 0 else []
     largest = max(phase.totals, key=lambda part: part.seconds)
     most = f"most in {largest.part} {percent(largest.share or 0.0)}"
-    return Dots([what, *rates, f"{duration(seconds)}{behind}", most], HEADING)
+    return Line([what, *rates, f"{duration(seconds)}{behind}", most], HEADING)
 
 
 def a_token(phase: PhaseTime, amount: float) -> tuple[float, str]:
@@ -216,8 +194,7 @@ def layer_words(phase: PhaseTime) -> list[str]:
     return [f"{len(times)} layers of {usual}, slowest {slowest} with {duration(times[slowest])}"]
 
 
-@dataclass(frozen=True)
-class Parts:
+def _parts_table(phases: Sequence[PhaseTime], *, whole: bool) -> Rows:
     """The parts of some phases side by side, over all layers, and their sum.
 
     Of each phase: milliseconds (of decode everything is of a token), share of the time, rates, and
@@ -225,87 +202,76 @@ class Parts:
     with their work, and a bar; else the `_FEW` largest and all that take `_MUCH` of a phase, and
     one row for the others.
     """
+    shares: dict[str, float] = {}
+    for phase in sorted(phases, key=lambda phase: -len(phase.totals)):
+        for part in phase.totals:
+            shares[part.part] = max(shares.get(part.part, 0.0), part.share or 0.0)
+    largest = sorted(shares, key=lambda name: -shares[name])
+    kept = [one for at, one in enumerate(largest) if at < _FEW or shares[one] >= _MUCH]
+    if whole or len(kept) + 1 == len(shares):  # one other is a row of its own
+        kept = largest
+    others = [name for name in shares if name not in kept]
+    groups = [(name, [name]) for name in shares if name in kept]
+    groups += [(f"{len(others)} others", others)] if others else []
+    groups += [("all", list(shares))]
+    columns = [(phase, _columns(phase, whole)) for phase in phases]
+    rows = []
+    for title, names in groups:
+        cells = [Text(title)]
+        for phase, own in columns:
+            parts = [part for part in phase.totals if part.part in names]
+            part = parts[0] if len(parts) == 1 else PartTime.total(title, parts)
+            cells += (Text.assemble(shown(part)) if parts else Text() for _, shown in own)
+        rows.append(cells)
+    for cell in rows[-1]:
+        cell.stylize(HEADING)
+    heads = [Column("ms by part", right=False)]
+    return Rows([*heads, *(column for _, own in columns for column, _ in own)], rows)
 
-    phases: Sequence[PhaseTime]
-    whole: bool
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        bar = "#" if options.ascii_only else "█"
-        columns = [Column("ms by part", right=False)]
-        for phase in self.phases:
-            columns += [column for column, _ in self._cells(phase, phase.totals, bar)]
-        shown, others = self._split()
-        groups = [(name, [name]) for name in shown]
-        groups += [(f"{len(others)} others", others)] if others else []
-        groups += [("all", [*shown, *others])]
-        rows = []
-        for title, names in groups:
-            cells = [Text(title)]
-            for phase in self.phases:
-                parts = [part for part in phase.totals if part.part in names]
-                texts = (text for _, text in self._cells(phase, parts or phase.totals, bar))
-                cells += texts if parts else (Text() for _ in texts)
-            rows.append(cells)
-        for cell in rows[-1]:
-            cell.stylize(HEADING)
-        yield Rows(columns, rows)
+def _columns(
+    phase: PhaseTime, whole: bool
+) -> list[tuple[Column, Callable[[PartTime], str | tuple[str, str]]]]:
+    """The columns of a phase, each with the words (and their style) for a part or several.
 
-    def _split(self) -> tuple[list[str], list[str]]:
-        """The parts with the largest share of a phase, in their order, and the others."""
-        shares: dict[str, float] = {}
-        for phase in sorted(self.phases, key=lambda phase: -len(phase.totals)):
-            for part in phase.totals:
-                shares[part.part] = max(shares.get(part.part, 0.0), part.share or 0.0)
-        largest = sorted(shares, key=lambda name: -shares[name])
-        kept = [one for at, one in enumerate(largest) if at < _FEW or shares[one] >= _MUCH]
-        if self.whole or len(kept) + 1 == len(shares):  # one other is a row of its own
-            kept = largest
-        return [one for one in shares if one in kept], [one for one in shares if one not in kept]
+    Columns are dropped by how little they are missed: GFLOP/s of decode before GB/s.
+    """
+    decode, tokens = phase.name == "decode", phase.shown_tokens
+    digits, share = digits_for([phase.seconds / tokens]), percent
+    if not whole:
+        digits, share = min(2, digits), _whole_percent
 
-    def _cells(
-        self, phase: PhaseTime, parts: Sequence[PartTime], bar: str
-    ) -> Iterator[tuple[Column, Text]]:
-        """The cells for the sum of some parts, each with its column.
+    def part_of(part: PartTime) -> float:
+        return part.seconds / phase.seconds if phase.seconds else 0.0
 
-        Columns are dropped by how little they are missed: GFLOP/s of decode before GB/s.
-        """
-        decode, tokens = phase.name == "decode", phase.shown_tokens
-        digits, share = digits_for([phase.seconds / tokens]), percent
-        if not self.whole:
-            digits, share = min(2, digits), _whole_percent
-        seconds = sum(part.seconds for part in parts)
-        part_of = seconds / phase.seconds if phase.seconds else 0.0
-        work = sum((part.work for part in parts), PartWork())
-        name = "per token" if decode else phase.name
-        yield Column(name), Text(milliseconds(seconds / tokens, digits))
-        if self.whole and any(part.host_s != part.seconds for part in phase.totals):
-            host_s = sum(part.host_s for part in parts)
-            yield Column("host ms", drop=4), Text(milliseconds(host_s / tokens, digits))
-        yield Column("share", drop=1), Text(share(part_of))
-        if self.whole:
-            length = round(part_of * _BAR) if len(parts) == 1 else 0
-            yield Column("", right=False, drop=10), Text(bar * length, style=NUMBER)
-            flops = scaled(work.flops / tokens) if work.flops else ""
-            yield Column("FLOPs", drop=9), Text(flops)
-            amount = unit(work.bytes / tokens, "B") if work.bytes else ""
-            yield Column("bytes", drop=7), Text(amount)
-        yield Column("GB/s", drop=5 if decode else 6), Text(rate(work.bytes, seconds))
-        yield Column("GFLOP/s", drop=6 if decode else 5), Text(rate(work.flops, seconds))
-        yield Column("bound by", right=False, drop=2), self._bound(parts, seconds, share)
-        if self.whole:
-            nearest = parts[0].nearest if len(parts) == 1 else None
-            yield Column("nearest", right=False, drop=11), Text(nearest or "")
+    def bar(part: PartTime) -> tuple[str, str]:
+        return "█" * round(part_of(part) * _BAR) * (part.share is not None), NUMBER
 
-    def _bound(
-        self, parts: Sequence[PartTime], seconds: float, share: Callable[[float], str]
-    ) -> Text:
-        """`memory 51 %` of one part; of several the share of their ceilings alone."""
-        reached = [part.seconds * part.of_bound for part in parts if part.of_bound is not None]
-        if not reached or not seconds:
-            return Text()
-        bound = (parts[0].bound or "") if len(parts) == 1 else ""
-        style = _BOUND.get(bound, _CACHE) if bound else ""
-        return Text(f"{bound} {share(sum(reached) / seconds)}".strip(), style=style)
+    def bound(part: PartTime) -> tuple[str, str]:
+        reached = "" if part.of_bound is None else share(part.of_bound)
+        style = _BOUND.get(part.bound, _CACHE) if part.bound else ""
+        return f"{part.bound or ''} {reached}".strip(), style
+
+    columns = [
+        (Column("per token" if decode else phase.name),
+         lambda part: milliseconds(part.seconds / tokens, digits)),
+        (Column("host ms", drop=4), lambda part: milliseconds(part.host_s / tokens, digits)),
+        (Column("share", drop=1), lambda part: share(part_of(part))),
+        (Column("", right=False, drop=10), bar),
+        (Column("FLOPs", drop=9),
+         lambda part: scaled(part.work.flops / tokens) if part.work.flops else ""),
+        (Column("bytes", drop=7),
+         lambda part: unit(part.work.bytes / tokens, "B") if part.work.bytes else ""),
+        (Column("GB/s", drop=5 if decode else 6), lambda part: rate(part.work.bytes, part.seconds)),
+        (Column("GFLOP/s", drop=6 if decode else 5),
+         lambda part: rate(part.work.flops, part.seconds)),
+        (Column("bound by", right=False, drop=2), bound),
+        (Column("nearest", right=False, drop=11), lambda part: part.nearest or ""),
+    ]  # fmt: skip
+    apart = any(part.host_s != part.seconds for part in phase.totals)
+    left_out = {"host ms"} if whole and not apart else set()
+    left_out |= set() if whole else {"host ms", "", "FLOPs", "bytes", "nearest"}
+    return [one for one in columns if one[0].name not in left_out]
 
 
 def _whole_percent(share: float) -> str:
@@ -390,22 +356,22 @@ def _machine(report: TimingReport, details: bool) -> Iterator[RenderableType]:
     if details:
         threads = f", {counted(ceilings.threads, 'thread')}" * (ceilings.device == "cpu")
         device = f"{ceilings.device}{threads}"
-        yield Dots([f"ceilings of this machine ({device})", *ceiling_words(ceilings)])
-        yield Dots([residency(report)])
+        yield Line([f"ceilings of this machine ({device})", *ceiling_words(ceilings)])
+        yield Line([residency(report)])
     else:
         first, *rest = ceiling_summary(ceilings)
         at = first if read.level == MEMORY else f"{read.level} {unit(read.bytes_per_s, 'B/s')}"
         peak = [] if report.peak is None else [f"peak memory {size(report.peak)}"]
-        yield Dots([", ".join([f"ceilings: {at}", *rest]), *peak], FAINT)
+        yield Line([", ".join([f"ceilings: {at}", *rest]), *peak], FAINT)
     if words := beyond(
         f"{part.part} ({phase.name})"
         for phase in report.phases
         for part in phase.totals
         if part.of_bound is not None and part.of_bound > SURELY
     ):
-        yield Dots([words], "yellow")
+        yield Line([words], "yellow")
     if details:
-        yield Dots(list(memory_words(report)))
+        yield Line(list(memory_words(report)))
 
 
 def residency(report: TimingReport) -> str:
