@@ -23,7 +23,7 @@ from llmcli.kernels import native
 from llmcli.limits import processor_numbers, system_text
 from llmcli.measure.runs import current
 from llmcli.ops.quant import quantize
-from llmcli.records.ceilings import MEMORY, Ceilings, MatrixRate, ReadRate, level_of
+from llmcli.records.ceilings import MEMORY, Cache, Ceilings, MatrixRate, ReadRate, level_of
 from llmcli.records.progress import Progress
 
 _MEMORY_SETS = 4  # times the last cache: less of it is left from the round before
@@ -99,24 +99,25 @@ def measure_ceilings(
     )
 
 
-def device_caches(device: torch.device, threads: int) -> tuple[tuple[str, int], ...]:
-    """(level, bytes) of the caches that the threads have together, smallest first.
+def device_caches(device: torch.device, threads: int) -> tuple[Cache, ...]:
+    """The caches of the device, smallest first.
 
     Of a CUDA device its L2; the first level of a processor is left out, since starting an
     operation takes longer than reading it.
     """
     if device.type == "cuda":
-        return (("L2", int(torch.cuda.get_device_properties(device).L2_cache_size)),)
+        held = int(torch.cuda.get_device_properties(device).L2_cache_size)
+        return (Cache(level="L2", bytes=held),)
     return cpu_caches(threads) if device.type == "cpu" else ()
 
 
 def _working_sets(
-    device: torch.device, caches: tuple[tuple[str, int], ...], working_set: int | None
+    device: torch.device, caches: tuple[Cache, ...], working_set: int | None
 ) -> list[int]:
     """Bytes of each set, smallest first, within what may be taken; whole blocks."""
-    last = caches[-1][1] if caches else CACHE
+    last = caches[-1].bytes if caches else CACHE
     most = most_bytes(device)
-    wanted = [part for _, size in caches for part in (size // 2, size)]
+    wanted = [part for cache in caches for part in (cache.bytes // 2, cache.bytes)]
     wanted += [max(_MEMORY_SETS * last, _LEAST_SET.get(device.type, 0))]
     wanted += [working_set] if working_set else []
     blocks = {max(1, min(-(-nbytes // _BLOCK), most // _BLOCK)) for nbytes in wanted}
@@ -126,8 +127,8 @@ def _working_sets(
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
-def cpu_caches(threads: int, root: Path = Path("/")) -> tuple[tuple[str, int], ...]:
-    """(`L2`, bytes), (`L3`, bytes) …: what so many threads have together, smallest first.
+def cpu_caches(threads: int, root: Path = Path("/")) -> tuple[Cache, ...]:
+    """L2, L3 …: what so many threads have together, smallest first.
 
     Of the processors that this process may run on; a cache that several of them share counts
     once, and one of their own once for each thread. Empty where the system does not say (outside
@@ -146,7 +147,7 @@ def cpu_caches(threads: int, root: Path = Path("/")) -> tuple[tuple[str, int], .
                 continue
             found.setdefault(int(level), {})[shared or str(processor)] = nbytes
     return tuple(
-        (f"L{level}", sum(sorted(sizes.values(), reverse=True)[:threads]))
+        Cache(level=f"L{level}", bytes=sum(sorted(sizes.values(), reverse=True)[:threads]))
         for level, sizes in sorted(found.items())
         if level > 1
     )

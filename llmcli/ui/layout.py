@@ -47,7 +47,7 @@ class Line:
         lines = "\n".join(filled(self.parts, options.max_width, self.between))
         glued = Text(re.sub(r"(?<=\d) (?=[%kMGTmB])", _GLUE, lines))
         for line in glued.wrap(console, options.max_width):
-            words = line.plain.rstrip().replace(_GLUE, " ")
+            words = line.plain.replace(_GLUE, " ")
             yield Text(words, style=self.style, no_wrap=True, overflow="ignore")
 
 

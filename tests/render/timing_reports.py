@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from llmcli.commands.timing import report as made
 from llmcli.commands.timing.measure.parts import over_layers, part_times
-from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
+from llmcli.records.ceilings import Cache, Ceilings, MatrixRate, ReadRate
 from llmcli.records.checks import ViewCheck
 from llmcli.records.work import PartWork
 
@@ -32,7 +32,7 @@ CEILINGS = Ceilings(
         MatrixRate(dtype="float32", flops_per_s=2e11, way="direct"),
         MatrixRate(dtype="bfloat16", flops_per_s=1.5e11, way="through float32"),
     ),
-    caches=(("L2", 2 << 20), ("L3", 32 << 20)), seconds=1.1,
+    caches=(Cache(level="L2", bytes=2 << 20), Cache(level="L3", bytes=32 << 20)), seconds=1.1,
 )  # fmt: skip
 
 

@@ -235,7 +235,7 @@ def _document(report: BenchReport) -> dict[str, Any]:
 
     return members(report) | {
         "rows": [row_object(row, members(row)) for row in report.rows],
-        "ceilings": [one.document() for one in report.ceilings],
+        "ceilings": report.ceilings,
         "checks": checks_document(report.checks),
     }
 

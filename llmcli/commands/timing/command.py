@@ -169,7 +169,7 @@ def command(
     try:
         out.present(
             lambda: render_timing(report, layers=timing.layers, details=timing.details),
-            members(report) | {"ceilings": report.ceilings.document()},
+            members(report),
             model=about, environment=header, checks=report.checks, hint=_HINT,
         )  # fmt: skip
     except CheckFailed:

@@ -70,7 +70,7 @@ def test_phases_say_what_they_ran():
     assert report.working_set < report.weight_bytes + 10_000
     assert not report.interrupted
     # weights that sit in a cache are not held against memory
-    assert report.working_set < report.ceilings.caches[0][1]
+    assert report.working_set < report.ceilings.caches[0].bytes
     bounds = {part.bound for phase in report.phases for part in (*phase.parts, *phase.totals)}
     assert bounds <= {"L2", "compute", "calls", "kernel", None}
     nearest = {part.nearest for phase in report.phases for part in phase.totals}

@@ -13,7 +13,6 @@ from rich.text import Text
 from llmcli.commands.timing.report import (
     CALLS,
     KERNEL,
-    Overhead,
     PartTime,
     PhaseTime,
     Stage,
@@ -22,7 +21,6 @@ from llmcli.commands.timing.report import (
 from llmcli.records.ceilings import MEMORY
 from llmcli.records.environment import Environment
 from llmcli.records.numbers import counted
-from llmcli.records.work import PartWork
 from llmcli.ui.facts import SURELY, beyond, ceiling_summary, ceiling_words, environment_words
 from llmcli.ui.layout import Column, Indented, Line, Rows
 from llmcli.ui.numbers import (
@@ -49,6 +47,8 @@ _MUCH = 0.05  # … of the time of one
 _WHY = {CALLS: " (starting operations)", KERNEL: " (far from any ceiling)"}
 _BOUND = {MEMORY: "cyan", "compute": "green", CALLS: "yellow", KERNEL: "magenta"}
 _CACHE = "blue"  # a bound that is the name of a cache
+
+Words = Callable[[PartTime], str | tuple[str, str]]  # of a cell, with their style
 
 
 def render_opening(
@@ -100,25 +100,22 @@ def _stage_words(stages: Sequence[Stage], about: Mapping[str, Any] | None) -> It
 
 
 def _overheads(report: TimingReport, details: bool) -> Line:
-    """The cost of instrumentation in each phase. Highlighted where it is high: the times below are
-    then not those of `generate`.
+    """`timing overhead: prefill +1.2 % (7 pairs)`, with quartiles, or how far apart they are.
+
+    Highlighted where it is high: the times below are then not those of `generate`.
     """
+    words: list[str] = []
+    for phase in report.phases:
+        found = phase.overhead
+        cost = f"{phase.name} {signed_percent(found.median)} ({counted(phase.pairs, 'pair')}"
+        if details:
+            lower, upper = map(signed_percent, found.quartiles)
+            cost += f", {'within noise: ' * found.within_noise}quartiles {lower} … {upper}"
+        elif not found.tight and phase.pairs > 1:
+            cost += f", quartiles {percent(phase.spread)}"
+        words.append(f"{'' if words else 'timing overhead: '}{cost})")
     much = any(phase.overhead.median > 1 + MUCH_OVERHEAD for phase in report.phases)
-    words = [f"{phase.name} {_overhead(phase, details)}" for phase in report.phases]
-    words[0] = f"timing overhead: {words[0]}"
     return Line(words, "yellow" if much else FAINT)
-
-
-def _overhead(phase: PhaseTime, details: bool) -> str:
-    """`+1.2 % (7 pairs)`; with its quartiles, or where they are too far apart how far they are."""
-    found: Overhead = phase.overhead
-    words = f"{signed_percent(found.median)} ({counted(phase.pairs, 'pair')}"
-    if details:
-        lower, upper = map(signed_percent, found.quartiles)
-        words += f", {'within noise: ' * found.within_noise}quartiles {lower} … {upper}"
-    elif not found.tight and phase.pairs > 1:
-        words += f", quartiles {percent(phase.spread)}"
-    return f"{words})"
 
 
 def _headline(phase: PhaseTime) -> Line:
@@ -128,43 +125,37 @@ def _headline(phase: PhaseTime) -> Line:
         what += f" after {phase.past:,}"
     if phase.name == "prefill" and phase.calls > 1:
         what += f" in {phase.calls} calls"
-    seconds, behind = a_token(phase, phase.seconds)
     rates = [speed(phase.tokens / phase.seconds)] if phase.seconds > 0 else []
     largest = max(phase.totals, key=lambda part: part.seconds)
     most = f"most in {largest.part} {percent(largest.share or 0.0)}"
-    return Line([what, *rates, f"{duration(seconds)}{behind}", most], HEADING)
+    return Line([what, *rates, _each(phase, phase.seconds, duration), most], HEADING)
 
 
-def a_token(phase: PhaseTime, amount: float) -> tuple[float, str]:
+def _each(phase: PhaseTime, amount: float, shown: Callable[[float], str]) -> str:
     """For decode the amount per token, with words that say so; for prefill all of it."""
-    return amount / phase.shown_tokens, " a token" * (phase.name == "decode")
+    return shown(amount / phase.shown_tokens) + " a token" * (phase.name == "decode")
 
 
 def _phase_words(phase: PhaseTime) -> Iterator[list[str]]:
     """Products with weights, what limits the parts, and the work of the phase, a line each."""
-    yield product_words(phase)
-    yield list(_bounds(phase))
-    causal, behind = a_token(phase, phase.work.flops)
-    one, other = unit(causal, "FLOP"), unit(a_token(phase, phase.work.flops_full)[0], "FLOP")
-    flops = f"{one}{behind}" if one == other else f"{one}{behind} (causal), {other} (full square)"
-    weights, cache = (a_token(phase, n)[0] for n in (phase.work.weights, phase.work.cache))
-    reads = f"reads {unit(weights, 'B')} of weights, {unit(cache, 'B')} of cache"
-    yield [flops, reads, *layer_words(phase)]
-
-
-def product_words(phase: PhaseTime) -> list[str]:
-    """`GEMV: 121 a token, 78 % of the time`: products with a weight matrix, one row or many."""
-    words = []
+    products = []
     for name, what, count, seconds in (
         ("GEMV", "one row times a weight matrix", phase.work.gemv, phase.gemv_s),
         ("GEMM", "many rows times one", phase.work.gemm, phase.gemm_s),
     ):
         if count:
-            each, behind = a_token(phase, count)
-            number = f"{each:,.0f}" if each == int(each) else f"{each:,.1f}"
+            each = _each(phase, count, lambda n: f"{n:,.0f}" if n == int(n) else f"{n:,.1f}")
             share = percent(seconds / phase.seconds)
-            words.append((seconds, f"{name} ({what}): {number}{behind}, {share} of the time"))
-    return [text for _, text in sorted(words, reverse=True)]
+            products.append((seconds, f"{name} ({what}): {each}, {share} of the time"))
+    yield [words for _, words in sorted(products, reverse=True)]
+    yield list(_bounds(phase))
+    tokens = phase.shown_tokens
+    full = unit(phase.work.flops_full / tokens, "FLOP")
+    flops = _each(phase, phase.work.flops, lambda n: unit(n, "FLOP"))
+    if unit(phase.work.flops / tokens, "FLOP") != full:
+        flops += f" (causal), {full} (full square)"
+    weights, cache = (unit(n / tokens, "B") for n in (phase.work.weights, phase.work.cache))
+    yield [flops, f"reads {weights} of weights, {cache} of cache", *_layer_words(phase)]
 
 
 def _bounds(phase: PhaseTime) -> Iterator[str]:
@@ -175,13 +166,12 @@ def _bounds(phase: PhaseTime) -> Iterator[str]:
             shares[part.bound] = shares.get(part.bound, 0.0) + (part.share or 0.0)
     for at, (bound, share) in enumerate(sorted(shares.items(), key=lambda item: -item[1])):
         yield f"{'' if at else 'bound by '}{bound} {percent(share)}{_WHY.get(bound, '')}"
-    if phase.floor_s is not None:
-        each, behind = a_token(phase, phase.floor_s)
-        reached = percent(phase.floor_s / phase.seconds)
-        yield f"{reached} of the ceilings, which allow {duration(each)}{behind}"
+    if (floor := phase.floor_s) is not None:
+        reached = percent(floor / phase.seconds)
+        yield f"{reached} of the ceilings, which allow {_each(phase, floor, duration)}"
 
 
-def layer_words(phase: PhaseTime) -> list[str]:
+def _layer_words(phase: PhaseTime) -> list[str]:
     """`30 layers of 1.02 ms, slowest 7 with 1.31 ms`; nothing without layers."""
     times: dict[int, float] = {}
     for part in phase.parts:
@@ -229,9 +219,7 @@ def _parts_table(phases: Sequence[PhaseTime], *, whole: bool) -> Rows:
     return Rows([*heads, *(column for _, own in columns for column, _ in own)], rows)
 
 
-def _columns(
-    phase: PhaseTime, whole: bool
-) -> list[tuple[Column, Callable[[PartTime], str | tuple[str, str]]]]:
+def _columns(phase: PhaseTime, whole: bool) -> list[tuple[Column, Words]]:
     """The columns of a phase, each with the words (and their style) for a part or several.
 
     Columns are dropped by how little they are missed: GFLOP/s of decode before GB/s.
@@ -252,7 +240,7 @@ def _columns(
         style = _BOUND.get(part.bound, _CACHE) if part.bound else ""
         return f"{part.bound or ''} {reached}".strip(), style
 
-    columns = [
+    columns: list[tuple[Column, Words]] = [
         (Column("per token" if decode else phase.name),
          lambda part: milliseconds(part.seconds / tokens, digits)),
         (Column("host ms", drop=4), lambda part: milliseconds(part.host_s / tokens, digits)),
@@ -280,44 +268,45 @@ def _whole_percent(share: float) -> str:
 
 @dataclass(frozen=True)
 class Layers:
-    """A row a layer, the slowest first, and a column a part; the part that takes the least time is
-    the first to go.
+    """A row per layer, the slowest first, and a column per part; narrow terminals drop the parts
+    that take the least time.
     """
 
     phase: PhaseTime
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        phase, times = self.phase, times_by_layer(self.phase)
-        tokens, digits = phase.shown_tokens, digits_for([phase.seconds / phase.shown_tokens])
+        phase, tokens = self.phase, self.phase.shown_tokens
+        digits = digits_for([phase.seconds / tokens])
+        times = {(part.layer, part.part): part.seconds for part in phase.parts}
         parts = [part.part for part in phase.totals]
-        order = [part.part for part in sorted(phase.totals, key=lambda part: -part.seconds)]
-        layers = sorted({layer for layer, _ in times if layer is not None})
-        unlike = outliers(times, layers, parts)
+        largest = sorted(phase.totals, key=lambda part: -part.seconds)
+        drops = {part.part: at for at, part in enumerate(largest, 1)}
+        whole: dict[int | None, float] = {}
+        for (layer, _), seconds in times.items():
+            whole[layer] = whole.get(layer, 0.0) + seconds
+        layers = sorted((at for at in whole if at is not None), key=lambda at: (-whole[at], at))
+        unlike = _outliers(times, layers, parts)
         pad = " " if unlike else ""
 
-        def cell(seconds: float | None, mark: str) -> Text:
+        def cell(seconds: float | None, mark: str = pad) -> Text:
             if seconds is None:
                 return Text()
             style = "bold yellow" if mark.strip() else ""
             return Text(milliseconds(seconds / tokens, digits) + mark, style=style)
 
-        def row(name: str, seconds: Sequence[float | None], marks: Sequence[str]) -> list[Text]:
-            every = cell(sum(one or 0.0 for one in seconds), pad)
-            return [Text(name), every, *map(cell, seconds, marks)]
-
-        whole = {at: sum(times.get((at, part), 0.0) for part in parts) for at in layers}
-        outside = [None] if any(at is None for at, _ in times) else []
         rows = []
-        for layer in [*sorted(layers, key=lambda at: -whole[at]), *outside]:
+        for layer in [*layers, *([None] if None in whole else [])]:
             marks = [_MARK if (layer, part) in unlike else pad for part in parts]
+            own = [times.get((layer, part)) for part in parts]
             name = _OUTSIDE if layer is None else str(layer)
-            rows.append(row(name, [times.get((layer, part)) for part in parts], marks))
-        sums = [sum(times.get((layer, part), 0.0) for layer in (None, *layers)) for part in parts]
-        rows.append(row("all", sums, [pad] * len(parts)))
+            rows.append([Text(name), cell(whole[layer]), *map(cell, own, marks)])
+        sums = [sum(times.get((layer, part), 0.0) for layer in (None, *sorted(layers)))
+                for part in parts]  # fmt: skip
+        rows.append([Text("all"), cell(sum(sums)), *map(cell, sums)])
         for text in rows[-1]:
             text.stylize(HEADING)
         columns = [Column("layer"), Column("all" + pad)]
-        columns += [Column(part + pad, drop=1 + order.index(part)) for part in parts]
+        columns += [Column(part + pad, drop=drops[part]) for part in parts]
         table = Rows(columns, rows)
         yield table
         notes = [f"milliseconds{' a token' * (tokens > 1)}; {_OUTSIDE}: in no layer"]
@@ -327,12 +316,7 @@ class Layers:
         yield from (Text(note, style=FAINT) for note in notes)
 
 
-def times_by_layer(phase: PhaseTime) -> dict[tuple[int | None, str], float]:
-    """Seconds by (layer, part); the gaps outside of layers are what is in no part there."""
-    return {(part.layer, part.part): part.seconds for part in phase.parts}
-
-
-def outliers(
+def _outliers(
     times: Mapping[tuple[int | None, str], float], layers: Sequence[int], parts: Sequence[str]
 ) -> set[tuple[int | None, str]]:
     """The (layer, part) that take much more than that part does in most layers."""
@@ -341,28 +325,36 @@ def outliers(
     usual = median(sum(times.get((layer, part), 0.0) for part in parts) for layer in layers)
     found: set[tuple[int | None, str]] = set()
     for part in parts:
-        middle = median(times.get((layer, part), 0.0) for layer in layers)
-        for layer in layers:
-            own = times.get((layer, part), 0.0)
-            if own > UNLIKE * middle and own - middle > LEAST * usual:
-                found.add((layer, part))
+        own = {layer: times.get((layer, part), 0.0) for layer in layers}
+        middle = median(own.values())
+        found |= {
+            (layer, part) for layer, seconds in own.items()
+            if seconds > UNLIKE * middle and seconds - middle > LEAST * usual
+        }  # fmt: skip
     return found
 
 
 def _machine(report: TimingReport, details: bool) -> Iterator[RenderableType]:
     """The ceilings that matter and the peak memory, or all of both; what was beyond a ceiling."""
-    ceilings = report.ceilings
+    ceilings, amount = report.ceilings, unit(report.working_set, "B")
     read = ceilings.read(report.working_set)
+    level, at = read.level, unit(read.bytes_per_s, "B/s")
     if details:
         threads = f", {counted(ceilings.threads, 'thread')}" * (ceilings.device == "cpu")
         device = f"{ceilings.device}{threads}"
         yield Line([f"ceilings of this machine ({device})", *ceiling_words(ceilings)])
-        yield Line([residency(report)])
+        where = f"come from memory at {at}"
+        if level != MEMORY:
+            where = f"fit in {level}: compared with its {at}, not the memory's"
+        elif ceilings.caches:
+            largest = max(cache.bytes for cache in ceilings.caches)
+            where += f": no cache holds them (at most {size(largest)})"
+        yield Line([f"a step's {amount} {where}"])
     else:
         first, *rest = ceiling_summary(ceilings)
-        at = first if read.level == MEMORY else f"{read.level} {unit(read.bytes_per_s, 'B/s')}"
         peak = [] if report.peak is None else [f"peak memory {size(report.peak)}"]
-        yield Line([", ".join([f"ceilings: {at}", *rest]), *peak], FAINT)
+        first = first if level == MEMORY else f"{level} {at}"
+        yield Line([", ".join([f"ceilings: {first}", *rest]), *peak], FAINT)
     if words := beyond(
         f"{part.part} ({phase.name})"
         for phase in report.phases
@@ -371,23 +363,10 @@ def _machine(report: TimingReport, details: bool) -> Iterator[RenderableType]:
     ):
         yield Line([words], "yellow")
     if details:
-        yield Line(list(memory_words(report)))
+        yield Line(_memory_words(report))
 
 
-def residency(report: TimingReport) -> str:
-    """Which level of memory a step reads its numbers from."""
-    ceilings = report.ceilings
-    read = ceilings.read(report.working_set)
-    level, at = read.level, unit(read.bytes_per_s, "B/s")
-    amount = unit(report.working_set, "B")
-    if level != MEMORY:
-        return f"a step's {amount} fit in {level}: compared with its {at}, not the memory's"
-    largest = max((held for _, held in ceilings.caches), default=None)
-    than = "" if largest is None else f": no cache holds them (at most {size(largest)})"
-    return f"a step's {amount} come from memory at {at}{than}"
-
-
-def memory_words(report: TimingReport) -> Iterator[str]:
+def _memory_words(report: TimingReport) -> list[str]:
     """The most memory held before the model, in each stage and in each phase, and the estimate."""
     what = "resident memory (RSS)" if report.ceilings.device == "cpu" else "memory of the device"
     held = [("base", report.base)]
@@ -395,12 +374,10 @@ def memory_words(report: TimingReport) -> Iterator[str]:
     held += [(phase.name, phase.peak) for phase in report.phases]
     known = [f"{name} {size(nbytes)}" for name, nbytes in held if nbytes is not None]
     if known:
-        yield f"peak {what}: {known[0]}"
-        yield from known[1:]
-    taken = (report.peak or 0) - (report.base or 0)
+        known[0] = f"peak {what}: {known[0]}"
+    estimated, taken = size(report.estimated), (report.peak or 0) - (report.base or 0)
     if report.peak is None or report.base is None or taken <= 0:
-        yield f"estimated for the model {size(report.estimated)}"
-        return
+        return [*known, f"estimated for the model {estimated}"]
     off = report.estimated / taken - 1
     words = "exactly" if not off else f"{percent(abs(off))} {'more' if off > 0 else 'less'}"
-    yield f"the model took {size(taken)}, estimated {size(report.estimated)} ({words})"
+    return [*known, f"the model took {size(taken)}, estimated {estimated} ({words})"]
