@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -140,6 +139,7 @@ def command(
     """
     from llmcli.commands.timing.report import Stage
     from llmcli.commands.timing.view.screen import render_opening, render_timing
+    from llmcli.measure.busy import CpuContention
     from llmcli.ui.facts import model_line
 
     out = Output("timing", output)
@@ -153,6 +153,9 @@ def command(
         found.append(_baseline(checkpoint, model, tokens, out, fresh=fresh))
 
     loaded = load_model(model, out, text=given.ids is None, before=before)
+    from llmcli.commands.timing.measure.run import measure_timing  # which imports torch
+
+    ((ceilings, base),) = found
     stages = _stages(loaded)
     begin = perf_counter()
     ids = _ids(given, timing, model, loaded.model)
@@ -165,19 +168,26 @@ def command(
     header = environment(kernels=kernels_of(about))
     if not out.json:  # shown even if the runs are cut short
         out.show(render_opening(title, header, stages, about if timing.details else None))
-    report = _measured(loaded.model, ids, *found[0], stages, timing, out)
+    busy = CpuContention()
+    with Progress(out) as progress:
+        report = measure_timing(
+            loaded.model, ids, timing.new_tokens, phases=timing.phases, pairs=timing.pairs,
+            trace=timing.trace is not None, ceilings=ceilings, stages=stages, base=base,
+            progress=progress,
+        )  # fmt: skip
+    load = busy.load(ceilings.threads if ceilings.device == "cpu" else 1)
+    report = replace(report, machine_load=load)
     try:
         out.present(
             lambda: render_timing(report, layers=timing.layers, details=timing.details),
-            members(report),
-            model=about, environment=header, checks=report.checks, hint=_HINT,
+            members(report), model=about, environment=header, checks=report.checks, hint=_HINT,
         )  # fmt: skip
     except CheckFailed:
         if not report.interrupted:
             raise
     finally:
-        if report.machine_load is not None and report.machine_load.slowed:
-            out.note(report.machine_load.words)
+        if load.slowed:
+            out.note(load.words)
         if timing.trace is not None and report.phases:
             _write_trace(timing.trace, report, title, about | asdict(header), out)
     if report.interrupted:
@@ -286,30 +296,6 @@ def _stages(loaded: Loaded) -> list[Stage]:
             peak=held.device_bytes if gpu else held.resident_bytes,
         ),
     ]
-
-
-def _measured(
-    model: Model,
-    ids: Sequence[int],
-    ceilings: Ceilings,
-    base: int | None,
-    stages: Sequence[Stage],
-    timing: TimingOptions,
-    out: Output,
-) -> TimingReport:
-    """The runs, held against the ceilings."""
-    from llmcli.commands.timing.measure.run import measure_timing
-    from llmcli.measure.busy import CpuContention
-
-    busy = CpuContention()
-    with Progress(out) as progress:
-        report = measure_timing(
-            model, ids, timing.new_tokens, phases=timing.phases, pairs=timing.pairs,
-            trace=timing.trace is not None, ceilings=ceilings, stages=stages, base=base,
-            progress=progress,
-        )  # fmt: skip
-    threads = ceilings.threads if ceilings.device == "cpu" else 1
-    return replace(report, machine_load=busy.load(threads))
 
 
 def _write_trace(
