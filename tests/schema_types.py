@@ -21,6 +21,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import llmcli
+from llmcli.records.ceilings import Ceilings
 from llmcli.records.document import member_names, optional_fields
 from llmcli.records.environment import Environment
 from llmcli.records.machine_load import MachineLoad
@@ -157,6 +158,13 @@ def words(documented: Any) -> str:
     return re.sub(r"\bNone\b", "null", " ".join((inspect.getdoc(documented) or "").split()))
 
 
+def paired_caches() -> dict[str, Any]:
+    """Ceilings as receipts have them: each cache is [level, bytes]."""
+    found = of_dataclass(Ceilings, {})
+    found["properties"]["caches"] = schema_of(tuple[tuple[str, int], ...], {})
+    return found
+
+
 DOCUMENTS = {
     "env": Document(report="commands.env.report:EnvironmentReport", model=NONE),
     "models-list": Document(report="records.models:ModelsReport", model=NONE),
@@ -191,6 +199,11 @@ DOCUMENTS = {
     "load": Document(
         report="commands.load.report:LoadReport", model=MODEL, judged=True,
         rules={**bad("not_finite", "fault", REFUSED), "allOf": [LOADED]},
+    ),
+    "timing": Document(report="commands.timing.report:TimingReport", judged=True),
+    "selftest": Document(
+        report="commands.selftest.report:SelftestReport", model=NONE, judged=True,
+        others={"ceilings": either([paired_caches(), NONE])},
     ),
     "bench-compare": Document(
         report="commands.bench.report.comparison:ComparisonReport", model=NONE

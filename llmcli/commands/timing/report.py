@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from llmcli.graph.spec import Phase
 from llmcli.measure.ratios import Ratios, are_tight, paired, spread_of
@@ -228,8 +229,8 @@ class TimingReport:
     machine_load: MachineLoad | None = None
 
     @derived
-    def finish_reason(self) -> str:
-        """`interrupted`, or `complete`."""
+    def finish_reason(self) -> Literal["complete", "interrupted"]:
+        """`interrupted`: `phases` are those that were measured until then."""
         return "interrupted" if self.interrupted else "complete"
 
     @derived

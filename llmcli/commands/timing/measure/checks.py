@@ -23,22 +23,39 @@ _SLACK = 16 << 20  # … and what libraries and the allocator keep
 def timing_checks(
     workload: Workload, phases: Sequence[PhaseTime], runs: Mapping[Phase, Runs]
 ) -> tuple[ViewCheck, ...]:
-    """The footer; empty without phases."""
+    """The footer; empty without phases. A check's `where` is the phase that is furthest off."""
     if not phases:
         return ()
-    missing = {
-        phase.name: abs(sum(part.work.flops for part in phase.parts) - workload.flops(phase.name))
-        for phase in phases
-    }
-    unlike = {name: run.unlike for name, run in runs.items()}
+    off, missing, wrong, count = {}, {}, [], 0
+    for phase in phases:
+        name = phase.name
+        apart = abs(sum(part.seconds for part in phase.totals) / phase.seconds - 1)
+        off[name] = apart, max(_APART, _APART_S / phase.seconds)
+        timed = sum(part.work.flops for part in phase.parts)
+        missing[name] = abs(timed - workload.flops(name))
+        marks = workload.marks(name)
+        count += len(marks)
+        wrong += [
+            f"{expected or found} ({name})"
+            for expected, found in zip_longest(marks, runs[name].median.marks.names)
+            if expected != found
+        ]
+    in_order = f"the {count} marks are those of the model's activations, in their order"
+    worst = max(off, key=lambda name: off[name][0] / off[name][1])
     return (
-        _adds_up(phases),
-        _marks(workload, runs),
+        ViewCheck(
+            name="adds_up",
+            words="parts and gaps add up to the wall time, which was measured around the run",
+            value=off[worst][0],
+            tolerance=off[worst][1],
+            where=worst if len(off) > 1 else "",
+        ),
+        difference("marks", in_order, wrong),
         _none("flops", "the parts that were timed have all FLOPs of the forward calls", missing),
         _none(
             "same",
             "instrumented runs compute the logits and tokens of a bare one, bit for bit",
-            unlike,
+            {name: run.unlike for name, run in runs.items()},
         ),
     )
 
@@ -55,39 +72,6 @@ def memory_check(base: int | None, peak: int | None, estimated: int) -> tuple[Vi
             tolerance=_ESTIMATE + _SLACK / estimated,
         ),
     )
-
-
-def _adds_up(phases: Sequence[PhaseTime]) -> ViewCheck:
-    """For the phase whose deviation is largest relative to its tolerance."""
-    off = {
-        phase.name: (
-            abs(sum(part.seconds for part in phase.totals) / phase.seconds - 1),
-            max(_APART, _APART_S / phase.seconds),
-        )
-        for phase in phases
-    }
-    worst = max(off, key=lambda name: off[name][0] / off[name][1])
-    return ViewCheck(
-        name="adds_up",
-        words="parts and gaps add up to the wall time, which was measured around the run",
-        value=off[worst][0],
-        tolerance=off[worst][1],
-        where=worst if len(off) > 1 else "",
-    )
-
-
-def _marks(workload: Workload, runs: Mapping[Phase, Runs]) -> ViewCheck:
-    count, wrong = 0, []
-    for phase, run in runs.items():
-        names = workload.marks(phase)
-        count += len(names)
-        wrong += [
-            f"{expected or found} ({phase})"
-            for expected, found in zip_longest(names, run.median.marks.names)
-            if expected != found
-        ]
-    words = f"the {count} marks are those of the model's activations, in their order"
-    return difference("marks", words, wrong)
 
 
 def _none(name: str, words: str, off: Mapping[Phase, int]) -> ViewCheck:

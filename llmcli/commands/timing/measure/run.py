@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from time import perf_counter
 
+from llmcli import devices
 from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.graph import Place, graph
 from llmcli.anatomy.work import added
@@ -35,7 +36,6 @@ from llmcli.graph.spec import PHASES, Phase
 from llmcli.measure.peaks import Peak, most
 from llmcli.measure.runs import StoppingRule, current, in_turns, timed
 from llmcli.model import Model
-from llmcli.ops import processor
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.progress import Progress
 
@@ -253,7 +253,7 @@ def _estimated(workload: Workload) -> int:
     need = memory_need(
         model.config, workload.numbers, batch=1, context=len(workload.ids) + workload.new_tokens,
         cuda=model.device.type == "cuda",
-        native=workload.numbers.dtype == "bfloat16" and processor.has_bfloat16(),
+        native=devices.multiplies_bfloat16(model.device),
         tokenizer=0 if model.tokenizer is None else model.tokenizer.nbytes,
     )  # fmt: skip
     return need.together
