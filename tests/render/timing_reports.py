@@ -133,3 +133,57 @@ def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -
         ),
     }  # fmt: skip
     return made.TimingReport(**(fields | changes))
+
+
+def variant(name: str) -> made.TimingReport:
+    """The report that a transcript names with `TIMED=`, of which one thing is different."""
+    report = timing_report()
+    prefill, decode = report.phases
+
+    def totals(phase, chosen, **changed):
+        return replace(phase, totals=tuple(
+            replace(part, **changed) if chosen(part) else part for part in phase.totals
+        ))  # fmt: skip
+
+    def much():
+        """Ten parts of 5 % and more, where seven stay whatever they take."""
+        names, own = ("embed", "norm", "ffn_act", "residual"), 0.06 * prefill.seconds
+        phase = totals(prefill, lambda part: part.part in names, seconds=own)
+        seconds = sum(part.seconds for part in phase.totals)
+        shared = tuple(replace(part, share=part.seconds / seconds) for part in phase.totals)
+        return replace(phase, seconds=seconds, totals=shared)
+
+    sets = (*CEILINGS.reads[:2], ReadRate(nbytes=32 << 20, bytes_per_s=41e9, level="L3"))
+    with_phases = {
+        "decode": (decode,),
+        "slow": (phase("prefill", 12, 0, {(2, "ffn_up"): 0.005}), decode),
+        "wavering": (phase("prefill", 12, 0, {(1, "residual"): 2e-5}),),
+        "far": (totals(
+            decode, lambda part: part.bound == "memory", bound="kernel", of_bound=0.2
+        ),),
+        "costly": (replace(prefill, overhead=overhead(1.2, 1.3, 1.38, 1.5, 1.6)), decode),
+        "straddling": (replace(decode, overhead=overhead(0.9, 1.1)),),
+        "loose": (
+            replace(prefill, overhead=overhead(1.014)),
+            replace(decode, overhead=overhead(1.0, 1.2, 1.4)),
+        ),
+        "alike": (replace(decode, work=replace(decode.work, flops_full=decode.work.flops)),),
+        "beyond": (totals(prefill, lambda part: part.part == "qkv", of_bound=14.7),),
+        "behind": (replace(decode, totals=tuple(
+            replace(part, host_s=part.seconds / 2) for part in decode.totals
+        )),),
+        "much": (much(), decode),
+        "few": tuple(replace(one, totals=one.totals[:8]) for one in report.phases),
+        "long": (replace(prefill, calls=3, tokens=4800),),
+    }  # fmt: skip
+    changed = {
+        "cached": {"working_set": 7_590_000},
+        "sets": {"ceilings": replace(CEILINGS, reads=(*sets, *CEILINGS.reads[2:]))},
+        "exact": {"estimated": 500 << 20}, "no-peak": {"peak": None}, "no-base": {"base": None},
+        "gpu": {"ceilings": replace(CEILINGS, device="cuda:0")},
+        "nothing": {"phases": (), "checks": (), "interrupted": True},
+        "cut": {"phases": (prefill,), "interrupted": True},
+    }  # fmt: skip
+    if name in with_phases:
+        return replace(report, phases=with_phases[name])
+    return replace(report, **changed[name]) if name else report
