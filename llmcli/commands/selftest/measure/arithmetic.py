@@ -246,41 +246,32 @@ def difference(ours: Tensor, exact: Tensor) -> tuple[float, str]:
 def groups_of(device: torch.device) -> list[Group]:
     """All properties that can be measured on that device."""
     cpu = device.type == "cpu"
-    packed = packed_models() if cpu else MODELS
-    wide = device.type != "mps"  # which has no float64
-    exact = [
-        Group("float64", "activations equal the graph's in float64", 1.0, parity,
-              MODELS),
-        Group("steps", "chunks and steps equal the whole prompt", 1e-9, steps, MODELS),
-    ] if wide else []  # fmt: skip
+    wide = {} if device.type == "mps" else MODELS  # which has no float64
     # a processor replays what its kernels compute, where it has any
-    recorded = [
-        Group("replay", "replayed steps equal computed ones", 0.0 if cpu else FLOAT32,
-              replayed, packed),
-    ] if not cpu or native.level() is not None else []  # fmt: skip
-    return [
-        *exact,
-        Group("float32", "float32 equals float64 to rounding", FLOAT32, narrow(torch.float32),
-              MODELS),
-        Group("bfloat16", "bfloat16 is near float64 (KL, nats)", BFLOAT16, narrow(torch.bfloat16),
-              MODELS),
-        Group("taps", "observing changes no bit", 0.0, observed, MODELS),
-        Group("edits", "edits change what they say, no more", 0.0, edited, MODELS),
-        Group("captured", "steps of static shapes equal computed ones", CAPTURED, captured,
-              MODELS),
-        *recorded,
-    ]  # fmt: skip
+    recorded = MODELS if not cpu else packed_models() if native.level() is not None else {}
+    rows: tuple[tuple[str, str, float, Measure, Mapping[str, ModelConfig]], ...] = (
+        ("float64", "activations equal the graph's in float64", 1.0, parity, wide),
+        ("steps", "chunks and steps equal the whole prompt", 1e-9, steps, wide),
+        ("float32", "float32 equals float64 to rounding", FLOAT32, narrow(torch.float32), MODELS),
+        ("bfloat16", "bfloat16 is near float64 (KL, nats)", BFLOAT16, narrow(torch.bfloat16),
+         MODELS),
+        ("taps", "observing changes no bit", 0.0, observed, MODELS),
+        ("edits", "edits change what they say, no more", 0.0, edited, MODELS),
+        ("captured", "steps of static shapes equal computed ones", CAPTURED, captured, MODELS),
+        ("replay", "replayed steps equal computed ones", 0.0 if cpu else FLOAT32, replayed,
+         recorded),
+    )  # fmt: skip
+    return [Group(*row) for row in rows if row[-1]]
 
 
 def measure_groups(
     device: torch.device, progress: Progress | None = None
 ) -> tuple[GroupResult, ...]:
     """Each property over its models; of each the worst model."""
-    results = []
-    found = groups_of(device)
-    for done, group in enumerate(found):
+    results, groups = [], groups_of(device)
+    for done, group in enumerate(groups):
         if progress is not None:
-            progress(f"checking {group.name}", done, len(found))
+            progress(f"checking {group.name}", done, len(groups))
         begin, worst, where = perf_counter(), -1.0, ""
         for name, config in group.models.items():
             value, at = group.measure(config, device)
@@ -291,7 +282,6 @@ def measure_groups(
         check = ViewCheck(
             name=group.name, words=group.words, value=worst, tolerance=group.tolerance, where=where
         )
-        results.append(
-            GroupResult(check=check, cases=len(group.models), seconds=perf_counter() - begin)
-        )
+        seconds = perf_counter() - begin
+        results.append(GroupResult(check=check, cases=len(group.models), seconds=seconds))
     return tuple(results)
