@@ -22,7 +22,7 @@ import llmcli.shell.files
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import step_bytes
 from llmcli.checkpoints import open_checkpoint
-from llmcli.commands.timing.command import TimingOptions, base_bytes, prompt_tokens
+from llmcli.commands.timing.command import TimingOptions, prompt_tokens
 from llmcli.commands.timing.measure import run as timing_run
 from llmcli.commands.timing.measure.workload import Workload
 from llmcli.errors import UsageError
@@ -198,13 +198,6 @@ def test_the_model_takes_what_is_estimated_in_a_process_of_its_own():
     said = json.loads(run.stdout)
     assert 0 < said["base"] < said["peak"]
     assert said["checks"]["memory"]["ok"] is True
-
-
-def test_the_libraries_code_belongs_to_the_run():
-    """Of 30 bytes that measuring left, 20 are the libraries' code, which every run loads."""
-    assert base_bytes(100, 130, 20) == 110
-    assert base_bytes(100, 110, 20) == 100
-    assert base_bytes(None, 110, 20) is base_bytes(100, None, 20) is None
 
 
 def test_a_loaded_machine_is_said(timing, traced, others_take):

@@ -231,23 +231,14 @@ def _baseline(
             device, numbers, threads=torch.get_num_threads(), progress=progress,
             working_set=step_bytes(config, tokens, numbers=numbers),
         )  # fmt: skip
-    base: int | None = 0
-    if device.type != "cuda":
-        # `runtime` without a tokenizer: the libraries' code
-        code = memory_need(config, numbers, batch=1, context=1).runtime
-        base = base_bytes(held, resident_bytes(), code) if fresh else None
-    return ceilings, base
-
-
-def base_bytes(before: int | None, after: int | None, code: int) -> int | None:
-    """Bytes held without a model, from those before and after the ceilings were measured.
-
-    `code`: bytes of the libraries' code, which measuring loads, as every run does; the estimate of
-    a run includes them.
-    """
-    if before is None or after is None:
-        return None
-    return max(before, after - code)
+    if device.type == "cuda":
+        return ceilings, 0
+    after = resident_bytes()
+    if not fresh or held is None or after is None:
+        return ceilings, None
+    # measuring loads the libraries' code, as every run does: the estimate of a run includes it
+    code = memory_need(config, numbers, batch=1, context=1).runtime
+    return ceilings, max(held, after - code)
 
 
 def prompt_tokens(given: Prompt) -> int:
