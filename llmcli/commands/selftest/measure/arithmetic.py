@@ -1,4 +1,7 @@
-"""Properties that every small model must have on a device, and the worst deviation of each."""
+"""Properties that every small model must have on a device, and the worst deviation of each.
+
+At the end the small models with random weights, on any device and in any dtype.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,12 @@ from torch import Tensor
 from llmcli.anatomy.arithmetic import in_no_blocks, matrices
 from llmcli.anatomy.graph import Graph
 from llmcli.commands.selftest.measure.models import MODELS, VOCAB, layer, llama
-from llmcli.commands.selftest.measure.small import as_model, copied, random_decoder
 from llmcli.commands.selftest.report import GroupResult
 from llmcli.config import ModelConfig
 from llmcli.engine.captured import compare_captured
 from llmcli.engine.session import Session
+from llmcli.formats.dense import writable
+from llmcli.formats.packed import Packed
 from llmcli.graph.evaluation.rules import rules
 from llmcli.graph.node import Node
 from llmcli.inspect.kernel import Kernel
@@ -26,6 +30,9 @@ from llmcli.kernels import native
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Edit
+from llmcli.ops.quant import dequantize
+from llmcli.ops.quant.decode import FORMATS as BLOCKS
+from llmcli.ops.quant.encode import quantize
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.records.checks import ViewCheck
 from llmcli.records.progress import Progress
@@ -38,6 +45,13 @@ FLOAT32, BFLOAT16, CAPTURED = 5e-5, 0.05, 1e-4
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")
 
 BOUND = 1e-9  # of the magnitudes that an op adds up; float64 has 2e-16
+
+DENSE: Mapping[str, str] = {}
+# where a block of a format has float16 factors
+_FACTORS = {
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "Q5_1": (0, 2), "MXFP4": (),
+}  # fmt: skip
 
 Measure = Callable[[ModelConfig, torch.device], tuple[float, str]]
 
@@ -285,3 +299,85 @@ def measure_groups(
         seconds = perf_counter() - begin
         results.append(GroupResult(check=check, cases=len(group.models), seconds=seconds))
     return tuple(results)
+
+
+def random_decoder(
+    config: ModelConfig,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 3,
+    formats: Mapping[str, str] = DENSE,
+) -> Decoder:
+    """On the CPU: matrices that keep the size of a row, norm weights about 1, biases about 0.3.
+
+    With `formats` as a GGUF file is run: float32, keys and values in bfloat16.
+    """
+    decoder = Decoder(
+        config, device="cpu", dtype=torch.float32 if formats else dtype, formats=formats,
+        cache_dtype=torch.bfloat16 if formats else None,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    for name in decoder.weight_names:
+        weight = decoder.weight(name)
+        if isinstance(weight, Packed):
+            *rows, columns = weight.shape
+            raw = random_blocks(weight.format, math.prod(rows), columns, generator)
+            weight.write(torch.arange(len(raw)), raw)
+            continue
+        slot = writable(weight)
+        values = torch.randn(slot.shape, generator=generator, dtype=torch.float64)
+        last = name.rpartition(".")[2]
+        if last == "w":
+            values = 1 + 0.3 * values
+        elif last.startswith("b"):
+            values = 0.3 * values
+        elif last in ("sink", "expert_factor", "D"):
+            pass
+        elif last in ("A_log", "dt_bias"):
+            values = 0.5 * values
+        elif "embed" not in name:
+            values = 1.5 * values / slot.shape[1] ** 0.5
+        slot.copy_(values)
+    return decoder
+
+
+def random_blocks(
+    format: str, rows: int, columns: int, generator: torch.Generator
+) -> Tensor:
+    """Rows of blocks as a file has them, uint8: random codes, numbers of the size of the others."""
+    wanted = 1.5 / columns**0.5
+    if format in ("Q8_0", "Q4_1"):
+        return quantize(wanted * torch.randn(rows, columns, generator=generator), format)
+    elements, size = BLOCKS[format]
+    shape = rows, columns // elements, size
+    raw = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+    if format == "MXFP4":  # powers of two
+        raw[..., 0] = torch.randint(121, 125, shape[:2], generator=generator)
+        return raw.flatten(1)
+    factors = {
+        at: 0.5 + torch.rand(shape[:2], generator=generator) for at in _FACTORS.get(format, (0,))
+    }
+
+    def scale(by: float) -> None:
+        for at, factor in factors.items():
+            raw[..., at : at + 2] = (by * factor).half()[..., None].view(torch.uint8)
+
+    scale(1.0)  # which shows how large the numbers are
+    large = dequantize(raw.flatten(1), format, dtype=torch.float32)
+    scale(wanted / float(large.square().mean().sqrt()))
+    return raw.flatten(1)
+
+
+def copied(decoder: Decoder, device: torch.device | str, dtype: torch.dtype) -> Decoder:
+    """Copy dense weights to a device, rounded to a dtype."""
+    there = Decoder(decoder.config, device=device, dtype=dtype)
+    for name in decoder.weight_names:
+        writable(there.weight(name)).copy_(writable(decoder.weight(name)))
+    return there
+
+
+def as_model(decoder: Decoder) -> Model:
+    """The model that loading would return, without checkpoint and tokenizer."""
+    return Model(
+        name="small", config=decoder.config, decoder=decoder, tokenizer=None,
+        checkpoint=None, eos_ids=frozenset(), random_seed=3,  # type: ignore[arg-type]
+    )  # fmt: skip

@@ -1,4 +1,7 @@
-"""Runs each phase again and again, with a clock and without, in turns, until the times settle."""
+"""Runs each phase again and again, with a clock and without, in turns, until the times settle.
+
+Checks that the time adds up, that nothing is missing, and that no number is changed by a clock.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import median_low
 from time import perf_counter
 
@@ -14,7 +18,6 @@ from llmcli import devices
 from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.graph import Place, graph
 from llmcli.anatomy.work import added
-from llmcli.commands.timing.measure.checks import memory_check, timing_checks
 from llmcli.commands.timing.measure.clock import (
     NO_MARKS,
     Marks,
@@ -37,10 +40,15 @@ from llmcli.measure.peaks import Peak, most
 from llmcli.measure.runs import StoppingRule, current, in_turns, timed
 from llmcli.model import Model
 from llmcli.records.ceilings import Ceilings
+from llmcli.records.checks import ViewCheck, difference
 from llmcli.records.progress import Progress
 
 LIMIT_S = 10.0  # seconds for all phases together, but one pair of each is always run
 MOST = 128  # runs whose marks are kept: 61 KB each for 16 tokens of a model of 30 layers
+_APART = 0.02  # of the wall time …
+_APART_S = 50e-6  # … or so many seconds of a short run: what begins and ends it is in none
+_ESTIMATE = 0.1  # of the estimated bytes …
+_SLACK = 16 << 20  # … and what libraries and the allocator keep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,3 +265,66 @@ def _estimated(workload: Workload) -> int:
         tokenizer=0 if model.tokenizer is None else model.tokenizer.nbytes,
     )  # fmt: skip
     return need.together
+
+
+def timing_checks(
+    workload: Workload, phases: Sequence[PhaseTime], runs: Mapping[Phase, Runs]
+) -> tuple[ViewCheck, ...]:
+    """The footer; empty without phases. A check's `where` is the phase that is furthest off."""
+    if not phases:
+        return ()
+    off, missing, wrong, count = {}, {}, [], 0
+    for phase in phases:
+        name = phase.name
+        apart = abs(sum(part.seconds for part in phase.totals) / phase.seconds - 1)
+        off[name] = apart, max(_APART, _APART_S / phase.seconds)
+        timed = sum(part.work.flops for part in phase.parts)
+        missing[name] = abs(timed - workload.flops(name))
+        marks = workload.marks(name)
+        count += len(marks)
+        wrong += [
+            f"{expected or found} ({name})"
+            for expected, found in zip_longest(marks, runs[name].median.marks.names)
+            if expected != found
+        ]
+    in_order = f"the {count} marks are those of the model's activations, in their order"
+    worst = max(off, key=lambda name: off[name][0] / off[name][1])
+    return (
+        ViewCheck(
+            name="adds_up",
+            words="parts and gaps add up to the wall time, which was measured around the run",
+            value=off[worst][0],
+            tolerance=off[worst][1],
+            where=worst if len(off) > 1 else "",
+        ),
+        difference("marks", in_order, wrong),
+        _none("flops", "the parts that were timed have all FLOPs of the forward calls", missing),
+        _none(
+            "same",
+            "instrumented runs compute the logits and tokens of a bare one, bit for bit",
+            {name: run.unlike for name, run in runs.items()},
+        ),
+    )
+
+
+def memory_check(base: int | None, peak: int | None, estimated: int) -> tuple[ViewCheck, ...]:
+    """Compare the memory taken with `info`'s estimate; empty where `base` or `peak` is unknown."""
+    if base is None or peak is None:
+        return ()
+    return (
+        ViewCheck(
+            name="memory",
+            words="the model took the memory that info estimates, up to 10 % and 16 MiB",
+            value=abs(peak - base - estimated) / estimated,
+            tolerance=_ESTIMATE + _SLACK / estimated,
+        ),
+    )
+
+
+def _none(name: str, words: str, off: Mapping[Phase, int]) -> ViewCheck:
+    """A check that a count is 0 in every phase."""
+    worst = max(off, key=lambda phase: off[phase])
+    return ViewCheck(
+        name=name, words=words, value=float(sum(off.values())), tolerance=0.0,
+        where=worst if off[worst] else "",
+    )  # fmt: skip
