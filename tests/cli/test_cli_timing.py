@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import children
@@ -103,10 +102,10 @@ def test_without_pairs_there_are_as_many_as_it_takes(cli, weighted, monkeypatch)
     plain, now = timing_run.in_turns, [0.0]
 
     def in_turns(*sides):
-        for (out, bare), (seen, watched) in plain(*sides):
+        for (out, _), (seen, _) in plain(*sides):
             now[0] += 1.0
             wall = 0.3 + 0.2 * (int(now[0]) % 3)  # never tight
-            yield (out, replace(bare, wall_s=0.25)), (seen, replace(watched, wall_s=wall))
+            yield (out, 0.25), (seen, wall)
 
     monkeypatch.setattr(timing_run, "in_turns", in_turns)
     monkeypatch.setattr(timing_run, "perf_counter", lambda: now[0])

@@ -88,7 +88,7 @@ class PartTime:
 
     @classmethod
     def total(cls, part: str, own: Sequence[PartTime]) -> PartTime:
-        """The sum of some parts; `of_bound` of their whole time is at the ceilings."""
+        """Some parts together; `of_bound`: the share of their time that the ceilings explain."""
         seconds = sum(one.seconds for one in own)
         known = [one.seconds * one.of_bound for one in own if one.of_bound is not None]
         return cls(
@@ -191,12 +191,6 @@ class PhaseTime:
     def tokens_per_s(self) -> float | None:
         """Without instrumentation."""
         return self.tokens / self.bare_s if self.bare_s > 0 else None
-
-    @property
-    def floor_s(self) -> float | None:
-        """The seconds that all parts would take at their ceilings; None where none is known."""
-        known = [part.seconds * part.of_bound for part in self.totals if part.of_bound is not None]
-        return sum(known) if known else None
 
     @property
     def shown_tokens(self) -> int:

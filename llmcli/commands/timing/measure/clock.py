@@ -31,9 +31,6 @@ class Marks:
     host_s: array[float]
 
 
-NO_MARKS = Marks(names=(), seconds=array("d"), host_s=array("d"))
-
-
 class RunClock:
     """A clock for one run after another: the host's time when each mark was made."""
 

@@ -17,14 +17,8 @@ from time import perf_counter
 from llmcli import devices
 from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.graph import Place, graph
-from llmcli.anatomy.work import added
-from llmcli.commands.timing.measure.clock import (
-    NO_MARKS,
-    Marks,
-    OperationCount,
-    RunClock,
-    clock_for,
-)
+from llmcli.anatomy.work import added, calls_work, total_work
+from llmcli.commands.timing.measure.clock import Marks, OperationCount, RunClock, clock_for
 from llmcli.commands.timing.measure.parts import (
     Roof,
     in_order,
@@ -120,10 +114,9 @@ def run_pairs(
     words = "timing the prompt" if phase == "prefill" else "timing the new tokens"
     report = progress or (lambda what, done, total: None)
 
-    def once(clock: RunClock | None = None) -> tuple[RunOutput, Run]:
+    def once(clock: RunClock | None = None) -> tuple[RunOutput, float]:
         workload.ready(phase)
-        out, wall_s = timed(device, lambda: workload.run(phase, clock))
-        return out, Run(wall_s=wall_s, marks=NO_MARKS if clock is None else clock.marks())
+        return timed(device, lambda: workload.run(phase, clock))
 
     report(words, 0, until.done(0, perf_counter())[1])
     workload.ready(phase)  # what the phase begins with is no part of its memory
@@ -131,10 +124,11 @@ def run_pairs(
         first, _ = once()
     workload.check_finite(first)
     unlike = first.unlike(once(clock)[0])
+    clock.marks()
     operations: Counter[Place] = Counter()
     with OperationCount() as count:
-        marks = once(count)[1].marks
-    for piece in pieces(marks, graph(workload.model.config)):
+        once(count)
+    for piece in pieces(count.marks(), graph(workload.model.config)):
         operations[piece.place] += round(piece.seconds)  # which are numbers of operations here
     experts = workload.experts(phase)
     bare_s: list[float] = []
@@ -145,10 +139,10 @@ def run_pairs(
         while not until.over(watched_s, bare_s, perf_counter()):
             report(words, *until.done(len(bare_s), perf_counter()))
             (_, bare), (out, watched) = next(turns)
-            kept.add(watched)
+            kept.add(Run(wall_s=watched, marks=clock.marks()))
             unlike += first.unlike(out)
-            bare_s.append(bare.wall_s)
-            watched_s.append(watched.wall_s)
+            bare_s.append(bare)
+            watched_s.append(watched)
     except KeyboardInterrupt:
         if not watched_s:
             raise
@@ -168,8 +162,9 @@ def phase_time(
     workload: Workload, name: Phase, runs: Runs, roof: Roof, *, trace: bool
 ) -> PhaseTime:
     """The median instrumented run of the phase, part by part; `trace` keeps its pieces."""
-    works = workload.works(name, runs.experts)
-    model = graph(workload.model.config)
+    config, numbers = workload.model.config, workload.numbers
+    works = calls_work(config, workload.calls(name), numbers=numbers, ran=runs.experts)
+    model = graph(config)
     run = tuple(pieces(runs.median.marks, model))
     wall_s, order = runs.median.wall_s, in_order(model)
     parts = part_times(run, works, runs.operations, order)
@@ -279,7 +274,11 @@ def timing_checks(
         apart = abs(sum(part.seconds for part in phase.totals) / phase.seconds - 1)
         off[name] = apart, max(_APART, _APART_S / phase.seconds)
         timed = sum(part.work.flops for part in phase.parts)
-        missing[name] = abs(timed - workload.flops(name))
+        calls = (
+            total_work(workload.model.config, call, numbers=workload.numbers, logits=logits)
+            for call, logits in workload.calls(name)
+        )
+        missing[name] = abs(timed - sum(work.flops for work in calls))
         marks = workload.marks(name)
         count += len(marks)
         wrong += [

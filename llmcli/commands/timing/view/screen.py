@@ -166,7 +166,9 @@ def _bounds(phase: PhaseTime) -> Iterator[str]:
             shares[part.bound] = shares.get(part.bound, 0.0) + (part.share or 0.0)
     for at, (bound, share) in enumerate(sorted(shares.items(), key=lambda item: -item[1])):
         yield f"{'' if at else 'bound by '}{bound} {percent(share)}{_WHY.get(bound, '')}"
-    if (floor := phase.floor_s) is not None:
+    every = PartTime.total("all", phase.totals)
+    if every.of_bound is not None:
+        floor = every.of_bound * every.seconds
         reached = percent(floor / phase.seconds)
         yield f"{reached} of the ceilings, which allow {_each(phase, floor, duration)}"
 
@@ -240,26 +242,26 @@ def _columns(phase: PhaseTime, whole: bool) -> list[tuple[Column, Words]]:
         style = _BOUND.get(part.bound, _CACHE) if part.bound else ""
         return f"{part.bound or ''} {reached}".strip(), style
 
-    columns: list[tuple[Column, Words]] = [
-        (Column("per token" if decode else phase.name),
-         lambda part: milliseconds(part.seconds / tokens, digits)),
-        (Column("host ms", drop=4), lambda part: milliseconds(part.host_s / tokens, digits)),
-        (Column("share", drop=1), lambda part: share(part_of(part))),
-        (Column("", right=False, drop=10), bar),
-        (Column("FLOPs", drop=9),
-         lambda part: scaled(part.work.flops / tokens) if part.work.flops else ""),
-        (Column("bytes", drop=7),
-         lambda part: unit(part.work.bytes / tokens, "B") if part.work.bytes else ""),
-        (Column("GB/s", drop=5 if decode else 6), lambda part: rate(part.work.bytes, part.seconds)),
-        (Column("GFLOP/s", drop=6 if decode else 5),
-         lambda part: rate(part.work.flops, part.seconds)),
-        (Column("bound by", right=False, drop=2), bound),
-        (Column("nearest", right=False, drop=11), lambda part: part.nearest or ""),
-    ]  # fmt: skip
     apart = any(part.host_s != part.seconds for part in phase.totals)
-    left_out = {"host ms"} if whole and not apart else set()
-    left_out |= set() if whole else {"host ms", "", "FLOPs", "bytes", "nearest"}
-    return [one for one in columns if one[0].name not in left_out]
+    columns: tuple[tuple[bool, Column, Words], ...] = (
+        (True, Column("per token" if decode else phase.name),
+         lambda part: milliseconds(part.seconds / tokens, digits)),
+        (whole and apart, Column("host ms", drop=4),
+         lambda part: milliseconds(part.host_s / tokens, digits)),
+        (True, Column("share", drop=1), lambda part: share(part_of(part))),
+        (whole, Column("", right=False, drop=10), bar),
+        (whole, Column("FLOPs", drop=9),
+         lambda part: scaled(part.work.flops / tokens) if part.work.flops else ""),
+        (whole, Column("bytes", drop=7),
+         lambda part: unit(part.work.bytes / tokens, "B") if part.work.bytes else ""),
+        (True, Column("GB/s", drop=5 if decode else 6),
+         lambda part: rate(part.work.bytes, part.seconds)),
+        (True, Column("GFLOP/s", drop=6 if decode else 5),
+         lambda part: rate(part.work.flops, part.seconds)),
+        (True, Column("bound by", right=False, drop=2), bound),
+        (whole, Column("nearest", right=False, drop=11), lambda part: part.nearest or ""),
+    )  # fmt: skip
+    return [(column, words) for shown, column, words in columns if shown]
 
 
 def _whole_percent(share: float) -> str:
@@ -279,13 +281,11 @@ class Layers:
         digits = digits_for([phase.seconds / tokens])
         times = {(part.layer, part.part): part.seconds for part in phase.parts}
         parts = [part.part for part in phase.totals]
-        largest = sorted(phase.totals, key=lambda part: -part.seconds)
-        drops = {part.part: at for at, part in enumerate(largest, 1)}
         whole: dict[int | None, float] = {}
         for (layer, _), seconds in times.items():
             whole[layer] = whole.get(layer, 0.0) + seconds
         layers = sorted((at for at in whole if at is not None), key=lambda at: (-whole[at], at))
-        unlike = _outliers(times, layers, parts)
+        unlike = _outliers(times, {at: whole[at] for at in layers}, parts)
         pad = " " if unlike else ""
 
         def cell(seconds: float | None, mark: str = pad) -> Text:
@@ -300,13 +300,13 @@ class Layers:
             own = [times.get((layer, part)) for part in parts]
             name = _OUTSIDE if layer is None else str(layer)
             rows.append([Text(name), cell(whole[layer]), *map(cell, own, marks)])
-        sums = [sum(times.get((layer, part), 0.0) for layer in (None, *sorted(layers)))
-                for part in parts]  # fmt: skip
+        sums = [part.seconds for part in phase.totals]
         rows.append([Text("all"), cell(sum(sums)), *map(cell, sums)])
         for text in rows[-1]:
             text.stylize(HEADING)
+        largest = sorted(phase.totals, key=lambda part: -part.seconds)
         columns = [Column("layer"), Column("all" + pad)]
-        columns += [Column(part + pad, drop=drops[part]) for part in parts]
+        columns += [Column(part.part + pad, drop=1 + largest.index(part)) for part in phase.totals]
         table = Rows(columns, rows)
         yield table
         notes = [f"milliseconds{' a token' * (tokens > 1)}; {_OUTSIDE}: in no layer"]
@@ -317,19 +317,21 @@ class Layers:
 
 
 def _outliers(
-    times: Mapping[tuple[int | None, str], float], layers: Sequence[int], parts: Sequence[str]
+    times: Mapping[tuple[int | None, str], float], layers: Mapping[int, float], parts: list[str]
 ) -> set[tuple[int | None, str]]:
-    """The (layer, part) that take much more than that part does in most layers."""
+    """The (layer, part) that take much more than that part does in most layers.
+
+    `layers`: seconds of each layer.
+    """
     if len(layers) < 3:
         return set()
-    usual = median(sum(times.get((layer, part), 0.0) for part in parts) for layer in layers)
     found: set[tuple[int | None, str]] = set()
     for part in parts:
-        own = {layer: times.get((layer, part), 0.0) for layer in layers}
+        own = {at: times.get((at, part), 0.0) for at in layers}
         middle = median(own.values())
         found |= {
             (layer, part) for layer, seconds in own.items()
-            if seconds > UNLIKE * middle and seconds - middle > LEAST * usual
+            if seconds > UNLIKE * middle and seconds - middle > LEAST * median(layers.values())
         }  # fmt: skip
     return found
 
