@@ -30,7 +30,6 @@ from llmcli.shell.prompts import LOOKED_AT, Prompt
 
 TEXT = "abcabcab"
 LAYERS = 2
-WEIGHTS = 4 * LAYERS + 1  # q|k|v, out, gate|up, down, and the head
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +73,7 @@ def traced(timing, runs, weighted):
 
 
 def test_what_is_printed(timing, weighted):
-    """Of a real run; golden screens have the rest: both phases, one with details, by layers."""
+    """Of a real run; transcripts have the rest: both phases, one with details, by layers."""
     result = timing(TEXT)
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
@@ -84,12 +83,9 @@ def test_what_is_printed(timing, weighted):
     assert re.fullmatch(r"✓ [45] checks · --checks", lines[-1])
     assert len(lines) <= 5 + 2 + 2 + 13 + 3  # all parts where each takes 5 % of so small a model
 
-    out = timing(TEXT, "--phase", "decode").out
-    assert "prefill" not in out
-    assert f"  GEMV (one row times a weight matrix): {WEIGHTS} a token, " in out
     loading = r"headers .* · weights .* \(.*B of file → .*B float32, .*B/s\)"
+    out = timing(TEXT, "--phase", "decode").out
     assert re.search(rf"\nstart-up: torch .* · {loading} · tokenize .*", out)
-
     result = timing("--layers")
     assert result.code == 0
     assert result.err == "note: no prompt was given: `In the beginning God created …` is used\n"

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from timing_reports import LAYERS, timing_report
 
-from llmcli.commands.timing.view.trace import trace_events, trace_pieces, trace_size
+from llmcli.commands.timing.view.trace import trace_pieces, trace_size
 
 TITLE = 'tiny "x" (float32 on cpu)'
 
@@ -119,14 +119,6 @@ def test_gaps_are_left_empty_and_stages_come_before_on_a_thread_of_their_own():
     first = complete(document, "phase")[0]
     assert stages[-1]["ts"] + stages[-1]["dur"] == pytest.approx(first["ts"])
     assert {stage["tid"] for stage in stages} != {first["tid"]}
-
-
-def test_an_event_a_line_and_names_that_need_quoting():
-    lines = "".join(trace_pieces(timing_report(), TITLE, {})).splitlines()
-    events = list(trace_events(timing_report(), TITLE))
-    assert len(lines) == len(events) + 3
-    assert TITLE in events[0]["args"]["name"]
-    assert json.loads(lines[2].rstrip(",")) == events[0]
 
 
 def test_the_size_is_known_before():
