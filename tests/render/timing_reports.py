@@ -8,6 +8,7 @@ from llmcli.commands.timing import report as made
 from llmcli.commands.timing.measure.parts import over_layers, part_times
 from llmcli.records.ceilings import Cache, Ceilings, MatrixRate, ReadRate
 from llmcli.records.checks import ViewCheck
+from llmcli.records.machine_load import MachineLoad
 from llmcli.records.work import PartWork
 
 LAYERS = 4
@@ -125,6 +126,9 @@ def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -
         "phases": (phase("prefill", 12, 0, slow or {}), phase("decode", 8, 12, slow or {})),
         "ceilings": CEILINGS, "base": 200 << 20, "peak": 700 << 20, "estimated": 490 << 20,
         "weight_bytes": 84_000_000, "working_set": 84_400_000,
+        "machine_load": MachineLoad(
+            seconds=1.0, processors=2, threads=2, others=0.0, stolen=0.0, load_average=None
+        ),
         "checks": (
             ViewCheck(
                 name="adds_up", words="parts and gaps add up to the wall time", value=0.001,

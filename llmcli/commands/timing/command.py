@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -139,7 +139,6 @@ def command(
     """
     from llmcli.commands.timing.report import Stage
     from llmcli.commands.timing.view.screen import render_opening, render_timing
-    from llmcli.measure.busy import CpuContention
     from llmcli.ui.facts import model_line
 
     out = Output("timing", output)
@@ -168,15 +167,12 @@ def command(
     header = environment(kernels=kernels_of(about))
     if not out.json:  # shown even if the runs are cut short
         out.show(render_opening(title, header, stages, about if timing.details else None))
-    busy = CpuContention()
     with Progress(out) as progress:
         report = measure_timing(
             loaded.model, ids, timing.new_tokens, phases=timing.phases, pairs=timing.pairs,
             trace=timing.trace is not None, ceilings=ceilings, stages=stages, base=base,
             progress=progress,
         )  # fmt: skip
-    load = busy.load(ceilings.threads if ceilings.device == "cpu" else 1)
-    report = replace(report, machine_load=load)
     try:
         out.present(
             lambda: render_timing(report, layers=timing.layers, details=timing.details),
@@ -186,8 +182,8 @@ def command(
         if not report.interrupted:
             raise
     finally:
-        if load.slowed:
-            out.note(load.words)
+        if report.machine_load.slowed:
+            out.note(report.machine_load.words)
         if timing.trace is not None and report.phases:
             _write_trace(timing.trace, report, title, about | asdict(header), out)
     if report.interrupted:

@@ -218,9 +218,9 @@ class TimingReport:
     estimated: int
     weight_bytes: int
     working_set: int
+    machine_load: MachineLoad
     checks: tuple[ViewCheck, ...] = field(metadata=APART)
     interrupted: bool = field(default=False, metadata=APART)
-    machine_load: MachineLoad | None = None
 
     @derived
     def finish_reason(self) -> Literal["complete", "interrupted"]:

@@ -30,6 +30,7 @@ from llmcli.commands.timing.measure.parts import (
 from llmcli.commands.timing.measure.workload import RunOutput, Workload
 from llmcli.commands.timing.report import Overhead, PhaseTime, Stage, TimingReport
 from llmcli.graph.spec import PHASES, Phase
+from llmcli.measure.busy import CpuContention
 from llmcli.measure.peaks import Peak, most
 from llmcli.measure.runs import StoppingRule, current, in_turns, timed
 from llmcli.model import Model
@@ -215,7 +216,7 @@ def measure_timing(
         apart=model.device.type != "cpu",
     )  # fmt: skip
     runs: dict[Phase, Runs] = {}
-    begin = perf_counter()
+    busy, begin = CpuContention(), perf_counter()
     interrupted = False
     try:
         with current(model.device):
@@ -228,6 +229,7 @@ def measure_timing(
                     break
     except KeyboardInterrupt:
         interrupted = True
+    load = busy.load(ceilings.threads if model.device.type == "cpu" else 1)
     times = tuple(phase_time(workload, name, runs[name], roof, trace=trace) for name in runs)
     peak = most(*(stage.peak for stage in stages), *(phase.peak for phase in times))
     estimated = _estimated(workload)
@@ -245,6 +247,7 @@ def measure_timing(
         estimated=estimated,
         weight_bytes=model.weight_bytes,
         working_set=workload.working_set,
+        machine_load=load,
         checks=checks,
         interrupted=interrupted,
     )
