@@ -58,7 +58,7 @@ def made_up_machine(monkeypatch, home):
     # whether a busy machine was slower while its ceilings were measured
     monkeypatch.setattr("llmcli.commands.bench.view.table.beyond", lambda names: "")
     monkeypatch.setattr(
-        "llmcli.commands.timing.measure.run.measure_timing",
+        "llmcli.commands.timing.measure.run.measure_timing",  # `TIMED=NAME` before the command
         lambda *_, **__: variant(os.environ.get("TIMED", "")),
     )
     monkeypatch.setattr(

@@ -53,7 +53,7 @@ def measure_selftest(
     memory: list[MemoryResult] = []
     ceilings = None
     if speed:
-        numbers = numbers_on(device, Shape("1B", 16).config)
+        numbers = numbers_on(device, Shape("1B", 1).whole)
         ceilings = measure_ceilings(
             device, numbers, threads=torch.get_num_threads(), progress=progress
         )
