@@ -160,7 +160,7 @@ def variant(name: str) -> made.TimingReport:
     sets = (*CEILINGS.reads[:2], ReadRate(nbytes=32 << 20, bytes_per_s=41e9, level="L3"))
     with_phases = {
         "decode": (decode,),
-        "slow": (phase("prefill", 12, 0, {(2, "ffn_up"): 0.005}), decode),
+        "slow": (phase("prefill", 12, 0, {(2, "ffn_up"): 3e-4}), decode),
         "wavering": (phase("prefill", 12, 0, {(1, "residual"): 2e-5}),),
         "far": (totals(
             decode, lambda part: part.bound == "memory", bound="kernel", of_bound=0.2
