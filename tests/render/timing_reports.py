@@ -58,13 +58,13 @@ def parts_of(name: str) -> list[tuple[int | None, str]]:
     return [(None, "embed"), *inside, (None, "head"), *[(None, "sample")] * (name == "decode")]
 
 
-def pieces(name: str, calls: int, slow: dict[tuple[int | None, str], float]) -> tuple[made.Piece]:
+def pieces(name: str, calls: int, slow: dict[str, float]) -> tuple[made.Piece]:
     """Each call with its parts, its gap at the end."""
     found, now = [], 0.0
     for call in range(calls):
         for layer, part in (*parts_of(name), (None, "gaps")):
             seconds = GAP_S if part == "gaps" else SECONDS[part]
-            seconds += slow.get((layer, part), 0.0) / calls
+            seconds += slow.get(part, 0.0) / calls if layer == 2 else 0.0
             found.append(made.Piece(
                 part=part, layer=layer, call=call, begin=now, seconds=seconds, host_s=seconds
             ))  # fmt: skip
@@ -72,10 +72,8 @@ def pieces(name: str, calls: int, slow: dict[tuple[int | None, str], float]) -> 
     return tuple(found)
 
 
-def phase(
-    name: str, tokens: int, past: int, slow: dict[tuple[int | None, str], float]
-) -> made.PhaseTime:
-    """`slow`: seconds more of a (layer, part)."""
+def phase(name: str, tokens: int, past: int, **slow: float) -> made.PhaseTime:
+    """`slow`: seconds more of these parts in layer 2."""
     calls, rows = (1, tokens) if name == "prefill" else (tokens, 1)
     run = pieces(name, calls, slow)
     works = [
@@ -113,7 +111,7 @@ def overhead(*ratios: float) -> made.Overhead:
     return made.Overhead.of(ratios, (1.0,) * len(ratios))
 
 
-def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -> made.TimingReport:
+def timing_report(**changes) -> made.TimingReport:
     """Twelve tokens read and eight written by a model of four layers."""
     fields = {
         "prompt_tokens": 12, "dtype": "float32",
@@ -123,7 +121,7 @@ def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -
             made.Stage(name="load the weights", seconds=0.4, nbytes=100_000_000, peak=650 << 20),
             made.Stage(name="tokenize", seconds=0.0011),
         ),
-        "phases": (phase("prefill", 12, 0, slow or {}), phase("decode", 8, 12, slow or {})),
+        "phases": (phase("prefill", 12, 0), phase("decode", 8, 12)),
         "ceilings": CEILINGS, "base": 200 << 20, "peak": 700 << 20, "estimated": 490 << 20,
         "weight_bytes": 84_000_000, "working_set": 84_400_000,
         "machine_load": MachineLoad(
@@ -160,8 +158,8 @@ def variant(name: str) -> made.TimingReport:
     sets = (*CEILINGS.reads[:2], ReadRate(nbytes=32 << 20, bytes_per_s=41e9, level="L3"))
     with_phases = {
         "decode": (decode,),
-        "slow": (phase("prefill", 12, 0, {(2, "ffn_up"): 3e-4}), decode),
-        "wavering": (phase("prefill", 12, 0, {(1, "residual"): 2e-5}),),
+        "slow": (phase("prefill", 12, 0, ffn_up=3e-4), decode),
+        "wavering": (phase("prefill", 12, 0, residual=2e-5),),
         "far": (totals(
             decode, lambda part: part.bound == "memory", bound="kernel", of_bound=0.2
         ),),
