@@ -191,7 +191,7 @@ def read_rate(buffer: Tensor, nbytes: int, seconds: float, *, cached: bool) -> f
 
 
 def _readers(numbers: Tensor, times: int) -> tuple[Call, Call, Call]:
-    """By sums and by maxima, `times` over the same bytes in one call; once by a dot product."""
+    """Calls that read them: sums and maxima, each `times` over, and a dot product, once."""
     again = numbers.expand(times, -1)
     integers = numbers.view(torch.int32).expand(times, -1)
     left, right = numbers.view(2, -1)

@@ -29,7 +29,7 @@ from llmcli.shell.options import ModelOptions, PagedOutputOptions
 from llmcli.shell.output import Output
 
 TOLERANT = True  # of a configuration file that is wrong: it is reported
-_FIELDS = {"weights": "random_weights"}  # options that are not called what their setting is
+_FIELDS = {"weights": "random_weights"}  # options with another name than their setting
 
 
 def command(model: ModelOptions, output: PagedOutputOptions, ctx: typer.Context) -> None:

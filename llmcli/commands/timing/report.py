@@ -88,7 +88,7 @@ class PartTime:
 
     @classmethod
     def total(cls, part: str, own: Sequence[PartTime]) -> PartTime:
-        """Some parts together; `of_bound`: the share of their time that the ceilings explain."""
+        """Sum some parts. `of_bound`: the share of their time that the ceilings explain."""
         seconds = sum(one.seconds for one in own)
         known = [one.seconds * one.of_bound for one in own if one.of_bound is not None]
         return cls(

@@ -1,6 +1,6 @@
 """Properties that every small model must have on a device, and the worst deviation of each.
 
-At the end the small models with random weights, on any device and in any dtype.
+`random_decoder` and `copied` give the models weights, on any device and in any dtype.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class Peer:
         self._cache: Any = None
 
     def rewind(self, tokens: int) -> None:
-        """To the beginning alone, with `tokens` 0."""
+        """Forget all tokens; `tokens` has to be 0."""
         assert not tokens
         self._cache = None
 
@@ -193,7 +193,7 @@ def open_peer(one: Shape, device: torch.device, dtype: torch.dtype) -> Peer | No
 
 
 def _rate(one: Shape, session: Session, peer: Peer | None, phase: Phase) -> RateResult:
-    """Runs of the phase in turns with its ceiling and the peer, after a round to warm up.
+    """Run the phase in turns with its ceiling and the peer, after a warm-up round.
 
     The rate is extrapolated to all layers by the counted work: layers that were not run take as
     long as those that were, and embedding and head are run once in either case.

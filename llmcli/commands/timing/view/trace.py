@@ -2,8 +2,8 @@
 
 Every event is a complete one (`"ph": "X"`) with its begin `ts` and its duration `dur` in
 microseconds. Events of a thread nest and never overlap: Perfetto leaves out what does. So all
-times are whole nanoseconds first, and written with three digits after the point; what is next to
-or around each other shares them.
+times are whole nanoseconds first, and written with three digits after the point. Neighbours, and
+what is around them, share these boundaries.
 """
 
 from __future__ import annotations
