@@ -181,11 +181,9 @@ def read_rate(buffer: Tensor, nbytes: int, seconds: float, *, cached: bool) -> f
     # on a busy processor only short reads are undisturbed: all pieces are read in turns
     pieces = torch.split(numbers, _PIECE // 4) if kind == "cpu" and not cached else (numbers,)
     best = 0.0
-    for readers, rounds in zip(
-        zip(*(_readers(piece, times) for piece in pieces), strict=True), (times, times, 1),
-        strict=True,
-    ):  # fmt: skip
-        took = best_seconds(readers, buffer.device, seconds / 3)
+    by_reader = zip(*(_readers(piece, times) for piece in pieces), strict=True)
+    for calls, rounds in zip(by_reader, (times, times, 1), strict=True):
+        took = best_seconds(calls, buffer.device, seconds / 3)
         best = max(best, rounds * nbytes / took)
     return best
 

@@ -78,8 +78,8 @@ def _phase(phase: PhaseTime, start: int) -> Iterator[dict[str, Any]]:
     """
     edges = [_ns(piece.begin) for piece in phase.pieces] + [_ns(phase.pieces[-1].end)]
     spans = [(start + begin - edges[0], start + end - edges[0]) for begin, end in pairwise(edges)]
-    totals = {"tokens": phase.tokens, "past": phase.past, "calls": phase.calls,
-              "flops": phase.work.flops, "bytes": phase.work.bytes}  # fmt: skip
+    totals = {"tokens": phase.tokens, "past": phase.past, "calls": phase.calls}
+    totals |= {"flops": phase.work.flops, "bytes": phase.work.bytes}
     name = f"{phase.name} of {counted(phase.tokens, 'token')}"
     yield event(name, "phase", spans[0][0], spans[-1][1], totals)
     work = {(part.part, part.layer): part.work for part in phase.parts}
