@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import llmcli
 from llmcli.commands.attention.report import LayerReport, LayerStates
-from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
+from llmcli.records.ceilings import Ceilings
 from llmcli.records.document import member_names, optional_fields
 from llmcli.records.environment import Environment
 from llmcli.records.machine_load import MachineLoad
@@ -188,19 +188,21 @@ def words(documented: Any) -> str:
     return re.sub(r"\bNone\b", "null", " ".join((inspect.getdoc(documented) or "").split()))
 
 
-# its caches are objects there
-CEILINGS = of_dataclass(Ceilings, {})
-CEILINGS["properties"] |= {
-    "reads": {"type": "array", "items": of_dataclass(ReadRate, {})},
-    "matrices": {"type": "array", "items": of_dataclass(MatrixRate, {})},
-    "caches": {"type": "array", "items": object_of({"level": str, "bytes": int})},
-}
 FAILED_ROW = {
     "if": {"properties": {"error": {"type": "string"}}},
     "then": {"properties": {
         "error_code": {"type": "integer"}, "error_kind": {"type": "string"}, "runs": {"const": 0},
     }},
 }  # fmt: skip
+
+
+def paired_caches() -> dict[str, Any]:
+    """Ceilings as receipts have them: each cache is [level, bytes]."""
+    found = of_dataclass(Ceilings, {})
+    found["properties"]["caches"] = schema_of(tuple[tuple[str, int], ...], {})
+    return found
+
+
 DOCUMENTS = {
     "env": Document(report="commands.env.report:EnvironmentReport", model=NONE),
     "models-list": Document(report="records.models:ModelsReport", model=NONE),
@@ -254,10 +256,14 @@ DOCUMENTS = {
         model={"anyOf": [NONE, WHOLE_MODEL]},
         others={
             "models": {"type": "array", "items": WHOLE_MODEL},
-            "ceilings": {"type": "array", "items": CEILINGS},
             "checks": {"$ref": "common.1.json#/$defs/checks"},
         },
         rules={"allOf": [{"properties": {"rows": {"items": FAILED_ROW}}}]},
+    ),
+    "timing": Document(report="commands.timing.report:TimingReport", judged=True),
+    "selftest": Document(
+        report="commands.selftest.report:SelftestReport", model=NONE, judged=True,
+        others={"ceilings": either([paired_caches(), NONE])},
     ),
     "bench-compare": Document(
         report="commands.bench.report.comparison:ComparisonReport", model=NONE

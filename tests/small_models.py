@@ -4,7 +4,7 @@ import torch
 from zoo import VOCAB
 
 from llmcli.commands.ladder.measure.weights import Weights
-from llmcli.commands.selftest.measure.small import (  # noqa: F401
+from llmcli.commands.selftest.measure.arithmetic import (  # noqa: F401
     DENSE,
     as_model,
     random_blocks,

@@ -110,8 +110,8 @@ def memory_need(
     """Bytes of a run with `batch` sequences of `context` tokens in arithmetic `numbers`.
 
     `cuda`: on a GPU, where masked attention with shared keys has no fused kernel; only GPU memory
-    is counted. `native`: the processor has 16-bit multiplication. `tokenizer`: its bytes. Prompts
-    are processed `chunk` tokens at a time.
+    is counted. `native`: the processor has bfloat16 multiplication, which makes a difference in
+    that dtype alone. `tokenizer`: its bytes. Prompts are processed `chunk` tokens at a time.
     """
     fixed, one = (
         sum(spec.bytes or 0 for spec in numbers.states(config, batch=batch, capacity=n))
@@ -184,7 +184,7 @@ def _runtime(
     short = DTYPE_BYTES[numbers.dtype] < 4
     if numbers.formats and not short:
         return _CODE_OF_KERNELS
-    if not (short and native):
+    if not (native and numbers.dtype == "bfloat16"):
         return _CODE[short]
     parts: dict[tuple[int, str], list[tuple[int, ...]]] = {}
     for spec in numbers.parameters(config):
@@ -251,7 +251,8 @@ def prefill_peak(
     wide = max(size, 4)
     reading = Reading(
         width=config.width, batch=batch, tokens=min(context, chunk), keys=context, size=size,
-        kept=DTYPE_BYTES[numbers.cache], cuda=cuda, native=native,
+        kept=DTYPE_BYTES[numbers.cache], cuda=cuda,
+        native=native and numbers.dtype == "bfloat16",
         digits=numbers.activations // 8 if numbers.formats and not numbers.as_stored else 0,
         pairs=numbers.pairs, portable=numbers.portable,
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -26,7 +27,9 @@ class CpuContention:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
-        self._average = _load_average()
+        self._average: float | None = None
+        with suppress(OSError):
+            self._average = os.getloadavg()[0]
         self._begin = _read(root)
 
     def load(self, threads: int) -> MachineLoad:
@@ -65,10 +68,3 @@ def _read(root: Path) -> _Reading:
             stolen += steal
     tick = os.sysconf("SC_CLK_TCK")
     return _Reading(busy / tick, stolen / tick, own, wall)
-
-
-def _load_average() -> float | None:
-    try:
-        return os.getloadavg()[0]
-    except OSError:
-        return None

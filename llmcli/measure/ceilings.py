@@ -9,6 +9,7 @@ byte twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -23,7 +24,7 @@ from llmcli.kernels import native
 from llmcli.limits import processor_numbers, system_text
 from llmcli.measure.runs import current
 from llmcli.ops.quant import quantize
-from llmcli.records.ceilings import MEMORY, Ceilings, MatrixRate, ReadRate, level_of
+from llmcli.records.ceilings import MEMORY, Cache, Ceilings, MatrixRate, ReadRate, level_of
 from llmcli.records.progress import Progress
 
 _MEMORY_SETS = 4  # times the last cache: less of it is left from the round before
@@ -99,24 +100,25 @@ def measure_ceilings(
     )
 
 
-def device_caches(device: torch.device, threads: int) -> tuple[tuple[str, int], ...]:
-    """(level, bytes) of the caches that the threads have together, smallest first.
+def device_caches(device: torch.device, threads: int) -> tuple[Cache, ...]:
+    """The caches of the device, smallest first.
 
     Of a CUDA device its L2; the first level of a processor is left out, since starting an
     operation takes longer than reading it.
     """
     if device.type == "cuda":
-        return (("L2", int(torch.cuda.get_device_properties(device).L2_cache_size)),)
+        held = int(torch.cuda.get_device_properties(device).L2_cache_size)
+        return (Cache(level="L2", bytes=held),)
     return cpu_caches(threads) if device.type == "cpu" else ()
 
 
 def _working_sets(
-    device: torch.device, caches: tuple[tuple[str, int], ...], working_set: int | None
+    device: torch.device, caches: tuple[Cache, ...], working_set: int | None
 ) -> list[int]:
     """Bytes of each set, smallest first, within what may be taken; whole blocks."""
-    last = caches[-1][1] if caches else CACHE
+    last = caches[-1].bytes if caches else CACHE
     most = most_bytes(device)
-    wanted = [part for _, size in caches for part in (size // 2, size)]
+    wanted = [part for cache in caches for part in (cache.bytes // 2, cache.bytes)]
     wanted += [max(_MEMORY_SETS * last, _LEAST_SET.get(device.type, 0))]
     wanted += [working_set] if working_set else []
     blocks = {max(1, min(-(-nbytes // _BLOCK), most // _BLOCK)) for nbytes in wanted}
@@ -126,8 +128,8 @@ def _working_sets(
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
-def cpu_caches(threads: int, root: Path = Path("/")) -> tuple[tuple[str, int], ...]:
-    """(`L2`, bytes), (`L3`, bytes) …: what so many threads have together, smallest first.
+def cpu_caches(threads: int, root: Path = Path("/")) -> tuple[Cache, ...]:
+    """L2, L3 …: what so many threads have together, smallest first.
 
     Of the processors that this process may run on; a cache that several of them share counts
     once, and one of their own once for each thread. Empty where the system does not say (outside
@@ -146,7 +148,7 @@ def cpu_caches(threads: int, root: Path = Path("/")) -> tuple[tuple[str, int], .
                 continue
             found.setdefault(int(level), {})[shared or str(processor)] = nbytes
     return tuple(
-        (f"L{level}", sum(sorted(sizes.values(), reverse=True)[:threads]))
+        Cache(level=f"L{level}", bytes=sum(sorted(sizes.values(), reverse=True)[:threads]))
         for level, sizes in sorted(found.items())
         if level > 1
     )
@@ -179,25 +181,19 @@ def read_rate(buffer: Tensor, nbytes: int, seconds: float, *, cached: bool) -> f
     # on a busy processor only short reads are undisturbed: all pieces are read in turns
     pieces = torch.split(numbers, _PIECE // 4) if kind == "cpu" and not cached else (numbers,)
     best = 0.0
-    for reader, rounds in ((_summing, times), (_comparing, times), (_multiplying, 1)):
-        calls = [reader(piece, rounds) for piece in pieces]
-        best = max(best, rounds * nbytes / best_seconds(calls, buffer.device, seconds / 3))
+    by_reader = zip(*(_readers(piece, times) for piece in pieces), strict=True)
+    for calls, rounds in zip(by_reader, (times, times, 1), strict=True):
+        took = best_seconds(calls, buffer.device, seconds / 3)
+        best = max(best, rounds * nbytes / took)
     return best
 
 
-def _summing(numbers: Tensor, times: int) -> Call:
-    again = numbers.expand(times, -1)  # the same bytes, over and over in one call
-    return lambda: again.sum(1)
-
-
-def _comparing(numbers: Tensor, times: int) -> Call:
-    again = numbers.view(torch.int32).expand(times, -1)
-    return lambda: again.amax(1)
-
-
-def _multiplying(numbers: Tensor, times: int) -> Call:
+def _readers(numbers: Tensor, times: int) -> tuple[Call, Call, Call]:
+    """Calls that read them: sums and maxima, each `times` over, and a dot product, once."""
+    again = numbers.expand(times, -1)
+    integers = numbers.view(torch.int32).expand(times, -1)
     left, right = numbers.view(2, -1)
-    return lambda: torch.dot(left, right)
+    return lambda: again.sum(1), lambda: integers.amax(1), lambda: torch.dot(left, right)
 
 
 def matrix_rate(device: torch.device, name: str, seconds: float) -> MatrixRate:
@@ -206,52 +202,41 @@ def matrix_rate(device: torch.device, name: str, seconds: float) -> MatrixRate:
     `name` is a dtype's; `int16` and `int8` are those of activations of packed weights: by our
     kernel, or in 8 bits by PyTorch's product.
     """
-    ways: list[tuple[str, Callable[[Tensor], Call]]]
+    ways: dict[str, Callable[[Tensor], Call]]
     if name in ("int16", "int8"):
-        ways = [(f"llmcli {native.level()}", _packed(digits=1 if name == "int8" else 2))]
+        ways = {f"llmcli {native.level()}": partial(_packed, digits=1 if name == "int8" else 2)}
         if name == "int8":
-            ways.append(("PyTorch", _whole))
+            ways["PyTorch"] = _whole
     else:
         dtype = devices.DTYPES[name]
-        ways = [("direct", _product(dtype, None))]
+        ways = {"direct": partial(_product, dtype=dtype)}
         if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
             # processors without such instructions are many times slower than in float32
-            ways.append(("through float32", _product(dtype, torch.float32)))
-    best, fastest = 0.0, ""
-    for way, product in ways:
-        rate = _fastest_product(product, device, seconds / len(ways))
-        if rate > best:
-            best, fastest = rate, way
-    return MatrixRate(dtype=name, flops_per_s=best, way=fastest)
+            ways["through float32"] = partial(_product, dtype=dtype, through=torch.float32)
+    rates = {way: _fastest_product(ways[way], device, seconds / len(ways)) for way in ways}
+    fastest = max(rates, key=lambda way: rates[way])
+    return MatrixRate(dtype=name, flops_per_s=rates[fastest], way=fastest)
 
 
-def _packed(digits: int) -> Callable[[Tensor], Call]:
-    """For a float32 matrix: what multiplies it with itself in blocks of 8 bits."""
-
-    def prepared(square: Tensor) -> Call:
-        weight = Packed("Q8_0", *square.shape, device=square.device, digits=digits)
-        weight.write(torch.arange(len(square)), quantize(square, "Q8_0"))
-        return lambda: weight.matmul(square)
-
-    return prepared
+def _packed(square: Tensor, *, digits: int) -> Call:
+    """The product of a float32 matrix with itself in blocks of 8 bits."""
+    weight = Packed("Q8_0", *square.shape, device=square.device, digits=digits)
+    weight.write(torch.arange(len(square)), quantize(square, "Q8_0"))
+    return lambda: weight.matmul(square)
 
 
 def _whole(square: Tensor) -> Call:
-    """For a float32 matrix: the product in 8-bit integers, without scales."""
+    """The product of a float32 matrix with itself in 8-bit integers, without scales."""
     narrow = (square * 32).clamp(-127, 127).to(torch.int8)
     return lambda: torch._int_mm(narrow, narrow.t())
 
 
-def _product(dtype: torch.dtype, through: torch.dtype | None) -> Callable[[Tensor], Call]:
-    """For a float32 matrix: what multiplies it with itself in `dtype`."""
-
-    def prepared(square: Tensor) -> Call:
-        narrow = square.to(dtype)
-        if through is None:
-            return lambda: torch.nn.functional.linear(narrow, narrow)
-        return lambda: torch.nn.functional.linear(narrow.to(through), narrow.to(through)).to(dtype)
-
-    return prepared
+def _product(square: Tensor, *, dtype: torch.dtype, through: torch.dtype | None = None) -> Call:
+    """The product of a float32 matrix with itself in `dtype`."""
+    narrow = square.to(dtype)
+    if through is None:
+        return lambda: torch.nn.functional.linear(narrow, narrow)
+    return lambda: torch.nn.functional.linear(narrow.to(through), narrow.to(through)).to(dtype)
 
 
 def _fastest_product(

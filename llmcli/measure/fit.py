@@ -47,9 +47,8 @@ class Run:
 def fit(config: ModelConfig, device: Device, numbers: Arithmetic, run: Run) -> DeviceFit:
     """Bytes that a run needs on a device, against what is free there."""
     cuda = device.device.startswith("cuda")
-    multiplies = numbers.dtype == "bfloat16" and device.bfloat16
     need = memory_need(
-        config, numbers, batch=run.batch, context=run.context, cuda=cuda, native=multiplies,
+        config, numbers, batch=run.batch, context=run.context, cuda=cuda, native=device.bfloat16,
         tokenizer=run.tokenizer,
     )  # fmt: skip
     last = Call(batch=run.batch, tokens=1, past=run.context - 1, phase="decode")
@@ -59,7 +58,7 @@ def fit(config: ModelConfig, device: Device, numbers: Arithmetic, run: Run) -> D
         return DeviceFit(device=device, need=need, token=token, fits=None, longest=None)
     most = config.embedding.positions or max(run.context, config.context)
     longest = longest_context(
-        config, numbers, need, free=free, most=most, cuda=cuda, native=multiplies
+        config, numbers, need, free=free, most=most, cuda=cuda, native=device.bfloat16
     )
     return DeviceFit(
         device=device, need=need, token=token, fits=need.total <= free, longest=longest

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 MEMORY = "memory"
 
 
-def level_of(nbytes: int, caches: tuple[tuple[str, int], ...]) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """Bytes of a level (`L2`, `L3` …) that the threads have together."""
+
+    level: str
+    bytes: int
+
+
+def level_of(nbytes: int, caches: tuple[Cache, ...]) -> str:
     """The level that holds `nbytes`: the first of the caches that is large enough, or memory."""
-    return next((name for name, size in caches if nbytes <= size), MEMORY)
+    return next((cache.level for cache in caches if nbytes <= cache.bytes), MEMORY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +45,15 @@ class MatrixRate:
 class Ceilings:
     """Ceilings of one device with the threads of the run; `seconds`: measuring time.
 
-    `caches`: (level, bytes) available to the threads together, smallest first. `reads` are by
-    ascending working set; the largest is memory if there was enough. `start_s`: median overhead of
-    starting an empty operation; 0 if not measured.
+    `caches`: smallest first. `reads` are by ascending working set; the largest is memory if there
+    was enough. `start_s`: median overhead of starting an empty operation; 0 if not measured.
     """
 
     device: str
     threads: int
     reads: tuple[ReadRate, ...]
     matrices: tuple[MatrixRate, ...]
-    caches: tuple[tuple[str, int], ...]
+    caches: tuple[Cache, ...]
     seconds: float
     start_s: float = 0.0
 
@@ -66,8 +72,3 @@ class Ceilings:
     def matrix(self, dtype: str) -> MatrixRate | None:
         """The rate of products in `dtype`; None if not measured."""
         return next((rate for rate in self.matrices if rate.dtype == dtype), None)
-
-    def document(self) -> dict[str, Any]:
-        """`ceilings` of a JSON document, where each cache is an object."""
-        caches = [{"level": level, "bytes": nbytes} for level, nbytes in self.caches]
-        return vars(self) | {"caches": caches}

@@ -92,7 +92,7 @@ def environment_words(environment: Environment) -> list[str]:
 
 def ceiling_words(ceilings: Ceilings) -> Iterator[str]:
     """Read rates from memory to the fastest cache, then products by dtype."""
-    sizes = dict(ceilings.caches)
+    sizes = {cache.level: cache.bytes for cache in ceilings.caches}
     # the smallest set of a cache is surely in it, the largest of all is surely in none
     fastest = {read.level: read for read in reversed(ceilings.reads)}
     fastest[ceilings.reads[-1].level] = ceilings.reads[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,6 +18,7 @@ SEPARATOR = " · "
 GAP = "   "
 INDENT = "    "
 LEAST = 8  # columns that a cell which may be cut keeps
+_GLUE = "\ue000"  # between a number and its unit while lines are broken
 WIDEST = 240  # columns of pictures and lists where nothing else bounds them, such as in a pipe
 
 
@@ -33,15 +35,21 @@ def filled(parts: Sequence[str], width: int, between: str = SEPARATOR) -> list[s
 
 @dataclass(frozen=True)
 class Line:
-    """Parts joined by dots, or what is `between` them; lines break there."""
+    """Parts joined by dots, or what is `between` them; lines break there.
+
+    A part that is too long breaks between words, but a number stays with its unit.
+    """
 
     parts: Sequence[str]
     style: str = ""
     between: str = SEPARATOR
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = filled(self.parts, options.max_width, self.between)
-        yield Text("\n".join(lines), style=self.style)
+        lines = "\n".join(filled(self.parts, options.max_width, self.between))
+        glued = Text(re.sub(r"(?<=\d) (?=[%kMGTmB])", _GLUE, lines))
+        for line in glued.wrap(console, options.max_width):
+            words = line.plain.replace(_GLUE, " ")
+            yield Text(words, style=self.style, no_wrap=True, overflow="ignore")
 
 
 @dataclass(frozen=True)

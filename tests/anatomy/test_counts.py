@@ -218,7 +218,10 @@ def test_what_is_generated_goes_with_the_shapes_of_products():
     one = 600 << 10
     assert runtime(small(), native=True) == plain + 4 * one  # qkv, out, gate and up, down
     assert runtime(small(), context=600, native=True) == plain + 8 * one  # a shorter last chunk
-    for where in ({"dtype": "float32", "native": True}, {"cuda": True, "native": True}):
+    for where in (
+        {"dtype": "float32", "native": True}, {"dtype": "float16", "native": True},
+        {"cuda": True, "native": True},
+    ):  # fmt: skip
         assert runtime(small(), **where) == runtime(small(), **where | {"native": False})
     experts = ExpertsConfig(
         experts=6, hidden=24, activation="silu", routing=RoutingConfig(chosen=2)

@@ -62,13 +62,6 @@ from huggingface_hub import constants as c; print(c.HF_HUB_CACHE, c.HF_HOME)
         assert [found["hub cache"], found["hub home"]] == place.split()
 
 
-def test_the_threads_of_the_header_are_those_of_the_setting(cli, monkeypatch):
-    assert values(cli, "--threads", "3")[1]["environment"]["threads"] == 3
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    found, document = values(cli)
-    assert (found["threads"], document["environment"]["threads"]) == ("5", 5)
-
-
 @pytest.fixture
 def kernels(monkeypatch):
     """Sets $LLMCLI_KERNELS, as if the process had been started with it."""

@@ -14,10 +14,17 @@ from llmcli.kernels import native
 from llmcli.measure import ceilings as module
 from llmcli.measure.ceilings import cpu_caches, measure_ceilings
 from llmcli.measure.peaks import Peak, resident_bytes
-from llmcli.records.ceilings import Ceilings, ReadRate
+from llmcli.records.ceilings import Cache, Ceilings, ReadRate
 
 CPU = torch.device("cpu")
 MIB = 2**20
+
+
+def caches(*levels):
+    """`caches("L2", bytes, "L3", bytes)`."""
+    return tuple(
+        Cache(level=level, bytes=nbytes) for level, nbytes in zip(*[iter(levels)] * 2, strict=True)
+    )
 
 
 def test_a_shared_cache_counts_once_and_an_own_one_for_every_thread(tmp_path, monkeypatch):
@@ -36,16 +43,16 @@ def test_a_shared_cache_counts_once_and_an_own_one_for_every_thread(tmp_path, mo
             for name, value in values.items():
                 (folder / name).write_text(f"{value}\n")
     for threads, l2, l3 in ((1, 1, 32), (2, 2, 64), (3, 3, 64), (99, 4, 64)):
-        assert cpu_caches(threads, tmp_path) == (("L2", l2 * MIB), ("L3", l3 * MIB))
+        assert cpu_caches(threads, tmp_path) == caches("L2", l2 * MIB, "L3", l3 * MIB)
     monkeypatch.setattr(module, "processor_numbers", lambda: [1])  # the others may not be used
-    assert cpu_caches(4, tmp_path) == (("L2", MIB), ("L3", 32 * MIB))
+    assert cpu_caches(4, tmp_path) == caches("L2", MIB, "L3", 32 * MIB)
     for size in tmp_path.rglob("size"):
         size.write_text("much\n")
     assert cpu_caches(2, tmp_path) == cpu_caches(2, tmp_path / "nowhere") == ()
 
 
 def test_ceilings_of_this_processor(monkeypatch):
-    monkeypatch.setattr(module, "cpu_caches", lambda threads: (("L2", 2 * MIB), ("L3", 8 * MIB)))
+    monkeypatch.setattr(module, "cpu_caches", lambda threads: caches("L2", 2 * MIB, "L3", 8 * MIB))
     steps = []
     before, threads = resident_bytes(), torch.get_num_threads()
     with Peak() as peak:
@@ -100,7 +107,7 @@ def test_a_set_is_read_where_it_fits(rates, nbytes, level, rate):
     reads = tuple(ReadRate(nbytes=n, bytes_per_s=rate, level=level) for n, rate, level in rates)
     found = Ceilings(
         device="cpu", threads=1, reads=reads, matrices=(), seconds=0.0,
-        caches=(("L2", MIB), ("L3", 8 * MIB)),
+        caches=caches("L2", MIB, "L3", 8 * MIB),
     ).read(nbytes)  # fmt: skip
     assert (found.level, found.bytes_per_s) == (level, rate)
 
@@ -130,7 +137,7 @@ def test_products_with_packed_weights_have_a_rate_of_their_own():
 def test_no_more_than_an_eighth_of_the_free_memory_is_taken(monkeypatch, free, cache, sets):
     """Of 256 MiB where nobody knows what is free."""
     monkeypatch.setattr(devices, "available_bytes", lambda device: free)
-    monkeypatch.setattr(module, "cpu_caches", lambda threads: (("L3", cache * MIB),))
+    monkeypatch.setattr(module, "cpu_caches", lambda threads: caches("L3", cache * MIB))
     squares, random = [], torch.randn
     monkeypatch.setattr(torch, "randn", lambda *of, **how: squares.append(of) or random(*of, **how))
     monkeypatch.setattr(module, "best_seconds", lambda calls, device, seconds: 1e-9)
@@ -194,7 +201,7 @@ def test_no_larger_set_is_said_to_be_read_faster_than_a_smaller_one(monkeypatch)
         return next(measured)
 
     monkeypatch.setattr(module, "read_rate", rate)
-    monkeypatch.setattr(module, "cpu_caches", lambda threads: (("L3", 2 * MIB),))
+    monkeypatch.setattr(module, "cpu_caches", lambda threads: caches("L3", 2 * MIB))
     monkeypatch.setattr(devices, "available_bytes", lambda device: 32 * MIB)
     found = measure_ceilings(
         CPU, Arithmetic.of("float32"), threads=1, working_set=3 * MIB, seconds=0.02
@@ -292,7 +299,7 @@ def test_on_a_gpu_events_around_several_calls_count_and_the_cache_is_its_own(mon
     )
     monkeypatch.setattr(torch, "cuda", fake)
     device = torch.device("cuda:0")
-    assert module.device_caches(device, 7) == (("L2", 50 * MIB),)
+    assert module.device_caches(device, 7) == caches("L2", 50 * MIB)
     assert module.best_seconds([call], device, 0.0) == 0.5
 
 

@@ -4,11 +4,11 @@ Nor do tokens, of whatever signs they are made, leave their cells. The other vie
 transcripts, where a line that is wider than its terminal is an error.
 """
 
+import re
 from dataclasses import replace
 from functools import cache
 
 import pytest
-import test_render_timing as timings
 from attention_reports import BAD, GOOD, matrix, pair, pattern, report
 from covers import in_turn
 from drawn import lines_of
@@ -25,8 +25,8 @@ from llmcli.commands.ladder.measure.words import axis_sizes
 from llmcli.commands.ladder.report import LadderReport
 from llmcli.commands.ladder.view.screen import render_ladder, render_rung
 from llmcli.commands.lens.view.screen import render_lens
-from llmcli.commands.timing.view.screen import render_timing
 from llmcli.records.text import Token
+from llmcli.ui.layout import Line
 
 TITLE = "tiny (float32)"
 HOSTILE = (
@@ -74,18 +74,12 @@ def of_ladder():
             yield from render_rung(rung, found, TITLE)
 
 
-def of_timing():
-    for how in ({}, {"layers": True}, {"details": False}):
-        yield render_timing(timings.SLOW, **how)
-
-
 # the views, the fewest columns that they need, and what stays whole in each of them
 VIEWS = {
     "attention": (of_attention, 40, []), "tokens of attention": (of_attention, 60, ["[red]"]),
     "experts": (of_experts, 40, []),
     "ladder": (of_ladder, 44, []),
     "lens": (of_lens, 40, ["positions ", " to 59 of 60 tokens", "more: --position :"]),
-    "timing": (of_timing, 40, []),
 }  # fmt: skip
 
 
@@ -112,6 +106,13 @@ def test_it_fits(name, width, how):
         flat = " ".join(" ".join(lines).split())
         for word in words if width >= fewest and "encoding" not in how else ():
             assert word.strip() in flat or word in "".join(lines)
+
+
+def test_a_number_stays_with_its_unit():
+    words = "reads 84 MB of weights in 1.2 s, 61 % of 3.48 ms a token at 397 MFLOP"
+    for width in range(20, 70):
+        for line in lines_of(Line([words, "peak 5 GiB"]), width=width):
+            assert not re.match(r"\s*(%|[kMG]i?B\b|MFLOP\b|ms\b)", line), (width, line)
 
 
 def test_no_screen_is_wider_than_a_wide_one():

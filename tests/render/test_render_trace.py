@@ -13,13 +13,7 @@ import jsonschema
 import pytest
 from timing_reports import LAYERS, timing_report
 
-from llmcli.commands.timing.view.trace import (
-    EVENT_BYTES,
-    Event,
-    trace_events,
-    trace_pieces,
-    trace_size,
-)
+from llmcli.commands.timing.view.trace import trace_pieces, trace_size
 
 TITLE = 'tiny "x" (float32 on cpu)'
 
@@ -127,27 +121,6 @@ def test_gaps_are_left_empty_and_stages_come_before_on_a_thread_of_their_own():
     assert {stage["tid"] for stage in stages} != {first["tid"]}
 
 
-def test_an_event_a_line_and_names_that_need_quoting():
-    lines = "".join(trace_pieces(timing_report(), TITLE, {})).splitlines()
-    events = list(trace_events(timing_report(), TITLE))
-    assert len(lines) == len(events) + 3
-    assert TITLE in events[0]["args"]["name"]
-    assert json.loads(lines[2].rstrip(",")) == events[0]
-
-
 def test_the_size_is_known_before():
     text = "".join(trace_pieces(timing_report(), TITLE, {}))
     assert 0.5 < trace_size(LAYERS, 9) / len(text) < 2
-    line = json.dumps(Event("ffn_down", "part", 1234567, 1345678, {
-        "phase": "decode", "call": 3, "layer": 12, "flops": 1769472, "bytes": 3544000,
-    }).document())  # fmt: skip
-    assert abs(len(line) - EVENT_BYTES) < 40
-
-
-def test_pieces_that_overlap_are_not_hidden():
-    phase = timing_report().phases[0]
-    pieces = list(phase.pieces)
-    at = next(i for i, piece in enumerate(pieces) if piece.part == "qkv")
-    pieces[at] = replace(pieces[at], seconds=pieces[at].seconds + 1e-5)
-    document = written(replace(timing_report(), phases=(replace(phase, pieces=tuple(pieces)),)))
-    assert faults(document) != []

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from llmcli.commands.timing import report as made
 from llmcli.commands.timing.measure.parts import over_layers, part_times
-from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
+from llmcli.records.ceilings import Cache, Ceilings, MatrixRate, ReadRate
 from llmcli.records.checks import ViewCheck
+from llmcli.records.machine_load import MachineLoad
 from llmcli.records.work import PartWork
 
 LAYERS = 4
@@ -32,7 +33,7 @@ CEILINGS = Ceilings(
         MatrixRate(dtype="float32", flops_per_s=2e11, way="direct"),
         MatrixRate(dtype="bfloat16", flops_per_s=1.5e11, way="through float32"),
     ),
-    caches=(("L2", 2 << 20), ("L3", 32 << 20)), seconds=1.1,
+    caches=(Cache(level="L2", bytes=2 << 20), Cache(level="L3", bytes=32 << 20)), seconds=1.1,
 )  # fmt: skip
 
 
@@ -57,13 +58,13 @@ def parts_of(name: str) -> list[tuple[int | None, str]]:
     return [(None, "embed"), *inside, (None, "head"), *[(None, "sample")] * (name == "decode")]
 
 
-def pieces(name: str, calls: int, slow: dict[tuple[int | None, str], float]) -> tuple[made.Piece]:
+def pieces(name: str, calls: int, slow: dict[str, float]) -> tuple[made.Piece]:
     """Each call with its parts, its gap at the end."""
     found, now = [], 0.0
     for call in range(calls):
         for layer, part in (*parts_of(name), (None, "gaps")):
             seconds = GAP_S if part == "gaps" else SECONDS[part]
-            seconds += slow.get((layer, part), 0.0) / calls
+            seconds += slow.get(part, 0.0) / calls if layer == 2 else 0.0
             found.append(made.Piece(
                 part=part, layer=layer, call=call, begin=now, seconds=seconds, host_s=seconds
             ))  # fmt: skip
@@ -71,10 +72,8 @@ def pieces(name: str, calls: int, slow: dict[tuple[int | None, str], float]) -> 
     return tuple(found)
 
 
-def phase(
-    name: str, tokens: int, past: int, slow: dict[tuple[int | None, str], float]
-) -> made.PhaseTime:
-    """`slow`: seconds more of a (layer, part)."""
+def phase(name: str, tokens: int, past: int, **slow: float) -> made.PhaseTime:
+    """`slow`: seconds more of these parts in layer 2."""
     calls, rows = (1, tokens) if name == "prefill" else (tokens, 1)
     run = pieces(name, calls, slow)
     works = [
@@ -112,7 +111,7 @@ def overhead(*ratios: float) -> made.Overhead:
     return made.Overhead.of(ratios, (1.0,) * len(ratios))
 
 
-def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -> made.TimingReport:
+def timing_report(**changes) -> made.TimingReport:
     """Twelve tokens read and eight written by a model of four layers."""
     fields = {
         "prompt_tokens": 12, "dtype": "float32",
@@ -122,9 +121,12 @@ def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -
             made.Stage(name="load the weights", seconds=0.4, nbytes=100_000_000, peak=650 << 20),
             made.Stage(name="tokenize", seconds=0.0011),
         ),
-        "phases": (phase("prefill", 12, 0, slow or {}), phase("decode", 8, 12, slow or {})),
+        "phases": (phase("prefill", 12, 0), phase("decode", 8, 12)),
         "ceilings": CEILINGS, "base": 200 << 20, "peak": 700 << 20, "estimated": 490 << 20,
         "weight_bytes": 84_000_000, "working_set": 84_400_000,
+        "machine_load": MachineLoad(
+            seconds=1.0, processors=2, threads=2, others=0.0, stolen=0.0, load_average=None
+        ),
         "checks": (
             ViewCheck(
                 name="adds_up", words="parts and gaps add up to the wall time", value=0.001,
@@ -133,3 +135,57 @@ def timing_report(slow: dict[tuple[int, str], float] | None = None, **changes) -
         ),
     }  # fmt: skip
     return made.TimingReport(**(fields | changes))
+
+
+def variant(name: str) -> made.TimingReport:
+    """The report that a transcript names with `TIMED=`, of which one thing is different."""
+    report = timing_report()
+    prefill, decode = report.phases
+
+    def totals(phase, chosen, **changed):
+        return replace(phase, totals=tuple(
+            replace(part, **changed) if chosen(part) else part for part in phase.totals
+        ))  # fmt: skip
+
+    def much():
+        """Ten parts of 5 % and more, where seven stay whatever they take."""
+        names, own = ("embed", "norm", "ffn_act", "residual"), 0.06 * prefill.seconds
+        phase = totals(prefill, lambda part: part.part in names, seconds=own)
+        seconds = sum(part.seconds for part in phase.totals)
+        shared = tuple(replace(part, share=part.seconds / seconds) for part in phase.totals)
+        return replace(phase, seconds=seconds, totals=shared)
+
+    sets = (*CEILINGS.reads[:2], ReadRate(nbytes=32 << 20, bytes_per_s=41e9, level="L3"))
+    with_phases = {
+        "decode": (decode,),
+        "slow": (phase("prefill", 12, 0, ffn_up=3e-4), decode),
+        "wavering": (phase("prefill", 12, 0, residual=2e-5),),
+        "far": (totals(
+            decode, lambda part: part.bound == "memory", bound="kernel", of_bound=0.2
+        ),),
+        "costly": (replace(prefill, overhead=overhead(1.2, 1.3, 1.38, 1.5, 1.6)), decode),
+        "straddling": (replace(decode, overhead=overhead(0.9, 1.1)),),
+        "loose": (
+            replace(prefill, overhead=overhead(1.014)),
+            replace(decode, overhead=overhead(1.0, 1.2, 1.4)),
+        ),
+        "alike": (replace(decode, work=replace(decode.work, flops_full=decode.work.flops)),),
+        "beyond": (totals(prefill, lambda part: part.part == "qkv", of_bound=14.7),),
+        "behind": (replace(decode, totals=tuple(
+            replace(part, host_s=part.seconds / 2) for part in decode.totals
+        )),),
+        "much": (much(), decode),
+        "few": tuple(replace(one, totals=one.totals[:8]) for one in report.phases),
+        "long": (replace(prefill, calls=3, tokens=4800),),
+    }  # fmt: skip
+    changed = {
+        "cached": {"working_set": 7_590_000},
+        "sets": {"ceilings": replace(CEILINGS, reads=(*sets, *CEILINGS.reads[2:]))},
+        "exact": {"estimated": 500 << 20}, "no-peak": {"peak": None}, "no-base": {"base": None},
+        "gpu": {"ceilings": replace(CEILINGS, device="cuda:0")},
+        "nothing": {"phases": (), "checks": (), "interrupted": True},
+        "cut": {"phases": (prefill,), "interrupted": True},
+    }  # fmt: skip
+    if name in with_phases:
+        return replace(report, phases=with_phases[name])
+    return replace(report, **changed[name]) if name else report

@@ -156,7 +156,7 @@ def test_memory_that_runs_out_ends_with_5(monkeypatch):
 
 
 SMALL = dict(
-    machine._SHAPES["1B"], hidden_size=64, intermediate_size=96, head_dim=16,
+    machine.SHAPES["1B"], hidden_size=64, intermediate_size=96, head_dim=16,
     num_attention_heads=4, num_key_value_heads=2, vocab_size=256, num_hidden_layers=8,
 )  # fmt: skip
 
@@ -164,13 +164,13 @@ SMALL = dict(
 @pytest.fixture
 def small_shape(monkeypatch):
     """`1B` is small, and little is read."""
-    monkeypatch.setitem(machine._SHAPES, "1B", SMALL)
+    monkeypatch.setitem(machine.SHAPES, "1B", SMALL)
     monkeypatch.setattr(machine, "_READ", 1 << 20)
     monkeypatch.setattr(machine, "PROMPT", 16)
 
 
 def test_rates_and_memory_of_a_shape(small_shape, monkeypatch):
-    rates, memory = machine.measure_shape(machine.shape("1B", 2), CPU, against=False)
+    rates, memory = machine.measure_shape(machine.Shape("1B", 2), CPU, against=False)
     assert [(rate.phase, rate.layers, rate.all_layers) for rate in rates] == [
         ("decode", 2, 8), ("prefill", 2, 8),
     ]  # fmt: skip
@@ -185,7 +185,7 @@ def test_the_rate_of_some_layers_is_reckoned_for_all(small_shape, monkeypatch):
     """By a clock that gives every run the same time."""
     ticks = count()
     monkeypatch.setattr(runs, "perf_counter", lambda: float(next(ticks)))
-    found = [machine.measure_shape(machine.shape("1B", n), CPU, against=False)[0] for n in (1, 8)]
+    found = [machine.measure_shape(machine.Shape("1B", n), CPU, against=False)[0] for n in (1, 8)]
     for some, every in zip(*found, strict=True):
         assert some.tokens_per_s < 0.6 * every.tokens_per_s
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import os
 import shutil
 import sys
 from datetime import datetime
@@ -20,7 +21,7 @@ from gguf_model import write_model
 from hub_cache_files import write_revision
 from linear_family import FAMILY, write
 from safetensors.numpy import load_file, save_file
-from timing_reports import timing_report
+from timing_reports import variant
 
 from llmcli import OPENMP_SPIN
 from llmcli.checkpoints import locate
@@ -59,7 +60,8 @@ def made_up_machine(monkeypatch, home):
     monkeypatch.setenv("GOMP_SPINCOUNT", OPENMP_SPIN["GOMP_SPINCOUNT"])
     _made_up_bench(monkeypatch)
     monkeypatch.setattr(
-        "llmcli.commands.timing.measure.run.measure_timing", lambda *_, **__: timing_report()
+        "llmcli.commands.timing.measure.run.measure_timing",  # `TIMED=NAME` before the command
+        lambda *_, **__: variant(os.environ.get("TIMED", "")),
     )
     monkeypatch.setattr(
         "llmcli.measure.busy.CpuContention.load",
@@ -79,7 +81,10 @@ def made_up_machine(monkeypatch, home):
     monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     # `--threads` is shown; beside another worker a second thread would only wait for the first
     monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
-    begun = [Stage(name=name, seconds=1.5) for name in ("import torch", "tokenize")]
+    begun = [
+        Stage(name="import torch", seconds=1.5),
+        Stage(name="load the weights", seconds=0.4, nbytes=100_000_000),
+    ]
     monkeypatch.setattr("llmcli.commands.timing.command._stages", lambda loaded: [*begun])
     order = []  # stages of loading are listed by their times
 

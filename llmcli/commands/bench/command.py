@@ -277,7 +277,6 @@ def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
         # its rows have the keys of `-o json`, and the time of every token
         body = members(report) | {
             "rows": [row_object(row, members(row)) for row in report.rows],
-            "ceilings": [one.document() for one in report.ceilings],
             "checks": checks_document(report.checks),
         }
         model = report.models[0] if report.models else None

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
@@ -29,6 +29,7 @@ from llmcli.shell.options import ModelOptions, PagedOutputOptions
 from llmcli.shell.output import Output
 
 TOLERANT = True  # of a configuration file that is wrong: it is reported
+_FIELDS = {"weights": "random_weights"}  # options with another name than their setting
 
 
 def command(model: ModelOptions, output: PagedOutputOptions, ctx: typer.Context) -> None:
@@ -97,97 +98,78 @@ def settings(
 
     usual = ModelOptions()
 
-    def pick(
-        name: str,
-        default: str | None,
-        words: str = "",
-        *,
-        field: str = "",
-        variables: tuple[str, ...] = (),
-    ) -> Setting:
-        """The option of this `field`, else the first of `variables` that is set, else `default`."""
-        value = getattr(model, field) if field else None
-        if field and value != getattr(usual, field):
+    def pick(name: str, default: str | None, words: str = "", *variables: str) -> Setting:
+        """The option of that name, else the first variable that is set, else `default`."""
+        field = _FIELDS.get(name, name.replace(" ", "_"))
+        value = getattr(model, field, None)
+        if value != getattr(usual, field, None):
             text, key = "on" if value is True else str(value), field.replace("_", "-")
             if field in from_file:
                 return Setting(name=name, value=text, words=text, source="file", origin=key)
             return Setting(name=name, value=text, words=text, source="flag", origin=f"--{key}")
         for variable in variables:
             if text := environ.get(variable, ""):
-                return Setting(
-                    name=name, value=text, words=text, source="environment", origin=variable
-                )
-        return Setting(name=name, value=default, words=words or default or "")
+                return _setting(name, text, text, variable)
+        return _setting(name, default, words or default or "")
 
-    def place(name: str, path: Path, variables: tuple[str, ...]) -> Setting:
+    def folder(name: str, path: Path, *variables: str) -> Setting:
         whole = path.expanduser().absolute()
-        return replace(
-            pick(name, None, variables=variables), value=str(whole), words=_short(whole)
-        )
-
-    def auto(name: str) -> Setting:
-        return pick(name, "auto", field=name.replace(" ", "_"))
+        return replace(pick(name, None, "", *variables), value=str(whole), words=_short(whole))
 
     caches = Path(environ.get("XDG_CACHE_HOME") or "~/.cache")
     home = Path(environ.get("HF_HOME") or caches / "huggingface")
     hub = Path(environ.get("HF_HUB_CACHE") or home / "hub")
     offline = model.offline or offline_from_environment()
-    token = pick("hub token", None, "not set", variables=("HF_TOKEN",))
+    token = pick("hub token", None, "not set", "HF_TOKEN")
     if token.value is not None:
         token = replace(token, value=True, words="set, not shown")
-    threads = f"PyTorch's choice for {processors()} cores"
+    threads, words = None, f"PyTorch's choice for {processors()} cores"
     if WITHIN_QUOTA:
-        threads = f"{processors()}, the container's quota"
+        threads = str(processors())
+        words = f"{threads}, the container's quota"
+    file = "none is read" if configuration.path is None else _short(Path(configuration.path))
+    if configuration.path is not None and not configuration.exists:
+        file += " (no such file)"
     return (
-        _file(configuration),
-        pick("model", DEFAULT_MODEL, field="model", variables=VARIABLES["model"]),
-        place("llmcli cache", cache_dir(), ("LLMCLI_CACHE", "XDG_CACHE_HOME")),
-        place("hub cache", hub, ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")),
-        place("hub home", home, ("HF_HOME", "XDG_CACHE_HOME")),
+        _setting("configuration", configuration.path, file, place()[1]),
+        pick("model", DEFAULT_MODEL, "", *VARIABLES["model"]),
+        folder("llmcli cache", cache_dir(), "LLMCLI_CACHE", "XDG_CACHE_HOME"),
+        folder("hub cache", hub, "HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"),
+        folder("hub home", home, "HF_HOME", "XDG_CACHE_HOME"),
         token,
         replace(
-            pick("offline", None, field="offline", variables=VARIABLES["offline"]),
+            pick("offline", None, "", *VARIABLES["offline"]),
             value=offline, words="on" if offline else "off",
         ),
-        pick("revision", None, "the hub's default branch", field="revision"),
-        auto("device"),
-        pick("visible GPUs", None, "all", variables=("CUDA_VISIBLE_DEVICES",)),
-        *map(auto, ("dtype", "quantize", "activations", "cache type")),
-        pick("threads", str(processors()) if WITHIN_QUOTA else None, threads,
-             field="threads", variables=VARIABLES["threads"]),
-        pick("kernels", None, "the processor's best", variables=(KERNELS,)),
+        pick("revision", None, "the hub's default branch"),
+        pick("device", "auto"),
+        pick("visible GPUs", None, "all", "CUDA_VISIBLE_DEVICES"),
+        *(pick(name, "auto") for name in ("dtype", "quantize", "activations", "cache type")),
+        pick("threads", threads, words, *VARIABLES["threads"]),
+        pick("kernels", None, "the processor's best", KERNELS),
         _openmp_spin(environ),
-        pick("context length", None, "the model's", field="context_length"),
-        pick("seed", None, "drawn for each run", field="seed"),
-        pick("weights", None, "the checkpoint's", field="random_weights"),
+        pick("context length", None, "the model's"),
+        pick("seed", None, "drawn for each run"),
+        pick("weights", None, "the checkpoint's"),
         _colour(environ),
     )  # fmt: skip
 
 
-def _file(configuration: ConfigurationReport) -> Setting:
-    """Where the configuration file is."""
-    words = "none is read" if configuration.path is None else _short(Path(configuration.path))
-    if configuration.path is not None and not configuration.exists:
-        words += " (no such file)"
-    variable = place()[1]
-    return Setting(
-        name="configuration", value=configuration.path, words=words,
-        source="environment" if variable else "default", origin=variable,
-    )  # fmt: skip
+def _setting(name: str, value: str | bool | None, words: str, variable: str = "") -> Setting:
+    """A setting that a variable decides, or that has its default."""
+    source: Literal["environment", "default"] = "environment" if variable else "default"
+    return Setting(name=name, value=value, words=words, source=source, origin=variable)
 
 
 def _openmp_spin(environ: Mapping[str, str]) -> Setting:
     """How long OpenMP's threads wait busily: the user's variable, else what the package set."""
     for variable in OPENMP_VARIABLES:
         text = environ.get(variable)
-        ours = (OPENMP_SPIN.get(variable), OPENMP_SPIN_BUSY.get(variable))
-        if text and text not in ours:
-            return Setting(
-                name="OpenMP spin", value=text, words=text, source="environment", origin=variable
-            )
+        if text and text not in (OPENMP_SPIN.get(variable), OPENMP_SPIN_BUSY.get(variable)):
+            return _setting("OpenMP spin", text, text, variable)
     rounds = environ.get("GOMP_SPINCOUNT", OPENMP_SPIN["GOMP_SPINCOUNT"])
     busy = rounds == OPENMP_SPIN_BUSY["GOMP_SPINCOUNT"]
-    return Setting(name="OpenMP spin", value=rounds, words=f"{rounds}{', others run' * busy}")
+    return _setting("OpenMP spin", rounds, f"{rounds}{', others run' * busy}")
 
 
 def _short(path: Path) -> str:
@@ -198,15 +180,10 @@ def _short(path: Path) -> str:
 
 def _colour(environ: Mapping[str, str]) -> Setting:
     """Whether there is colour, and the variable that decides it."""
-    decides = (
-        ("NO_COLOR", bool(environ.get("NO_COLOR")), False),
-        ("TERM", environ.get("TERM") == "dumb", False),
-        ("FORCE_COLOR", environ.get("FORCE_COLOR", "0") not in ("", "0"), True),
-    )
-    for variable, given, value in decides:
-        if given:
-            words = "on" if value else "off"
-            return Setting(
-                name="colour", value=value, words=words, source="environment", origin=variable
-            )
-    return Setting(name="colour", value=None, words="on terminals")
+    if environ.get("NO_COLOR"):
+        return _setting("colour", False, "off", "NO_COLOR")
+    if environ.get("TERM") == "dumb":
+        return _setting("colour", False, "off", "TERM")
+    if environ.get("FORCE_COLOR", "0") not in ("", "0"):
+        return _setting("colour", True, "on", "FORCE_COLOR")
+    return _setting("colour", None, "on terminals")

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llmcli.commands.selftest.report import Receipt
+from llmcli.commands.selftest.report import Receipt, SelftestReport
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
@@ -71,7 +71,7 @@ def command(selftest: SelftestOptions, output: ViewOutputOptions) -> None:
     )  # fmt: skip
     out.present(
         lambda: render_selftest(report, f"selftest on {report.device}", receipt, same_machine=same),
-        members(report),
+        members(report) | {"ceilings": _ceilings(report)},
         model=None,
         environment=header,
         checks=report.checks,
@@ -80,6 +80,14 @@ def command(selftest: SelftestOptions, output: ViewOutputOptions) -> None:
         ),
         hint="run it again with `LLMCLI_KERNELS=off` to see whether our kernels are at fault",
     )  # fmt: skip
+
+
+def _ceilings(report: SelftestReport) -> dict[str, object] | None:
+    """As receipts have them: a cache is a pair."""
+    if report.ceilings is None:
+        return None
+    pairs = [(cache.level, cache.bytes) for cache in report.ceilings.caches]
+    return members(report.ceilings) | {"caches": pairs}
 
 
 def read_receipt(path: str) -> Receipt:

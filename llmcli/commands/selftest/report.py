@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmcli.graph.spec import Phase
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import APART, derived
@@ -36,7 +37,7 @@ class RateResult:
     """
 
     shape: str
-    phase: str
+    phase: Phase
     format: str
     tokens_per_s: float
     share: float

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.commands.selftest.report import (
     GroupResult,
+    MemoryResult,
     RateResult,
     Receipt,
     SelftestReport,
@@ -30,7 +29,8 @@ def render_selftest(
         Text(title, style=HEADING), _verdict(report.groups), Text(), _groups(report.groups),
     ]  # fmt: skip
     if report.rates:
-        parts += [Text(), _rates(report.rates), *_memory(report)]
+        memory = [_memory_words(one) for one in report.memory]
+        parts += [Text(), _rates(report.rates), Line(memory, FAINT)]
     if report.ceilings is not None:
         parts.append(Line(list(ceiling_words(report.ceilings)), FAINT))
     if report.refused:
@@ -44,59 +44,55 @@ def render_selftest(
 
 
 def _verdict(groups: tuple[GroupResult, ...]) -> Text:
-    wrong = sum(not group.check.ok for group in groups)
-    if wrong:
+    if wrong := sum(not group.check.ok for group in groups):
         words = f"{wrong} of {len(groups)} properties do not hold: do not trust its numbers"
         return Text(f"{BAD} {words}", style=WRONG)
     return Text(f"{GOOD} this machine computes correctly: {len(groups)} properties hold")
 
 
-def _groups(groups: tuple[GroupResult, ...]) -> RenderableType:
+def _groups(groups: tuple[GroupResult, ...]) -> Rows:
+    columns = [
+        Column("", right=False), Column("property", right=False), Column("cases"),
+        Column("worst"), Column("allowed", drop=2), Column("time", drop=1),
+    ]  # fmt: skip
     rows = [
         (
-            Text(GOOD if group.check.ok else BAD, style="" if group.check.ok else WRONG),
-            Text(group.check.words),
-            Text(str(group.cases)),
-            Text(f"{group.check.value:.2g}"),
+            Text(GOOD) if group.check.ok else Text(BAD, style=WRONG),
+            group.check.words,
+            str(group.cases),
+            f"{group.check.value:.2g}",
             Text(f"{group.check.tolerance:.2g}", style=FAINT),
             Text(duration(group.seconds), style=FAINT),
         )
         for group in groups
     ]
-    columns = [
-        Column("", right=False), Column("property", right=False), Column("cases"),
-        Column("worst"), Column("allowed", drop=2), Column("time", drop=1),
-    ]  # fmt: skip
     return Rows(columns, rows)
 
 
-def _rates(rates: tuple[RateResult, ...]) -> RenderableType:
-    rows = [
-        (
-            Text(shape_words(rate.shape, rate.layers, rate.all_layers)),
-            Text(rate.phase),
-            Text(rate.format),
-            Text(f"{rate.tokens_per_s:,.1f}"),
-            Text(f"{percent(rate.share)} of {'read' if rate.phase == 'decode' else 'matrix'} rate"),
-            Text("" if rate.versus is None else f"{rate.versus:.2f}"),
-        )
-        for rate in rates
-    ]
+def _rates(rates: tuple[RateResult, ...]) -> Rows:
     columns = [
         Column("shape", right=False), Column("phase", right=False),
         Column("weights", right=False, drop=2),
         Column("tok/s"), Column("share", right=False),
         Column("÷ transformers", labelled=True, drop=1),
     ]  # fmt: skip
+    rows = [
+        (
+            shape_words(rate.shape, rate.layers, rate.all_layers),
+            rate.phase,
+            rate.format,
+            f"{rate.tokens_per_s:,.1f}",
+            f"{percent(rate.share)} of {'read' if rate.phase == 'decode' else 'matrix'} rate",
+            "" if rate.versus is None else f"{rate.versus:.2f}",
+        )
+        for rate in rates
+    ]
     return Rows(columns, rows)
 
 
-def _memory(report: SelftestReport) -> Iterator[RenderableType]:
-    lines = []
-    for one in report.memory:
-        words = f"{one.shape}: estimated {size(one.estimated)}"
-        if one.measured:
-            off = one.estimated / one.measured - 1
-            words += f", held {size(one.measured)} ({100 * off:+.0f} %)"
-        lines.append(words)
-    yield Line(lines, FAINT)
+def _memory_words(one: MemoryResult) -> str:
+    words = f"{one.shape}: estimated {size(one.estimated)}"
+    if one.measured:
+        off = one.estimated / one.measured - 1
+        words += f", held {size(one.measured)} ({100 * off:+.0f} %)"
+    return words

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -153,6 +152,9 @@ def command(
         found.append(_baseline(checkpoint, model, tokens, out, fresh=fresh))
 
     loaded = load_model(model, out, text=given.ids is None, before=before)
+    from llmcli.commands.timing.measure.run import measure_timing  # which imports torch
+
+    ((ceilings, base),) = found
     stages = _stages(loaded)
     begin = perf_counter()
     ids = _ids(given, timing, model, loaded.model)
@@ -165,18 +167,22 @@ def command(
     header = environment(kernels=kernels_of(about))
     if not out.json:  # shown even if the runs are cut short
         out.show(render_opening(title, header, stages, about if timing.details else None))
-    report = _measured(loaded.model, ids, *found[0], stages, timing, out)
+    with Progress(out) as progress:
+        report = measure_timing(
+            loaded.model, ids, timing.new_tokens, phases=timing.phases, pairs=timing.pairs,
+            trace=timing.trace is not None, ceilings=ceilings, stages=stages, base=base,
+            progress=progress,
+        )  # fmt: skip
     try:
         out.present(
             lambda: render_timing(report, layers=timing.layers, details=timing.details),
-            members(report) | {"ceilings": report.ceilings.document()},
-            model=about, environment=header, checks=report.checks, hint=_HINT,
+            members(report), model=about, environment=header, checks=report.checks, hint=_HINT,
         )  # fmt: skip
     except CheckFailed:
         if not report.interrupted:
             raise
     finally:
-        if report.machine_load is not None and report.machine_load.slowed:
+        if report.machine_load.slowed:
             out.note(report.machine_load.words)
         if timing.trace is not None and report.phases:
             _write_trace(timing.trace, report, title, about | asdict(header), out)
@@ -221,23 +227,14 @@ def _baseline(
             device, numbers, threads=torch.get_num_threads(), progress=progress,
             working_set=step_bytes(config, tokens, numbers=numbers),
         )  # fmt: skip
-    base: int | None = 0
-    if device.type != "cuda":
-        # `runtime` without a tokenizer: the libraries' code
-        code = memory_need(config, numbers, batch=1, context=1).runtime
-        base = base_bytes(held, resident_bytes(), code) if fresh else None
-    return ceilings, base
-
-
-def base_bytes(before: int | None, after: int | None, code: int) -> int | None:
-    """Bytes held without a model, from those before and after the ceilings were measured.
-
-    `code`: bytes of the libraries' code, which measuring loads, as every run does; the estimate of
-    a run includes them.
-    """
-    if before is None or after is None:
-        return None
-    return max(before, after - code)
+    if device.type == "cuda":
+        return ceilings, 0
+    after = resident_bytes()
+    if not fresh or held is None or after is None:
+        return ceilings, None
+    # measuring loads the libraries' code, as every run does: the estimate of a run includes it
+    code = memory_need(config, numbers, batch=1, context=1).runtime
+    return ceilings, max(held, after - code)
 
 
 def prompt_tokens(given: Prompt) -> int:
@@ -286,30 +283,6 @@ def _stages(loaded: Loaded) -> list[Stage]:
             peak=held.device_bytes if gpu else held.resident_bytes,
         ),
     ]
-
-
-def _measured(
-    model: Model,
-    ids: Sequence[int],
-    ceilings: Ceilings,
-    base: int | None,
-    stages: Sequence[Stage],
-    timing: TimingOptions,
-    out: Output,
-) -> TimingReport:
-    """The runs, held against the ceilings."""
-    from llmcli.commands.timing.measure.run import measure_timing
-    from llmcli.measure.busy import CpuContention
-
-    busy = CpuContention()
-    with Progress(out) as progress:
-        report = measure_timing(
-            model, ids, timing.new_tokens, phases=timing.phases, pairs=timing.pairs,
-            trace=timing.trace is not None, ceilings=ceilings, stages=stages, base=base,
-            progress=progress,
-        )  # fmt: skip
-    threads = ceilings.threads if ceilings.device == "cpu" else 1
-    return replace(report, machine_load=busy.load(threads))
 
 
 def _write_trace(

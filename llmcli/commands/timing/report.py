@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from llmcli.graph.spec import Phase
 from llmcli.measure.ratios import Ratios, are_tight, paired, spread_of
@@ -84,6 +85,22 @@ class PartTime:
     nearest: str | None = None
     operations: int = 0
     share: float | None = None
+
+    @classmethod
+    def total(cls, part: str, own: Sequence[PartTime]) -> PartTime:
+        """Sum some parts. `of_bound`: the share of their time that the ceilings explain."""
+        seconds = sum(one.seconds for one in own)
+        known = [one.seconds * one.of_bound for one in own if one.of_bound is not None]
+        return cls(
+            part=part,
+            layer=None,
+            seconds=seconds,
+            host_s=sum(one.host_s for one in own),
+            calls=sum(one.calls for one in own),
+            operations=sum(one.operations for one in own),
+            work=sum((one.work for one in own), PartWork()),
+            of_bound=sum(known) / seconds if known and seconds else None,
+        )
 
     @derived
     def bytes_per_s(self) -> float | None:
@@ -176,12 +193,6 @@ class PhaseTime:
         return self.tokens / self.bare_s if self.bare_s > 0 else None
 
     @property
-    def floor_s(self) -> float | None:
-        """The seconds that all parts would take at their ceilings; None where none is known."""
-        known = [part.seconds * part.of_bound for part in self.totals if part.of_bound is not None]
-        return sum(known) if known else None
-
-    @property
     def shown_tokens(self) -> int:
         """Tokens that times and amounts are divided by: of decode all are of a token."""
         return self.tokens if self.name == "decode" else 1
@@ -207,13 +218,13 @@ class TimingReport:
     estimated: int
     weight_bytes: int
     working_set: int
+    machine_load: MachineLoad
     checks: tuple[ViewCheck, ...] = field(metadata=APART)
     interrupted: bool = field(default=False, metadata=APART)
-    machine_load: MachineLoad | None = None
 
     @derived
-    def finish_reason(self) -> str:
-        """`interrupted`, or `complete`."""
+    def finish_reason(self) -> Literal["complete", "interrupted"]:
+        """`interrupted`: `phases` are those that were measured until then."""
         return "interrupted" if self.interrupted else "complete"
 
     @derived

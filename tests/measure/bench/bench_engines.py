@@ -8,7 +8,7 @@ from llmcli.commands.bench.report.plan import OurOptions, Plan, RunOptions
 from llmcli.commands.bench.report.plan import Test as Case
 from llmcli.commands.bench.report.row import BuildInfo, EngineInfo
 from llmcli.commands.bench.report.settings import Settings
-from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
+from llmcli.records.ceilings import Cache, Ceilings, MatrixRate, ReadRate
 
 
 class Clock:
@@ -45,7 +45,7 @@ def info(engine="llmcli", **other):
 
 
 CEILINGS = Ceilings(
-    device="cpu", threads=1, seconds=1.0, caches=(("L2", 100_000),),
+    device="cpu", threads=1, seconds=1.0, caches=(Cache(level="L2", bytes=100_000),),
     reads=(
         ReadRate(nbytes=50_000, bytes_per_s=4e9, level="L2"),
         ReadRate(nbytes=10**9, bytes_per_s=1e9, level="memory"),

@@ -3,15 +3,11 @@
 from array import array
 
 import pytest
-from timed_models import small
 
 from llmcli.anatomy.graph import graph
-from llmcli.anatomy.plan import plan
 from llmcli.commands.timing.measure.clock import Marks
 from llmcli.commands.timing.measure.parts import in_order, over_layers, part_times, pieces
-from llmcli.commands.timing.measure.workload import Workload
 from llmcli.families import find
-from llmcli.graph.spec import Call
 from llmcli.records.work import PartWork
 
 MODEL = graph(
@@ -100,20 +96,3 @@ def test_calls_of_a_prompt_without_logits_are_calls_too():
     assert [piece.call for piece in run if piece.place == ("head", None)] == [2]
     assert run[-1].call == 2
     assert sum(piece.seconds for piece in run) == 3 * len(CALL) - 6 + 1
-
-
-def test_pieces_follow_each_other():
-    run = run_of("sample", *CALL, "sample", *CALL, "end")
-    assert run[0].begin == 0.0
-    assert [piece.begin for piece in run[1:]] == [piece.end for piece in run[:-1]]
-
-
-def test_marks_are_the_activations_of_each_call_but_what_only_a_tap_is_shown():
-    model = small("llama")
-    workload = Workload(model, [1, 2, 3], 2)
-    names = plan(model.config, Call(batch=1, tokens=3, past=0, phase="prefill")).written
-    shown = [spec.name for spec in names if spec.name.endswith(".scale")]
-    each = [spec.name for spec in names if spec.name not in shown]
-    assert shown
-    assert workload.marks("prefill") == ("step", *each, "end")
-    assert workload.marks("decode") == (*("sample", "step", *each) * 2, "end")

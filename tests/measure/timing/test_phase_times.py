@@ -16,10 +16,9 @@ from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import graph
 from llmcli.commands.timing.measure import clock as clock_module
 from llmcli.commands.timing.measure import run as timing_run
-from llmcli.commands.timing.measure.checks import memory_check
 from llmcli.commands.timing.measure.clock import EventClock, HostClock, OperationCount
 from llmcli.commands.timing.measure.parts import in_order
-from llmcli.commands.timing.measure.run import measure_timing
+from llmcli.commands.timing.measure.run import measure_timing, memory_check
 from llmcli.commands.timing.measure.workload import Workload
 from llmcli.commands.timing.report import Stage
 from llmcli.engine.session import Session
@@ -70,7 +69,7 @@ def test_phases_say_what_they_ran():
     assert report.working_set < report.weight_bytes + 10_000
     assert not report.interrupted
     # weights that sit in a cache are not held against memory
-    assert report.working_set < report.ceilings.caches[0][1]
+    assert report.working_set < report.ceilings.caches[0].bytes
     bounds = {part.bound for phase in report.phases for part in (*phase.parts, *phase.totals)}
     assert bounds <= {"L2", "compute", "calls", "kernel", None}
     nearest = {part.nearest for phase in report.phases for part in phase.totals}

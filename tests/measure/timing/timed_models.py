@@ -5,11 +5,12 @@ from small_models import ids, random_model
 from zoo import MODELS
 
 from llmcli.commands.timing.measure.run import measure_timing
-from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
+from llmcli.records.ceilings import Cache, Ceilings, MatrixRate, ReadRate
 
 PROMPT = tuple(ids(1, 9)[0].tolist())
 CEILINGS = Ceilings(
-    device="cpu", threads=1, seconds=0.0, start_s=2e-6, caches=(("L2", 1 << 20), ("L3", 16 << 20)),
+    device="cpu", threads=1, seconds=0.0, start_s=2e-6,
+    caches=(Cache(level="L2", bytes=1 << 20), Cache(level="L3", bytes=16 << 20)),
     reads=(
         ReadRate(nbytes=1 << 20, bytes_per_s=100e9, level="L2"),
         ReadRate(nbytes=16 << 20, bytes_per_s=50e9, level="L3"),

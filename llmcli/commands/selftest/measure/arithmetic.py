@@ -1,4 +1,7 @@
-"""Properties that every small model must have on a device, and the worst deviation of each."""
+"""Properties that every small model must have on a device, and the worst deviation of each.
+
+`random_decoder` and `copied` give the models weights, on any device and in any dtype.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,12 @@ from torch import Tensor
 from llmcli.anatomy.arithmetic import in_no_blocks, matrices
 from llmcli.anatomy.graph import Graph
 from llmcli.commands.selftest.measure.models import MODELS, VOCAB, layer, llama
-from llmcli.commands.selftest.measure.small import as_model, copied, random_decoder
 from llmcli.commands.selftest.report import GroupResult
 from llmcli.config import ModelConfig
 from llmcli.engine.captured import compare_captured
 from llmcli.engine.session import Session
+from llmcli.formats.dense import writable
+from llmcli.formats.packed import Packed
 from llmcli.graph.evaluation.rules import rules
 from llmcli.graph.node import Node
 from llmcli.inspect.kernel import Kernel
@@ -26,6 +30,9 @@ from llmcli.kernels import native
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Edit
+from llmcli.ops.quant import dequantize
+from llmcli.ops.quant.decode import FORMATS as BLOCKS
+from llmcli.ops.quant.encode import quantize
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.records.checks import ViewCheck
 from llmcli.records.progress import Progress
@@ -38,6 +45,13 @@ FLOAT32, BFLOAT16, CAPTURED = 5e-5, 0.05, 1e-4
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")
 
 BOUND = 1e-9  # of the magnitudes that an op adds up; float64 has 2e-16
+
+DENSE: Mapping[str, str] = {}
+# where a block of a format has float16 factors
+_FACTORS = {
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "Q5_1": (0, 2), "MXFP4": (),
+}  # fmt: skip
 
 Measure = Callable[[ModelConfig, torch.device], tuple[float, str]]
 
@@ -246,41 +260,32 @@ def difference(ours: Tensor, exact: Tensor) -> tuple[float, str]:
 def groups_of(device: torch.device) -> list[Group]:
     """All properties that can be measured on that device."""
     cpu = device.type == "cpu"
-    packed = packed_models() if cpu else MODELS
-    wide = device.type != "mps"  # which has no float64
-    exact = [
-        Group("float64", "activations equal the graph's in float64", 1.0, parity,
-              MODELS),
-        Group("steps", "chunks and steps equal the whole prompt", 1e-9, steps, MODELS),
-    ] if wide else []  # fmt: skip
+    wide = {} if device.type == "mps" else MODELS  # which has no float64
     # a processor replays what its kernels compute, where it has any
-    recorded = [
-        Group("replay", "replayed steps equal computed ones", 0.0 if cpu else FLOAT32,
-              replayed, packed),
-    ] if not cpu or native.level() is not None else []  # fmt: skip
-    return [
-        *exact,
-        Group("float32", "float32 equals float64 to rounding", FLOAT32, narrow(torch.float32),
-              MODELS),
-        Group("bfloat16", "bfloat16 is near float64 (KL, nats)", BFLOAT16, narrow(torch.bfloat16),
-              MODELS),
-        Group("taps", "observing changes no bit", 0.0, observed, MODELS),
-        Group("edits", "edits change what they say, no more", 0.0, edited, MODELS),
-        Group("captured", "steps of static shapes equal computed ones", CAPTURED, captured,
-              MODELS),
-        *recorded,
-    ]  # fmt: skip
+    recorded = MODELS if not cpu else packed_models() if native.level() is not None else {}
+    rows: tuple[tuple[str, str, float, Measure, Mapping[str, ModelConfig]], ...] = (
+        ("float64", "activations equal the graph's in float64", 1.0, parity, wide),
+        ("steps", "chunks and steps equal the whole prompt", 1e-9, steps, wide),
+        ("float32", "float32 equals float64 to rounding", FLOAT32, narrow(torch.float32), MODELS),
+        ("bfloat16", "bfloat16 is near float64 (KL, nats)", BFLOAT16, narrow(torch.bfloat16),
+         MODELS),
+        ("taps", "observing changes no bit", 0.0, observed, MODELS),
+        ("edits", "edits change what they say, no more", 0.0, edited, MODELS),
+        ("captured", "steps of static shapes equal computed ones", CAPTURED, captured, MODELS),
+        ("replay", "replayed steps equal computed ones", 0.0 if cpu else FLOAT32, replayed,
+         recorded),
+    )  # fmt: skip
+    return [Group(*row) for row in rows if row[-1]]
 
 
 def measure_groups(
     device: torch.device, progress: Progress | None = None
 ) -> tuple[GroupResult, ...]:
     """Each property over its models; of each the worst model."""
-    results = []
-    found = groups_of(device)
-    for done, group in enumerate(found):
+    results, groups = [], groups_of(device)
+    for done, group in enumerate(groups):
         if progress is not None:
-            progress(f"checking {group.name}", done, len(found))
+            progress(f"checking {group.name}", done, len(groups))
         begin, worst, where = perf_counter(), -1.0, ""
         for name, config in group.models.items():
             value, at = group.measure(config, device)
@@ -291,7 +296,88 @@ def measure_groups(
         check = ViewCheck(
             name=group.name, words=group.words, value=worst, tolerance=group.tolerance, where=where
         )
-        results.append(
-            GroupResult(check=check, cases=len(group.models), seconds=perf_counter() - begin)
-        )
+        seconds = perf_counter() - begin
+        results.append(GroupResult(check=check, cases=len(group.models), seconds=seconds))
     return tuple(results)
+
+
+def random_decoder(
+    config: ModelConfig,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 3,
+    formats: Mapping[str, str] = DENSE,
+) -> Decoder:
+    """On the CPU: matrices that keep the size of a row, norm weights about 1, biases about 0.3.
+
+    With `formats` as a GGUF file is run: float32, keys and values in bfloat16.
+    """
+    decoder = Decoder(
+        config, device="cpu", dtype=torch.float32 if formats else dtype, formats=formats,
+        cache_dtype=torch.bfloat16 if formats else None,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    for name in decoder.weight_names:
+        weight = decoder.weight(name)
+        if isinstance(weight, Packed):
+            *rows, columns = weight.shape
+            raw = random_blocks(weight.format, math.prod(rows), columns, generator)
+            weight.write(torch.arange(len(raw)), raw)
+            continue
+        slot = writable(weight)
+        values = torch.randn(slot.shape, generator=generator, dtype=torch.float64)
+        last = name.rpartition(".")[2]
+        if last == "w":
+            values = 1 + 0.3 * values
+        elif last.startswith("b"):
+            values = 0.3 * values
+        elif last in ("sink", "expert_factor", "D"):
+            pass
+        elif last in ("A_log", "dt_bias"):
+            values = 0.5 * values
+        elif "embed" not in name:
+            values = 1.5 * values / slot.shape[1] ** 0.5
+        slot.copy_(values)
+    return decoder
+
+
+def random_blocks(
+    format: str, rows: int, columns: int, generator: torch.Generator
+) -> Tensor:
+    """Rows of blocks as a file has them, uint8: random codes, numbers of the size of the others."""
+    wanted = 1.5 / columns**0.5
+    if format in ("Q8_0", "Q4_1"):
+        return quantize(wanted * torch.randn(rows, columns, generator=generator), format)
+    elements, size = BLOCKS[format]
+    shape = rows, columns // elements, size
+    raw = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+    if format == "MXFP4":  # powers of two
+        raw[..., 0] = torch.randint(121, 125, shape[:2], generator=generator)
+        return raw.flatten(1)
+    factors = {
+        at: 0.5 + torch.rand(shape[:2], generator=generator) for at in _FACTORS.get(format, (0,))
+    }
+
+    def scale(by: float) -> None:
+        for at, factor in factors.items():
+            raw[..., at : at + 2] = (by * factor).half()[..., None].view(torch.uint8)
+
+    scale(1.0)  # which shows how large the numbers are
+    large = dequantize(raw.flatten(1), format, dtype=torch.float32)
+    scale(wanted / float(large.square().mean().sqrt()))
+    return raw.flatten(1)
+
+
+def copied(decoder: Decoder, device: torch.device | str, dtype: torch.dtype) -> Decoder:
+    """Copy dense weights to a device, rounded to a dtype."""
+    there = Decoder(decoder.config, device=device, dtype=dtype)
+    for name in decoder.weight_names:
+        writable(there.weight(name)).copy_(writable(decoder.weight(name)))
+    return there
+
+
+def as_model(decoder: Decoder) -> Model:
+    """The model that loading would return, without checkpoint and tokenizer."""
+    return Model(
+        name="small", config=decoder.config, decoder=decoder, tokenizer=None,
+        checkpoint=None, eos_ids=frozenset(), random_seed=3,  # type: ignore[arg-type]
+    )  # fmt: skip

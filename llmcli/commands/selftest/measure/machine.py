@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import islice
@@ -28,7 +27,7 @@ from llmcli.devices import DTYPES, available_bytes
 from llmcli.engine.session import Session
 from llmcli.families import find
 from llmcli.formats.dense import writable
-from llmcli.graph.spec import Call
+from llmcli.graph.spec import Call, Phase
 from llmcli.kernels import native
 from llmcli.measure.ceilings import matrix_rate, read_rate
 from llmcli.measure.peaks import Peak, resident_bytes
@@ -39,32 +38,34 @@ from llmcli.records.progress import Progress
 PROMPT, TOKENS, ROUNDS = 512, 8, 5
 _BLOCK = 1 << 20  # random numbers, repeated: zeros are read faster
 _READ = 1 << 28  # bytes that no cache holds
-_SHAPES: dict[str, dict[str, Any]] = {
-    "1B": {
-        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-        "vocab_size": 128_256, "tie_word_embeddings": True,
+_LLAMA: dict[str, Any] = {
+    "model_type": "llama", "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0, "hidden_act": "silu", "vocab_size": 128_256,
+    "num_attention_heads": 32, "num_key_value_heads": 8,
+}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "1B": _LLAMA | {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
+        "tie_word_embeddings": True,
     },
-    "8B": {
-        "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-        "vocab_size": 128_256, "tie_word_embeddings": False,
+    "8B": _LLAMA | {
+        "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "head_dim": 128,
+        "tie_word_embeddings": False,
     },
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A model of `layers` of the layers of a real one, as transformers writes it."""
+    """The first `layers` of a model of `SHAPES`."""
 
     name: str
-    settings: dict[str, Any]
     layers: int
 
     @property
     def whole(self) -> ModelConfig:
         """All layers of it."""
-        return find("llama", "safetensors").from_hf(self.settings)
+        return find("llama", "safetensors").from_hf(SHAPES[self.name])
 
     @property
     def config(self) -> ModelConfig:
@@ -74,17 +75,7 @@ class Shape:
     @property
     def words(self) -> str:
         """See `shape_words`."""
-        return shape_words(self.name, self.layers, self.settings["num_hidden_layers"])
-
-
-def shape(name: str, layers: int | None = None) -> Shape:
-    """`1B` or `8B`, with so many layers at most."""
-    settings = {
-        "model_type": "llama", "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0, "hidden_act": "silu", **_SHAPES[name],
-    }  # fmt: skip
-    most = settings["num_hidden_layers"]
-    return Shape(name, settings, most if layers is None else min(layers, most))
+        return shape_words(self.name, self.layers, SHAPES[self.name]["num_hidden_layers"])
 
 
 def numbers_on(device: torch.device, config: ModelConfig) -> Arithmetic:
@@ -143,19 +134,23 @@ def measure_shape(
     with Peak(device) as peak:
         decoder = built(one, device)
         session = Session(decoder, 1, need.context)
-        ids = torch.arange(PROMPT, device=device)[None] % 1000
-        session.extend(ids)
+        session.extend(_prompt(device))
     held = peak.nbytes
     peer = open_peer(one, device, decoder.dtype) if against else None
     report(f"{one.name}: prefill", 1, 3)
-    prefill = _prefill(one, session, peer)
+    prefill = _rate(one, session, peer, "prefill")
     report(f"{one.name}: decode", 2, 3)
-    decode = _decode(one, session, peer)
+    decode = _rate(one, session, peer, "decode")
     measured = None if held is None or base is None else held - base
     memory = MemoryResult(shape=one.words, estimated=need.total, measured=measured)
     del session, decoder, peer
     gc.collect()
+    torch.cuda.empty_cache()  # nothing where CUDA was never used
     return [decode, prefill], memory
+
+
+def _prompt(device: torch.device) -> Tensor:
+    return torch.arange(PROMPT, device=device)[None] % 1000
 
 
 class Peer:
@@ -168,7 +163,7 @@ class Peer:
 
         warnings.simplefilter("ignore")
         logging.set_verbosity_error()
-        settings = {**one.settings, "num_hidden_layers": one.layers}
+        settings = SHAPES[one.name] | {"num_hidden_layers": one.layers}
         config = AutoConfig.for_model(settings.pop("model_type"), **settings)
         with no_init_weights():
             self._model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
@@ -176,14 +171,13 @@ class Peer:
             fill(list(self._model.parameters()))
         self._cache: Any = None
 
-    @torch.inference_mode()
-    def read(self, ids: Tensor) -> None:
-        """A prompt, from the beginning."""
+    def rewind(self, tokens: int) -> None:
+        """Forget all tokens; `tokens` has to be 0."""
+        assert not tokens
         self._cache = None
-        self.step(ids)
 
     @torch.inference_mode()
-    def step(self, ids: Tensor) -> None:
+    def extend(self, ids: Tensor) -> None:
         """Tokens after what was read."""
         out = self._model(ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
         self._cache = out.past_key_values
@@ -198,84 +192,63 @@ def open_peer(one: Shape, device: torch.device, dtype: torch.dtype) -> Peer | No
     return Peer(one, device, dtype)
 
 
-def _prefill(one: Shape, session: Session, peer: Peer | None) -> RateResult:
-    ids = torch.arange(PROMPT, device=session.decoder.device)[None] % 1000
-    dtype = session.decoder.arithmetic.products
-
-    def ours() -> None:
-        session.rewind(0)
-        session.extend(ids)
-
-    def ceiling() -> float:
-        return matrix_rate(ids.device, dtype, 0.3).flops_per_s
-
-    call = Call(batch=1, tokens=PROMPT, past=0, phase="prefill")
-    theirs = None if peer is None else lambda: peer.read(ids)
-    return _rate(one, session, call, ours, ceiling, theirs)
-
-
-def _decode(one: Shape, session: Session, peer: Peer | None) -> RateResult:
-    device = session.decoder.device
-    buffer = torch.rand(_READ // 4).to(device)
-    next_id = torch.zeros(1, 1, dtype=torch.long, device=device)
-
-    def steps(step: Callable[[Tensor], object]) -> None:
-        for _ in range(TOKENS):
-            step(next_id)
-
-    def ours() -> None:
-        steps(session.extend)
-
-    def ceiling() -> float:
-        return read_rate(buffer, _READ, 0.2, cached=False)
-
-    call = Call(batch=1, tokens=1, past=PROMPT + TOKENS - 1, phase="decode")
-    theirs = None if peer is None else lambda: steps(peer.step)
-    return _rate(one, session, call, ours, ceiling, theirs)
-
-
-def _rate(
-    one: Shape,
-    session: Session,
-    call: Call,
-    ours: Callable[[], None],
-    ceiling: Callable[[], float],
-    theirs: Callable[[], None] | None,
-) -> RateResult:
-    """Times `ours` in turns with the ceiling and the peer, after a round to warm up.
+def _rate(one: Shape, session: Session, peer: Peer | None, phase: Phase) -> RateResult:
+    """Run the phase in turns with its ceiling and the peer, after a warm-up round.
 
     The rate is extrapolated to all layers by the counted work: layers that were not run take as
     long as those that were, and embedding and head are run once in either case.
     """
     numbers, device = session.decoder.arithmetic, session.decoder.device
-    some = total_work(one.config, call, numbers=numbers, logits="last")
-    every = total_work(one.whole, call, numbers=numbers, logits="last")
-    sides: list[Callable[[], float]] = [lambda: timed(device, ours)[1], ceiling]
-    if theirs is not None:
-        sides.append(lambda: timed(device, theirs)[1])
-    if call.phase == "prefill":
-        rounds, tokens, done, part = 2, call.tokens, some.flops, some.flops / every.flops
+    prefill = phase == "prefill"
+    buffer = torch.rand(0 if prefill else _READ // 4).to(device)
+    ids = _prompt(device) if prefill else torch.zeros(1, 1, dtype=torch.long, device=device)
+
+    def seconds(side: Session | Peer) -> float:
+        def run() -> None:
+            if prefill:
+                side.rewind(0)
+            for _ in range(1 if prefill else TOKENS):
+                side.extend(ids)
+
+        return timed(device, run)[1]
+
+    def ceiling() -> float:
+        if prefill:
+            return matrix_rate(device, numbers.products, 0.3).flops_per_s
+        return read_rate(buffer, _READ, 0.2, cached=False)
+
+    past = 0 if prefill else PROMPT + TOKENS - 1
+    call = Call(batch=1, tokens=ids.shape[1], past=past, phase=phase)
+    some, every = (
+        total_work(config, call, numbers=numbers, logits="last")
+        for config in (one.config, one.whole)
+    )
+    if prefill:
+        rounds, tokens, done, part = 2, PROMPT, some.flops, some.flops / every.flops
     else:  # a step streams weights and cache
         streamed = some.weights + some.cache
         rounds, tokens, done, part = ROUNDS, TOKENS, TOKENS * streamed, some.bytes / every.bytes
+    sides = [lambda: seconds(session), ceiling]
+    if peer is not None:
+        sides.append(lambda: seconds(peer))
     turns = list(islice(in_turns(*sides), 1, 1 + rounds))
     return RateResult(
         shape=one.name,
-        phase=call.phase,
+        phase=phase,
         format=str(numbers.describe(one.config)["weight_format"]),
         tokens_per_s=tokens / median(seconds for seconds, *_ in turns) * part,
         share=median(done / seconds / rate for seconds, rate, *_ in turns),
         layers=one.layers,
         all_layers=len(one.whole.layers),
-        versus=None if theirs is None else median(other / own for own, _, other in turns),
+        versus=None if peer is None else median(other / own for own, _, other in turns),
     )
 
 
 def fitting_layers(name: str, device: torch.device, most: int) -> int:
     """The layers, at most `most`, that fit into half of the free memory; 0 if none does."""
     free = available_bytes(device)
-    for layers in range(min(most, shape(name).layers), 0, -1):
-        one = shape(name, layers)
-        if free is None or 2 * numbers_on(device, one.config).weight_bytes(one.config) <= free:
+    for layers in range(most, 0, -1):
+        config = Shape(name, layers).config
+        if free is None or 2 * numbers_on(device, config).weight_bytes(config) <= free:
             return layers
     return 0

@@ -12,20 +12,14 @@ from time import perf_counter
 
 import torch
 
-from llmcli import devices
 from llmcli.commands.selftest.measure.arithmetic import measure_groups
 from llmcli.commands.selftest.measure.machine import (
+    Shape,
     fitting_layers,
     measure_shape,
     numbers_on,
-    shape,
 )
-from llmcli.commands.selftest.report import (
-    GroupResult,
-    MemoryResult,
-    RateResult,
-    SelftestReport,
-)
+from llmcli.commands.selftest.report import GroupResult, MemoryResult, RateResult, SelftestReport
 from llmcli.errors import WriteFailed
 from llmcli.kernels.native import levels as levels_here
 from llmcli.measure.ceilings import measure_ceilings
@@ -59,23 +53,21 @@ def measure_selftest(
     memory: list[MemoryResult] = []
     ceilings = None
     if speed:
-        config = shape("1B").config
+        numbers = numbers_on(device, Shape("1B", 1).whole)
         ceilings = measure_ceilings(
-            device, numbers_on(device, config), threads=torch.get_num_threads(), progress=progress
+            device, numbers, threads=torch.get_num_threads(), progress=progress
         )
         for name, most in _LAYERS["cuda" if device.type == "cuda" else "cpu"].items():
             layers = fitting_layers(name, device, most)
             if not layers:
                 refused.append(f"{name}: no memory for one layer of it")
                 continue
-            one = shape(name, layers)
+            one = Shape(name, layers)
             found, taken = measure_shape(one, device, against=name == "1B", progress=progress)
             rates += found
             memory.append(taken)
             if layers < most:
                 refused.append(f"{one.words}: no memory for more")
-            if device.type == "cuda":
-                devices.release_freed_memory()
     return SelftestReport(
         device=str(device), groups=tuple(groups), rates=tuple(rates), memory=tuple(memory),
         ceilings=ceilings, refused=tuple(refused), seconds=perf_counter() - begin,

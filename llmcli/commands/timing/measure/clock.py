@@ -31,9 +31,6 @@ class Marks:
     host_s: array[float]
 
 
-NO_MARKS = Marks(names=(), seconds=array("d"), host_s=array("d"))
-
-
 class RunClock:
     """A clock for one run after another: the host's time when each mark was made."""
 
@@ -98,12 +95,6 @@ class EventClock(RunClock):
         self._wait = wait
         self._pool: list[Any] = []
 
-    @classmethod
-    def on(cls, device: torch.device) -> EventClock:
-        """A clock with the events of that device: CUDA's current one, or Apple's."""
-        kind = torch.cuda.Event if device.type == "cuda" else torch.mps.event.Event
-        return cls(lambda: kind(enable_timing=True), lambda: wait_for(device))
-
     def start(self) -> None:
         """The run begins, or a mark: an event is recorded, without waiting for it."""
         at = len(self._times)
@@ -125,8 +116,11 @@ class EventClock(RunClock):
 
 
 def clock_for(device: torch.device) -> RunClock:
-    """The clock of that device: its own events, or the host's time where the host computes."""
-    return HostClock() if device.type == "cpu" else EventClock.on(device)
+    """A clock by the events of that device, or by the host's time where the host computes."""
+    if device.type == "cpu":
+        return HostClock()
+    kind = torch.cuda.Event if device.type == "cuda" else torch.mps.event.Event
+    return EventClock(lambda: kind(enable_timing=True), lambda: wait_for(device))
 
 
 # Attributes such as `shape` start no operation.

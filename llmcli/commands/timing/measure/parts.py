@@ -84,19 +84,8 @@ def part_times(
 
 def over_layers(parts: Sequence[PartTime], order: Sequence[str]) -> tuple[PartTime, ...]:
     """Each part over all layers, in that order."""
-    return tuple(
-        PartTime(
-            part=name,
-            layer=None,
-            seconds=sum(part.seconds for part in own),
-            host_s=sum(part.host_s for part in own),
-            calls=sum(part.calls for part in own),
-            operations=sum(part.operations for part in own),
-            work=sum((part.work for part in own), PartWork()),
-        )
-        for name in order
-        if (own := [part for part in parts if part.part == name])
-    )
+    own = {name: [part for part in parts if part.part == name] for name in order}
+    return tuple(PartTime.total(name, found) for name, found in own.items() if found)
 
 
 def product_seconds(

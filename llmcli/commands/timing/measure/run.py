@@ -1,4 +1,7 @@
-"""Runs each phase again and again, with a clock and without, in turns, until the times settle."""
+"""Runs each phase again and again, with a clock and without, in turns, until the times settle.
+
+Checks that the time adds up, that nothing is missing, and that no number is changed by a clock.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,15 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import median_low
 from time import perf_counter
 
+from llmcli import devices
 from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.graph import Place, graph
-from llmcli.anatomy.work import added
-from llmcli.commands.timing.measure.checks import memory_check, timing_checks
-from llmcli.commands.timing.measure.clock import (
-    NO_MARKS,
-    Marks,
-    OperationCount,
-    RunClock,
-    clock_for,
-)
+from llmcli.anatomy.work import added, calls_work, total_work
+from llmcli.commands.timing.measure.clock import Marks, OperationCount, RunClock, clock_for
 from llmcli.commands.timing.measure.parts import (
     Roof,
     in_order,
@@ -32,15 +30,20 @@ from llmcli.commands.timing.measure.parts import (
 from llmcli.commands.timing.measure.workload import RunOutput, Workload
 from llmcli.commands.timing.report import Overhead, PhaseTime, Stage, TimingReport
 from llmcli.graph.spec import PHASES, Phase
+from llmcli.measure.busy import CpuContention
 from llmcli.measure.peaks import Peak, most
 from llmcli.measure.runs import StoppingRule, current, in_turns, timed
 from llmcli.model import Model
-from llmcli.ops import processor
 from llmcli.records.ceilings import Ceilings
+from llmcli.records.checks import ViewCheck, difference
 from llmcli.records.progress import Progress
 
 LIMIT_S = 10.0  # seconds for all phases together, but one pair of each is always run
 MOST = 128  # runs whose marks are kept: 61 KB each for 16 tokens of a model of 30 layers
+_APART = 0.02  # of the wall time …
+_APART_S = 50e-6  # … or so many seconds of a short run: what begins and ends it is in none
+_ESTIMATE = 0.1  # of the estimated bytes …
+_SLACK = 16 << 20  # … and what libraries and the allocator keep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +115,9 @@ def run_pairs(
     words = "timing the prompt" if phase == "prefill" else "timing the new tokens"
     report = progress or (lambda what, done, total: None)
 
-    def once(clock: RunClock | None = None) -> tuple[RunOutput, Run]:
+    def once(clock: RunClock | None = None) -> tuple[RunOutput, float]:
         workload.ready(phase)
-        out, wall_s = timed(device, lambda: workload.run(phase, clock))
-        return out, Run(wall_s=wall_s, marks=NO_MARKS if clock is None else clock.marks())
+        return timed(device, lambda: workload.run(phase, clock))
 
     report(words, 0, until.done(0, perf_counter())[1])
     workload.ready(phase)  # what the phase begins with is no part of its memory
@@ -123,10 +125,11 @@ def run_pairs(
         first, _ = once()
     workload.check_finite(first)
     unlike = first.unlike(once(clock)[0])
+    clock.marks()
     operations: Counter[Place] = Counter()
     with OperationCount() as count:
-        marks = once(count)[1].marks
-    for piece in pieces(marks, graph(workload.model.config)):
+        once(count)
+    for piece in pieces(count.marks(), graph(workload.model.config)):
         operations[piece.place] += round(piece.seconds)  # which are numbers of operations here
     experts = workload.experts(phase)
     bare_s: list[float] = []
@@ -137,10 +140,10 @@ def run_pairs(
         while not until.over(watched_s, bare_s, perf_counter()):
             report(words, *until.done(len(bare_s), perf_counter()))
             (_, bare), (out, watched) = next(turns)
-            kept.add(watched)
+            kept.add(Run(wall_s=watched, marks=clock.marks()))
             unlike += first.unlike(out)
-            bare_s.append(bare.wall_s)
-            watched_s.append(watched.wall_s)
+            bare_s.append(bare)
+            watched_s.append(watched)
     except KeyboardInterrupt:
         if not watched_s:
             raise
@@ -160,8 +163,9 @@ def phase_time(
     workload: Workload, name: Phase, runs: Runs, roof: Roof, *, trace: bool
 ) -> PhaseTime:
     """The median instrumented run of the phase, part by part; `trace` keeps its pieces."""
-    works = workload.works(name, runs.experts)
-    model = graph(workload.model.config)
+    config, numbers = workload.model.config, workload.numbers
+    works = calls_work(config, workload.calls(name), numbers=numbers, ran=runs.experts)
+    model = graph(config)
     run = tuple(pieces(runs.median.marks, model))
     wall_s, order = runs.median.wall_s, in_order(model)
     parts = part_times(run, works, runs.operations, order)
@@ -212,7 +216,7 @@ def measure_timing(
         apart=model.device.type != "cpu",
     )  # fmt: skip
     runs: dict[Phase, Runs] = {}
-    begin = perf_counter()
+    busy, begin = CpuContention(), perf_counter()
     interrupted = False
     try:
         with current(model.device):
@@ -225,6 +229,7 @@ def measure_timing(
                     break
     except KeyboardInterrupt:
         interrupted = True
+    load = busy.load(ceilings.threads if model.device.type == "cpu" else 1)
     times = tuple(phase_time(workload, name, runs[name], roof, trace=trace) for name in runs)
     peak = most(*(stage.peak for stage in stages), *(phase.peak for phase in times))
     estimated = _estimated(workload)
@@ -242,6 +247,7 @@ def measure_timing(
         estimated=estimated,
         weight_bytes=model.weight_bytes,
         working_set=workload.working_set,
+        machine_load=load,
         checks=checks,
         interrupted=interrupted,
     )
@@ -253,7 +259,74 @@ def _estimated(workload: Workload) -> int:
     need = memory_need(
         model.config, workload.numbers, batch=1, context=len(workload.ids) + workload.new_tokens,
         cuda=model.device.type == "cuda",
-        native=workload.numbers.dtype == "bfloat16" and processor.has_bfloat16(),
+        native=devices.multiplies_bfloat16(model.device),
         tokenizer=0 if model.tokenizer is None else model.tokenizer.nbytes,
     )  # fmt: skip
     return need.together
+
+
+def timing_checks(
+    workload: Workload, phases: Sequence[PhaseTime], runs: Mapping[Phase, Runs]
+) -> tuple[ViewCheck, ...]:
+    """The footer; empty without phases. A check's `where` is the phase that is furthest off."""
+    if not phases:
+        return ()
+    off, missing, wrong, count = {}, {}, [], 0
+    for phase in phases:
+        name = phase.name
+        apart = abs(sum(part.seconds for part in phase.totals) / phase.seconds - 1)
+        off[name] = apart, max(_APART, _APART_S / phase.seconds)
+        timed = sum(part.work.flops for part in phase.parts)
+        calls = (
+            total_work(workload.model.config, call, numbers=workload.numbers, logits=logits)
+            for call, logits in workload.calls(name)
+        )
+        missing[name] = abs(timed - sum(work.flops for work in calls))
+        marks = workload.marks(name)
+        count += len(marks)
+        wrong += [
+            f"{expected or found} ({name})"
+            for expected, found in zip_longest(marks, runs[name].median.marks.names)
+            if expected != found
+        ]
+    in_order = f"the {count} marks are those of the model's activations, in their order"
+    worst = max(off, key=lambda name: off[name][0] / off[name][1])
+    return (
+        ViewCheck(
+            name="adds_up",
+            words="parts and gaps add up to the wall time, which was measured around the run",
+            value=off[worst][0],
+            tolerance=off[worst][1],
+            where=worst if len(off) > 1 else "",
+        ),
+        difference("marks", in_order, wrong),
+        _none("flops", "the parts that were timed have all FLOPs of the forward calls", missing),
+        _none(
+            "same",
+            "instrumented runs compute the logits and tokens of a bare one, bit for bit",
+            {name: run.unlike for name, run in runs.items()},
+        ),
+    )
+
+
+def memory_check(base: int | None, peak: int | None, estimated: int) -> tuple[ViewCheck, ...]:
+    """Compare the memory taken with `info`'s estimate; empty where `base` or `peak` is unknown."""
+    if base is None or peak is None:
+        return ()
+    return (
+        ViewCheck(
+            name="memory",
+            words="the model took the memory that info estimates, up to 10 % and 16 MiB",
+            value=abs(peak - base - estimated) / estimated,
+            tolerance=_ESTIMATE + _SLACK / estimated,
+        ),
+    )
+
+
+def _none(name: str, words: str, off: Mapping[Phase, int]) -> ViewCheck:
+    """A check that a count is 0 in every phase."""
+    worst = max(off, key=lambda phase: off[phase])
+    return ViewCheck(
+        name=name, words=words, value=float(sum(off.values())), tolerance=0.0,
+        where=worst if off[worst] else "",
+    )  # fmt: skip

@@ -11,15 +11,7 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.anatomy import plan
 from llmcli.anatomy.graph import Place, graph
-from llmcli.anatomy.work import (
-    Works,
-    calls_work,
-    decode_calls,
-    part_work,
-    prompt_calls,
-    step_bytes,
-    total_work,
-)
+from llmcli.anatomy.work import decode_calls, part_work, prompt_calls, step_bytes
 from llmcli.commands.timing.measure.clock import END, RunClock
 from llmcli.commands.timing.measure.parts import SAMPLE, STEP
 from llmcli.engine.sampler import Sampler
@@ -126,17 +118,6 @@ class Workload:
         if phase == "decode":
             return decode_calls(batch=1, tokens=self.new_tokens, past=len(self.ids))
         return prompt_calls(batch=1, tokens=len(self.ids))
-
-    def works(self, phase: Phase, experts: Mapping[int, int]) -> Works:
-        """The work of each part in each layer over all calls; `experts`: how many ran by layer."""
-        return calls_work(self.model.config, self.calls(phase), numbers=self.numbers, ran=experts)
-
-    def flops(self, phase: Phase) -> int:
-        """FLOPs of all calls, each counted as a whole."""
-        return sum(
-            total_work(self.model.config, call, numbers=self.numbers, logits=logits).flops
-            for call, logits in self.calls(phase)
-        )
 
     def marks(self, phase: Phase) -> tuple[str, ...]:
         """The marks that a run of it makes: of each call first its own, then its activations."""

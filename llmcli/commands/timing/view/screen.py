@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -14,7 +13,6 @@ from rich.text import Text
 from llmcli.commands.timing.report import (
     CALLS,
     KERNEL,
-    Overhead,
     PartTime,
     PhaseTime,
     Stage,
@@ -23,9 +21,8 @@ from llmcli.commands.timing.report import (
 from llmcli.records.ceilings import MEMORY
 from llmcli.records.environment import Environment
 from llmcli.records.numbers import counted
-from llmcli.records.work import PartWork
 from llmcli.ui.facts import SURELY, beyond, ceiling_summary, ceiling_words, environment_words
-from llmcli.ui.layout import Column, Rows, filled
+from llmcli.ui.layout import Column, Indented, Line, Rows
 from llmcli.ui.numbers import (
     digits_for,
     duration,
@@ -44,8 +41,6 @@ MUCH_OVERHEAD = 0.1  # of the time without instrumentation: it stands out
 UNLIKE = 1.5  # times the median of a part over the layers, from which on a layer stands out …
 LEAST = 0.02  # … where the difference is this share of a layer's time, too: small parts waver
 _MARK, _OUTSIDE = "*", "-"  # of what stands out; the row of what is in no layer
-_NARROW = 8  # columns of a line, however narrow the terminal
-_GLUE = "\ue000"  # between a number and its unit while lines are broken
 _BAR = 20  # columns of a bar for all of the time
 _FEW = 7  # parts that are shown of both phases, and all that take …
 _MUCH = 0.05  # … of the time of one
@@ -53,25 +48,7 @@ _WHY = {CALLS: " (starting operations)", KERNEL: " (far from any ceiling)"}
 _BOUND = {MEMORY: "cyan", "compute": "green", CALLS: "yellow", KERNEL: "magenta"}
 _CACHE = "blue"  # a bound that is the name of a cache
 
-
-@dataclass(frozen=True)
-class Dots:
-    """Parts joined by dots after an indent; lines break between parts, inside one if they must.
-
-    A number stays with its unit.
-    """
-
-    parts: Sequence[str]
-    style: str = ""
-    indent: str = ""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        room = max(_NARROW, options.max_width - len(self.indent))
-        for line in filled(self.parts, room):
-            glued = Text(re.sub(r"(?<=\d) (?=[%kMGTmB])", _GLUE, line))
-            for part in glued.wrap(console, room):
-                words = self.indent + part.plain.rstrip().replace(_GLUE, " ")
-                yield Text(words, style=self.style, no_wrap=True, overflow="ignore")
+Words = Callable[[PartTime], str | tuple[str, str]]  # of a cell, with their style
 
 
 def render_opening(
@@ -83,8 +60,8 @@ def render_opening(
     """
     return Group(
         Text(one_line(title), style=HEADING),
-        Dots(environment_words(environment), FAINT),
-        Dots(list(_stage_words(stages, about)), FAINT),
+        Line(environment_words(environment), FAINT),
+        Line(list(_stage_words(stages, about)), FAINT),
     )
 
 
@@ -99,13 +76,14 @@ def render_timing(
     parts: list[RenderableType] = [_overheads(report, details), Text()] if report.phases else []
     for phase in report.phases:
         parts.append(_headline(phase))
-        parts += [Dots(words, indent="  ") for words in _phase_words(phase)] if details else []
-    tables = [[phase] for phase in report.phases] if details else [report.phases]
-    for phases in tables if report.phases else ():
-        parts += [Text()] if details else []
-        parts.append(Parts(phases, whole=details))
-        parts += [Text(), Layers(phases[0])] if layers else []
-    parts += [Text()] if details else []
+        parts += [Indented(Line(words), by=2) for words in _phase_words(phase)] if details else []
+    if details:
+        for phase in report.phases:
+            parts += [Text(), _parts_table([phase], whole=True)]
+            parts += [Text(), Layers(phase)] if layers else []
+        parts.append(Text())
+    elif report.phases:
+        parts.append(_parts_table(report.phases, whole=False))
     return Group(*parts, *_machine(report, details))
 
 
@@ -121,72 +99,63 @@ def _stage_words(stages: Sequence[Stage], about: Mapping[str, Any] | None) -> It
         yield words
 
 
-def _overheads(report: TimingReport, details: bool) -> Dots:
-    """The cost of instrumentation in each phase. Highlighted where it is high: the times below are
-    then not those of `generate`.
+def _overheads(report: TimingReport, details: bool) -> Line:
+    """`timing overhead: prefill +1.2 % (7 pairs)`, with quartiles, or how far apart they are.
+
+    Highlighted where it is high: the times below are then not those of `generate`.
     """
+    words: list[str] = []
+    for phase in report.phases:
+        found = phase.overhead
+        cost = f"{phase.name} {signed_percent(found.median)} ({counted(phase.pairs, 'pair')}"
+        if details:
+            lower, upper = map(signed_percent, found.quartiles)
+            cost += f", {'within noise: ' * found.within_noise}quartiles {lower} … {upper}"
+        elif not found.tight and phase.pairs > 1:
+            cost += f", quartiles {percent(phase.spread)}"
+        words.append(f"{'' if words else 'timing overhead: '}{cost})")
     much = any(phase.overhead.median > 1 + MUCH_OVERHEAD for phase in report.phases)
-    words = [f"{phase.name} {_overhead(phase, details)}" for phase in report.phases]
-    words[0] = f"timing overhead: {words[0]}"
-    return Dots(words, "yellow" if much else FAINT)
+    return Line(words, "yellow" if much else FAINT)
 
 
-def _overhead(phase: PhaseTime, details: bool) -> str:
-    """`+1.2 % (7 pairs)`; with its quartiles, or where they are too far apart how far they are."""
-    found: Overhead = phase.overhead
-    words = f"{signed_percent(found.median)} ({counted(phase.pairs, 'pair')}"
-    if details:
-        lower, upper = map(signed_percent, found.quartiles)
-        words += f", {'within noise: ' * found.within_noise}quartiles {lower} … {upper}"
-    elif not found.tight and phase.pairs > 1:
-        words += f", quartiles {percent(phase.spread)}"
-    return f"{words})"
-
-
-def _headline(phase: PhaseTime) -> Dots:
+def _headline(phase: PhaseTime) -> Line:
     """The speed of the run in the table, and the part that takes most of it."""
     what = f"{phase.name}: {counted(phase.tokens, 'token')}"
     if phase.past:
         what += f" after {phase.past:,}"
     if phase.name == "prefill" and phase.calls > 1:
         what += f" in {phase.calls} calls"
-    seconds, behind = a_token(phase, phase.seconds)
     rates = [speed(phase.tokens / phase.seconds)] if phase.seconds > 0 else []
     largest = max(phase.totals, key=lambda part: part.seconds)
     most = f"most in {largest.part} {percent(largest.share or 0.0)}"
-    return Dots([what, *rates, f"{duration(seconds)}{behind}", most], HEADING)
+    return Line([what, *rates, _each(phase, phase.seconds, duration), most], HEADING)
 
 
-def a_token(phase: PhaseTime, amount: float) -> tuple[float, str]:
+def _each(phase: PhaseTime, amount: float, shown: Callable[[float], str]) -> str:
     """For decode the amount per token, with words that say so; for prefill all of it."""
-    return amount / phase.shown_tokens, " a token" * (phase.name == "decode")
+    return shown(amount / phase.shown_tokens) + " a token" * (phase.name == "decode")
 
 
 def _phase_words(phase: PhaseTime) -> Iterator[list[str]]:
     """Products with weights, what limits the parts, and the work of the phase, a line each."""
-    yield product_words(phase)
-    yield list(_bounds(phase))
-    causal, behind = a_token(phase, phase.work.flops)
-    one, other = unit(causal, "FLOP"), unit(a_token(phase, phase.work.flops_full)[0], "FLOP")
-    flops = f"{one}{behind}" if one == other else f"{one}{behind} (causal), {other} (full square)"
-    weights, cache = (a_token(phase, n)[0] for n in (phase.work.weights, phase.work.cache))
-    reads = f"reads {unit(weights, 'B')} of weights, {unit(cache, 'B')} of cache"
-    yield [flops, reads, *layer_words(phase)]
-
-
-def product_words(phase: PhaseTime) -> list[str]:
-    """`GEMV: 121 a token, 78 % of the time`: products with a weight matrix, one row or many."""
-    words = []
+    products = []
     for name, what, count, seconds in (
         ("GEMV", "one row times a weight matrix", phase.work.gemv, phase.gemv_s),
         ("GEMM", "many rows times one", phase.work.gemm, phase.gemm_s),
     ):
         if count:
-            each, behind = a_token(phase, count)
-            number = f"{each:,.0f}" if each == int(each) else f"{each:,.1f}"
+            each = _each(phase, count, lambda n: f"{n:,.0f}" if n == int(n) else f"{n:,.1f}")
             share = percent(seconds / phase.seconds)
-            words.append((seconds, f"{name} ({what}): {number}{behind}, {share} of the time"))
-    return [text for _, text in sorted(words, reverse=True)]
+            products.append((seconds, f"{name} ({what}): {each}, {share} of the time"))
+    yield [words for _, words in sorted(products, reverse=True)]
+    yield list(_bounds(phase))
+    tokens = phase.shown_tokens
+    full = unit(phase.work.flops_full / tokens, "FLOP")
+    flops = _each(phase, phase.work.flops, lambda n: unit(n, "FLOP"))
+    if unit(phase.work.flops / tokens, "FLOP") != full:
+        flops += f" (causal), {full} (full square)"
+    weights, cache = (unit(n / tokens, "B") for n in (phase.work.weights, phase.work.cache))
+    yield [flops, f"reads {weights} of weights, {cache} of cache", *_layer_words(phase)]
 
 
 def _bounds(phase: PhaseTime) -> Iterator[str]:
@@ -197,13 +166,14 @@ def _bounds(phase: PhaseTime) -> Iterator[str]:
             shares[part.bound] = shares.get(part.bound, 0.0) + (part.share or 0.0)
     for at, (bound, share) in enumerate(sorted(shares.items(), key=lambda item: -item[1])):
         yield f"{'' if at else 'bound by '}{bound} {percent(share)}{_WHY.get(bound, '')}"
-    if phase.floor_s is not None:
-        each, behind = a_token(phase, phase.floor_s)
-        reached = percent(phase.floor_s / phase.seconds)
-        yield f"{reached} of the ceilings, which allow {duration(each)}{behind}"
+    every = PartTime.total("all", phase.totals)
+    if every.of_bound is not None:
+        floor = every.of_bound * every.seconds
+        reached = percent(floor / phase.seconds)
+        yield f"{reached} of the ceilings, which allow {_each(phase, floor, duration)}"
 
 
-def layer_words(phase: PhaseTime) -> list[str]:
+def _layer_words(phase: PhaseTime) -> list[str]:
     """`30 layers of 1.02 ms, slowest 7 with 1.31 ms`; nothing without layers."""
     times: dict[int, float] = {}
     for part in phase.parts:
@@ -216,8 +186,7 @@ def layer_words(phase: PhaseTime) -> list[str]:
     return [f"{len(times)} layers of {usual}, slowest {slowest} with {duration(times[slowest])}"]
 
 
-@dataclass(frozen=True)
-class Parts:
+def _parts_table(phases: Sequence[PhaseTime], *, whole: bool) -> Rows:
     """The parts of some phases side by side, over all layers, and their sum.
 
     Of each phase: milliseconds (of decode everything is of a token), share of the time, rates, and
@@ -225,87 +194,74 @@ class Parts:
     with their work, and a bar; else the `_FEW` largest and all that take `_MUCH` of a phase, and
     one row for the others.
     """
+    shares: dict[str, float] = {}
+    for phase in sorted(phases, key=lambda phase: -len(phase.totals)):
+        for part in phase.totals:
+            shares[part.part] = max(shares.get(part.part, 0.0), part.share or 0.0)
+    largest = sorted(shares, key=lambda name: -shares[name])
+    kept = [one for at, one in enumerate(largest) if at < _FEW or shares[one] >= _MUCH]
+    if whole or len(kept) + 1 == len(shares):  # one other is a row of its own
+        kept = largest
+    others = [name for name in shares if name not in kept]
+    groups = [(name, [name]) for name in shares if name in kept]
+    groups += [(f"{len(others)} others", others)] if others else []
+    groups += [("all", list(shares))]
+    columns = [(phase, _columns(phase, whole)) for phase in phases]
+    rows = []
+    for title, names in groups:
+        cells = [Text(title)]
+        for phase, own in columns:
+            parts = [part for part in phase.totals if part.part in names]
+            part = parts[0] if len(parts) == 1 else PartTime.total(title, parts)
+            cells += (Text.assemble(shown(part)) if parts else Text() for _, shown in own)
+        rows.append(cells)
+    for cell in rows[-1]:
+        cell.stylize(HEADING)
+    heads = [Column("ms by part", right=False)]
+    return Rows([*heads, *(column for _, own in columns for column, _ in own)], rows)
 
-    phases: Sequence[PhaseTime]
-    whole: bool
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        bar = "#" if options.ascii_only else "█"
-        columns = [Column("ms by part", right=False)]
-        for phase in self.phases:
-            columns += [column for column, _ in self._cells(phase, phase.totals, bar)]
-        shown, others = self._split()
-        groups = [(name, [name]) for name in shown]
-        groups += [(f"{len(others)} others", others)] if others else []
-        groups += [("all", [*shown, *others])]
-        rows = []
-        for title, names in groups:
-            cells = [Text(title)]
-            for phase in self.phases:
-                parts = [part for part in phase.totals if part.part in names]
-                texts = (text for _, text in self._cells(phase, parts or phase.totals, bar))
-                cells += texts if parts else (Text() for _ in texts)
-            rows.append(cells)
-        for cell in rows[-1]:
-            cell.stylize(HEADING)
-        yield Rows(columns, rows)
+def _columns(phase: PhaseTime, whole: bool) -> list[tuple[Column, Words]]:
+    """The columns of a phase, each with the words (and their style) for a part or several.
 
-    def _split(self) -> tuple[list[str], list[str]]:
-        """The parts with the largest share of a phase, in their order, and the others."""
-        shares: dict[str, float] = {}
-        for phase in sorted(self.phases, key=lambda phase: -len(phase.totals)):
-            for part in phase.totals:
-                shares[part.part] = max(shares.get(part.part, 0.0), part.share or 0.0)
-        largest = sorted(shares, key=lambda name: -shares[name])
-        kept = [one for at, one in enumerate(largest) if at < _FEW or shares[one] >= _MUCH]
-        if self.whole or len(kept) + 1 == len(shares):  # one other is a row of its own
-            kept = largest
-        return [one for one in shares if one in kept], [one for one in shares if one not in kept]
+    Columns are dropped by how little they are missed: GFLOP/s of decode before GB/s.
+    """
+    decode, tokens = phase.name == "decode", phase.shown_tokens
+    digits, share = digits_for([phase.seconds / tokens]), percent
+    if not whole:
+        digits, share = min(2, digits), _whole_percent
 
-    def _cells(
-        self, phase: PhaseTime, parts: Sequence[PartTime], bar: str
-    ) -> Iterator[tuple[Column, Text]]:
-        """The cells for the sum of some parts, each with its column.
+    def part_of(part: PartTime) -> float:
+        return part.seconds / phase.seconds if phase.seconds else 0.0
 
-        Columns are dropped by how little they are missed: GFLOP/s of decode before GB/s.
-        """
-        decode, tokens = phase.name == "decode", phase.shown_tokens
-        digits, share = digits_for([phase.seconds / tokens]), percent
-        if not self.whole:
-            digits, share = min(2, digits), _whole_percent
-        seconds = sum(part.seconds for part in parts)
-        part_of = seconds / phase.seconds if phase.seconds else 0.0
-        work = sum((part.work for part in parts), PartWork())
-        name = "per token" if decode else phase.name
-        yield Column(name), Text(milliseconds(seconds / tokens, digits))
-        if self.whole and any(part.host_s != part.seconds for part in phase.totals):
-            host_s = sum(part.host_s for part in parts)
-            yield Column("host ms", drop=4), Text(milliseconds(host_s / tokens, digits))
-        yield Column("share", drop=1), Text(share(part_of))
-        if self.whole:
-            length = round(part_of * _BAR) if len(parts) == 1 else 0
-            yield Column("", right=False, drop=10), Text(bar * length, style=NUMBER)
-            flops = scaled(work.flops / tokens) if work.flops else ""
-            yield Column("FLOPs", drop=9), Text(flops)
-            amount = unit(work.bytes / tokens, "B") if work.bytes else ""
-            yield Column("bytes", drop=7), Text(amount)
-        yield Column("GB/s", drop=5 if decode else 6), Text(rate(work.bytes, seconds))
-        yield Column("GFLOP/s", drop=6 if decode else 5), Text(rate(work.flops, seconds))
-        yield Column("bound by", right=False, drop=2), self._bound(parts, seconds, share)
-        if self.whole:
-            nearest = parts[0].nearest if len(parts) == 1 else None
-            yield Column("nearest", right=False, drop=11), Text(nearest or "")
+    def bar(part: PartTime) -> tuple[str, str]:
+        return "█" * round(part_of(part) * _BAR) * (part.share is not None), NUMBER
 
-    def _bound(
-        self, parts: Sequence[PartTime], seconds: float, share: Callable[[float], str]
-    ) -> Text:
-        """`memory 51 %` of one part; of several the share of their ceilings alone."""
-        reached = [part.seconds * part.of_bound for part in parts if part.of_bound is not None]
-        if not reached or not seconds:
-            return Text()
-        bound = (parts[0].bound or "") if len(parts) == 1 else ""
-        style = _BOUND.get(bound, _CACHE) if bound else ""
-        return Text(f"{bound} {share(sum(reached) / seconds)}".strip(), style=style)
+    def bound(part: PartTime) -> tuple[str, str]:
+        reached = "" if part.of_bound is None else share(part.of_bound)
+        style = _BOUND.get(part.bound, _CACHE) if part.bound else ""
+        return f"{part.bound or ''} {reached}".strip(), style
+
+    apart = any(part.host_s != part.seconds for part in phase.totals)
+    columns: tuple[tuple[bool, Column, Words], ...] = (
+        (True, Column("per token" if decode else phase.name),
+         lambda part: milliseconds(part.seconds / tokens, digits)),
+        (whole and apart, Column("host ms", drop=4),
+         lambda part: milliseconds(part.host_s / tokens, digits)),
+        (True, Column("share", drop=1), lambda part: share(part_of(part))),
+        (whole, Column("", right=False, drop=10), bar),
+        (whole, Column("FLOPs", drop=9),
+         lambda part: scaled(part.work.flops / tokens) if part.work.flops else ""),
+        (whole, Column("bytes", drop=7),
+         lambda part: unit(part.work.bytes / tokens, "B") if part.work.bytes else ""),
+        (True, Column("GB/s", drop=5 if decode else 6),
+         lambda part: rate(part.work.bytes, part.seconds)),
+        (True, Column("GFLOP/s", drop=6 if decode else 5),
+         lambda part: rate(part.work.flops, part.seconds)),
+        (True, Column("bound by", right=False, drop=2), bound),
+        (whole, Column("nearest", right=False, drop=11), lambda part: part.nearest or ""),
+    )  # fmt: skip
+    return [(column, words) for shown, column, words in columns if shown]
 
 
 def _whole_percent(share: float) -> str:
@@ -314,44 +270,43 @@ def _whole_percent(share: float) -> str:
 
 @dataclass(frozen=True)
 class Layers:
-    """A row a layer, the slowest first, and a column a part; the part that takes the least time is
-    the first to go.
+    """A row per layer, the slowest first, and a column per part; narrow terminals drop the parts
+    that take the least time.
     """
 
     phase: PhaseTime
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        phase, times = self.phase, times_by_layer(self.phase)
-        tokens, digits = phase.shown_tokens, digits_for([phase.seconds / phase.shown_tokens])
+        phase, tokens = self.phase, self.phase.shown_tokens
+        digits = digits_for([phase.seconds / tokens])
+        times = {(part.layer, part.part): part.seconds for part in phase.parts}
         parts = [part.part for part in phase.totals]
-        order = [part.part for part in sorted(phase.totals, key=lambda part: -part.seconds)]
-        layers = sorted({layer for layer, _ in times if layer is not None})
-        unlike = outliers(times, layers, parts)
+        whole: dict[int | None, float] = {}
+        for (layer, _), seconds in times.items():
+            whole[layer] = whole.get(layer, 0.0) + seconds
+        layers = sorted((at for at in whole if at is not None), key=lambda at: (-whole[at], at))
+        unlike = _outliers(times, {at: whole[at] for at in layers}, parts)
         pad = " " if unlike else ""
 
-        def cell(seconds: float | None, mark: str) -> Text:
+        def cell(seconds: float | None, mark: str = pad) -> Text:
             if seconds is None:
                 return Text()
             style = "bold yellow" if mark.strip() else ""
             return Text(milliseconds(seconds / tokens, digits) + mark, style=style)
 
-        def row(name: str, seconds: Sequence[float | None], marks: Sequence[str]) -> list[Text]:
-            every = cell(sum(one or 0.0 for one in seconds), pad)
-            return [Text(name), every, *map(cell, seconds, marks)]
-
-        whole = {at: sum(times.get((at, part), 0.0) for part in parts) for at in layers}
-        outside = [None] if any(at is None for at, _ in times) else []
         rows = []
-        for layer in [*sorted(layers, key=lambda at: -whole[at]), *outside]:
+        for layer in [*layers, *([None] if None in whole else [])]:
             marks = [_MARK if (layer, part) in unlike else pad for part in parts]
+            own = [times.get((layer, part)) for part in parts]
             name = _OUTSIDE if layer is None else str(layer)
-            rows.append(row(name, [times.get((layer, part)) for part in parts], marks))
-        sums = [sum(times.get((layer, part), 0.0) for layer in (None, *layers)) for part in parts]
-        rows.append(row("all", sums, [pad] * len(parts)))
+            rows.append([Text(name), cell(whole[layer]), *map(cell, own, marks)])
+        sums = [part.seconds for part in phase.totals]
+        rows.append([Text("all"), cell(sum(sums)), *map(cell, sums)])
         for text in rows[-1]:
             text.stylize(HEADING)
+        largest = sorted(phase.totals, key=lambda part: -part.seconds)
         columns = [Column("layer"), Column("all" + pad)]
-        columns += [Column(part + pad, drop=1 + order.index(part)) for part in parts]
+        columns += [Column(part.part + pad, drop=1 + largest.index(part)) for part in phase.totals]
         table = Rows(columns, rows)
         yield table
         notes = [f"milliseconds{' a token' * (tokens > 1)}; {_OUTSIDE}: in no layer"]
@@ -361,67 +316,59 @@ class Layers:
         yield from (Text(note, style=FAINT) for note in notes)
 
 
-def times_by_layer(phase: PhaseTime) -> dict[tuple[int | None, str], float]:
-    """Seconds by (layer, part); the gaps outside of layers are what is in no part there."""
-    return {(part.layer, part.part): part.seconds for part in phase.parts}
-
-
-def outliers(
-    times: Mapping[tuple[int | None, str], float], layers: Sequence[int], parts: Sequence[str]
+def _outliers(
+    times: Mapping[tuple[int | None, str], float], layers: Mapping[int, float], parts: list[str]
 ) -> set[tuple[int | None, str]]:
-    """The (layer, part) that take much more than that part does in most layers."""
+    """The (layer, part) that take much more than that part does in most layers.
+
+    `layers`: seconds of each layer.
+    """
     if len(layers) < 3:
         return set()
-    usual = median(sum(times.get((layer, part), 0.0) for part in parts) for layer in layers)
     found: set[tuple[int | None, str]] = set()
     for part in parts:
-        middle = median(times.get((layer, part), 0.0) for layer in layers)
-        for layer in layers:
-            own = times.get((layer, part), 0.0)
-            if own > UNLIKE * middle and own - middle > LEAST * usual:
-                found.add((layer, part))
+        own = {at: times.get((at, part), 0.0) for at in layers}
+        middle = median(own.values())
+        found |= {
+            (layer, part) for layer, seconds in own.items()
+            if seconds > UNLIKE * middle and seconds - middle > LEAST * median(layers.values())
+        }  # fmt: skip
     return found
 
 
 def _machine(report: TimingReport, details: bool) -> Iterator[RenderableType]:
     """The ceilings that matter and the peak memory, or all of both; what was beyond a ceiling."""
-    ceilings = report.ceilings
+    ceilings, amount = report.ceilings, unit(report.working_set, "B")
     read = ceilings.read(report.working_set)
+    level, at = read.level, unit(read.bytes_per_s, "B/s")
     if details:
         threads = f", {counted(ceilings.threads, 'thread')}" * (ceilings.device == "cpu")
         device = f"{ceilings.device}{threads}"
-        yield Dots([f"ceilings of this machine ({device})", *ceiling_words(ceilings)])
-        yield Dots([residency(report)])
+        yield Line([f"ceilings of this machine ({device})", *ceiling_words(ceilings)])
+        where = f"come from memory at {at}"
+        if level != MEMORY:
+            where = f"fit in {level}: compared with its {at}, not the memory's"
+        elif ceilings.caches:
+            largest = max(cache.bytes for cache in ceilings.caches)
+            where += f": no cache holds them (at most {size(largest)})"
+        yield Line([f"a step's {amount} {where}"])
     else:
         first, *rest = ceiling_summary(ceilings)
-        at = first if read.level == MEMORY else f"{read.level} {unit(read.bytes_per_s, 'B/s')}"
         peak = [] if report.peak is None else [f"peak memory {size(report.peak)}"]
-        yield Dots([", ".join([f"ceilings: {at}", *rest]), *peak], FAINT)
+        first = first if level == MEMORY else f"{level} {at}"
+        yield Line([", ".join([f"ceilings: {first}", *rest]), *peak], FAINT)
     if words := beyond(
         f"{part.part} ({phase.name})"
         for phase in report.phases
         for part in phase.totals
         if part.of_bound is not None and part.of_bound > SURELY
     ):
-        yield Dots([words], "yellow")
+        yield Line([words], "yellow")
     if details:
-        yield Dots(list(memory_words(report)))
+        yield Line(_memory_words(report))
 
 
-def residency(report: TimingReport) -> str:
-    """Which level of memory a step reads its numbers from."""
-    ceilings = report.ceilings
-    read = ceilings.read(report.working_set)
-    level, at = read.level, unit(read.bytes_per_s, "B/s")
-    amount = unit(report.working_set, "B")
-    if level != MEMORY:
-        return f"a step's {amount} fit in {level}: compared with its {at}, not the memory's"
-    largest = max((held for _, held in ceilings.caches), default=None)
-    than = "" if largest is None else f": no cache holds them (at most {size(largest)})"
-    return f"a step's {amount} come from memory at {at}{than}"
-
-
-def memory_words(report: TimingReport) -> Iterator[str]:
+def _memory_words(report: TimingReport) -> list[str]:
     """The most memory held before the model, in each stage and in each phase, and the estimate."""
     what = "resident memory (RSS)" if report.ceilings.device == "cpu" else "memory of the device"
     held = [("base", report.base)]
@@ -429,12 +376,10 @@ def memory_words(report: TimingReport) -> Iterator[str]:
     held += [(phase.name, phase.peak) for phase in report.phases]
     known = [f"{name} {size(nbytes)}" for name, nbytes in held if nbytes is not None]
     if known:
-        yield f"peak {what}: {known[0]}"
-        yield from known[1:]
-    taken = (report.peak or 0) - (report.base or 0)
+        known[0] = f"peak {what}: {known[0]}"
+    estimated, taken = size(report.estimated), (report.peak or 0) - (report.base or 0)
     if report.peak is None or report.base is None or taken <= 0:
-        yield f"estimated for the model {size(report.estimated)}"
-        return
+        return [*known, f"estimated for the model {estimated}"]
     off = report.estimated / taken - 1
     words = "exactly" if not off else f"{percent(abs(off))} {'more' if off > 0 else 'less'}"
-    yield f"the model took {size(taken)}, estimated {size(report.estimated)} ({words})"
+    return [*known, f"the model took {size(taken)}, estimated {estimated} ({words})"]
