@@ -224,7 +224,7 @@ def _baseline(
     base: int | None = 0
     if device.type != "cuda":
         # `runtime` without a tokenizer: the libraries' code
-        code = memory_need(config, numbers, batch=1, context=1).runtime
+        code = memory_need(config, numbers, batch=1, context=1).runtime_bytes_estimate
         base = base_bytes(held, resident_bytes(), code) if fresh else None
     return ceilings, base
 

@@ -90,7 +90,7 @@ def memory_bytes(config: ModelConfig, numbers: Arithmetic, test: Test, settings:
         cuda=resolve_device("auto").type == "cuda",
         native=has_bfloat16(),
     )
-    return need.total
+    return need.needed_bytes
 
 
 @lru_cache(maxsize=8)  # needed twice for a row, and takes half a millisecond a token
