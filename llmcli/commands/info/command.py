@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
-from llmcli.records.info import NO_FORMATS, Device
-from llmcli.shell.headers import chosen_devices, opened_headers
+from llmcli.records.info import Device
+from llmcli.shell.headers import chosen_devices, opened_headers, unloaded_model
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import LARGEST, opt
 from llmcli.shell.running import check_context, note_quantize, note_tensors
-
-if TYPE_CHECKING:
-    from llmcli.commands.info.report import InfoReport
 
 EPILOG = """
 Examples:
@@ -118,37 +115,26 @@ def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -
             note_quantize(model, checkpoint, out)
             note_tensors(checkpoint, report.surplus, out)
     report = replace(report, file=replace(report.file, path=place))
-    if report.architecture is not None:
-        check_context(model, report.architecture.context, report.architecture.positions, out)
+    about = unloaded_model(checkpoint, place) | {"family": None}
+    if (known := report.architecture) is not None:
+        check_context(model, known.context, known.positions, out)
+        first = report.memory[0]
+        about |= {
+            "family": known.family,
+            "model_type": known.model_type,
+            "parameters": known.parameters.total,
+            "context": known.context,
+            **first.need.formats,
+            "weight_bytes": first.need.weights_bytes,
+            "device": first.device.device,
+        }
     out.present(
         lambda: render_info(report, full=info.all, metadata=info.metadata),
         members(report) | {"checks": {}},
-        model=_model_object(report),
+        model=about,
         environment=environment(),
         checks=report.checks,
         hint=HINT,
     )
     if report.unsupported is not None:
         raise report.unsupported
-
-
-def _model_object(report: InfoReport) -> dict[str, Any]:
-    """The `model` object of the document, as far as the headers go."""
-    model = report.architecture
-    about: dict[str, Any] = {
-        "name": report.name,
-        "path": report.file.path,
-        "stored_formats": sorted(stored.format for stored in report.file.formats),
-    }
-    if model is None:
-        return {**about, **NO_FORMATS, "family": None}
-    first = report.memory[0]
-    return about | {
-        "family": model.family,
-        "model_type": model.model_type,
-        "parameters": model.parameters.total,
-        "context": model.context,
-        **first.need.formats,
-        "weight_bytes": first.need.weights_bytes,
-        "device": first.device.device,
-    }

@@ -137,9 +137,8 @@ class InfoReport:
 
     `flops` and `memory` follow from it; `memory` begins with the device that would be used, and
     where the model does not fit there, `would_fit` are options with which it does. `unknown` says
-    why `architecture`, or the tokenizer, is missing; `unsupported` is the error that every run of
-    the model ends with. `ignored`: GGUF metadata that has no effect for this architecture, here and in
-    llama.cpp. `surplus`: tensors for which the model has no parameter.
+    why `architecture`, or the tokenizer, is missing. `ignored`: GGUF metadata that has no effect
+    for this architecture, here and in llama.cpp.
     """
 
     name: str = field(metadata=APART)
@@ -151,9 +150,9 @@ class InfoReport:
     memory: tuple[DeviceFit, ...] = ()
     would_fit: tuple[Offer, ...] = ()
     unknown: tuple[str, ...] = ()
-    unsupported: UnsupportedModel | None = field(default=None, metadata=APART)
+    unsupported: UnsupportedModel | None = field(default=None, metadata=APART)  # ends every run
     ignored: Mapping[str, str] = field(default_factory=dict)
-    surplus: tuple[str, ...] = field(default=(), metadata=APART)
+    surplus: tuple[str, ...] = field(default=(), metadata=APART)  # tensors without a parameter
     checks: tuple[ViewCheck, ...] = field(default=(), metadata=APART)
 
     @derived

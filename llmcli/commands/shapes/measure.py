@@ -114,17 +114,13 @@ def model_shapes(
     ones, of the headers.
     """
     phases = request.phases
-    every = request.tensors(phases)
-    tensors = [item for item in every if request.takes(item[0])]
+    tensors = [item for item in request.tensors(phases) if request.takes(item[0])]
 
     def in_file(spec: TensorSpec) -> object:
         return _file_template(stored.get(spec.name), spec)
 
     rows = fold_kinds(tensors, request.config, in_file)
-    weights = [item[0] for item in every if item[0].kind == "parameter"]
-    known = sum(item.stored_bytes for item in stored.values())
     return ShapesReport(
-        weight_format=request.numbers.weight_format(request.config),
         batch=request.batch,
         tokens=request.tokens,
         phases=phases,
@@ -136,9 +132,7 @@ def model_shapes(
         rows=tuple(_row(row, request, stored) for row in rows),
         cache=_growth(request),
         flops=tuple(_flops(phase, request.plan(phase).tensors) for phase in phases),
-        parameters=sum(spec.count for spec in weights),
-        weight_bytes=sum(spec.bytes or 0 for spec in weights),
-        stored_bytes=known if stored else None,
+        stored_bytes=sum(item.stored_bytes for item in stored.values()) if stored else None,
         prompt=request.prompt,
         example=request.example,
         checks=(symbols_check(tensors, request), folded_check(tensors, rows), *checks),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llmcli.records.checks import ViewCheck
-from llmcli.records.document import APART
+from llmcli.records.document import APART, FLAT
 from llmcli.records.info import StateNeed
 from llmcli.records.text import Token
 
@@ -48,7 +48,7 @@ class ShapeTensor:
     formula: str
     shares: str | None
     written: bool
-    stored: Stored | None = field(metadata=APART)
+    stored: Stored | None = field(metadata=FLAT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,6 @@ class ShapesReport:
     """All that was requested; `tensors` one by one, `rows` the same folded.
 
     `prompt`: its tokens, where one was given; `example`: the number of tokens is an example.
-    `weight_bytes`: of all parameters in `weight_format`; `parameters`: how many.
     """
 
     batch: int
@@ -134,9 +133,6 @@ class ShapesReport:
     cache: CacheGrowth
     flops: tuple[CallFlops, ...]
     example: bool = field(default=False, metadata=APART)
-    weight_format: str = field(metadata=APART)
-    parameters: int = field(metadata=APART)
-    weight_bytes: int = field(metadata=APART)
     stored_bytes: int | None = field(metadata=APART)
     checks: tuple[ViewCheck, ...] = field(metadata=APART)
 
@@ -156,3 +152,10 @@ class NameRow:
     words: str
     formula: str
     aliases: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamesReport:
+    """What `--names` shows."""
+
+    names: tuple[NameRow, ...]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -17,13 +18,12 @@ from llmcli.commands.shapes.report import (
     NameRow,
     ShapeRow,
     ShapesReport,
-    ShapeTensor,
     Stored,
 )
 from llmcli.records.numbers import counted, spans
 from llmcli.records.text import Token
 from llmcli.ui.cells import in_words
-from llmcli.ui.facts import state_words
+from llmcli.ui.facts import model_line, state_words
 from llmcli.ui.layout import GAP, Column, Indented, Line, Rows
 from llmcli.ui.letters import axis_line
 from llmcli.ui.numbers import scaled, size
@@ -39,13 +39,15 @@ _SECTIONS = (
 )
 
 
-def render_shapes(report: ShapesReport, title: str, *, detailed: bool) -> RenderableType:
+def render_shapes(
+    report: ShapesReport, model: Mapping[str, Any], *, detailed: bool
+) -> RenderableType:
     """The model in the order of computation: parameters in few lines, then a line a tensor.
 
     Without the divisors of norms, and without views that are what they are views of. `detailed`:
     everything about every tensor, a table for each kind, and totals.
     """
-    parts: list[RenderableType] = [Text(one_line(title), style=HEADING)]
+    parts: list[RenderableType] = [Text(one_line(model_line(model)), style=HEADING)]
     if detailed:
         parts += sizes_of_letters(report.letters, report.example)
     else:
@@ -54,12 +56,12 @@ def render_shapes(report: ShapesReport, title: str, *, detailed: bool) -> Render
         parts.append(Line([*letters, *example], FAINT))
     if report.prompt:
         parts.append(_prompt(report.prompt))
-    return Group(*parts, *(_sections(report) if detailed else _overview(report)))
+    return Group(*parts, *(_sections if detailed else _overview)(report, model))
 
 
-def _overview(report: ShapesReport) -> Iterator[RenderableType]:
-    heading = f"parameters: {report.parameters:,} · {size(report.weight_bytes)} in "
-    yield Text(f"\n{heading}{report.weight_format}", style=HEADING)
+def _overview(report: ShapesReport, model: Mapping[str, Any]) -> Iterator[RenderableType]:
+    held = f"{size(model['weight_bytes'])} in {model['weight_format']}"
+    yield Text(f"\nparameters: {model['parameters']:,} · {held}", style=HEADING)
     yield Line([*_weights([row for row in report.rows if row.first.kind == "parameter"])])
     formulas: dict[str, str] = {}
     rows = []
@@ -75,14 +77,14 @@ def _overview(report: ShapesReport) -> Iterator[RenderableType]:
     yield Line([*totals, "--all: dtypes, bytes, memory, sources"], FAINT)
 
 
-def _sections(report: ShapesReport) -> Iterator[RenderableType]:
+def _sections(report: ShapesReport, model: Mapping[str, Any]) -> Iterator[RenderableType]:
     for kind, words in _SECTIONS:
         rows = [row for row in report.rows if row.first.kind == kind]
         if rows:
             yield Text()
             yield Text(_heading(words, rows, report), style=HEADING)
             yield _table(kind, rows, report)
-            yield from _below(kind, rows, report)
+            yield from _below(kind, rows, report, model)
     if folds := [*_folds(report)]:
         yield Text()
         yield from folds
@@ -173,12 +175,12 @@ def render_stored(tensors: Sequence[Stored], title: str) -> RenderableType:
         Column("bytes"),
     )
     rows = [
-        [
-            Text(one_line(tensor.source)),
+        (
+            one_line(tensor.source),
             Text(listed(tensor.stored_shape), style=NUMBER),
-            Text(one_line(tensor.stored_format)),
-            Text(size(tensor.stored_bytes)),
-        ]
+            one_line(tensor.stored_format),
+            size(tensor.stored_bytes),
+        )
         for tensor in tensors
     ]
     held = size(sum(tensor.stored_bytes for tensor in tensors))
@@ -216,23 +218,26 @@ def _table(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Rows:
 
 def _fields(
     kind: str, report: ShapesReport
-) -> Iterator[tuple[Column, Callable[[ShapeRow], Text]]]:
+) -> Iterator[tuple[Column, Callable[[ShapeRow], Text | str]]]:
     """The columns of a section, in order; the least important is the first to go below."""
     names = ("shape",) if kind == "parameter" else report.phases
-    yield Column("name", right=False), lambda row: Text(one_line(row.name))
-    yield Column("letters", right=False, drop=1), lambda row: Text(listed(row.first.axes))
+    yield Column("name", right=False), lambda row: one_line(row.name)
+    yield Column("letters", right=False, drop=1), lambda row: listed(row.first.axes)
     for at, name in enumerate(names):
         column = Column(name, right=False, drop=2 + at, labelled=kind != "parameter")
         yield column, partial(_shape, phase=at)
-    yield Column("papers", right=False, drop=7), lambda row: Text(" × ".join(row.first.documents))
-    yield Column("dtype", right=False, drop=8), lambda row: Text(row.first.dtype)
-    yield Column("bytes", drop=5), lambda row: Text(size(row.first.bytes))
-    yield Column("FLOPs", drop=5, labelled=True), lambda row: Text(_flops_of(row.first))
-    yield Column("memory", right=False, drop=6), lambda row: Text(row.memory)
-    yield Column("stored", right=False, drop=9), lambda row: Text(_stored(row.first))
-    yield Column("checkpoint", right=False, drop=10), lambda row: Text(one_line(row.source))
-    yield Column("conversion", right=False, drop=11), lambda row: Text(_operations(row.first))
-    yield Column("formula", right=False, drop=4), lambda row: Text(row.formula)
+    yield Column("papers", right=False, drop=7), lambda row: " × ".join(row.first.documents)
+    yield Column("dtype", right=False, drop=8), lambda row: row.first.dtype
+    yield Column("bytes", drop=5), lambda row: size(row.first.bytes)
+    yield (
+        Column("FLOPs", drop=5, labelled=True),
+        lambda row: scaled(row.first.flops) if row.first.flops else "",
+    )
+    yield Column("memory", right=False, drop=6), lambda row: row.memory
+    yield Column("stored", right=False, drop=9), _stored
+    yield Column("checkpoint", right=False, drop=10), lambda row: one_line(row.source)
+    yield Column("conversion", right=False, drop=11), _operations
+    yield Column("formula", right=False, drop=4), lambda row: row.formula
 
 
 def _dtypes(rows: Sequence[ShapeRow]) -> set[str]:
@@ -243,20 +248,15 @@ def _shape(row: ShapeRow, phase: int) -> Text:
     return Text(listed(row.tensors[phase].shape), style=NUMBER)
 
 
-def _flops_of(tensor: ShapeTensor) -> str:
-    return scaled(tensor.flops) if tensor.flops else ""
-
-
-def _stored(tensor: ShapeTensor) -> str:
+def _stored(row: ShapeRow) -> str:
     """`Q4_1 [192 576]`: the format and shape in the file."""
-    if tensor.stored is None:
-        return ""
-    return f"{one_line(tensor.stored.stored_format)} {listed(tensor.stored.stored_shape)}"
+    stored = row.first.stored
+    return f"{one_line(stored.stored_format)} {listed(stored.stored_shape)}" if stored else ""
 
 
-def _operations(tensor: ShapeTensor) -> str:
+def _operations(row: ShapeRow) -> str:
     """What is done to the stored tensor when it is loaded."""
-    return "" if tensor.stored is None else ", ".join(tensor.stored.operations)
+    return ", ".join(row.first.stored.operations) if row.first.stored else ""
 
 
 def _heading(words: str, rows: Sequence[ShapeRow], report: ShapesReport) -> str:
@@ -272,12 +272,14 @@ def _heading(words: str, rows: Sequence[ShapeRow], report: ShapesReport) -> str:
     return f"{number}{dtype}, {what} of one in {report.phases[0]}"
 
 
-def _below(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Iterator[RenderableType]:
+def _below(
+    kind: str, rows: Sequence[ShapeRow], report: ShapesReport, model: Mapping[str, Any]
+) -> Iterator[RenderableType]:
     """Totals, and what the columns do not say."""
     if kind == "parameter":
         parts = [
-            f"the whole model: {report.parameters:,} numbers",
-            f"{size(report.weight_bytes)} in {report.weight_format}",
+            f"the whole model: {model['parameters']:,} numbers",
+            f"{size(model['weight_bytes'])} in {model['weight_format']}",
         ]
         if report.stored_bytes is not None:
             parts.append(f"{size(report.stored_bytes)} of tensors in the file")
@@ -354,14 +356,18 @@ def listed(items: Sequence[object]) -> str:
 
 
 def render_names(
-    rows: Sequence[NameRow], letters: Sequence[LetterValue], title: str, *, example: bool = False
+    rows: Sequence[NameRow],
+    letters: Sequence[LetterValue],
+    model: Mapping[str, Any],
+    *,
+    example: bool = False,
 ) -> RenderableType:
     """Each name with its axes and their sizes, those of the papers, what it is, its aliases.
 
     `example`: the number of tokens is an example.
     """
     parts: list[RenderableType] = [
-        Text(one_line(title), style=HEADING),
+        Text(one_line(model_line(model)), style=HEADING),
         *sizes_of_letters(letters, example),
         Text(),
         Text("name   [letters] = [sizes]   the papers' letters", style=HEADING),
