@@ -26,8 +26,8 @@ from llmcli.commands.shapes.measure import ShapesRequest
 from llmcli.devices import DTYPES
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load_checkpoint, load_shapes
-from llmcli.model import Stages
 from llmcli.nn.parameters import Parameters
+from llmcli.records.progress import Stages
 
 NORMS = 32 * 5  # numbers of two norms in each of two layers, and of the last one
 

@@ -200,7 +200,7 @@ def verdicts(
     Not `every`: what does not, else the whole; `more`: options that show the others.
     """
     fitted = any(line.parameter for line in report.ledger)  # each has its place
-    if report.fault:
+    if report.fault is not None:
         yield Marked(BAD, one_line(report.fault), WRONG)
     elif every and not fitted:
         words = "there is no config.json: the model that these tensors belong to is unknown"

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import struct
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from llmcli.anatomy import parameters
 from llmcli.checkpoints import Checkpoint, TensorInfo
@@ -18,13 +14,9 @@ from llmcli.commands.load.report import LedgerLine, Numbers
 from llmcli.config import ModelConfig
 from llmcli.model import Ledger
 from llmcli.records.checks import ViewCheck
-from llmcli.records.numbers import spans
 
-# Between dots or in brackets; at most six digits, for names are a stranger's.
-_NUMBER = re.compile(r"(?<![^.\[])(?:0|[1-9][0-9]{0,5})(?![^.\]])")
 _ALIGNMENT = 32  # of GGUF, where a file does not say another
 _TYPE_AND_OFFSET = 12  # bytes that end a row of its table
-_NAMED = ("parameter", "source", "reason")  # parts of a line that have layers' numbers in them
 
 
 def ledger_lines(
@@ -100,88 +92,6 @@ def _none_wrong(name: str, words: str, wrong: Mapping[str, int]) -> ViewCheck:
         tolerance=0.0,
         where=max(wrong, key=wrong.__getitem__, default=""),
     )
-
-
-# lines of layers that are alike in one row
-
-
-def folded(lines: Iterable[LedgerLine]) -> tuple[LedgerLine, ...]:
-    """A row for tensors that differ in nothing but the first two numbers of their names.
-
-    These are the layer's and, in it, the expert's. What else is different, such as a stored format
-    or where a number is not finite, stays apart; the numbers are of all of them, and bytes add up.
-    """
-    return _folded(_folded(lines, 1), 0)
-
-
-def _folded(lines: Iterable[LedgerLine], which: int) -> tuple[LedgerLine, ...]:
-    """Lines that differ in that number alone, in one each."""
-    rows: dict[Hashable, list[LedgerLine]] = {}
-    for line in lines:
-        opened = {name: _open(getattr(line, name), which) for name in _NAMED}
-        templates: dict[str, Any] = {name: template for name, (template, _) in opened.items()}
-        alike = len({number for _, number in opened.values()} - {None}) < 2
-        template = replace(line, **templates, bytes=0, numbers=None)
-        rows.setdefault((template, _bad(line), alike or line.source), []).append(line)
-    return tuple(row[0] if len(row) == 1 else _row(row, which) for row in rows.values())
-
-
-def _row(lines: Sequence[LedgerLine], which: int) -> LedgerLine:
-    parts = [line.numbers for line in lines if line.numbers is not None]
-    names: dict[str, Any] = {
-        name: _together([getattr(line, name) for line in lines], which) for name in _NAMED
-    }
-    return replace(
-        lines[0],
-        **names,
-        bytes=sum(line.bytes for line in lines),
-        numbers=pooled(parts) if parts else None,
-        tensors=sum(line.tensors for line in lines),
-    )
-
-
-def pooled(parts: Sequence[Numbers]) -> Numbers:
-    """All of them together (Chan, Golub & LeVeque, 1979); `first_bad` of the first that has one."""
-    some = [part for part in parts if part.finite]
-    finite = sum(part.finite for part in some)
-    mean = sum(part.mean * (part.finite / finite) for part in some) if some else math.nan
-    apart = sum(part.finite * (part.std**2 + (part.mean - mean) ** 2) for part in some)
-    return Numbers(
-        count=sum(part.count for part in parts),
-        mean=mean,
-        std=math.sqrt(apart / finite) if some else math.nan,
-        min=min((part.min for part in some), default=math.nan),
-        max=max((part.max for part in some), default=math.nan),
-        zeros=sum(part.zeros for part in parts),
-        nan=sum(part.nan for part in parts),
-        inf=sum(part.inf for part in parts),
-        negative_inf=sum(part.negative_inf for part in parts),
-        first_bad=next((part.first_bad for part in parts if part.first_bad is not None), None),
-    )
-
-
-def _bad(line: LedgerLine) -> Hashable:
-    """What is not finite in it; None where it was not checked."""
-    found = line.numbers
-    return found and (found.nan, found.inf, found.negative_inf, found.first_bad)
-
-
-def _together(names: Sequence[str | None], which: int) -> str | None:
-    """`blocks.{0-3,5}.ln1.w` for names of layers; without numbers the one that they all have."""
-    template, _ = _open(names[0], which)
-    numbers = sorted({number for name in names if (number := _open(name, which)[1]) is not None})
-    return template.replace("{}", f"{{{spans(numbers)}}}", 1) if template and numbers else names[0]
-
-
-def _open(name: str | None, which: int) -> tuple[str | None, int | None]:
-    """The name with `{}` for its number `which` (0: the first), and that number.
-
-    As it is where it has fewer.
-    """
-    found = next(islice(_NUMBER.finditer(name or ""), which, None), None)
-    if name is None or found is None:
-        return name, None
-    return f"{name[: found.start()]}{{}}{name[found.end() :]}", int(found[0])
 
 
 # bytes that nothing owns
