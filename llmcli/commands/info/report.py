@@ -39,7 +39,7 @@ class StoredFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class FileFacts:
-    """What is on the disk. `entries`: metadata of a GGUF file, or `__metadata__` of safetensors."""
+    """What is on the disk. `metadata`: of a GGUF file, or `__metadata__` of safetensors."""
 
     kind: Literal["safetensors", "gguf"]
     path: str

@@ -1,8 +1,8 @@
-"""What a model is, in facts by subject, and a table of whether it fits."""
+"""What a model is, and whether it fits, in facts by subject."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from llmcli.commands.info.report import (
     InfoReport,
     TokenizerFacts,
 )
-from llmcli.records.info import DeviceFit, LayerType
+from llmcli.records.info import DeviceFit, LayerType, MemoryNeed
 from llmcli.records.numbers import counted, spans
 from llmcli.ui.facts import state_words
 from llmcli.ui.layout import Column, Line, Rows, filled
@@ -27,7 +27,6 @@ from llmcli.ui.numbers import scaled, size
 from llmcli.ui.theme import FAINT, HEADING, one_line, quoted
 
 GOOD, BAD = "green", "red"
-_LABEL, _DEVICE = 9, 14  # columns of the table of memory: the parts' names, and each device
 _LONG_TEXT, _LONG_LIST = 200, 6  # of metadata: characters of a text, entries of a list
 _Fact = tuple[str, Sequence[str]]  # a subject, and what is said of it
 
@@ -63,11 +62,11 @@ def render_info(
         for key, value in report.ignored.items()
     ]
     facts += [("unknown", (one_line(why),)) for why in report.unknown if why != verdict]
-    if not full:
-        facts += [(fit.device.device, _memory(fit, len(fits) == 1)) for fit in fits]
-    parts.append(Facts(facts))
     if fits and full:
-        parts += _memory_table(fits)
+        facts.append(_memory_words(fits[0].need))
+    for fit in fits:
+        facts += _memory(fit, full, alone=len(fits) == 1)
+    parts.append(Facts(facts))
     if metadata:
         entries = [f"{one_line(key)} = {_value(one)}" for key, one in report.file.entries.items()]
         parts.append(Text("\nmetadata", style=HEADING))
@@ -302,13 +301,29 @@ def _verdict(fit: DeviceFit, context: int) -> Text:
     return Text(words, style=BAD)
 
 
-def _memory(fit: DeviceFit, alone: bool) -> list[str]:
-    """What a device needs, part by part; whether that fits where it is not `alone`."""
+def _memory_words(need: MemoryNeed) -> _Fact:
+    """What memory is counted for, and what its parts are."""
+    parts = [
+        f"for {need.context:,} tokens" + (f", {need.batch} sequences" if need.batch > 1 else ""),
+        "cache: keys and values of every token" if need.cache_bytes_per_token else "",
+        "copies: of the cache, when a sequence ends" if need.cache_copies_bytes else "",
+        "prompt: most tensors while it is read",
+        "libraries: their buffers, and the tokenizer",
+        *(state_words(need.states) if need.states is not None else ()),
+    ]
+    return "memory", [part for part in parts if part]
+
+
+def _memory(fit: DeviceFit, full: bool, *, alone: bool) -> Iterator[_Fact]:
+    """What a device needs, part by part; whether that fits where it is not `alone`.
+
+    `full`: also what the device is, and what decoding a token reads and writes.
+    """
     need, device, longest = fit.need, fit.device, fit.longest_context
-    token = need.cache_bytes_per_token
+    token, copies = need.cache_bytes_per_token, need.cache_copies_bytes
     state = {True: "fits", False: "does not fit", None: "unknown"}[fit.fits]
     state = state if device.usable else "no CUDA in the installed PyTorch"
-    copies, runtime = need.cache_copies_bytes, need.runtime_bytes_estimate
+    runtime = need.runtime_bytes_estimate
     parts = [
         "" if alone else f"{state}: {size(need.needed_bytes)} of {_size(device.free_bytes)} free",
         f"weights {size(need.weights_bytes)} ({need.formats['weight_format']})",
@@ -319,85 +334,17 @@ def _memory(fit: DeviceFit, alone: bool) -> list[str]:
         f"{longest:,} tokens fit" if longest not in (None, need.context) else "",
         _formats(fit),
     ]
-    return [part for part in parts if part]
-
-
-def _memory_table(fits: Sequence[DeviceFit]) -> Iterator[RenderableType]:
-    """A heading, the table, and what the devices are."""
-    need = fits[0].need
-    sequences = f", {need.batch} sequences" if need.batch > 1 else ""
-    yield Text(f"\nmemory for {need.context:,} tokens{sequences}", style=HEADING)
-    yield MemoryTable(fits)
-    if need.states is not None:
-        yield Line(state_words(need.states), FAINT)
-    names = [
-        f"{fit.device.device}: {one_line(fit.device.name)}, {_size(fit.device.total_bytes)}"
-        + (f", {formats}" if (formats := _formats(fit)) else "")
-        for fit in fits
-    ]
-    if not all(fit.device.usable for fit in fits):
-        names.append("no CUDA: not in the PyTorch that is installed")
-    yield Line(names, FAINT)
-
-
-@dataclass(frozen=True)
-class MemoryTable:
-    """A column a device, a line for each part; as many devices beside each other as fit."""
-
-    fits: Sequence[DeviceFit]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        beside = max(1, (options.max_width - _LABEL) // _DEVICE)
-        for first in range(0, len(self.fits), beside):
-            fits = self.fits[first : first + beside]
-            lines = []
-            for name, part, note in _parts(fits):
-                found = [part(fit) for fit in fits]
-                if any(found):
-                    cells = [size(one) if isinstance(one, int) else one for one in found]
-                    lines.append([name, *cells, Text(note, style=FAINT)])
-            devices = [Column(fit.device.device) for fit in fits]
-            notes = Column("", right=False, cut=True, drop=1)
-            yield Rows([Column("", right=False), *devices, notes], lines)
-
-
-def _parts(
-    fits: Sequence[DeviceFit],
-) -> tuple[tuple[str, Callable[[DeviceFit], int | str | Text], str], ...]:
-    """A name, what a device has of it (bytes where it is a number), and a note."""
-    need = fits[0].need
-    kept = "keys and values of every token"
-    if need.states is not None:
-        kept = "states, and keys and values" if need.cache_bytes_per_token else "states"
-    mapped = "blocks stay in the mapped file" if any(map(_stays_in_the_file, fits)) else ""
-    last = "read and written for the last token" + (" of each" if need.batch > 1 else "")
-    return (
-        ("format", lambda fit: fit.need.formats["weight_format"], "of the weights"),
-        ("weights", lambda fit: fit.need.weights_bytes, ""),
-        ("cache", lambda fit: fit.need.cache_bytes, kept),
-        ("  a token", lambda fit: fit.need.cache_bytes_per_token, ""),
-        ("copies", lambda fit: fit.need.cache_copies_bytes, "of the cache, when a sequence ends"),
-        ("prompt", lambda fit: fit.need.prompt_bytes_estimate, "most tensors while it is read"),
-        ("libraries", lambda fit: fit.need.runtime_bytes_estimate,
-         "their buffers, and the tokenizer"),
-        ("needed", lambda fit: fit.need.needed_bytes, "at once, besides PyTorch"),
-        ("free", lambda fit: _size(fit.device.free_bytes), ""),
-        ("fits", _fits, mapped),
-        ("longest", lambda fit: "unknown" if fit.longest_context is None
-         else f"{fit.longest_context:,}", "tokens that fit"),
-        ("decoding", lambda fit: size(fit.token.bytes), last),
-        ("  weights", lambda fit: size(fit.token.weights), "each once"),
-        ("  cache", lambda fit: size(fit.token.cache), "what the token sees"),
-        ("  others", lambda fit: size(fit.token.activations), "what its parts compute"),
-    )  # fmt: skip
-
-
-def _fits(fit: DeviceFit) -> Text:
-    if not fit.device.usable:
-        return Text("no CUDA", style=FAINT)
-    if fit.fits is None:
-        return Text("unknown", style=FAINT)
-    return Text("yes", style=GOOD) if fit.fits else Text("no", style=BAD)
+    yield device.device, [part for part in parts if part]
+    if full:
+        mapped = ["blocks stay in the mapped file"] if _stays_in_the_file(fit) else []
+        yield "", [f"{one_line(device.name)}, {_size(device.total_bytes)}", *mapped]
+        each = " of each" if need.batch > 1 else ""
+        yield "", (
+            f"to decode the last token{each}: {size(fit.token.bytes)} read and written",
+            f"weights {size(fit.token.weights)}",
+            f"cache {size(fit.token.cache)}",
+            f"others {size(fit.token.activations)}",
+        )
 
 
 def _stays_in_the_file(fit: DeviceFit) -> bool:

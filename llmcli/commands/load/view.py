@@ -18,13 +18,6 @@ from llmcli.ui.theme import FAINT, HEADING, one_line
 
 _MORE = ("--checks", "--all")  # show every verdict, and every tensor with its statistics
 _LONGEST = 5  # stages that the short answer has
-_STAGES = (
-    Column("stage", right=False),
-    Column("time"),
-    Column("share", drop=2),
-    Column("bytes", drop=1),
-    Column("speed", drop=1),
-)
 LABEL = "!"  # a note, or a claim that is not true and that nothing depends on
 _DOUBTFUL = "yellow"
 _WORDS = {
@@ -50,26 +43,22 @@ def render_load(
     full: bool = False,
     checks: bool = False,
 ) -> RenderableType:
-    """The verdict, `lines` as a table, and the time; `model` is its line.
+    """The facts, `lines` as a table, the time, and the verdicts; `model` is its line.
 
-    `lines` None: every verdict, and no more. Columns for which there is no room are left out, with
-    `full` or `brief` put below their rows. `brief`: of the rest only what is wrong, and the last
-    verdict; `full`: each stage in a row; `checks`: every verdict, at the end.
+    `lines` None: no table, and every verdict. Columns for which there is no room are left out, with
+    `full` or `brief` put below their rows. `brief`: no facts and no time; `full`: every stage;
+    `checks`: every verdict.
     """
-    heading, facts = Text(one_line(model), style=HEADING), Line(list(_facts(report)), FAINT)
-    shared = [Text(one_line(_shared(one)), style=FAINT) for one in report.shared]
-    if lines is None:
-        return Group(heading, facts, *shared, *verdicts(report))
-    table = _table(lines, report.dtype, below=brief or full)
-    if brief:
-        return Group(heading, table, *verdicts(report, every=False))
-    time: list[RenderableType] = [Line([*_durations(report)], FAINT)]
-    if full:
-        time = [Rows(_STAGES, list(_stages(report))), Text("")]
-    wrong = verdicts(report, every=False, more=() if full else _MORE)
-    first = [] if checks else [*wrong, *_notes(report), *shared]
-    last = [*shared, *verdicts(report)] if checks else []
-    return Group(heading, *first, facts, Text(""), table, Text(""), *time, *last)
+    parts: list[RenderableType] = [Text(one_line(model), style=HEADING)]
+    if not brief:
+        parts.append(Line(list(_facts(report)), FAINT))
+        parts += [Text(one_line(_shared(one)), style=FAINT) for one in report.shared]
+    if lines is not None:
+        table = _table(lines, report.dtype, below=brief or full)
+        parts += [table] if brief else [Text(""), table, Text(""), _time(report, full)]
+    every = lines is None or checks
+    more = () if every or brief or full else _MORE
+    return Group(*parts, *verdicts(report, every=every, more=more))
 
 
 def _facts(report: LoadReport) -> Iterator[str]:
@@ -163,41 +152,35 @@ def _bad(numbers: Numbers | None) -> str:
     return f"{words}{first} [{','.join(map(str, numbers.first_bad))}]"
 
 
-def _durations(report: LoadReport) -> Iterator[str]:
-    """The time in all, then the stages that take most of it."""
+def _time(report: LoadReport, full: bool) -> Line:
+    """The time in all, then the stages that take most of it; `full`: every stage, in order."""
     total = sum(stage.seconds for stage in report.stages)
-    yield f"{duration(total)} in all"
-    for stage in sorted(report.stages, key=lambda stage: -stage.seconds)[:_LONGEST]:
-        if stage.seconds >= 0.01 * total:
-            speed = "" if stage.bytes_per_s is None else f" at {unit(stage.bytes_per_s, 'B/s')}"
-            yield f"{_WORDS.get(stage.name, stage.name)} {duration(stage.seconds)}{speed}"
-
-
-def _stages(report: LoadReport) -> Iterator[list[Text]]:
-    total = sum(stage.seconds for stage in report.stages)
-    for stage in report.stages:
-        twice = ", some twice" if (stage.bytes or 0) > report.bytes.tensors else ""
-        speed = stage.bytes_per_s
-        cells = (
-            _WORDS.get(stage.name, stage.name) + (twice if stage.name == "read" else ""),
-            duration(stage.seconds),
-            f"{100 * stage.seconds / total:.0f} %" if total else "",
-            "" if stage.bytes is None else size(stage.bytes),
-            "" if speed is None else unit(speed, "B/s"),
-        )
-        yield [Text(cell) for cell in cells]
-    yield [Text(cell, style=HEADING) for cell in ("together", duration(total), "", "", "")]
+    stages = list(report.stages)
+    if not full:
+        longest = sorted(stages, key=lambda stage: -stage.seconds)[:_LONGEST]
+        stages = [stage for stage in longest if stage.seconds >= 0.01 * total]
+    parts = [f"{duration(total)} in all"]
+    for stage in stages:
+        words = f"{_WORDS.get(stage.name, stage.name)} {duration(stage.seconds)}"
+        if full:
+            words += f" ({100 * stage.seconds / total:.0f} %)" if total else ""
+            words += "" if stage.bytes is None else f", {size(stage.bytes)}"
+        if stage.bytes_per_s is not None:
+            words += f" at {unit(stage.bytes_per_s, 'B/s')}"
+        twice = stage.name == "read" and (stage.bytes or 0) > report.bytes.tensors
+        parts.append(words + (", some twice" if full and twice else ""))
+    return Line(parts, FAINT)
 
 
 # verdicts
 
 
 def verdicts(
-    report: LoadReport, *, every: bool = True, more: Sequence[str] = ()
+    report: LoadReport, *, every: bool, more: Sequence[str]
 ) -> Iterator[RenderableType]:
     """What holds and what does not, the numbers and the whole last.
 
-    Not `every`: what does not, else the whole; `more`: options that show the others.
+    Not `every`: what does not hold, else the whole; `more`: options that show the others.
     """
     fitted = any(line.parameter for line in report.ledger)  # each has its place
     if report.fault is not None:
@@ -210,8 +193,7 @@ def verdicts(
     yield from (_claim(claim) for claim in report.claims if every or not claim.ok)
     if checks := [check for check in report.checks if every or not check.ok]:
         yield render_checks(checks)
-    if every:
-        yield from _notes(report)
+    yield from (Marked(LABEL, one_line(note), _DOUBTFUL) for note in report.notes)
     if report.not_finite:
         yield Marked(BAD, one_line(report.not_finite), WRONG)
     elif every:
@@ -223,11 +205,6 @@ def verdicts(
         found = "whole" if report.whole else "readable"
         words = f"{found}: {tensors}, all numbers finite, {counted(count, 'check')}"
         yield Marked(GOOD, SEPARATOR.join([words, *more]), FAINT)
-
-
-def _notes(report: LoadReport) -> Iterator[RenderableType]:
-    """What was not checked."""
-    return (Marked(LABEL, one_line(note), _DOUBTFUL) for note in report.notes)
 
 
 def _shared(shared: Shared) -> str:
