@@ -34,8 +34,7 @@ BRANCHING = 4  # so many steps deep every important input is followed, below onl
 
 def explain(
     model: Model,
-    ids: Sequence[int],
-    texts: Sequence[str],
+    tokens: tuple[Token, ...],
     axes: Axes,
     index: tuple[int, ...],
     *,
@@ -45,23 +44,20 @@ def explain(
     """Derives the number at `index` of the tensor `axes`, and compares it with the kernel's.
 
     `depth` is how many formulas are followed back, None all of them, to the embedding rows and
-    the weights; what is further away is taken from the kernel. `texts` are the tokens for
-    people. Raises NotFinite where the model's own numbers are not.
+    the weights; what is further away is taken from the kernel. Raises NotFinite where the model's
+    own numbers are not.
     """
-    letters, dtype = _letters(model, axes, len(ids)), dtype_name(model.dtype)
-    tokens = tuple(Token(id=id, text=text) for id, text in zip(ids, texts, strict=True))
+    letters, dtype = _letters(model, axes, len(tokens)), dtype_name(model.dtype)
     if axes.kind == "parameter":
         leaf = parameter_step(model, axes, index)
         return Explanation(
             tokens=tokens, letters=letters, depth=None, dtype=dtype, tensors=0, steps=(leaf,)
         )
     with torch.inference_mode():
-        _require_memory(model, axes.name, len(ids), depth)
-        values = Values(
-            model, rules(model.config), ids, texts, target=axes.name, depth=depth,
-            progress=progress,
-        )  # fmt: skip
-        tree = _Tree(values, len(ids))
+        _require_memory(model, axes.name, len(tokens), depth)
+        made = rules(model.config)
+        values = Values(model, made, tokens, target=axes.name, depth=depth, progress=progress)
+        tree = _Tree(values, len(tokens))
         steps, checks = tree.steps((axes.name, index)), tree.checks()
         shown: dict[str, list[tuple[int, ...]]] = {}
         for step in steps:
@@ -79,12 +75,12 @@ def explain(
         )
 
 
-def top_logit(model: Model, ids: Sequence[int]) -> NumberRef:
+def top_logit(model: Model, tokens: Sequence[Token]) -> NumberRef:
     """The largest logit of the last token."""
     with torch.inference_mode():
-        session = Session(model.decoder, 1, len(ids))
-        logits_BV = session.extend([list(ids)], logits="last")
-    return NumberRef("logits", (len(ids) - 1, int(logits_BV[0].argmax())))
+        session = Session(model.decoder, 1, len(tokens))
+        logits_BV = session.extend([[token.id for token in tokens]], logits="last")
+    return NumberRef("logits", (len(tokens) - 1, int(logits_BV[0].argmax())))
 
 
 def parameter_step(model: Model, axes: Axes, index: tuple[int, ...]) -> Step:
