@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -14,7 +15,7 @@ from llmcli.anatomy.fold import Folded, Phases, fold_kinds, numbered, unfold
 from llmcli.anatomy.graph import Graph, graph
 from llmcli.anatomy.letters import Letters
 from llmcli.anatomy.names import Names
-from llmcli.checkpoints import Checkpoint
+from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.commands.shapes.report import (
     CacheGrowth,
     CallFlops,
@@ -66,12 +67,9 @@ class ShapesRequest:
             and (self.names is None or spec.name in self.names)
         )
 
-    def letters(self, phase: Phase) -> Letters:
-        """The sizes of that phase's axes."""
-        return self._letters[phase]
-
     @cached_property
-    def _letters(self) -> dict[Phase, Letters]:
+    def letters(self) -> dict[Phase, Letters]:
+        """The sizes of each phase's axes."""
         of = partial(Letters, config=self.config, batch=self.batch)
         return {
             "prefill": of(tokens=self.tokens, past=0),
@@ -80,13 +78,13 @@ class ShapesRequest:
 
     def plan(self, phase: Phase) -> Plan:
         """The activations of that phase."""
-        of = self.letters(phase)
+        of = self.letters[phase]
         call = Call(batch=of.batch, tokens=of.tokens, past=of.past, phase=phase)
         return plan(self.config, self.numbers.call(call))
 
     def states(self, phase: Phase) -> tuple[TensorSpec, ...]:
         """What is kept after that phase, as large as it has to be then."""
-        call = self.letters(phase)
+        call = self.letters[phase]
         capacity = call.past + call.tokens
         kept = self.numbers.states(self.config, batch=call.batch, capacity=capacity)
         return tuple(replace(spec, phase=phase) for spec in kept)
@@ -117,7 +115,11 @@ def model_shapes(
     tensors = [item for item in request.tensors(phases) if request.takes(item[0])]
 
     def in_file(spec: TensorSpec) -> object:
-        return _file_template(stored.get(spec.name), spec)
+        """How it is stored, its layer's number taken out of the name."""
+        file = stored.get(spec.name)
+        if file is None or spec.layer is None:
+            return file
+        return replace(file, source=numbered(file.source, spec.layer, "{}"))
 
     rows = fold_kinds(tensors, request.config, in_file)
     return ShapesReport(
@@ -131,7 +133,7 @@ def model_shapes(
         ),
         rows=tuple(_row(row, request, stored) for row in rows),
         cache=_growth(request),
-        flops=tuple(_flops(phase, request.plan(phase).tensors) for phase in phases),
+        flops=tuple(_flops(phase, request) for phase in phases),
         stored_bytes=sum(item.stored_bytes for item in stored.values()) if stored else None,
         prompt=request.prompt,
         example=request.example,
@@ -141,13 +143,13 @@ def model_shapes(
 
 def symbols_check(tensors: Sequence[Phases], request: ShapesRequest) -> ViewCheck:
     """Every shape is what its letters say, with the sizes of the configuration and the call."""
-    letters = {phase: request.letters(phase) for phase in PHASES}
+    specs = [spec for item in tensors for spec in item]
     wrong = []
-    for spec in (spec for item in tensors for spec in item):
-        sizes = letters[spec.phase or "prefill"]
+    for spec in specs:
+        sizes = request.letters[spec.phase or "prefill"]
         if tuple(sizes.size(axis, spec.layer) for axis in spec.axes) != spec.shape:
             wrong.append(spec.name)
-    count = counted(sum(len(item) for item in tensors), "shape")
+    count = counted(len(specs), "shape")
     return difference("symbols", f"{count} as the sizes of the letters say", wrong)
 
 
@@ -162,15 +164,8 @@ def folded_check(tensors: Sequence[Phases], rows: Sequence[Folded]) -> ViewCheck
     return difference("folded", words, wrong)
 
 
-def _file_template(stored: Stored | None, spec: TensorSpec) -> object:
-    """How a tensor is stored, its layer's number taken out of the name."""
-    if stored is None or spec.layer is None:
-        return stored
-    return replace(stored, source=numbered(stored.source, spec.layer, "{}"))
-
-
 def _tensor(spec: TensorSpec, request: ShapesRequest, stored: Stored | None) -> ShapeTensor:
-    letters = request.letters(spec.phase or "prefill")
+    letters = request.letters[spec.phase or "prefill"]
     return ShapeTensor(
         name=spec.name,
         kind=spec.kind,
@@ -224,16 +219,15 @@ def _memory(spec: TensorSpec, model: Graph) -> str:
 
 def letter_values(request: ShapesRequest, phases: Sequence[Phase]) -> tuple[LetterValue, ...]:
     """Each letter with its sizes in the phases; where layers differ, with all of theirs."""
-    config = request.config
-    blocks: list[int | None] = [*range(len(config.layers))] or [None]
+    model, blocks = graph(request.config), [*range(len(request.config.layers))] or [None]
+    known = dict.fromkeys([*LETTERS, *(one for block in blocks for one in model.sizes(block))])
+    known.pop("1", None)
     found = []
-    model = graph(config)
-    others = dict.fromkeys(letter for block in blocks for letter in model.sizes(block))
-    for letter in (*LETTERS, *(one for one in others if one not in (*LETTERS, "1"))):
+    for letter in known:
         values: dict[int, None] = {}
         documents: dict[str, None] = {}
         for phase in phases:
-            letters = request.letters(phase)
+            letters = request.letters[phase]
             for block in blocks:
                 sizes = letters.sizes(block)
                 if letter in sizes:
@@ -256,17 +250,17 @@ def _kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
     )
 
 
-def _flops(phase: Phase, specs: Sequence[TensorSpec]) -> CallFlops:
+def _flops(phase: Phase, request: ShapesRequest) -> CallFlops:
+    specs = request.plan(phase).tensors
     full = sum(spec.flops for spec in specs)
     hidden = sum(spec.masked_flops for spec in specs)
     return CallFlops(phase=phase, flops=full - hidden, flops_full=full)
 
 
 def _growth(request: ShapesRequest) -> CacheGrowth:
-    grown = {layer: 0 for layer in range(len(request.config.layers))}  # some do not grow
+    grown = Counter[int | None]()  # some do not grow
     for capacity, sign in ((1, 1), (0, -1)):
         for spec in request.numbers.states(request.config, batch=request.batch, capacity=capacity):
-            assert spec.layer is not None
             grown[spec.layer] += sign * (spec.bytes or 0)
     return CacheGrowth(
         per_token=sum(grown.values()),
@@ -293,27 +287,26 @@ def name_rows(request: ShapesRequest) -> tuple[NameRow, ...]:
         spec = row.phases[0]
         others = known.aliases(spec.name)
         if spec.layer is not None and len(row.layers) > 1:
-            others = tuple(_unnumbered(alias, spec.layer) for alias in others)
+            # between dots or, in a short name, inside: `k6`
+            others = tuple(
+                numbered(alias, spec.layer, "{i}")
+                if "." in alias
+                else alias.replace(str(spec.layer), "{i}", 1)
+                for alias in others
+            )
         rows.append(
             NameRow(
                 name=row.name,
                 kind=spec.kind,
                 axes=spec.axes,
                 shape=spec.shape,
-                documents=request.letters("prefill").documented(spec.axes, spec.layer),
+                documents=request.letters["prefill"].documented(spec.axes, spec.layer),
                 words=graph(config).words(spec.name),
                 formula=row.formula,
                 aliases=others,
             )
         )
     return tuple(rows)
-
-
-def _unnumbered(alias: str, layer: int) -> str:
-    """`{i}` for the layer's number, which stands between dots or, in a short name, inside: `k6`."""
-    if "." in alias:
-        return numbered(alias, layer, "{i}")
-    return alias.replace(str(layer), "{i}", 1)
 
 
 # where the parameters are in the files
@@ -333,14 +326,8 @@ def stored_tensors(
         beside = () if load.scale is None else load.scale.tensors
         whole = info.nbytes + sum(checkpoint.tensors[name].nbytes for name in beside)
         count = prod(shapes[load.part]) if load.part in shapes else 0
-        stored = Stored(
-            source=info.name,
-            stored_shape=info.shape,
-            stored_format=info.format,
-            stored_bytes=count * whole // max(1, prod(info.shape)),
-            operations=load.words,
-        )
-        found.setdefault(load.target, []).append(stored)
+        nbytes = count * whole // max(1, prod(info.shape))
+        found.setdefault(load.target, []).append(_stored(info, nbytes, load.words))
     return {
         name: replace(
             parts[0],
@@ -374,12 +361,14 @@ def stored_check(
 
 def file_tensors(checkpoint: Checkpoint) -> tuple[Stored, ...]:
     """The tensors of a file in its own order and by its own names."""
-    return tuple(
-        Stored(
-            source=info.name,
-            stored_shape=info.shape,
-            stored_format=info.format,
-            stored_bytes=info.nbytes,
-        )
-        for info in checkpoint.tensors.values()
+    return tuple(_stored(info, info.nbytes) for info in checkpoint.tensors.values())
+
+
+def _stored(info: TensorInfo, nbytes: int, operations: tuple[str, ...] = ()) -> Stored:
+    return Stored(
+        source=info.name,
+        stored_shape=info.shape,
+        stored_format=info.format,
+        stored_bytes=nbytes,
+        operations=operations,
     )

@@ -236,7 +236,10 @@ def _fields(
     yield Column("memory", right=False, drop=6), lambda row: row.memory
     yield Column("stored", right=False, drop=9), _stored
     yield Column("checkpoint", right=False, drop=10), lambda row: one_line(row.source)
-    yield Column("conversion", right=False, drop=11), _operations
+    yield (
+        Column("conversion", right=False, drop=11),
+        lambda row: ", ".join(row.first.stored.operations) if row.first.stored else "",
+    )
     yield Column("formula", right=False, drop=4), lambda row: row.formula
 
 
@@ -252,11 +255,6 @@ def _stored(row: ShapeRow) -> str:
     """`Q4_1 [192 576]`: the format and shape in the file."""
     stored = row.first.stored
     return f"{one_line(stored.stored_format)} {listed(stored.stored_shape)}" if stored else ""
-
-
-def _operations(row: ShapeRow) -> str:
-    """What is done to the stored tensor when it is loaded."""
-    return ", ".join(row.first.stored.operations) if row.first.stored else ""
 
 
 def _heading(words: str, rows: Sequence[ShapeRow], report: ShapesReport) -> str:

@@ -115,16 +115,13 @@ def _require_memory(model: Model, name: str, tokens: int, depth: int | None) -> 
     """Raises OutOfMemory where what is kept and derived does not fit; before the model is run."""
     sizes = {n: axes.sizes for n, axes in names(model.config, tokens).items()}
     kept, derived = needed_bytes(model.config, sizes, name, depth, model.dtype.itemsize)
-    on_cpu = torch.device(model.device).type == "cpu"
     hint = "use a shorter prompt, or a small --depth"
-    if not on_cpu:
-        devices.require_memory(
-            kept, torch.device(model.device), "the activations of the prompt", hint
-        )
-    devices.require_memory(
-        derived + (kept if on_cpu else 0), torch.device("cpu"), "the tensors of the derivation",
-        hint,
-    )  # fmt: skip
+    if model.device.type == "cpu":
+        derived += kept
+    else:
+        devices.require_memory(kept, model.device, "the activations of the prompt", hint)
+    cpu = torch.device("cpu")
+    devices.require_memory(derived, cpu, "the tensors of the derivation", hint)
 
 
 class _Tree:
@@ -184,10 +181,8 @@ class _Tree:
         rule, axes = values.rules[name], self.axes[name]
         theirs = float(values.kernel_row(name, index)[index[-1]])
         self._require_finite(name, index, element.value, theirs)
-        last = name.rpartition(".")[2]
-        if last in ("scores", "pattern"):
-            self.rows[self.values.graph[name].layer or 0, index[0], index[1]] = None
-        tolerance = self._allowed(name, rule.magnitude(values, name, index))
+        if name.endswith((".scores", ".pattern")):
+            self.rows[values.graph[name].layer or 0, index[0], index[1]] = None
         return Step(
             number=numbers[cell],
             name=name,
@@ -199,8 +194,8 @@ class _Tree:
             source=source,
             value=element.value,
             kernel=theirs,
-            tolerance=tolerance,
-            recomputed=_sources(values, name),
+            tolerance=self._allowed(name, rule.magnitude(values, name, index)),
+            recomputed="" if values.graph.written(name) else _sources(values, name),
             note=element.note,
             before=element.before,
             sum=element.sum,
@@ -271,8 +266,6 @@ def _letters(model: Model, axes: Axes, tokens: int) -> tuple[Letter, ...]:
 
 
 def _sources(values: Values, name: str) -> str:
-    """`the kernel's q and k` for what it never writes, else nothing."""
-    if values.graph.written(name):
-        return ""
+    """`the kernel's q and k`, from which what it never writes is recomputed."""
     leaves = (source.rpartition(".")[2] for source in values.graph.sources(name))
     return f"the kernel's {' and '.join(leaf.partition('_')[0] for leaf in leaves)}"
