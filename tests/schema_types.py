@@ -219,7 +219,13 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
         report="commands.ladder.report:LadderReport",
         rules=bad({"properties": {"rungs": {"contains": FAILED}}}),
     ),
-    "explain": Document(report="commands.explain.report:Explanation"),
+    "explain": Document(
+        report="commands.explain.report:Explanation",
+        others={
+            "letters": {"type": "array",
+                        "items": object_of({"letter": str, "value": int, "words": str})},
+        },
+    ),
     "load": Document(
         report="commands.load.report:LoadReport", model=MODEL, judged=True,
         rules={**bad("not_finite", "fault", REFUSED), "allOf": [LOADED]},

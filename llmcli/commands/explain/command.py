@@ -109,6 +109,7 @@ def command(
     from llmcli.anatomy.indexed import parse
     from llmcli.commands.explain.view import render_explanation
     from llmcli.ui.facts import model_line
+    from llmcli.ui.letters import LETTERS
 
     out = Output("explain", output)
     wanted = None if number.number is None else parse(number.number)
@@ -122,9 +123,10 @@ def command(
     report = _derived(loaded, wanted, given, depth, model.context_length, out)
     about = loaded.describe()
     title = model_line(about)
+    letters = [members(one) | {"words": LETTERS[one.letter][0]} for one in report.letters]
     out.present(
         lambda: render_explanation(report, title, full=explain.full, checks=output.checks),
-        members(report),
+        members(report) | {"letters": letters},
         model=about,
         environment=environment(kernels=kernels_of(about)),
     )

@@ -10,7 +10,6 @@ from llmcli.records.document import derived as member
 from llmcli.records.explanation import Fact, Sum, Term
 from llmcli.records.numbers import counted
 from llmcli.records.text import Token
-from llmcli.ui.letters import LETTERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,11 +126,6 @@ class Letter:
 
     letter: str
     value: int
-
-    @member
-    def words(self) -> str:
-        """What it counts."""
-        return LETTERS[self.letter][0]
 
 
 @dataclass(frozen=True, kw_only=True)
