@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from zoo import TYPES, ZOO
 
 from llmcli.checkpoints import open_checkpoint, open_model
-from llmcli.commands.info.measure import measure_info, supported_families
+from llmcli.commands.info.measure import measure_info
 from llmcli.errors import LlmcliError
-from llmcli.families import families, find
+from llmcli.families import find
 from llmcli.kernels import native
 from llmcli.loading.load import load_checkpoint
 from llmcli.nn.decoder import Decoder
@@ -237,15 +237,6 @@ def test_reports(tmp_path, monkeypatch, as_written):
         lines = told(write(folder), devices, options)
         found[name] = [line.replace(str(folder), ".") for line in lines]
     as_written(Path(__file__).parent / "info_reports.txt", found)
-
-
-def test_every_family_is_listed_with_its_words():
-    listed = {facts.name: facts for facts in supported_families()}
-    assert list(listed) == [family.name for family in families()]
-    for family in families():
-        types = (*family.hf_types, *family.hf_multimodal)
-        assert listed[family.name].hf_types == types
-        assert listed[family.name].words
 
 
 MIXERS = {
