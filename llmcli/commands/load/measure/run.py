@@ -14,8 +14,8 @@ from llmcli.anatomy import stored_shapes
 from llmcli.anatomy.graph import graph
 from llmcli.checkpoints import CATALOG, Checkpoint, TensorInfo
 from llmcli.checkpoints.files import shown
-from llmcli.commands.load.measure.claims import claims
 from llmcli.commands.load.measure.ledger import (
+    claims,
     filled_check,
     layout_check,
     ledger_check,
@@ -90,7 +90,7 @@ def measure_load(
         lines,
         stages,
         LoadMemory(before=base, peak=peak.resident, device=peak.device),
-        (not_finite(line.parameter or "", line.numbers) for line in lines),
+        faults=(not_finite(line.parameter or "", line.numbers) for line in lines),
         checks=[filled_check(lines, model.config)],
         dtype=dtype_name(model.dtype),
         device=str(model.device),
@@ -125,7 +125,7 @@ def check_files(
         tuple(replace(line, numbers=numbers.get(line.source)) for line in lines),
         stages,
         LoadMemory(before=base, peak=peak.resident, device=peak.device),
-        (not_finite(name, one) for name, one in numbers.items()),
+        faults=(not_finite(name, one) for name, one in numbers.items()),
         checks=[*digests, difference(OUTLIERS, _ALIKE, outliers)],
         notes=[*differs, *(() if digests or differs else (NO_DIGEST,))],
         numbers=sum(one.count for one in numbers.values()),
@@ -259,8 +259,8 @@ def _report(
     lines: tuple[LedgerLine, ...],
     stages: Stages,
     memory: LoadMemory,
-    faults: Iterable[str],
     *,
+    faults: Iterable[str],
     checks: Iterable[ViewCheck],
     notes: Iterable[str] = (),
     weights: int | None = None,
