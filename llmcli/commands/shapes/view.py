@@ -168,12 +168,8 @@ class Overview:
 
 def render_stored(tensors: Sequence[Stored], title: str) -> RenderableType:
     """The tensors of a file that nothing describes: their own names, shapes and formats."""
-    columns = (
-        Column("name", right=False, cut=True),
-        Column("shape", right=False),
-        Column("stored", right=False),
-        Column("bytes"),
-    )
+    columns = [Column("name", right=False, cut=True)]
+    columns += [Column("shape", right=False), Column("stored", right=False), Column("bytes")]
     rows = [
         (
             one_line(tensor.source),
@@ -283,26 +279,18 @@ def _below(
             parts.append(f"{size(report.stored_bytes)} of tensors in the file")
         yield Line(parts, FAINT)
     elif kind == "activation":
-        yield Line(list(_flops(report)), FAINT)
-        words = [
-            "memory: own, or a view of another tensor's",
-            "derived: no kernel writes it, it is computed from the others on request",
+        flops = [
+            f"FLOPs of the whole {call.phase}: {scaled(call.flops)}"
+            + f", {scaled(call.flops_full)} as the full square" * (call.flops_full != call.flops)
+            for call in report.flops
         ]
-        used = {row.memory.partition(" ")[0] for row in rows}
-        yield Line(words if "derived" in used else words[:1], FAINT)
+        yield Line([*flops, "logits of all positions", "Q Kᵀ is counted at attn.z"], FAINT)
+        words = ["memory: own, or a view of another tensor's"]
+        if any(row.memory == "derived" for row in rows):
+            words.append("derived: no kernel writes it, it is computed from the others on request")
+        yield Line(words, FAINT)
     else:
         yield from _growth(report)
-
-
-def _flops(report: ShapesReport) -> Iterator[str]:
-    """Products only; the square of queries and keys where it is not what has to be computed."""
-    for call in report.flops:
-        words = f"FLOPs of the whole {call.phase}: {scaled(call.flops)}"
-        if call.flops_full != call.flops:
-            words += f", {scaled(call.flops_full)} as the full square"
-        yield words
-    yield "logits of all positions"
-    yield "Q Kᵀ is counted at attn.z"
 
 
 def _growth(report: ShapesReport) -> Iterator[RenderableType]:
@@ -316,18 +304,12 @@ def _growth(report: ShapesReport) -> Iterator[RenderableType]:
     ]
     many = "" if report.batch == 1 else f" in each of {report.batch} sequences"
     yield Line([f"grows by {size(growth.per_token)} a token{many}", *each], FAINT)
-    yield Line(
-        [
-            f"{size(growth.prefill)} after the prompt",
-            f"{size(growth.decode)} after one token more",
-        ],
-        FAINT,
-    )
+    prefill, decode = size(growth.prefill), size(growth.decode)
+    yield Line([f"{prefill} after the prompt", f"{decode} after one token more"], FAINT)
     if growth.states is not None:
         yield Line(state_words(growth.states), FAINT)
-    windows = {kind.window for kind in report.layers} - {None}
-    if windows:
-        keys = "/".join(str(window) for window in sorted(w for w in windows if w is not None))
+    if windows := sorted({kind.window for kind in report.layers if kind.window is not None}):
+        keys = "/".join(map(str, windows))
         words = f"a window of {keys} keys bounds what is seen, not the cache: all keys are kept"
         yield Line([words], FAINT)
 
@@ -373,25 +355,9 @@ def render_names(
     ]
     for row in rows:
         lines = [row.words, row.formula] if row.kind != "state" else [row.formula]
-        axes = f"{listed(row.axes)} = {listed(row.shape)}"
-        parts += [Text(), Named(row.name, (axes, " × ".join(row.documents)))]
-        parts.append(Indented(Line(lines)))
+        sizes = f"{listed(row.axes)} = {listed(row.shape)}{GAP}{' × '.join(row.documents)}"
+        named = Line([row.name, sizes], HEADING, GAP)
+        parts += [Text(), named, Indented(Line(lines))]
         if row.aliases:
             parts.append(Indented(Line([one_line(alias) for alias in row.aliases], FAINT)))
     return Group(*parts)
-
-
-@dataclass(frozen=True)
-class Named:
-    """A name and what stands behind it, below it where the line is too short."""
-
-    name: str
-    facts: Sequence[str]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        facts = GAP.join(self.facts)
-        if cell_len(self.name + GAP + facts) <= options.max_width:
-            yield Text.assemble((self.name, HEADING), GAP, (facts, NUMBER))
-        else:
-            yield Text(self.name, style=HEADING)
-            yield Indented(Line(self.facts, NUMBER))
