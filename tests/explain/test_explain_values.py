@@ -5,7 +5,6 @@ import math
 import random
 import re
 import sys
-from pathlib import Path
 
 import explain_models
 import pytest
@@ -14,14 +13,12 @@ from covers import few, in_turn
 from decoder_parameters import parameters_of
 from explain_models import IDS, NAMES, emitted, explained
 from small_models import random_model
-from tiny_checkpoints import write_small_gpt2
 from zoo import BLOCKS
 
 from llmcli.commands.explain.measure.index import names
 from llmcli.commands.explain.measure.values import needed_bytes
 from llmcli.errors import OutOfMemory
 from llmcli.inspect.rules import rules
-from llmcli.loading.load import load
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -127,60 +124,6 @@ def test_all_ends_at_the_embedding_rows(name, model):
     by_the_way = {"scale", "result", "resid_post", "logits_raw"}
     needed = {n for n in rules(model.config) if n.rpartition(".")[2] not in by_the_way}
     assert report.tensors == len(needed) + 1, "and the last resid_post"
-
-
-# of a model: names, indices and depths
-CELLS = {
-    "mistral-window": [
-        ("blocks.0.attn.scores", (0, 2, 5), 1), ("blocks.0.attn.pattern", (0, 6, 1), 1),
-        ("blocks.0.attn.pattern", (0, 6, 4), 1),
-    ],
-    "llama-grouped": [
-        ("blocks.0.attn.q", (3, 4, 5), 1), ("blocks.0.attn.k", (1, 4, 5), 1),
-        ("blocks.0.attn.scores", (3, 4, 2), 1), ("blocks.0.attn.z", (1, 4, 2), 1),
-        ("blocks.0.attn.result", (1, 4, 2), 1), ("blocks.0.attn_out", (4, 5), 1),
-        ("blocks.1.resid_post", (3, 7), 1), ("blocks.1.attn.pattern", (1, 5, 2), 1),
-        ("blocks.1.attn.pattern", (1, 5, 2), 4), ("logits", (0, 0), 1),
-    ],
-    "gpt2": [("blocks.0.attn.pattern", (1, 4, 2), 1)],
-    "odd": [("head.b", (3,), None), ("blocks.1.attn.z", (0, 0, 0), 1)],
-}  # fmt: skip
-
-
-def cell(report):
-    """All words about a number: its letters, and every step with what it leads to."""
-    yield " ".join(f"{letter.letter}={letter.value}" for letter in report.letters)
-    for step in report.steps:
-        to = "".join(f" {child}" for child in step.children)
-        value = "" if math.isfinite(step.value) and step.value else f" = {step.value:g}"
-        index = ",".join(map(str, step.index))
-        yield f"{step.number}. {step.name}[{index}]{value}: {step.source}{to and ' from'}{to}"
-        yield f"   {step.symbol} of {step.shape}, {step.formula}"
-        if step.sum is not None:
-            yield f"   Σ over {step.sum.over} of {step.sum.formula}: {' | '.join(step.sum.columns)}"
-        for words, terms in (("terms", step.terms), ("origins", step.origins)):
-            if any(term.label for term in terms):
-                yield f"   {words}: " + ", ".join(f"{term.at} {term.label}" for term in terms)
-        yield from (f"   {words}" for words in (step.note, step.recomputed) if words)
-
-
-def test_words_about_numbers_as_they_are_written(model, tmp_path, as_written):
-    """Of some numbers and of every formula: most of gpt2's are in transcripts/shapes-names.txt."""
-    found = {}
-    for name, cells in CELLS.items():
-        one = model(name)
-        for of, index, depth in cells:
-            title = f"{name}: {of}{[*index]}, depth {depth}"
-            found[title] = [*cell(explained(one, of, index, depth))]
-        if name != "mistral-window":  # whose formulas are those of llama
-            formulas = dict.fromkeys(rule.formula for rule in rules(one.config).values())
-            found[f"{name}: formulas"] = [*formulas]
-    wide = rules(dataclasses.replace(model("llama-grouped").config, width=48))
-    assert "d/h" not in "".join(rule.formula for rule in wide.values())
-    found["of a width that the heads do not share"] = wide["blocks.0.attn.scores"].formula
-    stored = load(str(write_small_gpt2(tmp_path / "gpt2")), dtype="float64")
-    found["a weight of a checkpoint"] = [*cell(explained(stored, "blocks.0.attn.W_k", (2, 5)))]
-    as_written(Path(__file__).with_name("words.txt"), found)
 
 
 def test_parts_of_numbers_add_up(model):
