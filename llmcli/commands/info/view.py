@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    Group,
+    OverflowMethod,
+    RenderableType,
+    RenderResult,
+)
 from rich.text import Text
 
 from llmcli.commands.info.report import (
@@ -120,7 +127,8 @@ class _Families:
 class Facts:
     """A subject a row and what is said of it, parts joined by dots, beside each other.
 
-    Lines break between parts; a part that is wider than the room breaks between words.
+    Lines break between parts; a part that is wider than the room breaks between words, and a word
+    where it has to, but for a path: it is copied as a whole.
     """
 
     rows: Sequence[_Fact]
@@ -130,10 +138,13 @@ class Facts:
         room = max(1, options.max_width - indent)
         for name, parts in self.rows:
             label = name
+            overflow: OverflowMethod = "ignore" if name == "path" else "fold"
             for line in filled(parts, room):
-                for piece in Text(line).wrap(console, room, overflow="fold"):
+                for piece in Text(line).wrap(console, room, overflow=overflow):
                     piece.rstrip()
-                    yield Text.assemble((label.ljust(indent), FAINT), piece, no_wrap=True)
+                    whole = Text.assemble((label.ljust(indent), FAINT), piece)
+                    whole.no_wrap, whole.overflow = True, "ignore"
+                    yield whole
                     label = ""
 
 
