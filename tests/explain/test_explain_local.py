@@ -35,7 +35,7 @@ def test_a_number_alone_and_all_of_them_are_allowed_the_same(name, dtype, model)
     own = values_of(model).own()
     known = names(model.config, len(IDS))
     for tensor, rule in rules(model.config).items():
-        sizes = known[tensor].sizes
+        sizes = known[tensor].shape
         magnitudes = rule.magnitudes(own).expand(sizes)
         assert magnitudes.ge(0).all()
         for index in {tuple(0 for _ in sizes), tuple(size // 2 for size in sizes),

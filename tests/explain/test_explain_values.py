@@ -27,7 +27,7 @@ def test_there_is_a_rule_for_everything_that_is_emitted(name, model):
     seen = emitted(model)
     assert set(rules(model.config)) == set(seen)
     known = {n: a for n, a in names(model.config, len(IDS)).items() if a.kind == "activation"}
-    assert {n: a.sizes for n, a in known.items()} == {n: tuple(t.shape) for n, t in seen.items()}
+    assert {n: a.shape for n, a in known.items()} == {n: tuple(t.shape) for n, t in seen.items()}
 
 
 def drawn(model, seed):
@@ -35,7 +35,7 @@ def drawn(model, seed):
     for axes in names(model.config, len(IDS)).values():
         if axes.kind == "activation":
             draw = random.Random(f"{axes.name} {seed}")
-            yield axes.name, tuple(draw.randrange(size) for size in axes.sizes)
+            yield axes.name, tuple(draw.randrange(size) for size in axes.shape)
 
 
 @pytest.mark.parametrize(("name", "depth"), in_turn(NAMES, [1, 3, None]))
@@ -99,7 +99,7 @@ def test_the_arithmetic_that_is_shown_gives_the_number(name, model):
 def test_a_step_leads_to_the_numbers_that_it_was_made_of(name, model):
     """A child's number is one of those that stand in its parent's arithmetic."""
     model = model(name)
-    last = names(model.config, len(IDS))["logits"].sizes
+    last = names(model.config, len(IDS))["logits"].shape
     steps = explained(model, "logits", (len(IDS) - 1, last[1] // 2)).steps
     assert [step.number for step in steps] == list(range(1, len(steps) + 1))
     for step in steps:
@@ -189,7 +189,7 @@ def test_the_squares_of_long_prompts_are_counted(model):
     config = model("gpt2").config
 
     def derived(name, tokens, depth):
-        sizes = {n: axes.sizes for n, axes in names(config, tokens).items()}
+        sizes = {n: axes.shape for n, axes in names(config, tokens).items()}
         return needed_bytes(config, sizes, name, depth, 4)[1]
 
     heads = config.layers[0].attention.heads
@@ -211,7 +211,7 @@ def test_numbers_that_a_kernel_takes_for_0_are_not_wrong(name, scaled, model):
         sizes = names(model.config, len(IDS)).get(target)
         if sizes is None:
             continue
-        index = tuple(size // 2 for size in sizes.sizes)
+        index = tuple(size // 2 for size in sizes.shape)
         found = explained(model, target, index)
         wrong = [(step.name, step.value, step.kernel) for step in found.steps if not step.ok]
         assert not wrong
