@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -13,7 +12,7 @@ from llmcli.records.numbers import counted
 from llmcli.ui.checks import BAD, GOOD, WRONG, Marked, render_checks
 from llmcli.ui.facts import SHORT
 from llmcli.ui.layout import SEPARATOR, Column, Line, Rows
-from llmcli.ui.numbers import duration, size, unit
+from llmcli.ui.numbers import duration, number, size, unit
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
 _MORE = ("--checks", "--all")  # show every verdict, and every tensor with its statistics
@@ -69,63 +68,46 @@ def _facts(report: LoadReport) -> Iterator[str]:
         yield f"{counted(report.numbers, 'parameter')}, {size(report.bytes.weights)} of memory"
     if report.memory.device is not None:
         yield f"at most {size(report.memory.device)} of {report.device}"
-    if report.memory.peak is not None:
-        before = "" if report.memory.before is None else (
-            f", of it {size(report.memory.before)} Python and PyTorch before"
-        )
-        yield f"peak memory {size(report.memory.peak)}{before}"
-
-
-def _number(value: float) -> str:
-    """Three digits; – where there is none."""
-    return "–" if math.isnan(value) else f"{value:.3g}"
-
-
-def _zeros(numbers: Numbers) -> str:
-    share = 100 * numbers.zeros / numbers.count if numbers.count else 0.0
-    return "0" if not share else f"{share:.2g} %" if share >= 0.01 else "<0.01 %"
-
-
-# the first two stay whatever the width; those with the largest number go below their row first
-_LEDGER: tuple[tuple[Column, Callable[[LedgerLine, str | None], str]], ...] = (
-    (Column("parameter", right=False), lambda line, dtype: line.parameter or "–"),
-    (Column("tensor", right=False, drop=1), lambda line, dtype: line.source),
-    (Column("stored", right=False, drop=2), lambda line, dtype: _stored(line)),
-    (Column("in the file", drop=8), lambda line, dtype: size(line.bytes)),
-    (
-        Column("what was done", right=False, drop=3),
-        lambda line, dtype: _done(line, line.dtype or dtype),
-    ),
-)
-_BAD = Column("NaN, ±∞", right=False)  # third, and stays, where something is not finite
-_STATISTICS: tuple[tuple[Column, Callable[[Numbers], str]], ...] = (
-    (Column("mean", drop=7, labelled=True), lambda numbers: _number(numbers.mean)),
-    (Column("std", drop=6, labelled=True), lambda numbers: _number(numbers.std)),
-    (Column("min", drop=5, labelled=True), lambda numbers: _number(numbers.min)),
-    (Column("max", drop=5, labelled=True), lambda numbers: _number(numbers.max)),
-    (Column("zeros", drop=7, labelled=True), _zeros),
-)
+    if (peak := report.memory.peak) is not None:
+        before = report.memory.before
+        held = "" if before is None else f", of it {size(before)} Python and PyTorch before"
+        yield f"peak memory {size(peak)}{held}"
 
 
 def _table(lines: Sequence[LedgerLine], dtype: str | None, *, below: bool) -> Rows:
-    columns = [column for column, _ in (*_LEDGER, *_STATISTICS)]
+    """Where a number is not finite, a column says so, which stays whatever the width."""
     bad = [_bad(line.numbers) for line in lines]
+    faults = [Column("NaN, ±∞", right=False)] if any(bad) else []
+    columns = [
+        Column("parameter", right=False),
+        Column("tensor", right=False, drop=1),
+        *faults,
+        Column("stored", right=False, drop=2),
+        Column("in the file", drop=8),
+        Column("what was done", right=False, drop=3),
+        Column("mean", drop=7, labelled=True),
+        Column("std", drop=6, labelled=True),
+        Column("min", drop=5, labelled=True),
+        Column("max", drop=5, labelled=True),
+        Column("zeros", drop=7, labelled=True),
+    ]
     rows = []
     for line, words in zip(lines, bad, strict=True):
         style = WRONG if words else "" if line.parameter else FAINT
-        cells = [cell(line, dtype) for _, cell in _LEDGER]
-        cells += ["" if line.numbers is None else cell(line.numbers) for _, cell in _STATISTICS]
-        if any(bad):
-            cells.insert(2, words)
+        times = f" × {line.tensors}" if line.tensors > 1 else ""
+        stored = f"{line.stored} [{' '.join(map(str, line.shape))}]{times}"
+        cells = [line.parameter or "–", line.source, *([words] if faults else [])]
+        cells += [stored, size(line.bytes), _done(line, line.dtype or dtype)]
+        cells += [""] * 5 if line.numbers is None else _statistics(line.numbers)
         rows.append([Text(one_line(cell), style=style) for cell in cells])
-    if any(bad):
-        columns.insert(2, _BAD)
     return Rows(columns, rows, below=below)
 
 
-def _stored(line: LedgerLine) -> str:
-    times = f" × {line.tensors}" if line.tensors > 1 else ""
-    return f"{line.stored} [{' '.join(map(str, line.shape))}]{times}"
+def _statistics(numbers: Numbers) -> list[str]:
+    share = 100 * numbers.zeros / numbers.count if numbers.count else 0.0
+    zeros = "0" if not share else f"{share:.2g} %" if share >= 0.01 else "<0.01 %"
+    values = (numbers.mean, numbers.std, numbers.min, numbers.max)
+    return [*(number(value) for value in values), zeros]
 
 
 def _done(line: LedgerLine, dtype: str | None) -> str:
@@ -146,10 +128,8 @@ def _bad(numbers: Numbers | None) -> str:
     above = numbers.inf - numbers.negative_inf
     kinds = ((numbers.nan, "NaN"), (above, "+∞"), (numbers.negative_inf, "−∞"))
     words = ", ".join(f"{count:,} {word}" for count, word in kinds if count)
-    if numbers.first_bad is None:
-        return words
     first = " at" if numbers.count - numbers.finite == 1 else ", first at"
-    return f"{words}{first} [{','.join(map(str, numbers.first_bad))}]"
+    return f"{words}{first} [{','.join(map(str, numbers.first_bad or ()))}]"
 
 
 def _time(report: LoadReport, full: bool) -> Line:

@@ -122,16 +122,19 @@ def model_shapes(
         return replace(file, source=numbered(file.source, spec.layer, "{}"))
 
     rows = fold_kinds(tensors, request.config, in_file)
+    shown = {
+        (spec.name, spec.phase): _tensor(spec, request, stored.get(spec.name))
+        for item in tensors
+        for spec in item
+    }
     return ShapesReport(
         batch=request.batch,
         tokens=request.tokens,
         phases=phases,
         letters=letter_values(request, phases),
         layers=_kinds(request.config),
-        tensors=tuple(
-            _tensor(spec, request, stored.get(spec.name)) for item in tensors for spec in item
-        ),
-        rows=tuple(_row(row, request, stored) for row in rows),
+        tensors=tuple(shown.values()),
+        rows=tuple(_row(row, shown, graph(request.config)) for row in rows),
         cache=_growth(request),
         flops=tuple(_flops(phase, request) for phase in phases),
         stored_bytes=sum(item.stored_bytes for item in stored.values()) if stored else None,
@@ -185,17 +188,19 @@ def _tensor(spec: TensorSpec, request: ShapesRequest, stored: Stored | None) -> 
     )
 
 
-def _row(row: Folded, request: ShapesRequest, stored: Mapping[str, Stored]) -> ShapeRow:
-    file = stored.get(row.phases[0].name)
-    source = "" if file is None else file.source
+def _row(
+    row: Folded, shown: Mapping[tuple[str, Phase | None], ShapeTensor], model: Graph
+) -> ShapeRow:
+    tensors = tuple(shown[spec.name, spec.phase] for spec in row.phases)
+    source = "" if (file := tensors[0].stored) is None else file.source
     if len(row.layers) > 1:
         source = numbered(source, row.layers[0], f"{{{spans(row.layers)}}}")
     return ShapeRow(
         name=row.name,
         layers=row.layers,
         formula=row.formula,
-        tensors=tuple(_tensor(spec, request, file) for spec in row.phases),
-        memory=_memory(row.phases[0], graph(request.config)),
+        tensors=tensors,
+        memory=_memory(row.phases[0], model),
         source=source,
     )
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
+from llmcli.graph.spec import Kind, Phase
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import APART, FLAT
 from llmcli.records.info import StateNeed
 from llmcli.records.text import Token
-
-Kind = Literal["parameter", "activation", "state"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +41,7 @@ class ShapeTensor:
     bytes: int
     flops: int
     flops_full: int
-    phase: Literal["prefill", "decode"] | None
+    phase: Phase | None
     layer: int | None
     formula: str
     shares: str | None
