@@ -75,7 +75,7 @@ LOADED = {
     "else": {"properties": {"model": WHOLE_MODEL}},
 }
 FAILED = {"properties": {"ok": {"const": False}}}
-# of a known architecture there is all that follows from it, of another one the reason is told
+# a known architecture has all that follows from it; otherwise the reason is given
 KNOWN = {
     "if": {"properties": {"architecture": {"type": "object"}}},
     "then": {"properties": {

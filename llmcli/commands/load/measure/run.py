@@ -191,13 +191,11 @@ class _About:
 def _planned(checkpoint: Checkpoint) -> tuple[_About, tuple[LedgerLine, ...]]:
     """The model that the headers describe, and what it makes of them."""
     bare = tuple(line_of(info) for info in checkpoint.tensors.values())
+    config: ModelConfig | None = None
     if checkpoint.config is None:
-        return _About(config=None), bare
+        return _About(config=config), bare
     try:
         config, rules = configured(checkpoint)
-    except CheckpointError as error:
-        return _About(config=None, error=error), bare
-    try:
         todo = fitting_plan(checkpoint, rules, config)
     except CheckpointError as error:
         return _About(config=config, error=error), bare
