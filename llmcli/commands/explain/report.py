@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import derived as member
-from llmcli.records.explanation import Fact, Sum, Term
+from llmcli.records.explanation import Element
 from llmcli.records.numbers import counted
 from llmcli.records.text import Token
 
@@ -52,15 +52,15 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step(Compared):
+class Step(Element, Compared):
     """One number of a derivation and how it follows from its inputs.
 
     `symbol` is the number in the documents' letters (`Q[2,7,4]`), `shape` its tensor's in letters
-    and numbers, `where` what the index means. `source`: `derived` by `before`, the
-    `terms` of `sum`, and `after`; taken from the `kernel`; or from the `weights`, where it is a
-    parameter. `origins`: what was added up to it, block by block. `kernel` is what the fast
-    kernel has there; one that it never writes was `recomputed` from what that names. `children`
-    are the numbers of the steps that it follows from.
+    and numbers, `where` what the index means. `source`: `derived` by `before`, the `terms` of
+    `sum`, and `after`; taken from the `kernel`; or from the `weights`, where it is a parameter.
+    `origins`: what was added up to it, block by block. `kernel` is what the fast kernel has there;
+    one that it never writes was `recomputed` from what that names. `children` are the numbers of
+    the steps that it follows from.
     """
 
     BY_FORMULAS: ClassVar[str] = "value"
@@ -72,14 +72,7 @@ class Step(Compared):
     shape: str
     where: tuple[Coordinate, ...]
     source: Literal["derived", "kernel", "weights"]
-    value: float
     recomputed: str = ""
-    note: str = ""
-    before: tuple[Fact, ...] = ()
-    sum: Sum | None = None
-    terms: tuple[Term, ...] = ()
-    after: tuple[Fact, ...] = ()
-    origins: tuple[Term, ...] = ()
     children: tuple[int, ...] = ()
 
 

@@ -19,12 +19,12 @@ from llmcli.commands.explain.report import Check, Explanation, Letter, Step
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
 from llmcli.graph.evaluation.attention import Softmax
-from llmcli.graph.evaluation.rule import Cell, Element, symbol
+from llmcli.graph.evaluation.rule import symbol
 from llmcli.graph.ops import Mix
 from llmcli.inspect.kernel import origin
 from llmcli.inspect.rules import rules
 from llmcli.model import Model, dtype_name
-from llmcli.records.explanation import Fact
+from llmcli.records.explanation import Cell, Element, Fact
 from llmcli.records.progress import Progress
 from llmcli.records.text import Token
 
@@ -106,6 +106,7 @@ def parameter_step(model: Model, spec: TensorSpec, index: tuple[int, ...]) -> St
         where=where(spec, index, (), model.tokenizer),
         source="weights",
         value=value,
+        magnitude=0.0,
         kernel=value,
         tolerance=0.0,
         note=origin(model, spec.name),
@@ -185,6 +186,7 @@ class _Tree:
         if name.endswith((".scores", ".pattern")):
             self.rows[values.graph[name].layer or 0, index[0], index[1]] = None
         return Step(
+            **vars(element),
             number=numbers[cell],
             name=name,
             index=index,
@@ -193,16 +195,9 @@ class _Tree:
             shape=shape_in_letters(spec),
             where=where(spec, index, values.texts, values.model.tokenizer),
             source=source,
-            value=element.value,
             kernel=theirs,
             tolerance=self._allowed(name, rule.magnitude(values, name, index)),
             recomputed="" if values.graph.written(name) else _sources(values, name),
-            note=element.note,
-            before=element.before,
-            sum=element.sum,
-            terms=element.terms,
-            after=element.after,
-            origins=element.origins,
             children=tuple(numbers[source] for source in element.follow),
         )
 
