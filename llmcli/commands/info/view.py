@@ -27,7 +27,7 @@ from llmcli.commands.info.report import (
     TokenizerFacts,
 )
 from llmcli.records.info import DeviceFit, LayerType, MemoryNeed
-from llmcli.records.numbers import counted, spans
+from llmcli.records.numbers import counted, numbered
 from llmcli.ui.facts import state_words
 from llmcli.ui.layout import Column, Line, Rows, filled
 from llmcli.ui.numbers import scaled, size
@@ -207,16 +207,16 @@ def _model(model: Architecture, flops: FlopsNeed | None) -> Iterator[_Fact]:
     yield "context", (f"{model.context:,} tokens{limit}",)
 
 
-def _layers(kind: LayerType, numbered: bool) -> list[str]:
+def _layers(kind: LayerType, several: bool) -> list[str]:
+    """Layers of one kind; their numbers where there are `several` kinds."""
     window = f" of {kind.window:,} keys" if kind.window is not None else ""
     parts = [f"{kind.count} × {kind.kind}{window}"]
     if kind.heads is not None:
-        size_ = f" of {kind.head_dim}"
-        if kind.value_dim not in (None, kind.head_dim):
-            size_ += f" (values {kind.value_dim})"
-        parts.append((f"{kind.heads} heads" if kind.heads > 1 else "1 head") + size_)
+        same = kind.value_dim in (None, kind.head_dim)
+        values = "" if same else f" (values {kind.value_dim})"
+        parts.append(f"{counted(kind.heads, 'head')} of {kind.head_dim}{values}")
     if kind.kv_heads is not None:
-        parts.append("1 kv head" if kind.kv_heads == 1 else f"{kind.kv_heads} kv heads")
+        parts.append(counted(kind.kv_heads, "kv head"))
     if kind.rotary:
         parts.append("rotary")
     if kind.qk_norm:
@@ -225,8 +225,8 @@ def _layers(kind: LayerType, numbered: bool) -> list[str]:
     if kind.hidden is not None:
         gated = ", gated" if kind.gated else ""
         parts.append(f"{kind.activation} MLP of {kind.hidden:,}{gated}")
-    if numbered:
-        parts.append(f"layer{'s' if kind.count > 1 else ''} {spans(kind.layers)}")
+    if several:
+        parts.append(numbered("layer", kind.layers))
     return parts
 
 
@@ -252,9 +252,8 @@ def _file(file: FileFacts, declared: DeclaredDtype | None, full: bool) -> Iterat
         yield "stored", (*words, *more)
     else:
         yield "stored", ("a configuration without weights",)
-        if declared is not None:
-            held = size(declared.bytes)
-            yield "", (f"declares {declared.dtype}: {held} of weights",)
+    if declared is not None and not file.files:
+        yield "", (f"declares {declared.dtype}: {size(declared.bytes)} of weights",)
     for words_, stored in zip(each, file.formats if full else (), strict=False):
         bits = 8 * stored.bytes / stored.numbers if stored.numbers else 0
         numbers = f"{stored.numbers:,} numbers of {bits:g} bits"
@@ -289,7 +288,7 @@ def _short(number: int) -> str:
 def _verdict(fit: DeviceFit, context: int) -> Text:
     """One sentence about the device that a run would use first; `context` is the model's own."""
     need, device = fit.need, fit.device
-    tokens = f"{need.context:,} token{'s' * (need.context != 1)}"
+    tokens = counted(need.context, "token")
     if need.context == context:
         tokens = f"its whole context of {tokens}"
     if need.batch > 1:
