@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from llmcli.commands.shapes.report import NamesReport, Stored
+from llmcli.commands.shapes.report import Stored
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
@@ -278,13 +278,12 @@ def _show(
 
 
 def _show_names(request: ShapesRequest, about: dict[str, Any], out: Output) -> None:
-    from llmcli.commands.shapes.measure import letter_values, name_rows
+    from llmcli.commands.shapes.measure import model_names
     from llmcli.commands.shapes.view import render_names
 
-    report = NamesReport(names=name_rows(request))
-    letters = letter_values(request, ("prefill",))
+    report = model_names(request)
     out.present(
-        lambda: render_names(report.names, letters, about, example=request.example),
+        lambda: render_names(report, about),
         members(report),
         model=about,
         environment=environment(),

@@ -22,6 +22,7 @@ from llmcli.commands.shapes.report import (
     LayerKind,
     LetterValue,
     NameRow,
+    NamesReport,
     ShapeRow,
     ShapesReport,
     ShapeTensor,
@@ -279,8 +280,8 @@ def _growth(request: ShapesRequest) -> CacheGrowth:
 # the table of names
 
 
-def name_rows(request: ShapesRequest) -> tuple[NameRow, ...]:
-    """A row for each name that is requested, those of repeated layers in one.
+def model_names(request: ShapesRequest) -> NamesReport:
+    """A row for each requested name, with repeated layers in one.
 
     In the order of execution, parameters first and states last.
     """
@@ -311,7 +312,8 @@ def name_rows(request: ShapesRequest) -> tuple[NameRow, ...]:
                 aliases=others,
             )
         )
-    return tuple(rows)
+    letters = letter_values(request, ("prefill",))
+    return NamesReport(names=tuple(rows), letters=letters, example=request.example)
 
 
 # where the parameters are in the files

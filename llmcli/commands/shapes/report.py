@@ -53,18 +53,18 @@ class ShapeTensor:
 class ShapeRow:
     """A tensor, or the same one of several `layers` (empty outside the blocks).
 
-    `name` has their numbers in it: `blocks.{0-29}.attn.q`; `tensors` are those of the first, one
-    for each phase. `memory`: `own`, `view of` whose it is, `part of` a larger one for parameters,
-    `copy of` for the cache, `derived` for what is never written. `source` is the checkpoint's name
-    with the numbers in it.
+    `name` has their numbers in it: `blocks.{0-29}.attn.q`.
     """
 
     name: str
     layers: tuple[int, ...]
     formula: str
+    # of the first layer, one for each phase
     tensors: tuple[ShapeTensor, ...] = field(metadata=APART)
+    # `own`, `view of` another, for parameters `part of` a larger one, for the cache `copy of`
+    # another, `derived` for what is never written
     memory: str = field(metadata=APART)
-    source: str = field(metadata=APART)
+    source: str = field(metadata=APART)  # the checkpoint's name with the layers' numbers in it
 
     @property
     def first(self) -> ShapeTensor:
@@ -117,7 +117,7 @@ class CallFlops:
 class ShapesReport:
     """All that was requested; `tensors` one by one, `rows` the same folded.
 
-    `prompt`: its tokens, where one was given; `example`: the number of tokens is an example.
+    `prompt`: its tokens, where one was given.
     """
 
     batch: int
@@ -130,7 +130,7 @@ class ShapesReport:
     layers: tuple[LayerKind, ...]
     cache: CacheGrowth
     flops: tuple[CallFlops, ...]
-    example: bool = field(default=False, metadata=APART)
+    example: bool = field(default=False, metadata=APART)  # the number of tokens is one
     stored_bytes: int | None = field(metadata=APART)
     checks: tuple[ViewCheck, ...] = field(metadata=APART)
 
@@ -157,3 +157,5 @@ class NamesReport:
     """What `--names` shows."""
 
     names: tuple[NameRow, ...]
+    letters: tuple[LetterValue, ...] = field(metadata=APART)
+    example: bool = field(metadata=APART)  # the number of tokens is one

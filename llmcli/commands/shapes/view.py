@@ -15,7 +15,7 @@ from rich.text import Text
 from llmcli.commands.shapes.report import (
     LayerKind,
     LetterValue,
-    NameRow,
+    NamesReport,
     ShapeRow,
     ShapesReport,
     Stored,
@@ -335,25 +335,16 @@ def listed(items: Sequence[object]) -> str:
 # the table of names
 
 
-def render_names(
-    rows: Sequence[NameRow],
-    letters: Sequence[LetterValue],
-    model: Mapping[str, Any],
-    *,
-    example: bool = False,
-) -> RenderableType:
-    """Each name with its axes and their sizes, those of the papers, what it is, its aliases.
-
-    `example`: the number of tokens is an example.
-    """
+def render_names(report: NamesReport, model: Mapping[str, Any]) -> RenderableType:
+    """Each name with its axes and their sizes, those of the papers, what it is, its aliases."""
     parts: list[RenderableType] = [
         Text(one_line(model_line(model)), style=HEADING),
-        *sizes_of_letters(letters, example),
+        *sizes_of_letters(report.letters, report.example),
         Text(),
         Text("name   [letters] = [sizes]   the papers' letters", style=HEADING),
         Indented(Line(_WHAT, HEADING)),
     ]
-    for row in rows:
+    for row in report.names:
         lines = [row.words, row.formula] if row.kind != "state" else [row.formula]
         sizes = f"{listed(row.axes)} = {listed(row.shape)}{GAP}{' × '.join(row.documents)}"
         named = Line([row.name, sizes], HEADING, GAP)
