@@ -8,7 +8,6 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from llmcli.commands.shapes.report import Stored
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from llmcli.anatomy.arithmetic import Arithmetic
     from llmcli.checkpoints import Checkpoint
     from llmcli.commands.shapes.measure import ShapesRequest
+    from llmcli.commands.shapes.report import Stored
     from llmcli.config import ModelConfig
     from llmcli.families import Plan
     from llmcli.graph.spec import Kind
