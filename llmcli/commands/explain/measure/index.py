@@ -152,8 +152,12 @@ def place(
     wanted: NumberRef, spec: TensorSpec, texts: Sequence[str], tokenizer: Tokenizer | None
 ) -> tuple[int, ...]:
     """The index as numbers from 0; raises UsageError naming the axis that it does not fit."""
-    items = wanted.items
-    shown = _shown(spec)
+    items, words = wanted.items, axis_words(spec)
+    sizes = [
+        f"{word}: {LETTERS.get(letter, letter)} = {size}"
+        for word, letter, size in zip(words, spec.axes, spec.shape, strict=True)
+    ]
+    shown = f"`{spec.name}[{', '.join(sizes)}]`"  # blocks.0.attn.pattern[head: h = 9, …]
     if items is None:
         raise UsageError(f"which number of {shown}?", hint=_example(spec))
     count = len(spec.axes)
@@ -164,7 +168,6 @@ def place(
             f"{shown} takes {count} ind{'ex' if count == 1 else 'ices'}, not {len(items)}",
             hint=_example(spec),
         )
-    words = axis_words(spec)
     return tuple(
         _token(item, spec, number, texts, tokenizer)
         if isinstance(item, str)
@@ -264,15 +267,6 @@ def _position(text: str, word: str, texts: Sequence[str]) -> int:
         f"no token of the prompt is `{text}`",
         hint=f"{meant}its tokens are {listed}{', …' if len(texts) > 12 else ''}",
     )
-
-
-def _shown(spec: TensorSpec) -> str:
-    """`blocks.0.attn.pattern[head: h = 9, query: n = 8, key: n = 8]` in backticks."""
-    sizes = [
-        f"{word}: {LETTERS.get(letter, letter)} = {size}"
-        for word, letter, size in zip(axis_words(spec), spec.axes, spec.shape, strict=True)
-    ]
-    return f"`{spec.name}[{', '.join(sizes)}]`"
 
 
 def _example(spec: TensorSpec) -> str:
