@@ -18,12 +18,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 import llmcli
 from llmcli.commands.attention.report import LayerReport, LayerStates
 from llmcli.records.ceilings import Ceilings
-from llmcli.records.document import member_names, optional_fields
+from llmcli.records.document import flat_fields, member_names, optional_fields
 from llmcli.records.environment import Environment
 from llmcli.records.machine_load import MachineLoad
 
@@ -37,14 +46,14 @@ NONE = {"type": "null"}
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """What a command prints: a report (`module:class`) and what is around it.
+    """What a command prints: a report (`module:class`, or none) and what is around it.
 
     `judged`: it has `checks` and `ok`. `others`: types, or schemas, of what is in the document
     besides the report's members, or in place of one; `added`: of further members of a dataclass in
     it. `optional`: members that some documents lack. `rules`: keywords about the whole.
     """
 
-    report: str
+    report: str = ""
     model: Mapping[str, Any] = field(default_factory=lambda: WHOLE_MODEL)
     judged: bool = False
     others: Mapping[str, Any] = field(default_factory=dict)
@@ -80,6 +89,15 @@ LOADED = {
     "else": {"properties": {"model": WHOLE_MODEL}},
 }
 FAILED = {"properties": {"ok": {"const": False}}}
+# a known architecture has all that follows from it; otherwise the reason is given
+KNOWN = {
+    "if": {"properties": {"architecture": {"type": "object"}}},
+    "then": {"properties": {
+        "model": {"required": ["model_type", "parameters", "context", "weight_bytes", "device"]},
+        "flops": {"type": "object"}, "memory": {"minItems": 1},
+    }},
+    "else": {"properties": {"unknown": {"minItems": 1}}},
+}  # fmt: skip
 REFUSED = {"properties": {"claims": {
     "contains": {"properties": {"ok": {"const": False}, "must": {"const": True}}}
 }}}  # fmt: skip
@@ -154,9 +172,21 @@ def either(schemas: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def of_dataclass(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The object that a dataclass is in a document."""
+    """The object that a dataclass is in a document; a `FLAT` field's members are its own.
+
+    Those of a field that may be None are there together, or not at all.
+    """
     hints, found = hints_of(kind), {}
+    optional, together = set(optional_fields(kind)), {}
     for name in member_names(kind):
+        if name in flat_fields(kind):
+            parts = get_args(hints[name]) or (hints[name],)
+            inner = flat(parts[0], definitions)
+            found |= inner
+            if type(None) in parts:
+                optional |= inner.keys()
+                together |= {one: [other for other in inner if other != one] for one in inner}
+            continue
         if name in hints:
             found[name] = schema_of(hints[name], definitions)
             continue
@@ -167,19 +197,30 @@ def of_dataclass(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
     return {
         "description": words(kind),
         "type": "object",
-        "required": [name for name in found if name not in optional_fields(kind)],
+        "required": [name for name in found if name not in optional],
         "properties": found,
+        **({"dependentRequired": together} if together else {}),
     }
+
+
+def flat(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The members of a dataclass, or of a mapping with known keys."""
+    if is_typeddict(kind):
+        return {name: schema_of(hint, definitions) for name, hint in get_type_hints(kind).items()}
+    members: dict[str, Any] = of_dataclass(kind, definitions)["properties"]
+    return members
 
 
 def hints_of(of: Any, owner: type | None = None) -> dict[str, Any]:
     """Annotations, with the names that a module imports for its types alone."""
-    module = sys.modules[(owner or of).__module__]
-    names = dict(vars(module))
+    names: dict[str, Any] = {}
     pattern = re.compile(r"^    from (\S+) import (.+)$", re.MULTILINE)
-    for where, imported in pattern.findall(inspect.getsource(module)):
-        found = vars(import_module(where))
-        names |= {name: found[name] for name in re.findall(r"\w+", imported) if name in found}
+    for one in reversed((owner or of).__mro__[:-1]):
+        module = sys.modules[one.__module__]
+        names |= vars(module)
+        for where, imported in pattern.findall(inspect.getsource(module)):
+            found = vars(import_module(where))
+            names |= {name: found[name] for name in re.findall(r"\w+", imported) if name in found}
     return get_type_hints(of, names, include_extras=True)
 
 
@@ -203,7 +244,15 @@ def paired_caches() -> dict[str, Any]:
     return found
 
 
-DOCUMENTS = {
+# a tensor of a file that nothing describes
+STORED = {"type": "array", "items": object_of({
+    "name": str, "kind": Literal["parameter"], "axes": None, "shape": tuple[int, ...], "dtype": str,
+    "bytes": int, "phase": None, "layer": None, "formula": None, "source": str,
+    "stored_shape": tuple[int, ...], "stored_format": str, "stored_bytes": int,
+    "operations": tuple[str, ...],
+})}  # fmt: skip
+
+DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
     "env": Document(report="commands.env.report:EnvironmentReport", model=NONE),
     "models-list": Document(report="records.models:ModelsReport", model=NONE),
     "models-pull": Document(report="records.models:PullReport", model=NONE),
@@ -265,16 +314,48 @@ DOCUMENTS = {
         report="commands.selftest.report:SelftestReport", model=NONE, judged=True,
         others={"ceilings": either([paired_caches(), NONE])},
     ),
+    "info": (
+        Document(
+            report="commands.info.report:InfoReport", judged=True, rules=KNOWN,
+            model=MODEL | {"required": ["family", "stored_formats"]},
+        ),
+        Document(report="commands.info.report:FamiliesReport", model=NONE),
+    ),
+    "shapes": (
+        Document(report="commands.shapes.report:ShapesReport", judged=True),
+        Document(report="commands.shapes.report:NamesReport"),
+        Document(
+            model=MODEL | {"required": ["stored_formats"]},
+            others={"tensors": STORED, "checks": {"$ref": "common.1.json#/$defs/checks"}},
+        ),
+    ),
     "bench-compare": Document(
         report="commands.bench.report.comparison:ComparisonReport", model=NONE
     ),
 }  # fmt: skip
 
 
-def schema(name: str, document: Document) -> dict[str, Any]:
-    """The schema of one command's document."""
+def schema(name: str, *documents: Document) -> dict[str, Any]:
+    """The schema of what one command prints: one of these documents."""
     definitions: dict[str, Any] = {}
-    whole = of_dataclass(document.kind, definitions)
+    first, *others = [document_schema(name, one, definitions) for one in documents]
+    used = str([first, others, definitions])
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"llmcli {name.replace('-', ' ', 1)} --json",
+        **(first if not others else {
+            "properties": {"schema": first["properties"]["schema"]}, "oneOf": [first, *others],
+        }),
+        "$defs": {one: d for one, d in definitions.items() if f"'#/$defs/{one}'" in used},
+    }  # fmt: skip
+
+
+def document_schema(name: str, document: Document, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one document; those of the dataclasses in it are put into `definitions`."""
+    whole = {"description": "The tensors of a file without a configuration.", "properties": {},
+             "required": []}  # fmt: skip
+    if document.report:
+        whole = of_dataclass(document.kind, definitions)
     if document.judged:
         for shared in ("checks", "ok"):
             whole["properties"].pop(shared, None)
@@ -289,16 +370,12 @@ def schema(name: str, document: Document) -> dict[str, Any]:
     for other, more in document.added.items():
         definitions[other]["properties"] |= more
     optional = {*whole["properties"]} - {*whole["required"]} | {*document.optional}
-    used = str([found, definitions])
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"llmcli {name.replace('-', ' ', 1)} --json",
         "description": whole["description"],
         **({"$ref": "common.1.json#/$defs/judged"} if document.judged else {"type": "object"}),
         "required": [name for name in found if name not in optional],
         "properties": found,
         **document.rules,
-        "$defs": {one: d for one, d in definitions.items() if f"'#/$defs/{one}'" in used},
     }
 
 
@@ -312,7 +389,8 @@ def common() -> dict[str, Any]:
 
 def schemas() -> dict[str, str]:
     """The text of each file that is written from types, by its name."""
-    found = {f"{name}.1.json": schema(name, one) for name, one in DOCUMENTS.items()}
+    found = {f"{name}.1.json": schema(name, *(one if isinstance(one, tuple) else (one,)))
+             for name, one in DOCUMENTS.items()}  # fmt: skip
     found["common.1.json"] = common()
     return {name: pretty(one) + "\n" for name, one in found.items()}
 

@@ -68,7 +68,7 @@ def wrong_in_a_chain(model, nodes):
     prompt = tuple(ids(1, TOKENS, seed=1)[0].tolist())
     made = rules(nodes.values(), Graph(model.config).letter)
     with torch.inference_mode():
-        values = Values(model, made, prompt, [""] * TOKENS, target="logits", depth=None)
+        values = Values(model, made, model.tokens(prompt), target="logits", depth=None)
         found = {}
         for name in made:
             if not values.graph.written(name):

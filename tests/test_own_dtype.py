@@ -26,8 +26,8 @@ from llmcli.commands.shapes.measure import ShapesRequest
 from llmcli.devices import DTYPES
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load_checkpoint, load_shapes
-from llmcli.model import Stages
 from llmcli.nn.parameters import Parameters
+from llmcli.records.progress import Stages
 
 NORMS = 32 * 5  # numbers of two norms in each of two layers, and of the last one
 
@@ -78,7 +78,7 @@ def test_every_count_of_bytes_is_of_what_lies_in_memory(folder, dtype):
     assert numbers.weight_bytes(model.config) == held
     assert model.describe()["weight_bytes"] == held
     assert load_shapes(open_checkpoint(folder), dtype=dtype).weight_bytes == held
-    assert memory_need(model.config, numbers, batch=1, context=8).weights == held
+    assert memory_need(model.config, numbers, batch=1, context=8).weights_bytes == held
     calls = ShapesRequest(config=model.config, batch=1, tokens=4, numbers=numbers)
     assert sum(spec.bytes for spec in calls.parameters()) == held
     call = Call(batch=1, tokens=1, past=3, phase="decode")

@@ -16,9 +16,9 @@ from llmcli.formats.packed import Packed
 from llmcli.kernels import native
 from llmcli.loading.arithmetic import quantize_without_effect
 from llmcli.loading.load import load_checkpoint, load_shapes
-from llmcli.model import Stages
 from llmcli.ops.quant import dequantize, quantize
 from llmcli.records.info import Device
+from llmcli.records.progress import Stages
 
 both = pytest.mark.parametrize("quantized", ["int8", "int4"])
 

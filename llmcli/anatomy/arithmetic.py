@@ -16,6 +16,7 @@ from llmcli.graph.blocks import IN_16_BITS, ON_CARD, ROWS, RUN
 from llmcli.graph.ops import LookUp, Project
 from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import DTYPE_BYTES, Call, TensorSpec
+from llmcli.records.info import Formats
 
 # The distance between adjacent numbers, relative to the power of two below them.
 EPS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}
@@ -107,7 +108,7 @@ class Arithmetic:
                 held[str(spec.dtype)] += spec.bytes or 0
         return " + ".join(name for name, _ in held.most_common())
 
-    def describe(self, config: ModelConfig) -> dict[str, str]:
+    def describe(self, config: ModelConfig) -> Formats:
         """The formats of weights, activations, cache and products, for JSON documents."""
         return {
             "weight_format": self.weight_format(config),

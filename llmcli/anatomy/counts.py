@@ -123,16 +123,18 @@ def memory_need(
         formats=numbers.describe(config),
         batch=batch,
         context=context,
-        weights=numbers.weight_bytes(config),
-        cache=cache,
-        cache_per_token=per_token,
+        weights_bytes=numbers.weight_bytes(config),
+        cache_bytes=cache,
+        cache_bytes_per_token=per_token,
         states=state_need(config, numbers),
         # when a sequence ends, the caches of the others are copied
-        copies=cache // batch * (batch - 1),
-        activations=prefill_peak(
+        cache_copies_bytes=cache // batch * (batch - 1),
+        prompt_bytes_estimate=prefill_peak(
             config, numbers, batch, context, cuda=cuda, native=native, chunk=chunk
         ),
-        runtime=_CUBLAS if cuda else _runtime(config, numbers, context, native, chunk) + tokenizer,
+        runtime_bytes_estimate=(
+            _CUBLAS if cuda else _runtime(config, numbers, context, native, chunk) + tokenizer
+        ),
     )
 
 
@@ -214,13 +216,18 @@ def longest_context(
     `need`: of the same run at any length. 0 if not even one token fits.
     """
     batch = need.batch
-    fixed = need.cache - need.cache_per_token * need.context
+    fixed = need.cache_bytes - need.cache_bytes_per_token * need.context
 
     def fits(tokens: int) -> bool:
-        cache = fixed + need.cache_per_token * tokens
+        cache = fixed + need.cache_bytes_per_token * tokens
         peak = prefill_peak(config, numbers, batch, tokens, cuda=cuda, native=native)
-        copies = cache // batch * (batch - 1)
-        return replace(need, cache=cache, copies=copies, activations=peak).total <= free
+        now = replace(
+            need,
+            cache_bytes=cache,
+            cache_copies_bytes=cache // batch * (batch - 1),
+            prompt_bytes_estimate=peak,
+        )
+        return now.needed_bytes <= free
 
     low, high = 0, most
     while low < high:

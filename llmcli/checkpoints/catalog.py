@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from llmcli import xdg
+from llmcli.checkpoints.names import HubId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,13 @@ class CatalogEntry:
             return None
         folder = f"{self.name}-{self.sha256[:12]}"
         return cache_dir() / "models" / folder / name.rpartition("/")[2]
+
+    @property
+    def hub_id(self) -> HubId | None:
+        """The hub repository of which it is the whole, or None."""
+        if self.repository is None:
+            return None
+        return HubId(repository=self.repository, revision=self.revision)
 
     def is_cached(self) -> bool:
         """Whether the model is on this machine: in the package, or a file of the pinned size.

@@ -140,9 +140,8 @@ def _from_catalog(
         if os.path.exists(name) and "\0" not in name:
             hint = f"for the file or directory of that name write `./{shown(name)}`"
         raise ModelNotFound(f"there is no model `{shown(name)}`", hint=hint)
-    if entry.repository is not None:
-        pinned = HubId(repository=entry.repository, revision=entry.revision)
-        return _from_hub(pinned, offline, progress)
+    if entry.hub_id is not None:
+        return _from_hub(entry.hub_id, offline, progress)
     if entry.file is not None and entry.is_cached():
         return entry.file
     from llmcli.checkpoints.fetch import fetch  # subprocess, zipfile: only where it is needed

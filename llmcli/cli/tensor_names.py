@@ -119,9 +119,9 @@ def _path(spec: str | None) -> Path | None:
     found: Path | HubId | str = parse(os.path.expanduser(spec or DEFAULT_MODEL))
     if isinstance(found, str):
         entry = CATALOG[found]
-        if entry.repository is None:
+        if entry.hub_id is None:
             return entry.file if entry.is_cached() else None
-        found = HubId(repository=entry.repository, revision=entry.revision)
+        found = entry.hub_id
     if isinstance(found, HubId):
         found = _snapshot(found)
     return found if found.exists() else None

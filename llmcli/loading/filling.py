@@ -33,8 +33,8 @@ from llmcli.formats.packed import Mapped
 from llmcli.formats.weight import InBlocks, Weight
 from llmcli.kernels import native
 from llmcli.loading.scales import Scaler
-from llmcli.model import Stages
 from llmcli.ops.quant import PLAIN, dequantize, quantize
+from llmcli.records.progress import Stages
 
 # Bytes of a matrix, stored and as numbers, at a time: bounds the memory needed in addition to the
 # weights.

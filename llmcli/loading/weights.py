@@ -20,10 +20,10 @@ from llmcli.graph.ops import Normalize
 from llmcli.loading.ahead import Ahead
 from llmcli.loading.filling import fill
 from llmcli.loading.scales import check_scale
-from llmcli.model import Ledger, LedgerEntry, Stages
+from llmcli.model import Ledger, LedgerEntry
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import check_format, quantize
-from llmcli.records.progress import Progress
+from llmcli.records.progress import Progress, Stages
 
 # Bytes of weights from which threads pay off. Below, they save a few hundredths of a second on an
 # idle machine; on a busy one they wait for each other after each of hundreds of operations, and

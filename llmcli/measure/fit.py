@@ -53,16 +53,14 @@ def fit(config: ModelConfig, device: Device, numbers: Arithmetic, run: Run) -> D
     )  # fmt: skip
     last = Call(batch=run.batch, tokens=1, past=run.context - 1, phase="decode")
     token = total_work(config, last, numbers=numbers)
-    free = device.free_bytes
-    if free is None or not device.usable:
-        return DeviceFit(device=device, need=need, token=token, fits=None, longest=None)
-    most = config.embedding.positions or max(run.context, config.context)
-    longest = longest_context(
-        config, numbers, need, free=free, most=most, cuda=cuda, native=device.bfloat16
-    )
-    return DeviceFit(
-        device=device, need=need, token=token, fits=need.total <= free, longest=longest
-    )
+    free, longest = device.free_bytes, None
+    if free is not None and device.usable:
+        most = config.embedding.positions or max(run.context, config.context)
+        longest = longest_context(
+            config, numbers, need, free=free, most=most, cuda=cuda, native=device.bfloat16
+        )
+    fits = None if free is None or longest is None else need.needed_bytes <= free
+    return DeviceFit(device=device, need=need, token=token, fits=fits, longest_context=longest)
 
 
 def unscaled(todo: Plan, tensors: Mapping[str, TensorInfo]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 APART = {"apart": True}
 # metadata of a field that the document leaves out while it has its default
 OPTIONAL = {"optional": True}
+# metadata of a field (dataclass, mapping or None) whose own members stand in its place
+FLAT = {"flat": True}
 
 
 if TYPE_CHECKING:
@@ -39,11 +41,21 @@ def optional_fields(kind: type) -> Mapping[str, Any]:
     return {one.name: one.default for one in fields(kind) if one.metadata.get("optional")}
 
 
+@cache
+def flat_fields(kind: type) -> frozenset[str]:
+    """The `FLAT` fields of a dataclass."""
+    return frozenset(one.name for one in fields(kind) if one.metadata.get("flat"))
+
+
 def members(value: Any) -> dict[str, Any]:
     """The members of a dataclass in a document, without `OPTIONAL` ones that have their default."""
     kind: Any = type(value)
-    found = {name: getattr(value, name) for name in member_names(kind)}
-    for name, default in optional_fields(kind).items():
-        if found[name] == default:
-            del found[name]
+    optional, flat = optional_fields(kind), flat_fields(kind)
+    found: dict[str, Any] = {}
+    for name in member_names(kind):
+        member = getattr(value, name)
+        if name in flat:
+            found |= {} if member is None else members(member) if is_dataclass(member) else member
+        elif name not in optional or member != optional[name]:
+            found[name] = member
     return found

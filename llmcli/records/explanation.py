@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from llmcli.records.document import APART
+
+Cell = tuple[str, tuple[int, ...]]  # a number: the tensor and the index
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,3 +42,22 @@ class Sum:
     over: str
     columns: tuple[str, ...]
     value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Element:
+    """One number and its arithmetic: `before`, the `terms` of `sum`, and `after`.
+
+    `origins`: what was added up to it, block by block. `magnitude`: Σ|terms|, see
+    `Rule.magnitudes`; 0 if nothing is rounded. `follow`: the most important inputs, in order.
+    """
+
+    value: float
+    magnitude: float = field(metadata=APART)
+    note: str = ""
+    before: tuple[Fact, ...] = ()
+    sum: Sum | None = None
+    terms: tuple[Term, ...] = ()
+    after: tuple[Fact, ...] = ()
+    origins: tuple[Term, ...] = ()
+    follow: tuple[Cell, ...] = field(default=(), metadata=APART)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict
 
-from llmcli.records.document import derived
+from llmcli.records.document import APART, FLAT, derived
 from llmcli.records.work import PartWork
 
+
+class Formats(TypedDict):
+    """The formats of weights, activations, cache and products, by their names in documents."""
+
+    weight_format: str
+    activation_format: str
+    cache_format: str
+    product_format: str
+
+
 # The format fields of documents for a model whose weights are not used.
-NO_FORMATS: dict[str, None] = dict.fromkeys(
-    ("weight_format", "activation_format", "cache_format", "product_format")
-)
+NO_FORMATS: dict[str, None] = dict.fromkeys(Formats.__annotations__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,46 +108,71 @@ class StateNeed:
 class MemoryNeed:
     """Bytes of a run at one context length.
 
-    `formats`: of weights, activations, cache and products, by their names in documents. `states`:
-    the fixed-size part of each sequence's `cache`, or None. `copies`: of the other sequences'
-    caches when one of a batch ends. `activations`: estimated peak of tensors during prefill at this
-    length. `runtime`: estimate of the libraries when computing, beyond imported PyTorch, and of the
-    tokenizer's tables. The others are exact.
+    `states`: the fixed-size part of each sequence's cache, or None. `cache_copies_bytes`: of the
+    other sequences' caches when one of a batch ends. `prompt_bytes_estimate`: peak of tensors
+    during prefill at this length. `runtime_bytes_estimate`: of the libraries when computing, beyond
+    imported PyTorch, and of the tokenizer's tables. The others are exact.
     """
 
-    formats: dict[str, str]
+    formats: Formats = field(metadata=FLAT)
     batch: int
     context: int
-    weights: int
-    cache: int
-    cache_per_token: int
-    copies: int
-    activations: int
-    runtime: int = 0
+    weights_bytes: int
+    cache_bytes: int
+    cache_bytes_per_token: int
     states: StateNeed | None = None
+    cache_copies_bytes: int
+    prompt_bytes_estimate: int
+    runtime_bytes_estimate: int = 0
 
-    @property
-    def total(self) -> int:
+    @derived
+    def dtype(self) -> str:
+        """The format of the activations."""
+        return self.formats["activation_format"]
+
+    @derived
+    def needed_bytes(self) -> int:
         """Peak bytes: no sequence ends during prefill."""
-        return self.weights + self.cache + max(self.copies, self.activations) + self.runtime
+        return self.together + max(0, self.cache_copies_bytes - self.prompt_bytes_estimate)
 
     @property
     def together(self) -> int:
         """Peak bytes if all sequences end together, without copies."""
-        return self.weights + self.cache + self.activations + self.runtime
+        known = self.weights_bytes + self.cache_bytes + self.runtime_bytes_estimate
+        return known + self.prompt_bytes_estimate
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFit:
     """Whether a run fits into free memory, and the longest context that does.
 
-    `token`: work to decode the last token of the context, for all sequences. `longest`: at most the
-    model's (or the requested) context, 0 if not even one token fits; it and `fits` are None if free
-    memory is unknown or the device not usable.
+    `token`: work to decode the last token of the context, for all sequences. `longest_context`: at
+    most the model's (or the requested) context, 0 if not even one token fits; it and `fits` are
+    None if free memory is unknown or the device not usable.
     """
 
-    device: Device
-    need: MemoryNeed
-    token: PartWork
+    device: Device = field(metadata=FLAT)
+    need: MemoryNeed = field(metadata=FLAT)
     fits: bool | None
-    longest: int | None
+    longest_context: int | None
+    token: PartWork = field(metadata=APART)
+
+    @derived
+    def token_bytes(self) -> int:
+        """Bytes read and written to decode the last token of the context."""
+        return self.token.bytes
+
+    @derived
+    def token_weights_bytes(self) -> int:
+        """Bytes of weights among them."""
+        return self.token.weights
+
+    @derived
+    def token_cache_bytes(self) -> int:
+        """Bytes of keys, values and states among them."""
+        return self.token.cache
+
+    @derived
+    def token_activations_bytes(self) -> int:
+        """All other bytes among them."""
+        return self.token.activations

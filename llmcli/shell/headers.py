@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import UsageError
+from llmcli.records.info import NO_FORMATS
 from llmcli.shell.options import ModelOptions
 from llmcli.shell.output import Output
 from llmcli.shell.progress import Progress
 from llmcli.shell.running import open_checkpoint_of
 
 if TYPE_CHECKING:
+    from llmcli.anatomy.arithmetic import Arithmetic
     from llmcli.checkpoints import Checkpoint
+    from llmcli.config import ModelConfig
     from llmcli.records.info import Device
 
 
@@ -66,3 +69,30 @@ def chosen_devices(name: str, devices: Sequence[Device]) -> tuple[Device, ...]:
         there = ", ".join(device.device for device in devices)
         raise UsageError(f"there is no device `{name}` here", hint=f"there is: {there}")
     return found
+
+
+def unloaded_model(checkpoint: Checkpoint, place: str) -> dict[str, Any]:
+    """The `model` object of documents about the files alone: see `Model.describe`."""
+    return {
+        "name": checkpoint.name,
+        "path": place,
+        "stored_formats": checkpoint.formats,
+        **NO_FORMATS,
+    }
+
+
+def model_of_headers(
+    checkpoint: Checkpoint, place: str, config: ModelConfig, numbers: Arithmetic, device: str
+) -> dict[str, Any]:
+    """The `model` object of a model that would be held in arithmetic `numbers` on `device`."""
+    weights = numbers.parameters(config)
+    return unloaded_model(checkpoint, place) | {
+        "family": config.family,
+        "model_type": config.model_type,
+        "parameters": sum(spec.count for spec in weights),
+        "context": config.context,
+        **numbers.describe(config),
+        "weight_bytes": sum(spec.bytes or 0 for spec in weights),
+        "device": device,
+        "random_weights_seed": None,
+    }

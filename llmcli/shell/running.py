@@ -127,7 +127,7 @@ def load_model(
         )
     load_s = open_s + perf_counter() - begun
     SIGNALS.check()
-    _check_context(options, model.config, out)
+    check_context(options, model.config.context, model.config.embedding.positions, out)
     for note in () if model.tokenizer is None or not text else model.tokenizer.notes:
         out.note(note)
     if not options.random_weights:
@@ -229,10 +229,11 @@ def _opened(
     return open_checkpoint(path, name=name), perf_counter() - begin
 
 
-def _check_context(options: ModelOptions, config: ModelConfig, out: Output) -> None:
+def check_context(
+    options: ModelOptions, trained: int, positions: int | None, out: Output
+) -> None:
     """A longer context than trained for: a note, or UsageError where it cannot exist."""
     wanted = options.context_length
-    positions = config.embedding.positions
     if wanted is None:
         return
     if positions is not None and wanted > positions:
@@ -241,9 +242,9 @@ def _check_context(options: ModelOptions, config: ModelConfig, out: Output) -> N
             "has learned",
             hint=f"use at most {positions}",
         )
-    if wanted > config.context:
+    if wanted > trained:
         out.note(
-            f"the model was trained for {config.context} tokens: beyond them, with a context "
+            f"the model was trained for {trained} tokens: beyond them, with a context "
             f"length of {wanted}, its text gets worse"
         )
 

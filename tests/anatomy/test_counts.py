@@ -63,24 +63,24 @@ def test_weights_and_cache_take_the_bytes_that_are_allocated(config, batch, cont
         decoder = decoder_in(config, numbers, "meta")
         need = memory_need(config, numbers, batch=batch, context=context)
         weights = (decoder.weight(name) for name in decoder.weight_names)
-        assert need.weights == sum(weight.nbytes for weight in weights)
+        assert need.weights_bytes == sum(weight.nbytes for weight in weights)
         state = decoder.new_state(batch, context)
-        assert need.cache == state.nbytes
-        assert need.cache_per_token * context == need.cache
+        assert need.cache_bytes == state.nbytes
+        assert need.cache_bytes_per_token * context == need.cache_bytes
         left = state.select(range(1, batch)).nbytes if batch > 1 else 0
-        assert need.copies == left  # what goes on when the first sequence ends
-        kept = need.weights + need.cache + need.runtime
-        assert need.total == kept + max(need.copies, need.activations)
-        assert need.together == kept + need.activations
+        assert need.cache_copies_bytes == left  # what goes on when the first sequence ends
+        kept = need.weights_bytes + need.cache_bytes + need.runtime_bytes_estimate
+        assert need.needed_bytes == kept + max(need.cache_copies_bytes, need.prompt_bytes_estimate)
+        assert need.together == kept + need.prompt_bytes_estimate
 
 
 @given(models(), st.integers(0, 400_000), st.integers(1, 2))
 def test_the_longest_context_is_the_last_that_fits(config, free, batch):
     need = memory_need(config, FLOAT32, batch=batch, context=7)
-    free += need.runtime
+    free += need.runtime_bytes_estimate
 
     def total(tokens):
-        return memory_need(config, FLOAT32, batch=batch, context=tokens).total
+        return memory_need(config, FLOAT32, batch=batch, context=tokens).needed_bytes
 
     fitting = [tokens for tokens in range(1, 33) if total(tokens) <= free]
     assert fitting == list(range(1, len(fitting) + 1))
@@ -90,9 +90,9 @@ def test_the_longest_context_is_the_last_that_fits(config, free, batch):
 def test_of_many_sequences_the_copies_of_those_that_go_on_count():
     config = small(layers=40)
     need = memory_need(config, FLOAT32, batch=40, context=20)
-    assert need.copies > need.activations
+    assert need.cache_copies_bytes > need.prompt_bytes_estimate
     one = memory_need(config, FLOAT32, batch=40, context=1)
-    assert longest_context(config, FLOAT32, one, free=need.total, most=64) == 20
+    assert longest_context(config, FLOAT32, one, free=need.needed_bytes, most=64) == 20
 
 
 @given(models())
@@ -198,12 +198,13 @@ def test_a_prompt_is_read_in_the_pieces_that_are_counted():
 
 def test_what_the_libraries_take_goes_with_the_arithmetic_the_tokenizer_and_the_device():
     def runtime(dtype="float32", **where):
-        return memory_need(small(), Arithmetic.of(dtype), batch=1, context=64, **where).runtime
+        need = memory_need(small(), Arithmetic.of(dtype), batch=1, context=64, **where)
+        return need.runtime_bytes_estimate
 
     assert runtime() == runtime("float64") < runtime("bfloat16") == runtime("float16")
     assert runtime(tokenizer=50_000) == runtime() + 50_000
     kept = replace(Arithmetic.of("float32"), formats={"head.W": "Q8_0"})
-    assert memory_need(small(), kept, batch=1, context=64).runtime < runtime()
+    assert memory_need(small(), kept, batch=1, context=64).runtime_bytes_estimate < runtime()
     assert runtime(cuda=True) == runtime("bfloat16", cuda=True, tokenizer=50_000)
 
 
@@ -212,7 +213,8 @@ def test_what_is_generated_goes_with_the_shapes_of_products():
 
     def runtime(config, dtype="bfloat16", context=64, **where):
         numbers = Arithmetic.of(dtype)
-        return memory_need(config, numbers, batch=1, context=context, **where).runtime
+        need = memory_need(config, numbers, batch=1, context=context, **where)
+        return need.runtime_bytes_estimate
 
     plain = runtime(small())
     one = 600 << 10
@@ -240,6 +242,6 @@ def test_masked_shared_keys_cost_more_on_a_gpu():
     config, own = small(), small(kv=8)
     args = {"numbers": Arithmetic.of("bfloat16"), "batch": 1}
     for context, more in ((PROMPT_CHUNK, False), (PROMPT_CHUNK + 2000, True)):
-        gpu = memory_need(config, **args, context=context, cuda=True).activations
-        alone = memory_need(own, **args, context=context, cuda=True).activations
+        gpu = memory_need(config, **args, context=context, cuda=True).prompt_bytes_estimate
+        alone = memory_need(own, **args, context=context, cuda=True).prompt_bytes_estimate
         assert (gpu > alone) == more

@@ -58,8 +58,9 @@ with Peak() as decode:
         pass
 peaks = [peak.resident - base for peak in (load, prefill, decode)]
 report = measure_info(checkpoint, [cpu()], dtype={dtype!r}, batch=batch, context=context)
-need = report.fits[0].need
-print(json.dumps({{"base": base, "peaks": peaks, "need": vars(need), "total": need.total}}))
+need = report.memory[0].need
+found = {{"base": base, "peaks": peaks, "need": vars(need), "total": need.needed_bytes}}
+print(json.dumps(found))
 """
 
 

@@ -20,8 +20,8 @@ from llmcli.graph.blocks import packed_bytes
 from llmcli.loading.ahead import start
 from llmcli.loading.filling import fill, mapped, read_values
 from llmcli.loading.load import load_checkpoint
-from llmcli.model import Stages
 from llmcli.ops.quant import dequantize
+from llmcli.records.progress import Stages
 
 NAME = "model.layers.0.mlp.experts.gate_up_proj"
 QUANTIZED = {

@@ -6,8 +6,6 @@ import pytest
 from cli_tiny import write_tiny
 from needs import needs_kernels
 
-from llmcli.families import families
-
 
 @needs_kernels
 def test_what_would_fit_of_a_model_that_does_not(cli, tmp_path):
@@ -73,15 +71,6 @@ def test_metadata_that_is_not_text_and_long_lists_in_json(cli, tmp_path):
     assert metadata["odd"] == "\\udcff!"
     assert metadata["few"] == [0.5, 1.5]
     assert metadata["many"] == {"length": 50, "first": list(range(16))}
-
-
-def test_families_are_listed(cli):
-    document = cli("info", "--families", "--json").json()
-    assert [family["name"] for family in document["families"]] == [f.name for f in families()]
-    shown = cli("info", "--families").out
-    for family in families():
-        for name in (*family.hf_types, *family.hf_multimodal, *family.gguf_archs, *family.ran):
-            assert name in shown
 
 
 @needs_kernels

@@ -18,9 +18,11 @@ from llmcli.parts.attention.config import Llama3Scaling, RopeConfig
 from llmcli.parts.embedding.config import HeadConfig
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
+from llmcli.records.text import Token
 
 IDS = (5, 17, 3, 17, 42, 8, 30)
-TEXTS = tuple(f"t{id}" for id in IDS)
+TOKENS = tuple(Token(id=id, text=f"t{id}") for id in IDS)
+TEXTS = tuple(token.text for token in TOKENS)
 RELU = MlpConfig(hidden=30, activation="relu", gated=True, bias=True)
 LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)
 LLAMA3 = Llama3Scaling(factor=8.0, low=1.0, high=4.0, original=16)
@@ -85,7 +87,7 @@ def make(name: str, dtype: str) -> Model:
 def explained(model: Model, name: str, index, depth=None):
     """The explanation of one number of `IDS`."""
     axes = names(model.config, len(IDS))[name]
-    return explain(model, IDS, TEXTS, axes, tuple(index), depth=depth)
+    return explain(model, TOKENS, axes, tuple(index), depth=depth)
 
 
 def emitted(model: Model):

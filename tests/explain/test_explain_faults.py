@@ -8,13 +8,11 @@ import torch
 from blocks import configure
 from covers import in_turn
 from decoder_parameters import Times, parameters_of
-from explain_models import IDS, TEXTS, explained
+from explain_models import IDS, explained
 from needs import needs_kernels
 from small_models import as_model
 
 import llmcli.ops.rope
-from llmcli.commands.explain.measure.derive import explain
-from llmcli.commands.explain.measure.index import names
 from llmcli.errors import NotFinite
 from llmcli.parts.attention import forward
 
@@ -43,8 +41,7 @@ FAULTS = {name: fault for name, fault in decoder_faults.FAULTS.items() if name n
 
 def logits(whole):
     """Why one of them is what it is, down to the embeddings."""
-    axes = names(whole.config, len(IDS))["logits"]
-    return explain(whole, IDS, TEXTS, axes, (6, 11), depth=None)
+    return explained(whole, "logits", (6, 11))
 
 
 @cache

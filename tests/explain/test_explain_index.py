@@ -5,7 +5,7 @@ from explain_models import TEXTS
 from zoo import BLOCKS
 
 from llmcli.anatomy.indexed import NumberRef, parse
-from llmcli.commands.explain.measure.index import find, names, place, shape_in_letters
+from llmcli.commands.explain.measure.index import find, names, place
 from llmcli.errors import UsageError
 
 
@@ -74,35 +74,6 @@ def test_tokens_need_a_tokenizer(known):
     _, axes = known("gpt2")
     with pytest.raises(UsageError, match="the model has no tokenizer"):
         place(parse("logits[0,'a']"), axes["logits"], [""] * 7, None)
-
-
-def test_shapes_are_written_in_letters(known):
-    """Those of other activations are in words.txt."""
-    _, axes = known("llama-grouped")
-
-    def shape(name):
-        return shape_in_letters(axes[name])
-
-    assert shape("blocks.0.attn.W_o") == "h·d/h × d = 32 × 32"
-    _, axes = known("odd")
-    assert shape("blocks.0.attn.q") == "h × n × d_k = 4 × 7 × 8"
-    assert shape("blocks.0.attn.v") == "h_kv × n × d_v = 2 × 7 × 6"
-    assert shape("blocks.0.attn.W_q") == "d × h·d_k = 10 × 32"
-    with pytest.raises(UsageError, match="q`: d_k = 8"):
-        place(parse("blocks.0.attn.q[0,0,8]"), axes["blocks.0.attn.q"], TEXTS, None)
-
-
-# names of others are in transcripts/explain-names.txt; an end of one name needs a single block
-@pytest.mark.parametrize(
-    ("model_name", "typed", "meant"),
-    [
-        ("gpt2", "pattern", "blocks.0.attn.pattern"), ("gpt2", "hook_pre", "blocks.0.mlp.pre"),
-        ("llama-grouped", "lm_head.weight", "head.W"),
-    ],
-)  # fmt: skip
-def test_names_of_others(model_name, typed, meant, known):
-    config, axes = known(model_name)
-    assert find(parse(typed), axes, config).name == meant
 
 
 def test_a_state_is_what_was_put_there():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from blocks import configure, ffn_of
 from decoder_parameters import parameters_of
-from explain_models import IDS, NAMES, TEXTS, explained
+from explain_models import IDS, NAMES, TOKENS, explained
 from needs import needs_kernels
 
 from llmcli.commands.explain.measure.derive import explain
@@ -20,7 +20,7 @@ from llmcli.loading.load import load
 
 
 def values_of(model):
-    return Values(model, rules(model.config), IDS, TEXTS, target="logits", depth=None)
+    return Values(model, rules(model.config), TOKENS, target="logits", depth=None)
 
 
 PACKED = [pytest.param(name, "packed", marks=needs_kernels) for name in NAMES if name != "odd"]
@@ -35,7 +35,7 @@ def test_a_number_alone_and_all_of_them_are_allowed_the_same(name, dtype, model)
     own = values_of(model).own()
     known = names(model.config, len(IDS))
     for tensor, rule in rules(model.config).items():
-        sizes = known[tensor].sizes
+        sizes = known[tensor].shape
         magnitudes = rule.magnitudes(own).expand(sizes)
         assert magnitudes.ge(0).all()
         for index in {tuple(0 for _ in sizes), tuple(size // 2 for size in sizes),
@@ -57,13 +57,12 @@ def test_a_scale_that_is_wrong_by_half_a_thousandth_in_a_middle_block(at):
     """Too little for what a whole way may be off, too much for its own formula."""
     tiny = load("tiny", dtype="float32")
     text = "And God said, Let there be light: and there"
-    ids = tuple(tiny.tokenizer.encode(text))
-    texts = [tiny.tokenizer.token_text(id) for id in ids]
-    axes = names(tiny.config, len(ids))["blocks.3.resid_post"]
-    assert explain(tiny, ids, texts, axes, at, depth=None).ok
+    tokens = tiny.tokens(tiny.tokenizer.encode(text))
+    axes = names(tiny.config, len(tokens))["blocks.3.resid_post"]
+    assert explain(tiny, tokens, axes, at, depth=None).ok
     mixer = tiny.decoder.blocks[1].mixers[0]
     configure(mixer, scale=mixer.config.scale * 1.0005)
-    found = explain(tiny, ids, texts, axes, at, depth=None)
+    found = explain(tiny, tokens, axes, at, depth=None)
     assert not found.ok
     assert not found.local.ok
     # the scores are recomputed by the same faulty mixer, and come first in execution order
@@ -142,8 +141,7 @@ def test_a_row_with_one_huge_number_is_normed_to_rounding(model, ids, dtype):
     model = model("llama-grouped", dtype)
     parameters_of(model.decoder)["embed.W"][5, 3] = 5000.0
     axes = names(model.config, len(ids))["logits"]
-    texts = [str(id) for id in ids]
-    assert explain(model, ids, texts, axes, (0, 7), depth=None).ok
+    assert explain(model, model.tokens(ids), axes, (0, 7), depth=None).ok
 
 
 @pytest.mark.parametrize("ids", [(5,), (5, 9)])
@@ -151,6 +149,6 @@ def test_a_norm_that_is_off_is_seen_in_one_row_and_in_more(model, ids):
     model = model("llama-grouped", "float32")
     configure(model.decoder.ln_final, eps=0.1)
     axes = names(model.config, len(ids))["logits"]
-    found = explain(model, ids, [str(id) for id in ids], axes, (0, 7), depth=None)
+    found = explain(model, model.tokens(ids), axes, (0, 7), depth=None)
     assert not found.ok
     assert found.local.name.startswith("ln_final")

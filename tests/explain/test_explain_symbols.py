@@ -76,7 +76,7 @@ def test_every_column_of_a_sum_is_the_tensor_that_it_names(name, model):
     for axes in names(model.config, len(IDS)).values():
         if axes.kind != "activation":
             continue
-        for index in {tuple(size - 1 for size in axes.sizes), tuple(s // 2 for s in axes.sizes)}:
+        for index in {tuple(size - 1 for size in axes.shape), tuple(s // 2 for s in axes.shape)}:
             step = explained(model, axes.name, index, 1).steps[0]
             for column, shown, theirs in column_numbers(step, model, seen) if step.sum else ():
                 assert math.isclose(shown, theirs, rel_tol=1e-8, abs_tol=1e-10), (column, step.name)
@@ -104,7 +104,7 @@ def test_what_is_written_in_words_computes_the_number(name, model):
         part = axes.name.rpartition(".")[2]
         if part not in ("post", "act", "q_rot", "k_rot"):
             continue
-        step = explained(model, axes.name, [size // 3 for size in axes.sizes], 1).steps[0]
+        step = explained(model, axes.name, [size // 3 for size in axes.shape], 1).steps[0]
         for fact in (*step.before, *step.after):
             left, _, right = fact.formula.partition(" = ")
             words = right.partition(" = {}")[0]

@@ -5,7 +5,6 @@ import math
 import random
 import re
 import sys
-from pathlib import Path
 
 import explain_models
 import pytest
@@ -14,14 +13,12 @@ from covers import few, in_turn
 from decoder_parameters import parameters_of
 from explain_models import IDS, NAMES, emitted, explained
 from small_models import random_model
-from tiny_checkpoints import write_small_gpt2
 from zoo import BLOCKS
 
 from llmcli.commands.explain.measure.index import names
 from llmcli.commands.explain.measure.values import needed_bytes
 from llmcli.errors import OutOfMemory
 from llmcli.inspect.rules import rules
-from llmcli.loading.load import load
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -30,7 +27,7 @@ def test_there_is_a_rule_for_everything_that_is_emitted(name, model):
     seen = emitted(model)
     assert set(rules(model.config)) == set(seen)
     known = {n: a for n, a in names(model.config, len(IDS)).items() if a.kind == "activation"}
-    assert {n: a.sizes for n, a in known.items()} == {n: tuple(t.shape) for n, t in seen.items()}
+    assert {n: a.shape for n, a in known.items()} == {n: tuple(t.shape) for n, t in seen.items()}
 
 
 def drawn(model, seed):
@@ -38,7 +35,7 @@ def drawn(model, seed):
     for axes in names(model.config, len(IDS)).values():
         if axes.kind == "activation":
             draw = random.Random(f"{axes.name} {seed}")
-            yield axes.name, tuple(draw.randrange(size) for size in axes.sizes)
+            yield axes.name, tuple(draw.randrange(size) for size in axes.shape)
 
 
 @pytest.mark.parametrize(("name", "depth"), in_turn(NAMES, [1, 3, None]))
@@ -102,7 +99,7 @@ def test_the_arithmetic_that_is_shown_gives_the_number(name, model):
 def test_a_step_leads_to_the_numbers_that_it_was_made_of(name, model):
     """A child's number is one of those that stand in its parent's arithmetic."""
     model = model(name)
-    last = names(model.config, len(IDS))["logits"].sizes
+    last = names(model.config, len(IDS))["logits"].shape
     steps = explained(model, "logits", (len(IDS) - 1, last[1] // 2)).steps
     assert [step.number for step in steps] == list(range(1, len(steps) + 1))
     for step in steps:
@@ -127,60 +124,6 @@ def test_all_ends_at_the_embedding_rows(name, model):
     by_the_way = {"scale", "result", "resid_post", "logits_raw"}
     needed = {n for n in rules(model.config) if n.rpartition(".")[2] not in by_the_way}
     assert report.tensors == len(needed) + 1, "and the last resid_post"
-
-
-# of a model: names, indices and depths
-CELLS = {
-    "mistral-window": [
-        ("blocks.0.attn.scores", (0, 2, 5), 1), ("blocks.0.attn.pattern", (0, 6, 1), 1),
-        ("blocks.0.attn.pattern", (0, 6, 4), 1),
-    ],
-    "llama-grouped": [
-        ("blocks.0.attn.q", (3, 4, 5), 1), ("blocks.0.attn.k", (1, 4, 5), 1),
-        ("blocks.0.attn.scores", (3, 4, 2), 1), ("blocks.0.attn.z", (1, 4, 2), 1),
-        ("blocks.0.attn.result", (1, 4, 2), 1), ("blocks.0.attn_out", (4, 5), 1),
-        ("blocks.1.resid_post", (3, 7), 1), ("blocks.1.attn.pattern", (1, 5, 2), 1),
-        ("blocks.1.attn.pattern", (1, 5, 2), 4), ("logits", (0, 0), 1),
-    ],
-    "gpt2": [("blocks.0.attn.pattern", (1, 4, 2), 1)],
-    "odd": [("head.b", (3,), None), ("blocks.1.attn.z", (0, 0, 0), 1)],
-}  # fmt: skip
-
-
-def cell(report):
-    """All words about a number: its letters, and every step with what it leads to."""
-    yield " ".join(f"{letter.letter}={letter.value}" for letter in report.letters)
-    for step in report.steps:
-        to = "".join(f" {child}" for child in step.children)
-        value = "" if math.isfinite(step.value) and step.value else f" = {step.value:g}"
-        index = ",".join(map(str, step.index))
-        yield f"{step.number}. {step.name}[{index}]{value}: {step.source}{to and ' from'}{to}"
-        yield f"   {step.symbol} of {step.shape}, {step.formula}"
-        if step.sum is not None:
-            yield f"   Σ over {step.sum.over} of {step.sum.formula}: {' | '.join(step.sum.columns)}"
-        for words, terms in (("terms", step.terms), ("origins", step.origins)):
-            if any(term.label for term in terms):
-                yield f"   {words}: " + ", ".join(f"{term.at} {term.label}" for term in terms)
-        yield from (f"   {words}" for words in (step.note, step.recomputed) if words)
-
-
-def test_words_about_numbers_as_they_are_written(model, tmp_path, as_written):
-    """Of some numbers and of every formula: most of gpt2's are in transcripts/shapes-names.txt."""
-    found = {}
-    for name, cells in CELLS.items():
-        one = model(name)
-        for of, index, depth in cells:
-            title = f"{name}: {of}{[*index]}, depth {depth}"
-            found[title] = [*cell(explained(one, of, index, depth))]
-        if name != "mistral-window":  # whose formulas are those of llama
-            formulas = dict.fromkeys(rule.formula for rule in rules(one.config).values())
-            found[f"{name}: formulas"] = [*formulas]
-    wide = rules(dataclasses.replace(model("llama-grouped").config, width=48))
-    assert "d/h" not in "".join(rule.formula for rule in wide.values())
-    found["of a width that the heads do not share"] = wide["blocks.0.attn.scores"].formula
-    stored = load(str(write_small_gpt2(tmp_path / "gpt2")), dtype="float64")
-    found["a weight of a checkpoint"] = [*cell(explained(stored, "blocks.0.attn.W_k", (2, 5)))]
-    as_written(Path(__file__).with_name("words.txt"), found)
 
 
 def test_parts_of_numbers_add_up(model):
@@ -246,7 +189,7 @@ def test_the_squares_of_long_prompts_are_counted(model):
     config = model("gpt2").config
 
     def derived(name, tokens, depth):
-        sizes = {n: axes.sizes for n, axes in names(config, tokens).items()}
+        sizes = {n: axes.shape for n, axes in names(config, tokens).items()}
         return needed_bytes(config, sizes, name, depth, 4)[1]
 
     heads = config.layers[0].attention.heads
@@ -268,7 +211,7 @@ def test_numbers_that_a_kernel_takes_for_0_are_not_wrong(name, scaled, model):
         sizes = names(model.config, len(IDS)).get(target)
         if sizes is None:
             continue
-        index = tuple(size // 2 for size in sizes.sizes)
+        index = tuple(size // 2 for size in sizes.shape)
         found = explained(model, target, index)
         wrong = [(step.name, step.value, step.kernel) for step in found.steps if not step.ok]
         assert not wrong

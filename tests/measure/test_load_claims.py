@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.info.measure import measure_info
-from llmcli.commands.load.measure.claims import claims
+from llmcli.commands.load.measure.ledger import claims
 from llmcli.commands.load.measure.run import NO_DIGEST
 from llmcli.errors import LlmcliError
 from llmcli.families import translate

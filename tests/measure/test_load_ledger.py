@@ -13,12 +13,11 @@ from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llam
 import llmcli.commands.load.measure.run as run_module
 from llmcli.anatomy import parameters
 from llmcli.checkpoints import open_checkpoint
-from llmcli.commands.load.measure.ledger import folded
 from llmcli.commands.load.measure.run import measure_load
-from llmcli.commands.load.report import LedgerLine
+from llmcli.commands.load.report import LedgerLine, folded
 from llmcli.families import translate
 from llmcli.kernels import native
-from llmcli.model import Stages
+from llmcli.records.progress import Stages
 
 
 @pytest.fixture(params=["llama", "gpt2", "gguf"])

@@ -13,10 +13,9 @@ from safetensors.torch import save_file
 from tiny_checkpoints import llama_tensors, write_llama
 
 import llmcli.commands.load.measure.numbers as numbers_module
-from llmcli.commands.load.measure.ledger import pooled
 from llmcli.commands.load.measure.numbers import parameter_numbers
 from llmcli.commands.load.measure.run import NO_DIGEST
-from llmcli.commands.load.report import Numbers
+from llmcli.commands.load.report import Numbers, pooled
 from llmcli.inspect.statistics import Statistics
 from llmcli.measure.peaks import Peak
 

@@ -10,7 +10,7 @@ import torch
 from load_files import check, checked, write_gguf
 from safetensors.torch import save_file
 
-from llmcli.commands.load.measure.outliers import Outliers
+from llmcli.commands.load.measure.numbers import Outliers
 from llmcli.ops.quant import FORMATS, dequantize, quantize
 
 

@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from zoo import TYPES, ZOO
 
 from llmcli.checkpoints import open_checkpoint, open_model
-from llmcli.commands.info.measure import measure_info, supported_families
+from llmcli.commands.info.measure import measure_info
 from llmcli.errors import LlmcliError
-from llmcli.families import families, find
+from llmcli.families import find
 from llmcli.kernels import native
 from llmcli.loading.load import load_checkpoint
 from llmcli.nn.decoder import Decoder
@@ -49,8 +49,8 @@ def agrees_with_loading(checkpoint):
     assert all(check.ok for check in report.checks)
     assert len(report.checks) == 2
     assert facts.parameters.total == about["parameters"]
-    assert report.fits[0].need.weights == about["weight_bytes"] == model.weight_bytes
-    assert report.fits[0].need.cache == model.decoder.new_state(2, 32).nbytes
+    assert report.memory[0].need.weights_bytes == about["weight_bytes"] == model.weight_bytes
+    assert report.memory[0].need.cache_bytes == model.decoder.new_state(2, 32).nbytes
     assert (facts.family, facts.context) == (about["family"], about["context"])
     computes_what_it_says(report, model)
     assert {stored.format for stored in report.file.formats} == set(about["stored_formats"])
@@ -68,7 +68,7 @@ def computes_what_it_says(report, model):
     not_read = 0 if config.head.tied else slots["embed.W"][2:].nbytes  # two sequences, two tokens
     if config.embedding.positions is not None:
         not_read += slots["pos_embed.W"][1:].nbytes
-    token = report.fits[0].token
+    token = report.memory[0].token
     assert token.weights == model.weight_bytes - not_read
     assert token.cache == model.decoder.new_state(2, 32).nbytes
     decoder = Decoder(config, device="meta", dtype=torch.float32)
@@ -108,10 +108,10 @@ def test_the_real_model_is_what_loading_it_takes(smollm2_path):
 
 def test_it_fits_to_the_byte(tmp_path):
     checkpoint = open_checkpoint(write_llama(tmp_path / "m"))
-    needed = measure_info(checkpoint, [CPU], context=10).fits[0].need.total
+    needed = measure_info(checkpoint, [CPU], context=10).memory[0].need.needed_bytes
     for free, fits, longest in ((needed, True, 10), (needed - 1, False, 9)):
-        (fit,) = measure_info(checkpoint, [replace(CPU, free_bytes=free)], context=10).fits
-        assert (fit.fits, fit.longest) == (fits, longest)
+        (fit,) = measure_info(checkpoint, [replace(CPU, free_bytes=free)], context=10).memory
+        assert (fit.fits, fit.longest_context) == (fits, longest)
 
 
 def written(**changes):
@@ -214,11 +214,11 @@ def told(path, devices, how):
     if model is not None:
         declared = model.declared and (model.declared.dtype, model.declared.bytes)
         yield f"model of {model.parameters.total}, declared {declared}, tied {model.tied}"
-        for fit in report.fits:
-            need = fit.need
-            yield f"fits {fit.fits}, longest {fit.longest}: {' '.join(need.formats.values())}"
-            yield f"  weights {need.weights}, of which a token reads {fit.token.weights}"
-            yield f"  cache {need.cache}, of a token {need.cache_per_token}"
+        for fit in report.memory:
+            need, formats = fit.need, " ".join(fit.need.formats.values())
+            yield f"fits {fit.fits}, longest {fit.longest_context}: {formats}"
+            yield f"  weights {need.weights_bytes}, of which a token reads {fit.token.weights}"
+            yield f"  cache {need.cache_bytes}, of a token {need.cache_bytes_per_token}"
     if report.tokenizer:
         yield f"tokenizer of {report.tokenizer.vocabulary}"
     for why in report.unknown:
@@ -237,15 +237,6 @@ def test_reports(tmp_path, monkeypatch, as_written):
         lines = told(write(folder), devices, options)
         found[name] = [line.replace(str(folder), ".") for line in lines]
     as_written(Path(__file__).parent / "info_reports.txt", found)
-
-
-def test_every_family_is_listed_with_its_words():
-    listed = {facts.name: facts for facts in supported_families()}
-    assert list(listed) == [family.name for family in families()]
-    for family in families():
-        types = (*family.hf_types, *family.hf_multimodal)
-        assert listed[family.name].hf_types == types
-        assert listed[family.name].words
 
 
 MIXERS = {

@@ -93,7 +93,7 @@ def made_up_machine(monkeypatch, home):
         self.seconds[name] = 0.9 / (1 + list(dict.fromkeys(order)).index(name))
         self.nbytes[name] = self.nbytes.get(name, 0) + nbytes
 
-    monkeypatch.setattr("llmcli.model.Stages.add", add)
+    monkeypatch.setattr("llmcli.records.progress.Stages.add", add)
 
 
 def _made_up_bench(monkeypatch):

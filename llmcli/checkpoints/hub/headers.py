@@ -36,8 +36,8 @@ def on_the_hub(spec: str, revision: str | None) -> HubId | None:
     found = parse(spec, revision=revision)
     if isinstance(found, str) and found in CATALOG:
         entry = CATALOG[found]
-        if entry.repository is not None:
-            return HubId(repository=entry.repository, revision=entry.revision)
+        if entry.hub_id is not None:
+            return entry.hub_id
         if (hub := entry.hub) and entry.wheel is None and not entry.is_cached():
             return HubId(repository=hub.repository, revision=hub.revision, file=hub.file)
     return found if isinstance(found, HubId) else None

@@ -123,10 +123,10 @@ def command(
     report = _derived(loaded, wanted, given, depth, model.context_length, out)
     about = loaded.describe()
     title = model_line(about)
-    words = [members(one) | {"words": LETTERS[one.letter][0]} for one in report.letters]
+    letters = [members(one) | {"words": LETTERS[one.letter][0]} for one in report.letters]
     out.present(
         lambda: render_explanation(report, title, full=explain.full, checks=output.checks),
-        members(report) | {"letters": words},
+        members(report) | {"letters": letters},
         model=about,
         environment=environment(kernels=kernels_of(about)),
     )
@@ -157,19 +157,16 @@ def _derived(
     from llmcli.commands.explain.measure.derive import explain, top_logit
     from llmcli.commands.explain.measure.index import find, names, place
 
-    encoded = []
-    if prompt is not None:
-        encoded = [encode(prompt, ChatOptions(raw=True), model)]
-    ids = encoded[0].ids if encoded else ()
-    texts = [model.token_text(id) for id in ids]
+    encoded = [] if prompt is None else [encode(prompt, ChatOptions(raw=True), model)]
+    tokens = model.tokens(encoded[0].ids if encoded else ())
     room = room or model.config.context
     # without its notes: nothing is generated
     list(check_fits(encoded, 1, room, largest=model.config.embedding.positions))
     with Progress(out) as progress:
         if wanted is None:
-            wanted = top_logit(model, ids)
+            wanted = top_logit(model, tokens)
             shown = ",".join(map(str, wanted.items or ()))
             out.note(f"no number was given: `logits[{shown}]` is the top logit of the last token")
-        axes = find(wanted, names(model.config, max(1, len(ids))), model.config)
-        index = place(wanted, axes, texts, model.tokenizer)
-        return explain(model, ids, texts, axes, index, depth=depth, progress=progress)
+        spec = find(wanted, names(model.config, max(1, len(tokens))), model.config)
+        index = place(wanted, spec, [token.text for token in tokens], model.tokenizer)
+        return explain(model, tokens, spec, index, depth=depth, progress=progress)

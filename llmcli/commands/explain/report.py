@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import derived as member
-from llmcli.records.explanation import Fact, Sum, Term
+from llmcli.records.explanation import Element
 from llmcli.records.numbers import counted
 from llmcli.records.text import Token
 
@@ -40,17 +40,27 @@ class Compared:
         """Whether the difference is within tolerance."""
         return self.difference <= self.tolerance
 
+    @property
+    def share(self) -> float:
+        """The difference as a share of the tolerance, 0 where there is none."""
+        return self.difference / self.tolerance if self.tolerance else 0.0
+
+    def view_check(self, name: str, words: str, *, where: str = "") -> ViewCheck:
+        """The check for the view."""
+        value, tolerance = self.difference, self.tolerance
+        return ViewCheck(name=name, words=words, value=value, tolerance=tolerance, where=where)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Step(Compared):
+class Step(Element, Compared):
     """One number of a derivation and how it follows from its inputs.
 
     `symbol` is the number in the documents' letters (`Q[2,7,4]`), `shape` its tensor's in letters
-    and numbers, `where` what the index means. `source`: `derived` by `before`, the
-    `terms` of `sum`, and `after`; taken from the `kernel`; or from the `weights`, where it is a
-    parameter. `origins`: what was added up to it, block by block. `kernel` is what the fast
-    kernel has there; one that it never writes was `recomputed` from what that names. `children`
-    are the numbers of the steps that it follows from.
+    and numbers, `where` what the index means. `source`: `derived` by `before`, the `terms` of
+    `sum`, and `after`; taken from the `kernel`; or from the `weights`, where it is a parameter.
+    `origins`: what was added up to it, block by block. `kernel` is what the fast kernel has there;
+    one that it never writes was `recomputed` from what that names. `children` are the numbers of
+    the steps that it follows from.
     """
 
     BY_FORMULAS: ClassVar[str] = "value"
@@ -62,14 +72,7 @@ class Step(Compared):
     shape: str
     where: tuple[Coordinate, ...]
     source: Literal["derived", "kernel", "weights"]
-    value: float
     recomputed: str = ""
-    note: str = ""
-    before: tuple[Fact, ...] = ()
-    sum: Sum | None = None
-    terms: tuple[Term, ...] = ()
-    after: tuple[Fact, ...] = ()
-    origins: tuple[Term, ...] = ()
     children: tuple[int, ...] = ()
 
 
@@ -96,7 +99,7 @@ class LocalCheck(Compared):
     index: tuple[int, ...]
     derived: float
 
-    def view_check(self) -> ViewCheck:
+    def formulas_check(self) -> ViewCheck:
         """The check for the view; where one formula fails, of that one."""
         words = f"each of the {counted(self.formulas, 'formula')} shown"
         if self.formulas == 1:
@@ -107,8 +110,7 @@ class LocalCheck(Compared):
         if not self.ok:
             words = f"the formula of {self.name} holds on the kernel's own inputs"
         place = f"{self.name}[{','.join(map(str, self.index))}]"
-        return ViewCheck(name="formulas", words=words, value=self.difference,
-                         tolerance=self.tolerance, where=place)  # fmt: skip
+        return self.view_check("formulas", words, where=place)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,22 +179,10 @@ class Explanation:
         compared = [step for step in self.steps if step.source == "derived"]
         if not compared:
             return ()
-        worst = max(compared, key=lambda step: (not step.ok, _share(step)))
-        found = [
-            ViewCheck(
-                name="derivation", words="every derived number is the kernel's",
-                value=worst.difference, tolerance=worst.tolerance, where=worst.symbol,
-            )
-        ]  # fmt: skip
-        for check in self.checks:
-            value, tolerance = check.difference, check.tolerance
-            found.append(
-                ViewCheck(name="output", words=check.words, value=value, tolerance=tolerance)
-            )
-        if self.local is not None:
-            found.append(self.local.view_check())
-        return tuple(found)
-
-
-def _share(step: Step) -> float:
-    return step.difference / step.tolerance if step.tolerance else 0.0
+        worst = max(compared, key=lambda step: (not step.ok, step.share))
+        words = "every derived number is the kernel's"
+        return (
+            worst.view_check("derivation", words, where=worst.symbol),
+            *(check.view_check("output", check.words) for check in self.checks),
+            *(() if self.local is None else (self.local.formulas_check(),)),
+        )

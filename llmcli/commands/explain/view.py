@@ -32,12 +32,18 @@ def render_explanation(
     `title` is the model's line; `full` writes out every term of every sum, `checks` every check.
     """
     writer = _Writer(full, _digits(report))
+    letters = letter_lines([(one.letter, one.value) for one in report.letters], aliases=True)
     found = report.view_checks()
     return Group(
-        Text(one_line(title), style=HEADING), _verdict(report), *_tokens(report),
-        *writer.steps(report.steps), Text(), *_letters(report), *_extent(report),
+        Text(one_line(title), style=HEADING),
+        _verdict(report),
+        *_tokens(report),
+        *writer.steps(report.steps),
+        Text(),
+        Line(list(letters), FAINT),
+        *_extent(report),
         *([render_checks(found, full=checks)] if found else []),
-    )  # fmt: skip
+    )
 
 
 def _tokens(report: Explanation) -> Iterator[RenderableType]:
@@ -47,11 +53,6 @@ def _tokens(report: Explanation) -> Iterator[RenderableType]:
         tokens = [*tokens[:SOME], f"… {left} more", *tokens[-SOME:]]
     if tokens:
         yield Line(tokens, FAINT)
-
-
-def _letters(report: Explanation) -> Iterator[RenderableType]:
-    letters = [(letter.letter, letter.value) for letter in report.letters]
-    yield Line(list(letter_lines(letters, aliases=True)), FAINT)
 
 
 class _Writer:

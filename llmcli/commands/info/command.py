@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
-from llmcli.records.info import NO_FORMATS, Device
-from llmcli.shell.headers import chosen_devices, opened_headers
+from llmcli.records.info import Device
+from llmcli.shell.headers import chosen_devices, opened_headers, unloaded_model
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import LARGEST, opt
-from llmcli.shell.running import note_quantize, note_tensors
-
-if TYPE_CHECKING:
-    from llmcli.commands.info.report import Architecture, InfoReport
+from llmcli.shell.running import check_context, note_quantize, note_tensors
 
 EPILOG = """
 Examples:
@@ -89,14 +86,15 @@ def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -
     model's own), against what this machine has free.
     """
     from llmcli.commands.info.measure import measure_info, supported_families
+    from llmcli.commands.info.report import FamiliesReport
     from llmcli.commands.info.view import render_families, render_info
 
     out = Output("info", output)
     if info.families:
-        families = supported_families()
+        found = FamiliesReport(families=supported_families())
         out.present(
-            lambda: render_families(families),
-            {"families": families},
+            lambda: render_families(found.families),
+            members(found),
             model=None,
             environment=environment(),
         )
@@ -117,49 +115,26 @@ def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -
             note_quantize(model, checkpoint, out)
             note_tensors(checkpoint, report.surplus, out)
     report = replace(report, file=replace(report.file, path=place))
-    _check_context(model.context_length, report.architecture, out)
+    about = unloaded_model(checkpoint, place) | {"family": None}
+    if (known := report.architecture) is not None:
+        check_context(model, known.context, known.positions, out)
+        first = report.memory[0]
+        about |= {
+            "family": known.family,
+            "model_type": known.model_type,
+            "parameters": known.parameters.total,
+            "context": known.context,
+            **first.need.formats,
+            "weight_bytes": first.need.weights_bytes,
+            "device": first.device.device,
+        }
     out.present(
         lambda: render_info(report, full=info.all, metadata=info.metadata),
         members(report) | {"checks": {}},
-        model=_model_object(report),
+        model=about,
         environment=environment(),
         checks=report.checks,
         hint=HINT,
     )
     if report.unsupported is not None:
         raise report.unsupported
-
-
-def _check_context(wanted: int | None, model: Architecture | None, out: Output) -> None:
-    """A longer context than the model's own: a note, or UsageError where it cannot exist."""
-    if wanted is None or model is None or wanted <= model.context:
-        return
-    if model.positions is not None and wanted > model.positions:
-        raise UsageError(
-            f"`--context-length {wanted}` is more than the {model.positions} positions that the "
-            "model has learned",
-            hint=f"use at most {model.positions}",
-        )
-    out.note(f"the model was trained for {model.context} tokens, fewer than {wanted}")
-
-
-def _model_object(report: InfoReport) -> dict[str, Any]:
-    """The `model` object of the document, as far as the headers go."""
-    model = report.architecture
-    about: dict[str, Any] = {
-        "name": report.name,
-        "path": report.file.path,
-        "stored_formats": sorted(stored.format for stored in report.file.formats),
-    }
-    if model is None:
-        return {**about, **NO_FORMATS, "family": None}
-    first = report.fits[0]
-    return about | {
-        "family": model.family,
-        "model_type": model.model_type,
-        "parameters": model.parameters.total,
-        "context": model.context,
-        **first.need.formats,
-        "weight_bytes": first.need.weights,
-        "device": first.device.device,
-    }

@@ -44,7 +44,7 @@ from llmcli.records.work import PartWork
 from llmcli.text import load_tokenizer
 
 if TYPE_CHECKING:
-    from llmcli.checkpoints import Checkpoint
+    from llmcli.checkpoints import Checkpoint, TensorInfo
     from llmcli.config import ModelConfig
     from llmcli.text import Tokenizer
 
@@ -68,11 +68,12 @@ def measure_info(
     """
     unknown: list[str] = []
     found: dict[str, Any] = {}
-    loaded, unreadable = None, None
+    loaded = None
     try:
         loaded = load_tokenizer(checkpoint)
+        unreadable = [] if loaded is None else loaded.notes
     except CheckpointError as error:
-        unreadable = error.message
+        unreadable = [error.message]
     try:
         if checkpoint.config is None:
             no_model(checkpoint.name, checkpoint.folder, checkpoint.tensors)
@@ -96,8 +97,8 @@ def measure_info(
             ]
             found = {
                 "architecture": _architecture(config, checkpoint),
-                "flops": flops_need(config, run.context),
-                "fits": tuple(fits),
+                "flops": _flops(config, run.context),
+                "memory": tuple(fits),
                 "would_fit": _would_fit(config, fits[0], run, arithmetic) if fits else (),
                 "checks": _checks(checkpoint, shapes, todo),
                 "ignored": ignored_metadata(checkpoint),
@@ -106,14 +107,12 @@ def measure_info(
     except UnsupportedModel as error:
         unknown.append(error.message)
         found = {"unsupported": error}
-    unknown += [] if unreadable is None else [unreadable]
-    unknown += [] if loaded is None else loaded.notes
     return InfoReport(
         name=checkpoint.name,
-        about=about(checkpoint),
+        about=_about(checkpoint),
         file=_file(checkpoint),
-        tokenizer=_tokenizer(loaded),
-        unknown=tuple(unknown),
+        tokenizer=None if loaded is None else _tokenizer(loaded),
+        unknown=(*unknown, *unreadable),
         **found,
     )
 
@@ -162,28 +161,24 @@ def _would_fit(
     For each weight format the whole context, or as much of it as fits.
     """
     found: list[Offer] = []
-    smallest = first.need.weights + 1
+    smallest = first.need.weights_bytes + 1
     for quantize in ("auto", "int8", "int4") if first.fits is False else ():
         try:
             numbers = arithmetic(device=first.device, quantize=quantize)
         except UsageError:  # the requested dtype excludes it
             continue
         now = fit(config, first.device, numbers, run)
-        if now.need.weights >= smallest:
+        if now.need.weights_bytes >= smallest:
             continue
-        smallest = now.need.weights
+        smallest = now.need.weights_bytes
         options = [] if quantize == "auto" else [f"--quantize {quantize}"]
-        if not now.fits and now.longest:
-            tokens = now.longest // 1024 * 1024 or now.longest
+        if not now.fits and now.longest_context:
+            tokens = now.longest_context // 1024 * 1024 or now.longest_context
             options.append(f"-c {tokens}")
             now = fit(config, first.device, numbers, replace(run, context=tokens))
         if now.fits:
-            offer = Offer(
-                options=" ".join(options),
-                context=now.need.context,
-                needed_bytes=now.need.total,
-            )
-            found.append(offer)
+            need, words = now.need, " ".join(options)
+            found.append(Offer(options=words, context=need.context, needed_bytes=need.needed_bytes))
     return tuple(found)
 
 
@@ -198,7 +193,7 @@ def _declared(checkpoint: Checkpoint, numbers: int) -> DeclaredDtype | None:
     return None if known is None else DeclaredDtype(dtype=name, bytes=numbers * known)
 
 
-def flops_need(config: ModelConfig, context: int) -> FlopsNeed:
+def _flops(config: ModelConfig, context: int) -> FlopsNeed:
     """FLOPs for one sequence; which dtype is computed in changes nothing about them."""
 
     def work(tokens: int, past: int) -> PartWork:
@@ -226,46 +221,43 @@ def _checks(
         return ()
     used = {load.source for load in todo.loads}
     held = sum(math.prod(checkpoint.tensors[name].shape) for name in used)
-    parts = parts_to_fill(todo.loads, shapes)
-    missing = set(parts) - {load.part for load in todo.loads}
-    unexpected = [load.source for load in todo.loads if load.part not in parts]
-    unexpected += todo.unexpected
     total = sum(math.prod(shape) for shape in shapes.values())
-    scales = []
-    wrong = unscaled(todo, checkpoint.tensors)
-    if todo.scales is not None or wrong:
-        words = "every quantized tensor has a scale that fits it"
-        scales.append(difference("stored_scales", words, wrong))
-    return (
+    parts = parts_to_fill(todo.loads, shapes)
+    made = {load.part for load in todo.loads}
+    wrong = [part for part in parts if part not in made]
+    wrong += (load.source for load in todo.loads if load.part not in parts)
+    checks = [
         ViewCheck(
             name="stored_numbers",
             words=f"the stored tensors hold the {total:,} parameters of the configuration",
             value=float(abs(held - total)),
             tolerance=0.0,
         ),
-        ViewCheck(
-            name="stored_names",
-            words="every parameter has its tensor, and every tensor its place",
-            value=float(len(missing) + len(unexpected)),
-            tolerance=0.0,
-            where=next((part for part in parts if part in missing), next(iter(unexpected), "")),
+        difference(
+            "stored_names",
+            "every parameter has its tensor, and every tensor its place",
+            [*wrong, *todo.unexpected],
         ),
-        *scales,
-    )
+    ]
+    scaleless = unscaled(todo, checkpoint.tensors)
+    if todo.scales is not None or scaleless:
+        words = "every quantized tensor has a scale that fits it"
+        checks.append(difference("stored_scales", words, scaleless))
+    return tuple(checks)
 
 
 def _file(checkpoint: Checkpoint) -> FileFacts:
-    found: dict[str, list[tuple[int, int]]] = {}
+    stored: dict[str, list[TensorInfo]] = {}
     for info in checkpoint.tensors.values():
-        found.setdefault(info.format, []).append((math.prod(info.shape), info.nbytes))
+        stored.setdefault(info.format, []).append(info)
     formats = [
         StoredFormat(
             format=name,
-            tensors=len(sizes),
-            numbers=sum(count for count, _ in sizes),
-            bytes=sum(nbytes for _, nbytes in sizes),
+            tensors=len(infos),
+            numbers=sum(math.prod(info.shape) for info in infos),
+            bytes=sum(info.nbytes for info in infos),
         )
-        for name, sizes in found.items()
+        for name, infos in stored.items()
     ]
     return FileFacts(
         kind=checkpoint.kind,
@@ -273,50 +265,44 @@ def _file(checkpoint: Checkpoint) -> FileFacts:
         files=len(checkpoint.files),
         bytes=checkpoint.nbytes,
         tensors=len(checkpoint.tensors),
-        formats=tuple(sorted(formats, key=lambda stored: -stored.bytes)),
+        formats=tuple(sorted(formats, key=lambda one: -one.bytes)),
         entries=checkpoint.metadata,
     )
 
 
-def _tokenizer(tokenizer: Tokenizer | None) -> TokenizerFacts | None:
-    if tokenizer is None:
-        return None
-
-    def named(token: int) -> Token:
-        return Token(id=token, text=tokenizer.token_text(token))
+def _tokenizer(tokenizer: Tokenizer) -> TokenizerFacts:
+    def named(id: int) -> Token:
+        return Token(id=id, text=tokenizer.token_text(id))
 
     return TokenizerFacts(
         kind=tokenizer.name,
         vocabulary=tokenizer.vocab_size,
         bos=None if tokenizer.bos_id is None else named(tokenizer.bos_id),
         adds_bos=tokenizer.add_bos,
-        eos=tuple(named(token) for token in sorted(tokenizer.eos_ids)),
+        eos=tuple(map(named, sorted(tokenizer.eos_ids))),
         chat_template=tokenizer.chat_template is not None,
     )
 
 
-def about(checkpoint: Checkpoint) -> About:
+def _about(checkpoint: Checkpoint) -> About:
     """A GGUF file's `general.…`; of a directory, the name and kind that its config.json has."""
-    entry = CATALOG.get(checkpoint.name)
-    summary = "" if entry is None else entry.summary
     settings = checkpoint.config or {}
-    if checkpoint.kind != "gguf":
-        kinds = _texts(settings, "architectures")
-        return About(summary=summary, name=_text(settings, "_name_or_path"), kind=", ".join(kinds))
+    entry = CATALOG.get(checkpoint.name)
+    gguf = checkpoint.kind == "gguf"
+
+    def text(key: str) -> str:
+        found = settings.get(key)
+        return found if isinstance(found, str) else ""
+
+    def texts(key: str) -> tuple[str, ...]:
+        found = settings.get(key)
+        return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
+
     return About(
-        summary=summary,
-        name=_text(settings, "general.name"),
-        organization=_text(settings, "general.organization"),
-        license=_text(settings, "general.license"),
-        languages=_texts(settings, "general.languages"),
+        summary="" if entry is None else entry.summary,
+        name=text("general.name" if gguf else "_name_or_path"),
+        organization=text("general.organization"),
+        license=text("general.license"),
+        languages=texts("general.languages"),
+        kind="" if gguf else ", ".join(texts("architectures")),
     )
-
-
-def _text(settings: Mapping[str, Any], key: str) -> str:
-    found = settings.get(key)
-    return found if isinstance(found, str) else ""
-
-
-def _texts(settings: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    found = settings.get(key)
-    return tuple(map(str, found)) if isinstance(found, list | tuple) else ()

@@ -39,7 +39,7 @@ class StoredFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class FileFacts:
-    """What is on the disk. `entries`: metadata of a GGUF file, or `__metadata__` of safetensors."""
+    """What is on the disk. `metadata`: of a GGUF file, or `__metadata__` of safetensors."""
 
     kind: Literal["safetensors", "gguf"]
     path: str
@@ -135,11 +135,10 @@ class Offer:
 class InfoReport:
     """What `llmcli info` prints; `architecture` is None without a configuration that we know.
 
-    `flops` and `fits` follow from it; `fits` begins with the device that would be used, and where
-    the model does not fit there, `would_fit` are options with which it does. `unknown` says why
-    `architecture`, or the tokenizer, is missing; `unsupported` is the error that every run of the
-    model ends with. `ignored`: GGUF metadata that has no effect for this architecture, here and in
-    llama.cpp. `surplus`: tensors for which the model has no parameter.
+    `flops` and `memory` follow from it; `memory` begins with the device that would be used, and
+    where the model does not fit there, `would_fit` are options with which it does. `unknown` says
+    why `architecture`, or the tokenizer, is missing. `ignored`: GGUF metadata that has no effect
+    for this architecture, here and in llama.cpp.
     """
 
     name: str = field(metadata=APART)
@@ -148,46 +147,18 @@ class InfoReport:
     architecture: Architecture | None = None
     tokenizer: TokenizerFacts | None = None
     flops: FlopsNeed | None = None
-    fits: tuple[DeviceFit, ...] = field(default=(), metadata=APART)
+    memory: tuple[DeviceFit, ...] = ()
     would_fit: tuple[Offer, ...] = ()
     unknown: tuple[str, ...] = ()
-    unsupported: UnsupportedModel | None = field(default=None, metadata=APART)
+    unsupported: UnsupportedModel | None = field(default=None, metadata=APART)  # ends every run
     ignored: Mapping[str, str] = field(default_factory=dict)
-    surplus: tuple[str, ...] = field(default=(), metadata=APART)
+    surplus: tuple[str, ...] = field(default=(), metadata=APART)  # tensors without a parameter
     checks: tuple[ViewCheck, ...] = field(default=(), metadata=APART)
 
     @derived
     def ok(self) -> bool:
         """Whether the model is supported."""
         return self.unsupported is None
-
-    @derived
-    def memory(self) -> list[dict[str, Any]]:
-        """What each device has, what a run takes there, and whether that fits."""
-        return [
-            vars(fit.device)
-            | fit.need.formats
-            | {
-                "dtype": fit.need.formats["activation_format"],
-                "batch": fit.need.batch,
-                "context": fit.need.context,
-                "weights_bytes": fit.need.weights,
-                "cache_bytes": fit.need.cache,
-                "cache_bytes_per_token": fit.need.cache_per_token,
-                "states": fit.need.states,
-                "cache_copies_bytes": fit.need.copies,
-                "prompt_bytes_estimate": fit.need.activations,
-                "runtime_bytes_estimate": fit.need.runtime,
-                "needed_bytes": fit.need.total,
-                "fits": fit.fits,
-                "longest_context": fit.longest,
-                "token_bytes": fit.token.bytes,
-                "token_weights_bytes": fit.token.weights,
-                "token_cache_bytes": fit.token.cache,
-                "token_activations_bytes": fit.token.activations,
-            }
-            for fit in self.fits
-        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,3 +172,10 @@ class FamilyFacts:
     mixers: tuple[str, ...]
     feed_forwards: tuple[str, ...]
     checked: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamiliesReport:
+    """What `--families` prints."""
+
+    families: tuple[FamilyFacts, ...]

@@ -9,15 +9,15 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from shlex import quote
-from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from llmcli.errors import CheckFailed, CheckpointError, NotFinite, UsageError, WeightMismatch
 from llmcli.measure.environment import environment
 from llmcli.records.checks import checks_document
 from llmcli.records.document import members
-from llmcli.records.info import NO_FORMATS
+from llmcli.records.progress import Stages
 from llmcli.shell.exits import SIGNALS
+from llmcli.shell.headers import unloaded_model
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import Without, opt
@@ -96,10 +96,11 @@ def command(
     """
     out = Output("load", output)
     model.check()
-    checkpoint, stages = _opened(model, out)
+    stages = Stages()
+    checkpoint = _opened(model, stages, out)
     if not load.check:
         _require_known(checkpoint)
-    stages["import"] = _import_torch(checkpoint, model, out)
+    _import_torch(checkpoint, model, stages, out)
     if load.check:
         report, about = _checked(checkpoint, stages, out)
     else:
@@ -108,20 +109,17 @@ def command(
     _judge(report, model)
 
 
-def _opened(model: ModelOptions, out: Output) -> tuple[Checkpoint, dict[str, float]]:
-    """The checkpoint, and the seconds of each stage before its weights."""
+def _opened(model: ModelOptions, stages: Stages, out: Output) -> Checkpoint:
     from llmcli.checkpoints import open_checkpoint
     from llmcli.checkpoints.locate import find
 
-    begin = perf_counter()
-    with Progress(out) as progress:
+    with stages("find"), Progress(out) as progress:
         name, path = find(
             model.model, revision=model.revision, offline=model.offline, progress=progress,
             note=out.note,
         )  # fmt: skip
-    found = perf_counter()
-    checkpoint = open_checkpoint(path, name=name)
-    return checkpoint, {"find": found - begin, "headers": perf_counter() - found}
+    with stages("headers"):
+        return open_checkpoint(path, name=name)
 
 
 def _require_known(checkpoint: Checkpoint) -> None:
@@ -137,28 +135,26 @@ def _require_known(checkpoint: Checkpoint) -> None:
     describe(checkpoint)
 
 
-def _import_torch(checkpoint: Checkpoint, model: ModelOptions, out: Output) -> float:
-    """Imports what loading takes; the seconds that it took."""
+def _import_torch(checkpoint: Checkpoint, model: ModelOptions, stages: Stages, out: Output) -> None:
     require_cwd()
-    begin = perf_counter()
-    with Progress(out, f"loading {checkpoint.name} …"), SIGNALS.abrupt():
+    progress = Progress(out, f"loading {checkpoint.name} …")
+    with stages("import"), progress, SIGNALS.abrupt():
         import torch
 
         import llmcli.commands.load.measure.run  # noqa: F401
     if model.threads is not None:
         torch.set_num_threads(model.threads)
-    return perf_counter() - begin
 
 
 def _loaded(
-    checkpoint: Checkpoint, before: dict[str, float], model: ModelOptions, out: Output
+    checkpoint: Checkpoint, stages: Stages, model: ModelOptions, out: Output
 ) -> tuple[LoadReport, dict[str, Any]]:
     from llmcli.commands.load.measure.run import measure_load
 
     try:
         with Progress(out, f"loading {checkpoint.name} …") as progress:
             loaded, report = measure_load(
-                checkpoint, _stages(before), device=model.device, dtype=model.dtype,
+                checkpoint, stages, device=model.device, dtype=model.dtype,
                 quantize=model.quantize, activations=model.activations, cache=model.cache_type,
                 progress=progress,
             )  # fmt: skip
@@ -173,28 +169,14 @@ def _loaded(
 
 
 def _checked(
-    checkpoint: Checkpoint, before: dict[str, float], out: Output
+    checkpoint: Checkpoint, stages: Stages, out: Output
 ) -> tuple[LoadReport, dict[str, Any]]:
     from llmcli.commands.load.measure.run import check_files
 
     with Progress(out, f"checking {checkpoint.name} …") as progress:
-        report = check_files(checkpoint, _stages(before), progress=progress)
+        report = check_files(checkpoint, stages, progress=progress)
     SIGNALS.check()
-    return report, {
-        "name": checkpoint.name,
-        "path": str(checkpoint.path),
-        "stored_formats": checkpoint.formats,
-        **NO_FORMATS,
-    }
-
-
-def _stages(before: dict[str, float]) -> Any:
-    from llmcli.model import Stages
-
-    stages = Stages()
-    for name, seconds in before.items():
-        stages.add(name, seconds)
-    return stages
+    return report, unloaded_model(checkpoint, str(checkpoint.path))
 
 
 def _show(report: LoadReport, about: dict[str, Any], load: LoadOptions, out: Output) -> None:
@@ -231,8 +213,8 @@ def _judge(report: LoadReport, model: ModelOptions) -> None:
     """Raises CheckpointError for what does not fit or is wrong, NotFinite, else CheckFailed."""
     from llmcli.commands.load.report import OUTLIERS
 
-    if report.fault:
-        raise CheckpointError(report.fault, hint=report.hint)
+    if report.error is not None:
+        raise report.error
     failed = [check for check in report.checks if not check.ok]
     wrong = [
         *(

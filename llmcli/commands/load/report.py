@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+import math
+import re
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from typing import Any, Literal
 
+from llmcli.errors import CheckpointError
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import APART, derived
+from llmcli.records.numbers import together
 
 OUTLIERS = "outliers"  # the check that finds blocks of improbable numbers
+# Between dots or in brackets; at most six digits, for names are a stranger's.
+_NUMBER = re.compile(r"(?<![^.\[])(?:0|[1-9][0-9]{0,5})(?![^.\]])")
+_NAMED = ("parameter", "source", "reason")  # parts of a line that have layers' numbers in them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +59,11 @@ class Numbers:
         """How many of them mean, deviation and range are of."""
         return self.count - self.nan - self.inf
 
+    @property
+    def bad(self) -> Hashable:
+        """What is not finite in it."""
+        return self.nan, self.inf, self.negative_inf, self.first_bad
+
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerLine:
@@ -58,8 +73,7 @@ class LedgerLine:
     `bytes` are those of the file that it takes, `operations` what was done to the stored numbers,
     in order. `numbers`: of the parameter as it was loaded, or of the whole tensor as it is stored
     where nothing was loaded; None where they were not read. `dtype` is the dtype or block format of
-    the parameter, None where nothing was loaded. A line in which layers are folded stands for so
-    many `tensors`.
+    the parameter, None where nothing was loaded.
     """
 
     parameter: str | None = None
@@ -72,7 +86,7 @@ class LedgerLine:
     reason: str | None = None
     numbers: Numbers | None = None
     dtype: str | None = None
-    tensors: int = field(default=1, metadata=APART)
+    tensors: int = field(default=1, metadata=APART)  # that a line of several layers stands for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +142,8 @@ class LoadReport:
     """How a model was loaded, or what was read of its files alone (`dtype` is None).
 
     `confirmed`: of the files, how many have a known checksum. `ledger` is in the parameters' order,
-    then what fills none; `rows` are the same with layers folded. `numbers`: how many were read.
-    `notes` are about what was not checked. `fault`: why nothing can be loaded (`hint`: what to do
-    about it). `not_finite`: the first number that is NaN or infinite.
+    then what fills none. `numbers`: how many were read. `notes` are about what was not checked.
+    `not_finite`: the first number that is NaN or infinite.
     """
 
     dtype: str | None = None
@@ -141,15 +154,23 @@ class LoadReport:
     memory: LoadMemory
     stages: tuple[Stage, ...]
     ledger: tuple[LedgerLine, ...]
-    rows: tuple[LedgerLine, ...] = field(metadata=APART)
     shared: tuple[Shared, ...] = ()
     claims: tuple[MetadataCheck, ...]
     numbers: int
     notes: tuple[str, ...]
-    fault: str | None
     not_finite: str | None
-    hint: str | None = field(default=None, metadata=APART)
+    error: CheckpointError | None = field(metadata=APART)
     checks: tuple[ViewCheck, ...] = field(metadata=APART)
+
+    @cached_property
+    def rows(self) -> tuple[LedgerLine, ...]:
+        """The ledger with equal layers in one line."""
+        return folded(self.ledger)
+
+    @derived
+    def fault(self) -> str | None:
+        """Why nothing can be loaded, or None."""
+        return None if self.error is None else self.error.message
 
     @property
     def whole(self) -> bool:
@@ -160,9 +181,78 @@ class LoadReport:
     def fits(self) -> bool:
         """Whether the file is what it says, and what its configuration needs."""
         kept = all(claim.ok or not claim.must for claim in self.claims)
-        return kept and not self.fault and all(check.ok for check in self.checks)
+        return kept and not self.error and all(check.ok for check in self.checks)
 
     @derived
     def ok(self) -> bool:
         """Whether it fits, and every number is finite."""
         return self.fits and not self.not_finite
+
+
+def folded(lines: Iterable[LedgerLine]) -> tuple[LedgerLine, ...]:
+    """A row for tensors that differ in nothing but the first two numbers of their names.
+
+    These are the layer's and, in it, the expert's. What else is different, such as a stored format
+    or where a number is not finite, stays apart; the numbers are of all of them, and bytes add up.
+    """
+    return _folded(_folded(lines, 1), 0)
+
+
+def _folded(lines: Iterable[LedgerLine], which: int) -> tuple[LedgerLine, ...]:
+    """Lines that differ in that number alone, in one each."""
+    rows: dict[Hashable, list[LedgerLine]] = {}
+    for line in lines:
+        opened = {name: _open(getattr(line, name), which) for name in _NAMED}
+        templates: dict[str, Any] = {name: template for name, (template, _) in opened.items()}
+        alike = len({number for _, number in opened.values()} - {None}) < 2
+        template = replace(line, **templates, bytes=0, numbers=None)
+        bad = line.numbers and line.numbers.bad
+        rows.setdefault((template, bad, alike or line.source), []).append(line)
+    return tuple(row[0] if len(row) == 1 else _row(row) for row in rows.values())
+
+
+def _open(name: str | None, which: int) -> tuple[str | None, str | None]:
+    """The name with `{}` for its number `which` (0: the first), and that number.
+
+    As it is where it has fewer.
+    """
+    found = next(islice(_NUMBER.finditer(name or ""), which, None), None)
+    if name is None or found is None:
+        return name, None
+    return f"{name[: found.start()]}{{}}{name[found.end() :]}", found[0]
+
+
+def _row(lines: Sequence[LedgerLine]) -> LedgerLine:
+    parts = [line.numbers for line in lines if line.numbers is not None]
+    names: dict[str, Any] = {
+        name: together([getattr(line, name) for line in lines])
+        for name in _NAMED
+        if getattr(lines[0], name) is not None
+    }
+    return replace(
+        lines[0],
+        **names,
+        bytes=sum(line.bytes for line in lines),
+        numbers=pooled(parts) if parts else None,
+        tensors=sum(line.tensors for line in lines),
+    )
+
+
+def pooled(parts: Sequence[Numbers]) -> Numbers:
+    """All of them together (Chan, Golub & LeVeque, 1979); `first_bad` of the first that has one."""
+    some = [part for part in parts if part.finite]
+    finite = sum(part.finite for part in some)
+    mean = sum(part.mean * (part.finite / finite) for part in some) if some else math.nan
+    apart = sum(part.finite * (part.std**2 + (part.mean - mean) ** 2) for part in some)
+    return Numbers(
+        count=sum(part.count for part in parts),
+        mean=mean,
+        std=math.sqrt(apart / finite) if some else math.nan,
+        min=min((part.min for part in some), default=math.nan),
+        max=max((part.max for part in some), default=math.nan),
+        zeros=sum(part.zeros for part in parts),
+        nan=sum(part.nan for part in parts),
+        inf=sum(part.inf for part in parts),
+        negative_inf=sum(part.negative_inf for part in parts),
+        first_bad=next((part.first_bad for part in parts if part.first_bad is not None), None),
+    )

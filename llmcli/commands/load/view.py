@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -13,18 +12,11 @@ from llmcli.records.numbers import counted
 from llmcli.ui.checks import BAD, GOOD, WRONG, Marked, render_checks
 from llmcli.ui.facts import SHORT
 from llmcli.ui.layout import SEPARATOR, Column, Line, Rows
-from llmcli.ui.numbers import duration, size, unit
+from llmcli.ui.numbers import duration, number, size, unit
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
 _MORE = ("--checks", "--all")  # show every verdict, and every tensor with its statistics
 _LONGEST = 5  # stages that the short answer has
-_STAGES = (
-    Column("stage", right=False),
-    Column("time"),
-    Column("share", drop=2),
-    Column("bytes", drop=1),
-    Column("speed", drop=1),
-)
 LABEL = "!"  # a note, or a claim that is not true and that nothing depends on
 _DOUBTFUL = "yellow"
 _WORDS = {
@@ -50,26 +42,22 @@ def render_load(
     full: bool = False,
     checks: bool = False,
 ) -> RenderableType:
-    """The verdict, `lines` as a table, and the time; `model` is its line.
+    """The facts, `lines` as a table, the time, and the verdicts; `model` is its line.
 
-    `lines` None: every verdict, and no more. Columns for which there is no room are left out, with
-    `full` or `brief` put below their rows. `brief`: of the rest only what is wrong, and the last
-    verdict; `full`: each stage in a row; `checks`: every verdict, at the end.
+    `lines` None: no table, and every verdict. Columns for which there is no room are left out, with
+    `full` or `brief` put below their rows. `brief`: no facts and no time; `full`: every stage;
+    `checks`: every verdict.
     """
-    heading, facts = Text(one_line(model), style=HEADING), Line(list(_facts(report)), FAINT)
-    shared = [Text(one_line(_shared(one)), style=FAINT) for one in report.shared]
-    if lines is None:
-        return Group(heading, facts, *shared, *verdicts(report))
-    table = _table(lines, report.dtype, below=brief or full)
-    if brief:
-        return Group(heading, table, *verdicts(report, every=False))
-    time: list[RenderableType] = [Line([*_durations(report)], FAINT)]
-    if full:
-        time = [Rows(_STAGES, list(_stages(report))), Text("")]
-    wrong = verdicts(report, every=False, more=() if full else _MORE)
-    first = [] if checks else [*wrong, *_notes(report), *shared]
-    last = [*shared, *verdicts(report)] if checks else []
-    return Group(heading, *first, facts, Text(""), table, Text(""), *time, *last)
+    parts: list[RenderableType] = [Text(one_line(model), style=HEADING)]
+    if not brief:
+        parts.append(Line(list(_facts(report)), FAINT))
+        parts += [Text(one_line(_shared(one)), style=FAINT) for one in report.shared]
+    if lines is not None:
+        table = _table(lines, report.dtype, below=brief or full)
+        parts += [table] if brief else [Text(""), table, Text(""), _time(report, full)]
+    every = lines is None or checks
+    more = () if every or brief or full else _MORE
+    return Group(*parts, *verdicts(report, every=every, more=more))
 
 
 def _facts(report: LoadReport) -> Iterator[str]:
@@ -80,63 +68,46 @@ def _facts(report: LoadReport) -> Iterator[str]:
         yield f"{counted(report.numbers, 'parameter')}, {size(report.bytes.weights)} of memory"
     if report.memory.device is not None:
         yield f"at most {size(report.memory.device)} of {report.device}"
-    if report.memory.peak is not None:
-        before = "" if report.memory.before is None else (
-            f", of it {size(report.memory.before)} Python and PyTorch before"
-        )
-        yield f"peak memory {size(report.memory.peak)}{before}"
-
-
-def _number(value: float) -> str:
-    """Three digits; – where there is none."""
-    return "–" if math.isnan(value) else f"{value:.3g}"
-
-
-def _zeros(numbers: Numbers) -> str:
-    share = 100 * numbers.zeros / numbers.count if numbers.count else 0.0
-    return "0" if not share else f"{share:.2g} %" if share >= 0.01 else "<0.01 %"
-
-
-# the first two stay whatever the width; those with the largest number go below their row first
-_LEDGER: tuple[tuple[Column, Callable[[LedgerLine, str | None], str]], ...] = (
-    (Column("parameter", right=False), lambda line, dtype: line.parameter or "–"),
-    (Column("tensor", right=False, drop=1), lambda line, dtype: line.source),
-    (Column("stored", right=False, drop=2), lambda line, dtype: _stored(line)),
-    (Column("in the file", drop=8), lambda line, dtype: size(line.bytes)),
-    (
-        Column("what was done", right=False, drop=3),
-        lambda line, dtype: _done(line, line.dtype or dtype),
-    ),
-)
-_BAD = Column("NaN, ±∞", right=False)  # third, and stays, where something is not finite
-_STATISTICS: tuple[tuple[Column, Callable[[Numbers], str]], ...] = (
-    (Column("mean", drop=7, labelled=True), lambda numbers: _number(numbers.mean)),
-    (Column("std", drop=6, labelled=True), lambda numbers: _number(numbers.std)),
-    (Column("min", drop=5, labelled=True), lambda numbers: _number(numbers.min)),
-    (Column("max", drop=5, labelled=True), lambda numbers: _number(numbers.max)),
-    (Column("zeros", drop=7, labelled=True), _zeros),
-)
+    if (peak := report.memory.peak) is not None:
+        before = report.memory.before
+        held = "" if before is None else f", of it {size(before)} Python and PyTorch before"
+        yield f"peak memory {size(peak)}{held}"
 
 
 def _table(lines: Sequence[LedgerLine], dtype: str | None, *, below: bool) -> Rows:
-    columns = [column for column, _ in (*_LEDGER, *_STATISTICS)]
+    """Where a number is not finite, a column says so, which stays whatever the width."""
     bad = [_bad(line.numbers) for line in lines]
+    faults = [Column("NaN, ±∞", right=False)] if any(bad) else []
+    columns = [
+        Column("parameter", right=False),
+        Column("tensor", right=False, drop=1),
+        *faults,
+        Column("stored", right=False, drop=2),
+        Column("in the file", drop=8),
+        Column("what was done", right=False, drop=3),
+        Column("mean", drop=7, labelled=True),
+        Column("std", drop=6, labelled=True),
+        Column("min", drop=5, labelled=True),
+        Column("max", drop=5, labelled=True),
+        Column("zeros", drop=7, labelled=True),
+    ]
     rows = []
     for line, words in zip(lines, bad, strict=True):
         style = WRONG if words else "" if line.parameter else FAINT
-        cells = [cell(line, dtype) for _, cell in _LEDGER]
-        cells += ["" if line.numbers is None else cell(line.numbers) for _, cell in _STATISTICS]
-        if any(bad):
-            cells.insert(2, words)
+        times = f" × {line.tensors}" if line.tensors > 1 else ""
+        stored = f"{line.stored} [{' '.join(map(str, line.shape))}]{times}"
+        cells = [line.parameter or "–", line.source, *([words] if faults else [])]
+        cells += [stored, size(line.bytes), _done(line, line.dtype or dtype)]
+        cells += [""] * 5 if line.numbers is None else _statistics(line.numbers)
         rows.append([Text(one_line(cell), style=style) for cell in cells])
-    if any(bad):
-        columns.insert(2, _BAD)
     return Rows(columns, rows, below=below)
 
 
-def _stored(line: LedgerLine) -> str:
-    times = f" × {line.tensors}" if line.tensors > 1 else ""
-    return f"{line.stored} [{' '.join(map(str, line.shape))}]{times}"
+def _statistics(numbers: Numbers) -> list[str]:
+    share = 100 * numbers.zeros / numbers.count if numbers.count else 0.0
+    zeros = "0" if not share else f"{share:.2g} %" if share >= 0.01 else "<0.01 %"
+    values = (numbers.mean, numbers.std, numbers.min, numbers.max)
+    return [*(number(value) for value in values), zeros]
 
 
 def _done(line: LedgerLine, dtype: str | None) -> str:
@@ -157,50 +128,42 @@ def _bad(numbers: Numbers | None) -> str:
     above = numbers.inf - numbers.negative_inf
     kinds = ((numbers.nan, "NaN"), (above, "+∞"), (numbers.negative_inf, "−∞"))
     words = ", ".join(f"{count:,} {word}" for count, word in kinds if count)
-    if numbers.first_bad is None:
-        return words
     first = " at" if numbers.count - numbers.finite == 1 else ", first at"
-    return f"{words}{first} [{','.join(map(str, numbers.first_bad))}]"
+    return f"{words}{first} [{','.join(map(str, numbers.first_bad or ()))}]"
 
 
-def _durations(report: LoadReport) -> Iterator[str]:
-    """The time in all, then the stages that take most of it."""
+def _time(report: LoadReport, full: bool) -> Line:
+    """The time in all, then the stages that take most of it; `full`: every stage, in order."""
     total = sum(stage.seconds for stage in report.stages)
-    yield f"{duration(total)} in all"
-    for stage in sorted(report.stages, key=lambda stage: -stage.seconds)[:_LONGEST]:
-        if stage.seconds >= 0.01 * total:
-            speed = "" if stage.bytes_per_s is None else f" at {unit(stage.bytes_per_s, 'B/s')}"
-            yield f"{_WORDS.get(stage.name, stage.name)} {duration(stage.seconds)}{speed}"
-
-
-def _stages(report: LoadReport) -> Iterator[list[Text]]:
-    total = sum(stage.seconds for stage in report.stages)
-    for stage in report.stages:
-        twice = ", some twice" if (stage.bytes or 0) > report.bytes.tensors else ""
-        speed = stage.bytes_per_s
-        cells = (
-            _WORDS.get(stage.name, stage.name) + (twice if stage.name == "read" else ""),
-            duration(stage.seconds),
-            f"{100 * stage.seconds / total:.0f} %" if total else "",
-            "" if stage.bytes is None else size(stage.bytes),
-            "" if speed is None else unit(speed, "B/s"),
-        )
-        yield [Text(cell) for cell in cells]
-    yield [Text(cell, style=HEADING) for cell in ("together", duration(total), "", "", "")]
+    stages = list(report.stages)
+    if not full:
+        longest = sorted(stages, key=lambda stage: -stage.seconds)[:_LONGEST]
+        stages = [stage for stage in longest if stage.seconds >= 0.01 * total]
+    parts = [f"{duration(total)} in all"]
+    for stage in stages:
+        words = f"{_WORDS.get(stage.name, stage.name)} {duration(stage.seconds)}"
+        if full:
+            words += f" ({100 * stage.seconds / total:.0f} %)" if total else ""
+            words += "" if stage.bytes is None else f", {size(stage.bytes)}"
+        if stage.bytes_per_s is not None:
+            words += f" at {unit(stage.bytes_per_s, 'B/s')}"
+        twice = stage.name == "read" and (stage.bytes or 0) > report.bytes.tensors
+        parts.append(words + (", some twice" if full and twice else ""))
+    return Line(parts, FAINT)
 
 
 # verdicts
 
 
 def verdicts(
-    report: LoadReport, *, every: bool = True, more: Sequence[str] = ()
+    report: LoadReport, *, every: bool, more: Sequence[str]
 ) -> Iterator[RenderableType]:
     """What holds and what does not, the numbers and the whole last.
 
-    Not `every`: what does not, else the whole; `more`: options that show the others.
+    Not `every`: what does not hold, else the whole; `more`: options that show the others.
     """
     fitted = any(line.parameter for line in report.ledger)  # each has its place
-    if report.fault:
+    if report.fault is not None:
         yield Marked(BAD, one_line(report.fault), WRONG)
     elif every and not fitted:
         words = "there is no config.json: the model that these tensors belong to is unknown"
@@ -210,8 +173,7 @@ def verdicts(
     yield from (_claim(claim) for claim in report.claims if every or not claim.ok)
     if checks := [check for check in report.checks if every or not check.ok]:
         yield render_checks(checks)
-    if every:
-        yield from _notes(report)
+    yield from (Marked(LABEL, one_line(note), _DOUBTFUL) for note in report.notes)
     if report.not_finite:
         yield Marked(BAD, one_line(report.not_finite), WRONG)
     elif every:
@@ -223,11 +185,6 @@ def verdicts(
         found = "whole" if report.whole else "readable"
         words = f"{found}: {tensors}, all numbers finite, {counted(count, 'check')}"
         yield Marked(GOOD, SEPARATOR.join([words, *more]), FAINT)
-
-
-def _notes(report: LoadReport) -> Iterator[RenderableType]:
-    """What was not checked."""
-    return (Marked(LABEL, one_line(note), _DOUBTFUL) for note in report.notes)
 
 
 def _shared(shared: Shared) -> str:

@@ -126,8 +126,8 @@ def _is_here(name: str, revision: str | None) -> bool:
 
     found = parse(name, revision=revision)
     entry = CATALOG.get(name)
-    if entry is not None and entry.repository is not None:
-        found = HubId(repository=entry.repository, revision=entry.revision)
+    if entry is not None and entry.hub_id is not None:
+        found = entry.hub_id
     if isinstance(found, HubId):
         from llmcli.checkpoints.hub.download import cached
 

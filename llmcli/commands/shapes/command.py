@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from llmcli.commands.shapes.report import ShapesReport, Stored
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
-from llmcli.records.info import NO_FORMATS
 from llmcli.records.text import Token
 from llmcli.shell.encoding import check_fits, encode
-from llmcli.shell.headers import chosen_devices, opened_headers
+from llmcli.shell.headers import (
+    chosen_devices,
+    model_of_headers,
+    opened_headers,
+    unloaded_model,
+)
 from llmcli.shell.looking import parse_numbers
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
@@ -28,9 +31,10 @@ if TYPE_CHECKING:
     from llmcli.anatomy.arithmetic import Arithmetic
     from llmcli.checkpoints import Checkpoint
     from llmcli.commands.shapes.measure import ShapesRequest
+    from llmcli.commands.shapes.report import Stored
     from llmcli.config import ModelConfig
+    from llmcli.families import Plan
     from llmcli.graph.spec import Kind
-    from llmcli.records.checks import ViewCheck
     from llmcli.shell.prompts import Prompt
 
 TOKENS = 12  # of the example prompt, where none is given
@@ -178,7 +182,6 @@ def command(
     a whole is one table; `--all`, or a choice of tensors, shows everything about each of them.
     """
     from llmcli.anatomy import stored_shapes
-    from llmcli.commands.shapes.measure import stored_check, stored_tensors
     from llmcli.families import planned, translate
     from llmcli.measure.fit import chosen_arithmetic
     from llmcli.measure.memory import cpu, machine_devices
@@ -206,40 +209,18 @@ def command(
         if text is not None:
             tokens = _tokens(text, checkpoint, config, model.context_length or config.context, out)
         request = shapes.request(config, numbers, tokens)
-        about = _about(request, checkpoint, place, device.device)
+        about = model_of_headers(checkpoint, place, config, numbers, device.device)
         if shapes.names:
             _show_names(request, about, out)
             return
-        stored = stored_tensors(checkpoint, todo, config)
-        checks = stored_check(checkpoint, todo, config)
         try:
-            _show(request, stored, checks, about, shapes, out)
+            _show(request, checkpoint, todo, about, shapes, out)
         except CheckFailed:
             if checkpoint.tensors:
                 from llmcli.loading.load import fitting_plan  # and so PyTorch, to report a fault
 
                 fitting_plan(checkpoint, rules, config)  # raises what loading would raise
             raise
-
-
-def _about(
-    request: ShapesRequest, checkpoint: Checkpoint, place: str, device: str
-) -> dict[str, Any]:
-    """The `model` object of the document, as far as the headers go."""
-    weights, config = request.parameters(), request.config
-    return {
-        "name": checkpoint.name,
-        "path": place,
-        "family": config.family,
-        "model_type": config.model_type,
-        "parameters": sum(spec.count for spec in weights),
-        "context": config.context,
-        "stored_formats": checkpoint.formats,
-        **request.numbers.describe(config),
-        "weight_bytes": sum(spec.bytes or 0 for spec in weights),
-        "device": device,
-        "random_weights_seed": None,
-    }
 
 
 def _tokens(
@@ -269,16 +250,17 @@ def _tokens(
 
 def _show(
     request: ShapesRequest,
-    stored: Mapping[str, Stored],
-    checks: Sequence[ViewCheck],
+    checkpoint: Checkpoint,
+    todo: Plan,
     about: dict[str, Any],
     shapes: ShapesOptions,
     out: Output,
 ) -> None:
-    from llmcli.commands.shapes.measure import model_shapes
+    from llmcli.commands.shapes.measure import model_shapes, stored_check, stored_tensors
     from llmcli.commands.shapes.view import render_shapes
-    from llmcli.ui.facts import model_line
 
+    stored = stored_tensors(checkpoint, todo, request.config)
+    checks = stored_check(checkpoint, todo, request.config)
     report = model_shapes(request, stored, checks)
     if not report.rows:
         raise UsageError(
@@ -286,8 +268,8 @@ def _show(
             hint="embeddings, the final norm and the head are in no layer",
         )
     out.present(
-        lambda: render_shapes(report, model_line(about), detailed=shapes.detailed),
-        _document(report),
+        lambda: render_shapes(report, about, detailed=shapes.detailed),
+        members(report),
         model=about,
         environment=environment(),
         checks=report.checks,
@@ -295,24 +277,14 @@ def _show(
     )
 
 
-def _document(report: ShapesReport) -> dict[str, Any]:
-    """The report, each tensor with its place in the file, if it has one."""
-    tensors = [
-        members(tensor) | ({} if tensor.stored is None else members(tensor.stored))
-        for tensor in report.tensors
-    ]
-    return members(report) | {"tensors": tensors}
-
-
 def _show_names(request: ShapesRequest, about: dict[str, Any], out: Output) -> None:
-    from llmcli.commands.shapes.measure import letter_values, name_rows
+    from llmcli.commands.shapes.measure import model_names
     from llmcli.commands.shapes.view import render_names
-    from llmcli.ui.facts import model_line
 
-    rows, letters = name_rows(request), letter_values(request, ("prefill",))
+    report = model_names(request)
     out.present(
-        lambda: render_names(rows, letters, model_line(about), example=request.example),
-        {"names": rows},
+        lambda: render_names(report, about),
+        members(report),
         model=about,
         environment=environment(),
     )
@@ -335,6 +307,6 @@ def _show_stored(checkpoint: Checkpoint, shapes: ShapesOptions, out: Output) -> 
     out.present(
         lambda: render_stored(stored, checkpoint.name),
         {"tensors": tensors, "checks": {}},
-        model={"name": checkpoint.name, "path": checkpoint.path, **NO_FORMATS},
+        model=unloaded_model(checkpoint, str(checkpoint.path)),
         environment=environment(),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -14,13 +15,14 @@ from llmcli.anatomy.fold import Folded, Phases, fold_kinds, numbered, unfold
 from llmcli.anatomy.graph import Graph, graph
 from llmcli.anatomy.letters import Letters
 from llmcli.anatomy.names import Names
-from llmcli.checkpoints import Checkpoint
+from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.commands.shapes.report import (
     CacheGrowth,
     CallFlops,
     LayerKind,
     LetterValue,
     NameRow,
+    NamesReport,
     ShapeRow,
     ShapesReport,
     ShapeTensor,
@@ -66,12 +68,9 @@ class ShapesRequest:
             and (self.names is None or spec.name in self.names)
         )
 
-    def letters(self, phase: Phase) -> Letters:
-        """The sizes of that phase's axes."""
-        return self._letters[phase]
-
     @cached_property
-    def _letters(self) -> dict[Phase, Letters]:
+    def letters(self) -> dict[Phase, Letters]:
+        """The sizes of each phase's axes."""
         of = partial(Letters, config=self.config, batch=self.batch)
         return {
             "prefill": of(tokens=self.tokens, past=0),
@@ -80,13 +79,13 @@ class ShapesRequest:
 
     def plan(self, phase: Phase) -> Plan:
         """The activations of that phase."""
-        of = self.letters(phase)
+        of = self.letters[phase]
         call = Call(batch=of.batch, tokens=of.tokens, past=of.past, phase=phase)
         return plan(self.config, self.numbers.call(call))
 
     def states(self, phase: Phase) -> tuple[TensorSpec, ...]:
         """What is kept after that phase, as large as it has to be then."""
-        call = self.letters(phase)
+        call = self.letters[phase]
         capacity = call.past + call.tokens
         kept = self.numbers.states(self.config, batch=call.batch, capacity=capacity)
         return tuple(replace(spec, phase=phase) for spec in kept)
@@ -114,31 +113,32 @@ def model_shapes(
     ones, of the headers.
     """
     phases = request.phases
-    every = request.tensors(phases)
-    tensors = [item for item in every if request.takes(item[0])]
+    tensors = [item for item in request.tensors(phases) if request.takes(item[0])]
 
     def in_file(spec: TensorSpec) -> object:
-        return _file_template(stored.get(spec.name), spec)
+        """How it is stored, its layer's number taken out of the name."""
+        file = stored.get(spec.name)
+        if file is None or spec.layer is None:
+            return file
+        return replace(file, source=numbered(file.source, spec.layer, "{}"))
 
     rows = fold_kinds(tensors, request.config, in_file)
-    weights = [item[0] for item in every if item[0].kind == "parameter"]
-    known = sum(item.stored_bytes for item in stored.values())
+    shown = {
+        (spec.name, spec.phase): _tensor(spec, request, stored.get(spec.name))
+        for item in tensors
+        for spec in item
+    }
     return ShapesReport(
-        weight_format=request.numbers.weight_format(request.config),
         batch=request.batch,
         tokens=request.tokens,
         phases=phases,
         letters=letter_values(request, phases),
         layers=_kinds(request.config),
-        tensors=tuple(
-            _tensor(spec, request, stored.get(spec.name)) for item in tensors for spec in item
-        ),
-        rows=tuple(_row(row, request, stored) for row in rows),
+        tensors=tuple(shown.values()),
+        rows=tuple(_row(row, shown, graph(request.config)) for row in rows),
         cache=_growth(request),
-        flops=tuple(_flops(phase, request.plan(phase).tensors) for phase in phases),
-        parameters=sum(spec.count for spec in weights),
-        weight_bytes=sum(spec.bytes or 0 for spec in weights),
-        stored_bytes=known if stored else None,
+        flops=tuple(_flops(phase, request) for phase in phases),
+        stored_bytes=sum(item.stored_bytes for item in stored.values()) if stored else None,
         prompt=request.prompt,
         example=request.example,
         checks=(symbols_check(tensors, request), folded_check(tensors, rows), *checks),
@@ -147,13 +147,13 @@ def model_shapes(
 
 def symbols_check(tensors: Sequence[Phases], request: ShapesRequest) -> ViewCheck:
     """Every shape is what its letters say, with the sizes of the configuration and the call."""
-    letters = {phase: request.letters(phase) for phase in PHASES}
+    specs = [spec for item in tensors for spec in item]
     wrong = []
-    for spec in (spec for item in tensors for spec in item):
-        sizes = letters[spec.phase or "prefill"]
+    for spec in specs:
+        sizes = request.letters[spec.phase or "prefill"]
         if tuple(sizes.size(axis, spec.layer) for axis in spec.axes) != spec.shape:
             wrong.append(spec.name)
-    count = counted(sum(len(item) for item in tensors), "shape")
+    count = counted(len(specs), "shape")
     return difference("symbols", f"{count} as the sizes of the letters say", wrong)
 
 
@@ -168,15 +168,8 @@ def folded_check(tensors: Sequence[Phases], rows: Sequence[Folded]) -> ViewCheck
     return difference("folded", words, wrong)
 
 
-def _file_template(stored: Stored | None, spec: TensorSpec) -> object:
-    """How a tensor is stored, its layer's number taken out of the name."""
-    if stored is None or spec.layer is None:
-        return stored
-    return replace(stored, source=numbered(stored.source, spec.layer, "{}"))
-
-
 def _tensor(spec: TensorSpec, request: ShapesRequest, stored: Stored | None) -> ShapeTensor:
-    letters = request.letters(spec.phase or "prefill")
+    letters = request.letters[spec.phase or "prefill"]
     return ShapeTensor(
         name=spec.name,
         kind=spec.kind,
@@ -196,17 +189,19 @@ def _tensor(spec: TensorSpec, request: ShapesRequest, stored: Stored | None) -> 
     )
 
 
-def _row(row: Folded, request: ShapesRequest, stored: Mapping[str, Stored]) -> ShapeRow:
-    file = stored.get(row.phases[0].name)
-    source = "" if file is None else file.source
+def _row(
+    row: Folded, shown: Mapping[tuple[str, Phase | None], ShapeTensor], model: Graph
+) -> ShapeRow:
+    tensors = tuple(shown[spec.name, spec.phase] for spec in row.phases)
+    source = "" if (file := tensors[0].stored) is None else file.source
     if len(row.layers) > 1:
         source = numbered(source, row.layers[0], f"{{{spans(row.layers)}}}")
     return ShapeRow(
         name=row.name,
         layers=row.layers,
         formula=row.formula,
-        tensors=tuple(_tensor(spec, request, file) for spec in row.phases),
-        memory=_memory(row.phases[0], graph(request.config)),
+        tensors=tensors,
+        memory=_memory(row.phases[0], model),
         source=source,
     )
 
@@ -230,16 +225,15 @@ def _memory(spec: TensorSpec, model: Graph) -> str:
 
 def letter_values(request: ShapesRequest, phases: Sequence[Phase]) -> tuple[LetterValue, ...]:
     """Each letter with its sizes in the phases; where layers differ, with all of theirs."""
-    config = request.config
-    blocks: list[int | None] = [*range(len(config.layers))] or [None]
+    model, blocks = graph(request.config), [*range(len(request.config.layers))] or [None]
+    known = dict.fromkeys([*LETTERS, *(one for block in blocks for one in model.sizes(block))])
+    known.pop("1", None)
     found = []
-    model = graph(config)
-    others = dict.fromkeys(letter for block in blocks for letter in model.sizes(block))
-    for letter in (*LETTERS, *(one for one in others if one not in (*LETTERS, "1"))):
+    for letter in known:
         values: dict[int, None] = {}
         documents: dict[str, None] = {}
         for phase in phases:
-            letters = request.letters(phase)
+            letters = request.letters[phase]
             for block in blocks:
                 sizes = letters.sizes(block)
                 if letter in sizes:
@@ -262,17 +256,17 @@ def _kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
     )
 
 
-def _flops(phase: Phase, specs: Sequence[TensorSpec]) -> CallFlops:
+def _flops(phase: Phase, request: ShapesRequest) -> CallFlops:
+    specs = request.plan(phase).tensors
     full = sum(spec.flops for spec in specs)
     hidden = sum(spec.masked_flops for spec in specs)
     return CallFlops(phase=phase, flops=full - hidden, flops_full=full)
 
 
 def _growth(request: ShapesRequest) -> CacheGrowth:
-    grown = {layer: 0 for layer in range(len(request.config.layers))}  # some do not grow
+    grown = Counter[int | None]()  # some do not grow
     for capacity, sign in ((1, 1), (0, -1)):
         for spec in request.numbers.states(request.config, batch=request.batch, capacity=capacity):
-            assert spec.layer is not None
             grown[spec.layer] += sign * (spec.bytes or 0)
     return CacheGrowth(
         per_token=sum(grown.values()),
@@ -286,8 +280,8 @@ def _growth(request: ShapesRequest) -> CacheGrowth:
 # the table of names
 
 
-def name_rows(request: ShapesRequest) -> tuple[NameRow, ...]:
-    """A row for each name that is requested, those of repeated layers in one.
+def model_names(request: ShapesRequest) -> NamesReport:
+    """A row for each requested name, with repeated layers in one.
 
     In the order of execution, parameters first and states last.
     """
@@ -299,27 +293,27 @@ def name_rows(request: ShapesRequest) -> tuple[NameRow, ...]:
         spec = row.phases[0]
         others = known.aliases(spec.name)
         if spec.layer is not None and len(row.layers) > 1:
-            others = tuple(_unnumbered(alias, spec.layer) for alias in others)
+            # between dots or, in a short name, inside: `k6`
+            others = tuple(
+                numbered(alias, spec.layer, "{i}")
+                if "." in alias
+                else alias.replace(str(spec.layer), "{i}", 1)
+                for alias in others
+            )
         rows.append(
             NameRow(
                 name=row.name,
                 kind=spec.kind,
                 axes=spec.axes,
                 shape=spec.shape,
-                documents=request.letters("prefill").documented(spec.axes, spec.layer),
+                documents=request.letters["prefill"].documented(spec.axes, spec.layer),
                 words=graph(config).words(spec.name),
                 formula=row.formula,
                 aliases=others,
             )
         )
-    return tuple(rows)
-
-
-def _unnumbered(alias: str, layer: int) -> str:
-    """`{i}` for the layer's number, which stands between dots or, in a short name, inside: `k6`."""
-    if "." in alias:
-        return numbered(alias, layer, "{i}")
-    return alias.replace(str(layer), "{i}", 1)
+    letters = letter_values(request, ("prefill",))
+    return NamesReport(names=tuple(rows), letters=letters, example=request.example)
 
 
 # where the parameters are in the files
@@ -339,14 +333,8 @@ def stored_tensors(
         beside = () if load.scale is None else load.scale.tensors
         whole = info.nbytes + sum(checkpoint.tensors[name].nbytes for name in beside)
         count = prod(shapes[load.part]) if load.part in shapes else 0
-        stored = Stored(
-            source=info.name,
-            stored_shape=info.shape,
-            stored_format=info.format,
-            stored_bytes=count * whole // max(1, prod(info.shape)),
-            operations=load.words,
-        )
-        found.setdefault(load.target, []).append(stored)
+        nbytes = count * whole // max(1, prod(info.shape))
+        found.setdefault(load.target, []).append(_stored(info, nbytes, load.words))
     return {
         name: replace(
             parts[0],
@@ -380,12 +368,14 @@ def stored_check(
 
 def file_tensors(checkpoint: Checkpoint) -> tuple[Stored, ...]:
     """The tensors of a file in its own order and by its own names."""
-    return tuple(
-        Stored(
-            source=info.name,
-            stored_shape=info.shape,
-            stored_format=info.format,
-            stored_bytes=info.nbytes,
-        )
-        for info in checkpoint.tensors.values()
+    return tuple(_stored(info, info.nbytes) for info in checkpoint.tensors.values())
+
+
+def _stored(info: TensorInfo, nbytes: int, operations: tuple[str, ...] = ()) -> Stored:
+    return Stored(
+        source=info.name,
+        stored_shape=info.shape,
+        stored_format=info.format,
+        stored_bytes=nbytes,
+        operations=operations,
     )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
+from llmcli.graph.spec import Kind, Phase
 from llmcli.records.checks import ViewCheck
-from llmcli.records.document import APART
+from llmcli.records.document import APART, FLAT
 from llmcli.records.info import StateNeed
 from llmcli.records.text import Token
-
-Kind = Literal["parameter", "activation", "state"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,30 +41,30 @@ class ShapeTensor:
     bytes: int
     flops: int
     flops_full: int
-    phase: Literal["prefill", "decode"] | None
+    phase: Phase | None
     layer: int | None
     formula: str
     shares: str | None
     written: bool
-    stored: Stored | None = field(metadata=APART)
+    stored: Stored | None = field(metadata=FLAT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeRow:
     """A tensor, or the same one of several `layers` (empty outside the blocks).
 
-    `name` has their numbers in it: `blocks.{0-29}.attn.q`; `tensors` are those of the first, one
-    for each phase. `memory`: `own`, `view of` whose it is, `part of` a larger one for parameters,
-    `copy of` for the cache, `derived` for what is never written. `source` is the checkpoint's name
-    with the numbers in it.
+    `name` has their numbers in it: `blocks.{0-29}.attn.q`.
     """
 
     name: str
     layers: tuple[int, ...]
     formula: str
+    # of the first layer, one for each phase
     tensors: tuple[ShapeTensor, ...] = field(metadata=APART)
+    # `own`, `view of` another, for parameters `part of` a larger one, for the cache `copy of`
+    # another, `derived` for what is never written
     memory: str = field(metadata=APART)
-    source: str = field(metadata=APART)
+    source: str = field(metadata=APART)  # the checkpoint's name with the layers' numbers in it
 
     @property
     def first(self) -> ShapeTensor:
@@ -119,8 +117,7 @@ class CallFlops:
 class ShapesReport:
     """All that was requested; `tensors` one by one, `rows` the same folded.
 
-    `prompt`: its tokens, where one was given; `example`: the number of tokens is an example.
-    `weight_bytes`: of all parameters in `weight_format`; `parameters`: how many.
+    `prompt`: its tokens, where one was given.
     """
 
     batch: int
@@ -133,10 +130,7 @@ class ShapesReport:
     layers: tuple[LayerKind, ...]
     cache: CacheGrowth
     flops: tuple[CallFlops, ...]
-    example: bool = field(default=False, metadata=APART)
-    weight_format: str = field(metadata=APART)
-    parameters: int = field(metadata=APART)
-    weight_bytes: int = field(metadata=APART)
+    example: bool = field(default=False, metadata=APART)  # the number of tokens is one
     stored_bytes: int | None = field(metadata=APART)
     checks: tuple[ViewCheck, ...] = field(metadata=APART)
 
@@ -156,3 +150,12 @@ class NameRow:
     words: str
     formula: str
     aliases: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamesReport:
+    """What `--names` shows."""
+
+    names: tuple[NameRow, ...]
+    letters: tuple[LetterValue, ...] = field(metadata=APART)
+    example: bool = field(metadata=APART)  # the number of tokens is one

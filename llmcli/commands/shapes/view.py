@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -14,16 +15,15 @@ from rich.text import Text
 from llmcli.commands.shapes.report import (
     LayerKind,
     LetterValue,
-    NameRow,
+    NamesReport,
     ShapeRow,
     ShapesReport,
-    ShapeTensor,
     Stored,
 )
 from llmcli.records.numbers import counted, spans
 from llmcli.records.text import Token
 from llmcli.ui.cells import in_words
-from llmcli.ui.facts import state_words
+from llmcli.ui.facts import model_line, state_words
 from llmcli.ui.layout import GAP, Column, Indented, Line, Rows
 from llmcli.ui.letters import axis_line
 from llmcli.ui.numbers import scaled, size
@@ -39,13 +39,15 @@ _SECTIONS = (
 )
 
 
-def render_shapes(report: ShapesReport, title: str, *, detailed: bool) -> RenderableType:
+def render_shapes(
+    report: ShapesReport, model: Mapping[str, Any], *, detailed: bool
+) -> RenderableType:
     """The model in the order of computation: parameters in few lines, then a line a tensor.
 
     Without the divisors of norms, and without views that are what they are views of. `detailed`:
     everything about every tensor, a table for each kind, and totals.
     """
-    parts: list[RenderableType] = [Text(one_line(title), style=HEADING)]
+    parts: list[RenderableType] = [Text(one_line(model_line(model)), style=HEADING)]
     if detailed:
         parts += sizes_of_letters(report.letters, report.example)
     else:
@@ -54,12 +56,12 @@ def render_shapes(report: ShapesReport, title: str, *, detailed: bool) -> Render
         parts.append(Line([*letters, *example], FAINT))
     if report.prompt:
         parts.append(_prompt(report.prompt))
-    return Group(*parts, *(_sections(report) if detailed else _overview(report)))
+    return Group(*parts, *(_sections if detailed else _overview)(report, model))
 
 
-def _overview(report: ShapesReport) -> Iterator[RenderableType]:
-    heading = f"parameters: {report.parameters:,} · {size(report.weight_bytes)} in "
-    yield Text(f"\n{heading}{report.weight_format}", style=HEADING)
+def _overview(report: ShapesReport, model: Mapping[str, Any]) -> Iterator[RenderableType]:
+    held = f"{size(model['weight_bytes'])} in {model['weight_format']}"
+    yield Text(f"\nparameters: {model['parameters']:,} · {held}", style=HEADING)
     yield Line([*_weights([row for row in report.rows if row.first.kind == "parameter"])])
     formulas: dict[str, str] = {}
     rows = []
@@ -75,14 +77,14 @@ def _overview(report: ShapesReport) -> Iterator[RenderableType]:
     yield Line([*totals, "--all: dtypes, bytes, memory, sources"], FAINT)
 
 
-def _sections(report: ShapesReport) -> Iterator[RenderableType]:
+def _sections(report: ShapesReport, model: Mapping[str, Any]) -> Iterator[RenderableType]:
     for kind, words in _SECTIONS:
         rows = [row for row in report.rows if row.first.kind == kind]
         if rows:
             yield Text()
             yield Text(_heading(words, rows, report), style=HEADING)
             yield _table(kind, rows, report)
-            yield from _below(kind, rows, report)
+            yield from _below(kind, rows, report, model)
     if folds := [*_folds(report)]:
         yield Text()
         yield from folds
@@ -166,19 +168,15 @@ class Overview:
 
 def render_stored(tensors: Sequence[Stored], title: str) -> RenderableType:
     """The tensors of a file that nothing describes: their own names, shapes and formats."""
-    columns = (
-        Column("name", right=False, cut=True),
-        Column("shape", right=False),
-        Column("stored", right=False),
-        Column("bytes"),
-    )
+    columns = [Column("name", right=False, cut=True)]
+    columns += [Column("shape", right=False), Column("stored", right=False), Column("bytes")]
     rows = [
-        [
-            Text(one_line(tensor.source)),
+        (
+            one_line(tensor.source),
             Text(listed(tensor.stored_shape), style=NUMBER),
-            Text(one_line(tensor.stored_format)),
-            Text(size(tensor.stored_bytes)),
-        ]
+            one_line(tensor.stored_format),
+            size(tensor.stored_bytes),
+        )
         for tensor in tensors
     ]
     held = size(sum(tensor.stored_bytes for tensor in tensors))
@@ -216,23 +214,29 @@ def _table(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Rows:
 
 def _fields(
     kind: str, report: ShapesReport
-) -> Iterator[tuple[Column, Callable[[ShapeRow], Text]]]:
+) -> Iterator[tuple[Column, Callable[[ShapeRow], Text | str]]]:
     """The columns of a section, in order; the least important is the first to go below."""
     names = ("shape",) if kind == "parameter" else report.phases
-    yield Column("name", right=False), lambda row: Text(one_line(row.name))
-    yield Column("letters", right=False, drop=1), lambda row: Text(listed(row.first.axes))
+    yield Column("name", right=False), lambda row: one_line(row.name)
+    yield Column("letters", right=False, drop=1), lambda row: listed(row.first.axes)
     for at, name in enumerate(names):
         column = Column(name, right=False, drop=2 + at, labelled=kind != "parameter")
         yield column, partial(_shape, phase=at)
-    yield Column("papers", right=False, drop=7), lambda row: Text(" × ".join(row.first.documents))
-    yield Column("dtype", right=False, drop=8), lambda row: Text(row.first.dtype)
-    yield Column("bytes", drop=5), lambda row: Text(size(row.first.bytes))
-    yield Column("FLOPs", drop=5, labelled=True), lambda row: Text(_flops_of(row.first))
-    yield Column("memory", right=False, drop=6), lambda row: Text(row.memory)
-    yield Column("stored", right=False, drop=9), lambda row: Text(_stored(row.first))
-    yield Column("checkpoint", right=False, drop=10), lambda row: Text(one_line(row.source))
-    yield Column("conversion", right=False, drop=11), lambda row: Text(_operations(row.first))
-    yield Column("formula", right=False, drop=4), lambda row: Text(row.formula)
+    yield Column("papers", right=False, drop=7), lambda row: " × ".join(row.first.documents)
+    yield Column("dtype", right=False, drop=8), lambda row: row.first.dtype
+    yield Column("bytes", drop=5), lambda row: size(row.first.bytes)
+    yield (
+        Column("FLOPs", drop=5, labelled=True),
+        lambda row: scaled(row.first.flops) if row.first.flops else "",
+    )
+    yield Column("memory", right=False, drop=6), lambda row: row.memory
+    yield Column("stored", right=False, drop=9), _stored
+    yield Column("checkpoint", right=False, drop=10), lambda row: one_line(row.source)
+    yield (
+        Column("conversion", right=False, drop=11),
+        lambda row: ", ".join(row.first.stored.operations) if row.first.stored else "",
+    )
+    yield Column("formula", right=False, drop=4), lambda row: row.formula
 
 
 def _dtypes(rows: Sequence[ShapeRow]) -> set[str]:
@@ -243,20 +247,10 @@ def _shape(row: ShapeRow, phase: int) -> Text:
     return Text(listed(row.tensors[phase].shape), style=NUMBER)
 
 
-def _flops_of(tensor: ShapeTensor) -> str:
-    return scaled(tensor.flops) if tensor.flops else ""
-
-
-def _stored(tensor: ShapeTensor) -> str:
+def _stored(row: ShapeRow) -> str:
     """`Q4_1 [192 576]`: the format and shape in the file."""
-    if tensor.stored is None:
-        return ""
-    return f"{one_line(tensor.stored.stored_format)} {listed(tensor.stored.stored_shape)}"
-
-
-def _operations(tensor: ShapeTensor) -> str:
-    """What is done to the stored tensor when it is loaded."""
-    return "" if tensor.stored is None else ", ".join(tensor.stored.operations)
+    stored = row.first.stored
+    return f"{one_line(stored.stored_format)} {listed(stored.stored_shape)}" if stored else ""
 
 
 def _heading(words: str, rows: Sequence[ShapeRow], report: ShapesReport) -> str:
@@ -272,37 +266,31 @@ def _heading(words: str, rows: Sequence[ShapeRow], report: ShapesReport) -> str:
     return f"{number}{dtype}, {what} of one in {report.phases[0]}"
 
 
-def _below(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Iterator[RenderableType]:
+def _below(
+    kind: str, rows: Sequence[ShapeRow], report: ShapesReport, model: Mapping[str, Any]
+) -> Iterator[RenderableType]:
     """Totals, and what the columns do not say."""
     if kind == "parameter":
         parts = [
-            f"the whole model: {report.parameters:,} numbers",
-            f"{size(report.weight_bytes)} in {report.weight_format}",
+            f"the whole model: {model['parameters']:,} numbers",
+            f"{size(model['weight_bytes'])} in {model['weight_format']}",
         ]
         if report.stored_bytes is not None:
             parts.append(f"{size(report.stored_bytes)} of tensors in the file")
         yield Line(parts, FAINT)
     elif kind == "activation":
-        yield Line(list(_flops(report)), FAINT)
-        words = [
-            "memory: own, or a view of another tensor's",
-            "derived: no kernel writes it, it is computed from the others on request",
+        flops = [
+            f"FLOPs of the whole {call.phase}: {scaled(call.flops)}"
+            + f", {scaled(call.flops_full)} as the full square" * (call.flops_full != call.flops)
+            for call in report.flops
         ]
-        used = {row.memory.partition(" ")[0] for row in rows}
-        yield Line(words if "derived" in used else words[:1], FAINT)
+        yield Line([*flops, "logits of all positions", "Q Kᵀ is counted at attn.z"], FAINT)
+        words = ["memory: own, or a view of another tensor's"]
+        if any(row.memory == "derived" for row in rows):
+            words.append("derived: no kernel writes it, it is computed from the others on request")
+        yield Line(words, FAINT)
     else:
         yield from _growth(report)
-
-
-def _flops(report: ShapesReport) -> Iterator[str]:
-    """Products only; the square of queries and keys where it is not what has to be computed."""
-    for call in report.flops:
-        words = f"FLOPs of the whole {call.phase}: {scaled(call.flops)}"
-        if call.flops_full != call.flops:
-            words += f", {scaled(call.flops_full)} as the full square"
-        yield words
-    yield "logits of all positions"
-    yield "Q Kᵀ is counted at attn.z"
 
 
 def _growth(report: ShapesReport) -> Iterator[RenderableType]:
@@ -316,18 +304,12 @@ def _growth(report: ShapesReport) -> Iterator[RenderableType]:
     ]
     many = "" if report.batch == 1 else f" in each of {report.batch} sequences"
     yield Line([f"grows by {size(growth.per_token)} a token{many}", *each], FAINT)
-    yield Line(
-        [
-            f"{size(growth.prefill)} after the prompt",
-            f"{size(growth.decode)} after one token more",
-        ],
-        FAINT,
-    )
+    prefill, decode = size(growth.prefill), size(growth.decode)
+    yield Line([f"{prefill} after the prompt", f"{decode} after one token more"], FAINT)
     if growth.states is not None:
         yield Line(state_words(growth.states), FAINT)
-    windows = {kind.window for kind in report.layers} - {None}
-    if windows:
-        keys = "/".join(str(window) for window in sorted(w for w in windows if w is not None))
+    if windows := sorted({kind.window for kind in report.layers if kind.window is not None}):
+        keys = "/".join(map(str, windows))
         words = f"a window of {keys} keys bounds what is seen, not the cache: all keys are kept"
         yield Line([words], FAINT)
 
@@ -353,41 +335,20 @@ def listed(items: Sequence[object]) -> str:
 # the table of names
 
 
-def render_names(
-    rows: Sequence[NameRow], letters: Sequence[LetterValue], title: str, *, example: bool = False
-) -> RenderableType:
-    """Each name with its axes and their sizes, those of the papers, what it is, its aliases.
-
-    `example`: the number of tokens is an example.
-    """
+def render_names(report: NamesReport, model: Mapping[str, Any]) -> RenderableType:
+    """Each name with its axes and their sizes, those of the papers, what it is, its aliases."""
     parts: list[RenderableType] = [
-        Text(one_line(title), style=HEADING),
-        *sizes_of_letters(letters, example),
+        Text(one_line(model_line(model)), style=HEADING),
+        *sizes_of_letters(report.letters, report.example),
         Text(),
         Text("name   [letters] = [sizes]   the papers' letters", style=HEADING),
         Indented(Line(_WHAT, HEADING)),
     ]
-    for row in rows:
+    for row in report.names:
         lines = [row.words, row.formula] if row.kind != "state" else [row.formula]
-        axes = f"{listed(row.axes)} = {listed(row.shape)}"
-        parts += [Text(), Named(row.name, (axes, " × ".join(row.documents)))]
-        parts.append(Indented(Line(lines)))
+        sizes = f"{listed(row.axes)} = {listed(row.shape)}{GAP}{' × '.join(row.documents)}"
+        named = Line([row.name, sizes], HEADING, GAP)
+        parts += [Text(), named, Indented(Line(lines))]
         if row.aliases:
             parts.append(Indented(Line([one_line(alias) for alias in row.aliases], FAINT)))
     return Group(*parts)
-
-
-@dataclass(frozen=True)
-class Named:
-    """A name and what stands behind it, below it where the line is too short."""
-
-    name: str
-    facts: Sequence[str]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        facts = GAP.join(self.facts)
-        if cell_len(self.name + GAP + facts) <= options.max_width:
-            yield Text.assemble((self.name, HEADING), GAP, (facts, NUMBER))
-        else:
-            yield Text(self.name, style=HEADING)
-            yield Indented(Line(self.facts, NUMBER))

@@ -233,7 +233,7 @@ def _baseline(
     if not fresh or held is None or after is None:
         return ceilings, None
     # measuring loads the libraries' code, as every run does: the estimate of a run includes it
-    code = memory_need(config, numbers, batch=1, context=1).runtime
+    code = memory_need(config, numbers, batch=1, context=1).runtime_bytes_estimate
     return ceilings, max(held, after - code)
 
 

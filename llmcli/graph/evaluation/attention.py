@@ -11,7 +11,6 @@ from torch import Tensor
 
 from llmcli.graph import ops
 from llmcli.graph.evaluation.rule import (
-    Element,
     Numbers,
     Rule,
     dot,
@@ -21,7 +20,7 @@ from llmcli.graph.evaluation.rule import (
     symbol,
     total,
 )
-from llmcli.records.explanation import Fact, Sum, Term
+from llmcli.records.explanation import Element, Fact, Sum, Term
 
 
 class Score(Rule[ops.Score]):

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from llmcli.graph import ops
 from llmcli.graph.evaluation.rule import (
-    Element,
     Numbers,
     Rule,
     dot,
@@ -18,7 +17,7 @@ from llmcli.graph.evaluation.rule import (
     size,
     total,
 )
-from llmcli.records.explanation import Fact
+from llmcli.records.explanation import Element, Fact
 
 
 class Convolve(Rule[ops.Convolve]):

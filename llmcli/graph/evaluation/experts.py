@@ -10,7 +10,6 @@ from torch import Tensor
 
 from llmcli.graph import routing
 from llmcli.graph.evaluation.rule import (
-    Element,
     Numbers,
     Rule,
     dot,
@@ -21,7 +20,7 @@ from llmcli.graph.evaluation.rule import (
     size,
     total,
 )
-from llmcli.records.explanation import Fact
+from llmcli.records.explanation import Element, Fact
 
 
 class ExpertProject(Rule[routing.ExpertProject]):

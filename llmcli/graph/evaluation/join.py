@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from llmcli.graph import ops
-from llmcli.graph.evaluation.rule import Element, Numbers, Rule
-from llmcli.records.explanation import Fact
+from llmcli.graph.evaluation.rule import Numbers, Rule
+from llmcli.records.explanation import Element, Fact
 
 
 class Join(Rule[ops.Join]):

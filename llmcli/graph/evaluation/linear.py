@@ -12,7 +12,6 @@ from torch import Tensor
 from llmcli.graph import ops
 from llmcli.graph.blocks import RUN
 from llmcli.graph.evaluation.rule import (
-    Element,
     Numbers,
     Rule,
     concatenated,
@@ -24,7 +23,7 @@ from llmcli.graph.evaluation.rule import (
     symbol,
     total,
 )
-from llmcli.records.explanation import Fact, Term
+from llmcli.records.explanation import Element, Fact, Term
 
 _NUMBERS = 1 << 22  # of a matrix, copied to float64 at a time: 32 MiB
 

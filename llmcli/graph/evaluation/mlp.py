@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from llmcli.graph import ops
-from llmcli.graph.evaluation.rule import Element, Numbers, Rule
+from llmcli.graph.evaluation.rule import Numbers, Rule
 from llmcli.parts.mlp.config import Activation
-from llmcli.records.explanation import Fact
+from llmcli.records.explanation import Element, Fact
 
 
 class Activate(Rule[ops.Activate]):

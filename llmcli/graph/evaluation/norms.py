@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from llmcli.graph import ops
-from llmcli.graph.evaluation.rule import Element, Numbers, Rule, largest, total
-from llmcli.records.explanation import Fact, Sum, Term
+from llmcli.graph.evaluation.rule import Numbers, Rule, largest, total
+from llmcli.records.explanation import Element, Fact, Sum, Term
 
 OfRows = TypeVar("OfRows", bound=ops.Scale | ops.Normalize)
 

@@ -7,7 +7,8 @@ from importlib import import_module
 from torch import Tensor
 
 from llmcli.graph import ops
-from llmcli.graph.evaluation.rule import Element, Numbers, Rule
+from llmcli.graph.evaluation.rule import Numbers, Rule
+from llmcli.records.explanation import Element
 
 
 class Opaque(Rule[ops.Opaque]):

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from llmcli.graph import recurrence as ops
 from llmcli.graph.evaluation.rule import (
-    Element,
     Numbers,
     Rule,
     dot,
@@ -22,7 +21,7 @@ from llmcli.graph.evaluation.rule import (
     size,
     total,
 )
-from llmcli.records.explanation import Fact, Sum, Term
+from llmcli.records.explanation import Element, Fact, Sum, Term
 
 # Tokens per chunk of the kernels: each number has rounding errors of its whole chunk.
 CHUNK = 64

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from llmcli.graph import ops
 from llmcli.graph.evaluation.frequencies import frequencies
-from llmcli.graph.evaluation.rule import Element, Numbers, Rule, largest, size, total
-from llmcli.records.explanation import Fact, Term
+from llmcli.graph.evaluation.rule import Numbers, Rule, largest, size, total
+from llmcli.records.explanation import Element, Fact, Term
 
 
 class Rotate(Rule[ops.Rotate]):

@@ -13,14 +13,13 @@ from torch import Tensor
 
 from llmcli.graph import routing
 from llmcli.graph.evaluation.rule import (
-    Element,
     Numbers,
     Rule,
     ordinal,
     symbol,
     total,
 )
-from llmcli.records.explanation import Fact, Sum, Term
+from llmcli.records.explanation import Element, Fact, Sum, Term
 from llmcli.records.numbers import scored
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
@@ -17,27 +16,7 @@ from torch import Tensor
 
 from llmcli.graph.node import Node
 from llmcli.graph.ops import Letter, Op
-from llmcli.records.explanation import Fact, Sum, Term
-
-Cell = tuple[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Element:
-    """One number and its arithmetic; `follow`: the most important inputs, in order.
-
-    `magnitude`: Σ|terms|, see `Rule.magnitudes`; 0 if nothing is rounded.
-    """
-
-    value: float
-    magnitude: float
-    note: str = ""
-    before: tuple[Fact, ...] = ()
-    sum: Sum | None = None
-    terms: tuple[Term, ...] = ()
-    after: tuple[Fact, ...] = ()
-    origins: tuple[Term, ...] = ()
-    follow: tuple[Cell, ...] = ()
+from llmcli.records.explanation import Element, Sum, Term
 
 
 class Numbers(Protocol):

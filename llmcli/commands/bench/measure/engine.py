@@ -100,7 +100,7 @@ class WorkCounter:
             cuda=devices.resolve_device("auto").type == "cuda",
             native=has_bfloat16(),
         )
-        return need.total
+        return need.needed_bytes
 
 
 @lru_cache(maxsize=8)  # needed twice for a row, and takes half a millisecond a token

@@ -10,20 +10,21 @@ from typing import Literal
 import torch
 
 from llmcli import devices
+from llmcli.anatomy import TensorSpec
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.indexed import NumberRef
-from llmcli.commands.explain.measure.index import Axes, names, shape_in_letters, where
+from llmcli.commands.explain.measure.index import names, shape_in_letters, where
 from llmcli.commands.explain.measure.values import Values, local, needed_bytes
 from llmcli.commands.explain.report import Check, Explanation, Letter, Step
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
 from llmcli.graph.evaluation.attention import Softmax
-from llmcli.graph.evaluation.rule import Cell, Element, symbol
+from llmcli.graph.evaluation.rule import symbol
 from llmcli.graph.ops import Mix
 from llmcli.inspect.kernel import origin
 from llmcli.inspect.rules import rules
 from llmcli.model import Model, dtype_name
-from llmcli.records.explanation import Fact
+from llmcli.records.explanation import Cell, Element, Fact
 from llmcli.records.progress import Progress
 from llmcli.records.text import Token
 
@@ -34,35 +35,31 @@ BRANCHING = 4  # so many steps deep every important input is followed, below onl
 
 def explain(
     model: Model,
-    ids: Sequence[int],
-    texts: Sequence[str],
-    axes: Axes,
+    tokens: tuple[Token, ...],
+    spec: TensorSpec,
     index: tuple[int, ...],
     *,
     depth: int | None,
     progress: Progress | None = None,
 ) -> Explanation:
-    """Derives the number at `index` of the tensor `axes`, and compares it with the kernel's.
+    """Derives the number at `index` of the tensor `spec`, and compares it with the kernel's.
 
     `depth` is how many formulas are followed back, None all of them, to the embedding rows and
-    the weights; what is further away is taken from the kernel. `texts` are the tokens for
-    people. Raises NotFinite where the model's own numbers are not.
+    the weights; what is further away is taken from the kernel. Raises NotFinite where the model's
+    own numbers are not.
     """
-    letters, dtype = _letters(model, axes, len(ids)), dtype_name(model.dtype)
-    tokens = tuple(Token(id=id, text=text) for id, text in zip(ids, texts, strict=True))
-    if axes.kind == "parameter":
-        leaf = parameter_step(model, axes, index)
+    letters, dtype = _letters(model, spec, len(tokens)), dtype_name(model.dtype)
+    if spec.kind == "parameter":
+        leaf = parameter_step(model, spec, index)
         return Explanation(
             tokens=tokens, letters=letters, depth=None, dtype=dtype, tensors=0, steps=(leaf,)
         )
     with torch.inference_mode():
-        _require_memory(model, axes.name, len(ids), depth)
-        values = Values(
-            model, rules(model.config), ids, texts, target=axes.name, depth=depth,
-            progress=progress,
-        )  # fmt: skip
-        tree = _Tree(values, len(ids))
-        steps, checks = tree.steps((axes.name, index)), tree.checks()
+        _require_memory(model, spec.name, len(tokens), depth)
+        made = rules(model.config)
+        values = Values(model, made, tokens, target=spec.name, depth=depth, progress=progress)
+        tree = _Tree(values, len(tokens))
+        steps, checks = tree.steps((spec.name, index)), tree.checks()
         shown: dict[str, list[tuple[int, ...]]] = {}
         for step in steps:
             if step.source == "derived":
@@ -79,56 +76,54 @@ def explain(
         )
 
 
-def top_logit(model: Model, ids: Sequence[int]) -> NumberRef:
+def top_logit(model: Model, tokens: Sequence[Token]) -> NumberRef:
     """The largest logit of the last token."""
     with torch.inference_mode():
-        session = Session(model.decoder, 1, len(ids))
-        logits_BV = session.extend([list(ids)], logits="last")
-    return NumberRef("logits", (len(ids) - 1, int(logits_BV[0].argmax())))
+        session = Session(model.decoder, 1, len(tokens))
+        logits_BV = session.extend([[token.id for token in tokens]], logits="last")
+    return NumberRef("logits", (len(tokens) - 1, int(logits_BV[0].argmax())))
 
 
-def parameter_step(model: Model, axes: Axes, index: tuple[int, ...]) -> Step:
+def parameter_step(model: Model, spec: TensorSpec, index: tuple[int, ...]) -> Step:
     """The number of a weight with the tensor of the checkpoint that holds it."""
-    turned = graph(model.config).parameters[axes.name].turned
+    turned = graph(model.config).parameters[spec.name].turned
     *row, last = (*index[:-2], *index[:-3:-1]) if turned else index
-    stored = model.decoder.weight(axes.name)
+    stored = model.decoder.weight(spec.name)
     if row:  # of a matrix in blocks no more than the row is dequantized
         value = float(stored.dense(rows=slice(row[0], row[0] + 1))[(0, *row[1:], last)])
     else:
         value = float(stored.dense()[last])
-    letter = axes.name.rpartition(".")[2]
+    letter = spec.name.rpartition(".")[2]
     if letter == "W":  # of a table
-        letter = graph(model.config).letter(axes.name)
+        letter = graph(model.config).letter(spec.name)
     return Step(
         number=1,
-        name=axes.name,
+        name=spec.name,
         index=index,
         symbol=symbol(letter, *index),
         formula=f"{letter} was learned",
-        shape=shape_in_letters(axes),
-        where=where(axes, index, (), model.tokenizer),
+        shape=shape_in_letters(spec),
+        where=where(spec, index, (), model.tokenizer),
         source="weights",
         value=value,
+        magnitude=0.0,
         kernel=value,
         tolerance=0.0,
-        note=origin(model, axes.name),
+        note=origin(model, spec.name),
     )
 
 
 def _require_memory(model: Model, name: str, tokens: int, depth: int | None) -> None:
     """Raises OutOfMemory where what is kept and derived does not fit; before the model is run."""
-    sizes = {n: axes.sizes for n, axes in names(model.config, tokens).items()}
+    sizes = {n: one.shape for n, one in names(model.config, tokens).items()}
     kept, derived = needed_bytes(model.config, sizes, name, depth, model.dtype.itemsize)
-    on_cpu = torch.device(model.device).type == "cpu"
     hint = "use a shorter prompt, or a small --depth"
-    if not on_cpu:
-        devices.require_memory(
-            kept, torch.device(model.device), "the activations of the prompt", hint
-        )
-    devices.require_memory(
-        derived + (kept if on_cpu else 0), torch.device("cpu"), "the tensors of the derivation",
-        hint,
-    )  # fmt: skip
+    if model.device.type == "cpu":
+        derived += kept
+    else:
+        devices.require_memory(kept, model.device, "the activations of the prompt", hint)
+    cpu = torch.device("cpu")
+    devices.require_memory(derived, cpu, "the tensors of the derivation", hint)
 
 
 class _Tree:
@@ -136,7 +131,7 @@ class _Tree:
 
     def __init__(self, values: Values, tokens: int) -> None:
         self.values = values
-        self.axes = names(values.model.config, tokens)
+        self.specs = names(values.model.config, tokens)
         self.rows: dict[tuple[int, int, int], None] = {}  # of patterns, in order
 
     def steps(self, root: Cell) -> tuple[Step, ...]:
@@ -185,32 +180,24 @@ class _Tree:
         self, cell: Cell, element: Element, source: Source, numbers: Mapping[Cell, int]
     ) -> Step:
         (name, index), values = cell, self.values
-        rule, axes = values.rules[name], self.axes[name]
+        rule, spec = values.rules[name], self.specs[name]
         theirs = float(values.kernel_row(name, index)[index[-1]])
         self._require_finite(name, index, element.value, theirs)
-        last = name.rpartition(".")[2]
-        if last in ("scores", "pattern"):
-            self.rows[self.values.graph[name].layer or 0, index[0], index[1]] = None
-        tolerance = self._allowed(name, rule.magnitude(values, name, index))
+        if name.endswith((".scores", ".pattern")):
+            self.rows[values.graph[name].layer or 0, index[0], index[1]] = None
         return Step(
+            **vars(element),
             number=numbers[cell],
             name=name,
             index=index,
             symbol=symbol(rule.letter, *index),
             formula=rule.formula,
-            shape=shape_in_letters(axes),
-            where=where(axes, index, values.texts, values.model.tokenizer),
+            shape=shape_in_letters(spec),
+            where=where(spec, index, values.texts, values.model.tokenizer),
             source=source,
-            value=element.value,
             kernel=theirs,
-            tolerance=tolerance,
-            recomputed=_sources(values, name),
-            note=element.note,
-            before=element.before,
-            sum=element.sum,
-            terms=element.terms,
-            after=element.after,
-            origins=element.origins,
+            tolerance=self._allowed(name, rule.magnitude(values, name, index)),
+            recomputed="" if values.graph.written(name) else _sources(values, name),
             children=tuple(numbers[source] for source in element.follow),
         )
 
@@ -261,9 +248,9 @@ class _Tree:
         )
 
 
-def _letters(model: Model, axes: Axes, tokens: int) -> tuple[Letter, ...]:
+def _letters(model: Model, spec: TensorSpec, tokens: int) -> tuple[Letter, ...]:
     """The letters of the documents and what they are in this model (in the number's block)."""
-    parts = axes.name.split(".")
+    parts = spec.name.split(".")
     layer = int(parts[1]) if parts[0] == "blocks" else 0
     whole = graph(model.config)
     sizes = whole.sizes(layer)
@@ -275,8 +262,6 @@ def _letters(model: Model, axes: Axes, tokens: int) -> tuple[Letter, ...]:
 
 
 def _sources(values: Values, name: str) -> str:
-    """`the kernel's q and k` for what it never writes, else nothing."""
-    if values.graph.written(name):
-        return ""
+    """`the kernel's q and k`, from which what it never writes is recomputed."""
     leaves = (source.rpartition(".")[2] for source in values.graph.sources(name))
     return f"the kernel's {' and '.join(leaf.partition('_')[0] for leaf in leaves)}"

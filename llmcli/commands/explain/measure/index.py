@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -44,40 +44,23 @@ _KINDS: tuple[Kind, ...] = ("activation", "parameter")
 _RAISED = str.maketrans("12345", "¹²³⁴⁵")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Axes:
-    """One tensor: `letters` of its axes (`H`, `T`, `dh` …), without a batch, and their sizes."""
+def names(config: ModelConfig, tokens: int) -> dict[str, TensorSpec]:
+    """Every activation of a prompt of that many tokens, without a batch axis, and every parameter.
 
-    name: str
-    letters: tuple[str, ...]
-    sizes: tuple[int, ...]
-    kind: str
-
-
-def names(config: ModelConfig, tokens: int) -> dict[str, Axes]:
-    """Every activation of a prompt of that many tokens, and every parameter."""
+    Axes that the papers call the same have the same letter.
+    """
     call = Call(batch=1, tokens=tokens, past=0, phase="prefill")
     found = {
-        spec.name: Axes(
-            name=spec.name,
-            letters=_letters(config, spec)[1:],
-            sizes=spec.shape[1:],
-            kind="activation",
-        )
+        spec.name: replace(spec, axes=_letters(config, spec)[1:], shape=spec.shape[1:])
         for spec in anatomy.plan(config, call).tensors
     }
     for spec in anatomy.parameters(config):
-        found[spec.name] = Axes(
-            name=spec.name, letters=_letters(config, spec), sizes=spec.shape, kind="parameter"
-        )
+        found[spec.name] = replace(spec, axes=_letters(config, spec))
     return found
 
 
 def _letters(config: ModelConfig, spec: TensorSpec) -> tuple[str, ...]:
-    """Its axes; those that the papers call the same have the same letter.
-
-    `dk` for `dh` where the heads' sizes are not the width's parts.
-    """
+    """Its axes; `dk` for `dh` where the heads' sizes are not the width's parts."""
     if spec.layer is None:
         return spec.axes
     documents = graph(config).documents(spec.layer)
@@ -89,7 +72,7 @@ def _letters(config: ModelConfig, spec: TensorSpec) -> tuple[str, ...]:
     return tuple("·".join(map(called, axis.split("·"))) for axis in spec.axes)
 
 
-def find(wanted: NumberRef, known: dict[str, Axes], config: ModelConfig) -> Axes:
+def find(wanted: NumberRef, known: dict[str, TensorSpec], config: ModelConfig) -> TensorSpec:
     """The tensor of that name; raises UsageError saying why there is none, or what is similar."""
     name = wanted.name
     names = Names(config, sources(config))
@@ -105,7 +88,7 @@ def find(wanted: NumberRef, known: dict[str, Axes], config: ModelConfig) -> Axes
     raise names.refusal(name, _KINDS, _EXAMPLES)
 
 
-def _by_letter(name: str, known: dict[str, Axes], config: ModelConfig) -> Axes | None:
+def _by_letter(name: str, known: dict[str, TensorSpec], config: ModelConfig) -> TensorSpec | None:
     """The first tensor that the formulas call so: `A`, `T1` or `T¹`, `H'`, `W_E`."""
     letter = name.replace("'", "′")
     if re.fullmatch(r"T[1-5]", letter):
@@ -119,11 +102,11 @@ def _by_letter(name: str, known: dict[str, Axes], config: ModelConfig) -> Axes |
     return known.get(letters.get(letter, ""))
 
 
-def _of_letter(wanted: NumberRef, axes: Axes) -> UsageError:
+def _of_letter(wanted: NumberRef, spec: TensorSpec) -> UsageError:
     """What the letter is, and for a hint the same place by its name."""
-    first = f"{axes.name}[{','.join(map(str, _place(wanted, axes)))}]"
-    words = ",".join(word.replace(" ", "_") for word in axis_words(axes))
-    general = re.sub(r"^blocks\.0\.", "blocks.N.", axes.name)
+    first = f"{spec.name}[{','.join(map(str, _place(wanted, spec)))}]"
+    words = ",".join(word.replace(" ", "_") for word in axis_words(spec))
+    general = re.sub(r"^blocks\.0\.", "blocks.N.", spec.name)
     role = "the mask in " if wanted.name == "M" else ""
     return UsageError(
         f"`{wanted.name}` is a letter of the formulas, {role}`{general}[{words}]`",
@@ -131,71 +114,74 @@ def _of_letter(wanted: NumberRef, axes: Axes) -> UsageError:
     )
 
 
-def _place(wanted: NumberRef, axes: Axes) -> tuple[int, ...]:
+def _place(wanted: NumberRef, spec: TensorSpec) -> tuple[int, ...]:
     """The index that was typed where it could be one of this tensor, else its last number."""
     numbers = tuple(item for item in wanted.items or () if isinstance(item, int))
-    if len(wanted.items or ()) == len(numbers) == len(axes.sizes) and all(
-        -size <= item < size for item, size in zip(numbers, axes.sizes, strict=True)
+    if len(wanted.items or ()) == len(numbers) == len(spec.shape) and all(
+        -size <= item < size for item, size in zip(numbers, spec.shape, strict=True)
     ):
         return numbers
-    return _last(axes)
+    return _last(spec)
 
 
-def _last(axes: Axes) -> tuple[int, ...]:
+def _last(spec: TensorSpec) -> tuple[int, ...]:
     """The index of the last number, of the first head."""
-    pairs = zip(axes.letters, axes.sizes, strict=True)
+    pairs = zip(spec.axes, spec.shape, strict=True)
     return tuple(0 if letter in ("H", "Hk", "1") else size - 1 for letter, size in pairs)
 
 
-def axis_words(axes: Axes) -> tuple[str, ...]:
+def axis_words(spec: TensorSpec) -> tuple[str, ...]:
     """Every axis in words; where there are queries and keys, a token is a `query`."""
-    two = "S" in axes.letters
+    two = "S" in spec.axes
     words = []
-    for letter in axes.letters:
+    for letter in spec.axes:
         word = " and ".join(WORDS.get(part, part) for part in letter.split("·"))
         words.append("query" if two and letter == "T" else word)
     return tuple(words)
 
 
-def shape_in_letters(axes: Axes) -> str:
+def shape_in_letters(spec: TensorSpec) -> str:
     """`h × n × d/h = 9 × 8 × 64`."""
     letters = [
-        "·".join(LETTERS.get(part, part) for part in axis.split("·")) for axis in axes.letters
+        "·".join(LETTERS.get(part, part) for part in axis.split("·")) for axis in spec.axes
     ]
-    return f"{' × '.join(letters)} = {' × '.join(map(str, axes.sizes))}"
+    return f"{' × '.join(letters)} = {' × '.join(map(str, spec.shape))}"
 
 
 def place(
-    wanted: NumberRef, axes: Axes, texts: Sequence[str], tokenizer: Tokenizer | None
+    wanted: NumberRef, spec: TensorSpec, texts: Sequence[str], tokenizer: Tokenizer | None
 ) -> tuple[int, ...]:
     """The index as numbers from 0; raises UsageError naming the axis that it does not fit."""
-    items = wanted.items
-    shown = _shown(axes)
+    items, words = wanted.items, axis_words(spec)
+    sizes = [
+        f"{word}: {LETTERS.get(letter, letter)} = {size}"
+        for word, letter, size in zip(words, spec.axes, spec.shape, strict=True)
+    ]
+    shown = f"`{spec.name}[{', '.join(sizes)}]`"  # blocks.0.attn.pattern[head: h = 9, …]
     if items is None:
-        raise UsageError(f"which number of {shown}?", hint=_example(axes))
-    count = len(axes.letters)
-    if len(items) == count - 1 and axes.letters[-1] == "1":
+        raise UsageError(f"which number of {shown}?", hint=_example(spec))
+    count = len(spec.axes)
+    if len(items) == count - 1 and spec.axes[-1] == "1":
         items = (*items, 0)
     if len(items) != count:
         raise UsageError(
             f"{shown} takes {count} ind{'ex' if count == 1 else 'ices'}, not {len(items)}",
-            hint=_example(axes),
+            hint=_example(spec),
         )
-    words = axis_words(axes)
     return tuple(
-        _token(item, axes, number, texts, tokenizer)
+        _token(item, spec, number, texts, tokenizer)
         if isinstance(item, str)
-        else _number(item, words[number], axes, number)
+        else _number(item, words[number], spec, number)
         for number, item in enumerate(items)
     )
 
 
 def where(
-    axes: Axes, index: Sequence[int], texts: Sequence[str], tokenizer: Tokenizer | None
+    spec: TensorSpec, index: Sequence[int], texts: Sequence[str], tokenizer: Tokenizer | None
 ) -> tuple[Coordinate, ...]:
     """An index in words, with the tokens that stand there."""
     found = []
-    for word, letter, at in zip(axis_words(axes), axes.letters, index, strict=True):
+    for word, letter, at in zip(axis_words(spec), spec.axes, index, strict=True):
         token = texts[at] if letter in ("T", "S") and texts[at] else None
         if letter == "V" and tokenizer is not None:
             token = tokenizer.token_text(at)
@@ -204,26 +190,26 @@ def where(
     return tuple(found)
 
 
-def _number(item: int, word: str, axes: Axes, number: int) -> int:
-    size = axes.sizes[number]
+def _number(item: int, word: str, spec: TensorSpec, number: int) -> int:
+    size = spec.shape[number]
     if not -size <= item < size:
-        letter = LETTERS.get(axes.letters[number], axes.letters[number])
+        letter = LETTERS.get(spec.axes[number], spec.axes[number])
         raise UsageError(
-            f"`{item}` is outside the axis {word} of `{axes.name}`: {letter} = {size}",
+            f"`{item}` is outside the axis {word} of `{spec.name}`: {letter} = {size}",
             hint=f"use 0 to {size - 1}, or -1 for the last",
         )
     return item % size
 
 
 def _token(
-    text: str, axes: Axes, number: int, texts: Sequence[str], tokenizer: Tokenizer | None
+    text: str, spec: TensorSpec, number: int, texts: Sequence[str], tokenizer: Tokenizer | None
 ) -> int:
     """The index that a quoted token stands for: its id, or its position in the prompt."""
-    letter, word = axes.letters[number], axis_words(axes)[number]
+    letter, word = spec.axes[number], axis_words(spec)[number]
     if letter not in ("T", "S", "V"):
         raise UsageError(
-            f"`'{text}'` is a token, and the axis {word} of `{axes.name}` takes a number",
-            hint=_example(axes),
+            f"`'{text}'` is a token, and the axis {word} of `{spec.name}` takes a number",
+            hint=_example(spec),
         )
     if tokenizer is None:
         raise UsageError(
@@ -283,14 +269,5 @@ def _position(text: str, word: str, texts: Sequence[str]) -> int:
     )
 
 
-def _shown(axes: Axes) -> str:
-    """`blocks.0.attn.pattern[head: h = 9, query: n = 8, key: n = 8]` in backticks."""
-    sizes = [
-        f"{word}: {LETTERS.get(letter, letter)} = {size}"
-        for word, letter, size in zip(axis_words(axes), axes.letters, axes.sizes, strict=True)
-    ]
-    return f"`{axes.name}[{', '.join(sizes)}]`"
-
-
-def _example(axes: Axes) -> str:
-    return f"for example `{axes.name}[{','.join(map(str, _last(axes)))}]`"
+def _example(spec: TensorSpec) -> str:
+    return f"for example `{spec.name}[{','.join(map(str, _last(spec)))}]`"

@@ -21,6 +21,7 @@ from llmcli.inspect.kernel import Kernel, layer_of
 from llmcli.inspect.rules import rules
 from llmcli.model import Model
 from llmcli.records.progress import Progress
+from llmcli.records.text import Token
 
 # the largest ones, which one formula alone needs: computed again rather than kept
 _NOT_KEPT = ("scores", "pattern", "gate", "up", "act", "pre", "post")
@@ -38,28 +39,34 @@ _AT_ONCE = 6  # so many float64 tensors as large as the largest exist at the sam
 
 
 class Values(Kernel):
-    """Every activation of `ids` by name, float64 on the CPU, without a batch axis.
+    """Every activation of `tokens` by name, float64 on the CPU, without a batch axis.
 
     `values[name]` is derived by its rule where it is fewer than `depth` formulas away from
-    `target` (None: always), and else the kernel's own. `texts` are the tokens for people.
+    `target` (None: always), and else the kernel's own.
     """
 
     def __init__(
         self,
         model: Model,
         rules: Mapping[str, Rule[Any]],
-        ids: Sequence[int],
-        texts: Sequence[str],
+        tokens: Sequence[Token],
         *,
         target: str,
         depth: int | None,
         progress: Progress | None = None,
     ) -> None:
         emitted: dict[str, Tensor] = {}
+        count = len(tokens)
         super().__init__(
-            model, rules, ids, texts, emitted=emitted, positions=range(len(ids)),
-            prompt_tokens=len(ids), alone=[len(ids) == 1] * len(ids),
-        )  # fmt: skip
+            model,
+            rules,
+            [token.id for token in tokens],
+            [token.text for token in tokens],
+            emitted=emitted,
+            positions=range(count),
+            prompt_tokens=count,
+            alone=[count == 1] * count,
+        )
         self.depth = depth
         self.progress = progress
         self.derived: set[str] = set()

@@ -1,30 +1,30 @@
-"""A line for every tensor of a checkpoint, and checks that none of its bytes is forgotten."""
+"""What became of every tensor of a checkpoint, and what its files say of them: each is compared."""
 
 from __future__ import annotations
 
 import math
 import os
-import re
 import struct
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from llmcli.anatomy import parameters
 from llmcli.checkpoints import Checkpoint, TensorInfo
-from llmcli.commands.load.report import LedgerLine, Numbers
+from llmcli.checkpoints.files import read_object
+from llmcli.checkpoints.folder import INDEX, SINGLE
+from llmcli.commands.load.report import LedgerLine, MetadataCheck, Numbers
 from llmcli.config import ModelConfig
 from llmcli.model import Ledger
 from llmcli.records.checks import ViewCheck
-from llmcli.records.numbers import spans
+from llmcli.records.numbers import counted
+from llmcli.text import Tokenizer
 
-# Between dots or in brackets; at most six digits, for names are a stranger's.
-_NUMBER = re.compile(r"(?<![^.\[])(?:0|[1-9][0-9]{0,5})(?![^.\]])")
 _ALIGNMENT = 32  # of GGUF, where a file does not say another
 _TYPE_AND_OFFSET = 12  # bytes that end a row of its table
-_NAMED = ("parameter", "source", "reason")  # parts of a line that have layers' numbers in them
+_QUANTIZATION = 2  # the version of the layout of blocks since May 2023, and the only one known
+_PLAIN = {"F64", "F32", "F16", "BF16"}  # formats without blocks
 
 
 def ledger_lines(
@@ -102,88 +102,6 @@ def _none_wrong(name: str, words: str, wrong: Mapping[str, int]) -> ViewCheck:
     )
 
 
-# lines of layers that are alike in one row
-
-
-def folded(lines: Iterable[LedgerLine]) -> tuple[LedgerLine, ...]:
-    """A row for tensors that differ in nothing but the first two numbers of their names.
-
-    These are the layer's and, in it, the expert's. What else is different, such as a stored format
-    or where a number is not finite, stays apart; the numbers are of all of them, and bytes add up.
-    """
-    return _folded(_folded(lines, 1), 0)
-
-
-def _folded(lines: Iterable[LedgerLine], which: int) -> tuple[LedgerLine, ...]:
-    """Lines that differ in that number alone, in one each."""
-    rows: dict[Hashable, list[LedgerLine]] = {}
-    for line in lines:
-        opened = {name: _open(getattr(line, name), which) for name in _NAMED}
-        templates: dict[str, Any] = {name: template for name, (template, _) in opened.items()}
-        alike = len({number for _, number in opened.values()} - {None}) < 2
-        template = replace(line, **templates, bytes=0, numbers=None)
-        rows.setdefault((template, _bad(line), alike or line.source), []).append(line)
-    return tuple(row[0] if len(row) == 1 else _row(row, which) for row in rows.values())
-
-
-def _row(lines: Sequence[LedgerLine], which: int) -> LedgerLine:
-    parts = [line.numbers for line in lines if line.numbers is not None]
-    names: dict[str, Any] = {
-        name: _together([getattr(line, name) for line in lines], which) for name in _NAMED
-    }
-    return replace(
-        lines[0],
-        **names,
-        bytes=sum(line.bytes for line in lines),
-        numbers=pooled(parts) if parts else None,
-        tensors=sum(line.tensors for line in lines),
-    )
-
-
-def pooled(parts: Sequence[Numbers]) -> Numbers:
-    """All of them together (Chan, Golub & LeVeque, 1979); `first_bad` of the first that has one."""
-    some = [part for part in parts if part.finite]
-    finite = sum(part.finite for part in some)
-    mean = sum(part.mean * (part.finite / finite) for part in some) if some else math.nan
-    apart = sum(part.finite * (part.std**2 + (part.mean - mean) ** 2) for part in some)
-    return Numbers(
-        count=sum(part.count for part in parts),
-        mean=mean,
-        std=math.sqrt(apart / finite) if some else math.nan,
-        min=min((part.min for part in some), default=math.nan),
-        max=max((part.max for part in some), default=math.nan),
-        zeros=sum(part.zeros for part in parts),
-        nan=sum(part.nan for part in parts),
-        inf=sum(part.inf for part in parts),
-        negative_inf=sum(part.negative_inf for part in parts),
-        first_bad=next((part.first_bad for part in parts if part.first_bad is not None), None),
-    )
-
-
-def _bad(line: LedgerLine) -> Hashable:
-    """What is not finite in it; None where it was not checked."""
-    found = line.numbers
-    return found and (found.nan, found.inf, found.negative_inf, found.first_bad)
-
-
-def _together(names: Sequence[str | None], which: int) -> str | None:
-    """`blocks.{0-3,5}.ln1.w` for names of layers; without numbers the one that they all have."""
-    template, _ = _open(names[0], which)
-    numbers = sorted({number for name in names if (number := _open(name, which)[1]) is not None})
-    return template.replace("{}", f"{{{spans(numbers)}}}", 1) if template and numbers else names[0]
-
-
-def _open(name: str | None, which: int) -> tuple[str | None, int | None]:
-    """The name with `{}` for its number `which` (0: the first), and that number.
-
-    As it is where it has fewer.
-    """
-    found = next(islice(_NUMBER.finditer(name or ""), which, None), None)
-    if name is None or found is None:
-        return name, None
-    return f"{name[: found.start()]}{{}}{name[found.end() :]}", int(found[0])
-
-
 # bytes that nothing owns
 
 
@@ -225,3 +143,94 @@ def _before(path: Path, infos: Sequence[TensorInfo], step: int) -> int:
     with path.open("rb") as file:
         end = file.read(first).rfind(row) + len(row) + _TYPE_AND_OFFSET
     return max(0, first - -(-end // step) * step)
+
+
+# what files say of their tensors
+
+
+def claims(
+    checkpoint: Checkpoint, config: ModelConfig | None, tokenizer: Tokenizer | None
+) -> tuple[MetadataCheck, ...]:
+    """Each claim with what is true; there is none about what a file does not say."""
+    found = [*_sizes(checkpoint, config), *_gguf(checkpoint)]
+    if config is not None:
+        found += _vocabulary(checkpoint, config, tokenizer)
+    return tuple(found)
+
+
+def _claim(
+    name: str,
+    what: str,
+    says: object,
+    holds: object,
+    *,
+    ok: bool | None = None,
+    must: bool = True,
+) -> MetadataCheck:
+    """It is true (`ok`) where both are the same, unless given; what a stranger wrote is cut."""
+    words = [f"{one:,}" if isinstance(one, int) else str(one)[:80] for one in (says, holds)]
+    ok = says == holds if ok is None else ok
+    return MetadataCheck(name=name, what=what, says=words[0], holds=words[1], ok=ok, must=must)
+
+
+def _sizes(checkpoint: Checkpoint, config: ModelConfig | None) -> Iterator[MetadataCheck]:
+    """The totals that an index has in its `metadata`."""
+    path = checkpoint.path / INDEX
+    if not os.path.isdir(checkpoint.path) or os.path.exists(checkpoint.path / SINGLE):
+        return  # the index of shards that are not the ones that were opened
+    given = (read_object(path) or {}).get("metadata")
+    said: Mapping[str, Any] = given if isinstance(given, dict) else {}
+    if (total := said.get("total_size")) is not None:
+        where = f"`total_size` in {INDEX}"
+        yield _claim("total_size", where, total, checkpoint.tensor_bytes)
+    if (total := said.get("total_parameters")) is not None:
+        held = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
+        learned = None if config is None else sum(spec.count for spec in parameters(config))
+        held = learned if learned and total == learned else held
+        yield _claim("total_parameters", f"`total_parameters` in {INDEX}", total, held)
+
+
+def _gguf(checkpoint: Checkpoint) -> Iterator[MetadataCheck]:
+    """The layout of blocks, and how many tensors a file in parts has.
+
+    Opening it has compared the parts with each other.
+    """
+    metadata = checkpoint.metadata
+    blocks = {info.format for info in checkpoint.tensors.values() if len(info.shape) > 1}
+    version = metadata.get("general.quantization_version")
+    if checkpoint.kind == "gguf" and version is not None and blocks - _PLAIN:
+        where = "`general.quantization_version`"
+        yield _claim("quantization_version", where, version, _QUANTIZATION)
+    tensors = metadata.get("split.tensors.count")
+    if type(tensors) is int and tensors > 0:
+        yield _claim("split_tensors", "`split.tensors.count`", tensors, len(checkpoint.tensors))
+
+
+def _vocabulary(
+    checkpoint: Checkpoint, config: ModelConfig, tokenizer: Tokenizer | None
+) -> Iterator[MetadataCheck]:
+    """Tokens need rows of the embedding; rows without a token are padding and usual."""
+    said = checkpoint.metadata.get(f"{config.model_type}.vocab_size")
+    if checkpoint.kind == "gguf" and said is not None:
+        yield _claim("vocab_size", f"`{config.model_type}.vocab_size`", said, config.vocab)
+    if tokenizer is None:
+        return
+    tokens, rows = tokenizer.vocab_size, config.vocab
+    held = counted(rows, "row") + " of the embedding"
+    yield _claim("tokens", "the tokenizer's tokens", tokens, held, ok=tokens <= rows)
+    ids = {*_end_ids(checkpoint), *tokenizer.eos_ids}
+    if tokenizer.bos_id is not None:
+        ids.add(tokenizer.bos_id)
+    if ids:  # an end that cannot be written is only ever missed
+        said, ok = ", ".join(map(str, sorted(ids))), max(ids) < rows
+        yield _claim("special_tokens", "ids of begin and end", said, held, ok=ok, must=False)
+
+
+def _end_ids(checkpoint: Checkpoint) -> Iterator[int]:
+    """The ids of begin and end as the files have them; our configuration keeps only usable ones."""
+    for settings in (checkpoint.config or {}, checkpoint.generation_config or {}):
+        for key in ("bos_token_id", "eos_token_id"):
+            found = settings.get(key)
+            yield from (
+                id for id in (found if isinstance(found, list) else [found]) if type(id) is int
+            )

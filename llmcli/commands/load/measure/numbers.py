@@ -1,7 +1,11 @@
-"""Statistics of weights, a little at a time: of parameters in memory, and of tensors in a file."""
+"""Statistics of weights, a little at a time: of parameters in memory, and of tensors in a file.
+
+And blocks of a tensor that are unlike all others, as a wrong bit in a scale makes them.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
@@ -11,7 +15,6 @@ import torch
 from torch import Tensor
 
 from llmcli.checkpoints import Checkpoint, TensorInfo
-from llmcli.commands.load.measure.outliers import Outliers
 from llmcli.commands.load.report import Numbers
 from llmcli.inspect.statistics import Statistics, parts
 from llmcli.ops.quant import DECODERS, FORMATS, PLAIN, dequantize
@@ -24,6 +27,15 @@ _OTHERS = {
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
 }  # fmt: skip
 _WIDE = ("F64", "I32", "I64", "U32", "U64")  # more digits than float32 has
+
+_BLOCK = 32
+_FEW = 256  # of fewer blocks each number stands alone, and leans nowhere
+_KEPT = 32
+_EXPECTED = 1e-9  # of trained tensors none comes below 1e-4
+_WIDTH = 0.1  # of log ρ at least: 17 times as large as the 32nd of them, where that is all
+_WIDTH_OF_FEW = 0.36  # of single numbers, as in norms and biases: 10⁴ times as large
+_LARGEST = 1e15  # 32 squares of such are finite in float32
+_PIECE = 1 << 17  # numbers: half a MiB of float32, which a cache holds
 
 
 def parameter_numbers(stored: Tensor, *, turned: bool) -> Numbers:
@@ -98,3 +110,86 @@ def _numbers(found: Statistics, shape: tuple[int, ...]) -> Numbers:
         negative_inf=found.negative,
         first_bad=found.bad_index(shape),
     )
+
+
+class Outliers:
+    """Blocks of a tensor of `count` numbers, in rows of `columns`, that are unlike all others.
+
+    Two properties of each block of 32 numbers are used: its root mean square ρ, and how much it
+    leans to one side, r = |mean| ÷ ρ. Of n numbers of no preferred sign, −½(n − 1)·log(1 − r²) has
+    the tail of an exponential distribution of scale 1 (r is Student's t in another form); where
+    neighbours are similar, as in positions, the scale is larger. log ρ has such a tail, too, where
+    the largest follow a power law, the widest tail seen in weights. Both scales are estimated from
+    the tensor's own largest blocks, by their median, which a few wrong ones do not move (a robust
+    form of Hill's estimator), with the lower bounds `_WIDTH` and 1. The two probabilities are
+    multiplied as R. A. Fisher does: P(−log p₁p₂ > x) = (1 + x)·exp(−x). A block is an outlier where
+    fewer than `_EXPECTED` of the tensor's are expected to be like it.
+    """
+
+    def __init__(self, count: int, columns: int) -> None:
+        self._size = _BLOCK if count >= _FEW * _BLOCK else 1
+        self._blocks = count // self._size
+        self._in_a_row = columns // self._size
+        self._most = min(_KEPT, self._blocks // 4)
+        self._seen = 0
+        self._kept = torch.empty(3, 0, dtype=torch.float64)  # log √Σx², how it leans, which it is
+        self._edges = (-math.inf, -math.inf)
+
+    def add(self, part: Tensor) -> None:
+        """More numbers, in whole blocks but for the last; what is not finite counts as large."""
+        if not self._most:
+            return
+        flat = part.reshape(-1)
+        for first in range(0, len(flat), _PIECE):
+            piece = flat[first : first + _PIECE]
+            self._add(piece[: len(piece) // self._size * self._size].view(-1, self._size))
+
+    def _add(self, x: Tensor) -> None:
+        x = x.to(torch.float32)
+        norms = torch.linalg.vector_norm(x, dim=1)
+        if not bool(norms.sum().isfinite()):
+            x = x.nan_to_num(0.0).clamp(-_LARGEST, _LARGEST)
+            norms = torch.linalg.vector_norm(x, dim=1)
+        large = norms.log()
+        lean = torch.zeros_like(large)
+        if self._size > 1:  # r² = (Σ x)² ÷ n Σ x²
+            share = x.mv(torch.full((self._size,), self._size**-0.5)).div_(norms).square_()
+            lean = share.nan_to_num_(0.0).clamp_(max=1 - 1e-7).neg_().log1p_()
+            lean.mul_(-0.5 * (self._size - 1))
+        rare = ((large > self._edges[0]) | (lean > self._edges[1])).nonzero().view(-1)
+        if len(rare):
+            new = torch.stack((large[rare].double(), lean[rare].double(), rare + self._seen))
+            kept = torch.cat((self._kept, new), 1)
+            best = [row.topk(min(self._most, len(row))) for row in kept[:2]]
+            chosen = torch.zeros(kept.shape[1], dtype=torch.bool)
+            for one in best:
+                chosen[one.indices] = True
+            self._kept = kept[:, chosen]
+            if kept.shape[1] >= self._most:
+                self._edges = (float(best[0].values[-1]), float(best[1].values[-1]))
+        self._seen += len(x)
+
+    def found(self) -> list[int]:
+        """The first number of each outlier, in order; none in a row of mostly outliers."""
+        if not self._most:
+            return []
+        few = self._size == 1
+        rare = self._rarity(self._kept[0], _WIDTH_OF_FEW if few else _WIDTH)
+        if not few:
+            rare += self._rarity(self._kept[1], 1.0)
+        which = self._kept[2, rare - rare.log1p() > math.log(self._blocks / _EXPECTED)].long()
+        rows = which // max(1, self._in_a_row)
+        alike = (rows[:, None] == rows).sum(1)
+        alone = alike <= max(1, self._in_a_row // 2)
+        return sorted((which[alone] * self._size).tolist())
+
+    def _rarity(self, values: Tensor, width: float) -> Tensor:
+        """−log of the share of blocks that are expected beyond each value."""
+        largest = values.topk(self._most).values
+        edge = largest[-1]
+        if not bool(edge.isfinite()):  # nearly all are zero: there is nothing to compare with
+            return torch.zeros_like(values)
+        width = max(width, float((largest - edge).median()) / math.log(2))
+        beyond = (values - edge) / width
+        least = math.log(self._blocks / self._most)
+        return torch.where(beyond > 0, beyond + least, torch.zeros_like(beyond))

@@ -14,10 +14,9 @@ from llmcli.anatomy import stored_shapes
 from llmcli.anatomy.graph import graph
 from llmcli.checkpoints import CATALOG, Checkpoint, TensorInfo
 from llmcli.checkpoints.files import shown
-from llmcli.commands.load.measure.claims import claims
 from llmcli.commands.load.measure.ledger import (
+    claims,
     filled_check,
-    folded,
     layout_check,
     ledger_check,
     ledger_lines,
@@ -40,10 +39,10 @@ from llmcli.inspect.statistics import not_finite
 from llmcli.loading.load import configured, fitting_plan, load_checkpoint
 from llmcli.loading.weights import ledger_of
 from llmcli.measure.peaks import Peak, resident_bytes
-from llmcli.model import Model, Stages, dtype_name
+from llmcli.model import Model, dtype_name
 from llmcli.records.checks import ViewCheck, difference
 from llmcli.records.numbers import counted
-from llmcli.records.progress import Progress
+from llmcli.records.progress import Progress, Stages
 from llmcli.text import Tokenizer, load_tokenizer
 
 SCANNING = "checking the numbers"
@@ -91,7 +90,7 @@ def measure_load(
         lines,
         stages,
         LoadMemory(before=base, peak=peak.resident, device=peak.device),
-        (not_finite(line.parameter or "", line.numbers) for line in lines),
+        faults=(not_finite(line.parameter or "", line.numbers) for line in lines),
         checks=[filled_check(lines, model.config)],
         dtype=dtype_name(model.dtype),
         device=str(model.device),
@@ -126,7 +125,7 @@ def check_files(
         tuple(replace(line, numbers=numbers.get(line.source)) for line in lines),
         stages,
         LoadMemory(before=base, peak=peak.resident, device=peak.device),
-        (not_finite(name, one) for name, one in numbers.items()),
+        faults=(not_finite(name, one) for name, one in numbers.items()),
         checks=[*digests, difference(OUTLIERS, _ALIKE, outliers)],
         notes=[*differs, *(() if digests or differs else (NO_DIGEST,))],
         numbers=sum(one.count for one in numbers.values()),
@@ -185,24 +184,21 @@ class _About:
 
     config: ModelConfig | None
     tokenizer: Tokenizer | None = None
-    fault: str | None = None
-    hint: str | None = None
+    error: CheckpointError | None = None
     note: str = ""
 
 
 def _planned(checkpoint: Checkpoint) -> tuple[_About, tuple[LedgerLine, ...]]:
     """The model that the headers describe, and what it makes of them."""
     bare = tuple(line_of(info) for info in checkpoint.tensors.values())
+    config: ModelConfig | None = None
     if checkpoint.config is None:
-        return _About(config=None), bare
+        return _About(config=config), bare
     try:
         config, rules = configured(checkpoint)
-    except CheckpointError as error:
-        return _About(config=None, fault=error.message, hint=error.hint), bare
-    try:
         todo = fitting_plan(checkpoint, rules, config)
     except CheckpointError as error:
-        return _About(config=config, fault=error.message, hint=error.hint), bare
+        return _About(config=config, error=error), bare
     ledger = ledger_of(todo, checkpoint, stored_shapes(config))
     return _About(config=config), ledger_lines(ledger, checkpoint, config, {})
 
@@ -214,9 +210,7 @@ def _with_tokenizer(about: _About, checkpoint: Checkpoint) -> _About:
     except UnsupportedModel as error:
         return replace(about, note=error.message)
     except CheckpointError as error:
-        if about.fault:
-            return about
-        return replace(about, fault=error.message, hint=error.hint)
+        return about if about.error else replace(about, error=error)
 
 
 def _parameters(model: Model, progress: Progress | None) -> dict[str, Numbers]:
@@ -263,8 +257,8 @@ def _report(
     lines: tuple[LedgerLine, ...],
     stages: Stages,
     memory: LoadMemory,
-    faults: Iterable[str],
     *,
+    faults: Iterable[str],
     checks: Iterable[ViewCheck],
     notes: Iterable[str] = (),
     weights: int | None = None,
@@ -285,12 +279,10 @@ def _report(
             for name, seconds in stages.seconds.items()
         ),
         ledger=lines,
-        rows=folded(lines),
         claims=claims(checkpoint, about.config, about.tokenizer),
         checks=(ledger_check(lines, checkpoint), layout_check(checkpoint), *checks),
         notes=tuple(filter(None, [about.note, *said, unread, *notes])),
-        fault=about.fault,
-        hint=about.hint,
+        error=about.error,
         not_finite=next(filter(None, faults), None),
         **others,
     )

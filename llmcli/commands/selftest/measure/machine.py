@@ -126,7 +126,7 @@ def measure_shape(
         cuda=cuda, native=devices.multiplies_bfloat16(device),
     )  # fmt: skip
     devices.require_memory(
-        need.total, device, f"the {one.name} shape", "give fewer layers, or free some memory"
+        need.needed_bytes, device, f"the {one.name} shape", "give fewer layers, or free some memory"
     )
     gc.collect()
     devices.release_freed_memory()
@@ -142,7 +142,7 @@ def measure_shape(
     report(f"{one.name}: decode", 2, 3)
     decode = _rate(one, session, peer, "decode")
     measured = None if held is None or base is None else held - base
-    memory = MemoryResult(shape=one.words, estimated=need.total, measured=measured)
+    memory = MemoryResult(shape=one.words, estimated=need.needed_bytes, measured=measured)
     del session, decoder, peer
     gc.collect()
     torch.cuda.empty_cache()  # nothing where CUDA was never used
