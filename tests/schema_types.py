@@ -18,12 +18,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path, PurePath
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import llmcli
+from llmcli.commands.score.report import Comparison, Score
 from llmcli.records.document import member_names, optional_fields
 from llmcli.records.environment import Environment
 from llmcli.records.machine_load import MachineLoad
+from llmcli.records.text import Generated
+from llmcli.shell.encoding import Encoded
+from llmcli.shell.params import Range
 
 FOLDER = Path(llmcli.__file__).parent / "assets" / "schemas"
 PLAIN = {str: "string", int: "integer", bool: "boolean", PurePath: "string"}
@@ -38,14 +42,17 @@ class Document:
     """What a command prints: a report (`module:class`) and what is around it.
 
     `judged`: it has `checks` and `ok`. `others`: types, or schemas, of what is in the document
-    besides the report's members, or in place of one. `rules`: keywords about the whole.
+    besides the report's members, or in place of one. `optional`: what of these and of the head it
+    may go without. `rules`: keywords about the whole. `defines`: more types for `$defs`.
     """
 
     report: str
     model: Mapping[str, Any] = field(default_factory=lambda: WHOLE_MODEL)
     judged: bool = False
     others: Mapping[str, Any] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
     rules: Mapping[str, Any] = field(default_factory=dict)
+    defines: tuple[type, ...] = ()
 
     @property
     def kind(self) -> type:
@@ -83,6 +90,10 @@ REFUSED = {"properties": {"claims": {
 def schema_of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     """The schema of a type; those of the dataclasses in it are put into `definitions` by name."""
     origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        ranges = [bounds(one) for one in parts[1:] if isinstance(one, Range)]
+        plain = {"type": "number"} if ranges and parts[0] is float else None
+        return (plain or schema_of(parts[0], definitions)) | (ranges[0] if ranges else {})
     if kind is float:
         return {"type": ["number", "null"]}
     if kind in PLAIN:
@@ -111,6 +122,14 @@ def schema_of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if kind not in (Any, object):
         raise TypeError(f"no schema for {kind}")
     return {}
+
+
+def bounds(of: Range) -> dict[str, Any]:
+    """The keywords for the numbers of a range."""
+    found = {"exclusiveMinimum" if of.above else "minimum": of.low}
+    if of.high is not None:
+        found["maximum"] = of.high
+    return found if of.or_else is None else {"anyOf": [found, {"const": of.or_else}]}
 
 
 def either(schemas: list[dict[str, Any]]) -> dict[str, Any]:
@@ -149,7 +168,7 @@ def hints_of(of: Any, owner: type | None = None) -> dict[str, Any]:
     for where, imported in pattern.findall(inspect.getsource(module)):
         found = vars(import_module(where))
         names |= {name: found[name] for name in re.findall(r"\w+", imported) if name in found}
-    return get_type_hints(of, names)
+    return get_type_hints(of, names, include_extras=True)
 
 
 def words(documented: Any) -> str:
@@ -157,6 +176,9 @@ def words(documented: Any) -> str:
     return re.sub(r"\bNone\b", "null", " ".join((inspect.getdoc(documented) or "").split()))
 
 
+# of a stream of documents the first one alone has a head
+HEAD = {"dependentRequired": {"model": ["environment"], "environment": ["model"]}}
+SPECULATION = {"$ref": "common.1.json#/$defs/speculation"}
 DOCUMENTS = {
     "env": Document(report="commands.env.report:EnvironmentReport", model=NONE),
     "models-list": Document(report="records.models:ModelsReport", model=NONE),
@@ -192,6 +214,47 @@ DOCUMENTS = {
         report="commands.load.report:LoadReport", model=MODEL, judged=True,
         rules={**bad("not_finite", "fault", REFUSED), "allOf": [LOADED]},
     ),
+    "generate": Document(
+        report="commands.generate.report:RunReport",
+        others={"index": int, "prompt": Encoded, "outputs": tuple[Generated, ...],
+                "speculation": SPECULATION},
+        optional=("model", "environment", "index"),
+        rules={
+            "description": "With --batch one such document a line, each with the `index` of its "
+            "prompt; the first line alone has the model and the environment.",
+            **HEAD, "anyOf": [{"required": ["model"]}, {"required": ["index"]}],
+        },
+    ),
+    "chat": Document(
+        report="shell.transcript:Transcript",
+        others={
+            "tokens": object_of({"prompt": int, "computed": int, "generated": int}),
+            "timings": object_of({"prompt_s": float, "decode_s": float}),
+            "speculation": SPECULATION,
+        },
+        optional=("model", "environment", "tokens", "timings", "speculation"),
+        rules={
+            "title": "llmcli chat --save FILE",
+            "description": "A conversation. chat --json writes one such document a line: the two "
+            "messages of a turn, and what its answer took (`tokens` of the prompt, those of it "
+            "that had not been read before, and of the answer); the first line alone has the "
+            "model and the environment.",
+            **HEAD, "anyOf": [{"required": ["model"]}, {"required": ["tokens", "timings"]}],
+        },
+    ),
+    "score": Document(
+        report="commands.score.report:Score", defines=(Score, Comparison),
+        others={
+            "versus": {
+                "description": "the score of the second model",
+                "$ref": "#/$defs/Score", "required": ["model", "difference"],
+                "properties": {
+                    "model": WHOLE_MODEL, "difference": {"$ref": "#/$defs/Comparison"}
+                },
+            },
+        },
+        optional=("versus",),
+    ),
     "bench-compare": Document(
         report="commands.bench.report.comparison:ComparisonReport", model=NONE
     ),
@@ -211,9 +274,11 @@ def schema(name: str, document: Document) -> dict[str, Any]:
         "environment": {"$ref": "common.1.json#/$defs/environment"},
         **whole["properties"],
     }
+    for kind in document.defines:
+        schema_of(kind, definitions)
     for other, kind in document.others.items():
         found[other] = kind if isinstance(kind, dict) else schema_of(kind, definitions)
-    optional = {*whole["properties"]} - {*whole["required"]}
+    optional = {*whole["properties"], *document.optional} - {*whole["required"]}
     used = str([found, definitions])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

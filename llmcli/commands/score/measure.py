@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from llmcli.commands.score.report import Comparison, Score, ScoredToken
+from llmcli.commands.score.report import Comparison, Score, ScoredToken, ScoreTimings
 from llmcli.errors import NotFinite
 from llmcli.records.progress import Progress
 from llmcli.text.tokenizer import covered_bytes
@@ -69,7 +69,7 @@ def measure_score(
         bits_per_byte=-total / math.log(2) / size if size else math.nan,
         window=window,
         stride=stride,
-        timings={"score_s": seconds},
+        timings=ScoreTimings(score_s=seconds),
     )
 
 
