@@ -165,8 +165,10 @@ def write_reasoning(out: Output, text: str) -> None:
     if out.json:  # stdout has the answers, a line each
         out.aside(printable(text))
         return
-    from llmcli.ui.markdown import DimmedStream
+    text += "\n"
+    if out.out.terminal:
+        from llmcli.ui.markdown import DimmedStream
 
-    dimmed = DimmedStream(make_console(out.out), "reasoning")
-    stream = dimmed if out.out.terminal else _Verbatim(spelled=False)
-    out.write(stream.push(text + "\n") + stream.finish())
+        dimmed = DimmedStream(make_console(out.out), "reasoning")
+        text = dimmed.push(text) + dimmed.finish()
+    out.write(text)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from textwrap import wrap
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from llmcli.commands.chat.chat import NAMES, Chat
 from llmcli.commands.chat.screen import ReasoningMode, write_reasoning
-from llmcli.commands.chat.typed import Lines, lines_of, with_files
+from llmcli.commands.chat.typed import EditedLines, Lines, with_files
 from llmcli.errors import LlmcliError, UsageError, as_out_of_memory
 from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS, tell_error
@@ -23,10 +25,6 @@ from llmcli.shell.transcript import check_replaceable
 from llmcli.shell.wrap import wrapped
 from llmcli.ui.theme import one_line
 
-if TYPE_CHECKING:
-    from llmcli.text.chat import ChatTemplate
-
-_PATHS = ("load", "save")  # commands that take the path of a file
 _LOOKED_AT = 1024  # tokens, the last ones
 _WIDEST = 200  # columns of a message that is recalled
 _ALIASES = {"bye": "exit", "quit": "exit", "?": "help"}
@@ -49,18 +47,13 @@ class Draft:
 class SlashCommand:
     """`run(chat, argument)` returns what the next line is to begin with, or None.
 
-    `values(chat)` are what its argument may be.
+    `values(chat)`: what Tab completes its argument to; None: paths of files.
     """
 
     usage: str
     words: str
     run: Callable[[Chat, str], Draft | None]
-    values: Callable[[Chat], Iterable[str]] = lambda chat: ()
-
-
-def completions(chat: Chat, name: str) -> Iterable[str] | None:
-    """Completions for the argument of `/name`; None for paths."""
-    return None if name in _PATHS else COMMANDS[name].values(chat) if name in COMMANDS else ()
+    values: Callable[[Chat], Iterable[str]] | None = lambda chat: ()
 
 
 def dispatch(chat: Chat, line: str) -> Draft | None:
@@ -99,7 +92,8 @@ def _system(chat: Chat, argument: str) -> None:
     conversation = chat.conversation
     if argument:
         conversation.set_system(None if argument == "none" else argument)
-    if conversation.system is None and (own := _template(chat).own_system(conversation.variables)):
+    own = conversation.template.own_system(conversation.variables)
+    if conversation.system is None and own:
         _say(chat, f"system: none, so the template's own: {one_line(own)}")
     else:
         _say(chat, f"system: {one_line(conversation.system or 'none')}")
@@ -152,8 +146,7 @@ def _reasoning(chat: Chat, argument: str) -> None:
 
 
 def _tokens(chat: Chat, argument: str) -> None:
-    conversation, tokenizer = chat.conversation, chat.conversation.model.tokenizer
-    assert tokenizer is not None
+    conversation, tokenizer = chat.conversation, chat.conversation.tokenizer
     ids, known = conversation.ids(), 0
     whole = tokenizer.decode(ids, skip_special=False)
     for one in conversation.messages:
@@ -163,7 +156,7 @@ def _tokens(chat: Chat, argument: str) -> None:
         text = one_line(one.content)
         _say(chat, f"{one.role:<10}{count:>7,}  {text[:40]}{'…' * (len(text) > 40)}")
     if ids:
-        own = not conversation.system and _template(chat).own_system(conversation.variables)
+        own = not conversation.system and conversation.template.own_system(conversation.variables)
         beside = "its own system message and " * bool(own)
         _say(chat, f"{'template':<10}{len(ids) - known:>7,}  {beside}what it puts around these")
     _say(chat, f"{'context':<10}{len(ids):>7,}  of {conversation.room:,}")
@@ -267,13 +260,6 @@ def look(chat: Chat, argument: str) -> None:
     require(checks, EXPLAIN)
 
 
-def _template(chat: Chat) -> ChatTemplate:
-    tokenizer = chat.conversation.model.tokenizer
-    assert tokenizer is not None
-    assert tokenizer.chat_template is not None
-    return tokenizer.chat_template
-
-
 def _say(chat: Chat, line: str) -> None:
     if chat.out.json:  # stdout has the answers, a line each
         chat.out.aside(line)
@@ -303,8 +289,8 @@ COMMANDS = {
     "look": SlashCommand(
         "/look VIEW", f"{', '.join(IN_CHAT)} of the chat", look, lambda chat: IN_CHAT
     ),
-    "save": SlashCommand("/save FILE", "saves as JSON, now and after every change", _save),
-    "load": SlashCommand("/load FILE", "continues a saved conversation", _load),
+    "save": SlashCommand("/save FILE", "saves as JSON, now and after every change", _save, None),
+    "load": SlashCommand("/load FILE", "continues a saved conversation", _load, None),
     "clear": SlashCommand("/clear", "forgets all but the system message", _clear),
     "exit": SlashCommand("/exit", "ends the chat; so does Ctrl-D", _exit),
 }
@@ -318,7 +304,12 @@ def converse(chat: Chat) -> None:
         if said := [one for one in chat.conversation.messages if one.role != "system"]:
             chat.aside(f"{counted(len(said), 'message')} so far")
             recall(chat)
-    lines = lines_of(tuple(COMMANDS), lambda command: completions(chat, command), chat.aside)
+    values = {
+        name: None if command.values is None else partial(command.values, chat)
+        for name, command in COMMANDS.items()
+    }
+    dumb = os.environ.get("TERM") == "dumb"
+    lines = Lines(chat.aside) if dumb else EditedLines(values, chat.aside)
     chat.choose = lines.choose
     draft = Draft()
     while True:
