@@ -322,10 +322,6 @@ def test_folded_reasoning_is_one_line(shown):
     assert re.fullmatch(r"thought: 1\d tokens, \d\.\d s *", steps[-1])
     assert all(re.fullmatch(r"(thinking … [\d]+ tokens?, \d\.\d s)? *", one) for one in steps[:-1])
     assert answer.startswith("\nYes, ")
-    hostile = "<think>a\x1b[2J\r</think>b\x1b]0;x\x07\n```\x1b\n\x9b\n```\n| \x1b |"
-    out = shown(hostile, argv=fold).out
-    seen = re.sub(r"\x1b\[\d*m|\r(?=[\x1b ]|th)", "", out)
-    assert all(one == "\n" or one.isprintable() for one in seen)
 
 
 def test_lines_of_commands_break_between_words(shown, monkeypatch):

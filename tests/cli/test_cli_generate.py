@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
-from contextlib import redirect_stdout
 from dataclasses import replace
 
 import pytest
@@ -16,14 +14,11 @@ from gguf_model import write_model
 from llmcli.checkpoints import CATALOG
 from llmcli.commands.generate.command import read_batch
 from llmcli.commands.generate.measure import groups
-from llmcli.commands.generate.writers import TextWriter
-from llmcli.engine.output import Token
 from llmcli.engine.sampling import Sampling
 from llmcli.errors import UsageError
 from llmcli.kernels import native
 from llmcli.measure import peaks as marks
-from llmcli.shell.options import OutputOptions
-from llmcli.shell.output import Output, Screen
+from llmcli.shell.output import Screen
 from llmcli.shell.sampling import DEFAULTS, SamplingOptions, resolve
 
 LONG = ("--ignore-eos", "-n", "12")
@@ -217,32 +212,6 @@ def test_a_terminal_is_told_of_the_chat_template(run_tiny, terminals):
         assert "chat template" not in err(*argv)
     for some in (("out",), ("err",), ()):
         assert "chat template" not in err("--stats", "short", on=some)
-
-
-def test_a_line_on_a_terminal_ends_between_words(monkeypatch):
-    text = "The formula of water is H2O: two atoms of hydrogen, one of oxygen.\n\n"
-    code = "```\nfor every_line in the_code: stay(as_it_is)\n```\n"
-    screen = Screen(terminal=True, animate=False, colour=False, width=20)
-    monkeypatch.setattr(Screen, "of", lambda stream, environ: screen)
-
-    def written(*whole, labels=None):
-        out = Output("generate", OutputOptions())
-        writer = TextWriter(out, labels=labels, colour=False, ids_only=False)
-        with redirect_stdout(io.StringIO()) as stream:
-            for number, one in enumerate(whole):
-                for at in range(0, len(one), 3):
-                    token = Token(
-                        sequence=number, index=at // 3, id=0, text=one[at : at + 3], logprob=None,
-                        top=(), finish="length" if at + 3 >= len(one) else None, margin=None,
-                        tied=None,
-                    )  # fmt: skip
-                    writer.token(number, token, 0.0)
-            writer.close()
-        return stream.getvalue()
-
-    wrapped = "The formula of water\nis H2O: two atoms of\nhydrogen, one of\noxygen.\n\n"
-    assert written(text + code + "end") == wrapped + code + "end\n"
-    assert written(text[:9], "b", labels=("0", "1")) == "--- 0\nThe formu\n--- 1\nb\n"
 
 
 @pytest.mark.parametrize(

@@ -40,34 +40,22 @@ MACHINE = Environment(
 FORMATS = {
     "weight_format": "bfloat16", "activation_format": "bfloat16", "product_format": "bfloat16",
 }  # fmt: skip
-RUN = RunReport(
-    timings=TIMINGS, path=ComputePath(**FORMATS, cache_format="bfloat16", kernels=(), sequences=3),
-    sampling=SamplingReport(
-        **DEFAULTS, seed=1403840134, greedy=False, max_tokens=64, stop=(), ignored=(),
-        origins={"top_k": "default"},
-    ),
-)  # fmt: skip
-
 
 def test_statistics(golden):
-    nothing = replace(
-        TIMINGS, first_token_s=None, prompt_tokens_per_s=None, generated_tokens=0,
-        generated_tokens_per_s=None, peak_memory_bytes=None,
-    )  # fmt: skip
-    greedy = replace(RUN, sampling=replace(RUN.sampling, greedy=True))
-    drafted = {"proposed": 4, "accepted": 1, "speedup": None, "stopped": False}
     peaks = (
         PhasePeak(phase="base", resident_bytes=230 * 2**20, device_bytes=None),
         PhasePeak(phase="load", resident_bytes=None, device_bytes=300 * 2**20),
         PhasePeak(phase="prefill", resident_bytes=700 * 2**20, device_bytes=2**30),
     )
-
-    def short(run, width=300, ended=""):
-        return shown(short_stats(run, ended, width), width=width)
-
-    def full(run):
-        model = {"name": "m", **FORMATS, "stored_formats": [], "device": "cpu"}
-        return shown(full_stats(run, [], model, MACHINE))
+    run = RunReport(
+        timings=replace(TIMINGS, peaks=peaks),
+        path=ComputePath(**FORMATS, cache_format="bfloat16", kernels=(), sequences=3),
+        sampling=SamplingReport(
+            **DEFAULTS, seed=1403840134, greedy=False, max_tokens=64, stop=(), ignored=(),
+            origins={"top_k": "default"},
+        ),
+    )  # fmt: skip
+    model = {"name": "m", **FORMATS, "stored_formats": [], "device": "cpu"}
 
     def line(stored, used="float32", **formats):
         formats = dict.fromkeys(NO_FORMATS, used) | formats
@@ -78,14 +66,8 @@ def test_statistics(golden):
         "product_format": "int16",
     }  # fmt: skip
     golden("statistics", {
-        "in short, a line of 80 columns": short(RUN, 80),
-        "what ended the text, and a draft": 
-            short(replace(RUN, speculation=drafted), ended="-n 64"),
-        "it breaks between parts": short(greedy, 40),
-        "of a run that wrote nothing": short(replace(greedy, timings=nothing)),
-        "in full, with where values come from": full(RUN),
-        "with the peak of every phase that is known":
-            full(replace(RUN, timings=replace(TIMINGS, peaks=peaks))),
+        "in short, a line of 80 columns": shown(short_stats(run, "-n 64", 80), width=80),
+        "with the peak of every phase that is known": shown(full_stats(run, [], model, MACHINE)),
         "a draft without proposals claims no speed":
             facts.draft_words({"proposed": 0, "accepted": 0}),
         "the line of a model says what became of its weights": [

@@ -27,12 +27,11 @@ def short_stats(run: RunReport, ended: str, width: int) -> Text:
     only where the line has room for it. `ended`: what ended a text before the model did.
     """
     timings = run.timings
-    first, peak = timings.first_token_s, timings.peak_memory_bytes
-    read = "" if first is None else f", {duration(first)}"
+    first, peak = timings.first_token_s or 0.0, timings.peak_memory_bytes
     ended = f" ({ended})" if ended else ""
     memory = "" if peak is None else size(peak)
     parts = [
-        f"prompt {counted(timings.prompt_tokens, 'token')}{read}",
+        f"prompt {counted(timings.prompt_tokens, 'token')}, {duration(first)}",
         f"generated {timings.generated_tokens:,}{ended}{_speed(timings.generated_tokens_per_s)}",
         "" if run.speculation is None else f"draft {draft_words(run.speculation)}",
         memory,
@@ -55,7 +54,6 @@ def full_stats(
     `ties`: texts of the near ties, their places counted from 0, and the names of their sequences.
     """
     timings, sampling, texts = run.timings, run.sampling, run.path.sequences
-    first = timings.first_token_s
     path = "one text at a time" if texts == 1 else f"{texts} texts side by side"
     rows = [
         ("model", model_line(model)),
@@ -65,7 +63,7 @@ def full_stats(
         ("import of torch", duration(timings.import_s)),
         ("load", duration(timings.load_s)),
         ("prompt", _tokens(timings.prompt_tokens, timings.prompt_tokens_per_s)),
-        ("first token", "none" if first is None else duration(first)),
+        ("first token", duration(timings.first_token_s or 0.0)),
         ("generated", _tokens(timings.generated_tokens, timings.generated_tokens_per_s)),
     ]
     if run.speculation is not None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from llmcli.commands.generate.measure import Run
 from llmcli.commands.generate.report import ComputePath, RunReport, SamplingReport
@@ -76,7 +76,12 @@ class Presentation:
             )
         self._statistics()
 
-    def _writer(self) -> Writer:
+    def _writer(self) -> TextWriter | TokenWriter | Collector:
+        """Takes the tokens of numbered sequences as they come, interleaved.
+
+        Each with the milliseconds since the first prompt was begun; closed after the last one, or
+        after an interruption.
+        """
         samples, prompts = self.run.request.samples, len(self.prompts)
         token_text, logprobs = self.run.model.token_text, self.options.logprobs is not None
         if self.options.stream_json:
@@ -185,16 +190,6 @@ class Presentation:
             timings=run.watch.timings(None if index is None else run.tallies[index]),
             speculation=None if run.speculation is None else run.speculation.describe(),
         )  # fmt: skip
-
-
-class Writer(Protocol):
-    """Takes the tokens of numbered sequences as they come, interleaved."""
-
-    def token(self, number: int, token: Token, ms: float) -> None:
-        """One token of sequence `number`, `ms` milliseconds after the first prompt was begun."""
-
-    def close(self) -> None:
-        """No more tokens come: the end, or an interruption."""
 
 
 class TextWriter:
