@@ -162,12 +162,14 @@ def of_dataclass(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
 
 def hints_of(of: Any, owner: type | None = None) -> dict[str, Any]:
     """Annotations, with the names that a module imports for its types alone."""
-    module = sys.modules[(owner or of).__module__]
-    names = dict(vars(module))
+    names: dict[str, Any] = {}
     pattern = re.compile(r"^    from (\S+) import (.+)$", re.MULTILINE)
-    for where, imported in pattern.findall(inspect.getsource(module)):
-        found = vars(import_module(where))
-        names |= {name: found[name] for name in re.findall(r"\w+", imported) if name in found}
+    for kind in reversed((owner or of).__mro__[:-1]):
+        module = sys.modules[kind.__module__]
+        names |= vars(module)
+        for where, imported in pattern.findall(inspect.getsource(module)):
+            found = vars(import_module(where))
+            names |= {name: found[name] for name in re.findall(r"\w+", imported) if name in found}
     return get_type_hints(of, names, include_extras=True)
 
 

@@ -36,7 +36,7 @@ class Exit(Exception):
 
 
 @dataclass(frozen=True)
-class Draft:
+class NextLine:
     """The text that the next line begins with; `instead`: it replaces the last message."""
 
     text: str = ""
@@ -52,11 +52,11 @@ class SlashCommand:
 
     usage: str
     words: str
-    run: Callable[[Chat, str], Draft | None]
+    run: Callable[[Chat, str], NextLine | None]
     values: Callable[[Chat], Iterable[str]] | None = lambda chat: ()
 
 
-def dispatch(chat: Chat, line: str) -> Draft | None:
+def dispatch(chat: Chat, line: str) -> NextLine | None:
     """Runs `/name argument`. Raises UsageError for an unknown name, and the command's errors.
 
     Raises Exit for `/exit`.
@@ -173,11 +173,11 @@ def _regen(chat: Chat, argument: str) -> None:
     chat.regenerate()
 
 
-def _edit(chat: Chat, argument: str) -> Draft:
+def _edit(chat: Chat, argument: str) -> NextLine:
     users = [one.content for one in chat.conversation.messages if one.role == "user"]
     if not users:
         raise UsageError("there is nothing to edit")
-    return Draft(_typed(chat, users[-1]), instead=True)
+    return NextLine(_typed(chat, users[-1]), instead=True)
 
 
 def _typed(chat: Chat, text: str) -> str:
@@ -311,7 +311,7 @@ def converse(chat: Chat) -> None:
     dumb = os.environ.get("TERM") == "dumb"
     lines = Lines(chat.aside) if dumb else EditedLines(values, chat.aside)
     chat.choose = lines.choose
-    draft = Draft()
+    draft = NextLine()
     while True:
         try:
             draft = _line(chat, lines, draft)
@@ -320,10 +320,10 @@ def converse(chat: Chat) -> None:
         except KeyboardInterrupt:
             SIGNALS.forget()
             chat.aside("interrupted")
-            draft = Draft()
+            draft = NextLine()
 
 
-def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
+def _line(chat: Chat, lines: Lines, draft: NextLine) -> NextLine:
     """Reads a line and runs or sends it; returns the text to begin the next line with.
 
     Saves the changes to the file. Errors are printed, and the conversation continues.
@@ -335,7 +335,7 @@ def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
     try:
         try:
             if line.startswith("/") and not line.startswith("//"):
-                return dispatch(chat, line.strip()) or Draft()
+                return dispatch(chat, line.strip()) or NextLine()
             if line.strip() in _ENDS:
                 chat.out.note("`/exit` ends")
             elif line.strip():
@@ -353,4 +353,4 @@ def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
         if known is None:
             raise
         tell_error(known)
-    return Draft()
+    return NextLine()

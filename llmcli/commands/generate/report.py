@@ -10,25 +10,17 @@ from llmcli.records.document import OPTIONAL
 from llmcli.records.text import Timings
 from llmcli.shell.options import TOKEN_LIMIT
 from llmcli.shell.params import Range
-from llmcli.shell.sampling import RANGES
+from llmcli.shell.sampling import SamplingValues
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingReport:
+class SamplingReport(SamplingValues):
     """The values in force. `origins`: where each comes from.
 
     `ignored`: what generation_config.json, or `general.sampling` of a GGUF file, sets and llmcli
     does not follow.
     """
 
-    temperature: Annotated[float, RANGES["temperature"]]
-    top_k: Annotated[int, RANGES["top_k"]]
-    top_p: Annotated[float, RANGES["top_p"]]
-    min_p: Annotated[float, RANGES["min_p"]]
-    repetition_penalty: Annotated[float, RANGES["repetition_penalty"]]
-    presence_penalty: Annotated[float, RANGES["presence_penalty"]]
-    frequency_penalty: Annotated[float, RANGES["frequency_penalty"]]
-    seed: Annotated[int, Range(0)]
     greedy: bool
     max_tokens: Annotated[int, TOKEN_LIMIT]
     stop: tuple[str, ...]

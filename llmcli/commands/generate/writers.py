@@ -76,7 +76,7 @@ class Presentation:
             )
         self._statistics()
 
-    def _writer(self) -> TextWriter | TokenWriter | Collector:
+    def _writer(self) -> TextWriter | TokenWriter | DocumentWriter:
         """Takes the tokens of numbered sequences as they come, interleaved.
 
         Each with the milliseconds since the first prompt was begun; closed after the last one, or
@@ -96,7 +96,7 @@ class Presentation:
                 [Generated(logprobs=[] if logprobs else None) for _ in range(samples)]
                 for _ in range(prompts)
             ]
-            return Collector(self._document, outputs, token_text)
+            return DocumentWriter(self._document, outputs, token_text)
         colour = logprobs and self.out.out.colour
         if logprobs and not colour:
             self.out.note("`--logprobs` shows colours, which are off here: --json has the numbers")
@@ -326,7 +326,7 @@ class TokenWriter:
         self._out.write(dumps({**line, **header}) + "\n")
 
 
-class Collector:
+class DocumentWriter:
     """Adds tokens to the `outputs` of each prompt, and calls `ready(prompt, outputs)` in order.
 
     At `close`, sequences that have begun and not ended are delivered as they are, marked
