@@ -67,7 +67,9 @@ def test_statistics(golden):
     }  # fmt: skip
     golden("statistics", {
         "in short, a line of 80 columns": shown(short_stats(run, "-n 64", 80), width=80),
-        "with the peak of every phase that is known": shown(full_stats(run, [], model, MACHINE)),
+        "with the peak of every phase that is known": shown(
+            full_stats(run, [], model=model, environment=MACHINE)
+        ),
         "a draft without proposals claims no speed":
             facts.draft_words({"proposed": 0, "accepted": 0}),
         "the line of a model says what became of its weights": [

@@ -33,7 +33,6 @@ from llmcli.ui.theme import FAINT
 if TYPE_CHECKING:
     from llmcli.engine.conversation import Conversation
     from llmcli.engine.messages import Message
-    from llmcli.records.environment import Environment
 
 
 ANSWER = 64  # tokens that an answer has room for, or the user is asked what to drop
@@ -275,16 +274,14 @@ class Chat:
         found["timings"] = {name: turn[name] for name in ("prompt_s", "decode_s")}
         if (speculation := self.conversation.speculation) is not None:
             found["speculation"] = speculation.describe()
-        about, header = self._about()
         with SIGNALS.held():  # no half a line, and stdout is still there for the next one
-            self.out.document(found, model=about, environment=header, lines=True)
+            self.out.document(found, **self._header(), lines=True)
 
     def save(self, path: str) -> None:
         """Writes the transcript, whole or not at all.
 
         Raises WriteFailed, also if the file has changed since this chat read or wrote it.
         """
-        about, header = self._about()
         place, state = real_path(path), state_of(path)
         if self.seen.get(place, state) != state:
             raise WriteFailed(
@@ -293,7 +290,7 @@ class Chat:
                 hint=f"`{'--' if self.choose is None else '/'}save FILE` saves under another name",
             )
         whole = self._transcript(self.conversation.messages)
-        write_document(path, self.out.envelope(members(whole), model=about, environment=header))
+        write_document(path, self.out.envelope(members(whole), **self._header()))
         self.seen[place] = state_of(path)
         self._kept = whole
 
@@ -315,9 +312,10 @@ class Chat:
             messages=tuple(messages),
         )  # fmt: skip
 
-    def _about(self) -> tuple[Mapping[str, Any], Environment]:
-        about = self.conversation.model.describe()
-        return about, environment(kernels=kernels_of(about))
+    def _header(self) -> Mapping[str, Any]:
+        """The model and the environment of a document."""
+        model = self.conversation.model.describe()
+        return {"model": model, "environment": environment(kernels=kernels_of(model))}
 
     def load(self, path: str) -> Transcript:
         """Continues a transcript: its messages, and its settings unless the user chose others here.

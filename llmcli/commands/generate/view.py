@@ -46,8 +46,9 @@ def short_stats(run: RunReport, ended: str, width: int) -> Text:
 def full_stats(
     run: RunReport,
     ties: Sequence[tuple[str, int, str]],
+    *,
     model: Mapping[str, Any],
-    machine: Environment,
+    environment: Environment,
 ) -> RenderableType:
     """Everything in two columns: timings, then each sampling value with where it comes from.
 
@@ -57,8 +58,8 @@ def full_stats(
     path = "one text at a time" if texts == 1 else f"{texts} texts side by side"
     rows = [
         ("model", model_line(model)),
-        ("threads", str(machine.threads)),
-        ("PyTorch", str(machine.torch)),
+        ("threads", str(environment.threads)),
+        ("PyTorch", str(environment.torch)),
         ("path", SEPARATOR.join((*run.path.kernels, path))),
         ("import of torch", duration(timings.import_s)),
         ("load", duration(timings.load_s)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from llmcli.commands.generate.measure import Run
@@ -85,11 +85,9 @@ class Presentation:
         samples, prompts = self.run.request.samples, len(self.prompts)
         token_text, logprobs = self.run.model.token_text, self.options.logprobs is not None
         if self.options.stream_json:
-            model = self.run.model.describe()
             return TokenWriter(
                 self.out, token_text, top=logprobs, begun=samples if prompts == 1 else 0,
-                header={"model": model, "environment": environment(kernels=kernels_of(model))},
-                parts=lambda number: self._parts(number // samples),
+                header=self._header, parts=lambda number: self._parts(number // samples),
             )  # fmt: skip
         if self.out.json:
             outputs = [
@@ -105,6 +103,12 @@ class Presentation:
             labels = [self._label(number) for number in range(prompts * samples)]
         ids_only = self.run.model.tokenizer is None
         return TextWriter(self.out, labels=labels, colour=colour, ids_only=ids_only)
+
+    @cached_property
+    def _header(self) -> Mapping[str, Any]:
+        """The model and the environment, as documents have them."""
+        model = self.run.model.describe()
+        return {"model": model, "environment": environment(kernels=kernels_of(model))}
 
     def _parts(self, index: int) -> AnswerParts | None:
         """Takes the answer to this prompt apart, where the chat template marks reasoning."""
@@ -140,11 +144,10 @@ class Presentation:
                 begun, rest = parts.push(output.text), parts.finish()
                 output.content = begun.content + rest.content
                 output.reasoning = (begun.reasoning + rest.reasoning).rstrip()
-        batch, model = self.options.batch is not None, self.run.model.describe()
+        batch = self.options.batch is not None
         body: dict[str, Any] = {"index": index} if batch else {}
         body |= {"prompt": self.prompts[index], "outputs": outputs, **members(self._report(index))}
-        header = environment(kernels=kernels_of(model))
-        self.out.document(body, model=model, environment=header, lines=batch)
+        self.out.document(body, **self._header, lines=batch)
 
     def _statistics(self) -> None:
         """Speed, memory and settings on stderr, and what the colours mean."""
@@ -169,8 +172,7 @@ class Presentation:
             (run.model.token_text(token.id) or str(token.id), token.index, self._number(number))
             for number, token in run.ties
         ]
-        header = environment(kernels=report.path.kernels)
-        out.aside(full_stats(report, ties, run.model.describe(), header))
+        out.aside(full_stats(report, ties, **self._header))
 
     def _report(self, index: int | None = None) -> RunReport:
         """How the texts of one prompt were generated; without an `index`, of all prompts."""
@@ -184,7 +186,7 @@ class Presentation:
             ),
             path=ComputePath(
                 **run.model.arithmetic.describe(run.model.config),
-                kernels=kernels_of(run.model.describe()),
+                kernels=self._header["environment"].kernels,
                 sequences=max(run.side_by_side) if index is None else run.side_by_side[index],
             ),
             timings=run.watch.timings(None if index is None else run.tallies[index]),
