@@ -160,17 +160,6 @@ def test_of_a_setting_that_is_none_the_catalogs_is_used():
     assert "0.2 is used" in wrong.notes[0]
 
 
-def test_do_sample_false_is_greedy_unless_a_flag_says_otherwise():
-    configured = {"do_sample": False, "temperature": 0.7}
-    assert resolve(SamplingOptions(), configured).greedy
-    assert resolve(SamplingOptions(temperature=0.5), configured).values["temperature"] == 0.5
-    idle = resolve(SamplingOptions(top_k=5), configured)
-    assert idle.greedy
-    assert "`--top-k` changes nothing" in idle.notes[0]
-    neutral = {"num_beams": 1, "typical_p": 1.0, "min_new_tokens": None, "epsilon_cutoff": 0.0}
-    assert not resolve(SamplingOptions(), neutral).notes
-
-
 def test_defaults_are_the_engines():
     assert all(getattr(Sampling(), name) == value for name, value in DEFAULTS.items())
     assert resolve(SamplingOptions(), None).sampling(5) == Sampling(seed=5)
