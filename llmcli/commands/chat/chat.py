@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from llmcli.engine.messages import Message
 
 
-ANSWER = 64  # tokens that an answer has room for, or the user is asked what to drop
+ANSWER = 64  # tokens of room for an answer: with less, the user chooses what to drop
 NAMES = (*RANGES, "max_tokens", "seed")  # the settings that `/set` changes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What the last answer took; `computed` tokens of the prompt were new to the model."""
+    """Tokens and seconds of the last answer. `computed`: prompt tokens not read before."""
 
     prompt: int
     computed: int
@@ -54,11 +54,11 @@ class Turn:
 class Chat:
     """A conversation with its settings; `file` is written anew after every answer and change.
 
-    `suppressed` are the tokens that the model's files forbid. `chosen` are the settings and
-    `variables` those of the template that the user has named: they win over a transcript's. `typed`
-    is what was typed for a text with files in it, and `choose` asks the user for a letter where the
-    context fills. `seen` are the files as they were read or written last, by their real paths:
-    another chat may write one of them, too.
+    `suppressed`: tokens that the model's files forbid. `chosen` (settings) and `variables` (of the
+    template) were set by the user and override those of a transcript. `typed`: the typed line of
+    each message with files in it. `choose` asks the user for a letter when the context is full.
+    `seen`: the state of each file when it was last read or written, by its real path; another chat
+    may write it, too.
     """
 
     conversation: Conversation
@@ -285,8 +285,8 @@ class Chat:
         place, state = real_path(path), state_of(path)
         if self.seen.get(place, state) != state:
             raise WriteFailed(
-                f"could not write `{path}`: it has changed since this chat read it, as where "
-                "another chat saves there",
+                f"could not write `{path}`: it has changed since this chat read it: "
+                "another chat may save there",
                 hint=f"`{'--' if self.choose is None else '/'}save FILE` saves under another name",
             )
         whole = self._transcript(self.conversation.messages)

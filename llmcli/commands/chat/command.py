@@ -138,7 +138,7 @@ def _chat(
     given = {"seed": not drawn, "max_tokens": options.max_tokens, "stop": options.stop}
     chosen = {name for name, value in given.items() if value and name not in from_file}
     chosen |= {name for name, origin in resolved.origins.items() if origin == "flag"}
-    # a file of settings is for many models, and its variables are no choice for this conversation
+    # the configuration file is for many models: its variables are no choice for this conversation
     named = {} if "variable" in from_file else variables
     conversation = Conversation(loaded, room=room_for(model, loaded), variables=variables)
     if model.context_length is not None:
@@ -164,7 +164,7 @@ def _chat(
 
 
 def _check_room(conversation: Conversation) -> None:
-    """Raises UsageError where the context has no room for what the template writes by itself."""
+    """Raises UsageError if the template's own tokens do not fit the context."""
     conversation.say("")
     needed = 0
     with suppress(CheckpointError):  # of an empty message

@@ -25,10 +25,10 @@ from llmcli.shell.transcript import check_replaceable
 from llmcli.shell.wrap import wrapped
 from llmcli.ui.theme import one_line
 
-_LOOKED_AT = 1024  # tokens, the last ones
+_INSPECTED = 1024  # the last tokens of a longer conversation
 _WIDEST = 200  # columns of a message that is recalled
 _ALIASES = {"bye": "exit", "quit": "exit", "?": "help"}
-_ENDS = ("exit", "quit", "bye")  # what other programs end with
+_ENDS = ("exit", "quit", "bye")  # words that end other programs
 
 
 class Exit(Exception):
@@ -181,7 +181,7 @@ def _edit(chat: Chat, argument: str) -> NextLine:
 
 
 def _typed(chat: Chat, text: str) -> str:
-    """The line that was typed for this message."""
+    """The typed line of a message."""
     return chat.typed.get(text, "/" * text.startswith("/") + text)
 
 
@@ -204,7 +204,7 @@ def _load(chat: Chat, argument: str) -> None:
 
 
 def recall(chat: Chat) -> None:
-    """The last exchange, faint, a line for each of its messages."""
+    """Shows the last exchange, faint, one line per message."""
     messages, width = chat.conversation.messages, min(chat.out.err.width, _WIDEST)
     for one in messages[-2:]:
         line = f"{one.role}: {one_line(one.content)}"
@@ -224,7 +224,7 @@ def _exit(chat: Chat, argument: str) -> None:
 
 
 def look(chat: Chat, argument: str) -> None:
-    """Shows one of `IN_CHAT` of the conversation so far, which a pass of its own reads once more.
+    """Shows one of the views `IN_CHAT` of the conversation so far, by a forward pass of its own.
 
     Raises UsageError for another name or option, and what measuring raises.
     """
@@ -242,10 +242,10 @@ def look(chat: Chat, argument: str) -> None:
     ids = chat.conversation.ids()
     if not ids:
         raise UsageError("there is nothing to look at: the conversation is empty")
-    if len(ids) > _LOOKED_AT:
-        chat.out.note(f"the last {_LOOKED_AT:,} of {len(ids):,} tokens are inspected, on their own")
+    if len(ids) > _INSPECTED:
+        chat.out.note(f"the last {_INSPECTED:,} of {len(ids):,} tokens are inspected, on their own")
     view_of = InChat(
-        model=chat.conversation.model, ids=ids[-_LOOKED_AT:], answer=chat.conversation.last_answer,
+        model=chat.conversation.model, ids=ids[-_INSPECTED:], answer=chat.conversation.last_answer,
         room=chat.conversation.room, out=chat.out,
     )  # fmt: skip
     from rich.text import Text

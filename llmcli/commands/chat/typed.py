@@ -19,14 +19,14 @@ from llmcli.xdg import folder
 _PROMPT, _MORE = "> ", "  "
 _BLOCK = '"""'
 _ENDS = "Ctrl-D or /exit ends"
-# a word with an @ in front, perhaps quoted; with a backslash before it is an @ and nothing else
+# `@name`, perhaps quoted; `\@name` is an @ and nothing else
 MENTION = re.compile(r"""(?<!\S)(\\?)@(?:"([^"\n]+)"|'([^'\n]+)'|(\S+))""")
 _FENCED = re.compile(r"^ {0,3}(```+|~~~+).*?(?:^ {0,3}\1|\Z)", re.MULTILINE | re.DOTALL)
-_BEHIND = ".,;:!?)"  # may follow a name without being part of it
+_BEHIND = ".,;:!?)"  # punctuation that may follow a name
 
 
 class Lines:
-    """Lines as the terminal itself puts them together; a draft stands above its line.
+    """Input lines that the terminal itself edits; a draft is written above the prompt.
 
     `aside` shows once how a conversation ends.
     """
@@ -68,7 +68,7 @@ class Lines:
         return _read(question)
 
     def _interrupted(self) -> bool:
-        """After Ctrl-C: whether it had nothing to clear."""
+        """Handles Ctrl-C; returns whether the line was empty."""
         _screen().write("\n")
         return True
 
@@ -180,7 +180,7 @@ def continues(text: str) -> bool:
 
 
 def without_quotes(text: str) -> str:
-    r"""What stands between `\"""` and `\"""`, none of it a command; else the text itself."""
+    r"""The text between `\"""` and `\"""`, which is never a command; other text unchanged."""
     bare = text.strip()
     if len(bare) < 2 * len(_BLOCK) or not (bare.startswith(_BLOCK) and bare.endswith(_BLOCK)):
         return text
@@ -193,7 +193,7 @@ def _in_block(text: str) -> bool:
 
 
 def _without_backslash(text: str) -> str:
-    """Without the one that stands for the new line."""
+    """The text without the backslash that continues its line."""
     return text if _in_block(text) else text.removesuffix("\\")
 
 
@@ -212,7 +212,7 @@ def _read(prompt: str) -> str | None:
 
 
 def history_path() -> Path | None:
-    """$XDG_STATE_HOME/llmcli/chat_history, made where it is not there; None where it cannot be."""
+    """$XDG_STATE_HOME/llmcli/chat_history, created if it is missing; None if that fails."""
     try:
         path = folder("XDG_STATE_HOME", "~/.local/state") / "llmcli" / "chat_history"
     except RuntimeError:  # no home

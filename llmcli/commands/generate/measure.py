@@ -1,4 +1,4 @@
-"""A run of `generate`: tokens from the engine, which knows no clocks, and what they took."""
+"""A run of `generate`: tokens from the engine, and the time and memory that they took."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llmcli.shell.running import Loaded
 
 ROWS = 8  # sequences that run side by side
-WINDOW = 64  # prompts among which rows of similar length are looked for; results wait no longer
+WINDOW = 64  # prompts that are sorted by length to form groups; results wait no longer
 
 
 class _Indexed(Protocol):
@@ -34,7 +34,7 @@ T = TypeVar("T", bound=_Indexed)
 
 @dataclass(kw_only=True)
 class Tally:
-    """Tokens, and the engine's seconds that they took; `decoded` are those after a first one."""
+    """Tokens, and seconds in the engine. `decoded`: tokens after the first one of a sequence."""
 
     prompt_tokens: int = 0
     generated: int = 0
@@ -70,7 +70,7 @@ class Stopwatch:
         self._spent = 0.0
 
     def watch(self, tokens: Iterator[T], prompt_tokens: int) -> Iterator[T]:
-        """Passes the tokens of one stream on; `elapsed` is the engine's seconds so far."""
+        """Yields the tokens of one stream; `elapsed`: seconds in the engine so far."""
         total = self.total
         with self._held.phase("prefill"):
             token = self._timed(tokens)
@@ -92,10 +92,10 @@ class Stopwatch:
                 stream.decode_s += self._spent
 
     def credit(self, tally: Tally, token: _Indexed, prompt_tokens: int) -> None:
-        """Counts the token that was passed on last for one prompt of its stream, of that length.
+        """Counts the last token of `watch` for its prompt, of `prompt_tokens` tokens.
 
-        Prompts that run side by side share their seconds: each is given those from the stream's
-        begin to its own last token.
+        Prompts that run side by side share their seconds: each has those from the start of the
+        stream to its own last token.
         """
         tally.prompt_tokens = prompt_tokens
         tally.generated += 1

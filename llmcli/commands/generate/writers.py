@@ -48,7 +48,7 @@ class Presentation:
     drawn: bool
 
     def write(self) -> None:
-        """An interruption keeps what there is and ends with Stopped."""
+        """Generates and writes. An interruption keeps what there is and raises Stopped."""
         run, seed = self.run, self.run.request.sampling.seed
         writer = self._writer()
         if self.drawn and self.level == "off" and not (self.out.json or self.resolved.greedy):
@@ -111,7 +111,7 @@ class Presentation:
         return {"model": model, "environment": environment(kernels=kernels_of(model))}
 
     def _parts(self, index: int) -> AnswerParts | None:
-        """Takes the answer to this prompt apart, where the chat template marks reasoning."""
+        """Splits the answer to this prompt; None if its template marks no reasoning."""
         tokenizer, prompt = self.run.model.tokenizer, self.prompts[index]
         markers = Markers.of_tokenizer(tokenizer)
         if tokenizer is None or not (prompt.chat and markers.reasoning):
@@ -277,8 +277,8 @@ class TokenWriter:
 
     `top`: each line also has the likeliest tokens. `begun`: sequences that count as begun before
     their first token comes. The first line also has `header`, the model and the environment.
-    `parts` is what takes apart the text of a sequence (None: nothing does); its lines then also
-    have what is new of the "content" and of the "reasoning".
+    `parts(number)` splits the text of a sequence (None: does not); its lines then also have what
+    is new of the "content" and of the "reasoning".
     """
 
     def __init__(

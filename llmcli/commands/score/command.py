@@ -108,7 +108,7 @@ def command(
 def _score(
     text: Prompt, model: Model, out: Output, window: int, stride: int, *, parse_special: bool
 ) -> Score:
-    """The score of a text, which every model cuts into its own tokens."""
+    """The score of a text, encoded by the model's own tokenizer."""
     from llmcli.commands.score.measure import measure_score
 
     tokenizer = model.tokenizer

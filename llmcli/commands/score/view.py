@@ -18,10 +18,10 @@ from llmcli.ui.layout import SEPARATOR, Column, Line, Rows
 from llmcli.ui.numbers import probability
 from llmcli.ui.theme import FAINT, HEADING, confidence_style, one_line, quoted
 
-SHORT = 18  # so many tokens are shown one after the other, of more the surprising ones
-SURPRISING, WITH_ANOTHER = 20, 15  # so many, fewer below the comparison of two models
+SHORT = 18  # tokens of a text that are all listed; of a longer one the most surprising
+SURPRISING, WITH_ANOTHER = 20, 15  # number of these for one model, and for two
 UNKNOWN = "–"
-CONTEXT = 64  # columns of a token with what is around it, at most
+CONTEXT = 64  # most columns of a token with the text around it
 
 
 def render_scores(
@@ -115,7 +115,7 @@ def _values(token: ScoredToken, other: ScoredToken | None = None) -> tuple[str, 
 
 @dataclass(frozen=True)
 class Surprising:
-    """Tokens at some `places`, a line each, in brackets between what is around them.
+    """The tokens at `places`, one per line, in brackets within the text around them.
 
     `models`: the tokens as each of one or two models scored them, with its logprob in each line.
     """
@@ -142,7 +142,7 @@ class Surprising:
             yield whole.append_text(line)
 
     def _around(self, at: int, room: int) -> Text:
-        """What stands before a token, the token in brackets, and what stands after it."""
+        """A token in brackets with the text before and after it, in `room` columns."""
         tokens = self.models[0]
 
         def joined(start: int, end: int) -> str:
@@ -160,7 +160,7 @@ class Surprising:
 
 
 def _cut(text: str, columns: int) -> str:
-    """As much of its beginning as fits."""
+    """The beginning of the text that fits into so many columns."""
     return next(iter(chop_cells(text, columns)), "")
 
 
