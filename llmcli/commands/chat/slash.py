@@ -92,8 +92,8 @@ def _system(chat: Chat, argument: str) -> None:
     conversation = chat.conversation
     if argument:
         conversation.set_system(None if argument == "none" else argument)
-    own = conversation.template.own_system(conversation.variables)
-    if conversation.system is None and own:
+    template, variables = conversation.template, conversation.variables
+    if conversation.system is None and (own := template.own_system(variables)):
         _say(chat, f"system: none, so the template's own: {one_line(own)}")
     else:
         _say(chat, f"system: {one_line(conversation.system or 'none')}")
@@ -298,8 +298,8 @@ COMMANDS = {
 
 def converse(chat: Chat) -> None:
     """Reads lines and runs or sends them, until `/exit` or Ctrl-D."""
-    name = chat.conversation.model.name
     if not chat.out.quiet:
+        name = chat.conversation.model.name
         chat.out.aside(f"{name} · /help lists the commands, Ctrl-D ends")
         if said := [one for one in chat.conversation.messages if one.role != "system"]:
             chat.aside(f"{counted(len(said), 'message')} so far")
