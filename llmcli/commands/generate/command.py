@@ -149,7 +149,6 @@ def command(
     """
     from llmcli.commands.generate.measure import Run
     from llmcli.commands.generate.writers import Presentation
-    from llmcli.engine.stream import TextRequest
 
     out = Output("generate", output)
     stop = stop_texts(text.stop)
@@ -163,6 +162,8 @@ def command(
             loaded.model, sampling, names_from_file(ctx), limited=text.max_tokens is not None
         )
         encoded = [encode(item, chat, loaded.model) for item in given]
+    from llmcli.engine.stream import TextRequest  # torch, once the model is known to be supported
+
     seed, drawn = model.sampling_seed()
     room = model.context_length or loaded.model.config.context
     limit = text.max_tokens or resolved.limit or 256
