@@ -41,6 +41,7 @@ FORMATS = {
     "weight_format": "bfloat16", "activation_format": "bfloat16", "product_format": "bfloat16",
 }  # fmt: skip
 
+
 def test_statistics(golden):
     peaks = (
         PhasePeak(phase="base", resident_bytes=230 * 2**20, device_bytes=None),

@@ -274,23 +274,24 @@ class Chat:
         found["timings"] = {name: turn[name] for name in ("prompt_s", "decode_s")}
         if (speculation := self.conversation.speculation) is not None:
             found["speculation"] = speculation.describe()
+        header = self._header()
         with SIGNALS.held():  # no half a line, and stdout is still there for the next one
-            self.out.document(found, **self._header(), lines=True)
+            self.out.document(found, **header, lines=True)
 
     def save(self, path: str) -> None:
         """Writes the transcript, whole or not at all.
 
         Raises WriteFailed, also if the file has changed since this chat read or wrote it.
         """
-        place, state = real_path(path), state_of(path)
+        header, place, state = self._header(), real_path(path), state_of(path)
         if self.seen.get(place, state) != state:
             raise WriteFailed(
-                f"could not write `{path}`: it has changed since this chat read it: "
+                f"could not write `{path}`: it has changed since this chat read it; "
                 "another chat may save there",
                 hint=f"`{'--' if self.choose is None else '/'}save FILE` saves under another name",
             )
         whole = self._transcript(self.conversation.messages)
-        write_document(path, self.out.envelope(members(whole), **self._header()))
+        write_document(path, self.out.envelope(members(whole), **header))
         self.seen[place] = state_of(path)
         self._kept = whole
 

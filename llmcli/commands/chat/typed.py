@@ -227,11 +227,9 @@ def history_path() -> Path | None:
 def with_files(line: str, note: Callable[[str], None]) -> str:
     r"""`line` with its files' names in place of `@name`, and behind it each file's text, fenced.
 
-    A fence is longer than any run of backticks in the text.
-
-    A word stays as it is if there is no such file (`note` is called for directories and for what
-    looks like a path) and within a fenced block; `\@` is an @. Raises UsageError for a file that
-    cannot be read.
+    A fence is longer than any run of backticks in the text. A word stays as it is if there is no
+    such file (`note` is called for directories and for what looks like a path) and within a fenced
+    block; `\@` is an @. Raises UsageError for a file that cannot be read.
     """
     files: dict[str, str] = {}
 

@@ -89,8 +89,8 @@ def command(
     for spec in specs:
         loaded = load_model(model, out, text=text.ids is None, spec=spec).model
         window, stride = score.windows(model.context_length or loaded.config.context)
-        special_ids = not special.no_special
-        scores.append(_score(text, loaded, out, window, stride, parse_special=special_ids))
+        parsed = not special.no_special
+        scores.append(_score(text, loaded, out, window, stride, parse_special=parsed))
         models.append(loaded.describe())
         del loaded  # before the next one is loaded
     comparison = None if score.versus is None else compare(*scores)

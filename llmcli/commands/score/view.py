@@ -37,8 +37,8 @@ def render_scores(
     """
     parts: list[RenderableType] = []
     for letter, score, model in zip("AB", scores, models, strict=False):
-        letter = f"{letter}  " if comparison is not None else ""
-        parts += _totals(score, letter + model_line(model), every)
+        before = f"{letter}  " if comparison is not None else ""
+        parts += _totals(score, before + model_line(model), every)
     shown, most = scores[:1], SURPRISING
     if comparison is not None:
         parts.append(_comparison(comparison, *(one_line(str(model["name"])) for model in models)))
@@ -130,14 +130,12 @@ class Surprising:
             logprobs = [f"{model[at].logprob or 0.0:.2f}" for at in self.places]
             columns.append([f"logprob{letter}", *logprobs])
         columns.append([f"rank{letters[0]}", *(str(tokens[at].rank) for at in self.places)])
-        widths = [max(map(len, column)) + 2 for column in columns]
-        room = max(12, min(CONTEXT, options.max_width - sum(widths)))
+        widths = [max(map(len, column)) for column in columns]
+        room = max(12, min(CONTEXT, options.max_width - sum(widths) - 2 * len(widths)))
         heading = f"most surprising {len(self.places)} of {len(tokens)}: --all or --json"
         lines = [Text(heading[:room], style=FAINT), *(self._around(at, room) for at in self.places)]
         for line, *cells in zip(lines, *columns, strict=True):
-            front = "".join(
-                f"{cell}  ".rjust(width) for cell, width in zip(cells, widths, strict=True)
-            )
+            front = "".join(f"{cell:>{width}}  " for cell, width in zip(cells, widths, strict=True))
             whole = Text(front, style=line.style, no_wrap=True, overflow="ignore")
             yield whole.append_text(line)
 
