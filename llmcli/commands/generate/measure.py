@@ -67,29 +67,27 @@ class Stopwatch:
         self.elapsed = 0.0
         self.total = Tally()
         self._stream = Tally()  # the stream that runs
-        self._spent = 0.0
 
     def watch(self, tokens: Iterator[T], prompt_tokens: int) -> Iterator[T]:
         """Yields the tokens of one stream; `elapsed`: seconds in the engine so far."""
-        total = self.total
+        total, begin = self.total, self.elapsed
         with self._held.phase("prefill"):
             token = self._timed(tokens)
-        if token is None:
-            total.decode_s += self._spent
-            return
-        stream = self._stream = Tally(prefill_s=self._spent, first_token_s=self._spent)
-        total.prompt_tokens += prompt_tokens
-        total.prefill_s += self._spent
-        if total.first_token_s is None:
-            total.first_token_s = self._spent
+        first = self.elapsed
+        stream = self._stream = Tally(prefill_s=first - begin, first_token_s=first - begin)
+        if token is not None:
+            total.prompt_tokens += prompt_tokens
+            total.prefill_s += stream.prefill_s
+            if total.first_token_s is None:
+                total.first_token_s = stream.first_token_s
         with self._held.phase("decode"):
             while token is not None:
                 total.generated += 1
                 total.decoded += token.index > 0
                 yield token
                 token = self._timed(tokens)
-                total.decode_s += self._spent
-                stream.decode_s += self._spent
+                stream.decode_s = self.elapsed - first
+                total.decode_s = self.elapsed - total.prefill_s
 
     def credit(self, tally: Tally, token: _Indexed, prompt_tokens: int) -> None:
         """Counts the last token of `watch` for its prompt, of `prompt_tokens` tokens.
@@ -121,11 +119,10 @@ class Stopwatch:
         )
 
     def _timed(self, tokens: Iterator[T]) -> T | None:
-        """The next token, None after the last one; `_spent` are its seconds."""
+        """The next token, None after the last one."""
         begin = perf_counter()
         token = next(tokens, None)
-        self._spent = perf_counter() - begin
-        self.elapsed += self._spent
+        self.elapsed += perf_counter() - begin
         return token
 
 
