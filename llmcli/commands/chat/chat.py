@@ -64,14 +64,14 @@ class Chat:
     conversation: Conversation
     settings: ChatSettings
     out: Output
-    suppressed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    file: str | None = None
+    suppressed: Mapping[str, tuple[int, ...]]
+    file: str | None
+    stats: bool
+    reasoning: ReasoningMode | None
+    plain: bool
+    chosen: set[str]
+    variables: dict[str, Any]
     turn: Turn | None = None
-    stats: bool = False
-    reasoning: ReasoningMode | None = None
-    plain: bool = False
-    chosen: set[str] = field(default_factory=set)
-    variables: dict[str, Any] = field(default_factory=dict)
     choose: Callable[[str], str] | None = None
     typed: dict[str, str] = field(default_factory=dict)
     seen: dict[str, tuple[int, ...] | None] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from llmcli.ui.numbers import duration, size, speed
 from llmcli.ui.theme import FAINT, quoted
 
 MOST_TIES = 8  # near ties that are listed one by one
+TEMPLATE = Text("chat template applied · `--raw` continues the text as it stands", style=FAINT)
 
 
 def short_stats(run: RunReport, ended: str, width: int) -> Text:
@@ -97,11 +98,6 @@ def _ties(ties: Sequence[tuple[str, int, str]], tokens: int) -> str:
     ]
     shown += ["…"] if len(ties) > MOST_TIES else []
     return f"{words}: {', '.join(shown)}" if ties else words
-
-
-def template_line() -> Text:
-    """Says that the chat template was applied, and how to go without it."""
-    return Text("chat template applied · `--raw` continues the text as it stands", style=FAINT)
 
 
 def _tokens(count: int, per_s: float | None) -> str:

@@ -153,7 +153,7 @@ class Presentation:
         """Speed, memory and settings on stderr, and what the colours mean."""
         if self.level == "off":
             return
-        from llmcli.commands.generate.view import full_stats, short_stats, template_line
+        from llmcli.commands.generate.view import TEMPLATE, full_stats, short_stats
         from llmcli.ui.facts import confidence_legend
 
         out, run, report = self.out, self.run, self._report()
@@ -162,7 +162,7 @@ class Presentation:
             out.aside(confidence_legend(ties=self.resolved.greedy))
         watched = out.out.terminal and out.err.terminal and not out.quiet
         if text and watched and any(one.chat and not one.messages for one in self.prompts):
-            out.aside(template_line())
+            out.aside(TEMPLATE)
         if self.level == "short":
             full = "context full" if run.full else ""
             ended = f"-n {run.request.limit}" if run.limited else full
