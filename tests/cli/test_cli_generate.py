@@ -27,12 +27,7 @@ EXACT = ("--dtype", "float32")  # what `auto` is depends on the processor
 
 def test_what_json_says_of_times_and_memory(run_tiny):
     document = run_tiny("generate", "hello", *LONG, *EXACT, "--json").json()
-    assert "logprobs" not in document["outputs"][0]
     assert document["environment"]["threads"] >= 1
-    assert set(document["timings"]) >= {
-        "load_s", "first_token_s", "prompt_tokens", "prompt_tokens_per_s",
-        "generated_tokens", "generated_tokens_per_s", "peak_memory_bytes",
-    }  # fmt: skip
     peaks = document["timings"]["peaks"]
     assert [peak["phase"] for peak in peaks] == ["base", "load", "prefill", "decode"]
     most = document["timings"]["peak_memory_bytes"]
