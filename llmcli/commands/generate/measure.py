@@ -140,9 +140,11 @@ class Run:
         self.request = request
         self.speculation = speculation
         self.watch = Stopwatch(
-            loaded.model.device, import_s=loaded.import_s, load_s=loaded.load_s,
+            loaded.model.device,
+            import_s=loaded.import_s,
+            load_s=loaded.load_s,
             peaks=loaded.peaks,
-        )  # fmt: skip
+        )
         self.tallies = [Tally() for _ in request.prompts]
         self.side_by_side = [1] * len(request.prompts)
         self.reread: list[int] = []

@@ -310,20 +310,16 @@ class TokenWriter:
         if token.finish is not None:
             more["finish_reason"] = token.finish
             del self._unfinished[number]
-        self._write(
-            sequence=number, index=token.index, id=token.id, text=token.text,
-            logprob=token.logprob, ms=self._ms, **more,
-        )  # fmt: skip
+        line = {"sequence": number, "index": token.index, "id": token.id, "text": token.text}
+        self._write(line | {"logprob": token.logprob, "ms": self._ms, **more})
 
     def close(self) -> None:
         """A last line, without a token, for every sequence that was interrupted."""
         for number, index in sorted(self._unfinished.items()):
-            self._write(
-                sequence=number, index=index, id=None, text="", logprob=None, ms=self._ms,
-                finish_reason="interrupted",
-            )  # fmt: skip
+            line = {"sequence": number, "index": index, "id": None, "text": "", "logprob": None}
+            self._write(line | {"ms": self._ms, "finish_reason": "interrupted"})
 
-    def _write(self, **line: Any) -> None:
+    def _write(self, line: Mapping[str, Any]) -> None:
         header, self._header = self._header, {}
         self._out.write(dumps({**line, **header}) + "\n")
 
