@@ -77,10 +77,10 @@ class Presentation:
         self._statistics()
 
     def _writer(self) -> TextWriter | TokenWriter | DocumentWriter:
-        """Takes the tokens of numbered sequences as they come, interleaved.
+        """The writer for the options; it is closed after the last token or an interruption.
 
-        Each with the milliseconds since the first prompt was begun; closed after the last one, or
-        after an interruption.
+        It takes the tokens of numbered sequences as they come, interleaved, each with the engine's
+        milliseconds so far.
         """
         samples, prompts = self.run.request.samples, len(self.prompts)
         token_text, logprobs = self.run.model.token_text, self.options.logprobs is not None
