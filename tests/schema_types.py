@@ -31,10 +31,14 @@ from typing import (
 
 import llmcli
 from llmcli.commands.attention.report import LayerReport, LayerStates
+from llmcli.commands.score.report import Comparison, Score
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.document import flat_fields, member_names, optional_fields
 from llmcli.records.environment import Environment
 from llmcli.records.machine_load import MachineLoad
+from llmcli.records.text import Generated
+from llmcli.shell.encoding import Encoded
+from llmcli.shell.params import Range
 
 FOLDER = Path(llmcli.__file__).parent / "assets" / "schemas"
 PLAIN = {str: "string", int: "integer", bool: "boolean", PurePath: "string"}
@@ -50,7 +54,8 @@ class Document:
 
     `judged`: it has `checks` and `ok`. `others`: types, or schemas, of what is in the document
     besides the report's members, or in place of one; `added`: of further members of a dataclass in
-    it. `optional`: members that some documents lack. `rules`: keywords about the whole.
+    it. `optional`: what of these and of the head it may go without. `rules`: keywords about the
+    whole. `defines`: more types for `$defs`.
     """
 
     report: str = ""
@@ -60,6 +65,7 @@ class Document:
     added: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
     rules: Mapping[str, Any] = field(default_factory=dict)
+    defines: tuple[type, ...] = ()
 
     @property
     def kind(self) -> type:
@@ -132,6 +138,10 @@ def schema_of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated and get_origin(parts[1]) is tuple:  # an array, as a document has it
         return schema_of(parts[1], definitions)
+    if origin is Annotated:
+        ranges = [bounds(one) for one in parts[1:] if isinstance(one, Range)]
+        plain = {"type": "number"} if ranges and parts[0] is float else None
+        return (plain or schema_of(parts[0], definitions)) | (ranges[0] if ranges else {})
     if kind is float:
         return {"type": ["number", "null"]}
     if kind in PLAIN:
@@ -160,6 +170,14 @@ def schema_of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if kind not in (Any, object):
         raise TypeError(f"no schema for {kind}")
     return {}
+
+
+def bounds(of: Range) -> dict[str, Any]:
+    """The keywords for the numbers of a range."""
+    found = {"exclusiveMinimum" if of.above else "minimum": of.low}
+    if of.high is not None:
+        found["maximum"] = of.high
+    return found if of.or_else is None else {"anyOf": [found, {"const": of.or_else}]}
 
 
 def either(schemas: list[dict[str, Any]]) -> dict[str, Any]:
@@ -252,6 +270,9 @@ STORED = {"type": "array", "items": object_of({
     "operations": tuple[str, ...],
 })}  # fmt: skip
 
+# of a stream of documents the first one alone has a head
+HEAD = {"dependentRequired": {"model": ["environment"], "environment": ["model"]}}
+SPECULATION = {"$ref": "common.1.json#/$defs/speculation"}
 DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
     "env": Document(report="commands.env.report:EnvironmentReport", model=NONE),
     "models-list": Document(report="records.models:ModelsReport", model=NONE),
@@ -329,6 +350,47 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
             others={"tensors": STORED, "checks": {"$ref": "common.1.json#/$defs/checks"}},
         ),
     ),
+    "generate": Document(
+        report="commands.generate.report:RunReport",
+        others={"index": int, "prompt": Encoded, "outputs": tuple[Generated, ...],
+                "speculation": SPECULATION},
+        optional=("model", "environment", "index"),
+        rules={
+            "description": "With --batch one such document a line, each with the `index` of its "
+            "prompt; the first line alone has the model and the environment.",
+            **HEAD, "anyOf": [{"required": ["model"]}, {"required": ["index"]}],
+        },
+    ),
+    "chat": Document(
+        report="shell.transcript:Transcript",
+        others={
+            "tokens": object_of({"prompt": int, "computed": int, "generated": int}),
+            "timings": object_of({"prompt_s": float, "decode_s": float}),
+            "speculation": SPECULATION,
+        },
+        optional=("model", "environment", "tokens", "timings", "speculation"),
+        rules={
+            "title": "llmcli chat --save FILE",
+            "description": "A conversation. chat --json writes one such document a line: the two "
+            "messages of a turn, and what its answer took (`tokens` of the prompt, those of it "
+            "that had not been read before, and of the answer); the first line alone has the "
+            "model and the environment.",
+            **HEAD, "anyOf": [{"required": ["model"]}, {"required": ["tokens", "timings"]}],
+        },
+    ),
+    "score": Document(
+        report="commands.score.report:Score", defines=(Score, Comparison),
+        others={
+            "versus": {
+                "description": "the score of the second model",
+                "$ref": "#/$defs/Score", "required": ["model", "difference"],
+                "properties": {
+                    "model": WHOLE_MODEL, "difference": {"$ref": "#/$defs/Comparison"}
+                },
+            },
+        },
+        optional=("versus",),
+    ),
     "bench-compare": Document(
         report="commands.bench.report.comparison:ComparisonReport", model=NONE
     ),
@@ -365,6 +427,8 @@ def document_schema(name: str, document: Document, definitions: dict[str, Any]) 
         "environment": {"$ref": "common.1.json#/$defs/environment"},
         **whole["properties"],
     }
+    for kind in document.defines:
+        schema_of(kind, definitions)
     for other, kind in document.others.items():
         found[other] = kind if isinstance(kind, dict) else schema_of(kind, definitions)
     for other, more in document.added.items():

@@ -65,8 +65,8 @@ class Conversation:
         self.answers = 0  # begun answers; each has its own seed
         self.tokens = TurnTokens(prompt=0, computed=0)
         self.speculation: Speculation | None = None
-        self._tokenizer: Tokenizer = tokenizer
-        self._template: ChatTemplate = tokenizer.chat_template
+        self.tokenizer: Tokenizer = tokenizer
+        self.template: ChatTemplate = tokenizer.chat_template
         self._markers = Markers.of_tokenizer(tokenizer)
         self._shown = self._markers.special_ids(tokenizer)
         self._answers = AnswerIds(tokenizer, model.eos_ids, self._shown)
@@ -86,7 +86,7 @@ class Conversation:
 
     def template_variables(self) -> frozenset[str]:
         """The names of variables that the chat template looks up. Raises CheckpointError."""
-        return self._template.variables()
+        return self.template.variables()
 
     def set_system(self, text: str | None) -> None:
         """Set or replace the system message; None removes it."""
@@ -209,7 +209,7 @@ class Conversation:
         )  # fmt: skip
         output = Output(
             0, ids, room=room if limit is None else min(limit, room),
-            tokenizer=self._tokenizer, stop=stop, eos_ids=self.model.eos_ids, shown=self._shown,
+            tokenizer=self.tokenizer, stop=stop, eos_ids=self.model.eos_ids, shown=self._shown,
         )  # fmt: skip
         written: list[int] = []
         pieces: list[str] = []
@@ -254,7 +254,7 @@ class Conversation:
             {"role": one.role, "content": one.content if apart else one.written}
             for one in messages
         ]
-        return self._template.render(
+        return self.template.render(
             given, variables=self.variables if variables is None else variables,
             add_generation_prompt=prompt,
         )

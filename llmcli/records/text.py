@@ -49,7 +49,8 @@ class Alternative:
 class TokenLogprob:
     """A generated token's log-probability under the raw model, and the most likely tokens.
 
-    `margin` and `tied` (`NearTie`) are None unless the choice is greedy.
+    None unless the choice is greedy: `margin`, nats to the best other token after penalties, and
+    `tied`, whether rounding may have decided (`engine.ties`).
     """
 
     id: int
@@ -58,20 +59,6 @@ class TokenLogprob:
     top: tuple[Alternative, ...]
     margin: float | None
     tied: bool | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class NearTie:
-    """A greedy token that rounding may have decided: token `index` (from 0) of its text.
-
-    `label`: the text's number if there are several. `margin`: nats to the best other token, after
-    penalties.
-    """
-
-    label: str
-    index: int
-    text: str
-    margin: float
 
 
 @dataclass(kw_only=True)

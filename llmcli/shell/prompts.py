@@ -302,3 +302,10 @@ def text_argument(text: str, name: str) -> str:
         if name != "PROMPT":
             hint = "give it in UTF-8, which `iconv -t utf-8` writes"
         raise UsageError(f"{name} is not UTF-8 text", hint=hint) from error
+
+
+def stop_texts(given: Sequence[str] | None) -> tuple[str, ...]:
+    """The texts of `--stop`. Raises UsageError for an empty one, and one that is not UTF-8."""
+    if "" in (given or ()):
+        raise UsageError("`--stop` needs a text that is not empty")
+    return tuple(text_argument(each, "`--stop`") for each in given or ())

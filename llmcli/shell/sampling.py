@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from llmcli.errors import UsageError
 from llmcli.shell.params import Range, opt
@@ -115,6 +115,20 @@ class SamplingOptions:
         """Raises UsageError for options that contradict each other."""
         if self.greedy and self.temperature:
             raise UsageError("`--greedy` and `--temperature` above 0 exclude each other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingValues:
+    """A value for each sampling option, and the seed."""
+
+    temperature: Annotated[float, RANGES["temperature"]]
+    top_k: Annotated[int, RANGES["top_k"]]
+    top_p: Annotated[float, RANGES["top_p"]]
+    min_p: Annotated[float, RANGES["min_p"]]
+    repetition_penalty: Annotated[float, RANGES["repetition_penalty"]]
+    presence_penalty: Annotated[float, RANGES["presence_penalty"]]
+    frequency_penalty: Annotated[float, RANGES["frequency_penalty"]]
+    seed: Annotated[int, Range(0)]
 
 
 @dataclass(frozen=True)

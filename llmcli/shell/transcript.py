@@ -23,7 +23,7 @@ from llmcli.shell.messages import (
 from llmcli.shell.options import TOKEN_LIMIT
 from llmcli.shell.params import Range
 from llmcli.shell.prompts import read_bytes
-from llmcli.shell.sampling import RANGES
+from llmcli.shell.sampling import RANGES, SamplingValues
 from llmcli.text.chat import REASONING
 
 if TYPE_CHECKING:
@@ -34,17 +34,9 @@ _HINT = "`/save FILE` writes a transcript"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatSettings:
+class ChatSettings(SamplingValues):
     """How the next answer is drawn; `/set` changes it. `max_tokens`: -1 is no limit."""
 
-    temperature: Annotated[float, RANGES["temperature"]]
-    top_k: Annotated[int, RANGES["top_k"]]
-    top_p: Annotated[float, RANGES["top_p"]]
-    min_p: Annotated[float, RANGES["min_p"]]
-    repetition_penalty: Annotated[float, RANGES["repetition_penalty"]]
-    presence_penalty: Annotated[float, RANGES["presence_penalty"]]
-    frequency_penalty: Annotated[float, RANGES["frequency_penalty"]]
-    seed: Annotated[int, Range(0)]
     max_tokens: Annotated[int, TOKEN_LIMIT]
     stop: tuple[Annotated[str, not_empty], ...]
 

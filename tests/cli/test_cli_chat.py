@@ -288,7 +288,7 @@ def test_the_file_follows_the_conversation(converse, tmp_path):
 
 
 def test_of_a_long_conversation_the_end_is_looked_at(converse, monkeypatch):
-    monkeypatch.setattr(slash, "_LOOKED_AT", 5)
+    monkeypatch.setattr(slash, "_INSPECTED", 5)
     said = converse("hello", "/look lens", argv=(*GREEDY, "--json"))
     assert "note: the last 5 of" in said.err
     assert "settled: from this layer on" in said.err

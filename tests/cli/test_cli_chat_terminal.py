@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from json_schemas import errors
 from scripted import speak
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.commands.chat.slash import COMMANDS, completions
+from llmcli.commands.chat.slash import COMMANDS
 from llmcli.commands.chat.typed import EditedLines
 from llmcli.errors import NotFinite
 from llmcli.shell.exits import Signals
@@ -259,7 +260,8 @@ def test_completion(keys, line, tmp_path, monkeypatch):
     talk = SimpleNamespace(
         conversation=SimpleNamespace(template_variables=lambda: frozenset({"lead"}))
     )
-    lines = EditedLines(tuple(COMMANDS), lambda name: completions(talk, name), print)
+    values = {name: one.values and partial(one.values, talk) for name, one in COMMANDS.items()}
+    lines = EditedLines(values, print)
     document = Document(keys.rstrip("\t"))
     (found,) = lines._session.completer.get_completions(document, CompleteEvent())
     at = len(document.text) + found.start_position
@@ -320,10 +322,6 @@ def test_folded_reasoning_is_one_line(shown):
     assert re.fullmatch(r"thought: 1\d tokens, \d\.\d s *", steps[-1])
     assert all(re.fullmatch(r"(thinking … [\d]+ tokens?, \d\.\d s)? *", one) for one in steps[:-1])
     assert answer.startswith("\nYes, ")
-    hostile = "<think>a\x1b[2J\r</think>b\x1b]0;x\x07\n```\x1b\n\x9b\n```\n| \x1b |"
-    out = shown(hostile, argv=fold).out
-    seen = re.sub(r"\x1b\[\d*m|\r(?=[\x1b ]|th)", "", out)
-    assert all(one == "\n" or one.isprintable() for one in seen)
 
 
 def test_lines_of_commands_break_between_words(shown, monkeypatch):

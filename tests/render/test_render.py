@@ -12,7 +12,7 @@ from rich.text import Text
 
 from llmcli.commands.bench.report.row import percentile
 from llmcli.commands.explain.view import number
-from llmcli.commands.generate.report import Statistics
+from llmcli.commands.generate.report import ComputePath, RunReport, SamplingReport
 from llmcli.commands.generate.view import full_stats, short_stats
 from llmcli.commands.tokens.report import TokensReport
 from llmcli.commands.tokens.view import render_tokens
@@ -21,6 +21,7 @@ from llmcli.records.info import NO_FORMATS
 from llmcli.records.matrix import Matrix
 from llmcli.records.models import ago
 from llmcli.records.text import PhasePeak, Timings, TokenPiece
+from llmcli.shell.sampling import DEFAULTS
 from llmcli.ui import facts, numbers, theme
 from llmcli.ui.grid import pooled
 from llmcli.ui.letters import LETTERS, letter_lines
@@ -36,31 +37,26 @@ MACHINE = Environment(
     llmcli="0", python="3", platform="x", processor="p", cores=2, features=(), memory_bytes=None,
     gpus=(), driver=None, torch="2.9", threads=2, kernel_level="none",
 )  # fmt: skip
-RUN = Statistics(
-    timings=TIMINGS, environment=MACHINE, sampling={}, seed=1403840134,
-    model={
-        "name": "m", "weight_format": "bfloat16", "activation_format": "bfloat16",
-        "product_format": "bfloat16", "stored_formats": [], "device": "cpu",
-    },
-)  # fmt: skip
+FORMATS = {
+    "weight_format": "bfloat16", "activation_format": "bfloat16", "product_format": "bfloat16",
+}  # fmt: skip
 
 
 def test_statistics(golden):
-    nothing = replace(
-        TIMINGS, first_token_s=None, prompt_tokens_per_s=None, generated_tokens=0,
-        generated_tokens_per_s=None, peak_memory_bytes=None,
-    )  # fmt: skip
-    greedy = replace(RUN, seed=None)
-    drafted = {"proposed": 4, "accepted": 1, "speedup": None, "stopped": False}
     peaks = (
         PhasePeak(phase="base", resident_bytes=230 * 2**20, device_bytes=None),
         PhasePeak(phase="load", resident_bytes=None, device_bytes=300 * 2**20),
         PhasePeak(phase="prefill", resident_bytes=700 * 2**20, device_bytes=2**30),
     )
-    full = replace(greedy, sampling={"top_k": (40, "default")}, side_by_side=3)
-
-    def short(run, width=300):
-        return shown(short_stats(run, width), width=width)
+    run = RunReport(
+        timings=replace(TIMINGS, peaks=peaks),
+        path=ComputePath(**FORMATS, cache_format="bfloat16", kernels=(), sequences=3),
+        sampling=SamplingReport(
+            **DEFAULTS, seed=1403840134, greedy=False, max_tokens=64, stop=(), ignored=(),
+            origins={"top_k": "default"},
+        ),
+    )  # fmt: skip
+    model = {"name": "m", **FORMATS, "stored_formats": [], "device": "cpu"}
 
     def line(stored, used="float32", **formats):
         formats = dict.fromkeys(NO_FORMATS, used) | formats
@@ -71,13 +67,10 @@ def test_statistics(golden):
         "product_format": "int16",
     }  # fmt: skip
     golden("statistics", {
-        "in short, a line of 80 columns": short(RUN, 80),
-        "what ended the text, and a draft": short(replace(RUN, speculation=drafted, ended="-n 64")),
-        "it breaks between parts": short(greedy, 40),
-        "of a run that wrote nothing": short(replace(greedy, timings=nothing)),
-        "in full, with where values come from": shown(full_stats(full)),
-        "with the peak of every phase that is known":
-            shown(full_stats(replace(full, timings=replace(TIMINGS, peaks=peaks)))),
+        "in short, a line of 80 columns": shown(short_stats(run, "-n 64", 80), width=80),
+        "with the peak of every phase that is known": shown(
+            full_stats(run, [], model=model, environment=MACHINE)
+        ),
         "a draft without proposals claims no speed":
             facts.draft_words({"proposed": 0, "accepted": 0}),
         "the line of a model says what became of its weights": [

@@ -180,6 +180,8 @@ THOUGHTS = (
     ("n", "No."), ("t", "No <tool"), ("o", "<think>\nHm,  "),
     ("c", "I look.\n<tool_", 'call>\n{"a": 1}\n</tool_call>\n'),
     ("b", "<think>a</think>I look.\n", '<tool_call>\n{"a": 1}', "\n</tool_call>\n"),
+    ("w", "Two atoms of hydro", "gen, one of oxygen.\n\n```\nfor every_line in the_", "code: stay(",
+     "as_it_is)\n```\nThe e", "nd"),
     ("h", "<think>a\x1b[2J\r</think>b\x1b]0;x\x07\n```\x1b\n\x9b\n```\n| \x1b |"),
 )  # fmt: skip
 

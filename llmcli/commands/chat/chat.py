@@ -33,16 +33,15 @@ from llmcli.ui.theme import FAINT
 if TYPE_CHECKING:
     from llmcli.engine.conversation import Conversation
     from llmcli.engine.messages import Message
-    from llmcli.records.environment import Environment
 
 
-ANSWER = 64  # tokens that an answer has room for, or the user is asked what to drop
+ANSWER = 64  # tokens of room for an answer: with less, the user chooses what to drop
 NAMES = (*RANGES, "max_tokens", "seed")  # the settings that `/set` changes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What the last answer took; `computed` tokens of the prompt were new to the model."""
+    """Tokens and seconds of the last answer. `computed`: prompt tokens not read before."""
 
     prompt: int
     computed: int
@@ -55,24 +54,24 @@ class Turn:
 class Chat:
     """A conversation with its settings; `file` is written anew after every answer and change.
 
-    `suppressed` are the tokens that the model's files forbid. `chosen` are the settings and
-    `variables` those of the template that the user has named: they win over a transcript's. `typed`
-    is what was typed for a text with files in it, and `choose` asks the user for a letter where the
-    context fills. `seen` are the files as they were read or written last, by their real paths:
-    another chat may write one of them, too.
+    `suppressed`: tokens that the model's files forbid. `chosen` (settings) and `variables` (of the
+    template) were set by the user and override those of a transcript. `typed`: the typed line of
+    each message with files in it. `choose` asks the user for a letter when the context is full.
+    `seen`: the state of each file when it was last read or written, by its real path; another chat
+    may write it, too.
     """
 
     conversation: Conversation
     settings: ChatSettings
     out: Output
-    suppressed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    file: str | None = None
+    suppressed: Mapping[str, tuple[int, ...]]
+    file: str | None
+    stats: bool
+    reasoning: ReasoningMode | None
+    plain: bool
+    chosen: set[str]
+    variables: dict[str, Any]
     turn: Turn | None = None
-    stats: bool = False
-    reasoning: ReasoningMode | None = None
-    plain: bool = False
-    chosen: set[str] = field(default_factory=set)
-    variables: dict[str, Any] = field(default_factory=dict)
     choose: Callable[[str], str] | None = None
     typed: dict[str, str] = field(default_factory=dict)
     seen: dict[str, tuple[int, ...] | None] = field(default_factory=dict)
@@ -275,25 +274,24 @@ class Chat:
         found["timings"] = {name: turn[name] for name in ("prompt_s", "decode_s")}
         if (speculation := self.conversation.speculation) is not None:
             found["speculation"] = speculation.describe()
-        about, header = self._about()
+        header = self._header()
         with SIGNALS.held():  # no half a line, and stdout is still there for the next one
-            self.out.document(found, model=about, environment=header, lines=True)
+            self.out.document(found, **header, lines=True)
 
     def save(self, path: str) -> None:
         """Writes the transcript, whole or not at all.
 
         Raises WriteFailed, also if the file has changed since this chat read or wrote it.
         """
-        about, header = self._about()
-        place, state = real_path(path), state_of(path)
+        header, place, state = self._header(), real_path(path), state_of(path)
         if self.seen.get(place, state) != state:
             raise WriteFailed(
-                f"could not write `{path}`: it has changed since this chat read it, as where "
-                "another chat saves there",
+                f"could not write `{path}`: it has changed since this chat read it; "
+                "another chat may save there",
                 hint=f"`{'--' if self.choose is None else '/'}save FILE` saves under another name",
             )
         whole = self._transcript(self.conversation.messages)
-        write_document(path, self.out.envelope(members(whole), model=about, environment=header))
+        write_document(path, self.out.envelope(members(whole), **header))
         self.seen[place] = state_of(path)
         self._kept = whole
 
@@ -315,9 +313,10 @@ class Chat:
             messages=tuple(messages),
         )  # fmt: skip
 
-    def _about(self) -> tuple[Mapping[str, Any], Environment]:
-        about = self.conversation.model.describe()
-        return about, environment(kernels=kernels_of(about))
+    def _header(self) -> Mapping[str, Any]:
+        """The model and the environment of a document."""
+        model = self.conversation.model.describe()
+        return {"model": model, "environment": environment(kernels=kernels_of(model))}
 
     def load(self, path: str) -> Transcript:
         """Continues a transcript: its messages, and its settings unless the user chose others here.

@@ -20,7 +20,7 @@ from llmcli.shell.looking import room_for
 from llmcli.shell.options import OUTPUT, PROMPT, TOKEN_LIMIT, ModelOptions, OutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
-from llmcli.shell.prompts import joined_text, text_argument
+from llmcli.shell.prompts import joined_text, stop_texts, text_argument
 from llmcli.shell.running import load_model
 from llmcli.shell.sampling import SamplingOptions, resolve_for
 from llmcli.shell.template import SYSTEM, VARIABLE, check_name, template_variables
@@ -95,8 +95,7 @@ def command(
     out = Output("chat", output)
     sampling.check()
     variables = template_variables(options.variable)
-    if "" in (options.stop or ()):
-        raise UsageError("`--stop` needs a text that is not empty")
+    stop = stop_texts(options.stop)
     seen = {}
     if options.save is not None:
         check_replaceable(options.save)
@@ -111,7 +110,7 @@ def command(
             hint="give `--prompt TEXT`, a pipe, or run it in a terminal",
         )
     with RENDERER, KEYS.silent():
-        chat = _chat(options, sampling, model, out, variables, names_from_file(ctx))
+        chat = _chat(options, sampling, model, out, stop, variables, names_from_file(ctx))
         chat.seen = seen | chat.seen
         chat.conversation.speculation = draft.load(chat.conversation.model, model, out)
         if message:
@@ -124,7 +123,7 @@ def command(
 
 def _chat(
     options: ChatOptions, sampling: SamplingOptions, model: ModelOptions, out: Output,
-    variables: dict[str, Any], from_file: Collection[str],
+    stop: tuple[str, ...], variables: dict[str, Any], from_file: Collection[str],
 ) -> Chat:  # fmt: skip
     from llmcli.commands.chat.chat import Chat
     from llmcli.shell.transcript import ChatSettings
@@ -139,7 +138,7 @@ def _chat(
     given = {"seed": not drawn, "max_tokens": options.max_tokens, "stop": options.stop}
     chosen = {name for name, value in given.items() if value and name not in from_file}
     chosen |= {name for name, origin in resolved.origins.items() if origin == "flag"}
-    # a file of settings is for many models, and its variables are no choice for this conversation
+    # the configuration file is for many models: its variables are no choice for this conversation
     named = {} if "variable" in from_file else variables
     conversation = Conversation(loaded, room=room_for(model, loaded), variables=variables)
     if model.context_length is not None:
@@ -152,7 +151,7 @@ def _chat(
         conversation=conversation,
         settings=ChatSettings(
             **sampled, seed=seed, max_tokens=options.max_tokens or resolved.limit or 2048,
-            stop=tuple(text_argument(each, "`--stop`") for each in options.stop or resolved.stop),
+            stop=stop or resolved.stop,
         ),
         out=out, file=options.save, stats=options.stats, chosen=chosen, variables=dict(named),
         reasoning=options.reasoning, plain=options.plain, suppressed=resolved.suppressed,
@@ -165,7 +164,7 @@ def _chat(
 
 
 def _check_room(conversation: Conversation) -> None:
-    """Raises UsageError where the context has no room for what the template writes by itself."""
+    """Raises UsageError if the template's own tokens do not fit the context."""
     conversation.say("")
     needed = 0
     with suppress(CheckpointError):  # of an empty message

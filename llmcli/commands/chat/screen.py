@@ -20,7 +20,7 @@ _BETWEEN_S = 0.1  # from one count of a folded line to the next
 
 
 class _Stream(Protocol):
-    """One part of an answer; both return what is to be written."""
+    """A part of an answer; both methods return the text to write now."""
 
     def push(self, text: str) -> str: ...
 
@@ -30,8 +30,8 @@ class _Stream(Protocol):
 class AnswerScreen:
     """Writes an answer token by token.
 
-    On a terminal the text is Markdown, unless `plain`. Elsewhere it is what the model wrote: all
-    of it, markers too, where reasoning is to be shown, else without reasoning.
+    On a terminal the text is Markdown, unless `plain`. Elsewhere it is written as the model wrote
+    it: with the markers if reasoning is shown, else without the reasoning.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class AnswerScreen:
             self._reasoning = "hide"
         self._plain = plain
         self._part: tuple[Kind, _Stream] | None = None
-        self._ended = False  # the part: the next one begins a paragraph
-        self._console: Console | None = None  # that of the part
+        self._ended = False  # whether the part has ended: the next one begins a paragraph
+        self._console: Console | None = None  # of the part
         self._written = ""  # the last two characters written
         self.reasoned = self.answered = False
 
@@ -116,7 +116,7 @@ class AnswerScreen:
 
 
 class _Verbatim:
-    """Text as the model wrote it; `spelled`: with its control characters spelled out."""
+    """Text as the model wrote it; `spelled`: with control characters escaped."""
 
     def __init__(self, *, spelled: bool) -> None:
         self._spelled = spelled
@@ -139,7 +139,7 @@ class _Folded:
         self._animate = animate
         self._begin = self._drawn = perf_counter()
         self._tokens = 0
-        self._shown = 0  # columns of the line that stands
+        self._shown = 0  # columns of the line on the screen
 
     def push(self, text: str) -> str:
         self._tokens += 1
@@ -165,8 +165,10 @@ def write_reasoning(out: Output, text: str) -> None:
     if out.json:  # stdout has the answers, a line each
         out.aside(printable(text))
         return
-    from llmcli.ui.markdown import DimmedStream
+    text += "\n"
+    if out.out.terminal:
+        from llmcli.ui.markdown import DimmedStream
 
-    dimmed = DimmedStream(make_console(out.out), "reasoning")
-    stream = dimmed if out.out.terminal else _Verbatim(spelled=False)
-    out.write(stream.push(text + "\n") + stream.finish())
+        dimmed = DimmedStream(make_console(out.out), "reasoning")
+        text = dimmed.push(text) + dimmed.finish()
+    out.write(text)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from textwrap import wrap
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from llmcli.commands.chat.chat import NAMES, Chat
 from llmcli.commands.chat.screen import ReasoningMode, write_reasoning
-from llmcli.commands.chat.typed import Lines, lines_of, with_files
+from llmcli.commands.chat.typed import EditedLines, Lines, with_files
 from llmcli.errors import LlmcliError, UsageError, as_out_of_memory
 from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS, tell_error
@@ -23,14 +25,10 @@ from llmcli.shell.transcript import check_replaceable
 from llmcli.shell.wrap import wrapped
 from llmcli.ui.theme import one_line
 
-if TYPE_CHECKING:
-    from llmcli.text.chat import ChatTemplate
-
-_PATHS = ("load", "save")  # commands that take the path of a file
-_LOOKED_AT = 1024  # tokens, the last ones
+_INSPECTED = 1024  # the last tokens of a longer conversation
 _WIDEST = 200  # columns of a message that is recalled
 _ALIASES = {"bye": "exit", "quit": "exit", "?": "help"}
-_ENDS = ("exit", "quit", "bye")  # what other programs end with
+_ENDS = ("exit", "quit", "bye")  # words that end other programs
 
 
 class Exit(Exception):
@@ -38,7 +36,7 @@ class Exit(Exception):
 
 
 @dataclass(frozen=True)
-class Draft:
+class NextLine:
     """The text that the next line begins with; `instead`: it replaces the last message."""
 
     text: str = ""
@@ -49,21 +47,16 @@ class Draft:
 class SlashCommand:
     """`run(chat, argument)` returns what the next line is to begin with, or None.
 
-    `values(chat)` are what its argument may be.
+    `values(chat)`: what Tab completes its argument to; None: paths of files.
     """
 
     usage: str
     words: str
-    run: Callable[[Chat, str], Draft | None]
-    values: Callable[[Chat], Iterable[str]] = lambda chat: ()
+    run: Callable[[Chat, str], NextLine | None]
+    values: Callable[[Chat], Iterable[str]] | None = lambda chat: ()
 
 
-def completions(chat: Chat, name: str) -> Iterable[str] | None:
-    """Completions for the argument of `/name`; None for paths."""
-    return None if name in _PATHS else COMMANDS[name].values(chat) if name in COMMANDS else ()
-
-
-def dispatch(chat: Chat, line: str) -> Draft | None:
+def dispatch(chat: Chat, line: str) -> NextLine | None:
     """Runs `/name argument`. Raises UsageError for an unknown name, and the command's errors.
 
     Raises Exit for `/exit`.
@@ -99,7 +92,8 @@ def _system(chat: Chat, argument: str) -> None:
     conversation = chat.conversation
     if argument:
         conversation.set_system(None if argument == "none" else argument)
-    if conversation.system is None and (own := _template(chat).own_system(conversation.variables)):
+    template, variables = conversation.template, conversation.variables
+    if conversation.system is None and (own := template.own_system(variables)):
         _say(chat, f"system: none, so the template's own: {one_line(own)}")
     else:
         _say(chat, f"system: {one_line(conversation.system or 'none')}")
@@ -152,8 +146,7 @@ def _reasoning(chat: Chat, argument: str) -> None:
 
 
 def _tokens(chat: Chat, argument: str) -> None:
-    conversation, tokenizer = chat.conversation, chat.conversation.model.tokenizer
-    assert tokenizer is not None
+    conversation, tokenizer = chat.conversation, chat.conversation.tokenizer
     ids, known = conversation.ids(), 0
     whole = tokenizer.decode(ids, skip_special=False)
     for one in conversation.messages:
@@ -163,7 +156,7 @@ def _tokens(chat: Chat, argument: str) -> None:
         text = one_line(one.content)
         _say(chat, f"{one.role:<10}{count:>7,}  {text[:40]}{'…' * (len(text) > 40)}")
     if ids:
-        own = not conversation.system and _template(chat).own_system(conversation.variables)
+        own = not conversation.system and conversation.template.own_system(conversation.variables)
         beside = "its own system message and " * bool(own)
         _say(chat, f"{'template':<10}{len(ids) - known:>7,}  {beside}what it puts around these")
     _say(chat, f"{'context':<10}{len(ids):>7,}  of {conversation.room:,}")
@@ -180,15 +173,15 @@ def _regen(chat: Chat, argument: str) -> None:
     chat.regenerate()
 
 
-def _edit(chat: Chat, argument: str) -> Draft:
+def _edit(chat: Chat, argument: str) -> NextLine:
     users = [one.content for one in chat.conversation.messages if one.role == "user"]
     if not users:
         raise UsageError("there is nothing to edit")
-    return Draft(_typed(chat, users[-1]), instead=True)
+    return NextLine(_typed(chat, users[-1]), instead=True)
 
 
 def _typed(chat: Chat, text: str) -> str:
-    """The line that was typed for this message."""
+    """The typed line of a message."""
     return chat.typed.get(text, "/" * text.startswith("/") + text)
 
 
@@ -211,7 +204,7 @@ def _load(chat: Chat, argument: str) -> None:
 
 
 def recall(chat: Chat) -> None:
-    """The last exchange, faint, a line for each of its messages."""
+    """Shows the last exchange, faint, one line per message."""
     messages, width = chat.conversation.messages, min(chat.out.err.width, _WIDEST)
     for one in messages[-2:]:
         line = f"{one.role}: {one_line(one.content)}"
@@ -231,7 +224,7 @@ def _exit(chat: Chat, argument: str) -> None:
 
 
 def look(chat: Chat, argument: str) -> None:
-    """Shows one of `IN_CHAT` of the conversation so far, which a pass of its own reads once more.
+    """Shows one of the views `IN_CHAT` of the conversation so far, by a forward pass of its own.
 
     Raises UsageError for another name or option, and what measuring raises.
     """
@@ -249,10 +242,10 @@ def look(chat: Chat, argument: str) -> None:
     ids = chat.conversation.ids()
     if not ids:
         raise UsageError("there is nothing to look at: the conversation is empty")
-    if len(ids) > _LOOKED_AT:
-        chat.out.note(f"the last {_LOOKED_AT:,} of {len(ids):,} tokens are inspected, on their own")
+    if len(ids) > _INSPECTED:
+        chat.out.note(f"the last {_INSPECTED:,} of {len(ids):,} tokens are inspected, on their own")
     view_of = InChat(
-        model=chat.conversation.model, ids=ids[-_LOOKED_AT:], answer=chat.conversation.last_answer,
+        model=chat.conversation.model, ids=ids[-_INSPECTED:], answer=chat.conversation.last_answer,
         room=chat.conversation.room, out=chat.out,
     )  # fmt: skip
     from rich.text import Text
@@ -265,13 +258,6 @@ def look(chat: Chat, argument: str) -> None:
         ending = [Text(), render_checks(checks, full=False, option="")] if checks else []
         (chat.out.aside if chat.out.json else chat.out.show)(shown, *ending)
     require(checks, EXPLAIN)
-
-
-def _template(chat: Chat) -> ChatTemplate:
-    tokenizer = chat.conversation.model.tokenizer
-    assert tokenizer is not None
-    assert tokenizer.chat_template is not None
-    return tokenizer.chat_template
 
 
 def _say(chat: Chat, line: str) -> None:
@@ -303,8 +289,8 @@ COMMANDS = {
     "look": SlashCommand(
         "/look VIEW", f"{', '.join(IN_CHAT)} of the chat", look, lambda chat: IN_CHAT
     ),
-    "save": SlashCommand("/save FILE", "saves as JSON, now and after every change", _save),
-    "load": SlashCommand("/load FILE", "continues a saved conversation", _load),
+    "save": SlashCommand("/save FILE", "saves as JSON, now and after every change", _save, None),
+    "load": SlashCommand("/load FILE", "continues a saved conversation", _load, None),
     "clear": SlashCommand("/clear", "forgets all but the system message", _clear),
     "exit": SlashCommand("/exit", "ends the chat; so does Ctrl-D", _exit),
 }
@@ -312,15 +298,20 @@ COMMANDS = {
 
 def converse(chat: Chat) -> None:
     """Reads lines and runs or sends them, until `/exit` or Ctrl-D."""
-    name = chat.conversation.model.name
     if not chat.out.quiet:
+        name = chat.conversation.model.name
         chat.out.aside(f"{name} · /help lists the commands, Ctrl-D ends")
         if said := [one for one in chat.conversation.messages if one.role != "system"]:
             chat.aside(f"{counted(len(said), 'message')} so far")
             recall(chat)
-    lines = lines_of(tuple(COMMANDS), lambda command: completions(chat, command), chat.aside)
+    values = {
+        name: None if command.values is None else partial(command.values, chat)
+        for name, command in COMMANDS.items()
+    }
+    dumb = os.environ.get("TERM") == "dumb"
+    lines = Lines(chat.aside) if dumb else EditedLines(values, chat.aside)
     chat.choose = lines.choose
-    draft = Draft()
+    draft = NextLine()
     while True:
         try:
             draft = _line(chat, lines, draft)
@@ -329,10 +320,10 @@ def converse(chat: Chat) -> None:
         except KeyboardInterrupt:
             SIGNALS.forget()
             chat.aside("interrupted")
-            draft = Draft()
+            draft = NextLine()
 
 
-def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
+def _line(chat: Chat, lines: Lines, draft: NextLine) -> NextLine:
     """Reads a line and runs or sends it; returns the text to begin the next line with.
 
     Saves the changes to the file. Errors are printed, and the conversation continues.
@@ -344,7 +335,7 @@ def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
     try:
         try:
             if line.startswith("/") and not line.startswith("//"):
-                return dispatch(chat, line.strip()) or Draft()
+                return dispatch(chat, line.strip()) or NextLine()
             if line.strip() in _ENDS:
                 chat.out.note("`/exit` ends")
             elif line.strip():
@@ -362,4 +353,4 @@ def _line(chat: Chat, lines: Lines, draft: Draft) -> Draft:
         if known is None:
             raise
         tell_error(known)
-    return Draft()
+    return NextLine()

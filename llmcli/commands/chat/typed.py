@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,25 +19,17 @@ from llmcli.xdg import folder
 _PROMPT, _MORE = "> ", "  "
 _BLOCK = '"""'
 _ENDS = "Ctrl-D or /exit ends"
-# a word with an @ in front, perhaps quoted; with a backslash before it is an @ and nothing else
+# `@name`, perhaps quoted; `\@name` is an @ and nothing else
 MENTION = re.compile(r"""(?<!\S)(\\?)@(?:"([^"\n]+)"|'([^'\n]+)'|(\S+))""")
 _FENCED = re.compile(r"^ {0,3}(```+|~~~+).*?(?:^ {0,3}\1|\Z)", re.MULTILINE | re.DOTALL)
-_BEHIND = ".,;:!?)"  # may follow a name without being part of it
-
-
-def lines_of(
-    commands: Sequence[str],
-    completions: Callable[[str], Iterable[str] | None],
-    aside: Callable[[str], None],
-) -> Lines:
-    """Lines of the terminal. `aside` shows once how a conversation ends."""
-    if os.environ.get("TERM") == "dumb":
-        return Lines(aside)
-    return EditedLines(commands, completions, aside)
+_BEHIND = ".,;:!?)"  # punctuation that may follow a name
 
 
 class Lines:
-    """Lines as the terminal itself puts them together; a draft stands above its line."""
+    """Input lines that the terminal itself edits; a draft is written above the prompt.
+
+    `aside` shows once how a conversation ends.
+    """
 
     def __init__(self, aside: Callable[[str], None]) -> None:
         self._aside: Callable[[str], None] | None = aside
@@ -76,7 +68,7 @@ class Lines:
         return _read(question)
 
     def _interrupted(self) -> bool:
-        """After Ctrl-C: whether it had nothing to clear."""
+        """Handles Ctrl-C; returns whether the line was empty."""
         _screen().write("\n")
         return True
 
@@ -84,14 +76,13 @@ class Lines:
 class EditedLines(Lines):
     """Lines with history and completion.
 
-    Completes `commands` after a slash, then what a command takes (`completions`; None: paths), and
-    paths after an @.
+    Completes the names of `commands` after a slash, then what gives the values of a command's
+    argument (None: paths), and paths after an @.
     """
 
     def __init__(
         self,
-        commands: Sequence[str],
-        completions: Callable[[str], Iterable[str] | None],
+        commands: Mapping[str, Callable[[], Iterable[str]] | None],
         aside: Callable[[str], None],
     ) -> None:
         super().__init__(aside)
@@ -117,12 +108,12 @@ class EditedLines(Lines):
             def get_completions(self, document: Any, event: Any) -> Iterator[Completion]:
                 before = document.text_before_cursor
                 if found := re.fullmatch(r"/(\w+) +([^\n]*)", before):
-                    values, rest = completions(found[1]), Document(found[2])
+                    values = commands.get(found[1], tuple)
                     if values is None:
-                        yield from paths.get_completions(rest, event)
+                        yield from paths.get_completions(Document(found[2]), event)
                         return
-                    known = WordCompleter(list(values), sentence=True)
-                    yield from known.get_completions(rest, event)
+                    known = WordCompleter(list(values()), sentence=True)
+                    yield from known.get_completions(Document(found[2]), event)
                 found = re.search(r"(?<!\S)@([\"']?)((?<=[\"'])[^\"'\n]*|\S*)$", before)
                 if found is None:
                     yield from slash.get_completions(document, event)
@@ -189,7 +180,7 @@ def continues(text: str) -> bool:
 
 
 def without_quotes(text: str) -> str:
-    r"""What stands between `\"""` and `\"""`, none of it a command; else the text itself."""
+    r"""The text between `\"""` and `\"""`, which is never a command; other text unchanged."""
     bare = text.strip()
     if len(bare) < 2 * len(_BLOCK) or not (bare.startswith(_BLOCK) and bare.endswith(_BLOCK)):
         return text
@@ -202,7 +193,7 @@ def _in_block(text: str) -> bool:
 
 
 def _without_backslash(text: str) -> str:
-    """Without the one that stands for the new line."""
+    """The text without the backslash that continues its line."""
     return text if _in_block(text) else text.removesuffix("\\")
 
 
@@ -221,7 +212,7 @@ def _read(prompt: str) -> str | None:
 
 
 def history_path() -> Path | None:
-    """$XDG_STATE_HOME/llmcli/chat_history, made where it is not there; None where it cannot be."""
+    """$XDG_STATE_HOME/llmcli/chat_history, created if it is missing; None if that fails."""
     try:
         path = folder("XDG_STATE_HOME", "~/.local/state") / "llmcli" / "chat_history"
     except RuntimeError:  # no home
@@ -236,9 +227,9 @@ def history_path() -> Path | None:
 def with_files(line: str, note: Callable[[str], None]) -> str:
     r"""`line` with its files' names in place of `@name`, and behind it each file's text, fenced.
 
-    A word stays as it is if there is no such file (`note` is called for directories and for what
-    looks like a path) and within a fenced block; `\@` is an @. Raises UsageError for a file that
-    cannot be read.
+    A fence is longer than any run of backticks in the text. A word stays as it is if there is no
+    such file (`note` is called for directories and for what looks like a path) and within a fenced
+    block; `\@` is an @. Raises UsageError for a file that cannot be read.
     """
     files: dict[str, str] = {}
 
@@ -264,15 +255,12 @@ def with_files(line: str, note: Callable[[str], None]) -> str:
         pieces += [MENTION.sub(mention, line[end : block.start()]), block[0]]
         end = block.end()
     pieces.append(MENTION.sub(mention, line[end:]))
-    return "\n\n".join(["".join(pieces), *(_fenced(name, files[name]) for name in files)])
+    for name, text in files.items():
+        longest = max((len(run) for run in re.findall("`+", text)), default=0)
+        fence = "`" * max(3, longest + 1)
+        pieces.append(f"\n\n`{name}`:\n{fence}\n{text}\n{fence}")
+    return "".join(pieces)
 
 
 def _is_file(name: str) -> bool:
     return os.path.isfile(os.path.expanduser(name))
-
-
-def _fenced(name: str, text: str) -> str:
-    """The name and the text in a block whose fence is longer than any run of backticks in it."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"`{name}`:\n{fence}\n{text}\n{fence}"

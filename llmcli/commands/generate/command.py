@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 import typer
 
@@ -13,19 +12,15 @@ from llmcli.errors import UsageError
 from llmcli.shell.configuration.values import names_from_file
 from llmcli.shell.documents import check_value, not_empty, parse, read
 from llmcli.shell.drafting import DraftOptions
-from llmcli.shell.encoding import Encoded, check_fits, encode
+from llmcli.shell.encoding import check_fits, encode
 from llmcli.shell.messages import read_conversation
 from llmcli.shell.options import OUTPUT, TOKEN_LIMIT, ModelOptions, OutputOptions, PromptOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import Range, opt
-from llmcli.shell.prompts import Prompt, read_prompt, read_stdin, read_text, text_argument
+from llmcli.shell.prompts import Prompt, read_prompt, read_stdin, read_text, stop_texts
 from llmcli.shell.running import load_model
 from llmcli.shell.sampling import SamplingOptions, resolve_for
 from llmcli.shell.template import ChatOptions
-
-if TYPE_CHECKING:
-    from llmcli.engine.sampling import Sampling
-    from llmcli.engine.stream import TextRequest
 
 EPILOG = """
 Examples:
@@ -107,32 +102,6 @@ class GenerateOptions:
         False, "--stream-json", "A JSON line for each token.", panel=OUTPUT, excludes=("--json",)
     )
 
-    def level(self, out: Output) -> Level:
-        """How much is said on stderr: what was requested, else one line on a terminal."""
-        if self.stats is not None:
-            return self.stats
-        text = not (out.json or self.stream_json or out.quiet)
-        return "short" if text and out.err.terminal else "off"
-
-    def request(
-        self, prompts: Sequence[Encoded], sampling: Sampling, room: int, level: Level, *, json: bool
-    ) -> TextRequest:
-        """What the engine is given; `json`: documents, which mark near ties."""
-        from llmcli.engine.stream import TextRequest
-
-        stream = self.stream_json
-        return TextRequest(
-            prompts=[one.ids for one in prompts],
-            sampling=sampling,
-            limit=None if self.max_tokens == TOKEN_LIMIT.or_else else self.max_tokens,
-            stop=self.stop or (),
-            ignore_eos=self.ignore_eos,
-            logprobs=0 if stream and self.logprobs is None else self.logprobs,
-            margins=json or stream or self.logprobs is not None or level == "full",
-            samples=self.num_samples,
-            capacity=room,
-        )
-
 
 def read_batch(path: str) -> list[Prompt]:
     """The prompts of a JSONL file (`-`: stdin), a line each.
@@ -179,12 +148,10 @@ def command(
     conversation: its last message is answered, or continued where it is the assistant's.
     """
     from llmcli.commands.generate.measure import Run
-    from llmcli.commands.generate.run import Presentation
+    from llmcli.commands.generate.writers import Presentation
 
     out = Output("generate", output)
-    if "" in (text.stop or ()):
-        raise UsageError("`--stop` needs a text that is not empty")
-    text = replace(text, stop=[text_argument(each, "`--stop`") for each in text.stop or ()])
+    stop = stop_texts(text.stop)
     sampling.check()
     chat.check()
     given = read_batch(text.batch) if text.batch is not None else [read_prompt(prompt)]
@@ -194,15 +161,26 @@ def command(
         resolved = resolve_for(
             loaded.model, sampling, names_from_file(ctx), limited=text.max_tokens is not None
         )
-        text = replace(
-            text, max_tokens=text.max_tokens or resolved.limit or 256,
-            stop=text.stop or list(resolved.stop),
-        )  # fmt: skip
         encoded = [encode(item, chat, loaded.model) for item in given]
+    from llmcli.engine.stream import TextRequest  # torch, once the model is known to be supported
+
     seed, drawn = model.sampling_seed()
     room = model.context_length or loaded.model.config.context
-    level = text.level(out)
-    request = text.request(encoded, resolved.sampling(seed), room, level, json=output.json)
+    limit = text.max_tokens or resolved.limit or 256
+    terminal = out.err.terminal and not (out.json or text.stream_json or out.quiet)
+    level = text.stats or ("short" if terminal else "off")
+    lines, logprobs = text.stream_json, text.logprobs
+    request = TextRequest(
+        prompts=[one.ids for one in encoded],
+        sampling=resolved.sampling(seed),
+        limit=None if limit == TOKEN_LIMIT.or_else else limit,
+        stop=stop or resolved.stop,
+        ignore_eos=text.ignore_eos,
+        logprobs=0 if lines and logprobs is None else logprobs,
+        margins=out.json or lines or logprobs is not None or level == "full",
+        samples=text.num_samples,
+        capacity=room,
+    )
     fits = check_fits(encoded, request.limit, room, largest=loaded.model.config.embedding.positions)
     for note in (*resolved.notes, *fits):
         out.note(note)
@@ -211,8 +189,7 @@ def command(
         speculation = draft.load(loaded.model, model, out)
     elif draft.draft is not None:
         out.note("`--draft` is for one text at a time: several are decoded side by side without it")
-    run = Run(loaded.model, request, speculation)
-    run.watch.begin(loaded.import_s, loaded.load_s, loaded.peaks)
     Presentation(
-        out=out, options=text, prompts=encoded, resolved=resolved, run=run, level=level, drawn=drawn
+        out=out, options=text, prompts=encoded, resolved=resolved, level=level, drawn=drawn,
+        run=Run(loaded, request, speculation),
     ).write()

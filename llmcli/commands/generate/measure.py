@@ -1,4 +1,4 @@
-"""A run of `generate`: tokens from the engine, which knows no clocks, and what they took."""
+"""A run of `generate`: tokens from the engine, and the time and memory that they took."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from llmcli.measure.peaks import PhaseMemory, highest_bytes
 from llmcli.records.progress import Progress
-from llmcli.records.text import NearTie, PhasePeak, Timings
+from llmcli.records.text import PhasePeak, Timings
 
 if TYPE_CHECKING:
     import torch
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from llmcli.engine.output import Token
     from llmcli.engine.speculation import Speculation
     from llmcli.engine.stream import TextRequest
-    from llmcli.model import Model
+    from llmcli.shell.running import Loaded
 
 ROWS = 8  # sequences that run side by side
-WINDOW = 64  # prompts among which rows of similar length are looked for; results wait no longer
+WINDOW = 64  # prompts that are sorted by length to form groups; results wait no longer
 
 
 class _Indexed(Protocol):
@@ -34,7 +34,7 @@ T = TypeVar("T", bound=_Indexed)
 
 @dataclass(kw_only=True)
 class Tally:
-    """Tokens, and the engine's seconds that they took; `decoded` are those after a first one."""
+    """Tokens, and seconds in the engine. `decoded`: tokens after the first one of a sequence."""
 
     prompt_tokens: int = 0
     generated: int = 0
@@ -49,49 +49,51 @@ class Stopwatch:
 
     Only the time spent inside the engine counts, not what the consumer does with a token.
     A stream's first token costs the prompts; the others (`index` > 0) cost decoding. `total` is of
-    all streams. Memory is watched too, on `device` where it is a GPU.
+    all streams. Memory is watched too, on `device` where it is a GPU. `import_s`, `load_s` and
+    `peaks`: the seconds and the memory of what came before the streams.
     """
 
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device | None = None,
+        *,
+        import_s: float = 0.0,
+        load_s: float = 0.0,
+        peaks: tuple[PhasePeak, ...] = (),
+    ) -> None:
         self._device = device
+        self._import_s, self._load_s, self._peaks = import_s, load_s, peaks
         self._held = PhaseMemory(device)
-        self.begin(0.0, 0.0, ())
         self.elapsed = 0.0
         self.total = Tally()
         self._stream = Tally()  # the stream that runs
-        self._spent = 0.0
-
-    def begin(self, import_s: float, load_s: float, peaks: tuple[PhasePeak, ...]) -> None:
-        """What came before the streams: the seconds of importing and loading, and the memory."""
-        self._import_s, self._load_s, self._peaks = import_s, load_s, peaks
 
     def watch(self, tokens: Iterator[T], prompt_tokens: int) -> Iterator[T]:
-        """Passes the tokens of one stream on; `elapsed` is the engine's seconds so far."""
-        total = self.total
+        """Yields the tokens of one stream; `elapsed`: seconds in the engine so far."""
+        total, begin = self.total, self.elapsed
         with self._held.phase("prefill"):
             token = self._timed(tokens)
-        if token is None:
-            total.decode_s += self._spent
-            return
-        stream = self._stream = Tally(prefill_s=self._spent, first_token_s=self._spent)
-        total.prompt_tokens += prompt_tokens
-        total.prefill_s += self._spent
-        if total.first_token_s is None:
-            total.first_token_s = self._spent
+        first = self.elapsed
+        stream = self._stream = Tally(prefill_s=first - begin, first_token_s=first - begin)
+        if token is not None:
+            total.prompt_tokens += prompt_tokens
+            total.prefill_s += stream.prefill_s
+            if total.first_token_s is None:
+                total.first_token_s = stream.first_token_s
         with self._held.phase("decode"):
             while token is not None:
                 total.generated += 1
                 total.decoded += token.index > 0
                 yield token
                 token = self._timed(tokens)
-                total.decode_s += self._spent
-                stream.decode_s += self._spent
+                stream.decode_s = self.elapsed - first
+                total.decode_s = self.elapsed - total.prefill_s
 
     def credit(self, tally: Tally, token: _Indexed, prompt_tokens: int) -> None:
-        """Counts the token that was passed on last for one prompt of its stream, of that length.
+        """Counts the last token of `watch` for its prompt, of `prompt_tokens` tokens.
 
-        Prompts that run side by side share their seconds: each is given those from the stream's
-        begin to its own last token.
+        Prompts that run side by side share their seconds: each has those from the start of the
+        stream to its own last token.
         """
         tally.prompt_tokens = prompt_tokens
         tally.generated += 1
@@ -102,6 +104,8 @@ class Stopwatch:
     def timings(self, tally: Tally | None = None) -> Timings:
         """`tally` as a report (None: the total), with the loading and the memory of the run."""
         one = self.total if tally is None else tally
+        # after a single new token there was no decoding
+        peaks = [peak for peak in self._held.peaks if peak.phase != "decode" or self.total.decoded]
         return Timings(
             import_s=self._import_s,
             load_s=self._load_s,
@@ -111,40 +115,43 @@ class Stopwatch:
             generated_tokens=one.generated,
             generated_tokens_per_s=_rate(one.decoded, one.decode_s),
             peak_memory_bytes=highest_bytes(self._device),
-            peaks=(*self._peaks, *self._phase_peaks()),
+            peaks=(*self._peaks, *peaks),
         )
 
-    def _phase_peaks(self) -> Iterator[PhasePeak]:
-        """Of what took place: after a single new token there was no decoding."""
-        for peak in self._held.peaks:
-            if peak.phase != "decode" or self.total.decoded:
-                yield peak
-
     def _timed(self, tokens: Iterator[T]) -> T | None:
-        """The next token, None after the last one; `_spent` are its seconds."""
+        """The next token, None after the last one."""
         begin = perf_counter()
         token = next(tokens, None)
-        self._spent = perf_counter() - begin
-        self.elapsed += self._spent
+        self.elapsed += perf_counter() - begin
         return token
 
 
 class Run:
-    """Writes the texts of a request, group by group, and keeps count on the way."""
+    """Generates the texts of a request, group by group, and keeps count on the way.
+
+    `ties`: near ties by the number of their sequence. `reread`: how many tokens were read once
+    more, each time. `side_by_side`: for each prompt, the number of texts generated at once.
+    """
 
     def __init__(
-        self, model: Model, request: TextRequest, speculation: Speculation | None = None
+        self, loaded: Loaded, request: TextRequest, speculation: Speculation | None = None
     ) -> None:
-        self.model = model
+        self.model = loaded.model
         self.request = request
         self.speculation = speculation
-        self.watch = Stopwatch(model.device)
+        self.watch = Stopwatch(
+            loaded.model.device,
+            import_s=loaded.import_s,
+            load_s=loaded.load_s,
+            peaks=loaded.peaks,
+        )
         self.tallies = [Tally() for _ in request.prompts]
-        self.side_by_side = [1] * len(request.prompts)  # texts, by prompt
-        self.read = 0  # tokens of the first group's prompts that the model has read
-        self.reread: list[int] = []  # how many tokens were read once more, each time
-        self.ties: list[tuple[int, NearTie]] = []  # by sequence
+        self.side_by_side = [1] * len(request.prompts)
+        self.reread: list[int] = []
+        self.ties: list[tuple[int, Token]] = []
         self.limited = self.full = False  # a text ended at the limit, or with the context
+        self._groups = groups(list(map(len, request.prompts)), samples=request.samples)
+        self._read = 0  # tokens of the first group's prompts that the model has read
 
     def tokens(
         self, reading: Callable[[], AbstractContextManager[Progress]]
@@ -156,14 +163,14 @@ class Run:
         from llmcli.engine.stream import stream
 
         request = self.request
-        for group in self.groups():
+        for group in self._groups:
             prompts = [request.prompts[index] for index in group]
             for index in group:
                 self.side_by_side[index] = len(group) * request.samples
             with reading() as progress:
 
                 def read(done: int, total: int, progress: Progress = progress) -> None:
-                    self.read = done
+                    self._read = done
                     progress("reading the prompt", done, total)
 
                 tokens = stream(
@@ -176,27 +183,18 @@ class Run:
                 row, sample = divmod(token.sequence, request.samples)
                 self.watch.credit(self.tallies[group[row]], token, len(prompts[row]))
                 number = group[row] * request.samples + sample
-                self._saw(number, token)
+                if token.finish == "length":
+                    at_limit = token.index + 1 == request.limit
+                    self.limited, self.full = self.limited or at_limit, self.full or not at_limit
+                if token.tied:
+                    self.ties.append((number, token))
                 yield number, token
                 token = next(watched, None)
 
-    def groups(self) -> list[list[int]]:
-        """Indices of the prompts that run together."""
-        return groups(list(map(len, self.request.prompts)), samples=self.request.samples)
-
     def unread(self) -> str:
         """` while reading the prompt (512 of 700 tokens)`: where a run without tokens stopped."""
-        total = sum(len(self.request.prompts[index]) for index in self.groups()[0])
-        return f" while reading the prompt ({self.read} of {total} tokens)"
-
-    def _saw(self, number: int, token: Token) -> None:
-        if token.finish == "length":
-            at_limit = token.index + 1 == self.request.limit
-            self.limited, self.full = self.limited or at_limit, self.full or not at_limit
-        if token.tied and token.margin is not None:
-            text = self.model.token_text(token.id) or str(token.id)
-            tie = NearTie(label="", index=token.index, text=text, margin=token.margin)
-            self.ties.append((number, tie))
+        total = sum(len(self.request.prompts[index]) for index in self._groups[0])
+        return f" while reading the prompt ({self._read} of {total} tokens)"
 
 
 def groups(lengths: Sequence[int], *, samples: int = 1) -> list[list[int]]:

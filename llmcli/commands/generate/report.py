@@ -1,30 +1,54 @@
-"""Statistics of a run of `generate`, shown beside its text."""
+"""How texts were generated: settings, the path of computation, speed and memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from llmcli.records.environment import Environment
-from llmcli.records.text import NearTie, Timings
+from llmcli.records.document import OPTIONAL
+from llmcli.records.text import Timings
+from llmcli.shell.options import TOKEN_LIMIT
+from llmcli.shell.params import Range
+from llmcli.shell.sampling import SamplingValues
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statistics:
-    """Speed, memory and settings of a run.
+class SamplingReport(SamplingValues):
+    """The values in force. `origins`: where each comes from.
 
-    `model` and `speculation` are the objects of JSON documents. `sampling`: each value in force and
-    where it comes from; `seed` is None in a greedy run, `ties` in a random one. `side_by_side`:
-    number of texts that are generated at once. `ended`: what ended the text before the model did.
+    `ignored`: what generation_config.json, or `general.sampling` of a GGUF file, sets and llmcli
+    does not follow.
     """
 
+    greedy: bool
+    max_tokens: Annotated[int, TOKEN_LIMIT]
+    stop: tuple[str, ...]
+    origins: Mapping[str, str]
+    ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputePath:
+    """How the text was computed: formats, kernels, and the sequences in one product.
+
+    The same seed gives the same text again on the same path, and on another one within its
+    roundings.
+    """
+
+    weight_format: str
+    activation_format: str
+    cache_format: str
+    product_format: str
+    kernels: tuple[str, ...]
+    sequences: Annotated[int, Range(1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """How the texts of one prompt, or of a whole run, were generated."""
+
+    sampling: SamplingReport
+    path: ComputePath
     timings: Timings
-    model: Mapping[str, Any]
-    environment: Environment
-    sampling: Mapping[str, tuple[float, str]]
-    seed: int | None
-    ties: tuple[NearTie, ...] | None = None
-    side_by_side: int = 1
-    speculation: Mapping[str, Any] | None = None
-    ended: str = ""
+    speculation: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)

@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llmcli.commands.generate.report import Statistics
+from llmcli.commands.generate.report import RunReport
+from llmcli.records.environment import Environment
 from llmcli.records.numbers import counted
-from llmcli.records.text import NearTie, Timings
 from llmcli.ui.facts import draft_words, model_line
 from llmcli.ui.layout import SEPARATOR, filled
 from llmcli.ui.numbers import duration, size, speed
 from llmcli.ui.theme import FAINT, quoted
 
 MOST_TIES = 8  # near ties that are listed one by one
+TEMPLATE = Text("chat template applied · `--raw` continues the text as it stands", style=FAINT)
 
 
-def short_stats(run: Statistics, width: int) -> Text:
+def short_stats(run: RunReport, ended: str, width: int) -> Text:
     """One line (more where `width` columns are too few): tokens, times, seed.
 
     `prompt 37 tokens, 201 ms · generated 64 (-n 64), 41.2 tok/s · 432 MiB · seed 7`; the memory
-    only where the line has room for it.
+    only where the line has room for it. `ended`: what ended a text before the model did.
     """
     timings = run.timings
-    first, peak = timings.first_token_s, timings.peak_memory_bytes
-    read = "" if first is None else f", {duration(first)}"
-    ended = f" ({run.ended})" if run.ended else ""
+    first, peak = timings.first_token_s or 0.0, timings.peak_memory_bytes
+    ended = f" ({ended})" if ended else ""
     memory = "" if peak is None else size(peak)
     parts = [
-        f"prompt {counted(timings.prompt_tokens, 'token')}{read}",
+        f"prompt {counted(timings.prompt_tokens, 'token')}, {duration(first)}",
         f"generated {timings.generated_tokens:,}{ended}{_speed(timings.generated_tokens_per_s)}",
         "" if run.speculation is None else f"draft {draft_words(run.speculation)}",
         memory,
-        "" if run.seed is None else f"seed {run.seed}",
+        "" if run.sampling.greedy else f"seed {run.sampling.seed}",
     ]
     lines = filled(list(filter(None, parts)), width)
     if len(lines) > 1:
@@ -43,64 +44,60 @@ def short_stats(run: Statistics, width: int) -> Text:
     return Text("\n".join(lines), style=FAINT)
 
 
-def full_stats(run: Statistics) -> RenderableType:
-    """Everything in two columns: timings, then each sampling value with where it comes from."""
-    timings, machine = run.timings, run.environment
-    several = run.side_by_side > 1
-    path = f"{run.side_by_side} texts side by side" if several else "one text at a time"
-    first = timings.first_token_s
+def full_stats(
+    run: RunReport,
+    ties: Sequence[tuple[str, int, str]],
+    *,
+    model: Mapping[str, Any],
+    environment: Environment,
+) -> RenderableType:
+    """Everything in two columns: timings, then each sampling value with where it comes from.
+
+    `ties`: texts of the near ties, their places counted from 0, and the names of their sequences.
+    """
+    timings, sampling, texts = run.timings, run.sampling, run.path.sequences
+    path = "one text at a time" if texts == 1 else f"{texts} texts side by side"
     rows = [
-        ("model", model_line(run.model)),
-        ("threads", str(machine.threads)),
-        ("PyTorch", str(machine.torch)),
-        ("path", SEPARATOR.join((*machine.kernels, path))),
+        ("model", model_line(model)),
+        ("threads", str(environment.threads)),
+        ("PyTorch", str(environment.torch)),
+        ("path", SEPARATOR.join((*run.path.kernels, path))),
         ("import of torch", duration(timings.import_s)),
         ("load", duration(timings.load_s)),
         ("prompt", _tokens(timings.prompt_tokens, timings.prompt_tokens_per_s)),
-        ("first token", "none" if first is None else duration(first)),
+        ("first token", duration(timings.first_token_s or 0.0)),
         ("generated", _tokens(timings.generated_tokens, timings.generated_tokens_per_s)),
     ]
     if run.speculation is not None:
         rows.append(("draft", f"{run.speculation['draft']}: {draft_words(run.speculation)}"))
     if timings.peak_memory_bytes is not None:
         rows.append(("peak memory", size(timings.peak_memory_bytes)))
-    rows += _peaks(timings)
-    for name, (value, origin) in run.sampling.items():
-        rows.append((name.replace("_", " "), f"{value:g}  ({origin})"))
-    rows.append(("seed", "none: greedy" if run.seed is None else str(run.seed)))
-    if run.ties is not None:
-        rows.append(("near ties", _ties(run.ties, timings.generated_tokens)))
+    for label, peaks in (
+        ("  of the process", [(peak.phase, peak.resident_bytes) for peak in timings.peaks]),
+        ("  on the GPU", [(peak.phase, peak.device_bytes) for peak in timings.peaks]),
+    ):
+        if known := [f"{phase} {size(nbytes)}" for phase, nbytes in peaks if nbytes]:
+            rows.append((label, SEPARATOR.join(known)))
+    for name, origin in sampling.origins.items():
+        rows.append((name.replace("_", " "), f"{getattr(sampling, name):g}  ({origin})"))
+    rows.append(("seed", "none: greedy" if sampling.greedy else str(sampling.seed)))
+    if sampling.greedy:
+        rows.append(("near ties", _ties(ties, timings.generated_tokens)))
     table = Table.grid(padding=(0, 2))
     for label, words in rows:
         table.add_row(Text(label, style=FAINT), Text(words))
     return table
 
 
-def _ties(ties: Sequence[NearTie], tokens: int) -> str:
-    """`2 of 40 tokens (margin below rounding): " Paris" at 3, …`, tokens counted from 0."""
+def _ties(ties: Sequence[tuple[str, int, str]], tokens: int) -> str:
+    """`2 of 40 tokens (margin below rounding): " Paris" at 3, …`."""
     words = f"{len(ties)} of {counted(tokens, 'token')} (margin below rounding)"
     shown = [
-        f"{quoted(tie.text)} at {tie.index}{f' of text {tie.label}' if tie.label else ''}"
-        for tie in ties[:MOST_TIES]
+        f"{quoted(text)} at {index}{f' of text {label}' if label else ''}"
+        for text, index, label in ties[:MOST_TIES]
     ]
     shown += ["…"] if len(ties) > MOST_TIES else []
     return f"{words}: {', '.join(shown)}" if ties else words
-
-
-def _peaks(timings: Timings) -> Iterator[tuple[str, str]]:
-    """A line with the phases whose peak is known: of the process, and one of the GPU."""
-    for label, sizes in (
-        ("  of the process", [(peak.phase, peak.resident_bytes) for peak in timings.peaks]),
-        ("  on the GPU", [(peak.phase, peak.device_bytes) for peak in timings.peaks]),
-    ):
-        known = [f"{phase} {size(nbytes)}" for phase, nbytes in sizes if nbytes]
-        if known:
-            yield label, SEPARATOR.join(known)
-
-
-def template_line() -> Text:
-    """Says that the chat template was applied, and how to go without it."""
-    return Text("chat template applied · `--raw` continues the text as it stands", style=FAINT)
 
 
 def _tokens(count: int, per_s: float | None) -> str:

@@ -4,27 +4,194 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any
 
+from llmcli.commands.generate.measure import Run
+from llmcli.commands.generate.report import ComputePath, RunReport, SamplingReport
+from llmcli.errors import LlmcliError
+from llmcli.measure.environment import environment
+from llmcli.records.document import members
 from llmcli.records.text import Alternative, Generated, TokenLogprob
+from llmcli.shell.encoding import Encoded
+from llmcli.shell.exits import SIGNALS, Stopped
 from llmcli.shell.output import Output, colour_system, dumps
+from llmcli.shell.progress import Progress
+from llmcli.shell.running import kernels_of
+from llmcli.shell.sampling import Resolved
+from llmcli.text.markers import Markers
 from llmcli.text.segments import Answer, AnswerParts
-from llmcli.ui.theme import confidence_style, printable
+from llmcli.ui.theme import confidence_style, one_line, printable
 
 if TYPE_CHECKING:
+    from llmcli.commands.generate.command import GenerateOptions, Level
     from llmcli.engine.output import Token
-    from llmcli.text import Tokenizer
+
+MARKER = 32  # tokens at the end of a prompt, in which it may begin the reasoning
+LABEL_COLUMNS = 72  # of the line before each text of a batch
 
 
-class Writer(Protocol):
-    """Takes the tokens of numbered sequences as they come, interleaved."""
+@dataclass(frozen=True, kw_only=True)
+class Presentation:
+    """Everything is loaded, read and checked; `write` generates and writes.
 
-    def token(self, number: int, token: Token, ms: float) -> None:
-        """One token of sequence `number`, `ms` milliseconds after the first prompt was begun."""
+    `level`: how much is said on stderr. `drawn`: the seed was drawn for this run.
+    """
 
-    def close(self) -> None:
-        """No more tokens come: the end, or an interruption."""
+    out: Output
+    options: GenerateOptions
+    prompts: Sequence[Encoded]
+    resolved: Resolved
+    run: Run
+    level: Level
+    drawn: bool
+
+    def write(self) -> None:
+        """Generates and writes. An interruption keeps what there is and raises Stopped."""
+        run, seed = self.run, self.run.request.sampling.seed
+        writer = self._writer()
+        if self.drawn and self.level == "off" and not (self.out.json or self.resolved.greedy):
+            self.out.note(f"drew the seed {seed}: `--seed {seed}` gives the same text")
+        try:
+            for number, token in run.tokens(partial(Progress, self.out, tokens=True)):
+                SIGNALS.check()
+                writer.token(number, token, run.watch.elapsed * 1000)
+        except KeyboardInterrupt as stop:
+            writer.close()
+            written = run.watch.total.generated
+            if written:
+                self._statistics()
+            where = "" if written or self.out.quiet else run.unread()
+            raise Stopped(stop, told=True, where=where) from stop
+        except LlmcliError:
+            if isinstance(writer, TextWriter):
+                writer.close()  # the error begins on a line of its own
+            raise
+        writer.close()
+        for tokens in run.reread:
+            self.out.note(
+                f"at {tokens:,} tokens the text outgrew LongRoPE's short factors: all of it was "
+                "read again"
+            )
+        self._statistics()
+
+    def _writer(self) -> TextWriter | TokenWriter | DocumentWriter:
+        """The writer for the options; it is closed after the last token or an interruption.
+
+        It takes the tokens of numbered sequences as they come, interleaved, each with the engine's
+        milliseconds so far.
+        """
+        samples, prompts = self.run.request.samples, len(self.prompts)
+        token_text, logprobs = self.run.model.token_text, self.options.logprobs is not None
+        if self.options.stream_json:
+            return TokenWriter(
+                self.out, token_text, top=logprobs, begun=samples if prompts == 1 else 0,
+                header=self._header, parts=lambda number: self._parts(number // samples),
+            )  # fmt: skip
+        if self.out.json:
+            outputs = [
+                [Generated(logprobs=[] if logprobs else None) for _ in range(samples)]
+                for _ in range(prompts)
+            ]
+            return DocumentWriter(self._document, outputs, token_text)
+        colour = logprobs and self.out.out.colour
+        if logprobs and not colour:
+            self.out.note("`--logprobs` shows colours, which are off here: --json has the numbers")
+        labels = None
+        if self.options.batch is not None or samples > 1:
+            labels = [self._label(number) for number in range(prompts * samples)]
+        ids_only = self.run.model.tokenizer is None
+        return TextWriter(self.out, labels=labels, colour=colour, ids_only=ids_only)
+
+    @cached_property
+    def _header(self) -> Mapping[str, Any]:
+        """The model and the environment, as documents have them."""
+        model = self.run.model.describe()
+        return {"model": model, "environment": environment(kernels=kernels_of(model))}
+
+    def _parts(self, index: int) -> AnswerParts | None:
+        """Splits the answer to this prompt; None if its template marks no reasoning."""
+        tokenizer, prompt = self.run.model.tokenizer, self.prompts[index]
+        markers = Markers.of_tokenizer(tokenizer)
+        if tokenizer is None or not (prompt.chat and markers.reasoning):
+            return None
+        return AnswerParts(markers, tokenizer.decode(prompt.ids[-MARKER:], skip_special=False))
+
+    def _number(self, number: int) -> str:
+        """`1` for a sample or a prompt of a batch, `0.1` for its samples, empty for one text."""
+        samples = self.run.request.samples
+        prompt, sample = divmod(number, samples)
+        named = [prompt] * (self.options.batch is not None) + [sample] * (samples > 1)
+        return ".".join(map(str, named))
+
+    def _label(self, number: int) -> str:
+        """`_number`, with the prompt where there are several: `0 · What is …`."""
+        if self.options.batch is None:
+            return self._number(number)
+        from rich.text import Text
+
+        given = self.prompts[number // self.run.request.samples]
+        words = given.text if given.text is not None else f"ids {', '.join(map(str, given.ids))}"
+        label = Text(f"{self._number(number)} · {one_line(words)}")
+        label.truncate(min(self.out.out.width, LABEL_COLUMNS) - len("--- "), overflow="ellipsis")
+        return label.plain
+
+    def _document(self, index: int, outputs: list[Generated]) -> None:
+        """One prompt's JSON document; a batch has one a line, with its `index`."""
+        for output in outputs:
+            if (parts := self._parts(index)) is not None:
+                begun, rest = parts.push(output.text), parts.finish()
+                output.content = begun.content + rest.content
+                output.reasoning = (begun.reasoning + rest.reasoning).rstrip()
+        batch = self.options.batch is not None
+        body: dict[str, Any] = {"index": index} if batch else {}
+        body |= {"prompt": self.prompts[index], "outputs": outputs, **members(self._report(index))}
+        self.out.document(body, **self._header, lines=batch)
+
+    def _statistics(self) -> None:
+        """Speed, memory and settings on stderr, and what the colours mean."""
+        if self.level == "off":
+            return
+        from llmcli.commands.generate.view import TEMPLATE, full_stats, short_stats
+        from llmcli.ui.facts import confidence_legend
+
+        out, run, report = self.out, self.run, self._report()
+        text = not (out.json or self.options.stream_json)
+        if text and self.options.logprobs is not None and out.out.colour:
+            out.aside(confidence_legend(ties=self.resolved.greedy))
+        watched = out.out.terminal and out.err.terminal and not out.quiet
+        if text and watched and any(one.chat and not one.messages for one in self.prompts):
+            out.aside(TEMPLATE)
+        if self.level == "short":
+            full = "context full" if run.full else ""
+            ended = f"-n {run.request.limit}" if run.limited else full
+            out.aside(short_stats(report, ended, out.err.width))
+            return
+        ties = [
+            (run.model.token_text(token.id) or str(token.id), token.index, self._number(number))
+            for number, token in run.ties
+        ]
+        out.aside(full_stats(report, ties, **self._header))
+
+    def _report(self, index: int | None = None) -> RunReport:
+        """How the texts of one prompt were generated; without an `index`, of all prompts."""
+        run, resolved, request = self.run, self.resolved, self.run.request
+        values: Mapping[str, Any] = resolved.values
+        return RunReport(
+            sampling=SamplingReport(
+                **values, seed=request.sampling.seed, greedy=resolved.greedy,
+                max_tokens=-1 if request.limit is None else request.limit,
+                stop=tuple(request.stop), origins=resolved.origins, ignored=resolved.ignored,
+            ),
+            path=ComputePath(
+                **run.model.arithmetic.describe(run.model.config),
+                kernels=self._header["environment"].kernels,
+                sequences=max(run.side_by_side) if index is None else run.side_by_side[index],
+            ),
+            timings=run.watch.timings(None if index is None else run.tallies[index]),
+            speculation=None if run.speculation is None else run.speculation.describe(),
+        )  # fmt: skip
 
 
 class TextWriter:
@@ -54,14 +221,21 @@ class TextWriter:
 
     def token(self, number: int, token: Token, ms: float) -> None:
         """Writes the token, or keeps it until the sequences before it are finished."""
-        self._waiting.setdefault(number, []).append(self._shown(token))
+        text, style = f"{token.id} " if self._ids_only else token.text, ""
+        if self._out.out.terminal:
+            text = printable(text)
+        if self._colour and token.logprob is not None:
+            tied = " underline" if token.tied else ""
+            style = f"{confidence_style(math.exp(token.logprob))}{tied}"
+        self._waiting.setdefault(number, []).append((text, style))
         if token.finish is not None:
             self._finished.add(number)
         while self._live in self._waiting:
             self._write(self._waiting.pop(self._live))
             if self._live not in self._finished:
                 break
-            self._end_sequence()
+            if self._labels is not None:
+                self._end_line()
             self._live += 1
 
     def close(self) -> None:
@@ -79,15 +253,6 @@ class TextWriter:
             self._out.write("\n")
             self._column_zero = True
 
-    def _shown(self, token: Token) -> tuple[str, str]:
-        text = f"{token.id} " if self._ids_only else token.text
-        if self._out.out.terminal:
-            text = printable(text)
-        if not self._colour or token.logprob is None:
-            return text, ""
-        tied = " underline" if token.tied else ""
-        return text, f"{confidence_style(math.exp(token.logprob))}{tied}"
-
     def _write(self, parts: list[tuple[str, str]]) -> None:
         if self._labels is not None and self._headed != self._live:
             self._out.write(f"--- {self._labels[self._live]}\n")
@@ -104,10 +269,6 @@ class TextWriter:
             show = self._text.push
         self._out.write("".join(show(*part) for part in parts))
 
-    def _end_sequence(self) -> None:
-        if self._labels is not None:
-            self._end_line()
-
 
 class TokenWriter:
     """One JSON object a line and a token: {"sequence", "index", "id", "text", "logprob", "ms"}.
@@ -116,138 +277,97 @@ class TokenWriter:
 
     `top`: each line also has the likeliest tokens. `begun`: sequences that count as begun before
     their first token comes. The first line also has `header`, the model and the environment.
-    `parts` is what takes apart the text of a sequence (None: nothing does); its lines then also
-    have what is new of the "content" and of the "reasoning".
+    `parts(number)` splits the text of a sequence (None: does not); its lines then also have what
+    is new of the "content" and of the "reasoning".
     """
 
     def __init__(
-        self, out: Output, *, tokenizer: Tokenizer | None, top: bool, begun: int,
+        self, out: Output, token_text: Callable[[int], str], *, top: bool, begun: int,
         header: Mapping[str, Any], parts: Callable[[int], AnswerParts | None],
     ) -> None:  # fmt: skip
         self._out = out
-        self._header = header
-        self._tokenizer = tokenizer
+        self._token_text = token_text
         self._top = top
+        self._header = header
         self._parts = cache(parts)
         self._unfinished = dict.fromkeys(range(begun), 0)  # sequence → index of its next token
         self._ms = 0.0
 
     def token(self, number: int, token: Token, ms: float) -> None:
         """Writes the line at once; the last of a sequence also has its `finish_reason`."""
-        line = self._line(number, token.index, ms, token.id, token.text, token.logprob)
+        more: dict[str, Any] = {}
         if (parts := self._parts(number)) is not None:
             new = parts.push(token.text)
             rest = Answer("", "") if token.finish is None else parts.finish()
-            line["content"] = new.content + rest.content
-            line["reasoning"] = new.reasoning + rest.reasoning
+            more["content"] = new.content + rest.content
+            more["reasoning"] = new.reasoning + rest.reasoning
         if token.tied is not None:
-            line |= {"margin": token.margin, "tied": token.tied}
+            more |= {"margin": token.margin, "tied": token.tied}
         if self._top:
-            line["top"] = _alternatives(token, self._tokenizer)
-        self._ms = ms
+            more["top"] = _alternatives(token, self._token_text)
+        self._ms = round(ms, 3)
         self._unfinished[number] = token.index + 1
         if token.finish is not None:
-            line["finish_reason"] = token.finish
+            more["finish_reason"] = token.finish
             del self._unfinished[number]
-        self._write(line)
+        line = {"sequence": number, "index": token.index, "id": token.id, "text": token.text}
+        self._write(line | {"logprob": token.logprob, "ms": self._ms, **more})
 
     def close(self) -> None:
         """A last line, without a token, for every sequence that was interrupted."""
         for number, index in sorted(self._unfinished.items()):
-            line = self._line(number, index, self._ms, None, "", None)
-            self._write(line | {"finish_reason": "interrupted"})
-        self._unfinished.clear()
-
-    @staticmethod
-    def _line(
-        number: int, index: int, ms: float, id: int | None, text: str, logprob: float | None
-    ) -> dict[str, Any]:
-        return {
-            "sequence": number, "index": index, "id": id, "text": text, "logprob": logprob,
-            "ms": round(ms, 3),
-        }  # fmt: skip
+            line = {"sequence": number, "index": index, "id": None, "text": "", "logprob": None}
+            self._write(line | {"ms": self._ms, "finish_reason": "interrupted"})
 
     def _write(self, line: Mapping[str, Any]) -> None:
         header, self._header = self._header, {}
         self._out.write(dumps({**line, **header}) + "\n")
 
 
-class Collector:
-    """Keeps the sequences as reports, and calls `ready(prompt, outputs)` in prompt order.
+class DocumentWriter:
+    """Adds tokens to the `outputs` of each prompt, and calls `ready(prompt, outputs)` in order.
 
-    `samples` sequences belong to each of `prompts` prompts. At `close`, sequences that have
-    begun and not ended are delivered as they are, marked `interrupted`.
+    At `close`, sequences that have begun and not ended are delivered as they are, marked
+    `interrupted`.
     """
 
     def __init__(
-        self,
-        ready: Callable[[int, list[Generated]], None],
-        *,
-        prompts: int,
-        samples: int,
-        tokenizer: Tokenizer | None,
-        logprobs: bool,
-    ) -> None:
+        self, ready: Callable[[int, list[Generated]], None], outputs: Sequence[list[Generated]],
+        token_text: Callable[[int], str],
+    ) -> None:  # fmt: skip
         self._ready = ready
-        self._samples = samples
-        self._tokenizer = tokenizer
-        self._logprobs = logprobs
-        self._outputs: dict[int, Generated] = {}
-        self._unfinished = [samples] * prompts
+        self._token_text = token_text
+        self._outputs = outputs
         self._next = 0  # the prompt whose sequences are delivered next
 
     def token(self, number: int, token: Token, ms: float) -> None:
         """Adds the token; delivers prompts whose sequences have all ended."""
-        output = self._output(number)
+        prompt, sample = divmod(number, len(self._outputs[0]))
+        output = self._outputs[prompt][sample]
         output.ids.append(token.id)
         output.text += token.text
         if token.tied is not None:
             output.tied_tokens = (output.tied_tokens or 0) + token.tied
         if output.logprobs is not None:
-            output.logprobs.append(self._logprob(token))
-        if token.finish is not None:
-            output.finish_reason = token.finish
-            self._unfinished[number // self._samples] -= 1
-        while self._next < len(self._unfinished) and not self._unfinished[self._next]:
-            self._deliver()
+            output.logprobs.append(TokenLogprob(
+                id=token.id, text=self._token_text(token.id), logprob=token.logprob,
+                top=_alternatives(token, self._token_text), margin=token.margin, tied=token.tied,
+            ))  # fmt: skip
+        output.finish_reason = token.finish or output.finish_reason
+        while self._next < len(self._outputs) and not any(
+            one.finish_reason == "interrupted" for one in self._outputs[self._next]
+        ):
+            self._ready(self._next, self._outputs[self._next])
+            self._next += 1
 
     def close(self) -> None:
         """Delivers what has begun; the only prompt of a run counts as begun."""
-        while self._next < len(self._unfinished):
-            begun = any(number in self._outputs for number in self._numbers())
-            if begun or len(self._unfinished) == 1:
-                self._deliver()
-            else:
-                self._next += 1
-
-    def _numbers(self) -> range:
-        return range(self._next * self._samples, (self._next + 1) * self._samples)
-
-    def _deliver(self) -> None:
-        self._ready(self._next, [self._output(number) for number in self._numbers()])
-        self._next += 1
-
-    def _output(self, number: int) -> Generated:
-        if number not in self._outputs:
-            self._outputs[number] = Generated(logprobs=[] if self._logprobs else None)
-        return self._outputs[number]
-
-    def _logprob(self, token: Token) -> TokenLogprob:
-        return TokenLogprob(
-            id=token.id,
-            text=_text(token.id, self._tokenizer),
-            logprob=token.logprob,
-            top=_alternatives(token, self._tokenizer),
-            margin=token.margin,
-            tied=token.tied,
-        )
+        for prompt, outputs in enumerate(self._outputs[self._next :], self._next):
+            if len(self._outputs) == 1 or any(one.ids for one in outputs):
+                self._ready(prompt, outputs)
 
 
-def _alternatives(token: Token, tokenizer: Tokenizer | None) -> tuple[Alternative, ...]:
+def _alternatives(token: Token, token_text: Callable[[int], str]) -> tuple[Alternative, ...]:
     return tuple(
-        Alternative(id=id, text=_text(id, tokenizer), logprob=logprob) for id, logprob in token.top
+        Alternative(id=id, text=token_text(id), logprob=logprob) for id, logprob in token.top
     )
-
-
-def _text(id: int, tokenizer: Tokenizer | None) -> str:
-    return "" if tokenizer is None else tokenizer.token_text(id)

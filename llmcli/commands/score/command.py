@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
@@ -72,12 +71,12 @@ def command(
     read in overlapping windows.
     """
     from llmcli.commands.score.measure import compare
-    from llmcli.commands.score.view import render_score, render_versus
-    from llmcli.ui.facts import model_line
+    from llmcli.commands.score.view import render_scores
 
     out = Output("score", output)
     on_terminal = out.out.terminal and sys.stdin is not None and sys.stdin.isatty()
     text = prompt_or_default(prompt, out.note) if on_terminal else read_prompt(prompt)
+    specs = [None] if score.versus is None else [None, score.versus]  # None: `--model`
     if score.versus is not None:
         if text.conversation is not None:
             raise UsageError(
@@ -86,41 +85,30 @@ def command(
                 hint="leave one of them out",
             )
         require_supported(model, out, score.versus)
-
-    def scored(spec: str | None) -> tuple[Score, Mapping[str, Any]]:
-        """The score of one model, `spec` instead of `--model`, which is freed then."""
+    scores, models = [], []
+    for spec in specs:
         loaded = load_model(model, out, text=text.ids is None, spec=spec).model
         window, stride = score.windows(model.context_length or loaded.config.context)
-        found = _score(text, loaded, out, window, stride, parse_special=not special.no_special)
-        return found, loaded.describe()
-
-    ours, about = scored(None)
-    if score.versus is None:
-        out.present(
-            lambda: render_score(ours, model_line(about), every=score.every),
-            members(ours),
-            model=about,
-            environment=environment(kernels=kernels_of(about)),
-        )
-        return
-    theirs, other = scored(score.versus)
-    comparison = compare(ours, theirs)
+        parsed = not special.no_special
+        scores.append(_score(text, loaded, out, window, stride, parse_special=parsed))
+        models.append(loaded.describe())
+        del loaded  # before the next one is loaded
+    comparison = None if score.versus is None else compare(*scores)
+    body = members(scores[0])
+    if comparison is not None:
+        body["versus"] = {"model": models[1], **members(scores[1]), "difference": comparison}
     out.present(
-        lambda: render_versus(
-            (ours, model_line(about)), (theirs, model_line(other)), comparison,
-            (str(about["name"]), str(other["name"])), every=score.every,
-        ),
-        members(ours)
-        | {"versus": {"model": other, **members(theirs), "difference": comparison}},
-        model=about,
-        environment=environment(kernels=kernels_of(about, other)),
-    )  # fmt: skip
+        lambda: render_scores(scores, models, comparison, every=score.every),
+        body,
+        model=models[0],
+        environment=environment(kernels=kernels_of(*models)),
+    )
 
 
 def _score(
     text: Prompt, model: Model, out: Output, window: int, stride: int, *, parse_special: bool
 ) -> Score:
-    """The score of a text, which every model cuts into its own tokens."""
+    """The score of a text, encoded by the model's own tokenizer."""
     from llmcli.commands.score.measure import measure_score
 
     tokenizer = model.tokenizer

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from llmcli.commands.score.report import Comparison, Score, ScoredToken
+from llmcli.commands.score.report import Comparison, Score, ScoredToken, ScoreTimings
 from llmcli.errors import NotFinite
 from llmcli.records.progress import Progress
 from llmcli.text.tokenizer import covered_bytes
@@ -34,12 +34,12 @@ def measure_score(
 ) -> Score:
     """Scores every token of `ids` but the first, given all tokens before it in its window.
 
-    `texts[i]` is what token i is shown as, `spans[i]` the bytes of the text that it stands for
-    (start, end), which may overlap; `spelled` gives those of an id in hexadecimal. A text longer
-    than `window` tokens is read in windows that begin `stride` tokens apart (1 ≤ stride < window);
-    a token is scored in the first window that has it, so that each but the first window's tokens
-    see at least window - stride tokens before them (the sliding window of Press et al. 2021,
-    arXiv 2012.15832, section 3). Raises NotFinite.
+    `texts[i]`: token i for display; `spans[i]`: its bytes of the text (start, end), which may
+    overlap; `spelled`: the bytes of an id in hexadecimal. A text longer than `window` tokens is
+    read in windows that begin `stride` tokens apart (1 ≤ stride < window). A token is scored in the
+    first window that has it, so that all but the first window's tokens see at least window - stride
+    tokens before them (the sliding window of Press et al. 2021, arXiv 2012.15832, section 3).
+    Raises NotFinite.
     """
     begin = perf_counter()
     logprobs: list[float | None] = [None] * len(ids)
@@ -69,7 +69,7 @@ def measure_score(
         bits_per_byte=-total / math.log(2) / size if size else math.nan,
         window=window,
         stride=stride,
-        timings={"score_s": seconds},
+        timings=ScoreTimings(score_s=seconds),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -10,7 +9,8 @@ from dataclasses import dataclass
 class ScoredToken:
     """A token, its log-probability (natural) given all before it, and its rank (1: likeliest).
 
-    `bytes` are those of its text in hexadecimal; None without a tokenizer.
+    The first one has neither: nothing predicts it. `bytes`: of its text, in hexadecimal; None
+    without a tokenizer.
     """
 
     id: int
@@ -21,12 +21,18 @@ class ScoredToken:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoreTimings:
+    """Seconds of scoring."""
+
+    score_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Score:
     """How well a model predicts a text. Logarithms are natural, bits are base 2.
 
-    `mean_logprob`, `perplexity` = exp(-mean) and `bits_per_byte` are NaN where nothing could
-    be scored. `window` and `stride`: the most tokens seen at once, and by how many it moves.
-    `timings`: `score_s`, the seconds of scoring.
+    `mean_logprob`, `perplexity` = exp(-mean) and `bits_per_byte` are NaN if nothing could be
+    scored. `window` and `stride`: the most tokens seen at once, and by how many it moves.
     """
 
     tokens: tuple[ScoredToken, ...]
@@ -37,12 +43,12 @@ class Score:
     bits_per_byte: float
     window: int
     stride: int
-    timings: Mapping[str, float]
+    timings: ScoreTimings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two models on one text: theirs minus ours; per token only where the tokens are the same."""
+    """The second model's values minus the first's; per token only if the tokens are the same."""
 
     bits_per_byte: float
     mean_logprob: float | None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.cells import cell_len, chop_cells
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -12,38 +13,42 @@ from rich.text import Text
 
 from llmcli.commands.score.report import Comparison, Score, ScoredToken
 from llmcli.records.numbers import counted
+from llmcli.ui.facts import model_line
 from llmcli.ui.layout import SEPARATOR, Column, Line, Rows
 from llmcli.ui.numbers import probability
 from llmcli.ui.theme import FAINT, HEADING, confidence_style, one_line, quoted
 
-SHORT = 18  # so many tokens are shown one after the other, of more the surprising ones
-SURPRISING, WITH_ANOTHER = 20, 15  # so many, fewer below the comparison of two models
+SHORT = 18  # tokens of a text that are all listed; of a longer one the most surprising
+SURPRISING, WITH_ANOTHER = 20, 15  # number of these for one model, and for two
 UNKNOWN = "–"
-CONTEXT = 64  # columns of a token with what is around it, at most
+CONTEXT = 64  # most columns of a token with the text around it
 
 
-def render_score(score: Score, title: str, *, every: bool = False) -> RenderableType:
-    """The totals of one model, then its tokens; `title` is the model's line."""
-    return Group(*_totals(score, title, every), _tokens(score, SURPRISING, every))
-
-
-def render_versus(
-    ours: tuple[Score, str],
-    theirs: tuple[Score, str],
-    comparison: Comparison,
-    names: tuple[str, str],
+def render_scores(
+    scores: Sequence[Score],
+    models: Sequence[Mapping[str, Any]],
+    comparison: Comparison | None,
     *,
-    every: bool = False,
+    every: bool,
 ) -> RenderableType:
-    """The totals of two models, A and B, each with its line, which is better, and the tokens: of
-    both where they are the same, else A's.
+    """The totals of one or two models, which of two is better, and the tokens.
+
+    The tokens are those of the first model, with both models' values if they have the same.
     """
-    (first, title), (second, other) = ours, theirs
-    return Group(
-        *_totals(first, f"A  {title}", every), *_totals(second, f"B  {other}", every),
-        render_comparison(comparison, *names),
-        _tokens(first, WITH_ANOTHER, every, second if comparison.largest_difference else None),
-    )  # fmt: skip
+    parts: list[RenderableType] = []
+    for letter, score, model in zip("AB", scores, models, strict=False):
+        before = f"{letter}  " if comparison is not None else ""
+        parts += _totals(score, before + model_line(model), every)
+    shown, most = scores[:1], SURPRISING
+    if comparison is not None:
+        parts.append(_comparison(comparison, *(one_line(str(model["name"])) for model in models)))
+        shown, most = scores if comparison.largest_difference else shown, WITH_ANOTHER
+    tokens = shown[0].tokens
+    if every or len(tokens) <= SHORT:
+        return Group(*parts, _table(*shown))
+    scored = [at for at, token in enumerate(tokens) if token.logprob is not None]
+    worst = sorted(scored, key=lambda at: tokens[at].logprob or 0.0)[:most]
+    return Group(*parts, Surprising([score.tokens for score in shown], worst))
 
 
 def _totals(score: Score, title: str, every: bool) -> list[RenderableType]:
@@ -71,25 +76,14 @@ def _totals(score: Score, title: str, every: bool) -> list[RenderableType]:
     return [Text(one_line(title), style=HEADING), Line(parts)]
 
 
-def _tokens(
-    score: Score, most: int, every: bool, other: Score | None = None
-) -> RenderableType:
-    """`other`: the score of the same tokens by another model, which is shown beside it."""
-    if every or len(score.tokens) <= SHORT:
-        return _table(score, other)
-    scored = [at for at, token in enumerate(score.tokens) if token.logprob is not None]
-    worst = sorted(scored, key=lambda at: score.tokens[at].logprob or 0.0)[:most]
-    return Surprising(score.tokens, worst, () if other is None else other.tokens)
-
-
-def _table(ours: Score, theirs: Score | None) -> RenderableType:
-    """A row per token, with what A and B make of it where there are two models.
+def _table(ours: Score, theirs: Score | None = None) -> RenderableType:
+    """A row per token, with the values of A and B if there are two models.
 
     Where the width is too little, the probability goes first: the log-probability says the same; of
     two models the ranks, then the difference. Without a tokenizer there is no column of tokens.
     """
-    named = _has_text(ours)
-    columns = [Column("#"), Column("id"), *[Column("token", right=False, cut=True)] * named]
+    named = [Column("token", right=False, cut=True)] if _has_text(ours) else []
+    columns = [Column("#"), Column("id"), *named]
     if theirs is None:
         columns += [Column("logprob"), Column("prob", drop=1), Column("rank")]
     else:
@@ -97,49 +91,48 @@ def _table(ours: Score, theirs: Score | None) -> RenderableType:
                     Column("rank A", drop=2), Column("rank B", drop=2)]  # fmt: skip
     rows: list[list[Text | str]] = []
     for number, token in enumerate(ours.tokens):
-        text, cells = Text(quoted(token.text)), list(_values(token))
-        if theirs is None and token.logprob is not None:
+        text, cells = Text(quoted(token.text)), _values(token)
+        if theirs is not None:
+            cells = _values(token, theirs.tokens[number])
+        elif token.logprob is not None:
             text.stylize(confidence_style(math.exp(token.logprob)))
-        elif theirs is not None:
-            other, apart = theirs.tokens[number], UNKNOWN
-            if token.logprob is not None and other.logprob is not None:
-                apart = f"{other.logprob - token.logprob:+.4f}"
-            first, _, rank = cells
-            second, _, other_rank = _values(other)
-            cells = [first, second, apart, rank, other_rank]
-        rows.append([str(number), str(token.id), *[text] * named, *cells])
+        rows.append([str(number), str(token.id), *[text for _ in named], *cells])
     return Rows(columns, rows)
 
 
-def _values(token: ScoredToken) -> tuple[str, str, str]:
-    """Log-probability, probability and rank, dashes for a token that was not scored."""
-    if token.logprob is None:
-        return UNKNOWN, UNKNOWN, UNKNOWN
-    return f"{token.logprob:.4f}", probability(math.exp(token.logprob)), str(token.rank)
+def _values(token: ScoredToken, other: ScoredToken | None = None) -> tuple[str, ...]:
+    """Log-probabilities, probability or difference, and ranks; dashes for what was not scored."""
+    if other is None:
+        if token.logprob is None:
+            return UNKNOWN, UNKNOWN, UNKNOWN
+        return f"{token.logprob:.4f}", probability(math.exp(token.logprob)), str(token.rank)
+    if token.logprob is None or other.logprob is None:
+        return (UNKNOWN,) * 5
+    apart = f"{other.logprob - token.logprob:+.4f}"
+    ranks = str(token.rank), str(other.rank)
+    return f"{token.logprob:.4f}", f"{other.logprob:.4f}", apart, *ranks
 
 
 @dataclass(frozen=True)
 class Surprising:
-    """Tokens at some `places`, a line each, in brackets between what is around them.
+    """The tokens at `places`, one per line, in brackets within the text around them.
 
-    `others`: a second model's scores of the same tokens; each line then has both logprobs.
+    `models`: the tokens as each of one or two models scored them, with its logprob in each line.
     """
 
-    tokens: Sequence[ScoredToken]
+    models: Sequence[Sequence[ScoredToken]]
     places: Sequence[int]
-    others: Sequence[ScoredToken] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        both = [(" A", self.tokens), (" B", self.others)] if self.others else [("", self.tokens)]
+        tokens, letters = self.models[0], (" A", " B") if len(self.models) > 1 else ("",)
         columns = [["#", *map(str, self.places)]]
-        for name, tokens in both:
-            found = [f"{tokens[at].logprob or 0.0:.2f}" for at in self.places]
-            columns.append([f"logprob{name}", *found])
-        ranks = [str(self.tokens[at].rank) for at in self.places]
-        columns.append([f"rank{both[0][0]}", *ranks])
+        for letter, model in zip(letters, self.models, strict=True):
+            logprobs = [f"{model[at].logprob or 0.0:.2f}" for at in self.places]
+            columns.append([f"logprob{letter}", *logprobs])
+        columns.append([f"rank{letters[0]}", *(str(tokens[at].rank) for at in self.places)])
         widths = [max(map(len, column)) for column in columns]
         room = max(12, min(CONTEXT, options.max_width - sum(widths) - 2 * len(widths)))
-        heading = f"most surprising {len(self.places)} of {len(self.tokens)}: --all or --json"
+        heading = f"most surprising {len(self.places)} of {len(tokens)}: --all or --json"
         lines = [Text(heading[:room], style=FAINT), *(self._around(at, room) for at in self.places)]
         for line, *cells in zip(lines, *columns, strict=True):
             front = "".join(f"{cell:>{width}}  " for cell, width in zip(cells, widths, strict=True))
@@ -147,32 +140,32 @@ class Surprising:
             yield whole.append_text(line)
 
     def _around(self, at: int, room: int) -> Text:
-        """What stands before a token, the token in brackets, and what stands after it."""
-        token = self.tokens[at]
-        own = _cut(f"[{self._text(at)}]", max(6, room // 2))
-        free = room - cell_len(own)
-        before = "".join(self._text(n) for n in range(max(0, at - free), at))
-        first = _cut(before[::-1], max(free // 2, 2))
-        after = "".join(self._text(n) for n in range(at + 1, min(len(self.tokens), at + free)))
-        last = _cut(after, free - cell_len(first))
-        style = f"bold {confidence_style(math.exp(token.logprob or 0.0))}"
-        return Text.assemble((first[::-1], FAINT), (own, style), (last, FAINT))
+        """A token in brackets with the text before and after it, in `room` columns."""
+        tokens = self.models[0]
 
-    def _text(self, at: int) -> str:
-        """A token on one line; its id where it has no text."""
-        token = self.tokens[at]
-        return one_line(token.text) if token.text else f" {token.id}"
+        def joined(start: int, end: int) -> str:
+            """The texts of tokens on one line; ids for those without a text."""
+            return "".join(
+                one_line(one.text) if one.text else f" {one.id}" for one in tokens[start:end]
+            )
+
+        own = _cut(f"[{joined(at, at + 1)}]", max(6, room // 2))
+        free = room - cell_len(own)
+        first = _cut(joined(max(0, at - free), at)[::-1], max(free // 2, 2))
+        last = _cut(joined(at + 1, at + free), free - cell_len(first))
+        style = f"bold {confidence_style(math.exp(tokens[at].logprob or 0.0))}"
+        return Text.assemble((first[::-1], FAINT), (own, style), (last, FAINT))
 
 
 def _cut(text: str, columns: int) -> str:
-    """As much of its beginning as fits."""
+    """The beginning of the text that fits into so many columns."""
     return next(iter(chop_cells(text, columns)), "")
 
 
-def render_comparison(comparison: Comparison, ours: str, theirs: str) -> RenderableType:
+def _comparison(comparison: Comparison, ours: str, theirs: str) -> RenderableType:
     """Which of two models, A and B, predicts the text better, and by how much."""
     bits, mean = comparison.bits_per_byte, comparison.mean_logprob
-    ours, theirs = f"A, {one_line(ours)},", f"B, {one_line(theirs)},"
+    ours, theirs = f"A, {ours},", f"B, {theirs},"
     if comparison.same_tokens and comparison.largest_difference == 0:
         return Text("identical: every token has the same logprob in both")
     if math.isfinite(bits):
