@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperArgument, TyperOption
 
 from llmcli.errors import UsageError
-from llmcli.shell.configuration.values import defaults, from_file, listed, settable
+from llmcli.shell.configuration.values import defaults, excluded, from_file, listed, settable
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,9 @@ def opt(
     heading in the help, if another than the class's own. `aliases`: names that are accepted and not
     listed. `hidden`: none of the names is listed, and the configuration file cannot set it.
     `needs`: at least one of these has to be given as well, `excludes`: none of these, by their
-    names (`PROMPT` for a positional argument). An option is given if it differs from its default.
+    names (`PROMPT` for a positional argument); `--what=state` and `--temperature!=0.0`: the value
+    decides. An option is given if it differs from its default. What the configuration file sets
+    yields to what excludes it.
     """
     names = tuple(word for word in words[:-1] if word.startswith("-"))
     low = at_least if above is None else above
@@ -143,13 +145,18 @@ def check_rules(values: Mapping[str, Any], declared: Mapping[str, tuple[Declared
 
     `declared`: declaration and default of each. Raises UsageError naming both options.
     """
-    given = [one for name, (one, default) in declared.items() if values[name] != default]
-    names = {name: one.display for one in given for name in (*one.names, one.display)}
-    for one in given:
-        for other in one.excludes:
-            if other in names:
+    given = {field: one for field, (one, usual) in declared.items() if values[field] != usual}
+    names = {
+        name: (one.display, values[field])
+        for field, one in given.items() for name in (*one.names, one.display)
+    }  # fmt: skip
+    for one in given.values():
+        for other, differs, value in map(excluded, one.excludes):
+            display, actual = names.get(other, ("", ""))
+            if display and (not value or (str(actual) == value) != differs):
+                shown = display if differs else f"{display} {value}".strip()
                 raise UsageError(
-                    f"`{one.display}` and `{names[other]}` exclude each other",
+                    f"`{one.display}` and `{shown}` exclude each other",
                     hint="leave one of them out",
                 )
         if one.needs and not any(need in names for need in one.needs):
@@ -244,6 +251,7 @@ class Option(TyperOption):
     conversion: Conversion
     display: str
     aliases: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
 
     def add_to_parser(self, parser: Any, ctx: Any) -> None:
         """typer's; the aliases are accepted, too, and `_` for `-` within a name."""
@@ -409,9 +417,9 @@ def adopt(parameter: Any, hints: Mapping[str, Any]) -> None:
     display = parameter.metavar or str(parameter.name).upper()
     if isinstance(parameter, TyperOption):
         display = max(parameter.opts, key=len)
-        declared = _declared(hint)
         parameter.__class__ = Option
-        parameter.aliases = declared.aliases if declared else ()  # type: ignore[attr-defined]
+        if (declared := _declared(hint)) is not None:  # the root's own options have none
+            vars(parameter).update(aliases=declared.aliases, excludes=declared.excludes)
     else:
         parameter.__class__ = Argument
     parameter.conversion = Conversion.of(hint)

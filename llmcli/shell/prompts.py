@@ -56,8 +56,6 @@ def read_prompt(options: GivenPromptOptions) -> Prompt:
     next message. `--ids` excludes the others. Only `PromptOptions` read a pipe without a `-`.
     """
     if options.ids is not None:
-        if options.prompt is not None or options.file is not None:
-            raise UsageError("`--ids` goes without PROMPT and `--file`", hint="give one of them")
         return Prompt(None, parse_ids(options.ids))
     takes_pipes = isinstance(options, PromptOptions)
     no_stdin = isinstance(options, PromptOptions) and options.no_stdin
@@ -76,8 +74,6 @@ def read_prompt(options: GivenPromptOptions) -> Prompt:
 def joined_text(prompt: str | None, file: str | None, *, pipe: bool, no_stdin: bool) -> str:
     """Joins a pipe (read without a `-` if `pipe`), the file and the argument."""
     asked = "-" in (prompt, file)
-    if asked and no_stdin:
-        raise UsageError("`-` and `--no-stdin` exclude each other", hint="leave one of them out")
     parts = []
     if asked or (pipe and not no_stdin and stdin_is_given(sys.stdin)):
         parts.append(read_stdin(sys.stdin, "" if asked else GO_WITHOUT))

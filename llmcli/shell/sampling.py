@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from llmcli.errors import UsageError
 from llmcli.shell.params import Range, opt
 
 if TYPE_CHECKING:
@@ -109,12 +108,9 @@ class SamplingOptions:
         "The same, times how often the token is in the output; 0 is off.",
         within=RANGES["frequency_penalty"],
     )  # fmt: skip
-    greedy: bool = opt(False, "--greedy", "Always the likeliest token.")
-
-    def check(self) -> None:
-        """Raises UsageError for options that contradict each other."""
-        if self.greedy and self.temperature:
-            raise UsageError("`--greedy` and `--temperature` above 0 exclude each other")
+    greedy: bool = opt(
+        False, "--greedy", "Always the likeliest token.", excludes=("--temperature!=0.0",)
+    )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from json_schemas import errors
 
 from llmcli.cli.tree import ENTRIES, NESTED, root
 from llmcli.errors import UsageError
-from llmcli.shell.configuration.values import COMMAND_LINE_ONLY, VARIABLES, YIELDS, settable
+from llmcli.shell.configuration.values import COMMAND_LINE_ONLY, VARIABLES, settable, yields_to
 
 COMMANDS = {name: root().get_command(None, name) for name in (*ENTRIES, *NESTED)}
 
@@ -132,29 +132,28 @@ def test_statistics_name_the_file(configured, run_tiny):
     assert "0.25  (configuration file)" in full.err
 
 
-PAIRS = [(name, other) for name, others in YIELDS.items() for other in others]
+PAIRS = [
+    (command, option.name, other)
+    for command in COMMANDS if command != "env"
+    for option in options(command).values() if settable(option)
+    for other in yields_to(COMMANDS[command].params)[option.name]
+    & {one.name for one in options(command).values()}
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "other"), PAIRS)
-def test_what_the_file_sets_gives_way_to_what_excludes_it(configured, name, other):
+@pytest.mark.parametrize(("command", "name", "other"), PAIRS)
+def test_what_the_file_sets_gives_way_to_what_excludes_it(configured, command, name, other):
     """On the command line, and in a command's own table where that is for the file."""
-    for command in COMMANDS:
-        found = {option.name: option for option in options(command).values()}
-        if name not in found or other not in found or not settable(found[name]):
-            continue
-        value, _ = example(found[name])
-        line = f"{key_of(found[name])} = {json.dumps(value)}\n"
-        configured(line)
-        assert parsed(command)[1][name] == "DEFAULT_MAP"
-        theirs, words = example(found[other])
-        assert parsed(command, *words)[1][name] == "DEFAULT"
-        if settable(found[other]):
-            configured(f"{line}[{command}]\n{key_of(found[other])} = {json.dumps(theirs)}\n")
-            sources = parsed(command)[1]
-            assert (sources[name], sources[other]) == ("DEFAULT", "DEFAULT_MAP")
-        break
-    else:
-        raise AssertionError(f"no command has both {name} and {other}")
+    found = {option.name: option for option in options(command).values()}
+    line = f"{key_of(found[name])} = {json.dumps(example(found[name])[0])}\n"
+    configured(line)
+    assert parsed(command)[1][name] == "DEFAULT_MAP"
+    theirs, words = example(found[other])
+    assert parsed(command, *words)[1][name] == "DEFAULT"
+    if settable(found[other]):
+        configured(f"{line}[{command}]\n{key_of(found[other])} = {json.dumps(theirs)}\n")
+        sources = parsed(command)[1]
+        assert (sources[name], sources[other]) == ("DEFAULT", "DEFAULT_MAP")
 
 
 def test_variables_win_over_the_file(configured, monkeypatch):

@@ -69,7 +69,8 @@ class Ruled:
     width: str | None = arg(None, "WIDTH", "Width.")
     high: bool = opt(False, "-H", "--high", "High.", needs=("--low", "-w"), excludes=("--flat",))
     low: bool = opt(False, "--low", "Low.")
-    flat: bool = opt(False, "--flat", "Flat.", excludes=("WIDTH",))
+    flat: bool = opt(False, "--flat", "Flat.", excludes=("WIDTH", "--words=7", "--deep!=0"))
+    deep: int = opt(1, "--deep", "N", "Deep.")
     words: int = opt(5, "-w", "--words", "N", "Words.")
 
 
@@ -80,6 +81,9 @@ class Ruled:
     (["-H", "--low", "--flat"], "`--high` and `--flat` exclude each other"),
     (["wide", "--flat"], "`--flat` and `WIDTH` exclude each other"),
     (["wide", "--high", "--low"], ""),
+    (["--flat", "-w", "7"], "`--flat` and `--words 7` exclude each other"),
+    (["--flat", "--deep", "2"], "`--flat` and `--deep` exclude each other"),
+    (["--flat", "-w", "6", "--deep", "0"], ""),
 ])  # fmt: skip
 def test_what_an_option_needs_and_excludes(argv, message):
     def function(ruled: Ruled) -> None:

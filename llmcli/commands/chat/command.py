@@ -44,7 +44,8 @@ class ChatOptions:
         None, "-f", "--file", "PATH",
         "Put the text of a file before the message.", panel=PROMPT,
     )  # fmt: skip
-    no_stdin: bool = opt(False, "--no-stdin", "Never read a pipe on stdin.", panel=PROMPT)
+    no_stdin: bool = opt(False, "--no-stdin", "Never read a pipe on stdin.", panel=PROMPT,
+                         excludes=("--prompt=-", "--file=-"))  # fmt: skip
     system: str | None = opt(None, "--system", "TEXT", SYSTEM, panel=PROMPT)
     variable: list[str] | None = opt(None, "--set", "NAME=VALUE", VARIABLE, panel=PROMPT)
     max_tokens: int | None = opt(
@@ -93,7 +94,6 @@ def command(
     from llmcli.text.template_renderer import RENDERER
 
     out = Output("chat", output)
-    sampling.check()
     variables = template_variables(options.variable)
     if "" in (options.stop or ()):
         raise UsageError("`--stop` needs a text that is not empty")

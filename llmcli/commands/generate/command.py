@@ -185,7 +185,6 @@ def command(
     if "" in (text.stop or ()):
         raise UsageError("`--stop` needs a text that is not empty")
     text = replace(text, stop=[text_argument(each, "`--stop`") for each in text.stop or ()])
-    sampling.check()
     chat.check()
     given = read_batch(text.batch) if text.batch is not None else [read_prompt(prompt)]
     chat.check_conversations(given)

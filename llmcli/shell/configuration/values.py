@@ -20,14 +20,10 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
     "offline": ("LLMCLI_OFFLINE", "HF_HUB_OFFLINE"),
     "threads": () if WITHIN_QUOTA else OPENMP_THREADS,  # then they are not the user's
 }
-# What the file sets gives way to these options where they are given: they exclude each other.
+# What the file sets gives way to these where they are given, which do not exclude it when typed.
 YIELDS: Mapping[str, tuple[str, ...]] = {
-    "greedy": ("temperature",), "temperature": ("greedy",),
-    "raw": ("chat", "system"),
-    "chat": ("raw", "ids", "synthetic"), "system": ("raw", "ids", "synthetic", "load"),
-    "variable": ("load",),  # of a conversation that goes on with its own settings
-    "params": ("only_activations",), "only_activations": ("params",),
-    "metadata": ("families",), "model": ("families", "hf_repo"),
+    "system": ("load",), "variable": ("load",),  # of a conversation with its own settings
+    "model": ("hf_repo",),
 }  # fmt: skip
 _ONE_RUN = "it belongs to one run: give it on the command line"
 _SCRIPTS = "scripts rely on what they asked for: give it on the command line"
@@ -71,8 +67,30 @@ def defaults(ctx: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         if getattr(ctx.command, "tolerant", False):
             return {}
         raise
-    own = _without_weaker(own, given)
-    return _without_weaker(general, given, own) | own
+    yields = yields_to(ctx.command.params)
+    own = _without_weaker(own, yields, given)
+    return _without_weaker(general, yields, given, own) | own
+
+
+def excluded(other: str) -> tuple[str, bool, str]:
+    """`--what=state` in parts: a name, whether the value has to differ (`!=`), and the value."""
+    name, _, value = other.partition("=")
+    return name.rstrip("!"), name.endswith("!"), value
+
+
+def yields_to(parameters: Iterable[Any]) -> dict[str, set[str]]:
+    """By name of a parameter those before which its value in the file gives way.
+
+    Those that exclude it or that it excludes, whatever the values, and those of `YIELDS`.
+    """
+    known = {name: one.name for one in parameters for name in (*one.opts, one.display.strip("[]. "))}
+    found = {name: set(YIELDS.get(name, ())) for name in known.values()}
+    for one in parameters:
+        for text in getattr(one, "excludes", ()):
+            if (other := known.get(excluded(text)[0])) is not None:
+                found[one.name].add(other)
+                found[other].add(one.name)
+    return found
 
 
 def examined(file: ConfigurationFile, root: Any) -> tuple[list[Key], list[UsageError]]:
@@ -195,7 +213,9 @@ def _options_of(root: Any, command: str) -> Mapping[str, Any]:
     return _by_key(root.get_command(None, command))
 
 
-def _without_weaker(values: Mapping[str, Any], *stronger: Mapping[str, Any]) -> dict[str, Any]:
+def _without_weaker(
+    values: Mapping[str, Any], yields: Mapping[str, set[str]], *stronger: Mapping[str, Any]
+) -> dict[str, Any]:
     """`values` but those that an environment variable or one of the `stronger` replaces."""
     set_ = {  # 0 is set, and equal to False
         name for each in stronger for name, value in each.items()
@@ -204,6 +224,6 @@ def _without_weaker(values: Mapping[str, Any], *stronger: Mapping[str, Any]) -> 
     return {
         name: value
         for name, value in values.items()
-        if set_.isdisjoint(YIELDS.get(name, ()))
+        if set_.isdisjoint(yields[name])
         and not any(os.environ.get(variable) for variable in VARIABLES.get(name, ()))
     }
