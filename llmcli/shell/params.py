@@ -154,7 +154,7 @@ def check_rules(values: Mapping[str, Any], declared: Mapping[str, tuple[Declared
         for other, differs, value in map(excluded, one.excludes):
             display, actual = names.get(other, ("", ""))
             if display and (not value or (str(actual) == value) != differs):
-                shown = display if differs else f"{display} {value}".strip()
+                shown = f"{display} {actual}" if value else display
                 raise UsageError(
                     f"`{one.display}` and `{shown}` exclude each other",
                     hint="leave one of them out",

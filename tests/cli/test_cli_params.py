@@ -82,7 +82,7 @@ class Ruled:
     (["wide", "--flat"], "`--flat` and `WIDTH` exclude each other"),
     (["wide", "--high", "--low"], ""),
     (["--flat", "-w", "7"], "`--flat` and `--words 7` exclude each other"),
-    (["--flat", "--deep", "2"], "`--flat` and `--deep` exclude each other"),
+    (["--flat", "--deep", "2"], "`--flat` and `--deep 2` exclude each other"),
     (["--flat", "-w", "6", "--deep", "0"], ""),
 ])  # fmt: skip
 def test_what_an_option_needs_and_excludes(argv, message):
