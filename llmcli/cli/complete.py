@@ -125,7 +125,7 @@ def candidates(line: Sequence[str], word: str) -> Found:
 
 def _options(command: Any, context: Any, line: Sequence[str]) -> dict[str, str]:
     """The names of the options that are listed, and can be given once more, with their help."""
-    from llmcli.shell.configuration.values import listed
+    from llmcli.shell.configuration import listed
 
     return {
         name: _short(option.help or "")

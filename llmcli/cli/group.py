@@ -24,11 +24,10 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.main import get_command
 
 from llmcli.errors import LlmcliError, UsageError
-from llmcli.shell.configuration.values import listed, name_file
+from llmcli.shell.configuration import listed, name_file
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.params import WORDS, adopt, flatten
-from llmcli.shell.streams import write
-from llmcli.shell.wrap import columns, pipe_columns
+from llmcli.shell.streams import columns, pipe_columns, write
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 EVERYTHING_ELSE = "Help"

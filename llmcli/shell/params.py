@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperArgument, TyperOption
 
 from llmcli.errors import UsageError
-from llmcli.shell.configuration.values import defaults, excluded, from_file, listed, settable
+from llmcli.shell.configuration import defaults, excluded, from_file, listed, settable
 
 
 @dataclass(frozen=True)

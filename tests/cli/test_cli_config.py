@@ -14,7 +14,7 @@ from json_schemas import errors
 
 from llmcli.cli.tree import ENTRIES, NESTED, root
 from llmcli.errors import UsageError
-from llmcli.shell.configuration.values import COMMAND_LINE_ONLY, VARIABLES, settable, yields_to
+from llmcli.shell.configuration import COMMAND_LINE_ONLY, VARIABLES, settable, yields_to
 
 COMMANDS = {name: root().get_command(None, name) for name in (*ENTRIES, *NESTED)}
 

@@ -12,8 +12,7 @@ import typer
 
 from llmcli.commands.chat.screen import ReasoningMode
 from llmcli.errors import CheckpointError, UsageError
-from llmcli.shell.configuration.values import names_from_file
-from llmcli.shell.drafting import DraftOptions
+from llmcli.shell.configuration import names_from_file
 from llmcli.shell.exits import Stopped
 from llmcli.shell.keys import KEYS
 from llmcli.shell.looking import room_for
@@ -21,7 +20,7 @@ from llmcli.shell.options import OUTPUT, PROMPT, TOKEN_LIMIT, ModelOptions, Outp
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import joined_text, text_argument
-from llmcli.shell.running import load_model
+from llmcli.shell.running import DraftOptions, load_model
 from llmcli.shell.sampling import SamplingOptions, resolve_for
 from llmcli.shell.template import SYSTEM, VARIABLE, check_name, template_variables
 

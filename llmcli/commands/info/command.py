@@ -10,11 +10,10 @@ from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
 from llmcli.records.info import NO_FORMATS, Device
-from llmcli.shell.headers import chosen_devices, opened_headers
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import LARGEST, opt
-from llmcli.shell.running import note_quantize, note_tensors
+from llmcli.shell.running import chosen_devices, note_quantize, note_tensors, opened_headers
 
 if TYPE_CHECKING:
     from llmcli.commands.info.report import Architecture, InfoReport

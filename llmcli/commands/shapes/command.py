@@ -15,13 +15,12 @@ from llmcli.records.document import members
 from llmcli.records.info import NO_FORMATS
 from llmcli.records.text import Token
 from llmcli.shell.encoding import check_fits, encode
-from llmcli.shell.headers import chosen_devices, opened_headers
 from llmcli.shell.looking import parse_numbers
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import LARGEST, Without, opt
 from llmcli.shell.prompts import note_model_name, read_prompt
-from llmcli.shell.running import note_quantize
+from llmcli.shell.running import chosen_devices, note_quantize, opened_headers
 from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
