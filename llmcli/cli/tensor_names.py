@@ -103,10 +103,10 @@ def _model_of(line: Sequence[str]) -> str | None:
 
 def _configured(command: str) -> str | None:
     """`model` of the configuration file, of the command's own table or of all."""
-    from llmcli.cli.tree import LlmcliRoot
+    from llmcli.cli.tree import Root
     from llmcli.shell.configuration import read
 
-    keys = read(LlmcliRoot.configured).keys(command)
+    keys = read(Root.configured).keys(command)
     return next((str(key.value) for key in reversed([*keys]) if key.name == "model"), None)
 
 
