@@ -134,10 +134,9 @@ def opt(
     return field(default=default, metadata={"declared": declared})
 
 
-def arg(default: Any, metavar: str, help: str, *, excludes: tuple[str, ...] = ()) -> Any:
+def arg(default: Any, metavar: str, help: str) -> Any:
     """Declares a positional argument, as `opt` an option."""
-    declared = Declared((), metavar, help, None, None, excludes=excludes)
-    return field(default=default, metadata={"declared": declared})
+    return field(default=default, metadata={"declared": Declared((), metavar, help, None, None)})
 
 
 def check_rules(values: Mapping[str, Any], declared: Mapping[str, tuple[Declared, Any]]) -> None:

@@ -161,7 +161,7 @@ def given_columns(environ: Mapping[str, str]) -> int:
     return int(given) if given.isdecimal() else 0
 
 
-def wrapped(line: str, width: int, indent: str = "  ") -> str:
+def wrapped(line: str, width: int) -> str:
     """`line` in lines of at most `width` columns, all but the first one indented.
 
     A word that is longer stays whole, and so does what stands in backticks, spaces included: the
@@ -178,7 +178,7 @@ def wrapped(line: str, width: int, indent: str = "  ") -> str:
         word = word.replace("\0", " ")
         longer = f"{lines[-1]} {word}" if number else word
         if number and cell_len(longer) > width:
-            lines.append(indent + word)
+            lines.append(f"  {word}")
         else:
             lines[-1] = longer
     return "\n".join(lines)

@@ -193,7 +193,8 @@ def fitted(text: str, width: int, ink: Ink) -> str:
     if cell_len(text) > width:
         text = cut(text, width - 1) + ("~" if ink.ascii else "…")
     gap = " " * (width - cell_len(text))
-    return text + ("\u200e" if _leftward(text) else "") + gap
+    leftward = any(bidirectional(character) in ("R", "AL", "AN") for character in text)
+    return text + "\u200e" * leftward + gap
 
 
 def cut(text: str, width: int) -> str:
@@ -201,10 +202,6 @@ def cut(text: str, width: int) -> str:
     while text and cell_len(text) > width:
         text = text[:-1]
     return text
-
-
-def _leftward(text: str) -> bool:
-    return any(bidirectional(character) in ("R", "AL", "AN") for character in text)
 
 
 def in_cell(token: Token, ink: Ink) -> str:

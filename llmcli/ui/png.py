@@ -19,7 +19,7 @@ import numpy as np
 from llmcli.records.text import Token
 from llmcli.ui.numbers import tick
 from llmcli.ui.palette import DECADES, Scale, rgb
-from llmcli.ui.theme import SPACE, quoted
+from llmcli.ui.theme import SPACE, escaped, quoted
 
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
@@ -73,17 +73,17 @@ class Sheet:
             x += font.getlength(run)
 
     def turned(
-        self, at: tuple[int, int], words: str, size: int, fill: Colour = INK, *, below: bool = True
+        self, at: tuple[int, int], words: str, size: int, fill: Colour = INK
     ) -> None:
-        """Words that read upwards, in the middle of x; they end at y, or begin there if above."""
+        """Words that read upwards, in the middle of x, and end at y."""
         from PIL import Image
 
         line = Sheet(max(1, round(width(words, size))), round(size * 1.5))
         line.draw.rectangle(((0, 0), line.image.size), "black")
         line.text((0, line.image.height // 2), words, size, (255, 255, 255), "lm")
         mask = line.image.convert("L").rotate(90, expand=True)
-        x, y = at[0] - mask.width // 2, at[1] if below else at[1] - mask.height
-        self.image.paste(Image.new("RGB", mask.size, fill), (x, y), mask)
+        place = at[0] - mask.width // 2, at[1]
+        self.image.paste(Image.new("RGB", mask.size, fill), place, mask)
 
     def cells(
         self, at: tuple[int, int], fractions: np.ndarray, cell: int, *, diverging: bool = False
@@ -263,7 +263,10 @@ def dark(colour: np.ndarray) -> bool:
 def _runs(words: str, size: int) -> list[tuple[FreeTypeFont, str]]:
     """The words in pieces of one font each."""
     found = [(_chosen(cluster), cluster) for cluster in _clusters(words)]
-    spelled = [(n, one if n >= 0 else "".join(map(_spelled, one))) for n, one in found]
+    spelled = [
+        (n, one if n >= 0 else "".join(_PLAIN.get(sign) or escaped(sign) for sign in one))
+        for n, one in found
+    ]
     groups = groupby(spelled, lambda pair: max(0, pair[0]))
     return [(_font(font, size), "".join(sign for _, sign in run)) for font, run in groups]
 
@@ -277,13 +280,6 @@ def _clusters(words: str) -> list[str]:
         else:
             found.append(sign)
     return found
-
-
-def _spelled(sign: str) -> str:
-    if sign in _PLAIN:
-        return _PLAIN[sign]
-    code = ord(sign)
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 @lru_cache(maxsize=4096)

@@ -39,7 +39,7 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        _spelled(character)
+        escaped(character)
         if character in _REORDERING
         or (character not in "\n\t" and unicodedata.category(character) in _UNSEEN)
         else character
@@ -59,7 +59,7 @@ def quoted(text: str) -> str:
         if character in _NAMED:
             out.append(_NAMED[character])
         elif unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-            out.append(_spelled(character))
+            out.append(escaped(character))
         else:
             out.append(character)
     return '"' + "".join(out) + '"'
@@ -97,7 +97,8 @@ _UNSEEN = ("Cc", "Cs", "Zl", "Zp")
 _NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
-def _spelled(character: str) -> str:
+def escaped(character: str) -> str:
+    """`\\x1b`, `\\u202e` or `\\U000e0001` for a character."""
     code = ord(character)
     if code < 0x100:
         return f"\\x{code:02x}"

@@ -137,13 +137,12 @@ def test_numbers_and_texts(golden):
         ),
         "letters with their other names": [
             line
-            for others in (True, False)
             for sizes in ([("n", 4), ("h_kv", 1), ("b", 1), ("v", 2048)], [("n", 1), ("h", 1)])
-            for line in letter_lines(sizes, aliases=others)
+            for line in letter_lines(sizes)
         ],
-        "letters of one model": letter_lines([("d", 256), ("d/h", 32), ("F", 1024)], aliases=True),
+        "letters of one model": letter_lines([("d", 256), ("d/h", 32), ("F", 1024)]),
         "of an odd one":
-            letter_lines([("d", 576), ("d/h", 8), ("d_v", 6), ("F", 1536)], aliases=True),
+            letter_lines([("d", 576), ("d/h", 8), ("d_v", 6), ("F", 1536)]),
     })  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def _tokens(report: Explanation) -> Iterator[RenderableType]:
 
 def _letters(report: Explanation) -> Iterator[RenderableType]:
     letters = [(letter.letter, letter.value) for letter in report.letters]
-    yield Line(list(letter_lines(letters, aliases=True)), FAINT)
+    yield Line(list(letter_lines(letters)), FAINT)
 
 
 class _Writer:

@@ -32,12 +32,8 @@ _FEW = len(_COLUMNS) - 2  # those without which the others may fit
 _SHORT = 12  # digits of a commit, which no other begins with
 
 
-def render_models(report: ModelsReport, *, now: float | None = None) -> RenderableType:
-    """A line a model, what those to be fetched are good for, then what both caches take.
-
-    `now` is in seconds since 1970.
-    """
-    models = Models(report.models, time.time() if now is None else now)
+def render_models(report: ModelsReport) -> RenderableType:
+    """A line a model, what those to be fetched are good for, then what both caches take."""
     offered: list[RenderableType] = [
         Line([f"{model.name}: {model.purpose}", model.license], FAINT)
         for model in report.models
@@ -56,7 +52,7 @@ def render_models(report: ModelsReport, *, now: float | None = None) -> Renderab
     if report.left_over:
         stale = f"stale downloads and replaced versions {size(report.left_over)}"
         footer.append(Line([stale, "`llmcli models prune` removes them"], FAINT))
-    return Group(models, Text(""), *offered, *footer)
+    return Group(Models(report.models), Text(""), *offered, *footer)
 
 
 @dataclass(frozen=True)
@@ -64,10 +60,9 @@ class Models:
     """A table; where names are too long for one, a line for each name and one for its facts."""
 
     models: Sequence[StoredModel]
-    now: float
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rows = [_row(model, self.now) for model in self.models]
+        rows = [_row(model, time.time()) for model in self.models]
         for columns in (len(_COLUMNS), _FEW):
             table = Rows(_COLUMNS[:columns], [row[:columns] for row in rows])
             if table.fit(options.max_width):
