@@ -309,14 +309,11 @@ def _converted(option: Any, key: Key) -> Any:
         raise UsageError(f"`{key}` takes one value, not a list")
     for value in values:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise UsageError(f"`{key}` takes a text or a number, not {_kind(value)}")
+            kinds = {bool: "true or false", list: "a list", dict: "a table"}
+            what = kinds.get(type(value), "a date or time")
+            raise UsageError(f"`{key}` takes a text or a number, not {what}")
     found = [option.conversion(str(key), str(value)) for value in values]
     return found if option.multiple else found[0]
-
-
-def _kind(value: object) -> str:
-    kinds = {bool: "true or false", list: "a list", dict: "a table"}
-    return kinds.get(type(value), "a date or time")
 
 
 def _instead(option: Any) -> str:

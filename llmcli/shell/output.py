@@ -298,7 +298,9 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
 
 def json_pieces(value: Any) -> Iterator[str]:
     """The text of `dumps`, in pieces: a row of an array at a time."""
-    if isinstance(value, Mapping) and not all(map(_simple, value.values())):
+    if isinstance(value, Mapping) and any(
+        one is not None and not isinstance(one, str | float | int) for one in value.values()
+    ):
         comma = "{"
         for key, item in value.items():
             yield f"{comma}{json.dumps(encodable(str(key)))}: "
@@ -318,10 +320,6 @@ def json_pieces(value: Any) -> Iterator[str]:
         yield f"[{', '.join(numbers)}]"
     else:
         yield json.dumps(jsonable(value), allow_nan=False)
-
-
-def _simple(value: Any) -> bool:
-    return value is None or isinstance(value, str | float | int)
 
 
 def jsonable(value: Any) -> Any:

@@ -83,7 +83,7 @@ def load_model(
     the same. Raises the errors of `open_model`, `check`, `before` and `load_checkpoint`.
     """
     from llmcli.anatomy.arithmetic import WIDE
-    from llmcli.measure.peaks import Peak, resident_bytes
+    from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
     from llmcli.records.text import PhasePeak
 
     options.check()
@@ -147,9 +147,10 @@ def load_model(
             f"{gib(model.mapped_bytes)} of weights do not fit into the free memory: they stay in "
             "the mapped file, which each step reads"
         )
+    on_gpu = highest_bytes(model.device) if model.device.type == "cuda" else None
     peaks = (
         PhasePeak(phase="base", resident_bytes=base, device_bytes=None),
-        PhasePeak(phase="load", resident_bytes=filling.resident, device_bytes=_on_gpu(model)),
+        PhasePeak(phase="load", resident_bytes=filling.resident, device_bytes=on_gpu),
     )
     return Loaded(model, imported - begin, load_s, peaks, open_s)
 
@@ -250,13 +251,6 @@ def _check_context(options: ModelOptions, config: ModelConfig, out: Output) -> N
             f"the model was trained for {config.context} tokens: beyond them, with a context "
             f"length of {wanted}, its text gets worse"
         )
-
-
-def _on_gpu(model: Model) -> int | None:
-    """The most that has been allocated on the model's GPU, None where it is on none."""
-    from llmcli.measure.peaks import highest_bytes
-
-    return highest_bytes(model.device) if model.device.type == "cuda" else None
 
 
 @contextmanager

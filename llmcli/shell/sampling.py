@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from llmcli.shell.params import Range, opt
@@ -25,15 +25,6 @@ DEFAULTS: Mapping[str, float] = {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
-}
-RANGES: Mapping[str, Range] = {
-    "temperature": Range(0),
-    "top_k": Range(0),
-    "top_p": Range(0, 1, above=True),
-    "min_p": Range(0, 1),
-    "repetition_penalty": Range(0, above=True),
-    "presence_penalty": Range(-1e6, 1e6),
-    "frequency_penalty": Range(-1e6, 1e6),
 }
 # What else transformers' GenerationConfig has that changes the text of a decoder, with the values
 # that change nothing; None, false and nothing at all never do.
@@ -75,42 +66,49 @@ class SamplingOptions:
     panel: ClassVar[str] = PANEL
     temperature: float | None = opt(
         None, "-t", "--temperature", "X",
-        "Randomness; 0 is greedy. [default: the model's, else 0.8]", within=RANGES["temperature"],
+        "Randomness; 0 is greedy. [default: the model's, else 0.8]", at_least=0,
         aliases=("--temp",),
     )  # fmt: skip
     top_k: int | None = opt(
         None, "-k", "--top-k", "N",
         "Only the N likeliest tokens; 0 is off. [default: the model's, else 40]",
-        within=RANGES["top_k"],
+        at_least=0,
     )  # fmt: skip
     top_p: float | None = opt(
         None, "-p", "--top-p", "X",
         "Only the likeliest tokens that make up X together; 1 is off. [default: the model's, else "
-        "0.95]", within=RANGES["top_p"],
+        "0.95]", above=0, at_most=1,
     )  # fmt: skip
     min_p: float | None = opt(
         None, "--min-p", "X",
         "Only tokens at least X times as likely as the likeliest; 0 is off. [default: the "
-        "model's, else 0.05]", within=RANGES["min_p"],
+        "model's, else 0.05]", at_least=0, at_most=1,
     )  # fmt: skip
     repetition_penalty: float | None = opt(
         None, "--repetition-penalty", "X",
         "Divides the logits of tokens in prompt and output; 1 is off.",
-        within=RANGES["repetition_penalty"],
+        above=0,
     )  # fmt: skip
     presence_penalty: float | None = opt(
         None, "--presence-penalty", "X",
         "Subtracted from the logits of tokens in the output; 0 is off.",
-        within=RANGES["presence_penalty"],
+        at_least=-1e6, at_most=1e6,
     )  # fmt: skip
     frequency_penalty: float | None = opt(
         None, "--frequency-penalty", "X",
         "The same, times how often the token is in the output; 0 is off.",
-        within=RANGES["frequency_penalty"],
+        at_least=-1e6, at_most=1e6,
     )  # fmt: skip
     greedy: bool = opt(
         False, "--greedy", "Always the likeliest token.", excludes=("--temperature!=0.0",)
     )
+
+
+# the numbers that each may have
+RANGES: Mapping[str, Range] = {
+    one.name: one.metadata["declared"].range
+    for one in fields(SamplingOptions) if one.name in DEFAULTS
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -287,17 +287,14 @@ def _chosen(cluster: str) -> int:
     """The number of the first font that has these signs, 0 the one of Pillow; -1 if none has."""
     for index in range(len(_FONTS) + 1):
         font = _font(index, 32)
-        if font is not None and all(
-            sign == " " or not _same(font, sign, "\uffff") for sign in cluster
-        ):
+        if font is None:
+            continue
+        # a sign that a font lacks is drawn as any other such sign
+        lacking = font.getmask("\uffff")
+        masks = [font.getmask(sign) for sign in cluster if sign != " "]
+        if not any(one.size == lacking.size and bytes(one) == bytes(lacking) for one in masks):
             return index
     return -1
-
-
-def _same(font: FreeTypeFont, one: str, other: str) -> bool:
-    """Whether both are drawn alike: a sign that a font lacks looks as any other such sign."""
-    first, second = font.getmask(one), font.getmask(other)
-    return first.size == second.size and bytes(first) == bytes(second)
 
 
 @lru_cache(maxsize=256)
