@@ -13,6 +13,7 @@ import pytest
 from json_schemas import errors
 
 from llmcli.cli.tree import ENTRIES, NESTED, root
+from llmcli.cli.usage import usage_error
 from llmcli.errors import UsageError
 from llmcli.shell.configuration import COMMAND_LINE_ONLY, VARIABLES, settable, yields_to
 
@@ -87,6 +88,25 @@ def test_every_option_is_a_key_or_says_why_not(configured, command):
             elif command != "env":
                 with pytest.raises(UsageError, match=f"`{table}.{spelling}` is not for a file"):
                     parsed(command)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_refuses_what_it_does_not_take_and_names_itself(command):
+    """No value, numbers of any number of digits, and texts that are no number and no choice."""
+    for option in options(command).values():
+        name, conversion = max(option.opts, key=len), option.conversion
+        if option.is_flag:
+            continue
+        top = root().make_context("llmcli", [command], resilient_parsing=True)
+        with pytest.raises(Exception, match="requires an argument") as caught:
+            COMMANDS[command].make_context(command, [name], parent=top)
+        assert usage_error(caught.value).message == f"`{name}` takes a value"
+        digits = ["9" * 19, "9" * 5000] * (conversion.kind is int)
+        number = ["", "x", "1_0", "0x1", "nan", "inf"] * (conversion.kind in (int, float))
+        for wrong in [*digits, *number, *["", "X@"] * bool(conversion.choices)]:
+            with pytest.raises(UsageError, match=f"^`{name}` ") as refused:
+                parsed(command, f"{name}={wrong}")
+            assert refused.value.hint
 
 
 def test_every_name_is_one_options_and_some_are_not_for_the_file():

