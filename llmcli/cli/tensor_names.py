@@ -111,7 +111,7 @@ def _configured(command: str) -> str | None:
 
 
 def _path(spec: str | None) -> Path | None:
-    """Where the model lies; None where it is not on this machine. Marks nothing as used."""
+    """The model's path, None if it is not on this machine. Marks nothing as used."""
     from llmcli.checkpoints.catalog import CATALOG
     from llmcli.checkpoints.locate import DEFAULT_MODEL
     from llmcli.checkpoints.names import HubId, parse
@@ -139,7 +139,7 @@ def _snapshot(model: HubId) -> Path:
 
 
 def _tensors(line: Sequence[str]) -> Tensors:
-    """The names of a model's tensors by kind; without one those that models have."""
+    """The names of a model's tensors by kind; without a model, of any model's."""
     from llmcli import __version__
     from llmcli.checkpoints.catalog import cache_dir
 

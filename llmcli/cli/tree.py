@@ -57,7 +57,7 @@ COMMANDS = {
         "env": "The machine, and where each setting comes from.",
     },
 }
-# those that compute, and import PyTorch for it
+# commands that compute, and import PyTorch for it
 COMPUTING = frozenset({
     "generate", "chat", "attention", "experts", "lens", "dump", "explain", "score", "timing",
     "bench", "ladder", "selftest", "load",
@@ -102,7 +102,7 @@ class Root(OurHelp, TyperGroup):
     """`llmcli` itself: commands are imported when they are named.
 
     `nested` are commands of two words, `bench compare`; the first of them is a command, too.
-    `configured`: those that a configuration file may have a table for.
+    `configured`: commands that a configuration file may have a table for.
     """
 
     entries: Mapping[str, Entry] = {  # `help` alone has no JSON

@@ -153,7 +153,7 @@ _ONE_RUN = "it belongs to one run: give it on the command line"
 _SCRIPTS = "scripts rely on what they asked for: give it on the command line"
 _REMOVES = "what removes or overwrites is said each time, on the command line"
 _MODEL = 'name it with the model: `model = "org/name@rev"` or `"hf:org/name/file.gguf"`'
-# Options that are not for the file, nor are those that take a file; and what to do instead.
+# Options that are not for the file (nor are options that take a file), and what to do instead.
 COMMAND_LINE_ONLY: Mapping[str, str] = {
     "prompt": _ONE_RUN, "ids": _ONE_RUN, "synthetic": _ONE_RUN, "random-weights": _ONE_RUN,
     "json": _SCRIPTS, "stream-json": _SCRIPTS, "debug": _SCRIPTS,
@@ -174,7 +174,7 @@ def settable(option: Any) -> bool:
 
 
 def defaults(ctx: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's values for the command of `ctx`, by parameter, but those that give way.
+    """The file's values for the command of `ctx`, by parameter, without those that give way.
 
     `given`: the command line, by parameter. Raises UsageError that names file and key; not for
     a command that is `tolerant`.
@@ -205,7 +205,7 @@ def excluded(other: str) -> tuple[str, bool, str]:
 def yields_to(parameters: Iterable[Any]) -> dict[str, set[str]]:
     """By name of a parameter those before which its value in the file gives way.
 
-    Those that exclude it or that it excludes, whatever the values, and those of `YIELDS`.
+    Parameters that exclude it or that it excludes, at any value, and those in `YIELDS`.
     """
     known = {
         name: one.name for one in parameters for name in (*one.opts, one.display.strip("[]. "))
@@ -238,7 +238,7 @@ def examined(file: ConfigurationFile, root: Any) -> tuple[list[Key], list[UsageE
 
 
 def root_of(ctx: Any) -> Any:
-    """The command of all commands: `configured`, those that the file may have a table for."""
+    """The root command: `configured` are the commands that the file may have a table for."""
     return ctx.find_root().command
 
 
@@ -339,7 +339,7 @@ def _options_of(root: Any, command: str) -> Mapping[str, Any]:
 def _without_weaker(
     values: Mapping[str, Any], yields: Mapping[str, set[str]], *stronger: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`values` but those that an environment variable or one of the `stronger` replaces."""
+    """`values` without what an environment variable or one of the `stronger` replaces."""
     set_ = {  # 0 is set, and equal to False
         name for each in stronger for name, value in each.items()
         if value is not None and value is not False

@@ -95,7 +95,7 @@ class Output:
         self.err = Screen.of(sys.stderr, os.environ)
 
     def write(self, text: str, *, flush: bool = True) -> None:
-        """Writes to stdout. Raises BrokenPipeError where nobody reads, else WriteFailed."""
+        """Writes to stdout. Raises BrokenPipeError if the reader is gone, else WriteFailed."""
         streams.write(text, flush=flush)
 
     def note(self, message: str) -> None:
@@ -196,7 +196,7 @@ class Output:
         if self._begun:
             del whole["model"], whole["environment"]
         self._begun = lines
-        # in pieces: the text of a whole document may need more memory than what it tells
+        # in pieces: a whole document's text may need more memory than its values
         pieces = json_pieces(whole) if indent is None else [dumps(whole, indent=indent)]
         STDOUT.document = True
         with drop_on_interrupt():
@@ -237,7 +237,7 @@ def require(checks: Iterable[ViewCheck], hint: str) -> None:
 
 @contextmanager
 def drop_on_interrupt() -> Iterator[None]:
-    """For what ends a run: cut short, it is not waited for that somebody reads the rest of it."""
+    """For the last output of a run: Ctrl-C drops the rest instead of waiting for a reader."""
     try:
         yield
     except KeyboardInterrupt:
@@ -252,7 +252,7 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def write_document(path: str, document: Mapping[str, Any]) -> None:
-    """Writes JSON to a file, arrays row by row: no text of a whole matrix lies in memory.
+    """Writes JSON to a file, arrays row by row: the text of a whole matrix is never in memory.
 
     Numbers of float32 arrays have nine digits, which is all they have. Raises WriteFailed.
     """
@@ -283,7 +283,7 @@ def make_console(screen: Screen, *, live: bool = False) -> Console:
 
 
 def colour_system() -> Any:
-    """rich's `ColorSystem` for a terminal such as this one."""
+    """rich's `ColorSystem` of this terminal."""
     from rich.color import ColorSystem
 
     if os.environ.get("COLORTERM") in ("truecolor", "24bit"):
@@ -362,8 +362,8 @@ def fits(text: str, height: int) -> bool:
 def page(text: str) -> bool:
     """Shows `text` in the user's pager and waits for its end; False where it could not be started.
 
-    less is told, unless `$LESS` is set, to quit where all fits (F), to pass colours on (R) and to
-    leave the text on the screen (X). Ctrl-C is the pager's while it runs; what else ends this
+    Unless `$LESS` is set, less quits if all fits (F), passes colours on (R) and leaves the text on
+    the screen (X). Ctrl-C is the pager's while it runs; what else ends this
     process ends it, too.
     """
     command = pager_command(os.environ)
@@ -414,7 +414,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _signal(pid: int, number: int) -> bool:
-    """Sends a signal (0: none); whether there is such a process."""
+    """Sends a signal (0: none); returns whether the process exists."""
     try:
         os.kill(pid, number)
         return True

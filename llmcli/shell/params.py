@@ -432,7 +432,7 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
     """A function of single options from a function of option dataclasses.
 
     Every parameter of `function` that is annotated with a dataclass is replaced by that
-    dataclass's fields, but for those that `Without` names; a call builds the dataclasses and calls
+    dataclass's fields, except those in `Without`; a call builds the dataclasses and calls
     `function`. A name that occurs twice is a mistake in the program: ValueError.
     """
     groups: dict[str, tuple[type, list[str]]] = {}

@@ -39,7 +39,7 @@ NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
     "sequence_bias": (), "exponential_decay_length_penalty": (), "guidance_scale": (1,),
     "token_healing": (), "watermarking_config": (),
 }  # fmt: skip
-# The same, but the likeliest token passes these filters, so that greedy text is not changed.
+# Likewise filters, which the likeliest token passes: greedy text is not changed.
 NOT_FOLLOWED_FILTERS: Mapping[str, tuple[float, ...]] = {
     "top_h": (1,), "typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
 }  # fmt: skip

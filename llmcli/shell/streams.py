@@ -60,7 +60,7 @@ STDOUT = Stdout()
 
 
 def write(text: str, *, flush: bool = True) -> None:
-    """Writes to stdout. Raises BrokenPipeError where nobody reads, else WriteFailed."""
+    """Writes to stdout. Raises BrokenPipeError if the reader is gone, else WriteFailed."""
     if sys.stdout is None:
         raise WriteFailed("could not write the output: stdout is closed")
     try:

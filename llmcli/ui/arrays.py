@@ -1,6 +1,6 @@
 """Arrays in one file, written one at a time: `.safetensors` and `.npz`, readable everywhere.
 
-No more than what is being written lies in memory. Both formats are written here by hand, since
+Only what is being written is in memory. Both formats are written here by hand, since
 their libraries want all arrays at once: safetensors is a length, a JSON header and the bytes; npz
 is an uncompressed zip of `.npy` files.
 """

@@ -115,7 +115,7 @@ class Heatmap:
     """One head's matrix with `tokens` (the text of every position) on the left and below.
 
     Cells are as wide as there is room, with their numbers in them where these fit. The first
-    `given` tokens (None: all) are the prompt; a + marks those that the model wrote.
+    `given` tokens (None: all) are the prompt; a + marks the model's own.
     """
 
     matrix: Matrix

@@ -36,7 +36,7 @@ _STYLES = {"**": "bold", "__": "bold", "*": "italic", "_": "italic", "~~": "stri
 _LINKED = re.compile(
     r"\[([^\[\]\n]{1,200})\]\(((?:[^()\s]|\([^()\s]*\)){1,2000})(?: \"[^\"]*\")?\)"
 )
-_LINKING = re.compile(  # the beginnings of that
+_LINKING = re.compile(  # the beginnings of a link
     r"\[[^\[\]\n]{0,200}(\](\((?:[^()\s]|\([^()\s]*\)){0,2000}(\([^()\s]*)?( (\"[^\"]*\"?)?)?)?)?"
 )
 _ORDINARY = re.compile(r"[^\\`*_~\[]+")
@@ -267,7 +267,7 @@ class Emphasis:
         return "".join(out)
 
     def _next(self, end: bool) -> str | None:
-        """Takes a run of text or a marker; None: that cannot be told yet."""
+        """Takes a run of text or a marker; None: undecided yet."""
         text = self._text
         if plain := _ORDINARY.match(text):
             return self._said(plain[0])
