@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from threading import Thread
 from types import MappingProxyType
-from typing import Any, get_type_hints
+from typing import Any
 
 import typer
 from typer.core import TyperArgument, TyperCommand
@@ -60,7 +60,7 @@ class OurHelp:
     def get_help_option(self, ctx: Any) -> Any:
         """typer's `-h/--help`, whose text may go through the pager."""
         option = super().get_help_option(ctx)  # type: ignore[misc]
-        adopt(option, {str(option.name): bool})
+        adopt(option)
         option.callback = show_help
         return option
 
@@ -155,13 +155,13 @@ def build(
 
     `settings` are more of typer's for the command's context.
     """
-    flat = flatten(function)
+    flat: Any = flatten(function)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(name, cls=Command, epilog=epilog, context_settings={**HELP_NAMES, **settings})(flat)
     command = get_command(app)
-    hints = get_type_hints(flat, include_extras=True)
     for parameter in command.params:
-        adopt(parameter, hints)
+        option = flat.options[parameter.name]
+        adopt(parameter, option.type, option.metadata["declared"])
     return command
 
 

@@ -244,5 +244,5 @@ def root() -> Any:
     )
     command = get_command(app)
     for parameter in command.params:
-        adopt(parameter, {str(parameter.name): bool})
+        adopt(parameter)
     return command
