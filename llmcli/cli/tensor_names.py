@@ -93,21 +93,16 @@ def model_names(*, local: bool = False, owned: bool = False) -> Iterator[str]:
 
 def _model_of(line: Sequence[str]) -> str | None:
     """The model that a command line names, else the environment or the configuration file."""
-    named = os.environ.get("LLMCLI_MODEL") or _configured(line[0])
+    from llmcli.cli.tree import Root
+    from llmcli.shell.configuration import read
+
+    if not (named := os.environ.get("LLMCLI_MODEL")):
+        named = {one.name: str(one.value) for one in read(Root.configured).keys(line[0])}.get("model")
     for word, following in pairwise((*line, "")):
         name, _, value = word.partition("=")
         if name in ("-m", "--model"):
             named = value or following
     return None if named is None else named.strip("\"'")
-
-
-def _configured(command: str) -> str | None:
-    """`model` of the configuration file, of the command's own table or of all."""
-    from llmcli.cli.tree import Root
-    from llmcli.shell.configuration import read
-
-    keys = read(Root.configured).keys(command)
-    return next((str(key.value) for key in reversed([*keys]) if key.name == "model"), None)
 
 
 def _path(spec: str | None) -> Path | None:
