@@ -97,7 +97,8 @@ def _model_of(line: Sequence[str]) -> str | None:
     from llmcli.shell.configuration import read
 
     if not (named := os.environ.get("LLMCLI_MODEL")):
-        named = {one.name: str(one.value) for one in read(Root.configured).keys(line[0])}.get("model")
+        keys = {one.name: str(one.value) for one in read(Root.configured).keys(line[0])}
+        named = keys.get("model")
     for word, following in pairwise((*line, "")):
         name, _, value = word.partition("=")
         if name in ("-m", "--model"):
