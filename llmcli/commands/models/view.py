@@ -17,7 +17,7 @@ from llmcli.records.models import (
     StoredModel,
     ago,
 )
-from llmcli.ui.layout import INDENT, SEPARATOR, Column, Line, Rows, filled
+from llmcli.ui.layout import Column, Indented, Line, Rows
 from llmcli.ui.numbers import size
 from llmcli.ui.theme import FAINT, one_line
 
@@ -71,14 +71,21 @@ class Models:
         for name, bytes_, state, used, place, files, revision in rows:
             facts = [bytes_, state, used and f"used {used}", place,
                      files and f"{files} file{'s' * (str(files) != '1')}", revision]  # fmt: skip
-            yield Entry(name, [str(fact) for fact in facts])
+            yield _entry(name, [str(fact) for fact in facts])
 
 
-def render_pulled(pulled: PulledModel) -> RenderableType:
+@dataclass(frozen=True)
+class Pulled:
     """The name, the size, whether it was here already, and the path: one line where it fits."""
-    words = "fetched" if pulled.fetched else "already here"
-    line = f"{one_line(pulled.name)}  {size(pulled.bytes)}  {words}"
-    return Entry(Text(line), [one_line(pulled.path)], beside=True)
+
+    model: PulledModel
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        words = "fetched" if self.model.fetched else "already here"
+        line = f"{one_line(self.model.name)}  {size(self.model.bytes)}  {words}"
+        path = one_line(self.model.path)
+        whole = f"{line}  {path}"
+        yield Text(whole) if cell_len(whole) <= options.max_width else _entry(Text(line), [path])
 
 
 def render_removal(report: RemovalReport) -> RenderableType:
@@ -90,29 +97,15 @@ def render_removal(report: RemovalReport) -> RenderableType:
         more = f" and {len(one.paths) - 1} more" if len(one.paths) > 1 else ""
         path = one_line(next(iter(one.paths), "")) + more
         line = Text(f"{one_line(one.name)}  {size(one.bytes)}")
-        entries.append(Entry(line, [one_line(one.why), path]))
+        entries.append(_entry(line, [one_line(one.why), path]))
     words = "would free" if report.dry_run else "freed"
     return Group(*entries, Text(f"\n{words} {size(report.bytes)}"))
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A line, and faint facts below it; `beside`: on the line where they fit."""
-
-    line: Text
-    facts: Sequence[str]
-    beside: bool = False
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        facts = [fact for fact in self.facts if fact]
-        whole = f"{self.line}  {SEPARATOR.join(facts)}"
-        if self.beside and cell_len(whole) <= options.max_width:
-            yield Text(whole)
-            return
-        self.line.overflow = "fold"
-        yield self.line
-        for line in filled(facts, max(1, options.max_width - len(INDENT))):
-            yield Text(INDENT + line, style=FAINT, overflow="fold")
+def _entry(line: Text, facts: Sequence[str]) -> RenderableType:
+    """A line, and faint facts below it."""
+    line.overflow = "fold"
+    return Group(line, Indented(Line(list(filter(None, facts)), FAINT)))
 
 
 def _row(model: StoredModel, now: float) -> list[Text]:
