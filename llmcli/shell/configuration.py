@@ -202,20 +202,25 @@ def excluded(other: str) -> tuple[str, bool, str]:
     return name.rstrip("!"), name.endswith("!"), value
 
 
-def yields_to(parameters: Iterable[Any]) -> dict[str, set[str]]:
+def yields_to(parameters: Iterable[Any]) -> dict[str, list[tuple[str, str, str]]]:
     """By name of a parameter those before which its value in the file gives way.
 
-    Parameters that exclude it or that it excludes, at any value, and those in `YIELDS`.
+    Each with the value that it has to have for that, and the one that the file has to have; empty
+    for any. These are the parameters that exclude it or that it excludes, and those in `YIELDS`.
     """
     known = {
         name: one.name for one in parameters for name in (*one.opts, one.display.strip("[]. "))
     }
-    found = {name: set(YIELDS.get(name, ())) for name in known.values()}
+    found = {
+        name: [(other, "", "") for other in YIELDS.get(name, ())] for name in known.values()
+    }
     for one in parameters:
         for text in getattr(one, "excludes", ()):
-            if (other := known.get(excluded(text)[0])) is not None:
-                found[one.name].add(other)
-                found[other].add(one.name)
+            name, differs, value = excluded(text)
+            if (other := known.get(name)) is not None:
+                value = "" if differs else value
+                found[one.name].append((other, value, ""))
+                found[other].append((one.name, "", value))
     return found
 
 
@@ -337,16 +342,25 @@ def _options_of(root: Any, command: str) -> Mapping[str, Any]:
 
 
 def _without_weaker(
-    values: Mapping[str, Any], yields: Mapping[str, set[str]], *stronger: Mapping[str, Any]
+    values: Mapping[str, Any],
+    yields: Mapping[str, Sequence[tuple[str, str, str]]],
+    *stronger: Mapping[str, Any],
 ) -> dict[str, Any]:
     """`values` without what an environment variable or one of the `stronger` replaces."""
     set_ = {  # 0 is set, and equal to False
-        name for each in stronger for name, value in each.items()
+        name: str(value) for each in stronger for name, value in each.items()
         if value is not None and value is not False
     }  # fmt: skip
+
+    def stays(name: str, value: str) -> bool:
+        return not any(
+            other in set_ and theirs in ("", set_[other]) and ours in ("", value)
+            for other, theirs, ours in yields[name]
+        )
+
     return {
         name: value
         for name, value in values.items()
-        if set_.isdisjoint(yields[name])
+        if stays(name, str(value))
         and not any(os.environ.get(variable) for variable in VARIABLES.get(name, ()))
     }

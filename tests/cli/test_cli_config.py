@@ -153,27 +153,39 @@ def test_statistics_name_the_file(configured, run_tiny):
 
 
 PAIRS = [
-    (command, option.name, other)
+    (command, option.name, *other)
     for command in COMMANDS if command != "env"
     for option in options(command).values() if settable(option)
     for other in yields_to(COMMANDS[command].params)[option.name]
-    & {one.name for one in options(command).values()}
+    if other[0] in {one.name for one in options(command).values()}
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("command", "name", "other"), PAIRS)
-def test_what_the_file_sets_gives_way_to_what_excludes_it(configured, command, name, other):
+@pytest.mark.parametrize(("command", "name", "other", "its", "own"), PAIRS)
+def test_what_the_file_sets_gives_way_to_what_excludes_it(
+    configured, command, name, other, its, own
+):
     """On the command line, and in a command's own table where that is for the file."""
     found = {option.name: option for option in options(command).values()}
-    line = f"{key_of(found[name])} = {json.dumps(example(found[name])[0])}\n"
+    line = f"{key_of(found[name])} = {json.dumps(own or example(found[name])[0])}\n"
     configured(line)
     assert parsed(command)[1][name] == "DEFAULT_MAP"
     theirs, words = example(found[other])
+    words = [words[0], its] if its else words
     assert parsed(command, *words)[1][name] == "DEFAULT"
+    if its:  # any other value leaves it in force
+        assert parsed(command, words[0], "else")[1][name] == "DEFAULT_MAP"
     if settable(found[other]):
         configured(f"{line}[{command}]\n{key_of(found[other])} = {json.dumps(theirs)}\n")
         sources = parsed(command)[1]
         assert (sources[name], sources[other]) == ("DEFAULT", "DEFAULT_MAP")
+
+
+def test_a_prompt_leaves_no_stdin_in_force(configured):
+    """Only `-` excludes it."""
+    configured("no-stdin = true\n")
+    for words, no_stdin in ((["hello"], True), (["-"], False)):
+        assert parsed("tokens", *words)[0]["no_stdin"] is no_stdin
 
 
 def test_variables_win_over_the_file(configured, monkeypatch):
