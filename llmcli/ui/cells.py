@@ -90,15 +90,10 @@ class Ink:
         """The style for text in a cell: readable on the cell's colour."""
         if self.kind == "shades" or code == MASKED:
             return Style()
-        return _behind(self.colour(code), self._dark(code))
-
-    def _dark(self, code: int) -> bool:
         if self.kind == "ansi":
-            return code in _DARK_ANSI
-        red, green, blue = code >> 16, code >> 8 & 255, code & 255
-        return (
-            0.299 * red + 0.587 * green + 0.114 * blue < 102
-        )  # where black and white are as easy to read
+            return _behind(self.colour(code), code in _DARK_ANSI)
+        light = 0.299 * (code >> 16) + 0.587 * (code >> 8 & 255) + 0.114 * (code & 255)
+        return _behind(self.colour(code), light < 102)  # at 102 black is as easy to read as white
 
 
 def painted(

@@ -217,7 +217,14 @@ class Panels:
             if first:
                 yield Segment.line()
             some = range(first, min(first + beside, len(self.matrices)))
-            panels = [self._panel(parts[at], self.titles[at], room, cells) for at in some]
+            panels = [
+                [
+                    [Segment(fitted(self.titles[at], room, ink), Style.parse(HEADING))],
+                    *cells.painted(parts[at], self.scale),
+                    [Segment(cells.ticks(parts[at]), Style.parse(FAINT))],
+                ]
+                for at in some
+            ]
             grid = Grid(ink=ink, gutter=gutter, before=["", *[" " * GAP] * (len(some) - 1)])
             sides = self._sides(parts[0], gutter, cells)
             for side, *lines in zip(sides, *panels, strict=True):
@@ -242,11 +249,6 @@ class Panels:
             mark = "+" if self.given is not None and at >= self.given else " "
             sides.append(f"{at:>{gutter - 2}}{mark}")
         return ["", *sides, ""]
-
-    def _panel(self, shown: Matrix, title: str, room: int, cells: Cells) -> list[Segments]:
-        heading = Segment(fitted(title, room, cells.ink), Style.parse(HEADING))
-        below = Segment(cells.ticks(shown), Style.parse(FAINT))
-        return [[heading], *cells.painted(shown, self.scale), [below]]
 
 
 @dataclass(frozen=True)
