@@ -101,7 +101,7 @@ def imported(module: str, name: str) -> Any:
         of = import_module(module)
         found = build(name, of.command, getattr(of, "EPILOG", ""), getattr(of, "CONTEXT", {}))
         found.elsewhere = getattr(of, "ELSEWHERE", {})  # for `params.unknown_option`
-        found.tolerant = getattr(of, "TOLERANT", False)  # for `configuration.values`
+        found.tolerant = getattr(of, "TOLERANT", False)  # for `configuration.defaults`
         return found
 
 
@@ -120,7 +120,7 @@ def read_ahead() -> None:
         return
     try:
         os.getcwd()
-    except OSError:  # MKL ends the process: `running.need_directory` has the words for it
+    except OSError:  # MKL ends the process: `running.require_cwd` says so
         return
     import ctypes
 

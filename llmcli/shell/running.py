@@ -304,9 +304,6 @@ def chosen_devices(name: str, devices: Sequence[Device]) -> tuple[Device, ...]:
     return found
 
 
-NGRAM = "ngram"
-
-
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions:
     """Speculative decoding: whether tokens are drafted, and by which model."""
@@ -329,7 +326,7 @@ class DraftOptions:
         from llmcli.engine.drafts import ModelDraft, NgramDraft
         from llmcli.engine.speculation import Speculation
 
-        if self.draft == NGRAM:
+        if self.draft == "ngram":
             return Speculation(NgramDraft())
         small = load_model(
             replace(options, model=self.draft, revision=None, context_length=None), out, text=True
