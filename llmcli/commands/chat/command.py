@@ -103,7 +103,7 @@ def command(
     prompt = options.prompt
     if prompt not in (None, "-"):
         prompt = with_files(text_argument(prompt, "`--prompt`"), out.note)
-    message = joined_text(prompt, options.file, pipe=True, no_stdin=options.no_stdin)
+    message = joined_text(prompt, options.file, pipe=not options.no_stdin)
     if not message and (sys.stdin is None or not sys.stdin.isatty()):
         raise UsageError(
             "there is no message: stdin is empty and not a terminal",
