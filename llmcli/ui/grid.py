@@ -354,10 +354,9 @@ def pooled(matrix: Matrix, most: int) -> Matrix:
     grown = np.full((-(-rows // side) * side, -(-columns // side) * side), np.nan)
     grown[:rows, :columns] = matrix.values
     squares = grown.reshape(len(grown) // side, side, -1, side)
-    values = np.where(np.isnan(squares), -np.inf, squares).max(axis=(1, 3))
-    values[np.isneginf(values)] = np.nan
+    values = np.fmax.reduce(squares, axis=(1, 3))  # NaN only where all are
     if matrix.signed:
-        lowest = np.where(np.isnan(squares), np.inf, squares).min(axis=(1, 3))
+        lowest = np.fmin.reduce(squares, axis=(1, 3))
         values = np.where(-lowest > values, lowest, values)
     return replace(matrix, pool=matrix.pool * side, values=values.astype(np.float32))
 
