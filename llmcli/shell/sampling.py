@@ -38,15 +38,13 @@ NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
     "forced_bos_token_id": (), "forced_eos_token_id": (),
     "sequence_bias": (), "exponential_decay_length_penalty": (), "guidance_scale": (1,),
     "token_healing": (), "watermarking_config": (),
+    # these are followed where their type is right
+    "suppress_tokens": (), "begin_suppress_tokens": (), "stop_strings": (), "max_new_tokens": (),
 }  # fmt: skip
+SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
 # Likewise filters, which the likeliest token passes: greedy text is not changed.
 NOT_FOLLOWED_FILTERS: Mapping[str, tuple[float, ...]] = {
     "top_h": (1,), "typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
-}  # fmt: skip
-# What of it is followed, where its type is right, besides `RANGES`.
-SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
-_NEUTRAL: Mapping[str, tuple[float, ...]] = {
-    **NOT_FOLLOWED, **dict.fromkeys((*SUPPRESSED, "stop_strings", "max_new_tokens"), ()),
 }  # fmt: skip
 # llama.cpp's names, behind `general.sampling.`, for what a GGUF file has of `RANGES` …
 _GGUF: Mapping[str, str] = {
@@ -219,7 +217,7 @@ def resolve(
         followed["max_new_tokens"] = ()
     if isinstance(stop, list) and stop and all(isinstance(one, str) and one for one in stop):
         followed["stop_strings"] = ()
-    neutral = {**_NEUTRAL, **({} if greedy else NOT_FOLLOWED_FILTERS)}
+    neutral = {**NOT_FOLLOWED, **({} if greedy else NOT_FOLLOWED_FILTERS)}
     moot = ("max_length",) if limited or "max_new_tokens" in followed else ()
     ignored = _not_followed(given, neutral, (*followed, *moot))
     if program:
