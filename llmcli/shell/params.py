@@ -145,13 +145,15 @@ def check_rules(values: Mapping[str, Any], options: Mapping[str, Field[Any]]) ->
     `options`: the fields that declare them. Raises UsageError naming both options.
     """
     given = {
-        name: one.metadata["declared"] for name, one in options.items()
+        name: one.metadata["declared"]
+        for name, one in options.items()
         if values[name] != one.default
-    }  # fmt: skip
+    }
     names = {
         name: (one.display, values[field])
-        for field, one in given.items() for name in (*one.names, one.display)
-    }  # fmt: skip
+        for field, one in given.items()
+        for name in (*one.names, one.display)
+    }
     for one in given.values():
         for other, differs, value in map(excluded, one.excludes):
             display, actual = names.get(other, ("", ""))

@@ -105,8 +105,9 @@ class SamplingOptions:
 # the numbers that each may have
 RANGES: Mapping[str, Range] = {
     one.name: one.metadata["declared"].range
-    for one in fields(SamplingOptions) if one.name in DEFAULTS
-}  # fmt: skip
+    for one in fields(SamplingOptions)
+    if one.name in DEFAULTS
+}
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,7 @@ class Sheet:
             self.draw.text((x, at[1]), run, font=font, fill=fill, anchor=f"l{anchor[1]}")
             x += font.getlength(run)
 
-    def turned(
-        self, at: tuple[int, int], words: str, size: int, fill: Colour = INK
-    ) -> None:
+    def turned(self, at: tuple[int, int], words: str, size: int, fill: Colour = INK) -> None:
         """Words that read upwards, in the middle of x, and end at y."""
         from PIL import Image
 

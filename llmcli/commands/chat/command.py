@@ -43,8 +43,10 @@ class ChatOptions:
         None, "-f", "--file", "PATH",
         "Put the text of a file before the message.", panel=PROMPT,
     )  # fmt: skip
-    no_stdin: bool = opt(False, "--no-stdin", "Never read a pipe on stdin.", panel=PROMPT,
-                         excludes=("--prompt=-", "--file=-"))  # fmt: skip
+    no_stdin: bool = opt(
+        False, "--no-stdin", "Never read a pipe on stdin.", panel=PROMPT,
+        excludes=("--prompt=-", "--file=-"),
+    )  # fmt: skip
     system: str | None = opt(None, "--system", "TEXT", SYSTEM, panel=PROMPT)
     variable: list[str] | None = opt(None, "--set", "NAME=VALUE", VARIABLE, panel=PROMPT)
     max_tokens: int | None = opt(
