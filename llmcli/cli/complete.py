@@ -35,7 +35,7 @@ def answer(argv: Sequence[str]) -> None:
         shell, *words = argv
         sys.stdout.write("".join(f"{line}\n" for line in lines(shell, words)))
         sys.stdout.flush()
-    except Exception:  # whatever it is, a prompt is no place for it
+    except Exception:  # no error belongs into a prompt
         return
 
 
@@ -125,7 +125,7 @@ def candidates(line: Sequence[str], word: str) -> Found:
 
 def _options(command: Any, context: Any, line: Sequence[str]) -> dict[str, str]:
     """The names of the options that are listed, and can be given once more, with their help."""
-    from llmcli.shell.configuration.values import listed
+    from llmcli.shell.configuration import listed
 
     return {
         name: _short(option.help or "")
@@ -194,7 +194,7 @@ def _values(command: str, option: Any, word: str, line: Sequence[str]) -> Found:
 
 
 def _outputs(command: str, word: str, endings: Sequence[str]) -> Iterator[str]:
-    """Files to write: `word`, or the command's name, with each ending; then those that exist."""
+    """Files to write: `word`, or the command's name, with each ending; then existing files."""
     folder, name = os.path.split(word)
     stem = os.path.join(folder, os.path.splitext(name)[0] or command.split()[0])
     yield from (f"{stem}.{ending}" for ending in endings)

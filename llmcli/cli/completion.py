@@ -77,7 +77,7 @@ def install(shell: str) -> str:
 def _append(path: Path, line: str) -> str:
     """Adds `line` to a start-up file that does not have it yet; returns what to tell.
 
-    All of it or nothing: half a line there would be told by every shell that starts.
+    All of it or nothing: every new shell would complain about half a line.
     """
     before = path.read_bytes() if path.exists() else b""
     if line.encode() in before.splitlines():

@@ -9,26 +9,24 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from threading import Thread
 from types import MappingProxyType
-from typing import Any, get_type_hints
+from typing import Any
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand
 from typer.main import get_command
 
-from llmcli.errors import LlmcliError, UsageError
-from llmcli.shell.configuration.values import listed, name_file
+from llmcli.errors import LlmcliError
+from llmcli.shell.configuration import listed, name_file
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.params import WORDS, adopt, flatten
-from llmcli.shell.streams import write
-from llmcli.shell.wrap import columns, pipe_columns
+from llmcli.shell.streams import columns, pipe_columns, write
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 EVERYTHING_ELSE = "Help"
@@ -45,20 +43,32 @@ class Entry:
     heading: str
 
 
-class Command(TyperCommand):
-    """A command whose help lists the options under their headings."""
-
-    configured: tuple[str, ...] = ()  # a command by itself is in no tree: see `Root`
+class OurHelp:
+    """Keeps the words of a command line for messages, and converts `--help` by our rules."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """typer's; the words are kept for messages, and every error knows its command."""
+        """typer's; the words are kept, and every error knows its command."""
         ctx.meta[WORDS] = tuple(args)
         try:
-            return super().parse_args(ctx, args)
+            found: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
         except Exception as error:
             if getattr(error, "ctx", ctx) is None:
                 error.ctx = ctx  # type: ignore[attr-defined]
             raise
+        return found
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """typer's `-h/--help`, whose text may go through the pager."""
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        adopt(option)
+        option.callback = show_help
+        return option
+
+
+class Command(OurHelp, TyperCommand):
+    """A command whose help lists the options under their headings."""
+
+    configured: tuple[str, ...] = ()  # a command by itself is in no tree: see `tree.Root`
 
     def invoke(self, ctx: Any) -> Any:
         """typer's; an error about what the configuration file sets names the file."""
@@ -68,16 +78,12 @@ class Command(TyperCommand):
             name_file(error, ctx)
             raise
 
-    def get_help_option(self, ctx: Any) -> Any:
-        """typer's `-h/--help`, converted by our rules like every other option."""
-        return _adopted(super().get_help_option(ctx))
-
     def get_help(self, ctx: Any) -> str:
         """Usage, what the command does, options by heading, examples, as wide as the terminal."""
         arguments = [p for p in self.get_params(ctx) if isinstance(p, TyperArgument)]
         names = " ".join(str(p.metavar) for p in arguments)
         lines = [f"usage: {ctx.command_path} [OPTIONS] {names}".rstrip(), ""]
-        lines += _paragraphs(self.help or "")
+        lines += paragraphs(self.help or "")
         rows: dict[str, list[tuple[str, str]]] = {}
         for argument in arguments:
             row = (str(argument.metavar), argument.help or "")
@@ -85,85 +91,17 @@ class Command(TyperCommand):
         for option in listed(self.get_params(ctx)):
             rows.setdefault(option.rich_help_panel or EVERYTHING_ELSE, []).append(_row(option))
         lines += sections(rows)
-        return "\n".join([*lines, "", *_paragraphs(self.epilog or "")]).rstrip()
-
-
-class Root(TyperGroup):
-    """`llmcli` itself: `entries` names the commands, a module each.
-
-    `nested` are commands of two words, `bench compare`; the first of them is a command, too.
-    Of those in `bare` no other word follows the first. `aliases`: other names of nested ones.
-    `computing`: the commands for which PyTorch's libraries are read ahead. `configured`: those
-    that a configuration file may have a table for.
-    """
-
-    entries: Mapping[str, Entry] = {}
-    nested: Mapping[str, Entry] = {}
-    bare: frozenset[str] = frozenset()
-    computing: frozenset[str] = frozenset()
-    configured: tuple[str, ...] = ()
-    aliases: Mapping[str, str] = {}
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """typer's; the words are kept for the options that look at what is beside them."""
-        ctx.meta[WORDS] = tuple(args)
-        return super().parse_args(ctx, args)
-
-    def get_help_option(self, ctx: Any) -> Any:
-        """typer's `-h/--help`, converted by our rules like every other option."""
-        return _adopted(super().get_help_option(ctx))
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Names of all commands, in the order of the help."""
-        return list(self.entries)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Imports the module of that command; None for a name that does not exist."""
-        entry = self.entries.get(cmd_name) or self.nested.get(cmd_name)
-        return None if entry is None else _imported(entry.module, cmd_name)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Like typer's; raises UsageError with the closest names."""
-        name = args[0]
-        if name not in self.entries:
-            hint = _suggestion(name, self.entries, self.nested)
-            raise UsageError(f"unknown command `{name}`", hint=hint)
-        name, rest = self.named(args)
-        if name not in self.nested and rest:
-            both = " ".join(args[:2])
-            if near := _nested(both, self.nested, self.bare):
-                raise UsageError(f"unknown command `{both}`", hint=near)
-        if name in self.computing and not asks_for_help(args):
-            read_ahead()
-        return name, self.get_command(ctx, name), rest
-
-    def named(self, words: Sequence[str]) -> tuple[str, Sequence[str]]:
-        """The command that a line begins with, of two words or of one, and what follows."""
-        both = " ".join(words[:2])
-        both = self.aliases.get(both, both)
-        return (both, words[2:]) if both in self.nested else (words[0], words[1:])
-
-    def get_help(self, ctx: Any) -> str:
-        """Commands by heading, from the table alone: no command is imported. It fits 80 × 24."""
-        lines = ["usage: llmcli COMMAND [OPTIONS] [ARGUMENTS]", *_paragraphs(self.help or "")]
-        heading = ""
-        column = 9 + max(map(len, self.entries))
-        for name, entry in self.entries.items():
-            left = f"{'' if entry.heading == heading else entry.heading:<7} {name}"
-            heading = entry.heading
-            first, *rest = textwrap.wrap(entry.summary, width() - column - 1)
-            lines += [f"{left:<{column}} {first}", *(" " * (column + 1) + line for line in rest)]
-        return "\n".join([*lines, *_paragraphs(self.epilog or "")]).rstrip()
+        return "\n".join([*lines, "", *paragraphs(self.epilog or "")]).rstrip()
 
 
 @cache
-def _imported(module: str, name: str) -> Any:
+def imported(module: str, name: str) -> Any:
     """The command `name` of a module; built once, also where its options are read beforehand."""
     with SIGNALS.abrupt():
         of = import_module(module)
         found = build(name, of.command, getattr(of, "EPILOG", ""), getattr(of, "CONTEXT", {}))
         found.elsewhere = getattr(of, "ELSEWHERE", {})  # for `params.unknown_option`
-        found.tolerant = getattr(of, "TOLERANT", False)  # for `configuration.values`
+        found.tolerant = getattr(of, "TOLERANT", False)  # for `configuration.defaults`
         return found
 
 
@@ -182,7 +120,7 @@ def read_ahead() -> None:
         return
     try:
         os.getcwd()
-    except OSError:  # MKL ends the process: `running.need_directory` has the words for it
+    except OSError:  # MKL ends the process: `running.require_cwd` says so
         return
     import ctypes
 
@@ -217,21 +155,14 @@ def build(
 
     `settings` are more of typer's for the command's context.
     """
-    flat = flatten(function)
+    flat: Any = flatten(function)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(name, cls=Command, epilog=epilog, context_settings={**HELP_NAMES, **settings})(flat)
     command = get_command(app)
-    hints = get_type_hints(flat, include_extras=True)
     for parameter in command.params:
-        adopt(parameter, hints)
+        option = flat.options[parameter.name]
+        adopt(parameter, option.type, option.metadata["declared"])
     return command
-
-
-def _adopted(option: Any) -> Any:
-    if option is not None:
-        adopt(option, {str(option.name): bool})
-        option.callback = show_help
-    return option
 
 
 def show_help(ctx: Any, option: Any, value: Any) -> None:
@@ -247,27 +178,6 @@ def show_help(ctx: Any, option: Any, value: Any) -> None:
     else:  # a pipe needs none of these imports
         write(f"{text}\n")
     ctx.exit()
-
-
-def _nested(both: str, known: Iterable[str], bare: Collection[str]) -> str | None:
-    """A hint where `both` nearly is a command of two words, or can be nothing else."""
-    first, second = both.split(" ", 1)
-    own = [] if second.startswith("-") else [n for n in known if n.split()[0] == first]
-    if near := get_close_matches(both, own, 1, 0.8):
-        return f"did you mean `llmcli {near[0]}`?"
-    if own and first in bare:
-        return f"the commands are {', '.join(own)}; see `llmcli {first} --help`"
-    return None
-
-
-def _suggestion(name: str, known: Iterable[str], nested: Iterable[str]) -> str:
-    known = list(known)
-    close = [both for both in nested if both.split()[1] == name]
-    close = close or [full for full in known if full.startswith(name)]
-    close = close or get_close_matches(name, known, 1)
-    if close:
-        return f"did you mean `llmcli {close[0]}`?"
-    return f"the commands are {', '.join(known)}; see `llmcli --help`"
 
 
 def _row(option: Any) -> tuple[str, str]:
@@ -290,7 +200,7 @@ def width() -> int:
     return max(40, min(found or 80, 100))
 
 
-def _paragraphs(text: str) -> list[str]:
+def paragraphs(text: str) -> list[str]:
     """Paragraphs wrapped, lines that begin with two blanks kept as they are."""
     out: list[str] = []
     for paragraph in textwrap.dedent(text).strip().split("\n\n"):

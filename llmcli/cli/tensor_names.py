@@ -93,7 +93,12 @@ def model_names(*, local: bool = False, owned: bool = False) -> Iterator[str]:
 
 def _model_of(line: Sequence[str]) -> str | None:
     """The model that a command line names, else the environment or the configuration file."""
-    named = os.environ.get("LLMCLI_MODEL") or _configured(line[0])
+    from llmcli.cli.tree import Root
+    from llmcli.shell.configuration import read
+
+    if not (named := os.environ.get("LLMCLI_MODEL")):
+        keys = {one.name: str(one.value) for one in read(Root.configured).keys(line[0])}
+        named = keys.get("model")
     for word, following in pairwise((*line, "")):
         name, _, value = word.partition("=")
         if name in ("-m", "--model"):
@@ -101,17 +106,8 @@ def _model_of(line: Sequence[str]) -> str | None:
     return None if named is None else named.strip("\"'")
 
 
-def _configured(command: str) -> str | None:
-    """`model` of the configuration file, of the command's own table or of all."""
-    from llmcli.cli.tree import LlmcliRoot
-    from llmcli.shell.configuration.file import read
-
-    keys = read(LlmcliRoot.configured).keys(command)
-    return next((str(key.value) for key in reversed([*keys]) if key.name == "model"), None)
-
-
 def _path(spec: str | None) -> Path | None:
-    """Where the model lies; None where it is not on this machine. Marks nothing as used."""
+    """The model's path, None if it is not on this machine. Marks nothing as used."""
     from llmcli.checkpoints.catalog import CATALOG
     from llmcli.checkpoints.locate import DEFAULT_MODEL
     from llmcli.checkpoints.names import HubId, parse
@@ -139,7 +135,7 @@ def _snapshot(model: HubId) -> Path:
 
 
 def _tensors(line: Sequence[str]) -> Tensors:
-    """The names of a model's tensors by kind; without one those that models have."""
+    """The names of a model's tensors by kind; without a model, of any model's."""
     from llmcli import __version__
     from llmcli.checkpoints.catalog import cache_dir
 

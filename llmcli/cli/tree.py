@@ -1,16 +1,29 @@
-"""The root command with its options, and the table of commands."""
+"""The table of commands, and the root command with its options."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from llmcli import __version__
-from llmcli.cli.group import HELP_NAMES, Entry, Root, asks_for_help, show_help
+from llmcli.cli.group import (
+    HELP_NAMES,
+    Entry,
+    OurHelp,
+    asks_for_help,
+    imported,
+    paragraphs,
+    read_ahead,
+    show_help,
+    width,
+)
 from llmcli.errors import UsageError
 from llmcli.shell.params import WORDS, adopt
 from llmcli.shell.streams import write
@@ -44,7 +57,7 @@ COMMANDS = {
         "env": "The machine, and where each setting comes from.",
     },
 }
-# those that compute, and import PyTorch for it
+# commands that compute, and import PyTorch for it
 COMPUTING = frozenset({
     "generate", "chat", "attention", "experts", "lens", "dump", "explain", "score", "timing",
     "bench", "ladder", "selftest", "load",
@@ -85,17 +98,80 @@ HELP = "Run language models in the terminal and see exactly what they compute."
 EPILOG = "`COMMAND --help` lists options; `help TOPIC` explains models, formats, sampling."
 
 
-class LlmcliRoot(Root):
-    """The root of the tree, with our commands."""
+class Root(OurHelp, TyperGroup):
+    """`llmcli` itself: commands are imported when they are named.
+
+    `nested` are commands of two words, `bench compare`; the first of them is a command, too.
+    `configured`: commands that a configuration file may have a table for.
+    """
 
     entries: Mapping[str, Entry] = {  # `help` alone has no JSON
         **ENTRIES, "help": Entry("llmcli.cli.help.command", HELP_SUMMARY, "Manage"),
     }  # fmt: skip
     nested = NESTED
     configured = (*ENTRIES, *NESTED)
-    computing = COMPUTING
-    bare = frozenset({"models"})
-    aliases = ALIASES
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of all commands, in the order of the help."""
+        return list(self.entries)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Imports the module of that command; None for a name that does not exist."""
+        entry = self.entries.get(cmd_name) or self.nested.get(cmd_name)
+        return None if entry is None else imported(entry.module, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Like typer's; raises UsageError with the closest names."""
+        name = args[0]
+        if name not in self.entries:
+            hint = _suggestion(name)
+            raise UsageError(f"unknown command `{name}`", hint=hint)
+        name, rest = self.named(args)
+        if name not in self.nested and rest:
+            both = " ".join(args[:2])
+            if near := _nested(both):
+                raise UsageError(f"unknown command `{both}`", hint=near)
+        if name in COMPUTING and not asks_for_help(args):
+            read_ahead()
+        return name, self.get_command(ctx, name), rest
+
+    def named(self, words: Sequence[str]) -> tuple[str, Sequence[str]]:
+        """The command that a line begins with, of two words or of one, and what follows."""
+        both = " ".join(words[:2])
+        both = ALIASES.get(both, both)
+        return (both, words[2:]) if both in self.nested else (words[0], words[1:])
+
+    def get_help(self, ctx: Any) -> str:
+        """Commands by heading, from the table alone: no command is imported. It fits 80 × 24."""
+        lines = ["usage: llmcli COMMAND [OPTIONS] [ARGUMENTS]", *paragraphs(self.help or "")]
+        heading = ""
+        column = 9 + max(map(len, self.entries))
+        for name, entry in self.entries.items():
+            left = f"{'' if entry.heading == heading else entry.heading:<7} {name}"
+            heading = entry.heading
+            first, *rest = textwrap.wrap(entry.summary, width() - column - 1)
+            lines += [f"{left:<{column}} {first}", *(" " * (column + 1) + line for line in rest)]
+        return "\n".join([*lines, *paragraphs(self.epilog or "")]).rstrip()
+
+
+def _nested(both: str) -> str | None:
+    """A hint where `both` nearly is a command of two words, or can be nothing else."""
+    first, second = both.split(" ", 1)
+    own = [] if second.startswith("-") else [n for n in NESTED if n.split()[0] == first]
+    if near := get_close_matches(both, own, 1, 0.8):
+        return f"did you mean `llmcli {near[0]}`?"
+    if own and first == "models":  # no other word follows it
+        return f"the commands are {', '.join(own)}; see `llmcli {first} --help`"
+    return None
+
+
+def _suggestion(name: str) -> str:
+    close = [both for both in NESTED if both.split()[1] == name]
+    close = close or [full for full in Root.entries if full.startswith(name)]
+    close = close or get_close_matches(name, Root.entries, 1)
+    if close:
+        return f"did you mean `llmcli {close[0]}`?"
+    return f"the commands are {', '.join(Root.entries)}; see `llmcli --help`"
 
 
 def _version(value: bool) -> None:
@@ -158,7 +234,7 @@ def root() -> Any:
     """The `llmcli` command, its subcommands not imported yet."""
     app = typer.Typer(
         name="llmcli",
-        cls=LlmcliRoot,
+        cls=Root,
         callback=_root,
         add_completion=False,
         rich_markup_mode=None,
@@ -168,5 +244,5 @@ def root() -> Any:
     )
     command = get_command(app)
     for parameter in command.params:
-        adopt(parameter, {str(parameter.name): bool})
+        adopt(parameter)
     return command

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.errors import LlmcliError, UsageError
+from llmcli.shell.params import WORDS, unknown_option
 
 
 def usage_error(exception: Any) -> UsageError:
@@ -18,7 +19,10 @@ def usage_error(exception: Any) -> UsageError:
     message = exception.format_message().rstrip(".")
     if option is not None and context is not None:
         if type(exception).__name__ == "NoSuchOption":
-            return _no_option(option, context)
+            if len(option) == 2:  # `-s` of the word `-seed` is that word
+                words = context.meta.get(WORDS, ())
+                option = next((word for word in words if word.startswith(option)), option)
+            return unknown_option(option, context)
         if message.endswith("requires an argument"):
             message = f"`{option}` takes a value"
     extra = re.fullmatch(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", message, re.DOTALL)
@@ -65,18 +69,6 @@ def names_a_model(word: str) -> bool:
 
 def _split_index(context: Any) -> str:
     """`logits[-1,`, the part of a NAME[INDEX] that the shell has split, empty where it has not."""
-    from llmcli.shell.params import WORDS
-
     if not any("[INDEX]" in str(parameter.metavar) for parameter in context.command.params):
         return ""
     return next((w for w in context.meta[WORDS] if re.search(r"\[[^\]]*$", w)), "")
-
-
-def _no_option(option: str, context: Any) -> UsageError:
-    """`-s` of the word `-seed` is that word."""
-    from llmcli.shell.params import WORDS, unknown_option
-
-    words = context.meta.get(WORDS, ())
-    if len(option) == 2:
-        option = next((word for word in words if word.startswith(option)), option)
-    return unknown_option(option, context)

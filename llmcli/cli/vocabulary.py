@@ -155,7 +155,7 @@ def _folded(name: str) -> str:
 
 
 def activations() -> str:
-    """The activations of the usual block in full, those that other parts add in short."""
+    """The activations of the usual block in full; what other parts add, in short."""
     (_, usual), *others = sample_models().items()
     model = graph(usual)
     rows = (
@@ -188,7 +188,7 @@ def states() -> str:
 
 
 def parameters() -> str:
-    """The names of parameters, those of one part on a line."""
+    """The names of parameters, one part on a line."""
     parts: dict[str, list[str]] = {}
     for name in vocabulary()["parameter"]:
         part, _, leaf = name.rpartition(".")

@@ -87,7 +87,7 @@ class PullFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class PullReport:
-    """The models that are here now, and those that could not be fetched.
+    """The models on this machine now, and those that could not be fetched.
 
     Where it was interrupted, names in neither list were not tried.
     """

@@ -32,12 +32,5 @@ class PartWork:
         return self.weights + self.cache + self.activations
 
     def __add__(self, other: PartWork) -> PartWork:
-        return PartWork(
-            flops=self.flops + other.flops,
-            flops_full=self.flops_full + other.flops_full,
-            weights=self.weights + other.weights,
-            cache=self.cache + other.cache,
-            activations=self.activations + other.activations,
-            gemv=self.gemv + other.gemv,
-            gemm=self.gemm + other.gemm,
-        )
+        theirs = vars(other)
+        return PartWork(**{name: value + theirs[name] for name, value in vars(self).items()})

@@ -25,8 +25,15 @@ from llmcli.errors import (
     first_line,
 )
 from llmcli.shell.keys import KEYS
-from llmcli.shell.streams import STDOUT, begin_line, detach, erase_line, escape_unencodable
-from llmcli.shell.wrap import columns, wrapped
+from llmcli.shell.streams import (
+    STDOUT,
+    begin_line,
+    columns,
+    detach,
+    erase_line,
+    escape_unencodable,
+    wrapped,
+)
 
 # what a write to stdout fails with that does not go through `streams.write`
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)

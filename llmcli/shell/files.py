@@ -30,7 +30,7 @@ from typing import Any, BinaryIO
 
 from llmcli.errors import UsageError, WriteFailed
 
-# bytes above which `--force` is asked for; a browser reads a page as a whole
+# bytes above which `--force` is needed; a browser reads a page as a whole
 PAGE_CAP = 64 << 20
 FILE_CAP = 1 << 30
 OPENING_S = 3.0  # within that xdg-open says that it opens nothing
@@ -164,7 +164,7 @@ def check_export(path: str | None, allowed: Sequence[str], *, show: bool) -> str
 
 
 def page_to_open(command: str) -> str:
-    """The path of a page that is only looked at: in a new directory, which others cannot read.
+    """The path of a page that is only viewed: in a new directory, which others cannot read.
 
     The page stays, for the browser reads it later; without one the directory goes with the process.
     """
@@ -179,7 +179,7 @@ def page_to_open(command: str) -> str:
 
 
 def open_file(path: str) -> str:
-    """Shows a file in the program that the desktop has for it; without one, what to say of that."""
+    """Shows a file in the desktop's program for it; returns a note if there is none."""
     if launch(path) == 0:
         return ""
     viewer = "browser" if path.lower().endswith(".html") else "image viewer"
@@ -202,7 +202,7 @@ def launch(path: str) -> int:
     )
     try:
         return child.wait(OPENING_S)
-    except subprocess.TimeoutExpired:  # it is the browser itself, and somebody reads
+    except subprocess.TimeoutExpired:  # it is the browser itself
         return 0
 
 
@@ -220,8 +220,8 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
     """An open file, empty and seekable, which becomes `path` when the block ends well.
 
     After an exception nothing is left of it. A pipe or a device is given all of it at the end.
-    Raises WriteFailed, with the system's reason, for whatever goes wrong with the file, inside
-    the block too; other exceptions pass through.
+    Raises WriteFailed, with the system's reason, for any error of the file, inside the block too;
+    other exceptions pass through.
     """
     from llmcli.checkpoints.files import put
 
@@ -264,7 +264,7 @@ def _partial(folder: Path) -> tuple[Path, int]:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Removes partial files whose writers are gone: nobody holds the lock on them."""
+    """Removes partial files whose writers are gone: no process holds the lock on them."""
     with contextlib.suppress(OSError):
         for name in filter(_PARTIAL.fullmatch, os.listdir(folder)):
             with contextlib.suppress(OSError):

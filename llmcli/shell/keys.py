@@ -1,4 +1,4 @@
-"""Keys that are typed while nobody reads them: not echoed, and kept for who reads next."""
+"""Keys typed while no prompt reads them: not echoed, and kept for the next reader."""
 
 from __future__ import annotations
 

@@ -122,6 +122,7 @@ class GivenPromptOptions:
     ids: str | None = opt(
         None, "--ids", "1,2,3",
         "Token ids instead of text, separated by commas or spaces.",
+        excludes=("PROMPT", "--file"),
     )  # fmt: skip
 
 
@@ -134,7 +135,9 @@ class PromptOptions(GivenPromptOptions):
         None, "[PROMPT]",
         "The text; piped input is put before it, and `-` always reads stdin.",
     )  # fmt: skip
-    no_stdin: bool = opt(False, "--no-stdin", "Never read a pipe on stdin.")
+    no_stdin: bool = opt(
+        False, "--no-stdin", "Never read a pipe on stdin.", excludes=("PROMPT=-", "--file=-")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,15 @@ import dataclasses
 import json
 import math
 import os
+import shlex
+import shutil
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import PurePath
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePath
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -22,15 +27,13 @@ from llmcli.records.document import members
 from llmcli.shell import streams
 from llmcli.shell.exits import tell
 from llmcli.shell.files import open_file, whole_file, written
+from llmcli.shell.keys import change_modes, modes_of
 from llmcli.shell.options import OutputOptions, PagedOutputOptions, ViewOutputOptions
-from llmcli.shell.pager import fits, page
-from llmcli.shell.streams import STDOUT, begin_line, to_devnull
-from llmcli.shell.wrap import columns, pipe_columns
+from llmcli.shell.streams import STDOUT, begin_line, columns, pipe_columns, to_devnull
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-
 
 UNLIMITED = 10_000
 EXPLAIN = "`llmcli explain` finds the formula that does not hold"
@@ -92,7 +95,7 @@ class Output:
         self.err = Screen.of(sys.stderr, os.environ)
 
     def write(self, text: str, *, flush: bool = True) -> None:
-        """Writes to stdout. Raises BrokenPipeError where nobody reads, else WriteFailed."""
+        """Writes to stdout. Raises BrokenPipeError if the reader is gone, else WriteFailed."""
         streams.write(text, flush=flush)
 
     def note(self, message: str) -> None:
@@ -193,7 +196,7 @@ class Output:
         if self._begun:
             del whole["model"], whole["environment"]
         self._begun = lines
-        # in pieces: the text of a whole document may need more memory than what it tells
+        # in pieces: a whole document's text may need more memory than its values
         pieces = json_pieces(whole) if indent is None else [dumps(whole, indent=indent)]
         STDOUT.document = True
         with drop_on_interrupt():
@@ -234,7 +237,7 @@ def require(checks: Iterable[ViewCheck], hint: str) -> None:
 
 @contextmanager
 def drop_on_interrupt() -> Iterator[None]:
-    """For what ends a run: cut short, it is not waited for that somebody reads the rest of it."""
+    """For the last output of a run: Ctrl-C drops the rest instead of waiting for a reader."""
     try:
         yield
     except KeyboardInterrupt:
@@ -249,7 +252,7 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def write_document(path: str, document: Mapping[str, Any]) -> None:
-    """Writes JSON to a file, arrays row by row: no text of a whole matrix lies in memory.
+    """Writes JSON to a file, arrays row by row: the text of a whole matrix is never in memory.
 
     Numbers of float32 arrays have nine digits, which is all they have. Raises WriteFailed.
     """
@@ -280,7 +283,7 @@ def make_console(screen: Screen, *, live: bool = False) -> Console:
 
 
 def colour_system() -> Any:
-    """rich's `ColorSystem` for a terminal such as this one."""
+    """rich's `ColorSystem` of this terminal."""
     from rich.color import ColorSystem
 
     if os.environ.get("COLORTERM") in ("truecolor", "24bit"):
@@ -295,7 +298,9 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
 
 def json_pieces(value: Any) -> Iterator[str]:
     """The text of `dumps`, in pieces: a row of an array at a time."""
-    if isinstance(value, Mapping) and not all(map(_simple, value.values())):
+    if isinstance(value, Mapping) and any(
+        one is not None and not isinstance(one, str | float | int) for one in value.values()
+    ):
         comma = "{"
         for key, item in value.items():
             yield f"{comma}{json.dumps(encodable(str(key)))}: "
@@ -317,10 +322,6 @@ def json_pieces(value: Any) -> Iterator[str]:
         yield json.dumps(jsonable(value), allow_nan=False)
 
 
-def _simple(value: Any) -> bool:
-    return value is None or isinstance(value, str | float | int)
-
-
 def jsonable(value: Any) -> Any:
     """`value` in JSON's own types, with texts that UTF-8 can have."""
     if isinstance(value, str):
@@ -339,3 +340,83 @@ def jsonable(value: Any) -> Any:
     if listed is not None:
         return jsonable(listed())
     return [jsonable(item) for item in value]
+
+
+def pager_command(environ: Mapping[str, str]) -> list[str]:
+    """`$LLMCLI_PAGER`, else `$PAGER`, else less; empty for none (empty, `cat`, or not there)."""
+    chosen = environ.get("LLMCLI_PAGER", environ.get("PAGER", "less"))
+    try:
+        words = shlex.split(chosen)
+    except ValueError:  # a quote without its other half
+        return []
+    if not words or words == ["cat"] or shutil.which(words[0]) is None:
+        return []
+    return words
+
+
+def fits(text: str, height: int) -> bool:
+    """Whether `text` and the shell prompt below it fit on one screen."""
+    return text.count("\n") < height
+
+
+def page(text: str) -> bool:
+    """Shows `text` in the user's pager and waits for its end; False where it could not be started.
+
+    Unless `$LESS` is set, less quits if all fits (F), passes colours on (R) and leaves the text on
+    the screen (X). Ctrl-C is the pager's while it runs; what else ends this
+    process ends it, too.
+    """
+    command = pager_command(os.environ)
+    if not command:
+        return False
+    environ = {"LESS": "FRX", **os.environ}
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    sys.stdout.flush()
+    modes = modes_of(sys.stdout)
+    child = None
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # a pager would inherit SIG_IGN
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, env=environ)
+        child.communicate(text.encode(encoding, "backslashreplace"))  # an early quit is no error
+    except OSError:
+        return False
+    except BaseException:  # a signal
+        if child is not None:
+            _end(child)
+            if modes is not None:
+                change_modes(sys.stdout, modes)
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return True
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ends a pager, and the one that it has started itself (`bat` and `delta` start less)."""
+    family = [child.pid]
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):  # nothing on other systems
+        with suppress(OSError):
+            # `PID (NAME) STATE PARENT …`, and a name can have anything in it
+            stat = path.read_bytes().rpartition(b")")[2]
+            parents[int(path.parent.name)] = int(stat.split()[1])
+    for one in family:
+        family += [pid for pid, parent in parents.items() if parent == one]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        end = time.monotonic() + 0.5
+        for pid in family:
+            _signal(pid, number)
+        while time.monotonic() < end:
+            child.poll()
+            if not any(_signal(pid, 0) for pid in family):
+                return
+            time.sleep(0.01)
+
+
+def _signal(pid: int, number: int) -> bool:
+    """Sends a signal (0: none); returns whether the process exists."""
+    try:
+        os.kill(pid, number)
+        return True
+    except OSError:
+        return False

@@ -14,7 +14,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperArgument, TyperOption
 
 from llmcli.errors import UsageError
-from llmcli.shell.configuration.values import defaults, from_file, listed, settable
+from llmcli.shell.configuration import defaults, excluded, from_file, listed, settable
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Declared:
             )  # fmt: skip
         else:
             info = typer.Argument(metavar=self.metavar, help=self.help)
-        return Annotated[base, info, self]
+        return Annotated[base, info]
 
 
 def opt(
@@ -122,7 +122,9 @@ def opt(
     heading in the help, if another than the class's own. `aliases`: names that are accepted and not
     listed. `hidden`: none of the names is listed, and the configuration file cannot set it.
     `needs`: at least one of these has to be given as well, `excludes`: none of these, by their
-    names (`PROMPT` for a positional argument). An option is given if it differs from its default.
+    names (`PROMPT` for a positional argument); `--what=state` and `--temperature!=0.0`: the value
+    decides. An option is given if it differs from its default. What the configuration file sets
+    yields to what excludes it.
     """
     names = tuple(word for word in words[:-1] if word.startswith("-"))
     low = at_least if above is None else above
@@ -132,24 +134,33 @@ def opt(
     return field(default=default, metadata={"declared": declared})
 
 
-def arg(default: Any, metavar: str, help: str, *, excludes: tuple[str, ...] = ()) -> Any:
+def arg(default: Any, metavar: str, help: str) -> Any:
     """Declares a positional argument, as `opt` an option."""
-    declared = Declared((), metavar, help, None, None, excludes=excludes)
-    return field(default=default, metadata={"declared": declared})
+    return field(default=default, metadata={"declared": Declared((), metavar, help, None, None)})
 
 
-def check_rules(values: Mapping[str, Any], declared: Mapping[str, tuple[Declared, Any]]) -> None:
+def check_rules(values: Mapping[str, Any], options: Mapping[str, Field[Any]]) -> None:
     """Checks the values of options against what these need and exclude.
 
-    `declared`: declaration and default of each. Raises UsageError naming both options.
+    `options`: the fields that declare them. Raises UsageError naming both options.
     """
-    given = [one for name, (one, default) in declared.items() if values[name] != default]
-    names = {name: one.display for one in given for name in (*one.names, one.display)}
-    for one in given:
-        for other in one.excludes:
-            if other in names:
+    given = {
+        name: one.metadata["declared"]
+        for name, one in options.items()
+        if values[name] != one.default
+    }
+    names = {
+        name: (one.display, values[field])
+        for field, one in given.items()
+        for name in (*one.names, one.display)
+    }
+    for one in given.values():
+        for other, differs, value in map(excluded, one.excludes):
+            display, actual = names.get(other, ("", ""))
+            if display and (not value or (str(actual) == value) != differs):
+                shown = f"{display} {actual}" if value else display
                 raise UsageError(
-                    f"`{one.display}` and `{names[other]}` exclude each other",
+                    f"`{one.display}` and `{shown}` exclude each other",
                     hint="leave one of them out",
                 )
         if one.needs and not any(need in names for need in one.needs):
@@ -164,11 +175,6 @@ def _plain(number: float) -> str:
     return str(int(number)) if number == int(number) else f"{number:g}"
 
 
-def _declared(hint: Any) -> Declared | None:
-    """The declaration in an annotation; the root's own options have none."""
-    return next((one for one in getattr(hint, "__metadata__", ()) if type(one) is Declared), None)
-
-
 @dataclass(frozen=True)
 class Conversion:
     """Converts the text of one parameter: `kind` is str, int, float or bool."""
@@ -178,17 +184,15 @@ class Conversion:
     range: Range | None = None
 
     @classmethod
-    def of(cls, hint: Any) -> Conversion:
-        """Reads an annotation such as `Annotated[int | None, typer.Option(), Declared(…)]`."""
-        declared = _declared(hint)
-        base: Any = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    def of(cls, base: Any, range: Range | None) -> Conversion:
+        """The conversion to a type such as `int | None`, `list[str]` or a Literal."""
         if get_origin(base) in (Union, UnionType):
             base = next(part for part in get_args(base) if part is not NoneType)
         if get_origin(base) is list:
             base = get_args(base)[0]
         if get_origin(base) is Literal:
             return cls(str, choices=get_args(base))
-        return cls(base, range=declared.range if declared else None)
+        return cls(base, range=range)
 
     def __call__(self, name: str, text: str) -> Any:
         """The value of `text` for the parameter `name`; raises UsageError saying what is wrong."""
@@ -244,6 +248,7 @@ class Option(TyperOption):
     conversion: Conversion
     display: str
     aliases: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
 
     def add_to_parser(self, parser: Any, ctx: Any) -> None:
         """typer's; the aliases are accepted, too, and `_` for `-` within a name."""
@@ -399,22 +404,21 @@ def _converted(conversion: Conversion, name: str, value: Any) -> Any:
     return value
 
 
-def adopt(parameter: Any, hints: Mapping[str, Any]) -> None:
-    """Makes typer's own parameter object convert by our rules.
+def adopt(parameter: Any, kind: Any = bool, declared: Declared | None = None) -> None:
+    """Makes typer's own parameter object convert by our rules to `kind`.
 
     typer builds its parameters itself and offers no hook for their class, so the class of the
     finished object is changed; the classes have the same layout (no mixin, no slots).
     """
-    hint = hints[str(parameter.name)]
     display = parameter.metavar or str(parameter.name).upper()
     if isinstance(parameter, TyperOption):
         display = max(parameter.opts, key=len)
-        declared = _declared(hint)
         parameter.__class__ = Option
-        parameter.aliases = declared.aliases if declared else ()  # type: ignore[attr-defined]
+        if declared is not None:  # the root's own options have none
+            vars(parameter).update(aliases=declared.aliases, excludes=declared.excludes)
     else:
         parameter.__class__ = Argument
-    parameter.conversion = Conversion.of(hint)
+    parameter.conversion = Conversion.of(kind, declared.range if declared else None)
     parameter.display = display
     if getattr(parameter, "is_flag", False) and settable(parameter):
         opposite = display.removeprefix("--no-") if display[:5] == "--no-" else f"no-{display[2:]}"
@@ -425,11 +429,12 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
     """A function of single options from a function of option dataclasses.
 
     Every parameter of `function` that is annotated with a dataclass is replaced by that
-    dataclass's fields, but for those that `Without` names; a call builds the dataclasses and calls
-    `function`. A name that occurs twice is a mistake in the program: ValueError.
+    dataclass's fields, except those in `Without`; a call builds the dataclasses and calls
+    `function`. A name that occurs twice is a mistake in the program: ValueError. The attribute
+    `options` has the fields by name, with their types evaluated.
     """
     groups: dict[str, tuple[type, list[str]]] = {}
-    declarations: dict[str, tuple[Declared, Any]] = {}
+    options: dict[str, Field[Any]] = {}
     flat: dict[str, inspect.Parameter] = {}
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
@@ -445,16 +450,14 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
         groups[name] = hint, [one.name for one in of]
         types = get_type_hints(hint, include_extras=True)
         for one in of:
-            declared = one.metadata.get("declared")
-            if declared is not None:
-                declarations[one.name] = declared, one.default
-            kind = types[one.name] if declared is None else declared.hint(types[one.name], hint)
-            default = inspect.Parameter.empty if one.default is MISSING else one.default
-            _add(flat, one.name, kind, default)
+            one.type = types[one.name]
+            options[one.name] = one
+            kind = one.metadata["declared"].hint(one.type, hint)
+            _add(flat, one.name, kind, one.default)
 
     @functools.wraps(function)
     def call(**values: Any) -> None:
-        check_rules(values, declarations)
+        check_rules(values, options)
         built = {
             name: group(**{one: values.pop(one) for one in names})
             for name, (group, names) in groups.items()
@@ -463,6 +466,7 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
 
     call.__signature__ = inspect.Signature(list(flat.values()))  # type: ignore[attr-defined]
     call.__annotations__ = {name: parameter.annotation for name, parameter in flat.items()}
+    call.options = options  # type: ignore[attr-defined]
     del call.__wrapped__
     return call
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llmcli.shell.output import Output, make_console
@@ -55,12 +54,7 @@ class Progress:
         self._out.erase = self._erase
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._erase()
         self._out.erase = None
 

@@ -56,30 +56,25 @@ def read_prompt(options: GivenPromptOptions) -> Prompt:
     next message. `--ids` excludes the others. Only `PromptOptions` read a pipe without a `-`.
     """
     if options.ids is not None:
-        if options.prompt is not None or options.file is not None:
-            raise UsageError("`--ids` goes without PROMPT and `--file`", hint="give one of them")
         return Prompt(None, parse_ids(options.ids))
-    takes_pipes = isinstance(options, PromptOptions)
-    no_stdin = isinstance(options, PromptOptions) and options.no_stdin
     conversation = _conversation(options.file)
     file = options.file if conversation is None else None
-    text = joined_text(options.prompt, file, pipe=takes_pipes, no_stdin=no_stdin)
+    pipe = isinstance(options, PromptOptions) and not options.no_stdin
+    text = joined_text(options.prompt, file, pipe=pipe)
     if conversation is not None:
         conversation = conversation.then(text) if text else conversation
         return Prompt(conversation.last, where=f"`{options.file}`", conversation=conversation)
     if not text:
-        pipe = "a pipe," if takes_pipes else "`-` for stdin,"
-        raise UsageError("there is no prompt, or it is empty", hint=NOTHING_HINT.format(pipe))
+        stdin = "a pipe," if isinstance(options, PromptOptions) else "`-` for stdin,"
+        raise UsageError("there is no prompt, or it is empty", hint=NOTHING_HINT.format(stdin))
     return Prompt(text)
 
 
-def joined_text(prompt: str | None, file: str | None, *, pipe: bool, no_stdin: bool) -> str:
+def joined_text(prompt: str | None, file: str | None, *, pipe: bool) -> str:
     """Joins a pipe (read without a `-` if `pipe`), the file and the argument."""
     asked = "-" in (prompt, file)
-    if asked and no_stdin:
-        raise UsageError("`-` and `--no-stdin` exclude each other", hint="leave one of them out")
     parts = []
-    if asked or (pipe and not no_stdin and stdin_is_given(sys.stdin)):
+    if asked or (pipe and stdin_is_given(sys.stdin)):
         parts.append(read_stdin(sys.stdin, "" if asked else GO_WITHOUT))
     if file not in (None, "-"):
         parts.append(read_text(str(file)))

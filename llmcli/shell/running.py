@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import LlmcliError, UsageError
+from llmcli.records.info import NO_FORMATS
 from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS
-from llmcli.shell.options import ModelOptions
+from llmcli.shell.options import MODEL, ModelOptions
 from llmcli.shell.output import Output
+from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
 
 if TYPE_CHECKING:
+    from llmcli.anatomy.arithmetic import Arithmetic
     from llmcli.checkpoints import Checkpoint
     from llmcli.config import ModelConfig
+    from llmcli.engine.speculation import Speculation
     from llmcli.loading.ahead import Ahead
     from llmcli.model import Model
+    from llmcli.records.info import Device
     from llmcli.records.text import PhasePeak
 
 _TORCH = ("torch linear", "torch scaled_dot_product_attention")
@@ -74,12 +80,12 @@ def load_model(
     `text`: whether it will be given text; ids need no tokenizer, so one of an unknown kind is
     no error then. The headers are read before torch is imported: a name that does not exist and
     an architecture that is not supported fail at once, and so does what `check(config)` refuses
-    of the other options. `before` is called when torch is there and nothing of the model but its
-    headers. `wide`: where no dtype is given it is at least float32; what stays packed does so all
-    the same. Raises the errors of `open_model`, `check`, `before` and `load_checkpoint`.
+    of the other options. `before` is called when torch is imported and only the headers of the
+    model are read. `wide`: where no dtype is given it is at least float32; packed weights stay
+    packed. Raises the errors of `open_model`, `check`, `before` and `load_checkpoint`.
     """
     from llmcli.anatomy.arithmetic import WIDE
-    from llmcli.measure.peaks import Peak, resident_bytes
+    from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
     from llmcli.records.text import PhasePeak
 
     options.check()
@@ -143,9 +149,10 @@ def load_model(
             f"{gib(model.mapped_bytes)} of weights do not fit into the free memory: they stay in "
             "the mapped file, which each step reads"
         )
+    on_gpu = highest_bytes(model.device) if model.device.type == "cuda" else None
     peaks = (
         PhasePeak(phase="base", resident_bytes=base, device_bytes=None),
-        PhasePeak(phase="load", resident_bytes=filling.resident, device_bytes=_on_gpu(model)),
+        PhasePeak(phase="load", resident_bytes=filling.resident, device_bytes=on_gpu),
     )
     return Loaded(model, imported - begin, load_s, peaks, open_s)
 
@@ -249,8 +256,109 @@ def check_context(
         )
 
 
-def _on_gpu(model: Model) -> int | None:
-    """The most that has been allocated on the model's GPU, None where it is on none."""
-    from llmcli.measure.peaks import highest_bytes
+@contextmanager
+def opened_headers(
+    model: ModelOptions, out: Output, *, weights: bool = True
+) -> Iterator[tuple[Checkpoint, str]]:
+    """Opens a checkpoint; of one on the hub that is not on this machine, fetches the headers only.
 
-    return highest_bytes(model.device) if model.device.type == "cuda" else None
+    Yields the checkpoint and its place. Without `weights`: only the files beside them, for commands
+    that need the tokenizer alone.
+    """
+    from llmcli.checkpoints import open_checkpoint
+    from llmcli.checkpoints.catalog import offline_from_environment
+    from llmcli.checkpoints.hub.download import cached
+    from llmcli.checkpoints.hub.headers import fetched_headers, on_the_hub
+    from llmcli.checkpoints.locate import default_model, note_directory
+
+    model.check()
+    spec = model.model or default_model()
+    found = on_the_hub(spec, model.revision)
+    part = None if found is None or weights else cached(found, weights=False)
+    offline = model.offline or offline_from_environment()
+    if found is None or (part is None and (offline or cached(found))):
+        checkpoint = open_checkpoint_of(model, out)
+        yield checkpoint, str(checkpoint.path)
+        return
+    note_directory(spec, out.note)
+    if part is not None:
+        yield open_checkpoint(part, name=spec, weights=False), str(part)
+    else:
+        with (
+            Progress(out) as progress,
+            fetched_headers(found, weights=weights, progress=progress) as (path, commit),
+        ):
+            checkpoint = open_checkpoint(path, name=spec, weights=weights)
+            yield checkpoint, f"{found.repository}@{commit} on the hub"
+
+
+def chosen_devices(name: str, devices: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices to compare with; the first is the one that a run would use.
+
+    Raises UsageError for a device that does not exist.
+    """
+    if name == "auto":
+        return tuple(sorted(devices, key=lambda device: not device.usable))
+    wanted = "cuda:0" if name == "cuda" else name
+    found = tuple(device for device in devices if device.device == wanted)
+    if not found:
+        there = ", ".join(device.device for device in devices)
+        raise UsageError(f"there is no device `{name}` here", hint=f"there is: {there}")
+    return found
+
+
+def unloaded_model(checkpoint: Checkpoint, place: str) -> dict[str, Any]:
+    """The `model` object of documents about the files alone: see `Model.describe`."""
+    return {
+        "name": checkpoint.name,
+        "path": place,
+        "stored_formats": checkpoint.formats,
+        **NO_FORMATS,
+    }
+
+
+def model_of_headers(
+    checkpoint: Checkpoint, place: str, config: ModelConfig, numbers: Arithmetic, device: str
+) -> dict[str, Any]:
+    """The `model` object of a model that would be held in arithmetic `numbers` on `device`."""
+    weights = numbers.parameters(config)
+    return unloaded_model(checkpoint, place) | {
+        "family": config.family,
+        "model_type": config.model_type,
+        "parameters": sum(spec.count for spec in weights),
+        "context": config.context,
+        **numbers.describe(config),
+        "weight_bytes": sum(spec.bytes or 0 for spec in weights),
+        "device": device,
+        "random_weights_seed": None,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions:
+    """Speculative decoding: whether tokens are drafted, and by which model."""
+
+    panel: ClassVar[str] = MODEL
+    draft: str | None = opt(
+        None, "--draft", "MODEL|ngram",
+        "Speculative decoding: a smaller model of the same vocabulary, or what followed the same "
+        "tokens before, proposes tokens. The text stays the same: bit by bit with packed weights "
+        "on a CPU, elsewhere within rounding.",
+    )  # fmt: skip
+
+    def load(self, model: Model, options: ModelOptions, out: Output) -> Speculation | None:
+        """Loads the draft, None without `--draft`.
+
+        Raises the errors of `load_model`, and UsageError for another vocabulary.
+        """
+        if self.draft is None:
+            return None
+        from llmcli.engine.drafts import ModelDraft, NgramDraft
+        from llmcli.engine.speculation import Speculation
+
+        if self.draft == "ngram":
+            return Speculation(NgramDraft())
+        small = load_model(
+            replace(options, model=self.draft, revision=None, context_length=None), out, text=True
+        )
+        return Speculation(ModelDraft(small.model, model))

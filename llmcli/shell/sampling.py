@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from llmcli.errors import UsageError
 from llmcli.shell.params import Range, opt
 
 if TYPE_CHECKING:
@@ -27,15 +26,6 @@ DEFAULTS: Mapping[str, float] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-RANGES: Mapping[str, Range] = {
-    "temperature": Range(0),
-    "top_k": Range(0),
-    "top_p": Range(0, 1, above=True),
-    "min_p": Range(0, 1),
-    "repetition_penalty": Range(0, above=True),
-    "presence_penalty": Range(-1e6, 1e6),
-    "frequency_penalty": Range(-1e6, 1e6),
-}
 # What else transformers' GenerationConfig has that changes the text of a decoder, with the values
 # that change nothing; None, false and nothing at all never do.
 NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
@@ -48,15 +38,13 @@ NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
     "forced_bos_token_id": (), "forced_eos_token_id": (),
     "sequence_bias": (), "exponential_decay_length_penalty": (), "guidance_scale": (1,),
     "token_healing": (), "watermarking_config": (),
+    # these are followed where their type is right
+    "suppress_tokens": (), "begin_suppress_tokens": (), "stop_strings": (), "max_new_tokens": (),
 }  # fmt: skip
-# The same, but the likeliest token passes these filters, so that greedy text is not changed.
+SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
+# Likewise filters, which the likeliest token passes: greedy text is not changed.
 NOT_FOLLOWED_FILTERS: Mapping[str, tuple[float, ...]] = {
     "top_h": (1,), "typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
-}  # fmt: skip
-# What of it is followed, where its type is right, besides `RANGES`.
-SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
-_NEUTRAL: Mapping[str, tuple[float, ...]] = {
-    **NOT_FOLLOWED, **dict.fromkeys((*SUPPRESSED, "stop_strings", "max_new_tokens"), ()),
 }  # fmt: skip
 # llama.cpp's names, behind `general.sampling.`, for what a GGUF file has of `RANGES` …
 _GGUF: Mapping[str, str] = {
@@ -76,45 +64,50 @@ class SamplingOptions:
     panel: ClassVar[str] = PANEL
     temperature: float | None = opt(
         None, "-t", "--temperature", "X",
-        "Randomness; 0 is greedy. [default: the model's, else 0.8]", within=RANGES["temperature"],
+        "Randomness; 0 is greedy. [default: the model's, else 0.8]", at_least=0,
         aliases=("--temp",),
     )  # fmt: skip
     top_k: int | None = opt(
         None, "-k", "--top-k", "N",
         "Only the N likeliest tokens; 0 is off. [default: the model's, else 40]",
-        within=RANGES["top_k"],
+        at_least=0,
     )  # fmt: skip
     top_p: float | None = opt(
         None, "-p", "--top-p", "X",
         "Only the likeliest tokens that make up X together; 1 is off. [default: the model's, else "
-        "0.95]", within=RANGES["top_p"],
+        "0.95]", above=0, at_most=1,
     )  # fmt: skip
     min_p: float | None = opt(
         None, "--min-p", "X",
         "Only tokens at least X times as likely as the likeliest; 0 is off. [default: the "
-        "model's, else 0.05]", within=RANGES["min_p"],
+        "model's, else 0.05]", at_least=0, at_most=1,
     )  # fmt: skip
     repetition_penalty: float | None = opt(
         None, "--repetition-penalty", "X",
         "Divides the logits of tokens in prompt and output; 1 is off.",
-        within=RANGES["repetition_penalty"],
+        above=0,
     )  # fmt: skip
     presence_penalty: float | None = opt(
         None, "--presence-penalty", "X",
         "Subtracted from the logits of tokens in the output; 0 is off.",
-        within=RANGES["presence_penalty"],
+        at_least=-1e6, at_most=1e6,
     )  # fmt: skip
     frequency_penalty: float | None = opt(
         None, "--frequency-penalty", "X",
         "The same, times how often the token is in the output; 0 is off.",
-        within=RANGES["frequency_penalty"],
+        at_least=-1e6, at_most=1e6,
     )  # fmt: skip
-    greedy: bool = opt(False, "--greedy", "Always the likeliest token.")
+    greedy: bool = opt(
+        False, "--greedy", "Always the likeliest token.", excludes=("--temperature!=0.0",)
+    )
 
-    def check(self) -> None:
-        """Raises UsageError for options that contradict each other."""
-        if self.greedy and self.temperature:
-            raise UsageError("`--greedy` and `--temperature` above 0 exclude each other")
+
+# the numbers that each may have
+RANGES: Mapping[str, Range] = {
+    one.name: one.metadata["declared"].range
+    for one in fields(SamplingOptions)
+    if one.name in DEFAULTS
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +232,7 @@ def resolve(
         followed["max_new_tokens"] = ()
     if isinstance(stop, list) and stop and all(isinstance(one, str) and one for one in stop):
         followed["stop_strings"] = ()
-    neutral = {**_NEUTRAL, **({} if greedy else NOT_FOLLOWED_FILTERS)}
+    neutral = {**NOT_FOLLOWED, **({} if greedy else NOT_FOLLOWED_FILTERS)}
     moot = ("max_length",) if limited or "max_new_tokens" in followed else ()
     ignored = _not_followed(given, neutral, (*followed, *moot))
     if program:

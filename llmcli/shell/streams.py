@@ -1,4 +1,4 @@
-"""stdout and stderr: what they have so far, what they cannot take, and how they are given up."""
+"""stdout and stderr: what they have so far, their width, what they cannot take, their end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import codecs
 import os
 import re
 import sys
+from collections.abc import Mapping
 from typing import TextIO
 
 from llmcli.errors import WriteFailed
@@ -59,7 +60,7 @@ STDOUT = Stdout()
 
 
 def write(text: str, *, flush: bool = True) -> None:
-    """Writes to stdout. Raises BrokenPipeError where nobody reads, else WriteFailed."""
+    """Writes to stdout. Raises BrokenPipeError if the reader is gone, else WriteFailed."""
     if sys.stdout is None:
         raise WriteFailed("could not write the output: stdout is closed")
     try:
@@ -135,3 +136,49 @@ def to_devnull(stream: TextIO | None) -> None:
         os.close(nowhere)
     except (AttributeError, OSError, ValueError):
         pass
+
+
+def columns(stream: TextIO, environ: Mapping[str, str]) -> int:
+    """$COLUMNS, else the width of this very terminal: stdout may be a file where stderr is one."""
+    if given := given_columns(environ):
+        return given
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def pipe_columns(environ: Mapping[str, str]) -> int:
+    """Where stdout is no terminal: of the one that stderr is, else $COLUMNS; 0 where neither is."""
+    if sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty():
+        return columns(sys.stderr, {})
+    return given_columns(environ)
+
+
+def given_columns(environ: Mapping[str, str]) -> int:
+    """$COLUMNS, 0 where it is not set to a number."""
+    given = environ.get("COLUMNS", "")
+    return int(given) if given.isdecimal() else 0
+
+
+def wrapped(line: str, width: int) -> str:
+    """`line` in lines of at most `width` columns, all but the first one indented.
+
+    A word that is longer stays whole, and so does what stands in backticks, spaces included: the
+    terminal breaks it, and a path or a command can still be copied.
+    """
+    from rich.cells import cell_len
+
+    if cell_len(line) <= width:
+        return line
+    # messages have no control characters, so NUL can stand for a space that must not break
+    line = re.sub("`[^`]*`", lambda span: span[0].replace(" ", "\0"), line)
+    lines = [""]
+    for number, word in enumerate(line.split(" ")):
+        word = word.replace("\0", " ")
+        longer = f"{lines[-1]} {word}" if number else word
+        if number and cell_len(longer) > width:
+            lines.append(f"  {word}")
+        else:
+            lines[-1] = longer
+    return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Arrays in one file, written one at a time: `.safetensors` and `.npz`, readable everywhere.
 
-No more than what is being written lies in memory. Both formats are written here by hand, since
+Only what is being written is in memory. Both formats are written here by hand, since
 their libraries want all arrays at once: safetensors is a length, a JSON header and the bytes; npz
 is an uncompressed zip of `.npy` files.
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import numpy as np
 
@@ -49,12 +50,14 @@ class ArrayPlan:
         return math.prod(self.shape) * _DTYPES[self.dtype][1]
 
 
-class ArrayWriter(Protocol):
+class ArrayWriter(ABC):
     """Writes named arrays into a file that stays open; `finish` makes it a whole one."""
 
     def write(self, name: str, array: np.ndarray, dtype: str = "") -> None:
         """An array as it is. `dtype="bfloat16"`: its uint16 are the bits of bfloat16 numbers."""
+        self.write_parts(name, array.shape, dtype or array.dtype.name, [array])
 
+    @abstractmethod
     def write_parts(
         self, name: str, shape: Sequence[int], dtype: str, parts: Iterable[np.ndarray]
     ) -> None:
@@ -63,6 +66,7 @@ class ArrayWriter(Protocol):
         Raises ValueError where they are not as many as the shape says.
         """
 
+    @abstractmethod
     def finish(self, metadata: Mapping[str, str]) -> None:
         """Writes what goes last, the metadata too. Raises nothing but what the file raises."""
 
@@ -89,7 +93,7 @@ def array_file_size(kind: str, plan: Sequence[ArrayPlan], metadata: Mapping[str,
     return text + sum(wide) + sum(2 * len(name) + 8 + 96 + 128 for name in names)
 
 
-class SafetensorsWriter:
+class SafetensorsWriter(ArrayWriter):
     """The header comes first in the file and is known last: room is kept for it.
 
     Source: the format's description, github.com/huggingface/safetensors; spaces may end a header.
@@ -102,10 +106,6 @@ class SafetensorsWriter:
         self._header: dict[str, object] = {}
         self._size = 0
         file.seek(8 + self._room)
-
-    def write(self, name: str, array: np.ndarray, dtype: str = "") -> None:
-        """See `ArrayWriter`."""
-        self.write_parts(name, array.shape, dtype or array.dtype.name, [array])
 
     def write_parts(
         self, name: str, shape: Sequence[int], dtype: str, parts: Iterable[np.ndarray]
@@ -148,7 +148,7 @@ class _Zip(zipfile.ZipFile):
         """Leaves an unfinished file as it is."""
 
 
-class NpzWriter:
+class NpzWriter(ArrayWriter):
     """`numpy.load` reads it; the metadata is the array `metadata`, a string of JSON.
 
     numpy has no bfloat16: those numbers are written as float32, which has all of them.
@@ -156,10 +156,6 @@ class NpzWriter:
 
     def __init__(self, file: BinaryIO) -> None:
         self._zip = _Zip(file, "w", zipfile.ZIP_STORED)
-
-    def write(self, name: str, array: np.ndarray, dtype: str = "") -> None:
-        """See `ArrayWriter`."""
-        self.write_parts(name, array.shape, dtype or array.dtype.name, [array])
 
     def write_parts(
         self, name: str, shape: Sequence[int], dtype: str, parts: Iterable[np.ndarray]
@@ -174,7 +170,9 @@ class NpzWriter:
         with self._zip.open(f"{name}.npy", "w", force_zip64=True) as entry:
             np.lib.format.write_array_header_1_0(entry, header)
             for part in parts:
-                written += entry.write(_bytes(_widened(part) if wide else part))
+                if wide:  # the bits are the upper half of float32
+                    part = (part.astype(np.uint32) << 16).view(np.float32)
+                written += entry.write(_bytes(part))
         _check_size(name, written, whole)
 
     def finish(self, metadata: Mapping[str, str]) -> None:
@@ -213,11 +211,6 @@ def _bytes(array: np.ndarray) -> memoryview:
     """The numbers in C order, little endian, without a copy where they lie so already."""
     plain = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
     return plain.reshape(-1).view(np.uint8).data
-
-
-def _widened(bits: np.ndarray) -> np.ndarray:
-    """The bits of bfloat16 numbers as float32: they are its upper half."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _check_size(name: str, written: int, expected: int) -> None:

@@ -90,15 +90,10 @@ class Ink:
         """The style for text in a cell: readable on the cell's colour."""
         if self.kind == "shades" or code == MASKED:
             return Style()
-        return _behind(self.colour(code), self._dark(code))
-
-    def _dark(self, code: int) -> bool:
         if self.kind == "ansi":
-            return code in _DARK_ANSI
-        red, green, blue = code >> 16, code >> 8 & 255, code & 255
-        return (
-            0.299 * red + 0.587 * green + 0.114 * blue < 102
-        )  # where black and white are as easy to read
+            return _behind(self.colour(code), code in _DARK_ANSI)
+        light = 0.299 * (code >> 16) + 0.587 * (code >> 8 & 255) + 0.114 * (code & 255)
+        return _behind(self.colour(code), light < 102)  # at 102 black is as easy to read as white
 
 
 def painted(
@@ -193,7 +188,8 @@ def fitted(text: str, width: int, ink: Ink) -> str:
     if cell_len(text) > width:
         text = cut(text, width - 1) + ("~" if ink.ascii else "…")
     gap = " " * (width - cell_len(text))
-    return text + ("\u200e" if _leftward(text) else "") + gap
+    leftward = any(bidirectional(character) in ("R", "AL", "AN") for character in text)
+    return text + "\u200e" * leftward + gap
 
 
 def cut(text: str, width: int) -> str:
@@ -201,10 +197,6 @@ def cut(text: str, width: int) -> str:
     while text and cell_len(text) > width:
         text = text[:-1]
     return text
-
-
-def _leftward(text: str) -> bool:
-    return any(bidirectional(character) in ("R", "AL", "AN") for character in text)
 
 
 def in_cell(token: Token, ink: Ink) -> str:

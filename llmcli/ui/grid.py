@@ -115,7 +115,7 @@ class Heatmap:
     """One head's matrix with `tokens` (the text of every position) on the left and below.
 
     Cells are as wide as there is room, with their numbers in them where these fit. The first
-    `given` tokens (None: all) are the prompt; a + marks those that the model wrote.
+    `given` tokens (None: all) are the prompt; a + marks the model's own.
     """
 
     matrix: Matrix
@@ -217,7 +217,14 @@ class Panels:
             if first:
                 yield Segment.line()
             some = range(first, min(first + beside, len(self.matrices)))
-            panels = [self._panel(parts[at], self.titles[at], room, cells) for at in some]
+            panels = [
+                [
+                    [Segment(fitted(self.titles[at], room, ink), Style.parse(HEADING))],
+                    *cells.painted(parts[at], self.scale),
+                    [Segment(cells.ticks(parts[at]), Style.parse(FAINT))],
+                ]
+                for at in some
+            ]
             grid = Grid(ink=ink, gutter=gutter, before=["", *[" " * GAP] * (len(some) - 1)])
             sides = self._sides(parts[0], gutter, cells)
             for side, *lines in zip(sides, *panels, strict=True):
@@ -242,11 +249,6 @@ class Panels:
             mark = "+" if self.given is not None and at >= self.given else " "
             sides.append(f"{at:>{gutter - 2}}{mark}")
         return ["", *sides, ""]
-
-    def _panel(self, shown: Matrix, title: str, room: int, cells: Cells) -> list[Segments]:
-        heading = Segment(fitted(title, room, cells.ink), Style.parse(HEADING))
-        below = Segment(cells.ticks(shown), Style.parse(FAINT))
-        return [[heading], *cells.painted(shown, self.scale), [below]]
 
 
 @dataclass(frozen=True)
@@ -352,10 +354,9 @@ def pooled(matrix: Matrix, most: int) -> Matrix:
     grown = np.full((-(-rows // side) * side, -(-columns // side) * side), np.nan)
     grown[:rows, :columns] = matrix.values
     squares = grown.reshape(len(grown) // side, side, -1, side)
-    values = np.where(np.isnan(squares), -np.inf, squares).max(axis=(1, 3))
-    values[np.isneginf(values)] = np.nan
+    values = np.fmax.reduce(squares, axis=(1, 3))  # NaN only where all are
     if matrix.signed:
-        lowest = np.where(np.isnan(squares), np.inf, squares).min(axis=(1, 3))
+        lowest = np.fmin.reduce(squares, axis=(1, 3))
         values = np.where(-lowest > values, lowest, values)
     return replace(matrix, pool=matrix.pool * side, values=values.astype(np.float32))
 

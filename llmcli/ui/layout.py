@@ -171,7 +171,7 @@ class Rows:
             if isinstance(cell, str):
                 plain += cell
             else:
-                whole = Text().join([cell])  # its own style, too, is a span of that
+                whole = Text().join([cell])  # so that its own style is a span, too
                 segments += [Segment(plain), *whole.render(console)]
                 plain = ""
             plain += "" if right else spaces

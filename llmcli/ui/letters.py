@@ -59,21 +59,17 @@ AXES = {
 }
 
 
-def letter_lines(values: Sequence[tuple[str, int]], *, aliases: bool) -> Iterator[str]:
+def letter_lines(values: Sequence[tuple[str, int]]) -> Iterator[str]:
     """A line for each letter of one model: F as a multiple of d, a name with one meaning only."""
     sizes = dict(values)
     for letter, value in values:
         number, width = str(value), sizes.get("d", 0)
         if letter == "F" and width and value > width and value % width == 0:
             number = f"{value // width}d = {value}"
-        others = [name for name in LETTERS[letter][1] if aliases and name not in sizes]
-        yield _line(letter, value, number, others)
-
-
-def _line(letter: str, value: int, number: str, aliases: Sequence[str]) -> str:
-    words = _counted(LETTERS[letter][0], (value,))
-    called = f"({', '.join(aliases)})" if aliases else ""
-    return " ".join(part for part in (f"{letter} = {number}", words, called) if part)
+        words = _counted(LETTERS[letter][0], (value,))
+        others = ", ".join(name for name in LETTERS[letter][1] if name not in sizes)
+        parts = (f"{letter} = {number}", words, f"({others})" if others else "")
+        yield " ".join(filter(None, parts))
 
 
 def _counted(words: str, values: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from llmcli.records.text import Token
 from llmcli.ui.numbers import tick
 from llmcli.ui.palette import DECADES, Scale, rgb
-from llmcli.ui.theme import SPACE, quoted
+from llmcli.ui.theme import SPACE, escaped, quoted
 
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
@@ -72,18 +72,16 @@ class Sheet:
             self.draw.text((x, at[1]), run, font=font, fill=fill, anchor=f"l{anchor[1]}")
             x += font.getlength(run)
 
-    def turned(
-        self, at: tuple[int, int], words: str, size: int, fill: Colour = INK, *, below: bool = True
-    ) -> None:
-        """Words that read upwards, in the middle of x; they end at y, or begin there if above."""
+    def turned(self, at: tuple[int, int], words: str, size: int, fill: Colour = INK) -> None:
+        """Words that read upwards, in the middle of x, and end at y."""
         from PIL import Image
 
         line = Sheet(max(1, round(width(words, size))), round(size * 1.5))
         line.draw.rectangle(((0, 0), line.image.size), "black")
         line.text((0, line.image.height // 2), words, size, (255, 255, 255), "lm")
         mask = line.image.convert("L").rotate(90, expand=True)
-        x, y = at[0] - mask.width // 2, at[1] if below else at[1] - mask.height
-        self.image.paste(Image.new("RGB", mask.size, fill), (x, y), mask)
+        place = at[0] - mask.width // 2, at[1]
+        self.image.paste(Image.new("RGB", mask.size, fill), place, mask)
 
     def cells(
         self, at: tuple[int, int], fractions: np.ndarray, cell: int, *, diverging: bool = False
@@ -263,7 +261,10 @@ def dark(colour: np.ndarray) -> bool:
 def _runs(words: str, size: int) -> list[tuple[FreeTypeFont, str]]:
     """The words in pieces of one font each."""
     found = [(_chosen(cluster), cluster) for cluster in _clusters(words)]
-    spelled = [(n, one if n >= 0 else "".join(map(_spelled, one))) for n, one in found]
+    spelled = [
+        (n, one if n >= 0 else "".join(_PLAIN.get(sign) or escaped(sign) for sign in one))
+        for n, one in found
+    ]
     groups = groupby(spelled, lambda pair: max(0, pair[0]))
     return [(_font(font, size), "".join(sign for _, sign in run)) for font, run in groups]
 
@@ -279,29 +280,19 @@ def _clusters(words: str) -> list[str]:
     return found
 
 
-def _spelled(sign: str) -> str:
-    if sign in _PLAIN:
-        return _PLAIN[sign]
-    code = ord(sign)
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
 @lru_cache(maxsize=4096)
 def _chosen(cluster: str) -> int:
     """The number of the first font that has these signs, 0 the one of Pillow; -1 if none has."""
     for index in range(len(_FONTS) + 1):
         font = _font(index, 32)
-        if font is not None and all(
-            sign == " " or not _same(font, sign, "\uffff") for sign in cluster
-        ):
+        if font is None:
+            continue
+        # a sign that a font lacks is drawn as any other such sign
+        lacking = font.getmask("\uffff")
+        masks = [font.getmask(sign) for sign in cluster if sign != " "]
+        if not any(one.size == lacking.size and bytes(one) == bytes(lacking) for one in masks):
             return index
     return -1
-
-
-def _same(font: FreeTypeFont, one: str, other: str) -> bool:
-    """Whether both are drawn alike: a sign that a font lacks looks as any other such sign."""
-    first, second = font.getmask(one), font.getmask(other)
-    return first.size == second.size and bytes(first) == bytes(second)
 
 
 @lru_cache(maxsize=256)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Collection, Mapping
 
 HEADING = "bold"
 FAINT = "dim"
@@ -36,15 +37,7 @@ def printable(text: str) -> str:
     characters that reorder the text around them. Other characters that are not seen stay: emoji
     and many scripts need joiners, variation selectors and tags, and none of them moves anything.
     """
-    if text.isprintable():
-        return text
-    return "".join(
-        _spelled(character)
-        if character in _REORDERING
-        or (character not in "\n\t" and unicodedata.category(character) in _UNSEEN)
-        else character
-        for character in text
-    )
+    return _spelled(text, {"\n": "\n", "\t": "\t"}, _UNSEEN)
 
 
 def quoted(text: str) -> str:
@@ -52,24 +45,12 @@ def quoted(text: str) -> str:
 
     Backslashes stay: a token that is half a character comes with `\\xf0` in it already.
     """
-    if text.isprintable():
-        return f'"{text}"'
-    out = []
-    for character in text:
-        if character in _NAMED:
-            out.append(_NAMED[character])
-        elif unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-            out.append(_spelled(character))
-        else:
-            out.append(character)
-    return '"' + "".join(out) + '"'
+    return f'"{_spelled(text, _NAMED, (*_UNSEEN, "Cf"))}"'
 
 
 def one_line(text: str) -> str:
     """`text` with every control character spelled out, newlines too: for messages."""
-    if text.isprintable():
-        return text
-    return "".join(_NAMED.get(c, c) if c in _NAMED else printable(c) for c in text)
+    return _spelled(text, _NAMED, _UNSEEN)
 
 
 def csv_cell(text: str) -> str:
@@ -97,7 +78,25 @@ _UNSEEN = ("Cc", "Cs", "Zl", "Zp")
 _NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
-def _spelled(character: str) -> str:
+def _spelled(text: str, named: Mapping[str, str], unseen: Collection[str]) -> str:
+    """`text` with `named` characters replaced; others are escaped if of the categories `unseen`.
+
+    Those that reorder the text around them always are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        named[character]
+        if character in named
+        else escaped(character)
+        if character in _REORDERING or unicodedata.category(character) in unseen
+        else character
+        for character in text
+    )
+
+
+def escaped(character: str) -> str:
+    """`\\x1b`, `\\u202e` or `\\U000e0001` for a character."""
     code = ord(character)
     if code < 0x100:
         return f"\\x{code:02x}"

@@ -190,49 +190,26 @@ def zsh_in(home, cwd=FOLDER, begin=SOURCED):
         zsh.close()
 
 
-def test_zsh(tmp_path):
-    with zsh_in(tmp_path) as zsh:
+def test_zsh(home):
+    """One TAB of each kind: a word, an option, what is continued, a file, a list with its end."""
+    (home / "gpt2t").mkdir()
+    with zsh_in(home, home) as zsh:
         zsh.type("llmcli gen\t", "llmcli generate ")
-        zsh.type(CLEAR + "llmcli generate --temp\t", "llmcli generate --temperature ")
         zsh.type(CLEAR + "llmcli generate --dtype float3\t", "--dtype float32 ")
-        zsh.type(CLEAR + "llmcli bench com\t", "bench compare ")
-        zsh.type("--fail\t", "--fail-if-slower ")
-        zsh.type(CLEAR + "llmcli bench compare llmcli.b\t", r"llmcli\.bash ")
-        zsh.type(CLEAR + "llmcli bench --rep\t", "--repetitions ")
         zsh.type(CLEAR + "llmcli models pul\t", "models pull ")
         zsh.type("tiny smollm2-b\t", "smollm2-bf16 ")
-        zsh.type(CLEAR + "llmcli bench -fa of\t", "off ")
-
-
-def test_zsh_offers_models_that_work(models):
-    with zsh_in(models, models) as zsh:
-        zsh.type("llmcli score --model gp\t", r"\./gpt2t/")
-        zsh.type(CLEAR + "llmcli score -m ./gp\t", r"-m \./gpt2t/")
-        zsh.type(CLEAR + "llmcli generate -m gg\t", r"-m gguf\.gguf ")
-        seen = zsh.type(CLEAR + "llmcli score --model \t", r"(?s)w\.safetensors.*\n")
-        for name in ("./gpt2t", "./smooth", "gguf.gguf", "smollm2", "smollm2-bf16", "tiny"):
-            assert name in seen
-        assert "notes" not in seen
+        zsh.type(CLEAR + "llmcli attention --metrics entropy,induc\t", "entropy,induction")
+        zsh.type(CLEAR + "llmcli attention -o heads.pn\t", r"heads\.png ")
+        zsh.type(CLEAR + 'llmcli dump --name "blocks.*.attn.patt\t', r"attn\.pattern")
+        zsh.type(CLEAR + "llmcli generate -m org/s\t", "org/some ")
+        zsh.type(CLEAR + "llmcli score --model gp\t", r"\./gpt2t/")
+        seen = zsh.type(CLEAR + "llmcli attention --layer \t", r"(?s)0.*1.*2.*3")
         assert "not found" not in seen
 
 
 def test_zsh_finds_it_on_fpath(tmp_path):
     with zsh_in(tmp_path, begin=f"fpath+=({FOLDER}); autoload -Uz compinit; compinit -u -D") as zsh:
         zsh.type("llmcli tok\t", "llmcli tokens ")
-        zsh.type("--cha\t", "--chat ")
-
-
-def test_zsh_values(home):
-    with zsh_in(home, home) as zsh:
-        zsh.type("llmcli attention --metrics entropy,induc\t", "entropy,induction")
-        zsh.type(CLEAR + "llmcli attention -o heads.pn\t", r"heads\.png ")
-        zsh.type(CLEAR + "llmcli dump --name blocks.2.attn.patt\t", r"blocks\.2\.attn\.pattern ")
-        zsh.type(CLEAR + 'llmcli dump --name "blocks.*.attn.patt\t', r"attn\.pattern")
-        zsh.type(CLEAR + "llmcli explain blocks.1.attn.sco\t", r"attn\.scores")
-        zsh.type(CLEAR + "llmcli generate -m org/s\t", "org/some ")
-        zsh.type(CLEAR + "llmcli help sampl\t", "help sampling ")
-        seen = zsh.type(CLEAR + "llmcli attention --layer \t", r"(?s)0.*1.*2.*3")
-        assert "not found" not in seen
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ import pytest
 from json_schemas import errors
 
 from llmcli.cli.tree import ENTRIES, NESTED, root
+from llmcli.cli.usage import usage_error
 from llmcli.errors import UsageError
-from llmcli.shell.configuration.values import COMMAND_LINE_ONLY, VARIABLES, YIELDS, settable
+from llmcli.shell.configuration import COMMAND_LINE_ONLY, VARIABLES, settable, yields_to
 
 COMMANDS = {name: root().get_command(None, name) for name in (*ENTRIES, *NESTED)}
 
@@ -89,6 +90,25 @@ def test_every_option_is_a_key_or_says_why_not(configured, command):
                     parsed(command)
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_refuses_what_it_does_not_take_and_names_itself(command):
+    """No value, numbers of any number of digits, and texts that are no number and no choice."""
+    for option in options(command).values():
+        name, conversion = max(option.opts, key=len), option.conversion
+        if option.is_flag:
+            continue
+        top = root().make_context("llmcli", [command], resilient_parsing=True)
+        with pytest.raises(Exception, match="requires an argument") as caught:
+            COMMANDS[command].make_context(command, [name], parent=top)
+        assert usage_error(caught.value).message == f"`{name}` takes a value"
+        digits = ["9" * 19, "9" * 5000] * (conversion.kind is int)
+        number = ["", "x", "1_0", "0x1", "nan", "inf"] * (conversion.kind in (int, float))
+        for wrong in [*digits, *number, *["", "X@"] * bool(conversion.choices)]:
+            with pytest.raises(UsageError, match=f"^`{name}` ") as refused:
+                parsed(command, f"{name}={wrong}")
+            assert refused.value.hint
+
+
 def test_every_name_is_one_options_and_some_are_not_for_the_file():
     for command in COMMANDS.values():
         names = [name for p in command.params for name in (*p.opts, *p.secondary_opts)]
@@ -132,29 +152,40 @@ def test_statistics_name_the_file(configured, run_tiny):
     assert "0.25  (configuration file)" in full.err
 
 
-PAIRS = [(name, other) for name, others in YIELDS.items() for other in others]
+PAIRS = [
+    (command, option.name, *other)
+    for command in COMMANDS if command != "env"
+    for option in options(command).values() if settable(option)
+    for other in yields_to(COMMANDS[command].params)[option.name]
+    if other[0] in {one.name for one in options(command).values()}
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "other"), PAIRS)
-def test_what_the_file_sets_gives_way_to_what_excludes_it(configured, name, other):
+@pytest.mark.parametrize(("command", "name", "other", "its", "own"), PAIRS)
+def test_what_the_file_sets_gives_way_to_what_excludes_it(
+    configured, command, name, other, its, own
+):
     """On the command line, and in a command's own table where that is for the file."""
-    for command in COMMANDS:
-        found = {option.name: option for option in options(command).values()}
-        if name not in found or other not in found or not settable(found[name]):
-            continue
-        value, _ = example(found[name])
-        line = f"{key_of(found[name])} = {json.dumps(value)}\n"
-        configured(line)
-        assert parsed(command)[1][name] == "DEFAULT_MAP"
-        theirs, words = example(found[other])
-        assert parsed(command, *words)[1][name] == "DEFAULT"
-        if settable(found[other]):
-            configured(f"{line}[{command}]\n{key_of(found[other])} = {json.dumps(theirs)}\n")
-            sources = parsed(command)[1]
-            assert (sources[name], sources[other]) == ("DEFAULT", "DEFAULT_MAP")
-        break
-    else:
-        raise AssertionError(f"no command has both {name} and {other}")
+    found = {option.name: option for option in options(command).values()}
+    line = f"{key_of(found[name])} = {json.dumps(own or example(found[name])[0])}\n"
+    configured(line)
+    assert parsed(command)[1][name] == "DEFAULT_MAP"
+    theirs, words = example(found[other])
+    words = [words[0], its] if its else words
+    assert parsed(command, *words)[1][name] == "DEFAULT"
+    if its:  # any other value leaves it in force
+        assert parsed(command, words[0], "else")[1][name] == "DEFAULT_MAP"
+    if settable(found[other]):
+        configured(f"{line}[{command}]\n{key_of(found[other])} = {json.dumps(theirs)}\n")
+        sources = parsed(command)[1]
+        assert (sources[name], sources[other]) == ("DEFAULT", "DEFAULT_MAP")
+
+
+def test_a_prompt_leaves_no_stdin_in_force(configured):
+    """Only `-` excludes it."""
+    configured("no-stdin = true\n")
+    for words, no_stdin in ((["hello"], True), (["-"], False)):
+        assert parsed("tokens", *words)[0]["no_stdin"] is no_stdin
 
 
 def test_variables_win_over_the_file(configured, monkeypatch):

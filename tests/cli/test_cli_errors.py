@@ -186,14 +186,6 @@ def test_a_tokenizer_with_more_ids_than_the_model(cli, tmp_path):
         assert cli(command, "--ids", "100,1", "-m", str(folder), "--random-weights").code == 2
 
 
-@pytest.mark.parametrize("option", ["-k", "-n", "--seed", "--context-length"])
-def test_numbers_of_many_digits(cli, option):
-    for digits in (19, 400, 5000):
-        result = cli("generate", "hi", option, "9" * digits)
-        assert result.code == 2
-        assert result.err.startswith("error: ")
-
-
 def test_many_digits_in_the_models_own_settings(cli, tmp_path):
     folder = write_tiny(tmp_path / "m")
     many = "9" * 400

@@ -27,7 +27,7 @@ from llmcli.shell.exits import tell
 from llmcli.shell.options import OutputOptions
 from llmcli.shell.output import Output, Screen, dumps, json_pieces, jsonable
 from llmcli.shell.progress import Progress
-from llmcli.shell.wrap import wrapped
+from llmcli.shell.streams import wrapped
 
 
 class Terminal(io.StringIO):

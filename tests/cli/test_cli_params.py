@@ -54,14 +54,10 @@ def test_dataclasses_are_filled_from_the_command_line():
     assert seen["numbers"] == Numbers(count=3, ratio=0.25)
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [["-c", "0"], ["-c", "10"], ["-c", "1.5"], ["-c", "1_0"], ["-c", ""], ["--ratio", "0"],
-     ["--ratio", "1.01"], ["--ratio", "inf"], ["--ratio", "0x1"], ["--kind", "Red"]],
-)  # fmt: skip
-def test_what_is_refused(argv):
-    with pytest.raises(UsageError, match=r"--count|--ratio|--kind"):
-        called(argv)
+@pytest.mark.parametrize("typed", ["-c 0", "-c 10", "-c 1.5", "--ratio 0", "--ratio 1.01"])
+def test_what_is_refused(typed):
+    with pytest.raises(UsageError, match=r"--count|--ratio"):
+        called(typed.split())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +65,8 @@ class Ruled:
     width: str | None = arg(None, "WIDTH", "Width.")
     high: bool = opt(False, "-H", "--high", "High.", needs=("--low", "-w"), excludes=("--flat",))
     low: bool = opt(False, "--low", "Low.")
-    flat: bool = opt(False, "--flat", "Flat.", excludes=("WIDTH",))
+    flat: bool = opt(False, "--flat", "Flat.", excludes=("WIDTH", "--words=7", "--deep!=0"))
+    deep: int = opt(1, "--deep", "N", "Deep.")
     words: int = opt(5, "-w", "--words", "N", "Words.")
 
 
@@ -80,6 +77,9 @@ class Ruled:
     (["-H", "--low", "--flat"], "`--high` and `--flat` exclude each other"),
     (["wide", "--flat"], "`--flat` and `WIDTH` exclude each other"),
     (["wide", "--high", "--low"], ""),
+    (["--flat", "-w", "7"], "`--flat` and `--words 7` exclude each other"),
+    (["--flat", "--deep", "2"], "`--flat` and `--deep 2` exclude each other"),
+    (["--flat", "-w", "6", "--deep", "0"], ""),
 ])  # fmt: skip
 def test_what_an_option_needs_and_excludes(argv, message):
     def function(ruled: Ruled) -> None:

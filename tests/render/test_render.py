@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
-import pytest
 from drawn import shown
 from rich.text import Text
 
@@ -18,12 +16,10 @@ from llmcli.commands.tokens.report import TokensReport
 from llmcli.commands.tokens.view import render_tokens
 from llmcli.records.environment import Environment
 from llmcli.records.info import NO_FORMATS
-from llmcli.records.matrix import Matrix
 from llmcli.records.models import ago
 from llmcli.records.text import PhasePeak, Timings, TokenPiece
 from llmcli.shell.sampling import DEFAULTS
 from llmcli.ui import facts, numbers, theme
-from llmcli.ui.grid import pooled
 from llmcli.ui.letters import LETTERS, letter_lines
 from llmcli.ui.numbers import brief, scaled, short
 
@@ -130,13 +126,12 @@ def test_numbers_and_texts(golden):
         ),
         "letters with their other names": [
             line
-            for others in (True, False)
             for sizes in ([("n", 4), ("h_kv", 1), ("b", 1), ("v", 2048)], [("n", 1), ("h", 1)])
-            for line in letter_lines(sizes, aliases=others)
+            for line in letter_lines(sizes)
         ],
-        "letters of one model": letter_lines([("d", 256), ("d/h", 32), ("F", 1024)], aliases=True),
+        "letters of one model": letter_lines([("d", 256), ("d/h", 32), ("F", 1024)]),
         "of an odd one":
-            letter_lines([("d", 576), ("d/h", 8), ("d_v", 6), ("F", 1536)], aliases=True),
+            letter_lines([("d", 576), ("d/h", 8), ("d_v", 6), ("F", 1536)]),
     })  # fmt: skip
 
 
@@ -149,19 +144,6 @@ def test_no_letter_means_two_things():
         for name in (letter, *others)
     ]
     assert {name for name in names if names.count(name) > 1} == {"d_v"}, "left out beside d_v"
-
-
-def test_a_cell_stands_for_the_largest_of_either_sign():
-    values = np.full((4, 4), np.nan, np.float32)
-    values[0, 0], values[1, :2], values[2, :3] = 0.1, (-0.5, 0.2), (0.3, -0.2, 0.0)
-    values[3] = (0.1, -0.4, -0.1, 0.0)
-    made = {"layer": 0, "head": 0, "kv_head": 0, "queries": (0, 4), "keys": (0, 4), "pool": 1}
-    found = pooled(Matrix(values=values, signed=True, **made), 2)
-    assert found.values == pytest.approx(
-        np.array([[-0.5, np.nan], [-0.4, -0.1]], np.float32), nan_ok=True
-    )
-    assert found.signed
-    assert pooled(Matrix(values=values, **made), 2).values[1, 0] == pytest.approx(0.3)
 
 
 def test_a_long_text_is_drawn_line_by_line_and_not_cell_by_cell(monkeypatch):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from llmcli.cli.group import sections, width
 from llmcli.cli.topics import TOPICS, Topic, spellings, topic_of
 from llmcli.errors import UsageError
 from llmcli.shell.options import OutputOptions
@@ -42,7 +43,9 @@ def command(requested: HelpOptions) -> None:
     words = requested.subject or []
     out = Output("help", OutputOptions())
     if not words:
-        out.print(f"{_help_of([])}\n\n{_topics()}\n", paged=not requested.no_pager)
+        rows = [(topic.name, topic.summary) for topic in TOPICS.values()]
+        topics = "\n".join(sections({"Topics (`llmcli help TOPIC`)": rows}))
+        out.print(f"{_help_of([])}\n\n{topics}\n", paged=not requested.no_pager)
     elif topic := topic_of(words):
         out.print(_explained(topic, out), paged=not requested.no_pager)
     else:
@@ -51,7 +54,6 @@ def command(requested: HelpOptions) -> None:
 
 def _explained(topic: Topic, out: Output) -> str:
     """A topic, with its tables, as wide as the terminal."""
-    from llmcli.cli.group import width
     from llmcli.cli.help.view import drawn
 
     text = topic.text()
@@ -65,16 +67,9 @@ def _explained(topic: Topic, out: Output) -> str:
     return drawn(text, console)
 
 
-def _topics() -> str:
-    from llmcli.cli.group import sections
-
-    rows = [(topic.name, topic.summary) for topic in TOPICS.values()]
-    return "\n".join(sections({"Topics (`llmcli help TOPIC`)": rows}))
-
-
 def _help_of(words: Sequence[str]) -> str:
     """What `llmcli WORDS --help` prints. Raises UsageError for what is no command."""
-    from llmcli.cli.tree import root
+    from llmcli.cli.tree import root  # which names this module
 
     top: Any = root()
     context = top.make_context("llmcli", [], resilient_parsing=True)

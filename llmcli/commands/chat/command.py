@@ -12,8 +12,7 @@ import typer
 
 from llmcli.commands.chat.screen import ReasoningMode
 from llmcli.errors import CheckpointError, UsageError
-from llmcli.shell.configuration.values import names_from_file
-from llmcli.shell.drafting import DraftOptions
+from llmcli.shell.configuration import names_from_file
 from llmcli.shell.exits import Stopped
 from llmcli.shell.keys import KEYS
 from llmcli.shell.looking import room_for
@@ -21,7 +20,7 @@ from llmcli.shell.options import OUTPUT, PROMPT, TOKEN_LIMIT, ModelOptions, Outp
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import joined_text, stop_texts, text_argument
-from llmcli.shell.running import load_model
+from llmcli.shell.running import DraftOptions, load_model
 from llmcli.shell.sampling import SamplingOptions, resolve_for
 from llmcli.shell.template import SYSTEM, VARIABLE, check_name, template_variables
 
@@ -44,7 +43,10 @@ class ChatOptions:
         None, "-f", "--file", "PATH",
         "Put the text of a file before the message.", panel=PROMPT,
     )  # fmt: skip
-    no_stdin: bool = opt(False, "--no-stdin", "Never read a pipe on stdin.", panel=PROMPT)
+    no_stdin: bool = opt(
+        False, "--no-stdin", "Never read a pipe on stdin.", panel=PROMPT,
+        excludes=("--prompt=-", "--file=-"),
+    )  # fmt: skip
     system: str | None = opt(None, "--system", "TEXT", SYSTEM, panel=PROMPT)
     variable: list[str] | None = opt(None, "--set", "NAME=VALUE", VARIABLE, panel=PROMPT)
     max_tokens: int | None = opt(
@@ -93,7 +95,6 @@ def command(
     from llmcli.text.template_renderer import RENDERER
 
     out = Output("chat", output)
-    sampling.check()
     variables = template_variables(options.variable)
     stop = stop_texts(options.stop)
     seen = {}
@@ -103,7 +104,7 @@ def command(
     prompt = options.prompt
     if prompt not in (None, "-"):
         prompt = with_files(text_argument(prompt, "`--prompt`"), out.note)
-    message = joined_text(prompt, options.file, pipe=True, no_stdin=options.no_stdin)
+    message = joined_text(prompt, options.file, pipe=not options.no_stdin)
     if not message and (sys.stdin is None or not sys.stdin.isatty()):
         raise UsageError(
             "there is no message: stdin is empty and not a terminal",

@@ -20,9 +20,9 @@ from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS, tell_error
 from llmcli.shell.looking import IN_CHAT, InChat, Shown
 from llmcli.shell.output import EXPLAIN, require
+from llmcli.shell.streams import wrapped
 from llmcli.shell.template import value_of
 from llmcli.shell.transcript import check_replaceable
-from llmcli.shell.wrap import wrapped
 from llmcli.ui.theme import one_line
 
 _INSPECTED = 1024  # the last tokens of a longer conversation

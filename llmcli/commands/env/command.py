@@ -23,8 +23,7 @@ from llmcli.kernels.native import VARIABLE as KERNELS
 from llmcli.limits import processors
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
-from llmcli.shell.configuration.file import place, read
-from llmcli.shell.configuration.values import VARIABLES, examined, names_from_file, root_of
+from llmcli.shell.configuration import VARIABLES, examined, names_from_file, place, read, root_of
 from llmcli.shell.options import ModelOptions, PagedOutputOptions
 from llmcli.shell.output import Output
 

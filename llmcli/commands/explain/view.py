@@ -32,7 +32,7 @@ def render_explanation(
     `title` is the model's line; `full` writes out every term of every sum, `checks` every check.
     """
     writer = _Writer(full, _digits(report))
-    letters = letter_lines([(one.letter, one.value) for one in report.letters], aliases=True)
+    letters = letter_lines([(one.letter, one.value) for one in report.letters])
     found = report.view_checks()
     return Group(
         Text(one_line(title), style=HEADING),

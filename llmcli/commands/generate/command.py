@@ -9,16 +9,15 @@ from typing import Annotated, ClassVar, Literal
 import typer
 
 from llmcli.errors import UsageError
-from llmcli.shell.configuration.values import names_from_file
+from llmcli.shell.configuration import names_from_file
 from llmcli.shell.documents import check_value, not_empty, parse, read
-from llmcli.shell.drafting import DraftOptions
 from llmcli.shell.encoding import check_fits, encode
 from llmcli.shell.messages import read_conversation
 from llmcli.shell.options import OUTPUT, TOKEN_LIMIT, ModelOptions, OutputOptions, PromptOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import Range, opt
 from llmcli.shell.prompts import Prompt, read_prompt, read_stdin, read_text, stop_texts
-from llmcli.shell.running import load_model
+from llmcli.shell.running import DraftOptions, load_model
 from llmcli.shell.sampling import SamplingOptions, resolve_for
 from llmcli.shell.template import ChatOptions
 
@@ -152,7 +151,6 @@ def command(
 
     out = Output("generate", output)
     stop = stop_texts(text.stop)
-    sampling.check()
     chat.check()
     given = read_batch(text.batch) if text.batch is not None else [read_prompt(prompt)]
     chat.check_conversations(given)

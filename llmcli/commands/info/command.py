@@ -10,11 +10,17 @@ from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
 from llmcli.records.info import Device
-from llmcli.shell.headers import chosen_devices, opened_headers, unloaded_model
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import LARGEST, opt
-from llmcli.shell.running import check_context, note_quantize, note_tensors
+from llmcli.shell.running import (
+    check_context,
+    chosen_devices,
+    note_quantize,
+    note_tensors,
+    opened_headers,
+    unloaded_model,
+)
 
 EPILOG = """
 Examples:

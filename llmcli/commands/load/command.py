@@ -17,12 +17,17 @@ from llmcli.records.checks import checks_document
 from llmcli.records.document import members
 from llmcli.records.progress import Stages
 from llmcli.shell.exits import SIGNALS
-from llmcli.shell.headers import unloaded_model
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import Without, opt
 from llmcli.shell.progress import Progress
-from llmcli.shell.running import kernels_of, note_quantize, note_tensors, require_cwd
+from llmcli.shell.running import (
+    kernels_of,
+    note_quantize,
+    note_tensors,
+    require_cwd,
+    unloaded_model,
+)
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint

@@ -86,9 +86,9 @@ def command(pull: PullOptions, at: RevisionOptions, output: OutputOptions) -> No
         else:
             pulled.append(found)
             if not out.json:
-                from llmcli.commands.models.view import render_pulled
+                from llmcli.commands.models.view import Pulled
 
-                out.show(render_pulled(found))
+                out.show(Pulled(found))
     first = next(iter(errors.values()), None)
     if first is not None and len(names) == 1:
         raise first

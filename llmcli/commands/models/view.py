@@ -17,7 +17,7 @@ from llmcli.records.models import (
     StoredModel,
     ago,
 )
-from llmcli.ui.layout import INDENT, SEPARATOR, Column, Line, Rows, filled
+from llmcli.ui.layout import Column, Indented, Line, Rows
 from llmcli.ui.numbers import size
 from llmcli.ui.theme import FAINT, one_line
 
@@ -32,12 +32,8 @@ _FEW = len(_COLUMNS) - 2  # those without which the others may fit
 _SHORT = 12  # digits of a commit, which no other begins with
 
 
-def render_models(report: ModelsReport, *, now: float | None = None) -> RenderableType:
-    """A line a model, what those to be fetched are good for, then what both caches take.
-
-    `now` is in seconds since 1970.
-    """
-    models = Models(report.models, time.time() if now is None else now)
+def render_models(report: ModelsReport) -> RenderableType:
+    """A line a model, what those to be fetched are good for, then what both caches take."""
     offered: list[RenderableType] = [
         Line([f"{model.name}: {model.purpose}", model.license], FAINT)
         for model in report.models
@@ -56,7 +52,7 @@ def render_models(report: ModelsReport, *, now: float | None = None) -> Renderab
     if report.left_over:
         stale = f"stale downloads and replaced versions {size(report.left_over)}"
         footer.append(Line([stale, "`llmcli models prune` removes them"], FAINT))
-    return Group(models, Text(""), *offered, *footer)
+    return Group(Models(report.models), Text(""), *offered, *footer)
 
 
 @dataclass(frozen=True)
@@ -64,10 +60,9 @@ class Models:
     """A table; where names are too long for one, a line for each name and one for its facts."""
 
     models: Sequence[StoredModel]
-    now: float
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rows = [_row(model, self.now) for model in self.models]
+        rows = [_row(model, time.time()) for model in self.models]
         for columns in (len(_COLUMNS), _FEW):
             table = Rows(_COLUMNS[:columns], [row[:columns] for row in rows])
             if table.fit(options.max_width):
@@ -76,14 +71,21 @@ class Models:
         for name, bytes_, state, used, place, files, revision in rows:
             facts = [bytes_, state, used and f"used {used}", place,
                      files and f"{files} file{'s' * (str(files) != '1')}", revision]  # fmt: skip
-            yield Entry(name, [str(fact) for fact in facts])
+            yield _entry(name, [str(fact) for fact in facts])
 
 
-def render_pulled(pulled: PulledModel) -> RenderableType:
+@dataclass(frozen=True)
+class Pulled:
     """The name, the size, whether it was here already, and the path: one line where it fits."""
-    words = "fetched" if pulled.fetched else "already here"
-    line = f"{one_line(pulled.name)}  {size(pulled.bytes)}  {words}"
-    return Entry(Text(line), [one_line(pulled.path)], beside=True)
+
+    model: PulledModel
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        words = "fetched" if self.model.fetched else "already here"
+        line = f"{one_line(self.model.name)}  {size(self.model.bytes)}  {words}"
+        path = one_line(self.model.path)
+        whole = f"{line}  {path}"
+        yield Text(whole) if cell_len(whole) <= options.max_width else _entry(Text(line), [path])
 
 
 def render_removal(report: RemovalReport) -> RenderableType:
@@ -95,29 +97,15 @@ def render_removal(report: RemovalReport) -> RenderableType:
         more = f" and {len(one.paths) - 1} more" if len(one.paths) > 1 else ""
         path = one_line(next(iter(one.paths), "")) + more
         line = Text(f"{one_line(one.name)}  {size(one.bytes)}")
-        entries.append(Entry(line, [one_line(one.why), path]))
+        entries.append(_entry(line, [one_line(one.why), path]))
     words = "would free" if report.dry_run else "freed"
     return Group(*entries, Text(f"\n{words} {size(report.bytes)}"))
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A line, and faint facts below it; `beside`: on the line where they fit."""
-
-    line: Text
-    facts: Sequence[str]
-    beside: bool = False
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        facts = [fact for fact in self.facts if fact]
-        whole = f"{self.line}  {SEPARATOR.join(facts)}"
-        if self.beside and cell_len(whole) <= options.max_width:
-            yield Text(whole)
-            return
-        self.line.overflow = "fold"
-        yield self.line
-        for line in filled(facts, max(1, options.max_width - len(INDENT))):
-            yield Text(INDENT + line, style=FAINT, overflow="fold")
+def _entry(line: Text, facts: Sequence[str]) -> RenderableType:
+    """A line, and faint facts below it."""
+    line.overflow = "fold"
+    return Group(line, Indented(Line(list(filter(None, facts)), FAINT)))
 
 
 def _row(model: StoredModel, now: float) -> list[Text]:

@@ -13,18 +13,18 @@ from llmcli.measure.environment import environment
 from llmcli.records.document import members
 from llmcli.records.text import Token
 from llmcli.shell.encoding import check_fits, encode
-from llmcli.shell.headers import (
-    chosen_devices,
-    model_of_headers,
-    opened_headers,
-    unloaded_model,
-)
 from llmcli.shell.looking import parse_numbers
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import LARGEST, Without, opt
 from llmcli.shell.prompts import note_model_name, read_prompt
-from llmcli.shell.running import note_quantize
+from llmcli.shell.running import (
+    chosen_devices,
+    model_of_headers,
+    note_quantize,
+    opened_headers,
+    unloaded_model,
+)
 from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:

@@ -37,7 +37,9 @@ def render_tokens(report: TokensReport, *, every: bool = False) -> RenderableTyp
         else "no tokens",
         f"vocabulary {report.vocabulary}",
         f"BOS {report.bos} is put in front" if report.adds_bos else "no BOS is put in front",
-        _end_of_text(report.eos),
+        f"end-of-text id{'s' * (len(report.eos) > 1)} {', '.join(map(str, report.eos))}"
+        if report.eos
+        else "no end-of-text id",
     ]
     gap = (0, 0, "")
     if count > MOST and not every:
@@ -68,9 +70,3 @@ class _TokenRows(Sequence[list[Text | str]]):
         special = [Text("special", style=SPECIAL) if token.special else ""] * self.special
         place = f"{token.start}–{token.end}"
         return [str(number), str(token.id), quoted(token.text), *special, place]
-
-
-def _end_of_text(eos: tuple[int, ...]) -> str:
-    if not eos:
-        return "no end-of-text id"
-    return f"end-of-text id{'s' if len(eos) > 1 else ''} {', '.join(map(str, eos))}"

@@ -1,7 +1,7 @@
 """A page from its parts: the frame, a style, a script and data, in one file that needs no other.
 
-Everything the page runs is in it and named by its hash; whatever else a browser would run or
-fetch, it refuses. Tokens are data, and never become HTML.
+Everything the page runs is in it and named by its hash; a browser refuses to run or
+fetch anything else. Tokens are data, and never become HTML.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ from llmcli.model import Model
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.checks import ViewCheck
 from llmcli.shell.exits import SIGNALS
-from llmcli.shell.headers import opened_headers
 from llmcli.shell.options import ModelOptions
 from llmcli.shell.output import Output
+from llmcli.shell.running import opened_headers
 
 _DTYPES = {kind: dtype for dtype, kind in CACHE_OF.items()}
 

@@ -62,7 +62,7 @@ def heading(report: LadderReport, model: str) -> tuple[RenderableType, ...]:
     """The model, the tokens that were read, and what the letters stand for."""
     tokens = " ".join(quoted(token) for token in report.tokens)
     more = " ".join(quoted(token) for token in report.more)
-    letters = list(letter_lines(report.letters, aliases=True))
+    letters = list(letter_lines(report.letters))
     return (
         Text(model, style=HEADING),
         Text.assemble((tokens, NUMBER), " and then, one by one, " if more else "", (more, NUMBER)),
