@@ -6,7 +6,7 @@ from pathlib import Path
 import children
 import pytest
 
-from llmcli.cli import group
+from llmcli.cli import group, tree
 from llmcli.cli.tree import COMPUTING, ENTRIES, root
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only there")
@@ -14,7 +14,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only there")
 # what was loaded when `read_ahead` returned, and which libraries of Python's own came after that
 WATCH = """
 import os, sys
-from llmcli.cli import group
+from llmcli.cli import tree
 from llmcli.cli.app import main
 
 def so():
@@ -28,11 +28,11 @@ class Torch:
 
 started = []
 sys.meta_path.insert(0, Torch())
-own = group.read_ahead
+own = tree.read_ahead
 def watched():
     own()
     started.append(so())
-group.read_ahead = watched
+tree.read_ahead = watched
 os._exit(main(sys.argv[1:]))
 """
 
@@ -74,7 +74,7 @@ assert {line.split()[-1] for line in maps.splitlines() if "libtorch_cpu" in line
 )  # fmt: skip
 def test_only_commands_that_compute_read_them(words, read, monkeypatch):
     calls: list[int] = []
-    monkeypatch.setattr(group, "read_ahead", lambda: calls.append(1))
+    monkeypatch.setattr(tree, "read_ahead", lambda: calls.append(1))
     command = root()
     with command.make_context("llmcli", words.split()) as context:
         command.resolve_command(context, words.split())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llmcli.graph.spec import Phase
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import APART, derived
+
+if TYPE_CHECKING:
+    from llmcli.graph.spec import Phase
 
 
 @dataclass(frozen=True, kw_only=True)
