@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from llmcli.commands.attention.options import FILES, MOST_DRAWN, AttentionOption
 from llmcli.errors import PromptTooLong, UsageError
 from llmcli.records.numbers import spans
 from llmcli.shell.inspection import Inspection
-from llmcli.shell.looking import NewTokensOptions, encode_prompt, room_for
+from llmcli.shell.looking import NewTokensOptions, room_for
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_default
@@ -85,11 +85,11 @@ def command(
     is_text = given is not None and given.ids is None
     loaded = look.load(model, heads.check_model, text=is_text)
     read = given or random_prompt(heads, model, loaded)
-    ids = encode_prompt(read, template, model, loaded, new=new.generate).ids
+    look.encode(read, template, new, model)
     if state:
-        _show_states(look, ids, heads, new.generate)
+        _show_states(look, heads)
         return
-    heads.check_tokens(len(ids) + new.generate)
+    heads.check_tokens(len(look.ids) + look.generate)
     if heads.draws and not heads.drawn(heads.heads_of(loaded.config)):
         look.out.note(f"the map is shown: at most {MOST_DRAWN} matrices can be drawn")
 
@@ -98,10 +98,10 @@ def command(
     from llmcli.commands.attention.view.screen import FollowUps, render_attention
 
     with ExitStack() as stack:
-        export = Export(look, heads, ids, new.generate, stack)
+        export = Export(look, heads, stack)
         with Progress(look.out) as progress:
             report = measure_attention(
-                loaded, ids, heads, generate=new.generate, on_matrix=export.on_matrix,
+                loaded, look.ids, heads, generate=look.generate, on_matrix=export.on_matrix,
                 progress=progress,
             )  # fmt: skip
         everywhere = AttentionOptions(synthetic=heads.synthetic)
@@ -119,16 +119,16 @@ def command(
         )
 
 
-def _show_states(
-    look: Inspection, ids: Sequence[int], heads: AttentionOptions, generate: int
-) -> None:
+def _show_states(look: Inspection, heads: AttentionOptions) -> None:
     """Measures what layers with a state remember over time, writes the file, and shows it."""
     from llmcli.commands.attention.measure.states import measure_states
     from llmcli.commands.attention.view.states import render_states
 
     chosen = heads.heads_of(look.model.config)
     with Progress(look.out) as progress:
-        report = measure_states(look.model, ids, chosen, generate=generate, progress=progress)
+        report = measure_states(
+            look.model, look.ids, chosen, generate=look.generate, progress=progress
+        )
     file = look.file(f"states of layers {spans(tuple(chosen))}", {})
     look.present(lambda: render_states(report, look.title), report, file)
 

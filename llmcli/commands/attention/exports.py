@@ -37,22 +37,14 @@ SMALLER = "name fewer layers and heads with --layer and --head"
 class Export:
     """Where whole matrices go: into the file that is written, and into the document.
 
-    `ids` are the prompt's, up to `generate` tokens follow. After an error in `stack` no part of a
-    file is left. Raises UsageError where the file or the document would be too large, and
-    WriteFailed.
+    After an error in `stack` no part of a file is left. Raises UsageError where the file or the
+    document would be too large, and WriteFailed.
     """
 
-    def __init__(
-        self,
-        look: Inspection,
-        options: AttentionOptions,
-        ids: Sequence[int],
-        generate: int,
-        stack: ExitStack,
-    ) -> None:
+    def __init__(self, look: Inspection, options: AttentionOptions, stack: ExitStack) -> None:
         self._look, self._options, self._stack = look, options, stack
-        self._known = look.model.tokens(ids)
-        self._tokens = len(ids) + generate  # at most
+        self._known = look.model.tokens(look.ids)
+        self._tokens = len(look.ids) + look.generate  # at most
         config = look.model.config
         self._heads = options.heads_of(config)
         self._windows = {layer: config.layers[layer].window for layer in self._heads}

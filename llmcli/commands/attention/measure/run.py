@@ -90,13 +90,10 @@ def measure_attention(
                 f"{written - len(ids)} of {generate} tokens",
                 hint=f"positions go from 0 to {written - 1}",
             )
-    look = _Look(model, passes.ids, heads, part, on_matrix)
-    tap = LayerWatch(
-        [LayerMap(model, number) for number in look.heads],
-        lambda of, seen: look.settle(of, seen, block_rows, progress),
-    )
+    look = _Look(passes, heads, part, on_matrix, block_rows)
+    tap = LayerWatch([LayerMap(model, number) for number in look.heads], look.settle)
     passes.at_once(tap, logits="last", until=max(look.heads))
-    return look.report(len(ids), passes.checks)
+    return look.report()
 
 
 class LayerWatch:
@@ -318,18 +315,20 @@ class _Kept:
 
 
 class _Look:
-    """What is found in one pass over all `ids`, layer by layer; see `measure_attention`."""
+    """What is found in one pass over all tokens, layer by layer; see `measure_attention`."""
 
     def __init__(
         self,
-        model: Model,
-        ids: tuple[int, ...],
+        passes: Passes,
         options: AttentionOptions,
         part: tuple[Span, Span],
         on_matrix: OnMatrix | None,
+        block_rows: int | None,
     ) -> None:
+        model, ids = passes.model, passes.ids
         self.model, self.ids, self.options, self.part = model, ids, options, part
         self.on_matrix, self.heads = on_matrix, options.heads_of(model.config)
+        self._passes, self._block_rows = passes, block_rows
         unknown = unknown_metrics(model.config)
         self.metrics = [name for name in options.computed if name not in unknown]
         self._skipped: dict[str, str] = {}
@@ -347,9 +346,7 @@ class _Look:
         self._undetermined: dict[str, dict[str, str]] = {}  # kinds of heads, by the kind of layer
         self._done = 0
 
-    def settle(
-        self, of: LayerMap, seen: Seen, block_rows: int | None, progress: Progress | None
-    ) -> None:
+    def settle(self, of: LayerMap, seen: Seen) -> None:
         """Measures a layer, all of whose activations were `seen`."""
         self._formulas.append(
             formula_checks(self.model, self.ids, seen, of.checked, rows=FORMULA_ROWS)
@@ -362,12 +359,11 @@ class _Look:
         walked = walk(of.recurrence(single)) if of.signed else None
         kept, total = _Kept(self, of), len(self.ids) * sum(map(len, self.heads.values()))
         for rows in checked_rows(
-            self._proof, of, kept.heads, self._tokens, single, block_rows, walked
+            self._proof, of, kept.heads, self._tokens, single, self._block_rows, walked
         ):
             self._pairs.add(rows.block, kept.add(rows), of.number, kept.heads[rows.at], of.group)
             self._done += rows.block.a_HtS[:, :, 0].numel()
-            if progress is not None:
-                progress("looking at the heads", self._done, total)
+            self._passes.progress("looking at the heads", self._done, total)
         if kept.exported is not None and self.on_matrix is not None:
             self.on_matrix(of.number, kept.exported.values_HTS.numpy())
         metrics, counts = kept.metrics(walked, len(self.ids))
@@ -396,8 +392,8 @@ class _Look:
             ),
         )
 
-    def report(self, prompt_tokens: int, steps: tuple[ViewCheck, ...]) -> AttentionReport:
-        """What was seen; the first `prompt_tokens` were given, others proven by `steps`."""
+    def report(self) -> AttentionReport:
+        """What was seen."""
         words = "norm, projections, rotation, scores and output follow from their formulas"
         words += some_rows(FORMULA_ROWS, len(self.ids))
         formulas = replace(worst(self._formulas), words=words)
@@ -405,7 +401,7 @@ class _Look:
             what=self.options.matrices,
             dtype=dtype_name(self.model.dtype),
             tokens=self.model.tokens(self.ids),
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=self._passes.prompt_tokens,
             metrics=tuple(metric for metric in METRICS if metric.name in self.metrics),
             rows={name: self._rows[name] for name in self.metrics if name in self._rows},
             labels=LABELS,
@@ -413,7 +409,7 @@ class _Look:
             matrices=tuple(self._matrices),
             part=self.part,
             pairs=tuple(self._pairs.pairs),
-            checks=(*self._proof.checks(), formulas, *steps),
+            checks=(*self._proof.checks(), formulas, *self._passes.checks),
             skipped=self._skipped,
             unlabelled=dict(self._unlabelled()),
         )
