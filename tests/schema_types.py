@@ -45,6 +45,7 @@ PLAIN = {str: "string", int: "integer", bool: "boolean", PurePath: "string"}
 COMMON = {Environment: "environment", MachineLoad: "machine_load"}  # names in `common.1.json`
 MODEL = {"$ref": "common.1.json#/$defs/model"}
 WHOLE_MODEL = {"$ref": "common.1.json#/$defs/whole_model"}
+CHECKS = {"$ref": "common.1.json#/$defs/checks"}
 NONE = {"type": "null"}
 
 
@@ -81,11 +82,14 @@ def object_of(kinds: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", "required": list(kinds), "properties": properties}
 
 
+FAILED = {"properties": {"ok": {"const": False}}}
+
+
 def bad(*conditions: Any) -> dict[str, Any]:
     """A rule: where one of `conditions` holds, `ok` is false; a text names a member that is one."""
     known = [{"properties": {one: {"type": "string"}}} if isinstance(one, str) else one
              for one in conditions]  # fmt: skip
-    return {"if": {"anyOf": known}, "then": {"properties": {"ok": {"const": False}}}}
+    return {"if": {"anyOf": known}, "then": FAILED}
 
 
 # where nothing was loaded of a model, its file is known and no more
@@ -94,7 +98,6 @@ LOADED = {
     "then": {"properties": {"model": {"required": ["stored_formats"]}}},
     "else": {"properties": {"model": WHOLE_MODEL}},
 }
-FAILED = {"properties": {"ok": {"const": False}}}
 # a known architecture has all that follows from it; otherwise the reason is given
 KNOWN = {
     "if": {"properties": {"architecture": {"type": "object"}}},
@@ -326,7 +329,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
         model={"anyOf": [NONE, WHOLE_MODEL]},
         others={
             "models": {"type": "array", "items": WHOLE_MODEL},
-            "checks": {"$ref": "common.1.json#/$defs/checks"},
+            "checks": CHECKS,
         },
         rules={"allOf": [{"properties": {"rows": {"items": FAILED_ROW}}}]},
     ),
@@ -347,7 +350,8 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
         Document(report="commands.shapes.report:NamesReport"),
         Document(
             model=MODEL | {"required": ["stored_formats"]},
-            others={"tensors": STORED, "checks": {"$ref": "common.1.json#/$defs/checks"}},
+            others={"tensors": STORED, "checks": CHECKS},
+            rules={"description": "The tensors of a file without a configuration."},
         ),
     ),
     "generate": Document(
@@ -414,8 +418,7 @@ def schema(name: str, *documents: Document) -> dict[str, Any]:
 
 def document_schema(name: str, document: Document, definitions: dict[str, Any]) -> dict[str, Any]:
     """The schema of one document; those of the dataclasses in it are put into `definitions`."""
-    whole = {"description": "The tensors of a file without a configuration.", "properties": {},
-             "required": []}  # fmt: skip
+    whole: dict[str, Any] = {"description": "", "properties": {}, "required": []}
     if document.report:
         whole = of_dataclass(document.kind, definitions)
     if document.judged:

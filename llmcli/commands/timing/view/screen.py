@@ -325,13 +325,14 @@ def _outliers(
     """
     if len(layers) < 3:
         return set()
+    usual = median(layers.values())
     found: set[tuple[int | None, str]] = set()
     for part in parts:
         own = {at: times.get((at, part), 0.0) for at in layers}
         middle = median(own.values())
         found |= {
             (layer, part) for layer, seconds in own.items()
-            if seconds > UNLIKE * middle and seconds - middle > LEAST * median(layers.values())
+            if seconds > UNLIKE * middle and seconds - middle > LEAST * usual
         }  # fmt: skip
     return found
 
