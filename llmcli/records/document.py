@@ -55,7 +55,7 @@ def members(value: Any) -> dict[str, Any]:
     for name in member_names(kind):
         member = getattr(value, name)
         if name in flat:
-            found |= {} if member is None else members(member) if is_dataclass(member) else member
+            found |= members(member) if is_dataclass(member) else member or {}
         elif name not in optional or member != optional[name]:
             found[name] = member
     return found

@@ -87,9 +87,9 @@ def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -
     """What a model is, and whether it fits the memory of this machine.
 
     Family, parameters, layers, context, tokenizer, stored formats, bytes: from the configuration
-    and the headers of the files alone, so no weights are read and PyTorch
-    is not imported. Memory is that of a run with `--dtype` at `--context-length` (default: the
-    model's own), against what this machine has free.
+    and the headers of the files alone, so no weights are read and PyTorch is not imported. Memory
+    is that of a run with `--dtype` at `--context-length` (default: the model's own), against what
+    this machine has free.
     """
     from llmcli.commands.info.measure import measure_info, supported_families
     from llmcli.commands.info.report import FamiliesReport

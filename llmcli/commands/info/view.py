@@ -167,13 +167,13 @@ def _about(about: About, full: bool) -> Iterator[list[str]]:
 
 def _model(model: Architecture, flops: FlopsNeed | None) -> Iterator[_Fact]:
     """`flops`: in full, with what few need."""
-    counts = model.parameters
+    counts, exact = model.parameters, flops is not None
     named = [one_line(model.family), f"type {one_line(model.model_type)}", f"width {model.width}"]
     yield "family", (*named, f"vocabulary {model.vocabulary:,}")
-    words = [f"{counts.total:,}" + ("" if flops is None else f" ({_short(counts.total)})")]
+    words = [f"{counts.total:,}" + (f" ({_short(counts.total)})" if exact else "")]
     if counts.active != counts.total:
         words.append(f"{counts.active:,} active")
-    elif flops is not None:
+    elif exact:
         words.append("all active")
     parts = {
         "embedding": counts.embedding,
@@ -183,7 +183,6 @@ def _model(model: Architecture, flops: FlopsNeed | None) -> Iterator[_Fact]:
         "norms": counts.norms,
         "head": counts.head,
     }
-    exact = flops is not None
     shown = [f"{name} {f'{n:,}' if exact else _short(n)}" for name, n in parts.items() if n]
     if model.tied:
         shown.append("head tied to the embedding")

@@ -259,7 +259,10 @@ def _axes(name: str, count: int) -> str:
 
 
 def _reshaped(expression: str, values: Mapping[str, Any]) -> tuple[bool, Tensor | None]:
-    """Whether an expression only changes the layout of a tensor, and that tensor."""
+    """Whether an expression only changes the layout of a tensor, and that tensor.
+
+    Of several at once, as in `torch.cat`, there is no such tensor.
+    """
     match = RESHAPED.fullmatch(expression)
     if match is None:
         return False, None

@@ -16,7 +16,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.count import count, loop_work, multiply_adds
+from llmcli.commands.ladder.measure.count import NOTHING, count, loop_work, multiply_adds
 from llmcli.commands.ladder.measure.record import Recorder
 from llmcli.commands.ladder.measure.rungs.cache import Batch, KeyValueCache
 from llmcli.commands.ladder.measure.rungs.fused import FusedKernels
@@ -388,4 +388,4 @@ def _work(rung: Rung, workload: Workload) -> tuple[Work, Work]:
         rows = rows.unsqueeze(1).expand(-1, len(prompt))
     first = count(lambda: rung.start(prompt))
     later = [count(partial(rung.extend, id)) for id in rows]
-    return first.scaled(share), sum(later[1:], later[0]).scaled(share / g)
+    return first.scaled(share), sum(later, NOTHING).scaled(share / g)

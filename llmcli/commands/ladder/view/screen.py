@@ -22,9 +22,9 @@ from llmcli.ui.theme import FAINT, HEADING, NUMBER, quoted
 _GOOD, _BAD, _COPY = "green", "bold red", "yellow"
 BAR = 10  # columns of the longest bar
 CELL = 11  # columns of a number
+LABEL = 18  # … and of the token that a row belongs to, at most
 INDENT = "  "
 FORMULA = "italic"
-LABEL = 18  # … and of the token that a row belongs to, at most
 LETTERS = {
     "m": "m tokens whose keys are read", "g": "g heads of keys and values",
     "k": "k size of a head's query and key", "e": "e of its value", "c": "c heads side by side",
@@ -45,12 +45,12 @@ COLUMNS = [
 
 def render_ladder(report: LadderReport, model: str, *, details: bool) -> list[RenderableType]:
     """The table of all rungs and whether they agree; before it, with `details`, their formulas."""
-    title, tokens, letters = heading(report, model)
+    title, tokens, letters = _heading(report, model)
     parts: list[RenderableType] = [title, tokens]
     if details:
         parts.append(letters)
         for before, rung in zip((None, *report.rungs), report.rungs, strict=False):
-            parts += ["", *change(rung, before)]
+            parts += ["", *_change(rung, before)]
     parts += ["", _table(report), *_footnotes(report), *_checks(report)]
     if not details:
         words = "formulas and shapes: `--rung 1-8`; source and numbers: `--rung 4 --explain`"
@@ -58,7 +58,7 @@ def render_ladder(report: LadderReport, model: str, *, details: bool) -> list[Re
     return parts
 
 
-def heading(report: LadderReport, model: str) -> tuple[RenderableType, ...]:
+def _heading(report: LadderReport, model: str) -> tuple[RenderableType, ...]:
     """The model, the tokens that were read, and what the letters stand for."""
     tokens = " ".join(quoted(token) for token in report.tokens)
     more = " ".join(quoted(token) for token in report.more)
@@ -70,7 +70,7 @@ def heading(report: LadderReport, model: str) -> tuple[RenderableType, ...]:
     )
 
 
-def change(
+def _change(
     rung: RungReport, rung_before: RungReport | None = None, *, shapes: bool = True
 ) -> list[RenderableType]:
     """The rung's title, the formula that it changes, and its new views and copies of tensors."""
@@ -87,7 +87,7 @@ def change(
         for step in rung.steps:
             if step.moved is not None and _laid(step) not in known:
                 known.add(_laid(step))
-                table.add_row("", moved(step), _shape(step))
+                table.add_row("", _moved(step), _shape(step))
     table.add_row("", Text("token", style=FAINT), Text(words))
     return [Text.assemble((f"{rung.number}  {rung.name}", HEADING), f"  {rung.title}"), table]
 
@@ -96,7 +96,7 @@ def _laid(step: Step) -> object:
     return step.formula, step.source and step.source[0], step.shape, step.moved
 
 
-def moved(step: Step) -> Text:
+def _moved(step: Step) -> Text:
     """`copy` if a step that changes the layout moved the numbers in memory, else `view`."""
     return Text("copy", style=_COPY) if step.moved else Text("view", style=_GOOD)
 
@@ -183,7 +183,7 @@ def _footnotes(report: LadderReport) -> list[RenderableType]:
 def _checks(report: LadderReport) -> list[RenderableType]:
     """One line where every rung agrees with the one before, else one for each that does not."""
     if not report.ok:
-        return [verdict(rung) for rung in report.rungs if not rung.ok]
+        return [_verdict(rung) for rung in report.rungs if not rung.ok]
     compared = {rung.compared for rung in report.rungs} - {None}
     if not compared or report.interrupted:
         return []
@@ -192,7 +192,7 @@ def _checks(report: LadderReport) -> list[RenderableType]:
     return [Text(words, style=_GOOD)]
 
 
-def verdict(rung: RungReport) -> Text:
+def _verdict(rung: RungReport) -> Text:
     """The difference from the rung before, and whether rounding explains it."""
     words = (
         f"rung {rung.number}: {rung.compared} differ from the rung before by at most "
@@ -216,7 +216,7 @@ def _calls(share: float, rung: RungReport) -> str:
 
 def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[RenderableType]:
     """Why a rung gives the same numbers, and its functions as far as they differ from below."""
-    parts: list[RenderableType] = [*heading(report, model), "", *change(rung, shapes=False), ""]
+    parts: list[RenderableType] = [*_heading(report, model), "", *_change(rung, shapes=False), ""]
     parts += [Text(rung.idea), ""]
     parts.append(Text("block 0; a name ends in the letters of its axes: s_hnm is h × n × m", FAINT))
     used = {letter for step in rung.steps if step.axes for letter in step.name.rpartition("_")[2]}
@@ -241,7 +241,7 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
     if below is not None and same:
         parts += ["", Text(f"as on rung {below.number}: {', '.join(same)}", style=FAINT)]
     if rung.difference is not None:
-        parts += ["", verdict(rung)]
+        parts += ["", _verdict(rung)]
     return parts
 
 
@@ -342,7 +342,7 @@ def _sizes(step: Step) -> Text:
     if not step.shape:
         return Text(_short(step.values[0][0]), style=NUMBER)
     sizes = Text(" × ".join(map(str, step.shape)), style=NUMBER)
-    return sizes if step.moved is None else Text.assemble(sizes, " ", moved(step))
+    return sizes if step.moved is None else Text.assemble(sizes, " ", _moved(step))
 
 
 def _fitted(text: str, width: int, align: Literal["left", "right"]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
 
 import numpy as np
 import torch
@@ -62,7 +61,7 @@ def stored_numbers(checkpoint: Checkpoint, info: TensorInfo) -> tuple[Numbers, l
     if not readable(info.format):
         return None
     found = Statistics()
-    outliers = Outliers(prod(info.shape), info.shape[-1] if info.shape else 1)
+    outliers = Outliers(math.prod(info.shape), info.shape[-1] if info.shape else 1)
     real = info.format in DECODERS or (
         info.format in PLAIN and PLAIN[info.format].is_floating_point
     )

@@ -182,7 +182,7 @@ def _sha256(file: Path) -> str:
 class _About:
     """What is known of a model before, or without, its weights."""
 
-    config: ModelConfig | None
+    config: ModelConfig | None = None
     tokenizer: Tokenizer | None = None
     error: CheckpointError | None = None
     note: str = ""
@@ -191,9 +191,9 @@ class _About:
 def _planned(checkpoint: Checkpoint) -> tuple[_About, tuple[LedgerLine, ...]]:
     """The model that the headers describe, and what it makes of them."""
     bare = tuple(line_of(info) for info in checkpoint.tensors.values())
-    config: ModelConfig | None = None
     if checkpoint.config is None:
-        return _About(config=config), bare
+        return _About(), bare
+    config: ModelConfig | None = None
     try:
         config, rules = configured(checkpoint)
         todo = fitting_plan(checkpoint, rules, config)
