@@ -35,7 +35,7 @@ def answer(argv: Sequence[str]) -> None:
         shell, *words = argv
         sys.stdout.write("".join(f"{line}\n" for line in lines(shell, words)))
         sys.stdout.flush()
-    except Exception:  # no error belongs into a prompt
+    except Exception:  # no error belongs in a prompt
         return
 
 

@@ -19,7 +19,7 @@ def usage_error(exception: Any) -> UsageError:
     message = exception.format_message().rstrip(".")
     if option is not None and context is not None:
         if type(exception).__name__ == "NoSuchOption":
-            if len(option) == 2:  # `-s` of the word `-seed` is that word
+            if len(option) == 2:  # the parser names `-s` of a word `-seed`
                 words = context.meta.get(WORDS, ())
                 option = next((word for word in words if word.startswith(option)), option)
             return unknown_option(option, context)

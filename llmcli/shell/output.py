@@ -363,8 +363,7 @@ def page(text: str) -> bool:
     """Shows `text` in the user's pager and waits for its end; False where it could not be started.
 
     Unless `$LESS` is set, less quits if all fits (F), passes colours on (R) and leaves the text on
-    the screen (X). Ctrl-C is the pager's while it runs; what else ends this
-    process ends it, too.
+    the screen (X). Ctrl-C is the pager's while it runs; what else ends this process ends it, too.
     """
     command = pager_command(os.environ)
     if not command:

@@ -76,8 +76,8 @@ class Lines:
 class EditedLines(Lines):
     """Lines with history and completion.
 
-    Completes the names of `commands` after a slash, then what gives the values of a command's
-    argument (None: paths), and paths after an @.
+    Completes the names of `commands` after a slash, then a command's argument, for which `commands`
+    has a function that returns its values (None: paths), and paths after an @.
     """
 
     def __init__(

@@ -91,16 +91,15 @@ def _table(ours: Score, theirs: Score | None = None) -> RenderableType:
                     Column("rank A", drop=2), Column("rank B", drop=2)]  # fmt: skip
     rows: list[list[Text | str]] = []
     for number, token in enumerate(ours.tokens):
-        text, cells = Text(quoted(token.text)), _values(token)
-        if theirs is not None:
-            cells = _values(token, theirs.tokens[number])
-        elif token.logprob is not None:
+        text = Text(quoted(token.text))
+        if theirs is None and token.logprob is not None:
             text.stylize(confidence_style(math.exp(token.logprob)))
+        cells = _values(token, None if theirs is None else theirs.tokens[number])
         rows.append([str(number), str(token.id), *[text for _ in named], *cells])
     return Rows(columns, rows)
 
 
-def _values(token: ScoredToken, other: ScoredToken | None = None) -> tuple[str, ...]:
+def _values(token: ScoredToken, other: ScoredToken | None) -> tuple[str, ...]:
     """Log-probabilities, probability or difference, and ranks; dashes for what was not scored."""
     if other is None:
         if token.logprob is None:
