@@ -10,7 +10,6 @@ import json
 import math
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
-from shutil import get_terminal_size
+from shutil import get_terminal_size, which
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from llmcli.errors import CheckFailed
@@ -349,7 +348,7 @@ def pager_command(environ: Mapping[str, str]) -> list[str]:
         words = shlex.split(chosen)
     except ValueError:  # a quote without its other half
         return []
-    if not words or words == ["cat"] or shutil.which(words[0]) is None:
+    if not words or words == ["cat"] or which(words[0]) is None:
         return []
     return words
 

@@ -18,7 +18,7 @@ SEPARATOR = " · "
 GAP = "   "
 INDENT = "    "
 LEAST = 8  # columns that a cell which may be cut keeps
-_GLUE = "\ue000"  # between a number and its unit while lines are broken
+_GLUE = "\udfff"  # between a number and its unit while lines are broken; text shown never has it
 WIDEST = 240  # columns of pictures and lists where nothing else bounds them, such as in a pipe
 
 
