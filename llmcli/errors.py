@@ -30,11 +30,11 @@ class LlmcliError(Exception):
 class CheckFailed(LlmcliError):
     """A check that a view prints came out red (exit 1).
 
-    `told`: the view is on stdout, as a JSON document too, and says so.
+    `reported`: the view is on stdout, as a JSON document too, and says so.
     """
 
     kind = "check_failed"
-    told = True
+    reported = True
 
 
 class WriteFailed(LlmcliError):

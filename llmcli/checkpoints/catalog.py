@@ -75,7 +75,7 @@ class CatalogEntry:
 
     @property
     def hub_id(self) -> HubId | None:
-        """The hub repository of which it is the whole, or None."""
+        """The hub repository, if the model is all of it; else None."""
         if self.repository is None:
             return None
         return HubId(repository=self.repository, revision=self.revision)

@@ -78,10 +78,7 @@ class Passes:
         if self.generate < 1:
             return
         model, prompt, ids = self.model, self.ids, list(self.ids)
-        devices.require_memory(
-            model.decoder.state_bytes(1, self.most), model.device,
-            f"the cache of {self.most} tokens", "use a shorter prompt or a smaller --generate",
-        )  # fmt: skip
+        self.require_cache(self.most)
         session = Session(model.decoder, 1, self.most, on_reread=lambda tokens: proof.reread())
         proof = _Steps(model, len(prompt), session.state)
         tap = _tap(proof.watch, session) if prove else None
@@ -104,16 +101,27 @@ class Passes:
 
         Raises NotFinite for a NaN.
         """
-        session = self.session()
-        proof = _Chunks(self.model, self.ids, session.state)
+        session, watches = self.session(), [watch]
+        proof = None
+        if len(self.ids) > PROMPT_CHUNK:
+            proof = _Chunks(self.model, self.ids, session.state)
+            watches.append(proof.watch)
 
         def seen(first: int, name: str, tensor: Tensor) -> None:
-            watch(first, name, tensor)
-            proof.watch(first, name, tensor)
+            for one in watches:
+                one(first, name, tensor)
 
         with torch.inference_mode():
             self._prefill(session, _tap(seen, session))
-        self._chunks = proof.checks()
+        if proof is not None:
+            self._chunks = proof.checks()
+
+    def require_cache(self, tokens: int) -> None:
+        """Raises OutOfMemory where the cache of so many tokens does not fit."""
+        devices.require_memory(
+            self.model.decoder.state_bytes(1, tokens), self.model.device,
+            f"the cache of {tokens} tokens", "use a shorter prompt or a smaller --generate",
+        )  # fmt: skip
 
     def session(self) -> Session:
         """An empty one, for all of `ids`."""
@@ -209,15 +217,13 @@ class _Chunks(_Proof):
         super().__init__(model, state)
         self._ids = ids
         chunks = -(-len(ids) // PROMPT_CHUNK)
-        self._rows = max(CHUNK_ROWS, ROWS // chunks) if chunks > 1 else 0
+        self._rows = max(CHUNK_ROWS, ROWS // chunks)
         # maps of something else are not proven here: no cache has their rows
         self._maps = {layer: of for layer, of in self._maps.items()
                       if of.score is not None or of.signed}  # fmt: skip
 
     def watch(self, first: int, name: str, tensor: Tensor) -> None:
         """An activation of the call whose tokens begin at `first`. Raises NotFinite for a NaN."""
-        if not self._rows:
-            return
         if name in ("embed", "pos_embed"):
             self._prove(first + tensor.shape[-2], {name: tensor}, [name])
         super().watch(first, name, tensor)
@@ -240,7 +246,7 @@ class _Chunks(_Proof):
             ))  # fmt: skip
 
     def checks(self) -> tuple[ViewCheck, ...]:
-        """One, of all chunks; none for a prompt of one chunk."""
+        """One, of all chunks."""
         return self._summary("chunks", "every chunk of the prompt, read as `generate` reads it, "
                              "follows from the formulas")  # fmt: skip
 

@@ -46,19 +46,19 @@ class Terminated(KeyboardInterrupt):
 
 
 class Stopped(LlmcliError):
-    """Interrupted (exit 130) or terminated (143). `told`: stdout already has the document.
+    """Interrupted (exit 130) or terminated (143). `reported`: stdout already has the document.
 
     `where`: what was cut short, which is said on stderr even where that is no terminal.
     """
 
     kind = "interrupted"
 
-    def __init__(self, cause: BaseException, *, told: bool = False, where: str = "") -> None:
+    def __init__(self, cause: BaseException, *, reported: bool = False, where: str = "") -> None:
         terminated = isinstance(cause, Terminated)
         super().__init__(("terminated" if terminated else "interrupted") + where)
         self.where = where
         self.code = 143 if terminated else 130
-        self.told = told
+        self.reported = reported
 
 
 class Signals:
@@ -125,10 +125,10 @@ class Signals:
         if self.received in ENDING:
             raise Terminated
 
-    def stopped(self, *, told: bool, where: str) -> Stopped:
+    def stopped(self, *, reported: bool, where: str) -> Stopped:
         """The end of what was cut short and gave back what it had: by Ctrl-C, or by the signal."""
         cause = KeyboardInterrupt() if self.received is None else self._exception()
-        return Stopped(cause, told=told, where=where)
+        return Stopped(cause, reported=reported, where=where)
 
     def cause(self, exception: BaseException) -> BaseException:
         """The interruption behind `exception`, where there was one, else `exception`."""
@@ -211,7 +211,7 @@ def _report(exception: BaseException, argv: Sequence[str]) -> int:
             for line in "".join(traceback.format_exception(exception)).splitlines():
                 tell(line)
         tell_error(error)
-    if json and not STDOUT.document and not getattr(error, "told", False):
+    if json and not STDOUT.document and not getattr(error, "reported", False):
         _write_error(error)
     return error.code
 

@@ -258,9 +258,9 @@ class Status:
 
 
 class NothingRan(LlmcliError):
-    """No test of a sweep could run: ends as the first of them did. `told`: stdout says so."""
+    """No test of a sweep could run: ends as the first of them did. `reported`: stdout says so."""
 
-    told = True
+    reported = True
 
     def __init__(self, row: Row) -> None:
         super().__init__(row.error or "", hint=row.hint)
@@ -292,7 +292,7 @@ def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
         out.note(report.machine_load.words)
     if report.interrupted:
         after = f" after {counted(len(report.rows), 'test')}" if report.rows else ""
-        raise SIGNALS.stopped(told=out.json, where=after)
+        raise SIGNALS.stopped(reported=out.json, where=after)
     failed = [row for row in report.rows if row.error is not None]
     if failed and len(failed) == len(report.rows):
         raise NothingRan(failed[0])

@@ -117,7 +117,7 @@ def command(
         if message:
             if not chat.say(message):
                 reported = chat.turn is not None and chat.turn.generated > 0
-                raise Stopped(KeyboardInterrupt(), told=reported)
+                raise Stopped(KeyboardInterrupt(), reported=reported)
             return
         converse(chat)
 

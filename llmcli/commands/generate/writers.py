@@ -63,7 +63,7 @@ class Presentation:
             if written:
                 self._statistics()
             where = "" if written or self.out.quiet else run.unread()
-            raise Stopped(stop, told=True, where=where) from stop
+            raise Stopped(stop, reported=True, where=where) from stop
         except LlmcliError:
             if isinstance(writer, TextWriter):
                 writer.close()  # the error begins on a line of its own

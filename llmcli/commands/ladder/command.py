@@ -92,7 +92,8 @@ def command(
     report, interruption = _measured(loaded, ids, rungs, ladder, out)
     _show(report, loaded, ladder, out)
     if interruption is not None:
-        raise Stopped(interruption, told=out.json, where=f" after rung {report.rungs[-1].number}")
+        where = f" after rung {report.rungs[-1].number}"
+        raise Stopped(interruption, reported=out.json, where=where)
     if not report.ok:
         wrong = ", ".join(str(rung.number) for rung in report.rungs if not rung.ok)
         raise CheckFailed(f"rung {wrong} differs from the rung before by more than rounding")

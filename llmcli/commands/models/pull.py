@@ -103,7 +103,7 @@ def command(pull: PullOptions, at: RevisionOptions, output: OutputOptions) -> No
         out.document(members(report), model=None, environment=environment())
     if stopped:
         done = f" after {len(pulled)} of {len(names)} models" if len(names) > 1 else ""
-        raise SIGNALS.stopped(told=out.json, where=done)
+        raise SIGNALS.stopped(reported=out.json, where=done)
     if first is not None:
         raise typer.Exit(first.code)  # each has its line
 

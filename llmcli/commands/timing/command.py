@@ -188,7 +188,7 @@ def command(
             _write_trace(timing.trace, report, title, about | asdict(header), out)
     if report.interrupted:
         after = f" after {report.phases[-1].name}" if report.phases else ""
-        raise SIGNALS.stopped(told=out.json, where=after)
+        raise SIGNALS.stopped(reported=out.json, where=after)
 
 
 def _baseline(

@@ -272,7 +272,7 @@ class _Kept:
     def add(self, rows: Rows) -> Tensor:
         """Adds rows; returns what their pairs are ranked by.
 
-        Of a signed map that is |A| / Σ_j |A|, of which metrics are, too; its rank is that of A.
+        For a signed map that is |A| / Σ_j |A|, as for metrics; its effective rank is that of A.
         """
         block, at = rows.block, rows.at
         shown_HtS = rows.scores_HtS if self._scores else block.a_HtS

@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from llmcli import devices
 from llmcli.commands.attention.measure.metrics import effective_rank
 from llmcli.commands.attention.measure.run import FORMULA_ROWS, LayerWatch, Seen
 from llmcli.commands.attention.report import HeadStates, LayerStates, StatesReport
@@ -43,10 +42,7 @@ def measure_states(
     passes = Passes(model, ids, generate, progress)
     passes.write()
     every = passes.ids
-    devices.require_memory(
-        model.decoder.state_bytes(1, len(every)), model.device,
-        f"the cache of {len(every)} tokens", "use a shorter prompt or a smaller --generate",
-    )  # fmt: skip
+    passes.require_cache(len(every))
     session = passes.session()
     points = min(POINTS, len(every))
     positions = [-(-len(every) * (at + 1) // points) - 1 for at in range(points)]
