@@ -7,9 +7,9 @@
 For each one the tree is copied, the text replaced, and the tests of the topic's stages are run,
 stage after stage, until one is red that is green without the fault. `seen.json` keeps which test
 that was, its layer, and after how many seconds; faults that it has are not run again without
-`--again`. `--every` runs what the default command leaves out as well (`-m ''`): the layer of a
-fault that only those see is `exhaustive`. `--compare` fails where a fault that was seen is not
-seen any more.
+`--again`, which tries the test that saw a fault last time before the stages. `--every` runs what
+the default command leaves out as well (`-m ''`): the layer of a fault that only those see is
+`exhaustive`. `--compare` fails where a fault that was seen is not seen any more.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SEEN = HERE / "seen.json"
 LIMIT = 900  # seconds a stage may take: a fault that makes a program wait is seen, too
+PYTEST = (sys.executable, "-m", "pytest")
 RED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -100,9 +101,9 @@ def plant(fault: Fault, tree: Path) -> None:
             raise RuntimeError(f"{fault.name}: {done.stderr[-2000:]}")
 
 
-def red(tree: Path, tests: list[str], options: list[str]) -> str:
-    """The first test that is red there, "" if none is."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--tb=no", *options, *tests]
+def red(tree: Path, tests: list[str], options: list[str]) -> list[str]:
+    """The tests that are red there."""
+    command = [*PYTEST, "-rfE", "--tb=no", *options, *tests]
     environ = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "COLUMNS": "1000"}
     try:
         done = subprocess.run(
@@ -110,28 +111,42 @@ def red(tree: Path, tests: list[str], options: list[str]) -> str:
             check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"{' '.join(tests)} (does not end)"
+        return [f"{' '.join(tests)} (does not end)"]
     if done.returncode in (0, 5):  # 5: none was chosen
-        return ""
-    if (found := RED.search(done.stdout)) is not None:
-        return found.group(1)
+        return []
+    if found := RED.findall(done.stdout):
+        return found
     if done.returncode < 0 or done.returncode > 5:
-        return f"{' '.join(tests)} (killed by signal {done.returncode})"
+        return [f"{' '.join(tests)} (killed by signal {done.returncode})"]
     raise RuntimeError(f"{' '.join(command)}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
-def seen_by(fault: Fault, clean: Path, work: Path, every: bool) -> Seen:
-    """Runs the fault's stages until a test is red that is green without it."""
+def green_of(tests: set[str], tree: Path) -> set[str]:
+    """Those of these tests that are still there and green."""
+    files = [file for file in {test.split("::")[0] for test in tests} if (tree / file).exists()]
+    command = [*PYTEST, "--collect-only", "-m", "", *files]
+    listed = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    left = tests & set(listed.stdout.splitlines())
+    return left - set(red(tree, sorted(left), ["-m", ""])) if left else left
+
+
+def seen_by(
+    fault: Fault, clean: Path, work: Path, every: bool, known: str, green: set[str]
+) -> Seen:
+    """Runs the test that is `known` to see it, if it is among the green ones, then the fault's
+    stages, until a test is red that is green without the fault.
+    """
     start = time.monotonic()
     tree = copied(clean, work / f"{fault.topic}-{threading.get_ident()}", linked=True)
     try:
         plant(fault, tree)
         for layer, options in [("default", []), ("exhaustive", ["-m", ""])][: 1 + every]:
-            for stage in fault.stages:
+            for stage in [[known], *fault.stages] if known in green else fault.stages:
                 left: list[str] = []
-                while test := red(tree, stage, options + left):
+                while found := red(tree, stage, ["-x", *options, *left]):
+                    test = found[0]
                     alone = [test] if "::" in test else stage  # else it does not end, or is killed
-                    if not red(clean, alone, ["-m", ""]):
+                    if test in green or not red(clean, alone, ["-m", ""]):
                         return Seen(fault.topic, test, layer, round(time.monotonic() - start))
                     left += ["--deselect", test]  # red without the fault: says nothing
         return Seen(fault.topic, "", "", round(time.monotonic() - start))
@@ -222,10 +237,14 @@ def main() -> int:
         work = Path(folder)
         clean = copied(ROOT, work / "clean")
         lock = threading.Lock()
+        known = {one.name: seen[one.name].test for one in chosen if one.name in seen}
+        green = green_of({test for test in known.values() if "::" in test}, clean)
 
         def run(fault: Fault) -> None:
             try:
-                one = seen_by(fault, clean, work, args.every)
+                one = seen_by(
+                    fault, clean, work, args.every, known.get(fault.name, ""), green
+                )
             except RuntimeError as error:
                 print(f"{fault.topic}: {fault.name}: {error}", flush=True)
                 return
