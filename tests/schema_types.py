@@ -32,10 +32,8 @@ from typing import (
 import llmcli
 from llmcli.commands.attention.report import LayerReport, LayerStates
 from llmcli.commands.score.report import Comparison, Score
-from llmcli.records.ceilings import Ceilings
 from llmcli.records.document import flat_fields, member_names, optional_fields
-from llmcli.records.environment import Environment
-from llmcli.records.machine_load import MachineLoad
+from llmcli.records.machine import Ceilings, Environment, MachineLoad
 from llmcli.records.text import Generated
 from llmcli.shell.encoding import Encoded
 from llmcli.shell.params import Range

@@ -42,7 +42,7 @@ from llmcli.loading import filling
 from llmcli.loading.load import load_checkpoint
 from llmcli.loading.weights import check_fit, load_weights
 from llmcli.measure.memory import cpu
-from llmcli.records.progress import Stages
+from llmcli.records.work import Stages
 
 H, B = "model.layers.{layer}", "blocks.{layer}"
 MLP = f"{H}.mlp"

@@ -30,7 +30,7 @@ from llmcli.errors import (
     NetworkError,
     WriteFailed,
 )
-from llmcli.records.progress import Progress
+from llmcli.records.work import Progress
 
 _CHUNK = 1 << 20
 SCRATCH = ".fetch-"  # prefix of temporary directories

@@ -25,8 +25,8 @@ from llmcli.inspect.recurrence import End, Walk, walk
 from llmcli.model import Model
 from llmcli.nn.state import State
 from llmcli.nn.step import Tap
-from llmcli.records.checks import ViewCheck
-from llmcli.records.progress import Progress
+from llmcli.records.document import ViewCheck
+from llmcli.records.work import Progress
 from llmcli.shell.looking import Subject
 from llmcli.shell.progress import Progress as Bar
 

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from llmcli.limits import processor_numbers, processors
-from llmcli.records.machine_load import MachineLoad
+from llmcli.records.machine import MachineLoad
 
 
 class _Reading(NamedTuple):

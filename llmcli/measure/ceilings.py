@@ -24,8 +24,8 @@ from llmcli.kernels import native
 from llmcli.limits import processor_numbers, system_text
 from llmcli.measure.runs import current
 from llmcli.ops.quant import quantize
-from llmcli.records.ceilings import MEMORY, Cache, Ceilings, MatrixRate, ReadRate, level_of
-from llmcli.records.progress import Progress
+from llmcli.records.machine import MEMORY, Cache, Ceilings, MatrixRate, ReadRate, level_of
+from llmcli.records.work import Progress
 
 _MEMORY_SETS = 4  # times the last cache: less of it is left from the round before
 _LEAST_SET = {"cuda": 1 << 30}  # of memory: a kernel takes some µs to start

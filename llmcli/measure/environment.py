@@ -17,7 +17,7 @@ from typing import Any
 import llmcli
 from llmcli.kernels import native
 from llmcli.limits import memory_limit, processors, system_text
-from llmcli.records.environment import Environment
+from llmcli.records.machine import Environment
 
 # what decides which arithmetic is fast; the rest of a processor's flags is noise here
 FEATURES = (

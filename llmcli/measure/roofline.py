@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import Works
-from llmcli.records.ceilings import Ceilings
+from llmcli.records.machine import Ceilings
 from llmcli.records.work import PartWork
 
 COMPUTE = "compute"

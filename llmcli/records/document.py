@@ -1,9 +1,9 @@
-"""Reports as JSON documents: the fields and properties of a dataclass that are included."""
+"""Reports as JSON documents: the members of a dataclass that are included, and its checks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -59,3 +59,42 @@ def members(value: Any) -> dict[str, Any]:
         elif name not in optional or member != optional[name]:
             found[name] = member
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewCheck:
+    """A check described by `words`; it fails if `value` exceeds `tolerance`.
+
+    NaN fails too. `where`: the place of the worst difference, or empty.
+    """
+
+    name: str
+    words: str
+    value: float
+    tolerance: float
+    where: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the value is within tolerance."""
+        return self.value <= self.tolerance
+
+
+def checks_document(checks: Iterable[ViewCheck]) -> dict[str, dict[str, object]]:
+    """The `checks` object of a JSON document, by name."""
+    return {
+        check.name: {
+            "ok": check.ok,
+            "value": check.value,
+            "tolerance": check.tolerance,
+            "words": check.words,
+            "where": check.where or None,
+        }
+        for check in checks
+    }
+
+
+def difference(name: str, words: str, wrong: Sequence[str]) -> ViewCheck:
+    """A check that `wrong` is empty; its first entry is the place."""
+    where = wrong[0] if wrong else ""
+    return ViewCheck(name=name, words=words, value=float(len(wrong)), tolerance=0.0, where=where)

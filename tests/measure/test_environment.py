@@ -19,7 +19,7 @@ from llmcli.measure import environment as module
 from llmcli.measure.busy import CpuContention
 from llmcli.measure.environment import environment, memory_bytes
 from llmcli.records.document import members
-from llmcli.records.machine_load import MachineLoad
+from llmcli.records.machine import MachineLoad
 
 
 def test_the_header_says_what_torch_says():

@@ -28,9 +28,7 @@ from llmcli.checkpoints import locate
 from llmcli.commands.bench.report.row import BuildInfo
 from llmcli.commands.timing.report import Stage
 from llmcli.families.family import families
-from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
-from llmcli.records.environment import Environment
-from llmcli.records.machine_load import MachineLoad
+from llmcli.records.machine import Ceilings, Environment, MachineLoad, MatrixRate, ReadRate
 
 # which kernels computed is shown for what was measured alone
 MACHINE = {
@@ -93,7 +91,7 @@ def made_up_machine(monkeypatch, home):
         self.seconds[name] = 0.9 / (1 + list(dict.fromkeys(order)).index(name))
         self.nbytes[name] = self.nbytes.get(name, 0) + nbytes
 
-    monkeypatch.setattr("llmcli.records.progress.Stages.add", add)
+    monkeypatch.setattr("llmcli.records.work.Stages.add", add)
 
 
 def _made_up_bench(monkeypatch):

@@ -26,8 +26,7 @@ from llmcli.commands.bench.report.plan import (
 from llmcli.commands.bench.report.settings import SweptOptions
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.kernels import native
-from llmcli.records.checks import checks_document
-from llmcli.records.document import members
+from llmcli.records.document import checks_document, members
 from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS, tell
 from llmcli.shell.output import Output
@@ -39,7 +38,7 @@ from llmcli.ui.theme import one_line
 if TYPE_CHECKING:
     from llmcli.commands.bench.report.row import BenchReport, BuildInfo, Row
     from llmcli.commands.bench.view.formats import Format
-    from llmcli.records.ceilings import Ceilings
+    from llmcli.records.machine import Ceilings
 
 CONTEXT = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as llama-bench does
 PACKAGES = {"transformers": "transformers", "llama.cpp": "llama_cpp"}

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llmcli.commands.env.report import ConfigurationReport, EnvironmentReport, Setting
-from llmcli.records.environment import Environment
+from llmcli.records.machine import Environment
 from llmcli.records.numbers import counted
 from llmcli.ui.layout import SEPARATOR, Line
 from llmcli.ui.numbers import size

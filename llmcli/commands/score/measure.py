@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.commands.score.report import Comparison, Score, ScoredToken, ScoreTimings
 from llmcli.errors import NotFinite
-from llmcli.records.progress import Progress
+from llmcli.records.work import Progress
 from llmcli.text.tokenizer import covered_bytes
 
 if TYPE_CHECKING:

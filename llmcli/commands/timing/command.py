@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llmcli.commands.timing.report import Stage, TimingReport
     from llmcli.graph.spec import Phase
     from llmcli.model import Model
-    from llmcli.records.ceilings import Ceilings
+    from llmcli.records.machine import Ceilings
 
 EPILOG = """
 Parts: embed, norm, qkv, rope, attention, out (W_o), ffn_up (with the gate),

@@ -8,10 +8,8 @@ from typing import Literal
 
 from llmcli.graph.spec import Phase
 from llmcli.measure.ratios import Ratios, are_tight, paired, spread_of
-from llmcli.records.ceilings import Ceilings
-from llmcli.records.checks import ViewCheck
-from llmcli.records.document import APART, derived
-from llmcli.records.machine_load import MachineLoad
+from llmcli.records.document import APART, ViewCheck, derived
+from llmcli.records.machine import Ceilings, MachineLoad
 from llmcli.records.work import PartWork
 
 GAPS = "gaps"  # the part that has the time in none

@@ -5,7 +5,7 @@ from small_models import ids, random_model
 from zoo import MODELS
 
 from llmcli.commands.timing.measure.run import measure_timing
-from llmcli.records.ceilings import Cache, Ceilings, MatrixRate, ReadRate
+from llmcli.records.machine import Cache, Ceilings, MatrixRate, ReadRate
 
 PROMPT = tuple(ids(1, 9)[0].tolist())
 CEILINGS = Ceilings(

@@ -32,7 +32,7 @@ from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
 from llmcli.measure.ratios import paired
 from llmcli.measure.runs import in_turns, timed
-from llmcli.records.progress import Progress
+from llmcli.records.work import Progress
 
 # all of them, from the lowest up, as `NAMES` calls them
 RUNGS: tuple[type[Rung], ...] = (

@@ -33,7 +33,7 @@ from llmcli.measure.ceilings import matrix_rate, read_rate
 from llmcli.measure.peaks import Peak, resident_bytes
 from llmcli.measure.runs import in_turns, timed
 from llmcli.nn.decoder import Decoder
-from llmcli.records.progress import Progress
+from llmcli.records.work import Progress
 
 PROMPT, TOKENS, ROUNDS = 512, 8, 5
 _BLOCK = 1 << 20  # random numbers, repeated: zeros are read faster

@@ -23,8 +23,8 @@ from llmcli.commands.selftest.report import GroupResult, MemoryResult, RateResul
 from llmcli.errors import WriteFailed
 from llmcli.kernels.native import levels as levels_here
 from llmcli.measure.ceilings import measure_ceilings
-from llmcli.records.checks import ViewCheck, difference
-from llmcli.records.progress import Progress
+from llmcli.records.document import ViewCheck, difference
+from llmcli.records.work import Progress
 
 # layers of each shape that are run, at most: five minutes are enough for all of it
 _LAYERS = {"cpu": {"1B": 16, "8B": 3}, "cuda": {"1B": 16, "8B": 32}}

@@ -11,7 +11,7 @@ from llmcli.anatomy.work import Works
 from llmcli.commands.timing.measure.clock import Marks
 from llmcli.commands.timing.report import CALLS, GAPS, KERNEL, PartTime, Piece
 from llmcli.measure.roofline import time_lower_bound
-from llmcli.records.ceilings import Ceilings
+from llmcli.records.machine import Ceilings
 from llmcli.records.work import PartWork
 
 STEP = "step"  # the first mark of a forward call

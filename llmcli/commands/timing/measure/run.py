@@ -34,9 +34,9 @@ from llmcli.measure.busy import CpuContention
 from llmcli.measure.peaks import Peak, most
 from llmcli.measure.runs import StoppingRule, current, in_turns, timed
 from llmcli.model import Model
-from llmcli.records.ceilings import Ceilings
-from llmcli.records.checks import ViewCheck, difference
-from llmcli.records.progress import Progress
+from llmcli.records.document import ViewCheck, difference
+from llmcli.records.machine import Ceilings
+from llmcli.records.work import Progress
 
 LIMIT_S = 10.0  # seconds for all phases together, but one pair of each is always run
 MOST = 128  # runs whose marks are kept: 61 KB each for 16 tokens of a model of 30 layers

@@ -18,8 +18,7 @@ from llmcli.commands.timing.report import (
     Stage,
     TimingReport,
 )
-from llmcli.records.ceilings import MEMORY
-from llmcli.records.environment import Environment
+from llmcli.records.machine import MEMORY, Environment
 from llmcli.records.numbers import counted
 from llmcli.ui.facts import SURELY, beyond, ceiling_summary, ceiling_words, environment_words
 from llmcli.ui.layout import Column, Indented, Line, Rows
