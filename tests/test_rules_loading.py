@@ -41,7 +41,7 @@ from llmcli.formats.dense import Dense
 from llmcli.loading import filling
 from llmcli.loading.load import load_checkpoint
 from llmcli.loading.weights import check_fit, load_weights
-from llmcli.measure.memory import cpu
+from llmcli.measure.machine import cpu
 from llmcli.records.work import Stages
 
 H, B = "model.layers.{layer}", "blocks.{layer}"

@@ -14,7 +14,7 @@ from json_schemas import errors
 
 from llmcli.cli.app import main
 from llmcli.families.family import Family, families
-from llmcli.measure.busy import CpuContention
+from llmcli.measure.machine import CpuContention
 from llmcli.records.machine import MachineLoad
 
 

@@ -20,7 +20,7 @@ from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
 from llmcli.families import describe, families
 from llmcli.families.llama import LLAMA as FAMILY
 from llmcli.loading.load import load_checkpoint
-from llmcli.measure.memory import cpu
+from llmcli.measure.machine import cpu
 from llmcli.records.work import Stages
 
 TEXT = {key: value for key, value in LLAMA.items() if key != "tie_word_embeddings"}

@@ -14,10 +14,8 @@ import torch
 
 from llmcli.commands.generate.measure import Stopwatch
 from llmcli.kernels import native
-from llmcli.measure import busy
-from llmcli.measure import environment as module
-from llmcli.measure.busy import CpuContention
-from llmcli.measure.environment import environment, memory_bytes
+from llmcli.measure import machine as module
+from llmcli.measure.machine import CpuContention, environment, memory_bytes
 from llmcli.records.document import members
 from llmcli.records.machine import MachineLoad
 
@@ -88,7 +86,7 @@ def machine(monkeypatch, tmp_path):
             f"cpu1 0 0 {rest} 777 5 0 0 0 0 0\n"
             f"cpu7 {int(99 * seconds * TICK)} 0 0 0 0 0 0 99 0 0\nintr 12 0\n"
         )
-        monkeypatch.setattr(busy, "perf_counter", lambda: 100.0 + seconds)
+        monkeypatch.setattr(module, "perf_counter", lambda: 100.0 + seconds)
         monkeypatch.setattr(os, "times", lambda: os.times_result((own, 0.0, 0.0, 0.0, seconds)))
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)

@@ -21,9 +21,9 @@ from llmcli.families import plan, translate
 from llmcli.kernels import native
 from llmcli.limits import free_memory, memory_limit, processors
 from llmcli.loading.load import arithmetic_on
-from llmcli.measure import memory
+from llmcli.measure import machine
 from llmcli.measure.fit import chosen_arithmetic
-from llmcli.measure.memory import cpu, machine_devices, nvidia_gpus
+from llmcli.measure.machine import cpu, machine_devices, nvidia_gpus
 from llmcli.ops import processor
 from llmcli.records.info import Device
 
@@ -198,7 +198,7 @@ def smi(tmp_path, monkeypatch):
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
-    monkeypatch.setattr(memory, "torch_version", lambda: "2.13.0+cu130")
+    monkeypatch.setattr(machine, "torch_version", lambda: "2.13.0+cu130")
     return put
 
 
@@ -209,7 +209,7 @@ def test_gpus_are_those_that_the_driver_lists(smi, monkeypatch):
     assert (first.total_bytes, first.free_bytes) == (81920 * 2**20, 80000 * 2**20)
     assert (first.bfloat16, second.bfloat16, first.usable) == (True, False, True)
     assert (third.total_bytes, third.free_bytes, third.bfloat16) == (None, None, False)
-    monkeypatch.setattr(memory, "torch_version", lambda: "2.13.0+cpu")
+    monkeypatch.setattr(machine, "torch_version", lambda: "2.13.0+cpu")
     assert [gpu.usable for gpu in nvidia_gpus({})] == [False] * 3
 
 
@@ -234,7 +234,7 @@ def test_a_driver_that_is_old_fails_or_hangs(smi, monkeypatch):
     )
     (card,) = nvidia_gpus({})  # it does not know the generation
     assert (card.name, card.free_bytes, card.bfloat16) == ("Tesla K80", 11000 * 2**20, False)
-    monkeypatch.setattr(memory, "_SECONDS", 0.3)
+    monkeypatch.setattr(machine, "_SECONDS", 0.3)
     smi("raise SystemExit('NVIDIA-SMI has failed')")
     assert nvidia_gpus({}) == ()
     smi("import time\ntime.sleep(30)")

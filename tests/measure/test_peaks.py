@@ -11,7 +11,7 @@ from fake_process import MIB, FakeProcess
 
 from llmcli.commands.generate.measure import Stopwatch
 from llmcli.measure import peaks as module
-from llmcli.measure.environment import memory_bytes
+from llmcli.measure.machine import memory_bytes
 from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
 
 PAGE = 4096

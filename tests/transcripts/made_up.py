@@ -62,17 +62,17 @@ def made_up_machine(monkeypatch, home):
         lambda *_, **__: variant(os.environ.get("TIMED", "")),
     )
     monkeypatch.setattr(
-        "llmcli.measure.busy.CpuContention.load",
+        "llmcli.measure.machine.CpuContention.load",
         lambda self, threads: MachineLoad(
             seconds=1.0, processors=2, threads=threads, others=0.0, stolen=0.0, load_average=None
         ),
     )
     monkeypatch.setattr(
-        "llmcli.measure.environment.Environment", lambda **of: Environment(**of | MACHINE)
+        "llmcli.measure.machine.Environment", lambda **of: Environment(**of | MACHINE)
     )
     known = (*families(), FAMILY)
     monkeypatch.setattr("llmcli.families.family.families", lambda: known)
-    monkeypatch.setattr("llmcli.measure.memory.processor", lambda: MACHINE["processor"])
+    monkeypatch.setattr("llmcli.measure.machine.processor", lambda: MACHINE["processor"])
     monkeypatch.setattr("llmcli.commands.env.command.processors", lambda: MACHINE["cores"])
     for name in ("measure.ceilings.measure_ceilings", "commands.ladder.command._measured"):
         _once(monkeypatch, f"llmcli.{name}")

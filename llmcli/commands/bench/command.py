@@ -135,7 +135,7 @@ def _run(plan: Plan, out: Output) -> None:
     """Measures, writes each row when it is complete, and ends with what the rows have in common."""
     from llmcli.commands.bench.measure.engines import Engines
     from llmcli.commands.bench.measure.sweep import Sweep
-    from llmcli.measure.busy import CpuContention
+    from llmcli.measure.machine import CpuContention
 
     build = build_info()
     status = Status(out, lines=plan.runs.progress)
@@ -270,7 +270,7 @@ def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
     """The second table or the document, the notes, and the exit code."""
     from llmcli.commands.bench.view.formats import row_object
     from llmcli.commands.bench.view.table import against_notes, render_beside
-    from llmcli.measure.environment import environment
+    from llmcli.measure.machine import environment
 
     if out.json:
         # its rows have the keys of `-o json`, and the time of every token
@@ -301,7 +301,7 @@ def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
 
 def _machine_words(*models: Mapping[str, Any]) -> Sequence[str]:
     """What a result of these models depends on, for a line: `environment_words`."""
-    from llmcli.measure.environment import environment
+    from llmcli.measure.machine import environment
     from llmcli.ui.facts import environment_words
 
     return environment_words(environment(kernels=kernels_of(*models)))
@@ -313,7 +313,7 @@ def build_info() -> BuildInfo:
     llama-bench's number counts the commits, and so does ours in a checkout.
     """
     from llmcli.commands.bench.report.row import BuildInfo
-    from llmcli.measure.environment import environment
+    from llmcli.measure.machine import environment
 
     machine = environment()
     root = Path(llmcli.__file__).resolve().parents[1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llmcli.graph.spec import Phase
-from llmcli.measure.ratios import Ratios, are_tight, paired, spread_of
+from llmcli.measure.runs import Ratios, are_tight, paired, spread_of
 from llmcli.records.document import APART, ViewCheck, derived
 from llmcli.records.machine import Ceilings, MachineLoad
 from llmcli.records.work import PartWork

@@ -27,8 +27,7 @@ from llmcli.errors import (
     first_line,
 )
 from llmcli.measure.peaks import Peak, PhaseMemory, most
-from llmcli.measure.ratios import paired
-from llmcli.measure.runs import gc_disabled, in_turns
+from llmcli.measure.runs import gc_disabled, in_turns, paired
 from llmcli.records.machine import Ceilings
 
 OnStatus = Callable[[str], None]

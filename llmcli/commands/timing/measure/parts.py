@@ -10,7 +10,7 @@ from llmcli.anatomy.graph import Graph, Place
 from llmcli.anatomy.work import Works
 from llmcli.commands.timing.measure.clock import Marks
 from llmcli.commands.timing.report import CALLS, GAPS, KERNEL, PartTime, Piece
-from llmcli.measure.roofline import time_lower_bound
+from llmcli.measure.ceilings import time_lower_bound
 from llmcli.records.machine import Ceilings
 from llmcli.records.work import PartWork
 

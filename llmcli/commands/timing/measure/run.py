@@ -30,7 +30,7 @@ from llmcli.commands.timing.measure.parts import (
 from llmcli.commands.timing.measure.workload import RunOutput, Workload
 from llmcli.commands.timing.report import Overhead, PhaseTime, Stage, TimingReport
 from llmcli.graph.spec import PHASES, Phase
-from llmcli.measure.busy import CpuContention
+from llmcli.measure.machine import CpuContention
 from llmcli.measure.peaks import Peak, most
 from llmcli.measure.runs import StoppingRule, current, in_turns, timed
 from llmcli.model import Model
