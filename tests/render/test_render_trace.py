@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from timing_reports import LAYERS, timing_report
 
-from llmcli.commands.timing.view.trace import trace_pieces, trace_size
+from llmcli.commands.timing.trace import trace_pieces, trace_size
 
 TITLE = 'tiny "x" (float32 on cpu)'
 

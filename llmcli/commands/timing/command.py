@@ -97,7 +97,7 @@ class TimingOptions:
     def check_trace(self, layers: int, tokens: int) -> None:
         """Raises UsageError or WriteFailed where the trace of a prompt of `tokens` is too large."""
         from llmcli.anatomy.counts import PROMPT_CHUNK
-        from llmcli.commands.timing.view.trace import trace_size
+        from llmcli.commands.timing.trace import trace_size
 
         if self.trace is not None:
             calls = self.new_tokens
@@ -138,7 +138,7 @@ def command(
     shows the overhead; parts and gaps add up to the wall time, or the command exits 1.
     """
     from llmcli.commands.timing.report import Stage
-    from llmcli.commands.timing.view.screen import render_opening, render_timing
+    from llmcli.commands.timing.view import render_opening, render_timing
     from llmcli.ui.facts import model_line
 
     out = Output("timing", output)
@@ -288,7 +288,7 @@ def _stages(loaded: Loaded) -> list[Stage]:
 def _write_trace(
     path: str, report: TimingReport, title: str, about: dict[str, Any], out: Output
 ) -> None:
-    from llmcli.commands.timing.view.trace import trace_pieces
+    from llmcli.commands.timing.trace import trace_pieces
 
     events = -3  # lines around them
     with whole_file(path) as file:

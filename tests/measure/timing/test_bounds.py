@@ -6,7 +6,7 @@ import pytest
 from timed_models import CEILINGS
 
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.commands.timing.measure.parts import Roof
+from llmcli.commands.timing.measure.clock import Roof
 from llmcli.commands.timing.report import PartTime
 from llmcli.records.work import PartWork
 

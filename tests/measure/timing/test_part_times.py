@@ -5,8 +5,7 @@ from array import array
 import pytest
 
 from llmcli.anatomy.graph import graph
-from llmcli.commands.timing.measure.clock import Marks
-from llmcli.commands.timing.measure.parts import in_order, over_layers, part_times, pieces
+from llmcli.commands.timing.measure.clock import Marks, in_order, over_layers, part_times, pieces
 from llmcli.families import find
 from llmcli.records.work import PartWork
 

@@ -16,10 +16,8 @@ from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import graph
 from llmcli.commands.timing.measure import clock as clock_module
 from llmcli.commands.timing.measure import run as timing_run
-from llmcli.commands.timing.measure.clock import EventClock, HostClock, OperationCount
-from llmcli.commands.timing.measure.parts import in_order
-from llmcli.commands.timing.measure.run import measure_timing, memory_check
-from llmcli.commands.timing.measure.workload import Workload
+from llmcli.commands.timing.measure.clock import EventClock, HostClock, OperationCount, in_order
+from llmcli.commands.timing.measure.run import Workload, measure_timing, memory_check
 from llmcli.commands.timing.report import Stage
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite, OutOfMemory
