@@ -33,7 +33,7 @@ from llmcli.limits import processor_numbers, system_text
 from llmcli.measure.runs import current
 from llmcli.ops.quant import quantize
 from llmcli.records.machine import MEMORY, Cache, Ceilings, MatrixRate, ReadRate, level_of
-from llmcli.records.work import PartWork, Progress
+from llmcli.records.work import PartWork, Progress, no_progress
 
 _MEMORY_SETS = 4  # times the last cache: less of it is left from the round before
 _LEAST_SET = {"cuda": 1 << 30}  # of memory: a kernel takes some µs to start
@@ -61,7 +61,7 @@ def measure_ceilings(
     threads: int,
     working_set: int | None = None,
     seconds: float = 1.0,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Ceilings:
     """Read rates by working set, and the rates of matrix products, in `seconds`.
 
@@ -74,7 +74,6 @@ def measure_ceilings(
     """
     begin = perf_counter()
     caches = device_caches(device, threads)
-    report = progress or (lambda what, done, total: None)
     with devices.threads(threads), torch.inference_mode(), current(device):
         sizes = _working_sets(device, caches, working_set)
         dtypes = list(dict.fromkeys((numbers.products, numbers.dtype, "bfloat16")))
@@ -84,13 +83,13 @@ def measure_ceilings(
         buffer = block.repeat(max(sizes) // _BLOCK)  # every page of it is written
         rates: list[float] = []
         for done, nbytes in enumerate(sizes):
-            report(what, done, steps)
+            progress(what, done, steps)
             cached = level_of(nbytes, caches) != MEMORY
             rates.append(read_rate(buffer, nbytes, 0.6 * seconds / len(sizes), cached=cached))
         del buffer
         products = []
         for done, one in enumerate(dtypes, len(sizes)):
-            report(what, done, steps)
+            progress(what, done, steps)
             products.append(matrix_rate(device, one, 0.4 * seconds / len(dtypes)))
         start_s = start_seconds(device, devices.DTYPES[numbers.dtype])
         if device.type == "cuda":

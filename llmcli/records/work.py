@@ -13,6 +13,10 @@ from llmcli.records.document import derived
 Progress = Callable[[str, int, int | None], None]
 
 
+def no_progress(_description: str, _done: int, _total: int | None) -> None:
+    """Report nothing."""
+
+
 class Stages:
     """Seconds and bytes of the stages of loading, in order of their start.
 

@@ -56,7 +56,7 @@ from llmcli.model import Model
 from llmcli.nn.step import Tap
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.machine import Ceilings
-from llmcli.records.work import PartWork, Progress
+from llmcli.records.work import PartWork, Progress, no_progress
 
 LIMIT_S = 10.0  # seconds for all phases together, but one pair of each is always run
 _APART = 0.02  # of the wall time …
@@ -215,7 +215,7 @@ class Runs:
 
 
 def run_pairs(
-    workload: Workload, phase: Phase, until: StoppingRule, progress: Progress | None = None
+    workload: Workload, phase: Phase, until: StoppingRule, progress: Progress
 ) -> Runs:
     """A bare and an instrumented run to warm up, then pairs of both, each first in every other one.
 
@@ -224,13 +224,12 @@ def run_pairs(
     device = workload.model.device
     clock = clock_for(device)
     words = "timing the prompt" if phase == "prefill" else "timing the new tokens"
-    report = progress or (lambda what, done, total: None)
 
     def once(clock: RunClock | None = None) -> tuple[RunOutput, float]:
         workload.ready(phase)
         return timed(device, lambda: workload.run(phase, clock))
 
-    report(words, 0, until.done(0, perf_counter())[1])
+    progress(words, 0, until.done(0, perf_counter())[1])
     workload.ready(phase)  # what the phase begins with is no part of its memory
     with Peak(device) as peak:
         first, _ = once()
@@ -249,7 +248,7 @@ def run_pairs(
     turns = in_turns(once, lambda: once(clock))
     try:
         while not until.over(watched_s, bare_s, perf_counter()):
-            report(words, *until.done(len(bare_s), perf_counter()))
+            progress(words, *until.done(len(bare_s), perf_counter()))
             (_, bare), (out, watched) = next(turns)
             kept.add(Run(wall_s=watched, marks=clock.marks()))
             unlike += first.unlike(out)
@@ -312,7 +311,7 @@ def measure_timing(
     trace: bool = False,
     stages: Sequence[Stage] = (),
     base: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> TimingReport:
     """Reads the prompt and writes greedy tokens after it, end of text or not, again and again.
 
