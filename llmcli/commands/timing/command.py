@@ -170,8 +170,7 @@ def command(
     with Progress(out) as progress:
         report = measure_timing(
             loaded.model, ids, timing.new_tokens, phases=timing.phases, pairs=timing.pairs,
-            trace=timing.trace is not None, ceilings=ceilings, stages=stages, base=base,
-            progress=progress,
+            ceilings=ceilings, stages=stages, base=base, progress=progress,
         )  # fmt: skip
     try:
         out.present(

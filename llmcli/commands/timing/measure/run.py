@@ -178,14 +178,15 @@ class Workload:
 
     def products(self, phase: Phase) -> tuple[Mapping[Place, PartWork], ...]:
         """For each of its calls what the parts with a weight matrix take."""
-        found: dict[tuple[int, Logits], Mapping[Place, PartWork]] = {}
-        for call, logits in self.calls(phase):
-            if (call.tokens, logits) not in found:  # what the cache holds changes none of them
-                works = part_work(self.model.config, call, numbers=self.numbers, logits=logits)
-                found[call.tokens, logits] = {
-                    (part, layer): work for part, layer, work in works if work.gemv or work.gemm
-                }
-        return tuple(found[call.tokens, logits] for call, logits in self.calls(phase))
+        kinds = [(call.tokens, logits) for call, logits in self.calls(phase)]
+        calls = dict(zip(kinds, self.calls(phase), strict=True))  # the cache changes none of them
+        found = {}
+        for kind, (call, logits) in calls.items():
+            works = part_work(self.model.config, call, numbers=self.numbers, logits=logits)
+            found[kind] = {
+                (part, layer): work for part, layer, work in works if work.gemv or work.gemm
+            }
+        return tuple(found[kind] for kind in kinds)
 
     @property
     def working_set(self) -> int:
@@ -214,9 +215,7 @@ class Runs:
     interrupted: bool
 
 
-def run_pairs(
-    workload: Workload, phase: Phase, until: StoppingRule, progress: Progress
-) -> Runs:
+def run_pairs(workload: Workload, phase: Phase, until: StoppingRule, progress: Progress) -> Runs:
     """A bare and an instrumented run to warm up, then pairs of both, each first in every other one.
 
     Raises NotFinite, and KeyboardInterrupt where no pair is complete by then.
@@ -269,10 +268,8 @@ def run_pairs(
     )
 
 
-def phase_time(
-    workload: Workload, name: Phase, runs: Runs, roof: Roof, *, trace: bool
-) -> PhaseTime:
-    """The median instrumented run of the phase, part by part; `trace` keeps its pieces."""
+def phase_time(workload: Workload, name: Phase, runs: Runs, roof: Roof) -> PhaseTime:
+    """The median instrumented run of the phase, part by part."""
     config, numbers = workload.model.config, workload.numbers
     works = calls_work(config, workload.calls(name), numbers=numbers, ran=runs.experts)
     model = graph(config)
@@ -296,7 +293,7 @@ def phase_time(
         peak=runs.peak,
         gemv_s=gemv_s,
         gemm_s=gemm_s,
-        pieces=run if trace else (),
+        pieces=run,
     )
 
 
@@ -308,7 +305,6 @@ def measure_timing(
     ceilings: Ceilings,
     phases: Sequence[Phase] = PHASES,
     pairs: int | None = None,
-    trace: bool = False,
     stages: Sequence[Stage] = (),
     base: int | None = None,
     progress: Progress = no_progress,
@@ -316,9 +312,9 @@ def measure_timing(
     """Reads the prompt and writes greedy tokens after it, end of text or not, again and again.
 
     `pairs` of runs, one instrumented and one not; None: until the times are tight. `ceilings`,
-    `stages` and `base` are measured by the caller. `trace` keeps the pieces of a run. A
-    KeyboardInterrupt ends the measuring: the report has what is complete by then, and says so.
-    Raises OutOfMemory where the cache does not fit, NotFinite for logits with a NaN.
+    `stages` and `base` are measured by the caller. A KeyboardInterrupt ends the measuring: the
+    report has what is complete by then, and says so. Raises OutOfMemory where the cache does not
+    fit, NotFinite for logits with a NaN.
     """
     workload = Workload(model, ids, new_tokens)
     roof = Roof(
@@ -340,7 +336,7 @@ def measure_timing(
     except KeyboardInterrupt:
         interrupted = True
     load = busy.load(ceilings.threads if model.device.type == "cpu" else 1)
-    times = tuple(phase_time(workload, name, runs[name], roof, trace=trace) for name in runs)
+    times = tuple(phase_time(workload, name, runs[name], roof) for name in runs)
     peak = most(*(stage.peak for stage in stages), *(phase.peak for phase in times))
     estimated = _estimated(workload)
     checks = timing_checks(workload, times, runs)
