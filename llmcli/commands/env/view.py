@@ -35,10 +35,13 @@ def render_environment(report: EnvironmentReport) -> RenderableType:
         if setting.source == "default" and setting.name not in _ALWAYS
     ]
     parts: list[RenderableType] = [
-        Text("machine", style=HEADING), _machine(report.environment),
-        Text("\nsettings", style=HEADING), Settings(rows),
-        Text("\ndefaults", style=HEADING), Line(defaults),
-    ]  # fmt: skip
+        Text("machine", style=HEADING),
+        _machine(report.environment),
+        Text("\nsettings", style=HEADING),
+        Settings(rows),
+        Text("\ndefaults", style=HEADING),
+        Line(defaults),
+    ]
     if report.configuration.options or report.configuration.problems:
         heading = Text("\nconfiguration file", style=HEADING)
         parts += [heading, *_configuration(report.configuration)]

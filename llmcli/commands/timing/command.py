@@ -169,14 +169,25 @@ def command(
         out.show(render_opening(title, header, stages, about if timing.details else None))
     with Progress(out) as progress:
         report = measure_timing(
-            loaded.model, ids, timing.new_tokens, phases=timing.phases, pairs=timing.pairs,
-            ceilings=ceilings, stages=stages, base=base, progress=progress,
-        )  # fmt: skip
+            loaded.model,
+            ids,
+            timing.new_tokens,
+            phases=timing.phases,
+            pairs=timing.pairs,
+            ceilings=ceilings,
+            stages=stages,
+            base=base,
+            progress=progress,
+        )
     try:
         out.present(
             lambda: render_timing(report, layers=timing.layers, details=timing.details),
-            members(report), model=about, environment=header, checks=report.checks, hint=_HINT,
-        )  # fmt: skip
+            members(report),
+            model=about,
+            environment=header,
+            checks=report.checks,
+            hint=_HINT,
+        )
     except CheckFailed:
         if not report.interrupted:
             raise
@@ -215,17 +226,23 @@ def _baseline(
     device = devices.resolve_device(options.device)
     drawn = options.weights_seed is not None
     numbers = arithmetic_on(
-        device, checkpoint, config,
+        device,
+        checkpoint,
+        config,
         None if drawn else plan(checkpoint.tensors, rules, config),
-        dtype=options.dtype, quantize=options.quantize,
-    ).given(options.activations, options.cache_type)  # fmt: skip
+        dtype=options.dtype,
+        quantize=options.quantize,
+    ).given(options.activations, options.cache_type)
     tokens = min(options.context_length or config.context, tokens)
     held = resident_bytes()
     with Progress(out) as progress:
         ceilings = measure_ceilings(
-            device, numbers, threads=torch.get_num_threads(), progress=progress,
+            device,
+            numbers,
+            threads=torch.get_num_threads(),
+            progress=progress,
             working_set=step_bytes(config, tokens, numbers=numbers),
-        )  # fmt: skip
+        )
     if device.type == "cuda":
         return ceilings, 0
     after = resident_bytes()

@@ -330,9 +330,10 @@ def _outliers(
         own = {at: times.get((at, part), 0.0) for at in layers}
         middle = median(own.values())
         found |= {
-            (layer, part) for layer, seconds in own.items()
+            (layer, part)
+            for layer, seconds in own.items()
             if seconds > UNLIKE * middle and seconds - middle > LEAST * usual
-        }  # fmt: skip
+        }
     return found
 
 

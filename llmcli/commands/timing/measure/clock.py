@@ -314,9 +314,8 @@ class Roof:
         """
         part = replace(part, share=part.seconds / wall_s if wall_s > 0 else None)
         lower = time_lower_bound(
-            part.work, part.calls, self.ceilings, numbers=self.numbers,
-            working_set=self.working_set,
-        )  # fmt: skip
+            part.work, part.calls, self.ceilings, numbers=self.numbers, working_set=self.working_set
+        )
         if lower.seconds == 0 or part.seconds <= 0:
             return part
         starting = part.operations * self.ceilings.start_s

@@ -108,9 +108,14 @@ class Workload:
             self.session.keep()
         self.session.rewind(past)
         self._sampler = Sampler(
-            Sampling(temperature=0.0), [self.ids], samples=1, vocab=self.model.config.vocab,
-            device=self.model.device, logprobs=None, limit=max(1, self.new_tokens),
-        )  # fmt: skip
+            Sampling(temperature=0.0),
+            [self.ids],
+            samples=1,
+            vocab=self.model.config.vocab,
+            device=self.model.device,
+            logprobs=None,
+            limit=max(1, self.new_tokens),
+        )
 
     def run(self, phase: Phase, clock: RunClock | None, tap: Tap | None = None) -> RunOutput:
         """The phase once, from its beginning: `ready` comes before it, and is no part of it.
@@ -191,9 +196,7 @@ class Workload:
     @property
     def working_set(self) -> int:
         """Bytes that the last step streams, the weights as they are stored in memory."""
-        return step_bytes(
-            self.model.config, len(self.ids) + self.new_tokens, numbers=self.numbers
-        )
+        return step_bytes(self.model.config, len(self.ids) + self.new_tokens, numbers=self.numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,9 +321,11 @@ def measure_timing(
     """
     workload = Workload(model, ids, new_tokens)
     roof = Roof(
-        ceilings=ceilings, numbers=workload.numbers, working_set=workload.working_set,
+        ceilings=ceilings,
+        numbers=workload.numbers,
+        working_set=workload.working_set,
         apart=model.device.type != "cpu",
-    )  # fmt: skip
+    )
     runs: dict[Phase, Runs] = {}
     busy, begin = CpuContention(), perf_counter()
     interrupted = False
@@ -363,11 +368,14 @@ def _estimated(workload: Workload) -> int:
     """Bytes that `info` says of such a run."""
     model = workload.model
     need = memory_need(
-        model.config, workload.numbers, batch=1, context=len(workload.ids) + workload.new_tokens,
+        model.config,
+        workload.numbers,
+        batch=1,
+        context=len(workload.ids) + workload.new_tokens,
         cuda=model.device.type == "cuda",
         native=devices.multiplies_bfloat16(model.device),
         tokenizer=0 if model.tokenizer is None else model.tokenizer.nbytes,
-    )  # fmt: skip
+    )
     return need.together
 
 
@@ -433,6 +441,9 @@ def _none(name: str, words: str, off: Mapping[Phase, int]) -> ViewCheck:
     """A check that a count is 0 in every phase."""
     worst = max(off, key=lambda phase: off[phase])
     return ViewCheck(
-        name=name, words=words, value=float(sum(off.values())), tolerance=0.0,
+        name=name,
+        words=words,
+        value=float(sum(off.values())),
+        tolerance=0.0,
         where=worst if off[worst] else "",
-    )  # fmt: skip
+    )
