@@ -98,11 +98,8 @@ def spread_of(above: Sequence[float], below: Sequence[float]) -> float:
     """
     if len(below) < 2:
         return math.inf
-    found = 0.0
-    for values in (above, below, paired(above, below).ratios):
-        first, middle, third = _quartiles(values)
-        found = max(found, (third - first) / middle)
-    return found
+    quartiles = map(_quartiles, (above, below, paired(above, below).ratios))
+    return max((third - first) / middle for first, middle, third in quartiles)
 
 
 def are_tight(above: Sequence[float], below: Sequence[float]) -> bool:

@@ -32,6 +32,7 @@ class Matrix:
     values: np.ndarray
     signed: bool = False
 
+
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """A metric per head: `formula` is its definition, with values in `low` … `high`.

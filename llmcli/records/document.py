@@ -41,8 +41,9 @@ def member_metadata(kind: type) -> Mapping[str, Mapping[str, Any]]:
 
 def members(value: Any) -> dict[str, Any]:
     """The members of a dataclass in a document, without `OPTIONAL` ones that have their default."""
+    kind: Any = type(value)
     found: dict[str, Any] = {}
-    for name, metadata in member_metadata(type(value)).items():
+    for name, metadata in member_metadata(kind).items():
         member = getattr(value, name)
         if metadata.get("flat"):
             found |= members(member) if is_dataclass(member) else member or {}

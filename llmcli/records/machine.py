@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from llmcli.records.document import derived
+from llmcli.records.numbers import counted
 
 MEMORY = "memory"
 _LEAST = 0.2  # processors: an idle system with its clock ticks of 10 ms stays below
@@ -60,7 +61,7 @@ class MachineLoad:
     @property
     def words(self) -> str:
         """A note about the load and its effect on the results."""
-        of = f"{self.processors} processor{'s' * (self.processors != 1)}"
+        of = counted(self.processors, "processor")
         if self.others is None:
             taken = f"the load average was {self.load_average:.2f} on {of} before measuring"
         else:

@@ -7,7 +7,7 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from time import perf_counter_ns
 from typing import Any
 
@@ -223,21 +223,22 @@ def place(name: str, model: Graph) -> Place:
 
 def pieces(marks: Marks, model: Graph) -> Iterator[Piece]:
     """The pieces of a run, one after the other: each begins where the one before it ends."""
-    at, call, before, last = 0.0, -1, "", None
-    for name, seconds, host_s in zip(marks.names, marks.seconds, marks.host_s, strict=True):
-        part, layer = place(name, model)
-        call += name == SAMPLE or (name == STEP and before != SAMPLE)
-        if last is not None and (last.part, last.layer, last.call) == (part, layer, call):
-            last = replace(last, seconds=last.seconds + seconds, host_s=last.host_s + host_s)
-        else:
-            if last is not None:
-                yield last
-            last = Piece(
-                part=part, layer=layer, call=call, begin=at, seconds=seconds, host_s=host_s
-            )
-        at, before = at + seconds, name
-    if last is not None:
-        yield last
+
+    def placed() -> Iterator[tuple[tuple[Place, int], float, float]]:
+        call, before = -1, ""
+        for name, seconds, host_s in zip(marks.names, marks.seconds, marks.host_s, strict=True):
+            call += name == SAMPLE or (name == STEP and before != SAMPLE)
+            before = name
+            yield (place(name, model), call), seconds, host_s
+
+    begin = 0.0
+    for ((part, layer), call), group in groupby(placed(), key=lambda mark: mark[0]):
+        _, each, host = zip(*group, strict=True)
+        seconds = sum(each)
+        yield Piece(
+            part=part, layer=layer, call=call, begin=begin, seconds=seconds, host_s=sum(host)
+        )
+        begin += seconds
 
 
 def in_order(model: Graph) -> tuple[str, ...]:
