@@ -62,7 +62,6 @@ def _memory(root: str | os.PathLike[str]) -> list[tuple[int, int]]:
     """
     found = []
     for group in _groups(root, "memory"):
-        stat = {words[0]: words[1] for words in _lines(root, group, "memory.stat") if words[1:]}
         # per version: limit, use, and the prefix of hierarchical counters
         for most, used, prefix in (
             ("memory.max", "memory.current", ""),
@@ -72,6 +71,8 @@ def _memory(root: str | os.PathLike[str]) -> list[tuple[int, int]]:
             if not (limit and now and limit[0].isdigit() and now[0].isdigit()):  # "max": no limit
                 continue
             if int(limit[0]) < _NO_LIMIT:
+                lines = _lines(root, group, "memory.stat")
+                stat = {words[0]: words[1] for words in lines if words[1:]}
                 kept = sum(int(stat.get(f"{prefix}{a}active_file", 0)) for a in ("", "in"))
                 found.append((int(limit[0]), max(0, int(now[0]) - kept)))
     return found

@@ -58,12 +58,12 @@ def after() -> None:
 
 
 def _processor(machine: Machine) -> None:
-    from llmcli.measure import environment
+    from llmcli.measure import machine as header
     from llmcli.ops import processor
 
-    read, flags = environment.system_text, frozenset(machine.features.split())
+    read, flags = header.system_text, frozenset(machine.features.split())
     text = f"model name\t: {machine.processor}\nflags\t\t: {machine.features}\n"
-    environment.system_text = lambda path: text if path == "/proc/cpuinfo" else read(path)  # type: ignore[assignment]
+    header.system_text = lambda path: text if path == "/proc/cpuinfo" else read(path)  # type: ignore[assignment]
     processor.flags = lambda: flags  # type: ignore[assignment]
 
 

@@ -32,10 +32,8 @@ from typing import (
 import llmcli
 from llmcli.commands.attention.report import LayerReport, LayerStates
 from llmcli.commands.score.report import Comparison, Score
-from llmcli.records.ceilings import Ceilings
-from llmcli.records.document import flat_fields, member_names, optional_fields
-from llmcli.records.environment import Environment
-from llmcli.records.machine_load import MachineLoad
+from llmcli.records.document import member_metadata
+from llmcli.records.machine import Ceilings, Environment, MachineLoad
 from llmcli.records.text import Generated
 from llmcli.shell.encoding import Encoded
 from llmcli.shell.params import Range
@@ -198,9 +196,10 @@ def of_dataclass(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
     Those of a field that may be None are there together, or not at all.
     """
     hints, found = hints_of(kind), {}
-    optional, together = set(optional_fields(kind)), {}
-    for name in member_names(kind):
-        if name in flat_fields(kind):
+    members, together = member_metadata(kind), {}
+    optional = {name for name, metadata in members.items() if metadata.get("optional")}
+    for name, metadata in members.items():
+        if metadata.get("flat"):
             parts = get_args(hints[name]) or (hints[name],)
             inner = flat(parts[0], definitions)
             found |= inner

@@ -27,7 +27,7 @@ from llmcli.devices import DTYPES
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.nn.parameters import Parameters
-from llmcli.records.progress import Stages
+from llmcli.records.work import Stages
 
 NORMS = 32 * 5  # numbers of two norms in each of two layers, and of the last one
 

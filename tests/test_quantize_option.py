@@ -18,7 +18,7 @@ from llmcli.loading.arithmetic import quantize_without_effect
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.ops.quant import dequantize, quantize
 from llmcli.records.info import Device
-from llmcli.records.progress import Stages
+from llmcli.records.work import Stages
 
 both = pytest.mark.parametrize("quantized", ["int8", "int4"])
 

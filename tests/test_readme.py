@@ -19,7 +19,7 @@ from llmcli.errors import LlmcliError
 from llmcli.graph.blocks import PACKED
 from llmcli.kernels import native
 from llmcli.ops.quant import DECODERS, PLAIN
-from llmcli.records.head_metrics import LABELS, METRICS, MOST_RANKED
+from llmcli.records.attention import LABELS, METRICS, MOST_RANKED
 from llmcli.shell.exits import run
 from llmcli.shell.sampling import RANGES
 

@@ -41,8 +41,8 @@ from llmcli.formats.dense import Dense
 from llmcli.loading import filling
 from llmcli.loading.load import load_checkpoint
 from llmcli.loading.weights import check_fit, load_weights
-from llmcli.measure.memory import cpu
-from llmcli.records.progress import Stages
+from llmcli.measure.machine import cpu
+from llmcli.records.work import Stages
 
 H, B = "model.layers.{layer}", "blocks.{layer}"
 MLP = f"{H}.mlp"

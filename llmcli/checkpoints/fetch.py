@@ -30,7 +30,7 @@ from llmcli.errors import (
     NetworkError,
     WriteFailed,
 )
-from llmcli.records.progress import Progress
+from llmcli.records.work import Progress, no_progress
 
 _CHUNK = 1 << 20
 SCRATCH = ".fetch-"  # prefix of temporary directories
@@ -66,7 +66,7 @@ def fetch(
         raise ValueError(f"{entry.name} is not a file to be fetched")
     if entry.is_cached() and not _left_overs(path.parent):
         return path
-    report = progress or (lambda what, done, total: None)
+    report = progress or no_progress
     sources = [] if entry.is_cached() else _sources(entry, offline, report)
     try:
         waiting = f"waiting for another fetch of {entry.name}"

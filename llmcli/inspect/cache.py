@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llmcli.anatomy.graph import Graph
 from llmcli.graph.node import State
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 
 
 def filled(state: State, cached: Tensor, tokens: int) -> Tensor:

@@ -30,7 +30,7 @@ from llmcli.graph.routing import ExpertProject
 from llmcli.inspect.kernel import Kernel, layer_of
 from llmcli.inspect.rules import rules
 from llmcli.model import Model, dtype_name
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 
 NAME = "formulas"
 

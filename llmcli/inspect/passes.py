@@ -25,8 +25,8 @@ from llmcli.inspect.recurrence import End, Walk, walk
 from llmcli.model import Model
 from llmcli.nn.state import State
 from llmcli.nn.step import Tap
-from llmcli.records.checks import ViewCheck
-from llmcli.records.progress import Progress
+from llmcli.records.document import ViewCheck
+from llmcli.records.work import Progress, no_progress
 from llmcli.shell.looking import Subject
 from llmcli.shell.progress import Progress as Bar
 
@@ -54,7 +54,7 @@ class Passes:
     ) -> None:
         self.model, self.ids = model, tuple(ids)
         self.prompt_tokens, self.generate = len(ids), generate
-        self.progress: Progress = progress or (lambda words, done, total: None)
+        self.progress: Progress = progress or no_progress
         self._steps: tuple[ViewCheck, ...] = ()
         self._chunks: tuple[ViewCheck, ...] = ()
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from llmcli.devices import float64_device
 from llmcli.ops.recurrence import Inputs
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 
 CHUNK = 64
 

@@ -34,7 +34,7 @@ from llmcli.formats.weight import InBlocks, Weight
 from llmcli.kernels import native
 from llmcli.loading.scales import Scaler
 from llmcli.ops.quant import PLAIN, dequantize, quantize
-from llmcli.records.progress import Stages
+from llmcli.records.work import Stages
 
 # Bytes of a matrix, stored and as numbers, at a time: bounds the memory needed in addition to the
 # weights.

@@ -27,7 +27,7 @@ from llmcli.model import Ledger, Model
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.parameters import Memory
 from llmcli.parts.attention.config import FrequencyFactors, LongRopeScaling, RopeConfig
-from llmcli.records.progress import Progress, Stages
+from llmcli.records.work import Progress, Stages
 from llmcli.text import load_tokenizer
 from llmcli.text.interface import ending_ids
 

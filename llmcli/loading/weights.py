@@ -23,7 +23,7 @@ from llmcli.loading.scales import check_scale
 from llmcli.model import Ledger, LedgerEntry
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import check_format, quantize
-from llmcli.records.progress import Progress, Stages
+from llmcli.records.work import Progress, Stages
 
 # Bytes of weights from which threads pay off. Below, they save a few hundredths of a second on an
 # idle machine; on a busy one they wait for each other after each of hundreds of operations, and

@@ -4,11 +4,18 @@ Measured with PyTorch's own fastest readers and products and the threads of the 
 datasheet says nothing of a virtual machine. Rates are the best of many repetitions: what comes in
 between makes a machine slower, never faster. Reading alone is measured: a copy would count every
 byte twice.
+
+From them follow lower bounds of the time in which the machine can do some work, part by part: a
+roofline (Williams, Waterman & Patterson 2009). What a step streams (weights and cached keys and
+values) comes from where all of it fits: from memory, or from the cache that holds the whole working
+set. Activations are made by one part and read by the next, and come from the cache that holds those
+of one part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -19,13 +26,14 @@ from torch import Tensor
 
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.anatomy.work import Works
 from llmcli.formats.packed import Packed
 from llmcli.kernels import native
 from llmcli.limits import processor_numbers, system_text
 from llmcli.measure.runs import current
 from llmcli.ops.quant import quantize
-from llmcli.records.ceilings import MEMORY, Cache, Ceilings, MatrixRate, ReadRate, level_of
-from llmcli.records.progress import Progress
+from llmcli.records.machine import MEMORY, Cache, Ceilings, MatrixRate, ReadRate, level_of
+from llmcli.records.work import PartWork, Progress, no_progress
 
 _MEMORY_SETS = 4  # times the last cache: less of it is left from the round before
 _LEAST_SET = {"cuda": 1 << 30}  # of memory: a kernel takes some µs to start
@@ -42,6 +50,7 @@ _STARTINGS = 51  # repetitions; their median counts
 _BETWEEN = 4 << 20  # bytes that are read before: the weights of a product
 _MATRICES = 3 * 8 + 4  # bytes a place: the one in float32, and three of up to eight
 
+COMPUTE = "compute"
 Call = Callable[[], object]
 
 
@@ -52,7 +61,7 @@ def measure_ceilings(
     threads: int,
     working_set: int | None = None,
     seconds: float = 1.0,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Ceilings:
     """Read rates by working set, and the rates of matrix products, in `seconds`.
 
@@ -65,7 +74,6 @@ def measure_ceilings(
     """
     begin = perf_counter()
     caches = device_caches(device, threads)
-    report = progress or (lambda what, done, total: None)
     with devices.threads(threads), torch.inference_mode(), current(device):
         sizes = _working_sets(device, caches, working_set)
         dtypes = list(dict.fromkeys((numbers.products, numbers.dtype, "bfloat16")))
@@ -75,13 +83,13 @@ def measure_ceilings(
         buffer = block.repeat(max(sizes) // _BLOCK)  # every page of it is written
         rates: list[float] = []
         for done, nbytes in enumerate(sizes):
-            report(what, done, steps)
+            progress(what, done, steps)
             cached = level_of(nbytes, caches) != MEMORY
             rates.append(read_rate(buffer, nbytes, 0.6 * seconds / len(sizes), cached=cached))
         del buffer
         products = []
         for done, one in enumerate(dtypes, len(sizes)):
-            report(what, done, steps)
+            progress(what, done, steps)
             products.append(matrix_rate(device, one, 0.4 * seconds / len(dtypes)))
         start_s = start_seconds(device, devices.DTYPES[numbers.dtype])
         if device.type == "cuda":
@@ -325,3 +333,61 @@ def _cuda_seconds(call: Call, calls: int = 5) -> float:
 
 
 _TIMED = {"cuda": _cuda_seconds, "mps": _mps_seconds}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeLowerBound:
+    """Seconds in which a part's bytes arrive at best, and in which it is computed at best.
+
+    `level` is where most of the time of the bytes is spent: `memory`, or a cache.
+    """
+
+    moving: float
+    computing: float
+    level: str
+
+    @property
+    def seconds(self) -> float:
+        """Bytes arrive while others are computed with: the longer of both."""
+        return max(self.moving, self.computing)
+
+    @property
+    def nearest(self) -> str:
+        """The ceiling that this is: `compute`, or the level."""
+        return self.level if self.moving >= self.computing else COMPUTE
+
+
+def time_lower_bound(
+    work: PartWork, calls: int, ceilings: Ceilings, *, numbers: Arithmetic, working_set: int
+) -> TimeLowerBound:
+    """The lower bound of one part that is computed `calls` times, in `numbers`.
+
+    `working_set`: bytes that a whole step streams, weights and cache. Products with weights may
+    have another rate than those of attention; where it was not measured, computing takes no time.
+    """
+    streamed = ceilings.read(working_set)
+    own = ceilings.read(work.activations // max(1, calls))
+    weighted = work.gemv or work.gemm
+    matrix = ceilings.matrix(numbers.products if weighted else numbers.dtype)
+    streaming = (work.weights + work.cache) / streamed.bytes_per_s
+    passing = work.activations / own.bytes_per_s
+    return TimeLowerBound(
+        moving=streaming + passing,
+        computing=0.0 if matrix is None else work.flops / matrix.flops_per_s,
+        level=streamed.level if streaming >= passing else own.level,
+    )
+
+
+def lower_bound_seconds(
+    works: Works, calls: int, ceilings: Ceilings, *, numbers: Arithmetic, working_set: int
+) -> float | None:
+    """Seconds of all parts one after the other: `works` is the sum over `calls` forward calls.
+
+    None where the rate of such products was not measured.
+    """
+    if None in (ceilings.matrix(numbers.products), ceilings.matrix(numbers.dtype)):
+        return None
+    return sum(
+        time_lower_bound(work, calls, ceilings, numbers=numbers, working_set=working_set).seconds
+        for *_, work in works
+    )

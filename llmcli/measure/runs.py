@@ -1,4 +1,4 @@
-"""Runs that are compared: timed alike, in turns, until their times settle."""
+"""Runs that are compared: timed alike, in turns, until their times settle, and their ratios."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import count
+from statistics import median, quantiles
 from time import perf_counter
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from llmcli.devices import wait_for
-from llmcli.measure.ratios import are_tight
-
+TIGHT = 0.03  # of the median: quartiles that are no further apart need no more pairs
+FEWEST = 5  # pairs, before their quartiles say anything
 Result = TypeVar("Result")
 
 
@@ -33,11 +34,15 @@ def gc_disabled() -> Iterator[None]:
 
 def current(device: torch.device) -> AbstractContextManager[object]:
     """Make a CUDA device the current one, whose events are recorded; nothing on others."""
+    import torch
+
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def timed(device: torch.device, call: Callable[[], Result]) -> tuple[Result, float]:
     """Return the call's result and its seconds, including the device's work."""
+    from llmcli.devices import wait_for
+
     wait_for(device)
     with gc_disabled():
         begin = perf_counter()
@@ -52,6 +57,59 @@ def in_turns(*sides: Callable[[], Result]) -> Iterator[list[Result]]:
         order = [(first + at) % len(sides) for at in range(len(sides))]
         found = {at: sides[at]() for at in order}
         yield [found[at] for at in range(len(sides))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratios:
+    """`ratios` in the order of the runs, and their order statistics.
+
+    `quartiles`: the first and the third, interpolated; of one value that value.
+    """
+
+    ratios: tuple[float, ...]
+    median: float
+    lowest: float
+    highest: float
+    quartiles: tuple[float, float]
+
+
+def paired(above: Sequence[float], below: Sequence[float]) -> Ratios:
+    """`above` ÷ `below`, pair by pair: what slows a machine down hits both of a pair alike.
+
+    Raises ValueError where one has more values, or there are none.
+    """
+    values = tuple(one / other for one, other in zip(above, below, strict=True))
+    if not values:
+        raise ValueError("there are no pairs")
+    first, _, third = _quartiles(values)
+    return Ratios(
+        ratios=values,
+        median=median(values),
+        lowest=min(values),
+        highest=max(values),
+        quartiles=(first, third),
+    )
+
+
+def spread_of(above: Sequence[float], below: Sequence[float]) -> float:
+    """The distance between the quartiles as a share of the median; infinite for a single pair.
+
+    The largest of three: that of the times `above`, of those `below`, and of their ratios.
+    """
+    if len(below) < 2:
+        return math.inf
+    quartiles = map(_quartiles, (above, below, paired(above, below).ratios))
+    return max((third - first) / middle for first, middle, third in quartiles)
+
+
+def are_tight(above: Sequence[float], below: Sequence[float]) -> bool:
+    """Whether these pairs are enough to trust the medians."""
+    return len(below) >= FEWEST and spread_of(above, below) <= TIGHT
+
+
+def _quartiles(values: Sequence[float]) -> Sequence[float]:
+    """The three quartiles; of one value three times that."""
+    return quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
 
 
 @dataclass(frozen=True, kw_only=True)

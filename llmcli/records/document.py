@@ -1,9 +1,9 @@
-"""Reports as JSON documents: the fields and properties of a dataclass that are included."""
+"""Reports as JSON documents: the members of a dataclass that are included, and its checks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,38 +24,68 @@ else:
 
 
 @cache
-def member_names(kind: type) -> tuple[str, ...]:
-    """Names of a dataclass' members in a document: fields except `APART`, and `derived`.
+def member_metadata(kind: type) -> Mapping[str, Mapping[str, Any]]:
+    """The members of a dataclass in a document: the metadata of each field, with its `default`.
 
-    Derived properties of base classes come before those of the class itself.
+    Fields except `APART`, then `derived` properties without any, those of base classes first.
     """
-    names = [one.name for one in fields(kind) if not one.metadata.get("apart")]
+    found = {
+        one.name: {**one.metadata, "default": one.default}
+        for one in fields(kind)
+        if not one.metadata.get("apart")
+    }
     for base in reversed(kind.__mro__):
-        names += [name for name, one in vars(base).items() if isinstance(one, derived)]
-    return tuple(dict.fromkeys(names))
-
-
-@cache
-def optional_fields(kind: type) -> Mapping[str, Any]:
-    """The `OPTIONAL` fields of a dataclass and their defaults."""
-    return {one.name: one.default for one in fields(kind) if one.metadata.get("optional")}
-
-
-@cache
-def flat_fields(kind: type) -> frozenset[str]:
-    """The `FLAT` fields of a dataclass."""
-    return frozenset(one.name for one in fields(kind) if one.metadata.get("flat"))
+        found |= {name: {} for name, one in vars(base).items() if isinstance(one, derived)}
+    return found
 
 
 def members(value: Any) -> dict[str, Any]:
     """The members of a dataclass in a document, without `OPTIONAL` ones that have their default."""
     kind: Any = type(value)
-    optional, flat = optional_fields(kind), flat_fields(kind)
     found: dict[str, Any] = {}
-    for name in member_names(kind):
+    for name, metadata in member_metadata(kind).items():
         member = getattr(value, name)
-        if name in flat:
+        if metadata.get("flat"):
             found |= members(member) if is_dataclass(member) else member or {}
-        elif name not in optional or member != optional[name]:
+        elif not metadata.get("optional") or member != metadata["default"]:
             found[name] = member
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewCheck:
+    """A check described by `words`; it fails if `value` exceeds `tolerance`.
+
+    NaN fails too. `where`: the place of the worst difference, or empty.
+    """
+
+    name: str
+    words: str
+    value: float
+    tolerance: float
+    where: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the value is within tolerance."""
+        return self.value <= self.tolerance
+
+
+def checks_document(checks: Iterable[ViewCheck]) -> dict[str, dict[str, object]]:
+    """The `checks` object of a JSON document, by name."""
+    return {
+        check.name: {
+            "ok": check.ok,
+            "value": check.value,
+            "tolerance": check.tolerance,
+            "words": check.words,
+            "where": check.where or None,
+        }
+        for check in checks
+    }
+
+
+def difference(name: str, words: str, wrong: Sequence[str]) -> ViewCheck:
+    """A check that `wrong` is empty; its first entry is the place."""
+    where = wrong[0] if wrong else ""
+    return ViewCheck(name=name, words=words, value=float(len(wrong)), tolerance=0.0, where=where)

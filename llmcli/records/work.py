@@ -1,10 +1,46 @@
-"""The work of a part: FLOPs, and bytes by kind."""
+"""Work: its progress, the stages of loading, FLOPs and bytes of a part."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 
 from llmcli.records.document import derived
+
+# (description, done, total or None if unknown)
+Progress = Callable[[str, int, int | None], None]
+
+
+def no_progress(_description: str, _done: int, _total: int | None) -> None:
+    """Report nothing."""
+
+
+class Stages:
+    """Seconds and bytes of the stages of loading, in order of their start.
+
+    `with stages("read", nbytes): …` adds to a stage. Stages are not nested.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.nbytes: dict[str, int] = {}
+
+    @contextmanager
+    def __call__(self, name: str, nbytes: int = 0) -> Iterator[None]:
+        """Time the context, also if it raises."""
+        begin = perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, perf_counter() - begin, nbytes)
+
+    def add(self, name: str, seconds: float, nbytes: int = 0) -> None:
+        """Add time measured elsewhere."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        if nbytes:
+            self.nbytes[name] = self.nbytes.get(name, 0) + nbytes
 
 
 @dataclass(frozen=True, kw_only=True)

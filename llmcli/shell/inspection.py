@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmcli.measure.environment import environment
-from llmcli.records.checks import ViewCheck
-from llmcli.records.document import members
+from llmcli.measure.machine import environment
+from llmcli.records.document import ViewCheck, members
 from llmcli.shell.encoding import Encoded
 from llmcli.shell.files import check_export, check_size, page_to_open
 from llmcli.shell.looking import NewTokensOptions, Subject, encode_prompt

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import UsageError
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 from llmcli.shell.encoding import Encoded, check_fits, encode
 from llmcli.shell.options import PROMPT, ModelOptions
 from llmcli.shell.params import opt

@@ -21,8 +21,7 @@ from shutil import get_terminal_size, which
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from llmcli.errors import CheckFailed
-from llmcli.records.checks import ViewCheck, checks_document
-from llmcli.records.document import members
+from llmcli.records.document import ViewCheck, checks_document, members
 from llmcli.shell import streams
 from llmcli.shell.exits import tell
 from llmcli.shell.files import open_file, whole_file, written

@@ -181,7 +181,7 @@ def note_quantize(options: ModelOptions, checkpoint: Checkpoint, out: Output) ->
 def _ahead(options: ModelOptions, checkpoint: Checkpoint, dtype: str) -> Ahead | None:
     """Starts to read weights that a CPU keeps in blocks, if that is where they will be."""
     from llmcli.loading.ahead import start
-    from llmcli.measure.memory import cpu, machine_devices
+    from llmcli.measure.machine import cpu, machine_devices
 
     if options.device not in ("auto", "cpu") or options.weights_seed is not None:
         return None

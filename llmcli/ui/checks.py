@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 from llmcli.records.numbers import counted
 from llmcli.ui.layout import SEPARATOR
 from llmcli.ui.theme import FAINT, one_line

@@ -13,9 +13,8 @@ from llmcli.ui.numbers import size, unit
 from llmcli.ui.theme import CONFIDENCE, FAINT, one_line
 
 if TYPE_CHECKING:
-    from llmcli.records.ceilings import Ceilings
-    from llmcli.records.environment import Environment
     from llmcli.records.info import StateNeed
+    from llmcli.records.machine import Ceilings, Environment
 
 SHORT = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 SURELY = 1.1  # of a ceiling: more than that is not how one measurement differs from another

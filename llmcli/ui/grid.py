@@ -19,7 +19,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from llmcli.records.matrix import Matrix
+from llmcli.records.attention import Matrix
 from llmcli.ui.cells import Ink, Segments, cut, fitted, padded, painted
 from llmcli.ui.layout import WIDEST, Line
 from llmcli.ui.numbers import brief, number, span

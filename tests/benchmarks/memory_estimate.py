@@ -35,7 +35,7 @@ from llmcli.engine.stream import TextRequest, stream
 from llmcli.engine.sampling import Sampling
 from llmcli.loading.load import load_checkpoint
 from llmcli.commands.info.measure import measure_info
-from llmcli.measure.memory import cpu
+from llmcli.measure.machine import cpu
 from llmcli.measure.peaks import Peak, resident_bytes
 
 context, batch, new = {context}, {batch}, 8

@@ -21,7 +21,7 @@ from llmcli.loading.ahead import start
 from llmcli.loading.filling import fill, mapped, read_values
 from llmcli.loading.load import load_checkpoint
 from llmcli.ops.quant import dequantize
-from llmcli.records.progress import Stages
+from llmcli.records.work import Stages
 
 NAME = "model.layers.0.mlp.experts.gate_up_proj"
 QUANTIZED = {

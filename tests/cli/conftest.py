@@ -14,8 +14,8 @@ from json_schemas import errors
 
 from llmcli.cli.app import main
 from llmcli.families.family import Family, families
-from llmcli.measure.busy import CpuContention
-from llmcli.records.machine_load import MachineLoad
+from llmcli.measure.machine import CpuContention
+from llmcli.records.machine import MachineLoad
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def test_a_short_text_works(attention, count):
 
 
 def test_the_help_names_every_metric(cli):
-    from llmcli.records.head_metrics import METRICS
+    from llmcli.records.attention import METRICS
 
     text = " ".join(cli("attention", "--help").out.split())
     assert f"Metrics: {', '.join(metric.name for metric in METRICS)}. " in text

@@ -25,7 +25,7 @@ from llmcli.commands.bench import command
 from llmcli.commands.bench.measure import engines
 from llmcli.commands.bench.measure.engine import LlmcliEngine
 from llmcli.measure import ceilings
-from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
+from llmcli.records.machine import Ceilings, MatrixRate, ReadRate
 
 BEFORE = str(Path(__file__).parents[1] / "data" / "llama_bench" / "results.json")
 

@@ -29,7 +29,7 @@ from llmcli.cli.tree import ENTRIES, NESTED
 from llmcli.commands.selftest.measure import run
 from llmcli.commands.selftest.report import GroupResult
 from llmcli.errors import WriteFailed
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 from llmcli.shell import files
 from llmcli.shell.files import whole_file
 

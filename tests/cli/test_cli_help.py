@@ -94,7 +94,7 @@ METADATA = "importlib.metadata"  # which takes 10 ms
 # what `COMMAND --help` may load beside the module of the command: the options that commands share
 SHARED = re.compile(
     r"llmcli(\.(errors|limits|xdg|(cli|records|shell)(\..*)?|kernels(\.native)?"
-    r"|measure(\.environment)?|ui(\.theme)?|commands))?"
+    r"|measure(\.machine)?|ui(\.theme)?|commands))?"
 )
 
 

@@ -23,7 +23,7 @@ from llmcli.anatomy.work import step_bytes
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.timing.command import TimingOptions, prompt_tokens
 from llmcli.commands.timing.measure import run as timing_run
-from llmcli.commands.timing.measure.workload import Workload
+from llmcli.commands.timing.measure.run import Workload
 from llmcli.errors import UsageError
 from llmcli.families import translate
 from llmcli.shell.prompts import LOOKED_AT, Prompt

@@ -16,7 +16,7 @@ from llmcli.inspect import formulas
 from llmcli.inspect.formulas import formula_checks, formula_inputs, worst
 from llmcli.inspect.rules import rules
 from llmcli.parts.attention.config import DynamicScaling, LongRopeScaling
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 
 LONG = {
     "dynamic": stretched(DynamicScaling(factor=2.0, original=5)),

@@ -20,8 +20,8 @@ from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
 from llmcli.families import describe, families
 from llmcli.families.llama import LLAMA as FAMILY
 from llmcli.loading.load import load_checkpoint
-from llmcli.measure.memory import cpu
-from llmcli.records.progress import Stages
+from llmcli.measure.machine import cpu
+from llmcli.records.work import Stages
 
 TEXT = {key: value for key, value in LLAMA.items() if key != "tie_word_embeddings"}
 WHOLE = {"model_type": "seeing", "text_config": TEXT, "vision_config": {"model_type": "eye"}}

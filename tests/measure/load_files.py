@@ -13,7 +13,7 @@ from tiny_checkpoints import LLAMA, llama_tensors, write_llama
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.load.measure.run import check_files, measure_load
 from llmcli.commands.load.report import LoadReport
-from llmcli.records.progress import Stages
+from llmcli.records.work import Stages
 
 NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",

@@ -14,7 +14,7 @@ from llmcli.kernels import native
 from llmcli.measure import ceilings as module
 from llmcli.measure.ceilings import cpu_caches, measure_ceilings
 from llmcli.measure.peaks import Peak, resident_bytes
-from llmcli.records.ceilings import Cache, Ceilings, ReadRate
+from llmcli.records.machine import Cache, Ceilings, ReadRate
 
 CPU = torch.device("cpu")
 MIB = 2**20

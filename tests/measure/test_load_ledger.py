@@ -17,7 +17,7 @@ from llmcli.commands.load.measure.run import measure_load
 from llmcli.commands.load.report import LedgerLine, folded
 from llmcli.families import translate
 from llmcli.kernels import native
-from llmcli.records.progress import Stages
+from llmcli.records.work import Stages
 
 
 @pytest.fixture(params=["llama", "gpt2", "gguf"])

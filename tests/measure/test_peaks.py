@@ -11,7 +11,7 @@ from fake_process import MIB, FakeProcess
 
 from llmcli.commands.generate.measure import Stopwatch
 from llmcli.measure import peaks as module
-from llmcli.measure.environment import memory_bytes
+from llmcli.measure.machine import memory_bytes
 from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
 
 PAGE = 4096
@@ -158,6 +158,31 @@ def test_peaks_on_a_real_gpu():
             torch.empty(16 * MIB, dtype=torch.uint8, device=device)
     assert outer.nbytes - inner.nbytes == 48 * MIB
     assert highest_bytes(device) >= outer.nbytes
+
+
+def test_the_stopwatch_counts_only_what_the_engine_took(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("llmcli.commands.generate.measure.perf_counter", lambda: clock[0])
+
+    def engine():
+        for index, seconds in enumerate((2.0, 0.5, 0.5)):
+            clock[0] += seconds
+            yield SimpleNamespace(index=index)
+
+    watch = Stopwatch()
+    for _ in watch.watch(engine(), prompt_tokens=10):
+        clock[0] += 100  # the consumer prints slowly
+    timings = watch.timings()
+    assert (timings.first_token_s, timings.prompt_tokens_per_s) == (2.0, 5.0)
+    assert timings.generated_tokens == 3
+    assert timings.generated_tokens_per_s == pytest.approx(2.0)
+    assert watch.elapsed == 3.0
+    without = Stopwatch()
+    assert list(without.watch(iter(()), prompt_tokens=10)) == []
+    timings = without.timings()
+    assert timings.first_token_s is timings.prompt_tokens_per_s is None
+    assert timings.generated_tokens_per_s is None
+    assert timings.prompt_tokens == 0
 
 
 def tokens(watch, process, *mebibytes):

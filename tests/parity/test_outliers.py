@@ -9,7 +9,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.checkpoints.locate import open_model
 from llmcli.commands.load.measure.run import check_files
 from llmcli.commands.load.report import OUTLIERS
-from llmcli.records.progress import Stages
+from llmcli.records.work import Stages
 
 
 def outliers(checkpoint):

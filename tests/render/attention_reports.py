@@ -7,14 +7,14 @@ import math
 import numpy as np
 
 from llmcli.commands.attention.report import AttentionReport, HeadReport, LayerReport, Pair
-from llmcli.records import head_metrics
-from llmcli.records.checks import ViewCheck
-from llmcli.records.matrix import Matrix
+from llmcli.records import attention
+from llmcli.records.attention import Matrix
+from llmcli.records.document import ViewCheck
 from llmcli.records.text import Token
 
 NAMES = ("normalized_entropy", "effective_keys", "previous_token", "induction")
-METRICS = tuple(metric for metric in head_metrics.METRICS if metric.name in NAMES)
-LABELS = tuple(label for label in head_metrics.LABELS if label.metric in NAMES)
+METRICS = tuple(metric for metric in attention.METRICS if metric.name in NAMES)
+LABELS = tuple(label for label in attention.LABELS if label.metric in NAMES)
 GOOD = ViewCheck(name="row_sums", words="every row sums to 1", value=2e-7, tolerance=1e-5)
 BAD = ViewCheck(
     name="values", words="pattern @ values = z", value=0.5, tolerance=1e-5, where="layer 1, head 2"

@@ -6,8 +6,8 @@ from attention_reports import report
 from llmcli.commands.attention.report import HeadReport, LayerReport
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
-from llmcli.records.checks import ViewCheck
-from llmcli.records.head_metrics import Label, Metric
+from llmcli.records.attention import Label, Metric
+from llmcli.records.document import ViewCheck
 from llmcli.records.text import Token
 
 # what a token can be: ends of scripts, separators of lines, addresses, signs from the right, bytes

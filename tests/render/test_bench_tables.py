@@ -13,7 +13,7 @@ from llmcli.commands.bench.report.settings import Settings
 from llmcli.commands.bench.view.formats import CSV, markdown, table_widths
 from llmcli.commands.bench.view.table import render_beside
 from llmcli.errors import OutOfMemory
-from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
+from llmcli.records.machine import Ceilings, MatrixRate, ReadRate
 from llmcli.records.work import PartWork
 
 BY = BuildInfo(build_commit="1a2b3c4d", build_number=321, cpu_info="A CPU", gpu_info="")

@@ -14,8 +14,8 @@ from llmcli.commands.generate.report import ComputePath, RunReport, SamplingRepo
 from llmcli.commands.generate.view import full_stats, short_stats
 from llmcli.commands.tokens.report import TokensReport
 from llmcli.commands.tokens.view import render_tokens
-from llmcli.records.environment import Environment
 from llmcli.records.info import NO_FORMATS
+from llmcli.records.machine import Environment
 from llmcli.records.models import ago
 from llmcli.records.text import PhasePeak, Timings, TokenPiece
 from llmcli.shell.sampling import DEFAULTS

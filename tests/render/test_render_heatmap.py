@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.color import ColorSystem
 
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 from llmcli.ui.cells import Ink, fitted, painted
 from llmcli.ui.checks import render_checks
 from llmcli.ui.grid import ColourBar, Heatmap, Panels, pooled, ticks

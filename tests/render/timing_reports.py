@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmcli.commands.timing import report as made
-from llmcli.commands.timing.measure.parts import over_layers, part_times
-from llmcli.records.ceilings import Cache, Ceilings, MatrixRate, ReadRate
-from llmcli.records.checks import ViewCheck
-from llmcli.records.machine_load import MachineLoad
+from llmcli.commands.timing.measure.clock import over_layers, part_times
+from llmcli.records.document import ViewCheck
+from llmcli.records.machine import Cache, Ceilings, MachineLoad, MatrixRate, ReadRate
 from llmcli.records.work import PartWork
 
 LAYERS = 4

@@ -24,7 +24,7 @@ from llmcli.commands.selftest.report import (
 from llmcli.errors import WriteFailed
 from llmcli.measure import runs
 from llmcli.nn.step import Step
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 
 CPU = torch.device("cpu")
 FEW = ("llama", "gpt2", "layers that differ", "experts", "short convolutions", "gated deltanet")

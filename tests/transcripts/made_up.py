@@ -28,9 +28,7 @@ from llmcli.checkpoints import locate
 from llmcli.commands.bench.report.row import BuildInfo
 from llmcli.commands.timing.report import Stage
 from llmcli.families.family import families
-from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
-from llmcli.records.environment import Environment
-from llmcli.records.machine_load import MachineLoad
+from llmcli.records.machine import Ceilings, Environment, MachineLoad, MatrixRate, ReadRate
 
 # which kernels computed is shown for what was measured alone
 MACHINE = {
@@ -64,17 +62,17 @@ def made_up_machine(monkeypatch, home):
         lambda *_, **__: variant(os.environ.get("TIMED", "")),
     )
     monkeypatch.setattr(
-        "llmcli.measure.busy.CpuContention.load",
+        "llmcli.measure.machine.CpuContention.load",
         lambda self, threads: MachineLoad(
             seconds=1.0, processors=2, threads=threads, others=0.0, stolen=0.0, load_average=None
         ),
     )
     monkeypatch.setattr(
-        "llmcli.measure.environment.Environment", lambda **of: Environment(**of | MACHINE)
+        "llmcli.measure.machine.Environment", lambda **of: Environment(**of | MACHINE)
     )
     known = (*families(), FAMILY)
     monkeypatch.setattr("llmcli.families.family.families", lambda: known)
-    monkeypatch.setattr("llmcli.measure.memory.processor", lambda: MACHINE["processor"])
+    monkeypatch.setattr("llmcli.measure.machine.processor", lambda: MACHINE["processor"])
     monkeypatch.setattr("llmcli.commands.env.command.processors", lambda: MACHINE["cores"])
     for name in ("measure.ceilings.measure_ceilings", "commands.ladder.command._measured"):
         _once(monkeypatch, f"llmcli.{name}")
@@ -93,7 +91,7 @@ def made_up_machine(monkeypatch, home):
         self.seconds[name] = 0.9 / (1 + list(dict.fromkeys(order)).index(name))
         self.nbytes[name] = self.nbytes.get(name, 0) + nbytes
 
-    monkeypatch.setattr("llmcli.records.progress.Stages.add", add)
+    monkeypatch.setattr("llmcli.records.work.Stages.add", add)
 
 
 def _made_up_bench(monkeypatch):

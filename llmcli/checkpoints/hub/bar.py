@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmcli.errors import CheckpointError, NetworkError
-from llmcli.records.progress import Progress
+from llmcli.records.work import Progress
 
 
 class Counted:

@@ -33,7 +33,7 @@ from llmcli.checkpoints.hub.marks import absent, emptied, unverified
 from llmcli.checkpoints.names import CLASSICS, HubId
 from llmcli.checkpoints.split import part_names
 from llmcli.errors import ModelNotFound
-from llmcli.records.progress import Progress
+from llmcli.records.work import Progress
 
 
 def cached(model: HubId, *, weights: bool = True, whole: bool = True) -> Path | None:

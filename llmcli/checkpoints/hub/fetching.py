@@ -18,7 +18,7 @@ from llmcli.checkpoints.hub.listing import SHA256, Listing
 from llmcli.checkpoints.hub.marks import emptied, marked, unverified
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError
-from llmcli.records.progress import Progress
+from llmcli.records.work import Progress
 
 
 def fetch_files(

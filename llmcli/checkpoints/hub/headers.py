@@ -20,7 +20,7 @@ from llmcli.checkpoints.hub.files import choose, shards_of
 from llmcli.checkpoints.hub.listing import Listing, listed
 from llmcli.checkpoints.names import HubId, parse
 from llmcli.errors import CheckpointError, LlmcliError, WriteFailed
-from llmcli.records.progress import Progress
+from llmcli.records.work import Progress
 
 _FIRST = 100_000  # first bytes of a safetensors file; most headers are shorter
 _MAX_FILE = 1 << 43  # bytes; 100 × the hub's largest files

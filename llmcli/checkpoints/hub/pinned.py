@@ -19,7 +19,7 @@ from llmcli.checkpoints.hub.library import check_settings
 from llmcli.checkpoints.hub.listing import SHA256
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError, NetworkError, WriteFailed
-from llmcli.records.progress import Progress
+from llmcli.records.work import Progress
 
 _SECONDS = 3.0
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from llmcli.errors import UsageError
-from llmcli.records.head_metrics import (
+from llmcli.records.attention import (
     COLOURED_BY,
     LEARNED_SINK,
     LINEAR,
@@ -24,8 +24,8 @@ from llmcli.records.head_metrics import (
     RANK,
     USUAL,
     Metric,
+    What,
 )
-from llmcli.records.matrix import What
 from llmcli.records.numbers import spans
 from llmcli.shell.looking import check_span, parse_numbers, parse_span
 from llmcli.shell.params import opt

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from llmcli.commands.attention.options import Span
-from llmcli.records.checks import ViewCheck
-from llmcli.records.document import APART
-from llmcli.records.head_metrics import Label, Metric
-from llmcli.records.matrix import Matrix, What
+from llmcli.records.attention import Label, Matrix, Metric, What
+from llmcli.records.document import APART, ViewCheck
 from llmcli.records.text import Token
 
 Key = TypeVar("Key")

@@ -26,8 +26,7 @@ from llmcli.commands.bench.report.plan import (
 from llmcli.commands.bench.report.settings import SweptOptions
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.kernels import native
-from llmcli.records.checks import checks_document
-from llmcli.records.document import members
+from llmcli.records.document import checks_document, members
 from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS, tell
 from llmcli.shell.output import Output
@@ -39,7 +38,7 @@ from llmcli.ui.theme import one_line
 if TYPE_CHECKING:
     from llmcli.commands.bench.report.row import BenchReport, BuildInfo, Row
     from llmcli.commands.bench.view.formats import Format
-    from llmcli.records.ceilings import Ceilings
+    from llmcli.records.machine import Ceilings
 
 CONTEXT = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as llama-bench does
 PACKAGES = {"transformers": "transformers", "llama.cpp": "llama_cpp"}
@@ -136,7 +135,7 @@ def _run(plan: Plan, out: Output) -> None:
     """Measures, writes each row when it is complete, and ends with what the rows have in common."""
     from llmcli.commands.bench.measure.engines import Engines
     from llmcli.commands.bench.measure.sweep import Sweep
-    from llmcli.measure.busy import CpuContention
+    from llmcli.measure.machine import CpuContention
 
     build = build_info()
     status = Status(out, lines=plan.runs.progress)
@@ -271,7 +270,7 @@ def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
     """The second table or the document, the notes, and the exit code."""
     from llmcli.commands.bench.view.formats import row_object
     from llmcli.commands.bench.view.table import against_notes, render_beside
-    from llmcli.measure.environment import environment
+    from llmcli.measure.machine import environment
 
     if out.json:
         # its rows have the keys of `-o json`, and the time of every token
@@ -302,7 +301,7 @@ def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
 
 def _machine_words(*models: Mapping[str, Any]) -> Sequence[str]:
     """What a result of these models depends on, for a line: `environment_words`."""
-    from llmcli.measure.environment import environment
+    from llmcli.measure.machine import environment
     from llmcli.ui.facts import environment_words
 
     return environment_words(environment(kernels=kernels_of(*models)))
@@ -314,7 +313,7 @@ def build_info() -> BuildInfo:
     llama-bench's number counts the commits, and so does ours in a checkout.
     """
     from llmcli.commands.bench.report.row import BuildInfo
-    from llmcli.measure.environment import environment
+    from llmcli.measure.machine import environment
 
     machine = environment()
     root = Path(llmcli.__file__).resolve().parents[1]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.commands.chat.screen import AnswerScreen, ReasoningMode
 from llmcli.errors import LlmcliError, PromptTooLong, UsageError, WriteFailed
-from llmcli.measure.environment import environment
+from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS, Terminated

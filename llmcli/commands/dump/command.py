@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import CheckFailed, NotFinite, UsageError
-from llmcli.records.checks import checks_document
-from llmcli.records.document import members
+from llmcli.records.document import checks_document, members
 from llmcli.records.numbers import counted
 from llmcli.records.text import Token
 from llmcli.shell.encoding import Encoded

@@ -42,7 +42,7 @@ from llmcli.inspect.statistics import AT_ONCE, Statistics, not_finite, parts
 from llmcli.model import Model, dtype_name
 from llmcli.nn.recurrent import Recurrent
 from llmcli.nn.state import State
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 
 # an array with its name, shape, dtype, and its numbers in C order, a part at a time
 Write = Callable[[str, tuple[int, ...], str, Iterable[np.ndarray]], None]

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from llmcli.graph.spec import DTYPE_BYTES
-from llmcli.records.checks import ViewCheck
-from llmcli.records.document import APART, derived
+from llmcli.records.document import APART, ViewCheck, derived
 from llmcli.records.text import Token
 
 

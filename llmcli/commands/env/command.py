@@ -21,7 +21,7 @@ from llmcli.commands.env.report import (
 from llmcli.errors import UsageError
 from llmcli.kernels.native import VARIABLE as KERNELS
 from llmcli.limits import processors
-from llmcli.measure.environment import environment
+from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.shell.configuration import VARIABLES, examined, names_from_file, place, read, root_of
 from llmcli.shell.options import ModelOptions, PagedOutputOptions

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llmcli.records.document import APART
-from llmcli.records.environment import Environment
+from llmcli.records.machine import Environment
 
 
 @dataclass(frozen=True, kw_only=True)

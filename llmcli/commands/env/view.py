@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llmcli.commands.env.report import ConfigurationReport, EnvironmentReport, Setting
-from llmcli.records.environment import Environment
+from llmcli.records.machine import Environment
 from llmcli.records.numbers import counted
 from llmcli.ui.layout import SEPARATOR, Line
 from llmcli.ui.numbers import size
@@ -35,10 +35,13 @@ def render_environment(report: EnvironmentReport) -> RenderableType:
         if setting.source == "default" and setting.name not in _ALWAYS
     ]
     parts: list[RenderableType] = [
-        Text("machine", style=HEADING), _machine(report.environment),
-        Text("\nsettings", style=HEADING), Settings(rows),
-        Text("\ndefaults", style=HEADING), Line(defaults),
-    ]  # fmt: skip
+        Text("machine", style=HEADING),
+        _machine(report.environment),
+        Text("\nsettings", style=HEADING),
+        Settings(rows),
+        Text("\ndefaults", style=HEADING),
+        Line(defaults),
+    ]
     if report.configuration.options or report.configuration.problems:
         heading = Text("\nconfiguration file", style=HEADING)
         parts += [heading, *_configuration(report.configuration)]

@@ -28,7 +28,7 @@ from llmcli.inspect.kernel import Kernel, layer_of
 from llmcli.inspect.passes import Passes
 from llmcli.inspect.rules import rules
 from llmcli.model import Model, dtype_name
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 
 AnyOp = TypeVar("AnyOp", bound=Op)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 from llmcli.records.document import derived as member
 from llmcli.records.explanation import Element
 from llmcli.records.numbers import counted

@@ -9,8 +9,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from llmcli.measure.peaks import PhaseMemory, highest_bytes
-from llmcli.records.progress import Progress
 from llmcli.records.text import PhasePeak, Timings
+from llmcli.records.work import Progress
 
 if TYPE_CHECKING:
     import torch

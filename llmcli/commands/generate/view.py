@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llmcli.commands.generate.report import RunReport
-from llmcli.records.environment import Environment
+from llmcli.records.machine import Environment
 from llmcli.records.numbers import counted
 from llmcli.ui.facts import draft_words, model_line
 from llmcli.ui.layout import SEPARATOR, filled

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.commands.generate.measure import Run
 from llmcli.commands.generate.report import ComputePath, RunReport, SamplingReport
 from llmcli.errors import LlmcliError
-from llmcli.measure.environment import environment
+from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.text import Alternative, Generated, TokenLogprob
 from llmcli.shell.encoding import Encoded

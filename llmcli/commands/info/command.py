@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from llmcli.errors import UsageError
-from llmcli.measure.environment import environment
+from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.info import Device
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
@@ -63,7 +63,7 @@ class InfoOptions:
 
     def devices(self, name: str) -> tuple[Device, ...]:
         """The devices that memory is counted for. Raises UsageError for a wrong size or device."""
-        from llmcli.measure.memory import machine_devices
+        from llmcli.measure.machine import machine_devices
 
         if self.memory is None:
             return chosen_devices(name, machine_devices())

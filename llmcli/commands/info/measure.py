@@ -37,7 +37,7 @@ from llmcli.families import (
 )
 from llmcli.graph.spec import DTYPE_BYTES, Call
 from llmcli.measure.fit import Run, chosen_arithmetic, fit, unscaled
-from llmcli.records.checks import ViewCheck, difference
+from llmcli.records.document import ViewCheck, difference
 from llmcli.records.info import Device, DeviceFit
 from llmcli.records.text import Token
 from llmcli.records.work import PartWork

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llmcli.errors import UnsupportedModel
-from llmcli.records.checks import ViewCheck
-from llmcli.records.document import APART, derived
+from llmcli.records.document import APART, ViewCheck, derived
 from llmcli.records.info import DeviceFit, LayerType, ParameterCounts
 from llmcli.records.text import Token
 

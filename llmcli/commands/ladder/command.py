@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.commands.ladder.report import NAMES, LadderReport
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
-from llmcli.measure.environment import environment
+from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.shell.encoding import encode
 from llmcli.shell.exits import Stopped

@@ -12,10 +12,9 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from llmcli.errors import CheckFailed, CheckpointError, NotFinite, UsageError, WeightMismatch
-from llmcli.measure.environment import environment
-from llmcli.records.checks import checks_document
-from llmcli.records.document import members
-from llmcli.records.progress import Stages
+from llmcli.measure.machine import environment
+from llmcli.records.document import checks_document, members
+from llmcli.records.work import Stages
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output

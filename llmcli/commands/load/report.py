@@ -11,8 +11,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from llmcli.errors import CheckpointError
-from llmcli.records.checks import ViewCheck
-from llmcli.records.document import APART, derived
+from llmcli.records.document import APART, ViewCheck, derived
 from llmcli.records.numbers import together
 
 OUTLIERS = "outliers"  # the check that finds blocks of improbable numbers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmcli.measure.environment import environment
+from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.models import ModelsReport
 from llmcli.shell.options import PagedOutputOptions

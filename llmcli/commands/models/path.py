@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmcli.commands.models.pull import RevisionOptions
 from llmcli.errors import LlmcliError, ModelNotFound, NetworkError
-from llmcli.measure.environment import environment
+from llmcli.measure.machine import environment
 from llmcli.shell.options import OutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import arg

@@ -10,7 +10,7 @@ from typing import ClassVar
 import typer
 
 from llmcli.errors import LlmcliError, UsageError
-from llmcli.measure.environment import environment
+from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.models import PulledModel, PullFailure, PullReport
 from llmcli.shell.exits import SIGNALS, tell_error

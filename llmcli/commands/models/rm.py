@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.commands.models.pull import RevisionOptions
 from llmcli.errors import UsageError
-from llmcli.measure.environment import environment
+from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.models import RemovalReport
 from llmcli.shell.options import OutputOptions

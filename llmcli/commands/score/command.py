@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import UsageError
-from llmcli.measure.environment import environment
+from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.shell.encoding import pieces
 from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
@@ -30,18 +30,16 @@ class ScoreOptions:
 
     panel: ClassVar[str] = "Score"
     versus: str | None = opt(
-        None, "--versus", "MODEL",
-        "Score the text with a second model too, and compare.",
-    )  # fmt: skip
+        None, "--versus", "MODEL", "Score the text with a second model too, and compare."
+    )
     stride: int | None = opt(
         None, "--stride", "N",
         "By how many tokens the window moves over a text longer than the context. [default: half "
         "the context]", at_least=1,
     )  # fmt: skip
     every: bool = opt(
-        False, "--all",
-        "Show all tokens of a long text, not the most surprising ones.",
-    )  # fmt: skip
+        False, "--all", "Show all tokens of a long text, not the most surprising ones."
+    )
 
     def windows(self, context: int) -> tuple[int, int]:
         """Window and stride in tokens. Raises UsageError where the windows do not overlap."""
@@ -119,9 +117,12 @@ def _score(
         found = [] if tokenizer is None else tokenizer.spelled(ids)
     else:
         _, found = pieces(
-            text, ChatOptions(raw=True), need_tokenizer(tokenizer, model.name), model.name,
+            text,
+            ChatOptions(raw=True),
+            need_tokenizer(tokenizer, model.name),
+            model.name,
             parse_special=parse_special,
-        )  # fmt: skip
+        )
         ids = [piece.id for piece in found]
         model.check_tokenized(ids)
         texts = [piece.text for piece in found]
@@ -136,6 +137,12 @@ def _score(
 
     with Progress(out) as progress:
         return measure_score(
-            model, ids, texts, spans, window=window, stride=stride, spelled=spelled,
+            model,
+            ids,
+            texts,
+            spans,
+            window=window,
+            stride=stride,
+            spelled=spelled,
             progress=progress,
-        )  # fmt: skip
+        )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.commands.score.report import Comparison, Score, ScoredToken, ScoreTimings
 from llmcli.errors import NotFinite
-from llmcli.records.progress import Progress
+from llmcli.records.work import Progress, no_progress
 from llmcli.text.tokenizer import covered_bytes
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def measure_score(
     window: int,
     stride: int,
     spelled: Callable[[int], str | None] = lambda id: None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Score:
     """Scores every token of `ids` but the first, given all tokens before it in its window.
 
@@ -48,7 +48,7 @@ def measure_score(
         found = _window(model, ids[start:stop], first - start)
         for position, (logprob, rank) in enumerate(found, first):
             logprobs[position], ranks[position] = logprob, rank
-            if progress is not None and position % 64 == 0:
+            if position % 64 == 0:
                 progress("scoring", position, len(ids))
     seconds = perf_counter() - begin
     tokens = tuple(

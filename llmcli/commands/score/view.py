@@ -87,8 +87,13 @@ def _table(ours: Score, theirs: Score | None = None) -> RenderableType:
     if theirs is None:
         columns += [Column("logprob"), Column("prob", drop=1), Column("rank")]
     else:
-        columns += [Column("logprob A"), Column("logprob B"), Column("B − A", drop=1),
-                    Column("rank A", drop=2), Column("rank B", drop=2)]  # fmt: skip
+        columns += [
+            Column("logprob A"),
+            Column("logprob B"),
+            Column("B − A", drop=1),
+            Column("rank A", drop=2),
+            Column("rank B", drop=2),
+        ]
     rows: list[list[Text | str]] = []
     for number, token in enumerate(ours.tokens):
         text = Text(quoted(token.text))

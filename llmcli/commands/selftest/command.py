@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from llmcli.commands.selftest.report import Receipt, SelftestReport
 from llmcli.errors import UsageError
-from llmcli.measure.environment import environment
+from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.shell.files import kind_of_file
 from llmcli.shell.options import ViewOutputOptions

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from llmcli.records.ceilings import Ceilings
-from llmcli.records.checks import ViewCheck
-from llmcli.records.document import APART, derived
+from llmcli.records.document import APART, ViewCheck, derived
+from llmcli.records.machine import Ceilings
 
 if TYPE_CHECKING:
     from llmcli.graph.spec import Phase

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
-from llmcli.measure.environment import environment
+from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.text import Token
 from llmcli.shell.encoding import check_fits, encode
@@ -184,7 +184,7 @@ def command(
     from llmcli.anatomy import stored_shapes
     from llmcli.families import planned, translate
     from llmcli.measure.fit import chosen_arithmetic
-    from llmcli.measure.memory import cpu, machine_devices
+    from llmcli.measure.machine import cpu, machine_devices
 
     out = Output("shapes", output)
     text = None

@@ -34,7 +34,7 @@ from llmcli.families import parts_to_fill, shape_after
 from llmcli.families.sources import sources
 from llmcli.graph.spec import PHASES, Call, Kind, Phase
 from llmcli.measure.fit import unscaled
-from llmcli.records.checks import ViewCheck, difference
+from llmcli.records.document import ViewCheck, difference
 from llmcli.records.numbers import counted, spans, together
 from llmcli.records.text import Token
 

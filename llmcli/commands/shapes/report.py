@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from llmcli.graph.spec import Kind, Phase
-from llmcli.records.checks import ViewCheck
-from llmcli.records.document import APART, FLAT
+from llmcli.records.document import APART, FLAT, ViewCheck
 from llmcli.records.info import StateNeed
 from llmcli.records.text import Token
 

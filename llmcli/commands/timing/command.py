@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from llmcli.errors import CheckFailed, PromptTooLong
-from llmcli.measure.environment import environment
+from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.numbers import counted
 from llmcli.shell.encoding import encode
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llmcli.commands.timing.report import Stage, TimingReport
     from llmcli.graph.spec import Phase
     from llmcli.model import Model
-    from llmcli.records.ceilings import Ceilings
+    from llmcli.records.machine import Ceilings
 
 EPILOG = """
 Parts: embed, norm, qkv, rope, attention, out (W_o), ffn_up (with the gate),
@@ -97,7 +97,7 @@ class TimingOptions:
     def check_trace(self, layers: int, tokens: int) -> None:
         """Raises UsageError or WriteFailed where the trace of a prompt of `tokens` is too large."""
         from llmcli.anatomy.counts import PROMPT_CHUNK
-        from llmcli.commands.timing.view.trace import trace_size
+        from llmcli.commands.timing.trace import trace_size
 
         if self.trace is not None:
             calls = self.new_tokens
@@ -138,7 +138,7 @@ def command(
     shows the overhead; parts and gaps add up to the wall time, or the command exits 1.
     """
     from llmcli.commands.timing.report import Stage
-    from llmcli.commands.timing.view.screen import render_opening, render_timing
+    from llmcli.commands.timing.view import render_opening, render_timing
     from llmcli.ui.facts import model_line
 
     out = Output("timing", output)
@@ -169,15 +169,25 @@ def command(
         out.show(render_opening(title, header, stages, about if timing.details else None))
     with Progress(out) as progress:
         report = measure_timing(
-            loaded.model, ids, timing.new_tokens, phases=timing.phases, pairs=timing.pairs,
-            trace=timing.trace is not None, ceilings=ceilings, stages=stages, base=base,
+            loaded.model,
+            ids,
+            timing.new_tokens,
+            phases=timing.phases,
+            pairs=timing.pairs,
+            ceilings=ceilings,
+            stages=stages,
+            base=base,
             progress=progress,
-        )  # fmt: skip
+        )
     try:
         out.present(
             lambda: render_timing(report, layers=timing.layers, details=timing.details),
-            members(report), model=about, environment=header, checks=report.checks, hint=_HINT,
-        )  # fmt: skip
+            members(report),
+            model=about,
+            environment=header,
+            checks=report.checks,
+            hint=_HINT,
+        )
     except CheckFailed:
         if not report.interrupted:
             raise
@@ -216,17 +226,23 @@ def _baseline(
     device = devices.resolve_device(options.device)
     drawn = options.weights_seed is not None
     numbers = arithmetic_on(
-        device, checkpoint, config,
+        device,
+        checkpoint,
+        config,
         None if drawn else plan(checkpoint.tensors, rules, config),
-        dtype=options.dtype, quantize=options.quantize,
-    ).given(options.activations, options.cache_type)  # fmt: skip
+        dtype=options.dtype,
+        quantize=options.quantize,
+    ).given(options.activations, options.cache_type)
     tokens = min(options.context_length or config.context, tokens)
     held = resident_bytes()
     with Progress(out) as progress:
         ceilings = measure_ceilings(
-            device, numbers, threads=torch.get_num_threads(), progress=progress,
+            device,
+            numbers,
+            threads=torch.get_num_threads(),
+            progress=progress,
             working_set=step_bytes(config, tokens, numbers=numbers),
-        )  # fmt: skip
+        )
     if device.type == "cuda":
         return ceilings, 0
     after = resident_bytes()
@@ -288,7 +304,7 @@ def _stages(loaded: Loaded) -> list[Stage]:
 def _write_trace(
     path: str, report: TimingReport, title: str, about: dict[str, Any], out: Output
 ) -> None:
-    from llmcli.commands.timing.view.trace import trace_pieces
+    from llmcli.commands.timing.trace import trace_pieces
 
     events = -3  # lines around them
     with whole_file(path) as file:

@@ -14,7 +14,7 @@ def look(chat: InChat, _given: dict[str, str]) -> Shown:
     import torch
 
     from llmcli.commands.timing.measure.run import measure_timing
-    from llmcli.commands.timing.view.screen import render_timing
+    from llmcli.commands.timing.view import render_timing
     from llmcli.measure.ceilings import measure_ceilings
 
     model, tokens = chat.model, min(len(chat.ids), chat.room - WRITTEN)

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llmcli.graph.spec import Phase
-from llmcli.measure.ratios import Ratios, are_tight, paired, spread_of
-from llmcli.records.ceilings import Ceilings
-from llmcli.records.checks import ViewCheck
-from llmcli.records.document import APART, derived
-from llmcli.records.machine_load import MachineLoad
+from llmcli.measure.runs import Ratios, are_tight, paired, spread_of
+from llmcli.records.document import APART, ViewCheck, derived
+from llmcli.records.machine import Ceilings, MachineLoad
 from llmcli.records.work import PartWork
 
 GAPS = "gaps"  # the part that has the time in none
@@ -154,7 +152,7 @@ class PhaseTime:
     gaps last: their seconds add up to `seconds`. `work` is of the whole phase. `peak` is the most
     memory held (resident, or the GPU's where it runs on one). `gemv_s`, `gemm_s`: seconds of the
     products with a weight matrix, by whether the call that they are in gives one row or many.
-    `pieces`, for the trace, are the run in the order of time; empty without one.
+    `pieces` are the run in the order of time.
     """
 
     name: Phase
@@ -168,9 +166,9 @@ class PhaseTime:
     work: PartWork
     overhead: Overhead
     peak: int | None
-    gemv_s: float = 0.0
-    gemm_s: float = 0.0
-    pieces: tuple[Piece, ...] = field(default=(), metadata=APART)
+    gemv_s: float
+    gemm_s: float
+    pieces: tuple[Piece, ...] = field(metadata=APART)
 
     @derived
     def gaps_s(self) -> float:

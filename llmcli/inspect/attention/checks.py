@@ -16,7 +16,7 @@ from llmcli.errors import NotFinite
 from llmcli.inspect.attention.block import Block
 from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.recurrence import ROUNDINGS
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 
 # How many roundings (eps) the sum of a row of up to 1024 keys may be off, and longer ones more by
 # the root of their length: softmax adds up as many. Measured: 6 with 400 keys, 34 with 32768.

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 from llmcli.records.text import Token
 from llmcli.ui.palette import DECADES, DIVERGING, VIRIDIS
 from llmcli.ui.theme import one_line, quoted

@@ -29,7 +29,7 @@ from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.inspect.attention.block import Block, Tokens
 from llmcli.parts.attention.config import AttentionConfig
-from llmcli.records.head_metrics import LABELS, USUAL
+from llmcli.records.attention import LABELS, USUAL
 
 NEAR = {"float64": 1e-10, "float32": 1e-5}
 

@@ -8,7 +8,7 @@ from llmcli.commands.bench.report.plan import OurOptions, Plan, RunOptions
 from llmcli.commands.bench.report.plan import Test as Case
 from llmcli.commands.bench.report.row import BuildInfo, EngineInfo
 from llmcli.commands.bench.report.settings import Settings
-from llmcli.records.ceilings import Cache, Ceilings, MatrixRate, ReadRate
+from llmcli.records.machine import Cache, Ceilings, MatrixRate, ReadRate
 
 
 class Clock:

@@ -16,7 +16,7 @@ from llmcli.commands.bench.measure.compare import compare_results
 from llmcli.commands.bench.report.comparison import Result, Source
 from llmcli.commands.bench.report.intervals import Rate, interval, pool, two_sided
 from llmcli.commands.bench.report.row import Against
-from llmcli.measure.ratios import paired
+from llmcli.measure.runs import paired
 
 
 def rate(mean: float, std: float = 1.0, runs: int | None = 5) -> Rate:

@@ -14,7 +14,7 @@ from llmcli.anatomy.work import part_work, total_work
 from llmcli.commands.bench.measure.engine import WorkCounter, random_ids
 from llmcli.commands.bench.report.plan import Test as Case
 from llmcli.graph.spec import Call
-from llmcli.records.ceilings import MatrixRate, ReadRate
+from llmcli.records.machine import MatrixRate, ReadRate
 from llmcli.records.work import PartWork
 
 BFLOAT16 = Arithmetic.of("bfloat16")

@@ -7,11 +7,9 @@ from statistics import median_low
 
 import pytest
 
-from llmcli.commands.timing.measure.clock import Marks
-from llmcli.commands.timing.measure.run import MOST, Kept, Run
+from llmcli.commands.timing.measure.clock import MOST, Kept, Marks, Run
 from llmcli.commands.timing.report import Overhead
-from llmcli.measure.ratios import FEWEST, TIGHT, are_tight, paired, spread_of
-from llmcli.measure.runs import StoppingRule, in_turns
+from llmcli.measure.runs import FEWEST, TIGHT, StoppingRule, are_tight, in_turns, paired, spread_of
 
 
 def pairs_run(until, bare, watched, *, at_most=10_000):

@@ -1,4 +1,6 @@
-"""`measure_timing` on small models of every kind: it adds up, and each of its checks can fail."""
+"""`measure_timing` on models of every kind: it adds up, and each of its checks can fail."""
+
+from __future__ import annotations
 
 import gc
 from collections import Counter
@@ -16,10 +18,8 @@ from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import graph
 from llmcli.commands.timing.measure import clock as clock_module
 from llmcli.commands.timing.measure import run as timing_run
-from llmcli.commands.timing.measure.clock import EventClock, HostClock, OperationCount
-from llmcli.commands.timing.measure.parts import in_order
-from llmcli.commands.timing.measure.run import measure_timing, memory_check
-from llmcli.commands.timing.measure.workload import Workload
+from llmcli.commands.timing.measure.clock import EventClock, HostClock, OperationCount, in_order
+from llmcli.commands.timing.measure.run import Workload, measure_timing, memory_check
 from llmcli.commands.timing.report import Stage
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite, OutOfMemory
@@ -81,7 +81,6 @@ def test_phases_say_what_they_ran():
         assert looked.lowest <= looked.median <= looked.highest
         assert phase.seconds == sorted(looked.watched_s)[1]
         assert phase.bare_s == sorted(looked.bare_s)[1]
-        assert phase.pieces == ()
 
 
 def test_the_peak_is_that_of_stages_and_phases():
@@ -112,7 +111,7 @@ def test_only_what_is_asked_for_is_run():
 def test_a_prompt_of_one_token_more_than_a_chunk_is_two_calls():
     """513 tokens: 512 are read by GEMMs and the last one by GEMVs."""
     prompt, model = ids(1, PROMPT_CHUNK + 1)[0].tolist(), small("window")
-    report = timed(model, prompt, new_tokens=0, phases=("prefill",), trace=True)
+    report = timed(model, prompt, new_tokens=0, phases=("prefill",))
     (prefill,) = report.phases
     assert not red(report) - {"adds_up"}
     assert prefill.calls == 2
@@ -386,3 +385,45 @@ def test_bytes_of_experts_are_those_that_ran():
             part = next(p for p in phase.parts if (p.part, p.layer) == ("experts", layer))
             assert part.work.weights == ran[f"blocks.{layer}.moe.expert_idx"] * each
     assert {p.part for p in prefill.totals} >= {"router", "experts", "shared"}
+
+
+# -- a trained model
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_whole_of_it(models, dtype):
+    """SmolLM2 on a CPU: the time adds up, little of it is in gaps; a token takes 121 GEMVs."""
+    torch.set_num_threads(1)
+    model = models(dtype)
+    reports = []
+
+    def quiet():
+        reports.append(timed(model, range(100, 140), new_tokens=4, pairs=3))
+        assert not red(reports[-1]) - {"adds_up"}
+        small = all(phase.gaps_s <= 0.05 * phase.seconds for phase in reports[-1].phases)
+        return small and not red(reports[-1])
+
+    assert tries(quiet)
+    report = reports[-1]
+    assert report.working_set < report.weight_bytes * 1.01  # the table is the head's, read whole
+    for phase in report.phases:
+        assert phase.peak is None or phase.peak > model.weight_bytes
+        layers = [p for p in phase.parts if p.part == "ffn_down"]
+        assert [p.layer for p in layers] == list(range(30))
+        assert all(p.calls == phase.calls for p in layers)
+    prefill, decode = report.phases
+    assert (decode.work.gemv, decode.work.gemm) == (4 * 121, 0)
+    assert (prefill.work.gemv, prefill.work.gemm) == (1, 120)
+    products = [p for p in decode.totals if p.work.gemv]
+    assert sum(p.seconds for p in products) == pytest.approx(decode.gemv_s)
+    assert decode.gemv_s > 0.5 * decode.seconds
+    assert decode.gemm_s == 0
+    assert prefill.gemm_s > prefill.gemv_s > 0
+    assert {p.part: p.bound for p in decode.totals if p.bound is None} == {
+        "sample": None, "gaps": None,
+    }  # fmt: skip
+    # a token's step reads every weight; its prompt reads them once for all
+    weights = decode.work.weights / decode.calls
+    assert weights == pytest.approx(model.weight_bytes, rel=1e-4)
+    assert prefill.work.weights == pytest.approx(weights, rel=1e-3)

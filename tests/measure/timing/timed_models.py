@@ -5,7 +5,7 @@ from small_models import ids, random_model
 from zoo import MODELS
 
 from llmcli.commands.timing.measure.run import measure_timing
-from llmcli.records.ceilings import Cache, Ceilings, MatrixRate, ReadRate
+from llmcli.records.machine import Cache, Ceilings, MatrixRate, ReadRate
 
 PROMPT = tuple(ids(1, 9)[0].tolist())
 CEILINGS = Ceilings(
@@ -25,11 +25,8 @@ def small(name, dtype=torch.float32):
     return random_model(MODELS[name], dtype)
 
 
-def timed(model, prompt=PROMPT, new_tokens=3, pairs=1, progress=None, base=None, **rest):
-    return measure_timing(
-        model, prompt, new_tokens, pairs=pairs, ceilings=CEILINGS, base=base, progress=progress,
-        **rest,
-    )  # fmt: skip
+def timed(model, prompt=PROMPT, new_tokens=3, pairs=1, **rest):
+    return measure_timing(model, prompt, new_tokens, pairs=pairs, ceilings=CEILINGS, **rest)
 
 
 def red(report):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from llmcli.inspect.attention.block import CELLS, Block, Tokens
-from llmcli.records.head_metrics import EVEN, LABELS
+from llmcli.records.attention import EVEN, LABELS
 
 FEWEST = 4  # rows that count: the mean of fewer says little of a head
 

@@ -36,17 +36,17 @@ from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.passes import Passes
 from llmcli.inspect.recurrence import Walk, walk
 from llmcli.model import Model, dtype_name
-from llmcli.records.checks import ViewCheck
-from llmcli.records.head_metrics import (
+from llmcli.records.attention import (
     HALF_LIFE,
     LABELS,
     METRICS,
     MOST_RANKED,
     OVERWRITTEN,
     RANK,
+    Matrix,
 )
-from llmcli.records.matrix import Matrix
-from llmcli.records.progress import Progress
+from llmcli.records.document import ViewCheck
+from llmcli.records.work import Progress
 
 # of a longer prompt so many rows of what is a product are held against the formulas of `explain`
 FORMULA_ROWS = 12

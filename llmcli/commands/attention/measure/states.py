@@ -19,8 +19,8 @@ from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.passes import Passes
 from llmcli.inspect.recurrence import ROUNDINGS, Walk, walk
 from llmcli.model import Model, dtype_name
-from llmcli.records.checks import ViewCheck
-from llmcli.records.progress import Progress
+from llmcli.records.document import ViewCheck
+from llmcli.records.work import Progress
 
 POINTS = 24  # positions at which states are measured
 

@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.text import Text
 
 from llmcli.commands.attention.report import AttentionReport, HeadReport, grouped
-from llmcli.records.head_metrics import COMMON, Label, Metric
+from llmcli.records.attention import COMMON, Label, Metric
 from llmcli.records.numbers import numbered
 from llmcli.ui.cells import Ink
 from llmcli.ui.grid import ColourBar, Fit, Grid, bar

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.commands.attention.report import AttentionReport, LayerReport
-from llmcli.records.matrix import What
+from llmcli.records.attention import What
 from llmcli.ui.page.build import checks, finite, page, token
 from llmcli.ui.palette import Kind
 

@@ -11,7 +11,7 @@ import numpy as np
 from llmcli.commands.attention.report import AttentionReport, HeadReport
 from llmcli.commands.attention.view.map import scale_of
 from llmcli.commands.attention.view.screen import layer_notes, matrix_scale
-from llmcli.records.matrix import Matrix
+from llmcli.records.attention import Matrix
 from llmcli.ui.numbers import tick
 from llmcli.ui.palette import Kind, Scale, rgb
 from llmcli.ui.png import (

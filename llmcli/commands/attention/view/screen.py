@@ -13,7 +13,7 @@ from rich.text import Text
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.attention.report import AttentionReport, HeadReport, grouped
 from llmcli.commands.attention.view.map import head_map, kinds_found, ranked, unclear_kinds
-from llmcli.records.head_metrics import COLOURED_BY, COMMON, LINEAR, OVERWRITTEN, Label, Metric
+from llmcli.records.attention import COLOURED_BY, COMMON, LINEAR, OVERWRITTEN, Label, Metric
 from llmcli.records.numbers import counted, numbered
 from llmcli.ui.cells import Ink, in_words
 from llmcli.ui.grid import ColourBar, Fit, Heatmap, Panels

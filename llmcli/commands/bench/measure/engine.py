@@ -26,10 +26,10 @@ from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.graph.ops import Score
 from llmcli.graph.spec import Call, Logits
-from llmcli.measure.roofline import lower_bound_seconds
+from llmcli.measure.ceilings import lower_bound_seconds
 from llmcli.model import Model
 from llmcli.ops.processor import has_bfloat16
-from llmcli.records.ceilings import Ceilings
+from llmcli.records.machine import Ceilings
 from llmcli.records.text import PhasePeak
 from llmcli.records.work import PartWork
 

@@ -25,8 +25,8 @@ from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.measure import ceilings
 from llmcli.measure.peaks import Peak, phase_peak, resident_bytes
 from llmcli.model import Model
-from llmcli.records.ceilings import Ceilings
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
+from llmcli.records.machine import Ceilings
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions
 from llmcli.shell.output import Output

@@ -17,7 +17,7 @@ from llmcli.commands.bench.report.plan import EngineName
 from llmcli.commands.bench.report.settings import Settings
 from llmcli.errors import UsageError
 from llmcli.model import Model
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 
 
 @contextmanager

@@ -27,9 +27,8 @@ from llmcli.errors import (
     first_line,
 )
 from llmcli.measure.peaks import Peak, PhaseMemory, most
-from llmcli.measure.ratios import paired
-from llmcli.measure.runs import gc_disabled, in_turns
-from llmcli.records.ceilings import Ceilings
+from llmcli.measure.runs import gc_disabled, in_turns, paired
+from llmcli.records.machine import Ceilings
 
 OnStatus = Callable[[str], None]
 _HINT = "use a smaller model or shorter tests (`-p`, `-d`, `-ub`); `llmcli info` says what fits"

@@ -12,10 +12,8 @@ from llmcli.commands.bench.report.intervals import interval_of_pairs
 from llmcli.commands.bench.report.plan import EngineName, Test
 from llmcli.commands.bench.report.settings import CACHE_OF, FLASH, Settings, device_words
 from llmcli.errors import LlmcliError
-from llmcli.records.ceilings import Ceilings
-from llmcli.records.checks import ViewCheck
-from llmcli.records.document import APART, derived
-from llmcli.records.machine_load import MachineLoad
+from llmcli.records.document import APART, ViewCheck, derived
+from llmcli.records.machine import Ceilings, MachineLoad
 from llmcli.records.text import PhasePeak
 from llmcli.records.work import PartWork
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from llmcli.commands.bench.report.row import Against, BenchReport, EngineInfo, Row
 from llmcli.commands.bench.report.settings import SETTINGS, Settings, device_words
-from llmcli.records.ceilings import Ceilings
+from llmcli.records.machine import Ceilings
 from llmcli.records.numbers import counted
 from llmcli.ui.checks import render_checks
 from llmcli.ui.facts import SURELY, beyond, ceiling_summary

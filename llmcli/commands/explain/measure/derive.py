@@ -25,8 +25,8 @@ from llmcli.inspect.kernel import origin
 from llmcli.inspect.rules import rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.explanation import Cell, Element, Fact
-from llmcli.records.progress import Progress
 from llmcli.records.text import Token
+from llmcli.records.work import Progress
 
 Source = Literal["derived", "kernel"]
 

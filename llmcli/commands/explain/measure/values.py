@@ -20,8 +20,8 @@ from llmcli.inspect.formulas import number_found, worst_number
 from llmcli.inspect.kernel import Kernel, layer_of
 from llmcli.inspect.rules import rules
 from llmcli.model import Model
-from llmcli.records.progress import Progress
 from llmcli.records.text import Token
+from llmcli.records.work import Progress
 
 # the largest ones, which one formula alone needs: computed again rather than kept
 _NOT_KEPT = ("scores", "pattern", "gate", "up", "act", "pre", "post")

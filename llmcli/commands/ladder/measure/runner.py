@@ -30,9 +30,8 @@ from llmcli.commands.ladder.report import NAMES, Listing, RungReport, Spread, Wo
 from llmcli.devices import require_memory
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
-from llmcli.measure.ratios import paired
-from llmcli.measure.runs import in_turns, timed
-from llmcli.records.progress import Progress
+from llmcli.measure.runs import in_turns, paired, timed
+from llmcli.records.work import Progress
 
 # all of them, from the lowest up, as `NAMES` calls them
 RUNGS: tuple[type[Rung], ...] = (

@@ -25,7 +25,7 @@ from llmcli.config import ModelConfig
 from llmcli.errors import NotFinite
 from llmcli.inspect.passes import Passes
 from llmcli.model import Model, dtype_name
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 
 Target = Literal["output", "next"] | int
 

@@ -20,7 +20,7 @@ from llmcli.graph.evaluation.rule import settled
 from llmcli.model import Model
 from llmcli.ops.norm import at_least_float32
 from llmcli.parts.norm.config import NormConfig
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 
 # How many roundings (eps) of its largest logit the logits of a row may be off. Measured on a CPU,
 # the worst token of all positions, half the difference of log-probabilities in such roundings: in

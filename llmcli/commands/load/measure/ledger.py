@@ -17,7 +17,7 @@ from llmcli.checkpoints.folder import INDEX, SINGLE
 from llmcli.commands.load.report import LedgerLine, MetadataCheck, Numbers
 from llmcli.config import ModelConfig
 from llmcli.model import Ledger
-from llmcli.records.checks import ViewCheck
+from llmcli.records.document import ViewCheck
 from llmcli.records.numbers import counted
 from llmcli.text import Tokenizer
 

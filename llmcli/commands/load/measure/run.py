@@ -40,9 +40,9 @@ from llmcli.loading.load import configured, fitting_plan, load_checkpoint
 from llmcli.loading.weights import ledger_of
 from llmcli.measure.peaks import Peak, resident_bytes
 from llmcli.model import Model, dtype_name
-from llmcli.records.checks import ViewCheck, difference
+from llmcli.records.document import ViewCheck, difference
 from llmcli.records.numbers import counted
-from llmcli.records.progress import Progress, Stages
+from llmcli.records.work import Progress, Stages
 from llmcli.text import Tokenizer, load_tokenizer
 
 SCANNING = "checking the numbers"

@@ -34,8 +34,8 @@ from llmcli.ops.quant import dequantize
 from llmcli.ops.quant.decode import FORMATS as BLOCKS
 from llmcli.ops.quant.encode import quantize
 from llmcli.parts.mlp.config import MlpConfig
-from llmcli.records.checks import ViewCheck
-from llmcli.records.progress import Progress
+from llmcli.records.document import ViewCheck
+from llmcli.records.work import Progress
 
 TOKENS, STEPS = 11, 4
 # Differences of logits as shares of the largest one, and divergences in nats: several times the

@@ -33,7 +33,7 @@ from llmcli.measure.ceilings import matrix_rate, read_rate
 from llmcli.measure.peaks import Peak, resident_bytes
 from llmcli.measure.runs import in_turns, timed
 from llmcli.nn.decoder import Decoder
-from llmcli.records.progress import Progress
+from llmcli.records.work import Progress, no_progress
 
 PROMPT, TOKENS, ROUNDS = 512, 8, 5
 _BLOCK = 1 << 20  # random numbers, repeated: zeros are read faster
@@ -118,7 +118,7 @@ def measure_shape(
 
     Raises OutOfMemory.
     """
-    report = progress or (lambda what, done, total: None)
+    report = progress or no_progress
     report(f"{one.name}: building", 0, 3)
     cuda = device.type == "cuda"
     need = memory_need(

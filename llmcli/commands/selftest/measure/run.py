@@ -23,8 +23,8 @@ from llmcli.commands.selftest.report import GroupResult, MemoryResult, RateResul
 from llmcli.errors import WriteFailed
 from llmcli.kernels.native import levels as levels_here
 from llmcli.measure.ceilings import measure_ceilings
-from llmcli.records.checks import ViewCheck, difference
-from llmcli.records.progress import Progress
+from llmcli.records.document import ViewCheck, difference
+from llmcli.records.work import Progress, no_progress
 
 # layers of each shape that are run, at most: five minutes are enough for all of it
 _LAYERS = {"cpu": {"1B": 16, "8B": 3}, "cuda": {"1B": 16, "8B": 32}}
@@ -39,7 +39,7 @@ _WAIT_S = 120
 
 
 def measure_selftest(
-    device: torch.device, *, speed: bool = True, progress: Progress | None = None
+    device: torch.device, *, speed: bool = True, progress: Progress = no_progress
 ) -> SelftestReport:
     """Checks on small models, and, with `speed`, rates and memory of a 1B and an 8B shape."""
     begin, refused = perf_counter(), []

@@ -1,21 +1,37 @@
-"""Clocks that the decoder calls as it goes: when was each activation computed?"""
+"""From clocks that the decoder calls as it goes to the time of each part in each layer."""
 
 from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from time import perf_counter_ns
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.anatomy.graph import Graph, Place
+from llmcli.anatomy.work import Works
+from llmcli.commands.timing.report import CALLS, GAPS, KERNEL, PartTime, Piece
 from llmcli.devices import wait_for
+from llmcli.measure.ceilings import time_lower_bound
+from llmcli.records.machine import Ceilings
+from llmcli.records.work import PartWork
 
 END = "end"  # what the last mark of a run is called
+STEP = "step"  # the first mark of a forward call
+SAMPLE = "sample"  # the mark of a token that is chosen
+_NEAR = 0.5  # of a ceiling: from there on it is what limits the part
+_EXPLAINED = 0.5  # of the time beyond the lower bound that starting operations takes
+_LAUNCHING = 0.9  # of the device's time in which the host was still starting it
+MOST = 128  # runs whose marks are kept: 61 KB each for 16 tokens of a model of 30 layers
+# Attributes such as `shape` start no operation.
+_LOOKED_UP = frozenset({"__get__", "__len__", "data_ptr", "dim", "numel", "size", "stride"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +139,6 @@ def clock_for(device: torch.device) -> RunClock:
     return EventClock(lambda: kind(enable_timing=True), lambda: wait_for(device))
 
 
-# Attributes such as `shape` start no operation.
-_LOOKED_UP = frozenset({"__get__", "__len__", "data_ptr", "dim", "numel", "size", "stride"})
-
-
 class OperationCount(RunClock, TorchFunctionMode):
     """Counts while it is entered: its marks have numbers of operations in the place of seconds.
 
@@ -159,3 +171,161 @@ class OperationCount(RunClock, TorchFunctionMode):
 
     def _now(self) -> int:
         return self._count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run: its wall time, measured around it, and the marks of its clock."""
+
+    wall_s: float
+    marks: Marks
+
+
+class Kept:
+    """Finds the median of many instrumented runs without keeping the marks of all of them.
+
+    Of more than `MOST` it drops the one whose neighbours are nearest to each other in the order of
+    all times, so that one near the final median is always kept.
+    """
+
+    def __init__(self) -> None:
+        self._walls: array[float] = array("d")  # of all runs, in order of time
+        self._kept: list[Run] = []
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, run: Run) -> None:
+        """Add a run."""
+        insort(self._walls, run.wall_s)
+        insort(self._kept, run, key=lambda kept: kept.wall_s)
+        if len(self._kept) > MOST:
+            places = [bisect_left(self._walls, kept.wall_s) for kept in self._kept]
+            apart = [after - before for before, after in zip(places, places[2:], strict=False)]
+            del self._kept[1 + apart.index(min(apart))]
+
+    @property
+    def median(self) -> Run:
+        """The one in the middle (the lower one of two), or the nearest to it that was kept."""
+        middle = self._walls[(len(self._walls) - 1) // 2]
+        return min(self._kept, key=lambda kept: abs(kept.wall_s - middle))
+
+
+def place(name: str, model: Graph) -> Place:
+    """The part and layer that the time up to a mark belongs to; a gap has no layer."""
+    if name == SAMPLE:
+        return SAMPLE, None
+    if name not in model:  # `step`, `end`, and unknown names: a check counts those
+        return GAPS, None
+    part, layer = model.place(name)
+    return part, None if part == GAPS else layer
+
+
+def pieces(marks: Marks, model: Graph) -> Iterator[Piece]:
+    """The pieces of a run, one after the other: each begins where the one before it ends."""
+
+    def placed() -> Iterator[tuple[tuple[Place, int], float, float]]:
+        call, before = -1, ""
+        for name, seconds, host_s in zip(marks.names, marks.seconds, marks.host_s, strict=True):
+            call += name == SAMPLE or (name == STEP and before != SAMPLE)
+            before = name
+            yield (place(name, model), call), seconds, host_s
+
+    begin = 0.0
+    for ((part, layer), call), group in groupby(placed(), key=lambda mark: mark[0]):
+        _, each, host = zip(*group, strict=True)
+        seconds = sum(each)
+        yield Piece(
+            part=part, layer=layer, call=call, begin=begin, seconds=seconds, host_s=sum(host)
+        )
+        begin += seconds
+
+
+def in_order(model: Graph) -> tuple[str, ...]:
+    """Every part that may be timed, as they are shown: the groups, the choice of a token, gaps."""
+    return (*model.groups, SAMPLE, GAPS)
+
+
+def part_times(
+    run: Sequence[Piece], works: Works, operations: Mapping[Place, int], order: Sequence[str]
+) -> tuple[PartTime, ...]:
+    """Each (part, layer) that was timed: in the order of `works`, then those without, in `order`.
+
+    Work that was never timed is left out, and so is a part without a moment.
+    """
+    timed: dict[Place, list[Piece]] = {}
+    for piece in run:
+        timed.setdefault(piece.place, []).append(piece)
+    work = {(part, layer): amount for part, layer, amount in works}
+    ordered = sorted(timed, key=lambda place: order.index(place[0]))
+    return tuple(
+        PartTime(
+            part=where[0],
+            layer=where[1],
+            seconds=sum(piece.seconds for piece in timed[where]),
+            host_s=sum(piece.host_s for piece in timed[where]),
+            calls=len(timed[where]),
+            operations=operations.get(where, 0),
+            work=work.get(where, PartWork()),
+        )
+        for where in dict.fromkeys([*work, *ordered])
+        if where in timed
+    )
+
+
+def over_layers(parts: Sequence[PartTime], order: Sequence[str]) -> tuple[PartTime, ...]:
+    """Each part over all layers, in that order."""
+    own = {name: [part for part in parts if part.part == name] for name in order}
+    return tuple(PartTime.total(name, found) for name, found in own.items() if found)
+
+
+def product_seconds(
+    run: Sequence[Piece], calls: Sequence[Mapping[Place, PartWork]]
+) -> tuple[float, float]:
+    """Seconds of products of a weight matrix with one row and with more, call by call.
+
+    `calls` has for each forward call the parts with such products.
+    """
+    gemv_s = gemm_s = 0.0
+    for piece in run:
+        work = calls[piece.call].get(piece.place) if 0 <= piece.call < len(calls) else None
+        if work is not None and work.gemm:
+            gemm_s += piece.seconds
+        elif work is not None:
+            gemv_s += piece.seconds
+    return gemv_s, gemm_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roof:
+    """The ceilings for a run in `numbers`, each step of which streams `working_set` bytes.
+
+    `apart`: the device works behind the host, so that the host's time is one of its own.
+    """
+
+    ceilings: Ceilings
+    numbers: Arithmetic
+    working_set: int
+    apart: bool
+
+    def judged(self, part: PartTime, wall_s: float) -> PartTime:
+        """The part with its share of the wall time, and with its bound where it does counted work.
+
+        The bound is a ceiling only where that is near, and `calls` only where starting takes long.
+        """
+        part = replace(part, share=part.seconds / wall_s if wall_s > 0 else None)
+        lower = time_lower_bound(
+            part.work, part.calls, self.ceilings, numbers=self.numbers, working_set=self.working_set
+        )
+        if lower.seconds == 0 or part.seconds <= 0:
+            return part
+        starting = part.operations * self.ceilings.start_s
+        if self.apart and part.host_s >= _LAUNCHING * part.seconds:
+            bound = CALLS
+        elif lower.seconds >= _NEAR * part.seconds:
+            bound = lower.nearest
+        else:
+            explained = starting >= _EXPLAINED * (part.seconds - lower.seconds)
+            bound = CALLS if explained else KERNEL
+        reached = lower.seconds / part.seconds
+        return replace(part, bound=bound, nearest=lower.nearest, of_bound=reached)

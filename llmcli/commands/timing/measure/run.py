@@ -5,41 +5,60 @@ Checks that the time adds up, that nothing is missing, and that no number is cha
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median_low
 from time import perf_counter
 
+from torch import Tensor
+
 from llmcli import devices
+from llmcli.anatomy import plan
 from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.graph import Place, graph
-from llmcli.anatomy.work import added, calls_work, total_work
-from llmcli.commands.timing.measure.clock import Marks, OperationCount, RunClock, clock_for
-from llmcli.commands.timing.measure.parts import (
+from llmcli.anatomy.work import (
+    added,
+    calls_work,
+    decode_calls,
+    part_work,
+    prompt_calls,
+    step_bytes,
+    total_work,
+)
+from llmcli.commands.timing.measure.clock import (
+    END,
+    SAMPLE,
+    STEP,
+    Kept,
+    OperationCount,
     Roof,
+    Run,
+    RunClock,
+    clock_for,
     in_order,
     over_layers,
     part_times,
     pieces,
     product_seconds,
 )
-from llmcli.commands.timing.measure.workload import RunOutput, Workload
 from llmcli.commands.timing.report import Overhead, PhaseTime, Stage, TimingReport
-from llmcli.graph.spec import PHASES, Phase
-from llmcli.measure.busy import CpuContention
+from llmcli.engine.sampler import Sampler
+from llmcli.engine.sampling import Sampling
+from llmcli.engine.session import Session
+from llmcli.graph.routing import Choose
+from llmcli.graph.spec import PHASES, Call, Logits, Phase
+from llmcli.measure.machine import CpuContention
 from llmcli.measure.peaks import Peak, most
 from llmcli.measure.runs import StoppingRule, current, in_turns, timed
 from llmcli.model import Model
-from llmcli.records.ceilings import Ceilings
-from llmcli.records.checks import ViewCheck, difference
-from llmcli.records.progress import Progress
+from llmcli.nn.step import Tap
+from llmcli.records.document import ViewCheck, difference
+from llmcli.records.machine import Ceilings
+from llmcli.records.work import PartWork, Progress, no_progress
 
 LIMIT_S = 10.0  # seconds for all phases together, but one pair of each is always run
-MOST = 128  # runs whose marks are kept: 61 KB each for 16 tokens of a model of 30 layers
 _APART = 0.02  # of the wall time …
 _APART_S = 50e-6  # … or so many seconds of a short run: what begins and ends it is in none
 _ESTIMATE = 0.1  # of the estimated bytes …
@@ -47,41 +66,137 @@ _SLACK = 16 << 20  # … and what libraries and the allocator keep
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run: its wall time, measured around it, and the marks of its clock."""
+class RunOutput:
+    """The result of a run: the ids that it chose, and its last logits `[1, V]`."""
 
-    wall_s: float
-    marks: Marks
+    ids: tuple[int, ...]
+    logits_BV: Tensor
+
+    def unlike(self, other: RunOutput) -> int:
+        """Count the logits and ids that differ in any bit."""
+        ids = sum(one != its for one, its in zip(self.ids, other.ids, strict=True))
+        return ids + int((self.logits_BV != other.logits_BV).sum())
 
 
-class Kept:
-    """Finds the median of many instrumented runs without keeping the marks of all of them.
+class Workload:
+    """A prompt, and `new_tokens` greedy ones after it, end-of-text or not.
 
-    Of more than `MOST` it drops the one whose neighbours are nearest to each other in the order of
-    all times, so that one near the final median is always kept.
+    Raises OutOfMemory where the cache does not fit.
     """
 
-    def __init__(self) -> None:
-        self._walls: array[float] = array("d")  # of all runs, in order of time
-        self._kept: list[Run] = []
+    def __init__(self, model: Model, ids: Sequence[int], new_tokens: int) -> None:
+        self.model = model
+        self.ids = list(ids)
+        self.new_tokens = new_tokens
+        self.numbers = model.arithmetic
+        capacity = len(ids) + new_tokens
+        devices.require_memory(
+            model.decoder.state_bytes(1, capacity),
+            model.device,
+            f"the cache of 1 × {capacity} tokens",
+            "use a shorter prompt or a smaller --max-tokens",
+        )
+        self.session = Session(model.decoder, 1, capacity)
 
-    def __len__(self) -> int:
-        return len(self._kept)
+    def ready(self, phase: Phase) -> None:
+        """The state in which the phase begins: nothing read yet, or the prompt."""
+        past = 0 if phase == "prefill" else len(self.ids)
+        if self.session.lengths[0] < past:
+            self.session.rewind(0)
+            self.session.prefill([self.ids])
+        if past and self.session.lengths[0] == past:  # the prompt was read just now
+            self.session.keep()
+        self.session.rewind(past)
+        self._sampler = Sampler(
+            Sampling(temperature=0.0),
+            [self.ids],
+            samples=1,
+            vocab=self.model.config.vocab,
+            device=self.model.device,
+            logprobs=None,
+            limit=max(1, self.new_tokens),
+        )
 
-    def add(self, run: Run) -> None:
-        """Add a run."""
-        insort(self._walls, run.wall_s)
-        insort(self._kept, run, key=lambda kept: kept.wall_s)
-        if len(self._kept) > MOST:
-            places = [bisect_left(self._walls, kept.wall_s) for kept in self._kept]
-            apart = [after - before for before, after in zip(places, places[2:], strict=False)]
-            del self._kept[1 + apart.index(min(apart))]
+    def run(self, phase: Phase, clock: RunClock | None, tap: Tap | None = None) -> RunOutput:
+        """The phase once, from its beginning: `ready` comes before it, and is no part of it.
+
+        Decoding chooses and computes, `new_tokens` times, as `generate` does.
+        """
+        if clock is not None:
+            clock.start()
+        chosen: list[int] = []
+        if phase == "prefill":
+            logits_BV = self.session.prefill([self.ids], clock=clock, tap=tap)
+        else:
+            for (choice,) in self.session.decode(
+                self._sampler.pick, limit=self.new_tokens, tap=tap, clock=clock
+            ):
+                if clock is not None:
+                    clock(SAMPLE)
+                chosen.append(choice.id)
+            assert self.session.logits_BV is not None
+            logits_BV = self.session.logits_BV
+        if clock is not None:
+            clock.stop()
+        return RunOutput(ids=tuple(chosen), logits_BV=logits_BV)
+
+    def check_finite(self, out: RunOutput) -> None:
+        """Raises NotFinite where logits have a NaN or an infinity, as generating does."""
+        self._sampler.pick(out.logits_BV)
+
+    def experts(self, phase: Phase) -> dict[int, int]:
+        """Run the phase once to count the experts that each layer ran, over all its calls."""
+        nodes = graph(self.model.config).nodes.values()
+        chosen = {node.name: node.layer for node in nodes if isinstance(node.op, Choose)}
+        ran: Counter[int] = Counter()
+
+        def tap(name: str, tensor: Tensor) -> None:
+            if (layer := chosen.get(name)) is not None:
+                ran[layer] += len(set(tensor.flatten().tolist()))
+
+        if chosen:
+            self.ready(phase)
+            self.run(phase, None, tap)
+        return ran
+
+    def calls(self, phase: Phase) -> Iterator[tuple[Call, Logits]]:
+        """The forward calls of a phase."""
+        if phase == "decode":
+            return decode_calls(batch=1, tokens=self.new_tokens, past=len(self.ids))
+        return prompt_calls(batch=1, tokens=len(self.ids))
+
+    def marks(self, phase: Phase) -> tuple[str, ...]:
+        """The marks that a run of it makes: of each call first its own, then its activations."""
+        config, model = self.model.config, graph(self.model.config)
+        call = Call(batch=1, tokens=1, past=0, phase=phase)
+        first = (SAMPLE, STEP) if phase == "decode" else (STEP,)
+        names = {
+            logits: [
+                spec.name
+                for spec in plan(config, call, logits=logits).written
+                if not model[spec.name].shown  # it is computed for a tap only
+            ]
+            for logits in {logits for _, logits in self.calls(phase)}
+        }
+        calls = self.calls(phase)
+        return (*(mark for _, logits in calls for mark in (*first, *names[logits])), END)
+
+    def products(self, phase: Phase) -> tuple[Mapping[Place, PartWork], ...]:
+        """For each of its calls what the parts with a weight matrix take."""
+        kinds = [(call.tokens, logits) for call, logits in self.calls(phase)]
+        calls = dict(zip(kinds, self.calls(phase), strict=True))  # the cache changes none of them
+        found = {}
+        for kind, (call, logits) in calls.items():
+            works = part_work(self.model.config, call, numbers=self.numbers, logits=logits)
+            found[kind] = {
+                (part, layer): work for part, layer, work in works if work.gemv or work.gemm
+            }
+        return tuple(found[kind] for kind in kinds)
 
     @property
-    def median(self) -> Run:
-        """The one in the middle (the lower one of two), or the nearest to it that was kept."""
-        middle = self._walls[(len(self._walls) - 1) // 2]
-        return min(self._kept, key=lambda kept: abs(kept.wall_s - middle))
+    def working_set(self) -> int:
+        """Bytes that the last step streams, the weights as they are stored in memory."""
+        return step_bytes(self.model.config, len(self.ids) + self.new_tokens, numbers=self.numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +218,7 @@ class Runs:
     interrupted: bool
 
 
-def run_pairs(
-    workload: Workload, phase: Phase, until: StoppingRule, progress: Progress | None = None
-) -> Runs:
+def run_pairs(workload: Workload, phase: Phase, until: StoppingRule, progress: Progress) -> Runs:
     """A bare and an instrumented run to warm up, then pairs of both, each first in every other one.
 
     Raises NotFinite, and KeyboardInterrupt where no pair is complete by then.
@@ -113,13 +226,12 @@ def run_pairs(
     device = workload.model.device
     clock = clock_for(device)
     words = "timing the prompt" if phase == "prefill" else "timing the new tokens"
-    report = progress or (lambda what, done, total: None)
 
     def once(clock: RunClock | None = None) -> tuple[RunOutput, float]:
         workload.ready(phase)
         return timed(device, lambda: workload.run(phase, clock))
 
-    report(words, 0, until.done(0, perf_counter())[1])
+    progress(words, 0, until.done(0, perf_counter())[1])
     workload.ready(phase)  # what the phase begins with is no part of its memory
     with Peak(device) as peak:
         first, _ = once()
@@ -138,7 +250,7 @@ def run_pairs(
     turns = in_turns(once, lambda: once(clock))
     try:
         while not until.over(watched_s, bare_s, perf_counter()):
-            report(words, *until.done(len(bare_s), perf_counter()))
+            progress(words, *until.done(len(bare_s), perf_counter()))
             (_, bare), (out, watched) = next(turns)
             kept.add(Run(wall_s=watched, marks=clock.marks()))
             unlike += first.unlike(out)
@@ -159,10 +271,8 @@ def run_pairs(
     )
 
 
-def phase_time(
-    workload: Workload, name: Phase, runs: Runs, roof: Roof, *, trace: bool
-) -> PhaseTime:
-    """The median instrumented run of the phase, part by part; `trace` keeps its pieces."""
+def phase_time(workload: Workload, name: Phase, runs: Runs, roof: Roof) -> PhaseTime:
+    """The median instrumented run of the phase, part by part."""
     config, numbers = workload.model.config, workload.numbers
     works = calls_work(config, workload.calls(name), numbers=numbers, ran=runs.experts)
     model = graph(config)
@@ -186,7 +296,7 @@ def phase_time(
         peak=runs.peak,
         gemv_s=gemv_s,
         gemm_s=gemm_s,
-        pieces=run if trace else (),
+        pieces=run,
     )
 
 
@@ -198,23 +308,24 @@ def measure_timing(
     ceilings: Ceilings,
     phases: Sequence[Phase] = PHASES,
     pairs: int | None = None,
-    trace: bool = False,
     stages: Sequence[Stage] = (),
     base: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> TimingReport:
     """Reads the prompt and writes greedy tokens after it, end of text or not, again and again.
 
     `pairs` of runs, one instrumented and one not; None: until the times are tight. `ceilings`,
-    `stages` and `base` are measured by the caller. `trace` keeps the pieces of a run. A
-    KeyboardInterrupt ends the measuring: the report has what is complete by then, and says so.
-    Raises OutOfMemory where the cache does not fit, NotFinite for logits with a NaN.
+    `stages` and `base` are measured by the caller. A KeyboardInterrupt ends the measuring: the
+    report has what is complete by then, and says so. Raises OutOfMemory where the cache does not
+    fit, NotFinite for logits with a NaN.
     """
     workload = Workload(model, ids, new_tokens)
     roof = Roof(
-        ceilings=ceilings, numbers=workload.numbers, working_set=workload.working_set,
+        ceilings=ceilings,
+        numbers=workload.numbers,
+        working_set=workload.working_set,
         apart=model.device.type != "cpu",
-    )  # fmt: skip
+    )
     runs: dict[Phase, Runs] = {}
     busy, begin = CpuContention(), perf_counter()
     interrupted = False
@@ -230,7 +341,7 @@ def measure_timing(
     except KeyboardInterrupt:
         interrupted = True
     load = busy.load(ceilings.threads if model.device.type == "cpu" else 1)
-    times = tuple(phase_time(workload, name, runs[name], roof, trace=trace) for name in runs)
+    times = tuple(phase_time(workload, name, runs[name], roof) for name in runs)
     peak = most(*(stage.peak for stage in stages), *(phase.peak for phase in times))
     estimated = _estimated(workload)
     checks = timing_checks(workload, times, runs)
@@ -257,11 +368,14 @@ def _estimated(workload: Workload) -> int:
     """Bytes that `info` says of such a run."""
     model = workload.model
     need = memory_need(
-        model.config, workload.numbers, batch=1, context=len(workload.ids) + workload.new_tokens,
+        model.config,
+        workload.numbers,
+        batch=1,
+        context=len(workload.ids) + workload.new_tokens,
         cuda=model.device.type == "cuda",
         native=devices.multiplies_bfloat16(model.device),
         tokenizer=0 if model.tokenizer is None else model.tokenizer.nbytes,
-    )  # fmt: skip
+    )
     return need.together
 
 
@@ -327,6 +441,9 @@ def _none(name: str, words: str, off: Mapping[Phase, int]) -> ViewCheck:
     """A check that a count is 0 in every phase."""
     worst = max(off, key=lambda phase: off[phase])
     return ViewCheck(
-        name=name, words=words, value=float(sum(off.values())), tolerance=0.0,
+        name=name,
+        words=words,
+        value=float(sum(off.values())),
+        tolerance=0.0,
         where=worst if off[worst] else "",
-    )  # fmt: skip
+    )

@@ -56,9 +56,8 @@ def trace_events(report: TimingReport, title: str) -> Iterator[dict[str, Any]]:
         yield event(stage.name, "stage", now, end, args, ONCE)
         now = end
     for phase in report.phases:
-        if phase.pieces:
-            yield from _phase(phase, now)
-            now += _ns(phase.pieces[-1].end) - _ns(phase.pieces[0].begin)
+        yield from _phase(phase, now)
+        now += _ns(phase.pieces[-1].end) - _ns(phase.pieces[0].begin)
 
 
 def event(

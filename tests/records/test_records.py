@@ -1,4 +1,4 @@
-"""What of a dataclass is in its document."""
+"""What of a dataclass is in its document, and numbers as people write them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from llmcli.records.document import APART, FLAT, OPTIONAL, derived, members
+from llmcli.records.numbers import counted, spans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,3 +39,18 @@ class Person:
 )
 def test_members_are_flat_optional_derived_and_apart(given, found):
     assert members(Person(name="x", **given)) == found
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [((), ""), ((0,), "0"), ((0, 1, 2), "0-2"), ((0, 2, 3, 7), "0,2-3,7"), ((4, 5), "4-5")],
+)
+def test_spans(numbers, text):
+    assert spans(numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 tensors"), (1, "1 tensor"), (1200, "1,200 tensors")]
+)
+def test_counted(number, text):
+    assert counted(number, "tensor") == text

@@ -1,12 +1,15 @@
-"""Memory and GPUs of the machine, asked without torch, against torch's own answers."""
+"""The machine: its software, its memory and GPUs, what other programs take, and estimates."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
+import platform
 import re
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import children
@@ -21,11 +24,21 @@ from llmcli.families import plan, translate
 from llmcli.kernels import native
 from llmcli.limits import free_memory, memory_limit, processors
 from llmcli.loading.load import arithmetic_on
-from llmcli.measure import memory
+from llmcli.measure import machine as module
 from llmcli.measure.fit import chosen_arithmetic
-from llmcli.measure.memory import cpu, machine_devices, nvidia_gpus
+from llmcli.measure.machine import (
+    CpuContention,
+    cpu,
+    environment,
+    machine_devices,
+    memory_bytes,
+    nvidia_gpus,
+)
+from llmcli.measure.peaks import resident_bytes
 from llmcli.ops import processor
+from llmcli.records.document import members
 from llmcli.records.info import Device
+from llmcli.records.machine import MachineLoad
 
 FORMATS = ("F32", "F16", "BF16", "F64", "Q4_0")
 STORED = [set(some) for n in range(4) for some in itertools.combinations(FORMATS, n)]
@@ -198,7 +211,7 @@ def smi(tmp_path, monkeypatch):
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
-    monkeypatch.setattr(memory, "torch_version", lambda: "2.13.0+cu130")
+    monkeypatch.setattr(module, "torch_version", lambda: "2.13.0+cu130")
     return put
 
 
@@ -209,7 +222,7 @@ def test_gpus_are_those_that_the_driver_lists(smi, monkeypatch):
     assert (first.total_bytes, first.free_bytes) == (81920 * 2**20, 80000 * 2**20)
     assert (first.bfloat16, second.bfloat16, first.usable) == (True, False, True)
     assert (third.total_bytes, third.free_bytes, third.bfloat16) == (None, None, False)
-    monkeypatch.setattr(memory, "torch_version", lambda: "2.13.0+cpu")
+    monkeypatch.setattr(module, "torch_version", lambda: "2.13.0+cpu")
     assert [gpu.usable for gpu in nvidia_gpus({})] == [False] * 3
 
 
@@ -234,10 +247,154 @@ def test_a_driver_that_is_old_fails_or_hangs(smi, monkeypatch):
     )
     (card,) = nvidia_gpus({})  # it does not know the generation
     assert (card.name, card.free_bytes, card.bfloat16) == ("Tesla K80", 11000 * 2**20, False)
-    monkeypatch.setattr(memory, "_SECONDS", 0.3)
+    monkeypatch.setattr(module, "_SECONDS", 0.3)
     smi("raise SystemExit('NVIDIA-SMI has failed')")
     assert nvidia_gpus({}) == ()
     smi("import time\ntime.sleep(30)")
     assert nvidia_gpus({}) == ()
     monkeypatch.setenv("PATH", "")
     assert nvidia_gpus({}) == ()
+
+
+def test_the_header_says_what_torch_says():
+    header = environment(kernels=("k",))
+    assert header.torch == torch.__version__
+    assert header.threads == torch.get_num_threads()
+    assert header.python == platform.python_version()
+    assert header.kernels == ("k",)
+    assert header.kernel_level == native.status()
+    assert header.cores >= 1
+    assert header.processor
+
+
+def test_a_container_limit_is_the_memory(monkeypatch):
+    monkeypatch.setattr(module, "memory_limit", lambda: 2**20)
+    assert memory_bytes() == 2**20
+
+
+def test_gpus_come_from_the_drivers_files(monkeypatch):
+    text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  555.42.06  Tue Jun 4"
+    said = {"/proc/driver/nvidia/version": text}
+    monkeypatch.setattr(module, "system_text", said.get)
+    assert module._nvidia_driver() == "555.42.06"
+
+
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """`machine(others, stolen, own)`: the next reading, 10 seconds after the first."""
+    (tmp_path / "proc").mkdir()
+
+    def read(seconds, *, others=0.0, stolen=0.0, own=0.0):
+        used = round((others + own) * TICK)
+        user, rest = used // 2, used - used // 2
+        # processor 7 is not ours: whatever is done there does not matter
+        (tmp_path / "proc/stat").write_text(
+            f"cpu  9 9 9 9 9 9 9 9 9 9\n"
+            f"cpu0 {user} 0 0 777 5 0 0 {round(stolen * TICK)} 0 0\n"
+            f"cpu1 0 0 {rest} 777 5 0 0 0 0 0\n"
+            f"cpu7 {int(99 * seconds * TICK)} 0 0 0 0 0 0 99 0 0\nintr 12 0\n"
+        )
+        monkeypatch.setattr(module, "perf_counter", lambda: 100.0 + seconds)
+        monkeypatch.setattr(os, "times", lambda: os.times_result((own, 0.0, 0.0, 0.0, seconds)))
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.0, 0.0))
+    read(0)
+
+    def load(threads=2, **taken):
+        begun = CpuContention(tmp_path)
+        read(10, **taken)
+        return begun.load(threads)
+
+    return load
+
+
+def test_others_are_what_is_not_our_own(machine):
+    found = machine(others=9.0, own=11.0)
+    assert (found.seconds, found.processors, found.threads) == (10.0, 2, 2)
+    assert found.others == pytest.approx(0.9)
+    assert (found.stolen, found.load_average) == (0.0, 0.5)
+    assert found.slowed
+    assert found.words == (
+        "other programs took 0.90 of 2 processors: on an idle machine this is faster"
+    )
+    assert members(found) == vars(found) | {"slowed": True}
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "threads", "slowed"),
+    [(1.0, 19.0, 2, False), (9.0, 10.0, 2, True), (9.0, 10.0, 1, False)],
+    ids=["idle", "busy", "a processor to spare is for the others"],
+)
+def test_only_who_needs_the_processors_of_others_is_slowed(machine, others, own, threads, slowed):
+    assert machine(threads, others=others, own=own).slowed is slowed
+
+
+def test_the_host_of_a_virtual_machine_counts(machine):
+    found = machine(others=0.1, stolen=4.0, own=15.0)
+    assert found.slowed
+    assert "took 0.01 of 2 processors and the virtual machine's host 0.40" in found.words
+
+
+def test_without_proc_the_load_average_decides(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 0.0, 0.0))
+    found = CpuContention(tmp_path).load(threads=1)
+    assert (found.others, found.stolen, found.load_average) == (None, None, 1.5)
+    plain = {"seconds": 1.0, "others": None, "stolen": None}
+    assert MachineLoad(**plain, processors=2, threads=1, load_average=1.5).slowed
+    assert not MachineLoad(**plain, processors=2, threads=1, load_average=1.1).slowed
+    assert not MachineLoad(**plain, processors=2, threads=2, load_average=None).slowed
+
+
+@pytest.mark.measured
+@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="the system does not count it")
+def test_a_neighbour_is_seen():
+    children.start([sys.executable, "-c", "print(flush=True)\nwhile True: pass"])
+    begun = CpuContention()
+    time.sleep(1.5)
+    assert begun.load(threads=1).others > 0.3
+
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import memory_estimate
+
+    monkeypatch.setattr(memory_estimate, "environment", lambda threads: {})
+    yield memory_estimate
+    for name in ("memory_estimate", "bench_tools"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.real
+@pytest.mark.measured
+@pytest.mark.skipif(resident_bytes() is None, reason="the system does not say what is resident")
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
+def test_the_estimate_is_within_a_tenth_of_what_was_held(benchmark, smollm2_path, dtype):
+    found = benchmark.measure(str(smollm2_path), dtype, 512, 1, 1)
+    load, prefill, decode = found["peaks"]
+    assert found["need"]["weights_bytes"] < load <= max(prefill, decode) == found["measured"]
+    assert abs(found["ratio"] - 1) <= 0.1  # half for the benchmark: processors differ in libraries
+
+
+@pytest.mark.parametrize(("ratio", "code"), [(1.04, 0), (0.96, 0), (1.11, 1), (0.89, 1)])
+def test_the_benchmark_fails_for_an_estimate_that_is_further_off(
+    benchmark, monkeypatch, capsys, ratio, code
+):
+    def measure(spec, dtype, context, batch, threads):
+        return {
+            "model": spec, "dtype": dtype, "context": context, "batch": batch, "total": 2**20,
+            "peaks": [2**20] * 3, "measured": 2**20, "ratio": ratio,
+        }  # fmt: skip
+
+    monkeypatch.setattr(benchmark, "measure", measure)
+    argv = ["x", "--models", "smollm2", "--contexts", "64", "--batches", "1"]
+    monkeypatch.setattr(sys, "argv", argv)
+    assert benchmark.main() == code
+    assert capsys.readouterr().out.count("✗") == 3 * code

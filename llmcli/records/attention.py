@@ -1,4 +1,4 @@
-"""Metrics of a head's attention matrix, and the kinds of heads defined by them.
+"""A head's attention matrix: a displayed part of it, its metrics, and the kinds of heads.
 
 Plain data, without torch. `A[i, j]` is the weight of key j for the query at position i of T;
 logarithms are natural.
@@ -7,6 +7,30 @@ logarithms are natural.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+
+What = Literal["pattern", "scores"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A part of one head's matrix: queries and keys `first` … `last`-1, NaN where masked.
+
+    `values` is `[rows, columns]` float32. Each value is the maximum of `pool` × `pool` cells (1:
+    not pooled); in a signed map the one with the largest magnitude.
+    """
+
+    layer: int
+    head: int
+    kv_head: int
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    pool: int
+    values: np.ndarray
+    signed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,7 @@ from llmcli.commands.timing.report import (
     Stage,
     TimingReport,
 )
-from llmcli.records.ceilings import MEMORY
-from llmcli.records.environment import Environment
+from llmcli.records.machine import MEMORY, Environment
 from llmcli.records.numbers import counted
 from llmcli.ui.facts import SURELY, beyond, ceiling_summary, ceiling_words, environment_words
 from llmcli.ui.layout import Column, Indented, Line, Rows
@@ -331,9 +330,10 @@ def _outliers(
         own = {at: times.get((at, part), 0.0) for at in layers}
         middle = median(own.values())
         found |= {
-            (layer, part) for layer, seconds in own.items()
+            (layer, part)
+            for layer, seconds in own.items()
             if seconds > UNLIKE * middle and seconds - middle > LEAST * usual
-        }  # fmt: skip
+        }
     return found
 
 

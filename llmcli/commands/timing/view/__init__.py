@@ -1,1 +1,0 @@
-"""Times by phase, part and layer."""

@@ -1,0 +1,265 @@
+"""The machine that a result depends on: its software, its memory, and what other programs take.
+
+torch is never imported here: importing it takes longer than everything here, and a driver context
+on a GPU takes memory itself. What only it knows is filled in where it already is imported;
+`devices` answers the same questions where torch is at hand.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from shutil import which
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import llmcli
+from llmcli.kernels import native
+from llmcli.limits import free_memory, memory_limit, processor_numbers, processors, system_text
+from llmcli.records.info import Device
+from llmcli.records.machine import Environment, MachineLoad
+
+# what decides which arithmetic is fast; the rest of a processor's flags is noise here
+FEATURES = (
+    "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16",
+    "amx_bf16", "amx_int8", "asimd", "asimddp", "i8mm", "bf16", "sve",
+)  # fmt: skip
+_QUERY = ("index", "uuid", "name", "memory.total", "memory.free", "compute_cap")
+_SECONDS = 3  # a driver in trouble answers after minutes, or never
+_MIB = 2**20
+
+
+def environment(*, kernels: tuple[str, ...] = ()) -> Environment:
+    """The environment header. `kernels`: names of those that computed the result.
+
+    Raises UsageError where $LLMCLI_KERNELS names a level that is not to be had.
+    """
+    torch: Any = sys.modules.get("torch")
+    loaded = torch is not None and hasattr(torch, "get_num_threads")
+    gpus, driver, cuda = _nvidia_files(), _nvidia_driver(), None
+    if loaded:
+        cuda = torch.version.cuda
+        if torch.cuda.is_available():
+            count = torch.cuda.device_count()
+            gpus = tuple(torch.cuda.get_device_name(i) for i in range(count))
+        elif torch.backends.mps.is_available():
+            gpus = (processor(),)
+    return Environment(
+        llmcli=llmcli.__version__,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        processor=processor(),
+        cores=processors(),
+        features=features(),
+        memory_bytes=memory_bytes(),
+        gpus=gpus,
+        driver=driver,
+        torch=torch.__version__ if loaded else torch_version(),
+        cuda=cuda,
+        threads=torch.get_num_threads() if loaded else None,
+        kernels=kernels,
+        kernel_level=native.status(),
+    )
+
+
+def torch_version() -> str | None:
+    """The installed PyTorch's version from its metadata; None without PyTorch."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def memory_bytes() -> int | None:
+    """Memory of the machine in bytes, or of the container where that is limited to less."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+    limit = memory_limit()
+    return total if limit is None else min(total, limit)
+
+
+@cache
+def processor() -> str:
+    """The processor's name."""
+    found = _found(r"^(?:model name|Model)\s*:\s*(.+)$", "/proc/cpuinfo")
+    if found is not None:
+        return found
+    if sys.platform == "darwin":
+        asked = subprocess.run(
+            ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if asked.stdout.strip():
+            return asked.stdout.strip()
+    return platform.processor() or platform.machine()
+
+
+@cache
+def features() -> tuple[str, ...]:
+    """The processor's features that decide which arithmetic is fast."""
+    have = (_found(r"^(?:flags|Features)\s*:\s*(.+)$", "/proc/cpuinfo") or "").split()
+    return tuple(name for name in FEATURES if name in have)
+
+
+def _nvidia_files() -> tuple[str, ...]:
+    """Names of NVIDIA cards from the driver's own files: no library has to be loaded."""
+    paths = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    models = (_found(r"^Model:\s*(.+)$", path) for path in paths)
+    return tuple(model for model in models if model is not None)
+
+
+def _nvidia_driver() -> str | None:
+    return _found(r"\s(\d+\.\d+(?:\.\d+)?)\s", "/proc/driver/nvidia/version")
+
+
+def _found(pattern: str, path: str | Path) -> str | None:
+    """What the group of a pattern is in a file of the system; None where it matches nothing."""
+    found = re.search(pattern, system_text(path), re.MULTILINE)
+    return found[1].strip() if found else None
+
+
+def machine_devices(environ: Mapping[str, str] = os.environ) -> tuple[Device, ...]:
+    """NVIDIA's GPUs `cuda:0` …, Apple's `mps` (whose memory is the CPU's), then the CPU."""
+    own = cpu()
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        return (replace(own, device="mps", bfloat16=True), own)
+    return (*nvidia_gpus(environ), own)
+
+
+def cpu() -> Device:
+    """The processor with the memory of the machine, or of its container where that is less."""
+    return Device(
+        device="cpu",
+        name=processor(),
+        total_bytes=memory_bytes(),
+        free_bytes=free_memory(),
+        bfloat16=not {"avx512_bf16", "amx_bf16"}.isdisjoint(features()),
+    )
+
+
+def nvidia_gpus(environ: Mapping[str, str] = os.environ) -> tuple[Device, ...]:
+    """NVIDIA's GPUs as `nvidia-smi` lists them; none where it is not there.
+
+    `CUDA_VISIBLE_DEVICES` chooses and orders them, as it does for PyTorch.
+    """
+    if which("nvidia-smi") is None:
+        return ()
+    lines = _nvidia_smi(_QUERY)
+    if lines is None:  # an old driver does not know `compute_cap`
+        lines = _nvidia_smi(_QUERY[:-1])
+    rows = [[cell.strip() for cell in line.split(",")] for line in lines or ()]
+    rows = _visible([row for row in rows if len(row) >= 5], environ.get("CUDA_VISIBLE_DEVICES"))
+    usable = not (torch_version() or "").endswith("+cpu")
+    return tuple(
+        Device(
+            device=f"cuda:{number}",
+            name=row[2],
+            total_bytes=_mebibytes(row[3]),
+            free_bytes=_mebibytes(row[4]),
+            # from the Ampere generation on; an old driver does not say, and has old cards
+            bfloat16=len(row) > 5 and row[5].split(".")[0].isdigit() and float(row[5]) >= 8,
+            usable=usable,
+        )
+        for number, row in enumerate(rows)
+    )
+
+
+def _visible(rows: list[list[str]], chosen: str | None) -> list[list[str]]:
+    """The rows that `CUDA_VISIBLE_DEVICES` names, up to the first that is not there."""
+    if chosen is None:
+        return rows
+    seen = []
+    for name in (part.strip() for part in chosen.split(",")):
+        match = [row for row in rows if name and (row[0] == name or row[1].startswith(name))]
+        if not match:
+            break
+        seen.append(match[0])
+    return seen
+
+
+def _nvidia_smi(fields: tuple[str, ...]) -> list[str] | None:
+    """One line a GPU; None where `nvidia-smi` fails or takes too long."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        asked = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return asked.stdout.splitlines()
+
+
+def _mebibytes(text: str) -> int | None:
+    """Bytes of `81920`; None for `[N/A]`."""
+    return int(text) * _MIB if text.isdigit() else None
+
+
+class _Reading(NamedTuple):
+    """Seconds since some time in the past: of all programs, of the host, of this process."""
+
+    all: float | None
+    stolen: float | None
+    own: float
+    wall: float
+
+
+class CpuContention:
+    """Counts from when it is made; `load` is what there was since. `root` is for tests."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._average: float | None = None
+        with suppress(OSError):
+            self._average = os.getloadavg()[0]
+        self._begin = _read(root)
+
+    def load(self, threads: int) -> MachineLoad:
+        """The time that other programs took since then; this one computes with `threads`."""
+        begin, end = self._begin, _read(self._root)
+        seconds = max(end.wall - begin.wall, 1e-9)
+        others = stolen = None
+        if end.all is not None and begin.all is not None:
+            others = max(0.0, end.all - begin.all - (end.own - begin.own)) / seconds
+        if end.stolen is not None and begin.stolen is not None:
+            stolen = (end.stolen - begin.stolen) / seconds
+        return MachineLoad(
+            seconds=seconds,
+            processors=processors(),
+            threads=threads,
+            others=others,
+            stolen=stolen,
+            load_average=self._average,
+        )
+
+
+def _read(root: Path) -> _Reading:
+    """From the clock ticks in `/proc/stat`, of the processors that this process may use."""
+    times = os.times()
+    own, wall = sum(times[:4]), perf_counter()
+    try:
+        text = (root / "proc/stat").read_text()
+    except OSError:
+        return _Reading(None, None, own, wall)
+    ours = set(processor_numbers())
+    busy = stolen = 0
+    for number, counts in re.findall(r"^cpu(\d+) (.*)$", text, re.MULTILINE):
+        if int(number) in ours:
+            user, nice, system, _, _, irq, softirq, steal, *_ = map(int, counts.split())
+            busy += user + nice + system + irq + softirq
+            stolen += steal
+    tick = os.sysconf("SC_CLK_TCK")
+    return _Reading(busy / tick, stolen / tick, own, wall)

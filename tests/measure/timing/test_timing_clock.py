@@ -1,0 +1,262 @@
+"""Clocks and what they count, from marks to parts, and what a part waits for."""
+
+import sys
+from array import array
+from dataclasses import replace
+
+import pytest
+import torch
+from timed_models import CEILINGS, FakeDevice, small, timed
+
+from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.anatomy.graph import graph
+from llmcli.commands.timing.measure import clock as clock_module
+from llmcli.commands.timing.measure.clock import (
+    EventClock,
+    HostClock,
+    Marks,
+    OperationCount,
+    Roof,
+    in_order,
+    over_layers,
+    part_times,
+    pieces,
+)
+from llmcli.commands.timing.report import PartTime
+from llmcli.families import find
+from llmcli.ops.elements import add
+from llmcli.records.work import PartWork
+
+
+def test_the_hosts_clock_gives_each_mark_the_time_since_the_one_before(monkeypatch):
+    times = iter((5, 25, 26, 36) * 2)
+    monkeypatch.setattr(clock_module, "perf_counter_ns", lambda: 10**6 * next(times))
+    clock = HostClock()
+    for name in ("slow", "other"):  # it begins anew with every run
+        clock.start()
+        clock(name)
+        clock("quick")
+        clock.stop()
+        marks = clock.marks()
+        assert marks.names == (name, "quick", "end")
+        assert list(marks.seconds) == pytest.approx([0.020, 0.001, 0.010])
+        assert marks.host_s == marks.seconds
+
+
+def test_the_devices_clock_reads_the_devices_time_and_waits_once_a_run():
+    device = FakeDevice()
+    clock = EventClock(device.event, device.wait)
+    for run in (1, 2):
+        clock.start()
+        for name in "abc":
+            clock(name)
+        clock.stop()
+        assert device.waits == run
+        marks = clock.marks()
+        assert marks.names == ("a", "b", "c", "end")
+        assert list(marks.seconds) == pytest.approx([20.0] * 4)  # milliseconds are seconds now
+        assert max(marks.host_s) < 20.0  # the host did not wait for any of it
+        assert device.events == 5  # made in the first run, recorded again in the second
+
+
+def test_each_mark_has_the_operations_since_the_one_before():
+    one = torch.ones(2, 2)
+    with OperationCount() as count:
+        one + one  # before the start: of nobody
+        count.start()
+        count("none")
+        torch.nn.functional.linear(one, one)  # one call, whatever is in it
+        assert one.shape == (2, 2)  # looked up, not computed
+        count("product")
+        (one * 2).view(4).add_(1)
+        count("three")
+        one.sum()
+        count.stop()
+    one.sum()  # nobody counts any more
+    marks = count.marks()
+    assert marks.names == ("none", "product", "three", "end")
+    assert list(marks.seconds) == [0, 1, 3, 1]
+
+
+def test_no_compiler_is_imported():
+    """Of PyTorch: its 65 MiB would be in the peaks of what is measured next."""
+    before = set(sys.modules)
+    timed(small("llama"))
+    assert not [name for name in set(sys.modules) - before if name.startswith("torch._dynamo")]
+
+
+def test_parts_have_those_of_a_whole_run():
+    report = timed(small("llama"), new_tokens=4)
+    rows = torch.ones(1, 1, 8)
+    with OperationCount() as count:  # our kernel's output, or PyTorch's sum
+        count.start()
+        add(rows, rows)
+        count.stop()
+    (one,) = count.marks().seconds
+    for phase in report.phases:
+        found = {part.part: part for part in phase.totals}
+        assert found["residual"].operations == 2 * 2 * phase.calls * one  # two sums in each layer
+        assert found["ffn_down"].operations >= 2 * phase.calls
+        layers = {part.layer: part.operations for part in phase.parts if part.part == "residual"}
+        assert layers == {0: 2 * phase.calls * one, 1: 2 * phase.calls * one}
+        assert all(part.operations for part in phase.totals if part.bound)
+
+
+MODEL = graph(
+    find("qwen3", "safetensors").from_hf({
+        "model_type": "qwen3", "vocab_size": 67, "hidden_size": 24, "intermediate_size": 40,
+        "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
+        "max_position_embeddings": 96, "tie_word_embeddings": True,
+    })
+)  # fmt: skip
+ORDER = in_order(MODEL)
+CALL = (
+    "step", "embed", "blocks.0.resid_pre", "blocks.0.ln1.out", "blocks.0.attn.k", "blocks.0.attn.v",
+    "blocks.0.attn.k_norm", "blocks.0.attn.k_rot", "blocks.0.attn.z", "blocks.0.attn_out",
+    "blocks.0.resid_mid", "blocks.0.ln2.out", "blocks.0.mlp.gate", "blocks.0.mlp.up",
+    "blocks.0.mlp.act", "blocks.0.mlp.post", "blocks.0.mlp_out", "blocks.0.resid_post",
+    "blocks.1.resid_pre", "blocks.1.ln1.out", "ln_final.out", "logits_raw", "logits",
+)  # fmt: skip
+
+
+def marks(*names, each=1.0, host=0.5):
+    return Marks(
+        names=names, seconds=array("d", [each] * len(names)), host_s=array("d", [host] * len(names))
+    )
+
+
+def run_of(*names):
+    return list(pieces(marks(*names), MODEL))
+
+
+def times(parts):
+    return {(part.part, part.layer): part.seconds for part in parts}
+
+
+def test_each_mark_is_the_end_of_its_part():
+    parts = part_times(run_of(*CALL, "end"), (), {}, ORDER)
+    assert times(parts) == {
+        ("embed", None): 2.0,  # with the sum of the positions, which `resid_pre` is
+        ("norm", 0): 3.0, ("norm", 1): 1.0, ("norm", None): 1.0,
+        ("qkv", 0): 2.0, ("rope", 0): 1.0, ("attention", 0): 1.0, ("out", 0): 1.0,
+        ("ffn_up", 0): 2.0, ("ffn_act", 0): 2.0, ("ffn_down", 0): 1.0, ("residual", 0): 2.0,
+        ("head", None): 2.0, ("gaps", None): 3.0,
+    }  # fmt: skip
+    assert sum(part.host_s for part in parts) == pytest.approx(0.5 * (len(CALL) + 1))
+    # neighbours of one part are computed once, and others as often as they come
+    parts = part_times(run_of(*CALL, *CALL, "end"), (), {}, ORDER)
+    calls = {(part.part, part.layer): part.calls for part in parts}
+    assert calls["qkv", 0] == 2  # q|k|v are one product a call
+    assert calls["norm", 0] == 6  # ln1, keys and queries, ln2
+    assert calls["head", None] == 2
+    # a name that nobody knows is a gap
+    parts = part_times(run_of("step", "blocks.0.attn.magic", "logits", "end"), (), {}, ORDER)
+    assert times(parts) == {("head", None): 1.0, ("gaps", None): 3.0}
+
+
+def test_parts_come_in_the_order_of_the_work_and_take_it_with_them():
+    works = (
+        ("embed", None, PartWork(weights=3)),
+        ("norm", 0, PartWork(weights=5)),
+        ("out", 7, PartWork(flops=11)),  # never timed
+    )
+    run = run_of("sample", *CALL, "end")
+    parts = part_times(run, works, {("norm", 0): 4, ("gaps", None): 9}, ORDER)
+    assert [(part.part, part.layer) for part in parts[:2]] == [("embed", None), ("norm", 0)]
+    assert parts[-1].part == "gaps"
+    assert parts[0].work == PartWork(weights=3)
+    assert sum(part.work.flops for part in parts) == 0
+    assert [(p.part, p.operations) for p in parts if p.operations] == [("norm", 4), ("gaps", 9)]
+    totals = over_layers(parts, ORDER)
+    assert [part.part for part in totals][-2:] == ["sample", "gaps"]
+    assert sum(part.operations for part in totals) == 13
+    assert sum(part.seconds for part in totals) == sum(part.seconds for part in parts)
+    assert next(part for part in totals if part.part == "norm").work == PartWork(weights=5)
+
+
+def test_a_token_belongs_to_the_call_that_reads_it_and_what_comes_last_to_the_last():
+    run = run_of("sample", *CALL, "sample", *CALL, "end")
+    assert {piece.call for piece in run} == {0, 1}
+    assert [piece.call for piece in run if piece.part == "sample"] == [0, 1]
+    assert run[-1].call == 1
+
+
+def test_calls_of_a_prompt_without_logits_are_calls_too():
+    run = run_of(*CALL[:-3], *CALL[:-3], *CALL, "end")
+    assert {piece.call for piece in run} == {0, 1, 2}
+    assert [piece.call for piece in run if piece.part == "embed"] == [0, 1, 2]
+    assert [piece.call for piece in run if piece.place == ("head", None)] == [2]
+    assert run[-1].call == 2
+    assert sum(piece.seconds for piece in run) == 3 * len(CALL) - 6 + 1
+
+
+MEMORY, L3, L2 = 200 << 20, 8 << 20, 1 << 19
+STREAMED, COMPUTED = PartWork(weights=10**8), PartWork(flops=10**9)  # 10 ms each
+ACTIVATIONS = PartWork(activations=10 * 10**6)
+NO_START = replace(CEILINGS, start_s=0.0)
+
+
+def bounded(
+    work, seconds, *, working_set=MEMORY, calls=1, operations=1, host_s=None, dtype="float32",
+    ceilings=CEILINGS,
+):  # fmt: skip
+    roof = Roof(
+        ceilings=ceilings, numbers=Arithmetic.of(dtype), working_set=working_set,
+        apart=host_s is not None,
+    )  # fmt: skip
+    part = roof.judged(PartTime(
+        part="out", layer=None, seconds=seconds, host_s=host_s or seconds, calls=calls,
+        operations=operations, work=work,
+    ), 4 * seconds)  # fmt: skip
+    assert part.share == 1 / 4
+    assert (part.bound is None) == (part.nearest is None)
+    assert part.bound in (part.nearest, "calls", "kernel")
+    return part
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds", "given", "bound", "share"),
+    [
+        # streamed weights, keys and values wait for memory, products of many rows for arithmetic
+        (PartWork(weights=10**8, flops=10**8), 0.0125, {}, "memory", 0.8),
+        (PartWork(cache=10**8), 0.0125, {}, "memory", 0.8),
+        (PartWork(weights=4 * 10**8, cache=10**8), 0.0625, {}, "memory", 0.8),
+        (PartWork(weights=10**6, flops=10**10), 0.125, {}, "compute", 0.8),
+        # weights that stay in a cache are judged by it: 400 % of the memory is 80 % of the L3
+        (STREAMED, 0.0025, {"working_set": L3}, "L3", 0.8),
+        (STREAMED, 0.00125, {"working_set": L2}, "L2", 0.8),
+        # activations by the cache that holds those of one call: 1 MB at a time, 10 MB at once
+        (ACTIVATIONS, 0.000125, {"calls": 10}, "L2", 0.8),
+        (ACTIVATIONS, 0.00025, {"calls": 1}, "L3", 0.8),
+        # both kinds of bytes take their time one after the other
+        (PartWork(weights=10**8, activations=10**7), 0.0102, {"calls": 10}, "memory", 101 / 102),
+        # from half of a ceiling on it is what a part waits for, however many operations
+        (STREAMED, 0.0199, {}, "memory", 0.01 / 0.0199),
+        (STREAMED, 0.0199, {"operations": 10**6}, "memory", 0.01 / 0.0199),
+        (STREAMED, 0.0201, {}, "kernel", 0.01 / 0.0201),
+        (COMPUTED, 0.0199, {}, "compute", 0.01 / 0.0199),
+        (COMPUTED, 0.0199, {"operations": 10**6}, "compute", 0.01 / 0.0199),
+        (COMPUTED, 0.0201, {}, "kernel", 0.01 / 0.0201),
+        # below it calls, where their start explains half of the rest: 10 ms of 30, 2 µs each
+        (STREAMED, 0.03, {"operations": 5001}, "calls", 1 / 3),
+        (STREAMED, 0.03, {"operations": 4999}, "kernel", 1 / 3),
+        # a GPU that waits for the host waits for calls
+        (STREAMED, 0.0125, {"host_s": 0.012}, "calls", 0.8),
+        (STREAMED, 0.0125, {"host_s": 0.001}, "memory", 0.8),
+        # without counted work there is no bound, and no ceiling of what was not measured
+        (PartWork(), 1.0, {}, None, None),
+        (PartWork(weights=10**8, flops=10**12), 0.0125, {"dtype": "float64"}, "memory", 0.8),
+        # without a measured start nothing is said to be one
+        (PartWork(weights=10), 0.1, {"operations": 10**6, "ceilings": NO_START}, "kernel", 1e-8),
+    ],
+)
+def test_what_a_part_waits_for(work, seconds, given, bound, share):
+    part = bounded(work, seconds, **given)
+    assert part.bound == bound
+    assert part.of_bound == (share and pytest.approx(share))
+
+
+def test_a_tenth_of_a_ceiling_is_not_bound_by_it():
+    """A product that is computed badly: little of it is its start."""
+    part = bounded(PartWork(flops=10**10), 1.0, operations=100)
+    assert (part.bound, part.nearest, part.of_bound) == ("kernel", "compute", 0.1)
