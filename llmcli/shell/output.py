@@ -148,7 +148,7 @@ class Output:
         else:
             from rich.text import Text
 
-            from llmcli.ui.checks import render_checks
+            from llmcli.ui.layout import render_checks
 
             ending = [Text(), render_checks(checks, full=self.checks)] if checks else []
             self.show(view(), *ending, paged=self.pager)

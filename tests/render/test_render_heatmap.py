@@ -15,8 +15,8 @@ from rich.color import ColorSystem
 
 from llmcli.records.checks import ViewCheck
 from llmcli.ui.cells import Ink, fitted, painted
-from llmcli.ui.checks import render_checks
 from llmcli.ui.grid import ColourBar, Heatmap, Panels, pooled, ticks
+from llmcli.ui.layout import render_checks
 from llmcli.ui.palette import DIVERGING, KINDS, VIRIDIS, Scale, rgb
 from llmcli.ui.theme import quoted
 

@@ -250,7 +250,7 @@ def look(chat: Chat, argument: str) -> None:
     )  # fmt: skip
     from rich.text import Text
 
-    from llmcli.ui.checks import render_checks
+    from llmcli.ui.layout import render_checks
 
     view: Shown = import_module(f"llmcli.commands.{name}.look").look(view_of, given)
     shown, checks = view
