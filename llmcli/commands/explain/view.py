@@ -14,6 +14,7 @@ from llmcli.commands.explain.report import Coordinate, Explanation, Step
 from llmcli.records.explanation import Fact, Sum, Term
 from llmcli.records.numbers import counted
 from llmcli.ui.cells import in_words
+from llmcli.ui.facts import letter_lines
 from llmcli.ui.layout import (
     BAD,
     GAP,
@@ -26,7 +27,6 @@ from llmcli.ui.layout import (
     filled,
     render_checks,
 )
-from llmcli.ui.letters import letter_lines
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line, quoted
 
 FEW, SOME = 3, 8  # terms of a long sum that are written out, rows of a table of tokens
