@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+from unicodedata import bidirectional
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,7 +16,11 @@ from rich.text import Text
 
 from llmcli.records.checks import ViewCheck
 from llmcli.records.numbers import counted
-from llmcli.ui.theme import FAINT, HEADING, one_line
+from llmcli.records.text import Token
+from llmcli.ui.theme import FAINT, HEADING, SPACE, one_line, quoted
+
+if TYPE_CHECKING:
+    from llmcli.ui.palette import Ink, Segments
 
 SEPARATOR = " · "
 GAP = "   "
@@ -216,6 +221,50 @@ def _total(widths: Sequence[int], kept: Sequence[int]) -> int:
 def _uncut(line: Text) -> Text:
     line.no_wrap, line.overflow = True, "ignore"
     return line
+
+
+def padded(line: Segments, width: int) -> Segments:
+    """The line with as many spaces after it as make it `width` columns."""
+    used = sum(segment.cell_length for segment in line)
+    return [*line, Segment(" " * (width - used))] if used < width else line
+
+
+def fitted(text: str, width: int, ink: Ink) -> str:
+    """`text` in exactly `width` columns, cut with … where it is longer.
+
+    Letters that are written from right to left are followed by a mark that is not seen, so that
+    what comes after them stays in its place. Where the terminal lacks signs they are spelled.
+    """
+    if ink.ascii:
+        text = text.encode("ascii", "backslashreplace").decode("ascii")
+    if cell_len(text) > width:
+        text = cut(text, width - 1) + ("~" if ink.ascii else "…")
+    gap = " " * (width - cell_len(text))
+    leftward = any(bidirectional(character) in ("R", "AL", "AN") for character in text)
+    return text + "\u200e" * leftward + gap
+
+
+def cut(text: str, width: int) -> str:
+    """As much of the beginning as fits: a wide character that does not is left out."""
+    while text and cell_len(text) > width:
+        text = text[:-1]
+    return text
+
+
+def in_cell(token: Token, ink: Ink) -> str:
+    """A token in a cell: without quotes, its spaces visible; the id where it has no text."""
+    shown = quoted(token.text)[1:-1].replace(" ", space(ink)) or str(token.id)
+    return shown.encode("ascii", "backslashreplace").decode() if ink.ascii else shown
+
+
+def space(ink: Ink) -> str:
+    """The sign for a space."""
+    return "_" if ink.ascii else SPACE
+
+
+def in_words(token: Token) -> str:
+    """A token in a sentence: quoted, or its id."""
+    return quoted(token.text) if token.text else f"id {token.id}"
 
 
 def render_checks(

@@ -13,7 +13,6 @@ from rich.text import Text
 from llmcli.commands.explain.report import Coordinate, Explanation, Step
 from llmcli.records.explanation import Fact, Sum, Term
 from llmcli.records.numbers import counted
-from llmcli.ui.cells import in_words
 from llmcli.ui.facts import letter_lines
 from llmcli.ui.layout import (
     BAD,
@@ -25,6 +24,7 @@ from llmcli.ui.layout import (
     Line,
     Rows,
     filled,
+    in_words,
     render_checks,
 )
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line, quoted
