@@ -143,7 +143,7 @@ def _short(text: str) -> str:
 
 def _arguments(command: str, argument: Any, word: str, line: Sequence[str], before: int) -> Found:
     """What an argument can be; there are `before` others before it."""
-    from llmcli.cli.topics import TOPICS
+    from llmcli.cli.help import TOPICS
     from llmcli.cli.tree import ENTRIES
 
     if command in ("models rm", "models path"):

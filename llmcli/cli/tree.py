@@ -106,7 +106,7 @@ class Root(OurHelp, TyperGroup):
     """
 
     entries: Mapping[str, Entry] = {  # `help` alone has no JSON
-        **ENTRIES, "help": Entry("llmcli.cli.help.command", HELP_SUMMARY, "Manage"),
+        **ENTRIES, "help": Entry("llmcli.cli.help", HELP_SUMMARY, "Manage"),
     }  # fmt: skip
     nested = NESTED
     configured = (*ENTRIES, *NESTED)
