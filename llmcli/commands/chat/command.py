@@ -14,8 +14,8 @@ from llmcli.commands.chat.screen import ReasoningMode
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.shell.configuration import names_from_file
 from llmcli.shell.exits import Stopped
+from llmcli.shell.inspection import room_for
 from llmcli.shell.keys import KEYS
-from llmcli.shell.looking import room_for
 from llmcli.shell.options import OUTPUT, PROMPT, TOKEN_LIMIT, ModelOptions, OutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
