@@ -26,9 +26,16 @@ from llmcli.records.document import members
 from llmcli.shell import streams
 from llmcli.shell.exits import tell
 from llmcli.shell.files import open_file, whole_file, written
-from llmcli.shell.keys import change_modes, modes_of
 from llmcli.shell.options import OutputOptions, PagedOutputOptions, ViewOutputOptions
-from llmcli.shell.streams import STDOUT, begin_line, columns, pipe_columns, to_devnull
+from llmcli.shell.streams import (
+    STDOUT,
+    begin_line,
+    change_modes,
+    columns,
+    modes_of,
+    pipe_columns,
+    to_devnull,
+)
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:

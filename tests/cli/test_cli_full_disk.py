@@ -86,7 +86,7 @@ WRITES = {
 # … and those that write where no disk can be full
 ELSEWHERE = {
     "checkpoints.hub.fetching:mark_missing": "asks for a file that is not there",
-    "shell.keys:Keys._unmark": "to a terminal",
+    "shell.streams:Keys._unmark": "to a terminal",
     "shell.streams:to_devnull": "to /dev/null",
     "commands.bench.measure.peer:silent": "to /dev/null",
     "measure.peaks:_set_back": "to the kernel, below /proc",
