@@ -124,7 +124,7 @@ def candidates(line: Sequence[str], word: str) -> Found:
     valued = {
         spelled: option for option in command.get_params(inner)
         if option.param_type_name == "option" and not option.is_flag
-        for spelled in (*option.opts, *getattr(option, "aliases", ()))
+        for spelled in (*option.opts, *option.aliases)
     }  # fmt: skip
     if after and (option := valued.get(after[-1])):
         return _values(name, option, word, line)

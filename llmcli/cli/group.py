@@ -162,8 +162,7 @@ def build(
     app.command(name, cls=Command, epilog=epilog, context_settings={**HELP_NAMES, **settings})(flat)
     command = get_command(app)
     for parameter in command.params:
-        option = flat.options[parameter.name]
-        adopt(parameter, option.type, option.metadata["declared"])
+        adopt(parameter, flat.options[parameter.name])
     return command
 
 

@@ -191,6 +191,8 @@ def defaults(ctx: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         if getattr(ctx.command, "tolerant", False):
             return {}
         raise
+    if not (general or own):
+        return {}
     yields = yields_to(ctx.command.params)
     own = _without_weaker(own, yields, given)
     return _without_weaker(general, yields, given, own) | own
@@ -208,14 +210,12 @@ def yields_to(parameters: Iterable[Any]) -> dict[str, list[tuple[str, str, str]]
     Each with the value that it has to have for that, and the one that the file has to have; empty
     for any. These are the parameters that exclude it or that it excludes, and those in `YIELDS`.
     """
-    known = {
-        name: one.name for one in parameters for name in (*one.opts, one.display.strip("[]. "))
-    }
+    known = {spelled: one.name for one in parameters for spelled in (*one.opts, one.display)}
     found = {
         name: [(other, "", "") for other in YIELDS.get(name, ())] for name in known.values()
     }
     for one in parameters:
-        for text in getattr(one, "excludes", ()):
+        for text in one.excludes:
             name, differs, value = excluded(text)
             if (other := known.get(name)) is not None:
                 value = "" if differs else value

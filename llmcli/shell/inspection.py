@@ -81,10 +81,11 @@ class NewTokensOptions:
 
     panel: ClassVar[str] = PROMPT
     generate: int = opt(
-        0, "--generate", "N",
+        0,
+        "--generate N",
         "Let the model write up to N tokens (the likeliest ones), and look at them too.",
         at_least=0,
-    )  # fmt: skip
+    )
 
 
 class _FileOptions(Protocol):

@@ -340,11 +340,12 @@ class DraftOptions:
 
     panel: ClassVar[str] = MODEL
     draft: str | None = opt(
-        None, "--draft", "MODEL|ngram",
+        None,
+        "--draft MODEL|ngram",
         "Speculative decoding: a smaller model of the same vocabulary, or what followed the same "
         "tokens before, proposes tokens. The text stays the same: bit by bit with packed weights "
         "on a CPU, elsewhere within rounding.",
-    )  # fmt: skip
+    )
 
     def load(self, model: Model, options: ModelOptions, out: Output) -> Speculation | None:
         """Loads the draft, None without `--draft`.

@@ -63,40 +63,54 @@ class SamplingOptions:
 
     panel: ClassVar[str] = PANEL
     temperature: float | None = opt(
-        None, "-t", "--temperature", "X",
-        "Randomness; 0 is greedy. [default: the model's, else 0.8]", at_least=0,
+        None,
+        "-t --temperature X",
+        "Randomness; 0 is greedy. [default: the model's, else 0.8]",
+        at_least=0,
         aliases=("--temp",),
-    )  # fmt: skip
+    )
     top_k: int | None = opt(
-        None, "-k", "--top-k", "N",
+        None,
+        "-k --top-k N",
         "Only the N likeliest tokens; 0 is off. [default: the model's, else 40]",
         at_least=0,
-    )  # fmt: skip
+    )
     top_p: float | None = opt(
-        None, "-p", "--top-p", "X",
+        None,
+        "-p --top-p X",
         "Only the likeliest tokens that make up X together; 1 is off. [default: the model's, else "
-        "0.95]", above=0, at_most=1,
-    )  # fmt: skip
+        "0.95]",
+        above=0,
+        at_most=1,
+    )
     min_p: float | None = opt(
-        None, "--min-p", "X",
-        "Only tokens at least X times as likely as the likeliest; 0 is off. [default: the "
-        "model's, else 0.05]", at_least=0, at_most=1,
-    )  # fmt: skip
+        None,
+        "--min-p X",
+        "Only tokens at least X times as likely as the likeliest; 0 is off. [default: the model's, "
+        "else 0.05]",
+        at_least=0,
+        at_most=1,
+    )
     repetition_penalty: float | None = opt(
-        None, "--repetition-penalty", "X",
+        None,
+        "--repetition-penalty X",
         "Divides the logits of tokens in prompt and output; 1 is off.",
         above=0,
-    )  # fmt: skip
+    )
     presence_penalty: float | None = opt(
-        None, "--presence-penalty", "X",
+        None,
+        "--presence-penalty X",
         "Subtracted from the logits of tokens in the output; 0 is off.",
-        at_least=-1e6, at_most=1e6,
-    )  # fmt: skip
+        at_least=-1e6,
+        at_most=1e6,
+    )
     frequency_penalty: float | None = opt(
-        None, "--frequency-penalty", "X",
+        None,
+        "--frequency-penalty X",
         "The same, times how often the token is in the output; 0 is off.",
-        at_least=-1e6, at_most=1e6,
-    )  # fmt: skip
+        at_least=-1e6,
+        at_most=1e6,
+    )
     greedy: bool = opt(
         False, "--greedy", "Always the likeliest token.", excludes=("--temperature!=0.0",)
     )
