@@ -63,9 +63,10 @@ def lines(shell: str, words: Sequence[str]) -> Iterator[str]:
     kind, found = candidates(line, word)
     described = found if isinstance(found, Mapping) else dict.fromkeys(found, "")
     fit = {
-        f"{before}{value[cut:]}": text for value, text in described.items()
+        f"{before}{value[cut:]}": text
+        for value, text in described.items()
         if value.startswith((word, f"./{word}"))  # a folder where a model is named
-    }  # fmt: skip
+    }
     if shell == "bash":
         yield "files" if kind in ("files", "paths") else _end(kind, fit)
         yield from (value.rstrip("/") for value in fit)
@@ -122,10 +123,11 @@ def candidates(line: Sequence[str], word: str) -> Found:
     inner = command.make_context(name, [], parent=context, resilient_parsing=True)
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     valued = {
-        spelled: option for option in command.get_params(inner)
+        spelled: option
+        for option in command.get_params(inner)
         if option.param_type_name == "option" and not option.is_flag
         for spelled in (*option.opts, *option.aliases)
-    }  # fmt: skip
+    }
     if after and (option := valued.get(after[-1])):
         return _values(name, option, word, line)
     if word.startswith("-"):
@@ -254,13 +256,15 @@ def _names(part: str, names: Sequence[str], *, globs: bool) -> Iterator[str]:
     """Names from the left: those outside of layers, which layers there are, what is in one."""
     end = "" if globs else "["
     typed = _LAYER.match(part)
-    inside = [(found[1], found[2], name[found.end() :]) for name in names
-              if (found := _LAYER.match(name))]  # fmt: skip
+    inside = [
+        (found[1], found[2], name[found.end() :]) for name in names if (found := _LAYER.match(name))
+    ]
     if typed:
         rests = dict.fromkeys(
-            rest for root, layer, rest in inside
+            rest
+            for root, layer, rest in inside
             if root == typed[1] and (layer == typed[2] or not typed[2].isdigit() or layer == "*")
-        )  # fmt: skip
+        )
         yield from (f"{typed[0]}{rest}{end}" for rest in rests)
         return
     yield from (f"{name}{end}" for name in names if not _LAYER.match(name))
@@ -270,17 +274,19 @@ def _names(part: str, names: Sequence[str], *, globs: bool) -> Iterator[str]:
             continue
         layers = dict.fromkeys(layer for one, layer, _ in inside if one == root)
         if globs:
-            yield f"{root}.*."
-        yield from (f"{root}.{'0' if layer == '*' and not globs else layer}." for layer in layers
-                    if not (globs and layer == "*"))  # fmt: skip
+            layers = {"*": None, **layers}
+        elif "*" in layers:
+            layers = {"0" if layer == "*" else layer: None for layer in layers}
+        yield from (f"{root}.{layer}." for layer in layers)
 
 
 def layer_numbers(word: str, line: Sequence[str]) -> Iterator[str]:
     """Numbers of layers behind a list or range that has begun, `0,3-`."""
     before = word[: max(word.rfind(","), word.rfind("-")) + 1]
     names = _tensors(line)["activation"]
-    numbers = {int(found[2]) for name in names
-               if (found := _LAYER.match(name)) and found[2].isdigit()}  # fmt: skip
+    numbers = {
+        int(found[2]) for name in names if (found := _LAYER.match(name)) and found[2].isdigit()
+    }
     yield from (f"{before}{number}" for number in sorted(numbers))
 
 

@@ -170,9 +170,12 @@ class Inspection(Subject):
             return None
         make = makers.get(self.kind)
         return ExportFile(
-            path=self.path, holds=holds, make=make, write=None if make else write,
+            path=self.path,
+            holds=holds,
+            make=make,
+            write=None if make else write,
             open=self._file.open,
-        )  # fmt: skip
+        )
 
     def present(
         self,

@@ -16,10 +16,8 @@ from llmcli.shell.params import Range, arg, opt
 MODEL, PROMPT, OUTPUT = "Model", "Prompt", "Output"
 TOKEN_LIMIT = Range(1, or_else=-1)  # -1: until the model ends or the context is full
 # names, metavar and help of options that commands without `ModelOptions` have as well
-QUANTIZE = (
-    "--quantize", "FORMAT", "Weight format: auto (the file's), none, int8 or int4."
-)  # fmt: skip
-REVISION = ("--revision", "REV", "Branch, tag or commit on the hub.")
+QUANTIZE = ("--quantize FORMAT", "Weight format: auto (the file's), none, int8 or int4.")
+REVISION = ("--revision REV", "Branch, tag or commit on the hub.")
 OFFLINE = ("--offline", "Use only what is on this machine.")
 Quantize = Literal["auto", "none", "int8", "int4"]
 

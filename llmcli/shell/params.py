@@ -238,10 +238,11 @@ _NUMBERS: Mapping[type, tuple[str, str]] = {
 
 # what other programs call the same thing
 ALIASES: Mapping[str, str] = {
-    "fp16": "float16", "f16": "float16", "half": "float16", "bf16": "bfloat16",
-    "fp32": "float32", "f32": "float32", "float": "float32", "single": "float32",
-    "fp64": "float64", "f64": "float64", "double": "float64",
-}  # fmt: skip
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    "bf16": "bfloat16",
+    **dict.fromkeys(("fp32", "f32", "float", "single"), "float32"),
+    **dict.fromkeys(("fp64", "f64", "double"), "float64"),
+}
 
 
 def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
@@ -349,40 +350,37 @@ def unknown_option(word: str, ctx: Any) -> UsageError:
 
 
 # What llama.cpp, transformers and vLLM call an option of ours; a command that has ours names it.
-_FOREIGN: Mapping[str, tuple[str, ...]] = {
-    "--seed": ("s", "random-seed"),
-    "--max-tokens": (
-        "predict", "n-predict", "num-predict", "max-new-tokens", "max-length", "max-len",
-    ),
-    "--context-length": ("ctx-size", "n-ctx", "num-ctx", "ctx", "max-model-len"),
-    "--repetition-penalty": ("repeat-penalty", "rep-pen"),
-    "--num-samples": ("num-return-sequences", "np", "parallel", "best-of"),
-    "--system": ("sys", "system-prompt"),
-    "--model": ("hf", "hfr", "hf-repo", "model-path"),
-    "--ignore-eos": ("no-eos",),
-    "--stop": ("r", "reverse-prompt", "stop-string", "stop-sequence"),
-    "--draft": ("md", "model-draft", "draft-model", "assistant-model"),
-    "--set": ("chat-template-kwargs",),
-    "--raw": ("no-cnv", "no-conversation"),
-}  # fmt: skip
+_FOREIGN: Mapping[str, str] = {
+    "--seed": "s random-seed",
+    "--max-tokens": "predict n-predict num-predict max-new-tokens max-length max-len",
+    "--context-length": "ctx-size n-ctx num-ctx ctx max-model-len",
+    "--repetition-penalty": "repeat-penalty rep-pen",
+    "--num-samples": "num-return-sequences np parallel best-of",
+    "--system": "sys system-prompt",
+    "--model": "hf hfr hf-repo model-path",
+    "--ignore-eos": "no-eos",
+    "--stop": "r reverse-prompt stop-string stop-sequence",
+    "--draft": "md model-draft draft-model assistant-model",
+    "--set": "chat-template-kwargs",
+    "--raw": "no-cnv no-conversation",
+}
 # … and what there is instead of an option that only they have.
-_INSTEAD: Mapping[tuple[str, ...], str] = {
-    ("i", "cnv", "conversation", "interactive", "interactive-first"):
-        "for a conversation run `llmcli chat`",
-    ("ngl", "gpu-layers", "n-gpu-layers"):
-        "`--device cuda` runs the whole model on the GPU, and so does `auto` where there is one",
-    ("no-display-prompt",): "only new text is printed",
-    ("do-sample",): "it samples unless `--greedy` or `-t 0` is given",
-}  # fmt: skip
+_ON_GPU = "`--device cuda` runs the whole model on the GPU, and so does `auto` where there is one"
+_INSTEAD: Mapping[str, str] = {
+    "i cnv conversation interactive interactive-first": "for a conversation run `llmcli chat`",
+    "ngl gpu-layers n-gpu-layers": _ON_GPU,
+    "no-display-prompt": "only new text is printed",
+    "do-sample": "it samples unless `--greedy` or `-t 0` is given",
+}
 
 
 def _foreign(name: str, known: list[str]) -> str | None:
     """The hint for `--name` of another program; None where it is unknown or ours is not here."""
     bare = name[2:]
     for ours, theirs in _FOREIGN.items():
-        if bare in theirs and ours in known:
+        if bare in theirs.split() and ours in known:
             return f"it is `{ours}` here"
-    return next((hint for names, hint in _INSTEAD.items() if bare in names), None)
+    return next((hint for names, hint in _INSTEAD.items() if bare in names.split()), None)
 
 
 def _prompt_hint(ctx: Any) -> str:

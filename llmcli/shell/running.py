@@ -189,9 +189,12 @@ def _ahead(options: ModelOptions, checkpoint: Checkpoint, dtype: str) -> Ahead |
     if others:
         return None
     return start(
-        checkpoint, dtype=dtype, quantize=options.quantize, bfloat16=first.bfloat16,
+        checkpoint,
+        dtype=dtype,
+        quantize=options.quantize,
+        bfloat16=first.bfloat16,
         free=first.free_bytes,
-    )  # fmt: skip
+    )
 
 
 def require_supported(options: ModelOptions, out: Output, spec: str) -> None:

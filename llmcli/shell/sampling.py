@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Origin = Literal[
     "flag", "configuration file", "generation_config.json", "general.sampling", "catalog", "default"
-]  # fmt: skip
+]
 PANEL = "Sampling"
 
 DEFAULTS: Mapping[str, float] = {
@@ -44,16 +44,25 @@ NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
 SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
 # Likewise filters, which the likeliest token passes: greedy text is not changed.
 NOT_FOLLOWED_FILTERS: Mapping[str, tuple[float, ...]] = {
-    "top_h": (1,), "typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
-}  # fmt: skip
+    "top_h": (1,),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+}
 # llama.cpp's names, behind `general.sampling.`, for what a GGUF file has of `RANGES` …
 _GGUF: Mapping[str, str] = {
-    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
-}  # fmt: skip
+}
 # … and what else it may have, with the values that change nothing.
 _GGUF_NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
-    "sequence": (), "xtc_probability": (0,), "penalty_last_n": (-1,), "mirostat": (0,),
+    "sequence": (),
+    "xtc_probability": (0,),
+    "penalty_last_n": (-1,),
+    "mirostat": (0,),
 }
 
 
@@ -183,9 +192,13 @@ def resolve_for(
 
     checkpoint, entry = model.checkpoint, CATALOG.get(model.name)
     return resolve(
-        options, checkpoint.generation_config, None if entry is None else entry.sampling, from_file,
-        metadata=checkpoint.metadata, limited=limited,
-    )  # fmt: skip
+        options,
+        checkpoint.generation_config,
+        None if entry is None else entry.sampling,
+        from_file,
+        metadata=checkpoint.metadata,
+        limited=limited,
+    )
 
 
 def resolve(
@@ -259,11 +272,14 @@ def resolve(
             f"{program or 'transformers'}"
         )
     return Resolved(
-        values, origins, tuple(notes), ignored,
+        values,
+        origins,
+        tuple(notes),
+        ignored,
         suppressed={name: ids for name, ids in followed.items() if ids},
         limit=limit if "max_new_tokens" in followed else None,
         stop=tuple(stop or ()) if "stop_strings" in followed else (),
-    )  # fmt: skip
+    )
 
 
 def _ids(value: Any) -> tuple[int, ...]:
@@ -300,9 +316,10 @@ def _not_followed(
     """The names whose value in `settings` is none of the `neutral` ones, which change nothing."""
     values = {name: settings.get(f"{prefix}{name}") for name in neutral if name not in followed}
     return tuple(
-        name for name, value in values.items()
+        name
+        for name, value in values.items()
         if value is not False and value not in (None, [], {}, "", *neutral[name])
-    )  # fmt: skip
+    )
 
 
 def valid(name: str, value: Any) -> bool:

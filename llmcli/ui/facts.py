@@ -97,8 +97,10 @@ def model_line(model: Mapping[str, Any]) -> str:
     formats = f"{', '.join(stored)} → {used}" if stored else used
     how = ""
     if model["product_format"] != activations:
-        how = (f": {model['product_format']} products, {activations} activations, "
-               f"{model['cache_format']} cache")  # fmt: skip
+        how = (
+            f": {model['product_format']} products, {activations} activations, "
+            f"{model['cache_format']} cache"
+        )
     return f"{model['name']} ({formats} on {model['device']}{how})"
 
 

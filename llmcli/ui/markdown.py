@@ -358,9 +358,11 @@ def drawn_table(rows: Sequence[str], console: Console) -> str | None:
     cells = [_cells(row) for row in rows]
     count = len(cells[0])
     if (
-        len(rows) < 2 or any(len(row) != count for row in cells)
-        or not all(map(_TABLE_RULE.fullmatch, cells[1])) or count * _LEAST > console.width
-    ):  # fmt: skip
+        len(rows) < 2
+        or any(len(row) != count for row in cells)
+        or not all(map(_TABLE_RULE.fullmatch, cells[1]))
+        or count * _LEAST > console.width
+    ):
         return None
     table = Table(
         box=box.SIMPLE, border_style=FAINT, header_style=HEADING, show_edge=False, pad_edge=False
