@@ -39,7 +39,6 @@ IN_CHAT: dict[str, tuple[str, ...]] = {
     "timing": (),
 }
 Shown = tuple["RenderableType", Sequence[ViewCheck]]  # and what the view is checked by
-Makers = Mapping[str, Callable[[], bytes]]
 
 
 class Subject:
@@ -148,9 +147,24 @@ class Inspection(Subject):
         new: NewTokensOptions,
         options: ModelOptions,
     ) -> Encoded:
-        """Encodes the prompt, and sets how many new tokens come after it."""
-        encoded = encode_prompt(given, template, options, self.model, new=new.generate)
+        """Encodes the prompt, and sets how many new tokens come after it.
+
+        Raises UsageError and PromptTooLong where they do not fit the context, and CheckpointError
+        without a tokenizer.
+        """
+        chat = template.options()
+        chat.check()
+        encoded = encode(given, chat, self.model)
+        room = room_for(options, self.model)
+        list(check_fits([encoded], 1, room, largest=self.model.config.embedding.positions))
         self.ids, self.generate = encoded.ids, new.generate
+        left = room - len(self.ids)
+        if self.generate > left:
+            raise UsageError(
+                f"`--generate {self.generate}` does not fit: the prompt has {len(self.ids)} tokens "
+                f"and the context is {room}",
+                hint=f"use `--generate {left}` at most" if left else "shorten the prompt",
+            )
         return encoded
 
     def check_size(self, sizes: Mapping[str, int], smaller: str) -> None:
@@ -163,7 +177,10 @@ class Inspection(Subject):
             check_size(self.path, size, force=self._file.force, smaller=smaller)
 
     def file(
-        self, holds: str, makers: Makers, write: Callable[[Mapping[str, Any]], None] | None = None
+        self,
+        holds: str,
+        makers: Mapping[str, Callable[[], bytes]],
+        write: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> ExportFile | None:
         """The file, made by the one of `makers` that is of its kind, else by `write`."""
         if self.path is None:
@@ -199,29 +216,6 @@ class Inspection(Subject):
             file=file,
             hint=hint,
         )
-
-
-def encode_prompt(
-    given: Prompt, template: TemplateOptions, options: ModelOptions, model: Model, *, new: int = 0
-) -> Encoded:
-    """The ids of the prompt; checks that `new` more tokens fit the context.
-
-    Raises UsageError, PromptTooLong where they do not fit the context, and CheckpointError
-    without a tokenizer.
-    """
-    chat = template.options()
-    chat.check()
-    encoded = encode(given, chat, model)
-    room = room_for(options, model)
-    list(check_fits([encoded], 1, room, largest=model.config.embedding.positions))
-    if len(encoded.ids) + new > room:
-        left = room - len(encoded.ids)
-        raise UsageError(
-            f"`--generate {new}` does not fit: the prompt has {len(encoded.ids)} tokens and the "
-            f"context is {room}",
-            hint=f"use `--generate {left}` at most" if left else "shorten the prompt",
-        )
-    return encoded
 
 
 def room_for(options: ModelOptions, model: Model) -> int:

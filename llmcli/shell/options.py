@@ -20,6 +20,7 @@ QUANTIZE = ("--quantize FORMAT", "Weight format: auto (the file's), none, int8 o
 REVISION = ("--revision REV", "Branch, tag or commit on the hub.")
 OFFLINE = ("--offline", "Use only what is on this machine.")
 Quantize = Literal["auto", "none", "int8", "int4"]
+Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class ModelOptions:
         "org/name[@rev] on the hub. [default: $LLMCLI_MODEL, else smollm2]",
     )
     device: str = opt("auto", "--device DEVICE", "auto, cpu, cuda, cuda:1 … or mps.")
-    dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = opt(
+    dtype: Dtype = opt(
         "auto", "--dtype DTYPE", "Arithmetic: auto, float64, float32, bfloat16 or float16."
     )
     quantize: Quantize = opt("auto", *QUANTIZE)
@@ -43,7 +44,7 @@ class ModelOptions:
         "--activations BITS",
         "Bits of the inputs of products with weights in blocks: 16, or 8 as llama.cpp has them.",
     )
-    cache_type: Literal["auto", "float64", "float32", "bfloat16", "float16"] = opt(
+    cache_type: Dtype = opt(
         "auto",
         "--cache-type DTYPE",
         "Keys and values in the cache. [default: float16 with weights in blocks on a CPU, else as "
@@ -67,7 +68,6 @@ class ModelOptions:
         "--seed N",
         "Seed of everything random. [default: one is drawn and reported]",
         at_least=0,
-        at_most=2**63 - 1,
     )
     random_weights: bool = opt(
         False,

@@ -216,13 +216,6 @@ def require_cwd() -> None:
         ) from error
 
 
-def open_checkpoint_of(options: ModelOptions, out: Output) -> Checkpoint:
-    """The checkpoint of the options with its headers read: no weights, no torch."""
-    options.check()
-    with Progress(out) as progress:
-        return _opened(options, out, None, progress)[0]
-
-
 def _opened(
     options: ModelOptions, out: Output, spec: str | None, progress: Progress
 ) -> tuple[Checkpoint, float]:
@@ -280,7 +273,8 @@ def opened_headers(
     part = None if found is None or weights else cached(found, weights=False)
     offline = model.offline or offline_from_environment()
     if found is None or (part is None and (offline or cached(found))):
-        checkpoint = open_checkpoint_of(model, out)
+        with Progress(out) as progress:
+            checkpoint = _opened(model, out, None, progress)[0]
         yield checkpoint, str(checkpoint.path)
         return
     note_directory(spec, out.note)

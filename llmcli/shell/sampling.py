@@ -66,6 +66,10 @@ _GGUF_NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
 }
 
 
+def _default(name: str) -> str:
+    return f"[default: the model's, else {DEFAULTS[name]}]"
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
     """How the next token is chosen; None where the option was not given."""
@@ -74,29 +78,27 @@ class SamplingOptions:
     temperature: float | None = opt(
         None,
         "-t --temperature X",
-        "Randomness; 0 is greedy. [default: the model's, else 0.8]",
+        f"Randomness; 0 is greedy. {_default('temperature')}",
         at_least=0,
         aliases=("--temp",),
     )
     top_k: int | None = opt(
         None,
         "-k --top-k N",
-        "Only the N likeliest tokens; 0 is off. [default: the model's, else 40]",
+        f"Only the N likeliest tokens; 0 is off. {_default('top_k')}",
         at_least=0,
     )
     top_p: float | None = opt(
         None,
         "-p --top-p X",
-        "Only the likeliest tokens that make up X together; 1 is off. [default: the model's, else "
-        "0.95]",
+        f"Only the likeliest tokens that make up X together; 1 is off. {_default('top_p')}",
         above=0,
         at_most=1,
     )
     min_p: float | None = opt(
         None,
         "--min-p X",
-        "Only tokens at least X times as likely as the likeliest; 0 is off. [default: the model's, "
-        "else 0.05]",
+        f"Only tokens at least X times as likely as the likeliest; 0 is off. {_default('min_p')}",
         at_least=0,
         at_most=1,
     )

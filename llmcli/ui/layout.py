@@ -109,14 +109,13 @@ class Rows:
     below: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        first, end, words = self.gap
-        rows = [*self.rows[:first], *self.rows[end:]] if words else self.rows
-        kept, widths = self._fitted(rows, options.max_width)
+        first, _, words = self.gap
+        kept, widths = self._fitted(options.max_width)
         heads = [Text(c.name, style=HEADING) for c in self.columns]
         yield from self._line(heads, kept, widths, console)
         yield from self._lines_below(heads, kept, options.max_width, head=True)
         yield _uncut(Text("─" * (sum(widths) + len(GAP) * (len(kept) - 1)), style=FAINT))
-        for number, row in enumerate(rows):
+        for number, row in enumerate(self._shown):
             if words and number == first:
                 yield _uncut(Text(words, style=FAINT))
             yield from self._line(row, kept, widths, console)
@@ -124,10 +123,12 @@ class Rows:
 
     def fit(self, width: int) -> bool:
         """Whether every column has room in `width`."""
-        first, end, _ = self.gap
-        return len(self._fitted([*self.rows[:first], *self.rows[end:]], width)[0]) == len(
-            self.columns
-        )
+        return len(self._fitted(width)[0]) == len(self.columns)
+
+    @property
+    def _shown(self) -> Sequence[Sequence[Text | str]]:
+        first, end, words = self.gap
+        return [*self.rows[:first], *self.rows[end:]] if words else self.rows
 
     def _lines_below(
         self, cells: Sequence[Text | str], kept: Sequence[int], width: int, *, head: bool = False
@@ -143,12 +144,10 @@ class Rows:
         for line in filled(parts, max(1, width - len(INDENT))):
             yield Text(INDENT + line, style=FAINT)
 
-    def _fitted(
-        self, rows: Sequence[Sequence[Text | str]], width: int
-    ) -> tuple[list[int], list[int]]:
+    def _fitted(self, width: int) -> tuple[list[int], list[int]]:
         """The columns to show and their widths, in `width` columns where that can be."""
         natural = [cell_len(column.name) for column in self.columns]
-        for row in rows:
+        for row in self._shown:
             natural = [max(n, _width(cell)) for n, cell in zip(natural, row, strict=True)]
         least = [min(n, LEAST) if c.cut else n for c, n in zip(self.columns, natural, strict=True)]
         kept = list(range(len(self.columns)))
