@@ -35,13 +35,13 @@ _ITEM = re.compile(r"[-*+#]+\s|[|>]|\d+[.)]\s")
 WIDEST = 100  # columns of a paragraph
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Topic:
     """One topic: its name, a line on what it is about, and other spellings of the name."""
 
     name: str
     summary: str
-    spellings: tuple[str, ...] = ()
+    spellings: str
 
     def text(self) -> str:
         """The Markdown file of the topic, in which a line `<!-- table: NAME -->` is a table."""
@@ -49,63 +49,60 @@ class Topic:
         return place.read_text(encoding="utf-8")
 
 
-# what each is about, and other spellings of its name
-_ABOUT = {
-    "models": (
+_ALL = (
+    Topic(
+        "models",
         "Which models run, how to name one, where its files are.",
         "model catalog cache hub downloads",
     ),
-    "sampling": (
+    Topic(
+        "sampling",
         "How tokens are chosen: options, defaults, seeds, near ties, drafts, chat.",
         "text seed seeds speculative decoding conversations",
     ),
-    "shapes": (
+    Topic(
+        "shapes",
         "Shapes and names: axes, the name of every tensor, what others call it.",
         "names tensors axes tensor-names shapes-and-names",
     ),
-    "attention": (
+    Topic(
+        "attention",
         "Reading attention maps, head metrics, the logit lens and expert routing.",
         "reading-attention metrics heads heatmaps",
     ),
-    "benchmarking": (
+    Topic(
+        "benchmarking",
         "Benchmarking well: what to measure, how, and how to compare.",
         "benchmarks benchmarking-well performance speed profiling",
     ),
-    "formats": (
+    Topic(
+        "formats",
         "File and weight formats, tokenizers, and the arithmetic each one runs in.",
         "format quantization gguf safetensors dtypes",
     ),
-    "numbers": (
+    Topic(
+        "numbers",
         "Why the numbers can be trusted: checks, tolerances, reproducibility.",
         "accuracy precision checks reproducibility parity",
     ),
-    "safety": (
+    Topic(
+        "safety",
         "What is read of a checkpoint, what never runs, and the limits.",
         "security sandbox trust",
     ),
-    "settings": (
+    Topic(
+        "settings",
         "The configuration file, environment variables, output and exit codes.",
         "configuration config environment exit-codes json",
     ),
-}
-TOPICS = {
-    name: Topic(name=name, summary=summary, spellings=tuple(spellings.split()))
-    for name, (summary, spellings) in _ABOUT.items()
-}
+)
+TOPICS = {topic.name: topic for topic in _ALL}
+SPELLINGS = {word: topic for topic in _ALL for word in (topic.name, *topic.spellings.split())}
 
 
 def topic_of(words: Iterable[str]) -> Topic | None:
     """The topic of that name or spelling (`reading attention`, `Names`); None for no topic."""
-    name = "-".join(words).lower().replace("_", "-").replace(" ", "-").strip("-")
-    for topic in TOPICS.values():
-        if name == topic.name or name in topic.spellings:
-            return topic
-    return None
-
-
-def spellings() -> tuple[str, ...]:
-    """Everything that names a topic."""
-    return tuple(name for one in TOPICS.values() for name in (one.name, *one.spellings))
+    return SPELLINGS.get("-".join(words).lower().replace("_", "-").replace(" ", "-").strip("-"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,10 +164,9 @@ def _help_of(words: Sequence[str]) -> str:
 
 def _unknown(name: str, commands: Sequence[str]) -> UsageError:
     """For what is neither a topic nor a command."""
-    named = spellings()
-    close = get_close_matches(name.lower(), [*named, *commands], 1)
+    close = get_close_matches(name.lower(), [*SPELLINGS, *commands], 1)
     if close:
-        topic = topic_of(close) if close[0] in named else None
+        topic = SPELLINGS.get(close[0])
         hint = f"did you mean `llmcli help {topic.name if topic else close[0]}`?"
     else:
         hint = f"the topics are {', '.join(TOPICS)}; `llmcli help` lists the commands, too"
