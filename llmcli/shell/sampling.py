@@ -118,7 +118,7 @@ class SamplingOptions:
     frequency_penalty: float | None = opt(
         None,
         "--frequency-penalty X",
-        "The same, times how often the token is in the output; 0 is off.",
+        "Subtracted once for each time the token is in the output; 0 is off.",
         at_least=-1e6,
         at_most=1e6,
     )

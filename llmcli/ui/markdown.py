@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from rich import box
 from rich.cells import cell_len
@@ -55,14 +55,13 @@ class Code:
 
     def line(self, text: str) -> str:
         """The next line, coloured; in `text` there is no newline."""
-        lexer = self._syntax.lexer
-        if lexer is None:
+        if self._lexer is None:
             return text
         if len(self._before) > _MOST:
             self._before = ""
         theme, at, begin, out = Syntax.get_theme("ansi_dark"), 0, len(self._before), []
         self._before += text + "\n"
-        for kind, value in lexer.get_tokens(self._before):
+        for kind, value in self._lexer.get_tokens(self._before):
             own = value[max(0, begin - at) :].rstrip("\n")
             at += len(value)
             if own:
@@ -71,8 +70,8 @@ class Code:
         return "".join(out)
 
     @cached_property
-    def _syntax(self) -> Syntax:
-        return Syntax("", self._language)
+    def _lexer(self) -> Any:  # Pygments' own, None for a language that it does not know
+        return Syntax("", self._language).lexer
 
 
 class MarkdownStream:
