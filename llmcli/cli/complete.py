@@ -36,13 +36,13 @@ ENDINGS = {
 }
 WEIGHTS = ("gguf", "safetensors")  # endings of a model that is one file
 CONTINUED = (".", "[", "/")  # a candidate that ends so is to be continued
-KINDS = {
+TENSOR_KINDS = {
     "names": ("activation", "state", "parameter"),
     "tensor": ("activation", "parameter"),
     "weights": ("parameter",),
 }
 _LAYER = re.compile(r"(blocks|cache)\.([^.]*)\.")
-_MOST = 64  # files of names that are kept
+_MOST_KEPT = 64  # files of names that are kept
 Tensors = dict[str, list[str]]  # kind → names
 Found = tuple[str, Iterable[str]]  # `words`, `list`, `files` or `paths` (of any ending), and which
 
@@ -148,14 +148,14 @@ def _options(command: Any, context: Any, line: Sequence[str]) -> dict[str, str]:
     from llmcli.shell.configuration import listed
 
     return {
-        name: _short(option.help or "")
+        name: _first_sentence(option.help or "")
         for option in listed(command.get_params(context))
         if option.multiple or set(line).isdisjoint(option.opts)
         for name in sorted(option.opts, key=len)
     }
 
 
-def _short(text: str) -> str:
+def _first_sentence(text: str) -> str:
     """The help's first sentence, without the default."""
     text = re.sub(r"\s*\[default[^]]*\]", "", text)
     return re.split(r"(?<=[a-z)])[.;:] ", text)[0].rstrip(".")
@@ -244,15 +244,15 @@ def _files(word: str, endings: Sequence[str] = (), *, model: bool = False) -> It
 def tensor_names(kind: str, word: str, line: Sequence[str]) -> Iterator[str]:
     """Names and patterns of tensors behind the last comma of `word`; `tensor`: the name of one.
 
-    `kind` is one of `KINDS`, `line` the words before, which may name the model.
+    `kind` is one of `TENSOR_KINDS`, `line` the words before, which may name the model.
     """
-    found = _tensors(line)
-    head, comma, part = word.rpartition(",") if kind != "tensor" else ("", "", word)
-    names = [name for one in KINDS[kind] for name in found[one]]
-    return (f"{head}{comma}{name}" for name in _names(part, names, globs=kind != "tensor"))
+    found, globs = _tensors(line), kind != "tensor"
+    head, comma, part = word.rpartition(",") if globs else ("", "", word)
+    names = [name for one in TENSOR_KINDS[kind] for name in found[one]]
+    return (f"{head}{comma}{name}" for name in _tensor_candidates(part, names, globs=globs))
 
 
-def _names(part: str, names: Sequence[str], *, globs: bool) -> Iterator[str]:
+def _tensor_candidates(part: str, names: Sequence[str], *, globs: bool) -> Iterator[str]:
     """Names from the left: those outside of layers, which layers there are, what is in one."""
     end = "" if globs else "["
     typed = _LAYER.match(part)
@@ -318,7 +318,7 @@ def _model_of(line: Sequence[str]) -> str | None:
     return None if named is None else named.strip("\"'")
 
 
-def _path(spec: str | None) -> Path | None:
+def _model_path(spec: str | None) -> Path | None:
     """The model's path, None if it is not on this machine. Marks nothing as used."""
     from llmcli.checkpoints.catalog import CATALOG
     from llmcli.checkpoints.locate import DEFAULT_MODEL
@@ -352,22 +352,22 @@ def _tensors(line: Sequence[str]) -> Tensors:
     from llmcli.checkpoints.catalog import cache_dir
 
     try:
-        path = _path(_model_of(line))
+        path = _model_path(_model_of(line))
     except (LlmcliError, OSError, ValueError, KeyError):  # such as half of a name
         path = None
-    key = f"{__version__} {_stamp(path)}"
+    key = f"{__version__} {_model_stamp(path)}"
     place = cache_dir() / "completion" / f"{sha256(key.encode()).hexdigest()[:16]}.json"
     try:
         kept = json.loads(place.read_text(encoding="utf-8"))
-        return {kind: list(kept[kind]) for kind in KINDS["names"]}
+        return {kind: list(kept[kind]) for kind in TENSOR_KINDS["names"]}
     except (OSError, ValueError, KeyError, TypeError):
-        found = _read(path)
+        found = _read_tensors(path)
     with suppress(OSError, LlmcliError):  # a cache that cannot be written to only makes it slower
-        _keep(place, found)
+        _keep_tensors(place, found)
     return found
 
 
-def _stamp(path: Path | None) -> str:
+def _model_stamp(path: Path | None) -> str:
     """Another text where the file is another one; of a directory its configuration is."""
     if path is None:
         return "any"
@@ -376,7 +376,7 @@ def _stamp(path: Path | None) -> str:
     return f"{os.path.abspath(file)} {status.st_size} {status.st_mtime_ns}"
 
 
-def _read(path: Path | None) -> Tensors:
+def _read_tensors(path: Path | None) -> Tensors:
     """From the headers, or the vocabulary of all parts where there are none that can be read."""
     if path is not None:
         try:
@@ -398,7 +398,7 @@ def _read(path: Path | None) -> Tensors:
     return {kind: list(names) for kind, names in vocabulary().items()}
 
 
-def _keep(place: Path, found: Tensors) -> None:
+def _keep_tensors(place: Path, found: Tensors) -> None:
     """Writes a file of names, whole or not at all, and removes the oldest of too many."""
     from llmcli.shell.files import whole_file
 
@@ -406,5 +406,5 @@ def _keep(place: Path, found: Tensors) -> None:
     with whole_file(str(place)) as file:
         file.write(json.dumps(found).encode())
     others = sorted(place.parent.iterdir(), key=lambda file: file.stat().st_mtime)
-    for old in others[:-_MOST]:
+    for old in others[:-_MOST_KEPT]:
         old.unlink(missing_ok=True)

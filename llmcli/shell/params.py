@@ -398,6 +398,8 @@ class Argument(TyperArgument):
 
     conversion: Conversion
     display: str
+    aliases: tuple[str, ...]
+    excludes: tuple[str, ...]
 
     def process_value(self, ctx: Any, value: Any) -> Any:
         """Overrides typer's conversion."""

@@ -61,7 +61,7 @@ WRITES = {
         "commands.chat.typed:history_path",
     ),
     "cli/test_cli_completion.py::test_an_answer_on_a_full_disk_keeps_nothing": (
-        "cli.complete:_keep",
+        "cli.complete:_keep_tensors",
     ),
     "selftest/test_selftest.py::test_a_full_disk": (
         "commands.selftest.measure.run:measure_exhaustion",
