@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SHORT = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 SURELY = 1.1  # of a ceiling: more than that is not how one measurement differs from another
+
 # letter → words for so many of them, and the other names of the same size
 LETTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "b": ("sequences", ()),

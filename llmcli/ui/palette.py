@@ -124,7 +124,6 @@ def _unbent(part: float, kind: Kind) -> float:
     return 10.0 ** (DECADES * (part - 1)) if kind == "log" and part else part
 
 
-
 @dataclass(frozen=True)
 class Ink:
     """What can be shown: any colour (`rgb`), 16 of them (`ansi`), or `shades`; `ascii`: signs too.
