@@ -10,7 +10,7 @@ import children
 import pytest
 
 from llmcli.checkpoints import CATALOG
-from llmcli.cli.topics import TOPICS
+from llmcli.cli.help import TOPICS
 from llmcli.cli.tree import ENTRIES, NESTED, root
 from llmcli.cli.vocabulary import READ, TABLES, vocabulary
 from llmcli.commands.attention.measure.metrics import FEWEST

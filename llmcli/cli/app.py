@@ -35,6 +35,6 @@ def _dispatch(argv: list[str]) -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        from llmcli.cli.usage import usage_error
+        from llmcli.cli.group import usage_error
 
         raise usage_error(error) from error

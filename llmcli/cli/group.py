@@ -1,4 +1,4 @@
-"""The command tree: commands imported when they are named, help by headings, suggestions.
+"""Commands: imported when they are named, help by headings, typer's errors in our words.
 
 Only typer's public classes are used. Contexts and parameters are typed `Any`: their classes
 are private to typer.
@@ -7,6 +7,7 @@ are private to typer.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
 from typing import Any
@@ -22,10 +24,10 @@ import typer
 from typer.core import TyperArgument, TyperCommand
 from typer.main import get_command
 
-from llmcli.errors import LlmcliError
+from llmcli.errors import LlmcliError, UsageError
 from llmcli.shell.configuration import listed, name_file
 from llmcli.shell.exits import SIGNALS
-from llmcli.shell.params import WORDS, adopt, flatten
+from llmcli.shell.params import WORDS, adopt, flatten, unknown_option
 from llmcli.shell.streams import columns, pipe_columns, write
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -160,8 +162,7 @@ def build(
     app.command(name, cls=Command, epilog=epilog, context_settings={**HELP_NAMES, **settings})(flat)
     command = get_command(app)
     for parameter in command.params:
-        option = flat.options[parameter.name]
-        adopt(parameter, option.type, option.metadata["declared"])
+        adopt(parameter, flat.options[parameter.name])
     return command
 
 
@@ -226,3 +227,67 @@ def sections(rows: Mapping[str, list[tuple[str, str]]]) -> list[str]:
             out += [" " * column + line for line in wrapped]
         out.append("")
     return out[:-1]
+
+
+def usage_error(exception: Any) -> UsageError:
+    """typer's message in our style: lower case, backticks, a suggestion as the hint."""
+    context = getattr(exception, "ctx", None)
+    path = context.command_path if context is not None else "llmcli"
+    hint = f"see `{path} --help`"
+    option = getattr(exception, "option_name", None)
+    message = exception.format_message().rstrip(".")
+    if option is not None and context is not None:
+        if type(exception).__name__ == "NoSuchOption":
+            if len(option) == 2:  # the parser names `-s` of a word `-seed`
+                words = context.meta.get(WORDS, ())
+                option = next((word for word in words if word.startswith(option)), option)
+            return unknown_option(option, context)
+        if message.endswith("requires an argument"):
+            message = f"`{option}` takes a value"
+    extra = re.fullmatch(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", message, re.DOTALL)
+    if extra:
+        split = "" if context is None else _split_index(context)
+        if split:
+            from llmcli.anatomy.indexed import split_by_the_shell
+
+            return split_by_the_shell(split)
+        message = f"unexpected argument `{extra[1]}`"
+        hint = f"{_instead(extra[1].split(), context)}see `{path} --help`"
+    message = re.sub(r"'([^']*)'", r"`\1`", message)
+    return UsageError(message[:1].lower() + message[1:], hint=hint)
+
+
+def _instead(words: list[str], context: Any) -> str:
+    """What may have been meant by words that a command has no place for."""
+    parameters = () if context is None else context.command.params
+    takes_model = context is None or any(parameter.name == "model" for parameter in parameters)
+    model = next(filter(names_a_model, words), None) if takes_model else None
+    if model is not None:
+        return f"for that model write `-m {model}`; "
+    text = next((parameter for parameter in parameters if parameter.name == "prompt"), None)
+    if text is not None and text.param_type_name == "option":
+        said = " ".join(words).replace('"', "'")
+        path = context.command_path
+        return f"send it with `{path} --prompt \"{said}\"`, or start with just `{path}`; "
+    return "put a text of several words in quotes; " if text is not None else ""
+
+
+def names_a_model(word: str) -> bool:
+    """Whether the word is a catalog name, or looks like a path to weights or a hub id."""
+    from llmcli.checkpoints.catalog import CATALOG
+    from llmcli.checkpoints.names import parse
+
+    try:
+        found = parse(word)
+    except LlmcliError:
+        return False
+    if isinstance(found, str):
+        return found in CATALOG or (Path(found) / "config.json").is_file()
+    return True
+
+
+def _split_index(context: Any) -> str:
+    """`logits[-1,`, the part of a NAME[INDEX] that the shell has split, empty where it has not."""
+    if not any("[INDEX]" in str(parameter.metavar) for parameter in context.command.params):
+        return ""
+    return next((w for w in context.meta[WORDS] if re.search(r"\[[^\]]*$", w)), "")

@@ -57,11 +57,6 @@ COMMANDS = {
         "env": "The machine, and where each setting comes from.",
     },
 }
-# commands that compute, and import PyTorch for it
-COMPUTING = frozenset({
-    "generate", "chat", "attention", "experts", "lens", "dump", "explain", "score", "timing",
-    "bench", "ladder", "selftest", "load",
-})  # fmt: skip
 HELP_SUMMARY = "Explain a topic, or list the options of a command."
 SUBCOMMANDS = {
     "bench compare": "Compare two results of bench or llama-bench, test by test.",
@@ -81,8 +76,11 @@ def _entry(name: str, summary: str, heading: str) -> Entry:
 
 ENTRIES = {
     name: _entry(name, summary, heading)
-    for heading, commands in COMMANDS.items() for name, summary in commands.items()
-}  # fmt: skip
+    for heading, commands in COMMANDS.items()
+    for name, summary in commands.items()
+}
+# commands that compute, and import PyTorch for it
+COMPUTING = ENTRIES.keys() - {"info", "shapes", "tokens", "models", "env"}
 NESTED = {
     name: _entry(name, summary, ENTRIES[name.split()[0]].heading)
     for name, summary in SUBCOMMANDS.items()
@@ -106,8 +104,9 @@ class Root(OurHelp, TyperGroup):
     """
 
     entries: Mapping[str, Entry] = {  # `help` alone has no JSON
-        **ENTRIES, "help": Entry("llmcli.cli.help.command", HELP_SUMMARY, "Manage"),
-    }  # fmt: skip
+        **ENTRIES,
+        "help": Entry("llmcli.cli.help", HELP_SUMMARY, "Manage"),
+    }
     nested = NESTED
     configured = (*ENTRIES, *NESTED)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 from llmcli.anatomy.graph import graph
@@ -73,31 +74,35 @@ def gguf_types() -> str:
     """The weight formats of GGUF that are read: bits per weight, and whether there is a kernel."""
     sizes = {name: (block, 8 * size / block) for name, block, size in GGML_TYPES.values()}
     rows = (
-        (name, f"{sizes[name][1]:.5g}", f"{sizes[name][0]}", "packed" if name in PACKED else
-         "16-bit" if name in IN_16_BITS else "")
+        (
+            name,
+            f"{sizes[name][1]:.5g}",
+            f"{sizes[name][0]}",
+            "packed" if name in PACKED else "16-bit" if name in IN_16_BITS else "",
+        )
         for name in sorted(READ, key=lambda name: (-sizes[name][1], name))
-    )  # fmt: skip
+    )
     return _table(("format", "bits per weight", "block", "multiplied as"), rows)
 
 
 def sample_models() -> dict[str, ModelConfig]:
     """Small models that together have every part, by the heading of what each adds."""
-    attention = AttentionConfig(
-        heads=2, kv_heads=1, head_dim=4, value_dim=4, scale=0.5, rope=_ROPE, qk_norm=_RMS,
-        qkv_bias=True, out_bias=True, sinks=True, gated=True,
-    )  # fmt: skip
-    plain = AttentionConfig(
-        heads=2, kv_heads=2, head_dim=4, value_dim=4, scale=0.5, rope=None,
-        qkv_bias=True, out_bias=True,
-    )  # fmt: skip
+    plain = AttentionConfig(heads=2, kv_heads=2, head_dim=4, value_dim=4, scale=0.5, rope=None)
+    plain = replace(plain, qkv_bias=True, out_bias=True)
+    attention = replace(plain, kv_heads=1, rope=_ROPE, qk_norm=_RMS, sinks=True, gated=True)
     latent = LatentConfig(
-        heads=2, content=4, value_dim=4, rank=8, query_rank=8, scale=0.5, rope=_ROPE, norm=_RMS,
-    )  # fmt: skip
+        heads=2, content=4, value_dim=4, rank=8, query_rank=8, scale=0.5, rope=_ROPE, norm=_RMS
+    )
     routing = RoutingConfig(chosen=2, renormalized=True, bias=True, correction=True)
     experts = ExpertsConfig(
-        experts=4, hidden=8, activation="silu", routing=routing, bias=True,
+        experts=4,
+        hidden=8,
+        activation="silu",
+        routing=routing,
+        bias=True,
         shared=SharedConfig(hidden=8, weighed=True),
-    )  # fmt: skip
+    )
+    ungated = MlpConfig(hidden=8, activation="gelu", gated=False, bias=True)
     delta = DeltaConfig(heads=2, key_heads=1, key_dim=4, value_dim=4, length=4, norm=_RMS)
     ssm = SsmConfig(heads=2, head_dim=4, groups=1, state=4, length=4, norm=_RMS, bias=True)
     ple = LayerEmbeddingConfig(vocab=8, layers=1, size=4, scale=1.0, norm=_RMS)
@@ -113,9 +118,7 @@ def sample_models() -> dict[str, ModelConfig]:
             sequential(attention, _GATED, norm=_RMS)
         ),
         "Feed-forward network without a gate, learned positions": _model(
-            sequential(plain, MlpConfig(hidden=8, activation="gelu", gated=False, bias=True),
-                       norm=_LAYER),
-            embedding=EmbeddingConfig(positions=8),
+            sequential(plain, ungated, norm=_LAYER), embedding=EmbeddingConfig(positions=8)
         ),
         "Latent attention (MLA)": _model(sequential(latent, _GATED, norm=_RMS)),
         "Mixture of experts": _model(sequential(attention, experts, norm=_RMS)),
@@ -127,27 +130,33 @@ def sample_models() -> dict[str, ModelConfig]:
         "Norms after a part, per-layer embeddings": _model(
             per_layer, embedding=EmbeddingConfig(per_layer=ple)
         ),
-    }  # fmt: skip
+    }
 
 
 def _model(layer: LayerConfig, embedding: EmbeddingConfig | None = None) -> ModelConfig:
     return ModelConfig(
-        family="", model_type="", vocab=8, width=8, context=8, layers=(layer,),
-        embedding=embedding or EmbeddingConfig(), final_norm=_RMS, head=HeadConfig(tied=False),
-    )  # fmt: skip
+        family="",
+        model_type="",
+        vocab=8,
+        width=8,
+        context=8,
+        layers=(layer,),
+        embedding=embedding or EmbeddingConfig(),
+        final_norm=_RMS,
+        head=HeadConfig(tied=False),
+    )
 
 
 @cache
 def vocabulary() -> dict[str, tuple[str, ...]]:
     """`activation`, `state` and `parameter`: all names, `blocks.*.` for those of a layer."""
-    found: dict[str, dict[str, None]] = {"activation": {}, "state": {}, "parameter": {}}
-    for config in sample_models().values():
-        model = graph(config)
-        for kind, names in (
-            ("activation", model.nodes), ("state", model.states), ("parameter", model.parameters)
-        ):  # fmt: skip
-            found[kind].update(dict.fromkeys(_folded(name) for name in names))
-    return {kind: tuple(names) for kind, names in found.items()}
+    models = [graph(config) for config in sample_models().values()]
+    found = {
+        "activation": [name for model in models for name in model.nodes],
+        "state": [name for model in models for name in model.states],
+        "parameter": [name for model in models for name in model.parameters],
+    }
+    return {kind: tuple(dict.fromkeys(map(_folded, names))) for kind, names in found.items()}
 
 
 def _folded(name: str) -> str:

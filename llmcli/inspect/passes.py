@@ -27,7 +27,7 @@ from llmcli.nn.state import State
 from llmcli.nn.step import Tap
 from llmcli.records.document import ViewCheck
 from llmcli.records.work import Progress, no_progress
-from llmcli.shell.looking import Subject
+from llmcli.shell.inspection import Subject
 from llmcli.shell.progress import Progress as Bar
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number

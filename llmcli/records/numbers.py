@@ -38,6 +38,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + "s" * (number != 1)
 
 
+def either(names: Sequence[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def best_groups(kept: int, groups: int, best: int) -> str:
     """The eligible groups of experts, in words: `2 of 4 groups by their largest`."""
     return f"{kept} of {groups} groups by {scored(best)}"

@@ -116,9 +116,7 @@ def _bytes(path: Path, *, named: bool) -> bytes | None:
     return data
 
 
-def _keys(
-    path: Path, document: Mapping[str, Any], commands: Sequence[str]
-) -> tuple[Key, ...]:
+def _keys(path: Path, document: Mapping[str, Any], commands: Sequence[str]) -> tuple[Key, ...]:
     """The keys of all tables. Raises UsageError for tables of no command, and for twins."""
     keys: dict[tuple[str, str], Key] = {}
     pending = [("", document)]
@@ -146,21 +144,22 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
 }
 # What the file sets gives way to these where they are given, which do not exclude it when typed.
 YIELDS: Mapping[str, tuple[str, ...]] = {
-    "system": ("load",), "variable": ("load",),  # of a conversation with its own settings
+    "system": ("load",),  # a conversation with its own settings
+    "variable": ("load",),
     "model": ("hf_repo",),
-}  # fmt: skip
+}
 _ONE_RUN = "it belongs to one run: give it on the command line"
 _SCRIPTS = "scripts rely on what they asked for: give it on the command line"
 _REMOVES = "what removes or overwrites is said each time, on the command line"
 _MODEL = 'name it with the model: `model = "org/name@rev"` or `"hf:org/name/file.gguf"`'
 # Options that are not for the file (nor are options that take a file), and what to do instead.
 COMMAND_LINE_ONLY: Mapping[str, str] = {
-    "prompt": _ONE_RUN, "ids": _ONE_RUN, "synthetic": _ONE_RUN, "random-weights": _ONE_RUN,
-    "json": _SCRIPTS, "stream-json": _SCRIPTS, "debug": _SCRIPTS,
-    "yes": _REMOVES, "dry-run": _REMOVES, "older-than": _REMOVES, "force": _REMOVES,
-    "revision": _MODEL, "hf-repo": _MODEL,
+    **dict.fromkeys(("prompt", "ids", "synthetic", "random-weights"), _ONE_RUN),
+    **dict.fromkeys(("json", "stream-json", "debug"), _SCRIPTS),
+    **dict.fromkeys(("yes", "dry-run", "older-than", "force"), _REMOVES),
+    **dict.fromkeys(("revision", "hf-repo"), _MODEL),
     "hf-token": "secrets are not for this file: set HF_TOKEN",
-}  # fmt: skip
+}
 
 
 def listed(parameters: Iterable[Any]) -> list[Any]:
@@ -191,6 +190,8 @@ def defaults(ctx: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         if getattr(ctx.command, "tolerant", False):
             return {}
         raise
+    if not (general or own):
+        return {}
     yields = yields_to(ctx.command.params)
     own = _without_weaker(own, yields, given)
     return _without_weaker(general, yields, given, own) | own
@@ -208,14 +209,10 @@ def yields_to(parameters: Iterable[Any]) -> dict[str, list[tuple[str, str, str]]
     Each with the value that it has to have for that, and the one that the file has to have; empty
     for any. These are the parameters that exclude it or that it excludes, and those in `YIELDS`.
     """
-    known = {
-        name: one.name for one in parameters for name in (*one.opts, one.display.strip("[]. "))
-    }
-    found = {
-        name: [(other, "", "") for other in YIELDS.get(name, ())] for name in known.values()
-    }
+    known = {spelled: one.name for one in parameters for spelled in (*one.opts, one.display)}
+    found = {name: [(other, "", "") for other in YIELDS.get(name, ())] for name in known.values()}
     for one in parameters:
-        for text in getattr(one, "excludes", ()):
+        for text in one.excludes:
             name, differs, value = excluded(text)
             if (other := known.get(name)) is not None:
                 value = "" if differs else value
@@ -348,9 +345,11 @@ def _without_weaker(
 ) -> dict[str, Any]:
     """`values` without what an environment variable or one of the `stronger` replaces."""
     set_ = {  # 0 is set, and equal to False
-        name: str(value) for each in stronger for name, value in each.items()
+        name: str(value)
+        for each in stronger
+        for name, value in each.items()
         if value is not None and value is not False
-    }  # fmt: skip
+    }
 
     def stays(name: str, value: str) -> bool:
         return not any(

@@ -24,8 +24,8 @@ from llmcli.errors import (
     as_out_of_memory,
     first_line,
 )
-from llmcli.shell.keys import KEYS
 from llmcli.shell.streams import (
+    KEYS,
     STDOUT,
     begin_line,
     columns,

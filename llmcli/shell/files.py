@@ -29,6 +29,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, BinaryIO
 
 from llmcli.errors import UsageError, WriteFailed
+from llmcli.records.numbers import either
 
 # bytes above which `--force` is needed; a browser reads a page as a whole
 PAGE_CAP = 64 << 20
@@ -47,8 +48,7 @@ def kind_of_file(path: str, allowed: Sequence[str], *, option: str = "-o") -> st
     """
     kind = Path(path).suffix.lower().removeprefix(".")
     if kind not in allowed:
-        endings = [f".{ending}" for ending in allowed]
-        listed = " or ".join(filter(None, [", ".join(endings[:-1]), endings[-1]]))
+        listed = either([f".{ending}" for ending in allowed])
         near = get_close_matches(kind, allowed, 1, 0.5) if kind else []
         name = f"{Path(path).stem or 'out'}.{(near or allowed)[0]}"
         example = Path(path).with_name(name) if Path(path).name else name

@@ -1,17 +1,24 @@
-"""A command that looks inside a model: the file it writes, the model it reads, what it shows."""
+"""Commands that look inside a model: what they read, the file they write, what they show.
+
+Their options of layers and positions are parsed here, too.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from llmcli.errors import UsageError
 from llmcli.measure.machine import environment
 from llmcli.records.document import ViewCheck, members
-from llmcli.shell.encoding import Encoded
+from llmcli.shell.encoding import Encoded, check_fits, encode
 from llmcli.shell.files import check_export, check_size, page_to_open
-from llmcli.shell.looking import NewTokensOptions, Subject, encode_prompt
-from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
+from llmcli.shell.options import PROMPT, ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.output import EXPLAIN, ExportFile, Output
+from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt, prompt_or_default
 from llmcli.shell.running import kernels_of, load_model
 from llmcli.shell.template import TemplateOptions
@@ -21,8 +28,62 @@ if TYPE_CHECKING:
 
     from llmcli.config import ModelConfig
     from llmcli.model import Model
+    from llmcli.records.text import Token
 
-Makers = Mapping[str, Callable[[], bytes]]
+# what `/look` of `chat` can show, and the options that it takes there; the command's `look.py`
+IN_CHAT: dict[str, tuple[str, ...]] = {
+    "attention": ("layer", "head", "query", "key", "map", "metrics"),
+    "experts": ("layer", "position"),
+    "lens": ("layer", "position", "target"),
+    "timing": (),
+}
+Shown = tuple["RenderableType", Sequence[ViewCheck]]  # and what the view is checked by
+
+
+class Subject:
+    """What a look reads: the tokens `ids`, and up to `generate` that the model writes after them.
+
+    `out` is where its progress and its notes go.
+    """
+
+    model: Model
+    ids: Sequence[int] = ()
+    generate: int = 0
+    out: Output
+
+    @property
+    def title(self) -> str:
+        """The model's line."""
+        from llmcli.ui.facts import model_line
+
+        return model_line(self.model.describe())
+
+
+@dataclass(frozen=True, kw_only=True)
+class InChat(Subject):
+    """The tokens of a conversation; its last `answer` tokens are the model's last answer.
+
+    `room`: the most tokens of the context.
+    """
+
+    model: Model
+    ids: Sequence[int]
+    answer: int
+    room: int
+    out: Output
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewTokensOptions:
+    """How many tokens the model generates after the prompt, to inspect them too."""
+
+    panel: ClassVar[str] = PROMPT
+    generate: int = opt(
+        0,
+        "--generate N",
+        "Let the model write up to N tokens (the likeliest ones), and look at them too.",
+        at_least=0,
+    )
 
 
 class _FileOptions(Protocol):
@@ -85,9 +146,24 @@ class Inspection(Subject):
         new: NewTokensOptions,
         options: ModelOptions,
     ) -> Encoded:
-        """Encodes the prompt, and sets how many new tokens come after it."""
-        encoded = encode_prompt(given, template, options, self.model, new=new.generate)
+        """Encodes the prompt, and sets how many new tokens come after it.
+
+        Raises UsageError and PromptTooLong where they do not fit the context, and CheckpointError
+        without a tokenizer.
+        """
+        chat = template.options()
+        chat.check()
+        encoded = encode(given, chat, self.model)
+        room = room_for(options, self.model)
+        list(check_fits([encoded], 1, room, largest=self.model.config.embedding.positions))
         self.ids, self.generate = encoded.ids, new.generate
+        left = room - len(self.ids)
+        if self.generate > left:
+            raise UsageError(
+                f"`--generate {self.generate}` does not fit: the prompt has {len(self.ids)} tokens "
+                f"and the context is {room}",
+                hint=f"use `--generate {left}` at most" if left else "shorten the prompt",
+            )
         return encoded
 
     def check_size(self, sizes: Mapping[str, int], smaller: str) -> None:
@@ -100,16 +176,22 @@ class Inspection(Subject):
             check_size(self.path, size, force=self._file.force, smaller=smaller)
 
     def file(
-        self, holds: str, makers: Makers, write: Callable[[Mapping[str, Any]], None] | None = None
+        self,
+        holds: str,
+        makers: Mapping[str, Callable[[], bytes]],
+        write: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> ExportFile | None:
         """The file, made by the one of `makers` that is of its kind, else by `write`."""
         if self.path is None:
             return None
         make = makers.get(self.kind)
         return ExportFile(
-            path=self.path, holds=holds, make=make, write=None if make else write,
+            path=self.path,
+            holds=holds,
+            make=make,
+            write=None if make else write,
             open=self._file.open,
-        )  # fmt: skip
+        )
 
     def present(
         self,
@@ -133,3 +215,90 @@ class Inspection(Subject):
             file=file,
             hint=hint,
         )
+
+
+def room_for(options: ModelOptions, model: Model) -> int:
+    """The most tokens: of the options, else of the model, and never more than it has learned."""
+    room = options.context_length or model.config.context
+    positions = model.config.embedding.positions
+    return room if positions is None else min(room, positions)
+
+
+def tokens_metadata(tokens: Sequence[Token], prompt_tokens: int) -> dict[str, str]:
+    """What a file of arrays says of its tokens, the first `prompt_tokens` given: lists as JSON."""
+    return {
+        "ids": json.dumps([one.id for one in tokens]),
+        "tokens": json.dumps([one.text for one in tokens]),
+        "prompt_tokens": str(prompt_tokens),
+    }
+
+
+def parse_numbers(text: str, size: int, option: str, what: str) -> tuple[int, ...]:
+    """`0,3-5,-1` → numbers in that order, each once; negative ones count from the end.
+
+    `what` is what they number (`layers`), of which there are `size`. Raises UsageError naming
+    `option` for anything else and for a number that is not there.
+    """
+    found: dict[int, None] = {}
+    for item in (part.strip() for part in text.split(",")):
+        match = re.fullmatch(r"(-?\d{1,6})(?:-(-?\d{1,6}))?", item, re.ASCII)
+        if not match:
+            hint = f"they go from 0 to {size - 1}; -1 is the last"
+            if option == "--head" and (both := re.fullmatch(r"(\d+)\.(\d+)", item, re.ASCII)):
+                hint = f"head {item} is `--layer {both[1]} --head {both[2]}`"
+            raise UsageError(
+                f"`{option}` takes numbers and ranges such as 0,3-5,-1, not `{item or text}`",
+                hint=hint,
+            )
+        ends = [_counted(int(end), size, option, what) for end in match.groups() if end]
+        if ends[0] > ends[-1]:
+            raise UsageError(
+                f"`{option} {item}` is an empty range",
+                hint=f"use `{option} {ends[1]}-{ends[0]}`",
+            )
+        found |= dict.fromkeys(range(ends[0], ends[-1] + 1))
+    return tuple(found)
+
+
+def parse_span(text: str | None, size: int, option: str) -> tuple[int, int]:
+    """`40:80`, `:10`, `-5:` or `7` → first position and the one after the last, within `size`.
+
+    None is all of them. Raises UsageError for anything else and for an empty span.
+    """
+    if text is None:
+        return 0, size
+    match = check_span(text, option, f"positions go from 0 to {size - 1}; -1 is the last")
+    if not match[2]:
+        at = _counted(int(match[1]), size, option, "tokens")
+        return at, at + 1
+    first, last = slice(*(int(end) if end else None for end in match.group(1, 3))).indices(size)[:2]
+    if first >= last:
+        raise UsageError(
+            f"`{option} {text}` selects no tokens", hint=f"positions go from 0 to {size - 1}"
+        )
+    return first, last
+
+
+def check_span(
+    text: str, option: str, hint: str = "positions are counted from 0; -1 is the last"
+) -> re.Match[str]:
+    """The first position, the colon and the last one of a span, as far as they are there.
+
+    What can be known without the tokens. Raises UsageError for what is no span.
+    """
+    match = re.fullmatch(r"(-?\d{1,9})?(:)?(-?\d{1,9})?", text.strip(), re.ASCII)
+    if not match or not any(match.groups()) or (match[3] and not match[2]):
+        raise UsageError(
+            f"`{option}` takes positions such as 40:80, :10, -5: or 7, not `{text}`",
+            hint=hint,
+        )
+    return match
+
+
+def _counted(number: int, size: int, option: str, what: str) -> int:
+    if not -size <= number < size:
+        raise UsageError(
+            f"`{option}`: there is no {number}, for there are {size} {what}",
+            hint=f"they go from 0 to {size - 1}; -1 is the last",
+        )
+    return number % size

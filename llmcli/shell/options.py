@@ -16,12 +16,11 @@ from llmcli.shell.params import Range, arg, opt
 MODEL, PROMPT, OUTPUT = "Model", "Prompt", "Output"
 TOKEN_LIMIT = Range(1, or_else=-1)  # -1: until the model ends or the context is full
 # names, metavar and help of options that commands without `ModelOptions` have as well
-QUANTIZE = (
-    "--quantize", "FORMAT", "Weight format: auto (the file's), none, int8 or int4."
-)  # fmt: skip
-REVISION = ("--revision", "REV", "Branch, tag or commit on the hub.")
+QUANTIZE = ("--quantize FORMAT", "Weight format: auto (the file's), none, int8 or int4.")
+REVISION = ("--revision REV", "Branch, tag or commit on the hub.")
 OFFLINE = ("--offline", "Use only what is on this machine.")
 Quantize = Literal["auto", "none", "int8", "int4"]
+Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,44 +29,52 @@ class ModelOptions:
 
     panel: ClassVar[str] = MODEL
     model: str | None = opt(
-        None, "-m", "--model", "MODEL",
+        None,
+        "-m --model MODEL",
         "A catalog name (smollm2, tiny), a path to a directory, .gguf or .safetensors, or "
         "org/name[@rev] on the hub. [default: $LLMCLI_MODEL, else smollm2]",
-    )  # fmt: skip
-    device: str = opt("auto", "--device", "DEVICE", "auto, cpu, cuda, cuda:1 … or mps.")
-    dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = opt(
-        "auto", "--dtype", "DTYPE",
-        "Arithmetic: auto, float64, float32, bfloat16 or float16.",
-    )  # fmt: skip
+    )
+    device: str = opt("auto", "--device DEVICE", "auto, cpu, cuda, cuda:1 … or mps.")
+    dtype: Dtype = opt(
+        "auto", "--dtype DTYPE", "Arithmetic: auto, float64, float32, bfloat16 or float16."
+    )
     quantize: Quantize = opt("auto", *QUANTIZE)
     activations: Literal["auto", "16", "8"] = opt(
-        "auto", "--activations", "BITS",
+        "auto",
+        "--activations BITS",
         "Bits of the inputs of products with weights in blocks: 16, or 8 as llama.cpp has them.",
-    )  # fmt: skip
-    cache_type: Literal["auto", "float64", "float32", "bfloat16", "float16"] = opt(
-        "auto", "--cache-type", "DTYPE",
+    )
+    cache_type: Dtype = opt(
+        "auto",
+        "--cache-type DTYPE",
         "Keys and values in the cache. [default: float16 with weights in blocks on a CPU, else as "
         "--dtype]",
-    )  # fmt: skip
+    )
     threads: int | None = opt(
-        None, "--threads", "N",
-        "CPU threads. [default: OMP_NUM_THREADS, else one per core]", at_least=1, at_most=4096,
-    )  # fmt: skip
+        None,
+        "--threads N",
+        "CPU threads. [default: OMP_NUM_THREADS, else one per core]",
+        at_least=1,
+        at_most=4096,
+    )
     context_length: int | None = opt(
-        None, "-c", "--context-length", "N",
+        None,
+        "-c --context-length N",
         "Maximum number of tokens (8k: 8192), prompt and text together. [default: the model's own]",
         within=Range(1, k=True),
-    )  # fmt: skip
+    )
     seed: int | None = opt(
-        None, "--seed", "N",
+        None,
+        "--seed N",
         "Seed of everything random. [default: one is drawn and reported]",
-        at_least=0, at_most=2**63 - 1,
-    )  # fmt: skip
+        at_least=0,
+    )
     random_weights: bool = opt(
-        False, "--random-weights",
-        "Build the model from its configuration alone, with random weights from --seed (0 "
-        "where that is not given).",
-    )  # fmt: skip
+        False,
+        "--random-weights",
+        "Build the model from its configuration alone, with random weights from --seed (0 where "
+        "that is not given).",
+    )
     revision: str | None = opt(None, *REVISION)
     offline: bool = opt(False, *OFFLINE)
 
@@ -116,14 +123,16 @@ class GivenPromptOptions:
     panel: ClassVar[str] = PROMPT
     prompt: str | None = arg(None, "[PROMPT]", "The text; `-` reads stdin.")
     file: str | None = opt(
-        None, "-f", "--file", "PATH",
+        None,
+        "-f --file PATH",
         "Read the text from a file (`-`: stdin). A .json file with `messages` is a conversation.",
-    )  # fmt: skip
+    )
     ids: str | None = opt(
-        None, "--ids", "1,2,3",
+        None,
+        "--ids 1,2,3",
         "Token ids instead of text, separated by commas or spaces.",
         excludes=("PROMPT", "--file"),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +141,8 @@ class PromptOptions(GivenPromptOptions):
 
     panel: ClassVar[str] = PROMPT
     prompt: str | None = arg(
-        None, "[PROMPT]",
-        "The text; piped input is put before it, and `-` always reads stdin.",
-    )  # fmt: skip
+        None, "[PROMPT]", "The text; piped input is put before it, and `-` always reads stdin."
+    )
     no_stdin: bool = opt(
         False, "--no-stdin", "Never read a pipe on stdin.", excludes=("PROMPT=-", "--file=-")
     )
@@ -146,7 +154,7 @@ class OutputOptions:
 
     panel: ClassVar[str] = OUTPUT
     json: bool = opt(False, "--json", "One JSON document on stdout.")
-    quiet: bool = opt(False, "-q", "--quiet", "No progress, notes or warnings.")
+    quiet: bool = opt(False, "-q --quiet", "No progress, notes or warnings.")
     debug: bool = opt(False, "--debug", "Tracebacks with error messages.")
 
 
@@ -170,6 +178,5 @@ class SpecialOptions:
 
     panel: ClassVar[str] = PROMPT
     no_special: bool = opt(
-        False, "--no-special",
-        "Special tokens written in the text are plain text.",
-    )  # fmt: skip
+        False, "--no-special", "Special tokens written in the text are plain text."
+    )

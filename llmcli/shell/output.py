@@ -25,9 +25,16 @@ from llmcli.records.document import ViewCheck, checks_document, members
 from llmcli.shell import streams
 from llmcli.shell.exits import tell
 from llmcli.shell.files import open_file, whole_file, written
-from llmcli.shell.keys import change_modes, modes_of
 from llmcli.shell.options import OutputOptions, PagedOutputOptions, ViewOutputOptions
-from llmcli.shell.streams import STDOUT, begin_line, columns, pipe_columns, to_devnull
+from llmcli.shell.streams import (
+    STDOUT,
+    begin_line,
+    change_modes,
+    columns,
+    modes_of,
+    pipe_columns,
+    to_devnull,
+)
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
@@ -147,7 +154,7 @@ class Output:
         else:
             from rich.text import Text
 
-            from llmcli.ui.checks import render_checks
+            from llmcli.ui.layout import render_checks
 
             ending = [Text(), render_checks(checks, full=self.checks)] if checks else []
             self.show(view(), *ending, paged=self.pager)

@@ -14,7 +14,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -23,6 +23,7 @@ import typer
 from typer.core import TyperArgument, TyperOption
 
 from llmcli.errors import UsageError
+from llmcli.records.numbers import either
 from llmcli.shell.configuration import defaults, excluded, from_file, listed, settable
 
 
@@ -70,15 +71,17 @@ class Range:
         return f"between {_plain(self.low)} and {_plain(self.high)}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What `opt` or `arg` says of a field: their arguments."""
+    """What `opt` or `arg` says of a field, and the field's type, which `flatten` evaluates."""
 
-    names: tuple[str, ...]
-    metavar: str | None
-    help: str
-    range: Range | None
-    panel: str | None
+    names: tuple[str, ...] = ()
+    metavar: str | None = None
+    help: str = ""
+    default: Any = None
+    type: Any = bool
+    range: Range | None = None
+    panel: str | None = None
     aliases: tuple[str, ...] = ()
     hidden: bool = False
     needs: tuple[str, ...] = ()
@@ -89,17 +92,20 @@ class Declared:
         """The longest of the names, `PROMPT` for the argument `[PROMPT]`."""
         return max(self.names, key=len) if self.names else str(self.metavar).strip("[]. ")
 
-    def hint(self, base: Any, group: type) -> Any:
-        """The annotation that typer reads; the heading is `panel` of the class unless given."""
+    @property
+    def hint(self) -> Any:
+        """The annotation that typer reads."""
         if self.names:
-            panel = self.panel or getattr(group, "panel", None)
             info: Any = typer.Option(
-                *self.names, metavar=self.metavar, rich_help_panel=panel, help=self.help,
+                *self.names,
+                metavar=self.metavar,
+                rich_help_panel=self.panel,
+                help=self.help,
                 hidden=self.hidden,
-            )  # fmt: skip
+            )
         else:
             info = typer.Argument(metavar=self.metavar, help=self.help)
-        return Annotated[base, info]
+        return Annotated[self.type, info]
 
 
 def opt(
@@ -115,9 +121,10 @@ def opt(
     needs: tuple[str, ...] = (),
     excludes: tuple[str, ...] = (),
 ) -> Any:
-    """A field of a dataclass of options, such as `opt(256, "-n", "--max", "N", "Most tokens.")`.
+    """A field of a dataclass of options, such as `opt(256, "-n --max N", "Most tokens.")`.
 
-    `words`: the names, for all but flags what its value is called, and the help text.
+    `words`: the names and, for all but flags, what the value is called, in one text or in several;
+    then the help text.
     `at_least` (`above`: more than that) and `at_most`, or `within`, bound a number. `panel`: the
     heading in the help, if another than the class's own. `aliases`: names that are accepted and not
     listed. `hidden`: none of the names is listed, and the configuration file cannot set it.
@@ -126,48 +133,55 @@ def opt(
     decides. An option is given if it differs from its default. What the configuration file sets
     yields to what excludes it.
     """
-    names = tuple(word for word in words[:-1] if word.startswith("-"))
+    *spelled, help = words
+    parts = " ".join(spelled).split()
+    names = tuple(part for part in parts if part.startswith("-"))
     low = at_least if above is None else above
-    allowed = within if low is None else Range(low, at_most, above is not None)
-    metavar = words[-2] if len(words) > len(names) + 1 else None
-    declared = Declared(names, metavar, words[-1], allowed, panel, aliases, hidden, needs, excludes)
+    declared = Declared(
+        names=names,
+        metavar=parts[-1] if parts[-1] not in names else None,
+        help=help,
+        default=default,
+        range=within if low is None else Range(low, at_most, above is not None),
+        panel=panel,
+        aliases=aliases,
+        hidden=hidden,
+        needs=needs,
+        excludes=excludes,
+    )
     return field(default=default, metadata={"declared": declared})
 
 
 def arg(default: Any, metavar: str, help: str) -> Any:
     """Declares a positional argument, as `opt` an option."""
-    return field(default=default, metadata={"declared": Declared((), metavar, help, None, None)})
+    declared = Declared(metavar=metavar, help=help, default=default)
+    return field(default=default, metadata={"declared": declared})
 
 
-def check_rules(values: Mapping[str, Any], options: Mapping[str, Field[Any]]) -> None:
-    """Checks the values of options against what these need and exclude.
+def check_rules(values: Mapping[str, Any], options: Mapping[str, Declared]) -> None:
+    """Checks the values of options against what these need and exclude, both by their fields.
 
-    `options`: the fields that declare them. Raises UsageError naming both options.
+    Raises UsageError naming both options.
     """
-    given = {
-        name: one.metadata["declared"]
-        for name, one in options.items()
-        if values[name] != one.default
-    }
-    names = {
-        name: (one.display, values[field])
-        for field, one in given.items()
-        for name in (*one.names, one.display)
+    given = {name: one for name, one in options.items() if values[name] != one.default}
+    spelled = {
+        spelling: (one.display, values[name])
+        for name, one in given.items()
+        for spelling in (*one.names, one.display)
     }
     for one in given.values():
         for other, differs, value in map(excluded, one.excludes):
-            display, actual = names.get(other, ("", ""))
+            display, actual = spelled.get(other, ("", ""))
             if display and (not value or (str(actual) == value) != differs):
                 shown = f"{display} {actual}" if value else display
                 raise UsageError(
                     f"`{one.display}` and `{shown}` exclude each other",
                     hint="leave one of them out",
                 )
-        if one.needs and not any(need in names for need in one.needs):
-            needed = [f"`{need}`" for need in one.needs]
-            listed = " or ".join(filter(None, [", ".join(needed[:-1]), needed[-1]]))
+        if one.needs and spelled.keys().isdisjoint(one.needs):
             raise UsageError(
-                f"`{one.display}` needs {listed}", hint=f"add it, or leave `{one.display}` out"
+                f"`{one.display}` needs {either([f'`{need}`' for need in one.needs])}",
+                hint=f"add it, or leave `{one.display}` out",
             )
 
 
@@ -224,10 +238,11 @@ _NUMBERS: Mapping[type, tuple[str, str]] = {
 
 # what other programs call the same thing
 ALIASES: Mapping[str, str] = {
-    "fp16": "float16", "f16": "float16", "half": "float16", "bf16": "bfloat16",
-    "fp32": "float32", "f32": "float32", "float": "float32", "single": "float32",
-    "fp64": "float64", "f64": "float64", "double": "float64",
-}  # fmt: skip
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    "bf16": "bfloat16",
+    **dict.fromkeys(("fp32", "f32", "float", "single"), "float32"),
+    **dict.fromkeys(("fp64", "f64", "double"), "float64"),
+}
 
 
 def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
@@ -247,8 +262,8 @@ class Option(TyperOption):
 
     conversion: Conversion
     display: str
-    aliases: tuple[str, ...] = ()
-    excludes: tuple[str, ...] = ()
+    aliases: tuple[str, ...]
+    excludes: tuple[str, ...]
 
     def add_to_parser(self, parser: Any, ctx: Any) -> None:
         """typer's; the aliases are accepted, too, and `_` for `-` within a name."""
@@ -335,40 +350,37 @@ def unknown_option(word: str, ctx: Any) -> UsageError:
 
 
 # What llama.cpp, transformers and vLLM call an option of ours; a command that has ours names it.
-_FOREIGN: Mapping[str, tuple[str, ...]] = {
-    "--seed": ("s", "random-seed"),
-    "--max-tokens": (
-        "predict", "n-predict", "num-predict", "max-new-tokens", "max-length", "max-len",
-    ),
-    "--context-length": ("ctx-size", "n-ctx", "num-ctx", "ctx", "max-model-len"),
-    "--repetition-penalty": ("repeat-penalty", "rep-pen"),
-    "--num-samples": ("num-return-sequences", "np", "parallel", "best-of"),
-    "--system": ("sys", "system-prompt"),
-    "--model": ("hf", "hfr", "hf-repo", "model-path"),
-    "--ignore-eos": ("no-eos",),
-    "--stop": ("r", "reverse-prompt", "stop-string", "stop-sequence"),
-    "--draft": ("md", "model-draft", "draft-model", "assistant-model"),
-    "--set": ("chat-template-kwargs",),
-    "--raw": ("no-cnv", "no-conversation"),
-}  # fmt: skip
+_FOREIGN: Mapping[str, str] = {
+    "--seed": "s random-seed",
+    "--max-tokens": "predict n-predict num-predict max-new-tokens max-length max-len",
+    "--context-length": "ctx-size n-ctx num-ctx ctx max-model-len",
+    "--repetition-penalty": "repeat-penalty rep-pen",
+    "--num-samples": "num-return-sequences np parallel best-of",
+    "--system": "sys system-prompt",
+    "--model": "hf hfr hf-repo model-path",
+    "--ignore-eos": "no-eos",
+    "--stop": "r reverse-prompt stop-string stop-sequence",
+    "--draft": "md model-draft draft-model assistant-model",
+    "--set": "chat-template-kwargs",
+    "--raw": "no-cnv no-conversation",
+}
 # … and what there is instead of an option that only they have.
-_INSTEAD: Mapping[tuple[str, ...], str] = {
-    ("i", "cnv", "conversation", "interactive", "interactive-first"):
-        "for a conversation run `llmcli chat`",
-    ("ngl", "gpu-layers", "n-gpu-layers"):
-        "`--device cuda` runs the whole model on the GPU, and so does `auto` where there is one",
-    ("no-display-prompt",): "only new text is printed",
-    ("do-sample",): "it samples unless `--greedy` or `-t 0` is given",
-}  # fmt: skip
+_ON_GPU = "`--device cuda` runs the whole model on the GPU, and so does `auto` where there is one"
+_INSTEAD: Mapping[str, str] = {
+    "i cnv conversation interactive interactive-first": "for a conversation run `llmcli chat`",
+    "ngl gpu-layers n-gpu-layers": _ON_GPU,
+    "no-display-prompt": "only new text is printed",
+    "do-sample": "it samples unless `--greedy` or `-t 0` is given",
+}
 
 
 def _foreign(name: str, known: list[str]) -> str | None:
     """The hint for `--name` of another program; None where it is unknown or ours is not here."""
     bare = name[2:]
     for ours, theirs in _FOREIGN.items():
-        if bare in theirs and ours in known:
+        if bare in theirs.split() and ours in known:
             return f"it is `{ours}` here"
-    return next((hint for names, hint in _INSTEAD.items() if bare in names), None)
+    return next((hint for names, hint in _INSTEAD.items() if bare in names.split()), None)
 
 
 def _prompt_hint(ctx: Any) -> str:
@@ -386,12 +398,14 @@ class Argument(TyperArgument):
 
     conversion: Conversion
     display: str
+    aliases: tuple[str, ...]
+    excludes: tuple[str, ...]
 
     def process_value(self, ctx: Any, value: Any) -> Any:
         """Overrides typer's conversion."""
         if self.required and value is None:
             hint = f"see `{ctx.command_path} --help`"
-            raise UsageError(f"`{ctx.command_path}` needs {self.display}", hint=hint)
+            raise UsageError(f"`{ctx.command_path}` needs {self.metavar}", hint=hint)
         return _converted(self.conversion, self.display, value)
 
 
@@ -404,22 +418,17 @@ def _converted(conversion: Conversion, name: str, value: Any) -> Any:
     return value
 
 
-def adopt(parameter: Any, kind: Any = bool, declared: Declared | None = None) -> None:
-    """Makes typer's own parameter object convert by our rules to `kind`.
+def adopt(parameter: Any, declared: Declared | None = None) -> None:
+    """Makes typer's own parameter object convert by our rules; without `declared` it is a flag.
 
     typer builds its parameters itself and offers no hook for their class, so the class of the
     finished object is changed; the classes have the same layout (no mixin, no slots).
     """
-    display = parameter.metavar or str(parameter.name).upper()
-    if isinstance(parameter, TyperOption):
-        display = max(parameter.opts, key=len)
-        parameter.__class__ = Option
-        if declared is not None:  # the root's own options have none
-            vars(parameter).update(aliases=declared.aliases, excludes=declared.excludes)
-    else:
-        parameter.__class__ = Argument
-    parameter.conversion = Conversion.of(kind, declared.range if declared else None)
-    parameter.display = display
+    declared = declared or Declared(names=tuple(parameter.opts))
+    parameter.__class__ = Option if isinstance(parameter, TyperOption) else Argument
+    parameter.conversion = Conversion.of(declared.type, declared.range)
+    parameter.display = display = declared.display
+    parameter.aliases, parameter.excludes = declared.aliases, declared.excludes
     if getattr(parameter, "is_flag", False) and settable(parameter):
         opposite = display.removeprefix("--no-") if display[:5] == "--no-" else f"no-{display[2:]}"
         parameter.secondary_opts = [f"--{opposite}"]
@@ -431,29 +440,30 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
     Every parameter of `function` that is annotated with a dataclass is replaced by that
     dataclass's fields, except those in `Without`; a call builds the dataclasses and calls
     `function`. A name that occurs twice is a mistake in the program: ValueError. The attribute
-    `options` has the fields by name, with their types evaluated.
+    `options` has what is declared of each field, by name.
     """
-    groups: dict[str, tuple[type, list[str]]] = {}
-    options: dict[str, Field[Any]] = {}
+    groups: dict[str, tuple[Any, list[str]]] = {}
+    options: dict[str, Declared] = {}
     flat: dict[str, inspect.Parameter] = {}
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
-        hint: Any = hints[name]
+        group: Any = hints[name]
         left_out: tuple[str, ...] = ()
-        match get_args(hint):
-            case (group, Without(names)):
-                hint, left_out = group, names
-        if not (isinstance(hint, type) and is_dataclass(hint)):
-            _add(flat, name, hint, parameter.default)
+        match get_args(group):
+            case (kind, Without(names)):
+                group, left_out = kind, names
+        if not is_dataclass(group):
+            _add(flat, name, group, parameter.default)
             continue
-        of = [one for one in fields(hint) if one.name not in left_out]
-        groups[name] = hint, [one.name for one in of]
-        types = get_type_hints(hint, include_extras=True)
-        for one in of:
-            one.type = types[one.name]
-            options[one.name] = one
-            kind = one.metadata["declared"].hint(one.type, hint)
-            _add(flat, one.name, kind, one.default)
+        kept = {one.name: one for one in fields(group) if one.name not in left_out}
+        groups[name] = group, list(kept)
+        types = get_type_hints(group)
+        for field_name, one in kept.items():
+            declared: Declared = one.metadata["declared"]
+            panel = declared.panel or getattr(group, "panel", None)
+            declared = replace(declared, type=types[field_name], panel=panel)
+            options[field_name] = declared
+            _add(flat, field_name, declared.hint, declared.default)
 
     @functools.wraps(function)
     def call(**values: Any) -> None:

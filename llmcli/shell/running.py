@@ -189,9 +189,12 @@ def _ahead(options: ModelOptions, checkpoint: Checkpoint, dtype: str) -> Ahead |
     if others:
         return None
     return start(
-        checkpoint, dtype=dtype, quantize=options.quantize, bfloat16=first.bfloat16,
+        checkpoint,
+        dtype=dtype,
+        quantize=options.quantize,
+        bfloat16=first.bfloat16,
         free=first.free_bytes,
-    )  # fmt: skip
+    )
 
 
 def require_supported(options: ModelOptions, out: Output, spec: str) -> None:
@@ -211,13 +214,6 @@ def require_cwd() -> None:
             "the current directory no longer exists",
             hint="change to another one with `cd`, then run this command again",
         ) from error
-
-
-def open_checkpoint_of(options: ModelOptions, out: Output) -> Checkpoint:
-    """The checkpoint of the options with its headers read: no weights, no torch."""
-    options.check()
-    with Progress(out) as progress:
-        return _opened(options, out, None, progress)[0]
 
 
 def _opened(
@@ -277,7 +273,8 @@ def opened_headers(
     part = None if found is None or weights else cached(found, weights=False)
     offline = model.offline or offline_from_environment()
     if found is None or (part is None and (offline or cached(found))):
-        checkpoint = open_checkpoint_of(model, out)
+        with Progress(out) as progress:
+            checkpoint = _opened(model, out, None, progress)[0]
         yield checkpoint, str(checkpoint.path)
         return
     note_directory(spec, out.note)
@@ -340,11 +337,12 @@ class DraftOptions:
 
     panel: ClassVar[str] = MODEL
     draft: str | None = opt(
-        None, "--draft", "MODEL|ngram",
+        None,
+        "--draft MODEL|ngram",
         "Speculative decoding: a smaller model of the same vocabulary, or what followed the same "
         "tokens before, proposes tokens. The text stays the same: bit by bit with packed weights "
         "on a CPU, elsewhere within rounding.",
-    )  # fmt: skip
+    )
 
     def load(self, model: Model, options: ModelOptions, out: Output) -> Speculation | None:
         """Loads the draft, None without `--draft`.

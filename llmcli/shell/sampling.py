@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Origin = Literal[
     "flag", "configuration file", "generation_config.json", "general.sampling", "catalog", "default"
-]  # fmt: skip
+]
 PANEL = "Sampling"
 
 DEFAULTS: Mapping[str, float] = {
@@ -44,17 +44,30 @@ NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
 SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
 # Likewise filters, which the likeliest token passes: greedy text is not changed.
 NOT_FOLLOWED_FILTERS: Mapping[str, tuple[float, ...]] = {
-    "top_h": (1,), "typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
-}  # fmt: skip
+    "top_h": (1,),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+}
 # llama.cpp's names, behind `general.sampling.`, for what a GGUF file has of `RANGES` …
 _GGUF: Mapping[str, str] = {
-    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
-}  # fmt: skip
+}
 # … and what else it may have, with the values that change nothing.
 _GGUF_NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
-    "sequence": (), "xtc_probability": (0,), "penalty_last_n": (-1,), "mirostat": (0,),
+    "sequence": (),
+    "xtc_probability": (0,),
+    "penalty_last_n": (-1,),
+    "mirostat": (0,),
 }
+
+
+def _default(name: str) -> str:
+    return f"[default: the model's, else {DEFAULTS[name]}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,40 +76,52 @@ class SamplingOptions:
 
     panel: ClassVar[str] = PANEL
     temperature: float | None = opt(
-        None, "-t", "--temperature", "X",
-        "Randomness; 0 is greedy. [default: the model's, else 0.8]", at_least=0,
-        aliases=("--temp",),
-    )  # fmt: skip
-    top_k: int | None = opt(
-        None, "-k", "--top-k", "N",
-        "Only the N likeliest tokens; 0 is off. [default: the model's, else 40]",
+        None,
+        "-t --temperature X",
+        f"Randomness; 0 is greedy. {_default('temperature')}",
         at_least=0,
-    )  # fmt: skip
+        aliases=("--temp",),
+    )
+    top_k: int | None = opt(
+        None,
+        "-k --top-k N",
+        f"Only the N likeliest tokens; 0 is off. {_default('top_k')}",
+        at_least=0,
+    )
     top_p: float | None = opt(
-        None, "-p", "--top-p", "X",
-        "Only the likeliest tokens that make up X together; 1 is off. [default: the model's, else "
-        "0.95]", above=0, at_most=1,
-    )  # fmt: skip
+        None,
+        "-p --top-p X",
+        f"Only the likeliest tokens that make up X together; 1 is off. {_default('top_p')}",
+        above=0,
+        at_most=1,
+    )
     min_p: float | None = opt(
-        None, "--min-p", "X",
-        "Only tokens at least X times as likely as the likeliest; 0 is off. [default: the "
-        "model's, else 0.05]", at_least=0, at_most=1,
-    )  # fmt: skip
+        None,
+        "--min-p X",
+        f"Only tokens at least X times as likely as the likeliest; 0 is off. {_default('min_p')}",
+        at_least=0,
+        at_most=1,
+    )
     repetition_penalty: float | None = opt(
-        None, "--repetition-penalty", "X",
+        None,
+        "--repetition-penalty X",
         "Divides the logits of tokens in prompt and output; 1 is off.",
         above=0,
-    )  # fmt: skip
+    )
     presence_penalty: float | None = opt(
-        None, "--presence-penalty", "X",
+        None,
+        "--presence-penalty X",
         "Subtracted from the logits of tokens in the output; 0 is off.",
-        at_least=-1e6, at_most=1e6,
-    )  # fmt: skip
+        at_least=-1e6,
+        at_most=1e6,
+    )
     frequency_penalty: float | None = opt(
-        None, "--frequency-penalty", "X",
-        "The same, times how often the token is in the output; 0 is off.",
-        at_least=-1e6, at_most=1e6,
-    )  # fmt: skip
+        None,
+        "--frequency-penalty X",
+        "Subtracted once for each time the token is in the output; 0 is off.",
+        at_least=-1e6,
+        at_most=1e6,
+    )
     greedy: bool = opt(
         False, "--greedy", "Always the likeliest token.", excludes=("--temperature!=0.0",)
     )
@@ -169,9 +194,13 @@ def resolve_for(
 
     checkpoint, entry = model.checkpoint, CATALOG.get(model.name)
     return resolve(
-        options, checkpoint.generation_config, None if entry is None else entry.sampling, from_file,
-        metadata=checkpoint.metadata, limited=limited,
-    )  # fmt: skip
+        options,
+        checkpoint.generation_config,
+        None if entry is None else entry.sampling,
+        from_file,
+        metadata=checkpoint.metadata,
+        limited=limited,
+    )
 
 
 def resolve(
@@ -245,11 +274,14 @@ def resolve(
             f"{program or 'transformers'}"
         )
     return Resolved(
-        values, origins, tuple(notes), ignored,
+        values,
+        origins,
+        tuple(notes),
+        ignored,
         suppressed={name: ids for name, ids in followed.items() if ids},
         limit=limit if "max_new_tokens" in followed else None,
         stop=tuple(stop or ()) if "stop_strings" in followed else (),
-    )  # fmt: skip
+    )
 
 
 def _ids(value: Any) -> tuple[int, ...]:
@@ -286,9 +318,10 @@ def _not_followed(
     """The names whose value in `settings` is none of the `neutral` ones, which change nothing."""
     values = {name: settings.get(f"{prefix}{name}") for name in neutral if name not in followed}
     return tuple(
-        name for name, value in values.items()
+        name
+        for name, value in values.items()
         if value is not False and value not in (None, [], {}, "", *neutral[name])
-    )  # fmt: skip
+    )
 
 
 def valid(name: str, value: Any) -> bool:

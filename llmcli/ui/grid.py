@@ -20,10 +20,9 @@ from rich.style import Style
 from rich.text import Text
 
 from llmcli.records.attention import Matrix
-from llmcli.ui.cells import Ink, Segments, cut, fitted, padded, painted
-from llmcli.ui.layout import WIDEST, Line
+from llmcli.ui.layout import WIDEST, Line, cut, fitted, padded
 from llmcli.ui.numbers import brief, number, span
-from llmcli.ui.palette import Scale
+from llmcli.ui.palette import Ink, Scale, Segments, painted
 from llmcli.ui.theme import FAINT, HEADING, SPACE, quoted
 
 TALLEST = 64  # rows that are drawn as large cells, a line each

@@ -1,18 +1,26 @@
-"""Rows and lists that fit themselves into the width they are given, numbers always whole."""
+"""Lines, tables and checks that fit themselves into the width they are given, numbers whole."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+from unicodedata import bidirectional
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.text import Text
 
-from llmcli.ui.theme import FAINT, HEADING
+from llmcli.records.document import ViewCheck
+from llmcli.records.numbers import counted
+from llmcli.records.text import Token
+from llmcli.ui.theme import FAINT, HEADING, SPACE, one_line, quoted
+
+if TYPE_CHECKING:
+    from llmcli.ui.palette import Ink, Segments
 
 SEPARATOR = " · "
 GAP = "   "
@@ -20,6 +28,9 @@ INDENT = "    "
 LEAST = 8  # columns that a cell which may be cut keeps
 _GLUE = "\udfff"  # between a number and its unit while lines are broken; text shown never has it
 WIDEST = 240  # columns of pictures and lists where nothing else bounds them, such as in a pipe
+GOOD, BAD = "✓", "✗"
+_MARKS = {GOOD: "ok", BAD: "FAIL"}  # where the terminal has ASCII alone
+WRONG = "bold red"
 
 
 def filled(parts: Sequence[str], width: int, between: str = SEPARATOR) -> list[str]:
@@ -98,14 +109,13 @@ class Rows:
     below: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        first, end, words = self.gap
-        rows = [*self.rows[:first], *self.rows[end:]] if words else self.rows
-        kept, widths = self._fitted(rows, options.max_width)
+        first, _, words = self.gap
+        kept, widths = self._fitted(options.max_width)
         heads = [Text(c.name, style=HEADING) for c in self.columns]
         yield from self._line(heads, kept, widths, console)
         yield from self._lines_below(heads, kept, options.max_width, head=True)
         yield _uncut(Text("─" * (sum(widths) + len(GAP) * (len(kept) - 1)), style=FAINT))
-        for number, row in enumerate(rows):
+        for number, row in enumerate(self._shown):
             if words and number == first:
                 yield _uncut(Text(words, style=FAINT))
             yield from self._line(row, kept, widths, console)
@@ -113,10 +123,12 @@ class Rows:
 
     def fit(self, width: int) -> bool:
         """Whether every column has room in `width`."""
-        first, end, _ = self.gap
-        return len(self._fitted([*self.rows[:first], *self.rows[end:]], width)[0]) == len(
-            self.columns
-        )
+        return len(self._fitted(width)[0]) == len(self.columns)
+
+    @property
+    def _shown(self) -> Sequence[Sequence[Text | str]]:
+        first, end, words = self.gap
+        return [*self.rows[:first], *self.rows[end:]] if words else self.rows
 
     def _lines_below(
         self, cells: Sequence[Text | str], kept: Sequence[int], width: int, *, head: bool = False
@@ -132,12 +144,10 @@ class Rows:
         for line in filled(parts, max(1, width - len(INDENT))):
             yield Text(INDENT + line, style=FAINT)
 
-    def _fitted(
-        self, rows: Sequence[Sequence[Text | str]], width: int
-    ) -> tuple[list[int], list[int]]:
+    def _fitted(self, width: int) -> tuple[list[int], list[int]]:
         """The columns to show and their widths, in `width` columns where that can be."""
         natural = [cell_len(column.name) for column in self.columns]
-        for row in rows:
+        for row in self._shown:
             natural = [max(n, _width(cell)) for n, cell in zip(natural, row, strict=True)]
         least = [min(n, LEAST) if c.cut else n for c, n in zip(self.columns, natural, strict=True)]
         kept = list(range(len(self.columns)))
@@ -210,3 +220,97 @@ def _total(widths: Sequence[int], kept: Sequence[int]) -> int:
 def _uncut(line: Text) -> Text:
     line.no_wrap, line.overflow = True, "ignore"
     return line
+
+
+def padded(line: Segments, width: int) -> Segments:
+    """The line with as many spaces after it as make it `width` columns."""
+    used = sum(segment.cell_length for segment in line)
+    return [*line, Segment(" " * (width - used))] if used < width else line
+
+
+def fitted(text: str, width: int, ink: Ink) -> str:
+    """`text` in exactly `width` columns, cut with … where it is longer.
+
+    Letters that are written from right to left are followed by a mark that is not seen, so that
+    what comes after them stays in its place. Where the terminal lacks signs they are spelled.
+    """
+    if ink.ascii:
+        text = text.encode("ascii", "backslashreplace").decode("ascii")
+    if cell_len(text) > width:
+        text = cut(text, width - 1) + ("~" if ink.ascii else "…")
+    gap = " " * (width - cell_len(text))
+    leftward = any(bidirectional(character) in ("R", "AL", "AN") for character in text)
+    return text + "\u200e" * leftward + gap
+
+
+def cut(text: str, width: int) -> str:
+    """As much of the beginning as fits: a wide character that does not is left out."""
+    while text and cell_len(text) > width:
+        text = text[:-1]
+    return text
+
+
+def in_cell(token: Token, ink: Ink) -> str:
+    """A token in a cell: without quotes, its spaces visible; the id where it has no text."""
+    shown = quoted(token.text)[1:-1].replace(" ", space(ink)) or str(token.id)
+    return shown.encode("ascii", "backslashreplace").decode() if ink.ascii else shown
+
+
+def space(ink: Ink) -> str:
+    """The sign for a space."""
+    return "_" if ink.ascii else SPACE
+
+
+def in_words(token: Token) -> str:
+    """A token in a sentence: quoted, or its id."""
+    return quoted(token.text) if token.text else f"id {token.id}"
+
+
+def render_checks(
+    checks: Sequence[ViewCheck], *, full: bool = True, option: str = "--checks"
+) -> RenderableType:
+    """A line for each check, with the place of the worst difference where one fails.
+
+    Not `full`: one line for all that pass, and the `option` that shows them, if there is one.
+    """
+    wrong = [check for check in checks if not check.ok]
+    if full or not checks:
+        return Group(*(_check_line(check) for check in checks))
+    passed = len(checks) - len(wrong)
+    count = SEPARATOR.join(filter(None, (counted(passed, "check"), option)))
+    lines = [Marked(GOOD, count, FAINT)] if passed else []
+    return Group(*(_check_line(check) for check in wrong), *lines)
+
+
+def _check_line(check: ViewCheck) -> RenderableType:
+    if check.ok:
+        return Marked(GOOD, SEPARATOR.join([one_line(check.words), _apart(check)]), FAINT)
+    parts = [f"check failed: {one_line(check.words)}", _apart(check)]
+    if check.where:
+        parts.append(f"worst at {one_line(check.where)}")
+    return Marked(BAD, SEPARATOR.join(parts), WRONG)
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A mark, and a text whose further lines begin below its first word."""
+
+    mark: str
+    text: str
+    style: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        mark = _MARKS.get(self.mark, self.mark) if options.ascii_only else self.mark
+        indent = len(mark) + 1
+        lines = Text(self.text).wrap(console, max(8, options.max_width - indent))
+        joined = Text("\n" + " " * indent).join(Text(line.plain.rstrip()) for line in lines)
+        yield Text.assemble(f"{mark} ", joined, style=self.style)
+
+
+def _apart(check: ViewCheck) -> str:
+    """`exactly`, or how far it is off and what is allowed."""
+    if check.value == 0 and check.ok:
+        return "exactly"
+    if math.isnan(check.value):
+        return "nan"
+    return f"{check.value:.2g} of {check.tolerance:.2g} allowed"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from rich import box
 from rich.cells import cell_len
@@ -55,14 +55,13 @@ class Code:
 
     def line(self, text: str) -> str:
         """The next line, coloured; in `text` there is no newline."""
-        lexer = self._syntax.lexer
-        if lexer is None:
+        if self._lexer is None:
             return text
         if len(self._before) > _MOST:
             self._before = ""
         theme, at, begin, out = Syntax.get_theme("ansi_dark"), 0, len(self._before), []
         self._before += text + "\n"
-        for kind, value in lexer.get_tokens(self._before):
+        for kind, value in self._lexer.get_tokens(self._before):
             own = value[max(0, begin - at) :].rstrip("\n")
             at += len(value)
             if own:
@@ -71,8 +70,8 @@ class Code:
         return "".join(out)
 
     @cached_property
-    def _syntax(self) -> Syntax:
-        return Syntax("", self._language)
+    def _lexer(self) -> Any:  # Pygments' own, None for a language that it does not know
+        return Syntax("", self._language).lexer
 
 
 class MarkdownStream:
@@ -358,9 +357,11 @@ def drawn_table(rows: Sequence[str], console: Console) -> str | None:
     cells = [_cells(row) for row in rows]
     count = len(cells[0])
     if (
-        len(rows) < 2 or any(len(row) != count for row in cells)
-        or not all(map(_TABLE_RULE.fullmatch, cells[1])) or count * _LEAST > console.width
-    ):  # fmt: skip
+        len(rows) < 2
+        or any(len(row) != count for row in cells)
+        or not all(map(_TABLE_RULE.fullmatch, cells[1]))
+        or count * _LEAST > console.width
+    ):
         return None
     table = Table(
         box=box.SIMPLE, border_style=FAINT, header_style=HEADING, show_edge=False, pad_edge=False

@@ -240,12 +240,13 @@ def width(words: str, size: int) -> float:
 
 
 def fitted(words: str, size: int, room: float) -> str:
-    """The words, cut with … where they do not fit `room` pixels."""
+    """The words, cut with … where they do not fit `room` pixels; a sign keeps its marks."""
     if width(words, size) <= room:
         return words
-    while words and width(words + "…", size) > room:
-        words = words[:-1]
-    return words + "…"
+    clusters = _clusters(words)
+    while clusters and width("".join(clusters) + "…", size) > room:
+        clusters.pop()
+    return "".join(clusters) + "…"
 
 
 def label(token: Token) -> str:

@@ -32,7 +32,8 @@ from parity_smollm2 import transformers_from_gguf
 from llmcli.checkpoints import open_model
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.stream import TextRequest, stream
-from llmcli.loading.load import Model, load_checkpoint
+from llmcli.loading.load import load_checkpoint
+from llmcli.model import Model
 
 DECODE_TARGET, PREFILL_TARGET, MEMORY_TARGET = 1.4, 1.0, 1.3
 PROMPT = "The capital of France is"

@@ -22,7 +22,7 @@ from llmcli.commands.chat.slash import COMMANDS
 from llmcli.commands.chat.typed import EditedLines
 from llmcli.errors import NotFinite
 from llmcli.shell.exits import Signals
-from llmcli.shell.keys import KEYS
+from llmcli.shell.streams import KEYS
 from llmcli.text import load_tokenizer
 
 WORDS = " ".join(f"word{number}" for number in range(60))

@@ -12,8 +12,8 @@ import children
 import pytest
 from json_schemas import errors
 
+from llmcli.cli.group import usage_error
 from llmcli.cli.tree import ENTRIES, NESTED, root
-from llmcli.cli.usage import usage_error
 from llmcli.errors import UsageError
 from llmcli.shell.configuration import COMMAND_LINE_ONLY, VARIABLES, settable, yields_to
 

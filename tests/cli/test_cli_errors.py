@@ -138,15 +138,16 @@ def test_an_interruption_that_got_lost_is_raised_again(capsys):
     assert seen == ["lost"]
 
 
-def test_a_second_signal_right_after_the_first_is_the_same_one():
+def test_a_second_signal_right_after_the_first_is_the_same_one(capsys):
     def action(argv):
         try:
             receives(signal.SIGTERM)
         except KeyboardInterrupt as first:
             os.kill(os.getpid(), signal.SIGTERM)
-            raise exits.Stopped(first, told=True) from first
+            raise exits.Stopped(first, reported=True) from first
 
     assert exits.run(action, ["x", "--json"]) == 143
+    assert capsys.readouterr().out == "", "its document is there already"
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

@@ -61,7 +61,7 @@ WRITES = {
         "commands.chat.typed:history_path",
     ),
     "cli/test_cli_completion.py::test_an_answer_on_a_full_disk_keeps_nothing": (
-        "cli.tensor_names:_keep",
+        "cli.complete:_keep_tensors",
     ),
     "selftest/test_selftest.py::test_a_full_disk": (
         "commands.selftest.measure.run:measure_exhaustion",
@@ -86,7 +86,7 @@ WRITES = {
 # … and those that write where no disk can be full
 ELSEWHERE = {
     "checkpoints.hub.fetching:mark_missing": "asks for a file that is not there",
-    "shell.keys:Keys._unmark": "to a terminal",
+    "shell.streams:Keys._unmark": "to a terminal",
     "shell.streams:to_devnull": "to /dev/null",
     "commands.bench.measure.peer:silent": "to /dev/null",
     "measure.peaks:_set_back": "to the kernel, below /proc",

@@ -21,8 +21,7 @@ from rich.text import Text
 
 from llmcli import __version__
 from llmcli.cli.group import build
-from llmcli.cli.help.view import drawn
-from llmcli.cli.topics import TOPICS, spellings, topic_of
+from llmcli.cli.help import TOPICS, drawn, topic_of
 from llmcli.cli.tree import ENTRIES, NESTED
 from llmcli.cli.vocabulary import filled
 
@@ -252,7 +251,7 @@ def test_a_topic_on_a_terminal(name, width):
 
 
 def test_no_spelling_means_two_topics_and_none_hides_a_command(cli):
-    named = spellings()
+    named = [word for one in TOPICS.values() for word in (one.name, *one.spellings.split())]
     told = {name: cli("help", name).out for name in TOPICS}
     for said in (*named, "Reading Attention", "shapes_and_names", "GGUF"):
         assert cli("help", *said.split()).out == told[topic_of(said.split()).name], said
@@ -262,8 +261,8 @@ def test_no_spelling_means_two_topics_and_none_hides_a_command(cli):
 
 def test_the_package_has_the_topics():
     """A file for each, and a pattern for them among the data of the package."""
-    folder = ROOT / "llmcli" / "cli" / "help" / "topics"
+    folder = ROOT / "llmcli" / "assets" / "topics"
     assert {file.stem for file in folder.glob("*")} == set(TOPICS)
     with (ROOT / "pyproject.toml").open("rb") as file:
         data = tomllib.load(file)["tool"]["setuptools"]["package-data"]["llmcli"]
-    assert "cli/help/topics/*.md" in data
+    assert "assets/**/*" in data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import pytest
@@ -14,7 +14,7 @@ from llmcli.shell.params import Conversion, Range, arg, flatten, opt
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    count: int | None = opt(None, "-c", "--count", "N", "Count.", at_least=1, at_most=9)
+    count: int | None = opt(None, "-c --count N", "Count.", at_least=1, at_most=9)
     ratio: float = opt(0.5, "--ratio", "X", "Ratio.", above=0, at_most=1)
 
 
@@ -52,6 +52,7 @@ def test_dataclasses_are_filled_from_the_command_line():
     seen = called(["hey", "-c", "3", "--ratio=.25", "--kind", "blue", "--also", "x", "--also", "y"])
     assert seen["words"] == Words(word="hey", kind="blue", also=["x", "y"])
     assert seen["numbers"] == Numbers(count=3, ratio=0.25)
+    assert [one.type for one in fields(Numbers)] == ["int | None", "float"]  # as they were
 
 
 @pytest.mark.parametrize("typed", ["-c 0", "-c 10", "-c 1.5", "--ratio 0", "--ratio 1.01"])

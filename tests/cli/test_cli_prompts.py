@@ -21,7 +21,7 @@ from llmcli.commands.generate.command import read_batch
 from llmcli.errors import UsageError
 from llmcli.shell import prompts
 from llmcli.shell.exits import tell
-from llmcli.shell.looking import NewTokensOptions
+from llmcli.shell.inspection import NewTokensOptions
 from llmcli.shell.messages import read_conversation
 from llmcli.shell.options import ModelOptions, PromptOptions
 from llmcli.shell.prompts import read_prompt, stdin_is_given

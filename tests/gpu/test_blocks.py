@@ -22,7 +22,6 @@ from llmcli.anatomy.arithmetic import Arithmetic, arithmetic, in_no_blocks, matr
 from llmcli.anatomy.counts import prefill_peak
 from llmcli.anatomy.graph import Graph
 from llmcli.checkpoints import open_model
-from llmcli.config import HeadConfig
 from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
 from llmcli.formats.blocks import Blocks
@@ -35,6 +34,7 @@ from llmcli.loading.weights import randomize
 from llmcli.nn.decoder import Decoder
 from llmcli.ops import on_card
 from llmcli.ops.quant import FORMATS, dequantize
+from llmcli.parts.embedding.config import HeadConfig
 
 HEADS = {"heads": 8, "kv_heads": 2, "head_dim": 32, "value_dim": 32, "scale": 32**-0.5}
 CLAMPED = "experts, a matrix of them dense"

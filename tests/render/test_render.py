@@ -20,7 +20,7 @@ from llmcli.records.models import ago
 from llmcli.records.text import PhasePeak, Timings, TokenPiece
 from llmcli.shell.sampling import DEFAULTS
 from llmcli.ui import facts, numbers, theme
-from llmcli.ui.letters import LETTERS, letter_lines
+from llmcli.ui.facts import LETTERS, letter_lines
 from llmcli.ui.numbers import brief, scaled, short
 
 TIMINGS = Timings(

@@ -34,6 +34,8 @@ HOSTILE = (
     "a\u200bb\u202e", "\\xf0\\x9f", "שלום", "👩‍👩‍👧", "   ", "", "\ud800", "a" * 60,
 )  # fmt: skip
 UNSEEN = {*map(chr, range(32)), *map(chr, range(127, 160)), "\u202e", "\ud800"}
+
+
 def of_attention():
     texts = tuple(HOSTILE[at % len(HOSTILE)] for at in range(23))
     found = report(

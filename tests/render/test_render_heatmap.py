@@ -14,10 +14,9 @@ from rich.cells import cell_len
 from rich.color import ColorSystem
 
 from llmcli.records.document import ViewCheck
-from llmcli.ui.cells import Ink, fitted, painted
-from llmcli.ui.checks import render_checks
 from llmcli.ui.grid import ColourBar, Heatmap, Panels, pooled, ticks
-from llmcli.ui.palette import DIVERGING, KINDS, VIRIDIS, Scale, rgb
+from llmcli.ui.layout import fitted, render_checks
+from llmcli.ui.palette import DIVERGING, KINDS, VIRIDIS, Ink, Scale, painted, rgb
 from llmcli.ui.theme import quoted
 
 SHARE = Scale(low=0.0, high=1.0)

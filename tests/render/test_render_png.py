@@ -258,6 +258,10 @@ def test_labels_show_spaces_and_spell_control_characters():
     assert words.endswith("…")
     assert png.width(words, 30) <= 150, "what does not fit is cut at its end"
     assert png.fitted("short", 30, 150) == "short"
+    marked = "x\u0301" * 20  # there is no single sign for x with an acute
+    cut = {png.fitted(marked, 30, room) for room in range(40, 300, 7)}
+    assert len(cut) > 2
+    assert all(re.fullmatch("(x\u0301)*…?", words) for words in cut)
 
 
 @pytest.mark.parametrize("anchor", ["l", "m", "r"])

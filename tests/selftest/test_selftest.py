@@ -12,7 +12,8 @@ from needs import needs_kernels
 
 from llmcli.cli.app import main
 from llmcli.commands.selftest.measure import arithmetic, machine, run
-from llmcli.commands.selftest.measure.arithmetic import MODELS, Group, groups_of, measure_groups
+from llmcli.commands.selftest.measure.arithmetic import Group, groups_of, measure_groups
+from llmcli.commands.selftest.measure.models import MODELS
 from llmcli.commands.selftest.report import (
     GroupResult,
     MemoryResult,

@@ -11,8 +11,8 @@ from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
 from llmcli.text import load_tokenizer
 from llmcli.text.ggufvocab import from_gguf
 from llmcli.text.pretokenizers import PRE_TOKENIZERS
+from llmcli.text.specials import SpecialToken, split_specials
 from llmcli.text.stream import StreamDecoder
-from llmcli.text.tokenizer import SpecialToken, split_specials
 
 CONTROL, USER = 3, 4
 

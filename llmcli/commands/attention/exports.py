@@ -18,8 +18,7 @@ from llmcli.records.document import members
 from llmcli.records.numbers import numbered, spans
 from llmcli.records.text import Token
 from llmcli.shell.files import check_cap, whole_file
-from llmcli.shell.inspection import Inspection
-from llmcli.shell.looking import tokens_metadata
+from llmcli.shell.inspection import Inspection, tokens_metadata
 from llmcli.shell.output import ExportFile, write_document
 from llmcli.ui.arrays import ArrayPlan, ArrayWriter, array_file_size, array_writer
 

@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from llmcli.commands.attention.options import AttentionOptions
-from llmcli.shell.looking import InChat, Shown
+from llmcli.shell.inspection import InChat, Shown
 from llmcli.shell.progress import Progress
 
 

@@ -27,7 +27,7 @@ from llmcli.records.attention import (
     What,
 )
 from llmcli.records.numbers import spans
-from llmcli.shell.looking import check_span, parse_numbers, parse_span
+from llmcli.shell.inspection import check_span, parse_numbers, parse_span
 from llmcli.shell.params import opt
 
 if TYPE_CHECKING:

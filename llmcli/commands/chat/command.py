@@ -14,14 +14,14 @@ from llmcli.commands.chat.screen import ReasoningMode
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.shell.configuration import names_from_file
 from llmcli.shell.exits import Stopped
-from llmcli.shell.keys import KEYS
-from llmcli.shell.looking import room_for
+from llmcli.shell.inspection import room_for
 from llmcli.shell.options import OUTPUT, PROMPT, TOKEN_LIMIT, ModelOptions, OutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import joined_text, stop_texts, text_argument
 from llmcli.shell.running import DraftOptions, load_model
 from llmcli.shell.sampling import SamplingOptions, resolve_for
+from llmcli.shell.streams import KEYS
 from llmcli.shell.template import SYSTEM, VARIABLE, check_name, template_variables
 
 if TYPE_CHECKING:

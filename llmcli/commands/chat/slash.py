@@ -18,7 +18,7 @@ from llmcli.commands.chat.typed import EditedLines, Lines, with_files
 from llmcli.errors import LlmcliError, UsageError, as_out_of_memory
 from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS, tell_error
-from llmcli.shell.looking import IN_CHAT, InChat, Shown
+from llmcli.shell.inspection import IN_CHAT, InChat, Shown
 from llmcli.shell.output import EXPLAIN, require
 from llmcli.shell.streams import wrapped
 from llmcli.shell.template import value_of
@@ -250,7 +250,7 @@ def look(chat: Chat, argument: str) -> None:
     )  # fmt: skip
     from rich.text import Text
 
-    from llmcli.ui.checks import render_checks
+    from llmcli.ui.layout import render_checks
 
     view: Shown = import_module(f"llmcli.commands.{name}.look").look(view_of, given)
     shown, checks = view

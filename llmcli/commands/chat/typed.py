@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from llmcli.shell.exits import SIGNALS
-from llmcli.shell.keys import KEYS
 from llmcli.shell.prompts import read_text
+from llmcli.shell.streams import KEYS
 from llmcli.ui.theme import one_line
 from llmcli.xdg import folder
 

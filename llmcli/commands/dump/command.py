@@ -14,8 +14,7 @@ from llmcli.records.numbers import counted
 from llmcli.records.text import Token
 from llmcli.shell.encoding import Encoded
 from llmcli.shell.files import whole_file, written
-from llmcli.shell.inspection import Inspection
-from llmcli.shell.looking import NewTokensOptions, tokens_metadata
+from llmcli.shell.inspection import Inspection, NewTokensOptions, tokens_metadata
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import LOOKED_AT, prompt_or_default

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from llmcli.commands.dump.report import DumpedTensor, DumpReport
 from llmcli.records.numbers import counted
-from llmcli.ui.checks import BAD, WRONG
-from llmcli.ui.layout import Column, Line, Rows
+from llmcli.ui.layout import BAD, WRONG, Column, Line, Rows
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
 MOST = 15  # rows that leave room for the rest on 24 lines: of more, some layers are shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmcli.commands.experts.command import ExpertsOptions
-from llmcli.shell.looking import InChat, Shown
+from llmcli.shell.inspection import InChat, Shown
 
 
 def look(chat: InChat, given: dict[str, str]) -> Shown:

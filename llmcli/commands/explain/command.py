@@ -108,8 +108,7 @@ def command(
     """
     from llmcli.anatomy.indexed import parse
     from llmcli.commands.explain.view import render_explanation
-    from llmcli.ui.facts import model_line
-    from llmcli.ui.letters import LETTERS
+    from llmcli.ui.facts import LETTERS, model_line
 
     out = Output("explain", output)
     wanted = None if number.number is None else parse(number.number)

@@ -13,10 +13,20 @@ from rich.text import Text
 from llmcli.commands.explain.report import Coordinate, Explanation, Step
 from llmcli.records.explanation import Fact, Sum, Term
 from llmcli.records.numbers import counted
-from llmcli.ui.cells import in_words
-from llmcli.ui.checks import BAD, GOOD, WRONG, render_checks
-from llmcli.ui.layout import GAP, Column, Indented, Line, Rows, filled
-from llmcli.ui.letters import letter_lines
+from llmcli.ui.facts import letter_lines
+from llmcli.ui.layout import (
+    BAD,
+    GAP,
+    GOOD,
+    WRONG,
+    Column,
+    Indented,
+    Line,
+    Rows,
+    filled,
+    in_words,
+    render_checks,
+)
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line, quoted
 
 FEW, SOME = 3, 8  # terms of a long sum that are written out, rows of a table of tokens

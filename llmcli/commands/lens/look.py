@@ -6,7 +6,7 @@ from shutil import get_terminal_size
 from typing import Any
 
 from llmcli.commands.lens.command import LensOptions
-from llmcli.shell.looking import InChat, Shown
+from llmcli.shell.inspection import InChat, Shown
 
 
 def look(chat: InChat, given: dict[str, str]) -> Shown:

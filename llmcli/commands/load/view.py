@@ -9,9 +9,8 @@ from rich.text import Text
 
 from llmcli.commands.load.report import LedgerLine, LoadReport, MetadataCheck, Numbers, Shared
 from llmcli.records.numbers import counted
-from llmcli.ui.checks import BAD, GOOD, WRONG, Marked, render_checks
 from llmcli.ui.facts import SHORT
-from llmcli.ui.layout import SEPARATOR, Column, Line, Rows
+from llmcli.ui.layout import BAD, GOOD, SEPARATOR, WRONG, Column, Line, Marked, Rows, render_checks
 from llmcli.ui.numbers import duration, number, size, unit
 from llmcli.ui.theme import FAINT, HEADING, one_line
 

@@ -14,9 +14,8 @@ from llmcli.commands.selftest.report import (
     compare,
     shape_words,
 )
-from llmcli.ui.checks import BAD, GOOD, WRONG
 from llmcli.ui.facts import ceiling_words
-from llmcli.ui.layout import Column, Line, Rows
+from llmcli.ui.layout import BAD, GOOD, WRONG, Column, Line, Rows
 from llmcli.ui.numbers import duration, percent, size
 from llmcli.ui.theme import FAINT, HEADING
 

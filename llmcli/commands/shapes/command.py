@@ -13,7 +13,7 @@ from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.text import Token
 from llmcli.shell.encoding import check_fits, encode
-from llmcli.shell.looking import parse_numbers
+from llmcli.shell.inspection import parse_numbers
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import LARGEST, Without, opt

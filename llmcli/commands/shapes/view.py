@@ -22,10 +22,8 @@ from llmcli.commands.shapes.report import (
 )
 from llmcli.records.numbers import counted, spans
 from llmcli.records.text import Token
-from llmcli.ui.cells import in_words
-from llmcli.ui.facts import model_line, state_words
-from llmcli.ui.layout import GAP, Column, Indented, Line, Rows
-from llmcli.ui.letters import axis_line
+from llmcli.ui.facts import axis_line, model_line, state_words
+from llmcli.ui.layout import GAP, Column, Indented, Line, Rows, in_words
 from llmcli.ui.numbers import scaled, size
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 

@@ -14,7 +14,7 @@ from llmcli.records.numbers import counted
 from llmcli.shell.encoding import encode
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.files import check_size, kind_of_file, whole_file, written
-from llmcli.shell.looking import room_for
+from llmcli.shell.inspection import room_for
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output, jsonable
 from llmcli.shell.params import opt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmcli.anatomy.work import step_bytes
-from llmcli.shell.looking import InChat, Shown
+from llmcli.shell.inspection import InChat, Shown
 from llmcli.shell.progress import Progress
 
 WRITTEN, PAIRS = 8, 3  # tokens that are generated, and pairs of runs

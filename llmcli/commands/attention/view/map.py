@@ -17,11 +17,10 @@ from rich.text import Text
 from llmcli.commands.attention.report import AttentionReport, HeadReport, grouped
 from llmcli.records.attention import COMMON, Label, Metric
 from llmcli.records.numbers import numbered
-from llmcli.ui.cells import Ink
 from llmcli.ui.grid import ColourBar, Fit, Grid, bar
 from llmcli.ui.layout import WIDEST, Line, filled
 from llmcli.ui.numbers import short
-from llmcli.ui.palette import Kind, Scale
+from llmcli.ui.palette import Ink, Kind, Scale
 from llmcli.ui.theme import FAINT
 
 LINES = 10  # of a map: with what stands around it a screen of 24 holds it

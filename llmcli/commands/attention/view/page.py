@@ -13,7 +13,7 @@ import numpy as np
 
 from llmcli.commands.attention.report import AttentionReport, LayerReport
 from llmcli.records.attention import What
-from llmcli.ui.page.build import checks, finite, page, token
+from llmcli.ui.page import checks, finite, page, token
 from llmcli.ui.palette import Kind
 
 FRAME = 40 << 10  # bytes of a page without its heads

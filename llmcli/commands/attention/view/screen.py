@@ -15,11 +15,10 @@ from llmcli.commands.attention.report import AttentionReport, HeadReport, groupe
 from llmcli.commands.attention.view.map import head_map, kinds_found, ranked, unclear_kinds
 from llmcli.records.attention import COLOURED_BY, COMMON, LINEAR, OVERWRITTEN, Label, Metric
 from llmcli.records.numbers import counted, numbered
-from llmcli.ui.cells import Ink, in_words
 from llmcli.ui.grid import ColourBar, Fit, Heatmap, Panels
-from llmcli.ui.layout import SEPARATOR, WIDEST, Column, Line, Rows
+from llmcli.ui.layout import SEPARATOR, WIDEST, Column, Line, Rows, in_words
 from llmcli.ui.numbers import short, span
-from llmcli.ui.palette import Kind, Scale
+from llmcli.ui.palette import Ink, Kind, Scale
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 
 FEW = 64  # tokens that the rows of a heatmap name

@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.commands.attention.report import LayerStates, StatesReport
-from llmcli.ui.cells import Ink
 from llmcli.ui.grid import Fit
 from llmcli.ui.layout import Column, Line, Rows
 from llmcli.ui.numbers import size
+from llmcli.ui.palette import Ink
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 
 _STEPS, _ASCII_STEPS = "▁▂▃▄▅▆▇█", ".:-=+*#@"

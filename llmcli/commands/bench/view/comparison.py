@@ -15,8 +15,7 @@ from llmcli.commands.bench.report.comparison import (
 )
 from llmcli.commands.bench.report.intervals import Rate
 from llmcli.records.numbers import counted
-from llmcli.ui.checks import BAD, GOOD, WRONG, Marked
-from llmcli.ui.layout import SEPARATOR, Column, Line, Rows
+from llmcli.ui.layout import BAD, GOOD, SEPARATOR, WRONG, Column, Line, Marked, Rows
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
 _STYLES: dict[Verdict, str] = {"faster": "green", "slower": "red"}

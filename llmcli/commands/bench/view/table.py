@@ -14,9 +14,8 @@ from llmcli.commands.bench.report.row import Against, BenchReport, EngineInfo, R
 from llmcli.commands.bench.report.settings import SETTINGS, Settings, device_words
 from llmcli.records.machine import Ceilings
 from llmcli.records.numbers import counted
-from llmcli.ui.checks import render_checks
 from llmcli.ui.facts import SURELY, beyond, ceiling_summary
-from llmcli.ui.layout import Column, Line, Rows
+from llmcli.ui.layout import Column, Line, Rows, render_checks
 from llmcli.ui.numbers import duration, size, unit
 from llmcli.ui.theme import FAINT, HEADING, one_line
 

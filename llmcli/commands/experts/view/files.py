@@ -10,7 +10,7 @@ from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.commands.experts.view.screen import share, weight_scale
 from llmcli.records.numbers import best_groups
 from llmcli.ui import png
-from llmcli.ui.page.build import checks, finite, page, token
+from llmcli.ui.page import checks, finite, page, token
 
 BETWEEN = 90  # pixels between the choices and the load
 LEFT = png.MARGIN + 70  # where boxes begin: behind the numbers of layers

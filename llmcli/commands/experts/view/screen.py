@@ -13,11 +13,10 @@ from rich.text import Text
 
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.records.numbers import best_groups
-from llmcli.ui.cells import Ink, fitted, in_cell, in_words
 from llmcli.ui.grid import ColourBar, Fit, Grid, bar, gaps, last_columns
-from llmcli.ui.layout import WIDEST, Column, Line, Rows, table
+from llmcli.ui.layout import WIDEST, Column, Line, Rows, fitted, in_cell, in_words, table
 from llmcli.ui.numbers import number
-from llmcli.ui.palette import Scale
+from llmcli.ui.palette import Ink, Scale
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 
 NAME, GAP = 6, 1  # columns of a layer's number, and those between two cells

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from llmcli.commands.ladder.report import NEXT, LadderReport, Line, Listing, RungReport, Step
+from llmcli.ui.facts import letter_lines
 from llmcli.ui.layout import Column, Rows
 from llmcli.ui.layout import Line as Parts
-from llmcli.ui.letters import letter_lines
 from llmcli.ui.numbers import duration, scaled, unit
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, quoted
 

@@ -10,7 +10,7 @@ import math
 
 from llmcli.commands.lens.report import LensCell, LensReport, short_name
 from llmcli.ui import png
-from llmcli.ui.page.build import checks, finite, page, token
+from llmcli.ui.page import checks, finite, page, token
 from llmcli.ui.palette import Scale
 from llmcli.ui.theme import quoted
 

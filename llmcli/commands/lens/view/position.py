@@ -10,9 +10,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from llmcli.commands.lens.report import LensReport, LensRow, LensToken, short_name
-from llmcli.ui.cells import Ink, fitted, in_words
-from llmcli.ui.layout import Column, Line, Rows, table
+from llmcli.ui.layout import Column, Line, Rows, fitted, in_words, table
 from llmcli.ui.numbers import probability
+from llmcli.ui.palette import Ink
 from llmcli.ui.theme import FAINT, NUMBER, confidence_style
 
 BAR = 10  # columns

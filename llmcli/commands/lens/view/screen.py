@@ -14,10 +14,10 @@ from rich.text import Text
 
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, short_name
 from llmcli.commands.lens.view.position import headline, position_table
-from llmcli.ui.cells import Ink, fitted, in_cell, space
 from llmcli.ui.facts import confidence_legend
 from llmcli.ui.grid import Fit, Grid, bar, gaps, last_columns
-from llmcli.ui.layout import WIDEST, Line
+from llmcli.ui.layout import WIDEST, Line, fitted, in_cell, space
+from llmcli.ui.palette import Ink
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, confidence_style, one_line
 
 GUTTER = 8  # columns of a row's name

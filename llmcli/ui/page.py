@@ -1,4 +1,4 @@
-"""A page from its parts: the frame, a style, a script and data, in one file that needs no other.
+"""A page for a browser: the frame, a style, a script and data, in one file that needs no other.
 
 Everything the page runs is in it and named by its hash; a browser refuses to run or
 fetch anything else. Tokens are data, and never become HTML.
@@ -88,4 +88,4 @@ def _hash(text: str) -> str:
 
 
 def _part(name: str) -> str:
-    return files("llmcli.ui.page").joinpath(name).read_text(encoding="utf-8")
+    return (files("llmcli") / "assets" / "pages" / name).read_text(encoding="utf-8")

@@ -1,1 +1,0 @@
-"""`llmcli help`: topics, and the help of commands."""

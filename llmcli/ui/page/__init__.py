@@ -1,1 +1,0 @@
-"""One-file pages for a browser: nothing is fetched."""
