@@ -37,8 +37,8 @@ from llmcli.records.document import flat_fields, member_names, optional_fields
 from llmcli.records.environment import Environment
 from llmcli.records.machine_load import MachineLoad
 from llmcli.records.text import Generated
-from llmcli.shell.encoding import Encoded
 from llmcli.shell.params import Range
+from llmcli.shell.prompts import Prompt
 
 FOLDER = Path(llmcli.__file__).parent / "assets" / "schemas"
 PLAIN = {str: "string", int: "integer", bool: "boolean", PurePath: "string"}
@@ -356,7 +356,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
     ),
     "generate": Document(
         report="commands.generate.report:RunReport",
-        others={"index": int, "prompt": Encoded, "outputs": tuple[Generated, ...],
+        others={"index": int, "prompt": Prompt, "outputs": tuple[Generated, ...],
                 "speculation": SPECULATION},
         optional=("model", "environment", "index"),
         rules={

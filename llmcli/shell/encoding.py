@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
-from llmcli.records.document import OPTIONAL
 from llmcli.shell.messages import SavedConversation
 from llmcli.shell.prompts import Prompt, check_ids, need_tokenizer
 from llmcli.shell.template import ChatOptions
@@ -19,27 +18,14 @@ if TYPE_CHECKING:
     from llmcli.text.interface import TextInterface
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """A prompt with its token ids. `chat`: the chat template was applied.
-
-    `messages`: those of a conversation, whose last one is `text`.
-    """
-
-    text: str | None
-    ids: tuple[int, ...]
-    chat: bool
-    messages: tuple[Mapping[str, Any], ...] | None = field(default=None, metadata=OPTIONAL)
-
-
-def encode(prompt: Prompt, options: ChatOptions, model: TextInterface) -> Encoded:
-    """The ids of one prompt; raises UsageError, or CheckpointError without a tokenizer."""
-    if prompt.ids is not None:
+def encode(prompt: Prompt, options: ChatOptions, model: TextInterface) -> Prompt:
+    """The prompt with its ids; raises UsageError, or CheckpointError without a tokenizer."""
+    if prompt.ids:
         check_ids(prompt.ids, model.config.vocab, prompt.where)
         text = None if model.tokenizer is None else model.tokenizer.decode(
             prompt.ids, skip_special=False
         )
-        return Encoded(text, prompt.ids, False)
+        return replace(prompt, text=text)
     tokenizer = need_tokenizer(model.tokenizer, model.name)
     given = options.template_input(prompt, tokenizer, model.name)
     if given is None:
@@ -51,7 +37,9 @@ def encode(prompt: Prompt, options: ChatOptions, model: TextInterface) -> Encode
         raise UsageError("the prompt has no tokens", hint="give at least one character")
     model.check_tokenized(ids)
     messages = None if prompt.conversation is None else prompt.conversation.template_input()
-    return Encoded(prompt.text or "", ids, given is not None, messages)
+    return replace(
+        prompt, text=prompt.text or "", ids=ids, chat=given is not None, messages=messages
+    )
 
 
 def _encoded_chat(
@@ -106,7 +94,7 @@ def name_conversation(prompt: Prompt) -> Iterator[None]:
 
 
 def check_fits(
-    encoded: Sequence[Encoded], limit: int | None, room: int, *, largest: int | None = None
+    encoded: Sequence[Prompt], limit: int | None, room: int, *, largest: int | None = None
 ) -> Iterator[str]:
     """Notes on prompts that leave room for fewer than `limit` tokens (None: no limit) in `room`.
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from llmcli.measure.environment import environment
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import members
-from llmcli.shell.encoding import Encoded
 from llmcli.shell.files import check_export, check_size, page_to_open
 from llmcli.shell.looking import NewTokensOptions, Subject, encode_prompt
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
@@ -76,7 +75,7 @@ class Inspection(Subject):
     ) -> None:
         """Loads the model and reads the prompt, or the usual text without one."""
         given = prompt_or_default(prompt, self.out.note)
-        self.load(options, check, text=given.ids is None)
+        self.load(options, check, text=not given.ids)
         self.encode(given, template, new, options)
 
     def encode(
@@ -85,7 +84,7 @@ class Inspection(Subject):
         template: TemplateOptions,
         new: NewTokensOptions,
         options: ModelOptions,
-    ) -> Encoded:
+    ) -> Prompt:
         """Encodes the prompt, and sets how many new tokens come after it."""
         encoded = encode_prompt(given, template, options, self.model, new=new.generate)
         self.ids, self.generate = encoded.ids, new.generate

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.records.checks import ViewCheck
-from llmcli.shell.encoding import Encoded, check_fits, encode
+from llmcli.shell.encoding import check_fits, encode
 from llmcli.shell.options import PROMPT, ModelOptions
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt
@@ -80,8 +80,8 @@ class NewTokensOptions:
 
 def encode_prompt(
     given: Prompt, template: TemplateOptions, options: ModelOptions, model: Model, *, new: int = 0
-) -> Encoded:
-    """The ids of the prompt; checks that `new` more tokens fit the context.
+) -> Prompt:
+    """The prompt with its ids; checks that `new` more tokens fit the context.
 
     Raises UsageError, PromptTooLong where they do not fit the context, and CheckpointError
     without a tokenizer.

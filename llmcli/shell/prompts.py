@@ -6,15 +6,16 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from textwrap import shorten
 from threading import Timer
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from llmcli.errors import CheckpointError, UsageError
+from llmcli.records.document import APART, OPTIONAL
 from llmcli.shell.documents import parse
 from llmcli.shell.exits import tell
 from llmcli.shell.messages import GivenConversation, is_conversation, read_conversation
@@ -37,15 +38,18 @@ NOTHING_HINT = 'give a text ("…"), `-f FILE`, {} or token ids with `--ids 1,2,
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the user gave: a text, token ids, or a conversation (then `text` is its last message).
+    """A text, token ids or a conversation; `encode` adds the ids, and the text of given ids.
 
-    `where`: its file, or its line of a batch.
+    `chat`: the chat template was applied. `messages`: those of a conversation, whose last one is
+    `text`.
     """
 
     text: str | None
-    ids: tuple[int, ...] | None = None
-    where: str = ""
-    conversation: GivenConversation | None = None
+    ids: tuple[int, ...] = ()
+    where: str = field(default="", metadata=APART)  # its file, or its line of a batch
+    conversation: GivenConversation | None = field(default=None, metadata=APART)
+    chat: bool = False
+    messages: tuple[Mapping[str, Any], ...] | None = field(default=None, metadata=OPTIONAL)
 
 
 def read_prompt(options: GivenPromptOptions) -> Prompt:

@@ -122,7 +122,7 @@ class ChatOptions:
         return RENDERER
 
     def _applies(self, prompt: Prompt) -> bool:
-        return prompt.ids is None and (prompt.conversation is not None or not self.raw)
+        return not prompt.ids and (prompt.conversation is not None or not self.raw)
 
     def template_input(
         self, prompt: Prompt, tokenizer: Tokenizer, name: str

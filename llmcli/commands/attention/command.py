@@ -82,7 +82,7 @@ def command(
     state = heads.what == "state"
     look = Inspection("attention", heads, ("json",) if state else FILES, output)
     given = None if heads.synthetic is not None else prompt_or_default(prompt, look.out.note)
-    is_text = given is not None and given.ids is None
+    is_text = given is not None and not given.ids
     loaded = look.load(model, heads.check_model, text=is_text)
     read = given or random_prompt(heads, model, loaded)
     look.encode(read, template, new, model)

@@ -118,7 +118,7 @@ def command(
     if wanted is None or not wanted.parameter:
         given = prompt_or_builtin(prompt, BUILTIN, out.note)
     model.require_exact()
-    text = given is not None and given.ids is None
+    text = given is not None and not given.ids
     loaded = load_model(model, out, text=text, wide=True).model
     report = _derived(loaded, wanted, given, depth, model.context_length, out)
     about = loaded.describe()

@@ -116,7 +116,7 @@ def read_batch(path: str) -> list[Prompt]:
             value = parse(line, where, _LINE)
             if isinstance(value, dict) and "messages" in value:
                 conversation = read_conversation(value, where)
-                prompts.append(Prompt(conversation.last, None, where, conversation))
+                prompts.append(Prompt(conversation.last, (), where, conversation))
             elif isinstance(value, str):
                 check_value(value, where)
                 if not value:
@@ -124,7 +124,7 @@ def read_batch(path: str) -> list[Prompt]:
                 prompts.append(Prompt(value))
             else:
                 found = read(BatchLine, value, where)
-                prompts.append(Prompt(found.prompt, found.ids, where))
+                prompts.append(Prompt(found.prompt, found.ids or (), where))
     if not prompts:
         raise UsageError(f"`{path}` has no prompt in it", hint="write one JSON value per line")
     return prompts
@@ -155,7 +155,7 @@ def command(
     given = read_batch(text.batch) if text.batch is not None else [read_prompt(prompt)]
     chat.check_conversations(given)
     with chat.renderer(given):
-        loaded = load_model(model, out, text=any(item.ids is None for item in given))
+        loaded = load_model(model, out, text=any(not item.ids for item in given))
         resolved = resolve_for(
             loaded.model, sampling, names_from_file(ctx), limited=text.max_tokens is not None
         )

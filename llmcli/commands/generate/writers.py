@@ -14,10 +14,10 @@ from llmcli.errors import LlmcliError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
 from llmcli.records.text import Alternative, Generated, TokenLogprob
-from llmcli.shell.encoding import Encoded
 from llmcli.shell.exits import SIGNALS, Stopped
 from llmcli.shell.output import Output, colour_system, dumps
 from llmcli.shell.progress import Progress
+from llmcli.shell.prompts import Prompt
 from llmcli.shell.running import kernels_of
 from llmcli.shell.sampling import Resolved
 from llmcli.text.markers import Markers
@@ -41,7 +41,7 @@ class Presentation:
 
     out: Output
     options: GenerateOptions
-    prompts: Sequence[Encoded]
+    prompts: Sequence[Prompt]
     resolved: Resolved
     run: Run
     level: Level

@@ -82,7 +82,7 @@ def command(
         require_supported(config)
 
     given = prompt_or_builtin(prompt, BUILTIN, out.note)
-    text = given.ids is None
+    text = not given.ids
     loaded = load_model(model.proving(), out, text=text, check=check).model
     if ladder.save is not None:
         check_target(ladder.save)

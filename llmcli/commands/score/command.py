@@ -87,7 +87,7 @@ def command(
         require_supported(model, out, score.versus)
     scores, models = [], []
     for spec in specs:
-        loaded = load_model(model, out, text=text.ids is None, spec=spec).model
+        loaded = load_model(model, out, text=not text.ids, spec=spec).model
         window, stride = score.windows(model.context_length or loaded.config.context)
         parsed = not special.no_special
         scores.append(_score(text, loaded, out, window, stride, parse_special=parsed))
@@ -112,7 +112,7 @@ def _score(
     from llmcli.commands.score.measure import measure_score
 
     tokenizer = model.tokenizer
-    if text.ids is not None:
+    if text.ids:
         check_ids(text.ids, model.config.vocab)
         ids = list(text.ids)
         texts = [model.token_text(id) for id in ids]

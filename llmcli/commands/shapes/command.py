@@ -234,8 +234,8 @@ def _tokens(
     from llmcli.text import load_tokenizer
     from llmcli.text.interface import TextInterface, ending_ids
 
-    tokenizer = load_tokenizer(checkpoint, text=prompt.ids is None)
-    for note in () if tokenizer is None or prompt.ids is not None else tokenizer.notes:
+    tokenizer = load_tokenizer(checkpoint, text=not prompt.ids)
+    for note in () if tokenizer is None or prompt.ids else tokenizer.notes:
         out.note(note)
     model = TextInterface(
         name=checkpoint.name,

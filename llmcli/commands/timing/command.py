@@ -151,14 +151,14 @@ def command(
         tokens = prompt_tokens(given) + timing.new_tokens
         found.append(_baseline(checkpoint, model, tokens, out, fresh=fresh))
 
-    loaded = load_model(model, out, text=given.ids is None, before=before)
+    loaded = load_model(model, out, text=not given.ids, before=before)
     from llmcli.commands.timing.measure.run import measure_timing  # which imports torch
 
     ((ceilings, base),) = found
     stages = _stages(loaded)
     begin = perf_counter()
     ids = _ids(given, timing, model, loaded.model)
-    if given.ids is None:
+    if not given.ids:
         stages.append(Stage(name="tokenize", seconds=perf_counter() - begin))
     about = loaded.model.describe()
     title = model_line(about)
@@ -239,7 +239,7 @@ def _baseline(
 
 def prompt_tokens(given: Prompt) -> int:
     """Estimate the tokens of the prompt: the tokenizer is loaded later, with the model."""
-    if given.ids is not None:
+    if given.ids:
         return len(given.ids)
     return 1 + len((given.text or "").encode()) // _TOKEN_BYTES
 

@@ -81,7 +81,7 @@ def _report(
     from llmcli.commands.tokens.report import TokensReport
 
     rendered = None
-    if given.ids is not None:
+    if given.ids:
         check_ids(given.ids, tokenizer.vocab_size)
         found = tokenizer.spelled(given.ids)
         size = found[-1].end
