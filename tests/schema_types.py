@@ -366,7 +366,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
         },
     ),
     "chat": Document(
-        report="shell.transcript:Transcript",
+        report="shell.conversations:Transcript",
         others={
             "tokens": object_of({"prompt": int, "computed": int, "generated": int}),
             "timings": object_of({"prompt_s": float, "decode_s": float}),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
-from llmcli.shell.messages import SavedConversation
+from llmcli.shell.conversations import Transcript
 from llmcli.shell.prompts import Prompt, check_ids, need_tokenizer
 from llmcli.shell.template import ChatOptions
 
@@ -47,15 +47,13 @@ def _encoded_chat(
 ) -> list[int]:
     """Applies the chat template; answers of a transcript keep the ids that the model wrote."""
     saved, template = prompt.conversation, tokenizer.chat_template
-    if not isinstance(saved, SavedConversation) or template is None:
-        return tokenizer.encode_chat(**given)
-    if not saved.transcript.is_of(model):
+    if template is None or not (isinstance(saved, Transcript) and saved.is_of(model)):
         return tokenizer.encode_chat(**given)
     from llmcli.engine.messages import AnswerIds
 
     answers = AnswerIds.of(tokenizer, model.eos_ids)
     text = template.render(**given)
-    return answers.encoded([answers.checked(one) for one in saved.transcript.messages], text)
+    return answers.encoded([answers.checked(one) for one in saved.messages], text)
 
 
 def pieces(

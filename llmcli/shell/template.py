@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
+from llmcli.shell.conversations import GivenConversation, GivenMessage, variable_names
 from llmcli.shell.documents import check_value, too_deep
-from llmcli.shell.messages import GivenConversation, GivenMessage, variable_names
 from llmcli.shell.options import PROMPT
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt, text_argument

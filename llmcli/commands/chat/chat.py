@@ -14,13 +14,7 @@ from llmcli.errors import LlmcliError, PromptTooLong, UsageError, WriteFailed
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
 from llmcli.records.numbers import counted
-from llmcli.shell.exits import SIGNALS, Terminated
-from llmcli.shell.output import Output, write_document
-from llmcli.shell.progress import Progress
-from llmcli.shell.running import kernels_of
-from llmcli.shell.sampling import RANGES, engine_sampling
-from llmcli.shell.template import check_name
-from llmcli.shell.transcript import (
+from llmcli.shell.conversations import (
     ChatSettings,
     ModelName,
     Transcript,
@@ -28,11 +22,17 @@ from llmcli.shell.transcript import (
     real_path,
     state_of,
 )
+from llmcli.shell.exits import SIGNALS, Terminated
+from llmcli.shell.output import Output, write_document
+from llmcli.shell.progress import Progress
+from llmcli.shell.running import kernels_of
+from llmcli.shell.sampling import RANGES, engine_sampling
+from llmcli.shell.template import check_name
 from llmcli.ui.theme import FAINT
 
 if TYPE_CHECKING:
     from llmcli.engine.conversation import Conversation
-    from llmcli.engine.messages import Message
+    from llmcli.records.text import Message
 
 
 ANSWER = 64  # tokens of room for an answer: with less, the user chooses what to drop

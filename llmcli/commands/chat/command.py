@@ -91,7 +91,7 @@ def command(
     """
     from llmcli.commands.chat.slash import converse
     from llmcli.commands.chat.typed import with_files
-    from llmcli.shell.transcript import check_replaceable, real_path, state_of
+    from llmcli.shell.conversations import check_replaceable, real_path, state_of
     from llmcli.text.template_renderer import RENDERER
 
     out = Output("chat", output)
@@ -127,7 +127,7 @@ def _chat(
     stop: tuple[str, ...], variables: dict[str, Any], from_file: Collection[str],
 ) -> Chat:  # fmt: skip
     from llmcli.commands.chat.chat import Chat
-    from llmcli.shell.transcript import ChatSettings
+    from llmcli.shell.conversations import ChatSettings
 
     loaded = load_model(model, out, text=True).model
     from llmcli.engine.conversation import Conversation

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from llmcli.shell.documents import read_text
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.keys import KEYS
-from llmcli.shell.prompts import read_text
 from llmcli.ui.theme import one_line
 from llmcli.xdg import folder
 
