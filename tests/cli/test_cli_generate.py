@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from cli_tiny import write_tiny
+from fake_process import MIB, FakeProcess
 from gguf_bytes import F32, I32, pair
 from gguf_model import write_model
 
@@ -15,9 +16,10 @@ from llmcli.checkpoints import CATALOG
 from llmcli.commands.generate.command import read_batch
 from llmcli.commands.generate.measure import groups
 from llmcli.engine.sampling import Sampling
+from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.kernels import native
-from llmcli.measure import peaks as marks
+from llmcli.loading import load
 from llmcli.shell.output import Screen
 from llmcli.shell.sampling import DEFAULTS, SamplingOptions, resolve
 
@@ -25,19 +27,30 @@ LONG = ("--ignore-eos", "-n", "12")
 EXACT = ("--dtype", "float32")  # what `auto` is depends on the processor
 
 
-def test_what_json_says_of_times_and_memory(run_tiny):
-    document = run_tiny("generate", "hello", *LONG, *EXACT, "--json").json()
-    assert document["environment"]["threads"] >= 1
-    peaks = document["timings"]["peaks"]
-    assert [peak["phase"] for peak in peaks] == ["base", "load", "prefill", "decode"]
-    most = document["timings"]["peak_memory_bytes"]
-    known = [peak["resident_bytes"] for peak in peaks if peak["resident_bytes"] is not None]
-    assert all(2**24 < nbytes <= most for nbytes in known)
-    if marks._set_back():  # else a phase that held less than what was before is not known
-        assert len(known) == 4
-        assert known[0] <= known[1]
-    assert all(peak["device_bytes"] is None for peak in peaks)
+def test_what_json_says_of_memory(run_tiny, monkeypatch):
+    """In a process that is made up: what a real one holds depends on the tests before."""
+    process = FakeProcess(monkeypatch)
+    parts = (load, load.load_checkpoint, 30), (Session, Session.prefill, 50)
+    for owner, held, mebibytes in parts:
+
+        def holding(*args, held=held, mebibytes=mebibytes, **more):
+            process.hold(mebibytes)
+            return held(*args, **more)
+
+        monkeypatch.setattr(owner, held.__name__, holding)
+    timings = run_tiny("generate", "hello", *LONG, "--json").json()["timings"]
+    peaks = [(one["phase"], one["resident_bytes"] // MIB) for one in timings["peaks"]]
+    assert peaks == [("base", 100), ("load", 130), ("prefill", 150), ("decode", 100)]
+    assert timings["peak_memory_bytes"] == 150 * MIB
+
+
+def test_what_json_says_of_the_kernels(run_tiny):
     narrow = run_tiny("generate", "hello", *LONG, "--dtype", "bfloat16", "--json").json()
+    assert narrow["environment"]["threads"] >= 1
+    peaks = narrow["timings"]["peaks"]
+    known = [peak["resident_bytes"] for peak in peaks if peak["resident_bytes"] is not None]
+    assert all(2**24 < nbytes <= narrow["timings"]["peak_memory_bytes"] for nbytes in known)
+    assert all(peak["device_bytes"] is None for peak in peaks)
     level = narrow["environment"]["kernel_level"]
     own = [f"llmcli {level}"] if level in native.LEVELS else []
     assert narrow["path"]["kernels"][:-2] == own
