@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from llmcli.measure.environment import environment
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import members
+from llmcli.shell.encoding import TemplateOptions
 from llmcli.shell.files import check_export, check_size, page_to_open
 from llmcli.shell.looking import NewTokensOptions, Subject, encode_prompt
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.output import EXPLAIN, ExportFile, Output
 from llmcli.shell.prompts import Prompt, prompt_or_default
 from llmcli.shell.running import kernels_of, load_model
-from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

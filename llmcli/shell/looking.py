@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.records.checks import ViewCheck
-from llmcli.shell.encoding import check_fits, encode
+from llmcli.shell.encoding import TemplateOptions, check_fits, encode
 from llmcli.shell.options import PROMPT, ModelOptions
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt
-from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

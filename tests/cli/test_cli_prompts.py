@@ -21,12 +21,12 @@ from llmcli.commands.generate.command import read_batch
 from llmcli.errors import UsageError
 from llmcli.shell import documents, prompts
 from llmcli.shell.conversations import read_conversation
+from llmcli.shell.encoding import TemplateOptions, template_variables
 from llmcli.shell.exits import tell
 from llmcli.shell.looking import NewTokensOptions
 from llmcli.shell.options import ModelOptions, PromptOptions
 from llmcli.shell.prompts import read_prompt, stdin_is_given
 from llmcli.shell.sampling import DEFAULTS
-from llmcli.shell.template import TemplateOptions, template_variables
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from llmcli.commands.attention.options import FILES, MOST_DRAWN, AttentionOptions
 from llmcli.errors import PromptTooLong, UsageError
 from llmcli.records.numbers import spans
+from llmcli.shell.encoding import TemplateOptions
 from llmcli.shell.inspection import Inspection
 from llmcli.shell.looking import NewTokensOptions, room_for
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_default
-from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
     from llmcli.model import Model

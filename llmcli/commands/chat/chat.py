@@ -22,12 +22,12 @@ from llmcli.shell.conversations import (
     real_path,
     state_of,
 )
+from llmcli.shell.encoding import check_name
 from llmcli.shell.exits import SIGNALS, Terminated
 from llmcli.shell.output import Output, write_document
 from llmcli.shell.progress import Progress
 from llmcli.shell.running import kernels_of
 from llmcli.shell.sampling import RANGES, engine_sampling
-from llmcli.shell.template import check_name
 from llmcli.ui.theme import FAINT
 
 if TYPE_CHECKING:

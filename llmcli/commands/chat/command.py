@@ -13,6 +13,7 @@ import typer
 from llmcli.commands.chat.screen import ReasoningMode
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.shell.configuration import names_from_file
+from llmcli.shell.encoding import SYSTEM, VARIABLE, check_name, template_variables
 from llmcli.shell.exits import Stopped
 from llmcli.shell.keys import KEYS
 from llmcli.shell.looking import room_for
@@ -22,7 +23,6 @@ from llmcli.shell.params import opt
 from llmcli.shell.prompts import joined_text, stop_texts, text_argument
 from llmcli.shell.running import DraftOptions, load_model
 from llmcli.shell.sampling import SamplingOptions, resolve_for
-from llmcli.shell.template import SYSTEM, VARIABLE, check_name, template_variables
 
 if TYPE_CHECKING:
     from llmcli.commands.chat.chat import Chat

@@ -18,11 +18,11 @@ from llmcli.commands.chat.typed import EditedLines, Lines, with_files
 from llmcli.errors import LlmcliError, UsageError, as_out_of_memory
 from llmcli.records.numbers import counted
 from llmcli.shell.conversations import check_replaceable
+from llmcli.shell.encoding import value_of
 from llmcli.shell.exits import SIGNALS, tell_error
 from llmcli.shell.looking import IN_CHAT, InChat, Shown
 from llmcli.shell.output import EXPLAIN, require
 from llmcli.shell.streams import wrapped
-from llmcli.shell.template import value_of
 from llmcli.ui.theme import one_line
 
 _INSPECTED = 1024  # the last tokens of a longer conversation

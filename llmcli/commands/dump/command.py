@@ -13,13 +13,13 @@ from llmcli.records.checks import checks_document
 from llmcli.records.document import members
 from llmcli.records.numbers import counted
 from llmcli.records.text import Token
+from llmcli.shell.encoding import TemplateOptions
 from llmcli.shell.files import whole_file, written
 from llmcli.shell.inspection import Inspection
 from llmcli.shell.looking import NewTokensOptions, tokens_metadata
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_default
-from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
     from llmcli.commands.dump.report import DumpReport

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
-from llmcli.shell.encoding import check_fits, encode
+from llmcli.shell.encoding import ChatOptions, check_fits, encode
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import LARGEST, arg, opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import BUILTIN, Prompt, prompt_or_builtin
 from llmcli.shell.running import kernels_of, load_model
-from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
     from llmcli.anatomy.indexed import NumberRef

@@ -10,7 +10,7 @@ from llmcli.commands.ladder.report import NAMES, LadderReport
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
-from llmcli.shell.encoding import encode
+from llmcli.shell.encoding import ChatOptions, encode
 from llmcli.shell.exits import Stopped
 from llmcli.shell.files import check_target, kind_of_file
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, PagedOutputOptions
@@ -19,7 +19,6 @@ from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import BUILTIN, prompt_or_builtin
 from llmcli.shell.running import kernels_of, load_model
-from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
     from llmcli.config import ModelConfig

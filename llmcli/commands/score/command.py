@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, ClassVar
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
-from llmcli.shell.encoding import pieces
+from llmcli.shell.encoding import ChatOptions, pieces
 from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import Prompt, check_ids, need_tokenizer, prompt_or_default, read_prompt
 from llmcli.shell.running import kernels_of, load_model, require_supported
-from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
     from llmcli.commands.score.report import Score

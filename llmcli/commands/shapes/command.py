@@ -12,7 +12,7 @@ from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
 from llmcli.records.text import Token
-from llmcli.shell.encoding import check_fits, encode
+from llmcli.shell.encoding import ChatOptions, check_fits, encode
 from llmcli.shell.looking import parse_numbers
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
@@ -25,7 +25,6 @@ from llmcli.shell.running import (
     opened_headers,
     unloaded_model,
 )
-from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
     from llmcli.anatomy.arithmetic import Arithmetic

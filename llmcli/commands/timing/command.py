@@ -11,7 +11,7 @@ from llmcli.errors import CheckFailed, PromptTooLong
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
 from llmcli.records.numbers import counted
-from llmcli.shell.encoding import encode
+from llmcli.shell.encoding import ChatOptions, encode
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.files import check_size, kind_of_file, whole_file, written
 from llmcli.shell.looking import room_for
@@ -21,7 +21,6 @@ from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_builtin
 from llmcli.shell.running import Loaded, kernels_of, load_model
-from llmcli.shell.template import ChatOptions
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:

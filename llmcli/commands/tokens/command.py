@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 from llmcli.errors import CheckpointError
 from llmcli.measure.environment import environment
 from llmcli.records.document import members
-from llmcli.shell.encoding import pieces
+from llmcli.shell.encoding import ChatOptions, TemplateOptions, pieces
 from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt, check_ids, read_prompt
 from llmcli.shell.running import opened_headers
-from llmcli.shell.template import ChatOptions, TemplateOptions
 
 if TYPE_CHECKING:
     from llmcli.commands.tokens.report import TokensReport
