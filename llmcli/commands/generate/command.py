@@ -146,7 +146,7 @@ def command(
     conversation: its last message is answered, or continued where it is the assistant's.
     """
     from llmcli.commands.generate.measure import Run
-    from llmcli.commands.generate.writers import Presentation
+    from llmcli.commands.generate.writers import DocumentWriter, TextWriter, TokenWriter
 
     out = Output("generate", output)
     stop = stop_texts(text.stop)
@@ -186,7 +186,8 @@ def command(
         speculation = draft.load(loaded.model, model, out)
     elif draft.draft is not None:
         out.note("`--draft` is for one text at a time: several are decoded side by side without it")
-    Presentation(
+    writer = TokenWriter if lines else DocumentWriter if out.json else TextWriter
+    writer(
         out=out, options=text, prompts=encoded, resolved=resolved, level=level, drawn=drawn,
         run=Run(loaded, request, speculation),
     ).write()
