@@ -243,9 +243,12 @@ def check_value(value: Any, where: str) -> None:
                 f"{where} has half a surrogate pair, which is not a character",
                 hint="write both of `\\ud83d\\ude00`, or the character itself in UTF-8",
             )
-        groups = [[*one, *one.values()] if isinstance(one, Mapping) else one for one in layer
-                  if isinstance(one, Mapping | list)]  # fmt: skip
-        layer = [item for group in groups for item in group]
+        layer = [
+            item
+            for one in layer
+            if isinstance(one, Mapping | list)
+            for item in ([*one, *one.values()] if isinstance(one, Mapping) else one)
+        ]
     if layer:
         raise too_deep(where)
 

@@ -178,9 +178,10 @@ class Chat:
         progress = Progress(self.out, tokens=True)
         tokens = conversation.answer(
             engine_sampling(settings.sampling, settings.seed, self.suppressed),
-            limit=settings.limit, stop=settings.stop,
+            limit=settings.limit,
+            stop=settings.stop,
             on_prefill=partial(progress, "reading"),
-        )  # fmt: skip
+        )
         try:
             with progress:
                 token = next(tokens, None)
@@ -204,10 +205,12 @@ class Chat:
             end = perf_counter()
             if answered := conversation.messages[-1].role == "assistant":
                 self.turn = Turn(
-                    prompt=conversation.tokens.prompt, computed=conversation.tokens.computed,
-                    generated=generated, prompt_s=(first or end) - start,
+                    prompt=conversation.tokens.prompt,
+                    computed=conversation.tokens.computed,
+                    generated=generated,
+                    prompt_s=(first or end) - start,
                     decode_s=end - (first or end),
-                )  # fmt: skip
+                )
             self._ended(screen, answered=answered)
         SIGNALS.check_terminated()
         if not whole and self.choose is not None:  # else the end of the run says it
@@ -308,10 +311,12 @@ class Chat:
         conversation = self.conversation
         return Transcript(
             model=ModelName(name=conversation.model.name),
-            vocabulary=conversation.model.config.vocab, sampling=self.settings,
-            variables=conversation.variables, answers=conversation.answers,
+            vocabulary=conversation.model.config.vocab,
+            sampling=self.settings,
+            variables=conversation.variables,
+            answers=conversation.answers,
             messages=tuple(messages),
-        )  # fmt: skip
+        )
 
     def _header(self) -> Mapping[str, Any]:
         """The model and the environment of a document."""

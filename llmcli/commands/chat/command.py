@@ -40,9 +40,8 @@ class ChatOptions:
         panel=PROMPT,
     )  # fmt: skip
     file: str | None = opt(
-        None, "-f", "--file", "PATH",
-        "Put the text of a file before the message.", panel=PROMPT,
-    )  # fmt: skip
+        None, "-f", "--file", "PATH", "Put the text of a file before the message.", panel=PROMPT
+    )
     no_stdin: bool = opt(
         False, "--no-stdin", "Never read a pipe on stdin.", panel=PROMPT,
         excludes=("--prompt=-", "--file=-"),
@@ -55,17 +54,14 @@ class ChatOptions:
         within=TOKEN_LIMIT,
     )  # fmt: skip
     stop: list[str] | None = opt(
-        None, "--stop", "TEXT",
-        "Stop an answer before this text; repeatable.",
-    )  # fmt: skip
+        None, "--stop", "TEXT", "Stop an answer before this text; repeatable."
+    )
     load: str | None = opt(
-        None, "--load", "FILE",
-        "Continue a saved conversation, with its settings.",
-    )  # fmt: skip
+        None, "--load", "FILE", "Continue a saved conversation, with its settings."
+    )
     save: str | None = opt(
-        None, "--save", "FILE",
-        "Write the conversation to this file after every change.",
-    )  # fmt: skip
+        None, "--save", "FILE", "Write the conversation to this file after every change."
+    )
     stats: bool = opt(False, "--stats", "Tokens and speed of every answer on stderr.")
     reasoning: ReasoningMode | None = opt(
         None, "--reasoning", "show|fold|hide",
@@ -123,9 +119,14 @@ def command(
 
 
 def _chat(
-    options: ChatOptions, sampling: SamplingOptions, model: ModelOptions, out: Output,
-    stop: tuple[str, ...], variables: dict[str, Any], from_file: Collection[str],
-) -> Chat:  # fmt: skip
+    options: ChatOptions,
+    sampling: SamplingOptions,
+    model: ModelOptions,
+    out: Output,
+    stop: tuple[str, ...],
+    variables: dict[str, Any],
+    from_file: Collection[str],
+) -> Chat:
     from llmcli.commands.chat.chat import Chat
     from llmcli.shell.conversations import ChatSettings
 
@@ -151,12 +152,20 @@ def _chat(
     chat = Chat(
         conversation=conversation,
         settings=ChatSettings(
-            **sampled, seed=seed, max_tokens=options.max_tokens or resolved.limit or 2048,
+            **sampled,
+            seed=seed,
+            max_tokens=options.max_tokens or resolved.limit or 2048,
             stop=stop or resolved.stop,
         ),
-        out=out, file=options.save, stats=options.stats, chosen=chosen, variables=dict(named),
-        reasoning=options.reasoning, plain=options.plain, suppressed=resolved.suppressed,
-    )  # fmt: skip
+        out=out,
+        file=options.save,
+        stats=options.stats,
+        chosen=chosen,
+        variables=dict(named),
+        reasoning=options.reasoning,
+        plain=options.plain,
+        suppressed=resolved.suppressed,
+    )
     if options.load is not None:
         chat.load(options.load)
     if options.system is not None:

@@ -245,9 +245,12 @@ def look(chat: Chat, argument: str) -> None:
     if len(ids) > _INSPECTED:
         chat.out.note(f"the last {_INSPECTED:,} of {len(ids):,} tokens are inspected, on their own")
     view_of = InChat(
-        model=chat.conversation.model, ids=ids[-_INSPECTED:], answer=chat.conversation.last_answer,
-        room=chat.conversation.room, out=chat.out,
-    )  # fmt: skip
+        model=chat.conversation.model,
+        ids=ids[-_INSPECTED:],
+        answer=chat.conversation.last_answer,
+        room=chat.conversation.room,
+        out=chat.out,
+    )
     from rich.text import Text
 
     from llmcli.ui.checks import render_checks

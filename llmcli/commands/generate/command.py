@@ -56,9 +56,8 @@ class GenerateOutputOptions(OutputOptions):
 
     panel: ClassVar[str] = OUTPUT
     json: bool = opt(
-        False, "--json",
-        "One JSON document on stdout; with --batch one per prompt, one a line.",
-    )  # fmt: skip
+        False, "--json", "One JSON document on stdout; with --batch one per prompt, one a line."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +71,12 @@ class GenerateOptions:
         within=TOKEN_LIMIT,
     )  # fmt: skip
     stop: list[str] | None = opt(
-        None, "--stop", "TEXT",
-        "Stop before this text, which is not printed; repeatable.",
-    )  # fmt: skip
+        None, "--stop", "TEXT", "Stop before this text, which is not printed; repeatable."
+    )
     ignore_eos: bool = opt(False, "--ignore-eos", "Continue past the model's end token.")
     num_samples: int = opt(
-        1, "--num-samples", "N",
-        "Number of texts per prompt.", at_least=1, at_most=1024,
-    )  # fmt: skip
+        1, "--num-samples", "N", "Number of texts per prompt.", at_least=1, at_most=1024
+    )
     batch: str | None = opt(
         None, "--batch", "FILE.jsonl",
         'Many prompts, one per line: "text", {"prompt": "text"}, {"ids": [1, 2]} or {"messages": '

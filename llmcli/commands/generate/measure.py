@@ -174,9 +174,12 @@ class Run:
                     progress("reading the prompt", done, total)
 
                 tokens = stream(
-                    self.model, replace(request, prompts=prompts), on_prefill=read,
-                    on_reread=self.reread.append, speculation=self.speculation,
-                )  # fmt: skip
+                    self.model,
+                    replace(request, prompts=prompts),
+                    on_prefill=read,
+                    on_reread=self.reread.append,
+                    speculation=self.speculation,
+                )
                 watched = self.watch.watch(tokens, sum(map(len, prompts)))
                 token = next(watched, None)
             while token is not None:

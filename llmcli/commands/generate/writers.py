@@ -149,9 +149,13 @@ class Presentation:
         values: Mapping[str, Any] = resolved.values
         return RunReport(
             sampling=SamplingReport(
-                **values, seed=request.sampling.seed, greedy=resolved.greedy,
+                **values,
+                seed=request.sampling.seed,
+                greedy=resolved.greedy,
                 max_tokens=-1 if request.limit is None else request.limit,
-                stop=tuple(request.stop), origins=resolved.origins, ignored=resolved.ignored,
+                stop=tuple(request.stop),
+                origins=resolved.origins,
+                ignored=resolved.ignored,
             ),
             path=ComputePath(
                 **run.model.arithmetic.describe(run.model.config),
@@ -160,7 +164,7 @@ class Presentation:
             ),
             timings=run.watch.timings(None if index is None else run.tallies[index]),
             speculation=None if run.speculation is None else run.speculation.describe(),
-        )  # fmt: skip
+        )
 
 
 class TextWriter(Presentation):
@@ -328,10 +332,15 @@ class DocumentWriter(Presentation):
         if token.tied is not None:
             output.tied_tokens = (output.tied_tokens or 0) + token.tied
         if output.logprobs is not None:
-            output.logprobs.append(TokenLogprob(
-                id=token.id, text=self.run.model.token_text(token.id), logprob=token.logprob,
-                top=self.alternatives(token), margin=token.margin, tied=token.tied,
-            ))  # fmt: skip
+            logprob = TokenLogprob(
+                id=token.id,
+                text=self.run.model.token_text(token.id),
+                logprob=token.logprob,
+                top=self.alternatives(token),
+                margin=token.margin,
+                tied=token.tied,
+            )
+            output.logprobs.append(logprob)
         output.finish_reason = token.finish or output.finish_reason
         while self._next < len(self._outputs) and not any(
             one.finish_reason == "interrupted" for one in self._outputs[self._next]
