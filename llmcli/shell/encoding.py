@@ -277,8 +277,9 @@ def check_fits(
     token is never read again, so a prompt of n tokens leaves room for room - n + 1. `largest`
     is a context that cannot be exceeded.
     """
-    for index, item in enumerate(encoded):
-        which = "the prompt" if len(encoded) == 1 else f"prompt {index}"
+    numbered = [f"prompt {index}" for index in range(len(encoded))]
+    prompts = list(zip(["the prompt"] if len(encoded) == 1 else numbered, encoded, strict=True))
+    for which, item in prompts:
         count = len(item.ids)
         if count > room:
             raise PromptTooLong(
@@ -287,8 +288,7 @@ def check_fits(
                 hint="shorten it"
                 + ("" if room == largest else ", or give more room with `--context-length`"),
             )
-    for index, item in enumerate(encoded):
-        which = "the prompt" if len(encoded) == 1 else f"prompt {index}"
+    for which, item in prompts:
         left = room - len(item.ids) + 1
         if limit is not None and left < limit:
             yield (
