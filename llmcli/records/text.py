@@ -8,7 +8,6 @@ from typing import Literal
 from llmcli.records.document import OPTIONAL
 
 Finish = Literal["stop", "length", "eos", "interrupted"]
-Role = Literal["system", "user", "assistant"]
 LEAD = 32  # characters before an answer, used to find it again
 
 
@@ -93,7 +92,7 @@ class Message:
     of these parts; None if equal to the content.
     """
 
-    role: Role
+    role: Literal["system", "user", "assistant"]
     content: str
     reasoning: str = field(default="", metadata=OPTIONAL)
     raw: str | None = field(default=None, metadata=OPTIONAL)

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from llmcli.text.interface import TextInterface
 
 SCHEMA = "llmcli.chat/1"  # of the files that `llmcli chat` saves
-HINT = 'a conversation is {"messages": [{"role": "user", "content": "text"}]}, with "variables"'
-_HINT = "`/save FILE` writes a transcript"
+# hints of errors, by the kind of conversation
+_GIVEN = 'a conversation is {"messages": [{"role": "user", "content": "text"}]}, with "variables"'
+_SAVED = "`/save FILE` writes a transcript"
 # keys of an answer that `llmcli chat` has saved, which no template reads
 _OWN = ("ids", "finish_reason", "lead", "raw")
 
@@ -116,7 +117,7 @@ class Conversation:
 class GivenConversation(Conversation):
     """A conversation of any program."""
 
-    hint: ClassVar[str] = HINT
+    hint: ClassVar[str] = _GIVEN
     others: ClassVar[bool] = False
     messages: Annotated[tuple[GivenMessage, ...], not_empty]
     variables: Variables = field(default_factory=dict)
@@ -159,7 +160,7 @@ class ModelName:
 class Transcript(Conversation):
     """A saved conversation. `model` wrote the answers, with ids of its vocabulary."""
 
-    hint: ClassVar[str] = _HINT
+    hint: ClassVar[str] = _SAVED
     model: ModelName = field(metadata=APART)  # the head of every document has it
     vocabulary: Annotated[int, Range(1)]
     sampling: ChatSettings
@@ -196,7 +197,7 @@ def read_conversation(value: Mapping[str, Any], where: str) -> Conversation:
         return read(GivenConversation, value, where)
     found = transcript_of(value, where)
     if not found.messages:
-        raise UsageError(f"`messages` of {where} is empty", hint=HINT)
+        raise UsageError(f"`messages` of {where} is empty", hint=_GIVEN)
     return found
 
 
@@ -208,8 +209,8 @@ def read_transcript(path: str, beside: Transcript) -> Transcript:
     data = read_bytes(path, "give the path of a file that `chat` has saved", MOST + 1)
     where = f"`{path}`"
     if len(data) > MOST:
-        raise UsageError(f"{where} has more than {MOST >> 20} MiB", hint=_HINT)
-    document = parse(data, where, _HINT)
+        raise UsageError(f"{where} has more than {MOST >> 20} MiB", hint=_SAVED)
+    document = parse(data, where, _SAVED)
     if is_conversation(document) and "schema" not in document:
         given = read(GivenConversation, document, where)
         messages = tuple(_plain(where, at, one) for at, one in enumerate(given.messages))
@@ -244,17 +245,17 @@ def transcript_of(document: Any, where: str) -> Transcript:
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise UsageError(
             f"{where} is not a transcript of `llmcli chat`: its `schema` is not `{SCHEMA}`",
-            hint=_HINT,
+            hint=_SAVED,
         )
     found = read(Transcript, document, where)
     for at, one in enumerate(found.messages):
         place = f"`messages[{at}]` of {where}"
         if _misplaced(one.role, at):
-            raise UsageError(f"{place} is a system message behind others", hint=_HINT)
+            raise UsageError(f"{place} is a system message behind others", hint=_SAVED)
         if one.ids and one.role != "assistant":
-            raise UsageError(f"{place} has `ids`, and is not an answer", hint=_HINT)
+            raise UsageError(f"{place} has `ids`, and is not an answer", hint=_SAVED)
         if not all(0 <= token < found.vocabulary for token in one.ids):
-            raise UsageError(f"{place} has `ids` outside of the vocabulary", hint=_HINT)
+            raise UsageError(f"{place} has `ids` outside of the vocabulary", hint=_SAVED)
     return replace(
         found, messages=tuple(replace(one, lead=one.lead[-LEAD:]) for one in found.messages)
     )

@@ -99,8 +99,8 @@ def _conversation(path: str | None) -> Conversation | None:
     return read_conversation(value, where) if is_conversation(value) else None
 
 
-def prompt_or_builtin(
-    options: GivenPromptOptions, builtin: str, note: Callable[[str], None]
+def prompt_or_default(
+    options: GivenPromptOptions, note: Callable[[str], None], builtin: str = LOOKED_AT
 ) -> Prompt:
     """The prompt, or `builtin` if none was given, which a note then says."""
     if (options.ids, options.prompt, options.file) != (None, None, None):
@@ -123,11 +123,6 @@ def note_model_name(text: str | None, note: Callable[[str], None]) -> None:
 
     if text in CATALOG:
         note(f"using `{text}` as the prompt; for the model, use `-m {text}`")
-
-
-def prompt_or_default(options: PromptOptions, note: Callable[[str], None]) -> Prompt:
-    """The prompt of an inspecting command, or the built-in one if none was given."""
-    return prompt_or_builtin(options, LOOKED_AT, note)
 
 
 def parse_ids(text: str) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import typer
 from llmcli.commands.chat.screen import ReasoningMode
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.shell.configuration import names_from_file
+from llmcli.shell.conversations import ChatSettings, check_replaceable, real_path, state_of
 from llmcli.shell.encoding import SYSTEM, VARIABLE, check_name, template_variables
 from llmcli.shell.exits import Stopped
 from llmcli.shell.keys import KEYS
@@ -87,7 +88,6 @@ def command(
     """
     from llmcli.commands.chat.slash import converse
     from llmcli.commands.chat.typed import with_files
-    from llmcli.shell.conversations import check_replaceable, real_path, state_of
     from llmcli.text.template_renderer import RENDERER
 
     out = Output("chat", output)
@@ -128,7 +128,6 @@ def _chat(
     from_file: Collection[str],
 ) -> Chat:
     from llmcli.commands.chat.chat import Chat
-    from llmcli.shell.conversations import ChatSettings
 
     loaded = load_model(model, out, text=True).model
     from llmcli.engine.conversation import Conversation

@@ -13,7 +13,7 @@ from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOpt
 from llmcli.shell.output import Output
 from llmcli.shell.params import LARGEST, arg, opt
 from llmcli.shell.progress import Progress
-from llmcli.shell.prompts import BUILTIN, Prompt, prompt_or_builtin
+from llmcli.shell.prompts import BUILTIN, Prompt, prompt_or_default
 from llmcli.shell.running import kernels_of, load_model
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def command(
     depth = explain.formulas()
     given = None
     if wanted is None or not wanted.parameter:
-        given = prompt_or_builtin(prompt, BUILTIN, out.note)
+        given = prompt_or_default(prompt, out.note, BUILTIN)
     model.require_exact()
     text = given is not None and not given.ids
     loaded = load_model(model, out, text=text, wide=True).model

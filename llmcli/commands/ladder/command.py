@@ -17,7 +17,7 @@ from llmcli.shell.options import GivenPromptOptions, ModelOptions, PagedOutputOp
 from llmcli.shell.output import Output, dumps, write_file
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
-from llmcli.shell.prompts import BUILTIN, prompt_or_builtin
+from llmcli.shell.prompts import BUILTIN, prompt_or_default
 from llmcli.shell.running import kernels_of, load_model
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def command(
 
         require_supported(config)
 
-    given = prompt_or_builtin(prompt, BUILTIN, out.note)
+    given = prompt_or_default(prompt, out.note, BUILTIN)
     text = not given.ids
     loaded = load_model(model.proving(), out, text=text, check=check).model
     if ladder.save is not None:

@@ -19,7 +19,7 @@ from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOpt
 from llmcli.shell.output import Output, jsonable
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
-from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_builtin
+from llmcli.shell.prompts import Prompt, prompt_or_default
 from llmcli.shell.running import Loaded, kernels_of, load_model
 from llmcli.ui.theme import encodable
 
@@ -142,7 +142,7 @@ def command(
 
     out = Output("timing", output)
     timing.check()
-    given = prompt_or_builtin(prompt, LOOKED_AT, out.note)
+    given = prompt_or_default(prompt, out.note)
     found: list[tuple[Ceilings, int | None]] = []
     fresh = "torch" not in sys.modules
 
