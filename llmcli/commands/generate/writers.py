@@ -178,7 +178,7 @@ class TextWriter(Presentation):
     text: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        from llmcli.ui.flow import Flow, FlowingText
+        from llmcli.ui.flow import Flow
 
         wanted = self.options.logprobs is not None
         self._colour = wanted and self.out.out.colour
@@ -186,7 +186,6 @@ class TextWriter(Presentation):
             self.out.note("`--logprobs` shows colours, which are off here: --json has the numbers")
         self._several = self.options.batch is not None or self.samples > 1
         self._flow = Flow(self.out.out.width, colour=self._colour, system=colour_system())
-        self._text = FlowingText(self._flow)
         self._live = 0
         self._waiting: dict[int, list[tuple[str, str]]] = {}  # texts and their styles
         self._finished: set[int] = set()
@@ -224,7 +223,7 @@ class TextWriter(Presentation):
 
     def _end_line(self) -> None:
         """On a terminal, and wherever a label follows or went before."""
-        self.out.write(self._text.finish())
+        self.out.write(self._flow.finish())
         if not self._column_zero and (self._several or self.out.out.terminal):
             self.out.write("\n")
             self._column_zero = True
@@ -242,7 +241,7 @@ class TextWriter(Presentation):
         if self.out.out.terminal:
             self.out.fit()  # it may have another width by now
             self._flow.fit(self.out.out.width)
-            show = self._text.push
+            show = self._flow.push
         self.out.write("".join(show(*part) for part in parts))
 
     def _label(self, number: int) -> str:
