@@ -91,12 +91,12 @@ def test_stream_json_has_a_line_for_each_token(run_tiny):
     assert [token["index"] for token in tokens] == list(range(12))
     assert [token["id"] for token in tokens] == output["ids"]
     assert "".join(token["text"] for token in tokens) == output["text"]
-    for token, told in zip(tokens, output["logprobs"], strict=True):
-        assert token["logprob"] == pytest.approx(told["logprob"])
-        assert token["top"] == told["top"]
+    for token, expected in zip(tokens, output["logprobs"], strict=True):
+        assert token["logprob"] == pytest.approx(expected["logprob"])
+        assert token["top"] == expected["top"]
         first, second = (one["logprob"] for one in token["top"])
         assert first >= second
-        assert first >= told["logprob"] - 1e-6
+        assert first >= expected["logprob"] - 1e-6
     plain = run_tiny("generate", "hello", *LONG, "--stream-json").out.splitlines()
     tokens = [json.loads(line) for line in plain]
     assert set(tokens[1]) == {"sequence", "index", "id", "text", "logprob", "ms"}
@@ -199,7 +199,7 @@ def terminals(monkeypatch):
     return those
 
 
-def test_a_terminal_is_told_of_the_chat_template(run_tiny, terminals):
+def test_a_terminal_gets_a_note_of_the_chat_template(run_tiny, terminals):
     def err(*argv, on=("out", "err")):
         terminals(*on)
         return run_tiny("generate", "x", "-n", "1", "--seed", "1", *argv).err
@@ -260,16 +260,16 @@ def test_with_a_draft_the_text_is_the_same(generate, sampling, tmp_path):
     alone = generate(*sampling)
     for draft in ("ngram", other):
         assert generate(*sampling, "--draft", draft).out == alone.out
-    told = generate(*sampling, "--draft", other, "--json").json()
-    assert errors(told, "generate") == []
-    speculation = told["speculation"]
+    document = generate(*sampling, "--draft", other, "--json").json()
+    assert errors(document, "generate") == []
+    speculation = document["speculation"]
     assert speculation["draft"] == str(other)
     assert 40 < speculation["accepted"] <= speculation["proposed"]
     assert speculation["speedup"] is None or speculation["speedup"] > 0
     assert "speculation" not in generate(*sampling, "--json").json()
 
 
-def test_statistics_tell_of_the_draft(generate):
+def test_statistics_name_the_draft(generate):
     short = generate("--greedy", "--draft", "ngram", "--stats", "short").err
     assert "draft " in short
     assert " right" in short

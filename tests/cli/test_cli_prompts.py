@@ -120,7 +120,7 @@ def test_an_endless_pipe_is_refused():
     ],
 )
 def test_an_open_pipe_is_said_to_be_waited_for(cli, monkeypatch, argv, written, way_out):
-    """What a job, an editor or an agent hands down: nobody writes to it, or not to its end."""
+    """A pipe of a job, an editor or an agent, in which nothing is written or no end comes."""
     reading, writing = os.pipe()
     os.write(writing, written)
 

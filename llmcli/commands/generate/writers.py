@@ -36,7 +36,7 @@ LABEL_COLUMNS = 72  # of the line before each text of a batch
 class Presentation:
     """Everything is loaded, read and checked; `write` generates and writes.
 
-    `level`: how much is said on stderr. `drawn`: the seed was drawn for this run. Each subclass
+    `level`: which statistics stderr gets. `drawn`: the seed was drawn for this run. Each subclass
     writes one format: it takes the tokens of numbered sequences as they come, interleaved, and is
     closed after the last one or an interruption.
     """
