@@ -132,7 +132,7 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 
 def _unconfigured(options: dict[str, Any]) -> dict[str, Any]:
-    """No child reads the developer's own configuration file, whatever its environment is."""
+    """No child reads the developer's own configuration file, in any environment."""
     given = options.get("env")
     return options | {"env": {"LLMCLI_CONFIG": "", **(os.environ if given is None else given)}}
 

@@ -6,7 +6,7 @@ MIB = 2**20
 
 
 class FakeProcess:
-    """Holds 100 MiB, and what it is told."""
+    """Holds 100 MiB, and more while `hold` takes it."""
 
     def __init__(self, monkeypatch):
         self.now = self.most = 100 * MIB

@@ -99,7 +99,7 @@ class Forked(subprocess.Popen[Any]):
 
 
 def _of_python(words: list[str], env: Mapping[str, str] | None) -> list[str]:
-    """The same, beginning with this Python where that is what a script of the PATH names."""
+    """The words, with this Python in front if the first is a script of the PATH that names it."""
     path = None if env is None else env.get("PATH")
     script = shutil.which(words[0], path=path) if words[0] != sys.executable else None
     if script is not None and os.access(script, os.R_OK):
@@ -172,7 +172,7 @@ def servers() -> set[int]:
 
 
 def serve() -> dict[str, Any]:
-    """Forks whatever is asked for; returns only in the new processes, with what they are to be."""
+    """Forks a process for each request; returns only in the new processes, with the request."""
     channel = socket.socket(fileno=os.dup(0))
     while True:
         head, fds, _, _ = socket.recv_fds(channel, 4, 3)

@@ -26,7 +26,7 @@ def planned_fill(checkpoint, config=None):
 
 
 def roots(specs):
-    """Name → the memory it lies in, every `shares` followed to its end."""
+    """Name → the tensor that owns its memory: `shares`, followed to the end."""
     shares = {spec.name: spec.shares for spec in specs}
 
     def root(name):
@@ -49,7 +49,7 @@ def partition(places):
 
 
 def departures(model, batch=2, tokens=3):
-    """Aspect → names of which a prompt and a step after it have something else than is planned.
+    """Aspect → names for which a prompt and a step after it differ from the plan.
 
     Empty where everything is as planned.
     """

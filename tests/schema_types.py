@@ -35,8 +35,8 @@ from llmcli.commands.score.report import Comparison, Score
 from llmcli.records.document import member_metadata
 from llmcli.records.machine import Ceilings, Environment, MachineLoad
 from llmcli.records.text import Generated
-from llmcli.shell.encoding import Encoded
 from llmcli.shell.params import Range
+from llmcli.shell.prompts import Prompt
 
 FOLDER = Path(llmcli.__file__).parent / "assets" / "schemas"
 PLAIN = {str: "string", int: "integer", bool: "boolean", PurePath: "string"}
@@ -355,7 +355,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
     ),
     "generate": Document(
         report="commands.generate.report:RunReport",
-        others={"index": int, "prompt": Encoded, "outputs": tuple[Generated, ...],
+        others={"index": int, "prompt": Prompt, "outputs": tuple[Generated, ...],
                 "speculation": SPECULATION},
         optional=("model", "environment", "index"),
         rules={
@@ -365,7 +365,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
         },
     ),
     "chat": Document(
-        report="shell.transcript:Transcript",
+        report="shell.conversations:Transcript",
         others={
             "tokens": object_of({"prompt": int, "computed": int, "generated": int}),
             "timings": object_of({"prompt_s": float, "decode_s": float}),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from llmcli.engine.messages import LEAD, AnswerIds, Message
+from llmcli.engine.messages import AnswerIds
 from llmcli.engine.output import Output, Token
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
@@ -21,7 +21,7 @@ from llmcli.engine.seeds import sample_seed
 from llmcli.engine.session import Session, make_room
 from llmcli.engine.speculation import Speculation, decode
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
-from llmcli.records.text import Finish
+from llmcli.records.text import LEAD, Finish, Message
 from llmcli.text.chat import ChatTemplate
 from llmcli.text.markers import Markers
 from llmcli.text.segments import Segmenter, whole_answer

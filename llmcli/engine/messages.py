@@ -1,46 +1,13 @@
-"""Messages of a conversation, and their encoding, in which answers keep their ids."""
+"""The encoding of a conversation, in which answers keep their ids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
 
-from llmcli.records.document import OPTIONAL
-from llmcli.records.text import Finish
+from llmcli.records.text import Finish, Message
 from llmcli.text.markers import Markers
 from llmcli.text.tokenizer import Tokenizer
-
-Role = Literal["system", "user", "assistant"]
-
-LEAD = 32  # characters before an answer, used to find it again
-
-
-@dataclass(frozen=True, kw_only=True)
-class Message:
-    """One message.
-
-    `ids` of an answer are the model's, including its end token. `lead`: the last `LEAD` characters
-    of the template's text before the answer; `finish_reason`: how it ended. Empty and None for
-    messages not written by the model; no ids if they do not match the text (cut by a stop string,
-    incomplete character).
-
-    `reasoning`: of an answer, besides its `content`; `raw`: the model's whole text with the markers
-    of these parts; None if equal to the content.
-    """
-
-    role: Role
-    content: str
-    reasoning: str = field(default="", metadata=OPTIONAL)
-    raw: str | None = field(default=None, metadata=OPTIONAL)
-    ids: tuple[int, ...] = field(default=(), metadata=OPTIONAL)
-    lead: str = field(default="", metadata=OPTIONAL)
-    finish_reason: Finish | None = field(default=None, metadata=OPTIONAL)
-
-    @property
-    def written(self) -> str:
-        """The text of its ids."""
-        return self.content if self.raw is None else self.raw
 
 
 class AnswerIds:

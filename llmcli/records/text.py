@@ -1,4 +1,4 @@
-"""The tokens of a text, and generated texts."""
+"""The tokens of a text, generated texts, and the messages of a conversation."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 from llmcli.records.document import OPTIONAL
 
 Finish = Literal["stop", "length", "eos", "interrupted"]
+LEAD = 32  # characters before an answer, used to find it again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,33 @@ class Generated:
     finish_reason: Finish = "interrupted"
     tied_tokens: int | None = field(default=None, metadata=OPTIONAL)
     logprobs: list[TokenLogprob] | None = field(default=None, metadata=OPTIONAL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One message.
+
+    `ids` of an answer are the model's, including its end token. `lead`: the last `LEAD` characters
+    of the template's text before the answer; `finish_reason`: how it ended. Empty and None for
+    messages not written by the model; no ids if they do not match the text (cut by a stop string,
+    incomplete character).
+
+    `reasoning`: of an answer, besides its `content`; `raw`: the model's whole text with the markers
+    of these parts; None if equal to the content.
+    """
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+    reasoning: str = field(default="", metadata=OPTIONAL)
+    raw: str | None = field(default=None, metadata=OPTIONAL)
+    ids: tuple[int, ...] = field(default=(), metadata=OPTIONAL)
+    lead: str = field(default="", metadata=OPTIONAL)
+    finish_reason: Finish | None = field(default=None, metadata=OPTIONAL)
+
+    @property
+    def written(self) -> str:
+        """The text of its ids."""
+        return self.content if self.raw is None else self.raw
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,12 @@
-"""JSON that a user gives, read into dataclasses; an error names the place of what is wrong."""
+"""Files that a user gives: text, and JSON read into dataclasses. Errors name the place."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
+from difflib import get_close_matches
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -16,12 +18,84 @@ from llmcli.ui.theme import encodable, one_line
 T = TypeVar("T")
 Rule = Callable[[Any], str]  # what is wrong with a value, such as "is empty"; empty for nothing
 
+MOST = 64 << 20  # bytes of a file: more than any context has; `/dev/zero` never ends
 MOST_NESTED = 32  # lists and objects in each other
 _SHOWN = 40  # characters of a wrong value in a message
 _JSON: Mapping[Any, Any] = {  # how JSON writes what an annotation names; a dataclass is an object
     str: str, int: int | float, float: int | float, NoneType: NoneType, Literal: str, tuple: list,
     list: list,
 }  # fmt: skip
+
+
+def read_text(path: str) -> str:
+    """A file as text, less one trailing newline.
+
+    Raises UsageError naming the file where it cannot be read, is not UTF-8, or has more than
+    64 MiB.
+    """
+    hint = "give the path of a file of text; a text itself goes in quotes, without an option"
+    return decoded(read_bytes(path, hint, MOST + 1), f"`{path}`")
+
+
+def read_bytes(path: str, hint: str, most: int) -> bytes:
+    """The first `most` bytes of a file; raises UsageError with `hint`."""
+    if not path:
+        raise UsageError("the name of the file is empty", hint="give its path, or leave it out")
+    try:
+        with open(os.path.expanduser(path), "rb") as file:
+            return file.read(most)
+    except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
+        system = error.strerror if isinstance(error, OSError) else None
+        near = _near(path) if isinstance(error, FileNotFoundError) else ()
+        raise UsageError(
+            f"cannot read `{path}`: {(system or str(error)).lower()}",
+            hint=f"did you mean `{near[0]}`?" if near else hint,
+        ) from error
+
+
+def _near(path: str) -> Sequence[str]:
+    """The file in the same directory with the most similar name."""
+    folder, name = os.path.split(path)
+    try:
+        there = os.listdir(os.path.expanduser(folder) or ".")
+    except OSError:
+        return ()
+    return [os.path.join(folder, other) for other in get_close_matches(name, there, 1)]
+
+
+def decoded(data: bytes, name: str) -> str:
+    """UTF-8 as text, less one trailing newline; raises UsageError calling it `name`."""
+    if len(data) > MOST:
+        raise UsageError(
+            f"{name} has more than {MOST >> 20} MiB, which is too much text for a model",
+            hint="give a part of it, for example with `head -c 100000`",
+        )
+    refuse_wide(data, name)
+    try:
+        text = data.decode("utf-8-sig")  # a mark in front is no part of the text
+    except UnicodeDecodeError as error:
+        at = len(data) - len(error.object) + error.start  # which does not count the mark
+        raise UsageError(
+            f"{name} is not UTF-8 text: byte 0x{data[at]:02x} at offset {at}",
+            hint="convert it first, for example with `iconv -f latin1 -t utf-8`",
+        ) from error
+    return text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
+
+
+def refuse_wide(data: bytes, name: str) -> None:
+    """Raises UsageError for UTF-16 and UTF-32, recognized by their byte order mark or NULs."""
+    head, wide = data[:64], ""
+    if data.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        wide = "utf-32"
+    elif data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        wide = "utf-16"
+    elif len(head) > 3 and any(head[::2]) != any(head[1::2]):
+        wide = "utf-16le" if any(head[::2]) else "utf-16be"
+    if wide:
+        raise UsageError(
+            f"{name} is {wide.upper()} text, not UTF-8",
+            hint=f"convert it first: `iconv -f {wide} -t utf-8`",
+        )
 
 
 def not_empty(value: Any) -> str:
@@ -169,9 +243,12 @@ def check_value(value: Any, where: str) -> None:
                 f"{where} has half a surrogate pair, which is not a character",
                 hint="write both of `\\ud83d\\ude00`, or the character itself in UTF-8",
             )
-        groups = [[*one, *one.values()] if isinstance(one, Mapping) else one for one in layer
-                  if isinstance(one, Mapping | list)]  # fmt: skip
-        layer = [item for group in groups for item in group]
+        layer = [
+            item
+            for one in layer
+            if isinstance(one, Mapping | list)
+            for item in ([*one, *one.values()] if isinstance(one, Mapping) else one)
+        ]
     if layer:
         raise too_deep(where)
 

@@ -1,45 +1,208 @@
-"""Token ids of a prompt, and whether they fit the context."""
+"""Token ids of a prompt: options of the chat template, encoding, and whether the ids fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
-from llmcli.records.document import OPTIONAL
-from llmcli.shell.messages import SavedConversation
-from llmcli.shell.prompts import Prompt, check_ids, need_tokenizer
-from llmcli.shell.template import ChatOptions
+from llmcli.shell.conversations import (
+    GivenConversation,
+    GivenMessage,
+    Transcript,
+    variable_names,
+)
+from llmcli.shell.documents import check_value, too_deep
+from llmcli.shell.options import PROMPT
+from llmcli.shell.params import opt
+from llmcli.shell.prompts import Prompt, check_ids, need_tokenizer, text_argument
+from llmcli.ui.theme import one_line
 
 if TYPE_CHECKING:
     from llmcli.records.text import TokenPiece
     from llmcli.text import Tokenizer
     from llmcli.text.interface import TextInterface
 
+SYSTEM = "The system message."
+VARIABLE = "A variable of the chat template, such as enable_thinking=false; repeatable."
 
-@dataclass(frozen=True)
-class Encoded:
-    """A prompt with its token ids. `chat`: the chat template was applied.
 
-    `messages`: those of a conversation, whose last one is `text`.
+def template_variables(given: Sequence[str] | None) -> dict[str, Any]:
+    """The values of `--set`; raises UsageError for what is no `NAME=VALUE`."""
+    found = {}
+    for one in given or ():
+        name, equals, value = text_argument(one, "`--set`").partition("=")
+        if not equals:
+            raise UsageError(f"`--set {one}` is not NAME=VALUE", hint="such as `--set x=true`")
+        if wrong := variable_names({name: value}):
+            raise UsageError(f"`--set` {wrong}", hint="a name such as `enable_thinking` can be one")
+        found[name] = value_of(value, f"`--set {name}`")
+    return found
+
+
+def value_of(text: str, where: str) -> Any:
+    """`true`, `3`, `"high"` or `high`: JSON where it is any, else the text itself.
+
+    Raises UsageError for what `check_value` refuses.
     """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    except RecursionError:
+        raise too_deep(where) from None
+    check_value(value, where)
+    return value
 
-    text: str | None
-    ids: tuple[int, ...]
-    chat: bool
-    messages: tuple[Mapping[str, Any], ...] | None = field(default=None, metadata=OPTIONAL)
+
+def check_name(
+    name: str, known: Collection[str], model: str, *, others: Collection[str] = (), option: str
+) -> None:
+    """Raises UsageError for a name that the chat template of `model` does not look up.
+
+    `others` are names that `option` takes beside these.
+    """
+    if name in known:
+        return
+    near = get_close_matches(name, [*known, *others], 1)
+    hint = f"it has {', '.join(sorted(known))}" if known else "it has no variables"
+    if others:
+        hint = f"`{option}` takes {', '.join([*others, *sorted(known)])}"
+    raise UsageError(
+        f"`{option} {one_line(name)}`: the chat template of `{model}` has no such variable",
+        hint=f"did you mean `{near[0]}`?" if near else one_line(hint),
+    )
 
 
-def encode(prompt: Prompt, options: ChatOptions, model: TextInterface) -> Encoded:
-    """The ids of one prompt; raises UsageError, or CheckpointError without a tokenizer."""
-    if prompt.ids is not None:
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """Whether the chat template is applied to a text; conversations always need it."""
+
+    panel: ClassVar[str] = PROMPT
+    chat: bool = opt(
+        False, "--chat",
+        "Answer, through the model's chat template. [default where it has one]",
+        excludes=("--raw", "--ids"),
+    )  # fmt: skip
+    raw: bool = opt(False, "--raw", "Continue the text as it stands.")
+    system: str | None = opt(None, "--system", "TEXT", SYSTEM, excludes=("--raw", "--ids"))
+    variable: list[str] | None = opt(
+        None, "--set", "NAME=VALUE", VARIABLE, excludes=("--raw", "--ids")
+    )
+
+    def check(self) -> None:
+        """Raises UsageError for a text that is not UTF-8, and for wrong variables."""
+        if self.system is not None:
+            text_argument(self.system, "`--system`")
+        template_variables(self.variable)
+
+    def check_conversations(self, given: Sequence[Prompt]) -> None:
+        """Raises UsageError for a conversation that cannot be answered, or not with `--raw`."""
+        for prompt in given:
+            if prompt.conversation is None:
+                continue
+            if self.raw:
+                raise UsageError(
+                    f"{prompt.where} is a conversation: it needs the chat template, which `--raw` "
+                    "leaves out",
+                    hint="drop `--raw`, or give the file on stdin, which is read as text",
+                )
+            if prompt.conversation.finished:
+                raise UsageError(
+                    f"{prompt.where} ends with a finished answer: there is nothing to answer",
+                    hint="say what comes next: a PROMPT behind `-f FILE`, or one more message",
+                )
+
+    def renderer(self, given: Sequence[Prompt]) -> AbstractContextManager[object]:
+        """The process that renders chat templates, if one of these prompts may need it.
+
+        Enter it before loading the model: it starts meanwhile.
+        """
+        if not any(self._applies(prompt) for prompt in given):
+            return nullcontext()
+        from llmcli.text.template_renderer import RENDERER
+
+        return RENDERER
+
+    def _applies(self, prompt: Prompt) -> bool:
+        return not prompt.ids and (prompt.conversation is not None or not self.raw)
+
+    def template_input(
+        self, prompt: Prompt, tokenizer: Tokenizer, name: str
+    ) -> Mapping[str, Any] | None:
+        """Arguments of `ChatTemplate.render` for a prompt of the model `name`.
+
+        None if no template is applied. Raises UsageError if one is needed and the model has none.
+        """
+        if not self._applies(prompt):
+            return None
+        if tokenizer.chat_template is None:
+            if prompt.conversation is not None:
+                raise UsageError(
+                    f"{prompt.where} is a conversation, and `{name}` has no chat template for it",
+                    hint="give a text, or name another model with `-m`",
+                )
+            with_system = self.system is not None
+            flags = {"--chat": self.chat, "--system": with_system, "--set": bool(self.variable)}
+            if flag := next((flag for flag, given in flags.items() if given), None):
+                raise UsageError(
+                    f"`{flag}` needs a chat template, and `{name}` has none",
+                    hint="leave it out: the text is then continued as it stands",
+                )
+            return None
+        given = prompt.conversation or GivenConversation(
+            messages=(GivenMessage(role="user", content=prompt.text or ""),)
+        )
+        messages = list(given.template_input())
+        if self.system is not None:
+            rest = messages[1:] if messages[0]["role"] == "system" else messages
+            system = text_argument(self.system, "`--system`")
+            messages = [{"role": "system", "content": system}, *rest]
+        ends = messages[-1]["role"] == "assistant"
+        variables = template_variables(self.variable)
+        known = tokenizer.chat_template.variables() if variables else ()
+        for variable in variables:
+            check_name(variable, known, name, option="--set")
+        return {
+            "messages": messages,
+            "variables": {**given.variables, **variables},
+            "add_generation_prompt": not ends,
+            "continue_final_message": ends and not given.finished,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateOptions:
+    """Options of inspecting commands, which apply the chat template only on request."""
+
+    panel: ClassVar[str] = PROMPT
+    chat: bool = opt(
+        False, "--chat",
+        "Put the text into the model's chat template. [default: as it stands; --system, --set and "
+        "a conversation imply it]",
+        excludes=("--ids",),
+    )  # fmt: skip
+    system: str | None = opt(None, "--system", "TEXT", SYSTEM, excludes=("--ids",))
+    variable: list[str] | None = opt(None, "--set", "NAME=VALUE", VARIABLE, excludes=("--ids",))
+
+    def options(self) -> ChatOptions:
+        """The options of `generate`, with `--raw` as the default."""
+        raw = not self.chat and self.system is None and not self.variable
+        return ChatOptions(chat=self.chat, raw=raw, system=self.system, variable=self.variable)
+
+
+def encode(prompt: Prompt, options: ChatOptions, model: TextInterface) -> Prompt:
+    """The prompt with its ids; raises UsageError, or CheckpointError without a tokenizer."""
+    if prompt.ids:
         check_ids(prompt.ids, model.config.vocab, prompt.where)
         text = None if model.tokenizer is None else model.tokenizer.decode(
             prompt.ids, skip_special=False
         )
-        return Encoded(text, prompt.ids, False)
+        return replace(prompt, text=text)
     tokenizer = need_tokenizer(model.tokenizer, model.name)
     given = options.template_input(prompt, tokenizer, model.name)
     if given is None:
@@ -51,7 +214,9 @@ def encode(prompt: Prompt, options: ChatOptions, model: TextInterface) -> Encode
         raise UsageError("the prompt has no tokens", hint="give at least one character")
     model.check_tokenized(ids)
     messages = None if prompt.conversation is None else prompt.conversation.template_input()
-    return Encoded(prompt.text or "", ids, given is not None, messages)
+    return replace(
+        prompt, text=prompt.text or "", ids=ids, chat=given is not None, messages=messages
+    )
 
 
 def _encoded_chat(
@@ -59,15 +224,13 @@ def _encoded_chat(
 ) -> list[int]:
     """Applies the chat template; answers of a transcript keep the ids that the model wrote."""
     saved, template = prompt.conversation, tokenizer.chat_template
-    if not isinstance(saved, SavedConversation) or template is None:
-        return tokenizer.encode_chat(**given)
-    if not saved.transcript.is_of(model):
+    if template is None or not (isinstance(saved, Transcript) and saved.is_of(model)):
         return tokenizer.encode_chat(**given)
     from llmcli.engine.messages import AnswerIds
 
     answers = AnswerIds.of(tokenizer, model.eos_ids)
     text = template.render(**given)
-    return answers.encoded([answers.checked(one) for one in saved.transcript.messages], text)
+    return answers.encoded([answers.checked(one) for one in saved.messages], text)
 
 
 def pieces(
@@ -106,7 +269,7 @@ def name_conversation(prompt: Prompt) -> Iterator[None]:
 
 
 def check_fits(
-    encoded: Sequence[Encoded], limit: int | None, room: int, *, largest: int | None = None
+    encoded: Sequence[Prompt], limit: int | None, room: int, *, largest: int | None = None
 ) -> Iterator[str]:
     """Notes on prompts that leave room for fewer than `limit` tokens (None: no limit) in `room`.
 
@@ -114,8 +277,9 @@ def check_fits(
     token is never read again, so a prompt of n tokens leaves room for room - n + 1. `largest`
     is a context that cannot be exceeded.
     """
-    for index, item in enumerate(encoded):
-        which = "the prompt" if len(encoded) == 1 else f"prompt {index}"
+    numbered = [f"prompt {index}" for index in range(len(encoded))]
+    prompts = list(zip(["the prompt"] if len(encoded) == 1 else numbered, encoded, strict=True))
+    for which, item in prompts:
         count = len(item.ids)
         if count > room:
             raise PromptTooLong(
@@ -124,8 +288,7 @@ def check_fits(
                 hint="shorten it"
                 + ("" if room == largest else ", or give more room with `--context-length`"),
             )
-    for index, item in enumerate(encoded):
-        which = "the prompt" if len(encoded) == 1 else f"prompt {index}"
+    for which, item in prompts:
         left = room - len(item.ids) + 1
         if limit is not None and left < limit:
             yield (

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from llmcli.errors import UsageError
 from llmcli.measure.machine import environment
 from llmcli.records.document import ViewCheck, members
-from llmcli.shell.encoding import Encoded, check_fits, encode
+from llmcli.shell.encoding import TemplateOptions, check_fits, encode
 from llmcli.shell.files import check_export, check_size, page_to_open
 from llmcli.shell.options import PROMPT, ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.output import EXPLAIN, ExportFile, Output
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt, prompt_or_default
 from llmcli.shell.running import kernels_of, load_model
-from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -136,7 +135,7 @@ class Inspection(Subject):
     ) -> None:
         """Loads the model and reads the prompt, or the usual text without one."""
         given = prompt_or_default(prompt, self.out.note)
-        self.load(options, check, text=given.ids is None)
+        self.load(options, check, text=not given.ids)
         self.encode(given, template, new, options)
 
     def encode(
@@ -145,7 +144,7 @@ class Inspection(Subject):
         template: TemplateOptions,
         new: NewTokensOptions,
         options: ModelOptions,
-    ) -> Encoded:
+    ) -> Prompt:
         """Encodes the prompt, and sets how many new tokens come after it.
 
         Raises UsageError and PromptTooLong where they do not fit the context, and CheckpointError

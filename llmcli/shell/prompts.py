@@ -6,18 +6,18 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, field
 from textwrap import shorten
 from threading import Timer
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from llmcli.errors import CheckpointError, UsageError
-from llmcli.shell.documents import parse
+from llmcli.records.document import APART, OPTIONAL
+from llmcli.shell.conversations import Conversation, is_conversation, read_conversation
+from llmcli.shell.documents import MOST, decoded, parse, read_text
 from llmcli.shell.exits import tell
-from llmcli.shell.messages import GivenConversation, is_conversation, read_conversation
 from llmcli.shell.options import GivenPromptOptions, PromptOptions
 
 if TYPE_CHECKING:
@@ -31,21 +31,23 @@ LOOKED_AT = (
 )
 GO_WITHOUT = "; `--no-stdin` does not read it"
 PATIENCE = 2.0  # seconds until a note says that stdin is still open
-MOST = 64 << 20  # bytes of a text: more than any context has; `/dev/zero` never ends
 NOTHING_HINT = 'give a text ("…"), `-f FILE`, {} or token ids with `--ids 1,2,3`'
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the user gave: a text, token ids, or a conversation (then `text` is its last message).
+    """A text, token ids or a conversation; `encode` adds the ids, and the text of given ids.
 
-    `where`: its file, or its line of a batch.
+    `chat`: the chat template was applied. `messages`: those of a conversation, whose last one is
+    `text`.
     """
 
     text: str | None
-    ids: tuple[int, ...] | None = None
-    where: str = ""
-    conversation: GivenConversation | None = None
+    ids: tuple[int, ...] = ()
+    where: str = field(default="", metadata=APART)  # its file, or its line of a batch
+    conversation: Conversation | None = field(default=None, metadata=APART)
+    chat: bool = False
+    messages: tuple[Mapping[str, Any], ...] | None = field(default=None, metadata=OPTIONAL)
 
 
 def read_prompt(options: GivenPromptOptions) -> Prompt:
@@ -83,7 +85,7 @@ def joined_text(prompt: str | None, file: str | None, *, pipe: bool) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _conversation(path: str | None) -> GivenConversation | None:
+def _conversation(path: str | None) -> Conversation | None:
     """The conversation in a file whose name ends in .json; None for any other text."""
     if path is None or not path.lower().endswith(".json"):
         return None
@@ -97,8 +99,8 @@ def _conversation(path: str | None) -> GivenConversation | None:
     return read_conversation(value, where) if is_conversation(value) else None
 
 
-def prompt_or_builtin(
-    options: GivenPromptOptions, builtin: str, note: Callable[[str], None]
+def prompt_or_default(
+    options: GivenPromptOptions, note: Callable[[str], None], builtin: str = LOOKED_AT
 ) -> Prompt:
     """The prompt, or `builtin` if none was given, which a note then says."""
     if (options.ids, options.prompt, options.file) != (None, None, None):
@@ -121,11 +123,6 @@ def note_model_name(text: str | None, note: Callable[[str], None]) -> None:
 
     if text in CATALOG:
         note(f"using `{text}` as the prompt; for the model, use `-m {text}`")
-
-
-def prompt_or_default(options: PromptOptions, note: Callable[[str], None]) -> Prompt:
-    """The prompt of an inspecting command, or the built-in one if none was given."""
-    return prompt_or_builtin(options, LOOKED_AT, note)
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
@@ -188,8 +185,8 @@ def read_stdin(stream: TextIO | None, unasked: str = "") -> str:
         )
     if stream.isatty():
         tell("note: reading the prompt from the terminal: end it with Ctrl-D")
-        return _decoded(stream.buffer.read(MOST + 1), "stdin")
-    return _decoded(stdin_bytes(stream, MOST, unasked), "stdin")
+        return decoded(stream.buffer.read(MOST + 1), "stdin")
+    return decoded(stdin_bytes(stream, MOST, unasked), "stdin")
 
 
 def stdin_bytes(stream: TextIO, most: int, unasked: str = "") -> bytes:
@@ -207,76 +204,6 @@ def stdin_bytes(stream: TextIO, most: int, unasked: str = "") -> bytes:
         return stream.buffer.read(most + 1)
     finally:
         timer.cancel()
-
-
-def read_text(path: str) -> str:
-    """A file as text, less one trailing newline.
-
-    Raises UsageError naming the file where it cannot be read, is not UTF-8, or has more than
-    64 MiB.
-    """
-    hint = "give the path of a file of text; a text itself goes in quotes, without an option"
-    return _decoded(read_bytes(path, hint, MOST + 1), f"`{path}`")
-
-
-def read_bytes(path: str, hint: str, most: int) -> bytes:
-    """The first `most` bytes of a file; raises UsageError with `hint`."""
-    if not path:
-        raise UsageError("the name of the file is empty", hint="give its path, or leave it out")
-    try:
-        with open(os.path.expanduser(path), "rb") as file:
-            return file.read(most)
-    except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
-        system = error.strerror if isinstance(error, OSError) else None
-        near = _near(path) if isinstance(error, FileNotFoundError) else ()
-        raise UsageError(
-            f"cannot read `{path}`: {(system or str(error)).lower()}",
-            hint=f"did you mean `{near[0]}`?" if near else hint,
-        ) from error
-
-
-def _near(path: str) -> Sequence[str]:
-    """The file in the same directory with the most similar name."""
-    folder, name = os.path.split(path)
-    try:
-        there = os.listdir(os.path.expanduser(folder) or ".")
-    except OSError:
-        return ()
-    return [os.path.join(folder, other) for other in get_close_matches(name, there, 1)]
-
-
-def _decoded(data: bytes, name: str) -> str:
-    if len(data) > MOST:
-        raise UsageError(
-            f"{name} has more than {MOST >> 20} MiB, which is too much text for a model",
-            hint="give a part of it, for example with `head -c 100000`",
-        )
-    refuse_wide(data, name)
-    try:
-        text = data.decode("utf-8-sig")  # a mark in front is no part of the text
-    except UnicodeDecodeError as error:
-        at = len(data) - len(error.object) + error.start  # which does not count the mark
-        raise UsageError(
-            f"{name} is not UTF-8 text: byte 0x{data[at]:02x} at offset {at}",
-            hint="convert it first, for example with `iconv -f latin1 -t utf-8`",
-        ) from error
-    return text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
-
-
-def refuse_wide(data: bytes, name: str) -> None:
-    """Raises UsageError for UTF-16 and UTF-32, recognized by their byte order mark or NULs."""
-    head, wide = data[:64], ""
-    if data.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
-        wide = "utf-32"
-    elif data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        wide = "utf-16"
-    elif len(head) > 3 and any(head[::2]) != any(head[1::2]):
-        wide = "utf-16le" if any(head[::2]) else "utf-16be"
-    if wide:
-        raise UsageError(
-            f"{name} is {wide.upper()} text, not UTF-8",
-            hint=f"convert it first: `iconv -f {wide} -t utf-8`",
-        )
 
 
 def text_argument(text: str, name: str) -> str:

@@ -16,6 +16,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")  # keys of messages
 _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' mark, known to some templates
 WITHOUT = "`llmcli generate --raw` goes without it, and so do other commands without `--chat`"
 _FAILED = "the chat template failed: "
+_ANSWERED = "end the conversation with a message of the user"
 NO_SYSTEM = "leave out `--system`, in a chat `/system none`, and say it in the first message"
 
 
@@ -42,11 +43,15 @@ class ChatTemplate:
         template only sees these, the special tokens, and `variables` (JSON values,
         `enable_thinking` …, which take precedence). Raises `CheckpointError` if the template is
         invalid Jinja, refuses the messages, leaves the sandbox, or exceeds a limit
-        (`llmcli.text.template_renderer`).
+        (`llmcli.text.template_renderer`), and for a last message to continue that has no text.
         """
         seen = [_seen(message) for message in messages]
         if continue_final_message:
-            seen[-1]["content"] += _CONTINUED
+            if not isinstance(last := seen[-1].get("content"), str):
+                raise CheckpointError(
+                    "the last message has no text that the model could continue", hint=_ANSWERED
+                )
+            seen[-1]["content"] = last + _CONTINUED
         if self._wants_parts:
             seen = [_in_parts(message) for message in seen]
         given = {
@@ -145,7 +150,7 @@ def _cut(text: str, content: str) -> str:
         raise CheckpointError(
             "the chat template does not write the last message as it stands: the model cannot "
             "continue it",
-            hint="end the conversation with a message of the user",
+            hint=_ANSWERED,
         )
     trimmed = not text.startswith(_CONTINUED, at)
     return text[:at].rstrip() if trimmed else text[:at]

@@ -36,6 +36,8 @@ class Flow:
         self._spaces = ""
         self._word: list[tuple[str, str]] = []
         self._long = False  # the word is longer than a line, and shown as it comes
+        self._line = ""  # how a line of `push` begins
+        self._code = False
 
     def fit(self, width: int) -> None:
         """Lines that begin from now on have at most `width` columns."""
@@ -97,6 +99,24 @@ class Flow:
         self._rest, self._rest_style, self._indent = "", "", 0
         return out
 
+    def push(self, text: str, style: str = "") -> str:
+        """Plain text in pieces: all but its last word; lines of fenced code stay as they are."""
+        out = []
+        for part in re.findall(r"\n|[^\n]+", text):
+            if part == "\n":
+                out.append(self.end())
+                self._code ^= self._line.lstrip().startswith(_FENCE)
+                self._line = ""
+            else:
+                self._line = (self._line + part)[:_FENCED]
+                out.append((self.painted if self._code else self.add)(part, style))
+        return "".join(out)
+
+    def finish(self) -> str:
+        """What `push` held back."""
+        self._line, self._code = "", False
+        return self.flush()
+
     def _put(self, text: str, style: str) -> str:
         size = cell_len(text)
         out = self._room(size) + self.painted(text, style)
@@ -110,34 +130,6 @@ class Flow:
         self._spaces = ""
         self.column = self._indent
         return "\n" + self.painted(self._rest, self._rest_style)
-
-
-class FlowingText:
-    """Plain text in pieces, in the lines of `flow`; those of fenced code are left as they are."""
-
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
-        self._line = ""  # how it begins
-        self._code = False
-
-    def push(self, text: str, style: str = "") -> str:
-        """What can be shown once `text` has come: all but its last word."""
-        out = []
-        for part in re.findall(r"\n|[^\n]+", text):
-            if part == "\n":
-                out.append(self._flow.end())
-                self._code ^= self._line.lstrip().startswith(_FENCE)
-                self._line = ""
-            else:
-                self._line = (self._line + part)[:_FENCED]
-                show = self._flow.painted if self._code else self._flow.add
-                out.append(show(part, style))
-        return "".join(out)
-
-    def finish(self) -> str:
-        """What was held back."""
-        self._line, self._code = "", False
-        return self._flow.flush()
 
 
 def _may_break(last: str, character: str) -> bool:

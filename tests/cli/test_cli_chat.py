@@ -163,7 +163,7 @@ def test_what_another_chat_saved_meanwhile_is_not_replaced(
     refused = chat("--prompt", "x", *GREEDY, "--save", file)
     assert refused.code == 1
     assert "hint: `--save FILE` saves under another name" in refused.err
-    assert refused.out, "the answer is told"
+    assert refused.out, "the answer is shown"
     assert file.read_bytes() == others
 
 
@@ -208,8 +208,8 @@ def test_memory_that_is_not_there_is_one_line(converse, tmp_path, monkeypatch):
     monkeypatch.setattr(Session, "prefill", full)
     said = converse("hello", "two", argv=(*GREEDY, "--save", file))
     assert said.code == 0
-    told = r"(?m)^> error: out of memory: DefaultCPUAllocator.*\nhint: remove a turn with"
-    assert re.search(told, said.err)
+    expected = r"(?m)^> error: out of memory: DefaultCPUAllocator.*\nhint: remove a turn with"
+    assert re.search(expected, said.err)
     assert transcript(file)["messages"][0]["content"] == "two"
 
 

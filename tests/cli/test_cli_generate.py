@@ -8,16 +8,20 @@ from dataclasses import replace
 
 import pytest
 from cli_tiny import write_tiny
+from fake_process import MIB, FakeProcess
 from gguf_bytes import F32, I32, pair
 from gguf_model import write_model
+from json_schemas import errors
 
 from llmcli.checkpoints import CATALOG
 from llmcli.commands.generate.command import read_batch
 from llmcli.commands.generate.measure import groups
 from llmcli.engine.sampling import Sampling
+from llmcli.engine.session import Session
+from llmcli.engine.speculation import Pace
 from llmcli.errors import UsageError
 from llmcli.kernels import native
-from llmcli.measure import peaks as marks
+from llmcli.loading import load
 from llmcli.shell.output import Screen
 from llmcli.shell.sampling import DEFAULTS, SamplingOptions, resolve
 
@@ -25,19 +29,30 @@ LONG = ("--ignore-eos", "-n", "12")
 EXACT = ("--dtype", "float32")  # what `auto` is depends on the processor
 
 
-def test_what_json_says_of_times_and_memory(run_tiny):
-    document = run_tiny("generate", "hello", *LONG, *EXACT, "--json").json()
-    assert document["environment"]["threads"] >= 1
-    peaks = document["timings"]["peaks"]
-    assert [peak["phase"] for peak in peaks] == ["base", "load", "prefill", "decode"]
-    most = document["timings"]["peak_memory_bytes"]
-    known = [peak["resident_bytes"] for peak in peaks if peak["resident_bytes"] is not None]
-    assert all(2**24 < nbytes <= most for nbytes in known)
-    if marks._set_back():  # else a phase that held less than what was before is not known
-        assert len(known) == 4
-        assert known[0] <= known[1]
-    assert all(peak["device_bytes"] is None for peak in peaks)
+def test_what_json_says_of_memory(run_tiny, monkeypatch):
+    """In a process that is made up: what a real one holds depends on the tests before."""
+    process = FakeProcess(monkeypatch)
+    parts = (load, load.load_checkpoint, 30), (Session, Session.prefill, 50)
+    for owner, held, mebibytes in parts:
+
+        def holding(*args, held=held, mebibytes=mebibytes, **more):
+            process.hold(mebibytes)
+            return held(*args, **more)
+
+        monkeypatch.setattr(owner, held.__name__, holding)
+    timings = run_tiny("generate", "hello", *LONG, "--json").json()["timings"]
+    peaks = [(one["phase"], one["resident_bytes"] // MIB) for one in timings["peaks"]]
+    assert peaks == [("base", 100), ("load", 130), ("prefill", 150), ("decode", 100)]
+    assert timings["peak_memory_bytes"] == 150 * MIB
+
+
+def test_what_json_says_of_the_kernels(run_tiny):
     narrow = run_tiny("generate", "hello", *LONG, "--dtype", "bfloat16", "--json").json()
+    assert narrow["environment"]["threads"] >= 1
+    peaks = narrow["timings"]["peaks"]
+    known = [peak["resident_bytes"] for peak in peaks if peak["resident_bytes"] is not None]
+    assert all(2**24 < nbytes <= narrow["timings"]["peak_memory_bytes"] for nbytes in known)
+    assert all(peak["device_bytes"] is None for peak in peaks)
     level = narrow["environment"]["kernel_level"]
     own = [f"llmcli {level}"] if level in native.LEVELS else []
     assert narrow["path"]["kernels"][:-2] == own
@@ -76,12 +91,12 @@ def test_stream_json_has_a_line_for_each_token(run_tiny):
     assert [token["index"] for token in tokens] == list(range(12))
     assert [token["id"] for token in tokens] == output["ids"]
     assert "".join(token["text"] for token in tokens) == output["text"]
-    for token, told in zip(tokens, output["logprobs"], strict=True):
-        assert token["logprob"] == pytest.approx(told["logprob"])
-        assert token["top"] == told["top"]
+    for token, expected in zip(tokens, output["logprobs"], strict=True):
+        assert token["logprob"] == pytest.approx(expected["logprob"])
+        assert token["top"] == expected["top"]
         first, second = (one["logprob"] for one in token["top"])
         assert first >= second
-        assert first >= told["logprob"] - 1e-6
+        assert first >= expected["logprob"] - 1e-6
     plain = run_tiny("generate", "hello", *LONG, "--stream-json").out.splitlines()
     tokens = [json.loads(line) for line in plain]
     assert set(tokens[1]) == {"sequence", "index", "id", "text", "logprob", "ms"}
@@ -184,7 +199,7 @@ def terminals(monkeypatch):
     return those
 
 
-def test_a_terminal_is_told_of_the_chat_template(run_tiny, terminals):
+def test_a_terminal_gets_a_note_of_the_chat_template(run_tiny, terminals):
     def err(*argv, on=("out", "err")):
         terminals(*on)
         return run_tiny("generate", "x", "-n", "1", "--seed", "1", *argv).err
@@ -220,3 +235,66 @@ def test_groups_hold_every_prompt_once_with_similar_lengths():
     spread = [max(lengths[i] for i in g) - min(lengths[i] for i in g) for g in found[:8]]
     assert max(spread) < 30
     assert groups([5] * 3, samples=20) == [[0], [1], [2]]
+
+
+# `--draft`: the same text, and how many tokens were proposed
+
+
+@pytest.fixture
+def run(cli, tmp_path, monkeypatch):
+    """A command on a model that drafts are checked with, at most 16 tokens at a time."""
+    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 16))
+    folder = write_tiny(tmp_path / "m", weights=True)
+    return lambda command, *argv: cli(command, "-m", folder, "--dtype", "float64", *argv)
+
+
+@pytest.fixture
+def generate(run):
+    prompt = "one two three one two three one two"
+    return lambda *argv: run("generate", prompt, "--raw", "-n", "60", *argv)
+
+
+@pytest.mark.parametrize("sampling", [["--greedy"], ["--seed", "4", "-t", "1"]])
+def test_with_a_draft_the_text_is_the_same(generate, sampling, tmp_path):
+    other = write_tiny(tmp_path / "other", weights=True)
+    alone = generate(*sampling)
+    for draft in ("ngram", other):
+        assert generate(*sampling, "--draft", draft).out == alone.out
+    document = generate(*sampling, "--draft", other, "--json").json()
+    assert errors(document, "generate") == []
+    speculation = document["speculation"]
+    assert speculation["draft"] == str(other)
+    assert 40 < speculation["accepted"] <= speculation["proposed"]
+    assert speculation["speedup"] is None or speculation["speedup"] > 0
+    assert "speculation" not in generate(*sampling, "--json").json()
+
+
+def test_statistics_name_the_draft(generate):
+    short = generate("--greedy", "--draft", "ngram", "--stats", "short").err
+    assert "draft " in short
+    assert " right" in short
+    assert "draft" not in generate("--greedy", "--stats", "short").err
+    assert "ngram: " in generate("--greedy", "--draft", "ngram", "--stats", "full").err
+
+
+def test_a_draft_that_cannot_be_one(generate, tmp_path):
+    other = write_tiny(tmp_path / "other", weights=True, vocab_size=300)
+    assert generate("--draft", "nothing-of-that-name").code == 3
+    config = json.loads((other / "tokenizer.json").read_text())
+    vocab = config["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (other / "tokenizer.json").write_text(json.dumps(config))
+    refused = generate("--draft", other)
+    assert refused.code == 2
+    assert f"error: `{other}` has a different vocabulary than `" in refused.err
+
+
+def test_a_conversation_with_a_draft_is_the_same(run, tmp_path):
+    said = ("chat", "--prompt", "aaaa", "-n", "40", "--greedy")
+    alone = run(*said, "--json").json()
+    drafted = run(*said, "--json", "--draft", tmp_path / "m").json()
+    assert errors(drafted, "chat") == []
+    assert drafted["messages"] == alone["messages"]
+    assert drafted["speculation"]["accepted"] > 0
+    assert "speculation" not in alone
+    assert " right" in run(*said, "--stats", "--draft", "ngram").err

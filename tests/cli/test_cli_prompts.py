@@ -19,14 +19,14 @@ from llmcli.commands.attention.command import replay_command
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.generate.command import read_batch
 from llmcli.errors import UsageError
-from llmcli.shell import prompts
+from llmcli.shell import documents, prompts
+from llmcli.shell.conversations import read_conversation
+from llmcli.shell.encoding import TemplateOptions, template_variables
 from llmcli.shell.exits import tell
 from llmcli.shell.inspection import NewTokensOptions
-from llmcli.shell.messages import read_conversation
 from llmcli.shell.options import ModelOptions, PromptOptions
 from llmcli.shell.prompts import read_prompt, stdin_is_given
 from llmcli.shell.sampling import DEFAULTS
-from llmcli.shell.template import TemplateOptions, template_variables
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_redirected_file_is_read_and_devices_and_sockets_are_not(tmp_path):
 
 def test_a_text_without_end_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.stdin", None)
-    monkeypatch.setattr(prompts, "MOST", 1000)
+    monkeypatch.setattr(documents, "MOST", 1000)
     file = tmp_path / "x"
     file.write_bytes(b"a" * 1000)
     assert prompt(file=str(file)) == "a" * 1000
@@ -120,7 +120,7 @@ def test_an_endless_pipe_is_refused():
     ],
 )
 def test_an_open_pipe_is_said_to_be_waited_for(cli, monkeypatch, argv, written, way_out):
-    """What a job, an editor or an agent hands down: nobody writes to it, or not to its end."""
+    """A pipe of a job, an editor or an agent, in which nothing is written or no end comes."""
     reading, writing = os.pipe()
     os.write(writing, written)
 

@@ -15,11 +15,11 @@ from zoo import MODELS
 from llmcli.checkpoints import open_checkpoint
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.drafts import ModelDraft
-from llmcli.engine.messages import LEAD, Message
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.speculation import Pace, Speculation
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 from llmcli.model import Model
+from llmcli.records.text import LEAD, Message
 from llmcli.text import load_tokenizer
 from llmcli.text.chat import ChatTemplate
 

@@ -85,6 +85,16 @@ def test_the_last_message_goes_on_as_in_transformers(name, content):
         assert ours.render(chat, continue_final_message=True) == theirs
 
 
+@pytest.mark.parametrize("more", [{}, {"content": None}, {"content": [{"type": "text"}]}])
+def test_a_last_message_without_text_cannot_go_on(more):
+    chat = [*CHATS[0], {"role": "assistant", "tool_calls": [], **more}]
+    before = str(chat)
+    with pytest.raises(CheckpointError, match="last message has no text that the model") as caught:
+        ChatTemplate(SMOLLM2).render(chat, continue_final_message=True)
+    assert caught.value.hint
+    assert str(chat) == before, "the caller's messages stay as they are"
+
+
 @pytest.mark.parametrize("chat", CHATS[:2], ids=["one", "four"])
 def test_a_template_for_images_does_not_leave_out_texts(chat):
     """Of a text its characters have no type, and transformers would write none of it."""

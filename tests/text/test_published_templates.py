@@ -18,10 +18,9 @@ from tokenizers import Tokenizer as Library
 from llmcli.checkpoints import open_checkpoint
 from llmcli.checkpoints.wheel import download
 from llmcli.errors import CheckpointError
-from llmcli.shell.encoding import pieces
-from llmcli.shell.messages import read_conversation
+from llmcli.shell.conversations import read_conversation
+from llmcli.shell.encoding import ChatOptions, pieces
 from llmcli.shell.prompts import Prompt
-from llmcli.shell.template import ChatOptions
 from llmcli.text import load_tokenizer
 
 WHEEL = "trl==1.16.0"

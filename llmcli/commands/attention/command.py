@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from llmcli.commands.attention.options import FILES, MOST_DRAWN, AttentionOptions
 from llmcli.errors import PromptTooLong, UsageError
 from llmcli.records.numbers import spans
+from llmcli.shell.encoding import TemplateOptions
 from llmcli.shell.inspection import Inspection, NewTokensOptions, room_for
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_default
-from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
     from llmcli.model import Model
@@ -81,7 +81,7 @@ def command(
     state = heads.what == "state"
     look = Inspection("attention", heads, ("json",) if state else FILES, output)
     given = None if heads.synthetic is not None else prompt_or_default(prompt, look.out.note)
-    is_text = given is not None and given.ids is None
+    is_text = given is not None and not given.ids
     loaded = look.load(model, heads.check_model, text=is_text)
     read = given or random_prompt(heads, model, loaded)
     look.encode(read, template, new, model)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.measure.machine import environment
 from llmcli.records.document import members
+from llmcli.shell.documents import read_bytes, refuse_wide
 from llmcli.shell.options import OutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import arg, opt
-from llmcli.shell.prompts import read_bytes, refuse_wide, stdin_bytes
+from llmcli.shell.prompts import stdin_bytes
 
 if TYPE_CHECKING:
     from llmcli.commands.bench.report.comparison import ComparisonReport, Source

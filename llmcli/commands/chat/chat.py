@@ -14,13 +14,7 @@ from llmcli.errors import LlmcliError, PromptTooLong, UsageError, WriteFailed
 from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.numbers import counted
-from llmcli.shell.exits import SIGNALS, Terminated
-from llmcli.shell.output import Output, write_document
-from llmcli.shell.progress import Progress
-from llmcli.shell.running import kernels_of
-from llmcli.shell.sampling import RANGES, engine_sampling
-from llmcli.shell.template import check_name
-from llmcli.shell.transcript import (
+from llmcli.shell.conversations import (
     ChatSettings,
     ModelName,
     Transcript,
@@ -28,11 +22,17 @@ from llmcli.shell.transcript import (
     real_path,
     state_of,
 )
+from llmcli.shell.encoding import check_name
+from llmcli.shell.exits import SIGNALS, Terminated
+from llmcli.shell.output import Output, write_document
+from llmcli.shell.progress import Progress
+from llmcli.shell.running import kernels_of
+from llmcli.shell.sampling import RANGES, engine_sampling
 from llmcli.ui.theme import FAINT
 
 if TYPE_CHECKING:
     from llmcli.engine.conversation import Conversation
-    from llmcli.engine.messages import Message
+    from llmcli.records.text import Message
 
 
 ANSWER = 64  # tokens of room for an answer: with less, the user chooses what to drop
@@ -178,9 +178,10 @@ class Chat:
         progress = Progress(self.out, tokens=True)
         tokens = conversation.answer(
             engine_sampling(settings.sampling, settings.seed, self.suppressed),
-            limit=settings.limit, stop=settings.stop,
+            limit=settings.limit,
+            stop=settings.stop,
             on_prefill=partial(progress, "reading"),
-        )  # fmt: skip
+        )
         try:
             with progress:
                 token = next(tokens, None)
@@ -204,10 +205,12 @@ class Chat:
             end = perf_counter()
             if answered := conversation.messages[-1].role == "assistant":
                 self.turn = Turn(
-                    prompt=conversation.tokens.prompt, computed=conversation.tokens.computed,
-                    generated=generated, prompt_s=(first or end) - start,
+                    prompt=conversation.tokens.prompt,
+                    computed=conversation.tokens.computed,
+                    generated=generated,
+                    prompt_s=(first or end) - start,
                     decode_s=end - (first or end),
-                )  # fmt: skip
+                )
             self._ended(screen, answered=answered)
         SIGNALS.check_terminated()
         if not whole and self.choose is not None:  # else the end of the run says it
@@ -308,10 +311,12 @@ class Chat:
         conversation = self.conversation
         return Transcript(
             model=ModelName(name=conversation.model.name),
-            vocabulary=conversation.model.config.vocab, sampling=self.settings,
-            variables=conversation.variables, answers=conversation.answers,
+            vocabulary=conversation.model.config.vocab,
+            sampling=self.settings,
+            variables=conversation.variables,
+            answers=conversation.answers,
             messages=tuple(messages),
-        )  # fmt: skip
+        )
 
     def _header(self) -> Mapping[str, Any]:
         """The model and the environment of a document."""

@@ -13,6 +13,8 @@ import typer
 from llmcli.commands.chat.screen import ReasoningMode
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.shell.configuration import names_from_file
+from llmcli.shell.conversations import ChatSettings, check_replaceable, real_path, state_of
+from llmcli.shell.encoding import SYSTEM, VARIABLE, check_name, template_variables
 from llmcli.shell.exits import Stopped
 from llmcli.shell.inspection import room_for
 from llmcli.shell.options import OUTPUT, PROMPT, TOKEN_LIMIT, ModelOptions, OutputOptions
@@ -22,7 +24,6 @@ from llmcli.shell.prompts import joined_text, stop_texts, text_argument
 from llmcli.shell.running import DraftOptions, load_model
 from llmcli.shell.sampling import SamplingOptions, resolve_for
 from llmcli.shell.streams import KEYS
-from llmcli.shell.template import SYSTEM, VARIABLE, check_name, template_variables
 
 if TYPE_CHECKING:
     from llmcli.commands.chat.chat import Chat
@@ -40,9 +41,8 @@ class ChatOptions:
         panel=PROMPT,
     )  # fmt: skip
     file: str | None = opt(
-        None, "-f", "--file", "PATH",
-        "Put the text of a file before the message.", panel=PROMPT,
-    )  # fmt: skip
+        None, "-f", "--file", "PATH", "Put the text of a file before the message.", panel=PROMPT
+    )
     no_stdin: bool = opt(
         False, "--no-stdin", "Never read a pipe on stdin.", panel=PROMPT,
         excludes=("--prompt=-", "--file=-"),
@@ -55,17 +55,14 @@ class ChatOptions:
         within=TOKEN_LIMIT,
     )  # fmt: skip
     stop: list[str] | None = opt(
-        None, "--stop", "TEXT",
-        "Stop an answer before this text; repeatable.",
-    )  # fmt: skip
+        None, "--stop", "TEXT", "Stop an answer before this text; repeatable."
+    )
     load: str | None = opt(
-        None, "--load", "FILE",
-        "Continue a saved conversation, with its settings.",
-    )  # fmt: skip
+        None, "--load", "FILE", "Continue a saved conversation, with its settings."
+    )
     save: str | None = opt(
-        None, "--save", "FILE",
-        "Write the conversation to this file after every change.",
-    )  # fmt: skip
+        None, "--save", "FILE", "Write the conversation to this file after every change."
+    )
     stats: bool = opt(False, "--stats", "Tokens and speed of every answer on stderr.")
     reasoning: ReasoningMode | None = opt(
         None, "--reasoning", "show|fold|hide",
@@ -91,7 +88,6 @@ def command(
     """
     from llmcli.commands.chat.slash import converse
     from llmcli.commands.chat.typed import with_files
-    from llmcli.shell.transcript import check_replaceable, real_path, state_of
     from llmcli.text.template_renderer import RENDERER
 
     out = Output("chat", output)
@@ -123,11 +119,15 @@ def command(
 
 
 def _chat(
-    options: ChatOptions, sampling: SamplingOptions, model: ModelOptions, out: Output,
-    stop: tuple[str, ...], variables: dict[str, Any], from_file: Collection[str],
-) -> Chat:  # fmt: skip
+    options: ChatOptions,
+    sampling: SamplingOptions,
+    model: ModelOptions,
+    out: Output,
+    stop: tuple[str, ...],
+    variables: dict[str, Any],
+    from_file: Collection[str],
+) -> Chat:
     from llmcli.commands.chat.chat import Chat
-    from llmcli.shell.transcript import ChatSettings
 
     loaded = load_model(model, out, text=True).model
     from llmcli.engine.conversation import Conversation
@@ -151,12 +151,20 @@ def _chat(
     chat = Chat(
         conversation=conversation,
         settings=ChatSettings(
-            **sampled, seed=seed, max_tokens=options.max_tokens or resolved.limit or 2048,
+            **sampled,
+            seed=seed,
+            max_tokens=options.max_tokens or resolved.limit or 2048,
             stop=stop or resolved.stop,
         ),
-        out=out, file=options.save, stats=options.stats, chosen=chosen, variables=dict(named),
-        reasoning=options.reasoning, plain=options.plain, suppressed=resolved.suppressed,
-    )  # fmt: skip
+        out=out,
+        file=options.save,
+        stats=options.stats,
+        chosen=chosen,
+        variables=dict(named),
+        reasoning=options.reasoning,
+        plain=options.plain,
+        suppressed=resolved.suppressed,
+    )
     if options.load is not None:
         chat.load(options.load)
     if options.system is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from llmcli.records.numbers import counted
 from llmcli.shell.output import Output, make_console
@@ -14,17 +14,10 @@ if TYPE_CHECKING:
 
     from llmcli.text.markers import Kind
     from llmcli.text.segments import Segment, Segmenter
+    from llmcli.ui.markdown import DimmedStream, MarkdownStream
 
 ReasoningMode = Literal["show", "fold", "hide"]
 _BETWEEN_S = 0.1  # from one count of a folded line to the next
-
-
-class _Stream(Protocol):
-    """A part of an answer; both methods return the text to write now."""
-
-    def push(self, text: str) -> str: ...
-
-    def finish(self) -> str: ...
 
 
 class AnswerScreen:
@@ -44,7 +37,7 @@ class AnswerScreen:
         if self._reasoning == "fold" and not self._terminal:
             self._reasoning = "hide"
         self._plain = plain
-        self._part: tuple[Kind, _Stream] | None = None
+        self._part: tuple[Kind, DimmedStream | MarkdownStream | _Folded | None] | None = None
         self._ended = False  # whether the part has ended: the next one begins a paragraph
         self._console: Console | None = None  # of the part
         self._written = ""  # the last two characters written
@@ -90,10 +83,12 @@ class AnswerScreen:
         if self._console is not None:  # the terminal may have another width by now
             self._out.fit()
             self._console.width = self._out.out.width
-        self._write(self._part[1].push(text))
+        stream = self._part[1]
+        verbatim = printable(text) if self._terminal else text
+        self._write(verbatim if stream is None else stream.push(text))
 
     def _close(self) -> None:
-        if self._part is not None:
+        if self._part is not None and self._part[1] is not None:
             self._write(self._part[1].finish())
         self._part = None
 
@@ -102,9 +97,10 @@ class AnswerScreen:
             self._out.write(text)
             self._written = text[-2:]
 
-    def _stream(self, kind: Kind) -> _Stream:
+    def _stream(self, kind: Kind) -> DimmedStream | MarkdownStream | _Folded | None:
+        """How a part is shown; None for text as the model wrote it."""
         if not self._terminal:
-            return _Verbatim(spelled=False)
+            return None
         self._console = console = make_console(self._out.out)
         if kind == "reasoning" and self._reasoning == "fold":
             return _Folded(console, animate=self._out.out.animate)
@@ -112,24 +108,11 @@ class AnswerScreen:
 
         if kind != "text":
             return DimmedStream(console, {"reasoning": "thinking …", "tool": "tool call"}[kind])
-        return _Verbatim(spelled=True) if self._plain else MarkdownStream(console)
-
-
-class _Verbatim:
-    """Text as the model wrote it; `spelled`: with control characters escaped."""
-
-    def __init__(self, *, spelled: bool) -> None:
-        self._spelled = spelled
-
-    def push(self, text: str) -> str:
-        return printable(text) if self._spelled else text
-
-    def finish(self) -> str:
-        return ""
+        return None if self._plain else MarkdownStream(console)
 
 
 class _Folded:
-    """One line that counts tokens while the model reasons."""
+    """One line that counts tokens while the model reasons; its methods return what to write."""
 
     def __init__(self, console: Console, *, animate: bool) -> None:
         from llmcli.ui.flow import Flow

@@ -17,12 +17,12 @@ from llmcli.commands.chat.screen import ReasoningMode, write_reasoning
 from llmcli.commands.chat.typed import EditedLines, Lines, with_files
 from llmcli.errors import LlmcliError, UsageError, as_out_of_memory
 from llmcli.records.numbers import counted
+from llmcli.shell.conversations import check_replaceable
+from llmcli.shell.encoding import value_of
 from llmcli.shell.exits import SIGNALS, tell_error
 from llmcli.shell.inspection import IN_CHAT, InChat, Shown
 from llmcli.shell.output import EXPLAIN, require
 from llmcli.shell.streams import wrapped
-from llmcli.shell.template import value_of
-from llmcli.shell.transcript import check_replaceable
 from llmcli.ui.theme import one_line
 
 _INSPECTED = 1024  # the last tokens of a longer conversation
@@ -245,9 +245,12 @@ def look(chat: Chat, argument: str) -> None:
     if len(ids) > _INSPECTED:
         chat.out.note(f"the last {_INSPECTED:,} of {len(ids):,} tokens are inspected, on their own")
     view_of = InChat(
-        model=chat.conversation.model, ids=ids[-_INSPECTED:], answer=chat.conversation.last_answer,
-        room=chat.conversation.room, out=chat.out,
-    )  # fmt: skip
+        model=chat.conversation.model,
+        ids=ids[-_INSPECTED:],
+        answer=chat.conversation.last_answer,
+        room=chat.conversation.room,
+        out=chat.out,
+    )
     from rich.text import Text
 
     from llmcli.ui.layout import render_checks

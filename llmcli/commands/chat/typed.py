@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from llmcli.shell.documents import read_text
 from llmcli.shell.exits import SIGNALS
-from llmcli.shell.prompts import read_text
 from llmcli.shell.streams import KEYS
 from llmcli.ui.theme import one_line
 from llmcli.xdg import folder

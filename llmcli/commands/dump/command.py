@@ -12,13 +12,12 @@ from llmcli.errors import CheckFailed, NotFinite, UsageError
 from llmcli.records.document import checks_document, members
 from llmcli.records.numbers import counted
 from llmcli.records.text import Token
-from llmcli.shell.encoding import Encoded
+from llmcli.shell.encoding import TemplateOptions
 from llmcli.shell.files import whole_file, written
 from llmcli.shell.inspection import Inspection, NewTokensOptions, tokens_metadata
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
-from llmcli.shell.prompts import LOOKED_AT, prompt_or_default
-from llmcli.shell.template import TemplateOptions
+from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_default
 
 if TYPE_CHECKING:
     from llmcli.commands.dump.report import DumpReport
@@ -118,9 +117,9 @@ def command(
     look = Inspection("dump", dump, FILES, output)
     notes: list[str] = []
     given = prompt_or_default(prompt, notes.append)
-    look.load(model, dump.check, text=given.ids is None and given.text != LOOKED_AT)
+    look.load(model, dump.check, text=not given.ids and given.text != LOOKED_AT)
     names, there = dump.names(look.model.config), known(look.model.config)
-    encoded = Encoded("", (), False)
+    encoded = Prompt("")
     if any(there[name].kind != "parameter" for name in names):  # parameters need no run
         for note in notes:
             look.out.note(note)
@@ -151,7 +150,7 @@ def command(
 
 
 def _dumped(
-    look: Inspection, names: Sequence[str], encoded: Encoded, dump: DumpOptions
+    look: Inspection, names: Sequence[str], encoded: Prompt, dump: DumpOptions
 ) -> tuple[DumpReport, int]:
     """The report, and the bytes of the file, which is whole then."""
     from llmcli.commands.dump.measure import measure_dump, plan_dump

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.records.numbers import counted, spans
+from llmcli.shell.encoding import TemplateOptions
 from llmcli.shell.inspection import (
     Inspection,
     NewTokensOptions,
@@ -17,7 +18,6 @@ from llmcli.shell.inspection import (
 )
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
-from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
     from llmcli.commands.experts.report import ExpertsReport

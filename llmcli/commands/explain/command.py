@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.measure.machine import environment
 from llmcli.records.document import members
-from llmcli.shell.encoding import check_fits, encode
+from llmcli.shell.encoding import ChatOptions, check_fits, encode
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import LARGEST, arg, opt
 from llmcli.shell.progress import Progress
-from llmcli.shell.prompts import BUILTIN, Prompt, prompt_or_builtin
+from llmcli.shell.prompts import BUILTIN, Prompt, prompt_or_default
 from llmcli.shell.running import kernels_of, load_model
-from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
     from llmcli.anatomy.indexed import NumberRef
@@ -115,9 +114,9 @@ def command(
     depth = explain.formulas()
     given = None
     if wanted is None or not wanted.parameter:
-        given = prompt_or_builtin(prompt, BUILTIN, out.note)
+        given = prompt_or_default(prompt, out.note, BUILTIN)
     model.require_exact()
-    text = given is not None and given.ids is None
+    text = given is not None and not given.ids
     loaded = load_model(model, out, text=text, wide=True).model
     report = _derived(loaded, wanted, given, depth, model.context_length, out)
     about = loaded.describe()

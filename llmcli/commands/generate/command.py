@@ -10,16 +10,15 @@ import typer
 
 from llmcli.errors import UsageError
 from llmcli.shell.configuration import names_from_file
-from llmcli.shell.documents import check_value, not_empty, parse, read
-from llmcli.shell.encoding import check_fits, encode
-from llmcli.shell.messages import read_conversation
+from llmcli.shell.conversations import read_conversation
+from llmcli.shell.documents import check_value, not_empty, parse, read, read_text
+from llmcli.shell.encoding import ChatOptions, check_fits, encode
 from llmcli.shell.options import OUTPUT, TOKEN_LIMIT, ModelOptions, OutputOptions, PromptOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import Range, opt
-from llmcli.shell.prompts import Prompt, read_prompt, read_stdin, read_text, stop_texts
+from llmcli.shell.prompts import Prompt, read_prompt, read_stdin, stop_texts
 from llmcli.shell.running import DraftOptions, load_model
 from llmcli.shell.sampling import SamplingOptions, resolve_for
-from llmcli.shell.template import ChatOptions
 
 EPILOG = """
 Examples:
@@ -57,9 +56,8 @@ class GenerateOutputOptions(OutputOptions):
 
     panel: ClassVar[str] = OUTPUT
     json: bool = opt(
-        False, "--json",
-        "One JSON document on stdout; with --batch one per prompt, one a line.",
-    )  # fmt: skip
+        False, "--json", "One JSON document on stdout; with --batch one per prompt, one a line."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +71,12 @@ class GenerateOptions:
         within=TOKEN_LIMIT,
     )  # fmt: skip
     stop: list[str] | None = opt(
-        None, "--stop", "TEXT",
-        "Stop before this text, which is not printed; repeatable.",
-    )  # fmt: skip
+        None, "--stop", "TEXT", "Stop before this text, which is not printed; repeatable."
+    )
     ignore_eos: bool = opt(False, "--ignore-eos", "Continue past the model's end token.")
     num_samples: int = opt(
-        1, "--num-samples", "N",
-        "Number of texts per prompt.", at_least=1, at_most=1024,
-    )  # fmt: skip
+        1, "--num-samples", "N", "Number of texts per prompt.", at_least=1, at_most=1024
+    )
     batch: str | None = opt(
         None, "--batch", "FILE.jsonl",
         'Many prompts, one per line: "text", {"prompt": "text"}, {"ids": [1, 2]} or {"messages": '
@@ -116,7 +112,7 @@ def read_batch(path: str) -> list[Prompt]:
             value = parse(line, where, _LINE)
             if isinstance(value, dict) and "messages" in value:
                 conversation = read_conversation(value, where)
-                prompts.append(Prompt(conversation.last, None, where, conversation))
+                prompts.append(Prompt(conversation.last, (), where, conversation))
             elif isinstance(value, str):
                 check_value(value, where)
                 if not value:
@@ -124,7 +120,7 @@ def read_batch(path: str) -> list[Prompt]:
                 prompts.append(Prompt(value))
             else:
                 found = read(BatchLine, value, where)
-                prompts.append(Prompt(found.prompt, found.ids, where))
+                prompts.append(Prompt(found.prompt, found.ids or (), where))
     if not prompts:
         raise UsageError(f"`{path}` has no prompt in it", hint="write one JSON value per line")
     return prompts
@@ -147,7 +143,7 @@ def command(
     conversation: its last message is answered, or continued where it is the assistant's.
     """
     from llmcli.commands.generate.measure import Run
-    from llmcli.commands.generate.writers import Presentation
+    from llmcli.commands.generate.writers import DocumentWriter, TextWriter, TokenWriter
 
     out = Output("generate", output)
     stop = stop_texts(text.stop)
@@ -155,7 +151,7 @@ def command(
     given = read_batch(text.batch) if text.batch is not None else [read_prompt(prompt)]
     chat.check_conversations(given)
     with chat.renderer(given):
-        loaded = load_model(model, out, text=any(item.ids is None for item in given))
+        loaded = load_model(model, out, text=any(not item.ids for item in given))
         resolved = resolve_for(
             loaded.model, sampling, names_from_file(ctx), limited=text.max_tokens is not None
         )
@@ -187,7 +183,8 @@ def command(
         speculation = draft.load(loaded.model, model, out)
     elif draft.draft is not None:
         out.note("`--draft` is for one text at a time: several are decoded side by side without it")
-    Presentation(
+    writer = TokenWriter if lines else DocumentWriter if out.json else TextWriter
+    writer(
         out=out, options=text, prompts=encoded, resolved=resolved, level=level, drawn=drawn,
         run=Run(loaded, request, speculation),
     ).write()

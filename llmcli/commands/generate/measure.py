@@ -9,12 +9,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from llmcli.measure.peaks import PhaseMemory, highest_bytes
-from llmcli.records.text import PhasePeak, Timings
+from llmcli.records.text import Timings
 from llmcli.records.work import Progress
 
 if TYPE_CHECKING:
-    import torch
-
     from llmcli.engine.output import Token
     from llmcli.engine.speculation import Speculation
     from llmcli.engine.stream import TextRequest
@@ -49,21 +47,14 @@ class Stopwatch:
 
     Only the time spent inside the engine counts, not what the consumer does with a token.
     A stream's first token costs the prompts; the others (`index` > 0) cost decoding. `total` is of
-    all streams. Memory is watched too, on `device` where it is a GPU. `import_s`, `load_s` and
-    `peaks`: the seconds and the memory of what came before the streams.
+    all streams. Memory is watched too, that of the GPU of `loaded` if it is on one. `loaded` also
+    has the seconds and the memory of what came before the streams.
     """
 
-    def __init__(
-        self,
-        device: torch.device | None = None,
-        *,
-        import_s: float = 0.0,
-        load_s: float = 0.0,
-        peaks: tuple[PhasePeak, ...] = (),
-    ) -> None:
-        self._device = device
-        self._import_s, self._load_s, self._peaks = import_s, load_s, peaks
-        self._held = PhaseMemory(device)
+    def __init__(self, loaded: Loaded | None = None) -> None:
+        self._loaded = loaded
+        self._device = None if loaded is None else loaded.model.device
+        self._held = PhaseMemory(self._device)
         self.elapsed = 0.0
         self.total = Tally()
         self._stream = Tally()  # the stream that runs
@@ -103,19 +94,19 @@ class Stopwatch:
 
     def timings(self, tally: Tally | None = None) -> Timings:
         """`tally` as a report (None: the total), with the loading and the memory of the run."""
-        one = self.total if tally is None else tally
+        one, loaded = self.total if tally is None else tally, self._loaded
         # after a single new token there was no decoding
         peaks = [peak for peak in self._held.peaks if peak.phase != "decode" or self.total.decoded]
         return Timings(
-            import_s=self._import_s,
-            load_s=self._load_s,
+            import_s=0.0 if loaded is None else loaded.import_s,
+            load_s=0.0 if loaded is None else loaded.load_s,
             first_token_s=one.first_token_s,
             prompt_tokens=one.prompt_tokens,
             prompt_tokens_per_s=_rate(one.prompt_tokens, one.prefill_s),
             generated_tokens=one.generated,
             generated_tokens_per_s=_rate(one.decoded, one.decode_s),
             peak_memory_bytes=highest_bytes(self._device),
-            peaks=(*self._peaks, *peaks),
+            peaks=(*(() if loaded is None else loaded.peaks), *peaks),
         )
 
     def _timed(self, tokens: Iterator[T]) -> T | None:
@@ -139,12 +130,7 @@ class Run:
         self.model = loaded.model
         self.request = request
         self.speculation = speculation
-        self.watch = Stopwatch(
-            loaded.model.device,
-            import_s=loaded.import_s,
-            load_s=loaded.load_s,
-            peaks=loaded.peaks,
-        )
+        self.watch = Stopwatch(loaded)
         self.tallies = [Tally() for _ in request.prompts]
         self.side_by_side = [1] * len(request.prompts)
         self.reread: list[int] = []
@@ -174,9 +160,12 @@ class Run:
                     progress("reading the prompt", done, total)
 
                 tokens = stream(
-                    self.model, replace(request, prompts=prompts), on_prefill=read,
-                    on_reread=self.reread.append, speculation=self.speculation,
-                )  # fmt: skip
+                    self.model,
+                    replace(request, prompts=prompts),
+                    on_prefill=read,
+                    on_reread=self.reread.append,
+                    speculation=self.speculation,
+                )
                 watched = self.watch.watch(tokens, sum(map(len, prompts)))
                 token = next(watched, None)
             while token is not None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.commands.generate.measure import Run
 from llmcli.commands.generate.report import ComputePath, RunReport, SamplingReport
@@ -14,10 +14,10 @@ from llmcli.errors import LlmcliError
 from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.text import Alternative, Generated, TokenLogprob
-from llmcli.shell.encoding import Encoded
 from llmcli.shell.exits import SIGNALS, Stopped
 from llmcli.shell.output import Output, colour_system, dumps
 from llmcli.shell.progress import Progress
+from llmcli.shell.prompts import Prompt
 from llmcli.shell.running import kernels_of
 from llmcli.shell.sampling import Resolved
 from llmcli.text.markers import Markers
@@ -32,43 +32,56 @@ MARKER = 32  # tokens at the end of a prompt, in which it may begin the reasonin
 LABEL_COLUMNS = 72  # of the line before each text of a batch
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Presentation:
     """Everything is loaded, read and checked; `write` generates and writes.
 
-    `level`: how much is said on stderr. `drawn`: the seed was drawn for this run.
+    `level`: which statistics stderr gets. `drawn`: the seed was drawn for this run. Each subclass
+    writes one format: it takes the tokens of numbered sequences as they come, interleaved, and is
+    closed after the last one or an interruption.
     """
 
     out: Output
     options: GenerateOptions
-    prompts: Sequence[Encoded]
+    prompts: Sequence[Prompt]
     resolved: Resolved
     run: Run
     level: Level
     drawn: bool
+    text: ClassVar[bool] = False  # what stdout gets is no JSON
+
+    def __post_init__(self) -> None:
+        """Prepares the format; the dataclass calls that of the subclass."""
+
+    def token(self, number: int, token: Token) -> None:
+        """Takes a token of the sequence `number`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Writes what is held back."""
+        raise NotImplementedError
 
     def write(self) -> None:
         """Generates and writes. An interruption keeps what there is and raises Stopped."""
         run, seed = self.run, self.run.request.sampling.seed
-        writer = self._writer()
         if self.drawn and self.level == "off" and not (self.out.json or self.resolved.greedy):
             self.out.note(f"drew the seed {seed}: `--seed {seed}` gives the same text")
         try:
             for number, token in run.tokens(partial(Progress, self.out, tokens=True)):
                 SIGNALS.check()
-                writer.token(number, token, run.watch.elapsed * 1000)
+                self.token(number, token)
         except KeyboardInterrupt as stop:
-            writer.close()
+            self.close()
             written = run.watch.total.generated
             if written:
                 self._statistics()
             where = "" if written or self.out.quiet else run.unread()
             raise Stopped(stop, reported=True, where=where) from stop
         except LlmcliError:
-            if isinstance(writer, TextWriter):
-                writer.close()  # the error begins on a line of its own
+            if self.text:
+                self.close()  # the error begins on a line of its own
             raise
-        writer.close()
+        self.close()
         for tokens in run.reread:
             self.out.note(
                 f"at {tokens:,} tokens the text outgrew LongRoPE's short factors: all of it was "
@@ -76,41 +89,18 @@ class Presentation:
             )
         self._statistics()
 
-    def _writer(self) -> TextWriter | TokenWriter | DocumentWriter:
-        """The writer for the options; it is closed after the last token or an interruption.
-
-        It takes the tokens of numbered sequences as they come, interleaved, each with the engine's
-        milliseconds so far.
-        """
-        samples, prompts = self.run.request.samples, len(self.prompts)
-        token_text, logprobs = self.run.model.token_text, self.options.logprobs is not None
-        if self.options.stream_json:
-            return TokenWriter(
-                self.out, token_text, top=logprobs, begun=samples if prompts == 1 else 0,
-                header=self._header, parts=lambda number: self._parts(number // samples),
-            )  # fmt: skip
-        if self.out.json:
-            outputs = [
-                [Generated(logprobs=[] if logprobs else None) for _ in range(samples)]
-                for _ in range(prompts)
-            ]
-            return DocumentWriter(self._document, outputs, token_text)
-        colour = logprobs and self.out.out.colour
-        if logprobs and not colour:
-            self.out.note("`--logprobs` shows colours, which are off here: --json has the numbers")
-        labels = None
-        if self.options.batch is not None or samples > 1:
-            labels = [self._label(number) for number in range(prompts * samples)]
-        ids_only = self.run.model.tokenizer is None
-        return TextWriter(self.out, labels=labels, colour=colour, ids_only=ids_only)
+    @cached_property
+    def samples(self) -> int:
+        """Sequences of each prompt; number = prompt · samples + sample."""
+        return self.run.request.samples
 
     @cached_property
-    def _header(self) -> Mapping[str, Any]:
+    def header(self) -> Mapping[str, Any]:
         """The model and the environment, as documents have them."""
         model = self.run.model.describe()
         return {"model": model, "environment": environment(kernels=kernels_of(model))}
 
-    def _parts(self, index: int) -> AnswerParts | None:
+    def parts(self, index: int) -> AnswerParts | None:
         """Splits the answer to this prompt; None if its template marks no reasoning."""
         tokenizer, prompt = self.run.model.tokenizer, self.prompts[index]
         markers = Markers.of_tokenizer(tokenizer)
@@ -118,36 +108,16 @@ class Presentation:
             return None
         return AnswerParts(markers, tokenizer.decode(prompt.ids[-MARKER:], skip_special=False))
 
-    def _number(self, number: int) -> str:
+    def alternatives(self, token: Token) -> tuple[Alternative, ...]:
+        """The likeliest tokens in place of this one."""
+        text = self.run.model.token_text
+        return tuple(Alternative(id=id, text=text(id), logprob=each) for id, each in token.top)
+
+    def name(self, number: int) -> str:
         """`1` for a sample or a prompt of a batch, `0.1` for its samples, empty for one text."""
-        samples = self.run.request.samples
-        prompt, sample = divmod(number, samples)
-        named = [prompt] * (self.options.batch is not None) + [sample] * (samples > 1)
+        prompt, sample = divmod(number, self.samples)
+        named = [prompt] * (self.options.batch is not None) + [sample] * (self.samples > 1)
         return ".".join(map(str, named))
-
-    def _label(self, number: int) -> str:
-        """`_number`, with the prompt where there are several: `0 · What is …`."""
-        if self.options.batch is None:
-            return self._number(number)
-        from rich.text import Text
-
-        given = self.prompts[number // self.run.request.samples]
-        words = given.text if given.text is not None else f"ids {', '.join(map(str, given.ids))}"
-        label = Text(f"{self._number(number)} · {one_line(words)}")
-        label.truncate(min(self.out.out.width, LABEL_COLUMNS) - len("--- "), overflow="ellipsis")
-        return label.plain
-
-    def _document(self, index: int, outputs: list[Generated]) -> None:
-        """One prompt's JSON document; a batch has one a line, with its `index`."""
-        for output in outputs:
-            if (parts := self._parts(index)) is not None:
-                begun, rest = parts.push(output.text), parts.finish()
-                output.content = begun.content + rest.content
-                output.reasoning = (begun.reasoning + rest.reasoning).rstrip()
-        batch = self.options.batch is not None
-        body: dict[str, Any] = {"index": index} if batch else {}
-        body |= {"prompt": self.prompts[index], "outputs": outputs, **members(self._report(index))}
-        self.out.document(body, **self._header, lines=batch)
 
     def _statistics(self) -> None:
         """Speed, memory and settings on stderr, and what the colours mean."""
@@ -156,12 +126,11 @@ class Presentation:
         from llmcli.commands.generate.view import TEMPLATE, full_stats, short_stats
         from llmcli.ui.facts import confidence_legend
 
-        out, run, report = self.out, self.run, self._report()
-        text = not (out.json or self.options.stream_json)
-        if text and self.options.logprobs is not None and out.out.colour:
+        out, run, report = self.out, self.run, self.report()
+        if self.text and self.options.logprobs is not None and out.out.colour:
             out.aside(confidence_legend(ties=self.resolved.greedy))
         watched = out.out.terminal and out.err.terminal and not out.quiet
-        if text and watched and any(one.chat and not one.messages for one in self.prompts):
+        if self.text and watched and any(one.chat and not one.messages for one in self.prompts):
             out.aside(TEMPLATE)
         if self.level == "short":
             full = "context full" if run.full else ""
@@ -169,60 +138,66 @@ class Presentation:
             out.aside(short_stats(report, ended, out.err.width))
             return
         ties = [
-            (run.model.token_text(token.id) or str(token.id), token.index, self._number(number))
+            (run.model.token_text(token.id) or str(token.id), token.index, self.name(number))
             for number, token in run.ties
         ]
-        out.aside(full_stats(report, ties, **self._header))
+        out.aside(full_stats(report, ties, **self.header))
 
-    def _report(self, index: int | None = None) -> RunReport:
+    def report(self, index: int | None = None) -> RunReport:
         """How the texts of one prompt were generated; without an `index`, of all prompts."""
         run, resolved, request = self.run, self.resolved, self.run.request
         values: Mapping[str, Any] = resolved.values
         return RunReport(
             sampling=SamplingReport(
-                **values, seed=request.sampling.seed, greedy=resolved.greedy,
+                **values,
+                seed=request.sampling.seed,
+                greedy=resolved.greedy,
                 max_tokens=-1 if request.limit is None else request.limit,
-                stop=tuple(request.stop), origins=resolved.origins, ignored=resolved.ignored,
+                stop=tuple(request.stop),
+                origins=resolved.origins,
+                ignored=resolved.ignored,
             ),
             path=ComputePath(
                 **run.model.arithmetic.describe(run.model.config),
-                kernels=self._header["environment"].kernels,
+                kernels=self.header["environment"].kernels,
                 sequences=max(run.side_by_side) if index is None else run.side_by_side[index],
             ),
             timings=run.watch.timings(None if index is None else run.tallies[index]),
             speculation=None if run.speculation is None else run.speculation.describe(),
-        )  # fmt: skip
+        )
 
 
-class TextWriter:
+class TextWriter(Presentation):
     """The text of each sequence, one after the other; the first unfinished one is live.
 
-    With `labels`, a line `--- label` goes before each sequence. With `colour`, each token's
-    text has the colour of its probability, and near ties are underlined. On a terminal lines break
-    between words, control characters are spelled out and the cursor ends on a new line.
+    A line `--- label` goes before each of several. With `--logprobs` each token's text has the
+    colour of its probability, and near ties are underlined. On a terminal lines break between
+    words, control characters are spelled out and the cursor ends on a new line.
     """
 
-    def __init__(
-        self, out: Output, *, labels: Sequence[str] | None, colour: bool, ids_only: bool
-    ) -> None:
-        from llmcli.ui.flow import Flow, FlowingText
+    text: ClassVar[bool] = True
 
-        self._out = out
-        self._labels = labels
-        self._colour = colour
-        self._ids_only = ids_only
-        self._flow = Flow(out.out.width, colour=colour, system=colour_system())
-        self._text = FlowingText(self._flow)
+    def __post_init__(self) -> None:
+        from llmcli.ui.flow import Flow
+
+        wanted = self.options.logprobs is not None
+        self._colour = wanted and self.out.out.colour
+        if wanted and not self._colour:
+            self.out.note("`--logprobs` shows colours, which are off here: --json has the numbers")
+        self._several = self.options.batch is not None or self.samples > 1
+        self._flow = Flow(self.out.out.width, colour=self._colour, system=colour_system())
         self._live = 0
         self._waiting: dict[int, list[tuple[str, str]]] = {}  # texts and their styles
         self._finished: set[int] = set()
         self._headed = -1
         self._column_zero = True
 
-    def token(self, number: int, token: Token, ms: float) -> None:
+    def token(self, number: int, token: Token) -> None:
         """Writes the token, or keeps it until the sequences before it are finished."""
-        text, style = f"{token.id} " if self._ids_only else token.text, ""
-        if self._out.out.terminal:
+        text, style = token.text, ""
+        if self.run.model.tokenizer is None:
+            text = f"{token.id} "
+        if self.out.out.terminal:
             text = printable(text)
         if self._colour and token.logprob is not None:
             tied = " underline" if token.tied else ""
@@ -234,7 +209,7 @@ class TextWriter:
             self._write(self._waiting.pop(self._live))
             if self._live not in self._finished:
                 break
-            if self._labels is not None:
+            if self._several:
                 self._end_line()
             self._live += 1
 
@@ -248,14 +223,14 @@ class TextWriter:
 
     def _end_line(self) -> None:
         """On a terminal, and wherever a label follows or went before."""
-        self._out.write(self._text.finish())
-        if not self._column_zero and (self._labels is not None or self._out.out.terminal):
-            self._out.write("\n")
+        self.out.write(self._flow.finish())
+        if not self._column_zero and (self._several or self.out.out.terminal):
+            self.out.write("\n")
             self._column_zero = True
 
     def _write(self, parts: list[tuple[str, str]]) -> None:
-        if self._labels is not None and self._headed != self._live:
-            self._out.write(f"--- {self._labels[self._live]}\n")
+        if self._several and self._headed != self._live:
+            self.out.write(f"--- {self._label(self._live)}\n")
             self._headed = self._live
             self._column_zero = True
         text = "".join(text for text, _ in parts)
@@ -263,49 +238,57 @@ class TextWriter:
             return
         self._column_zero = text.endswith("\n")
         show = self._flow.painted
-        if self._out.out.terminal:
-            self._out.fit()  # it may have another width by now
-            self._flow.fit(self._out.out.width)
-            show = self._text.push
-        self._out.write("".join(show(*part) for part in parts))
+        if self.out.out.terminal:
+            self.out.fit()  # it may have another width by now
+            self._flow.fit(self.out.out.width)
+            show = self._flow.push
+        self.out.write("".join(show(*part) for part in parts))
+
+    def _label(self, number: int) -> str:
+        """The name of a sequence, with the prompt where there are several: `0 · What is …`."""
+        if self.options.batch is None:
+            return self.name(number)
+        from rich.text import Text
+
+        given = self.prompts[number // self.samples]
+        words = given.text if given.text is not None else f"ids {', '.join(map(str, given.ids))}"
+        label = Text(f"{self.name(number)} · {one_line(words)}")
+        label.truncate(min(self.out.out.width, LABEL_COLUMNS) - len("--- "), overflow="ellipsis")
+        return label.plain
 
 
-class TokenWriter:
+class TokenWriter(Presentation):
     """One JSON object a line and a token: {"sequence", "index", "id", "text", "logprob", "ms"}.
 
-    A greedy one also has its "margin" and whether it is "tied".
-
-    `top`: each line also has the likeliest tokens. `begun`: sequences that count as begun before
-    their first token comes. The first line also has `header`, the model and the environment.
-    `parts(number)` splits the text of a sequence (None: does not); its lines then also have what
-    is new of the "content" and of the "reasoning".
+    `ms`: the engine's milliseconds so far. A greedy one also has its "margin" and whether it is
+    "tied"; with `--logprobs` each has the likeliest tokens, "top". The first line also has the
+    model and the environment. Where the template marks reasoning, lines have what is new of the
+    "content" and of the "reasoning". The only prompt of a run counts as begun before its first
+    token.
     """
 
-    def __init__(
-        self, out: Output, token_text: Callable[[int], str], *, top: bool, begun: int,
-        header: Mapping[str, Any], parts: Callable[[int], AnswerParts | None],
-    ) -> None:  # fmt: skip
-        self._out = out
-        self._token_text = token_text
-        self._top = top
-        self._header = header
-        self._parts = cache(parts)
+    def __post_init__(self) -> None:
+        begun = self.samples if len(self.prompts) == 1 else 0
         self._unfinished = dict.fromkeys(range(begun), 0)  # sequence → index of its next token
+        self._parts: dict[int, AnswerParts | None] = {}
         self._ms = 0.0
+        self._first = True
 
-    def token(self, number: int, token: Token, ms: float) -> None:
+    def token(self, number: int, token: Token) -> None:
         """Writes the line at once; the last of a sequence also has its `finish_reason`."""
         more: dict[str, Any] = {}
-        if (parts := self._parts(number)) is not None:
+        if number not in self._parts:
+            self._parts[number] = self.parts(number // self.samples)
+        if (parts := self._parts[number]) is not None:
             new = parts.push(token.text)
             rest = Answer("", "") if token.finish is None else parts.finish()
             more["content"] = new.content + rest.content
             more["reasoning"] = new.reasoning + rest.reasoning
         if token.tied is not None:
             more |= {"margin": token.margin, "tied": token.tied}
-        if self._top:
-            more["top"] = _alternatives(token, self._token_text)
-        self._ms = round(ms, 3)
+        if self.options.logprobs is not None:
+            more["top"] = self.alternatives(token)
+        self._ms = round(self.run.watch.elapsed * 1000, 3)
         self._unfinished[number] = token.index + 1
         if token.finish is not None:
             more["finish_reason"] = token.finish
@@ -320,54 +303,64 @@ class TokenWriter:
             self._write(line | {"ms": self._ms, "finish_reason": "interrupted"})
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        header, self._header = self._header, {}
-        self._out.write(dumps({**line, **header}) + "\n")
+        self.out.write(dumps({**line, **(self.header if self._first else {})}) + "\n")
+        self._first = False
 
 
-class DocumentWriter:
-    """Adds tokens to the `outputs` of each prompt, and calls `ready(prompt, outputs)` in order.
+class DocumentWriter(Presentation):
+    """A JSON document of each prompt, once its sequences have all ended, in the prompts' order.
 
-    At `close`, sequences that have begun and not ended are delivered as they are, marked
-    `interrupted`.
+    At `close`, sequences that have begun and not ended are written as they are, marked
+    `interrupted`; the only prompt of a run counts as begun.
     """
 
-    def __init__(
-        self, ready: Callable[[int, list[Generated]], None], outputs: Sequence[list[Generated]],
-        token_text: Callable[[int], str],
-    ) -> None:  # fmt: skip
-        self._ready = ready
-        self._token_text = token_text
-        self._outputs = outputs
-        self._next = 0  # the prompt whose sequences are delivered next
+    def __post_init__(self) -> None:
+        logprobs = self.options.logprobs is not None
+        self._outputs = [
+            [Generated(logprobs=[] if logprobs else None) for _ in range(self.samples)]
+            for _ in self.prompts
+        ]
+        self._next = 0  # the prompt whose document is written next
 
-    def token(self, number: int, token: Token, ms: float) -> None:
-        """Adds the token; delivers prompts whose sequences have all ended."""
-        prompt, sample = divmod(number, len(self._outputs[0]))
+    def token(self, number: int, token: Token) -> None:
+        """Adds the token; writes the documents that are complete with it."""
+        prompt, sample = divmod(number, self.samples)
         output = self._outputs[prompt][sample]
         output.ids.append(token.id)
         output.text += token.text
         if token.tied is not None:
             output.tied_tokens = (output.tied_tokens or 0) + token.tied
         if output.logprobs is not None:
-            output.logprobs.append(TokenLogprob(
-                id=token.id, text=self._token_text(token.id), logprob=token.logprob,
-                top=_alternatives(token, self._token_text), margin=token.margin, tied=token.tied,
-            ))  # fmt: skip
+            logprob = TokenLogprob(
+                id=token.id,
+                text=self.run.model.token_text(token.id),
+                logprob=token.logprob,
+                top=self.alternatives(token),
+                margin=token.margin,
+                tied=token.tied,
+            )
+            output.logprobs.append(logprob)
         output.finish_reason = token.finish or output.finish_reason
         while self._next < len(self._outputs) and not any(
             one.finish_reason == "interrupted" for one in self._outputs[self._next]
         ):
-            self._ready(self._next, self._outputs[self._next])
+            self._document(self._next)
             self._next += 1
 
     def close(self) -> None:
-        """Delivers what has begun; the only prompt of a run counts as begun."""
+        """Writes the documents of prompts that have begun."""
         for prompt, outputs in enumerate(self._outputs[self._next :], self._next):
             if len(self._outputs) == 1 or any(one.ids for one in outputs):
-                self._ready(prompt, outputs)
+                self._document(prompt)
 
-
-def _alternatives(token: Token, token_text: Callable[[int], str]) -> tuple[Alternative, ...]:
-    return tuple(
-        Alternative(id=id, text=token_text(id), logprob=logprob) for id, logprob in token.top
-    )
+    def _document(self, index: int) -> None:
+        """One prompt's JSON document; a batch has one a line, with its `index`."""
+        for output in self._outputs[index]:
+            if (parts := self.parts(index)) is not None:
+                begun, rest = parts.push(output.text), parts.finish()
+                output.content = begun.content + rest.content
+                output.reasoning = (begun.reasoning + rest.reasoning).rstrip()
+        batch = self.options.batch is not None
+        body: dict[str, Any] = {"index": index} if batch else {}
+        body |= {"prompt": self.prompts[index], "outputs": self._outputs[index]}
+        self.out.document({**body, **members(self.report(index))}, **self.header, lines=batch)

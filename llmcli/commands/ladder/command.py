@@ -10,16 +10,15 @@ from llmcli.commands.ladder.report import NAMES, LadderReport
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.machine import environment
 from llmcli.records.document import members
-from llmcli.shell.encoding import encode
+from llmcli.shell.encoding import ChatOptions, encode
 from llmcli.shell.exits import Stopped
 from llmcli.shell.files import check_target, kind_of_file
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, PagedOutputOptions
 from llmcli.shell.output import Output, dumps, write_file
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
-from llmcli.shell.prompts import BUILTIN, prompt_or_builtin
+from llmcli.shell.prompts import BUILTIN, prompt_or_default
 from llmcli.shell.running import kernels_of, load_model
-from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
     from llmcli.config import ModelConfig
@@ -81,8 +80,8 @@ def command(
 
         require_supported(config)
 
-    given = prompt_or_builtin(prompt, BUILTIN, out.note)
-    text = given.ids is None
+    given = prompt_or_default(prompt, out.note, BUILTIN)
+    text = not given.ids
     loaded = load_model(model.proving(), out, text=text, check=check).model
     if ladder.save is not None:
         check_target(ladder.save)

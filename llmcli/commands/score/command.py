@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, ClassVar
 from llmcli.errors import UsageError
 from llmcli.measure.machine import environment
 from llmcli.records.document import members
-from llmcli.shell.encoding import pieces
+from llmcli.shell.encoding import ChatOptions, pieces
 from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import Prompt, check_ids, need_tokenizer, prompt_or_default, read_prompt
 from llmcli.shell.running import kernels_of, load_model, require_supported
-from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
     from llmcli.commands.score.report import Score
@@ -85,7 +84,7 @@ def command(
         require_supported(model, out, score.versus)
     scores, models = [], []
     for spec in specs:
-        loaded = load_model(model, out, text=text.ids is None, spec=spec).model
+        loaded = load_model(model, out, text=not text.ids, spec=spec).model
         window, stride = score.windows(model.context_length or loaded.config.context)
         parsed = not special.no_special
         scores.append(_score(text, loaded, out, window, stride, parse_special=parsed))
@@ -110,7 +109,7 @@ def _score(
     from llmcli.commands.score.measure import measure_score
 
     tokenizer = model.tokenizer
-    if text.ids is not None:
+    if text.ids:
         check_ids(text.ids, model.config.vocab)
         ids = list(text.ids)
         texts = [model.token_text(id) for id in ids]

@@ -10,12 +10,12 @@ from llmcli.commands.selftest.report import Receipt, SelftestReport
 from llmcli.errors import UsageError
 from llmcli.measure.machine import environment
 from llmcli.records.document import members
+from llmcli.shell.documents import read_bytes
 from llmcli.shell.files import kind_of_file
 from llmcli.shell.options import ViewOutputOptions
 from llmcli.shell.output import ExportFile, Output
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
-from llmcli.shell.prompts import read_bytes
 
 EPILOG = """
 Small models of every kind are computed in float64, float32 and bfloat16 and compared with the

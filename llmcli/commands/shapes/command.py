@@ -12,7 +12,7 @@ from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.text import Token
-from llmcli.shell.encoding import check_fits, encode
+from llmcli.shell.encoding import ChatOptions, check_fits, encode
 from llmcli.shell.inspection import parse_numbers
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
@@ -25,7 +25,6 @@ from llmcli.shell.running import (
     opened_headers,
     unloaded_model,
 )
-from llmcli.shell.template import ChatOptions
 
 if TYPE_CHECKING:
     from llmcli.anatomy.arithmetic import Arithmetic
@@ -234,8 +233,8 @@ def _tokens(
     from llmcli.text import load_tokenizer
     from llmcli.text.interface import TextInterface, ending_ids
 
-    tokenizer = load_tokenizer(checkpoint, text=prompt.ids is None)
-    for note in () if tokenizer is None or prompt.ids is not None else tokenizer.notes:
+    tokenizer = load_tokenizer(checkpoint, text=not prompt.ids)
+    for note in () if tokenizer is None or prompt.ids else tokenizer.notes:
         out.note(note)
     model = TextInterface(
         name=checkpoint.name,

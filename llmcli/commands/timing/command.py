@@ -11,7 +11,7 @@ from llmcli.errors import CheckFailed, PromptTooLong
 from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.numbers import counted
-from llmcli.shell.encoding import encode
+from llmcli.shell.encoding import ChatOptions, encode
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.files import check_size, kind_of_file, whole_file, written
 from llmcli.shell.inspection import room_for
@@ -19,9 +19,8 @@ from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOpt
 from llmcli.shell.output import Output, jsonable
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
-from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_builtin
+from llmcli.shell.prompts import Prompt, prompt_or_default
 from llmcli.shell.running import Loaded, kernels_of, load_model
-from llmcli.shell.template import ChatOptions
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ def command(
 
     out = Output("timing", output)
     timing.check()
-    given = prompt_or_builtin(prompt, LOOKED_AT, out.note)
+    given = prompt_or_default(prompt, out.note)
     found: list[tuple[Ceilings, int | None]] = []
     fresh = "torch" not in sys.modules
 
@@ -151,14 +150,14 @@ def command(
         tokens = prompt_tokens(given) + timing.new_tokens
         found.append(_baseline(checkpoint, model, tokens, out, fresh=fresh))
 
-    loaded = load_model(model, out, text=given.ids is None, before=before)
+    loaded = load_model(model, out, text=not given.ids, before=before)
     from llmcli.commands.timing.measure.run import measure_timing  # which imports torch
 
     ((ceilings, base),) = found
     stages = _stages(loaded)
     begin = perf_counter()
     ids = _ids(given, timing, model, loaded.model)
-    if given.ids is None:
+    if not given.ids:
         stages.append(Stage(name="tokenize", seconds=perf_counter() - begin))
     about = loaded.model.describe()
     title = model_line(about)
@@ -255,7 +254,7 @@ def _baseline(
 
 def prompt_tokens(given: Prompt) -> int:
     """Estimate the tokens of the prompt: the tokenizer is loaded later, with the model."""
-    if given.ids is not None:
+    if given.ids:
         return len(given.ids)
     return 1 + len((given.text or "").encode()) // _TOKEN_BYTES
 

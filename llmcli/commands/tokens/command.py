@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 from llmcli.errors import CheckpointError
 from llmcli.measure.machine import environment
 from llmcli.records.document import members
-from llmcli.shell.encoding import pieces
+from llmcli.shell.encoding import ChatOptions, TemplateOptions, pieces
 from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt, check_ids, read_prompt
 from llmcli.shell.running import opened_headers
-from llmcli.shell.template import ChatOptions, TemplateOptions
 
 if TYPE_CHECKING:
     from llmcli.commands.tokens.report import TokensReport
@@ -81,7 +80,7 @@ def _report(
     from llmcli.commands.tokens.report import TokensReport
 
     rendered = None
-    if given.ids is not None:
+    if given.ids:
         check_ids(given.ids, tokenizer.vocab_size)
         found = tokenizer.spelled(given.ids)
         size = found[-1].end
