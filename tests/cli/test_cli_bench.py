@@ -23,8 +23,8 @@ import llmcli
 from llmcli.cli.app import main
 from llmcli.commands.bench import command
 from llmcli.commands.bench.measure import engines
-from llmcli.commands.bench.measure.engine import LlmcliEngine
-from llmcli.measure import ceilings
+from llmcli.measure import ceilings, peers
+from llmcli.measure.engines import LlmcliEngine
 from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
 
 BEFORE = str(Path(__file__).parents[1] / "data" / "llama_bench" / "results.json")
@@ -293,9 +293,7 @@ def test_both_engines_rows_and_the_ratio_of_runs_in_turns(against):
 
 def test_a_model_that_is_not_the_same_is_said(against, weighted, monkeypatch):
     """A planted fault: transformers' weights are changed after it has loaded them."""
-    from llmcli.commands.bench.measure import transformers as peer
-
-    good = peer.read_model
+    good = peers.read_model
 
     @torch.no_grad()
     def bad(ours):
@@ -303,7 +301,7 @@ def test_a_model_that_is_not_the_same_is_said(against, weighted, monkeypatch):
         model.model.layers[1].mlp.down_proj.weight.mul_(-1)
         return model, seconds
 
-    monkeypatch.setattr(peer, "read_model", bad)
+    monkeypatch.setattr(peers, "read_model", bad)
     result = against("transformers")
     assert result.code == 0
     note = f"note: transformers does not compute what llmcli does with `{weighted}`: KL "

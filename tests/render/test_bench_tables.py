@@ -7,13 +7,14 @@ from typing import Any
 
 from drawn import changes, shown
 
-from llmcli.commands.bench.report.plan import Test as Counts
-from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, EngineInfo, Row, Run
+from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, Row
 from llmcli.commands.bench.report.settings import Settings
 from llmcli.commands.bench.view.formats import CSV, markdown, table_widths
 from llmcli.commands.bench.view.table import render_beside
 from llmcli.errors import OutOfMemory
 from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
+from llmcli.records.engines import EngineInfo, Run
+from llmcli.records.engines import Test as Counts
 from llmcli.records.work import PartWork
 
 BY = BuildInfo(build_commit="1a2b3c4d", build_number=321, cpu_info="A CPU", gpu_info="")
@@ -42,10 +43,10 @@ def row(
 
 PROMPT, TEXT = row(), row(2, TG)
 NOTHING: dict[str, Any] = {"runs": (), "work": None, "roofline_ns": None}
-FAILED = row(
-    info=EngineInfo.unknown("llmcli", DEFAULT), error=OutOfMemory("no room | for\nit"),
-    **NOTHING,
-)  # fmt: skip
+UNKNOWN = EngineInfo(
+    engine="llmcli", model_type="m", backends="CPU", device="auto", dtype="auto", type_k="auto"
+)
+FAILED = row(info=UNKNOWN, error=OutOfMemory("no room | for\nit"), **NOTHING)
 
 
 def table(*rows: Row, room: int | None = None) -> str:
@@ -92,6 +93,7 @@ def test_screens(golden: Any) -> None:
     )  # fmt: skip
     both = (PROMPT, row(2, settings=varied))
     plain = beside(200, PROMPT, TEXT)
+    absent = replace(UNKNOWN, engine="transformers")
     golden("bench", {
         "on a GPU it is what llama-bench prints": table(PROMPT, TEXT),
         "an error is one cell, of the model as it was named": table(FAILED),
@@ -103,10 +105,8 @@ def test_screens(golden: Any) -> None:
         "ratios have a verdict and that of the means":
             beside(140, PROMPT, TEXT, theirs, against=ratios),
         "an engine that failed shared the process, too": changes(
-            beside(200, PROMPT), beside(200, PROMPT, row(
-                info=EngineInfo.unknown("transformers", DEFAULT), error=OutOfMemory("no room"),
-                **NOTHING,
-            ))
+            beside(200, PROMPT),
+            beside(200, PROMPT, row(info=absent, error=OutOfMemory("no room"), **NOTHING)),
         ),
         "more than a ceiling is a ceiling that was none":
             changes(plain, beside(200, row(roofline_ns=1.2 * PROMPT.avg_ns), TEXT)),

@@ -2,13 +2,14 @@
 
 from contextlib import contextmanager
 
-from llmcli.commands.bench.measure import sweep
 from llmcli.commands.bench.measure.sweep import Sweep
 from llmcli.commands.bench.report.plan import OurOptions, Plan, RunOptions
-from llmcli.commands.bench.report.plan import Test as Case
-from llmcli.commands.bench.report.row import BuildInfo, EngineInfo
+from llmcli.commands.bench.report.row import BuildInfo
 from llmcli.commands.bench.report.settings import Settings
+from llmcli.measure import engines
 from llmcli.records.ceilings import Cache, Ceilings, MatrixRate, ReadRate
+from llmcli.records.engines import EngineInfo
+from llmcli.records.engines import Test as Case
 
 
 class Clock:
@@ -24,7 +25,7 @@ class Clock:
 def watch(monkeypatch):
     """The clock that runs are timed with from now on."""
     clock = Clock()
-    monkeypatch.setattr(sweep, "perf_counter_ns", clock)
+    monkeypatch.setattr(engines, "perf_counter_ns", clock)
     return clock
 
 

@@ -12,11 +12,11 @@ from tiny_checkpoints import write_llama
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.bench.measure import engines
-from llmcli.commands.bench.measure.engine import LlmcliEngine, engine_info, has_flash
 from llmcli.commands.bench.measure.engines import Engines, refuse_for
 from llmcli.commands.bench.report.plan import BenchOutput
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading.load import load_checkpoint, load_shapes
+from llmcli.measure.engines import LlmcliEngine, engine_info, has_flash
 from llmcli.nn.decoder import Decoder
 from llmcli.shell.output import Output
 

@@ -16,10 +16,10 @@ from zoo import llama
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.commands.bench.measure import sweep as module
-from llmcli.commands.bench.measure.engine import WorkCounter
-from llmcli.commands.bench.report.plan import Test as Case
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
+from llmcli.measure.engines import WorkCounter
 from llmcli.measure.peaks import PhaseMemory
+from llmcli.records.engines import Test as Case
 from llmcli.records.text import PhasePeak
 
 PP, TG = TESTS[0], Case(n_prompt=0, n_gen=2)

@@ -25,9 +25,9 @@ from llmcli.commands.bench.report.comparison import (
     UnmatchedTest,
 )
 from llmcli.commands.bench.report.intervals import USUAL_RUNS, Rate, pool
-from llmcli.commands.bench.report.plan import Test
-from llmcli.commands.bench.report.row import THEIRS, EngineInfo, count_words, size_words
+from llmcli.commands.bench.report.row import THEIRS, count_words, size_words
 from llmcli.errors import UsageError
+from llmcli.records.engines import EngineInfo, Test
 from llmcli.shell.documents import read
 from llmcli.shell.params import Range
 

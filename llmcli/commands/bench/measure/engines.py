@@ -13,20 +13,20 @@ import torch
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import Checkpoint, open_checkpoint
 from llmcli.checkpoints.locate import find
-from llmcli.commands.bench.measure.engine import LlmcliEngine, engine_info, has_flash
-from llmcli.commands.bench.measure.peer import PeerEngine, open_peer, same_model
 from llmcli.commands.bench.report.plan import Plan
-from llmcli.commands.bench.report.row import EngineInfo
-from llmcli.commands.bench.report.settings import CACHE_OF, Settings, Weights
+from llmcli.commands.bench.report.settings import Settings, Weights
 from llmcli.devices import resolve_device
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.loading.arithmetic import quantize_without_effect
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.measure import ceilings
+from llmcli.measure.engines import LlmcliEngine, engine_info, has_flash
 from llmcli.measure.peaks import Peak, phase_peak, resident_bytes
+from llmcli.measure.peers import PeerEngine, open_peer, same_model
 from llmcli.model import Model
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.checks import ViewCheck
+from llmcli.records.engines import CACHE_OF, EngineInfo
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions
 from llmcli.shell.output import Output
@@ -166,7 +166,15 @@ class Engines:
         if name is None or loaded is None or loaded[0] != settings.weights:
             raise LlmcliError("the model could not be loaded")
         _, model, _ = loaded
-        engine = open_peer(name, model, settings)
+        engine = open_peer(
+            name,
+            model,
+            flash_attn=settings.flash_attn,
+            n_batch=settings.n_batch,
+            type_k=settings.type_k,
+            type_v=settings.type_v,
+            no_kv_offload=settings.no_kv_offload,
+        )
         weights = model.arithmetic.weight_format(model.config)
         key = (settings.model, engine.info.device, weights)
         if key not in self._same:

@@ -7,16 +7,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice, pairwise, takewhile
-from time import perf_counter_ns, sleep
+from itertools import islice, takewhile
+from time import sleep
 from typing import Any
 
 import torch
 
-from llmcli.commands.bench.measure.engine import Engine, WorkCounter, random_ids
 from llmcli.commands.bench.measure.engines import Engines
-from llmcli.commands.bench.report.plan import EngineName, Plan, Test
-from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, EngineInfo, Row, Run
+from llmcli.commands.bench.report.plan import Plan
+from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, Row
 from llmcli.commands.bench.report.settings import Settings
 from llmcli.errors import (
     LlmcliError,
@@ -26,10 +25,12 @@ from llmcli.errors import (
     as_out_of_memory,
     first_line,
 )
+from llmcli.measure.engines import Engine, WorkCounter, random_ids, timed_run
 from llmcli.measure.peaks import Peak, PhaseMemory, most
 from llmcli.measure.ratios import paired
-from llmcli.measure.runs import gc_disabled, in_turns
+from llmcli.measure.runs import in_turns
 from llmcli.records.ceilings import Ceilings
+from llmcli.records.engines import EngineInfo, EngineName, Run, Test
 
 OnStatus = Callable[[str], None]
 _HINT = "use a smaller model or shorter tests (`-p`, `-d`, `-ub`); `llmcli info` says what fits"
@@ -186,29 +187,7 @@ class Slot:
             on_status(f"{'prompt' if test.n_prompt else 'generation'} run {counted}")
             prompt = self._batches(f"{test.name} {number}", test.n_prompt)
             written = self._ids(f"{test.name} {number} after", test.n_gen)
-            with gc_disabled():
-                return self._timed(engine, prompt, written)
-
-    def _timed(self, engine: Engine, prompt: list[list[int]], written: list[int]) -> Run:
-        read, step = engine.read, engine.step
-        first, marks = None, [0]
-        if prompt:
-            with self.memory.phase("prefill"):
-                begin = perf_counter_ns()
-                for batch in prompt:
-                    read(batch)
-                first = perf_counter_ns() - begin
-        if written:  # reading the marks of the memory is in neither time
-            with self.memory.phase("decode"):
-                marks = [perf_counter_ns()]
-                for id in written:
-                    step(id)
-                    marks.append(perf_counter_ns())
-        return Run(
-            total=(first or 0) + marks[-1] - marks[0],
-            first=first,
-            tokens=tuple(after - before for before, after in pairwise(marks)),
-        )
+            return timed_run(engine, prompt, written, self.memory)
 
     def _read(self, engine: Engine, what: str, tokens: int) -> None:
         with self.memory.phase("prefill"):
@@ -355,7 +334,7 @@ class Sweep:
         if engine is not None:
             info = engine.info if slot.sole else engine.info.without_memory()
         else:
-            info = self._engines.known(settings) or EngineInfo.unknown(slot.name, settings)
+            info = self._engines.known(settings) or _requested(slot.name, settings)
             if info.engine != slot.name:
                 info = replace(info, engine=slot.name, engine_version="")
         if slot.failed is not None:
@@ -373,17 +352,31 @@ class Sweep:
         self, counter: WorkCounter, device: str, settings: Settings, test: Test
     ) -> dict[str, Any]:
         """What is known from the configuration; on the device `meta` it is all there is."""
-        found: dict[str, Any] = {"work": counter.work(test, settings)}
+        batch, chunk = settings.n_batch, settings.chunk
+        found: dict[str, Any] = {"work": counter.work(test, batch, chunk)}
         if device == "meta":
-            found["estimated_memory_bytes"] = counter.memory_bytes(test, settings)
+            found["estimated_memory_bytes"] = counter.memory_bytes(test, chunk)
         numbers = counter.numbers
         key = (device, numbers.dtype, numbers.products, settings.n_threads)
         if key not in self._ceilings:
             working_set = counter.working_set(self._plan.longest)
             self._ceilings[key] = self._engines.ceilings(device, numbers, working_set)
         if (ceilings := self._ceilings[key]) is not None:
-            found["roofline_ns"] = counter.roofline_ns(test, settings, ceilings)
+            found["roofline_ns"] = counter.roofline_ns(test, batch, chunk, ceilings)
         return found
+
+
+def _requested(engine: EngineName, settings: Settings) -> EngineInfo:
+    """Of a model that was not loaded and whose headers cannot be read: what was requested."""
+    kind = settings.device.partition(":")[0]
+    return EngineInfo(
+        engine=engine,
+        model_type=settings.model,
+        device=settings.device,
+        dtype=settings.dtype,
+        type_k=settings.type_k,
+        backends={"cuda": "CUDA", "mps": "Metal", "meta": "meta"}.get(kind, "CPU"),
+    )
 
 
 def _room(tests: Sequence[Test]) -> int:

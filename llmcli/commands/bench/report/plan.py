@@ -21,6 +21,7 @@ from llmcli.commands.bench.report.settings import (
     words,
 )
 from llmcli.errors import UsageError
+from llmcli.records.engines import Test
 from llmcli.shell.options import (
     MODEL,
     OFFLINE,
@@ -42,32 +43,6 @@ IGNORED = (
 MOST_ROWS = 100_000
 
 Format = Literal["csv", "json", "jsonl", "md", "sql", "none"]
-EngineName = Literal["llmcli", "transformers", "llama.cpp"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Test:
-    """`n_prompt` tokens read at once, then `n_gen` one by one, after `n_depth` cached ones."""
-
-    n_prompt: int
-    n_gen: int
-    n_depth: int = 0
-
-    @property
-    def name(self) -> str:
-        """`pp512`, `tg128`, `pp512+tg128`, with ` @ d1024` where there is a depth."""
-        both = [f"{word}{n}" for word, n in (("pp", self.n_prompt), ("tg", self.n_gen)) if n]
-        return "+".join(both) + (f" @ d{self.n_depth}" if self.n_depth else "")
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one run that are counted."""
-        return self.n_prompt + self.n_gen
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that the cache must have room for."""
-        return self.n_depth + self.tokens
 
 
 @dataclass(frozen=True, kw_only=True)

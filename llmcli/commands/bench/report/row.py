@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from statistics import fmean, stdev
 from typing import Any
 
 from llmcli.commands.bench.report.intervals import interval_of_pairs
-from llmcli.commands.bench.report.plan import EngineName, Test
-from llmcli.commands.bench.report.settings import CACHE_OF, FLASH, Settings, device_words
+from llmcli.commands.bench.report.settings import Settings, device_words
 from llmcli.errors import LlmcliError
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import APART, derived
+from llmcli.records.engines import FLASH, EngineInfo, EngineName, Run, Test
 from llmcli.records.machine_load import MachineLoad
 from llmcli.records.text import PhasePeak
 from llmcli.records.work import PartWork
@@ -48,76 +48,6 @@ class BuildInfo:
     build_number: int
     cpu_info: str
     gpu_info: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineInfo:
-    """What an engine says of itself and of the model that it has loaded; fields as in `Row`.
-
-    `load_s` is None where nothing was loaded (then all this is known from the model's headers) or
-    where loading was not reading a file. `load_peak`: the most bytes that were held during it.
-    """
-
-    engine: EngineName
-    engine_version: str | None = None
-    model_type: str
-    model_size: int = 0
-    model_n_params: int = 0
-    backends: str
-    device: str
-    dtype: str
-    weight_format: str | None = None
-    product_format: str | None = None
-    type_k: str
-    gpu_layers: int | None = None
-    load_s: float | None = None
-    base_bytes: int | None = None
-    load_peak: PhasePeak | None = None
-
-    @classmethod
-    def unknown(cls, engine: EngineName, settings: Settings) -> EngineInfo:
-        """Of a model that was not loaded and whose headers cannot be read: what was requested."""
-        kind = settings.device.partition(":")[0]
-        return cls(
-            engine=engine,
-            model_type=settings.model,
-            device=settings.device,
-            dtype=settings.dtype,
-            type_k=settings.type_k,
-            backends={"cuda": "CUDA", "mps": "Metal", "meta": "meta"}.get(kind, "CPU"),
-        )
-
-    def without_memory(self) -> EngineInfo:
-        """Without the memory of loading: not measured, or that of two engines in one process."""
-        return replace(self, base_bytes=None, load_peak=None)
-
-    @property
-    def bits_per_weight(self) -> float | None:
-        """None where the number of parameters is not known."""
-        return 8 * self.model_size / self.model_n_params if self.model_n_params else None
-
-    @property
-    def formats(self) -> str:
-        """`float32`, or `Q4_1 + Q8_0, int8 products, float32 activations, bf16 cache`."""
-        found = [str(self.weight_format)]
-        if self.product_format != self.weight_format:
-            found += [f"{self.product_format} products", f"{self.dtype} activations"]
-        if CACHE_OF.get(str(self.weight_format)) != self.type_k:
-            found.append(f"{self.type_k} cache")
-        return ", ".join(found)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """Nanoseconds of one repetition, `total` of reading and writing together.
-
-    `first` until the prompt's last logits are there, None without a prompt; `tokens` of each
-    generated one.
-    """
-
-    total: int
-    first: int | None = None
-    tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,17 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import UsageError
+from llmcli.records.engines import CACHE_OF, CACHE_TYPES
 from llmcli.shell.options import MODEL
 from llmcli.shell.params import opt
-
-FLASH = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
-# enum ggml_type, as far as a cache can have them
-CACHE_TYPES = {
-    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20,
-    "bf16": 30,
-}  # fmt: skip
-# what llama.cpp calls our dtypes in a cache
-CACHE_OF = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 Weights = tuple[str, str, str, str]  # model, device, dtype, activations
 Texts = list[str] | None  # lists and ranges, given once or several times

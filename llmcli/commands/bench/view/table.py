@@ -10,9 +10,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from llmcli.commands.bench.report.row import Against, BenchReport, EngineInfo, Row
+from llmcli.commands.bench.report.row import Against, BenchReport, Row
 from llmcli.commands.bench.report.settings import SETTINGS, Settings, device_words
 from llmcli.records.ceilings import Ceilings
+from llmcli.records.engines import EngineInfo
 from llmcli.records.numbers import counted
 from llmcli.ui.checks import render_checks
 from llmcli.ui.facts import SURELY, beyond, ceiling_summary

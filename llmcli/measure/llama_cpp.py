@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from llmcli.commands.bench.measure.engine import WorkCounter
-from llmcli.commands.bench.measure.peer import silent, unusable
-from llmcli.commands.bench.report.row import EngineInfo
-from llmcli.commands.bench.report.settings import CACHE_OF, CACHE_TYPES, FLASH, Settings
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
+from llmcli.measure.engines import WorkCounter
+from llmcli.measure.peers import silent, unusable
 from llmcli.model import Model
+from llmcli.records.engines import CACHE_OF, CACHE_TYPES, FLASH, EngineInfo
 
 _ERROR = 4  # GGML_LOG_LEVEL_ERROR
 
@@ -60,17 +59,31 @@ _NEEDED = ("llama_model_load_from_file", "llama_get_memory", "llama_memory_clear
 
 
 class LlamaCpp:
-    """Engine over a `llama_model` and a `llama_context` that each `start` makes anew."""
+    """Engine over a `llama_model` and a `llama_context` that each `start` makes anew.
+
+    `n_batch`: tokens that a call of `read` hands over at once. `params`: further members of
+    `llama_context_params`. `type_k`: the name of the keys' type.
+    """
 
     counter: WorkCounter | None = None  # it computes in the formats of the file
 
     def __init__(
-        self, library: Any, model: Any, log: Log, settings: Settings, ours: Model, load_s: float
+        self,
+        library: Any,
+        model: Any,
+        log: Log,
+        ours: Model,
+        load_s: float,
+        *,
+        n_batch: int,
+        type_k: str,
+        params: Mapping[str, Any],
     ) -> None:
         self._lib = library
         self._model = model
         self._log = log
-        self._settings = settings
+        self._n_batch = n_batch
+        self._params = params
         self._context: Any = None
         self._memory: Any = None
         self._tokens = 0
@@ -80,7 +93,6 @@ class LlamaCpp:
         self.bos: int | None = None
         if library.llama_vocab_get_add_bos(vocabulary):
             self.bos = int(library.llama_vocab_bos(vocabulary))
-        self._type_k, self._type_v = cache_type(settings.type_k), cache_type(settings.type_v)
         text = ctypes.create_string_buffer(256)
         library.llama_model_desc(model, text, len(text))
         described = text.value.decode(errors="replace")
@@ -97,26 +109,25 @@ class LlamaCpp:
             dtype=format,
             weight_format=format,
             product_format=format,
-            type_k=self._type_k[0],
+            type_k=type_k,
             gpu_layers=len(ours.config.layers) + 1 if on_gpu else 0,  # the head counts as one
             load_s=load_s,
         )
 
     def start(self, tokens: int, threads: int, chunk: int) -> None:
-        """A new context: `n_ubatch` is `chunk`, keys and values of the requested types.
+        """A new context: `n_ubatch` is `chunk`.
 
         Raises OutOfMemory where there is none, with what llama.cpp says.
         """
         self._drop_context()
         params = self._lib.llama_context_default_params()
         params.n_ctx = tokens
-        params.n_batch = max(self._settings.n_batch, chunk)
+        params.n_batch = max(self._n_batch, chunk)
         params.n_ubatch = chunk
         params.n_threads = params.n_threads_batch = threads
-        params.type_k, params.type_v = self._type_k[1], self._type_v[1]
         params.swa_full = False  # layers with a window keep it only, as in llama-bench
-        params.offload_kqv = not self._settings.no_kv_offload
-        params.flash_attn_type = FLASH[self._settings.flash_attn]
+        for name, value in self._params.items():
+            setattr(params, name, value)
         with silent():
             self._context = self._lib.llama_init_from_model(self._model, params)
         if not self._context:
@@ -204,8 +215,16 @@ class LlamaCpp:
 _logs: list[Log] = []  # the one for this process: it is never taken back, and must stay alive
 
 
-def open_llama_cpp(ours: Model, settings: Settings) -> LlamaCpp:
-    """The file that `ours` was loaded from.
+def open_llama_cpp(
+    ours: Model,
+    *,
+    n_batch: int = 2048,
+    type_k: str = "auto",
+    type_v: str = "auto",
+    flash_attn: str = "auto",
+    no_kv_offload: bool = False,
+) -> LlamaCpp:
+    """The file that `ours` was loaded from; options as in llama-bench.
 
     Raises UsageError where llama.cpp is not installed or the weights are no GGUF file,
     CheckpointError where it does not load it.
@@ -223,23 +242,32 @@ def open_llama_cpp(ours: Model, settings: Settings) -> LlamaCpp:
         raise unusable("llama-cpp-python") from None
     if not all(hasattr(library, name) for name in _NEEDED):
         raise unusable("llama-cpp-python", library.__version__)
-    for type_ in (settings.type_k, settings.type_v):
-        cache_type(type_)
+    keys, values = cache_type(type_k), cache_type(type_v)
     if not _logs:
         library.llama_backend_init()
         _logs.append(Log(library))
-    params = library.llama_model_default_params()
-    params.n_gpu_layers = _LAYERS_ALL if _on_gpu(library, ours) else 0
-    params.split_mode = 0  # LLAMA_SPLIT_MODE_NONE: on one GPU, ours
-    params.main_gpu = ours.device.index or 0
+    model_params = library.llama_model_default_params()
+    model_params.n_gpu_layers = _LAYERS_ALL if _on_gpu(library, ours) else 0
+    model_params.split_mode = 0  # LLAMA_SPLIT_MODE_NONE: on one GPU, ours
+    model_params.main_gpu = ours.device.index or 0
     start = time.perf_counter()
     with silent():
-        model = library.llama_model_load_from_file(str(ours.checkpoint.files[0]).encode(), params)
+        file = str(ours.checkpoint.files[0]).encode()
+        model = library.llama_model_load_from_file(file, model_params)
     if not model:
         raise CheckpointError(
             f"llama.cpp cannot load `{ours.name}`{_logs[0].reason()}", hint="leave out `--against`"
         )
-    return LlamaCpp(library, model, _logs[0], settings, ours, time.perf_counter() - start)
+    load_s = time.perf_counter() - start
+    params = {
+        "type_k": keys[1],
+        "type_v": values[1],
+        "offload_kqv": not no_kv_offload,
+        "flash_attn_type": FLASH[flash_attn],
+    }
+    return LlamaCpp(
+        library, model, _logs[0], ours, load_s, n_batch=n_batch, type_k=keys[0], params=params
+    )
 
 
 def _on_gpu(library: Any, ours: Model) -> bool:
