@@ -164,7 +164,7 @@ class Transformers:
     """
 
     def __init__(
-        self, model: Any, ours: Model, version: str, load_s: float, *, flash: bool
+        self, model: Any, ours: Model, version: str, load_s: float | None, *, flash: bool
     ) -> None:
         # each call has logits; newer versions leave out what Gemma 4 needs for no other token
         narrows = any(hasattr(part, _NARROWS) for part in model.modules())
