@@ -22,7 +22,7 @@ from tiny_checkpoints import LLAMA
 import llmcli
 from llmcli.cli.app import main
 from llmcli.commands.bench import command
-from llmcli.commands.bench.measure import engines
+from llmcli.commands.bench.measure import loader
 from llmcli.measure import ceilings, peers
 from llmcli.measure.engines import LlmcliEngine
 from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
@@ -90,7 +90,7 @@ def test_an_interruption_keeps_what_was_measured(bench, monkeypatch):
 
 @pytest.mark.parametrize("place", ["find", "open_checkpoint"])
 def test_an_array_without_a_row_is_one(cli, weighted, monkeypatch, place):
-    module = "checkpoints.locate" if place == "find" else "commands.bench.measure.engines"
+    module = "checkpoints.locate" if place == "find" else "commands.bench.measure.loader"
     monkeypatch.setattr(import_module(f"llmcli.{module}"), place, interrupted)
     model = [] if place == "find" else ["-m", weighted]
     result = cli("bench", *model, "-p", "8", "-n", "0", "-o", "json")
@@ -122,13 +122,13 @@ def test_packed_weights_say_what_is_multiplied_and_kept(bench):
 def test_what_is_looked_for(bench, monkeypatch):
     """A revision is one of the hub; nothing is fetched for a row that cannot run."""
     asked = []
-    find = engines.find
+    find = loader.find
 
     def found(spec, *, revision=None, offline=False, **_):
         asked.append((revision, offline))
         return find(spec)
 
-    monkeypatch.setattr(engines, "find", found)
+    monkeypatch.setattr(loader, "find", found)
     assert bench("--revision", "v2", "-p", "4", "-n", "0", "-o", "none").code == 0
     result = bench("-ctk", "q8_0", "-o", "json")
     assert (result.code, asked) == (2, [("v2", False), (None, True)])

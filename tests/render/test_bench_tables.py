@@ -7,10 +7,10 @@ from typing import Any
 
 from drawn import changes, shown
 
-from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, Row
+from llmcli.commands.bench.report.comparison import Against
+from llmcli.commands.bench.report.row import BenchReport, BuildInfo, Row
 from llmcli.commands.bench.report.settings import Settings
-from llmcli.commands.bench.view.formats import CSV, markdown, table_widths
-from llmcli.commands.bench.view.table import render_beside
+from llmcli.commands.bench.view.rows import CSV, markdown, render_beside, table_widths
 from llmcli.errors import OutOfMemory
 from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
 from llmcli.records.engines import EngineInfo, Run

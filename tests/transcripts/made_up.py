@@ -105,9 +105,9 @@ def _made_up_bench(monkeypatch):
     seconds, reads = itertools.count(), ReadRate(nbytes=10**9, bytes_per_s=1e9, level="memory")
     for name, value in {
         "command.build_info": lambda: build,
-        "measure.engines.perf_counter": lambda: next(seconds) / 4,
-        "measure.engines.resident_bytes": lambda: 300 << 20,
-        "measure.engines.ceilings": SimpleNamespace(
+        "measure.loader.perf_counter": lambda: next(seconds) / 4,
+        "measure.loader.resident_bytes": lambda: 300 << 20,
+        "measure.loader.ceilings": SimpleNamespace(
             measure_ceilings=lambda device, numbers, **_: Ceilings(
                 device=str(device), threads=1, caches=(), seconds=0.5, reads=(reads,),
                 matrices=(MatrixRate(dtype=numbers.products, flops_per_s=1e10),),

@@ -38,7 +38,7 @@ from llmcli.ui.theme import one_line
 
 if TYPE_CHECKING:
     from llmcli.commands.bench.report.row import BenchReport, BuildInfo, Row
-    from llmcli.commands.bench.view.formats import Format
+    from llmcli.commands.bench.view.rows import Format
     from llmcli.records.ceilings import Ceilings
 
 CONTEXT = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as llama-bench does
@@ -134,7 +134,7 @@ def _default_model(ours: OurOptions, runs: RunOptions, out: Output) -> str:
 
 def _run(plan: Plan, out: Output) -> None:
     """Measures, writes each row when it is complete, and ends with what the rows have in common."""
-    from llmcli.commands.bench.measure.engines import Engines
+    from llmcli.commands.bench.measure.loader import EngineLoader
     from llmcli.commands.bench.measure.sweep import Sweep
     from llmcli.measure.busy import CpuContention
 
@@ -153,17 +153,17 @@ def _run(plan: Plan, out: Output) -> None:
         SIGNALS.check()
         write(format.row(row))
 
-    with Engines(plan, out, status) as engines:
+    with EngineLoader(plan, out, status) as loader:
         write(format.head)
         contention = CpuContention()
-        report = Sweep(plan, engines, build, on_row=on_row, on_status=status.on_status).run()
+        report = Sweep(plan, loader, build, on_row=on_row, on_status=status.on_status).run()
         status.erase()
         write(format.foot(len(report.rows)))
         report = replace(
             report,
-            checks=engines.checks,
+            checks=loader.checks,
             machine_load=contention.load(report.cpu_threads),
-            models=tuple(engines.models.values()),
+            models=tuple(loader.models.values()),
         )
         _finish(report, plan, out)
 
@@ -173,7 +173,7 @@ def _format(plan: Plan, out: Output, build: BuildInfo) -> Format:
 
     Where no format was given the table is as narrow as the terminal, else it is llama-bench's.
     """
-    from llmcli.commands.bench.view.formats import FORMATS, markdown, table_widths
+    from llmcli.commands.bench.view.rows import FORMATS, markdown, table_widths
     from llmcli.devices import resolve_device
 
     if out.json or plan.runs.output not in (None, "md"):
@@ -269,8 +269,7 @@ class NothingRan(LlmcliError):
 
 def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
     """The second table or the document, the notes, and the exit code."""
-    from llmcli.commands.bench.view.formats import row_object
-    from llmcli.commands.bench.view.table import against_notes, render_beside
+    from llmcli.commands.bench.view.rows import against_notes, render_beside, row_object
     from llmcli.measure.environment import environment
 
     if out.json:

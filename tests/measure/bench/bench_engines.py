@@ -130,7 +130,7 @@ def all_tests(prompts, texts, both, depths):
 
 
 class Loads:
-    """`Engines` of functions; without them no peer, no ceilings, nothing known of headers."""
+    """`EngineLoader` of functions; without them no peer, no ceilings, nothing known of headers."""
 
     def __init__(self, load, peer=None, ceilings=lambda device, numbers, reads: None,
                  known=lambda settings: None):  # fmt: skip

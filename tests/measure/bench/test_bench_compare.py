@@ -13,9 +13,15 @@ from statistics import fmean, stdev
 import pytest
 
 from llmcli.commands.bench.measure.compare import compare_results
-from llmcli.commands.bench.report.comparison import Result, Source
-from llmcli.commands.bench.report.intervals import Rate, interval, pool, two_sided
-from llmcli.commands.bench.report.row import Against
+from llmcli.commands.bench.report.comparison import (
+    Against,
+    Rate,
+    Result,
+    Source,
+    interval,
+    pool,
+    two_sided,
+)
 from llmcli.measure.ratios import paired
 
 

@@ -15,16 +15,18 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar
 
 from llmcli.commands.bench.report.comparison import (
+    USUAL_RUNS,
     ComparedTest,
     ComparisonReport,
     Difference,
     MissingSetting,
+    Rate,
     Result,
     Side,
     Source,
     UnmatchedTest,
+    pool,
 )
-from llmcli.commands.bench.report.intervals import USUAL_RUNS, Rate, pool
 from llmcli.commands.bench.report.row import THEIRS, count_words, size_words
 from llmcli.errors import UsageError
 from llmcli.records.engines import EngineInfo, Test

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from llmcli.commands.bench.measure.engines import Engines
+from llmcli.commands.bench.measure.loader import EngineLoader
+from llmcli.commands.bench.report.comparison import Against
 from llmcli.commands.bench.report.plan import Plan
-from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, Row
+from llmcli.commands.bench.report.row import BenchReport, BuildInfo, Row
 from llmcli.commands.bench.report.settings import Settings
 from llmcli.errors import (
     LlmcliError,
@@ -217,18 +218,18 @@ class Sweep:
     def __init__(
         self,
         plan: Plan,
-        engines: Engines,
+        loader: EngineLoader,
         build: BuildInfo,
         *,
         on_row: Callable[[Row], None],
         on_status: OnStatus,
     ) -> None:
-        self._plan, self._engines, self._build = plan, engines, build
+        self._plan, self._loader, self._build = plan, loader, build
         self._on_row, self._on_status = on_row, on_status
         peer, seed = plan.ours.against, plan.ours.seed
-        self._slots = [Slot("llmcli", engines.load, seed, sole=peer is None)]
+        self._slots = [Slot("llmcli", loader.load, seed, sole=peer is None)]
         if peer is not None:
-            self._slots.append(Slot(peer, engines.peer, seed, sole=False))
+            self._slots.append(Slot(peer, loader.peer, seed, sole=False))
         self._rows: list[Row] = []
         self._against: list[Against] = []
         self._ceilings: dict[tuple[str, str, str, int], Ceilings | None] = {}
@@ -334,7 +335,7 @@ class Sweep:
         if engine is not None:
             info = engine.info if slot.sole else engine.info.without_memory()
         else:
-            info = self._engines.known(settings) or _requested(slot.name, settings)
+            info = self._loader.known(settings) or _requested(slot.name, settings)
             if info.engine != slot.name:
                 info = replace(info, engine=slot.name, engine_version="")
         if slot.failed is not None:
@@ -360,7 +361,7 @@ class Sweep:
         key = (device, numbers.dtype, numbers.products, settings.n_threads)
         if key not in self._ceilings:
             working_set = counter.working_set(self._plan.longest)
-            self._ceilings[key] = self._engines.ceilings(device, numbers, working_set)
+            self._ceilings[key] = self._loader.ceilings(device, numbers, working_set)
         if (ceilings := self._ceilings[key]) is not None:
             found["roofline_ns"] = counter.roofline_ns(test, batch, chunk, ceilings)
         return found

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, fields
 from statistics import fmean, stdev
 from typing import Any
 
-from llmcli.commands.bench.report.intervals import interval_of_pairs
+from llmcli.commands.bench.report.comparison import Against
 from llmcli.commands.bench.report.settings import Settings, device_words
 from llmcli.errors import LlmcliError
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import APART, derived
-from llmcli.records.engines import FLASH, EngineInfo, EngineName, Run, Test
+from llmcli.records.engines import FLASH, EngineInfo, Run, Test
 from llmcli.records.machine_load import MachineLoad
 from llmcli.records.text import PhasePeak
 from llmcli.records.work import PartWork
@@ -242,37 +242,6 @@ KEYS = tuple(KINDS)[: list(KINDS).index("number")]
 LISTS = tuple(name for name in KEYS if KINDS[name].startswith("tuple"))  # in JSON alone
 THEIRS = KEYS[: KEYS.index("samples_ns")]
 OURS = tuple(name for name in KEYS[KEYS.index("engine") :] if name not in LISTS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Against:
-    """One test by two engines, run in turns: ours ÷ theirs in tokens per second, pairwise.
-
-    `quartiles` are the first and the third of the ratios, `of_means` is the ratio of the mean
-    rates that the rows have. `order` is that of the runs, `number` that of our row.
-    """
-
-    test: str
-    peer: EngineName
-    ratios: tuple[float, ...]
-    median: float
-    lowest: float
-    highest: float
-    order: tuple[EngineName, ...]
-    number: int
-    quartiles: tuple[float, float]
-    of_means: float
-
-    @derived
-    def interval(self) -> tuple[float, float] | None:
-        """Where the true ratio lies with 95 % confidence; None of a single pair."""
-        return interval_of_pairs(self.ratios)
-
-    @derived
-    def undecided(self) -> bool:
-        """Whether the runs leave open which engine is faster: 1 lies in the interval, if any."""
-        low, high = self.interval or (1.0, 1.0)
-        return bool(low <= 1 <= high)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from rich.text import Text
 from llmcli.commands.bench.report.comparison import (
     ComparedTest,
     ComparisonReport,
+    Rate,
     UnmatchedTest,
     Verdict,
 )
-from llmcli.commands.bench.report.intervals import Rate
 from llmcli.records.numbers import counted
 from llmcli.ui.checks import BAD, GOOD, WRONG, Marked
 from llmcli.ui.layout import SEPARATOR, Column, Line, Rows

@@ -98,7 +98,7 @@ def refuse_for(settings: Settings, info: EngineInfo, *, flash: bool, rounds: boo
         )
 
 
-class Engines:
+class EngineLoader:
     """Loads engines for settings, measures ceilings, and reads headers. A context manager.
 
     A model stays for the next settings with the same device and arithmetic. `models` are those
@@ -116,7 +116,7 @@ class Engines:
         self._known: dict[Weights, EngineInfo | None] = {}
         self._same: dict[tuple[str, str, str], ViewCheck] = {}
 
-    def __enter__(self) -> Engines:
+    def __enter__(self) -> EngineLoader:
         return self
 
     def __exit__(self, *_: object) -> None:
