@@ -54,33 +54,55 @@ class BuildInfo:
 class Row:
     """One test of one configuration by one engine: its runs, or why there are none.
 
-    Its fields are the keys of `-o json`, in that order: llama-bench's up to `samples_ts`, none of
-    which is ever null, then ours; `number` (from 1) and `samples_token_ns` (every generated token,
-    run after run) are in the document alone. Times are nanoseconds. Fields with a default are
-    llama-bench's defaults of options without effect.
+    Fields are the keys of `-o json`, in that order: up to `samples_ts` llama-bench's, which are
+    never null, then ours; `number` and `samples_token_ns` are in the document alone. Bytes are
+    those of memory where nothing else is said, `…_ns` nanoseconds, `…_ts` tokens per second.
+    Fields with a default are options of llama-bench that have no effect here, or are not known.
 
-    A peer's `build_commit` is its version, and it is named behind a comma in `backends`.
-    `model_filename` is the model as the user named it, `model_size` bytes of the weights as they
-    are computed with. `type_k`, `backends` and `device` are those in force, and so are
-    `gpu_layers`, where the head counts as one; `n_gpu_layers` are as requested (-1: all).
-    `flash_attn`: -1 auto, 0 off, 1 on. `test_time`: RFC 3339 in UTC. `avg_ts`: mean of the runs'
-    rates in tokens per second, 0 without `runs`; `stddev_ts`: sample standard deviation (n - 1).
+    Program and model:
+    `build_commit`, `build_number`: of llmcli; for a peer its version and 0.
+    `backends`: the device's kind; for a peer followed by a comma and its name.
+    `model_filename`: the model as the user named it.
+    `model_size`: bytes of the weights in the formats that they are computed with.
+    `bits_per_weight`: 8 × `model_size` ÷ `model_n_params`.
+    `load_s`: seconds to open and load the model, without fetching it.
 
-    `dtype` is that of the activations, `weight_format` and `product_format` are those of weights
-    and of what they are multiplied with; another engine may call them as its file does. `load_s`:
-    opening and loading, without fetching. `ttft_ns`: mean time to the logits of the prompt's last
-    token. `token_p50_ns`: half of the generated tokens took no longer.
+    Settings:
+    `type_k`, `type_v`: types of cached keys and values; for `auto` those in use.
+    `n_gpu_layers`: as requested, -1 for all. `gpu_layers`: those on a GPU; the head counts as one.
+    `flash_attn`: as requested, -1 auto, 0 off, 1 on.
+    `devices`: as requested. `device`: the one in use.
+    `dtype`: of activations. `weight_format`: of weights. `product_format`: of what weights are
+    multiplied with. A peer may have its file's names for them.
 
-    `base_bytes` were resident before the model was loaded.
-    `…_resident_bytes` and `…_device_bytes`: the most that this process and its GPU held during
-    `load`, `prefill` (reading the depth and prompts) and `decode`; `peak_memory_bytes` during the
-    whole test. None where two engines share the process. `estimated_memory_bytes`: what a test of
-    which only shapes were computed (`meta`) would take. `flops` (of the pairs that the causal mask
-    leaves), `flops_full` (of the whole rectangle of queries and keys), `bytes` (read and written)
-    and `roofline_ns` (the least time that the measured ceilings allow): of one run.
+    Times:
+    `test_time`: when the test began, RFC 3339 in UTC.
+    `avg_ts`, `stddev_ts`: mean and sample standard deviation (n - 1) of the rates of the runs, of
+    which there are `runs`; 0 without runs.
+    `ttft_ns`: mean time to the logits of the prompt's last token.
+    `token_p50_ns`, `token_p90_ns`, `token_p99_ns`: percentiles of the times of generated tokens.
+    `samples_token_ns`: each generated token, run after run.
 
-    `against_ratio`, of our row: the median of `against_ratios`, which are ours ÷ the peer's tokens
-    per second, pair by pair; `against_order` is that of the runs of both.
+    Memory, null where two engines share the process:
+    `base_bytes`: resident before the model was loaded.
+    `…_resident_bytes`, `…_device_bytes`: the most that the process and its GPU held during `load`,
+    `prefill` (reading the depth and prompts) and `decode`.
+    `peak_memory_bytes`: the most during the whole test.
+    `estimated_memory_bytes`: what the test would take, where only shapes were computed (`meta`).
+
+    Work of one run:
+    `flops`: of the pairs that the causal mask leaves. `flops_full`: of the whole rectangle of
+    queries and keys.
+    `bytes`: read and written.
+    `roofline_ns`: the least time that the measured ceilings allow. `roofline_share`: that ÷ the
+    mean time of a run.
+
+    Comparison with a peer, in rows of llmcli:
+    `against_ratios`: our tokens per second ÷ the peer's, pair by pair. `against_ratio`: their
+    median. `against_order`: the engines in the order of their runs.
+
+    `error_code`, `error_kind`, `error`: exit code, kind and message.
+    `number`: place among the rows, from 1.
     """
 
     build_commit: str
@@ -161,10 +183,14 @@ class Row:
     against_order: tuple[str, ...] = ()
     number: int
     samples_token_ns: tuple[int, ...]
-    test: Test = field(metadata=APART)
     settings: Settings = field(metadata=APART)
     info: EngineInfo = field(metadata=APART)
     hint: str | None = field(default=None, metadata=APART)
+
+    @property
+    def test(self) -> Test:
+        """The test of this row."""
+        return Test(n_prompt=self.n_prompt, n_gen=self.n_gen, n_depth=self.n_depth)
 
     @classmethod
     def of(
@@ -214,7 +240,7 @@ class Row:
         names = [one.name for one in fields(cls)]
         return cls(
             **{name: value for name, value in found.items() if name in names},
-            number=number, settings=settings, test=test, info=info, test_time=test_time,
+            number=number, settings=settings, info=info, test_time=test_time,
             # cut off, as llama-bench does; the rate is the mean of rates, not tokens by mean time
             avg_ns=int(fmean(times)) if times else 0,
             stddev_ns=int(stdev(times)) if len(times) > 1 else 0,
