@@ -66,9 +66,8 @@ def command(selftest: SelftestOptions, output: ViewOutputOptions) -> None:
     with Progress(out) as progress:
         report = measure_selftest(device, speed=not selftest.no_speed, progress=progress)
     header = environment()
-    same = receipt is not None and (receipt.processor, receipt.gpus) == (
-        header.processor, tuple(header.gpus),
-    )  # fmt: skip
+    here = (header.processor, tuple(header.gpus))
+    same = receipt is not None and (receipt.processor, receipt.gpus) == here
     out.present(
         lambda: render_selftest(report, f"selftest on {report.device}", receipt, same_machine=same),
         members(report) | {"ceilings": _ceilings(report)},

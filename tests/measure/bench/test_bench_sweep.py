@@ -81,6 +81,7 @@ CASES = {
     "an engine is kept as long as it serves": {
         "configurations": [
             settings(n_ubatch=4), settings(n_ubatch=8, n_threads=3), settings(dtype="bfloat16"),
+            settings(dtype="bfloat16", n_batch=4),
         ],
         "tests": [PP],
     },

@@ -239,9 +239,7 @@ class Settings:
 
     def same_engine(self, other: Settings) -> bool:
         """Whether one engine serves both: they differ at most in what `Engine.start` takes."""
-        return self == replace(
-            other, n_batch=self.n_batch, n_ubatch=self.n_ubatch, n_threads=self.n_threads
-        )
+        return self == replace(other, n_ubatch=self.n_ubatch, n_threads=self.n_threads)
 
 
 SETTINGS: dict[str, Setting] = {
@@ -253,7 +251,6 @@ SETTINGS: dict[str, Setting] = {
     for one in fields(Settings)
     if (setting := one.metadata.get("setting"))
 }
-COLUMNS = {one.column: one for one in SETTINGS.values()}
 
 if TYPE_CHECKING:
     SweptOptions = Any

@@ -27,7 +27,7 @@ from llmcli.commands.bench.report.row import (
     count_words,
     size_words,
 )
-from llmcli.commands.bench.report.settings import COLUMNS, SETTINGS, Settings, device_words
+from llmcli.commands.bench.report.settings import SETTINGS, Settings, device_words
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.engines import EngineInfo
 from llmcli.records.numbers import counted
@@ -144,16 +144,27 @@ def rate(row: Row) -> str:
     return f"{row.avg_ts:.2f} ± {row.stddev_ts:.2f}" if row.runs else "not run"
 
 
-# columns of the Markdown table beside fields of a row: the width of a cell, below 0 if aligned
-# left, and its text
-_COLUMNS: dict[str, tuple[int, Callable[[Row], str]]] = {
-    "model": (-30, lambda row: plain(row, "model_type")),
-    "size": (10, lambda row: size_words(row.model_size) if row.model_size else ""),
-    "params": (10, lambda row: count_words(row.model_n_params) if row.model_n_params else ""),
-    "backend": (-10, lambda row: plain(row, "backends")),
-    "engine": (-12, lambda row: plain(row, "engine")),
-    "test": (15, lambda row: row.test.name),
-    "t/s": (20, rate),
+# columns of the Markdown table, settings by the field that shows them: the heading, the width of a
+# cell, below 0 if aligned left, and its text
+_COLUMNS: dict[str, tuple[str, int, Callable[[Row], str]]] = {
+    "model": ("model", -30, partial(plain, name="model_type")),
+    "size": ("size", 10, lambda row: size_words(row.model_size) if row.model_size else ""),
+    "params": (
+        "params",
+        10,
+        lambda row: count_words(row.model_n_params) if row.model_n_params else "",
+    ),
+    "backend": ("backend", -10, partial(plain, name="backends")),
+    "engine": ("engine", -12, partial(plain, name="engine")),
+    "test": ("test", 15, lambda row: row.test.name),
+    "t/s": ("t/s", 20, rate),
+} | {
+    one.column: (
+        one.heading,
+        one.width or max(len(one.column), 10) * (-1 if KINDS[one.column] == "str" else 1),
+        partial(plain, name=one.column),
+    )
+    for one in SETTINGS.values()
 }
 _BOTH = -17  # `CUDA,transformers`
 # settings whose columns are shown where they vary or were given, in llama-bench's order
@@ -168,9 +179,14 @@ _DROP = ("params", "size", "backend")
 
 
 def table_widths(
-    configurations: Sequence[Settings], default: Settings, *, gpu: bool, cpu: bool,
-    engines: bool = False, room: int | None = None,
-) -> dict[str, int]:  # fmt: skip
+    configurations: Sequence[Settings],
+    default: Settings,
+    *,
+    gpu: bool,
+    cpu: bool,
+    engines: bool = False,
+    room: int | None = None,
+) -> dict[str, int]:
     """The columns of the Markdown table that there is room for, with the width of their cells.
 
     `default`: what each option is where none is given. `gpu`: some configurations run on one;
@@ -187,7 +203,7 @@ def table_widths(
         for name in _OPTIONAL
         if values(name) != {getattr(default, name)} or (name == "n_threads" and cpu)
     ]
-    found = {name: _width(name) for name in (*names, *["engine"] * engines, "test", "t/s")}
+    found = {name: _COLUMNS[name][1] for name in (*names, *["engine"] * engines, "test", "t/s")}
     if engines:
         found["backend"] = _BOTH  # named with a peer's engine
     if room is None or _total(found) <= room:
@@ -206,30 +222,16 @@ def markdown(build: BuildInfo, widths: Mapping[str, int]) -> Format:
     """The table to the character, and `build: …` below it. `widths`: see `table_widths`."""
     lines = ["-" * (abs(width) - 1) + (":" if width > 0 else "-") for width in widths.values()]
     return Format(
-        head=_line([_cell(_heading(name), width) for name, width in widths.items()]) + _line(lines),
-        row=lambda row: _line([_cell(_text(row, name), w) for name, w in widths.items()]),
+        head=_line([_cell(_COLUMNS[name][0], w) for name, w in widths.items()]) + _line(lines),
+        row=lambda row: _line([_cell(_COLUMNS[name][2](row), w) for name, w in widths.items()]),
         foot=lambda rows: f"\nbuild: {build.build_commit} ({build.build_number})\n",
     )
-
-
-def _heading(name: str) -> str:
-    return COLUMNS[name].heading if name in COLUMNS else name
-
-
-def _text(row: Row, name: str) -> str:
-    return _COLUMNS[name][1](row) if name in _COLUMNS else plain(row, name)
 
 
 def _cell(text: str, width: int) -> str:
     """A bar in it would begin the next cell, and a line break the next row."""
     text = one_line(text).replace("|", "\\|")
     return f"{text:<{-width}}" if width < 0 else f"{text:>{width}}"
-
-
-def _width(name: str) -> int:
-    if name in _COLUMNS:
-        return _COLUMNS[name][0]
-    return COLUMNS[name].width or max(len(name), 10) * (-1 if KINDS[name] == "str" else 1)
 
 
 def _total(widths: Mapping[str, int]) -> int:

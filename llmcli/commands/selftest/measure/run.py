@@ -137,9 +137,14 @@ def measure_selftest(
             if layers < most:
                 refused.append(f"{one.words}: no memory for more")
     return SelftestReport(
-        device=str(device), groups=tuple(groups), rates=tuple(rates), memory=tuple(memory),
-        ceilings=ceilings, refused=tuple(refused), seconds=perf_counter() - begin,
-    )  # fmt: skip
+        device=str(device),
+        groups=tuple(groups),
+        rates=tuple(rates),
+        memory=tuple(memory),
+        ceilings=ceilings,
+        refused=tuple(refused),
+        seconds=perf_counter() - begin,
+    )
 
 
 def measure_levels() -> GroupResult | None:
@@ -153,9 +158,12 @@ def measure_levels() -> GroupResult | None:
     best = next(reversed(found.values()))
     wrong = [level for level, bits in found.items() if bits != best or bits.startswith("exit")]
     check = ViewCheck(
-        name="levels", words="all kernel levels compute the same bits",
-        value=len(wrong), tolerance=0, where=", ".join(wrong or found),
-    )  # fmt: skip
+        name="levels",
+        words="all kernel levels compute the same bits",
+        value=len(wrong),
+        tolerance=0,
+        where=", ".join(wrong or found),
+    )
     return GroupResult(check=check, cases=len(found), seconds=perf_counter() - begin)
 
 
@@ -165,11 +173,9 @@ def measure_exhaustion(device: torch.device) -> GroupResult:
     try:
         with TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(_CONFIG))
-            done = _run(
-                ["-m", "llmcli", "generate", "--ids", "1,2", "-n", str(_HUGE - 2), "-m", folder,
-                 "--offline", "--random-weights", "--device", str(device),
-                 "--context-length", str(_HUGE)], {},
-            )  # fmt: skip
+            words = f"-m llmcli generate --ids 1,2 -n {_HUGE - 2} --context-length {_HUGE} "
+            words += f"--offline --random-weights --device {device} -m"
+            done = _run([*words.split(), folder], {})
     except OSError as error:
         raise WriteFailed(f"could not write a temporary file: {error.strerror}") from error
     lines = [line for line in done.stderr.splitlines() if line.startswith(("error: ", "hint: "))]
@@ -184,9 +190,13 @@ def _run(words: list[str], environ: dict[str, str]) -> subprocess.CompletedProce
     """Run Python; exit code 124, as `timeout` gives, if it does not end in `_WAIT_S`."""
     try:
         return subprocess.run(
-            [sys.executable, *words], env={**os.environ, **environ}, capture_output=True,
-            text=True, check=False, timeout=_WAIT_S,
-        )  # fmt: skip
+            [sys.executable, *words],
+            env={**os.environ, **environ},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_WAIT_S,
+        )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(words, 124, "", "")
 
@@ -194,10 +204,15 @@ def _run(words: list[str], environ: dict[str, str]) -> subprocess.CompletedProce
 def numbers_on(device: torch.device, config: ModelConfig) -> Arithmetic:
     """The arithmetic that a bfloat16 checkpoint is run in on that device."""
     return arithmetic(
-        config, dtype="auto", quantize="auto", device=device.type, stored={"BF16"},
-        bfloat16=devices.multiplies_bfloat16(device), kernels=native.kernels_of(device.type),
+        config,
+        dtype="auto",
+        quantize="auto",
+        device=device.type,
+        stored={"BF16"},
+        bfloat16=devices.multiplies_bfloat16(device),
+        kernels=native.kernels_of(device.type),
         packable=dict.fromkeys(matrices(config), "bfloat16"),
-    )  # fmt: skip
+    )
 
 
 def fill(tensors: list[Tensor]) -> None:
@@ -216,9 +231,14 @@ def built(one: Shape, device: torch.device) -> Decoder:
     config = one.config
     numbers = numbers_on(device, config)
     decoder = Decoder(
-        config, device=device, dtype=DTYPES[numbers.dtype], cache_dtype=DTYPES[numbers.cache],
-        formats=numbers.formats, as_stored=numbers.as_stored, pairs=numbers.pairs,
-    )  # fmt: skip
+        config,
+        device=device,
+        dtype=DTYPES[numbers.dtype],
+        cache_dtype=DTYPES[numbers.cache],
+        formats=numbers.formats,
+        as_stored=numbers.as_stored,
+        pairs=numbers.pairs,
+    )
     with torch.inference_mode():
         fill([writable(decoder.weight(name)) for name in decoder.weight_names])
     return decoder
@@ -235,9 +255,13 @@ def measure_shape(
     report(f"{one.name}: building", 0, 3)
     cuda = device.type == "cuda"
     need = memory_need(
-        one.config, numbers_on(device, one.config), batch=1, context=PROMPT + TOKENS * (ROUNDS + 1),
-        cuda=cuda, native=devices.multiplies_bfloat16(device),
-    )  # fmt: skip
+        one.config,
+        numbers_on(device, one.config),
+        batch=1,
+        context=PROMPT + TOKENS * (ROUNDS + 1),
+        cuda=cuda,
+        native=devices.multiplies_bfloat16(device),
+    )
     devices.require_memory(
         need.needed_bytes, device, f"the {one.name} shape", "give fewer layers, or free some memory"
     )
