@@ -306,7 +306,7 @@ class LlmcliEngine:
 
         Raises UsageError for more tokens than the model has learned positions, OutOfMemory.
         """
-        self._session = None  # before the next one is there
+        self._session = None  # its cache is freed before the next one is made
         require_positions(self._model.config, tokens)
         if self._model.device.type != "meta":
             devices.require_memory(

@@ -39,7 +39,7 @@ class Log:
         return f": {self._last}" if self._last else ""
 
 
-_DEFAULT = "f16"  # of a cache, where nothing is said
+_DEFAULT = "f16"  # the type of a cache
 
 
 def cache_type(requested: str) -> tuple[str, int]:
@@ -117,7 +117,7 @@ class LlamaCpp:
     def start(self, tokens: int, threads: int, chunk: int) -> None:
         """A new context: `n_ubatch` is `chunk`.
 
-        Raises OutOfMemory where there is none, with what llama.cpp says.
+        Raises OutOfMemory with llama.cpp's message.
         """
         self._drop_context()
         params = self._lib.llama_context_default_params()

@@ -332,7 +332,7 @@ def open_transformers(ours: Model, *, flash: bool) -> Transformers:
             "the weights do not fit a second time, for transformers",
             hint="use a smaller model or leave out `--against`",
         ) from None
-    except Exception as error:  # what it cannot do it says in errors of every kind
+    except Exception as error:  # for unsupported models it raises errors of many types
         words = str(error).strip().split("\n")[0] or type(error).__name__
         raise UsageError(
             f"transformers cannot load `{ours.name}`: {words}", hint="leave out `--against`"

@@ -1,4 +1,4 @@
-"""Engines that run a model: what one is, a test of its speed, and one run of that test."""
+"""Engines that run a model: their facts, a test of speed, one run of it, llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Test:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineInfo:
-    """What an engine says of itself and of the model that it has loaded; fields as in `Row`.
+    """An engine and the model that it has loaded; fields as in bench's `Row`.
 
     `load_s` is None where nothing was loaded (then all this is known from the model's headers) or
     where loading was not reading a file. `load_peak`: the most bytes that were held during it.

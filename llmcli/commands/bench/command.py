@@ -42,7 +42,11 @@ if TYPE_CHECKING:
     from llmcli.records.ceilings import Ceilings
 
 CONTEXT = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as llama-bench does
-PACKAGES = {"transformers": "transformers", "llama.cpp": "llama_cpp"}
+# the module of an engine, and the package that pip installs it from
+PACKAGES = {
+    "transformers": ("transformers", "transformers"),
+    "llama.cpp": ("llama_cpp", "llama-cpp-python"),
+}
 # options of our other commands: what takes their place here
 ELSEWHERE = {
     "--max-tokens": "did you mean `-n`, new tokens of a test?",
@@ -95,19 +99,20 @@ def command(
 
 
 def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:
-    """Raises UsageError for what can be refused before anything is looked for."""
+    """Raise UsageError for options that can be refused before a model is located."""
     if output.json and runs.output is not None:
         raise UsageError(
             f"`--json` and `-o {runs.output}` are two formats for one stdout",
             hint="`-o json` is llama-bench's array, `--json` one document with everything",
         )
     native.check()
-    if ours.against is not None and find_spec(PACKAGES[ours.against]) is None:
-        package = {"llama.cpp": "llama-cpp-python"}.get(ours.against, ours.against)
-        raise UsageError(
-            f"`--against {ours.against}` needs a package that is not installed",
-            hint=f"run `pip install {package}`, then this command again",
-        )
+    if ours.against is not None:
+        module, package = PACKAGES[ours.against]
+        if find_spec(module) is None:
+            raise UsageError(
+                f"`--against {ours.against}` needs a package that is not installed",
+                hint=f"run `pip install {package}`, then this command again",
+            )
 
 
 def _default_model(ours: OurOptions, runs: RunOptions, out: Output) -> str:
@@ -169,7 +174,7 @@ def _run(plan: Plan, out: Output) -> None:
 
 
 def _format(plan: Plan, out: Output, build: BuildInfo) -> Format:
-    """The format of the rows that `-o` says; none with `--json`.
+    """The format of the rows that `-o` names; none with `--json`.
 
     Where no format was given the table is as narrow as the terminal, else it is llama-bench's.
     """
@@ -258,7 +263,7 @@ class Status:
 
 
 class NothingRan(LlmcliError):
-    """No test of a sweep could run: ends as the first of them did. `reported`: stdout says so."""
+    """No test of a sweep could run: the error of the first. `reported`: the rows show it."""
 
     reported = True
 

@@ -110,7 +110,7 @@ def _read(path: str, out: Output) -> Source:
 
 
 def _require(report: ComparisonReport) -> None:
-    """Raises CheckFailed for what the last line of the view says."""
+    """Raise CheckFailed where no test is in both, or tests of B have failed or are too slow."""
     from llmcli.commands.bench.view.comparison import NOTHING_IN_COMMON, failures
 
     if not report.tests:

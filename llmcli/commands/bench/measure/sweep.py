@@ -51,10 +51,10 @@ def failure(error: Exception) -> LlmcliError:
 
 
 class Slot:
-    """A place for one engine of a sweep: what is loaded in it, or why nothing is (`failed`).
+    """One engine of a sweep: the loaded `engine`, or the error in its place, `failed`.
 
-    Has the runs and the peak of the test at hand, and keeps a depth that was read once. What it
-    reads is drawn from `seed` and the name of the run. `sole`: no other engine is in this
+    Holds the runs and the peak of the current test, and keeps a depth that was read once. Its
+    tokens are drawn from `seed` and the name of the run. `sole`: no other engine is in this
     process, whose memory would be in every peak.
     """
 

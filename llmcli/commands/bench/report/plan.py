@@ -1,6 +1,7 @@
 """The options of `llmcli bench` and what they plan: every test of every configuration.
 
-llama-bench's options have its names, ours are long ones only.
+llama-bench's options have its names, ours are long ones only. A test goes from `TestOptions` into
+one `Test`, to the engines, and into a `Row` under the same names.
 """
 
 from __future__ import annotations

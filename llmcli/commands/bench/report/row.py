@@ -55,9 +55,9 @@ class Row:
     """One test of one configuration by one engine: its runs, or why there are none.
 
     Fields are the keys of `-o json`, in that order: up to `samples_ts` llama-bench's, which are
-    never null, then ours; `number` and `samples_token_ns` are in the document alone. Bytes are
-    those of memory where nothing else is said, `…_ns` nanoseconds, `…_ts` tokens per second.
-    Fields with a default are options of llama-bench that have no effect here, or are not known.
+    never null, then ours; `number` and `samples_token_ns` are in the document alone. Units:
+    `…_bytes` bytes, `…_ns` nanoseconds, `…_ts` tokens per second. Fields with a default are
+    llama-bench's defaults of options without effect here, or unknown.
 
     Program and model:
     `build_commit`, `build_number`: of llmcli; for a peer its version and 0.

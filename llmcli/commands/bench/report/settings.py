@@ -1,8 +1,9 @@
 """The settings of a benchmark, each declared once: option, order of the sweep, and column.
 
 `Settings` is one configuration. Its fields are in the order in which llama-bench nests its loops,
-the outermost first; `SETTINGS` says of each but the model how its option is called and read, and
-`SweptOptions` has these options.
+the outermost first; `SETTINGS` has the option of each field but the model, and `SweptOptions` is
+made of these options. A value goes from there into one `Settings` of each configuration
+(`Plan.of`), to the engine, and into a `Row` under the same name.
 """
 
 from __future__ import annotations

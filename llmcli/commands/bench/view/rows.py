@@ -158,7 +158,8 @@ _COLUMNS: dict[str, tuple[str, int, Callable[[Row], str]]] = {
     "engine": ("engine", -12, partial(plain, name="engine")),
     "test": ("test", 15, lambda row: row.test.name),
     "t/s": ("t/s", 20, rate),
-} | {
+}
+_COLUMNS |= {
     one.column: (
         one.heading,
         one.width or max(len(one.column), 10) * (-1 if KINDS[one.column] == "str" else 1),
@@ -406,14 +407,14 @@ def _loaded(infos: Sequence[EngineInfo]) -> Iterator[str]:
 
 
 def _engine(info: EngineInfo) -> str:
-    """What it is, and in what it holds the weights."""
+    """An engine, its version, and the formats of its weights."""
     version = info.engine_version or ""
     version = version if version[:1].isdigit() else f"({version})"
     return f"{info.engine} {version}: {info.formats}, {info.bits_per_weight:.3g} bits a weight"
 
 
 def _ceilings(measured: Sequence[Ceilings]) -> Iterator[str]:
-    """What the roofline is made of; which it is of where there are several. `-v` has all rates."""
+    """The ceilings of the roofline, with device and threads if there are several."""
     for one in measured:
         where = f" ({one.device}, {counted(one.threads, 'thread')})" if len(measured) > 1 else ""
         yield f"ceilings{where}: {', '.join(ceiling_summary(one))}"

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -340,8 +341,9 @@ def _rate(one: Shape, model: Model, engines: list[Engine], phase: Phase) -> Rate
             return matrix_rate(device, model.arithmetic.products, 0.3).flops_per_s
         return read_rate(buffer, _READ, 0.2, cached=False)
 
-    sizes = (PROMPT, 0) if prefill else (0, TOKENS)
-    test = Test(n_prompt=sizes[0], n_gen=sizes[1], n_depth=0 if prefill else PROMPT)
+    test = Test(n_prompt=0, n_gen=TOKENS, n_depth=PROMPT)
+    if prefill:
+        test = Test(n_prompt=PROMPT, n_gen=0)
     some, every = (
         WorkCounter(config=config, numbers=numbers_on(device, config)).work(test, PROMPT, PROMPT)
         for config in (one.config, one.whole)
@@ -349,7 +351,8 @@ def _rate(one: Shape, model: Model, engines: list[Engine], phase: Phase) -> Rate
     # a step streams weights and cache
     done = some.flops if prefill else some.weights + some.cache
     part = some.flops / every.flops if prefill else some.bytes / every.bytes
-    sides = [ceiling, *(partial(seconds, engine) for engine in engines)]
+    sides: list[Callable[[], float]] = [ceiling]
+    sides += [partial(seconds, engine) for engine in engines]
     turns = list(islice(in_turns(*sides), 1, 1 + (2 if prefill else ROUNDS)))
     versus = [theirs / ours for _, ours, *peers in turns for theirs in peers]
     return RateResult(
