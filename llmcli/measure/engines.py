@@ -30,7 +30,7 @@ from llmcli.measure.roofline import lower_bound_seconds
 from llmcli.measure.runs import gc_disabled
 from llmcli.model import Model
 from llmcli.records.ceilings import Ceilings
-from llmcli.records.engines import CACHE_OF, EngineInfo, Run, Test
+from llmcli.records.engines import CACHE_OF, EngineInfo, SpeedTest, TimedRun
 from llmcli.records.text import PhasePeak
 from llmcli.records.work import PartWork
 
@@ -64,16 +64,16 @@ class WorkCounter:
             for call, logits in calls:
                 yield call, logits if self.reads == "prompt" else "last"
 
-    def work(self, test: Test, batch: int, chunk: int) -> PartWork:
+    def work(self, test: SpeedTest, batch: int, chunk: int) -> PartWork:
         """Of one run, without reading its depth; `batch` and `chunk` as in `calls`."""
         return sum((added(works) for _, works in _phases(self, test, batch, chunk)), PartWork())
 
-    def working_set(self, test: Test) -> int:
+    def working_set(self, test: SpeedTest) -> int:
         """Bytes that the last step of a run reads again: the weights, and the keys and values."""
         return step_bytes(self.config, test.capacity, numbers=self.numbers)
 
     def roofline_ns(
-        self, test: Test, batch: int, chunk: int, ceilings: Ceilings
+        self, test: SpeedTest, batch: int, chunk: int, ceilings: Ceilings
     ) -> float | None:
         """The lower bound of one run's time, each part waiting for its bytes or for its products.
 
@@ -89,7 +89,7 @@ class WorkCounter:
             whole += seconds
         return 1e9 * whole
 
-    def memory_bytes(self, test: Test, chunk: int) -> int:
+    def memory_bytes(self, test: SpeedTest, chunk: int) -> int:
         """Weights, cache and activations that such a run takes, as `info` counts them.
 
         On the device that `auto` is: needed for shapes alone.
@@ -109,7 +109,7 @@ class WorkCounter:
 
 @lru_cache(maxsize=8)  # needed twice for a row, and takes half a millisecond a token
 def _phases(
-    counter: WorkCounter, test: Test, batch: int, chunk: int
+    counter: WorkCounter, test: SpeedTest, batch: int, chunk: int
 ) -> tuple[tuple[int, Works], ...]:
     """Each call that reads the prompt, then all that write tokens: (how many calls, work)."""
     config, numbers, whole = counter.config, counter.numbers, counter.reads == "whole"
@@ -166,7 +166,7 @@ class Engine(Protocol):
 
 def timed_run(
     engine: Engine, prompt: Sequence[Sequence[int]], written: Sequence[int], memory: PhaseMemory
-) -> Run:
+) -> TimedRun:
     """The times of reading the batches of a prompt, then of each token that is written.
 
     Within `Engine.computing`. The peaks of the two phases are kept in `memory`, whose marks are
@@ -187,7 +187,7 @@ def timed_run(
                 for id in written:
                     step(id)
                     marks.append(perf_counter_ns())
-    return Run(
+    return TimedRun(
         total=(first or 0) + marks[-1] - marks[0],
         first=first,
         tokens=tuple(after - before for before, after in pairwise(marks)),

@@ -20,7 +20,7 @@ CACHE_OF = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "b
 
 
 @dataclass(frozen=True, kw_only=True)
-class Test:
+class SpeedTest:
     """`n_prompt` tokens read at once, then `n_gen` one by one, after `n_depth` cached ones."""
 
     n_prompt: int
@@ -89,7 +89,7 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class TimedRun:
     """Nanoseconds of one repetition, `total` of reading and writing together.
 
     `first` until the prompt's last logits are there, None without a prompt; `tokens` of each

@@ -13,7 +13,7 @@ from zoo import ZOO, attending, packed, variant
 
 from llmcli.errors import UsageError
 from llmcli.measure.peers import open_transformers, same_model
-from llmcli.records.engines import Test as Case
+from llmcli.records.engines import SpeedTest
 
 
 def attends_everywhere(one):
@@ -101,7 +101,7 @@ def test_work_is_that_which_transformers_does(name, models):
         peer.start(tokens, 1, 6)
         with peer.computing(), FlopCounterMode(display=False) as counter:
             peer.read(range(3, 3 + tokens))
-        test = Case(n_prompt=tokens, n_gen=0)
+        test = SpeedTest(n_prompt=tokens, n_gen=0)
         assert peer.counter.work(test, 64, 6).flops_full == counter.get_total_flops()
 
 

@@ -13,8 +13,7 @@ from llmcli.commands.bench.report.settings import Settings
 from llmcli.commands.bench.view.rows import CSV, markdown, render_beside, table_widths
 from llmcli.errors import OutOfMemory
 from llmcli.records.ceilings import Ceilings, MatrixRate, ReadRate
-from llmcli.records.engines import EngineInfo, Run
-from llmcli.records.engines import Test as Counts
+from llmcli.records.engines import EngineInfo, SpeedTest, TimedRun
 from llmcli.records.work import PartWork
 
 BY = BuildInfo(build_commit="1a2b3c4d", build_number=321, cpu_info="A CPU", gpu_info="")
@@ -26,13 +25,13 @@ RAN = EngineInfo(
     load_s=1.5,
 )  # fmt: skip
 WORK = PartWork(flops=7_000_000_000_000, weights=10**9)
-PP, TG = Counts(n_prompt=512, n_gen=0), Counts(n_prompt=0, n_gen=4, n_depth=1024)
-TOKENS = Run(total=100_000_000, tokens=(10_000_000, 20_000_000, 30_000_000, 40_000_000))
-PROMPTS = [Run(total=ns, first=ns) for ns in (200_000_000, 250_000_000)]
+PP, TG = SpeedTest(n_prompt=512, n_gen=0), SpeedTest(n_prompt=0, n_gen=4, n_depth=1024)
+TOKENS = TimedRun(total=100_000_000, tokens=(10_000_000, 20_000_000, 30_000_000, 40_000_000))
+PROMPTS = [TimedRun(total=ns, first=ns) for ns in (200_000_000, 250_000_000)]
 
 
 def row(
-    number: int = 1, test: Counts = PP, settings: Settings = DEFAULT, info: EngineInfo = RAN,
+    number: int = 1, test: SpeedTest = PP, settings: Settings = DEFAULT, info: EngineInfo = RAN,
     **more: Any,
 ) -> Row:  # fmt: skip
     """Two runs of a prompt, or one of a text, on a GPU."""

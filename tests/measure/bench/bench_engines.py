@@ -8,8 +8,7 @@ from llmcli.commands.bench.report.row import BuildInfo
 from llmcli.commands.bench.report.settings import Settings
 from llmcli.measure import engines
 from llmcli.records.ceilings import Cache, Ceilings, MatrixRate, ReadRate
-from llmcli.records.engines import EngineInfo
-from llmcli.records.engines import Test as Case
+from llmcli.records.engines import EngineInfo, SpeedTest
 
 
 class Clock:
@@ -119,14 +118,14 @@ class FakeEngine:
         assert len(self.held) <= self.room, "no room"
 
 
-TESTS = Case(n_prompt=8, n_gen=0), Case(n_prompt=0, n_gen=4)
+TESTS = SpeedTest(n_prompt=8, n_gen=0), SpeedTest(n_prompt=0, n_gen=4)
 BUILD = BuildInfo(build_commit="abc", build_number=1, cpu_info="A CPU", gpu_info="")
 
 
 def all_tests(prompts, texts, both, depths):
     """Tests of these numbers of tokens, as the options order them."""
     each = [(n, 0) for n in prompts] + [(0, n) for n in texts] + both
-    return [Case(n_prompt=p, n_gen=n, n_depth=depth) for depth in depths for p, n in each]
+    return [SpeedTest(n_prompt=p, n_gen=n, n_depth=depth) for depth in depths for p, n in each]
 
 
 class Loads:

@@ -14,7 +14,7 @@ from llmcli.anatomy.work import part_work, total_work
 from llmcli.graph.spec import Call
 from llmcli.measure.engines import WorkCounter, random_ids
 from llmcli.records.ceilings import MatrixRate, ReadRate
-from llmcli.records.engines import Test as Case
+from llmcli.records.engines import SpeedTest
 from llmcli.records.work import PartWork
 
 BFLOAT16 = Arithmetic.of("bfloat16")
@@ -30,7 +30,7 @@ def made(flops_per_s, *reads):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "window", "layers that differ"])
 def test_work_is_that_of_every_call(name):
-    config, test = CONFIGS[name], Case(n_prompt=11, n_gen=3, n_depth=5)
+    config, test = CONFIGS[name], SpeedTest(n_prompt=11, n_gen=3, n_depth=5)
     calls = [("prefill", 5, 4, "none"), ("prefill", 9, 2, "last")]  # 6 at a time: two batches,
     calls += [("prefill", 11, 4, "none"), ("prefill", 15, 1, "last")]  # each ends with logits
     calls += [("decode", past, 1, "last") for past in (16, 17, 18)]
@@ -47,7 +47,7 @@ def test_work_is_that_of_every_call(name):
 
 def test_a_depth_is_not_counted_but_read():
     flat, deep = (
-        LLAMA.work(Case(n_prompt=0, n_gen=1, n_depth=d), *SIZES)
+        LLAMA.work(SpeedTest(n_prompt=0, n_gen=1, n_depth=d), *SIZES)
         for d in (0, 30)
     )
     assert deep.weights == flat.weights
@@ -57,7 +57,7 @@ def test_a_depth_is_not_counted_but_read():
 
 
 def test_the_roofline_is_the_sum_over_parts_of_what_they_wait_for():
-    test = Case(n_prompt=0, n_gen=1)
+    test = SpeedTest(n_prompt=0, n_gen=1)
     work = LLAMA.work(test, *SIZES)
 
     def least(bytes_per_s, flops_per_s):
@@ -81,39 +81,39 @@ def test_weights_come_from_where_all_that_a_step_reads_lies_and_activations_from
     def least(tokens, nbytes):
         cache = ReadRate(nbytes=nbytes, bytes_per_s=4e9, level="L2")
         ceilings = made(1e30, cache, CEILINGS.reads[1])
-        test = Case(n_prompt=0, n_gen=tokens)
+        test = SpeedTest(n_prompt=0, n_gen=tokens)
         return LLAMA.roofline_ns(test, *SIZES, ceilings)
 
-    test = Case(n_prompt=0, n_gen=1)
+    test = SpeedTest(n_prompt=0, n_gen=1)
     one = LLAMA.work(test, *SIZES)
     streamed = one.weights + one.cache
     assert least(1, streamed) == pytest.approx((streamed + one.activations) / 4)
     # what a part passes on still fits
     assert least(1, streamed - 1) == pytest.approx(streamed + one.activations / 4)
     # a second token reads it all again, out of the same cache: not twice as much at a time
-    two = LLAMA.work(Case(n_prompt=0, n_gen=2), *SIZES)
+    two = LLAMA.work(SpeedTest(n_prompt=0, n_gen=2), *SIZES)
     assert least(2, streamed + 1000) == pytest.approx(two.bytes / 4)
 
 
 def test_a_step_reads_the_weights_and_the_keys_of_all_tokens_before():
     empty, full = (
-        LLAMA.working_set(Case(n_prompt=p, n_gen=g, n_depth=d))
+        LLAMA.working_set(SpeedTest(n_prompt=p, n_gen=g, n_depth=d))
         for p, g, d in ((0, 1, 0), (8, 3, 20))
     )
-    one = LLAMA.work(Case(n_prompt=0, n_gen=1), *SIZES)
+    one = LLAMA.work(SpeedTest(n_prompt=0, n_gen=1), *SIZES)
     assert empty == one.weights + one.cache
     assert full - empty == 2 * 30 * 2 * (8 + 8) * 4  # as above: 30 tokens more
 
 
 def test_there_is_no_roofline_where_the_dtype_was_not_measured():
-    test = Case(n_prompt=1, n_gen=0)
+    test = SpeedTest(n_prompt=1, n_gen=0)
     counter = WorkCounter(config=llama(), numbers=BFLOAT16)
     assert counter.roofline_ns(test, *SIZES, CEILINGS) is None
 
 
 def test_memory_is_that_of_all_tokens():
     one, other = (
-        LLAMA.memory_bytes(Case(n_prompt=n, n_gen=1, n_depth=d), 512)
+        LLAMA.memory_bytes(SpeedTest(n_prompt=n, n_gen=1, n_depth=d), 512)
         for n, d in ((4, 0), (2, 2))
     )
     assert one == other
@@ -121,7 +121,7 @@ def test_memory_is_that_of_all_tokens():
         (43 * 16 * 2, 16, *(2 * 16, 2 * 16 * 32, 2 * 16 * 16, 3 * 16 * 30) * 2)
     )
     assert one > 4 * weights
-    long = Case(n_prompt=900, n_gen=0)
+    long = SpeedTest(n_prompt=900, n_gen=0)
     needs = [
         LLAMA.memory_bytes(long, n) for n in (1, 64, 512)
     ]

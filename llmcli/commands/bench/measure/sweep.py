@@ -31,7 +31,7 @@ from llmcli.measure.peaks import Peak, PhaseMemory, most
 from llmcli.measure.ratios import paired
 from llmcli.measure.runs import in_turns
 from llmcli.records.ceilings import Ceilings
-from llmcli.records.engines import EngineInfo, EngineName, Run, Test
+from llmcli.records.engines import EngineInfo, EngineName, SpeedTest, TimedRun
 
 OnStatus = Callable[[str], None]
 _HINT = "use a smaller model or shorter tests (`-p`, `-d`, `-ub`); `llmcli info` says what fits"
@@ -66,7 +66,7 @@ class Slot:
         self.engine: Engine | None = None
         self.settings: Settings | None = None
         self.failed: LlmcliError | None = None
-        self.runs: list[Run] = []
+        self.runs: list[TimedRun] = []
         self.peak: int | None = None
         self.memory = PhaseMemory()
         self._load = load
@@ -102,7 +102,7 @@ class Slot:
         """Whether there are only shapes: nothing to time."""
         return self.engine is not None and self.engine.info.device == "meta"
 
-    def prepare(self, test: Test, room: int, *, warmup: bool, on_status: OnStatus) -> None:
+    def prepare(self, test: SpeedTest, room: int, *, warmup: bool, on_status: OnStatus) -> None:
         """Begins another test, in a memory with `room` for it and those after it at its depth.
 
         A depth is read once for all of them. Where so much does not fit the machine, or the
@@ -117,7 +117,7 @@ class Slot:
                 if warmup:
                     self._warm_up(self.engine, test, on_status)
 
-    def repeat(self, test: Test, of: int, on_status: OnStatus) -> None:
+    def repeat(self, test: SpeedTest, of: int, on_status: OnStatus) -> None:
         """The next of so many repetitions, in an empty memory or one with the depth in it."""
         if self.engine is not None and self.failed is None:
             with self._attempt():
@@ -141,7 +141,7 @@ class Slot:
         device = "" if self.engine is None else self.engine.info.device
         return torch.device(device) if device.startswith("cuda") else None
 
-    def _make_room(self, engine: Engine, test: Test, room: int) -> None:
+    def _make_room(self, engine: Engine, test: SpeedTest, room: int) -> None:
         if test.n_depth and self._filled == test.n_depth and self._room >= test.capacity:
             return
         try:
@@ -157,7 +157,7 @@ class Slot:
         engine.start(room, self.settings.n_threads, self.settings.chunk)
         self._room = room
 
-    def _warm_up(self, engine: Engine, test: Test, on_status: OnStatus) -> None:
+    def _warm_up(self, engine: Engine, test: SpeedTest, on_status: OnStatus) -> None:
         """Runs behind the depth that is in the memory, so that it need not be read again."""
         keep = self._filled
         with engine.computing():
@@ -172,7 +172,7 @@ class Slot:
                     engine.step(self._ids("warm-up", 1)[0])
                 engine.rewind(keep)
 
-    def _run(self, engine: Engine, test: Test, of: int, on_status: OnStatus) -> Run:
+    def _run(self, engine: Engine, test: SpeedTest, of: int, on_status: OnStatus) -> TimedRun:
         number = len(self.runs)  # after a failure none is run
         counted = f"{number + 1}/{of}"
         with engine.computing():
@@ -287,7 +287,7 @@ class Sweep:
             what += f" ({slot.name})"
         self._on_status(f"benchmark {self._done}/{self._total}: {what}")
 
-    def _run(self, test: Test, room: int) -> tuple[EngineName, ...]:
+    def _run(self, test: SpeedTest, room: int) -> tuple[EngineName, ...]:
         """Warm-ups, then the repetitions of all engines in turns: the order they were made in."""
         order: list[EngineName] = []
         repetitions = self._plan.runs.repetitions
@@ -305,7 +305,7 @@ class Sweep:
         return tuple(order)
 
     def _add_rows(
-        self, settings: Settings, test: Test, began: str, order: tuple[EngineName, ...]
+        self, settings: Settings, test: SpeedTest, began: str, order: tuple[EngineName, ...]
     ) -> None:
         """The rows of a test, ours first, and how they compare."""
         rows = [
@@ -330,7 +330,7 @@ class Sweep:
         for row in rows:
             self._on_row(row)
 
-    def _row(self, slot: Slot, number: int, settings: Settings, test: Test, began: str) -> Row:
+    def _row(self, slot: Slot, number: int, settings: Settings, test: SpeedTest, began: str) -> Row:
         engine, more = slot.engine, dict[str, Any](meta=slot.meta)
         if engine is not None:
             info = engine.info if slot.sole else engine.info.without_memory()
@@ -350,7 +350,7 @@ class Sweep:
         return Row.of(number, settings, test, info, self._build, began, slot.runs, **more)
 
     def _work(
-        self, counter: WorkCounter, device: str, settings: Settings, test: Test
+        self, counter: WorkCounter, device: str, settings: Settings, test: SpeedTest
     ) -> dict[str, Any]:
         """What is known from the configuration; on the device `meta` it is all there is."""
         batch, chunk = settings.n_batch, settings.chunk
@@ -380,7 +380,7 @@ def _requested(engine: EngineName, settings: Settings) -> EngineInfo:
     )
 
 
-def _room(tests: Sequence[Test]) -> int:
+def _room(tests: Sequence[SpeedTest]) -> int:
     """What the first test needs, and those after it that begin with the same depth."""
     depth = tests[0].n_depth
     alike = takewhile(lambda test: depth and test.n_depth == depth, tests[1:])

@@ -1,7 +1,7 @@
 """The options of `llmcli bench` and what they plan: every test of every configuration.
 
 llama-bench's options have its names, ours are long ones only. A test goes from `TestOptions` into
-one `Test`, to the engines, and into a `Row` under the same names.
+one `SpeedTest`, to the engines, and into a `Row` under the same names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmcli.commands.bench.report.settings import (
     words,
 )
 from llmcli.errors import UsageError
-from llmcli.records.engines import Test
+from llmcli.records.engines import SpeedTest
 from llmcli.shell.options import (
     MODEL,
     OFFLINE,
@@ -43,7 +43,7 @@ IGNORED = (
 )  # fmt: skip
 MOST_ROWS = 100_000
 
-Format = Literal["csv", "json", "jsonl", "md", "sql", "none"]
+FormatName = Literal["csv", "json", "jsonl", "md", "sql", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class TestOptions:
             named.append(f"hf:{repository}" + (f"/{file}" if file else ""))
         return tuple(named)
 
-    def tests(self, configurations: int) -> tuple[Test, ...]:
+    def tests(self, configurations: int) -> tuple[SpeedTest, ...]:
         """At each depth all prompts, then all texts, then all pairs; one of 0 tokens is none.
 
         Counted before they are made: three lists of thousands are more than memory holds. Raises
@@ -118,7 +118,7 @@ class TestOptions:
                 "all tests have 0 tokens", hint="give `--n-prompt`, `--n-gen` or `-pg` a number"
             )
         return tuple(
-            Test(n_prompt=prompt, n_gen=new, n_depth=depth)
+            SpeedTest(n_prompt=prompt, n_gen=new, n_depth=depth)
             for depth in depths
             for prompt, new in each
         )
@@ -154,7 +154,7 @@ class RunOptions:
         at_least=0, at_most=86_400,
     )  # fmt: skip
     no_warmup: bool = opt(False, "--no-warmup", "No runs before those that count.")
-    output: Format | None = opt(
+    output: FormatName | None = opt(
         None, "-o", "--output", "FORMAT",
         "Format on stdout: csv, json, jsonl, md, sql or none. [default: md]",
     )  # fmt: skip
@@ -212,7 +212,7 @@ class Plan:
     """
 
     configurations: tuple[Settings, ...]
-    tests: tuple[Test, ...]
+    tests: tuple[SpeedTest, ...]
     default: Settings
     runs: RunOptions
     ours: OurOptions
@@ -250,7 +250,7 @@ class Plan:
         )
 
     @property
-    def longest(self) -> Test:
+    def longest(self) -> SpeedTest:
         """The test that needs the most room."""
         return max(self.tests, key=lambda test: test.capacity)
 

@@ -14,7 +14,7 @@ from llmcli.errors import LlmcliError
 from llmcli.records.ceilings import Ceilings
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import APART, derived
-from llmcli.records.engines import FLASH, EngineInfo, Run, Test
+from llmcli.records.engines import FLASH, EngineInfo, SpeedTest, TimedRun
 from llmcli.records.machine_load import MachineLoad
 from llmcli.records.text import PhasePeak
 from llmcli.records.work import PartWork
@@ -188,20 +188,20 @@ class Row:
     hint: str | None = field(default=None, metadata=APART)
 
     @property
-    def test(self) -> Test:
+    def test(self) -> SpeedTest:
         """The test of this row."""
-        return Test(n_prompt=self.n_prompt, n_gen=self.n_gen, n_depth=self.n_depth)
+        return SpeedTest(n_prompt=self.n_prompt, n_gen=self.n_gen, n_depth=self.n_depth)
 
     @classmethod
     def of(
         cls,
         number: int,
         settings: Settings,
-        test: Test,
+        test: SpeedTest,
         info: EngineInfo,
         build: BuildInfo,
         test_time: str,
-        runs: Sequence[Run] = (),
+        runs: Sequence[TimedRun] = (),
         *,
         peaks: Sequence[PhasePeak] = (),
         work: PartWork | None = None,

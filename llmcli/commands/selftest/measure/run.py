@@ -51,7 +51,7 @@ from llmcli.measure.runs import in_turns
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.records.checks import ViewCheck, difference
-from llmcli.records.engines import Test
+from llmcli.records.engines import SpeedTest
 from llmcli.records.progress import Progress
 
 # layers of each shape that are run, at most: five minutes are enough for all of it
@@ -341,9 +341,9 @@ def _rate(one: Shape, model: Model, engines: list[Engine], phase: Phase) -> Rate
             return matrix_rate(device, model.arithmetic.products, 0.3).flops_per_s
         return read_rate(buffer, _READ, 0.2, cached=False)
 
-    test = Test(n_prompt=0, n_gen=TOKENS, n_depth=PROMPT)
+    test = SpeedTest(n_prompt=0, n_gen=TOKENS, n_depth=PROMPT)
     if prefill:
-        test = Test(n_prompt=PROMPT, n_gen=0)
+        test = SpeedTest(n_prompt=PROMPT, n_gen=0)
     some, every = (
         WorkCounter(config=config, numbers=numbers_on(device, config)).work(test, PROMPT, PROMPT)
         for config in (one.config, one.whole)
