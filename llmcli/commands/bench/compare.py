@@ -41,10 +41,12 @@ class CompareOptions:
     first: str = arg(..., "A", "The result to compare with; `-` reads stdin.")
     second: str = arg(..., "B", "The result that is judged.")
     fail_if_slower: str | None = opt(
-        None, "--fail-if-slower", "PERCENT",
+        None,
+        "--fail-if-slower",
+        "PERCENT",
         "Exit 1 where a test of B is slower than A's by more than that (such as 5%), within noise "
         "or not, or has failed.",
-    )  # fmt: skip
+    )
 
 
 def command(sides: CompareOptions, output: OutputOptions) -> None:

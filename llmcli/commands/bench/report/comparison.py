@@ -255,11 +255,16 @@ class ComparedTest:
     def of(cls, test: str, settings: Mapping[str, str], a: Rate, b: Rate) -> ComparedTest:
         """The ratio of these rates and its interval."""
         low, high = interval(a, b) or (None, None)
-        independent = interval(a, b, independent=True)
         return cls(
-            test=test, settings=settings, a=a, b=b, ratio=b.mean / a.mean, low=low, high=high,
-            independent=independent,
-        )  # fmt: skip
+            test=test,
+            settings=settings,
+            a=a,
+            b=b,
+            ratio=b.mean / a.mean,
+            low=low,
+            high=high,
+            independent=interval(a, b, independent=True),
+        )
 
     @derived
     def verdict(self) -> Verdict:

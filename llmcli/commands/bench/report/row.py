@@ -240,22 +240,28 @@ class Row:
         names = [one.name for one in fields(cls)]
         return cls(
             **{name: value for name, value in found.items() if name in names},
-            number=number, settings=settings, info=info, test_time=test_time,
+            number=number,
+            settings=settings,
+            info=info,
+            test_time=test_time,
             # cut off, as llama-bench does; the rate is the mean of rates, not tokens by mean time
             avg_ns=int(fmean(times)) if times else 0,
             stddev_ns=int(stdev(times)) if len(times) > 1 else 0,
             avg_ts=fmean(rates) if rates else 0.0,
             stddev_ts=stdev(rates) if len(rates) > 1 else 0.0,
-            samples_ns=tuple(times), samples_ts=rates, runs=len(times),
+            samples_ns=tuple(times),
+            samples_ts=rates,
+            runs=len(times),
             ttft_ns=int(fmean(first)) if first else None,
             token_p50_ns=_rounded(percentile(tokens, 50)),
             token_p90_ns=_rounded(percentile(tokens, 90)),
             token_p99_ns=_rounded(percentile(tokens, 99)),
-            samples_ttft_ns=first, samples_token_ns=tokens,
+            samples_ttft_ns=first,
+            samples_token_ns=tokens,
             roofline_ns=_rounded(roofline_ns),
             roofline_share=None if roofline_ns is None or not times else roofline_ns / fmean(times),
             **more,
-        )  # fmt: skip
+        )
 
 
 def _rounded(value: float | None) -> int | None:

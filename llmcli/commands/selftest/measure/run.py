@@ -46,7 +46,7 @@ from llmcli.kernels import native
 from llmcli.measure.ceilings import matrix_rate, measure_ceilings, read_rate
 from llmcli.measure.engines import Engine, LlmcliEngine, WorkCounter, engine_info, timed_run
 from llmcli.measure.peaks import Peak, PhaseMemory, resident_bytes
-from llmcli.measure.peers import Transformers, import_transformers
+from llmcli.measure.peers import Transformers, import_transformers, silent
 from llmcli.measure.runs import in_turns
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
@@ -312,7 +312,7 @@ def open_peer(one: Shape, ours: Model) -> Transformers | None:
 
     settings = SHAPES[one.name] | {"num_hidden_layers": one.layers}
     config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
-    with no_init_weights():
+    with silent(), no_init_weights():
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=ours.dtype)
     model = model.to(ours.device).eval()
     with torch.inference_mode():
