@@ -275,7 +275,8 @@ def measure_shape(
         engine.start(need.context, torch.get_num_threads(), PROMPT)
         engine.read(_prompt())
     engines: list[Engine] = [engine]
-    if against and (peer := open_peer(one, model)) is not None:
+    peer = open_peer(one, model) if against else None
+    if peer is not None:
         peer.start(need.context, torch.get_num_threads(), PROMPT)
         engines.append(peer)
     report(f"{one.name}: prefill", 1, 3)
@@ -284,9 +285,9 @@ def measure_shape(
     decode = _rate(one, model, engines, "decode")
     measured = None if peak.nbytes is None or base is None else peak.nbytes - base
     memory = MemoryResult(shape=one.words, estimated=need.needed_bytes, measured=measured)
-    for side in engines:
-        side.close()
-    del model, engine, engines
+    while engines:
+        engines.pop().close()
+    del model, engine, peer
     gc.collect()
     torch.cuda.empty_cache()  # nothing where CUDA was never used
     return [decode, prefill], memory
