@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -141,7 +140,6 @@ def _run(plan: Plan, out: Output) -> None:
     """Measures, writes each row when it is complete, and ends with what the rows have in common."""
     from llmcli.commands.bench.measure.loader import EngineLoader
     from llmcli.commands.bench.measure.sweep import Sweep
-    from llmcli.measure.busy import CpuContention
 
     build = build_info()
     status = Status(out, lines=plan.runs.progress)
@@ -160,16 +158,9 @@ def _run(plan: Plan, out: Output) -> None:
 
     with EngineLoader(plan, out, status) as loader:
         write(format.head)
-        contention = CpuContention()
         report = Sweep(plan, loader, build, on_row=on_row, on_status=status.on_status).run()
         status.erase()
         write(format.foot(len(report.rows)))
-        report = replace(
-            report,
-            checks=loader.checks,
-            machine_load=contention.load(report.cpu_threads),
-            models=tuple(loader.models.values()),
-        )
         _finish(report, plan, out)
 
 

@@ -131,6 +131,8 @@ def all_tests(prompts, texts, both, depths):
 class Loads:
     """`EngineLoader` of functions; without them no peer, no ceilings, nothing known of headers."""
 
+    models, checks = {}, ()
+
     def __init__(self, load, peer=None, ceilings=lambda device, numbers, reads: None,
                  known=lambda settings: None):  # fmt: skip
         self.load, self.peer, self.ceilings, self.known = load, peer, ceilings, known

@@ -26,6 +26,7 @@ from llmcli.errors import (
     as_out_of_memory,
     first_line,
 )
+from llmcli.measure.busy import CpuContention
 from llmcli.measure.engines import Engine, WorkCounter, random_ids, timed_run
 from llmcli.measure.peaks import Peak, PhaseMemory, most
 from llmcli.measure.ratios import paired
@@ -55,11 +56,17 @@ class Slot:
 
     Holds the runs and the peak of the current test, and keeps a depth that was read once. Its
     tokens are drawn from `seed` and the name of the run. `sole`: no other engine is in this
-    process, whose memory would be in every peak.
+    process, whose memory would be in every peak. `on_status` receives what it is about to run.
     """
 
     def __init__(
-        self, name: EngineName, load: Callable[[Settings], Engine], seed: int, *, sole: bool
+        self,
+        name: EngineName,
+        load: Callable[[Settings], Engine],
+        seed: int,
+        on_status: OnStatus,
+        *,
+        sole: bool,
     ) -> None:
         self.name = name
         self.sole = sole
@@ -71,6 +78,7 @@ class Slot:
         self.memory = PhaseMemory()
         self._load = load
         self._seed = seed
+        self._on_status = on_status
         self._room = 0
         self._filled = 0  # the depth that is at the beginning of the memory
 
@@ -102,7 +110,7 @@ class Slot:
         """Whether there are only shapes: nothing to time."""
         return self.engine is not None and self.engine.info.device == "meta"
 
-    def prepare(self, test: SpeedTest, room: int, *, warmup: bool, on_status: OnStatus) -> None:
+    def prepare(self, test: SpeedTest, room: int, *, warmup: bool) -> None:
         """Begins another test, in a memory with `room` for it and those after it at its depth.
 
         A depth is read once for all of them. Where so much does not fit the machine, or the
@@ -115,13 +123,13 @@ class Slot:
             with self._attempt():
                 self._make_room(self.engine, test, room)
                 if warmup:
-                    self._warm_up(self.engine, test, on_status)
+                    self._warm_up(self.engine, test)
 
-    def repeat(self, test: SpeedTest, of: int, on_status: OnStatus) -> None:
+    def repeat(self, test: SpeedTest, of: int) -> None:
         """The next of so many repetitions, in an empty memory or one with the depth in it."""
         if self.engine is not None and self.failed is None:
             with self._attempt():
-                self.runs.append(self._run(self.engine, test, of, on_status))
+                self.runs.append(self._run(self.engine, test, of))
 
     @contextmanager
     def _attempt(self) -> Iterator[None]:
@@ -157,35 +165,35 @@ class Slot:
         engine.start(room, self.settings.n_threads, self.settings.chunk)
         self._room = room
 
-    def _warm_up(self, engine: Engine, test: SpeedTest, on_status: OnStatus) -> None:
+    def _warm_up(self, engine: Engine, test: SpeedTest) -> None:
         """Runs behind the depth that is in the memory, so that it need not be read again."""
         keep = self._filled
         with engine.computing():
             engine.rewind(keep)
             if test.n_prompt:
-                on_status("warmup prompt run")
+                self._on_status("warmup prompt run")
                 self._read(engine, "warm-up", test.n_prompt)
                 engine.rewind(keep)
             if test.n_gen:
-                on_status("warmup generation run")
+                self._on_status("warmup generation run")
                 with self.memory.phase("decode"):
                     engine.step(self._ids("warm-up", 1)[0])
                 engine.rewind(keep)
 
-    def _run(self, engine: Engine, test: SpeedTest, of: int, on_status: OnStatus) -> TimedRun:
+    def _run(self, engine: Engine, test: SpeedTest, of: int) -> TimedRun:
         number = len(self.runs)  # after a failure none is run
         counted = f"{number + 1}/{of}"
         with engine.computing():
             if test.n_depth:
                 cached = self._filled == test.n_depth
-                on_status(f"depth run {counted}" + (" (cached)" if cached else ""))
+                self._on_status(f"depth run {counted}" + (" (cached)" if cached else ""))
                 if not cached:
                     engine.rewind(0)
                     self._filled = 0
                     self._read(engine, "depth", test.n_depth)
                     self._filled = test.n_depth
             engine.rewind(test.n_depth)
-            on_status(f"{'prompt' if test.n_prompt else 'generation'} run {counted}")
+            self._on_status(f"{'prompt' if test.n_prompt else 'generation'} run {counted}")
             prompt = self._batches(f"{test.name} {number}", test.n_prompt)
             written = self._ids(f"{test.name} {number} after", test.n_gen)
             return timed_run(engine, prompt, written, self.memory)
@@ -226,10 +234,14 @@ class Sweep:
     ) -> None:
         self._plan, self._loader, self._build = plan, loader, build
         self._on_row, self._on_status = on_row, on_status
-        peer, seed = plan.ours.against, plan.ours.seed
-        self._slots = [Slot("llmcli", loader.load, seed, sole=peer is None)]
+        peer = plan.ours.against
+        loads: dict[EngineName, Callable[[Settings], Engine]] = {"llmcli": loader.load}
         if peer is not None:
-            self._slots.append(Slot(peer, loader.peer, seed, sole=False))
+            loads[peer] = loader.peer
+        self._slots = [
+            Slot(name, load, plan.ours.seed, partial(self._say, name=name), sole=peer is None)
+            for name, load in loads.items()
+        ]
         self._rows: list[Row] = []
         self._against: list[Against] = []
         self._ceilings: dict[tuple[str, str, str, int], Ceilings | None] = {}
@@ -242,7 +254,7 @@ class Sweep:
         Errors that a user can cause, memory that is missing, and any error of a peer make rows of
         their kind. KeyboardInterrupt ends the sweep.
         """
-        interrupted = False
+        contention, interrupted = CpuContention(), False
         try:
             for settings in self._plan.configurations:
                 self._measure(settings)
@@ -251,10 +263,15 @@ class Sweep:
         finally:
             for slot in self._slots:
                 slot.close()
+        # the most threads that computed on the CPU
+        threads = max((row.n_threads for row in self._rows if row.device == "cpu"), default=1)
         return BenchReport(
+            models=tuple(self._loader.models.values()),
             rows=tuple(self._rows),
             against=tuple(self._against),
             ceilings=tuple(found for found in self._ceilings.values() if found is not None),
+            machine_load=contention.load(threads),
+            checks=self._loader.checks,
             interrupted=interrupted,
         )
 
@@ -281,10 +298,10 @@ class Sweep:
             order = self._run(test, _room(tests[number:]))
             self._add_rows(settings, test, began, order)
 
-    def _say(self, what: str, slot: Slot | None = None) -> None:
+    def _say(self, what: str, name: str = "") -> None:
         """Names the engine where there are two: `prompt run 1/5 (transformers)`."""
-        if slot is not None and len(self._slots) > 1:
-            what += f" ({slot.name})"
+        if name and len(self._slots) > 1:
+            what += f" ({name})"
         self._on_status(f"benchmark {self._done}/{self._total}: {what}")
 
     def _run(self, test: SpeedTest, room: int) -> tuple[EngineName, ...]:
@@ -293,11 +310,11 @@ class Sweep:
         repetitions = self._plan.runs.repetitions
         for slot in self._slots:
             warmup = not self._plan.runs.no_warmup or slot.meta  # so that shapes are computed
-            slot.prepare(test, room, warmup=warmup, on_status=partial(self._say, slot=slot))
+            slot.prepare(test, room, warmup=warmup)
 
         def once(slot: Slot) -> None:
             if not slot.meta:
-                slot.repeat(test, repetitions, partial(self._say, slot=slot))
+                slot.repeat(test, repetitions)
                 order.append(slot.name)
 
         for _ in islice(in_turns(*(partial(once, slot) for slot in self._slots)), repetitions):

@@ -297,8 +297,3 @@ class BenchReport:
     def finish_reason(self) -> str:
         """`interrupted`, or `complete`."""
         return "interrupted" if self.interrupted else "complete"
-
-    @property
-    def cpu_threads(self) -> int:
-        """The most threads that computed on the CPU, 1 where none did."""
-        return max((row.n_threads for row in self.rows if row.info.device == "cpu"), default=1)
