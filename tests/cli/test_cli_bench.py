@@ -325,16 +325,6 @@ def test_each_dtype_has_its_own_check(against, tmp_path):
     assert (found["checks"], found["against"]) == ({}, [])
 
 
-def test_a_peer_that_cannot_run_the_model_leaves_our_rows(against):
-    pytest.importorskip("llama_cpp")
-    result = against("llama.cpp", "--json")
-    assert result.code == 0
-    rows = result.json()["rows"]
-    assert [row["error_code"] for row in rows] == [None, 2, None, 2]
-    assert "llama.cpp reads GGUF files" in rows[1]["error"]
-    assert result.json()["against"] == []
-
-
 @pytest.mark.parametrize(
     ("name", "module", "package"),
     [("transformers", "transformers", "transformers"),

@@ -87,9 +87,8 @@ def test_screens(golden: Any) -> None:
     matrices = (MatrixRate(dtype="float32", flops_per_s=1e11),)
     other = replace(CEILINGS, device="cpu", threads=1, matrices=matrices)
     varied = replace(
-        DEFAULT, device="cpu", type_k="f32", type_v="f32", no_kv_offload=True,
-        embeddings=True,
-    )  # fmt: skip
+        DEFAULT, device="cpu", type_k="f32", type_v="f32", no_kv_offload=True, embeddings=True
+    )
     both = (PROMPT, row(2, settings=varied))
     plain = beside(200, PROMPT, TEXT)
     absent = replace(UNKNOWN, engine="transformers")

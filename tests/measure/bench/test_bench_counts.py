@@ -6,10 +6,13 @@ Order, pieces and ids are llama-bench's.
 import dataclasses
 
 import pytest
+import torch
 from bench_engines import CEILINGS, settings
 from zoo import CONFIGS, llama
 
+from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.work import part_work, total_work
 from llmcli.graph.spec import Call
 from llmcli.measure.engines import WorkCounter, random_ids
@@ -126,6 +129,17 @@ def test_memory_is_that_of_all_tokens():
         LLAMA.memory_bytes(long, n) for n in (1, 64, 512)
     ]
     assert needs[0] < needs[1] < needs[2]
+
+
+def test_memory_is_that_of_the_device_and_not_of_the_processor(monkeypatch):
+    """Apple's GPU multiplies bfloat16 beside a processor that may not."""
+    monkeypatch.setattr(devices, "resolve_device", lambda name: torch.device("mps"))
+    monkeypatch.setattr(devices.processor, "has_bfloat16", lambda: False)
+    found = WorkCounter(config=llama(), numbers=BFLOAT16).memory_bytes(
+        SpeedTest(n_prompt=900, n_gen=0), 512
+    )
+    need = memory_need(llama(), BFLOAT16, batch=1, context=900, chunk=512, native=True)
+    assert found == need.needed_bytes
 
 
 @pytest.mark.parametrize(

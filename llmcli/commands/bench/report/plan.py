@@ -57,14 +57,14 @@ class TestOptions:
         "[default: $LLMCLI_MODEL, else smollm2]", panel=MODEL,
     )  # fmt: skip
     hf_repo: Texts = opt(
-        None, "-hf", "-hfr", "--hf-repo", "ORG/NAME", "A model on the hub.", panel=MODEL,
-    )  # fmt: skip
+        None, "-hf", "-hfr", "--hf-repo", "ORG/NAME", "A model on the hub.", panel=MODEL
+    )
     hf_file: Texts = opt(
-        None, "-hff", "--hf-file", "FILE", "One file of --hf-repo.", panel=MODEL,
-    )  # fmt: skip
+        None, "-hff", "--hf-file", "FILE", "One file of --hf-repo.", panel=MODEL
+    )
     hf_token: str | None = opt(
-        None, "-hft", "--hf-token", "TOKEN", "For the hub, instead of $HF_TOKEN.", panel=MODEL,
-    )  # fmt: skip
+        None, "-hft", "--hf-token", "TOKEN", "For the hub, instead of $HF_TOKEN.", panel=MODEL
+    )
     n_prompt: Texts = opt(
         None, "-p", "--n-prompt", "N",
         "Prompts of so many tokens, 0 for none; a list (16,32) or a range (1-4, 1-9+2, 1-8*2). "
@@ -177,9 +177,8 @@ class OurOptions:
         "The model from its configuration alone, its weights drawn with --seed.",
     )  # fmt: skip
     seed: int = opt(
-        0, "--seed", "N", "Seed of the random tokens. [default: 0]",
-        at_least=0, at_most=2**63 - 1,
-    )  # fmt: skip
+        0, "--seed", "N", "Seed of the random tokens. [default: 0]", at_least=0, at_most=2**63 - 1
+    )
     no_ceilings: bool = opt(
         False, "--no-ceilings",
         "Do not measure what the machine can do at most, which takes a second; the share of the "
