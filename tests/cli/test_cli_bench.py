@@ -413,8 +413,8 @@ def test_our_own_results_in_every_format(cli, tmp_path):
     assert {name: kind for _, name, kind, *_ in columns} == peer_reader.FIELDS
     base.executescript(text)
     beside = "llama_bench a JOIN llmcli_bench b ON a.rowid = b.llama_bench_rowid"
-    told = base.execute(f"SELECT n_gen, runs, error_code FROM {beside}").fetchall()
-    assert told == [(0, 3, None), (2, 3, None)] * 2
+    joined = base.execute(f"SELECT n_gen, runs, error_code FROM {beside}").fetchall()
+    assert joined == [(0, 3, None), (2, 3, None)] * 2
     # their keys of JSON in their order, of their types; a null would be lost in a join
     text = files["json"].read_text("utf-8")
     for row in json.loads(text):

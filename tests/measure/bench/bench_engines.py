@@ -1,4 +1,4 @@
-"""An engine that computes nothing: it writes down what it is asked and turns a clock of its own."""
+"""An engine that computes nothing: it logs its calls and turns a clock of its own."""
 
 from contextlib import contextmanager
 
@@ -57,7 +57,7 @@ CEILINGS = Ceilings(
 class FakeEngine:
     """10 ns a token that is read, 100 for one that is written; `trouble(word)` may raise.
 
-    What it is told is written into `log`, with its name where it is not ours.
+    Its calls are written into `log`, with its name where it is not ours.
     """
 
     vocab, counter = 50, None

@@ -223,10 +223,10 @@ def test_sql_is_refused_with_the_way_out(database: bool, cut: int | None) -> Non
         base.executescript(text)
         data = base.serialize() if database else "\n".join(base.iterdump()).encode()
     for refused in (data[:cut], text.encode()):
-        with pytest.raises(UsageError, match="`x` is SQL, which `bench compare` does not ") as told:
+        with pytest.raises(UsageError, match="`x` is SQL, which `bench compare` does not ") as error:
             read_results(refused, "x")
-        assert told.value.hint is not None
-        assert "`-o json`" in told.value.hint
+        assert error.value.hint is not None
+        assert "`-o json`" in error.value.hint
 
 
 @pytest.mark.parametrize("kind", FORMATS)

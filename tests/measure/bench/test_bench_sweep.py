@@ -1,6 +1,6 @@
-"""Sweeps: rows as they are measured, whatever fails beside them, and two engines in turns.
+"""Sweeps: rows as they are measured, what fails beside them, and two engines in turns.
 
-sweeps.txt has what engines are told, what is said meanwhile, and the rows, of each of `CASES`.
+sweeps.txt has the calls of engines, the progress and the rows of each of `CASES`.
 """
 
 import dataclasses
@@ -116,7 +116,7 @@ CASES = {
         ],
     },
     "an interrupt": failing(KeyboardInterrupt(), "step", 2, tests=[PP, TG]),
-    # a peer that fails, and one that is not asked
+    # a peer that fails, and one that is not loaded
     "a peer that does not load": {"tests": [PP], "peer": NO},
     "a peer that fails late": {"tests": [PP], "peer": Failing(RuntimeError("x"), "read", 2)},
     "ours did not load": {"tests": [PP], "peer": 1, "loads": {"tiny": BROKEN}},
@@ -142,7 +142,7 @@ CASES = {
 }  # fmt: skip
 
 
-def told(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilings=None, **options):
+def log_case(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilings=None, **options):
     """`peer` is how slow the other engine is, why it does not load, or its trouble."""
 
     def load(chosen):
@@ -199,7 +199,7 @@ def test_sweeps(monkeypatch, as_written):
     for name, case in CASES.items():
         log = found[name] = []
         monkeypatch.setattr(module, "sleep", lambda s, log=log: log.append(f"sleep {s}"))
-        told(watch(monkeypatch), log, **case)
+        log_case(watch(monkeypatch), log, **case)
     as_written(Path(__file__).parent / "sweeps.txt", found)
 
 
@@ -304,7 +304,7 @@ def test_each_phase_has_its_own_peak_and_a_depth_is_read(monkeypatch):
         assert [row.peak_memory_bytes for row in rows] == [400 * MIB] * 3
         assert all(row.base_bytes == 3 for row in rows)
         assert all(row.load_device_bytes is row.decode_device_bytes is None for row in rows)
-    # memory of two engines in one process is nobody's
+    # memory of two engines in one process is in no row
     _, rows = swept(lambda c: Greedy(memory), peer=lambda c: Greedy(memory), tests=[PP])
     for row in rows:
         assert row.samples_ns

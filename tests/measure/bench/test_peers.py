@@ -208,12 +208,12 @@ def test_a_peer_that_is_not_installed_or_too_old_is_a_usage_error(
         object.__setattr__(ours.checkpoint, "kind", "gguf")
     there = types.ModuleType(module)
     there.__version__ = old
-    for found, told, hint in (
+    for found, words, hint in (
         (None, "is not installed", f"run `pip install {pip}`"),  # what `import` then finds
         (there, f"{package} {old} is too old", f"run `pip install --upgrade {pip}`"),
     ):
         monkeypatch.setitem(sys.modules, module, found)
-        with pytest.raises(UsageError, match=re.escape(told)) as error:
+        with pytest.raises(UsageError, match=re.escape(words)) as error:
             open_peer(name, ours)
         assert error.value.hint == hint
 
