@@ -223,7 +223,7 @@ def test_sql_is_refused_with_the_way_out(database: bool, cut: int | None) -> Non
         base.executescript(text)
         data = base.serialize() if database else "\n".join(base.iterdump()).encode()
     for refused in (data[:cut], text.encode()):
-        with pytest.raises(UsageError, match="`x` is SQL, which `bench compare` does not ") as error:
+        with pytest.raises(UsageError, match="`x` is SQL, which `bench compare` does ") as error:
             read_results(refused, "x")
         assert error.value.hint is not None
         assert "`-o json`" in error.value.hint

@@ -142,7 +142,7 @@ CASES = {
 }  # fmt: skip
 
 
-def log_case(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilings=None, **options):
+def logged(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilings=None, **options):
     """`peer` is how slow the other engine is, why it does not load, or its trouble."""
 
     def load(chosen):
@@ -199,7 +199,7 @@ def test_sweeps(monkeypatch, as_written):
     for name, case in CASES.items():
         log = found[name] = []
         monkeypatch.setattr(module, "sleep", lambda s, log=log: log.append(f"sleep {s}"))
-        log_case(watch(monkeypatch), log, **case)
+        logged(watch(monkeypatch), log, **case)
     as_written(Path(__file__).parent / "sweeps.txt", found)
 
 
