@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -39,17 +39,14 @@ class Log:
         return f": {self._last}" if self._last else ""
 
 
-_DEFAULT = "f16"  # the type of a cache
-
-
-def cache_type(requested: str) -> tuple[str, int]:
-    """(name, number) of a cache's type; `auto` is f16, llama.cpp's default."""
-    name = _DEFAULT if requested == "auto" else CACHE_OF.get(requested, requested)
+def cache_type(requested: str) -> int:
+    """The number of a cache's type in llama.cpp; `auto` is f16, its default."""
+    name = "f16" if requested == "auto" else CACHE_OF.get(requested, requested)
     if name not in CACHE_TYPES:
         raise UsageError(
             f"llama.cpp has no cache of type `{requested}`", hint=f"one of {', '.join(CACHE_TYPES)}"
         )
-    return name, CACHE_TYPES[name]
+    return CACHE_TYPES[name]
 
 
 _LAYERS_ALL = 999  # as many as there are
@@ -61,28 +58,17 @@ _NEEDED = ("llama_model_load_from_file", "llama_get_memory", "llama_memory_clear
 class LlamaCpp:
     """Engine over a `llama_model` and a `llama_context` that each `start` makes anew.
 
-    `n_batch`: tokens that a call of `read` hands over at once. `params`: further members of
-    `llama_context_params`. `type_k`: the name of the keys' type.
+    `params`: members of its `llama_context_params`; `n_batch` tokens are handed over at once.
     """
 
     counter: WorkCounter | None = None  # it computes in the formats of the file
 
     def __init__(
-        self,
-        library: Any,
-        model: Any,
-        log: Log,
-        ours: Model,
-        load_s: float,
-        *,
-        n_batch: int,
-        type_k: str,
-        params: Mapping[str, Any],
+        self, library: Any, model: Any, log: Log, ours: Model, load_s: float, params: dict[str, int]
     ) -> None:
         self._lib = library
         self._model = model
         self._log = log
-        self._n_batch = n_batch
         self._params = params
         self._context: Any = None
         self._memory: Any = None
@@ -109,7 +95,7 @@ class LlamaCpp:
             dtype=format,
             weight_format=format,
             product_format=format,
-            type_k=type_k,
+            type_k=next(name for name, type_ in CACHE_TYPES.items() if type_ == params["type_k"]),
             gpu_layers=len(ours.config.layers) + 1 if on_gpu else 0,  # the head counts as one
             load_s=load_s,
         )
@@ -122,12 +108,12 @@ class LlamaCpp:
         self._drop_context()
         params = self._lib.llama_context_default_params()
         params.n_ctx = tokens
-        params.n_batch = max(self._n_batch, chunk)
+        for name, value in self._params.items():
+            setattr(params, name, value)
+        params.n_batch = max(params.n_batch, chunk)
         params.n_ubatch = chunk
         params.n_threads = params.n_threads_batch = threads
         params.swa_full = False  # layers with a window keep it only, as in llama-bench
-        for name, value in self._params.items():
-            setattr(params, name, value)
         with silent():
             self._context = self._lib.llama_init_from_model(self._model, params)
         if not self._context:
@@ -242,32 +228,28 @@ def open_llama_cpp(
         raise unusable("llama-cpp-python") from None
     if not all(hasattr(library, name) for name in _NEEDED):
         raise unusable("llama-cpp-python", library.__version__)
-    keys, values = cache_type(type_k), cache_type(type_v)
+    context = {
+        "n_batch": n_batch,
+        "type_k": cache_type(type_k),
+        "type_v": cache_type(type_v),
+        "offload_kqv": not no_kv_offload,
+        "flash_attn_type": FLASH[flash_attn],
+    }
     if not _logs:
         library.llama_backend_init()
         _logs.append(Log(library))
-    model_params = library.llama_model_default_params()
-    model_params.n_gpu_layers = _LAYERS_ALL if _on_gpu(library, ours) else 0
-    model_params.split_mode = 0  # LLAMA_SPLIT_MODE_NONE: on one GPU, ours
-    model_params.main_gpu = ours.device.index or 0
+    params = library.llama_model_default_params()
+    params.n_gpu_layers = _LAYERS_ALL if _on_gpu(library, ours) else 0
+    params.split_mode = 0  # LLAMA_SPLIT_MODE_NONE: on one GPU, ours
+    params.main_gpu = ours.device.index or 0
     start = time.perf_counter()
     with silent():
-        file = str(ours.checkpoint.files[0]).encode()
-        model = library.llama_model_load_from_file(file, model_params)
+        model = library.llama_model_load_from_file(str(ours.checkpoint.files[0]).encode(), params)
     if not model:
         raise CheckpointError(
             f"llama.cpp cannot load `{ours.name}`{_logs[0].reason()}", hint="leave out `--against`"
         )
-    load_s = time.perf_counter() - start
-    params = {
-        "type_k": keys[1],
-        "type_v": values[1],
-        "offload_kqv": not no_kv_offload,
-        "flash_attn_type": FLASH[flash_attn],
-    }
-    return LlamaCpp(
-        library, model, _logs[0], ours, load_s, n_batch=n_batch, type_k=keys[0], params=params
-    )
+    return LlamaCpp(library, model, _logs[0], ours, time.perf_counter() - start, context)
 
 
 def _on_gpu(library: Any, ours: Model) -> bool:

@@ -222,8 +222,9 @@ def test_sql_is_refused_with_the_way_out(database: bool, cut: int | None) -> Non
     with sqlite3.connect(":memory:") as base:
         base.executescript(text)
         data = base.serialize() if database else "\n".join(base.iterdump()).encode()
+    words = "`x` is SQL, which `bench compare` does not read"
     for refused in (data[:cut], text.encode()):
-        with pytest.raises(UsageError, match="`x` is SQL, which `bench compare` does ") as error:
+        with pytest.raises(UsageError, match=words) as error:
             read_results(refused, "x")
         assert error.value.hint is not None
         assert "`-o json`" in error.value.hint

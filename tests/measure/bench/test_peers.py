@@ -152,7 +152,7 @@ class LlamaLibrary:
 def test_llama_cpp_runs_as_llama_bench_does():
     """Windows keep their keys only, and a depth comes back from its copy."""
     peer = LlamaCpp.__new__(LlamaCpp)
-    peer._lib, peer._n_batch, peer._params = LlamaLibrary(), 64, {"type_k": 1}
+    peer._lib, peer._params = LlamaLibrary(), {"n_batch": 64, "type_k": 1}
     peer._context = peer._model = None
     peer._log = types.SimpleNamespace(reason=lambda: "")
     peer.start(20, 1, 4)
@@ -263,7 +263,7 @@ def test_nothing_of_a_library_is_heard_and_nothing_of_ours_is_lost(capfd):
 
 
 def test_types_of_llama_cpps_cache():
-    assert [cache_type(name)[1] for name in ("auto", "f16", "bfloat16", "f32", "q8_0")] == [
+    assert [cache_type(name) for name in ("auto", "f16", "bfloat16", "f32", "q8_0")] == [
         1, 1, 30, 0, 8,
     ]  # fmt: skip
     with pytest.raises(UsageError, match="no cache of type `q9`"):
