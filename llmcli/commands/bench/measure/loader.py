@@ -243,8 +243,8 @@ class EngineLoader:
 
     def _unload(self) -> None:
         """Gives the model's memory back."""
-        loaded, self._loaded = self._loaded is not None, None
-        if loaded:
+        if self._loaded is not None:
+            self._loaded = None
             gc.collect()
             torch.cuda.empty_cache()  # nothing where CUDA was never used
 
