@@ -31,12 +31,11 @@ from torch import Tensor
 sys.path.insert(0, str(ROOT))  # the working tree's llmcli
 
 from llmcli.checkpoints import open_model
-from llmcli.commands.bench.measure.llama_cpp import LlamaCpp, open_llama_cpp
-from llmcli.commands.bench.report.settings import Settings
 from llmcli.engine.session import Session
 from llmcli.engine.ties import NearTies
 from llmcli.errors import UsageError
 from llmcli.loading.load import load_checkpoint
+from llmcli.measure.llama_cpp import LlamaCpp, open_llama_cpp
 from llmcli.model import Model
 
 QUESTIONS = Path(__file__).with_name("questions.txt")
@@ -71,12 +70,7 @@ class Theirs:
     """llama.cpp on the file that `ours` was loaded from."""
 
     def __init__(self, ours: Model, threads: int) -> None:
-        settings = Settings(
-            model="", device="cpu", dtype="auto", n_batch=512, n_ubatch=512, n_threads=threads,
-            type_k="auto", type_v="auto", n_gpu_layers=0, flash_attn="auto",
-            no_kv_offload=False, embeddings=False,
-        )  # fmt: skip
-        self._engine: LlamaCpp = open_llama_cpp(ours, settings)
+        self._engine: LlamaCpp = open_llama_cpp(ours, n_batch=512)
         self._engine.start(1024, threads, 512)
 
     def start(self, ids: Sequence[int]) -> Tensor:

@@ -88,7 +88,7 @@ ELSEWHERE = {
     "checkpoints.hub.fetching:mark_missing": "asks for a file that is not there",
     "shell.streams:Keys._unmark": "to a terminal",
     "shell.streams:to_devnull": "to /dev/null",
-    "commands.bench.measure.peer:silent": "to /dev/null",
+    "measure.peers:silent": "to /dev/null",
     "measure.peaks:_set_back": "to the kernel, below /proc",
     "text.template_renderer:TemplateRenderer._answer": "to a pipe",
 }

@@ -3,8 +3,6 @@
 It reads the checkpoint by itself, directories and GGUF files.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 from covers import COVER, one_each
@@ -13,15 +11,9 @@ from parity_models import build, opened, prompt
 from torch.utils.flop_counter import FlopCounterMode
 from zoo import ZOO, attending, packed, variant
 
-from llmcli.commands.bench.measure.peer import same_model
-from llmcli.commands.bench.measure.transformers import open_transformers
-from llmcli.commands.bench.report.plan import Test as Case
-from llmcli.commands.bench.report.settings import Settings
 from llmcli.errors import UsageError
-
-SETTINGS = Settings(
-    model="x", device="cpu", dtype="float32", n_batch=64, n_ubatch=7, n_threads=1, n_gpu_layers=0
-)
+from llmcli.measure.peers import open_transformers, same_model
+from llmcli.records.engines import SpeedTest
 
 
 def attends_everywhere(one):
@@ -41,7 +33,7 @@ CHOSEN = [name for name in CACHED if name in COVER or name in FIRST]
 def difference(model):
     """Largest difference of log-probabilities after a prompt in pieces, a rewind and two tokens."""
     ids = prompt(tokens=40)[0].tolist()
-    peer = open_transformers(model, SETTINGS)
+    peer = open_transformers(model, flash=True)
     peer.start(len(ids), 1, 7)
     peer.read(ids[:25])
     for _ in range(2):
@@ -66,7 +58,7 @@ def difference(model):
 def test_another_state_than_keys_and_values_is_refused(name, models):
     model = models(name, "float32")
     with pytest.raises(UsageError, match="layers of this model keep something else"):
-        open_transformers(model, SETTINGS)
+        open_transformers(model, flash=True)
 
 
 @pytest.mark.parametrize("name", one_each(CHOSEN, lambda name: variant(name).model_type))
@@ -86,7 +78,7 @@ def test_layers_with_a_window_read_its_keys_only(checkpoints, monkeypatch):
         return fused(query, key, *args, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
-    peer = open_transformers(model, SETTINGS)
+    peer = open_transformers(model, flash=True)
     peer.start(80, 1, 40)
     peer.read([1] * 40)
     peer.rewind(40)
@@ -104,14 +96,13 @@ def test_layers_with_a_window_read_its_keys_only(checkpoints, monkeypatch):
 def test_work_is_that_which_transformers_does(name, models):
     """Of calls shorter than a window, whose keys it reads and masks."""
     model = models(name, "float32")
-    settings = replace(SETTINGS, flash_attn="off", n_ubatch=6)
-    peer = open_transformers(model, settings)
+    peer = open_transformers(model, flash=False)
     for tokens in (6, 12):
-        peer.start(tokens, 1, settings.n_ubatch)
+        peer.start(tokens, 1, 6)
         with peer.computing(), FlopCounterMode(display=False) as counter:
             peer.read(range(3, 3 + tokens))
-        test = Case(n_prompt=tokens, n_gen=0)
-        assert peer.counter.work(test, settings).flops_full == counter.get_total_flops()
+        test = SpeedTest(n_prompt=tokens, n_gen=0)
+        assert peer.counter.work(test, 64, 6).flops_full == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
@@ -126,8 +117,8 @@ def test_what_transformers_does_not_read_of_a_gguf_file_is_said(tmp_path):
     file = tmp_path / "model.gguf"
     write_gguf(build(packed("ministral3"), seed=3), file, "Q8_0")
     with pytest.raises(UsageError, match="architecture mistral3 is not supported"):
-        open_transformers(opened(file, "float32"), SETTINGS)
+        open_transformers(opened(file, "float32"), flash=True)
     # llama.cpp keeps Llama 3's scaling as a tensor of factors
     write_gguf(build(packed("llama", **variant("rope-llama3").overrides), seed=3), file, "Q8_0")
     model = opened(file, "float32")
-    assert not same_model(model, open_transformers(model, SETTINGS), threads=1).ok
+    assert not same_model(model, open_transformers(model, flash=True), threads=1).ok

@@ -7,12 +7,12 @@ from typing import Any
 
 from drawn import changes, shown
 
-from llmcli.commands.bench.report.plan import Test as Counts
-from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, EngineInfo, Row, Run
+from llmcli.commands.bench.report.comparison import Against
+from llmcli.commands.bench.report.row import BenchReport, BuildInfo, Row
 from llmcli.commands.bench.report.settings import Settings
-from llmcli.commands.bench.view.formats import CSV, markdown, table_widths
-from llmcli.commands.bench.view.table import render_beside
+from llmcli.commands.bench.view.rows import CSV, markdown, render_beside, table_widths
 from llmcli.errors import OutOfMemory
+from llmcli.records.engines import EngineInfo, SpeedTest, TimedRun
 from llmcli.records.machine import Ceilings, MatrixRate, ReadRate
 from llmcli.records.work import PartWork
 
@@ -25,13 +25,13 @@ RAN = EngineInfo(
     load_s=1.5,
 )  # fmt: skip
 WORK = PartWork(flops=7_000_000_000_000, weights=10**9)
-PP, TG = Counts(n_prompt=512, n_gen=0), Counts(n_prompt=0, n_gen=4, n_depth=1024)
-TOKENS = Run(total=100_000_000, tokens=(10_000_000, 20_000_000, 30_000_000, 40_000_000))
-PROMPTS = [Run(total=ns, first=ns) for ns in (200_000_000, 250_000_000)]
+PP, TG = SpeedTest(n_prompt=512, n_gen=0), SpeedTest(n_prompt=0, n_gen=4, n_depth=1024)
+TOKENS = TimedRun(total=100_000_000, tokens=(10_000_000, 20_000_000, 30_000_000, 40_000_000))
+PROMPTS = [TimedRun(total=ns, first=ns) for ns in (200_000_000, 250_000_000)]
 
 
 def row(
-    number: int = 1, test: Counts = PP, settings: Settings = DEFAULT, info: EngineInfo = RAN,
+    number: int = 1, test: SpeedTest = PP, settings: Settings = DEFAULT, info: EngineInfo = RAN,
     **more: Any,
 ) -> Row:  # fmt: skip
     """Two runs of a prompt, or one of a text, on a GPU."""
@@ -42,10 +42,10 @@ def row(
 
 PROMPT, TEXT = row(), row(2, TG)
 NOTHING: dict[str, Any] = {"runs": (), "work": None, "roofline_ns": None}
-FAILED = row(
-    info=EngineInfo.unknown("llmcli", DEFAULT), error=OutOfMemory("no room | for\nit"),
-    **NOTHING,
-)  # fmt: skip
+UNKNOWN = EngineInfo(
+    engine="llmcli", model_type="m", backends="CPU", device="auto", dtype="auto", type_k="auto"
+)
+FAILED = row(info=UNKNOWN, error=OutOfMemory("no room | for\nit"), **NOTHING)
 
 
 def table(*rows: Row, room: int | None = None) -> str:
@@ -87,11 +87,11 @@ def test_screens(golden: Any) -> None:
     matrices = (MatrixRate(dtype="float32", flops_per_s=1e11),)
     other = replace(CEILINGS, device="cpu", threads=1, matrices=matrices)
     varied = replace(
-        DEFAULT, device="cpu", type_k="f32", type_v="f32", no_kv_offload=True,
-        embeddings=True,
-    )  # fmt: skip
+        DEFAULT, device="cpu", type_k="f32", type_v="f32", no_kv_offload=True, embeddings=True
+    )
     both = (PROMPT, row(2, settings=varied))
     plain = beside(200, PROMPT, TEXT)
+    absent = replace(UNKNOWN, engine="transformers")
     golden("bench", {
         "on a GPU it is what llama-bench prints": table(PROMPT, TEXT),
         "an error is one cell, of the model as it was named": table(FAILED),
@@ -103,10 +103,8 @@ def test_screens(golden: Any) -> None:
         "ratios have a verdict and that of the means":
             beside(140, PROMPT, TEXT, theirs, against=ratios),
         "an engine that failed shared the process, too": changes(
-            beside(200, PROMPT), beside(200, PROMPT, row(
-                info=EngineInfo.unknown("transformers", DEFAULT), error=OutOfMemory("no room"),
-                **NOTHING,
-            ))
+            beside(200, PROMPT),
+            beside(200, PROMPT, row(info=absent, error=OutOfMemory("no room"), **NOTHING)),
         ),
         "more than a ceiling is a ceiling that was none":
             changes(plain, beside(200, row(roofline_ns=1.2 * PROMPT.avg_ns), TEXT)),

@@ -1,6 +1,7 @@
 """`selftest` passes here, sees planted faults, and compares itself with a receipt."""
 
 import json
+import sys
 from dataclasses import replace
 from itertools import count
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from needs import needs_kernels
 
 from llmcli.cli.app import main
-from llmcli.commands.selftest.measure import arithmetic, machine, run
+from llmcli.commands.selftest.measure import arithmetic, run
 from llmcli.commands.selftest.measure.arithmetic import Group, groups_of, measure_groups
 from llmcli.commands.selftest.measure.models import MODELS
 from llmcli.commands.selftest.report import (
@@ -23,7 +24,7 @@ from llmcli.commands.selftest.report import (
     compare,
 )
 from llmcli.errors import WriteFailed
-from llmcli.measure import runs
+from llmcli.measure import engines
 from llmcli.nn.step import Step
 from llmcli.records.document import ViewCheck
 
@@ -124,7 +125,7 @@ def test_nan_is_wrong(monkeypatch):
 
 
 def test_levels_and_exhaustion(monkeypatch):
-    monkeypatch.setattr(run, "levels_here", lambda: ["portable", "avx2"])
+    monkeypatch.setattr(run.native, "levels", lambda: ["portable", "avx2"])
     said = {"portable": "a", "avx2": "b"}
 
     class Done:
@@ -144,7 +145,7 @@ def test_levels_and_exhaustion(monkeypatch):
     monkeypatch.setattr(Done, "returncode", 1)
     assert not run.measure_levels().check.ok, "all fail alike"
     monkeypatch.setattr(Done, "returncode", 0)
-    monkeypatch.setattr(run, "levels_here", list)
+    monkeypatch.setattr(run.native, "levels", list)
     assert run.measure_levels() is None
     monkeypatch.setattr(run, "_run", lambda words, environ: Done(""))
     assert not run.measure_exhaustion(CPU).check.ok
@@ -157,7 +158,7 @@ def test_memory_that_runs_out_ends_with_5(monkeypatch):
 
 
 SMALL = dict(
-    machine.SHAPES["1B"], hidden_size=64, intermediate_size=96, head_dim=16,
+    run.SHAPES["1B"], hidden_size=64, intermediate_size=96, head_dim=16,
     num_attention_heads=4, num_key_value_heads=2, vocab_size=256, num_hidden_layers=8,
 )  # fmt: skip
 
@@ -165,30 +166,43 @@ SMALL = dict(
 @pytest.fixture
 def small_shape(monkeypatch):
     """`1B` is small, and little is read."""
-    monkeypatch.setitem(machine.SHAPES, "1B", SMALL)
-    monkeypatch.setattr(machine, "_READ", 1 << 20)
-    monkeypatch.setattr(machine, "PROMPT", 16)
+    monkeypatch.setitem(run.SHAPES, "1B", SMALL)
+    monkeypatch.setattr(run, "_READ", 1 << 20)
+    monkeypatch.setattr(run, "PROMPT", 16)
 
 
 def test_rates_and_memory_of_a_shape(small_shape, monkeypatch):
-    rates, memory = machine.measure_shape(machine.Shape("1B", 2), CPU, against=False)
+    rates, memory = run.measure_shape(run.Shape("1B", 2), CPU, against=False)
     assert [(rate.phase, rate.layers, rate.all_layers) for rate in rates] == [
         ("decode", 2, 8), ("prefill", 2, 8),
     ]  # fmt: skip
     assert all(rate.tokens_per_s > 0 and rate.share > 0 for rate in rates)
     assert memory.estimated > 0
-    assert machine.fitting_layers("1B", CPU, 3) == 3
-    monkeypatch.setattr(machine, "available_bytes", lambda device: 1)
-    assert machine.fitting_layers("1B", CPU, 3) == 0
+    assert run.fitting_layers("1B", CPU, 3) == 3
+    monkeypatch.setattr(run, "available_bytes", lambda device: 1)
+    assert run.fitting_layers("1B", CPU, 3) == 0
 
 
 def test_the_rate_of_some_layers_is_reckoned_for_all(small_shape, monkeypatch):
-    """By a clock that gives every run the same time."""
+    """By a clock that gives every run the same time: layers that were not run are of the format
+    of those that were."""
     ticks = count()
-    monkeypatch.setattr(runs, "perf_counter", lambda: float(next(ticks)))
-    found = [machine.measure_shape(machine.Shape("1B", n), CPU, against=False)[0] for n in (1, 8)]
+    monkeypatch.setattr(engines, "perf_counter_ns", lambda: 1000 * next(ticks))
+    found = [run.measure_shape(run.Shape("1B", n), CPU, against=False)[0] for n in (1, 8)]
+    one, whole = (run.Shape("1B", 1).config, run.Shape("1B", 8).config)
+    nbytes = [run.numbers_on(CPU, config).weight_bytes(config) for config in (one, whole)]
     for some, every in zip(*found, strict=True):
         assert some.tokens_per_s < 0.6 * every.tokens_per_s
+    decode = found[0][0].tokens_per_s / found[1][0].tokens_per_s
+    assert decode == pytest.approx(nbytes[0] / nbytes[1], rel=0.1)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_transformers_beside_us_where_it_is_installed(small_shape, monkeypatch, there):
+    if not there:
+        monkeypatch.setitem(sys.modules, "transformers", None)
+    rates, _ = run.measure_shape(run.Shape("1B", 2), CPU, against=True)
+    assert [rate.versus is not None for rate in rates] == [there] * 2
 
 
 CHECK = ViewCheck(name="taps", words="observing changes no bit", value=0.0, tolerance=0.0)

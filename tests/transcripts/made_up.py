@@ -103,19 +103,20 @@ def _made_up_bench(monkeypatch):
     seconds, reads = itertools.count(), ReadRate(nbytes=10**9, bytes_per_s=1e9, level="memory")
     for name, value in {
         "command.build_info": lambda: build,
-        "measure.engine.llmcli": SimpleNamespace(__version__="1.2.3"),
-        "measure.engines.perf_counter": lambda: next(seconds) / 4,
-        "measure.engines.resident_bytes": lambda: 300 << 20,
-        "measure.engines.ceilings": SimpleNamespace(
+        "measure.loader.perf_counter": lambda: next(seconds) / 4,
+        "measure.loader.resident_bytes": lambda: 300 << 20,
+        "measure.loader.ceilings": SimpleNamespace(
             measure_ceilings=lambda device, numbers, **_: Ceilings(
                 device=str(device), threads=1, caches=(), seconds=0.5, reads=(reads,),
                 matrices=(MatrixRate(dtype=numbers.products, flops_per_s=1e10),),
             )
         ),
-        "measure.sweep.perf_counter_ns": lambda: next(clock),
         "measure.sweep.datetime": SimpleNamespace(now=lambda zone: datetime(2026, 11, 22)),
     }.items():
         monkeypatch.setattr(f"llmcli.commands.bench.{name}", value)
+    engines = "llmcli.measure.engines"
+    monkeypatch.setattr(f"{engines}.llmcli", SimpleNamespace(__version__="1.2.3"))
+    monkeypatch.setattr(f"{engines}.perf_counter_ns", lambda: next(clock))
     for name, value in (("_mark", 900 << 20), ("_set_back", True)):
         monkeypatch.setattr(f"llmcli.measure.peaks.{name}", lambda value=value: value)
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,11 +36,15 @@ from llmcli.ui.theme import one_line
 
 if TYPE_CHECKING:
     from llmcli.commands.bench.report.row import BenchReport, BuildInfo, Row
-    from llmcli.commands.bench.view.formats import Format
+    from llmcli.commands.bench.view.rows import Format
     from llmcli.records.machine import Ceilings
 
 CONTEXT = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as llama-bench does
-PACKAGES = {"transformers": "transformers", "llama.cpp": "llama_cpp"}
+# the module of an engine, and the package that pip installs it from
+PACKAGES = {
+    "transformers": ("transformers", "transformers"),
+    "llama.cpp": ("llama_cpp", "llama-cpp-python"),
+}
 # options of our other commands: what takes their place here
 ELSEWHERE = {
     "--max-tokens": "did you mean `-n`, new tokens of a test?",
@@ -94,19 +97,20 @@ def command(
 
 
 def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:
-    """Raises UsageError for what can be refused before anything is looked for."""
+    """Raise UsageError for options that can be refused before a model is located."""
     if output.json and runs.output is not None:
         raise UsageError(
             f"`--json` and `-o {runs.output}` are two formats for one stdout",
             hint="`-o json` is llama-bench's array, `--json` one document with everything",
         )
     native.check()
-    if ours.against is not None and find_spec(PACKAGES[ours.against]) is None:
-        package = {"llama.cpp": "llama-cpp-python"}.get(ours.against, ours.against)
-        raise UsageError(
-            f"`--against {ours.against}` needs a package that is not installed",
-            hint=f"run `pip install {package}`, then this command again",
-        )
+    if ours.against is not None:
+        module, package = PACKAGES[ours.against]
+        if find_spec(module) is None:
+            raise UsageError(
+                f"`--against {ours.against}` needs a package that is not installed",
+                hint=f"run `pip install {package}`, then this command again",
+            )
 
 
 def _default_model(ours: OurOptions, runs: RunOptions, out: Output) -> str:
@@ -133,9 +137,8 @@ def _default_model(ours: OurOptions, runs: RunOptions, out: Output) -> str:
 
 def _run(plan: Plan, out: Output) -> None:
     """Measures, writes each row when it is complete, and ends with what the rows have in common."""
-    from llmcli.commands.bench.measure.engines import Engines
+    from llmcli.commands.bench.measure.loader import EngineLoader
     from llmcli.commands.bench.measure.sweep import Sweep
-    from llmcli.measure.machine import CpuContention
 
     build = build_info()
     status = Status(out, lines=plan.runs.progress)
@@ -152,27 +155,20 @@ def _run(plan: Plan, out: Output) -> None:
         SIGNALS.check()
         write(format.row(row))
 
-    with Engines(plan, out, status) as engines:
+    with EngineLoader(plan, out, status) as loader:
         write(format.head)
-        contention = CpuContention()
-        report = Sweep(plan, engines, build, on_row=on_row, on_status=status.on_status).run()
+        report = Sweep(plan, loader, build, on_row=on_row, on_status=status.on_status).run()
         status.erase()
         write(format.foot(len(report.rows)))
-        report = replace(
-            report,
-            checks=engines.checks,
-            machine_load=contention.load(report.cpu_threads),
-            models=tuple(engines.models.values()),
-        )
         _finish(report, plan, out)
 
 
 def _format(plan: Plan, out: Output, build: BuildInfo) -> Format:
-    """The format of the rows that `-o` says; none with `--json`.
+    """The format of the rows that `-o` names; none with `--json`.
 
     Where no format was given the table is as narrow as the terminal, else it is llama-bench's.
     """
-    from llmcli.commands.bench.view.formats import FORMATS, markdown, table_widths
+    from llmcli.commands.bench.view.rows import FORMATS, markdown, table_widths
     from llmcli.devices import resolve_device
 
     if out.json or plan.runs.output not in (None, "md"):
@@ -257,7 +253,7 @@ class Status:
 
 
 class NothingRan(LlmcliError):
-    """No test of a sweep could run: ends as the first of them did. `reported`: stdout says so."""
+    """No test of a sweep could run: the error of the first. `reported`: the rows show it."""
 
     reported = True
 
@@ -268,8 +264,7 @@ class NothingRan(LlmcliError):
 
 def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
     """The second table or the document, the notes, and the exit code."""
-    from llmcli.commands.bench.view.formats import row_object
-    from llmcli.commands.bench.view.table import against_notes, render_beside
+    from llmcli.commands.bench.view.rows import against_notes, render_beside, row_object
     from llmcli.measure.machine import environment
 
     if out.json:

@@ -42,10 +42,12 @@ class CompareOptions:
     first: str = arg(..., "A", "The result to compare with; `-` reads stdin.")
     second: str = arg(..., "B", "The result that is judged.")
     fail_if_slower: str | None = opt(
-        None, "--fail-if-slower", "PERCENT",
+        None,
+        "--fail-if-slower",
+        "PERCENT",
         "Exit 1 where a test of B is slower than A's by more than that (such as 5%), within noise "
         "or not, or has failed.",
-    )  # fmt: skip
+    )
 
 
 def command(sides: CompareOptions, output: OutputOptions) -> None:
@@ -111,7 +113,7 @@ def _read(path: str, out: Output) -> Source:
 
 
 def _require(report: ComparisonReport) -> None:
-    """Raises CheckFailed for what the last line of the view says."""
+    """Raise CheckFailed where no test is in both, or tests of B have failed or are too slow."""
     from llmcli.commands.bench.view.comparison import NOTHING_IN_COMMON, failures
 
     if not report.tests:

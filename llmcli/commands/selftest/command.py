@@ -44,9 +44,11 @@ class SelftestOptions:
         None, "-o", "--output", "FILE.json", "Write the result to a file, as a receipt."
     )
     verify: str | None = opt(
-        None, "--verify", "FILE.json",
+        None,
+        "--verify",
+        "FILE.json",
         "Compare with a receipt: checks that passed, and the rates of the same machine.",
-    )  # fmt: skip
+    )
 
 
 def command(selftest: SelftestOptions, output: ViewOutputOptions) -> None:
@@ -66,20 +68,20 @@ def command(selftest: SelftestOptions, output: ViewOutputOptions) -> None:
     with Progress(out) as progress:
         report = measure_selftest(device, speed=not selftest.no_speed, progress=progress)
     header = environment()
-    same = receipt is not None and (receipt.processor, receipt.gpus) == (
-        header.processor, tuple(header.gpus),
-    )  # fmt: skip
+    here = (header.processor, tuple(header.gpus))
+    same = receipt is not None and (receipt.processor, receipt.gpus) == here
+    file = None
+    if selftest.save is not None:
+        file = ExportFile(path=selftest.save, holds="a receipt for `llmcli selftest --verify`")
     out.present(
         lambda: render_selftest(report, f"selftest on {report.device}", receipt, same_machine=same),
         members(report) | {"ceilings": _ceilings(report)},
         model=None,
         environment=header,
         checks=report.checks,
-        file=None if selftest.save is None else ExportFile(
-            path=selftest.save, holds="a receipt for `llmcli selftest --verify`"
-        ),
+        file=file,
         hint="run it again with `LLMCLI_KERNELS=off` to see whether our kernels are at fault",
-    )  # fmt: skip
+    )
 
 
 def _ceilings(report: SelftestReport) -> dict[str, object] | None:

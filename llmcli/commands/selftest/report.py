@@ -100,14 +100,15 @@ class Receipt:
                 raise ValueError("it is no receipt of `llmcli selftest`")
             machine = document["environment"]
             return cls(
-                processor=str(machine["processor"]), gpus=tuple(map(str, machine["gpus"])),
+                processor=str(machine["processor"]),
+                gpus=tuple(map(str, machine["gpus"])),
                 device=str(document["device"]),
                 passed={str(name): bool(one["ok"]) for name, one in document["checks"].items()},
                 rates={
                     (str(rate["shape"]), str(rate["phase"])): float(rate["tokens_per_s"])
                     for rate in document["rates"]
                 },
-            )  # fmt: skip
+            )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"it lacks {error}") from error
 
@@ -116,8 +117,9 @@ def compare(receipt: Receipt, report: SelftestReport, *, same_machine: bool = Tr
     """List what is worse now: checks that fail, and rates of the same machine below `SLOWER`."""
     found = [
         f"{check.name} passed in the receipt and fails now"
-        for check in report.checks if receipt.passed.get(check.name) and not check.ok
-    ]  # fmt: skip
+        for check in report.checks
+        if receipt.passed.get(check.name) and not check.ok
+    ]
     names = {check.name for check in report.checks}
     found += [f"{name} was not checked now" for name in receipt.passed if name not in names]
     for rate in report.rates if same_machine else ():

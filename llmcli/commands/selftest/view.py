@@ -25,8 +25,11 @@ def render_selftest(
 ) -> RenderableType:
     """The verdict, the properties, rates, memory, and what differs from a `receipt`."""
     parts: list[RenderableType] = [
-        Text(title, style=HEADING), _verdict(report.groups), Text(), _groups(report.groups),
-    ]  # fmt: skip
+        Text(title, style=HEADING),
+        _verdict(report.groups),
+        Text(),
+        _groups(report.groups),
+    ]
     if report.rates:
         memory = [_memory_words(one) for one in report.memory]
         parts += [Text(), _rates(report.rates), Line(memory, FAINT)]

@@ -1,13 +1,13 @@
-"""An engine that computes nothing: it writes down what it is asked and turns a clock of its own."""
+"""An engine that computes nothing: it logs its calls and turns a clock of its own."""
 
 from contextlib import contextmanager
 
-from llmcli.commands.bench.measure import sweep
 from llmcli.commands.bench.measure.sweep import Sweep
 from llmcli.commands.bench.report.plan import OurOptions, Plan, RunOptions
-from llmcli.commands.bench.report.plan import Test as Case
-from llmcli.commands.bench.report.row import BuildInfo, EngineInfo
+from llmcli.commands.bench.report.row import BuildInfo
 from llmcli.commands.bench.report.settings import Settings
+from llmcli.measure import engines
+from llmcli.records.engines import EngineInfo, SpeedTest
 from llmcli.records.machine import Cache, Ceilings, MatrixRate, ReadRate
 
 
@@ -24,7 +24,7 @@ class Clock:
 def watch(monkeypatch):
     """The clock that runs are timed with from now on."""
     clock = Clock()
-    monkeypatch.setattr(sweep, "perf_counter_ns", clock)
+    monkeypatch.setattr(engines, "perf_counter_ns", clock)
     return clock
 
 
@@ -57,7 +57,7 @@ CEILINGS = Ceilings(
 class FakeEngine:
     """10 ns a token that is read, 100 for one that is written; `trouble(word)` may raise.
 
-    What it is told is written into `log`, with its name where it is not ours.
+    Its calls are written into `log`, with its name where it is not ours.
     """
 
     vocab, counter = 50, None
@@ -118,18 +118,20 @@ class FakeEngine:
         assert len(self.held) <= self.room, "no room"
 
 
-TESTS = Case(n_prompt=8, n_gen=0), Case(n_prompt=0, n_gen=4)
+TESTS = SpeedTest(n_prompt=8, n_gen=0), SpeedTest(n_prompt=0, n_gen=4)
 BUILD = BuildInfo(build_commit="abc", build_number=1, cpu_info="A CPU", gpu_info="")
 
 
 def all_tests(prompts, texts, both, depths):
     """Tests of these numbers of tokens, as the options order them."""
     each = [(n, 0) for n in prompts] + [(0, n) for n in texts] + both
-    return [Case(n_prompt=p, n_gen=n, n_depth=depth) for depth in depths for p, n in each]
+    return [SpeedTest(n_prompt=p, n_gen=n, n_depth=depth) for depth in depths for p, n in each]
 
 
 class Loads:
-    """`Engines` of functions; without them no peer, no ceilings, nothing known of headers."""
+    """`EngineLoader` of functions; without them no peer, no ceilings, nothing known of headers."""
+
+    models, checks = {}, ()
 
     def __init__(self, load, peer=None, ceilings=lambda device, numbers, reads: None,
                  known=lambda settings: None):  # fmt: skip

@@ -6,18 +6,22 @@ Order, pieces and ids are llama-bench's.
 import dataclasses
 
 import pytest
+import torch
 from bench_engines import CEILINGS, settings
 from zoo import CONFIGS, llama
 
+from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.work import part_work, total_work
-from llmcli.commands.bench.measure.engine import WorkCounter, random_ids
-from llmcli.commands.bench.report.plan import Test as Case
 from llmcli.graph.spec import Call
+from llmcli.measure.engines import WorkCounter, random_ids
+from llmcli.records.engines import SpeedTest
 from llmcli.records.machine import MatrixRate, ReadRate
 from llmcli.records.work import PartWork
 
 BFLOAT16 = Arithmetic.of("bfloat16")
+SIZES = 2048, 512  # of a batch and of a call, llama-bench's
 LLAMA = WorkCounter(config=llama(), numbers=Arithmetic.of("float32"))
 
 
@@ -29,7 +33,7 @@ def made(flops_per_s, *reads):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "window", "layers that differ"])
 def test_work_is_that_of_every_call(name):
-    config, test = CONFIGS[name], Case(n_prompt=11, n_gen=3, n_depth=5)
+    config, test = CONFIGS[name], SpeedTest(n_prompt=11, n_gen=3, n_depth=5)
     calls = [("prefill", 5, 4, "none"), ("prefill", 9, 2, "last")]  # 6 at a time: two batches,
     calls += [("prefill", 11, 4, "none"), ("prefill", 15, 1, "last")]  # each ends with logits
     calls += [("decode", past, 1, "last") for past in (16, 17, 18)]
@@ -40,13 +44,13 @@ def test_work_is_that_of_every_call(name):
         )
         for phase, past, tokens, logits in calls
     ]  # fmt: skip
-    found = WorkCounter(config=config, numbers=BFLOAT16).work(test, settings(n_batch=6, n_ubatch=4))
+    found = WorkCounter(config=config, numbers=BFLOAT16).work(test, 6, 4)
     assert found == sum(parts, PartWork())
 
 
 def test_a_depth_is_not_counted_but_read():
     flat, deep = (
-        LLAMA.work(Case(n_prompt=0, n_gen=1, n_depth=d), settings())
+        LLAMA.work(SpeedTest(n_prompt=0, n_gen=1, n_depth=d), *SIZES)
         for d in (0, 30)
     )
     assert deep.weights == flat.weights
@@ -56,13 +60,13 @@ def test_a_depth_is_not_counted_but_read():
 
 
 def test_the_roofline_is_the_sum_over_parts_of_what_they_wait_for():
-    test = Case(n_prompt=0, n_gen=1)
-    work = LLAMA.work(test, settings())
+    test = SpeedTest(n_prompt=0, n_gen=1)
+    work = LLAMA.work(test, *SIZES)
 
     def least(bytes_per_s, flops_per_s):
         memory = ReadRate(nbytes=10**9, bytes_per_s=bytes_per_s, level="memory")
         ceilings = made(flops_per_s, memory)
-        return LLAMA.roofline_ns(test, settings(), ceilings)
+        return LLAMA.roofline_ns(test, *SIZES, ceilings)
 
     assert least(1e9, 1e30) == pytest.approx(work.bytes)  # a byte takes a nanosecond
     assert least(1e30, 1e9) == pytest.approx(work.flops)
@@ -80,39 +84,39 @@ def test_weights_come_from_where_all_that_a_step_reads_lies_and_activations_from
     def least(tokens, nbytes):
         cache = ReadRate(nbytes=nbytes, bytes_per_s=4e9, level="L2")
         ceilings = made(1e30, cache, CEILINGS.reads[1])
-        test = Case(n_prompt=0, n_gen=tokens)
-        return LLAMA.roofline_ns(test, settings(), ceilings)
+        test = SpeedTest(n_prompt=0, n_gen=tokens)
+        return LLAMA.roofline_ns(test, *SIZES, ceilings)
 
-    test = Case(n_prompt=0, n_gen=1)
-    one = LLAMA.work(test, settings())
+    test = SpeedTest(n_prompt=0, n_gen=1)
+    one = LLAMA.work(test, *SIZES)
     streamed = one.weights + one.cache
     assert least(1, streamed) == pytest.approx((streamed + one.activations) / 4)
     # what a part passes on still fits
     assert least(1, streamed - 1) == pytest.approx(streamed + one.activations / 4)
     # a second token reads it all again, out of the same cache: not twice as much at a time
-    two = LLAMA.work(Case(n_prompt=0, n_gen=2), settings())
+    two = LLAMA.work(SpeedTest(n_prompt=0, n_gen=2), *SIZES)
     assert least(2, streamed + 1000) == pytest.approx(two.bytes / 4)
 
 
 def test_a_step_reads_the_weights_and_the_keys_of_all_tokens_before():
     empty, full = (
-        LLAMA.working_set(Case(n_prompt=p, n_gen=g, n_depth=d))
+        LLAMA.working_set(SpeedTest(n_prompt=p, n_gen=g, n_depth=d))
         for p, g, d in ((0, 1, 0), (8, 3, 20))
     )
-    one = LLAMA.work(Case(n_prompt=0, n_gen=1), settings())
+    one = LLAMA.work(SpeedTest(n_prompt=0, n_gen=1), *SIZES)
     assert empty == one.weights + one.cache
     assert full - empty == 2 * 30 * 2 * (8 + 8) * 4  # as above: 30 tokens more
 
 
 def test_there_is_no_roofline_where_the_dtype_was_not_measured():
-    test = Case(n_prompt=1, n_gen=0)
+    test = SpeedTest(n_prompt=1, n_gen=0)
     counter = WorkCounter(config=llama(), numbers=BFLOAT16)
-    assert counter.roofline_ns(test, settings(), CEILINGS) is None
+    assert counter.roofline_ns(test, *SIZES, CEILINGS) is None
 
 
 def test_memory_is_that_of_all_tokens():
     one, other = (
-        LLAMA.memory_bytes(Case(n_prompt=n, n_gen=1, n_depth=d), settings())
+        LLAMA.memory_bytes(SpeedTest(n_prompt=n, n_gen=1, n_depth=d), 512)
         for n, d in ((4, 0), (2, 2))
     )
     assert one == other
@@ -120,11 +124,22 @@ def test_memory_is_that_of_all_tokens():
         (43 * 16 * 2, 16, *(2 * 16, 2 * 16 * 32, 2 * 16 * 16, 3 * 16 * 30) * 2)
     )
     assert one > 4 * weights
-    long = Case(n_prompt=900, n_gen=0)
+    long = SpeedTest(n_prompt=900, n_gen=0)
     needs = [
-        LLAMA.memory_bytes(long, settings(n_ubatch=n)) for n in (1, 64, 512)
+        LLAMA.memory_bytes(long, n) for n in (1, 64, 512)
     ]
     assert needs[0] < needs[1] < needs[2]
+
+
+def test_memory_is_that_of_the_device_and_not_of_the_processor(monkeypatch):
+    """Apple's GPU multiplies bfloat16 beside a processor that may not."""
+    monkeypatch.setattr(devices, "resolve_device", lambda name: torch.device("mps"))
+    monkeypatch.setattr(devices.processor, "has_bfloat16", lambda: False)
+    found = WorkCounter(config=llama(), numbers=BFLOAT16).memory_bytes(
+        SpeedTest(n_prompt=900, n_gen=0), 512
+    )
+    need = memory_need(llama(), BFLOAT16, batch=1, context=900, chunk=512, native=True)
+    assert found == need.needed_bytes
 
 
 @pytest.mark.parametrize(
@@ -140,7 +155,7 @@ def test_memory_is_that_of_all_tokens():
 def test_a_prompt_is_read_in_batches_and_those_in_micro_batches(tokens, batch, ubatch, calls):
     chosen = settings(n_batch=batch, n_ubatch=ubatch)
     for depth in (0, 5):
-        found = list(LLAMA.calls(tokens, chosen, depth))
+        found = list(LLAMA.calls(tokens, batch, chosen.chunk, depth))
         assert [(call.past - depth, call.tokens, logits) for call, logits in found] == calls
         assert all(call.phase == "prefill" and call.batch == 1 for call, _ in found)
     assert chosen.chunk == min(batch, ubatch)

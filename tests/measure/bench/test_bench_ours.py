@@ -11,12 +11,12 @@ from tiny_checkpoints import write_llama
 
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
-from llmcli.commands.bench.measure import engines
-from llmcli.commands.bench.measure.engine import LlmcliEngine, engine_info, has_flash
-from llmcli.commands.bench.measure.engines import Engines, refuse_for
+from llmcli.commands.bench.measure import loader
+from llmcli.commands.bench.measure.loader import EngineLoader, refuse_for
 from llmcli.commands.bench.report.plan import BenchOutput
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading.load import load_checkpoint, load_shapes
+from llmcli.measure.engines import LlmcliEngine, engine_info, has_flash
 from llmcli.nn.decoder import Decoder
 from llmcli.shell.output import Output
 
@@ -29,8 +29,9 @@ def folder(tmp_path):
 
 
 def loads(*configurations, **options):
-    """`Engines` for a plan with these configurations."""
-    return Engines(planned(configurations, **options), Output("bench", BenchOutput()), MagicMock())
+    """`EngineLoader` for a plan with these configurations."""
+    plan = planned(configurations, **options)
+    return EngineLoader(plan, Output("bench", BenchOutput()), MagicMock())
 
 
 def load(folder, **how):
@@ -48,7 +49,7 @@ def opened(monkeypatch):
         names.append(name)
         return open_checkpoint(path, name=name)
 
-    monkeypatch.setattr(engines, "open_checkpoint", watched)
+    monkeypatch.setattr(loader, "open_checkpoint", watched)
     return names
 
 
@@ -228,7 +229,7 @@ def test_where_there_is_flash_attention(monkeypatch, device, dtype, capability, 
 
 
 def test_flash_attention_that_is_not_there_is_refused(folder, monkeypatch):
-    monkeypatch.setattr(engines, "has_flash", lambda device, dtype: False)
+    monkeypatch.setattr(loader, "has_flash", lambda device, dtype: False)
     with pytest.raises(UsageError, match="no flash attention in f32") as error:
         load(folder, flash_attn="on")
     assert "-fa" in error.value.hint

@@ -1,6 +1,6 @@
-"""Sweeps: rows as they are measured, whatever fails beside them, and two engines in turns.
+"""Sweeps: rows as they are measured, what fails beside them, and two engines in turns.
 
-sweeps.txt has what engines are told, what is said meanwhile, and the rows, of each of `CASES`.
+sweeps.txt has the calls of engines, the progress and the rows of each of `CASES`.
 """
 
 import dataclasses
@@ -16,14 +16,14 @@ from zoo import llama
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.commands.bench.measure import sweep as module
-from llmcli.commands.bench.measure.engine import WorkCounter
-from llmcli.commands.bench.report.plan import Test as Case
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
+from llmcli.measure.engines import WorkCounter
 from llmcli.measure.peaks import PhaseMemory
+from llmcli.records.engines import SpeedTest
 from llmcli.records.text import PhasePeak
 
-PP, TG = TESTS[0], Case(n_prompt=0, n_gen=2)
-DEEP = Case(n_prompt=4, n_gen=2, n_depth=6)
+PP, TG = TESTS[0], SpeedTest(n_prompt=0, n_gen=2)
+DEEP = SpeedTest(n_prompt=4, n_gen=2, n_depth=6)
 DEEP_PP, DEEP_TG = (dataclasses.replace(DEEP, **none) for none in ({"n_gen": 0}, {"n_prompt": 0}))
 
 
@@ -63,7 +63,8 @@ CASES = {
     },
     "a depth is read once for all tests that begin with it, and warmed up behind it": {
         "tests": [
-            DEEP_PP, Case(n_prompt=0, n_gen=5, n_depth=6), Case(n_prompt=4, n_gen=0, n_depth=5),
+            DEEP_PP, SpeedTest(n_prompt=0, n_gen=5, n_depth=6),
+            SpeedTest(n_prompt=4, n_gen=0, n_depth=5),
         ],
         "warmup": True,
     },
@@ -71,16 +72,17 @@ CASES = {
         "tests": [DEEP], "repetitions": 3,
     },
     "a warm-up is the whole prompt and one token": {
-        "tests": [Case(n_prompt=4, n_gen=2), TG], "warmup": True, "repetitions": 1,
+        "tests": [SpeedTest(n_prompt=4, n_gen=2), TG], "warmup": True, "repetitions": 1,
     },
     "batches are read, and the engine is told the micro-batch": {
-        "tests": [Case(n_prompt=10, n_gen=0, n_depth=9)], "repetitions": 1,
+        "tests": [SpeedTest(n_prompt=10, n_gen=0, n_depth=9)], "repetitions": 1,
         "configurations": [settings(n_batch=4, n_ubatch=3, n_threads=2)],
     },
     "a delay passes before each test": {"tests": [PP, TG], "delay": 0.5, "repetitions": 1},
     "an engine is kept as long as it serves": {
         "configurations": [
             settings(n_ubatch=4), settings(n_ubatch=8, n_threads=3), settings(dtype="bfloat16"),
+            settings(dtype="bfloat16", n_batch=4),
         ],
         "tests": [PP],
     },
@@ -114,7 +116,7 @@ CASES = {
         ],
     },
     "an interrupt": failing(KeyboardInterrupt(), "step", 2, tests=[PP, TG]),
-    # a peer that fails, and one that is not asked
+    # a peer that fails, and one that is not loaded
     "a peer that does not load": {"tests": [PP], "peer": NO},
     "a peer that fails late": {"tests": [PP], "peer": Failing(RuntimeError("x"), "read", 2)},
     "ours did not load": {"tests": [PP], "peer": 1, "loads": {"tiny": BROKEN}},
@@ -140,7 +142,7 @@ CASES = {
 }  # fmt: skip
 
 
-def told(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilings=None, **options):
+def logged(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilings=None, **options):
     """`peer` is how slow the other engine is, why it does not load, or its trouble."""
 
     def load(chosen):
@@ -197,7 +199,7 @@ def test_sweeps(monkeypatch, as_written):
     for name, case in CASES.items():
         log = found[name] = []
         monkeypatch.setattr(module, "sleep", lambda s, log=log: log.append(f"sleep {s}"))
-        told(watch(monkeypatch), log, **case)
+        logged(watch(monkeypatch), log, **case)
     as_written(Path(__file__).parent / "sweeps.txt", found)
 
 
@@ -252,7 +254,7 @@ def test_ids_are_those_of_any_engine_with_bos_in_front():
     for bos in (3, None):
         engine = FakeEngine(bos=bos)
         engine.close = lambda engine=engine: held.append(engine.held)
-        swept(lambda chosen, engine=engine: engine, tests=[Case(n_prompt=6, n_gen=4)])
+        swept(lambda chosen, engine=engine: engine, tests=[SpeedTest(n_prompt=6, n_gen=4)])
     ours, theirs = held
     assert ours[0] == ours[6] == 3
     differ = {n for n, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b}
@@ -288,7 +290,7 @@ class Greedy(FakeEngine):
 
 
 def test_each_phase_has_its_own_peak_and_a_depth_is_read(monkeypatch):
-    tests = [Case(n_prompt=8, n_gen=2), TG, Case(n_prompt=0, n_gen=2, n_depth=4)]
+    tests = [SpeedTest(n_prompt=8, n_gen=2), TG, SpeedTest(n_prompt=0, n_gen=2, n_depth=4)]
     memory = FakeProcess(monkeypatch)
     for warmup in (False, True):
         _, rows = swept(lambda c: Greedy(memory), tests=tests, warmup=warmup)
@@ -302,7 +304,7 @@ def test_each_phase_has_its_own_peak_and_a_depth_is_read(monkeypatch):
         assert [row.peak_memory_bytes for row in rows] == [400 * MIB] * 3
         assert all(row.base_bytes == 3 for row in rows)
         assert all(row.load_device_bytes is row.decode_device_bytes is None for row in rows)
-    # memory of two engines in one process is nobody's
+    # memory of two engines in one process is in no row
     _, rows = swept(lambda c: Greedy(memory), peer=lambda c: Greedy(memory), tests=[PP])
     for row in rows:
         assert row.samples_ns
@@ -320,7 +322,7 @@ def test_marks_of_the_memory_are_read_outside_the_times(monkeypatch):
 
     monkeypatch.setattr(PhaseMemory, "phase", slow)
     _, [row] = swept(
-        lambda c: FakeEngine(clock), tests=[Case(n_prompt=8, n_gen=2, n_depth=3)], warmup=True
+        lambda c: FakeEngine(clock), tests=[SpeedTest(n_prompt=8, n_gen=2, n_depth=3)], warmup=True
     )
     assert row.samples_ns == (80 + 200,) * 2
     assert (row.samples_ttft_ns, row.samples_token_ns) == ((80,) * 2, (100,) * 4)
@@ -337,7 +339,7 @@ def test_there_are_ceilings_for_each_device_dtype_and_number_of_threads(monkeypa
     chosen = [settings(model=name, dtype=dtype) for dtype in ("float32", "float64")
               for name in ("one", "other")]  # fmt: skip
     chosen += [settings(n_threads=2), settings(n_threads=2, n_ubatch=3)]
-    deep = Case(n_prompt=0, n_gen=1, n_depth=40)
+    deep = SpeedTest(n_prompt=0, n_gen=1, n_depth=40)
     report, rows = swept(
         lambda chosen: Counting(clock, dtype=chosen.dtype), configurations=chosen, tests=[PP, deep],
         ceilings=ceilings,

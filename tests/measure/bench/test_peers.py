@@ -6,24 +6,19 @@ import os
 import re
 import sys
 import types
-from dataclasses import replace
 
 import pytest
 import torch
-from bench_engines import settings
 from decoder_parameters import parameters_of
 from gguf_bytes import gguf, pair
 from tiny_checkpoints import write_gpt2, write_llama
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.commands.bench.measure.engine import LlmcliEngine, engine_info
-from llmcli.commands.bench.measure.llama_cpp import LlamaCpp, cache_type
-from llmcli.commands.bench.measure.peer import open_peer, same_model, silent
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading.load import load_checkpoint, load_shapes
-
-SETTINGS = settings(model="x", n_batch=64, n_ubatch=16, n_gpu_layers=99)
-
+from llmcli.measure.engines import LlmcliEngine, engine_info
+from llmcli.measure.llama_cpp import LlamaCpp, cache_type
+from llmcli.measure.peers import open_peer, same_model, silent
 
 needs_llama_cpp = pytest.mark.skipif(
     importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
@@ -61,7 +56,7 @@ def test_only_off_takes_the_fused_kernel_away(ours, monkeypatch, name):
         if name == "llmcli":
             engine = LlmcliEngine(ours, engine_info(ours, 0.0), flash=way != "off")
         else:
-            engine = open_peer(name, ours, replace(SETTINGS, flash_attn=way))
+            engine = open_peer(name, ours, flash_attn=way)
         engine.start(9, 1, 8)
         with engine.computing():
             engine.read([1, 2, 3])
@@ -72,7 +67,7 @@ def test_only_off_takes_the_fused_kernel_away(ours, monkeypatch, name):
 
 
 def test_a_token_is_made_on_the_device_and_threads_are_those_of_the_test(ours, monkeypatch):
-    peer = open_peer("transformers", ours, SETTINGS)
+    peer = open_peer("transformers", ours)
     peer.start(9, 2, 8)
     assert torch.get_num_threads() == 2
     peer.read([1, 2, 3])
@@ -86,7 +81,7 @@ def test_a_token_is_made_on_the_device_and_threads_are_those_of_the_test(ours, m
 
 def test_both_read_one_text_that_begins_with_bos(ours, monkeypatch):
     read = {}
-    peer = open_peer("transformers", ours, SETTINGS)
+    peer = open_peer("transformers", ours)
     peer.bos = 7
     compute, theirs = type(ours.decoder).__call__, type(peer).read
 
@@ -157,11 +152,11 @@ class LlamaLibrary:
 def test_llama_cpp_runs_as_llama_bench_does():
     """Windows keep their keys only, and a depth comes back from its copy."""
     peer = LlamaCpp.__new__(LlamaCpp)
-    peer._lib, peer._settings, peer._context, peer._model = LlamaLibrary(), SETTINGS, None, None
-    peer._type_k = peer._type_v = cache_type("auto")
+    peer._lib, peer._params = LlamaLibrary(), {"n_batch": 64, "type_k": 1}
+    peer._context = peer._model = None
     peer._log = types.SimpleNamespace(reason=lambda: "")
     peer.start(20, 1, 4)
-    assert peer._lib.made.swa_full is False
+    assert (peer._lib.made.swa_full, peer._lib.made.type_k) == (False, 1)
     peer.read([1, 2, 3])
     for _ in range(2):
         peer.rewind(3)
@@ -183,7 +178,7 @@ def test_llama_cpp_runs_as_llama_bench_does():
 
 @pytest.mark.parametrize("fault", ["weight", "nan"])
 def test_other_weights_are_seen(ours, fault):
-    peer = open_peer("transformers", ours, SETTINGS)
+    peer = open_peer("transformers", ours)
     good = same_model(ours, peer, threads=1)
     assert good.ok
     assert good.words == "transformers predicts the same after 8 × 32 random tokens, KL in nats"
@@ -193,7 +188,7 @@ def test_other_weights_are_seen(ours, fault):
 
 
 def test_more_tokens_than_learned_positions_are_refused(tmp_path):
-    peer = open_peer("transformers", model(tmp_path, write_gpt2), SETTINGS)
+    peer = open_peer("transformers", model(tmp_path, write_gpt2))
     peer.start(32, 1, 32)
     with pytest.raises(UsageError, match="33 tokens does not fit the 32 positions"):
         peer.start(33, 1, 32)
@@ -213,38 +208,38 @@ def test_a_peer_that_is_not_installed_or_too_old_is_a_usage_error(
         object.__setattr__(ours.checkpoint, "kind", "gguf")
     there = types.ModuleType(module)
     there.__version__ = old
-    for found, told, hint in (
+    for found, words, hint in (
         (None, "is not installed", f"run `pip install {pip}`"),  # what `import` then finds
         (there, f"{package} {old} is too old", f"run `pip install --upgrade {pip}`"),
     ):
         monkeypatch.setitem(sys.modules, module, found)
-        with pytest.raises(UsageError, match=re.escape(told)) as error:
-            open_peer(name, ours, SETTINGS)
+        with pytest.raises(UsageError, match=re.escape(words)) as error:
+            open_peer(name, ours)
         assert error.value.hint == hint
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path, ours):
     with pytest.raises(UsageError, match=r"GGUF files, and .* is safetensors"):
-        open_peer("llama.cpp", ours, SETTINGS)
+        open_peer("llama.cpp", ours)
     drawn = model(tmp_path, random_weights=1)
     with pytest.raises(UsageError, match=r"GGUF files, and .* is random weights"):
-        open_peer("llama.cpp", drawn, SETTINGS)
+        open_peer("llama.cpp", drawn)
     with pytest.raises(UsageError, match=r"directories and GGUF files, and .* is random weights"):
-        open_peer("transformers", drawn, SETTINGS)
+        open_peer("transformers", drawn)
     lone = load_checkpoint(open_checkpoint(tmp_path / "model.safetensors"), device="cpu")
     with pytest.raises(UsageError, match=r"directories and GGUF files, and .* is a single file"):
-        open_peer("transformers", lone, SETTINGS)
+        open_peer("transformers", lone)
     shapes = load_shapes(open_checkpoint(tmp_path), dtype="float32")
     for name in ("transformers", "llama.cpp"):
         with pytest.raises(UsageError, match="meta device"):
-            open_peer(name, shapes, SETTINGS)
+            open_peer(name, shapes)
 
 
 def test_what_transformers_cannot_load_is_one_line_and_loading_says_nothing(ours, tmp_path, capfd):
-    open_peer("transformers", ours, SETTINGS)
+    open_peer("transformers", ours)
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(UsageError, match=r"transformers cannot load `.*`: ") as error:
-        open_peer("transformers", ours, SETTINGS)
+        open_peer("transformers", ours)
     assert "\n" not in error.value.message
     assert capfd.readouterr() == ("", "")
 
@@ -268,7 +263,7 @@ def test_nothing_of_a_library_is_heard_and_nothing_of_ours_is_lost(capfd):
 
 
 def test_types_of_llama_cpps_cache():
-    assert [cache_type(name)[1] for name in ("auto", "f16", "bfloat16", "f32", "q8_0")] == [
+    assert [cache_type(name) for name in ("auto", "f16", "bfloat16", "f32", "q8_0")] == [
         1, 1, 30, 0, 8,
     ]  # fmt: skip
     with pytest.raises(UsageError, match="no cache of type `q9`"):
@@ -280,7 +275,7 @@ def test_types_of_llama_cpps_cache():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_llama_cpp_computes_what_we_do(smollm2_path, dtype, capfd):
     ours = load_checkpoint(open_checkpoint(smollm2_path), device="cpu", dtype=dtype)
-    peer = open_peer("llama.cpp", ours, SETTINGS)
+    peer = open_peer("llama.cpp", ours)
     assert same_model(ours, peer, threads=1).ok
     ran = peer.info
     assert ran.model_n_params == 134515008
@@ -312,7 +307,7 @@ def test_what_llama_cpp_cannot_load_is_one_line(ours, tmp_path, capfd):
     object.__setattr__(ours.checkpoint, "kind", "gguf")
     object.__setattr__(ours.checkpoint, "files", (file,))
     with pytest.raises(CheckpointError, match=r"llama\.cpp cannot load `.*`: ") as error:
-        open_peer("llama.cpp", ours, SETTINGS)
+        open_peer("llama.cpp", ours)
     assert "\n" not in error.value.message
     assert capfd.readouterr() == ("", "")
 
@@ -320,7 +315,7 @@ def test_what_llama_cpp_cannot_load_is_one_line(ours, tmp_path, capfd):
 @pytest.mark.real
 def test_transformers_on_the_gguf_file(smollm2_path, capfd):
     ours = load_checkpoint(open_checkpoint(smollm2_path), device="cpu", dtype="float32")
-    peer = open_peer("transformers", ours, SETTINGS)
+    peer = open_peer("transformers", ours)
     same = same_model(ours, peer, threads=1)
     assert same.ok
     assert same.value < 1e-9

@@ -15,19 +15,21 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar
 
 from llmcli.commands.bench.report.comparison import (
+    USUAL_RUNS,
     ComparedTest,
     ComparisonReport,
     Difference,
     MissingSetting,
+    Rate,
     Result,
     Side,
     Source,
     UnmatchedTest,
+    pool,
 )
-from llmcli.commands.bench.report.intervals import USUAL_RUNS, Rate, pool
-from llmcli.commands.bench.report.plan import Test
-from llmcli.commands.bench.report.row import THEIRS, EngineInfo, count_words, size_words
+from llmcli.commands.bench.report.row import THEIRS, count_words, size_words
 from llmcli.errors import UsageError
+from llmcli.records.engines import EngineInfo, SpeedTest
 from llmcli.shell.documents import read
 from llmcli.shell.params import Range
 
@@ -190,7 +192,7 @@ _NUMBERS = {one.name for one in fields(_Row)}  # in CSV they are text
 def _result(values: Mapping[str, Any], where: str) -> Result:
     """A row of any format; errors name its place, `where`."""
     row = read(_Row, values, where)
-    test = Test(n_prompt=row.n_prompt, n_gen=row.n_gen, n_depth=row.n_depth)
+    test = SpeedTest(n_prompt=row.n_prompt, n_gen=row.n_gen, n_depth=row.n_depth)
     if not test.tokens:
         raise _refused(f"{where} reads and writes no token")
     error = values.get("error")
@@ -213,7 +215,7 @@ def _result(values: Mapping[str, Any], where: str) -> Result:
     )
 
 
-def _rate(row: _Row, test: Test, where: str) -> Rate | None:
+def _rate(row: _Row, test: SpeedTest, where: str) -> Rate | None:
     """From the single runs where they are listed, else from mean and deviation.
 
     None for a mean of 0: nothing has run. The runs' times have more digits than their rates.

@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice, pairwise, takewhile
-from time import perf_counter_ns, sleep
+from itertools import islice, takewhile
+from time import sleep
 from typing import Any
 
 import torch
 
-from llmcli.commands.bench.measure.engine import Engine, WorkCounter, random_ids
-from llmcli.commands.bench.measure.engines import Engines
-from llmcli.commands.bench.report.plan import EngineName, Plan, Test
-from llmcli.commands.bench.report.row import Against, BenchReport, BuildInfo, EngineInfo, Row, Run
+from llmcli.commands.bench.measure.loader import EngineLoader
+from llmcli.commands.bench.report.comparison import Against
+from llmcli.commands.bench.report.plan import Plan
+from llmcli.commands.bench.report.row import BenchReport, BuildInfo, Row
 from llmcli.commands.bench.report.settings import Settings
 from llmcli.errors import (
     LlmcliError,
@@ -26,8 +26,11 @@ from llmcli.errors import (
     as_out_of_memory,
     first_line,
 )
+from llmcli.measure.engines import Engine, WorkCounter, random_ids, timed_run
+from llmcli.measure.machine import CpuContention
 from llmcli.measure.peaks import Peak, PhaseMemory, most
-from llmcli.measure.runs import gc_disabled, in_turns, paired
+from llmcli.measure.runs import in_turns, paired
+from llmcli.records.engines import EngineInfo, EngineName, SpeedTest, TimedRun
 from llmcli.records.machine import Ceilings
 
 OnStatus = Callable[[str], None]
@@ -48,26 +51,33 @@ def failure(error: Exception) -> LlmcliError:
 
 
 class Slot:
-    """A place for one engine of a sweep: what is loaded in it, or why nothing is (`failed`).
+    """One engine of a sweep: the loaded `engine`, or the error in its place, `failed`.
 
-    Has the runs and the peak of the test at hand, and keeps a depth that was read once. What it
-    reads is drawn from `seed` and the name of the run. `sole`: no other engine is in this
-    process, whose memory would be in every peak.
+    Holds the runs and the peak of the current test, and keeps a depth that was read once. Its
+    tokens are drawn from `seed` and the name of the run. `sole`: no other engine is in this
+    process, whose memory would be in every peak. `on_status` receives what it is about to run.
     """
 
     def __init__(
-        self, name: EngineName, load: Callable[[Settings], Engine], seed: int, *, sole: bool
+        self,
+        name: EngineName,
+        load: Callable[[Settings], Engine],
+        seed: int,
+        on_status: OnStatus,
+        *,
+        sole: bool,
     ) -> None:
         self.name = name
         self.sole = sole
         self.engine: Engine | None = None
         self.settings: Settings | None = None
         self.failed: LlmcliError | None = None
-        self.runs: list[Run] = []
+        self.runs: list[TimedRun] = []
         self.peak: int | None = None
         self.memory = PhaseMemory()
         self._load = load
         self._seed = seed
+        self._on_status = on_status
         self._room = 0
         self._filled = 0  # the depth that is at the beginning of the memory
 
@@ -99,7 +109,7 @@ class Slot:
         """Whether there are only shapes: nothing to time."""
         return self.engine is not None and self.engine.info.device == "meta"
 
-    def prepare(self, test: Test, room: int, *, warmup: bool, on_status: OnStatus) -> None:
+    def prepare(self, test: SpeedTest, room: int, *, warmup: bool) -> None:
         """Begins another test, in a memory with `room` for it and those after it at its depth.
 
         A depth is read once for all of them. Where so much does not fit the machine, or the
@@ -112,13 +122,13 @@ class Slot:
             with self._attempt():
                 self._make_room(self.engine, test, room)
                 if warmup:
-                    self._warm_up(self.engine, test, on_status)
+                    self._warm_up(self.engine, test)
 
-    def repeat(self, test: Test, of: int, on_status: OnStatus) -> None:
+    def repeat(self, test: SpeedTest, of: int) -> None:
         """The next of so many repetitions, in an empty memory or one with the depth in it."""
         if self.engine is not None and self.failed is None:
             with self._attempt():
-                self.runs.append(self._run(self.engine, test, of, on_status))
+                self.runs.append(self._run(self.engine, test, of))
 
     @contextmanager
     def _attempt(self) -> Iterator[None]:
@@ -138,7 +148,7 @@ class Slot:
         device = "" if self.engine is None else self.engine.info.device
         return torch.device(device) if device.startswith("cuda") else None
 
-    def _make_room(self, engine: Engine, test: Test, room: int) -> None:
+    def _make_room(self, engine: Engine, test: SpeedTest, room: int) -> None:
         if test.n_depth and self._filled == test.n_depth and self._room >= test.capacity:
             return
         try:
@@ -154,60 +164,38 @@ class Slot:
         engine.start(room, self.settings.n_threads, self.settings.chunk)
         self._room = room
 
-    def _warm_up(self, engine: Engine, test: Test, on_status: OnStatus) -> None:
+    def _warm_up(self, engine: Engine, test: SpeedTest) -> None:
         """Runs behind the depth that is in the memory, so that it need not be read again."""
         keep = self._filled
         with engine.computing():
             engine.rewind(keep)
             if test.n_prompt:
-                on_status("warmup prompt run")
+                self._on_status("warmup prompt run")
                 self._read(engine, "warm-up", test.n_prompt)
                 engine.rewind(keep)
             if test.n_gen:
-                on_status("warmup generation run")
+                self._on_status("warmup generation run")
                 with self.memory.phase("decode"):
                     engine.step(self._ids("warm-up", 1)[0])
                 engine.rewind(keep)
 
-    def _run(self, engine: Engine, test: Test, of: int, on_status: OnStatus) -> Run:
+    def _run(self, engine: Engine, test: SpeedTest, of: int) -> TimedRun:
         number = len(self.runs)  # after a failure none is run
         counted = f"{number + 1}/{of}"
         with engine.computing():
             if test.n_depth:
                 cached = self._filled == test.n_depth
-                on_status(f"depth run {counted}" + (" (cached)" if cached else ""))
+                self._on_status(f"depth run {counted}" + (" (cached)" if cached else ""))
                 if not cached:
                     engine.rewind(0)
                     self._filled = 0
                     self._read(engine, "depth", test.n_depth)
                     self._filled = test.n_depth
             engine.rewind(test.n_depth)
-            on_status(f"{'prompt' if test.n_prompt else 'generation'} run {counted}")
+            self._on_status(f"{'prompt' if test.n_prompt else 'generation'} run {counted}")
             prompt = self._batches(f"{test.name} {number}", test.n_prompt)
             written = self._ids(f"{test.name} {number} after", test.n_gen)
-            with gc_disabled():
-                return self._timed(engine, prompt, written)
-
-    def _timed(self, engine: Engine, prompt: list[list[int]], written: list[int]) -> Run:
-        read, step = engine.read, engine.step
-        first, marks = None, [0]
-        if prompt:
-            with self.memory.phase("prefill"):
-                begin = perf_counter_ns()
-                for batch in prompt:
-                    read(batch)
-                first = perf_counter_ns() - begin
-        if written:  # reading the marks of the memory is in neither time
-            with self.memory.phase("decode"):
-                marks = [perf_counter_ns()]
-                for id in written:
-                    step(id)
-                    marks.append(perf_counter_ns())
-        return Run(
-            total=(first or 0) + marks[-1] - marks[0],
-            first=first,
-            tokens=tuple(after - before for before, after in pairwise(marks)),
-        )
+            return timed_run(engine, prompt, written, self.memory)
 
     def _read(self, engine: Engine, what: str, tokens: int) -> None:
         with self.memory.phase("prefill"):
@@ -237,18 +225,22 @@ class Sweep:
     def __init__(
         self,
         plan: Plan,
-        engines: Engines,
+        loader: EngineLoader,
         build: BuildInfo,
         *,
         on_row: Callable[[Row], None],
         on_status: OnStatus,
     ) -> None:
-        self._plan, self._engines, self._build = plan, engines, build
+        self._plan, self._loader, self._build = plan, loader, build
         self._on_row, self._on_status = on_row, on_status
-        peer, seed = plan.ours.against, plan.ours.seed
-        self._slots = [Slot("llmcli", engines.load, seed, sole=peer is None)]
+        peer = plan.ours.against
+        loads: dict[EngineName, Callable[[Settings], Engine]] = {"llmcli": loader.load}
         if peer is not None:
-            self._slots.append(Slot(peer, engines.peer, seed, sole=False))
+            loads[peer] = loader.peer
+        self._slots = [
+            Slot(name, load, plan.ours.seed, partial(self._say, name=name), sole=peer is None)
+            for name, load in loads.items()
+        ]
         self._rows: list[Row] = []
         self._against: list[Against] = []
         self._ceilings: dict[tuple[str, str, str, int], Ceilings | None] = {}
@@ -261,7 +253,7 @@ class Sweep:
         Errors that a user can cause, memory that is missing, and any error of a peer make rows of
         their kind. KeyboardInterrupt ends the sweep.
         """
-        interrupted = False
+        contention, interrupted = CpuContention(), False
         try:
             for settings in self._plan.configurations:
                 self._measure(settings)
@@ -270,10 +262,15 @@ class Sweep:
         finally:
             for slot in self._slots:
                 slot.close()
+        # the most threads that computed on the CPU
+        threads = max((row.n_threads for row in self._rows if row.device == "cpu"), default=1)
         return BenchReport(
+            models=tuple(self._loader.models.values()),
             rows=tuple(self._rows),
             against=tuple(self._against),
             ceilings=tuple(found for found in self._ceilings.values() if found is not None),
+            machine_load=contention.load(threads),
+            checks=self._loader.checks,
             interrupted=interrupted,
         )
 
@@ -300,23 +297,23 @@ class Sweep:
             order = self._run(test, _room(tests[number:]))
             self._add_rows(settings, test, began, order)
 
-    def _say(self, what: str, slot: Slot | None = None) -> None:
+    def _say(self, what: str, name: str = "") -> None:
         """Names the engine where there are two: `prompt run 1/5 (transformers)`."""
-        if slot is not None and len(self._slots) > 1:
-            what += f" ({slot.name})"
+        if name and len(self._slots) > 1:
+            what += f" ({name})"
         self._on_status(f"benchmark {self._done}/{self._total}: {what}")
 
-    def _run(self, test: Test, room: int) -> tuple[EngineName, ...]:
+    def _run(self, test: SpeedTest, room: int) -> tuple[EngineName, ...]:
         """Warm-ups, then the repetitions of all engines in turns: the order they were made in."""
         order: list[EngineName] = []
         repetitions = self._plan.runs.repetitions
         for slot in self._slots:
             warmup = not self._plan.runs.no_warmup or slot.meta  # so that shapes are computed
-            slot.prepare(test, room, warmup=warmup, on_status=partial(self._say, slot=slot))
+            slot.prepare(test, room, warmup=warmup)
 
         def once(slot: Slot) -> None:
             if not slot.meta:
-                slot.repeat(test, repetitions, partial(self._say, slot=slot))
+                slot.repeat(test, repetitions)
                 order.append(slot.name)
 
         for _ in islice(in_turns(*(partial(once, slot) for slot in self._slots)), repetitions):
@@ -324,7 +321,7 @@ class Sweep:
         return tuple(order)
 
     def _add_rows(
-        self, settings: Settings, test: Test, began: str, order: tuple[EngineName, ...]
+        self, settings: Settings, test: SpeedTest, began: str, order: tuple[EngineName, ...]
     ) -> None:
         """The rows of a test, ours first, and how they compare."""
         rows = [
@@ -349,12 +346,12 @@ class Sweep:
         for row in rows:
             self._on_row(row)
 
-    def _row(self, slot: Slot, number: int, settings: Settings, test: Test, began: str) -> Row:
+    def _row(self, slot: Slot, number: int, settings: Settings, test: SpeedTest, began: str) -> Row:
         engine, more = slot.engine, dict[str, Any](meta=slot.meta)
         if engine is not None:
             info = engine.info if slot.sole else engine.info.without_memory()
         else:
-            info = self._engines.known(settings) or EngineInfo.unknown(slot.name, settings)
+            info = self._loader.known(settings) or _requested(slot.name, settings)
             if info.engine != slot.name:
                 info = replace(info, engine=slot.name, engine_version="")
         if slot.failed is not None:
@@ -369,23 +366,37 @@ class Sweep:
         return Row.of(number, settings, test, info, self._build, began, slot.runs, **more)
 
     def _work(
-        self, counter: WorkCounter, device: str, settings: Settings, test: Test
+        self, counter: WorkCounter, device: str, settings: Settings, test: SpeedTest
     ) -> dict[str, Any]:
         """What is known from the configuration; on the device `meta` it is all there is."""
-        found: dict[str, Any] = {"work": counter.work(test, settings)}
+        batch, chunk = settings.n_batch, settings.chunk
+        found: dict[str, Any] = {"work": counter.work(test, batch, chunk)}
         if device == "meta":
-            found["estimated_memory_bytes"] = counter.memory_bytes(test, settings)
+            found["estimated_memory_bytes"] = counter.memory_bytes(test, chunk)
         numbers = counter.numbers
         key = (device, numbers.dtype, numbers.products, settings.n_threads)
         if key not in self._ceilings:
             working_set = counter.working_set(self._plan.longest)
-            self._ceilings[key] = self._engines.ceilings(device, numbers, working_set)
+            self._ceilings[key] = self._loader.ceilings(device, numbers, working_set)
         if (ceilings := self._ceilings[key]) is not None:
-            found["roofline_ns"] = counter.roofline_ns(test, settings, ceilings)
+            found["roofline_ns"] = counter.roofline_ns(test, batch, chunk, ceilings)
         return found
 
 
-def _room(tests: Sequence[Test]) -> int:
+def _requested(engine: EngineName, settings: Settings) -> EngineInfo:
+    """Of a model that was not loaded and whose headers cannot be read: what was requested."""
+    kind = settings.device.partition(":")[0]
+    return EngineInfo(
+        engine=engine,
+        model_type=settings.model,
+        device=settings.device,
+        dtype=settings.dtype,
+        type_k=settings.type_k,
+        backends={"cuda": "CUDA", "mps": "Metal", "meta": "meta"}.get(kind, "CPU"),
+    )
+
+
+def _room(tests: Sequence[SpeedTest]) -> int:
     """What the first test needs, and those after it that begin with the same depth."""
     depth = tests[0].n_depth
     alike = takewhile(lambda test: depth and test.n_depth == depth, tests[1:])

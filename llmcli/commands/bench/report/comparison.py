@@ -1,16 +1,188 @@
-"""Two results of a benchmark side by side: what is the same test, and how much faster B is."""
+"""Rates that are compared: how sure the ratio of two is, of two engines or of two results.
+
+Two engines are run in turns, `Against`; two results, `ComparisonReport`, were measured apart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from statistics import fmean, stdev
 from typing import Literal
 
-from llmcli.commands.bench.report.intervals import Rate, interval
 from llmcli.records.document import APART, derived
+from llmcli.records.engines import EngineName
 
 Side = Literal["a", "b"]
 Verdict = Literal["faster", "slower", "noise", "inconclusive", "unknown"]
+
+USUAL_RUNS = 5  # llama-bench's own, taken where a file does not say how many there were
+CONFIDENCE = 0.95
+_STRONGEST = 0.8  # correlation of neighbours: of a stronger one a few runs tell nothing
+_WIDEST = 600.0  # of a logarithm: its exponential is still a number
+_PANELS = 512  # of Simpson's rule: ten digits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """Tokens per second of a test: mean and sample standard deviation (n − 1) of its runs.
+
+    `runs` None: the file does not say how many there were. `correlation` is that of each run with
+    the one before, None where there are fewer than three or the file does not list them.
+    """
+
+    mean: float
+    std: float
+    runs: int | None
+    correlation: float | None = None
+
+    @classmethod
+    def of(cls, runs: Sequence[float]) -> Rate:
+        """The statistics of these runs; of equal ones the correlation is unknown, too."""
+        mean = fmean(runs)
+        off = [run - mean for run in runs]
+        whole = sum(one * one for one in off)
+        known = len(runs) > 2 and whole != 0.0
+        return cls(
+            mean=mean,
+            std=stdev(runs) if len(runs) > 1 else 0.0,
+            runs=len(runs),
+            correlation=sum(a * b for a, b in pairwise(off)) / whole if known else None,
+        )
+
+    @property
+    def count(self) -> int:
+        """Number of runs; llama-bench's default (5) if the file does not say."""
+        return USUAL_RUNS if self.runs is None else self.runs
+
+
+def pool(rates: Sequence[Rate]) -> Rate:
+    """All runs as one sample: what mean and deviation would be if they were counted together.
+
+    Where one of them does not say how many runs it had, the usual number is taken for it.
+    """
+    if len(rates) == 1:
+        return rates[0]
+    runs = sum(rate.count for rate in rates)
+    mean = sum(rate.count * rate.mean for rate in rates) / runs
+    within = sum((rate.count - 1) * rate.std**2 for rate in rates)
+    between = sum(rate.count * (rate.mean - mean) ** 2 for rate in rates)
+    known = [rate.correlation for rate in rates if rate.correlation is not None]
+    return Rate(
+        mean=mean,
+        std=math.sqrt((within + between) / (runs - 1)),
+        runs=runs,
+        correlation=fmean(known) if len(known) == len(rates) else None,
+    )
+
+
+def interval(a: Rate, b: Rate, *, independent: bool = False) -> tuple[float, float] | None:
+    """Where B ÷ A lies with 95 % confidence; None where one side cannot tell its spread.
+
+    Welch's interval for the difference of the logarithms, their variances (σ ÷ mean)² ÷ runs.
+    Unless the runs are taken as `independent`, wider by what their likeness to their neighbours
+    hides, as on a machine that others use: the variance of a mean of an AR(1) process.
+    """
+    if any(rate.count < 2 or (rate.runs is None and not rate.std) for rate in (a, b)):
+        return None
+    parts = [_variance(rate, independent) for rate in (a, b)]
+    variance = sum(part for part, _ in parts)
+    ratio = b.mean / a.mean
+    if variance == 0.0:
+        return ratio, ratio
+    freedom = 1.0 / sum((part / variance) ** 2 / degrees for part, degrees in parts)
+    return _around(ratio, math.sqrt(variance), max(freedom, 1.0))
+
+
+def interval_of_pairs(ratios: Sequence[float]) -> tuple[float, float] | None:
+    """Where the true ratio of runs made in turns lies with 95 % confidence; None of one pair.
+
+    Student's interval for the mean of the logarithms.
+    """
+    if len(ratios) < 2:
+        return None
+    logs = [math.log(ratio) for ratio in ratios]
+    error = stdev(logs) / math.sqrt(len(logs))
+    return _around(math.exp(fmean(logs)), error, len(logs) - 1)
+
+
+def _around(ratio: float, error: float, freedom: float) -> tuple[float, float]:
+    wide = min(two_sided(CONFIDENCE, freedom) * error, _WIDEST)
+    return ratio * math.exp(-wide), ratio * math.exp(wide)
+
+
+def _variance(rate: Rate, independent: bool) -> tuple[float, float]:
+    """Variance of the mean's logarithm, and its degrees of freedom.
+
+    Runs that are not `independent` are AR(1) with a coefficient `like`: an estimate without its
+    bias, and a standard error. A sample of n runs shows (1 + 4ρ) ÷ n too little of it (Kendall
+    1954); where the order of the runs is not known it shows none.
+    """
+    runs, shown = rate.count, rate.correlation or 0.0
+    like = shown + (1.0 + 4.0 * shown) / runs + 1.0 / math.sqrt(runs)
+    like = 0.0 if independent else min(max(like, 0.0), _STRONGEST)
+    # variance of the mean, as a multiple of that of independent runs; and what the runs'
+    # deviation from their own mean shows of theirs from the true one
+    rest = 1.0 - like
+    grown = 1.0 + 2.0 * like / rest * (1.0 - (1.0 - like**runs) / (runs * rest))
+    share = 1.0 - (grown - 1.0) / (runs - 1)
+    freedom = (runs - 1) * (1.0 - like**2) / (1.0 + like**2)
+    return (rate.std / rate.mean) ** 2 / runs * grown / share, freedom
+
+
+@cache
+def two_sided(confidence: float, freedom: float) -> float:
+    """The t for which |T| ≤ t with that probability (0 … 1), at `freedom` ≥ 1 degrees of freedom.
+
+    With t = √ν tan θ the density of θ is cos^(ν - 1) θ over its integral from 0 to π/2. It falls,
+    so that Newton's method climbs to the θ from below.
+    """
+    half = math.lgamma(freedom / 2.0) - math.lgamma((freedom + 1.0) / 2.0)
+    whole = math.sqrt(math.pi) / 2.0 * math.exp(half)
+    angle = 0.0
+    for _ in range(100):
+        wide = angle / _PANELS
+        at = [math.cos(wide * place) ** (freedom - 1.0) for place in range(_PANELS + 1)]
+        inside = wide / 3.0 * (at[0] + 4.0 * sum(at[1::2]) + 2.0 * sum(at[2:-1:2]) + at[-1])
+        more = (confidence * whole - inside) / at[-1]
+        angle += more
+        if more <= 1e-14 * angle:
+            break
+    return math.sqrt(freedom) * math.tan(angle)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against:
+    """One test by two engines, run in turns: ours ÷ theirs in tokens per second, pairwise.
+
+    `quartiles` are the first and the third of the ratios, `of_means` is the ratio of the mean
+    rates that the rows have. `order` is that of the runs, `number` that of our row.
+    """
+
+    test: str
+    peer: EngineName
+    ratios: tuple[float, ...]
+    median: float
+    lowest: float
+    highest: float
+    order: tuple[EngineName, ...]
+    number: int
+    quartiles: tuple[float, float]
+    of_means: float
+
+    @derived
+    def interval(self) -> tuple[float, float] | None:
+        """Where the true ratio lies with 95 % confidence; None of a single pair."""
+        return interval_of_pairs(self.ratios)
+
+    @derived
+    def undecided(self) -> bool:
+        """Whether the runs leave open which engine is faster: 1 lies in the interval, if any."""
+        low, high = self.interval or (1.0, 1.0)
+        return bool(low <= 1 <= high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +255,16 @@ class ComparedTest:
     def of(cls, test: str, settings: Mapping[str, str], a: Rate, b: Rate) -> ComparedTest:
         """The ratio of these rates and its interval."""
         low, high = interval(a, b) or (None, None)
-        independent = interval(a, b, independent=True)
         return cls(
-            test=test, settings=settings, a=a, b=b, ratio=b.mean / a.mean, low=low, high=high,
-            independent=independent,
-        )  # fmt: skip
+            test=test,
+            settings=settings,
+            a=a,
+            b=b,
+            ratio=b.mean / a.mean,
+            low=low,
+            high=high,
+            independent=interval(a, b, independent=True),
+        )
 
     @derived
     def verdict(self) -> Verdict:

@@ -1,6 +1,7 @@
 """The options of `llmcli bench` and what they plan: every test of every configuration.
 
-llama-bench's options have its names, ours are long ones only.
+llama-bench's options have its names, ours are long ones only. A test goes from `TestOptions` into
+one `SpeedTest`, to the engines, and into a `Row` under the same names.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from llmcli.commands.bench.report.settings import (
     words,
 )
 from llmcli.errors import UsageError
+from llmcli.records.engines import SpeedTest
 from llmcli.shell.options import (
     MODEL,
     OFFLINE,
@@ -41,33 +43,7 @@ IGNORED = (
 )  # fmt: skip
 MOST_ROWS = 100_000
 
-Format = Literal["csv", "json", "jsonl", "md", "sql", "none"]
-EngineName = Literal["llmcli", "transformers", "llama.cpp"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Test:
-    """`n_prompt` tokens read at once, then `n_gen` one by one, after `n_depth` cached ones."""
-
-    n_prompt: int
-    n_gen: int
-    n_depth: int = 0
-
-    @property
-    def name(self) -> str:
-        """`pp512`, `tg128`, `pp512+tg128`, with ` @ d1024` where there is a depth."""
-        both = [f"{word}{n}" for word, n in (("pp", self.n_prompt), ("tg", self.n_gen)) if n]
-        return "+".join(both) + (f" @ d{self.n_depth}" if self.n_depth else "")
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one run that are counted."""
-        return self.n_prompt + self.n_gen
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that the cache must have room for."""
-        return self.n_depth + self.tokens
+FormatName = Literal["csv", "json", "jsonl", "md", "sql", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +57,14 @@ class TestOptions:
         "[default: $LLMCLI_MODEL, else smollm2]", panel=MODEL,
     )  # fmt: skip
     hf_repo: Texts = opt(
-        None, "-hf", "-hfr", "--hf-repo", "ORG/NAME", "A model on the hub.", panel=MODEL,
-    )  # fmt: skip
+        None, "-hf", "-hfr", "--hf-repo", "ORG/NAME", "A model on the hub.", panel=MODEL
+    )
     hf_file: Texts = opt(
-        None, "-hff", "--hf-file", "FILE", "One file of --hf-repo.", panel=MODEL,
-    )  # fmt: skip
+        None, "-hff", "--hf-file", "FILE", "One file of --hf-repo.", panel=MODEL
+    )
     hf_token: str | None = opt(
-        None, "-hft", "--hf-token", "TOKEN", "For the hub, instead of $HF_TOKEN.", panel=MODEL,
-    )  # fmt: skip
+        None, "-hft", "--hf-token", "TOKEN", "For the hub, instead of $HF_TOKEN.", panel=MODEL
+    )
     n_prompt: Texts = opt(
         None, "-p", "--n-prompt", "N",
         "Prompts of so many tokens, 0 for none; a list (16,32) or a range (1-4, 1-9+2, 1-8*2). "
@@ -121,7 +97,7 @@ class TestOptions:
             named.append(f"hf:{repository}" + (f"/{file}" if file else ""))
         return tuple(named)
 
-    def tests(self, configurations: int) -> tuple[Test, ...]:
+    def tests(self, configurations: int) -> tuple[SpeedTest, ...]:
         """At each depth all prompts, then all texts, then all pairs; one of 0 tokens is none.
 
         Counted before they are made: three lists of thousands are more than memory holds. Raises
@@ -142,7 +118,7 @@ class TestOptions:
                 "all tests have 0 tokens", hint="give `--n-prompt`, `--n-gen` or `-pg` a number"
             )
         return tuple(
-            Test(n_prompt=prompt, n_gen=new, n_depth=depth)
+            SpeedTest(n_prompt=prompt, n_gen=new, n_depth=depth)
             for depth in depths
             for prompt, new in each
         )
@@ -178,7 +154,7 @@ class RunOptions:
         at_least=0, at_most=86_400,
     )  # fmt: skip
     no_warmup: bool = opt(False, "--no-warmup", "No runs before those that count.")
-    output: Format | None = opt(
+    output: FormatName | None = opt(
         None, "-o", "--output", "FORMAT",
         "Format on stdout: csv, json, jsonl, md, sql or none. [default: md]",
     )  # fmt: skip
@@ -201,9 +177,8 @@ class OurOptions:
         "The model from its configuration alone, its weights drawn with --seed.",
     )  # fmt: skip
     seed: int = opt(
-        0, "--seed", "N", "Seed of the random tokens. [default: 0]",
-        at_least=0, at_most=2**63 - 1,
-    )  # fmt: skip
+        0, "--seed", "N", "Seed of the random tokens. [default: 0]", at_least=0, at_most=2**63 - 1
+    )
     no_ceilings: bool = opt(
         False, "--no-ceilings",
         "Do not measure what the machine can do at most, which takes a second; the share of the "
@@ -236,7 +211,7 @@ class Plan:
     """
 
     configurations: tuple[Settings, ...]
-    tests: tuple[Test, ...]
+    tests: tuple[SpeedTest, ...]
     default: Settings
     runs: RunOptions
     ours: OurOptions
@@ -274,7 +249,7 @@ class Plan:
         )
 
     @property
-    def longest(self) -> Test:
+    def longest(self) -> SpeedTest:
         """The test that needs the most room."""
         return max(self.tests, key=lambda test: test.capacity)
 

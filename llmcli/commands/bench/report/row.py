@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from statistics import fmean, stdev
 from typing import Any
 
-from llmcli.commands.bench.report.intervals import interval_of_pairs
-from llmcli.commands.bench.report.plan import EngineName, Test
-from llmcli.commands.bench.report.settings import CACHE_OF, FLASH, Settings, device_words
+from llmcli.commands.bench.report.comparison import Against
+from llmcli.commands.bench.report.settings import Settings, device_words
 from llmcli.errors import LlmcliError
 from llmcli.records.document import APART, ViewCheck, derived
+from llmcli.records.engines import FLASH, EngineInfo, SpeedTest, TimedRun
 from llmcli.records.machine import Ceilings, MachineLoad
 from llmcli.records.text import PhasePeak
 from llmcli.records.work import PartWork
@@ -49,106 +49,58 @@ class BuildInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineInfo:
-    """What an engine says of itself and of the model that it has loaded; fields as in `Row`.
-
-    `load_s` is None where nothing was loaded (then all this is known from the model's headers) or
-    where loading was not reading a file. `load_peak`: the most bytes that were held during it.
-    """
-
-    engine: EngineName
-    engine_version: str | None = None
-    model_type: str
-    model_size: int = 0
-    model_n_params: int = 0
-    backends: str
-    device: str
-    dtype: str
-    weight_format: str | None = None
-    product_format: str | None = None
-    type_k: str
-    gpu_layers: int | None = None
-    load_s: float | None = None
-    base_bytes: int | None = None
-    load_peak: PhasePeak | None = None
-
-    @classmethod
-    def unknown(cls, engine: EngineName, settings: Settings) -> EngineInfo:
-        """Of a model that was not loaded and whose headers cannot be read: what was requested."""
-        kind = settings.device.partition(":")[0]
-        return cls(
-            engine=engine,
-            model_type=settings.model,
-            device=settings.device,
-            dtype=settings.dtype,
-            type_k=settings.type_k,
-            backends={"cuda": "CUDA", "mps": "Metal", "meta": "meta"}.get(kind, "CPU"),
-        )
-
-    def without_memory(self) -> EngineInfo:
-        """Without the memory of loading: not measured, or that of two engines in one process."""
-        return replace(self, base_bytes=None, load_peak=None)
-
-    @property
-    def bits_per_weight(self) -> float | None:
-        """None where the number of parameters is not known."""
-        return 8 * self.model_size / self.model_n_params if self.model_n_params else None
-
-    @property
-    def formats(self) -> str:
-        """`float32`, or `Q4_1 + Q8_0, int8 products, float32 activations, bf16 cache`."""
-        found = [str(self.weight_format)]
-        if self.product_format != self.weight_format:
-            found += [f"{self.product_format} products", f"{self.dtype} activations"]
-        if CACHE_OF.get(str(self.weight_format)) != self.type_k:
-            found.append(f"{self.type_k} cache")
-        return ", ".join(found)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """Nanoseconds of one repetition, `total` of reading and writing together.
-
-    `first` until the prompt's last logits are there, None without a prompt; `tokens` of each
-    generated one.
-    """
-
-    total: int
-    first: int | None = None
-    tokens: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Row:
     """One test of one configuration by one engine: its runs, or why there are none.
 
-    Its fields are the keys of `-o json`, in that order: llama-bench's up to `samples_ts`, none of
-    which is ever null, then ours; `number` (from 1) and `samples_token_ns` (every generated token,
-    run after run) are in the document alone. Times are nanoseconds. Fields with a default are
-    llama-bench's defaults of options without effect.
+    Fields are the keys of `-o json`, in that order: up to `samples_ts` llama-bench's, which are
+    never null, then ours; `number` and `samples_token_ns` are in the document alone. Units:
+    `…_bytes` bytes, `…_ns` nanoseconds, `…_ts` tokens per second. Fields with a default are
+    llama-bench's defaults of options without effect here, or unknown.
 
-    A peer's `build_commit` is its version, and it is named behind a comma in `backends`.
-    `model_filename` is the model as the user named it, `model_size` bytes of the weights as they
-    are computed with. `type_k`, `backends` and `device` are those in force, and so are
-    `gpu_layers`, where the head counts as one; `n_gpu_layers` are as requested (-1: all).
-    `flash_attn`: -1 auto, 0 off, 1 on. `test_time`: RFC 3339 in UTC. `avg_ts`: mean of the runs'
-    rates in tokens per second, 0 without `runs`; `stddev_ts`: sample standard deviation (n - 1).
+    Program and model:
+    `build_commit`, `build_number`: of llmcli; for a peer its version and 0.
+    `backends`: the device's kind; for a peer followed by a comma and its name.
+    `model_filename`: the model as the user named it.
+    `model_size`: bytes of the weights in the formats that they are computed with.
+    `bits_per_weight`: 8 × `model_size` ÷ `model_n_params`.
+    `load_s`: seconds to open and load the model, without fetching it.
 
-    `dtype` is that of the activations, `weight_format` and `product_format` are those of weights
-    and of what they are multiplied with; another engine may call them as its file does. `load_s`:
-    opening and loading, without fetching. `ttft_ns`: mean time to the logits of the prompt's last
-    token. `token_p50_ns`: half of the generated tokens took no longer.
+    Settings:
+    `type_k`, `type_v`: types of cached keys and values; for `auto` those in use.
+    `n_gpu_layers`: as requested, -1 for all. `gpu_layers`: those on a GPU; the head counts as one.
+    `flash_attn`: as requested, -1 auto, 0 off, 1 on.
+    `devices`: as requested. `device`: the one in use.
+    `dtype`: of activations. `weight_format`: of weights. `product_format`: of what weights are
+    multiplied with. A peer may have its file's names for them.
 
-    `base_bytes` were resident before the model was loaded.
-    `…_resident_bytes` and `…_device_bytes`: the most that this process and its GPU held during
-    `load`, `prefill` (reading the depth and prompts) and `decode`; `peak_memory_bytes` during the
-    whole test. None where two engines share the process. `estimated_memory_bytes`: what a test of
-    which only shapes were computed (`meta`) would take. `flops` (of the pairs that the causal mask
-    leaves), `flops_full` (of the whole rectangle of queries and keys), `bytes` (read and written)
-    and `roofline_ns` (the least time that the measured ceilings allow): of one run.
+    Times:
+    `test_time`: when the test began, RFC 3339 in UTC.
+    `avg_ts`, `stddev_ts`: mean and sample standard deviation (n - 1) of the rates of the runs, of
+    which there are `runs`; 0 without runs.
+    `ttft_ns`: mean time to the logits of the prompt's last token.
+    `token_p50_ns`, `token_p90_ns`, `token_p99_ns`: percentiles of the times of generated tokens.
+    `samples_token_ns`: each generated token, run after run.
 
-    `against_ratio`, of our row: the median of `against_ratios`, which are ours ÷ the peer's tokens
-    per second, pair by pair; `against_order` is that of the runs of both.
+    Memory, null where two engines share the process:
+    `base_bytes`: resident before the model was loaded.
+    `…_resident_bytes`, `…_device_bytes`: the most that the process and its GPU held during `load`,
+    `prefill` (reading the depth and prompts) and `decode`.
+    `peak_memory_bytes`: the most during the whole test.
+    `estimated_memory_bytes`: what the test would take, where only shapes were computed (`meta`).
+
+    Work of one run:
+    `flops`: of the pairs that the causal mask leaves. `flops_full`: of the whole rectangle of
+    queries and keys.
+    `bytes`: read and written.
+    `roofline_ns`: the least time that the measured ceilings allow. `roofline_share`: that ÷ the
+    mean time of a run.
+
+    Comparison with a peer, in rows of llmcli:
+    `against_ratios`: our tokens per second ÷ the peer's, pair by pair. `against_ratio`: their
+    median. `against_order`: the engines in the order of their runs.
+
+    `error_code`, `error_kind`, `error`: exit code, kind and message.
+    `number`: place among the rows, from 1.
     """
 
     build_commit: str
@@ -229,21 +181,25 @@ class Row:
     against_order: tuple[str, ...] = ()
     number: int
     samples_token_ns: tuple[int, ...]
-    test: Test = field(metadata=APART)
     settings: Settings = field(metadata=APART)
     info: EngineInfo = field(metadata=APART)
     hint: str | None = field(default=None, metadata=APART)
+
+    @property
+    def test(self) -> SpeedTest:
+        """The test of this row."""
+        return SpeedTest(n_prompt=self.n_prompt, n_gen=self.n_gen, n_depth=self.n_depth)
 
     @classmethod
     def of(
         cls,
         number: int,
         settings: Settings,
-        test: Test,
+        test: SpeedTest,
         info: EngineInfo,
         build: BuildInfo,
         test_time: str,
-        runs: Sequence[Run] = (),
+        runs: Sequence[TimedRun] = (),
         *,
         peaks: Sequence[PhasePeak] = (),
         work: PartWork | None = None,
@@ -282,22 +238,28 @@ class Row:
         names = [one.name for one in fields(cls)]
         return cls(
             **{name: value for name, value in found.items() if name in names},
-            number=number, settings=settings, test=test, info=info, test_time=test_time,
+            number=number,
+            settings=settings,
+            info=info,
+            test_time=test_time,
             # cut off, as llama-bench does; the rate is the mean of rates, not tokens by mean time
             avg_ns=int(fmean(times)) if times else 0,
             stddev_ns=int(stdev(times)) if len(times) > 1 else 0,
             avg_ts=fmean(rates) if rates else 0.0,
             stddev_ts=stdev(rates) if len(rates) > 1 else 0.0,
-            samples_ns=tuple(times), samples_ts=rates, runs=len(times),
+            samples_ns=tuple(times),
+            samples_ts=rates,
+            runs=len(times),
             ttft_ns=int(fmean(first)) if first else None,
             token_p50_ns=_rounded(percentile(tokens, 50)),
             token_p90_ns=_rounded(percentile(tokens, 90)),
             token_p99_ns=_rounded(percentile(tokens, 99)),
-            samples_ttft_ns=first, samples_token_ns=tokens,
+            samples_ttft_ns=first,
+            samples_token_ns=tokens,
             roofline_ns=_rounded(roofline_ns),
             roofline_share=None if roofline_ns is None or not times else roofline_ns / fmean(times),
             **more,
-        )  # fmt: skip
+        )
 
 
 def _rounded(value: float | None) -> int | None:
@@ -310,37 +272,6 @@ KEYS = tuple(KINDS)[: list(KINDS).index("number")]
 LISTS = tuple(name for name in KEYS if KINDS[name].startswith("tuple"))  # in JSON alone
 THEIRS = KEYS[: KEYS.index("samples_ns")]
 OURS = tuple(name for name in KEYS[KEYS.index("engine") :] if name not in LISTS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Against:
-    """One test by two engines, run in turns: ours ÷ theirs in tokens per second, pairwise.
-
-    `quartiles` are the first and the third of the ratios, `of_means` is the ratio of the mean
-    rates that the rows have. `order` is that of the runs, `number` that of our row.
-    """
-
-    test: str
-    peer: EngineName
-    ratios: tuple[float, ...]
-    median: float
-    lowest: float
-    highest: float
-    order: tuple[EngineName, ...]
-    number: int
-    quartiles: tuple[float, float]
-    of_means: float
-
-    @derived
-    def interval(self) -> tuple[float, float] | None:
-        """Where the true ratio lies with 95 % confidence; None of a single pair."""
-        return interval_of_pairs(self.ratios)
-
-    @derived
-    def undecided(self) -> bool:
-        """Whether the runs leave open which engine is faster: 1 lies in the interval, if any."""
-        low, high = self.interval or (1.0, 1.0)
-        return bool(low <= 1 <= high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,8 +295,3 @@ class BenchReport:
     def finish_reason(self) -> str:
         """`interrupted`, or `complete`."""
         return "interrupted" if self.interrupted else "complete"
-
-    @property
-    def cpu_threads(self) -> int:
-        """The most threads that computed on the CPU, 1 where none did."""
-        return max((row.n_threads for row in self.rows if row.info.device == "cpu"), default=1)

@@ -1,8 +1,9 @@
 """The settings of a benchmark, each declared once: option, order of the sweep, and column.
 
 `Settings` is one configuration. Its fields are in the order in which llama-bench nests its loops,
-the outermost first; `SETTINGS` says of each but the model how its option is called and read, and
-`SweptOptions` has these options.
+the outermost first; `SETTINGS` has the option of each field but the model, and `SweptOptions` is
+made of these options. A value goes from there into one `Settings` of each configuration
+(`Plan.of`), to the engine, and into a `Row` under the same name.
 """
 
 from __future__ import annotations
@@ -14,17 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import UsageError
+from llmcli.records.engines import CACHE_OF, CACHE_TYPES
 from llmcli.shell.options import MODEL
 from llmcli.shell.params import opt
-
-FLASH = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
-# enum ggml_type, as far as a cache can have them
-CACHE_TYPES = {
-    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20,
-    "bf16": 30,
-}  # fmt: skip
-# what llama.cpp calls our dtypes in a cache
-CACHE_OF = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 Weights = tuple[str, str, str, str]  # model, device, dtype, activations
 Texts = list[str] | None  # lists and ranges, given once or several times
@@ -247,9 +240,7 @@ class Settings:
 
     def same_engine(self, other: Settings) -> bool:
         """Whether one engine serves both: they differ at most in what `Engine.start` takes."""
-        return self == replace(
-            other, n_batch=self.n_batch, n_ubatch=self.n_ubatch, n_threads=self.n_threads
-        )
+        return self == replace(other, n_ubatch=self.n_ubatch, n_threads=self.n_threads)
 
 
 SETTINGS: dict[str, Setting] = {
@@ -261,7 +252,6 @@ SETTINGS: dict[str, Setting] = {
     for one in fields(Settings)
     if (setting := one.metadata.get("setting"))
 }
-COLUMNS = {one.column: one for one in SETTINGS.values()}
 
 if TYPE_CHECKING:
     SweptOptions = Any

@@ -10,10 +10,10 @@ from rich.text import Text
 from llmcli.commands.bench.report.comparison import (
     ComparedTest,
     ComparisonReport,
+    Rate,
     UnmatchedTest,
     Verdict,
 )
-from llmcli.commands.bench.report.intervals import Rate
 from llmcli.records.numbers import counted
 from llmcli.ui.layout import BAD, GOOD, SEPARATOR, WRONG, Column, Line, Marked, Rows
 from llmcli.ui.theme import FAINT, HEADING, one_line

@@ -133,9 +133,15 @@ def deviations(
     made = rules(nodes.values(), Graph(model.config).letter)
     count = len(prompt)
     kernel = (_Chained if chained else Kernel)(
-        model, made, prompt, [""] * count, emitted=emitted, positions=range(count),
-        prompt_tokens=count, alone=[False] * count,
-    )  # fmt: skip
+        model,
+        made,
+        prompt,
+        [""] * count,
+        emitted=emitted,
+        positions=range(count),
+        prompt_tokens=count,
+        alone=[False] * count,
+    )
     outputs: dict[str, Tensor] = {}
     if isinstance(kernel, _Chained):
         kernel.made = outputs
@@ -312,9 +318,12 @@ def random_decoder(
     With `formats` as a GGUF file is run: float32, keys and values in bfloat16.
     """
     decoder = Decoder(
-        config, device="cpu", dtype=torch.float32 if formats else dtype, formats=formats,
+        config,
+        device="cpu",
+        dtype=torch.float32 if formats else dtype,
+        formats=formats,
         cache_dtype=torch.bfloat16 if formats else None,
-    )  # fmt: skip
+    )
     generator = torch.Generator().manual_seed(seed)
     for name in decoder.weight_names:
         weight = decoder.weight(name)
@@ -378,6 +387,11 @@ def copied(decoder: Decoder, device: torch.device | str, dtype: torch.dtype) -> 
 def as_model(decoder: Decoder) -> Model:
     """The model that loading would return, without checkpoint and tokenizer."""
     return Model(
-        name="small", config=decoder.config, decoder=decoder, tokenizer=None,
-        checkpoint=None, eos_ids=frozenset(), random_seed=3,  # type: ignore[arg-type]
-    )  # fmt: skip
+        name="small",
+        config=decoder.config,
+        decoder=decoder,
+        tokenizer=None,
+        checkpoint=None,  # type: ignore[arg-type]
+        eos_ids=frozenset(),
+        random_seed=3,
+    )

@@ -79,7 +79,7 @@ def gpt2(activation: Any = "gelu_tanh", **attention: Any) -> ModelConfig:
 
 def mixture(
     count: int = 5, hidden: int = 12, activation: Any = "silu", own: Any = None, **routing: Any
-) -> ExpertsConfig:  # fmt: skip
+) -> ExpertsConfig:
     """A mixture of experts, two chosen for each token; `own`: its other fields."""
     return ExpertsConfig(
         experts=count, hidden=hidden, activation=activation, **(own or {}),

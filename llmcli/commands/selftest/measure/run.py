@@ -1,29 +1,57 @@
-"""All of `selftest`, in order: arithmetic first, then what takes processes, memory and time."""
+"""All of `selftest`, in order: arithmetic first, then what takes processes, memory and time.
+
+Speed and memory are those of models of real sizes with random weights. Rates are measured in turns
+with what they are compared with: the rate at which this machine reads memory, or multiplies
+matrices, and transformers where it is installed.
+"""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from llmcli.commands.selftest.measure.arithmetic import measure_groups
-from llmcli.commands.selftest.measure.machine import (
-    Shape,
-    fitting_layers,
-    measure_shape,
-    numbers_on,
+from llmcli import devices
+from llmcli.anatomy.arithmetic import Arithmetic, arithmetic, matrices
+from llmcli.anatomy.counts import memory_need
+from llmcli.commands.selftest.measure.arithmetic import as_model, measure_groups
+from llmcli.commands.selftest.report import (
+    GroupResult,
+    MemoryResult,
+    RateResult,
+    SelftestReport,
+    shape_words,
 )
-from llmcli.commands.selftest.report import GroupResult, MemoryResult, RateResult, SelftestReport
-from llmcli.errors import WriteFailed
-from llmcli.kernels.native import levels as levels_here
-from llmcli.measure.ceilings import measure_ceilings
+from llmcli.config import ModelConfig
+from llmcli.devices import DTYPES, available_bytes
+from llmcli.errors import UsageError, WriteFailed
+from llmcli.families import find
+from llmcli.formats.dense import writable
+from llmcli.graph.spec import Phase
+from llmcli.kernels import native
+from llmcli.measure.ceilings import matrix_rate, measure_ceilings, read_rate
+from llmcli.measure.engines import Engine, LlmcliEngine, WorkCounter, engine_info, timed_run
+from llmcli.measure.peaks import Peak, PhaseMemory, resident_bytes
+from llmcli.measure.peers import Transformers, import_transformers, silent
+from llmcli.measure.runs import in_turns
+from llmcli.model import Model
+from llmcli.nn.decoder import Decoder
 from llmcli.records.document import ViewCheck, difference
+from llmcli.records.engines import SpeedTest
 from llmcli.records.work import Progress, no_progress
 
 # layers of each shape that are run, at most: five minutes are enough for all of it
@@ -36,6 +64,47 @@ _CONFIG = {
     "max_position_embeddings": _HUGE, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 _WAIT_S = 120
+PROMPT, TOKENS, ROUNDS = 512, 8, 5
+_BLOCK = 1 << 20  # random numbers, repeated: zeros are read faster
+_READ = 1 << 28  # bytes that no cache holds
+_LLAMA: dict[str, Any] = {
+    "model_type": "llama", "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0, "hidden_act": "silu", "vocab_size": 128_256,
+    "num_attention_heads": 32, "num_key_value_heads": 8,
+}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "1B": _LLAMA | {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
+    "8B": _LLAMA | {
+        "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "head_dim": 128,
+        "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The first `layers` of a model of `SHAPES`."""
+
+    name: str
+    layers: int
+
+    @property
+    def whole(self) -> ModelConfig:
+        """All layers of it."""
+        return find("llama", "safetensors").from_hf(SHAPES[self.name])
+
+    @property
+    def config(self) -> ModelConfig:
+        """The layers that are run."""
+        return replace(self.whole, layers=self.whole.layers[: self.layers])
+
+    @property
+    def words(self) -> str:
+        """See `shape_words`."""
+        return shape_words(self.name, self.layers, SHAPES[self.name]["num_hidden_layers"])
 
 
 def measure_selftest(
@@ -69,15 +138,20 @@ def measure_selftest(
             if layers < most:
                 refused.append(f"{one.words}: no memory for more")
     return SelftestReport(
-        device=str(device), groups=tuple(groups), rates=tuple(rates), memory=tuple(memory),
-        ceilings=ceilings, refused=tuple(refused), seconds=perf_counter() - begin,
-    )  # fmt: skip
+        device=str(device),
+        groups=tuple(groups),
+        rates=tuple(rates),
+        memory=tuple(memory),
+        ceilings=ceilings,
+        refused=tuple(refused),
+        seconds=perf_counter() - begin,
+    )
 
 
 def measure_levels() -> GroupResult | None:
     """Packed models at every level of this processor's kernels; None where there are no kernels."""
     begin, found = perf_counter(), {}
-    for level in levels_here():
+    for level in native.levels():
         done = _run(["-c", _DIGEST], {"LLMCLI_KERNELS": level})
         found[level] = done.stdout.strip() if done.returncode == 0 else f"exit {done.returncode}"
     if not found:
@@ -85,9 +159,12 @@ def measure_levels() -> GroupResult | None:
     best = next(reversed(found.values()))
     wrong = [level for level, bits in found.items() if bits != best or bits.startswith("exit")]
     check = ViewCheck(
-        name="levels", words="all kernel levels compute the same bits",
-        value=len(wrong), tolerance=0, where=", ".join(wrong or found),
-    )  # fmt: skip
+        name="levels",
+        words="all kernel levels compute the same bits",
+        value=len(wrong),
+        tolerance=0,
+        where=", ".join(wrong or found),
+    )
     return GroupResult(check=check, cases=len(found), seconds=perf_counter() - begin)
 
 
@@ -97,11 +174,9 @@ def measure_exhaustion(device: torch.device) -> GroupResult:
     try:
         with TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(_CONFIG))
-            done = _run(
-                ["-m", "llmcli", "generate", "--ids", "1,2", "-n", str(_HUGE - 2), "-m", folder,
-                 "--offline", "--random-weights", "--device", str(device),
-                 "--context-length", str(_HUGE)], {},
-            )  # fmt: skip
+            words = f"-m llmcli generate --ids 1,2 -n {_HUGE - 2} --context-length {_HUGE} "
+            words += f"--offline --random-weights --device {device} -m"
+            done = _run([*words.split(), folder], {})
     except OSError as error:
         raise WriteFailed(f"could not write a temporary file: {error.strerror}") from error
     lines = [line for line in done.stderr.splitlines() if line.startswith(("error: ", "hint: "))]
@@ -116,8 +191,188 @@ def _run(words: list[str], environ: dict[str, str]) -> subprocess.CompletedProce
     """Run Python; exit code 124, as `timeout` gives, if it does not end in `_WAIT_S`."""
     try:
         return subprocess.run(
-            [sys.executable, *words], env={**os.environ, **environ}, capture_output=True,
-            text=True, check=False, timeout=_WAIT_S,
-        )  # fmt: skip
+            [sys.executable, *words],
+            env={**os.environ, **environ},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_WAIT_S,
+        )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(words, 124, "", "")
+
+
+def numbers_on(device: torch.device, config: ModelConfig) -> Arithmetic:
+    """The arithmetic that a bfloat16 checkpoint is run in on that device."""
+    return arithmetic(
+        config,
+        dtype="auto",
+        quantize="auto",
+        device=device.type,
+        stored={"BF16"},
+        bfloat16=devices.multiplies_bfloat16(device),
+        kernels=native.kernels_of(device.type),
+        packable=dict.fromkeys(matrices(config), "bfloat16"),
+    )
+
+
+def fill(tensors: list[Tensor]) -> None:
+    """Small random numbers, the same block again and again."""
+    generator = torch.Generator().manual_seed(0)
+    block = torch.randn(_BLOCK, generator=generator) * 0.02
+    for tensor in tensors:
+        flat, part = tensor.view(-1), block.to(tensor.device, tensor.dtype)
+        for start in range(0, len(flat), _BLOCK):
+            piece = flat[start : start + _BLOCK]
+            piece.copy_(part[: len(piece)])
+
+
+def built(one: Shape, device: torch.device) -> Decoder:
+    """A decoder of that shape with random weights."""
+    config = one.config
+    numbers = numbers_on(device, config)
+    decoder = Decoder(
+        config,
+        device=device,
+        dtype=DTYPES[numbers.dtype],
+        cache_dtype=DTYPES[numbers.cache],
+        formats=numbers.formats,
+        as_stored=numbers.as_stored,
+        pairs=numbers.pairs,
+    )
+    with torch.inference_mode():
+        fill([writable(decoder.weight(name)) for name in decoder.weight_names])
+    return decoder
+
+
+def measure_shape(
+    one: Shape, device: torch.device, *, against: bool, progress: Progress | None = None
+) -> tuple[list[RateResult], MemoryResult]:
+    """Decode and prefill of that model, and the memory that it took; `against` transformers, too.
+
+    Raises OutOfMemory.
+    """
+    report = progress or (lambda what, done, total: None)
+    report(f"{one.name}: building", 0, 3)
+    cuda = device.type == "cuda"
+    need = memory_need(
+        one.config,
+        numbers_on(device, one.config),
+        batch=1,
+        context=PROMPT + TOKENS * (ROUNDS + 1),
+        cuda=cuda,
+        native=devices.multiplies_bfloat16(device),
+    )
+    devices.require_memory(
+        need.needed_bytes, device, f"the {one.name} shape", "give fewer layers, or free some memory"
+    )
+    gc.collect()
+    devices.release_freed_memory()
+    base = torch.cuda.memory_allocated(device) if cuda else resident_bytes()
+    with Peak(device) as peak:
+        model = as_model(built(one, device))
+        engine = LlmcliEngine(model, engine_info(model, None))
+        engine.start(need.context, torch.get_num_threads(), PROMPT)
+        engine.read(_prompt())
+    engines: list[Engine] = [engine]
+    peer = open_peer(one, model) if against else None
+    if peer is not None:
+        peer.start(need.context, torch.get_num_threads(), PROMPT)
+        engines.append(peer)
+    report(f"{one.name}: prefill", 1, 3)
+    prefill = _rate(one, model, engines, "prefill")
+    report(f"{one.name}: decode", 2, 3)
+    decode = _rate(one, model, engines, "decode")
+    measured = None if peak.nbytes is None or base is None else peak.nbytes - base
+    memory = MemoryResult(shape=one.words, estimated=need.needed_bytes, measured=measured)
+    while engines:
+        engines.pop().close()
+    del model, engine, peer
+    gc.collect()
+    torch.cuda.empty_cache()  # nothing where CUDA was never used
+    return [decode, prefill], memory
+
+
+def _prompt() -> list[int]:
+    return [number % 1000 for number in range(PROMPT)]
+
+
+def open_peer(one: Shape, ours: Model) -> Transformers | None:
+    """transformers' model of the same shape, with random weights in the same dtype, on its own.
+
+    None where it is not installed or too old, or where there is no memory for its model.
+    """
+    free = available_bytes(ours.device)
+    if free is not None and free < 1.5 * ours.arithmetic.weight_bytes(one.config):
+        return None
+    try:
+        transformers = import_transformers()
+    except UsageError:
+        return None
+    from transformers.initialization import no_init_weights
+
+    settings = SHAPES[one.name] | {"num_hidden_layers": one.layers}
+    config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    with silent(), no_init_weights():
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=ours.dtype)
+    model = model.to(ours.device).eval()
+    with torch.inference_mode():
+        fill(list(model.parameters()))
+    return Transformers(model, ours, transformers.__version__, None, flash=True)
+
+
+def _rate(one: Shape, model: Model, engines: list[Engine], phase: Phase) -> RateResult:
+    """Run the phase with each engine, ours first, in turns with its ceiling, after a warm-up round.
+
+    The rate is extrapolated to all layers by the counted work: layers that were not run take as
+    long as those that were, and embedding and head are run once in either case.
+    """
+    device, prefill = model.device, phase == "prefill"
+    buffer = torch.rand(0 if prefill else _READ // 4).to(device)
+    batches, written = ([_prompt()], []) if prefill else ([], [0] * TOKENS)
+
+    def seconds(engine: Engine) -> float:
+        if prefill:
+            engine.rewind(0)
+        with engine.computing():
+            return timed_run(engine, batches, written, PhaseMemory()).total / 1e9
+
+    def ceiling() -> float:
+        if prefill:
+            return matrix_rate(device, model.arithmetic.products, 0.3).flops_per_s
+        return read_rate(buffer, _READ, 0.2, cached=False)
+
+    test = SpeedTest(n_prompt=0, n_gen=TOKENS, n_depth=PROMPT)
+    if prefill:
+        test = SpeedTest(n_prompt=PROMPT, n_gen=0)
+    some, every = (
+        WorkCounter(config=config, numbers=numbers_on(device, config)).work(test, PROMPT, PROMPT)
+        for config in (one.config, one.whole)
+    )
+    # a step streams weights and cache
+    done = some.flops if prefill else some.weights + some.cache
+    part = some.flops / every.flops if prefill else some.bytes / every.bytes
+    sides: list[Callable[[], float]] = [ceiling]
+    sides += [partial(seconds, engine) for engine in engines]
+    turns = list(islice(in_turns(*sides), 1, 1 + (2 if prefill else ROUNDS)))
+    versus = [theirs / ours for _, ours, *peers in turns for theirs in peers]
+    return RateResult(
+        shape=one.name,
+        phase=phase,
+        format=str(model.arithmetic.describe(one.config)["weight_format"]),
+        tokens_per_s=test.tokens / median(seconds for _, seconds, *_ in turns) * part,
+        share=median(done / seconds / rate for rate, seconds, *_ in turns),
+        layers=one.layers,
+        all_layers=len(one.whole.layers),
+        versus=median(versus) if versus else None,
+    )
+
+
+def fitting_layers(name: str, device: torch.device, most: int) -> int:
+    """The layers, at most `most`, that fit into half of the free memory; 0 if none does."""
+    free = available_bytes(device)
+    for layers in range(most, 0, -1):
+        config = Shape(name, layers).config
+        if free is None or 2 * numbers_on(device, config).weight_bytes(config) <= free:
+            return layers
+    return 0

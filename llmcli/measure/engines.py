@@ -1,4 +1,4 @@
-"""Who computes in a benchmark: an engine, its work, and this program's own."""
+"""Engines whose speed is measured: their interface, a timed run, their work, and our own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
+from time import perf_counter_ns
 from typing import Literal, Protocol
 
 import torch
@@ -18,17 +20,16 @@ from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import memory_need, prefill_peak
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.work import Works, added, calls_work, decode_work, prompt_calls, step_bytes
-from llmcli.commands.bench.report.plan import Test
-from llmcli.commands.bench.report.row import EngineInfo
-from llmcli.commands.bench.report.settings import CACHE_OF, Settings
 from llmcli.config import ModelConfig
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.graph.ops import Score
 from llmcli.graph.spec import Call, Logits
 from llmcli.measure.ceilings import lower_bound_seconds
+from llmcli.measure.peaks import PhaseMemory
+from llmcli.measure.runs import gc_disabled
 from llmcli.model import Model
-from llmcli.ops.processor import has_bfloat16
+from llmcli.records.engines import CACHE_OF, EngineInfo, SpeedTest, TimedRun
 from llmcli.records.machine import Ceilings
 from llmcli.records.text import PhasePeak
 from llmcli.records.work import PartWork
@@ -51,33 +52,35 @@ class WorkCounter:
     reads: Reads = "prompt"
 
     def calls(
-        self, tokens: int, settings: Settings, depth: int = 0
+        self, tokens: int, batch: int, chunk: int, depth: int = 0
     ) -> Iterator[tuple[Call, Logits]]:
-        """The forward calls that read a prompt after `depth` tokens.
+        """The forward calls that read a prompt after `depth` tokens, each of `chunk` at most.
 
-        Each of its batches ends with logits.
+        The prompt is read in batches of `batch` tokens, each of which ends with logits.
         """
-        for start in range(0, tokens, settings.n_batch):
-            size = min(settings.n_batch, tokens - start)
-            calls = prompt_calls(batch=1, tokens=size, past=depth + start, chunk=settings.chunk)
+        for start in range(0, tokens, batch):
+            size = min(batch, tokens - start)
+            calls = prompt_calls(batch=1, tokens=size, past=depth + start, chunk=chunk)
             for call, logits in calls:
                 yield call, logits if self.reads == "prompt" else "last"
 
-    def work(self, test: Test, settings: Settings) -> PartWork:
-        """Of one run, without reading its depth."""
-        return sum((added(works) for _, works in _phases(self, test, settings)), PartWork())
+    def work(self, test: SpeedTest, batch: int, chunk: int) -> PartWork:
+        """Of one run, without reading its depth; `batch` and `chunk` as in `calls`."""
+        return sum((added(works) for _, works in _phases(self, test, batch, chunk)), PartWork())
 
-    def working_set(self, test: Test) -> int:
+    def working_set(self, test: SpeedTest) -> int:
         """Bytes that the last step of a run reads again: the weights, and the keys and values."""
         return step_bytes(self.config, test.capacity, numbers=self.numbers)
 
-    def roofline_ns(self, test: Test, settings: Settings, ceilings: Ceilings) -> float | None:
+    def roofline_ns(
+        self, test: SpeedTest, batch: int, chunk: int, ceilings: Ceilings
+    ) -> float | None:
         """The lower bound of one run's time, each part waiting for its bytes or for its products.
 
         See `measure.roofline`. None where the rate of such products was not measured.
         """
         nbytes, whole = self.working_set(test), 0.0
-        for calls, works in _phases(self, test, settings):
+        for calls, works in _phases(self, test, batch, chunk):
             seconds = lower_bound_seconds(
                 works, calls, ceilings, numbers=self.numbers, working_set=nbytes
             )
@@ -86,30 +89,33 @@ class WorkCounter:
             whole += seconds
         return 1e9 * whole
 
-    def memory_bytes(self, test: Test, settings: Settings) -> int:
+    def memory_bytes(self, test: SpeedTest, chunk: int) -> int:
         """Weights, cache and activations that such a run takes, as `info` counts them.
 
         On the device that `auto` is: needed for shapes alone.
         """
+        device = devices.resolve_device("auto")
         need = memory_need(
             self.config,
             self.numbers,
             batch=1,
             context=test.capacity,
-            chunk=settings.chunk,
-            cuda=devices.resolve_device("auto").type == "cuda",
-            native=has_bfloat16(),
+            chunk=chunk,
+            cuda=device.type == "cuda",
+            native=devices.multiplies_bfloat16(device),
         )
         return need.needed_bytes
 
 
 @lru_cache(maxsize=8)  # needed twice for a row, and takes half a millisecond a token
-def _phases(counter: WorkCounter, test: Test, settings: Settings) -> tuple[tuple[int, Works], ...]:
+def _phases(
+    counter: WorkCounter, test: SpeedTest, batch: int, chunk: int
+) -> tuple[tuple[int, Works], ...]:
     """Each call that reads the prompt, then all that write tokens: (how many calls, work)."""
     config, numbers, whole = counter.config, counter.numbers, counter.reads == "whole"
     found = [
         (1, calls_work(config, (call,), numbers=numbers, whole=whole))
-        for call in counter.calls(test.n_prompt, settings, test.n_depth)
+        for call in counter.calls(test.n_prompt, batch, chunk, test.n_depth)
     ]
     if test.n_gen:
         past = test.n_depth + test.n_prompt
@@ -156,6 +162,36 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Gives the memory back; the engine is not used after it."""
+
+
+def timed_run(
+    engine: Engine, prompt: Sequence[Sequence[int]], written: Sequence[int], memory: PhaseMemory
+) -> TimedRun:
+    """The times of reading the batches of a prompt, then of each token that is written.
+
+    Within `Engine.computing`. The peaks of the two phases are kept in `memory`, whose marks are
+    read outside both times. Python's collector does not run meanwhile.
+    """
+    read, step = engine.read, engine.step
+    first, marks = None, [0]
+    with gc_disabled():
+        if prompt:
+            with memory.phase("prefill"):
+                begin = perf_counter_ns()
+                for batch in prompt:
+                    read(batch)
+                first = perf_counter_ns() - begin
+        if written:
+            with memory.phase("decode"):
+                marks = [perf_counter_ns()]
+                for id in written:
+                    step(id)
+                    marks.append(perf_counter_ns())
+    return TimedRun(
+        total=(first or 0) + marks[-1] - marks[0],
+        first=first,
+        tokens=tuple(after - before for before, after in pairwise(marks)),
+    )
 
 
 def random_ids(seed: int, what: str, tokens: int, vocab: int, bos: int | None) -> list[int]:
@@ -270,7 +306,7 @@ class LlmcliEngine:
 
         Raises UsageError for more tokens than the model has learned positions, OutOfMemory.
         """
-        self._session = None  # before the next one is there
+        self._session = None  # its cache is freed before the next one is made
         require_positions(self._model.config, tokens)
         if self._model.device.type != "meta":
             devices.require_memory(
@@ -317,7 +353,7 @@ class LlmcliEngine:
             1,
             tokens,
             cuda=self._model.device.type == "cuda",
-            native=has_bfloat16(),
+            native=devices.multiplies_bfloat16(self._model.device),
             chunk=chunk,
         )
         if not self._flash:  # scores and pattern of all heads of a layer

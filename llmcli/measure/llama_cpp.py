@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmcli.commands.bench.measure.engine import WorkCounter
-from llmcli.commands.bench.measure.peer import silent, unusable
-from llmcli.commands.bench.report.row import EngineInfo
-from llmcli.commands.bench.report.settings import CACHE_OF, CACHE_TYPES, FLASH, Settings
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
+from llmcli.measure.engines import WorkCounter
+from llmcli.measure.peers import silent, unusable
 from llmcli.model import Model
+from llmcli.records.engines import CACHE_OF, CACHE_TYPES, FLASH, EngineInfo
 
 _ERROR = 4  # GGML_LOG_LEVEL_ERROR
 
@@ -40,17 +39,14 @@ class Log:
         return f": {self._last}" if self._last else ""
 
 
-_DEFAULT = "f16"  # of a cache, where nothing is said
-
-
-def cache_type(requested: str) -> tuple[str, int]:
-    """(name, number) of a cache's type; `auto` is f16, llama.cpp's default."""
-    name = _DEFAULT if requested == "auto" else CACHE_OF.get(requested, requested)
+def cache_type(requested: str) -> int:
+    """The number of a cache's type in llama.cpp; `auto` is f16, its default."""
+    name = "f16" if requested == "auto" else CACHE_OF.get(requested, requested)
     if name not in CACHE_TYPES:
         raise UsageError(
             f"llama.cpp has no cache of type `{requested}`", hint=f"one of {', '.join(CACHE_TYPES)}"
         )
-    return name, CACHE_TYPES[name]
+    return CACHE_TYPES[name]
 
 
 _LAYERS_ALL = 999  # as many as there are
@@ -60,17 +56,20 @@ _NEEDED = ("llama_model_load_from_file", "llama_get_memory", "llama_memory_clear
 
 
 class LlamaCpp:
-    """Engine over a `llama_model` and a `llama_context` that each `start` makes anew."""
+    """Engine over a `llama_model` and a `llama_context` that each `start` makes anew.
+
+    `params`: members of its `llama_context_params`; `n_batch` tokens are handed over at once.
+    """
 
     counter: WorkCounter | None = None  # it computes in the formats of the file
 
     def __init__(
-        self, library: Any, model: Any, log: Log, settings: Settings, ours: Model, load_s: float
+        self, library: Any, model: Any, log: Log, ours: Model, load_s: float, params: dict[str, int]
     ) -> None:
         self._lib = library
         self._model = model
         self._log = log
-        self._settings = settings
+        self._params = params
         self._context: Any = None
         self._memory: Any = None
         self._tokens = 0
@@ -80,7 +79,6 @@ class LlamaCpp:
         self.bos: int | None = None
         if library.llama_vocab_get_add_bos(vocabulary):
             self.bos = int(library.llama_vocab_bos(vocabulary))
-        self._type_k, self._type_v = cache_type(settings.type_k), cache_type(settings.type_v)
         text = ctypes.create_string_buffer(256)
         library.llama_model_desc(model, text, len(text))
         described = text.value.decode(errors="replace")
@@ -97,26 +95,25 @@ class LlamaCpp:
             dtype=format,
             weight_format=format,
             product_format=format,
-            type_k=self._type_k[0],
+            type_k=next(name for name, type_ in CACHE_TYPES.items() if type_ == params["type_k"]),
             gpu_layers=len(ours.config.layers) + 1 if on_gpu else 0,  # the head counts as one
             load_s=load_s,
         )
 
     def start(self, tokens: int, threads: int, chunk: int) -> None:
-        """A new context: `n_ubatch` is `chunk`, keys and values of the requested types.
+        """A new context: `n_ubatch` is `chunk`.
 
-        Raises OutOfMemory where there is none, with what llama.cpp says.
+        Raises OutOfMemory with llama.cpp's message.
         """
         self._drop_context()
         params = self._lib.llama_context_default_params()
         params.n_ctx = tokens
-        params.n_batch = max(self._settings.n_batch, chunk)
+        for name, value in self._params.items():
+            setattr(params, name, value)
+        params.n_batch = max(params.n_batch, chunk)
         params.n_ubatch = chunk
         params.n_threads = params.n_threads_batch = threads
-        params.type_k, params.type_v = self._type_k[1], self._type_v[1]
         params.swa_full = False  # layers with a window keep it only, as in llama-bench
-        params.offload_kqv = not self._settings.no_kv_offload
-        params.flash_attn_type = FLASH[self._settings.flash_attn]
         with silent():
             self._context = self._lib.llama_init_from_model(self._model, params)
         if not self._context:
@@ -204,8 +201,16 @@ class LlamaCpp:
 _logs: list[Log] = []  # the one for this process: it is never taken back, and must stay alive
 
 
-def open_llama_cpp(ours: Model, settings: Settings) -> LlamaCpp:
-    """The file that `ours` was loaded from.
+def open_llama_cpp(
+    ours: Model,
+    *,
+    n_batch: int = 2048,
+    type_k: str = "auto",
+    type_v: str = "auto",
+    flash_attn: str = "auto",
+    no_kv_offload: bool = False,
+) -> LlamaCpp:
+    """The file that `ours` was loaded from; options as in llama-bench.
 
     Raises UsageError where llama.cpp is not installed or the weights are no GGUF file,
     CheckpointError where it does not load it.
@@ -223,8 +228,13 @@ def open_llama_cpp(ours: Model, settings: Settings) -> LlamaCpp:
         raise unusable("llama-cpp-python") from None
     if not all(hasattr(library, name) for name in _NEEDED):
         raise unusable("llama-cpp-python", library.__version__)
-    for type_ in (settings.type_k, settings.type_v):
-        cache_type(type_)
+    context = {
+        "n_batch": n_batch,
+        "type_k": cache_type(type_k),
+        "type_v": cache_type(type_v),
+        "offload_kqv": not no_kv_offload,
+        "flash_attn_type": FLASH[flash_attn],
+    }
     if not _logs:
         library.llama_backend_init()
         _logs.append(Log(library))
@@ -239,7 +249,7 @@ def open_llama_cpp(ours: Model, settings: Settings) -> LlamaCpp:
         raise CheckpointError(
             f"llama.cpp cannot load `{ours.name}`{_logs[0].reason()}", hint="leave out `--against`"
         )
-    return LlamaCpp(library, model, _logs[0], settings, ours, time.perf_counter() - start)
+    return LlamaCpp(library, model, _logs[0], ours, time.perf_counter() - start, context)
 
 
 def _on_gpu(library: Any, ours: Model) -> bool:

@@ -1,8 +1,13 @@
-"""What llama-bench does not measure: a second table below its own, and how engines compare."""
+"""Rows as llama-bench writes them, CSV, JSON, JSON lines, SQL and Markdown, byte for byte; and the
+second table, below the Markdown one, of what llama-bench does not measure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from os.path import commonprefix
 from typing import Any
@@ -10,14 +15,233 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from llmcli.commands.bench.report.row import Against, BenchReport, EngineInfo, Row
+from llmcli.commands.bench.report.comparison import Against
+from llmcli.commands.bench.report.row import (
+    KEYS,
+    KINDS,
+    OURS,
+    THEIRS,
+    BenchReport,
+    BuildInfo,
+    Row,
+    count_words,
+    size_words,
+)
 from llmcli.commands.bench.report.settings import SETTINGS, Settings, device_words
+from llmcli.records.engines import EngineInfo
 from llmcli.records.machine import Ceilings
 from llmcli.records.numbers import counted
 from llmcli.ui.facts import SURELY, beyond, ceiling_summary
 from llmcli.ui.layout import Column, Line, Rows, render_checks
 from llmcli.ui.numbers import duration, size, unit
-from llmcli.ui.theme import FAINT, HEADING, one_line
+from llmcli.ui.theme import FAINT, HEADING, csv_cell, encodable, one_line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """The text before the first row, of each row, and after the last of so many rows.
+
+    The output of an interrupted run is valid, too, once `foot` is written.
+    """
+
+    head: str
+    row: Callable[[Row], str]
+    foot: Callable[[int], str] = lambda rows: ""
+
+
+def plain(row: Row, name: str) -> str:
+    """A value as llama-bench writes it in text: flags 0 and 1, reals with 6 decimals.
+
+    Texts are on one line, with control characters spelled out. Empty where there is none, which
+    only a field of ours can be.
+    """
+    value = getattr(row, name)
+    if value is None:
+        return ""
+    if KINDS[name] == "float":
+        return f"{value:.6f}"
+    return str(int(value)) if isinstance(value, bool) else one_line(str(value))
+
+
+def _csv_row(row: Row) -> str:
+    """A quote in a value is doubled."""
+    cells = []
+    for name in (*THEIRS, *OURS):
+        value = getattr(row, name)
+        cell = csv_cell(value) if isinstance(value, str) else plain(row, name)
+        cells.append('"' + cell.replace('"', '""') + '"')
+    return ",".join(cells) + "\n"
+
+
+CSV = Format(head=",".join((*THEIRS, *OURS)) + "\n", row=_csv_row)
+
+
+def row_object(row: Row, keys: Collection[str] = KEYS) -> dict[str, Any]:
+    """These keys of a row; reals have 6 decimals, which is what llama-bench writes."""
+    return {name: _jsonable(getattr(row, name)) for name in keys}
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    return value
+
+
+def _json_row(row: Row) -> str:
+    """One element, with the comma before it."""
+    found = row_object(row).items()
+    lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(value)}" for name, value in found)
+    return ("\n" if row.number == 1 else ",\n") + "  {\n" + lines + "\n  }"
+
+
+JSON = Format(head="[", row=_json_row, foot=lambda rows: "\n]\n" if rows else "]\n")
+JSON_LINES = Format(head="", row=lambda row: json.dumps(row_object(row)) + "\n")
+
+TABLE, BESIDE = "llama_bench", "llmcli_bench"
+# which row of the other table it belongs to: that table has no key, but a number SQLite gives it
+_NUMBER = "llama_bench_rowid"
+_TYPES = {"str": "TEXT", "int": "INTEGER", "bool": "INTEGER", "float": "REAL"}
+
+
+def _create(table: str, names: Sequence[str], *first: str) -> str:
+    columns = [*first, *(f"  {name} {_TYPES[KINDS[name]]}" for name in names)]
+    return f"CREATE TABLE IF NOT EXISTS {table} (\n" + ",\n".join(columns) + "\n);\n\n"
+
+
+def _sql_row(row: Row) -> str:
+    """One INSERT into each table."""
+    theirs, ours = (", ".join(_quoted(row, name) for name in names) for names in (THEIRS, OURS))
+    return (
+        f"INSERT INTO {TABLE} ({', '.join(THEIRS)}) VALUES ({theirs});\n"
+        f"INSERT INTO {BESIDE} ({_NUMBER}, {', '.join(OURS)}) "
+        f"VALUES (last_insert_rowid(), {ours});\n"
+    )
+
+
+def _quoted(row: Row, name: str) -> str:
+    """Every value in quotes, as llama-bench writes it; NULL where one of ours is missing."""
+    if getattr(row, name) is None:
+        return "NULL"
+    return "'" + plain(row, name).replace("'", "''") + "'"
+
+
+SQL = Format(
+    head=_create(TABLE, THEIRS) + _create(BESIDE, OURS, f"  {_NUMBER} INTEGER"), row=_sql_row
+)
+NONE = Format(head="", row=lambda row: "")
+FORMATS = {"csv": CSV, "json": JSON, "jsonl": JSON_LINES, "sql": SQL, "none": NONE}
+
+
+def rate(row: Row) -> str:
+    """`12.34 ± 0.56`, or why there is none."""
+    if row.error is not None:
+        return f"error: {row.error}"
+    return f"{row.avg_ts:.2f} ± {row.stddev_ts:.2f}" if row.runs else "not run"
+
+
+# columns of the Markdown table, settings by the field that shows them: the heading, the width of a
+# cell, below 0 if aligned left, and its text
+_COLUMNS: dict[str, tuple[str, int, Callable[[Row], str]]] = {
+    "model": ("model", -30, partial(plain, name="model_type")),
+    "size": ("size", 10, lambda row: size_words(row.model_size) if row.model_size else ""),
+    "params": (
+        "params",
+        10,
+        lambda row: count_words(row.model_n_params) if row.model_n_params else "",
+    ),
+    "backend": ("backend", -10, partial(plain, name="backends")),
+    "engine": ("engine", -12, partial(plain, name="engine")),
+    "test": ("test", 15, lambda row: row.test.name),
+    "t/s": ("t/s", 20, rate),
+}
+_COLUMNS |= {
+    one.column: (
+        one.heading,
+        one.width or max(len(one.column), 10) * (-1 if KINDS[one.column] == "str" else 1),
+        partial(plain, name=one.column),
+    )
+    for one in SETTINGS.values()
+}
+_BOTH = -17  # `CUDA,transformers`
+# settings whose columns are shown where they vary or were given, in llama-bench's order
+_OPTIONAL = (
+    "n_threads", "n_batch", "n_ubatch", "type_k", "type_v", "no_kv_offload", "flash_attn",
+    "device", "embeddings", "dtype", "activations",
+)  # fmt: skip
+# Where llama-bench's table is wider than the terminal: narrower cells, and columns that go, in
+# this order, before those that are the same in every row
+_NARROW = {"model": -16, "test": 10, "t/s": 16}
+_DROP = ("params", "size", "backend")
+
+
+def table_widths(
+    configurations: Sequence[Settings],
+    default: Settings,
+    *,
+    gpu: bool,
+    cpu: bool,
+    engines: bool = False,
+    room: int | None = None,
+) -> dict[str, int]:
+    """The columns of the Markdown table that there is room for, with the width of their cells.
+
+    `default`: what each option is where none is given. `gpu`: some configurations run on one;
+    `cpu`: some do not. `engines`: more than ours. `room`: the columns of the terminal, None where
+    the table has llama-bench's width.
+    """
+
+    def values(name: str) -> set[Any]:
+        return {getattr(settings, name) for settings in configurations}
+
+    names = ["model", "size", "params", "backend", *(["n_gpu_layers"] if gpu else [])]
+    names += [
+        SETTINGS[name].column
+        for name in _OPTIONAL
+        if values(name) != {getattr(default, name)} or (name == "n_threads" and cpu)
+    ]
+    found = {name: _COLUMNS[name][1] for name in (*names, *["engine"] * engines, "test", "t/s")}
+    if engines:
+        found["backend"] = _BOTH  # named with a peer's engine
+    if room is None or _total(found) <= room:
+        return found
+    found = {name: _NARROW.get(name, width) for name, width in found.items()}
+    columns = {name: SETTINGS[name].column for name in (*_OPTIONAL, "n_gpu_layers")}
+    columns["model"] = "model"
+    alike = [column for name, column in columns.items() if len(values(name)) == 1]
+    for name in (*_DROP, *alike):
+        if _total(found) > room:
+            found.pop(name, None)
+    return found
+
+
+def markdown(build: BuildInfo, widths: Mapping[str, int]) -> Format:
+    """The table to the character, and `build: …` below it. `widths`: see `table_widths`."""
+    lines = ["-" * (abs(width) - 1) + (":" if width > 0 else "-") for width in widths.values()]
+    return Format(
+        head=_line([_cell(_COLUMNS[name][0], w) for name, w in widths.items()]) + _line(lines),
+        row=lambda row: _line([_cell(_COLUMNS[name][2](row), w) for name, w in widths.items()]),
+        foot=lambda rows: f"\nbuild: {build.build_commit} ({build.build_number})\n",
+    )
+
+
+def _cell(text: str, width: int) -> str:
+    """A bar in it would begin the next cell, and a line break the next row."""
+    text = one_line(text).replace("|", "\\|")
+    return f"{text:<{-width}}" if width < 0 else f"{text:>{width}}"
+
+
+def _total(widths: Mapping[str, int]) -> int:
+    """Columns of a line with its bars."""
+    return sum(abs(width) + 3 for width in widths.values()) + 1
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |\n"
+
 
 _Label = tuple[Column, list[str]]  # what tells rows apart: the column, and its cell for each row
 
@@ -182,14 +406,14 @@ def _loaded(infos: Sequence[EngineInfo]) -> Iterator[str]:
 
 
 def _engine(info: EngineInfo) -> str:
-    """What it is, and in what it holds the weights."""
+    """An engine, its version, and the formats of its weights."""
     version = info.engine_version or ""
     version = version if version[:1].isdigit() else f"({version})"
     return f"{info.engine} {version}: {info.formats}, {info.bits_per_weight:.3g} bits a weight"
 
 
 def _ceilings(measured: Sequence[Ceilings]) -> Iterator[str]:
-    """What the roofline is made of; which it is of where there are several. `-v` has all rates."""
+    """The ceilings of the roofline, with device and threads if there are several."""
     for one in measured:
         where = f" ({one.device}, {counted(one.threads, 'thread')})" if len(measured) > 1 else ""
         yield f"ceilings{where}: {', '.join(ceiling_summary(one))}"

@@ -1,15 +1,26 @@
-"""transformers on the same weights, called as `generate` calls it, without the rest of that."""
+"""Other engines on our weights: transformers, what all of them share, and whether they predict
+what we do. llama.cpp has a module of its own.
+"""
 
 from __future__ import annotations
 
 import gc
+import math
+import os
+import sys
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    redirect_stderr,
+    redirect_stdout,
+    suppress,
+)
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,17 +28,129 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import graph
-from llmcli.commands.bench.measure.engine import (
+from llmcli.errors import OutOfMemory, UsageError
+from llmcli.measure.engines import (
+    Engine,
     WorkCounter,
     attention,
     bos_of,
     engine_info,
+    random_ids,
     require_positions,
 )
-from llmcli.commands.bench.measure.peer import silent, unusable
-from llmcli.commands.bench.report.settings import Settings
-from llmcli.errors import OutOfMemory, UsageError
 from llmcli.model import Model, dtype_name
+from llmcli.records.document import ViewCheck
+from llmcli.records.engines import EngineName
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """What is written to stdout or stderr inside goes nowhere, even where C code writes it.
+
+    What this program had written before is flushed first, so that nothing of it is lost.
+    """
+    _flush()
+    saved = []
+    for number in (1, 2):
+        with suppress(OSError):  # closed by whoever started us
+            saved.append((number, os.dup(number)))
+    try:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            for number, _ in saved:
+                os.dup2(nowhere.fileno(), number)
+            # Python's streams as well: they need not be those of the process
+            with redirect_stdout(nowhere), redirect_stderr(nowhere):
+                yield
+            _flush()  # what came through a stream that the library had kept
+    finally:
+        for number, copy in saved:
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or not there at all
+            stream.flush()
+
+
+def unusable(package: str, old: str = "") -> UsageError:
+    """The error for a package that is not installed, or of a version that is too old."""
+    if old:
+        return UsageError(
+            f"{package} {old} is too old to be compared with",
+            hint=f"run `pip install --upgrade {package}`",
+        )
+    return UsageError(
+        f"{package} is not installed, so that nothing can be compared with it",
+        hint=f"run `pip install {package}`",
+    )
+
+
+class PeerEngine(Engine, Protocol):
+    """An engine that also shows what it computed, so that other weights are noticed."""
+
+    def logits(self) -> Tensor:
+        """Of the last token, `[V]` float32 on the host."""
+
+
+def open_peer(
+    name: EngineName, ours: Model, *, flash_attn: str = "auto", **llama_cpp: Any
+) -> PeerEngine:
+    """The peer with the weights of `ours`, on the same device.
+
+    transformers computes in our dtype, llama.cpp in the formats of the file; `llama_cpp`: what
+    only that one takes, see `open_llama_cpp`. Raises UsageError where it is not installed or
+    cannot run this model, OutOfMemory where it does not fit.
+    """
+    if ours.device.type == "meta":
+        raise UsageError(
+            "on the meta device nothing is computed that could be compared",
+            hint="leave out `--against` or the device",
+        )
+    if name == "transformers":
+        return open_transformers(ours, flash=flash_attn != "off")
+    from llmcli.measure.llama_cpp import open_llama_cpp
+
+    return open_llama_cpp(ours, flash_attn=flash_attn, **llama_cpp)
+
+
+_TEXTS, _TOKENS = 8, 32
+# In nats, the mean of the texts. Rounding to bfloat16 or to 8-bit activations costs 1e-4 to 1e-2,
+# another file of the same model (Q4 for Q8, say) 0.05 and more, other weights several.
+_ROUNDED, _EXACT = 0.03, 1e-6
+_EXACT_DTYPES = ("float32", "float64")
+
+
+def same_model(ours: Model, peer: PeerEngine, *, threads: int, seed: int = 0) -> ViewCheck:
+    """Lets both read the same texts of random ids, BOS in front where the model has one.
+
+    The check's value is KL(ours ‖ theirs) of the token after them, in nats, the mean of the texts;
+    NaN where one of them computes NaN. The peer's memory is empty afterwards. Raises what
+    `PeerEngine.start` does.
+    """
+    tokens = min(_TOKENS, ours.config.context)
+    rows = min(ours.config.vocab, peer.vocab)  # an embedding may be padded beyond the vocabulary
+    peer.start(tokens, threads, tokens)
+    kl = 0.0
+    for text in range(_TEXTS):
+        ids = random_ids(seed, f"same model {text}", tokens, ours.config.vocab, peer.bos)
+        peer.read(ids)
+        given = torch.tensor([ids], device=ours.device)
+        mine = ours.decoder(given, logits="last")[0, -1, :rows].double().cpu().log_softmax(-1)
+        theirs = peer.logits()[:rows].double().log_softmax(-1)
+        peer.rewind(0)
+        kl += float((mine.exp() * (mine - theirs)).sum()) / _TEXTS
+    alike = peer.info.engine == "transformers" and not ours.arithmetic.formats
+    exact = alike and peer.info.dtype in _EXACT_DTYPES
+    return ViewCheck(
+        name="same_model",
+        words=f"{peer.info.engine} predicts the same after {_TEXTS} × {tokens} random tokens, "
+        "KL in nats",
+        value=kl if math.isnan(kl) else max(kl, 0.0),  # rounding may leave -1e-17 of equal ones
+        tolerance=_EXACT if exact else _ROUNDED,
+    )
+
 
 _OLDEST = 5
 _NARROWS = "_maybe_slice_kv_shared_inputs"  # a method of models that do
@@ -41,7 +164,7 @@ class Transformers:
     """
 
     def __init__(
-        self, model: Any, ours: Model, version: str, load_s: float, *, flash: bool
+        self, model: Any, ours: Model, version: str, load_s: float | None, *, flash: bool
     ) -> None:
         # each call has logits; newer versions leave out what Gemma 4 needs for no other token
         narrows = any(hasattr(part, _NARROWS) for part in model.modules())
@@ -164,7 +287,23 @@ def read_model(ours: Model) -> tuple[Any, float]:
     return model.to(ours.device).eval(), time.perf_counter() - start
 
 
-def open_transformers(ours: Model, settings: Settings) -> Transformers:
+def import_transformers() -> Any:
+    """transformers without its messages. Raises UsageError where it is not installed or too old."""
+    try:
+        with silent():
+            import transformers
+            from transformers.utils import logging
+    except ImportError:
+        raise unusable("transformers") from None
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of names that will change
+    if int(transformers.__version__.partition(".")[0]) < _OLDEST:  # its names were others
+        raise unusable("transformers", transformers.__version__)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return transformers
+
+
+def open_transformers(ours: Model, *, flash: bool) -> Transformers:
     """transformers' model in our dtype on our device, its attention by the requested kernel.
 
     Raises UsageError where it is not installed, has no such model or cannot read its weights,
@@ -184,17 +323,7 @@ def open_transformers(ours: Model, settings: Settings) -> Transformers:
             "keep something else",
             hint="leave out `--against`",
         )
-    try:
-        with silent():
-            import transformers
-            from transformers.utils import logging
-        warnings.filterwarnings("ignore", category=FutureWarning)  # of names that will change
-    except ImportError:
-        raise unusable("transformers") from None
-    if int(transformers.__version__.partition(".")[0]) < _OLDEST:  # its names were others
-        raise unusable("transformers", transformers.__version__)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    version = import_transformers().__version__
     try:
         with silent():
             model, load_s = read_model(ours)
@@ -203,10 +332,9 @@ def open_transformers(ours: Model, settings: Settings) -> Transformers:
             "the weights do not fit a second time, for transformers",
             hint="use a smaller model or leave out `--against`",
         ) from None
-    except Exception as error:  # what it cannot do it says in errors of every kind
+    except Exception as error:  # for unsupported models it raises errors of many types
         words = str(error).strip().split("\n")[0] or type(error).__name__
         raise UsageError(
             f"transformers cannot load `{ours.name}`: {words}", hint="leave out `--against`"
         ) from None
-    flash = settings.flash_attn != "off"
-    return Transformers(model, ours, transformers.__version__, load_s, flash=flash)
+    return Transformers(model, ours, version, load_s, flash=flash)

@@ -13,19 +13,19 @@ import torch
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import Checkpoint, open_checkpoint
 from llmcli.checkpoints.locate import find
-from llmcli.commands.bench.measure.engine import LlmcliEngine, engine_info, has_flash
-from llmcli.commands.bench.measure.peer import PeerEngine, open_peer, same_model
 from llmcli.commands.bench.report.plan import Plan
-from llmcli.commands.bench.report.row import EngineInfo
-from llmcli.commands.bench.report.settings import CACHE_OF, Settings, Weights
+from llmcli.commands.bench.report.settings import Settings, Weights
 from llmcli.devices import resolve_device
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.loading.arithmetic import quantize_without_effect
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.measure import ceilings
+from llmcli.measure.engines import LlmcliEngine, engine_info, has_flash
 from llmcli.measure.peaks import Peak, phase_peak, resident_bytes
+from llmcli.measure.peers import PeerEngine, open_peer, same_model
 from llmcli.model import Model
 from llmcli.records.document import ViewCheck
+from llmcli.records.engines import CACHE_OF, EngineInfo
 from llmcli.records.machine import Ceilings
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions
@@ -98,7 +98,7 @@ def refuse_for(settings: Settings, info: EngineInfo, *, flash: bool, rounds: boo
         )
 
 
-class Engines:
+class EngineLoader:
     """Loads engines for settings, measures ceilings, and reads headers. A context manager.
 
     A model stays for the next settings with the same device and arithmetic. `models` are those
@@ -116,7 +116,7 @@ class Engines:
         self._known: dict[Weights, EngineInfo | None] = {}
         self._same: dict[tuple[str, str, str], ViewCheck] = {}
 
-    def __enter__(self) -> Engines:
+    def __enter__(self) -> EngineLoader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -166,7 +166,15 @@ class Engines:
         if name is None or loaded is None or loaded[0] != settings.weights:
             raise LlmcliError("the model could not be loaded")
         _, model, _ = loaded
-        engine = open_peer(name, model, settings)
+        engine = open_peer(
+            name,
+            model,
+            flash_attn=settings.flash_attn,
+            n_batch=settings.n_batch,
+            type_k=settings.type_k,
+            type_v=settings.type_v,
+            no_kv_offload=settings.no_kv_offload,
+        )
         weights = model.arithmetic.weight_format(model.config)
         key = (settings.model, engine.info.device, weights)
         if key not in self._same:
@@ -235,8 +243,8 @@ class Engines:
 
     def _unload(self) -> None:
         """Gives the model's memory back."""
-        loaded, self._loaded = self._loaded is not None, None
-        if loaded:
+        if self._loaded is not None:
+            self._loaded = None
             gc.collect()
             torch.cuda.empty_cache()  # nothing where CUDA was never used
 
