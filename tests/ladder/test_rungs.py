@@ -10,10 +10,8 @@ from ladder_models import DENSE, TYPES, refusal
 from small_models import ids, read, weights
 from zoo import CONFIGS, GATED, MODELS, block, branch, llama, stretched
 
-from llmcli.commands.ladder.measure.rungs.cache import KeyValueCache
-from llmcli.commands.ladder.measure.rungs.fused import FusedKernels
-from llmcli.commands.ladder.measure.rungs.loops import Loops
-from llmcli.commands.ladder.measure.rungs.matrices import Matrices
+from llmcli.commands.ladder.measure.loops import Loops
+from llmcli.commands.ladder.measure.rungs import FusedKernels, KeyValueCache, Matrices
 from llmcli.commands.ladder.measure.runner import RUNGS
 from llmcli.commands.ladder.measure.weights import AttentionWeights
 from llmcli.commands.ladder.measure.words import first_attention, first_mlp, wording

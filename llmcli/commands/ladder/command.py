@@ -101,7 +101,7 @@ def command(
 
 def _show(report: LadderReport, model: Model, options: LadderOptions, out: Output) -> None:
     """Writes the report to the screen or as JSON, and to the file where one is named."""
-    from llmcli.commands.ladder.view.screen import render_ladder, render_rung
+    from llmcli.commands.ladder.view import render_ladder, render_rung
     from llmcli.ui.facts import model_line
 
     about = model.describe()

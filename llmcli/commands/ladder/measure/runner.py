@@ -16,13 +16,17 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.count import NOTHING, count, loop_work, multiply_adds
-from llmcli.commands.ladder.measure.record import Recorder
-from llmcli.commands.ladder.measure.rungs.cache import Batch, KeyValueCache
-from llmcli.commands.ladder.measure.rungs.fused import FusedKernels
-from llmcli.commands.ladder.measure.rungs.heads import CombinedQKV, HeadsAsDimension
-from llmcli.commands.ladder.measure.rungs.loops import Loops
-from llmcli.commands.ladder.measure.rungs.matrices import Matrices, VectorRows
+from llmcli.commands.ladder.measure.loops import Loops, loop_work, multiply_adds
+from llmcli.commands.ladder.measure.record import NOTHING, Recorder, count
+from llmcli.commands.ladder.measure.rungs import (
+    Batch,
+    CombinedQKV,
+    FusedKernels,
+    HeadsAsDimension,
+    KeyValueCache,
+    Matrices,
+    VectorRows,
+)
 from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.commands.ladder.measure.words import wording

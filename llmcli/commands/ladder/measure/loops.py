@@ -11,9 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.arithmetic import Function, soft_cap
 from llmcli.commands.ladder.measure.record import shown, shown_last
-from llmcli.commands.ladder.measure.walk import Walk
+from llmcli.commands.ladder.measure.walk import Function, Walk, soft_cap
 from llmcli.commands.ladder.measure.weights import (
     AttentionWeights,
     Matrix,
@@ -21,7 +20,10 @@ from llmcli.commands.ladder.measure.weights import (
     Projection,
     Weights,
 )
+from llmcli.commands.ladder.report import Work
+from llmcli.config import ModelConfig
 from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.mlp.config import MlpConfig
 
 Vector = list[float]
 Vectors = list[Vector]
@@ -223,3 +225,41 @@ def normalized(x_i: Vector, norm: NormWeights) -> Vector:
     if norm.b is not None:
         y_i = [a + b for a, b in zip(y_i, norm.b.tolist(), strict=True)]
     return y_i
+
+
+def loop_work(config: ModelConfig, tokens: int, more: int) -> tuple[Work, Work]:
+    """The loops' work for a prompt, and on average for each of `more` tokens after it.
+
+    Every multiply-add reads two numbers of 8 bytes.
+    """
+    prompt, *later = (multiply_adds(config, tokens + read) for read in range(more + 1))
+    adds = prompt, sum(later) / more
+    prompt_work, token_work = (Work(gemv=0, gemm=0, flops=2 * n, bytes=16 * n) for n in adds)
+    return prompt_work, token_work
+
+
+def multiply_adds(config: ModelConfig, tokens: int, until: int | None = None) -> int:
+    """Multiply-adds of the dot products and weighted sums of `Loops.forward` on that many tokens.
+
+    With `until`, only of the blocks up to it, without the head. Other operations are not counted.
+    """
+    width, count = config.width, 0
+    for layer in config.layers[: None if until is None else until + 1]:
+        for part in layer.parts:
+            match part:
+                case AttentionConfig():
+                    count += _attention_adds(part, width, tokens)
+                case MlpConfig():
+                    count += tokens * width * part.hidden * (3 if part.gated else 2)
+    return count if until is not None else count + tokens * width * config.vocab
+
+
+def _attention_adds(mixer: AttentionConfig, width: int, tokens: int) -> int:
+    pairs = sum(len(seen(i, mixer)) for i in range(tokens))
+    together = mixer.qk_norm_wide  # a head's query needs the queries of all
+    q, k = (mixer.head_dim * (n if together else 1) for n in (mixer.heads, mixer.kv_heads))
+    head = tokens * width * q  # t_q × W_q
+    head += pairs * (width * k + mixer.head_dim)  # t_k × W_k, q · k
+    head += pairs * (width + 1) * mixer.value_dim  # t_v × W_v, weight v
+    out = 2 if mixer.gated else 1  # c × W_o, t × W_gate
+    return mixer.heads * (head + out * tokens * mixer.value_dim * width)
