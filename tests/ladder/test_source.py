@@ -14,9 +14,9 @@ import llmcli.commands.ladder
 from llmcli.commands.ladder.measure import loops
 from llmcli.commands.ladder.measure.loops import Loops, multiply_adds
 from llmcli.commands.ladder.measure.record import AXES, SHOWN, Recorder
-from llmcli.commands.ladder.measure.rungs import FusedKernels, VectorRows
+from llmcli.commands.ladder.measure.rungs import FusedKernels
 from llmcli.commands.ladder.measure.runner import RUNGS
-from llmcli.commands.ladder.measure.words import first_attention, first_mlp
+from llmcli.commands.ladder.measure.texts import first_attention, first_mlp
 from llmcli.commands.ladder.report import NAMES
 
 N = 6
@@ -90,8 +90,7 @@ def test_the_names_of_a_block_have_the_decoders_values(kind):
     ):  # fmt: skip
         values = torch.tensor(steps_of(found, title)[name].values, dtype=torch.float64)
         torch.testing.assert_close(values, taps[f"blocks.0.{tap}"][0, :N, : values.shape[1]])
-    attend = "head" if kind is VectorRows else "attend"
-    steps = steps_of(found, attend)
+    steps = steps_of(found, "attend")
     a = next(step for name, step in steps.items() if name.startswith("a_"))
     torch.testing.assert_close(torch.tensor(a.values).sum(-1), torch.ones(len(a.values)))
 

@@ -147,8 +147,8 @@ def _measured(
 ) -> tuple[LadderReport, BaseException | None]:
     """The report of a prompt, and what interrupted it, if anything did."""
     from llmcli.commands.ladder.measure.runner import LadderInterrupted, plan_workload, run_ladder
+    from llmcli.commands.ladder.measure.texts import axis_sizes
     from llmcli.commands.ladder.measure.weights import Weights
-    from llmcli.commands.ladder.measure.words import axis_sizes
 
     weights = Weights.of(model.decoder)
     workload = plan_workload(

@@ -9,6 +9,19 @@ from llmcli.records.document import APART, derived
 # the rungs from the lowest up
 NAMES = ("loops", "rows", "matrices", "heads", "combined", "cache", "batch", "fused")
 NEXT = "the next token"  # begins the sections of what is read after the prompt
+# the letters that a name ends in: the axis as the formulas write it, and the words of what they do
+# not name by this letter
+AXES = {
+    **{letter: (letter, "") for letter in "bndhv1"},
+    "m": ("m", "m tokens whose keys are read"),
+    "g": ("h_kv", "g heads of keys and values"),
+    "k": ("d/h", "k size of a head's query and key"),
+    "e": ("d_v", "e of its value"),
+    "c": ("h·d_v", "c heads side by side"),
+    "f": ("F", "f neurons"),
+    "i": ("i", "i, j any columns"),
+    "j": ("j", ""),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

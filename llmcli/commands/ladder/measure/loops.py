@@ -33,27 +33,6 @@ Neurons = tuple[Vectors, Vector | None]  # the weights of each neuron, and the b
 class Loops(Walk):
     """The forward pass token by token, head by head, neuron by neuron."""
 
-    title = "loops over vectors: every query token, every key token, every neuron"
-    before = "an LLM as concepts: every token asks all tokens before it"
-    here = """\
-1      for every token t_q:
-1.1      q = t_q × W_q[rotates: and q = R(position) q]
-1.2      for every token t_k up to t_q:
-1.2.1      k = t_k × W_k[rotates: and k = R(position) k]
-1.2.2      score = q · k
-1.3      a = softmax(score / √(d/h)) over the scores of this t_q
-1.4      for every token t_v up to t_q:
-1.4.1      v = t_v × W_v
-1.4.2      its part of the context: a · v
-1.5      c = the sum of these parts
-2      for every token, every neuron: Activation(t · weights + bias)"""
-    idea = """
-Each token's query and every token's key[rotates:, rotated by their positions,] are compared; the
-scores, scaled and through a softmax, say how much of each token's value goes into its context. Done
-literally, keys and values are computed again for every query and every head: n² vector-matrix
-products where n would do. The loop over t_k is usually written over all n tokens, and the later
-ones are masked; here it ends at the query's own token, which gives the same."""
-
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
         self._converted: dict[int, Vectors] = {}
@@ -75,9 +54,10 @@ ones are masked; here it ends at the query's own token, which gives the same."""
         """`[n, …]` in float64."""
         return torch.tensor(x_ni, dtype=torch.float64)
 
-    def rows_of(self, table: Tensor, indices: Tensor) -> Vectors:
-        """One after the other."""
-        return [table[i].tolist() for i in indices.tolist()]
+    def unstacked(self, x_ni: Tensor) -> Vectors:
+        """Its rows as lists."""
+        rows: Vectors = x_ni.tolist()
+        return rows
 
     def each(self, f: Function, *x_ni: Vectors) -> Vectors:
         """Row by row, number by number."""

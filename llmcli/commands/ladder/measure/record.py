@@ -22,16 +22,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llmcli.commands.ladder.report import NEXT, Line, Listing, Step, Work
+from llmcli.commands.ladder.report import AXES, NEXT, Line, Listing, Step, Work
 
 EMITTED = "what the decoder emits"
 WHOLE = 8  # rows and columns up to which a matrix is kept whole
 CORNER = 4  # … and how many of each are kept of a larger one
-# the last letters of a name → the axes as the formulas write them
-AXES = {
-    **{letter: letter for letter in "bnmdhv1ij"},
-    "g": "h_kv", "k": "d/h", "e": "d_v", "c": "h·d_v", "f": "F",
-}
 AXED = re.compile(rf"\b\w+_[{''.join(AXES)}]+\b")  # a name with axes
 PLAIN = re.compile(r"return [\w, ]+|\w+ = [\w.]+")  # a line that computes nothing
 # an expression that only changes the layout, which gives a view or a copy; group 1 is its source
@@ -264,7 +259,7 @@ def _letters(name: str) -> str:
 
 def _axes(name: str, count: int) -> str:
     """`h × n × d/h` of `q_hnk`: the last axes where there are fewer, `…` in front where more."""
-    letters = [AXES[letter] for letter in _letters(name)] if count else []
+    letters = [AXES[letter][0] for letter in _letters(name)] if count else []
     return " × ".join([*["…"] * (count > len(letters)), *letters[-count:]])
 
 

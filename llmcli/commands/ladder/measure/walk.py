@@ -5,9 +5,8 @@
 
 These are the documents' equations. A rung says what "the rows of a prompt" are (lists of floats,
 vectors, a matrix, a batch of them) and how a few operations are done on them; its class in `rungs`
-is what it changes. A name ends in the letters of its axes: n tokens that are computed, m tokens
-whose keys are read, d width, h heads, g heads of keys and values, k size of a head's query and key,
-e of its value, c the heads side by side, f hidden size, v vocabulary, i and j any columns.
+is what it changes. A name ends in the letters of its axes (`report.AXES`): b sequences, n tokens
+that are computed, m tokens whose keys are read, d width, h heads, v vocabulary.
 
 Nothing here reads the graph of a model or the decoder's code: it is what those are compared with.
 """
@@ -46,16 +45,8 @@ Turns = tuple[Tensor, Tensor]  # cos and sin of every position and pair, `[n, R/
 
 
 class Rung(ABC):
-    """One formulation of the model. `ids` is `[n]`, for rungs that take a batch `[b, n]`.
+    """One formulation of the model. `ids` is `[n]`, for rungs that take a batch `[b, n]`."""
 
-    What the screen says of it: its `title`, the formula of the rung below, this one's, and why it
-    gives the same numbers and what it saves. See `words.py` for the marks in these texts.
-    """
-
-    title: ClassVar[str]
-    before: ClassVar[str]
-    here: ClassVar[str]
-    idea: ClassVar[str]
     batched: ClassVar[bool] = False
 
     def __init__(self, weights: Weights) -> None:
@@ -88,12 +79,9 @@ class Walk(Rung):
         super().__init__(weights)
         self.first = self.count = 0
         self._turns: dict[RopeConfig, Turns] = {}
+        self.masks: dict[int | None, Tensor] = {}  # by the window
 
     # What a rung defines: its rows, and the operations on them.
-
-    @abstractmethod
-    def rows_of(self, table: Tensor, indices: Tensor) -> Rows:
-        """The rows of a table `[…, width]` at those indices."""
 
     @abstractmethod
     def product(self, x_ni: Rows, matrix: Matrix) -> Rows:
@@ -115,6 +103,10 @@ class Walk(Rung):
     def stacked(self, x_ni: Rows) -> Tensor:
         """The rows as one tensor `[n, …]`."""
 
+    @abstractmethod
+    def unstacked(self, x_ni: Tensor) -> Rows:
+        """The rows of a tensor `[n, …]`."""
+
     # The pass.
 
     @torch.inference_mode()
@@ -126,7 +118,7 @@ class Walk(Rung):
     @shown
     def read(self, ids: Tensor, until: int | None = None) -> Tensor:
         """X, then block after block, each with its own weights, then the logits."""
-        self.count, self._turns = ids.shape[-1], {}
+        self.count, self._turns, self.masks = ids.shape[-1], {}, {}
         x_nd = self.embed(ids)
         for block in self.weights.blocks[: None if until is None else until + 1]:
             x_nd = self.block(x_nd, block)  # X of block i + 1 is H of block i
@@ -139,12 +131,12 @@ class Walk(Rung):
     @shown
     def embed(self, ids: Tensor) -> Rows:
         """X: each token's row of W_E, scaled, and where positions are learned that of W_P."""
-        x_nd = self.rows_of(self.weights.W_E, ids)
+        x_nd = self.unstacked(self.weights.W_E[ids])
         factor = self.config.embedding.scale
         if factor != 1:
             x_nd = self.each(lambda x: x * factor, x_nd)
         if self.weights.W_P is not None:
-            p_nd = self.rows_of(self.weights.W_P, self.positions)
+            p_nd = self.unstacked(self.weights.W_P[self.positions])
             x_nd = self.each(add, x_nd, p_nd)
         return x_nd
 
