@@ -4,7 +4,7 @@ import explain_models
 import pytest
 from explain_models import TEXTS
 
-from llmcli.commands.explain.measure.index import names
+from llmcli.commands.explain.options import names
 
 
 @pytest.fixture

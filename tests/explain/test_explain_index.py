@@ -5,7 +5,7 @@ from explain_models import TEXTS
 from zoo import BLOCKS
 
 from llmcli.anatomy.indexed import NumberRef, parse
-from llmcli.commands.explain.measure.index import find, names, place
+from llmcli.commands.explain.options import find, names, place
 from llmcli.errors import UsageError
 
 

@@ -10,9 +10,8 @@ from decoder_parameters import parameters_of
 from explain_models import IDS, NAMES, TOKENS, explained
 from needs import needs_kernels
 
-from llmcli.commands.explain.measure.derive import explain
-from llmcli.commands.explain.measure.index import names
-from llmcli.commands.explain.measure.values import Values
+from llmcli.commands.explain.measure import Values
+from llmcli.commands.explain.options import names
 from llmcli.formats.dense import Dense
 from llmcli.inspect import formulas
 from llmcli.inspect.rules import rules
@@ -58,11 +57,11 @@ def test_a_scale_that_is_wrong_by_half_a_thousandth_in_a_middle_block(at):
     tiny = load("tiny", dtype="float32")
     text = "And God said, Let there be light: and there"
     tokens = tiny.tokens(tiny.tokenizer.encode(text))
-    axes = names(tiny.config, len(tokens))["blocks.3.resid_post"]
-    assert explain(tiny, tokens, axes, at, depth=None).ok
+    where = ("blocks.3.resid_post", at)
+    assert explained(tiny, *where, tokens=tokens).ok
     mixer = tiny.decoder.blocks[1].mixers[0]
     configure(mixer, scale=mixer.config.scale * 1.0005)
-    found = explain(tiny, tokens, axes, at, depth=None)
+    found = explained(tiny, *where, tokens=tokens)
     assert not found.ok
     assert not found.local.ok
     # the scores are recomputed by the same faulty mixer, and come first in execution order
@@ -140,15 +139,13 @@ def test_a_row_with_one_huge_number_is_normed_to_rounding(model, ids, dtype):
     """The kernel norms a single row in another way, and small numbers lose digits there."""
     model = model("llama-grouped", dtype)
     parameters_of(model.decoder)["embed.W"][5, 3] = 5000.0
-    axes = names(model.config, len(ids))["logits"]
-    assert explain(model, model.tokens(ids), axes, (0, 7), depth=None).ok
+    assert explained(model, "logits", (0, 7), tokens=model.tokens(ids)).ok
 
 
 @pytest.mark.parametrize("ids", [(5,), (5, 9)])
 def test_a_norm_that_is_off_is_seen_in_one_row_and_in_more(model, ids):
     model = model("llama-grouped", "float32")
     configure(model.decoder.ln_final, eps=0.1)
-    axes = names(model.config, len(ids))["logits"]
-    found = explain(model, model.tokens(ids), axes, (0, 7), depth=None)
+    found = explained(model, "logits", (0, 7), tokens=model.tokens(ids))
     assert not found.ok
     assert found.local.name.startswith("ln_final")

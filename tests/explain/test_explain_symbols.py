@@ -9,7 +9,7 @@ from covers import few
 from decoder_parameters import parameters_of
 from explain_models import IDS, NAMES, emitted, explained
 
-from llmcli.commands.explain.measure.index import names
+from llmcli.commands.explain.options import names
 from llmcli.inspect.rules import rules
 
 CELL = re.compile(r"(Activation\(G\)|[A-Za-z′¹²³⁴⁵_]+)\[([^\]]+)\]")

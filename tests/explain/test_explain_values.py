@@ -15,8 +15,8 @@ from explain_models import IDS, NAMES, emitted, explained
 from small_models import random_model
 from zoo import BLOCKS
 
-from llmcli.commands.explain.measure.index import names
-from llmcli.commands.explain.measure.values import needed_bytes
+from llmcli.commands.explain.measure import needed_bytes
+from llmcli.commands.explain.options import names
 from llmcli.errors import OutOfMemory
 from llmcli.inspect.rules import rules
 
@@ -189,8 +189,7 @@ def test_the_squares_of_long_prompts_are_counted(model):
     config = model("gpt2").config
 
     def derived(name, tokens, depth):
-        sizes = {n: axes.shape for n, axes in names(config, tokens).items()}
-        return needed_bytes(config, sizes, name, depth, 4)[1]
+        return needed_bytes(config, names(config, tokens), name, depth, 4)[1]
 
     heads = config.layers[0].attention.heads
     for name in ("scores", "pattern", "z"):

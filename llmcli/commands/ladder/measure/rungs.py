@@ -263,7 +263,7 @@ class HeadsAsDimension(Matrices):
         return x_hnk
 
     @shown
-    def merge(self, c_hne: Any) -> Tensor:
+    def merge(self, c_hne: Tensor) -> Tensor:
         """`[h, n, d/h]` back to `[n, h·d/h]`: the transpose is a view, the rows must be copied."""
         c_nhe = c_hne.transpose(-3, -2)
         c_nc = c_nhe.flatten(-2)
