@@ -76,8 +76,8 @@ def deep_model(layers: int) -> Model:
     return random_model(dataclasses.replace(ODD, layers=ODD.layers[:1] * layers))
 
 
-def make(name: str, dtype: str) -> Model:
-    """The model of that name. `packed`: its matrices in 8 bits; not of `odd`."""
+def make(name: str, dtype: str = "float64") -> Model:
+    """A fresh model of that name. `packed`: its matrices in 8 bits; not of `odd`."""
     if dtype == "packed":
         config, formats = in_blocks(config_of(name), "Q8_0", size=32)
         return random_model(config, formats=formats)

@@ -125,9 +125,15 @@ class Values(Kernel):
         What a fused kernel never writes is derived from what it wrote.
         """
         return Kernel(
-            self.model, self.rules, self.ids, self.texts, emitted=self.emitted,
-            positions=self.positions, prompt_tokens=self.prompt_tokens, alone=self.alone,
-        )  # fmt: skip
+            self.model,
+            self.rules,
+            self.ids,
+            self.texts,
+            emitted=self.emitted,
+            positions=self.positions,
+            prompt_tokens=self.prompt_tokens,
+            alone=self.alone,
+        )
 
     def formulas(self, name: str) -> int:
         """How many formulas follow one another up to `name`, at least its own."""

@@ -108,7 +108,7 @@ def _show(report: LadderReport, model: Model, options: LadderOptions, out: Outpu
     machine = environment(kernels=kernels_of(about))
     title = model_line(about)
     body = members(report)
-    if options.explain:
+    if options.explain:  # excludes --json
         out.show(*render_rung(report.rungs[-1], report, title), paged=out.pager)
     elif not out.json:
         table = render_ladder(report, title, details=options.rung is not None)

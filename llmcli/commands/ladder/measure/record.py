@@ -149,9 +149,13 @@ class Recorder:
         """Records what the decoder emits: in its first block, before and behind the blocks."""
         if not name.startswith("blocks.") or name.startswith("blocks.0."):
             step = Step(
-                name=name, formula=name, section=_section(EMITTED, self._next),
-                shape=tuple(value.shape), strides=tuple(value.stride()), values=_corner(value),
-            )  # fmt: skip
+                name=name,
+                formula=name,
+                section=_section(EMITTED, self._next),
+                shape=tuple(value.shape),
+                strides=tuple(value.stride()),
+                values=_corner(value),
+            )
             self._emitted[self._next][name] = Line(text=name, steps=(step,))
 
     def _call(self, frame: FrameType, event: str, arg: object) -> Any:

@@ -313,12 +313,11 @@ class KeyValueCache(CombinedQKV):
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
         self.caches: dict[int, Cache] = {}  # by their block
-        self.new = False  # whether a single new row is computed
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
         """Logits `[n, v]`, the cache filled; with `until=i` the rows `[n, d]` after block i."""
-        self.new, self.caches = False, self.new_caches(ids)
+        self.caches = self.new_caches(ids)
         rows = super().forward(ids, until)
         if until is not None:
             self.caches = {}  # not filled by all blocks: nothing to extend
@@ -333,7 +332,6 @@ class KeyValueCache(CombinedQKV):
         """
         if not self.caches:
             raise ValueError("nothing to extend: no prompt was read to its end")
-        self.new = True
         logits_nv = self.read(id.unsqueeze(-1))  # n = 1
         return logits_nv[..., -1, :]
 
@@ -358,13 +356,13 @@ class KeyValueCache(CombinedQKV):
         window, cache = layer.config.window, self.caches[layer.block]
         cache.write(k_gnk, v_gne, self.first)
         last = self.first + self.count
-        first = 0 if window is None or not self.new else max(0, last - window)
+        first = 0 if window is None or not self.first else max(0, last - window)
         k_gmk, v_gme = cache.keys[..., first:last, :], cache.values[..., first:last, :]
         return k_gmk, v_gme
 
     def mask(self, mixer: AttentionConfig) -> Tensor | None:
         """None for a single row, which sees all that is kept."""
-        return None if self.new else super().mask(mixer)
+        return None if self.first else super().mask(mixer)
 
 
 class Batch(KeyValueCache):
