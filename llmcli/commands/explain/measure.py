@@ -46,7 +46,6 @@ ROUNDINGS = 100
 BRANCHING = 4  # so many steps deep every important input is followed, below only the first one
 
 Size = TypeVar("Size", float, Tensor)
-Indices = Sequence[tuple[int, ...]]
 
 _AT_ONCE = 6  # so many float64 tensors as large as the largest exist at the same time
 
@@ -189,21 +188,24 @@ class Values(Kernel):
             self.progress(what, len(self.derived), len(self._distance))
 
 
-def local(values: Values, shown: Mapping[str, Indices]) -> LocalCheck | None:
-    """The formulas of the numbers `shown` by name, and of every tensor derived as a whole.
+def local(values: Values, steps: Sequence[Step]) -> LocalCheck | None:
+    """The formulas of all derived steps, and of every tensor derived as a whole.
 
     The number that uses most of what it is allowed; where that is too much, of the first tensor
     in execution order. None where nothing was derived. Raises NotFinite where it is none.
     """
-    own = values.own()
-    found = []
+    own, found = values.own(), []
+    shown: dict[str, list[Step]] = {}
+    for step in steps:
+        if step.source == "derived":
+            shown.setdefault(step.name, []).append(step)
     for name in values.rules:
         if name in values.whole:
             values.tell("checking")
             found.append(worst_number(own, name))
-        for index in shown.get(name, ()):
-            element = own.rules[name].element(own, index)
-            found.append(number_found(own, name, index, element.value, element.magnitude))
+        for step in shown.get(name, ()):
+            element = own.rules[name].element(own, step.index)
+            found.append(number_found(own, name, step.index, element.value, element.magnitude))
     if not found:
         return None
     wrong = [one for one in found if one.share > 1]
@@ -265,7 +267,6 @@ def _distances(rules: Mapping[str, Rule[Any]], target: str) -> dict[str, int]:
     return found
 
 
-
 def explain(
     model: Model,
     tokens: tuple[Token, ...],
@@ -294,16 +295,12 @@ def explain(
         values = Values(model, made, tokens, target=name, depth=depth, progress=progress)
         tree = _Tree(values, specs)
         steps, checks = tree.steps(cell), tree.checks()
-        shown: dict[str, list[tuple[int, ...]]] = {}
-        for step in steps:
-            if step.source == "derived":
-                shown.setdefault(step.name, []).append(step.index)
         return Explanation(
             tokens=tokens,
             letters=letters,
             depth=values.depth,
             dtype=dtype,
-            local=local(values, shown),  # derives more
+            local=local(values, steps),  # derives more
             tensors=len(values.derived),
             checks=checks,
             steps=steps,
