@@ -18,8 +18,8 @@ from llmcli import devices
 from llmcli.anatomy import TensorSpec
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.indexed import NumberRef
-from llmcli.commands.explain.options import shape_in_letters, where
-from llmcli.commands.explain.report import Check, Explanation, Letter, LocalCheck, Step
+from llmcli.commands.explain.options import letters_of, shape_in_letters, where
+from llmcli.commands.explain.report import Check, Explanation, LocalCheck, Step
 from llmcli.config import ModelConfig
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
@@ -283,7 +283,7 @@ def explain(
     taken from the kernel. Raises NotFinite where the model's own numbers are not.
     """
     name, index = cell
-    letters, dtype = _letters(model, name, len(tokens)), dtype_name(model.dtype)
+    letters, dtype = letters_of(model.config, name, len(tokens)), dtype_name(model.dtype)
     if specs[name].kind == "parameter":
         leaf = parameter_step(model, specs[name], index)
         return Explanation(
@@ -474,18 +474,6 @@ class _Tree:
             kernel=kernel,
             tolerance=tolerance,
         )
-
-
-def _letters(model: Model, name: str, tokens: int) -> tuple[Letter, ...]:
-    """The letters of the documents and what they are in this model (in the number's block)."""
-    layer = layer_of(name) or 0
-    whole = graph(model.config)
-    sizes = whole.sizes(layer)
-    found = {"n": tokens, "d": model.config.width}
-    for axis, letter in whole.documents(layer).items():
-        found.setdefault("F" if axis == "F" else letter, sizes[axis])
-    found["v"] = model.config.vocab
-    return tuple(Letter(letter=letter, value=value) for letter, value in found.items() if value)
 
 
 def _sources(values: Values, name: str) -> str:

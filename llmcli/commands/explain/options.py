@@ -13,7 +13,7 @@ from llmcli.anatomy import TensorSpec
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.indexed import NumberRef
 from llmcli.anatomy.names import Names
-from llmcli.commands.explain.report import Coordinate
+from llmcli.commands.explain.report import Coordinate, Letter
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
 from llmcli.families.sources import sources
@@ -145,6 +145,18 @@ def size_letters(spec: TensorSpec) -> tuple[str, ...]:
 def shape_in_letters(spec: TensorSpec) -> str:
     """`h × n × d/h = 9 × 8 × 64`."""
     return f"{' × '.join(size_letters(spec))} = {' × '.join(map(str, spec.shape))}"
+
+
+def letters_of(config: ModelConfig, name: str, tokens: int) -> tuple[Letter, ...]:
+    """The letters of the documents and what they are in this model (in the number's block)."""
+    whole, parts = graph(config), name.split(".")
+    layer = int(parts[1]) if parts[0] == "blocks" else 0
+    sizes = whole.sizes(layer)
+    found = {"n": tokens, "d": config.width}
+    for axis, letter in whole.documents(layer).items():
+        found.setdefault("F" if axis == "F" else letter, sizes[axis])
+    found["v"] = config.vocab
+    return tuple(Letter(letter=letter, value=value) for letter, value in found.items() if value)
 
 
 def place(
