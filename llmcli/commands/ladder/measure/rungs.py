@@ -62,15 +62,15 @@ class HeadByHead(Walk):
     @shown
     def contexts(self, t_nd: Rows, layer: AttentionWeights) -> Rows:
         """Every head's contexts, side by side: C = C¹ ⊕ … ⊕ Cʰ."""
-        mixer, c_hne = layer.config, []
+        mixer, contexts = layer.config, []
         k_gmk, v_gme = self.keys_values(t_nd, layer)
         group = mixer.heads // mixer.kv_heads  # heads that share keys and values
         for head, q_nk in enumerate(self.queries(t_nd, layer)):
             sink = None if layer.sinks is None else layer.sinks[head]
             k_mk, v_me = k_gmk[head // group], v_gme[head // group]
             c_ne = self.attend(q_nk, k_mk, v_me, mixer, sink)
-            c_hne.append(c_ne)
-        return self.merge(c_hne)
+            contexts.append(c_ne)
+        return self.merge(contexts)
 
     @shown
     def queries(self, t_nd: Rows, layer: AttentionWeights) -> list[Rows]:
@@ -189,7 +189,7 @@ class Matrices(HeadByHead):
         s_nm = q_nk @ k_km * mixer.scale  # S = Q Kᵀ / √(d/h)
         if mixer.cap is not None:
             s_nm = soft_cap(s_nm, mixer.cap)  # cap · tanh(S / cap)
-        m_nm = self.mask(mixer)
+        m_nm = self.mask(mixer)  # M; none for a single row that sees all
         if m_nm is not None:
             s_nm = s_nm + m_nm  # S + M
         a_nm = softmax(s_nm, sink)  # A = softmax(S), row by row: each sums to 1
@@ -197,7 +197,7 @@ class Matrices(HeadByHead):
         return c_ne
 
     def mask(self, mixer: AttentionConfig) -> Tensor | None:
-        """M, which hides the later tokens and those before the window: once for all heads."""
+        """M, which hides the later tokens and those before the window; made once for all heads."""
         if mixer.window not in self.masks:
             hidden = torch.full((self.count, self.count), -torch.inf)
             m_nm = hidden.triu(1)
