@@ -13,11 +13,11 @@ from zoo import CONFIGS
 import llmcli.commands.ladder
 from llmcli.commands.ladder.measure import loops
 from llmcli.commands.ladder.measure.loops import Loops, multiply_adds
-from llmcli.commands.ladder.measure.record import AXES, SHOWN, Recorder
+from llmcli.commands.ladder.measure.record import SHOWN, Recorder
 from llmcli.commands.ladder.measure.rungs import FusedKernels
 from llmcli.commands.ladder.measure.runner import RUNGS
 from llmcli.commands.ladder.measure.texts import first_attention, first_mlp
-from llmcli.commands.ladder.report import NAMES
+from llmcli.commands.ladder.report import AXES, NAMES
 
 N = 6
 FOLDER = Path(llmcli.commands.ladder.__file__).parent / "measure"

@@ -9,8 +9,8 @@ from llmcli.records.document import APART, derived
 # the rungs from the lowest up
 NAMES = ("loops", "rows", "matrices", "heads", "combined", "cache", "batch", "fused")
 NEXT = "the next token"  # begins the sections of what is read after the prompt
-# the letters that a name ends in: the axis as the formulas write it, and the words of what they do
-# not name by this letter
+# letters at the end of a name → the axis as the formulas write it, and its words where the screen's
+# list of the formulas' letters does not have this one
 AXES = {
     **{letter: (letter, "") for letter in "bndhv1"},
     "m": ("m", "m tokens whose keys are read"),

@@ -207,15 +207,15 @@ def normalized(x_i: Vector, norm: NormWeights) -> Vector:
     return y_i
 
 
-def loop_work(config: ModelConfig, tokens: int, more: int) -> tuple[Work, Work]:
-    """The loops' work for a prompt, and on average for each of `more` tokens after it.
-
-    Every multiply-add reads two numbers of 8 bytes.
-    """
+def loop_adds(config: ModelConfig, tokens: int, more: int) -> tuple[int, float]:
+    """Multiply-adds for a prompt, and on average for each of `more` tokens after it."""
     prompt, *later = (multiply_adds(config, tokens + read) for read in range(more + 1))
-    adds = prompt, sum(later) / more
-    prompt_work, token_work = (Work(gemv=0, gemm=0, flops=2 * n, bytes=16 * n) for n in adds)
-    return prompt_work, token_work
+    return prompt, sum(later) / more
+
+
+def loop_work(adds: float) -> Work:
+    """The work of so many multiply-adds, each of which reads two numbers of 8 bytes."""
+    return Work(gemv=0, gemm=0, flops=2 * adds, bytes=16 * adds)
 
 
 def multiply_adds(config: ModelConfig, tokens: int, until: int | None = None) -> int:

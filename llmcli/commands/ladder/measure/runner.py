@@ -16,7 +16,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.loops import Loops, loop_work, multiply_adds
+from llmcli.commands.ladder.measure.loops import Loops, loop_adds, loop_work, multiply_adds
 from llmcli.commands.ladder.measure.record import NOTHING, Recorder, count
 from llmcli.commands.ladder.measure.rungs import (
     Batch,
@@ -249,8 +249,8 @@ def _one_block(weights: Weights) -> Weights:
 def _of_loops(whole: Loops, workload: Workload, recorder: Recorder) -> Run | None:
     """The first block of as many tokens as fit the budget, scaled by the multiply-adds."""
     config, n, budget = whole.config, workload.prompts.shape[1], workload.budget
-    adds = [multiply_adds(config, n + more) for more in range(len(workload.more) + 1)]
-    if sum(adds) * LOOP_S <= budget:
+    prompt, token = loop_adds(config, n, len(workload.more))
+    if (prompt + len(workload.more) * token) * LOOP_S <= budget:
         whole.prepare()
         return None
     fitting = (m for m in range(1, n + 1) if multiply_adds(config, m, 0) * LOOP_S > budget)
@@ -262,11 +262,11 @@ def _of_loops(whole: Loops, workload: Workload, recorder: Recorder) -> Run | Non
     pace = seconds / multiply_adds(config, m, 0)
     return Run(
         rung=whole,
-        work=loop_work(config, n, len(workload.more)),
+        work=(loop_work(prompt), loop_work(token)),
         out=out,
         part=m,
-        prompt_s=[pace * adds[0]],
-        token_s=[pace * statistics.mean(adds[1:])],
+        prompt_s=[pace * prompt],
+        token_s=[pace * token],
     )
 
 
@@ -399,7 +399,8 @@ def _work(rung: Rung, workload: Workload) -> tuple[Work, Work]:
     """Products for the prompt, and on average for a token after it; each sequence's share."""
     (sequences, n), g = workload.prompts.shape, len(workload.more)
     if isinstance(rung, Loops):
-        return loop_work(rung.config, n, g)
+        prompt, token = loop_adds(rung.config, n, g)
+        return loop_work(prompt), loop_work(token)
     first, *later = map(count, _calls(rung, workload.prompts, workload.more)[0])
     share = 1 / sequences if rung.batched else 1.0
     return first.scaled(share), sum(later, NOTHING).scaled(share / g)

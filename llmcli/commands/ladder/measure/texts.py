@@ -1,4 +1,4 @@
-"""The texts of a rung for one model, and the sizes that the letters of its formulas stand for."""
+"""The texts of the rungs for one model, and the sizes that the letters of its formulas stand for."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from llmcli.parts.mlp.config import MlpConfig
 
 @dataclass(frozen=True, kw_only=True)
 class RungText:
-    """A rung's `title`, the formula of the rung `before` and its own (`here`), and the `idea`: why
-    it gives the same numbers and what it saves.
+    """What the screen says of a rung.
 
-    In `TEXTS`, `[rotates:…]` is for models that rotate keys, `[shared:…]` where heads share keys,
+    Its `title`, the formula of the rung `before`, its own (`here`), and the `idea`: why it gives
+    the same numbers and what it saves. In `TEXTS`, `[rotates:…]` is for models that rotate keys, `[shared:…]` where heads share keys,
     `[apart:…]` where they do not, `[gated:…]` with a gated feed-forward, and `[window:…]` with a
     window. See `text_of`.
     """
