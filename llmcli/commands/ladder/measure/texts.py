@@ -1,4 +1,4 @@
-"""The texts of the rungs for one model, and the sizes that the letters of its formulas stand for."""
+"""The texts of the rungs for one model, and the sizes behind the letters of its formulas."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class RungText:
     """What the screen says of a rung.
 
     Its `title`, the formula of the rung `before`, its own (`here`), and the `idea`: why it gives
-    the same numbers and what it saves. In `TEXTS`, `[rotates:…]` is for models that rotate keys, `[shared:…]` where heads share keys,
-    `[apart:…]` where they do not, `[gated:…]` with a gated feed-forward, and `[window:…]` with a
-    window. See `text_of`.
+    the same numbers and what it saves. In `TEXTS`, `[rotates:…]` is for models that rotate keys,
+    `[shared:…]` where heads share keys, `[apart:…]` where they do not, `[gated:…]` with a gated
+    feed-forward, and `[window:…]` with a window. See `text_of`.
     """
 
     title: str
