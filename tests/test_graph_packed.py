@@ -12,7 +12,7 @@ from test_graph import FAULTS, TOKENS, planted, run
 from zoo import IN_BLOCKS
 
 from llmcli.anatomy.graph import Graph
-from llmcli.commands.explain.measure.values import Values
+from llmcli.commands.explain.measure import Values
 from llmcli.engine.session import Session
 from llmcli.formats.packed import Packed
 from llmcli.graph.blocks import PACKED

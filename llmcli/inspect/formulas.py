@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from llmcli.inspect.kernel import Kernel, layer_of
 from llmcli.inspect.rules import rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.document import ViewCheck
+from llmcli.records.explanation import NumberCheck
 
 NAME = "formulas"
 
@@ -46,18 +46,6 @@ ROUNDINGS = 32
 NARROW_ROUNDINGS = 0.6
 # On a GPU it may round the parts of a sum, too: this many eps of Σ|terms|. Not measured.
 NARROW_ROUNDINGS_GPU = 4
-
-
-@dataclass(frozen=True)
-class Found:
-    """One number, and the `share` that its difference is of what is allowed."""
-
-    name: str
-    index: tuple[int, ...]
-    derived: float
-    kernel: float
-    allowed: float
-    share: float
 
 
 def formula_inputs(config: ModelConfig, names: Iterable[str]) -> frozenset[str]:
@@ -188,14 +176,14 @@ def _cost(model: Model, known: Mapping[str, Rule[Any]], name: str, tokens: int) 
     return sizes["H"] * sizes.get("dh", sizes["dv"]) * tokens
 
 
-def _placed(worst: Found, own: Kernel) -> str:
+def _placed(worst: NumberCheck, own: Kernel) -> str:
     """`blocks.3.attn.q[2,7,4]`, with the token's own position."""
     index = list(worst.index)
     index[-2] = own.positions[index[-2]]
     return symbol(worst.name, *index)
 
 
-def worst_number(own: Kernel, name: str) -> Found:
+def worst_number(own: Kernel, name: str) -> NumberCheck:
     """Of all numbers of a tensor the one that uses most of what it is allowed.
 
     Its index counts the rows that `own` has. Raises NotFinite for a NaN in it or in its inputs.
@@ -213,7 +201,7 @@ def worst_number(own: Kernel, name: str) -> Found:
 
 def number_found(
     own: Kernel, name: str, index: tuple[int, ...], value: float, magnitude: float
-) -> Found:
+) -> NumberCheck:
     """One number that its formula makes `value`, its terms in sum as large as `magnitude`."""
     theirs = own.kernel_row(name, index)[index[-1]]
     ours, whole = theirs.new_tensor(value), theirs.new_tensor(magnitude)
@@ -224,14 +212,20 @@ def number_found(
 
 def _found(
     own: Kernel, name: str, index: tuple[int, ...], ours: Tensor, theirs: Tensor, allowed: Tensor
-) -> Found:
-    share = float(_share(ours, theirs, allowed))
-    if math.isnan(share):
+) -> NumberCheck:
+    found = NumberCheck(
+        name=name,
+        index=index,
+        derived=float(ours),
+        kernel=float(theirs),
+        tolerance=float(allowed),
+    )
+    if math.isnan(found.share):
         raise NotFinite(
             f"`{symbol(name, *index)}` is {float(theirs)}, and {float(ours)} by its formula",
             dtype=dtype_name(own.model.dtype),
         )
-    return Found(name, index, float(ours), float(theirs), float(allowed), share)
+    return found
 
 
 def _allowed(magnitude: Tensor, halves: Tensor, own: Kernel, name: str) -> Tensor:

@@ -26,7 +26,7 @@ from llmcli.anatomy.work import (
     prompt_work,
     total_work,
 )
-from llmcli.commands.ladder.measure.count import count
+from llmcli.commands.ladder.measure.record import count
 from llmcli.engine.session import Session
 from llmcli.families import find
 from llmcli.graph.spec import Call

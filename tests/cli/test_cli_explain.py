@@ -12,8 +12,8 @@ import pytest
 from covers import few, in_turn
 from zoo import TYPES
 
-import llmcli.commands.explain.measure.derive
-from llmcli.commands.explain.measure.index import names
+from llmcli.commands.explain import measure
+from llmcli.commands.explain.options import names
 from llmcli.loading.load import load
 from llmcli.nn.decoder import Decoder
 
@@ -76,7 +76,7 @@ def test_ctrl_c(explain, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(llmcli.commands.explain.measure.derive, "explain", interrupted)
+    monkeypatch.setattr(measure, "explain", interrupted)
     result = explain("logits[0,0]", "hello")
     assert (result.code, result.out) == (130, "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from cli_tiny import write_tiny
@@ -20,11 +21,16 @@ def ladder(cli, tmp_path, monkeypatch):
     return lambda *argv: cli("ladder", "-m", folder, "ab", *argv)
 
 
-def test_a_wrong_rung_fails_and_is_still_shown(ladder, monkeypatch):
+@pytest.fixture
+def wrong(monkeypatch):
+    """Rung 4 is off by a hundredth."""
     right = RUNGS[3].forward
     monkeypatch.setattr(
         RUNGS[3], "forward", lambda self, ids, until=None: right(self, ids, until) * 1.01
     )
+
+
+def test_a_wrong_rung_fails_and_is_still_shown(ladder, wrong):
     result = ladder("--rung", "3-4")
     assert result.code == 1
     assert "rung 4: logits differ from the rung before by at most" in result.out
@@ -32,6 +38,30 @@ def test_a_wrong_rung_fails_and_is_still_shown(ladder, monkeypatch):
     failed = ladder("--rung", "3-4", "--json")
     assert failed.code == 1
     assert failed.json()["ok"] is False  # one document, and it says so
+
+
+def test_a_wrong_rung_is_red(ladder, wrong, monkeypatch):
+    """Its difference in the table and the verdict below; the rung before it is green."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out = ladder("--rung", "2-4", "--no-pager").out
+    red, green = (set(re.findall(rf"\x1b\[{code}m([^\x1b]*)", out)) for code in ("1;31", "32"))
+    differences = {words for words in red | green if re.fullmatch(r" *\d\.\de[+-]\d\d", words)}
+    assert [len(differences & colour) for colour in (red, green)] == [1, 1]
+    assert any(words.startswith("rung 4: logits differ") for words in red)
+    assert not any("every rung agrees" in words for words in green)
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_nothing_is_as_on_a_rung_that_disagrees(ladder, request, agrees):
+    """All functions of a wrong rung are shown with their numbers: any may be the wrong one."""
+    if not agrees:
+        request.getfixturevalue("wrong")
+    result = ladder("--rung", "4", "--explain")
+    assert result.code == (0 if agrees else 1)
+    assert ("as on rung 3: read, embed, block" in result.out) is agrees
+    assert bool(re.search(r"^embed$", result.out, re.MULTILINE)) is not agrees
 
 
 def test_nothing_is_recorded_where_nobody_looks(ladder, monkeypatch):

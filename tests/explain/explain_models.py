@@ -10,8 +10,8 @@ from small_models import random_model
 from unfused import attention_of
 from zoo import ATTENTION, GATED, RMS, gpt2, in_blocks, layer, llama
 
-from llmcli.commands.explain.measure.derive import explain
-from llmcli.commands.explain.measure.index import names
+from llmcli.commands.explain.measure import explain
+from llmcli.commands.explain.options import names
 from llmcli.config import ModelConfig
 from llmcli.model import Model
 from llmcli.parts.attention.config import Llama3Scaling, RopeConfig
@@ -76,18 +76,18 @@ def deep_model(layers: int) -> Model:
     return random_model(dataclasses.replace(ODD, layers=ODD.layers[:1] * layers))
 
 
-def make(name: str, dtype: str) -> Model:
-    """The model of that name. `packed`: its matrices in 8 bits; not of `odd`."""
+def make(name: str, dtype: str = "float64") -> Model:
+    """A fresh model of that name. `packed`: its matrices in 8 bits; not of `odd`."""
     if dtype == "packed":
         config, formats = in_blocks(config_of(name), "Q8_0", size=32)
         return random_model(config, formats=formats)
     return random_model(config_of(name), getattr(torch, dtype))
 
 
-def explained(model: Model, name: str, index, depth=None):
-    """The explanation of one number of `IDS`."""
-    axes = names(model.config, len(IDS))[name]
-    return explain(model, TOKENS, axes, tuple(index), depth=depth)
+def explained(model: Model, name: str, index, depth=None, tokens=TOKENS):
+    """The explanation of one number."""
+    specs = names(model.config, len(tokens))
+    return explain(model, tokens, specs, (name, tuple(index)), depth=depth)
 
 
 def emitted(model: Model):

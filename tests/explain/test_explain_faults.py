@@ -8,7 +8,7 @@ import torch
 from blocks import configure
 from covers import in_turn
 from decoder_parameters import Times, parameters_of
-from explain_models import IDS, explained
+from explain_models import IDS, explained, make
 from needs import needs_kernels
 from small_models import as_model
 
@@ -69,7 +69,7 @@ def test_faults_are_found(name, dtype, monkeypatch):
         assert found.difference > 2 * found.tolerance, "the number itself, not only a step"
 
 
-def test_rope_off_by_one_everywhere_changes_no_score_but_is_found(model, monkeypatch):
+def test_rope_off_by_one_everywhere_changes_no_score_but_is_found(monkeypatch):
     """A rotation of queries and keys alike cancels in their product: only the steps show it."""
     turn = forward.rotate
 
@@ -80,7 +80,7 @@ def test_rope_off_by_one_everywhere_changes_no_score_but_is_found(model, monkeyp
         cos, sin = tables(omegas, torch.arange(1, len(IDS) + 1), factor)
         return turn(qk, cos.unsqueeze(1), sin.unsqueeze(1))
 
-    broken = model("llama-grouped")
+    broken = make("llama-grouped")
     monkeypatch.setattr(forward, "rotate", rotate)
     found = explained(broken, "blocks.0.attn.scores", (1, 5, 2))
     assert found.difference <= found.tolerance
@@ -91,9 +91,9 @@ def test_rope_off_by_one_everywhere_changes_no_score_but_is_found(model, monkeyp
     assert not explained(broken, "blocks.0.attn.q_rot", (1, 5, 2)).ok
 
 
-def test_the_pattern_is_held_against_what_the_fused_kernel_made_of_it(model, monkeypatch):
+def test_the_pattern_is_held_against_what_the_fused_kernel_made_of_it(monkeypatch):
     """Nothing but z tells which pattern the kernel used: the mixer's own rows would agree."""
-    broken = model("gpt2")
+    broken = make("gpt2")
     where = (1, 4, 2)
     good = explained(broken, "blocks.0.attn.pattern", where, 1)
     assert good.ok
@@ -107,8 +107,8 @@ def test_the_pattern_is_held_against_what_the_fused_kernel_made_of_it(model, mon
     assert "its output blocks.0.attn.z[1,4," in found.checks[0].words
 
 
-def test_numbers_that_are_none(model):
-    broken = model("gpt2")
+def test_numbers_that_are_none():
+    broken = make("gpt2")
     parameters_of(broken.decoder)["blocks.0.mlp.W_down"][3, 2] = torch.nan
     with pytest.raises(NotFinite, match=r"`blocks\.0\.mlp_out\[4,3\]` is nan"):
         explained(broken, "blocks.0.mlp_out", (4, 3))

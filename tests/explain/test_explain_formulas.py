@@ -6,7 +6,7 @@ import pytest
 import torch
 from blocks import configure, ffn_of, norm_of
 from decoder_parameters import parameters_of
-from explain_models import IDS, NAMES
+from explain_models import IDS, NAMES, make
 from small_models import random_model
 from zoo import stretched
 
@@ -47,8 +47,8 @@ def step_by_step(model, ids, prompt):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_tensor_follows_from_what_the_kernel_wrote(name, dtype, model):
-    model = model(name, dtype)
+def test_every_tensor_follows_from_what_the_kernel_wrote(name, dtype):
+    model = make(name, dtype)
     found = formula_checks(model, IDS, run(model), rules(model.config))
     assert found.ok
     most = 0.84 if dtype == "bfloat16" else 0.7  # a number rounded correctly is off by up to 0.5
@@ -57,8 +57,8 @@ def test_every_tensor_follows_from_what_the_kernel_wrote(name, dtype, model):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_tensor_is_red_when_one_of_its_numbers_is_off(name, model):
-    model = model(name)
+def test_each_tensor_is_red_when_one_of_its_numbers_is_off(name):
+    model = make(name)
     good = run(model)
     for tensor in rules(model.config):
         if tensor not in good:
@@ -72,16 +72,16 @@ def test_each_tensor_is_red_when_one_of_its_numbers_is_off(name, model):
 
 
 @pytest.mark.parametrize("unwritten", ["scores", "pattern", "result"])
-def test_what_was_written_by_hand_is_checked_and_not_computed_again(unwritten, model):
-    model, name = model("mistral-window"), f"blocks.1.attn.{unwritten}"
+def test_what_was_written_by_hand_is_checked_and_not_computed_again(unwritten):
+    model, name = make("mistral-window"), f"blocks.1.attn.{unwritten}"
     seen = run(model)
     tensor = torch.zeros(1, 4, len(IDS), 32 if unwritten == "result" else len(IDS))
     assert formula_checks(model, IDS, seen, [name]).ok
     assert not formula_checks(model, IDS, seen | {name: tensor.double()}, [name]).ok
 
 
-def test_a_layer_alone_is_enough(model):
-    model = model("llama-grouped", "float32")
+def test_a_layer_alone_is_enough():
+    model = make("llama-grouped", "float32")
     seen = run(model)
     wanted = [f"blocks.1.attn.{part}" for part in ("q", "k", "v", "q_rot", "k_rot", "pattern", "z")]
     needed = formula_inputs(model.config, wanted)
@@ -94,8 +94,8 @@ def test_a_layer_alone_is_enough(model):
             formula_checks(model, IDS, rest, wanted)
 
 
-def test_a_result_needs_z_and_z_needs_queries_keys_and_values(model):
-    config = model("gpt2").config
+def test_a_result_needs_z_and_z_needs_queries_keys_and_values():
+    config = make("gpt2").config
     assert formula_inputs(config, ["blocks.0.attn.result"]) == {"blocks.0.attn.z"}
     assert formula_inputs(config, ["blocks.0.attn.z", "head.W"]) == {
         f"blocks.0.attn.{part}" for part in "qkvz"
@@ -104,8 +104,8 @@ def test_a_result_needs_z_and_z_needs_queries_keys_and_values(model):
 
 
 @pytest.mark.parametrize("wanted", [[], ["embed", "embed.W"], ["cache.0.k"]])
-def test_a_name_without_a_formula_is_refused(wanted, model):
-    model = model("gpt2")
+def test_a_name_without_a_formula_is_refused(wanted):
+    model = make("gpt2")
     with pytest.raises(ValueError, match="no formula"):
         formula_checks(model, IDS, run(model), wanted)
 
@@ -118,8 +118,8 @@ def sampled(monkeypatch):
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 50])
 @pytest.mark.parametrize("name", ["mistral-window", "gpt2", "odd"])
-def test_some_rows_are_compared_as_they_are_among_all(rows, name, model, sampled):
-    model = model(name, "float32")
+def test_some_rows_are_compared_as_they_are_among_all(rows, name, sampled):
+    model = make(name, "float32")
     seen = run(model)
     for tensor in rules(model.config):
         whole = formula_checks(model, IDS, seen, [tensor])
@@ -141,26 +141,27 @@ def caught(model, name, row, **options):
     return not found.ok
 
 
-@pytest.mark.parametrize("name", ["attn.q", "attn.z", "attn_out", "mlp.up"])
-def test_of_a_product_some_rows_are_seen_with_the_first_and_the_last(name, model, sampled):
-    model, name = model("llama-grouped", "float32"), f"blocks.1.{name}"
-    rows = [caught(model, name, row, rows=3) for row in range(7)]
-    assert rows == [True, False, False, True, False, False, True]
-    found = formula_checks(model, IDS, run(model), [name], rows=3)
-    assert found.words.endswith("(products: 3 or more of 7 rows)")
+PRODUCTS, OTHERS = ("attn.q", "attn.z", "attn_out", "mlp.up"), (
+    "ln1.out", "attn.q_rot", "resid_mid", "mlp.act", "mlp.post",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("at_once", [1, 1 << 7, 1 << 20])
-@pytest.mark.parametrize("name", ["ln1.out", "attn.q_rot", "resid_mid", "mlp.act", "mlp.post"])
-def test_what_is_no_product_is_seen_in_every_row(name, at_once, model, sampled, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "cheap", "at_once", "rows", "seen"),
+    [
+        *((name, 1, formulas.AT_ONCE, 3, [0, 3, 6]) for name in PRODUCTS),
+        *((name, 1, size, 1, range(7)) for name in OTHERS for size in (1, 1 << 7, 1 << 20)),
+        ("attn.q", formulas.CHEAP, formulas.AT_ONCE, 1, range(7)),
+    ],
+)
+def test_the_rows_that_are_seen(name, cheap, at_once, rows, seen, monkeypatch):
+    """Of a product the first, the last and some between; all where it is cheap or no product."""
+    monkeypatch.setattr(formulas, "CHEAP", cheap)
     monkeypatch.setattr(formulas, "AT_ONCE", at_once)
-    model = model("llama-grouped", "float32")
-    assert all(caught(model, f"blocks.1.{name}", row, rows=1) for row in range(7))
-
-
-def test_products_that_are_cheap_are_compared_as_a_whole(model):
-    model = model("llama-grouped", "float32")
-    assert all(caught(model, "blocks.1.attn.q", row, rows=1) for row in range(7))
+    model, name = make("llama-grouped", "float32"), f"blocks.1.{name}"
+    assert [row for row in range(7) if caught(model, name, row, rows=rows)] == [*seen]
+    found = formula_checks(model, IDS, run(model), [name], rows=rows)
+    assert found.words.endswith(f"(products: {rows} or more of 7 rows)")
 
 
 def times(find, by, rows=slice(None)):
@@ -214,8 +215,8 @@ def norm_weight(block):
         ),
     ],
 )  # fmt: skip
-def test_a_fault_of_the_model_is_found_where_it_is_made(breaks, first, dtype, model):
-    model = model("mistral-window", dtype)
+def test_a_fault_of_the_model_is_found_where_it_is_made(breaks, first, dtype):
+    model = make("mistral-window", dtype)
     assert formula_checks(model, IDS, run(model), rules(model.config)).ok
     breaks(model.decoder.blocks[1])
     seen = run(model)
@@ -227,17 +228,17 @@ def test_a_fault_of_the_model_is_found_where_it_is_made(breaks, first, dtype, mo
         assert found.where.startswith(f"{first}[")
 
 
-def test_a_gpu_may_round_parts_of_a_sum_to_16_bits(model, monkeypatch):
+def test_a_gpu_may_round_parts_of_a_sum_to_16_bits(monkeypatch):
     """As `NARROW_ROUNDINGS_GPU` says, which no machine here could measure."""
-    model = model("mistral-window", "bfloat16")
+    model = make("mistral-window", "bfloat16")
     seen = run(model)
     on_cpu = formula_checks(model, IDS, seen, ["blocks.1.mlp.gate"])
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     assert formula_checks(model, IDS, seen, ["blocks.1.mlp.gate"]).value < on_cpu.value / 4
 
 
-def test_a_mask_that_leaks_is_found(model):
-    model = model("mistral-window", "float32")
+def test_a_mask_that_leaks_is_found():
+    model = make("mistral-window", "float32")
     configure(model.decoder.blocks[0].mixers[0], window=4)
     found = formula_checks(model, IDS, run(model), ["blocks.0.attn.z"])
     assert not found.ok
@@ -247,9 +248,9 @@ def test_a_mask_that_leaks_is_found(model):
 @pytest.mark.parametrize("prompt", [1, 4])
 @pytest.mark.parametrize("rows", [None, 3])
 @pytest.mark.parametrize("kind", ["mistral-window", "gpt2", "odd", *LONG])
-def test_tokens_from_the_cache(kind, rows, prompt, model):
+def test_tokens_from_the_cache(kind, rows, prompt):
     long = kind in LONG
-    broken = random_model(LONG[kind], torch.float32) if long else model(kind, "float32")
+    broken = random_model(LONG[kind], torch.float32) if long else make(kind, "float32")
     seen = step_by_step(broken, IDS, prompt)
     names = rules(broken.config)
     assert seen["logits"].shape[1] == len(IDS) - prompt + 1
@@ -264,17 +265,17 @@ def test_tokens_from_the_cache(kind, rows, prompt, model):
 
 @pytest.mark.parametrize("prompt", [1, 2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_row_alone_is_allowed_the_roundings_of_its_mean(model, dtype, prompt):
+def test_a_row_alone_is_allowed_the_roundings_of_its_mean(dtype, prompt):
     """One huge number: a norm that is given a single row loses digits of the small ones."""
-    model = model("llama-grouped", dtype)
+    model = make("llama-grouped", dtype)
     parameters_of(model.decoder)["embed.W"][5, 3] = 5000.0
     ids = (9, 5, 5)
     seen = step_by_step(model, ids, prompt)
     assert formula_checks(model, ids, seen, rules(model.config), prompt_tokens=prompt).ok
 
 
-def test_the_logits_of_the_last_token_alone(model):
-    model = model("llama-biases-relu", "float32")
+def test_the_logits_of_the_last_token_alone():
+    model = make("llama-biases-relu", "float32")
     seen = run(model, logits="last")
     assert seen["logits"].shape[1] == 1
     found = formula_checks(model, IDS, seen, ["ln_final.scale", "ln_final.out", "logits"], rows=4)
@@ -284,8 +285,8 @@ def test_the_logits_of_the_last_token_alone(model):
     assert (found.ok, found.where) == (False, "logits[6,7]")
 
 
-def test_a_number_that_is_none_is_no_difference_but_an_error(model):
-    model = model("gpt2")
+def test_a_number_that_is_none_is_no_difference_but_an_error():
+    model = make("gpt2")
     seen = run(model)
     seen["blocks.0.mlp.post"][0, 2, 3] = math.nan
     with pytest.raises(NotFinite, match=r"mlp\.post\[2,3\]"):
@@ -301,9 +302,9 @@ def test_the_worst_of_several_is_the_first_that_fails():
     assert math.isnan(worst([check(0.9), check(math.nan), check(2.0)]).value)
 
 
-def test_memory_is_linear_in_the_prompt(model, monkeypatch, sampled):
+def test_memory_is_linear_in_the_prompt(monkeypatch, sampled):
     """Of queries and keys there are never more float64 pairs than rows times keys."""
-    model = model("llama-grouped", "float32")
+    model = make("llama-grouped", "float32")
     ids = [3 + i % 40 for i in range(300)]
     seen = run(model, ids, logits="last")
     largest = []
@@ -320,9 +321,9 @@ def test_memory_is_linear_in_the_prompt(model, monkeypatch, sampled):
     assert max(largest) == 4 * 4 * 300
 
 
-def test_weights_too_small_for_float16_are_no_fault(model):
+def test_weights_too_small_for_float16_are_no_fault():
     """200 equal keys far below the first: each weight is rounded the same way, and coarsely."""
-    model = model("llama-grouped", "float16")
+    model = make("llama-grouped", "float16")
     mixer = model.config.layers[0].attention
     tokens, size = 200, mixer.head_dim
     q = torch.zeros(1, mixer.heads, tokens, size, dtype=torch.float16)

@@ -1,11 +1,11 @@
 """What is typed, and what it means."""
 
 import pytest
-from explain_models import TEXTS
+from explain_models import TEXTS, make
 from zoo import BLOCKS
 
 from llmcli.anatomy.indexed import NumberRef, parse
-from llmcli.commands.explain.measure.index import find, names, place
+from llmcli.commands.explain.options import find, names, place
 from llmcli.errors import UsageError
 
 
@@ -43,62 +43,10 @@ class Letters:
 
     def encode(self, text, *, add_bos):
         assert add_bos is False
-        if text == " de":
-            return [26]
-        return [ord(letter) - 97 for letter in text]
+        return [26] if text == " de" else [ord(letter) - 97 for letter in text]
 
     def token_text(self, id):
         return chr(id + 97)
-
-
-PLACES = [
-    ("blocks.0.attn.pattern[1,5,2]", (1, 5, 2)),
-    ("blocks.0.attn.pattern[-1,-1,-7]", (1, 6, 0)),
-    ("blocks.0.attn.pattern[0,'t8','t3']", (0, 5, 2)),
-    ("logits[-1,42]", (6, 42)),
-    ("logits['t42','c']", (4, 2)),
-    ("blocks.0.ln1.scale[3]", (3, 0)),
-    ("blocks.0.ln1.scale[3,0]", (3, 0)),
-    ("embed.W['d',1]", (3, 1)),
-]
-
-
-@pytest.mark.parametrize(("typed", "index"), PLACES)
-def test_places(typed, index, known):
-    config, axes = known("gpt2")
-    wanted = parse(typed)
-    assert place(wanted, find(wanted, axes, config), TEXTS, Letters()) == index
-
-
-def test_tokens_need_a_tokenizer(known):
-    _, axes = known("gpt2")
-    with pytest.raises(UsageError, match="the model has no tokenizer"):
-        place(parse("logits[0,'a']"), axes["logits"], [""] * 7, None)
-
-
-def test_a_state_is_what_was_put_there():
-    config = BLOCKS["short convolutions"]
-    layer = next(i for i, layer in enumerate(config.layers) if layer.attention is None)
-    with pytest.raises(UsageError, match="needs no cache") as raised:
-        find(parse(f"cache.{layer}.conv[0,1]"), names(config, 5), config)
-    assert raised.value.hint == f"use `blocks.{layer}.conv.in`"
-
-
-# more of them, and what is unknown, are in transcripts/explain-names.txt
-@pytest.mark.parametrize(
-    ("model_name", "typed", "reason", "close"),
-    [
-        ("odd", "blocks.1.attn.k_rot", "this model has no .*: no rotation", "`"),
-        ("odd", "cache.1.k", "needs no cache", "`blocks.1.attn.k_norm`"),
-        ("gpt2", "blocks.1.attn.q", "its only block is `blocks.0`", "`"),
-        ("llama-grouped", "W_head[2,3]", r"`head.W\[dimension,vocabulary\]`", "`head.W[2,3]`"),
-    ],
-)
-def test_a_name_that_the_model_has_not_got_says_why(model_name, typed, reason, close, known):
-    config, axes = known(model_name)
-    with pytest.raises(UsageError, match=reason) as caught:
-        find(parse(typed), axes, config)
-    assert close in caught.value.hint
 
 
 class Bytes(Letters):
@@ -111,9 +59,55 @@ class Bytes(Letters):
         return bytes((id,)).decode(errors="replace")
 
 
-def test_a_character_of_several_tokens_is_named_by_number(known):
-    _, axes = known("gpt2")
-    with pytest.raises(UsageError, match="`\u4e2d` is 3 tokens, not one") as caught:
-        place(parse("logits[0,'\u4e2d']"), axes["logits"], TEXTS, Bytes())
+def placed(typed, model_name="gpt2", tokenizer=None):
+    """The index that is meant in a prompt of `TEXTS`."""
+    wanted, config = parse(typed), make(model_name).config
+    spec = find(wanted, names(config, len(TEXTS)), config)
+    return place(wanted, spec, TEXTS, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("typed", "index"),
+    [
+        ("blocks.0.attn.pattern[1,5,2]", (1, 5, 2)),
+        ("blocks.0.attn.pattern[-1,-1,-7]", (1, 6, 0)),
+        ("blocks.0.attn.pattern[0,'t8','t3']", (0, 5, 2)),
+        ("logits[-1,42]", (6, 42)),
+        ("logits['t42','c']", (4, 2)),
+        ("blocks.0.ln1.scale[3]", (3, 0)),
+        ("blocks.0.ln1.scale[3,0]", (3, 0)),
+        ("embed.W['d',1]", (3, 1)),
+    ],
+)
+def test_places(typed, index):
+    assert placed(typed, tokenizer=Letters()) == index
+
+
+# more of them, and what is unknown, are in transcripts/explain-names.txt
+@pytest.mark.parametrize(
+    ("model_name", "typed", "tokenizer", "reason", "hint"),
+    [
+        ("odd", "blocks.1.attn.k_rot", None, "this model has no .*: no rotation", "`"),
+        ("odd", "cache.1.k", None, "needs no cache", "`blocks.1.attn.k_norm`"),
+        ("gpt2", "blocks.1.attn.q", None, "its only block is `blocks.0`", "`"),
+        (
+            *("llama-grouped", "W_head[2,3]", None),
+            *(r"`head.W\[dimension,vocabulary\]`", "`head.W[2,3]`"),
+        ),
+        ("gpt2", "logits[0,'a']", None, "the model has no tokenizer", "as a number"),
+        ("gpt2", "logits[0,'\u4e2d']", Bytes(), "`\u4e2d` is 3 tokens", "id, or its position"),
+    ],
+)
+def test_what_the_model_has_not_got_says_why(model_name, typed, tokenizer, reason, hint):
+    with pytest.raises(UsageError, match=reason) as caught:
+        placed(typed, model_name, tokenizer)
+    assert hint in caught.value.hint
     assert "\ufffd" not in caught.value.hint
-    assert "id, or its position" in caught.value.hint
+
+
+def test_a_state_is_what_was_put_there():
+    config = BLOCKS["short convolutions"]
+    layer = next(i for i, layer in enumerate(config.layers) if layer.attention is None)
+    with pytest.raises(UsageError, match="needs no cache") as raised:
+        find(parse(f"cache.{layer}.conv[0,1]"), names(config, 5), config)
+    assert raised.value.hint == f"use `blocks.{layer}.conv.in`"

@@ -2,17 +2,15 @@
 
 import math
 
-import explain_models
 import pytest
 import torch
 from blocks import configure, ffn_of
 from decoder_parameters import parameters_of
-from explain_models import IDS, NAMES, TOKENS, explained
+from explain_models import IDS, NAMES, TOKENS, deep_model, explained, make
 from needs import needs_kernels
 
-from llmcli.commands.explain.measure.derive import explain
-from llmcli.commands.explain.measure.index import names
-from llmcli.commands.explain.measure.values import Values
+from llmcli.commands.explain.measure import Values
+from llmcli.commands.explain.options import names
 from llmcli.formats.dense import Dense
 from llmcli.inspect import formulas
 from llmcli.inspect.rules import rules
@@ -30,8 +28,8 @@ PACKED = [pytest.param(name, "packed", marks=needs_kernels) for name in NAMES if
     ("name", "dtype"),
     [*((name, dtype) for name in NAMES for dtype in ("float32", "float64")), *PACKED],
 )
-def test_a_number_alone_and_all_of_them_are_allowed_the_same(name, dtype, model):
-    model = model(name, dtype)
+def test_a_number_alone_and_all_of_them_are_allowed_the_same(name, dtype):
+    model = make(name, dtype)
     own = values_of(model).own()
     known = names(model.config, len(IDS))
     for tensor, rule in rules(model.config).items():
@@ -45,8 +43,8 @@ def test_a_number_alone_and_all_of_them_are_allowed_the_same(name, dtype, model)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_kernel_needs_less_than_half_of_what_it_is_allowed(name, model):
-    found = explained(model(name, "float32"), "logits", (5, 9)).local
+def test_the_kernel_needs_less_than_half_of_what_it_is_allowed(name):
+    found = explained(make(name, "float32"), "logits", (5, 9)).local
     assert found.ok
     assert found.tensors > 10
     assert 0 < found.difference <= found.tolerance / 2
@@ -58,11 +56,11 @@ def test_a_scale_that_is_wrong_by_half_a_thousandth_in_a_middle_block(at):
     tiny = load("tiny", dtype="float32")
     text = "And God said, Let there be light: and there"
     tokens = tiny.tokens(tiny.tokenizer.encode(text))
-    axes = names(tiny.config, len(tokens))["blocks.3.resid_post"]
-    assert explain(tiny, tokens, axes, at, depth=None).ok
+    where = ("blocks.3.resid_post", at)
+    assert explained(tiny, *where, tokens=tokens).ok
     mixer = tiny.decoder.blocks[1].mixers[0]
     configure(mixer, scale=mixer.config.scale * 1.0005)
-    found = explain(tiny, tokens, axes, at, depth=None)
+    found = explained(tiny, *where, tokens=tokens)
     assert not found.ok
     assert not found.local.ok
     # the scores are recomputed by the same faulty mixer, and come first in execution order
@@ -70,7 +68,7 @@ def test_a_scale_that_is_wrong_by_half_a_thousandth_in_a_middle_block(at):
 
 
 def test_it_is_found_in_a_deep_model_though_the_number_itself_agrees():
-    deep = explain_models.deep_model(20)
+    deep = deep_model(20)
     mixer = deep.decoder.blocks[9].mixers[0]
     mixer.out.weight = Dense(mixer.out.weight.dense().clone())
     mixer.out.weight.tensor[3, 2] += 2e-13
@@ -82,8 +80,8 @@ def test_it_is_found_in_a_deep_model_though_the_number_itself_agrees():
     assert found.local.tolerance < 1e-13
 
 
-def test_at_every_depth_the_formulas_shown_are_checked(model):
-    broken = model("llama-grouped", "float32")
+def test_at_every_depth_the_formulas_shown_are_checked():
+    broken = make("llama-grouped", "float32")
     where = ("blocks.1.mlp_out", (5, 2), 1)
     good = explained(broken, *where).local
     assert (good.formulas, good.tensors, good.ok) == (1, 0, True)
@@ -95,8 +93,8 @@ def test_at_every_depth_the_formulas_shown_are_checked(model):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mistral-window"])
-def test_what_is_masked_is_exactly_nothing(name, model, monkeypatch):
-    leaking = model(name)
+def test_what_is_masked_is_exactly_nothing(name, monkeypatch):
+    leaking = make(name)
     cell = (1, 2, 4)
     good = explained(leaking, "blocks.0.attn.pattern", cell, 1)
     assert good.ok
@@ -112,22 +110,22 @@ def test_what_is_masked_is_exactly_nothing(name, model, monkeypatch):
     assert not seen.local.ok, "what is not masked is wrong, too"
 
 
-def test_what_is_no_arithmetic_is_a_copy(model):
+def test_what_is_no_arithmetic_is_a_copy():
     """A row of a table, what is not rotated, and ReLU."""
     for name in ("embed", "pos_embed"):
-        report = explained(model("gpt2", "float32"), name, (3, 5), 1)
+        report = explained(make("gpt2", "float32"), name, (3, 5), 1)
         assert report.ok
         assert report.tolerance == report.difference == 0
-    own = values_of(model("odd")).own()
+    own = values_of(make("odd")).own()
     turned = rules(own.model.config)["blocks.0.attn.q_rot"].magnitudes(own)
     assert turned[..., 4:].eq(0).all()
     assert turned[..., :4].gt(0).all()
-    own = values_of(model("llama-biases-relu")).own()
+    own = values_of(make("llama-biases-relu")).own()
     assert rules(own.model.config)["blocks.0.mlp.act"].magnitudes(own).eq(0).all()
 
 
-def test_what_is_allowed_is_roundings_of_the_terms(model):
-    own = values_of(model("gpt2", "float32")).own()
+def test_what_is_allowed_is_roundings_of_the_terms():
+    own = values_of(make("gpt2", "float32")).own()
     size = torch.tensor([0.0, 2.0], dtype=torch.float64)
     allowed = formulas._allowed(size, size, own, "logits")
     assert allowed[0] == 0
@@ -136,19 +134,17 @@ def test_what_is_allowed_is_roundings_of_the_terms(model):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("ids", [(5,), (5, 9)])
-def test_a_row_with_one_huge_number_is_normed_to_rounding(model, ids, dtype):
+def test_a_row_with_one_huge_number_is_normed_to_rounding(ids, dtype):
     """The kernel norms a single row in another way, and small numbers lose digits there."""
-    model = model("llama-grouped", dtype)
+    model = make("llama-grouped", dtype)
     parameters_of(model.decoder)["embed.W"][5, 3] = 5000.0
-    axes = names(model.config, len(ids))["logits"]
-    assert explain(model, model.tokens(ids), axes, (0, 7), depth=None).ok
+    assert explained(model, "logits", (0, 7), tokens=model.tokens(ids)).ok
 
 
 @pytest.mark.parametrize("ids", [(5,), (5, 9)])
-def test_a_norm_that_is_off_is_seen_in_one_row_and_in_more(model, ids):
-    model = model("llama-grouped", "float32")
+def test_a_norm_that_is_off_is_seen_in_one_row_and_in_more(ids):
+    model = make("llama-grouped", "float32")
     configure(model.decoder.ln_final, eps=0.1)
-    axes = names(model.config, len(ids))["logits"]
-    found = explain(model, model.tokens(ids), axes, (0, 7), depth=None)
+    found = explained(model, "logits", (0, 7), tokens=model.tokens(ids))
     assert not found.ok
     assert found.local.name.startswith("ln_final")

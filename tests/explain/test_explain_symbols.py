@@ -7,9 +7,9 @@ import pytest
 import torch
 from covers import few
 from decoder_parameters import parameters_of
-from explain_models import IDS, NAMES, emitted, explained
+from explain_models import IDS, NAMES, emitted, explained, make
 
-from llmcli.commands.explain.measure.index import names
+from llmcli.commands.explain.options import names
 from llmcli.inspect.rules import rules
 
 CELL = re.compile(r"(Activation\(G\)|[A-Za-z′¹²³⁴⁵_]+)\[([^\]]+)\]")
@@ -69,8 +69,8 @@ def column_numbers(step, model, seen):
 
 
 @pytest.mark.parametrize("name", few(NAMES[::-1], 2))
-def test_every_column_of_a_sum_is_the_tensor_that_it_names(name, model):
-    model = model(name)
+def test_every_column_of_a_sum_is_the_tensor_that_it_names(name):
+    model = make(name)
     seen = emitted(model)
     checked = set()
     for axes in names(model.config, len(IDS)).values():
@@ -96,8 +96,8 @@ def evaluated(words, cells):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_written_in_words_computes_the_number(name, model):
-    model = model(name)
+def test_what_is_written_in_words_computes_the_number(name):
+    model = make(name)
     seen = emitted(model)
     found = set()
     for axes in names(model.config, len(IDS)).values():
@@ -127,15 +127,15 @@ def test_what_is_written_in_words_computes_the_number(name, model):
     assert (not turned) or {"cos", "sin"} <= found
 
 
-def test_an_output_head_of_its_own_is_turned(model):
-    loaded = model("odd")
+def test_an_output_head_of_its_own_is_turned():
+    loaded = make("odd")
     slot = parameters_of(loaded.decoder)["head.W"]
     assert explained(loaded, "head.W", (2, 37)).value == slot[37, 2].item() != slot[2, 7].item()
 
 
-def test_what_a_mixture_may_be_off(model):
+def test_what_a_mixture_may_be_off():
     """The check of a pattern through z allows what a formula after q, k and v allows."""
-    broken = model("gpt2")
+    broken = make("gpt2")
     good = explained(broken, "blocks.0.attn.pattern", (1, 4, 2), 1).checks[0]
     assert good.ok
     v = emitted(broken)["blocks.0.attn.v"][1, :5].abs().max().item()

@@ -6,24 +6,23 @@ import random
 import re
 import sys
 
-import explain_models
 import pytest
 import torch
 from covers import few, in_turn
 from decoder_parameters import parameters_of
-from explain_models import IDS, NAMES, emitted, explained
+from explain_models import IDS, NAMES, deep_model, emitted, explained, make
 from small_models import random_model
 from zoo import BLOCKS
 
-from llmcli.commands.explain.measure.index import names
-from llmcli.commands.explain.measure.values import needed_bytes
+from llmcli.commands.explain.measure import needed_bytes
+from llmcli.commands.explain.options import names
 from llmcli.errors import OutOfMemory
 from llmcli.inspect.rules import rules
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_there_is_a_rule_for_everything_that_is_emitted(name, model):
-    model = model(name)
+def test_there_is_a_rule_for_everything_that_is_emitted(name):
+    model = make(name)
     seen = emitted(model)
     assert set(rules(model.config)) == set(seen)
     known = {n: a for n, a in names(model.config, len(IDS)).items() if a.kind == "activation"}
@@ -39,8 +38,8 @@ def drawn(model, seed):
 
 
 @pytest.mark.parametrize(("name", "depth"), in_turn(NAMES, [1, 3, None]))
-def test_every_name_in_float64(name, depth, model):
-    model = model(name)
+def test_every_name_in_float64(name, depth):
+    model = make(name)
     seen = emitted(model)
     for tensor, index in drawn(model, depth):
         found, theirs = explained(model, tensor, index, depth), seen[tensor]
@@ -53,8 +52,8 @@ def test_every_name_in_float64(name, depth, model):
 
 
 @pytest.mark.parametrize("name", few(NAMES[::-1], 2))
-def test_every_name_in_float32_within_the_printed_tolerance(name, model):
-    model = model(name, "float32")
+def test_every_name_in_float32_within_the_printed_tolerance(name):
+    model = make(name, "float32")
     seen = emitted(model)
     for tensor, index in drawn(model, "32"):
         found = explained(model, tensor, index)
@@ -75,8 +74,8 @@ def shown_arithmetic(fact):
 
 
 @pytest.mark.parametrize("name", few(NAMES[::-1], 4))
-def test_the_arithmetic_that_is_shown_gives_the_number(name, model):
-    model = model(name)
+def test_the_arithmetic_that_is_shown_gives_the_number(name):
+    model = make(name)
     checked = set()
     for tensor, index in drawn(model, "shown"):
         for step in explained(model, tensor, index, 1).steps:
@@ -96,9 +95,9 @@ def test_the_arithmetic_that_is_shown_gives_the_number(name, model):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_step_leads_to_the_numbers_that_it_was_made_of(name, model):
+def test_a_step_leads_to_the_numbers_that_it_was_made_of(name):
     """A child's number is one of those that stand in its parent's arithmetic."""
-    model = model(name)
+    model = make(name)
     last = names(model.config, len(IDS))["logits"].shape
     steps = explained(model, "logits", (len(IDS) - 1, last[1] // 2)).steps
     assert [step.number for step in steps] == list(range(1, len(steps) + 1))
@@ -112,8 +111,8 @@ def test_a_step_leads_to_the_numbers_that_it_was_made_of(name, model):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_all_ends_at_the_embedding_rows(name, model):
-    model = model(name)
+def test_all_ends_at_the_embedding_rows(name):
+    model = make(name)
     report = explained(model, "logits", (4, 11))
     leaves = [step for step in report.steps if not step.children]
     assert {step.name for step in leaves} <= {"embed", "pos_embed"}
@@ -126,30 +125,30 @@ def test_all_ends_at_the_embedding_rows(name, model):
     assert report.tensors == len(needed) + 1, "and the last resid_post"
 
 
-def test_parts_of_numbers_add_up(model):
+def test_parts_of_numbers_add_up():
     """Origins to the number, a softmax's terms to 1; a parameter is the weight itself."""
-    stream = explained(model("llama-grouped"), "blocks.1.resid_post", (3, 7), 1)
+    stream = explained(make("llama-grouped"), "blocks.1.resid_post", (3, 7), 1)
     origins = math.fsum(term.value for term in stream.steps[0].origins)
     assert math.isclose(origins, stream.value, rel_tol=1e-12)
-    loaded = model("gpt2")
+    loaded = make("gpt2")
     pattern = explained(loaded, "blocks.0.attn.pattern", (1, 4, 2), 1)
     assert math.isclose(math.fsum(term.parts[2] for term in pattern.steps[0].terms), 1)
     assert pattern.steps[0].terms[2].parts[2] == pattern.value
     weight = explained(loaded, "blocks.0.attn.W_k", (2, 5)).value
     assert weight == parameters_of(loaded.decoder)["blocks.0.attn.W_k"][5, 2].item()
-    masked = explained(model("mistral-window"), "blocks.0.attn.scores", (0, 2, 5), 1)
+    masked = explained(make("mistral-window"), "blocks.0.attn.scores", (0, 2, 5), 1)
     assert (masked.value, masked.kernel, masked.difference) == (-math.inf, -math.inf, 0)
     assert masked.ok
 
 
-def test_a_depth_that_reaches_the_embedding_is_all(model):
-    model = model("gpt2")
+def test_a_depth_that_reaches_the_embedding_is_all():
+    model = make("gpt2")
     assert explained(model, "blocks.0.ln1.out", (3, 1), 2).depth == 2
     assert explained(model, "blocks.0.ln1.out", (3, 1), 3).depth is None
 
 
 def test_more_formulas_in_a_row_than_python_nests_calls():
-    model = explain_models.deep_model(45)
+    model = deep_model(45)
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(400)
     try:
@@ -160,8 +159,8 @@ def test_more_formulas_in_a_row_than_python_nests_calls():
     assert report.tensors > 600
 
 
-def test_a_window_of_one(model):
-    small = model("odd")
+def test_a_window_of_one():
+    small = make("odd")
     rule = rules(small.config)["blocks.0.attn.scores"]
     node = dataclasses.replace(rule.node, op=dataclasses.replace(rule.op, window=1))
     alone = type(rule)(node, rule.letter_of, rule.rules)
@@ -171,8 +170,8 @@ def test_a_window_of_one(model):
     )
 
 
-def test_what_does_not_fit_in_memory_is_said_before(model, monkeypatch):
-    small = model("gpt2")
+def test_what_does_not_fit_in_memory_is_said_before(monkeypatch):
+    small = make("gpt2")
     where = ("blocks.0.attn.pattern", (0, 1, 2))
     free = 30_000
     monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: free)
@@ -185,12 +184,11 @@ def test_what_does_not_fit_in_memory_is_said_before(model, monkeypatch):
     assert not run, "said before the model is run"
 
 
-def test_the_squares_of_long_prompts_are_counted(model):
-    config = model("gpt2").config
+def test_the_squares_of_long_prompts_are_counted():
+    config = make("gpt2").config
 
     def derived(name, tokens, depth):
-        sizes = {n: axes.shape for n, axes in names(config, tokens).items()}
-        return needed_bytes(config, sizes, name, depth, 4)[1]
+        return needed_bytes(config, names(config, tokens), name, depth, 4)[1]
 
     heads = config.layers[0].attention.heads
     for name in ("scores", "pattern", "z"):
@@ -201,9 +199,9 @@ def test_the_squares_of_long_prompts_are_counted(model):
 
 @pytest.mark.parametrize("scaled", ["W_", "."], ids=["matrices", "all"])
 @pytest.mark.parametrize("name", ["gpt2", "llama-grouped"])
-def test_numbers_that_a_kernel_takes_for_0_are_not_wrong(name, scaled, model):
+def test_numbers_that_a_kernel_takes_for_0_are_not_wrong(name, scaled):
     """Weights of 1e-39 in float32: products of them are below everything that it has."""
-    model = model(name, "float32")
+    model = make(name, "float32")
     for slot_name, slot in parameters_of(model.decoder).items():
         if re.search(scaled, slot_name):
             slot.mul_(1e-39)

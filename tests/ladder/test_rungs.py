@@ -10,13 +10,11 @@ from ladder_models import DENSE, TYPES, refusal
 from small_models import ids, read, weights
 from zoo import CONFIGS, GATED, MODELS, block, branch, llama, stretched
 
-from llmcli.commands.ladder.measure.rungs.cache import KeyValueCache
-from llmcli.commands.ladder.measure.rungs.fused import FusedKernels
-from llmcli.commands.ladder.measure.rungs.loops import Loops
-from llmcli.commands.ladder.measure.rungs.matrices import Matrices
+from llmcli.commands.ladder.measure.loops import Loops
+from llmcli.commands.ladder.measure.rungs import FusedKernels, KeyValueCache, Matrices
 from llmcli.commands.ladder.measure.runner import RUNGS
+from llmcli.commands.ladder.measure.texts import first_attention, first_mlp, text_of
 from llmcli.commands.ladder.measure.weights import AttentionWeights
-from llmcli.commands.ladder.measure.words import first_attention, first_mlp, wording
 from llmcli.commands.ladder.report import NAMES
 from llmcli.parts.attention.config import DynamicScaling
 
@@ -84,10 +82,11 @@ def test_what_is_no_dense_model_is_refused_by_the_part():
 @pytest.mark.parametrize("name", covered(DENSE))
 def test_what_a_rung_says_is_said_of_its_model(rung, name):
     """No gate, rotation, sharing or window is spoken of where the first block has none."""
-    (before, after), idea = wording(BY_NAME[rung], DENSE[name])
-    assert before != after
+    text, config = text_of(rung, DENSE[name]), DENSE[name]
+    idea = text.idea
+    assert text.before != text.here
     assert len(idea.split()) > 40
-    words, config = f"{before}\n{after}\n{idea}", DENSE[name]
+    words = f"{text.before}\n{text.here}\n{idea}"
     mixer, gated = first_attention(config), first_mlp(config).gated
     shared = mixer.kv_heads < mixer.heads
     spoken_of = {

@@ -12,11 +12,12 @@ from zoo import CONFIGS, GATED, layer, llama
 
 from llmcli import anatomy
 from llmcli.commands.ladder.measure import runner
-from llmcli.commands.ladder.measure.count import count, multiply_adds
-from llmcli.commands.ladder.measure.rungs.heads import HeadsAsDimension
+from llmcli.commands.ladder.measure.loops import multiply_adds
+from llmcli.commands.ladder.measure.record import count
+from llmcli.commands.ladder.measure.rungs import HeadsAsDimension
 from llmcli.commands.ladder.measure.runner import plan_workload, run_ladder
+from llmcli.commands.ladder.measure.texts import axis_sizes
 from llmcli.commands.ladder.measure.weights import Weights
-from llmcli.commands.ladder.measure.words import axis_sizes
 from llmcli.errors import NotFinite, UnsupportedModel
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load

@@ -1,6 +1,5 @@
 """What a rung shows is the source that ran: names with the decoder's values, views and copies."""
 
-import importlib
 import inspect
 from pathlib import Path
 
@@ -12,15 +11,13 @@ from small_models import ids, read, weights
 from zoo import CONFIGS
 
 import llmcli.commands.ladder
-from llmcli.commands.ladder.measure.count import multiply_adds
-from llmcli.commands.ladder.measure.record import AXES, SHOWN, Recorder
-from llmcli.commands.ladder.measure.rungs import loops
-from llmcli.commands.ladder.measure.rungs.fused import FusedKernels
-from llmcli.commands.ladder.measure.rungs.loops import Loops
-from llmcli.commands.ladder.measure.rungs.matrices import VectorRows
+from llmcli.commands.ladder.measure import loops
+from llmcli.commands.ladder.measure.loops import Loops, multiply_adds
+from llmcli.commands.ladder.measure.record import SHOWN, Recorder
+from llmcli.commands.ladder.measure.rungs import FusedKernels
 from llmcli.commands.ladder.measure.runner import RUNGS
-from llmcli.commands.ladder.measure.words import first_attention, first_mlp
-from llmcli.commands.ladder.report import NAMES
+from llmcli.commands.ladder.measure.texts import first_attention, first_mlp
+from llmcli.commands.ladder.report import AXES, NAMES
 
 N = 6
 FOLDER = Path(llmcli.commands.ladder.__file__).parent / "measure"
@@ -72,8 +69,7 @@ def test_the_letters_of_a_name_are_its_shape(name, kind):
 def test_what_is_printed_is_the_source(kind):
     """Every line is one of its file; only what ran is there, and no line that did not."""
     source = "".join((FOLDER / path).read_text("utf-8") for path in (
-        "rungs/loops.py", "rungs/matrices.py", "rungs/heads.py", "rungs/cache.py",
-        "walk.py", "arithmetic.py", "weights.py",
+        "loops.py", "rungs.py", "walk.py", "weights.py",
     ))  # fmt: skip
     source = "\n".join(line.strip() for line in source.split("\n"))
     found, _ = listings(kind, CONFIGS["llama"], more=1)
@@ -94,8 +90,7 @@ def test_the_names_of_a_block_have_the_decoders_values(kind):
     ):  # fmt: skip
         values = torch.tensor(steps_of(found, title)[name].values, dtype=torch.float64)
         torch.testing.assert_close(values, taps[f"blocks.0.{tap}"][0, :N, : values.shape[1]])
-    attend = "head" if kind is VectorRows else "attend"
-    steps = steps_of(found, attend)
+    steps = steps_of(found, "attend")
     a = next(step for name, step in steps.items() if name.startswith("a_"))
     torch.testing.assert_close(torch.tensor(a.values).sum(-1), torch.ones(len(a.values)))
 
@@ -132,8 +127,6 @@ def test_the_fused_rung_shows_what_the_decoder_emits():
 
 def test_every_shown_function_can_be_shown():
     """No `else`, which would be missing above its lines; a docstring for each."""
-    for number in ("loops", "cache", "fused"):
-        importlib.import_module(f"llmcli.commands.ladder.measure.rungs.{number}")
     for function in SHOWN.values():
         lines = inspect.getsource(function).split("\n")
         assert not any(line.strip() == "else:" for line in lines)

@@ -152,8 +152,8 @@ def _derived(
 
     `prompt` is None for a parameter; `room`: the most tokens, None for the model's own context.
     """
-    from llmcli.commands.explain.measure.derive import explain, top_logit
-    from llmcli.commands.explain.measure.index import find, names, place
+    from llmcli.commands.explain.measure import explain, top_logit
+    from llmcli.commands.explain.options import find, names, place
 
     encoded = [] if prompt is None else [encode(prompt, ChatOptions(raw=True), model)]
     tokens = model.tokens(encoded[0].ids if encoded else ())
@@ -165,6 +165,7 @@ def _derived(
             wanted = top_logit(model, tokens)
             shown = ",".join(map(str, wanted.items or ()))
             out.note(f"no number was given: `logits[{shown}]` is the top logit of the last token")
-        spec = find(wanted, names(model.config, max(1, len(tokens))), model.config)
+        specs = names(model.config, max(1, len(tokens)))
+        spec = find(wanted, specs, model.config)
         index = place(wanted, spec, [token.text for token in tokens], model.tokenizer)
-        return explain(model, tokens, spec, index, depth=depth, progress=progress)
+        return explain(model, tokens, specs, (spec.name, index), depth=depth, progress=progress)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from llmcli.records.document import ViewCheck
 from llmcli.records.document import derived as member
-from llmcli.records.explanation import Element
+from llmcli.records.explanation import Compared, Element, NumberCheck
 from llmcli.records.numbers import counted
 from llmcli.records.text import Token
 
@@ -19,36 +19,6 @@ class Coordinate:
     axis: str
     at: int
     token: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """A number that formulas (its field `BY_FORMULAS`) and the fast kernel (`kernel`) compute."""
-
-    BY_FORMULAS: ClassVar[str] = "derived"
-    kernel: float
-    tolerance: float
-
-    @member
-    def difference(self) -> float:
-        """Distance of the two; −∞ of a mask is equal to itself."""
-        ours: float = getattr(self, self.BY_FORMULAS)
-        return 0.0 if ours == self.kernel else abs(ours - self.kernel)
-
-    @member
-    def ok(self) -> bool:
-        """Whether the difference is within tolerance."""
-        return self.difference <= self.tolerance
-
-    @property
-    def share(self) -> float:
-        """The difference as a share of the tolerance, 0 where there is none."""
-        return self.difference / self.tolerance if self.tolerance else 0.0
-
-    def view_check(self, name: str, words: str, *, where: str = "") -> ViewCheck:
-        """The check for the view."""
-        value, tolerance = self.difference, self.tolerance
-        return ViewCheck(name=name, words=words, value=value, tolerance=tolerance, where=where)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +55,7 @@ class Check(Compared):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalCheck(Compared):
+class LocalCheck(NumberCheck):
     """Each formula alone, on the kernel's own inputs, against the kernel's own output.
 
     `formulas` of the steps that are shown, and of every number of so many `tensors`. The number
@@ -95,9 +65,6 @@ class LocalCheck(Compared):
 
     formulas: int
     tensors: int
-    name: str
-    index: tuple[int, ...]
-    derived: float
 
     def formulas_check(self) -> ViewCheck:
         """The check for the view; where one formula fails, of that one."""

@@ -211,13 +211,12 @@ def _verdict(report: Explanation) -> RenderableType:
         named = f"{root.symbol} = {named}"
     if root.source == "weights":
         return Text(f"{named} = {number(report.value, digits)}", style=HEADING)
-    near = report.difference <= report.tolerance
     theirs = "recomputed" if root.recomputed else "kernel"
     parts = [f"{named}:", f"derived {number(report.value, digits)}"]
     parts += [f"{theirs} {number(report.kernel, digits)}"]
     parts += [f"difference {number(report.difference, 2)}"]
-    parts += [f"(allowed {number(report.tolerance, 2)})  {GOOD if near else BAD}"]
-    return Line(parts, HEADING if near else WRONG, GAP)
+    parts += [f"(allowed {number(report.tolerance, 2)})  {GOOD if root.ok else BAD}"]
+    return Line(parts, HEADING if root.ok else WRONG, GAP)
 
 
 def _digits(report: Explanation) -> int:

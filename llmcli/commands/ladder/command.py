@@ -100,14 +100,14 @@ def command(
 
 def _show(report: LadderReport, model: Model, options: LadderOptions, out: Output) -> None:
     """Writes the report to the screen or as JSON, and to the file where one is named."""
-    from llmcli.commands.ladder.view.screen import render_ladder, render_rung
+    from llmcli.commands.ladder.view import render_ladder, render_rung
     from llmcli.ui.facts import model_line
 
     about = model.describe()
     machine = environment(kernels=kernels_of(about))
     title = model_line(about)
     body = members(report)
-    if options.explain:
+    if options.explain:  # excludes --json
         out.show(*render_rung(report.rungs[-1], report, title), paged=out.pager)
     elif not out.json:
         table = render_ladder(report, title, details=options.rung is not None)
@@ -146,8 +146,8 @@ def _measured(
 ) -> tuple[LadderReport, BaseException | None]:
     """The report of a prompt, and what interrupted it, if anything did."""
     from llmcli.commands.ladder.measure.runner import LadderInterrupted, plan_workload, run_ladder
+    from llmcli.commands.ladder.measure.texts import axis_sizes
     from llmcli.commands.ladder.measure.weights import Weights
-    from llmcli.commands.ladder.measure.words import axis_sizes
 
     weights = Weights.of(model.decoder)
     workload = plan_workload(

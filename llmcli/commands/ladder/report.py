@@ -9,6 +9,19 @@ from llmcli.records.document import APART, derived
 # the rungs from the lowest up
 NAMES = ("loops", "rows", "matrices", "heads", "combined", "cache", "batch", "fused")
 NEXT = "the next token"  # begins the sections of what is read after the prompt
+# letters at the end of a name → the axis as the formulas write it, and its words where the screen's
+# list of the formulas' letters does not have this one
+AXES = {
+    **{letter: (letter, "") for letter in "bndhv1"},
+    "m": ("m", "m tokens whose keys are read"),
+    "g": ("h_kv", "g heads of keys and values"),
+    "k": ("d/h", "k size of a head's query and key"),
+    "e": ("d_v", "e of its value"),
+    "c": ("h·d_v", "c heads side by side"),
+    "f": ("F", "f neurons"),
+    "i": ("i", "i, j any columns"),
+    "j": ("j", ""),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

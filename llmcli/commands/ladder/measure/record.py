@@ -1,4 +1,4 @@
-"""What a rung ran: the source of its functions, line by line, with the value of every name.
+"""What a rung ran: the source of its functions, with the value of every name; matrix products.
 
 A function marked `shown` is recorded the first time that it runs: the lines that ran, and of each
 name that a line assigns the shape, the place in memory and some numbers, as they were the last
@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, reduce
 from types import CodeType, FrameType
@@ -20,22 +20,27 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from llmcli.commands.ladder.report import NEXT, Line, Listing, Step
+from llmcli.commands.ladder.report import AXES, NEXT, Line, Listing, Step, Work
 
 EMITTED = "what the decoder emits"
 WHOLE = 8  # rows and columns up to which a matrix is kept whole
 CORNER = 4  # … and how many of each are kept of a larger one
-# the last letters of a name → the axes as the formulas write them
-AXES = {
-    **{letter: letter for letter in "bnmdhv1ij"},
-    "g": "h_kv", "k": "d/h", "e": "d_v", "c": "h·d_v", "f": "F",
-}
 AXED = re.compile(rf"\b\w+_[{''.join(AXES)}]+\b")  # a name with axes
 PLAIN = re.compile(r"return [\w, ]+|\w+ = [\w.]+")  # a line that computes nothing
 # an expression that only changes the layout, which gives a view or a copy; group 1 is its source
 RESHAPING = r"transpose|view|flatten|unbind|split_with_sizes|repeat_interleave|cat|stack"
 RESHAPED = re.compile(rf"([\w.]+?)(?:\.mT|\.(?:{RESHAPING})\([^()]*\)|\[[^]]*\])+")
+
+_ATEN = torch.ops.aten
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_ATTENTION = _ATEN.scaled_dot_product_attention
+_PRODUCTS = {
+    *(_ATEN.dot, _ATEN.mv, _ATEN.mm, _ATEN.bmm),
+    *(_ATEN.addmv, _ATEN.addmm, _ATEN.baddbmm),  # their first operand is the bias
+}
+NOTHING = Work(gemv=0, gemm=0, flops=0, bytes=0)
 
 Run = TypeVar("Run", bound=Callable[..., Any])
 SHOWN: dict[CodeType, Callable[..., Any]] = {}
@@ -144,9 +149,13 @@ class Recorder:
         """Records what the decoder emits: in its first block, before and behind the blocks."""
         if not name.startswith("blocks.") or name.startswith("blocks.0."):
             step = Step(
-                name=name, formula=name, section=_section(EMITTED, self._next),
-                shape=tuple(value.shape), strides=tuple(value.stride()), values=_corner(value),
-            )  # fmt: skip
+                name=name,
+                formula=name,
+                section=_section(EMITTED, self._next),
+                shape=tuple(value.shape),
+                strides=tuple(value.stride()),
+                values=_corner(value),
+            )
             self._emitted[self._next][name] = Line(text=name, steps=(step,))
 
     def _call(self, frame: FrameType, event: str, arg: object) -> Any:
@@ -254,7 +263,7 @@ def _letters(name: str) -> str:
 
 def _axes(name: str, count: int) -> str:
     """`h × n × d/h` of `q_hnk`: the last axes where there are fewer, `…` in front where more."""
-    letters = [AXES[letter] for letter in _letters(name)] if count else []
+    letters = [AXES[letter][0] for letter in _letters(name)] if count else []
     return " × ".join([*["…"] * (count > len(letters)), *letters[-count:]])
 
 
@@ -299,3 +308,64 @@ def _corner(tensor: Tensor) -> tuple[tuple[float, ...], ...]:
     matrix = tensor.reshape(1, -1) if tensor.ndim < 2 else tensor
     rows, columns = (size if size <= WHOLE else CORNER for size in matrix.shape)
     return tuple(tuple(row) for row in matrix[:rows, :columns].tolist())
+
+
+def count(call: Callable[[], object]) -> Work:
+    """The products that `call` runs."""
+    products = _Products()
+    with products:
+        call()
+    return products.work
+
+
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, adds up every product that a kernel is called for.
+
+    A call is a GEMV where one side has a single row or column (a dot product counts as one),
+    else a GEMM; a batched call counts once, as it is launched once. The fused attention kernel
+    is two products in one call, `Q Kᵀ` and `A V`, over the full square. Bytes are those of the
+    operands and results: nothing is assumed to stay in a cache.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.work: Work = NOTHING
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch's: nothing is compiled here, and to keep the compiler out would import it."""
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Runs `func` and counts it where it is a product; composite ones are taken apart."""
+        kwargs = kwargs or {}
+        packet = func.overloadpacket
+        if packet is not _ATTENTION and packet not in _PRODUCTS:
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+                return func(*args, **kwargs)
+            # `matmul`, `linear` and `einsum` arrive whole in inference mode; `func.decompose` would
+            # do it in Python, and import sympy for that
+            with self:
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+        out = func(*args, **kwargs)
+        operands = [a for a in args if isinstance(a, Tensor)]
+        if packet is _ATTENTION:
+            q, k, v = operands[:3]
+            rows, adds = q.shape[-2], q[..., 0].numel() * k.shape[-2] * (q.shape[-1] + v.shape[-1])
+        else:  # `[…, m, k] × […, k, n]`, where a vector has no m or n
+            a, b = operands[-2:]
+            columns = b.shape[-1] if b.ndim > 1 else 1
+            rows, adds = min(columns, a.shape[-2] if a.ndim > 1 else 1), a.numel() * columns
+        self.work += Work(
+            gemv=rows == 1,
+            gemm=rows != 1,
+            flops=2 * adds,
+            bytes=sum(one.numel() * one.element_size() for one in (*operands, out)),
+        )
+        return out

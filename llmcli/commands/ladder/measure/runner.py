@@ -16,16 +16,20 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.count import NOTHING, count, loop_work, multiply_adds
-from llmcli.commands.ladder.measure.record import Recorder
-from llmcli.commands.ladder.measure.rungs.cache import Batch, KeyValueCache
-from llmcli.commands.ladder.measure.rungs.fused import FusedKernels
-from llmcli.commands.ladder.measure.rungs.heads import CombinedQKV, HeadsAsDimension
-from llmcli.commands.ladder.measure.rungs.loops import Loops
-from llmcli.commands.ladder.measure.rungs.matrices import Matrices, VectorRows
+from llmcli.commands.ladder.measure.loops import Loops, loop_adds, loop_work, multiply_adds
+from llmcli.commands.ladder.measure.record import NOTHING, Recorder, count
+from llmcli.commands.ladder.measure.rungs import (
+    Batch,
+    CombinedQKV,
+    FusedKernels,
+    HeadsAsDimension,
+    KeyValueCache,
+    Matrices,
+    VectorRows,
+)
+from llmcli.commands.ladder.measure.texts import text_of
 from llmcli.commands.ladder.measure.walk import Rung
 from llmcli.commands.ladder.measure.weights import Weights
-from llmcli.commands.ladder.measure.words import wording
 from llmcli.commands.ladder.report import NAMES, Listing, RungReport, Spread, Work
 from llmcli.devices import require_memory
 from llmcli.engine.session import Session
@@ -136,20 +140,29 @@ class Run:
 
     def read(self, prompts: Tensor, more: Tensor) -> Tensor:
         """Reads the prompts and the tokens after them; logits `[b, n + g, V]`, times kept."""
-        if not self.rung.batched:
-            return torch.stack([self._read(prompt, more) for prompt in prompts])
-        return self._read(prompts, more.unsqueeze(1).expand(-1, len(prompts)))
+        share = len(prompts) if self.rung.batched else 1
+        outs = []
+        for start, *extends in _calls(self.rung, prompts, more):
+            out, seconds = timed(prompts.device, start)
+            self.prompt_s.append(seconds / share)
+            rows = [out]
+            for extend in extends:
+                row, seconds = timed(prompts.device, extend)
+                self.token_s.append(seconds / share)
+                rows.append(row.unsqueeze(-2))
+            outs.append(torch.cat(rows, -2))
+        return outs[0] if self.rung.batched else torch.stack(outs)
 
-    def _read(self, prompt: Tensor, more: Tensor) -> Tensor:
-        device, share = prompt.device, prompt.shape[0] if self.rung.batched else 1
-        first, seconds = timed(device, lambda: self.rung.start(prompt))
-        self.prompt_s.append(seconds / share)
-        rows = [first]
-        for id in more:
-            row, seconds = timed(device, partial(self.rung.extend, id))
-            self.token_s.append(seconds / share)
-            rows.append(row.unsqueeze(-2))
-        return torch.cat(rows, -2)
+
+def _calls(rung: Rung, prompts: Tensor, more: Tensor) -> list[list[Callable[[], Tensor]]]:
+    """The calls that read each prompt, or all at once, and then the tokens after it."""
+    inputs = [(prompt, more) for prompt in prompts]
+    if rung.batched:
+        inputs = [(prompts, more.unsqueeze(1).expand(-1, len(prompts)))]
+    return [
+        [partial(rung.start, prompt), *(partial(rung.extend, id) for id in ids)]
+        for prompt, ids in inputs
+    ]
 
 
 @torch.inference_mode()
@@ -182,9 +195,13 @@ def run_ladder(
 
 
 def _first_pass(
-    weights: Weights, workload: Workload, numbers: Sequence[int], runs: list[Run],
-    progress: Progress | None, record: bool,
-) -> None:  # fmt: skip
+    weights: Weights,
+    workload: Workload,
+    numbers: Sequence[int],
+    runs: list[Run],
+    progress: Progress | None,
+    record: bool,
+) -> None:
     """The first pass of every rung, each compared with the one below; fills `runs`."""
     numbers = sorted(numbers) or range(1, len(RUNGS) + 1)
     kinds = [RUNGS[number - 1] for number in numbers]
@@ -231,8 +248,8 @@ def _one_block(weights: Weights) -> Weights:
 def _of_loops(whole: Loops, workload: Workload, recorder: Recorder) -> Run | None:
     """The first block of as many tokens as fit the budget, scaled by the multiply-adds."""
     config, n, budget = whole.config, workload.prompts.shape[1], workload.budget
-    adds = [multiply_adds(config, n + more) for more in range(len(workload.more) + 1)]
-    if sum(adds) * LOOP_S <= budget:
+    prompt, token = loop_adds(config, n, len(workload.more))
+    if (prompt + len(workload.more) * token) * LOOP_S <= budget:
         whole.prepare()
         return None
     fitting = (m for m in range(1, n + 1) if multiply_adds(config, m, 0) * LOOP_S > budget)
@@ -244,11 +261,11 @@ def _of_loops(whole: Loops, workload: Workload, recorder: Recorder) -> Run | Non
     pace = seconds / multiply_adds(config, m, 0)
     return Run(
         rung=whole,
-        work=loop_work(config, n, len(workload.more)),
+        work=(loop_work(prompt), loop_work(token)),
         out=out,
         part=m,
-        prompt_s=[pace * adds[0]],
-        token_s=[pace * statistics.mean(adds[1:])],
+        prompt_s=[pace * prompt],
+        token_s=[pace * token],
     )
 
 
@@ -337,8 +354,8 @@ def _time_in_turns(runs: Sequence[Run], workload: Workload, progress: Progress |
 
 def _report(done: Run, below: Run | None, workload: Workload) -> RungReport:
     rung, (words, difference, allowed) = done.rung, done.compared or (None, None, None)
-    change, idea = wording(type(rung), rung.config)
     index = RUNGS.index(type(rung))
+    text = text_of(NAMES[index], rung.config)
     size, estimated = workload.prompts.shape[1], None
     if done.part is not None:
         tokens = f"{done.part} of the {size}" if done.part < size else f"all {size}"
@@ -346,9 +363,9 @@ def _report(done: Run, below: Run | None, workload: Workload) -> RungReport:
     return RungReport(
         number=index + 1,
         name=NAMES[index],
-        title=rung.title,
-        change=change,
-        idea=idea,
+        title=text.title,
+        change=(text.before, text.here),
+        idea=text.idea,
         sequences=len(workload.prompts) if rung.batched else 1,
         prompt_s=_spread(done.prompt_s),
         token_s=_spread(done.token_s),
@@ -379,12 +396,10 @@ def _speedup(below: Sequence[float], here: Sequence[float]) -> float:
 
 def _work(rung: Rung, workload: Workload) -> tuple[Work, Work]:
     """Products for the prompt, and on average for a token after it; each sequence's share."""
-    prompt, rows, g, share = workload.prompts[0], workload.more, len(workload.more), 1.0
+    (sequences, n), g = workload.prompts.shape, len(workload.more)
     if isinstance(rung, Loops):
-        return loop_work(rung.config, len(prompt), g)
-    if rung.batched:
-        prompt, share = workload.prompts, 1 / len(workload.prompts)
-        rows = rows.unsqueeze(1).expand(-1, len(prompt))
-    first = count(lambda: rung.start(prompt))
-    later = [count(partial(rung.extend, id)) for id in rows]
+        prompt, token = loop_adds(rung.config, n, g)
+        return loop_work(prompt), loop_work(token)
+    first, *later = map(count, _calls(rung, workload.prompts, workload.more)[0])
+    share = 1 / sequences if rung.batched else 1.0
     return first.scaled(share), sum(later, NOTHING).scaled(share / g)

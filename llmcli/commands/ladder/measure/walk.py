@@ -5,30 +5,25 @@
 
 These are the documents' equations. A rung says what "the rows of a prompt" are (lists of floats,
 vectors, a matrix, a batch of them) and how a few operations are done on them; its class in `rungs`
-is what it changes. A name ends in the letters of its axes: n tokens that are computed, m tokens
-whose keys are read, d width, h heads, g heads of keys and values, k size of a head's query and key,
-e of its value, c the heads side by side, f hidden size, v vocabulary, i and j any columns.
+is what it changes. A name ends in the letters of its axes (`report.AXES`): b sequences, n tokens
+that are computed, m tokens whose keys are read, d width, h heads, v vocabulary.
 
 Nothing here reads the graph of a model or the decoder's code: it is what those are compared with.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import reduce
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.arithmetic import (
-    ACTIVATIONS,
-    Function,
-    add,
-    gated,
-    sigmoid,
-    soft_cap,
-)
-from llmcli.commands.ladder.measure.record import shown
+from llmcli.commands.ladder.measure.record import shown, shown_last
 from llmcli.commands.ladder.measure.weights import (
     AttentionWeights,
     BlockWeights,
@@ -42,22 +37,16 @@ from llmcli.commands.ladder.measure.weights import (
 from llmcli.nn.step import Tap
 from llmcli.ops.rope import frequencies
 from llmcli.parts.attention.config import RopeConfig
+from llmcli.parts.mlp.config import Activation, MlpConfig
 
+Function = Callable[..., Any]  # of floats to a float, of tensors to a tensor
 Rows = Any  # the rows of a prompt: lists of floats, vectors `[d]`, a matrix `[n, d]`, `[b, n, d]`
 Turns = tuple[Tensor, Tensor]  # cos and sin of every position and pair, `[n, R/2]`
 
 
 class Rung(ABC):
-    """One formulation of the model. `ids` is `[n]`, for rungs that take a batch `[b, n]`.
+    """One formulation of the model. `ids` is `[n]`, for rungs that take a batch `[b, n]`."""
 
-    What the screen says of it: its `title`, the formula of the rung below, this one's, and why it
-    gives the same numbers and what it saves. See `words.py` for the marks in these texts.
-    """
-
-    title: ClassVar[str]
-    before: ClassVar[str]
-    here: ClassVar[str]
-    idea: ClassVar[str]
     batched: ClassVar[bool] = False
 
     def __init__(self, weights: Weights) -> None:
@@ -90,12 +79,9 @@ class Walk(Rung):
         super().__init__(weights)
         self.first = self.count = 0
         self._turns: dict[RopeConfig, Turns] = {}
+        self.masks: dict[int | None, Tensor] = {}  # by the window
 
     # What a rung defines: its rows, and the operations on them.
-
-    @abstractmethod
-    def rows_of(self, table: Tensor, indices: Tensor) -> Rows:
-        """The rows of a table `[…, width]` at those indices."""
 
     @abstractmethod
     def product(self, x_ni: Rows, matrix: Matrix) -> Rows:
@@ -117,6 +103,10 @@ class Walk(Rung):
     def stacked(self, x_ni: Rows) -> Tensor:
         """The rows as one tensor `[n, …]`."""
 
+    @abstractmethod
+    def unstacked(self, x_ni: Tensor) -> Rows:
+        """The rows of a tensor `[n, …]`."""
+
     # The pass.
 
     @torch.inference_mode()
@@ -128,7 +118,7 @@ class Walk(Rung):
     @shown
     def read(self, ids: Tensor, until: int | None = None) -> Tensor:
         """X, then block after block, each with its own weights, then the logits."""
-        self.count, self._turns = ids.shape[-1], {}
+        self.count, self._turns, self.masks = ids.shape[-1], {}, {}
         x_nd = self.embed(ids)
         for block in self.weights.blocks[: None if until is None else until + 1]:
             x_nd = self.block(x_nd, block)  # X of block i + 1 is H of block i
@@ -141,12 +131,12 @@ class Walk(Rung):
     @shown
     def embed(self, ids: Tensor) -> Rows:
         """X: each token's row of W_E, scaled, and where positions are learned that of W_P."""
-        x_nd = self.rows_of(self.weights.W_E, ids)
+        x_nd = self.unstacked(self.weights.W_E[ids])
         factor = self.config.embedding.scale
         if factor != 1:
             x_nd = self.each(lambda x: x * factor, x_nd)
         if self.weights.W_P is not None:
-            p_nd = self.rows_of(self.weights.W_P, self.positions)
+            p_nd = self.unstacked(self.weights.W_P[self.positions])
             x_nd = self.each(add, x_nd, p_nd)
         return x_nd
 
@@ -247,3 +237,103 @@ class Walk(Rung):
             like = self.weights.W_E
             self._turns[rope] = (turns.cos() * factor).to(like), (turns.sin() * factor).to(like)
         return self._turns[rope]
+
+
+# Arithmetic of floats or of tensors.
+
+
+def either(of_float: Function, of_tensor: Function) -> Function:
+    """The function of the first argument's type."""
+    return lambda x, *more: (of_float if isinstance(x, float) else of_tensor)(x, *more)
+
+
+tanh = either(math.tanh, torch.tanh)
+erf = either(math.erf, torch.erf)
+clip = either(lambda x, low, high: min(max(x, low), high), torch.clamp)
+
+
+def add(*terms: Any) -> Any:
+    """The sum, from the left."""
+    return reduce(operator.add, terms)
+
+
+def sigmoid(x: Any) -> Any:
+    """`1 / (1 + exp(-x))`, written so that nothing overflows."""
+    return 0.5 * (1 + tanh(0.5 * x))
+
+
+def soft_cap(x: Any, cap: float) -> Any:
+    """`cap · tanh(x / cap)`: about x near 0, and never beyond ±cap."""
+    return cap * tanh(x / cap)
+
+
+# what each neuron does with its sum
+ACTIVATIONS: dict[Activation, Function] = {
+    "silu": lambda x: x * sigmoid(x),
+    "quick_gelu": lambda x: x * sigmoid(1.702 * x),
+    "sigmoid": sigmoid,
+    "gelu": lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: clip(x, 0.0, math.inf),
+    "relu2": lambda x: clip(x, 0.0, math.inf) ** 2,
+}
+
+
+def gated(gate: Any, up: Any, config: MlpConfig) -> Any:
+    """`Activation(gate) · up`, both within bounds where the model clamps them."""
+    if (clamp := config.clamp) is not None:
+        gate = clip(gate, -math.inf, clamp.limit)
+        up = clip(up, -clamp.limit, clamp.limit) + clamp.offset
+    return ACTIVATIONS[config.activation](gate) * up
+
+
+# What the rungs from 2 on do with tensors.
+
+
+@shown
+def times(x_ni: Tensor, matrix: Matrix) -> Tensor:
+    """`X W + B`: all neurons of a row (GEMV) or of all rows (GEMM), b added to every row."""
+    y_nj = x_ni @ matrix.W
+    if matrix.b is not None:
+        y_nj = y_nj + matrix.b
+    return y_nj
+
+
+@shown_last
+def normalized(x_ni: Tensor, norm: NormWeights) -> Tensor:
+    """Each row: LayerNorm `(x − μ)/√(σ² + ε) · w + b`, RMSNorm `x/√(mean(x²) + ε) · w`."""
+    if norm.config.kind == "layer":
+        mean_n1 = x_ni.mean(-1, keepdim=True)  # μ
+        x_ni = x_ni - mean_n1
+    square_n1 = (x_ni * x_ni).mean(-1, keepdim=True)  # σ², or mean(x²)
+    y_ni = x_ni / (square_n1 + norm.config.eps).sqrt()
+    if (factor := norm.factor) is not None:
+        y_ni = factor * y_ni  # · w
+    if norm.b is not None:
+        y_ni = y_ni + norm.b
+    return y_ni
+
+
+@shown
+def rotated(x_nk: Tensor, cos_nj: Tensor, sin_nj: Tensor) -> Tensor:
+    """R(position) x: two halves of a head turned against each other, the rest as it is."""
+    half = cos_nj.shape[-1]
+    a, b, rest = x_nk.tensor_split((half, 2 * half), -1)
+    y_nk = torch.cat((a * cos_nj - b * sin_nj, b * cos_nj + a * sin_nj, rest), -1)
+    return y_nk
+
+
+@shown_last
+def softmax(s_nm: Tensor, sink: Tensor | None = None) -> Tensor:
+    """Each row `exp(s) / Σ exp(s)`; its largest is subtracted first so that nothing overflows.
+
+    A `sink` `[…, 1, 1]` is one score more in the sum of each row.
+    """
+    largest = s_nm.max(-1, keepdim=True).values
+    if sink is not None:
+        largest = torch.maximum(largest, sink)
+    p_nm = (s_nm - largest).exp()
+    sum_n1 = p_nm.sum(-1, keepdim=True)
+    if sink is not None:
+        sum_n1 = sum_n1 + (sink - largest).exp()
+    return p_nm / sum_n1

@@ -246,14 +246,13 @@ def built(one: Shape, device: torch.device) -> Decoder:
 
 
 def measure_shape(
-    one: Shape, device: torch.device, *, against: bool, progress: Progress | None = None
+    one: Shape, device: torch.device, *, against: bool, progress: Progress = no_progress
 ) -> tuple[list[RateResult], MemoryResult]:
     """Decode and prefill of that model, and the memory that it took; `against` transformers, too.
 
     Raises OutOfMemory.
     """
-    report = progress or (lambda what, done, total: None)
-    report(f"{one.name}: building", 0, 3)
+    progress(f"{one.name}: building", 0, 3)
     cuda = device.type == "cuda"
     need = memory_need(
         one.config,
@@ -279,9 +278,9 @@ def measure_shape(
     if peer is not None:
         peer.start(need.context, torch.get_num_threads(), PROMPT)
         engines.append(peer)
-    report(f"{one.name}: prefill", 1, 3)
+    progress(f"{one.name}: prefill", 1, 3)
     prefill = _rate(one, model, engines, "prefill")
-    report(f"{one.name}: decode", 2, 3)
+    progress(f"{one.name}: decode", 2, 3)
     decode = _rate(one, model, engines, "decode")
     measured = None if peak.nbytes is None or base is None else peak.nbytes - base
     memory = MemoryResult(shape=one.words, estimated=need.needed_bytes, measured=measured)

@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from llmcli.commands.ladder.report import NEXT, LadderReport, Line, Listing, RungReport, Step
+from llmcli.commands.ladder.report import AXES, NEXT, LadderReport, Line, Listing, RungReport, Step
 from llmcli.ui.facts import letter_lines
 from llmcli.ui.layout import Column, Rows
 from llmcli.ui.layout import Line as Parts
@@ -25,11 +25,6 @@ CELL = 11  # columns of a number
 LABEL = 18  # … and of the token that a row belongs to, at most
 INDENT = "  "
 FORMULA = "italic"
-LETTERS = {
-    "m": "m tokens whose keys are read", "g": "g heads of keys and values",
-    "k": "k size of a head's query and key", "e": "e of its value", "c": "c heads side by side",
-    "f": "f neurons", "i": "i, j any columns",
-}  # fmt: skip
 COLUMNS = [
     Column(""),
     Column("rung", right=False, cut=True),
@@ -220,7 +215,7 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
     parts += [Text(rung.idea), ""]
     parts.append(Text("block 0; a name ends in the letters of its axes: s_hnm is h × n × m", FAINT))
     used = {letter for step in rung.steps if step.axes for letter in step.name.rpartition("_")[2]}
-    others = [words for one, words in LETTERS.items() if one in used]
+    others = [words for letter, (_, words) in AXES.items() if words and letter in used]
     parts += [Parts(others, style=FAINT)] if others else []
     if rung.estimated:
         parts.append(Text(f"only a part was computed: {rung.estimated}", style=FAINT))

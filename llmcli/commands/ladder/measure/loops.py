@@ -11,9 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.arithmetic import Function, soft_cap
 from llmcli.commands.ladder.measure.record import shown, shown_last
-from llmcli.commands.ladder.measure.walk import Walk
+from llmcli.commands.ladder.measure.walk import Function, Walk, soft_cap
 from llmcli.commands.ladder.measure.weights import (
     AttentionWeights,
     Matrix,
@@ -21,7 +20,10 @@ from llmcli.commands.ladder.measure.weights import (
     Projection,
     Weights,
 )
+from llmcli.commands.ladder.report import Work
+from llmcli.config import ModelConfig
 from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.mlp.config import MlpConfig
 
 Vector = list[float]
 Vectors = list[Vector]
@@ -30,27 +32,6 @@ Neurons = tuple[Vectors, Vector | None]  # the weights of each neuron, and the b
 
 class Loops(Walk):
     """The forward pass token by token, head by head, neuron by neuron."""
-
-    title = "loops over vectors: every query token, every key token, every neuron"
-    before = "an LLM as concepts: every token asks all tokens before it"
-    here = """\
-1      for every token t_q:
-1.1      q = t_q × W_q[rotates: and q = R(position) q]
-1.2      for every token t_k up to t_q:
-1.2.1      k = t_k × W_k[rotates: and k = R(position) k]
-1.2.2      score = q · k
-1.3      a = softmax(score / √(d/h)) over the scores of this t_q
-1.4      for every token t_v up to t_q:
-1.4.1      v = t_v × W_v
-1.4.2      its part of the context: a · v
-1.5      c = the sum of these parts
-2      for every token, every neuron: Activation(t · weights + bias)"""
-    idea = """
-Each token's query and every token's key[rotates:, rotated by their positions,] are compared; the
-scores, scaled and through a softmax, say how much of each token's value goes into its context. Done
-literally, keys and values are computed again for every query and every head: n² vector-matrix
-products where n would do. The loop over t_k is usually written over all n tokens, and the later
-ones are masked; here it ends at the query's own token, which gives the same."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
@@ -73,9 +54,10 @@ ones are masked; here it ends at the query's own token, which gives the same."""
         """`[n, …]` in float64."""
         return torch.tensor(x_ni, dtype=torch.float64)
 
-    def rows_of(self, table: Tensor, indices: Tensor) -> Vectors:
-        """One after the other."""
-        return [table[i].tolist() for i in indices.tolist()]
+    def unstacked(self, x_ni: Tensor) -> Vectors:
+        """Its rows as lists."""
+        rows: Vectors = x_ni.tolist()
+        return rows
 
     def each(self, f: Function, *x_ni: Vectors) -> Vectors:
         """Row by row, number by number."""
@@ -223,3 +205,41 @@ def normalized(x_i: Vector, norm: NormWeights) -> Vector:
     if norm.b is not None:
         y_i = [a + b for a, b in zip(y_i, norm.b.tolist(), strict=True)]
     return y_i
+
+
+def loop_adds(config: ModelConfig, tokens: int, more: int) -> tuple[int, float]:
+    """Multiply-adds for a prompt, and on average for each of `more` tokens after it."""
+    prompt, *later = (multiply_adds(config, tokens + read) for read in range(more + 1))
+    return prompt, sum(later) / more
+
+
+def loop_work(adds: float) -> Work:
+    """The work of so many multiply-adds, each of which reads two numbers of 8 bytes."""
+    return Work(gemv=0, gemm=0, flops=2 * adds, bytes=16 * adds)
+
+
+def multiply_adds(config: ModelConfig, tokens: int, until: int | None = None) -> int:
+    """Multiply-adds of the dot products and weighted sums of `Loops.forward` on that many tokens.
+
+    With `until`, only of the blocks up to it, without the head. Other operations are not counted.
+    """
+    width, count = config.width, 0
+    for layer in config.layers[: None if until is None else until + 1]:
+        for part in layer.parts:
+            match part:
+                case AttentionConfig():
+                    count += _attention_adds(part, width, tokens)
+                case MlpConfig():
+                    count += tokens * width * part.hidden * (3 if part.gated else 2)
+    return count if until is not None else count + tokens * width * config.vocab
+
+
+def _attention_adds(mixer: AttentionConfig, width: int, tokens: int) -> int:
+    pairs = sum(len(seen(i, mixer)) for i in range(tokens))
+    together = mixer.qk_norm_wide  # a head's query needs the queries of all
+    q, k = (mixer.head_dim * (n if together else 1) for n in (mixer.heads, mixer.kv_heads))
+    head = tokens * width * q  # t_q × W_q
+    head += pairs * (width * k + mixer.head_dim)  # t_k × W_k, q · k
+    head += pairs * (width + 1) * mixer.value_dim  # t_v × W_v, weight v
+    out = 2 if mixer.gated else 1  # c × W_o, t × W_gate
+    return mixer.heads * (head + out * tokens * mixer.value_dim * width)

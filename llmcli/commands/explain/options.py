@@ -1,4 +1,4 @@
-"""The place of one number in a tensor: from NAME[INDEX] as typed, and back to words."""
+"""Which number is derived: a tensor and the place in it, from NAME[INDEX] and back to words."""
 
 from __future__ import annotations
 
@@ -13,25 +13,22 @@ from llmcli.anatomy import TensorSpec
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.indexed import NumberRef
 from llmcli.anatomy.names import Names
-from llmcli.commands.explain.report import Coordinate
+from llmcli.commands.explain.report import Coordinate, Letter
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
 from llmcli.families.sources import sources
 from llmcli.graph.spec import Call, Kind
-from llmcli.inspect.rules import rules
 
 if TYPE_CHECKING:
     from llmcli.text import Tokenizer
 
-# an axis in words; a token on one of them is meant by its text
-WORDS = {
-    "T": "token", "S": "key", "H": "head", "Hk": "kv head", "D": "dimension", "dh": "number",
-    "dk": "number", "dv": "number", "F": "neuron", "V": "vocabulary", "P": "position",
-    "E": "expert", "K": "choice", "Fs": "neuron", "Fe": "neuron", "1": "number",
-}  # fmt: skip
-LETTERS = {
-    "T": "n", "S": "n", "H": "h", "Hk": "h_kv", "D": "d", "dh": "d/h", "dk": "d_k", "dv": "d_v",
-    "F": "F", "V": "v", "P": "positions", "E": "E", "K": "K", "Fs": "Fₛ", "Fe": "Fₑ", "1": "1",
+# an axis: its word, and its size in the letters of the papers
+AXES = {
+    "T": ("token", "n"), "S": ("key", "n"), "H": ("head", "h"), "Hk": ("kv head", "h_kv"),
+    "D": ("dimension", "d"), "dh": ("number", "d/h"), "dk": ("number", "d_k"),
+    "dv": ("number", "d_v"), "F": ("neuron", "F"), "Fs": ("neuron", "Fₛ"), "Fe": ("neuron", "Fₑ"),
+    "V": ("vocabulary", "v"), "P": ("position", "positions"), "E": ("expert", "E"),
+    "K": ("choice", "K"), "1": ("number", "1"),
 }  # fmt: skip
 
 # bytes that are no whole character: as an editor shows them, and as a token's text has them
@@ -96,8 +93,8 @@ def _by_letter(name: str, known: dict[str, TensorSpec], config: ModelConfig) -> 
     letters = {"W_E": "embed.W", "W_P": "pos_embed.W", "W_head": "head.W"}
     if config.head.tied:
         letters["W_head"] = "embed.W"
-    for tensor, rule in rules(config).items():
-        letters.setdefault(rule.letter, tensor)
+    for tensor, node in graph(config).nodes.items():
+        letters.setdefault(node.letter, tensor)
     letters.setdefault("M", letters.get("S", ""))
     return known.get(letters.get(letter, ""))
 
@@ -132,30 +129,44 @@ def _last(spec: TensorSpec) -> tuple[int, ...]:
 
 def axis_words(spec: TensorSpec) -> tuple[str, ...]:
     """Every axis in words; where there are queries and keys, a token is a `query`."""
-    two = "S" in spec.axes
-    words = []
-    for letter in spec.axes:
-        word = " and ".join(WORDS.get(part, part) for part in letter.split("·"))
-        words.append("query" if two and letter == "T" else word)
-    return tuple(words)
+    words = AXES | {"T": ("query", "n")} if "S" in spec.axes else AXES
+    return tuple(
+        " and ".join(words.get(part, (part,))[0] for part in axis.split("·")) for axis in spec.axes
+    )
+
+
+def size_letters(spec: TensorSpec) -> tuple[str, ...]:
+    """The size of every axis in the letters of the papers."""
+    return tuple(
+        "·".join(AXES.get(part, (part,))[-1] for part in axis.split("·")) for axis in spec.axes
+    )
 
 
 def shape_in_letters(spec: TensorSpec) -> str:
     """`h × n × d/h = 9 × 8 × 64`."""
-    letters = [
-        "·".join(LETTERS.get(part, part) for part in axis.split("·")) for axis in spec.axes
-    ]
-    return f"{' × '.join(letters)} = {' × '.join(map(str, spec.shape))}"
+    return f"{' × '.join(size_letters(spec))} = {' × '.join(map(str, spec.shape))}"
+
+
+def letters_of(config: ModelConfig, name: str, tokens: int) -> tuple[Letter, ...]:
+    """The letters of the documents and what they are in this model (in the number's block)."""
+    whole, parts = graph(config), name.split(".")
+    layer = int(parts[1]) if parts[0] == "blocks" else 0
+    sizes = whole.sizes(layer)
+    found = {"n": tokens, "d": config.width}
+    for axis, letter in whole.documents(layer).items():
+        found.setdefault("F" if axis == "F" else letter, sizes[axis])
+    found["v"] = config.vocab
+    return tuple(Letter(letter=letter, value=value) for letter, value in found.items() if value)
 
 
 def place(
     wanted: NumberRef, spec: TensorSpec, texts: Sequence[str], tokenizer: Tokenizer | None
 ) -> tuple[int, ...]:
     """The index as numbers from 0; raises UsageError naming the axis that it does not fit."""
-    items, words = wanted.items, axis_words(spec)
+    items, words, letters = wanted.items, axis_words(spec), size_letters(spec)
     sizes = [
-        f"{word}: {LETTERS.get(letter, letter)} = {size}"
-        for word, letter, size in zip(words, spec.axes, spec.shape, strict=True)
+        f"{word}: {letter} = {size}"
+        for word, letter, size in zip(words, letters, spec.shape, strict=True)
     ]
     shown = f"`{spec.name}[{', '.join(sizes)}]`"  # blocks.0.attn.pattern[head: h = 9, …]
     if items is None:
@@ -171,7 +182,7 @@ def place(
     return tuple(
         _token(item, spec, number, texts, tokenizer)
         if isinstance(item, str)
-        else _number(item, words[number], spec, number)
+        else _number(item, spec, number)
         for number, item in enumerate(items)
     )
 
@@ -190,12 +201,12 @@ def where(
     return tuple(found)
 
 
-def _number(item: int, word: str, spec: TensorSpec, number: int) -> int:
+def _number(item: int, spec: TensorSpec, number: int) -> int:
     size = spec.shape[number]
     if not -size <= item < size:
-        letter = LETTERS.get(spec.axes[number], spec.axes[number])
         raise UsageError(
-            f"`{item}` is outside the axis {word} of `{spec.name}`: {letter} = {size}",
+            f"`{item}` is outside the axis {axis_words(spec)[number]} of `{spec.name}`: "
+            f"{size_letters(spec)[number]} = {size}",
             hint=f"use 0 to {size - 1}, or -1 for the last",
         )
     return item % size

@@ -1,0 +1,482 @@
+"""One number, derived: the tensors of a prompt as the kernel and the rules compute them, and steps.
+
+A tree of steps leads from the number to its inputs, each step compared with the kernel's number.
+And every formula is checked alone: what it makes of the kernel's own inputs is its own output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from llmcli import devices
+from llmcli.anatomy import TensorSpec
+from llmcli.anatomy.graph import graph
+from llmcli.anatomy.indexed import NumberRef
+from llmcli.commands.explain.options import letters_of, shape_in_letters, where
+from llmcli.commands.explain.report import Check, Explanation, LocalCheck, Step
+from llmcli.config import ModelConfig
+from llmcli.engine.session import Session
+from llmcli.errors import NotFinite
+from llmcli.graph.evaluation.attention import Softmax
+from llmcli.graph.evaluation.rule import Rule, concatenated, settled, symbol
+from llmcli.graph.ops import Mix
+from llmcli.inspect.formulas import number_found, worst_number
+from llmcli.inspect.kernel import Kernel, layer_of, origin
+from llmcli.inspect.rules import rules
+from llmcli.model import Model, dtype_name
+from llmcli.records.explanation import Cell, Element, Fact
+from llmcli.records.text import Token
+from llmcli.records.work import Progress
+
+# the largest ones, which one formula alone needs: computed again rather than kept
+_NOT_KEPT = ("scores", "pattern", "gate", "up", "act", "pre", "post")
+
+# How far the kernel may be from the derivation, in roundings (eps) of the largest number of the
+# row. The roundings of a kernel are about independent, so that their sum grows as the square root
+# of how many formulas follow one another: ROUNDINGS · √formulas. Measured, the worst of all
+# numbers of 250 tokens: 23 · √formulas with smollm2, 5 with tiny.
+ROUNDINGS = 100
+
+BRANCHING = 4  # so many steps deep every important input is followed, below only the first one
+
+Size = TypeVar("Size", float, Tensor)
+
+_AT_ONCE = 6  # so many float64 tensors as large as the largest exist at the same time
+
+
+class Values(Kernel):
+    """Every activation of `tokens` by name, float64 on the CPU, without a batch axis.
+
+    `values[name]` is derived by its rule where it is fewer than `depth` formulas away from
+    `target` (None: always), and else the kernel's own.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        rules: Mapping[str, Rule[Any]],
+        tokens: Sequence[Token],
+        *,
+        target: str,
+        depth: int | None,
+        progress: Progress | None = None,
+    ) -> None:
+        emitted: dict[str, Tensor] = {}
+        count = len(tokens)
+        super().__init__(
+            model,
+            rules,
+            [token.id for token in tokens],
+            [token.text for token in tokens],
+            emitted=emitted,
+            positions=range(count),
+            prompt_tokens=count,
+            alone=[count == 1] * count,
+        )
+        self.depth = depth
+        self.progress = progress
+        self.derived: set[str] = set()
+        self.whole: set[str] = set()  # of these every number
+        self._distance = _distances(rules, target)
+        if depth is not None and depth > max(self._distance.values()):
+            self.depth = None  # that is all of it
+        self._known: dict[str, Tensor] = {}
+        self._in_a_row: dict[str, int] = {}
+
+        def tap(name: str, tensor: Tensor) -> None:
+            emitted[name] = tensor[0]
+
+        one = torch.tensor([self.ids], device=model.device)
+        model.decoder(one, tap=tap, until=_last_layer(target))
+
+    def derives(self, name: str) -> bool:
+        """Whether `values[name]` follows from a rule; the kernel's own is taken where not."""
+        return self.depth is None or self._distance.get(name, self.depth) < self.depth
+
+    def read(self, name: str, weight: str) -> Tensor:
+        """As its kernel reads it; where that is a coin flip, as it read its own numbers."""
+        read_TK = super().read(name, weight)
+        if not self.derives(name) or not self.rounded(weight):
+            return read_TK
+        kernel_TK = concatenated(self.kernel(name))
+        off_T1 = self.allowed(name, kernel_TK.abs().amax(-1, keepdim=True) + self.least)
+        return settled(concatenated(self[name]), read_TK, self._seen(kernel_TK, weight), off_T1)
+
+    def allowed(self, name: str, magnitude: Size) -> Size:
+        """How far numbers of that tensor may be from the kernel's."""
+        return ROUNDINGS * math.sqrt(self.formulas(name)) * self.eps * magnitude
+
+    def uncertainty(self, name: str, magnitude: Tensor) -> Tensor:
+        """As far as roundings add up to, where it is derived."""
+        if not self.derives(name):
+            return super().uncertainty(name, magnitude)
+        return self.allowed(name, magnitude + self.least)
+
+    def own(self) -> Kernel:
+        """The kernel's own numbers as inputs of every formula.
+
+        What a fused kernel never writes is derived from what it wrote.
+        """
+        return Kernel(
+            self.model,
+            self.rules,
+            self.ids,
+            self.texts,
+            emitted=self.emitted,
+            positions=self.positions,
+            prompt_tokens=self.prompt_tokens,
+            alone=self.alone,
+        )
+
+    def formulas(self, name: str) -> int:
+        """How many formulas follow one another up to `name`, at least its own."""
+        if not self._in_a_row:
+            for other, rule in self.rules.items():
+                before = [self._in_a_row[source] for source in rule.inputs]
+                derived = self.derives(other)
+                self._in_a_row[other] = max(before, default=0) + 1 if derived else 0
+        return max(1, self._in_a_row[name])
+
+    def __getitem__(self, name: str) -> Tensor:
+        if not self.derives(name):
+            return self.kernel(name)
+        if name not in self._known:
+            for earlier in self._missing(name):
+                self._known[earlier] = self._derive(earlier)
+        return self._known[name] if name in self._known else self._derive(name)
+
+    def every(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """All positions are known: rows of `self[name]`."""
+        return self[name][..., rows, :]
+
+    def _missing(self, name: str) -> list[str]:
+        """What has to be derived for `name`, itself included, in execution order.
+
+        Worked off from the front, for a deep model has more formulas in a row than Python nests
+        calls.
+        """
+        found = {name}
+        pending = [name]
+        for wanted in pending:
+            for source in self.rules[wanted].inputs:
+                if source not in self._known and source not in found and self.derives(source):
+                    found.add(source)
+                    pending.append(source)
+        return [n for n in self.rules if n in found and n.rpartition(".")[2] not in _NOT_KEPT]
+
+    def _derive(self, name: str) -> Tensor:
+        if name not in self.derived:
+            self.tell("deriving")
+        tensor = self.rules[name].tensor(self)
+        if self.graph.written(name):
+            theirs = self.kernel(name)
+            off = self.allowed(name, theirs.abs().amax(-1, keepdim=True) + self.least)
+            tensor = self.as_kept(name, tensor, theirs, off)
+        self.derived.add(name)
+        self.whole.add(name)
+        return tensor
+
+    def tell(self, what: str) -> None:
+        """Reports progress."""
+        if self.progress is not None:
+            self.progress(what, len(self.derived), len(self._distance))
+
+
+def local(values: Values, steps: Sequence[Step]) -> LocalCheck | None:
+    """The formulas of all derived steps, and of every tensor derived as a whole.
+
+    The number that uses most of what it is allowed; where that is too much, of the first tensor
+    in execution order. None where nothing was derived. Raises NotFinite where it is none.
+    """
+    own, found = values.own(), []
+    shown: dict[str, list[Step]] = {}
+    for step in steps:
+        if step.source == "derived":
+            shown.setdefault(step.name, []).append(step)
+    for name in values.rules:
+        if name in values.whole:
+            values.tell("checking")
+            found.append(worst_number(own, name))
+        for step in shown.get(name, ()):
+            element = own.rules[name].element(own, step.index)
+            found.append(number_found(own, name, step.index, element.value, element.magnitude))
+    if not found:
+        return None
+    wrong = [one for one in found if one.share > 1]
+    most = wrong[0] if wrong else max(found, key=lambda one: one.share)
+    formulas = sum(map(len, shown.values()))
+    return LocalCheck(**vars(most), formulas=formulas, tensors=len(values.whole))
+
+
+def needed_bytes(
+    config: ModelConfig,
+    specs: Mapping[str, TensorSpec],
+    target: str,
+    depth: int | None,
+    itemsize: int,
+) -> tuple[int, int]:
+    """About the bytes of what a tap sees up to `target`, on the device, and of what is derived.
+
+    Derived are the tensors that are kept, and while one is derived and checked some more as large
+    as the largest: its inputs, its magnitudes, what they are compared with.
+    """
+    known, model = rules(config), graph(config)
+    last = _last_layer(target)
+
+    def runs(name: str) -> bool:
+        """Whether it is computed up to the last block."""
+        layer = layer_of(name)
+        return last is None or ("embed" in name if layer is None else layer <= last)
+
+    seen = [name for name in known if model.written(name) and runs(name)]
+    far = _distances(known, target)
+    near = {name for name, at in far.items() if depth is None or at < depth}
+    if any(name.rpartition(".")[2] in ("pattern", "z") for name in near):  # of scores
+        near |= {name for name in far if not model.written(name)}
+    whole = {
+        name: math.prod(specs[name].shape)
+        for name in near
+        if name != target or name.endswith((".scores", ".pattern"))
+    }
+    kept = sum(n for name, n in whole.items() if name.rpartition(".")[2] not in _NOT_KEPT)
+    at_once = _AT_ONCE * max(whole.values(), default=0)
+    emitted = sum(math.prod(specs[name].shape) for name in seen)
+    return itemsize * emitted, 8 * (kept + at_once)
+
+
+def _last_layer(name: str) -> int | None:
+    """The last block that has to be run for it, None for the whole model."""
+    return 0 if name in ("embed", "pos_embed") else layer_of(name)
+
+
+def _distances(rules: Mapping[str, Rule[Any]], target: str) -> dict[str, int]:
+    """How many formulas every activation is away from `target`, by the shortest way."""
+    found = {target: 0}
+    pending = [target]
+    for name in pending:
+        for source in rules[name].inputs:
+            if source not in found:
+                found[source] = found[name] + 1
+                pending.append(source)
+    return found
+
+
+def explain(
+    model: Model,
+    tokens: tuple[Token, ...],
+    specs: Mapping[str, TensorSpec],
+    cell: Cell,
+    *,
+    depth: int | None,
+    progress: Progress | None = None,
+) -> Explanation:
+    """Derives one number, and compares it with the kernel's.
+
+    `specs` are those of `options.names` for as many tokens. `depth` is how many formulas are
+    followed back, None all of them, to the embedding rows and the weights; what is further away is
+    taken from the kernel. Raises NotFinite where the model's own numbers are not.
+    """
+    name, index = cell
+    letters, dtype = letters_of(model.config, name, len(tokens)), dtype_name(model.dtype)
+    if specs[name].kind == "parameter":
+        leaf = parameter_step(model, specs[name], index)
+        return Explanation(
+            tokens=tokens, letters=letters, depth=None, dtype=dtype, tensors=0, steps=(leaf,)
+        )
+    with torch.inference_mode():
+        _require_memory(model, specs, name, depth)
+        made = rules(model.config)
+        values = Values(model, made, tokens, target=name, depth=depth, progress=progress)
+        tree = _Tree(values, specs)
+        steps, checks = tree.steps(cell), tree.checks()
+        return Explanation(
+            tokens=tokens,
+            letters=letters,
+            depth=values.depth,
+            dtype=dtype,
+            local=local(values, steps),  # derives more
+            tensors=len(values.derived),
+            checks=checks,
+            steps=steps,
+        )
+
+
+def top_logit(model: Model, tokens: Sequence[Token]) -> NumberRef:
+    """The largest logit of the last token."""
+    with torch.inference_mode():
+        session = Session(model.decoder, 1, len(tokens))
+        logits_BV = session.extend([[token.id for token in tokens]], logits="last")
+    return NumberRef("logits", (len(tokens) - 1, int(logits_BV[0].argmax())))
+
+
+def parameter_step(model: Model, spec: TensorSpec, index: tuple[int, ...]) -> Step:
+    """The number of a weight with the tensor of the checkpoint that holds it."""
+    turned = graph(model.config).parameters[spec.name].turned
+    *row, last = (*index[:-2], *index[:-3:-1]) if turned else index
+    stored = model.decoder.weight(spec.name)
+    if row:  # of a matrix in blocks no more than the row is dequantized
+        value = float(stored.dense(rows=slice(row[0], row[0] + 1))[(0, *row[1:], last)])
+    else:
+        value = float(stored.dense()[last])
+    letter = spec.name.rpartition(".")[2]
+    if letter == "W":  # of a table
+        letter = graph(model.config).letter(spec.name)
+    return Step(
+        number=1,
+        name=spec.name,
+        index=index,
+        symbol=symbol(letter, *index),
+        formula=f"{letter} was learned",
+        shape=shape_in_letters(spec),
+        where=where(spec, index, (), model.tokenizer),
+        source="weights",
+        value=value,
+        magnitude=0.0,
+        kernel=value,
+        tolerance=0.0,
+        note=origin(model, spec.name),
+    )
+
+
+def _require_memory(
+    model: Model, specs: Mapping[str, TensorSpec], name: str, depth: int | None
+) -> None:
+    """Raises OutOfMemory where what is kept and derived does not fit; before the model is run."""
+    kept, derived = needed_bytes(model.config, specs, name, depth, model.dtype.itemsize)
+    hint = "use a shorter prompt, or a small --depth"
+    if model.device.type == "cpu":
+        derived += kept
+    else:
+        devices.require_memory(kept, model.device, "the activations of the prompt", hint)
+    cpu = torch.device("cpu")
+    devices.require_memory(derived, cpu, "the tensors of the derivation", hint)
+
+
+class _Tree:
+    """Builds the steps of one derivation."""
+
+    def __init__(self, values: Values, specs: Mapping[str, TensorSpec]) -> None:
+        self.values = values
+        self.specs = specs
+        self.rows: dict[tuple[int, int, int], None] = {}  # of patterns, in order
+
+    def steps(self, root: Cell) -> tuple[Step, ...]:
+        """The number and, to `depth`, those that it follows from, each before its inputs.
+
+        A number that several need is one step. Worked off from a list, for the way to the
+        embedding rows can be longer than Python nests calls.
+        """
+        found: dict[Cell, Element] = {}
+        pending = [(root, 0)]
+        while pending:
+            cell, level = pending.pop()
+            if cell not in found:
+                found[cell] = element = self._element(cell, level)
+                pending += [(source, level + 1) for source in reversed(element.follow)]
+        numbers = {cell: number for number, cell in enumerate(found, 1)}
+        return tuple(self._step(cell, element, numbers) for cell, element in found.items())
+
+    def _element(self, cell: Cell, level: int) -> Element:
+        """The number with the inputs that are followed from it: deep down only the first."""
+        (name, index), values = cell, self.values
+        if not values.derives(name):
+            return Element(value=float(values[name][index]), magnitude=0.0)
+        values.derived.add(name)
+        element = self._kept(cell, values.rules[name].element(values, index))
+        if values.depth is not None and level >= values.depth:
+            return replace(element, follow=())
+        return element if level < BRANCHING else replace(element, follow=element.follow[:1])
+
+    def _kept(self, cell: Cell, element: Element) -> Element:
+        """With its rounding where a cache keeps it in fewer bits than it is computed in."""
+        (name, index), values = cell, self.values
+        if not values.is_kept(name):
+            return element
+        theirs = values.kernel_row(name, index)[index[-1]]
+        off = values.allowed(name, values.rules[name].magnitude(values, name, index))
+        kept = float(values.as_kept(name, theirs.new_tensor(element.value), theirs, off))
+        dtype = dtype_name(values.model.decoder.cache_dtype)
+        words = f"as the cache keeps it: {dtype}({{}})"
+        rounding = Fact(formula=words, parts=(element.value,), value=kept)
+        return replace(element, value=kept, after=(*element.after, rounding))
+
+    def _step(self, cell: Cell, element: Element, numbers: Mapping[Cell, int]) -> Step:
+        (name, index), values = cell, self.values
+        rule, spec = values.rules[name], self.specs[name]
+        theirs = float(values.kernel_row(name, index)[index[-1]])
+        self._require_finite(name, index, element.value, theirs)
+        if name.endswith((".scores", ".pattern")):
+            self.rows[values.graph[name].layer or 0, index[0], index[1]] = None
+        return Step(
+            **vars(element),
+            number=numbers[cell],
+            name=name,
+            index=index,
+            symbol=symbol(rule.letter, *index),
+            formula=rule.formula,
+            shape=shape_in_letters(spec),
+            where=where(spec, index, values.texts, values.model.tokenizer),
+            source="derived" if values.derives(name) else "kernel",
+            kernel=theirs,
+            tolerance=self._allowed(name, rule.magnitude(values, name, index)),
+            recomputed="" if values.graph.written(name) else _sources(values, name),
+            children=tuple(numbers[source] for source in element.follow),
+        )
+
+    def _require_finite(self, name: str, index: tuple[int, ...], *found: float) -> None:
+        for value in found:
+            masked = name.endswith(".scores") and value == -math.inf
+            if not math.isfinite(value) and not masked:
+                raise NotFinite(
+                    f"`{symbol(name, *index)}` is {value}" if index else f"`{name}` is not finite",
+                    dtype=dtype_name(self.values.model.dtype),
+                )
+
+    def _allowed(self, name: str, magnitude: float) -> float:
+        """How far a number of that tensor may be from the kernel's."""
+        self._require_finite(name, (), magnitude)
+        return self.values.allowed(name, magnitude)
+
+    def checks(self) -> tuple[Check, ...]:
+        """For derived rows of patterns: weights times values, compared with the kernel's z."""
+        return tuple(self._mixes(*row) for row in self.rows)
+
+    def _mixes(self, layer: int, head: int, query: int) -> Check:
+        values = self.values
+        node = values.graph.mixing(layer)
+        assert node is not None
+        assert isinstance(node.op, Mix)
+        above = values.rules[node.op.pattern]
+        if isinstance(above, Softmax):
+            row_S = above.row(values, head, query)
+        else:
+            row_S = values[node.op.pattern][head, query]
+        v_Se = values[node.op.value][head // node.op.group]
+        derived_e = (row_S[:, None] * v_Se).sum(0)
+        kernel_e = values.kernel(node.name)[head, query]
+        at = int((derived_e - kernel_e).abs().argmax())
+        derived, kernel = float(derived_e[at]), float(kernel_e[at])
+        self._require_finite(node.name, (head, query, at), derived, kernel)
+        magnitude = float(v_Se[row_S > 0].abs().max()) + values.least
+        tolerance = self._allowed(node.name, magnitude)
+        never = "S and A" if isinstance(above, Softmax) else values.graph.letter(node.op.pattern)
+        return Check(
+            words=f"the fused kernel never writes {never}, so {values.graph.formula(node)} is "
+            "compared with its output "
+            f"{symbol(node.name, head, query, at)}, where they differ most",
+            derived=derived,
+            kernel=kernel,
+            tolerance=tolerance,
+        )
+
+
+def _sources(values: Values, name: str) -> str:
+    """`the kernel's q and k`, from which what it never writes is recomputed."""
+    leaves = (source.rpartition(".")[2] for source in values.graph.sources(name))
+    return f"the kernel's {' and '.join(leaf.partition('_')[0] for leaf in leaves)}"

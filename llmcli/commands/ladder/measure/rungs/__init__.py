@@ -1,1 +1,0 @@
-"""The rungs: what each changes in the walk, or in the rung below."""

@@ -1,1 +1,0 @@
-"""The ladder as text and as an image."""
