@@ -14,9 +14,10 @@ import llmcli.commands.load.measure.run as run_module
 from llmcli.anatomy import parameters
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.load.measure.run import measure_load
-from llmcli.commands.load.report import LedgerLine, folded
+from llmcli.commands.load.report import folded
 from llmcli.families import translate
 from llmcli.kernels import native
+from llmcli.records.ledger import LedgerEntry
 from llmcli.records.progress import Stages
 
 
@@ -92,7 +93,7 @@ def test_what_no_line_has_what_is_told_twice_and_what_nobody_looked_at_is_found(
 
 def line(parameter, source, **changes):
     values = {"stored": "F32", "shape": (2, 2), "bytes": 16} | changes
-    return LedgerLine(parameter=parameter, source=source, **values)
+    return LedgerEntry(parameter=parameter, source=source, **values)
 
 
 def test_layers_that_are_alike_are_one_row_and_others_are_not():

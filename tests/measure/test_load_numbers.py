@@ -15,9 +15,10 @@ from tiny_checkpoints import llama_tensors, write_llama
 import llmcli.commands.load.measure.numbers as numbers_module
 from llmcli.commands.load.measure.numbers import parameter_numbers
 from llmcli.commands.load.measure.run import NO_DIGEST
-from llmcli.commands.load.report import Numbers, pooled
+from llmcli.commands.load.report import pooled
 from llmcli.inspect.statistics import Statistics
 from llmcli.measure.peaks import Peak
+from llmcli.records.ledger import Numbers
 
 NAN, INF = math.nan, math.inf
 UP = "model.layers.1.mlp.up_proj.weight"

@@ -31,7 +31,8 @@ from llmcli.shell.running import (
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
-    from llmcli.commands.load.report import LedgerLine, LoadReport
+    from llmcli.commands.load.report import LoadReport
+    from llmcli.records.ledger import LedgerEntry
 
 EPILOG = """
 Examples:
@@ -64,7 +65,7 @@ class LoadOptions:
     )  # fmt: skip
 
 
-def chosen(report: LoadReport, load: LoadOptions) -> Sequence[LedgerLine]:
+def chosen(report: LoadReport, load: LoadOptions) -> Sequence[LedgerEntry]:
     """The requested lines; raises UsageError for a pattern that matches none."""
     from llmcli.anatomy.missing import near_ends
 
