@@ -232,7 +232,7 @@ def test_plain_numbers_of_every_width(tmp_path, kind):
     slots = parameters_of(model.decoder)
     for entry in model.ledger.entries:
         assert torch.equal(slots[entry.parameter], tensors[entry.source].double())
-        assert (entry.scale, entry.dequantized) == (None, False)
+        assert (entry.scale_tensors, entry.dequantized) == ((), False)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int32"])

@@ -31,6 +31,7 @@ _WORDS = {
     "pack": "pack",
     "convert": "convert",
     "scan": "check the numbers",
+    "hash": "compute checksums",
 }
 
 
@@ -142,7 +143,7 @@ def _time(report: LoadReport, full: bool) -> Line:
         stages = [stage for stage in longest if stage.seconds >= 0.01 * total]
     parts = [f"{duration(total)} in all"]
     for stage in stages:
-        words = f"{_WORDS.get(stage.name, stage.name)} {duration(stage.seconds)}"
+        words = f"{_WORDS[stage.name]} {duration(stage.seconds)}"
         if full:
             words += f" ({100 * stage.seconds / total:.0f} %)" if total else ""
             words += "" if stage.bytes is None else f", {size(stage.bytes)}"
