@@ -17,7 +17,7 @@ from llmcli.shell.running import opened_headers
 from llmcli.shell.template import ChatOptions, TemplateOptions
 
 if TYPE_CHECKING:
-    from llmcli.commands.tokens.report import TokensReport
+    from llmcli.commands.tokens.view import TokensReport
     from llmcli.text import Tokenizer
 
 
@@ -78,7 +78,7 @@ def command(
 def _report(
     given: Prompt, tokenizer: Tokenizer, chat: ChatOptions, parse_special: bool, name: str
 ) -> TokensReport:
-    from llmcli.commands.tokens.report import TokensReport
+    from llmcli.commands.tokens.view import TokensReport
 
     rendered = None
     if given.ids is not None:
