@@ -77,9 +77,14 @@ def measure_info(
             shapes = stored_shapes(config)
             todo = planned(checkpoint, rules, config, shapes)
             arithmetic = partial(
-                chosen_arithmetic, checkpoint, config, todo, dtype=dtype, activations=activations,
+                chosen_arithmetic,
+                checkpoint,
+                config,
+                todo,
+                dtype=dtype,
+                activations=activations,
                 cache=cache,
-            )  # fmt: skip
+            )
             run = Run(
                 batch=batch,
                 context=context or config.context,

@@ -121,9 +121,12 @@ def _opened(model: ModelOptions, stages: Stages, out: Output) -> Checkpoint:
 
     with stages("find"), Progress(out) as progress:
         name, path = find(
-            model.model, revision=model.revision, offline=model.offline, progress=progress,
+            model.model,
+            revision=model.revision,
+            offline=model.offline,
+            progress=progress,
             note=out.note,
-        )  # fmt: skip
+        )
     with stages("headers"):
         return open_checkpoint(path, name=name)
 
@@ -160,10 +163,15 @@ def _loaded(
     try:
         with Progress(out, f"loading {checkpoint.name} …") as progress:
             loaded, report = measure_load(
-                checkpoint, stages, device=model.device, dtype=model.dtype,
-                quantize=model.quantize, activations=model.activations, cache=model.cache_type,
+                checkpoint,
+                stages,
+                device=model.device,
+                dtype=model.dtype,
+                quantize=model.quantize,
+                activations=model.activations,
+                cache=model.cache_type,
                 progress=progress,
-            )  # fmt: skip
+            )
     except WeightMismatch as error:
         named = "" if model.model is None else f" -m {quote(model.model)}"
         error.hint = f"{error.hint}; `llmcli load{named} --check` checks the files alone"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 
@@ -172,13 +172,12 @@ def pull(which: NamesOptions, at: RevisionOptions, output: OutputOptions) -> Non
     if first is not None and len(names) == 1:
         raise first
     if out.json:
-        report = PullReport(
-            models=tuple(pulled), finish_reason="interrupted" if stopped else "complete",
-            failed=tuple(
-                PullFailure(name=name, code=e.code, kind=e.kind, message=e.message, hint=e.hint)
-                for name, e in errors.items()
-            ),
-        )  # fmt: skip
+        failed = (
+            PullFailure(name=name, code=e.code, kind=e.kind, message=e.message, hint=e.hint)
+            for name, e in errors.items()
+        )
+        reason: Literal["complete", "interrupted"] = "interrupted" if stopped else "complete"
+        report = PullReport(models=tuple(pulled), failed=tuple(failed), finish_reason=reason)
         out.document(members(report), model=None, environment=environment())
     if stopped:
         done = f" after {len(pulled)} of {len(names)} models" if len(names) > 1 else ""

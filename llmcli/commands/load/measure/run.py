@@ -73,9 +73,16 @@ def measure_load(
     base = resident_bytes()
     with Peak(devices.resolve_device(device)) as peak:
         model = load_checkpoint(
-            checkpoint, device=device, dtype=dtype, quantize=quantize, activations=activations,
-            cache=cache, text=False, progress=progress, stages=stages,
-        )  # fmt: skip
+            checkpoint,
+            device=device,
+            dtype=dtype,
+            quantize=quantize,
+            activations=activations,
+            cache=cache,
+            text=False,
+            progress=progress,
+            stages=stages,
+        )
         with stages("scan", model.weight_bytes):
             numbers = _parameters(model, progress)
     about = _About(config=model.config, tokenizer=model.tokenizer)
