@@ -132,16 +132,15 @@ def _opened(model: ModelOptions, stages: Stages, out: Output) -> Checkpoint:
 
 
 def _require_known(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError without a configuration, and the errors of `describe`."""
+    """Raises the errors of `describe`."""
     from llmcli.families import describe
 
-    if checkpoint.config is None:
-        raise CheckpointError(
-            f"`{checkpoint.name}` has no `config.json` beside its weights, so no model is known",
-            hint="put the model's config.json into the same directory, or check the tensors "
-            "alone with --check",
-        )
-    describe(checkpoint)
+    try:
+        describe(checkpoint)
+    except CheckpointError as error:
+        if checkpoint.config is None:
+            error.hint = f"{error.hint}, or check the tensors alone with --check"
+        raise
 
 
 def _import_torch(checkpoint: Checkpoint, model: ModelOptions, stages: Stages, out: Output) -> None:
