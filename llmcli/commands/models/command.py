@@ -54,7 +54,7 @@ class NamesOptions:
     """Which models."""
 
     panel: ClassVar[str] = MODEL
-    names: list[str] = arg(..., "NAME...", "Models, as they are written after `-m`.")
+    names: list[str] = arg(..., "NAME...", "Models, as written after `-m` and in `llmcli models list`.")
     offline: bool = opt(False, *OFFLINE)
 
 
