@@ -54,7 +54,7 @@ class NamesOptions:
     """Which models."""
 
     panel: ClassVar[str] = MODEL
-    names: list[str] = arg(..., "NAME...", "Models, as written after `-m` and in `llmcli models list`.")
+    names: list[str] = arg(..., "NAME...", "Models, as `-m` and `llmcli models list` name them.")
     offline: bool = opt(False, *OFFLINE)
 
 
