@@ -210,7 +210,7 @@ LEDGERS = dict.fromkeys(
 ) | {"a tensor and its scale": "up_proj"}
 
 
-def told(look, path, part):
+def report_lines(look, path, part):
     """Lines of the report: claims, what is wrong, shared tensors, and rows that fill nothing.
 
     Or the rows of tensors with `part` in their names.
@@ -252,7 +252,7 @@ def test_reports(tmp_path, as_written):
         folder = tmp_path / str(number)
         folder.mkdir()
         path, part = write(folder), LEDGERS.get(name.partition(": ")[0])
-        by_loading, by_looking = told(loaded, path, part), told(checked, path, part)
+        by_loading, by_looking = report_lines(loaded, path, part), report_lines(checked, path, part)
         title = name[:60]
         found[title] = by_loading
         if by_looking != by_loading:
@@ -272,7 +272,7 @@ def test_a_vocabulary_of_another_size(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_blocks_are_told_as_kept_or_as_dequantized(tmp_path, monkeypatch, kept):
+def test_blocks_are_reported_as_kept_or_as_dequantized(tmp_path, monkeypatch, kept):
     if native.level() is None and kept:
         pytest.skip("there are no kernels here")
     if not kept:
@@ -295,7 +295,7 @@ def test_blocks_are_told_as_kept_or_as_dequantized(tmp_path, monkeypatch, kept):
 
 
 @pytest.mark.parametrize("look", [loaded, checked])
-def test_what_no_line_has_what_is_told_twice_and_what_nobody_looked_at_is_found(
+def test_a_tensor_without_a_line_or_with_two_and_a_parameter_that_was_not_read_are_found(
     tmp_path, monkeypatch, look
 ):
     plain, looked, forgotten = run_module.ledger_lines, run_module._parameters, "blocks.1.mlp.W_up"
@@ -372,10 +372,10 @@ def test_a_model_in_parts_is_one_ledger(tmp_path, look):
     assert [line.numbers for line in report.ledger] == [line.numbers for line in whole.ledger]
 
 
-# the numbers: statistics in pieces, whatever their format
+# the numbers: statistics in pieces, in every format
 
 
-def test_a_file_without_a_configuration_is_looked_through_in_every_format(tmp_path):
+def test_a_file_without_a_configuration_is_read_in_every_format(tmp_path):
     values = torch.arange(-3.0, 9.0).view(3, 4)
     kinds = [
         torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
@@ -399,7 +399,7 @@ def test_a_file_without_a_configuration_is_looked_through_in_every_format(tmp_pa
 
 @pytest.mark.parametrize("bad", [[], [5], [200_000], [0, 299_999], range(300_000)])
 def test_numbers_are_those_of_all_pieces(bad):
-    """More than are looked at together: 131,072."""
+    """More than are read together: 131,072."""
     x = torch.randn(300_000, generator=torch.Generator().manual_seed(0))
     x[[7, 200_011]] = 0.0
     x[list(bad)] = torch.tensor((NAN, INF, -INF)).repeat(100_000)[list(bad)]
@@ -458,7 +458,7 @@ def test_a_large_vector_takes_no_more_memory_than_a_piece(tmp_path):
     assert peak.resident - before < 40 << 20
 
 
-def test_a_format_without_a_decoder_is_told(tmp_path, monkeypatch):
+def test_a_format_without_a_decoder_is_noted(tmp_path, monkeypatch):
     monkeypatch.setattr(numbers_module, "DECODERS", {})
     report = checked(write_gguf(tmp_path / "m.gguf"))
     assert report.notes == ("numbers in Q8_0 were not checked", NO_DIGEST)

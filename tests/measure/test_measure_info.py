@@ -176,7 +176,7 @@ CASES = {
 }  # fmt: skip
 
 
-def told(path, devices, how):
+def report_lines(path, devices, how):
     """Lines of the report."""
     try:
         report = measure_info(open_model(str(path)), devices, **how)
@@ -213,7 +213,7 @@ def test_reports(tmp_path, monkeypatch, as_written):
         folder.mkdir()
         monkeypatch.setattr(native, "level", lambda how=how: how.get("level", "portable"))
         options = {option: value for option, value in how.items() if option != "level"}
-        lines = told(write(folder), devices, options)
+        lines = report_lines(write(folder), devices, options)
         found[name] = [line.replace(str(folder), ".") for line in lines]
     as_written(Path(__file__).parent / "info_reports.txt", found)
 

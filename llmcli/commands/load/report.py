@@ -17,7 +17,7 @@ from llmcli.records.ledger import LedgerEntry, Numbers
 from llmcli.records.numbers import together
 
 OUTLIERS = "outliers"  # the check that finds blocks of improbable numbers
-# Between dots or in brackets; at most six digits, for names are a stranger's.
+# Between dots or in brackets; at most six digits, since names come from untrusted files.
 _NUMBER = re.compile(r"(?<![^.\[])(?:0|[1-9][0-9]{0,5})(?![^.\]])")
 _NAMED = ("parameter", "source", "reason")  # parts of a line that have layers' numbers in them
 
@@ -47,9 +47,10 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class MetadataCheck:
-    """What a file or its configuration says of the weights (`what`: where), and what they are.
+    """A claim of a file or its configuration about the weights, and the actual value.
 
-    `must`: whether a model with another answer is refused.
+    `what`: where the claim is; `says`: the claimed value, `holds`: the actual one. `must`: whether
+    a wrong claim is an error.
     """
 
     name: str

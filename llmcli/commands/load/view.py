@@ -77,7 +77,7 @@ def _facts(report: LoadReport) -> Iterator[str]:
 
 
 def _table(lines: Sequence[LedgerEntry], dtype: str | None, *, below: bool) -> Rows:
-    """Where a number is not finite, a column says so, which stays whatever the width."""
+    """The rows; a column that every width keeps says which numbers are not finite."""
     bad = [_bad(line.numbers) for line in lines]
     faults = [Column("NaN, ±∞", right=False)] if any(bad) else []
     columns = [

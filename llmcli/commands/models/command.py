@@ -130,9 +130,9 @@ def command(output: PagedOutputOptions) -> None:
 def pull(which: NamesOptions, at: RevisionOptions, output: OutputOptions) -> None:
     """Fetches models into the caches and says where they are.
 
-    What is there already is not fetched again, and makes no network call. Only the files that
-    are needed are fetched; what was interrupted leaves nothing under a final name. Where one of
-    several cannot be had, the others are fetched all the same; it exits as the first that failed.
+    A model that is already here is not fetched again, and needs no network call. Only the files
+    that are needed are fetched; an interrupted download leaves nothing under a final name. If one
+    of several models cannot be fetched, the others still are; the exit code is the first failure's.
     """
     from llmcli.checkpoints.files import shown
     from llmcli.checkpoints.names import hub_name, parse

@@ -154,7 +154,7 @@ def _claim(
     ok: bool | None = None,
     must: bool = True,
 ) -> MetadataCheck:
-    """It is true (`ok`) where both are the same, unless given; what a stranger wrote is cut."""
+    """True (`ok`) if both are equal, unless given; long values are cut, for a file may have any."""
     words = [f"{one:,}" if isinstance(one, int) else str(one)[:80] for one in (says, holds)]
     ok = says == holds if ok is None else ok
     return MetadataCheck(name=name, what=what, says=words[0], holds=words[1], ok=ok, must=must)

@@ -135,7 +135,7 @@ class Outliers:
         self._edges = (-math.inf, -math.inf)
 
     def add(self, part: Tensor) -> None:
-        """More numbers, in whole blocks but for the last; what is not finite counts as large."""
+        """Add numbers, in whole blocks but for the last; what is not finite counts as large."""
         if not self._most:
             return
         flat = part.reshape(-1)

@@ -145,7 +145,7 @@ def digest_checks(
     """The sha256 of files for which one is known: checks, notes, and how many files are right.
 
     A file must have the one by which the hub's cache names what is behind a link, and that of the
-    catalog where it lies in the catalog's own place. Elsewhere a file of the size of one of the
+    catalog if it is in the catalog's own place. Elsewhere a file of the size of one of the
     catalog's may be another one: a note says whether it is. Raises CheckpointError where a file
     cannot be read any more.
     """
