@@ -96,7 +96,10 @@ class Command(OurHelp, TyperCommand):
 
 @cache
 def imported(module: str, name: str) -> Any:
-    """The command `name` of a module; built once, also where its options are read beforehand."""
+    """The command `name` of a module, `command` or one of its `NESTED`.
+
+    Built once, also where its options are read beforehand.
+    """
     with SIGNALS.abrupt():
         of = import_module(module)
         own = of.command, getattr(of, "EPILOG", "")
