@@ -328,9 +328,8 @@ def _remove(
         out.note(line)
 
 
-# commands of two words: their functions, and the examples that end their help
+# further commands of two words: their functions, and the examples that end their help
 NESTED = {
-    "models list": (command, EPILOG),
     "models pull": (pull, """
 Examples:
 
