@@ -1,4 +1,4 @@
-"""A loaded model, and the ledger of its weights' origins."""
+"""A loaded model."""
 
 from __future__ import annotations
 
@@ -10,54 +10,8 @@ import torch
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import Checkpoint
 from llmcli.nn.decoder import Decoder
-from llmcli.ops.quant import PLAIN
+from llmcli.records.ledger import Ledger
 from llmcli.text.interface import TextInterface
-
-
-@dataclass(frozen=True, kw_only=True)
-class LedgerEntry:
-    """One parameter, or one item along its first axis (`blocks.0.moe.W_up[3]`), and its tensor.
-
-    `operations`: applied on loading; `stored`: the format in the file; `shape`: of the parameter or
-    item; `dtype`: its dtype or block format, None if not loaded; `nbytes`: bytes used of the
-    tensor. `scale`: the scaling applied first to 8-bit numbers; `scale_tensors`: the checkpoint's
-    tensors with the scale.
-    """
-
-    parameter: str
-    source: str
-    stored: str
-    shape: tuple[int, ...]
-    nbytes: int
-    operations: tuple[str, ...]
-    scale: str | None = None
-    scale_tensors: tuple[str, ...] = ()
-    dtype: str | None = None
-
-    @property
-    def target(self) -> str:
-        """The parameter's name, without the item."""
-        return self.parameter.partition("[")[0]
-
-    @property
-    def dequantized(self) -> bool:
-        """Whether blocks were dequantized, or numbers scaled."""
-        kept = self.stored in PLAIN or self.dtype in (None, self.stored)
-        return self.scale is not None or not kept
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The operations on the stored numbers, in order."""
-        return self.operations if self.scale is None else (self.scale, *self.operations)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ledger:
-    """The use of every checkpoint tensor: filled parameters, or dropped with a reason."""
-
-    entries: tuple[LedgerEntry, ...] = ()
-    dropped: tuple[tuple[str, str], ...] = ()
-    surplus: tuple[str, ...] = ()  # dropped ones without a parameter in the model
 
 
 @dataclass(kw_only=True)

@@ -139,7 +139,7 @@ def wrongly_filled(ledger, stored):
     for entry in ledger.entries:
         entries.setdefault(entry.target, []).append(entry)
     was = {
-        name: (together([one.source for one in items]), items[0].stored, items[0].words)
+        name: (together([one.source for one in items]), items[0].stored, items[0].operations)
         for name, items in entries.items()
     }
     said = {

@@ -282,7 +282,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
     "models-rm": Document(report="records.models:RemovalReport", model=NONE),
     "models-prune": Document(report="records.models:PruneReport", model=NONE),
     "tokens": Document(
-        report="commands.tokens.report:TokensReport",
+        report="commands.tokens.view:TokensReport",
         model=MODEL | {
             "required": ["model_type", "tokenizer"], "properties": {"tokenizer": {"type": "string"}}
         },

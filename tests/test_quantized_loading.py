@@ -41,7 +41,7 @@ def test_every_parameter_is_what_its_tensor_means(tmp_path, scheme, dtype):
         assert slot.dtype == getattr(torch, dtype)
         torch.testing.assert_close(slot.to(exact), right.to(exact), rtol=tolerance, atol=0)
         scaled = right.ndim == 2 and "layers" in entry.source
-        assert (entry.scale is not None) == bool(entry.scale_tensors) == scaled, entry.source
+        assert bool(entry.scale_tensors) == scaled, entry.source
         assert entry.dequantized == scaled
 
 
@@ -49,7 +49,7 @@ def test_the_ledger_has_every_tensor_and_says_how_it_was_scaled(tmp_path):
     folder, _ = write_quantized(tmp_path, "bitsandbytes")
     model = load_tiny(folder)
     entry = next(e for e in model.ledger.entries if e.source == f"{UP}.weight")
-    assert entry.words == ("× SCB / 127, one per row",)
+    assert entry.operations == ("× SCB / 127, one per row",)
     assert entry.stored == "I8"
     read = [name for e in model.ledger.entries for name in (e.source, *e.scale_tensors)]
     assert sorted(read) == sorted(model.checkpoint.tensors)
@@ -232,7 +232,7 @@ def test_plain_numbers_of_every_width(tmp_path, kind):
     slots = parameters_of(model.decoder)
     for entry in model.ledger.entries:
         assert torch.equal(slots[entry.parameter], tensors[entry.source].double())
-        assert (entry.scale, entry.dequantized) == (None, False)
+        assert (entry.scale_tensors, entry.dequantized) == ((), False)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int32"])
@@ -290,7 +290,7 @@ def test_nvfp4_of_gguf_has_a_scale_for_each_matrix(tmp_path, experts, scales, dt
     assert torch.equal(without, numbers.to(held.dtype))
     assert torch.equal(held, without * (factor if experts else factor.squeeze(0)))
     (entry,) = (e for e in model.ledger.entries if e.target == name)
-    assert entry.words[0] == "× scale, one for all"
+    assert entry.operations[0] == "× scale, one for all"
     assert [name for name, _ in model.ledger.dropped] == [
         f"blk.0.ffn_up{'_exps' if experts else ''}.input_scale"
     ]

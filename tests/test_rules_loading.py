@@ -252,7 +252,7 @@ def test_each_placeholder_has_its_own_range_and_the_ledger_folds_them(tmp_path, 
     assert len(model.ledger.entries) == len(model.checkpoint.tensors)
     entry = next(e for e in model.ledger.entries if e.parameter == "blocks.1.mlp.W_up[47]")
     assert entry.source == "model.layers.1.mlp.experts.47.up.weight"
-    assert (entry.shape, entry.nbytes) == ((32,), 128)
+    assert (entry.filled, entry.bytes) == ((32,), 128)
     for found in (report, check_files(checkpoint, Stages())):
         assert found.ok, found.checks
         row = next(row for row in found.rows if "experts" in row.source)
@@ -478,7 +478,7 @@ def test_a_stack_of_matrices(tmp_path, monkeypatch, stack, nbytes):
         assert torch.equal(slots[name], RIGHT[name])
     for entry in ledger.entries:
         assert entry.operations == words[entry.parameter.partition("[")[0]]
-    assert sum(one.nbytes for one in ledger.entries) == sum(t.nbytes for t in tensors.values())
+    assert sum(one.bytes for one in ledger.entries) == sum(t.nbytes for t in tensors.values())
 
 
 def test_operations_on_experts_in_words():

@@ -98,10 +98,15 @@ class Command(OurHelp, TyperCommand):
 
 @cache
 def imported(module: str, name: str) -> Any:
-    """The command `name` of a module; built once, also where its options are read beforehand."""
+    """The command `name` of a module, `command` or one of its `NESTED`.
+
+    Built once, also where its options are read beforehand.
+    """
     with SIGNALS.abrupt():
         of = import_module(module)
-        found = build(name, of.command, getattr(of, "EPILOG", ""), getattr(of, "CONTEXT", {}))
+        own = of.command, getattr(of, "EPILOG", "")
+        function, epilog = getattr(of, "NESTED", {}).get(name, own)
+        found = build(name, function, epilog, getattr(of, "CONTEXT", {}))
         found.elsewhere = getattr(of, "ELSEWHERE", {})  # for `params.unknown_option`
         found.tolerant = getattr(of, "TOLERANT", False)  # for `configuration.defaults`
         return found

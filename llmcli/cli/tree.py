@@ -70,7 +70,7 @@ SUBCOMMANDS = {
 
 def _entry(name: str, summary: str, heading: str) -> Entry:
     first, _, second = name.partition(" ")
-    file = second or ("list" if name == "models" else "command")
+    file = second if first == "bench" and second else "command"
     return Entry(f"llmcli.commands.{first}.{file}", summary, heading)
 
 

@@ -23,7 +23,7 @@ class NearTies:
 
     def __init__(self, model: Model) -> None:
         decoder, numbers = model.decoder, model.decoder.arithmetic
-        matrices = [entry.stored for entry in model.ledger.entries if len(entry.shape) > 1]
+        matrices = [entry.stored for entry in model.ledger.entries if len(entry.filled) > 1]
         self.noise = stream_noise(model.config, numbers, matrices)
         self._rounding = rounding(logits_dtype(model.config, numbers))
         self._norm_D = decoder.weight("ln_final.w").dense().cpu().double()

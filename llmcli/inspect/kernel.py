@@ -225,4 +225,4 @@ def origin(model: Model, parameter: str) -> str:
     words = f"from the checkpoint's `{source}`, stored as {entry.stored}"
     if entry.dequantized:
         words += " and dequantized"
-    return words + (f" ({', '.join(entry.words)})" if entry.words else "")
+    return words + (f" ({', '.join(entry.operations)})" if entry.operations else "")

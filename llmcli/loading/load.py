@@ -23,10 +23,11 @@ from llmcli.loading.ahead import Ahead
 from llmcli.loading.arithmetic import arithmetic_of
 from llmcli.loading.filling import in_16_bits, mapped, read_values
 from llmcli.loading.weights import check_fit, load_weights, randomize
-from llmcli.model import Ledger, Model
+from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.parameters import Memory
 from llmcli.parts.attention.config import FrequencyFactors, LongRopeScaling, RopeConfig
+from llmcli.records.ledger import Ledger
 from llmcli.records.work import Progress, Stages
 from llmcli.text import load_tokenizer
 from llmcli.text.interface import ending_ids

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 
@@ -20,9 +19,9 @@ from llmcli.graph.ops import Normalize
 from llmcli.loading.ahead import Ahead
 from llmcli.loading.filling import fill
 from llmcli.loading.scales import check_scale
-from llmcli.model import Ledger, LedgerEntry
 from llmcli.nn.decoder import Decoder
-from llmcli.ops.quant import check_format, quantize
+from llmcli.ops.quant import PLAIN, check_format, quantize
+from llmcli.records.ledger import Ledger, LedgerEntry
 from llmcli.records.work import Progress, Stages
 
 # Bytes of weights from which threads pay off. Below, they save a few hundredths of a second on an
@@ -66,18 +65,29 @@ def load_weights(
     with stages("convert", total - packed):
         wait_for(decoder.device)
     checkpoint.release()
-    shapes = {name: weight.shape for name, weight in weights.items()}
-    ledger = ledger_of(todo, checkpoint, shapes)
-    told = (replace(entry, dtype=weights[entry.target].format) for entry in ledger.entries)
-    return replace(ledger, entries=tuple(told))
+    return ledger_of(
+        todo,
+        checkpoint,
+        {name: weight.shape for name, weight in weights.items()},
+        {name: weight.format for name, weight in weights.items()},
+    )
 
 
 def ledger_of(
-    todo: Plan, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]
+    todo: Plan,
+    checkpoint: Checkpoint,
+    shapes: Mapping[str, tuple[int, ...]],
+    formats: Mapping[str, str],
 ) -> Ledger:
-    """The ledger of a validated plan; `shapes`: of the parameters."""
+    """The ledger of a validated plan; `shapes`, and dtypes or block `formats`: of the parameters.
+
+    Without `formats` nothing is loaded.
+    """
     parts = parts_to_fill(todo.loads, shapes)
-    entries = (_entry(load_, checkpoint.tensors, parts[load_.part]) for load_ in todo.loads)
+    entries = (
+        _entry(load_, checkpoint.tensors, parts[load_.part], formats.get(load_.target))
+        for load_ in todo.loads
+    )
     return Ledger(entries=tuple(entries), dropped=todo.dropped, surplus=todo.surplus)
 
 
@@ -155,16 +165,19 @@ def check_fit(
 
 
 def _entry(
-    load_: Load, tensors: Mapping[str, TensorInfo], shape: tuple[int, ...]
+    load_: Load, tensors: Mapping[str, TensorInfo], shape: tuple[int, ...], dtype: str | None
 ) -> LedgerEntry:
-    info = tensors[load_.source]
+    info, scale = tensors[load_.source], load_.scale
+    kept = info.format in PLAIN or dtype in (None, info.format)
     return LedgerEntry(
         parameter=load_.part,
         source=load_.source,
         stored=info.format,
-        shape=tuple(shape),
-        nbytes=info.nbytes * math.prod(shape) // max(1, math.prod(info.shape)),
-        operations=tuple(str(op) for op in load_.ops),
-        scale=None if load_.scale is None else str(load_.scale),
-        scale_tensors=() if load_.scale is None else load_.scale.tensors,
+        shape=info.shape,
+        bytes=info.nbytes * math.prod(shape) // max(1, math.prod(info.shape)),
+        operations=tuple(str(step) for step in (scale, *load_.ops) if step is not None),
+        dequantized=scale is not None or not kept,
+        dtype=dtype,
+        filled=tuple(shape),
+        scale_tensors=() if scale is None else scale.tensors,
     )

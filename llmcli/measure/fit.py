@@ -11,7 +11,7 @@ from llmcli.anatomy.work import total_work
 from llmcli.checkpoints.checkpoint import Checkpoint
 from llmcli.checkpoints.tensors import TensorInfo
 from llmcli.config import ModelConfig
-from llmcli.families.rules import Plan
+from llmcli.families import Plan, parts_to_fill, shape_after
 from llmcli.families.scales import scale_problem
 from llmcli.graph.spec import Call
 from llmcli.loading.arithmetic import arithmetic_of
@@ -61,6 +61,20 @@ def fit(config: ModelConfig, device: Device, numbers: Arithmetic, run: Run) -> D
         )
     fits = None if free is None or longest is None else need.needed_bytes <= free
     return DeviceFit(device=device, need=need, token=token, fits=fits, longest_context=longest)
+
+
+def misfits(
+    todo: Plan, tensors: Mapping[str, TensorInfo], shapes: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+    """Parameters in `shapes` that no tensor makes in that shape, then tensors without a place.
+
+    `loading.weights.check_fit` raises for these before anything is read.
+    """
+    parts = parts_to_fill(todo.loads, shapes)
+    made = {load.part: shape_after(tensors[load.source].shape, load.ops) for load in todo.loads}
+    wrong = [part for part, shape in parts.items() if made.get(part) != shape]
+    foreign = [load.source for load in todo.loads if load.part not in parts]
+    return [*wrong, *foreign, *todo.unexpected]
 
 
 def unscaled(todo: Plan, tensors: Mapping[str, TensorInfo]) -> list[str]:

@@ -1,37 +1,307 @@
-"""Models from the hub as a user meets them: a run, one without network, and what stops it."""
+"""Models from a hub of our own: headers alone for `info`, `shapes` and `tokens`, and whole ones.
+
+Whole ones as a user meets them: a run, one without network, and what stops it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import children
 import pytest
 from cli_tiny import write_tiny
 from covers import few
-from hub_stand_in import SHA, HubStandIn
+from gguf_bytes import ARRAY, STRING, gguf, pair
+from gguf_model import write_model
+from hub_stand_in import SHA, Answer, HubStandIn
+
+from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, HubFile
 
 GENERATE = (
     *("generate", "-m", "org/m", "--ids", "1,2,3", "--raw", "-n", "5", "--greedy"),
     *("--ignore-eos", "--dtype", "float32"),
 )
 PULL = ("models", "pull", "org/m")  # where what is fetched matters, and not what runs then
+CONSTANTS = {"HF_ENDPOINT": "ENDPOINT", "HF_HUB_CACHE": "HF_HUB_CACHE"}
+
+
+def in_shards(folder):
+    """A copy of the model with its tensors in two files and an index."""
+    from safetensors.numpy import load_file, save_file
+
+    shards = shutil.copytree(folder, folder.parent / "shards")
+    tensors = load_file(shards / "model.safetensors")
+    (shards / "model.safetensors").unlink()
+    names = [f"model-{i + 1:05}-of-00002.safetensors" for i in range(2)]
+    index = {tensor: names[i % 2] for i, tensor in enumerate(tensors)}
+    for name in names:
+        save_file({t: tensors[t] for t in tensors if index[t] == name}, shards / name)
+    (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return shards
+
+
+def write_large(path: Path, words: int, *, parts: int = 1) -> None:
+    """A small Llama with so many words in its (first) header, and as many megabytes behind it."""
+    listed = pair("tests.words", ARRAY, (STRING, [f"word{i:08}" for i in range(words)]))
+    for file in write_model(path, parts=parts, more=[listed]):
+        with file.open("ab") as data:
+            data.truncate(file.stat().st_size + 250 * words)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    size = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 2000}
-    return write_tiny(tmp_path_factory.mktemp("hub") / "m", weights=True, **size)
+def served(tmp_path_factory):
+    """id -> directory; everything that a hub of these tests can have."""
+    root = tmp_path_factory.mktemp("hub")
+    m = write_tiny(
+        root / "m", weights=True, hidden_size=256, intermediate_size=1024, vocab_size=2000
+    )
+    for name, words in (("short", 1000), ("long", 120_000), ("split", 9000)):
+        (root / name).mkdir()
+        write_large(root / name / "a.gguf", words, parts=2 if name == "split" else 1)
+    for name in ("ggufs/x.gguf", "long/README.md", "several/b.gguf", "none/pytorch_model.bin"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(b"GGUF")
+    shutil.copy(root / "short" / "a.gguf", root / "several")
+    names = ("ggufs", "short", "long", "split", "several", "none", "m")
+    return {f"org/{name}": root / name for name in names} | {"org/shards": in_shards(m)}
 
 
 @pytest.fixture
-def hub(folder):
-    with HubStandIn({"org/m": folder}) as hub:
+def hub(served):
+    with HubStandIn(served) as hub:
         yield hub
+
+
+@pytest.fixture
+def ask(hub, tmp_path, cli):
+    """What a command says that knows no other hub: in this process, or `alone` in one of its own.
+
+    (stdout, stderr); with `--json` stdout is read. `code`: that it ends with.
+    """
+
+    def run(*argv, command="info", code=0, alone=False, **environ):
+        hub.sent.clear()
+        hub.requests.clear()
+        line = [command, *argv, *(["--device", "cpu"] if command == "info" else [])]
+        if alone:
+            done = children.run(
+                [sys.executable, "-m", "llmcli", *line], capture_output=True, timeout=60, text=True,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | hub.environment(tmp_path, TMPDIR=str(tmp_path)) | environ,
+            )  # fmt: skip
+            found, out, err = done.returncode, done.stdout, done.stderr
+        else:
+            with pytest.MonkeyPatch.context() as patch:
+                hub.here(patch, tmp_path)
+                patch.setattr("tempfile.tempdir", str(tmp_path))
+                for name, value in environ.items():
+                    patch.setenv(name, value)
+                    if name in CONSTANTS:  # the library has read them already
+                        patch.setattr(f"huggingface_hub.constants.{CONSTANTS[name]}", value)
+                done = cli(*line)
+            found, out, err = done.code, done.out, done.err
+        assert found == code, err
+        return json.loads(out) if "--json" in argv else out, err
+
+    return run
+
+
+@pytest.fixture
+def same_as_here(ask):
+    """`same_as_here(document, path)`: what it says is what is said of the files at `path`."""
+
+    def compare(document, path):
+        here, _ = ask("-m", str(path), "--json")
+        for key in ("architecture", "tokenizer", "checks"):
+            assert document[key] == here[key]
+        assert document["model"]["parameters"] == here["model"]["parameters"]
+
+    return compare
+
+
+def weights_sent(hub: HubStandIn) -> int:
+    """Bytes that went out for weight files."""
+    kinds = (".safetensors", ".gguf")
+    return sum(count for path, count in hub.sent.items() if path.endswith(kinds))
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_only_headers_are_fetched_and_nothing_is_left(
+    hub, ask, tmp_path, served, same_as_here, ranges
+):
+    hub.ranges = ranges
+    document, _ = ask("-m", "org/m", "--json", alone=ranges)
+    assert document["model"]["parameters"] > 2_000_000
+    assert document["file"]["bytes"] == (served["org/m"] / "model.safetensors").stat().st_size
+    assert document["file"]["path"] == f"org/m@{SHA} on the hub"
+    assert not list(tmp_path.glob("llmcli-headers-*"))
+    assert (tmp_path / "hf/hub/models--org--m/refs/main").read_text() == SHA, "its branch is known"
+    same_as_here(document, served["org/m"])
+
+
+def test_the_weights_stay_where_they_are(hub, ask, served):
+    ask("-m", "org/m@main")
+    size = (served["org/m"] / "model.safetensors").stat().st_size
+    assert 0 < weights_sent(hub) <= 100_000 < size / 10
+    out, _ = ask("-m", "org/m@main", "--params", command="shapes")
+    assert "W_q" in out or "attn" in out
+    assert 0 < weights_sent(hub) <= 100_000
+    assert hub.bytes_of("tokenizer.json") == 0, "cached the first time"
+
+
+@pytest.mark.parametrize(
+    ("name", "ranges", "most"),
+    [
+        ("org/short", True, 1 << 20),
+        ("hf:org/short/a.gguf", False, 1 << 20),
+        ("org/long", True, 1 << 22),
+        ("org/long", False, 6 << 20),
+    ],
+)
+def test_the_header_of_a_gguf_file(hub, ask, served, tmp_path, same_as_here, name, ranges, most):
+    hub.ranges = ranges
+    document, _ = ask("-m", name, "--json")
+    file = served["org/long" if "long" in name else "org/short"] / "a.gguf"
+    assert weights_sent(hub) <= min(most, file.stat().st_size)
+    assert document["file"]["bytes"] == file.stat().st_size
+    assert not list(tmp_path.rglob("*.gguf"))
+    same_as_here(document, file)
+
+
+def test_one_of_the_hubs_classics_by_its_bare_name(hub, ask, served):
+    hub.repositories["openai-community/gpt2"] = served["org/m"]
+    document, _ = ask("-m", "gpt2", "--json")
+    assert document["file"]["path"] == f"openai-community/gpt2@{SHA} on the hub"
+    ask("pull", "gpt2", command="models")
+    assert "openai-community/gpt2" in ask(command="models")[0]
+
+
+def test_a_catalog_model_that_is_not_here_is_looked_at_by_its_header(
+    hub, ask, served, monkeypatch
+):
+    """Its license and its purpose are in the list before that; after `pull` it is in our cache."""
+    file = served["org/long"] / "a.gguf"
+    entry = CatalogEntry(
+        name="small", summary="a small one", purpose="tests", license="Public Domain",
+        size=file.stat().st_size, sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+        hub=HubFile(repository="org/long", revision=SHA, file="a.gguf"),
+    )  # fmt: skip
+    monkeypatch.setitem(CATALOG, "small", entry)
+    document, _ = ask("-m", "small", "--json")
+    assert document["file"]["path"] == f"org/long@{SHA} on the hub"
+    assert weights_sent(hub) < entry.size
+    listed, _ = ask(command="models")
+    assert re.search(r"^small +[\d.]+ MiB +not fetched", listed, re.MULTILINE)
+    assert "\nsmall: tests · Public Domain\n" in listed
+    ask("pull", "small", command="models")
+    assert weights_sent(hub) >= entry.size
+    models = ask("--json", command="models")[0]["models"]
+    (model,) = (one for one in models if one["name"] == "small")
+    assert (model["place"], model["license"]) == ("llmcli cache", "Public Domain")
+    ask("-m", "small", "--offline")
+    assert weights_sent(hub) == 0
+
+
+def test_the_headers_of_all_parts_of_a_split_model(hub, ask):
+    document, _ = ask("-m", "hf:org/split/a-00002-of-00002.gguf", "--json")
+    assert document["file"]["files"] == 2
+    assert document["architecture"]["layers"][0]["count"] == 1
+    assert weights_sent(hub) <= 2 << 20
+    whole, _ = ask("-m", "org/split", "--json")
+    assert (whole["architecture"], whole["file"]) == (document["architecture"], document["file"])
+
+
+def test_a_gguf_file_whose_header_never_ends_is_given_up(hub, ask, tmp_path):
+    lying = gguf([pair("a", STRING, "x")], keys=60_000) + bytes(40_000_000)
+    (tmp_path / "lying").mkdir()
+    (tmp_path / "lying" / "a.gguf").write_bytes(lying)
+    hub.repositories["org/lying"] = tmp_path / "lying"
+    out, err = ask("-m", "org/lying", code=4)
+    assert out == ""
+    assert "not a usable GGUF file" in err
+    assert weights_sent(hub) <= len(lying), "no byte twice"
+
+
+def test_tokens_need_no_weights_and_then_no_network(hub, ask):
+    """Nor does a model in shards of which only headers were read, which are one model."""
+    hello = ("hello", "--json")
+    first, _ = ask("-m", "org/m", *hello, command="tokens")
+    assert len(first["tokens"]) == 5
+    assert weights_sent(hub) == 0
+    assert ask("-m", "org/m", *hello, command="tokens")[0]["tokens"] == first["tokens"]
+    assert not hub.requests
+    ask("-m", "org/shards", *hello, command="tokens")
+    assert weights_sent(hub) == hub.bytes_of("model.safetensors.index.json") == 0
+    document, _ = ask("-m", "org/shards", "--json")
+    assert document["file"]["files"] == 2
+    assert all(check["ok"] for check in document["checks"].values())
+    assert hub.bytes_of("model.safetensors.index.json") > 0, "now the cache has it, and no shard"
+    for name in ("org/shards", f"org/shards@{SHA}"):
+        assert ask("-m", name, *hello, command="tokens")[0]["tokens"]
+        assert not hub.requests
+
+
+def test_a_model_without_anything_beside_its_weights(hub, ask, served, tmp_path):
+    (tmp_path / "bare").mkdir()
+    shutil.copy(served["org/m"] / "model.safetensors", tmp_path / "bare")
+    hub.repositories["org/bare"] = tmp_path / "bare"
+    out, err = ask("-m", "org/bare", "hello", command="tokens", code=4)
+    assert out == ""
+    assert "has no tokenizer" in err
+
+
+def test_a_cache_that_cannot_be_written_is_not_needed(ask, tmp_path):
+    (tmp_path / "file").write_text("")
+    document, _ = ask("-m", "org/m", "--json", HF_HUB_CACHE=str(tmp_path / "file" / "hub"))
+    assert document["tokenizer"]
+    assert not list(tmp_path.glob("llmcli-headers-*"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer", "environ", "code", "words"),
+    [
+        (["-m", "org/gone"], {}, {}, 3, "no model `org/gone` on the hub"),
+        (["-m", "org/ggufs"], {}, {}, 4, "not a usable GGUF file"),
+        (["-m", "org/several"], {}, {}, 4, "several models: `a.gguf`, `b.gguf`"),
+        (["-m", "org/none"], {}, {}, 4, "pickled weights only"),
+        (["-m", "org/m"], {"/api/": Answer(status=500)}, {}, 6, "error (500"),
+        (["-m", "org/m"], {}, {"HF_ENDPOINT": "http://127.0.0.1:9"}, 6, "cannot be reached"),
+        (["-m", "org/m", "--offline"], {}, {}, 6, "offline mode allows no download"),
+        (["-m", "org/m"], {}, {"HF_HUB_OFFLINE": "1"}, 6, "offline mode allows no download"),
+        (["-m", "hf:org/short/x.gguf"], {}, {}, 3, "no file `x.gguf`"),
+    ],
+)
+def test_what_cannot_be_had_is_said(hub, ask, argv, answer, environ, code, words):
+    hub.answers |= answer
+    out, err = ask(*argv, code=code, **environ)
+    assert out == ""
+    assert words in err.replace("\n", " ")
+    assert "hint:" in err
+    offline = "cannot be reached" in words or "offline" in words
+    assert ("`llmcli models` lists what is on this machine" in err) == offline
+    assert "Traceback" not in err
+
+
+def test_a_gated_model(hub, ask):
+    hub.gated.add("org/m")
+    out, err = ask("-m", "org/m", code=6)
+    assert out == ""
+    assert "is gated" in err
+    ask("-m", "org/m", HF_TOKEN="hf_good")
+    stored = [one.headers for one in hub.requests if one.host == "storage"]
+    assert not any("authorization" in headers for headers in stored)
+
+
+# whole models
 
 
 @pytest.fixture

@@ -23,6 +23,13 @@ from llmcli.checkpoints.cache import locks
 SAFE = {"config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}"}
 
 
+@pytest.fixture(autouse=True)
+def nothing_stays_locked():
+    yield
+    while locks._held:
+        os.close(locks._held.popitem()[1])
+
+
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
     """A hub cache with one model in it, and our own cache beside it."""
@@ -30,9 +37,7 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root))
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "own"))
     write_revision(root, "org/name", SAFE)
-    yield root
-    while locks._held:
-        os.close(locks._held.popitem()[1])
+    return root
 
 
 def test_alone_it_is_the_list(cli, hub):
@@ -136,8 +141,6 @@ def stand_in(monkeypatch, tmp_path, tiny):
     with HubStandIn({"org/name": whole, "org/quants": quants}) as hub:
         hub.cache = hub.here(monkeypatch, tmp_path)
         yield hub
-    while locks._held:
-        os.close(locks._held.popitem()[1])
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def model_of(dtype: torch.dtype, stored: str = "F64") -> Any:
     """A small decoder with random weights that a file has in the format `stored`."""
     model = real_model(dtype)
     slots = parameters_of(model.decoder).values()
-    entries = [SimpleNamespace(stored=stored, shape=slot.shape) for slot in slots]
+    entries = [SimpleNamespace(stored=stored, filled=slot.shape) for slot in slots]
     model.dtype, model.ledger = dtype, SimpleNamespace(entries=entries)
     return model
 

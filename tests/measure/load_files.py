@@ -35,14 +35,23 @@ def checked(path: Path) -> LoadReport:
     return check_files(open_checkpoint(path), Stages())
 
 
-def claim(report: LoadReport, name: str):
-    """The claim of that name."""
-    return next(claim for claim in report.claims if claim.name == name)
-
-
 def check(report: LoadReport, name: str):
     """The check of that name."""
     return next(check for check in report.checks if check.name == name)
+
+
+def llama(more=None, without="", files=None, **settings):
+    """Writes the tiny Llama with other tensors and settings, and files beside it."""
+
+    def write(folder: Path) -> Path:
+        tensors = llama_tensors() | (more or {})
+        tensors.pop(without, None)
+        path = write_llama(folder / "m", tensors, **settings)
+        for name, text in (files or {}).items():
+            (path / name).write_text(text)
+        return path
+
+    return write
 
 
 def write_sharded(folder: Path, **metadata: object) -> Path:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import gguf_bytes as g
 import pytest
 import torch
 from decoder_parameters import parameters_of
-from load_files import write_gguf
+from load_files import llama, write_gguf
 from safetensors.torch import save_file
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 from torch.utils.flop_counter import FlopCounterMode
@@ -114,30 +115,13 @@ def test_it_fits_to_the_byte(tmp_path):
         assert (fit.fits, fit.longest_context) == (fits, longest)
 
 
-def written(**changes):
-    """The small Llama with tensors by name, None for none, in a directory."""
-    tensors = llama_tensors() | {name.replace("__", "."): one for name, one in changes.items()}
-    tensors = {name: one for name, one in tensors.items() if one is not None}
-    return lambda folder: write_llama(folder / "m", tensors)
-
-
-def configured(files=None, **settings):
-    """With these settings, and files beside it."""
-
-    def write(folder):
-        path = write_llama(folder / "m")
-        document = json.loads((path / "config.json").read_text()) | settings
-        (path / "config.json").write_text(json.dumps(document))
-        for name, text in (files or {}).items():
-            (path / name).write_text(text)
-        return path
-
-    return write
-
-
 def alone(folder):
     save_file(gpt2_tensors(), folder / "alone.safetensors", metadata={"by": "me"})
     return folder / "alone.safetensors"
+
+
+def blocks(folder, **metadata):
+    return write_gguf(folder / "m.gguf", **metadata)
 
 
 def unknown_gguf(folder):
@@ -158,48 +142,41 @@ def huge(folder):
     return folder
 
 
-def in_bfloat16(folder):
-    tensors = {name: tensor.bfloat16() for name, tensor in llama_tensors().items()}
-    return write_llama(folder / "m", tensors)
-
-
-def blocks(folder):
-    return write_gguf(folder / "m.gguf")
-
-
+HALVES = llama({name: tensor.bfloat16() for name, tensor in llama_tensors().items()})
 BLIND, ABSENT = replace(CPU, total_bytes=None, free_bytes=None), replace(GPU, usable=False)
-UP, OTHER = "model__layers__1__mlp__up_proj__weight", "model__layers__1__mlp__other__weight"
+UP, OTHER = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.other.weight"
 # what writes a checkpoint, on which devices, how; `level`: of the kernels
 CASES = {
     "devices have their own arithmetic and answer": (
-        in_bfloat16, [CPU, GPU, BLIND, ABSENT], {"context": 10}),
-    "without kernels": (in_bfloat16, [CPU, GPU], {"context": 10, "level": None}),
+        HALVES, [CPU, GPU, BLIND, ABSENT], {"context": 10}),
+    "without kernels": (HALVES, [CPU, GPU], {"context": 10, "level": None}),
     "blocks are kept where there are kernels": (blocks, [CPU, GPU], {"context": 10}),
     "blocks without kernels": (blocks, [CPU, GPU], {"context": 10, "level": None}),
     "blocks that are not to be kept": (blocks, [CPU], {"context": 10, "quantize": "none"}),
     "blocks in a dtype": (blocks, [CPU], {"context": 10, "dtype": "float32"}),
     # 48 columns are no whole blocks
-    "in 8 bits": (written(), [CPU], {"context": 10, "quantize": "int8"}),
-    "in 4 bits": (written(), [CPU], {"context": 10, "quantize": "int4"}),
-    "in 4 bits and in a dtype": (written(), [CPU], {"quantize": "int4", "dtype": "float32"}),
-    "in 8 bits without kernels": (written(), [CPU], {"quantize": "int8", "level": None}),
-    "a tensor too few": (written(**{UP: None}), [], {}),
-    "a tensor too short": (written(**{UP: torch.zeros(47, 32)}), [], {}),
-    "a tensor that the model has no place for": (written(**{OTHER: torch.zeros(3, 3)}), [], {}),
+    "in 8 bits": (llama(), [CPU], {"context": 10, "quantize": "int8"}),
+    "in 4 bits": (llama(), [CPU], {"context": 10, "quantize": "int4"}),
+    "in 4 bits and in a dtype": (llama(), [CPU], {"quantize": "int4", "dtype": "float32"}),
+    "in 8 bits without kernels": (llama(), [CPU], {"quantize": "int8", "level": None}),
+    "a tensor too few": (llama(without=UP), [], {}),
+    "a tensor too short": (llama({UP: torch.zeros(47, 32)}), [], {}),
+    "a tensor that the model has no place for": (llama({OTHER: torch.zeros(3, 3)}), [], {}),
     "a file alone": (alone, [], {}),
-    "an unknown architecture": (configured(model_type="unheard_of"), [], {}),
+    "an unknown architecture": (llama(model_type="unheard_of"), [], {}),
     "the catalog": (lambda folder: "tiny", [], {}),
-    "a name and a dtype": (configured(_name_or_path="org/x", dtype="bfloat16"), [], {}),
-    "an old dtype": (configured(torch_dtype="bfloat16"), [], {}),
-    "a dtype that is none": (configured(dtype="int3"), [], {}),
-    "a tokenizer that cannot be used": (configured({"tokenizer.json": "{}"}), [], {}),
-    "settings that contradict each other": (configured(num_attention_heads=5), [], {}),
+    "a name and a dtype": (llama(_name_or_path="org/x", dtype="bfloat16"), [], {}),
+    "an old dtype": (llama(torch_dtype="bfloat16"), [], {}),
+    "a dtype that is none": (llama(dtype="int3"), [], {}),
+    "a tokenizer that cannot be used": (llama(files={"tokenizer.json": "{}"}), [], {}),
+    "settings that contradict each other": (llama(num_attention_heads=5), [], {}),
+    "metadata without effect": (partial(blocks, llama__attention__sliding_window=5), [], {}),
     "metadata of a GGUF file": (unknown_gguf, [], {}),
     "70 billion": (huge, [GPU, CPU], {"dtype": "bfloat16"}),
 }  # fmt: skip
 
 
-def told(path, devices, how):
+def report_lines(path, devices, how):
     """Lines of the report."""
     try:
         report = measure_info(open_model(str(path)), devices, **how)
@@ -219,6 +196,8 @@ def told(path, devices, how):
             yield f"fits {fit.fits}, longest {fit.longest_context}: {formats}"
             yield f"  weights {need.weights_bytes}, of which a token reads {fit.token.weights}"
             yield f"  cache {need.cache_bytes}, of a token {need.cache_bytes_per_token}"
+    for key, value in report.ignored.items():
+        yield f"ignored {key} = {value}"
     if report.tokenizer:
         yield f"tokenizer of {report.tokenizer.vocabulary}"
     for why in report.unknown:
@@ -234,7 +213,7 @@ def test_reports(tmp_path, monkeypatch, as_written):
         folder.mkdir()
         monkeypatch.setattr(native, "level", lambda how=how: how.get("level", "portable"))
         options = {option: value for option, value in how.items() if option != "level"}
-        lines = told(write(folder), devices, options)
+        lines = report_lines(write(folder), devices, options)
         found[name] = [line.replace(str(folder), ".") for line in lines]
     as_written(Path(__file__).parent / "info_reports.txt", found)
 

@@ -66,7 +66,7 @@ def test_quantized_weights(name, scheme, rewritten, references):
     for dtype, tolerance in TOLERANCE.items():
         ours = opened(folder, dtype)
         assert off(ours, filled(references(name, dtype), meant), prompt()) < tolerance, dtype
-    scaled = [entry for entry in ours.ledger.entries if entry.scale]
+    scaled = [entry for entry in ours.ledger.entries if entry.scale_tensors]
     assert len(scaled) == 14
 
 
@@ -82,7 +82,7 @@ def test_experts_of_8_bits(name, scheme, rewritten, checkpoints):
     (whole / "config.json").write_text((checkpoints(name) / "config.json").read_text())
     ours, theirs = (opened(one, "float64") for one in (folder, whole))
     assert difference(logprobs(ours.decoder, IDS), logprobs(theirs.decoder, IDS)) < 1e-12
-    scaled = {entry.parameter for entry in ours.ledger.entries if entry.scale}
+    scaled = {entry.parameter for entry in ours.ledger.entries if entry.scale_tensors}
     assert {"blocks.0.moe.W_gate[0]", "blocks.1.moe.W_down[4]"} <= scaled
 
 
@@ -101,7 +101,7 @@ def test_a_quantized_embedding_and_head(rewritten, references):
     folder, meant = rewritten("llama-gqa3", "float-channel", skip=("layers.0",))
     ours = opened(folder, "float64")
     assert off(ours, filled(references("llama-gqa3", "float64"), meant)) < 1e-9
-    scaled = {entry.parameter for entry in ours.ledger.entries if entry.scale}
+    scaled = {entry.parameter for entry in ours.ledger.entries if entry.scale_tensors}
     assert {"embed.W", "head.W", "blocks.1.attn.W_q"} <= scaled
     assert not any(parameter.startswith("blocks.0") for parameter in scaled)
 
@@ -177,7 +177,7 @@ def test_it_is_the_model_of_its_numbers_times_their_scales(stored, published):
         ours = opened(folder, dtype)
         assert off(ours, load_reference(stored[1], getattr(torch, dtype))) < tolerance, dtype
     entries = ours.ledger.entries
-    scaled = {entry.source for entry in entries if entry.scale}
+    scaled = {entry.source for entry in entries if entry.scale_tensors}
     eights = {name for name, tensor in stored[0].items() if tensor.dtype == FP8}
     assert scaled == {name for name in eights if not name.startswith(LATER)}
     read = {name for entry in entries for name in (entry.source, *entry.scale_tensors)}

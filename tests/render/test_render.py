@@ -12,8 +12,7 @@ from llmcli.commands.bench.report.row import percentile
 from llmcli.commands.explain.view import number
 from llmcli.commands.generate.report import ComputePath, RunReport, SamplingReport
 from llmcli.commands.generate.view import full_stats, short_stats
-from llmcli.commands.tokens.report import TokensReport
-from llmcli.commands.tokens.view import render_tokens
+from llmcli.commands.tokens.view import TokensReport, render_tokens
 from llmcli.records.info import NO_FORMATS
 from llmcli.records.machine import Environment
 from llmcli.records.models import ago

@@ -35,9 +35,11 @@ def report(*devices, **how):
 @pytest.mark.parametrize("gpus", [0, 1, 8])
 def test_every_line_fits_and_every_device_is_there(width, gpus):
     found = report(*GPUS[:gpus], replace(CPU, free_bytes=1 << 20), batch=2)
+    found = replace(found, file=replace(found.file, path="/somewhere" * 30))
     for full in (False, True):
         lines = lines_of(render_info(found, full=full, metadata=True), width=width)
         assert max(map(cell_len, lines)) <= width
+        assert sum(line.count("/somewhere") + line.endswith("/") for line in lines) == 30
         assert all(any(line.startswith(f"cuda:{i} ") for line in lines) for i in range(gpus))
         assert sum(" fits: " in line and " of 4" in line for line in lines) == gpus
         assert sum("does not fit" in line for line in lines) == 1

@@ -162,17 +162,17 @@ def _placed(repository: CachedRepoInfo, path: Path) -> CachedRepoInfo:
     itself.
     """
 
+    below, blobs = repository.repo_path, path / "blobs"
+
     def real(inner: Path) -> Path:
-        below = repository.repo_path
-        return path / inner.relative_to(below) if inner.is_relative_to(below) else inner
+        moved = below != path and inner.is_relative_to(below)
+        return path / inner.relative_to(below) if moved else inner
 
     def file(one: CachedFileInfo) -> CachedFileInfo:
         link, blob = real(one.file_path), real(one.blob_path)
-        outside = blob not in (link, path / "blobs" / blob.name)
-        return replace(
-            one, file_path=link, blob_path=link if outside else blob,
-            size_on_disk=0 if outside else one.size_on_disk,
-        )  # fmt: skip
+        if blob != link and blob.parent != blobs:
+            return replace(one, file_path=link, blob_path=link, size_on_disk=0)
+        return one if below == path else replace(one, file_path=link, blob_path=blob)
 
     revisions = frozenset(
         replace(one, snapshot_path=real(one.snapshot_path), files=frozenset(map(file, one.files)))

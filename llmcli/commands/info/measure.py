@@ -27,18 +27,12 @@ from llmcli.commands.info.report import (
     TokenizerFacts,
 )
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
-from llmcli.families import (
-    Plan,
-    families,
-    ignored_metadata,
-    parts_to_fill,
-    planned,
-    translate,
-)
+from llmcli.families import Plan, families, ignored_metadata, planned, translate
 from llmcli.graph.spec import DTYPE_BYTES, Call
-from llmcli.measure.fit import Run, chosen_arithmetic, fit, unscaled
+from llmcli.measure.fit import Run, chosen_arithmetic, fit, misfits, unscaled
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.info import Device, DeviceFit
+from llmcli.records.ledger import EACH_HAS_ITS_PLACE
 from llmcli.records.text import Token
 from llmcli.records.work import PartWork
 from llmcli.text import load_tokenizer
@@ -83,9 +77,14 @@ def measure_info(
             shapes = stored_shapes(config)
             todo = planned(checkpoint, rules, config, shapes)
             arithmetic = partial(
-                chosen_arithmetic, checkpoint, config, todo, dtype=dtype, activations=activations,
+                chosen_arithmetic,
+                checkpoint,
+                config,
+                todo,
+                dtype=dtype,
+                activations=activations,
                 cache=cache,
-            )  # fmt: skip
+            )
             run = Run(
                 batch=batch,
                 context=context or config.context,
@@ -213,7 +212,7 @@ def _flops(config: ModelConfig, context: int) -> FlopsNeed:
 def _checks(
     checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]], todo: Plan
 ) -> tuple[ViewCheck, ...]:
-    """That the file has each parameter in `shapes`, and a scale for each quantized tensor.
+    """That the file makes each parameter in its shape, and has a scale for each quantized tensor.
 
     Without tensors there is nothing to check.
     """
@@ -222,10 +221,6 @@ def _checks(
     used = {load.source for load in todo.loads}
     held = sum(math.prod(checkpoint.tensors[name].shape) for name in used)
     total = sum(math.prod(shape) for shape in shapes.values())
-    parts = parts_to_fill(todo.loads, shapes)
-    made = {load.part for load in todo.loads}
-    wrong = [part for part in parts if part not in made]
-    wrong += (load.source for load in todo.loads if load.part not in parts)
     checks = [
         ViewCheck(
             name="stored_numbers",
@@ -234,9 +229,7 @@ def _checks(
             tolerance=0.0,
         ),
         difference(
-            "stored_names",
-            "every parameter has its tensor, and every tensor its place",
-            [*wrong, *todo.unexpected],
+            "stored_names", EACH_HAS_ITS_PLACE, misfits(todo, checkpoint.tensors, shapes)
         ),
     ]
     scaleless = unscaled(todo, checkpoint.tensors)

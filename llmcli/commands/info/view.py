@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import (
-    Console,
-    ConsoleOptions,
-    Group,
-    OverflowMethod,
-    RenderableType,
-    RenderResult,
-)
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
 from llmcli.commands.info.report import (
@@ -29,7 +23,7 @@ from llmcli.commands.info.report import (
 from llmcli.records.info import DeviceFit, LayerType, MemoryNeed
 from llmcli.records.numbers import counted, numbered
 from llmcli.ui.facts import state_words
-from llmcli.ui.layout import Column, Line, Rows, filled
+from llmcli.ui.layout import SEPARATOR, Column, Line, Rows, filled
 from llmcli.ui.numbers import scaled, size
 from llmcli.ui.theme import FAINT, HEADING, one_line, quoted
 
@@ -128,7 +122,7 @@ class Facts:
     """A subject a row and what is said of it, parts joined by dots, beside each other.
 
     Lines break between parts; a part that is wider than the room breaks between words, and a word
-    where it has to, but for a path: it is copied as a whole.
+    where it has to. A path is in parts, too, and breaks after a `/`, never inside a name.
     """
 
     rows: Sequence[_Fact]
@@ -137,10 +131,9 @@ class Facts:
         indent = max(len(name) for name, _ in self.rows) + 2
         room = max(1, options.max_width - indent)
         for name, parts in self.rows:
-            label = name
-            overflow: OverflowMethod = "ignore" if name == "path" else "fold"
-            for line in filled(parts, room):
-                for piece in Text(line).wrap(console, room, overflow=overflow):
+            label, path = name, name == "path"
+            for line in filled(parts, room, "" if path else SEPARATOR):
+                for piece in Text(line).wrap(console, room, overflow="ignore" if path else "fold"):
                     piece.rstrip()
                     whole = Text.assemble((label.ljust(indent), FAINT), piece)
                     whole.no_wrap, whole.overflow = True, "ignore"
@@ -259,7 +252,7 @@ def _file(file: FileFacts, declared: DeclaredDtype | None, full: bool) -> Iterat
         yield "", (words_, numbers, counted(stored.tensors, "tensor"))
     if file.entries and full:
         yield "", (f"{counted(len(file.entries), 'metadata key')}, shown by --metadata",)
-    yield "path", (one_line(file.path),)
+    yield "path", re.split(r"(?<=/)", one_line(file.path))
 
 
 def _value(value: Any) -> str:

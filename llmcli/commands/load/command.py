@@ -30,7 +30,8 @@ from llmcli.shell.running import (
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
-    from llmcli.commands.load.report import LedgerLine, LoadReport
+    from llmcli.commands.load.report import LoadReport
+    from llmcli.records.ledger import LedgerEntry
 
 EPILOG = """
 Examples:
@@ -63,7 +64,7 @@ class LoadOptions:
     )  # fmt: skip
 
 
-def chosen(report: LoadReport, load: LoadOptions) -> Sequence[LedgerLine]:
+def chosen(report: LoadReport, load: LoadOptions) -> Sequence[LedgerEntry]:
     """The requested lines; raises UsageError for a pattern that matches none."""
     from llmcli.anatomy.missing import near_ends
 
@@ -119,24 +120,26 @@ def _opened(model: ModelOptions, stages: Stages, out: Output) -> Checkpoint:
 
     with stages("find"), Progress(out) as progress:
         name, path = find(
-            model.model, revision=model.revision, offline=model.offline, progress=progress,
+            model.model,
+            revision=model.revision,
+            offline=model.offline,
+            progress=progress,
             note=out.note,
-        )  # fmt: skip
+        )
     with stages("headers"):
         return open_checkpoint(path, name=name)
 
 
 def _require_known(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError without a configuration, and the errors of `describe`."""
+    """Raises the errors of `describe`."""
     from llmcli.families import describe
 
-    if checkpoint.config is None:
-        raise CheckpointError(
-            f"`{checkpoint.name}` has no `config.json` beside its weights, so no model is known",
-            hint="put the model's config.json into the same directory, or check the tensors "
-            "alone with --check",
-        )
-    describe(checkpoint)
+    try:
+        describe(checkpoint)
+    except CheckpointError as error:
+        if checkpoint.config is None:
+            error.hint = f"{error.hint}, or check the tensors alone with --check"
+        raise
 
 
 def _import_torch(checkpoint: Checkpoint, model: ModelOptions, stages: Stages, out: Output) -> None:
@@ -158,10 +161,15 @@ def _loaded(
     try:
         with Progress(out, f"loading {checkpoint.name} …") as progress:
             loaded, report = measure_load(
-                checkpoint, stages, device=model.device, dtype=model.dtype,
-                quantize=model.quantize, activations=model.activations, cache=model.cache_type,
+                checkpoint,
+                stages,
+                device=model.device,
+                dtype=model.dtype,
+                quantize=model.quantize,
+                activations=model.activations,
+                cache=model.cache_type,
                 progress=progress,
-            )  # fmt: skip
+            )
     except WeightMismatch as error:
         named = "" if model.model is None else f" -m {quote(model.model)}"
         error.hint = f"{error.hint}; `llmcli load{named} --check` checks the files alone"

@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 from llmcli.errors import CheckpointError
 from llmcli.records.document import APART, ViewCheck, derived
+from llmcli.records.ledger import LedgerEntry, Numbers
 from llmcli.records.numbers import together
 
 OUTLIERS = "outliers"  # the check that finds blocks of improbable numbers
-# Between dots or in brackets; at most six digits, for names are a stranger's.
+# Between dots or in brackets; at most six digits, since names come from untrusted files.
 _NUMBER = re.compile(r"(?<![^.\[])(?:0|[1-9][0-9]{0,5})(?![^.\]])")
 _NAMED = ("parameter", "source", "reason")  # parts of a line that have layers' numbers in them
 
@@ -35,60 +36,6 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers:
-    """Statistics of `count` numbers: of the finite ones, NaN where there is none.
-
-    `inf` of both signs, `negative_inf` of them −∞. `first_bad`: the index of the first that is
-    not finite, as a formula writes the parameter (`[in, out]`), or as a file's tensor is stored.
-    """
-
-    count: int
-    mean: float
-    std: float
-    min: float
-    max: float
-    zeros: int
-    nan: int
-    inf: int
-    negative_inf: int
-    first_bad: tuple[int, ...] | None
-
-    @property
-    def finite(self) -> int:
-        """How many of them mean, deviation and range are of."""
-        return self.count - self.nan - self.inf
-
-    @property
-    def bad(self) -> Hashable:
-        """What is not finite in it."""
-        return self.nan, self.inf, self.negative_inf, self.first_bad
-
-
-@dataclass(frozen=True, kw_only=True)
-class LedgerLine:
-    """A checkpoint tensor, or as much of it as fills one parameter, and what was done with it.
-
-    `parameter` is None where it fills none: `reason` says why, and is None where no model is known.
-    `bytes` are those of the file that it takes, `operations` what was done to the stored numbers,
-    in order. `numbers`: of the parameter as it was loaded, or of the whole tensor as it is stored
-    where nothing was loaded; None where they were not read. `dtype` is the dtype or block format of
-    the parameter, None where nothing was loaded.
-    """
-
-    parameter: str | None = None
-    source: str
-    stored: str
-    shape: tuple[int, ...]
-    bytes: int
-    operations: tuple[str, ...] = ()
-    dequantized: bool = False
-    reason: str | None = None
-    numbers: Numbers | None = None
-    dtype: str | None = None
-    tensors: int = field(default=1, metadata=APART)  # that a line of several layers stands for
-
-
-@dataclass(frozen=True, kw_only=True)
 class Shared:
     """Names of one matrix (`tied`), or of tensors that hold the same numbers (`equal`)."""
 
@@ -99,9 +46,10 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class MetadataCheck:
-    """What a file or its configuration says of the weights (`what`: where), and what they are.
+    """A claim of a file or its configuration about the weights, and the actual value.
 
-    `must`: whether a model with another answer is refused.
+    `what`: where the claim is; `says`: the claimed value, `holds`: the actual one. `must`: whether
+    a wrong claim is an error.
     """
 
     name: str
@@ -152,7 +100,7 @@ class LoadReport:
     bytes: LoadBytes
     memory: LoadMemory
     stages: tuple[Stage, ...]
-    ledger: tuple[LedgerLine, ...]
+    ledger: tuple[LedgerEntry, ...]
     shared: tuple[Shared, ...] = ()
     claims: tuple[MetadataCheck, ...]
     numbers: int
@@ -162,7 +110,7 @@ class LoadReport:
     checks: tuple[ViewCheck, ...] = field(metadata=APART)
 
     @cached_property
-    def rows(self) -> tuple[LedgerLine, ...]:
+    def rows(self) -> tuple[LedgerEntry, ...]:
         """The ledger with equal layers in one line."""
         return folded(self.ledger)
 
@@ -188,7 +136,7 @@ class LoadReport:
         return self.fits and not self.not_finite
 
 
-def folded(lines: Iterable[LedgerLine]) -> tuple[LedgerLine, ...]:
+def folded(lines: Iterable[LedgerEntry]) -> tuple[LedgerEntry, ...]:
     """A row for tensors that differ in nothing but the first two numbers of their names.
 
     These are the layer's and, in it, the expert's. What else is different, such as a stored format
@@ -197,14 +145,15 @@ def folded(lines: Iterable[LedgerLine]) -> tuple[LedgerLine, ...]:
     return _folded(_folded(lines, 1), 0)
 
 
-def _folded(lines: Iterable[LedgerLine], which: int) -> tuple[LedgerLine, ...]:
+def _folded(lines: Iterable[LedgerEntry], which: int) -> tuple[LedgerEntry, ...]:
     """Lines that differ in that number alone, in one each."""
-    rows: dict[Hashable, list[LedgerLine]] = {}
+    rows: dict[Hashable, list[LedgerEntry]] = {}
     for line in lines:
         opened = {name: _open(getattr(line, name), which) for name in _NAMED}
         templates: dict[str, Any] = {name: template for name, (template, _) in opened.items()}
         alike = len({number for _, number in opened.values()} - {None}) < 2
-        template = replace(line, **templates, bytes=0, numbers=None)
+        apart: dict[str, Any] = {"filled": (), "scale_tensors": ()}
+        template = replace(line, **templates, **apart, bytes=0, numbers=None)
         bad = line.numbers and line.numbers.bad
         rows.setdefault((template, bad, alike or line.source), []).append(line)
     return tuple(row[0] if len(row) == 1 else _row(row) for row in rows.values())
@@ -221,7 +170,7 @@ def _open(name: str | None, which: int) -> tuple[str | None, str | None]:
     return f"{name[: found.start()]}{{}}{name[found.end() :]}", found[0]
 
 
-def _row(lines: Sequence[LedgerLine]) -> LedgerLine:
+def _row(lines: Sequence[LedgerEntry]) -> LedgerEntry:
     parts = [line.numbers for line in lines if line.numbers is not None]
     names: dict[str, Any] = {
         name: together([getattr(line, name) for line in lines])

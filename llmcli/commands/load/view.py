@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from llmcli.commands.load.report import LedgerLine, LoadReport, MetadataCheck, Numbers, Shared
+from llmcli.commands.load.report import LoadReport, MetadataCheck, Shared
+from llmcli.records.ledger import EACH_HAS_ITS_PLACE, LedgerEntry, Numbers
 from llmcli.records.numbers import counted
 from llmcli.ui.facts import SHORT
 from llmcli.ui.layout import BAD, GOOD, SEPARATOR, WRONG, Column, Line, Marked, Rows, render_checks
@@ -29,13 +30,14 @@ _WORDS = {
     "pack": "pack",
     "convert": "convert",
     "scan": "check the numbers",
+    "hash": "compute checksums",
 }
 
 
 def render_load(
     report: LoadReport,
     model: str,
-    lines: Sequence[LedgerLine] | None,
+    lines: Sequence[LedgerEntry] | None,
     *,
     brief: bool = False,
     full: bool = False,
@@ -73,8 +75,8 @@ def _facts(report: LoadReport) -> Iterator[str]:
         yield f"peak memory {size(peak)}{held}"
 
 
-def _table(lines: Sequence[LedgerLine], dtype: str | None, *, below: bool) -> Rows:
-    """Where a number is not finite, a column says so, which stays whatever the width."""
+def _table(lines: Sequence[LedgerEntry], dtype: str | None, *, below: bool) -> Rows:
+    """The rows; a column that every width keeps says which numbers are not finite."""
     bad = [_bad(line.numbers) for line in lines]
     faults = [Column("NaN, ±∞", right=False)] if any(bad) else []
     columns = [
@@ -109,7 +111,7 @@ def _statistics(numbers: Numbers) -> list[str]:
     return [*(number(value) for value in values), zeros]
 
 
-def _done(line: LedgerLine, dtype: str | None) -> str:
+def _done(line: LedgerEntry, dtype: str | None) -> str:
     if not line.parameter:
         return line.reason or ""
     done = ("dequantized", *line.operations) if line.dequantized else line.operations
@@ -140,7 +142,7 @@ def _time(report: LoadReport, full: bool) -> Line:
         stages = [stage for stage in longest if stage.seconds >= 0.01 * total]
     parts = [f"{duration(total)} in all"]
     for stage in stages:
-        words = f"{_WORDS.get(stage.name, stage.name)} {duration(stage.seconds)}"
+        words = f"{_WORDS[stage.name]} {duration(stage.seconds)}"
         if full:
             words += f" ({100 * stage.seconds / total:.0f} %)" if total else ""
             words += "" if stage.bytes is None else f", {size(stage.bytes)}"
@@ -168,7 +170,7 @@ def verdicts(
         words = "there is no config.json: the model that these tensors belong to is unknown"
         yield Text(words, style=FAINT)
     elif every:
-        yield Marked(GOOD, "every parameter has its tensor, and every tensor its place", FAINT)
+        yield Marked(GOOD, EACH_HAS_ITS_PLACE, FAINT)
     yield from (_claim(claim) for claim in report.claims if every or not claim.ok)
     if checks := [check for check in report.checks if every or not check.ok]:
         yield render_checks(checks)

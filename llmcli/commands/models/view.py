@@ -69,8 +69,8 @@ class Models:
                 yield table
                 return
         for name, bytes_, state, used, place, files, revision in rows:
-            facts = [bytes_, state, used and f"used {used}", place,
-                     files and f"{files} file{'s' * (str(files) != '1')}", revision]  # fmt: skip
+            held = files and f"{files} file{'s' * (str(files) != '1')}"
+            facts = (bytes_, state, used and f"used {used}", place, held, revision)
             yield _entry(name, [str(fact) for fact in facts])
 
 

@@ -16,7 +16,7 @@ from llmcli.shell.prompts import Prompt, check_ids, read_prompt
 from llmcli.shell.running import opened_headers
 
 if TYPE_CHECKING:
-    from llmcli.commands.tokens.report import TokensReport
+    from llmcli.commands.tokens.view import TokensReport
     from llmcli.text import Tokenizer
 
 
@@ -77,7 +77,7 @@ def command(
 def _report(
     given: Prompt, tokenizer: Tokenizer, chat: ChatOptions, parse_special: bool, name: str
 ) -> TokensReport:
-    from llmcli.commands.tokens.report import TokensReport
+    from llmcli.commands.tokens.view import TokensReport
 
     rendered = None
     if given.ids:

@@ -1,4 +1,4 @@
-"""The table of tokens: what a text was cut into."""
+"""A text in tokens, and their table."""
 
 from __future__ import annotations
 
@@ -9,12 +9,26 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from llmcli.commands.tokens.report import TokensReport
 from llmcli.records.numbers import counted
+from llmcli.records.text import TokenPiece
 from llmcli.ui.layout import Column, Line, Rows
 from llmcli.ui.theme import FAINT, HEADING, SPECIAL, printable, quoted
 
 MOST, FIRST, LAST = 18, 10, 7  # a longer table shows so many rows at each end
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokensReport:
+    """A text in tokens, as the model would be given it. `rendered`: the chat template's text."""
+
+    text: str | None
+    rendered: str | None
+    tokens: tuple[TokenPiece, ...]
+    bytes: int
+    vocabulary: int
+    bos: int | None
+    adds_bos: bool
+    eos: tuple[int, ...]
 
 
 def render_tokens(report: TokensReport, *, every: bool = False) -> RenderableType:
@@ -22,13 +36,14 @@ def render_tokens(report: TokensReport, *, every: bool = False) -> RenderableTyp
 
     Of many tokens the first and the last, unless `every`.
     """
-    columns = [
-        Column("#"), Column("id"), Column("token", right=False, cut=True), Column("", right=False),
-        Column("bytes"),
-    ]  # fmt: skip
     special = any(token.special for token in report.tokens)
-    if not special:
-        del columns[3]
+    columns = [
+        Column("#"),
+        Column("id"),
+        Column("token", right=False, cut=True),
+        *([Column("", right=False)] if special else []),
+        Column("bytes"),
+    ]
     count = len(report.tokens)
     parts = [
         counted(count, "token"),

@@ -14,10 +14,10 @@ from llmcli.anatomy import parameters
 from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.checkpoints.files import read_object
 from llmcli.checkpoints.folder import INDEX, SINGLE
-from llmcli.commands.load.report import LedgerLine, MetadataCheck, Numbers
+from llmcli.commands.load.report import MetadataCheck
 from llmcli.config import ModelConfig
-from llmcli.model import Ledger
 from llmcli.records.document import ViewCheck
+from llmcli.records.ledger import Ledger, LedgerEntry, Numbers
 from llmcli.records.numbers import counted
 from llmcli.text import Tokenizer
 
@@ -29,46 +29,33 @@ _PLAIN = {"F64", "F32", "F16", "BF16"}  # formats without blocks
 
 def ledger_lines(
     ledger: Ledger, checkpoint: Checkpoint, config: ModelConfig, numbers: Mapping[str, Numbers]
-) -> tuple[LedgerLine, ...]:
+) -> tuple[LedgerEntry, ...]:
     """Parameters in the model's order, then scales, then what is dropped.
 
     `numbers` by what an entry fills. A tensor that the ledger does not have is in no line: see
     `ledger_check`.
     """
     place = {spec.name: at for at, spec in enumerate(parameters(config))}
-    scales: dict[str, str] = {}
-    lines = []
-    for entry in sorted(ledger.entries, key=lambda entry: place[entry.target]):
-        scales |= dict.fromkeys(entry.scale_tensors, entry.source)
-        info = checkpoint.tensors[entry.source]
-        line = LedgerLine(
-            parameter=entry.parameter,
-            source=entry.source,
-            stored=entry.stored,
-            shape=info.shape,
-            bytes=entry.nbytes,
-            operations=entry.words,
-            dequantized=entry.dequantized,
-            numbers=numbers.get(entry.parameter),
-            dtype=entry.dtype,
-        )
-        lines.append(line)
+    filled = sorted(ledger.entries, key=lambda entry: place[entry.target])
+    scales = {name: entry.source for entry in filled for name in entry.scale_tensors}
     others = [
         *((name, f"belongs to the scale of `{source}`") for name, source in scales.items()),
         *ledger.dropped,
     ]
-    lines += [replace(line_of(checkpoint.tensors[name]), reason=reason) for name, reason in others]
-    return tuple(lines)
+    return (
+        *(replace(entry, numbers=numbers.get(entry.parameter or "")) for entry in filled),
+        *(replace(line_of(checkpoint.tensors[name]), reason=reason) for name, reason in others),
+    )
 
 
-def line_of(info: TensorInfo) -> LedgerLine:
+def line_of(info: TensorInfo) -> LedgerEntry:
     """A tensor whose model is unknown."""
-    return LedgerLine(
+    return LedgerEntry(
         source=info.name, stored=info.format, shape=info.shape, bytes=info.nbytes
     )
 
 
-def ledger_check(lines: tuple[LedgerLine, ...], checkpoint: Checkpoint) -> ViewCheck:
+def ledger_check(lines: tuple[LedgerEntry, ...], checkpoint: Checkpoint) -> ViewCheck:
     """That the lines have every byte of every tensor, once."""
     left = {info.name: info.nbytes for info in checkpoint.tensors.values()}
     for line in lines:
@@ -79,13 +66,13 @@ def ledger_check(lines: tuple[LedgerLine, ...], checkpoint: Checkpoint) -> ViewC
     return _none_wrong("ledger", words, wrong)
 
 
-def filled_check(lines: tuple[LedgerLine, ...], config: ModelConfig) -> ViewCheck:
+def filled_check(lines: tuple[LedgerEntry, ...], config: ModelConfig) -> ViewCheck:
     """That every number of every parameter was read where it is in memory."""
     wanted = {spec.name: spec.count for spec in parameters(config)}
     total = sum(wanted.values())
     for line in lines:
         if line.numbers is not None and line.parameter is not None:
-            wanted[line.parameter.partition("[")[0]] -= line.numbers.count
+            wanted[line.target] -= line.numbers.count
     wrong = {name: abs(count) for name, count in wanted.items() if count}
     words = f"each of the {total:,} parameters was filled and checked"
     return _none_wrong("parameters", words, wrong)
@@ -167,7 +154,7 @@ def _claim(
     ok: bool | None = None,
     must: bool = True,
 ) -> MetadataCheck:
-    """It is true (`ok`) where both are the same, unless given; what a stranger wrote is cut."""
+    """True (`ok`) if both are equal, unless given; long values are cut, for a file may have any."""
     words = [f"{one:,}" if isinstance(one, int) else str(one)[:80] for one in (says, holds)]
     ok = says == holds if ok is None else ok
     return MetadataCheck(name=name, what=what, says=words[0], holds=words[1], ok=ok, must=must)

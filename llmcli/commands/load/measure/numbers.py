@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from llmcli.checkpoints import Checkpoint, TensorInfo
-from llmcli.commands.load.report import Numbers
 from llmcli.inspect.statistics import Statistics, parts
 from llmcli.ops.quant import DECODERS, FORMATS, PLAIN, dequantize
+from llmcli.records.ledger import Numbers
 
 _AT_ONCE = 1 << 20  # numbers that are decoded at a time: 4 MiB of float32
 # What else safetensors knows and PyTorch has a type for; no model is made of them.
@@ -135,7 +135,7 @@ class Outliers:
         self._edges = (-math.inf, -math.inf)
 
     def add(self, part: Tensor) -> None:
-        """More numbers, in whole blocks but for the last; what is not finite counts as large."""
+        """Add numbers, in whole blocks but for the last; what is not finite counts as large."""
         if not self._most:
             return
         flat = part.reshape(-1)

@@ -25,11 +25,9 @@ from llmcli.commands.load.measure.ledger import (
 from llmcli.commands.load.measure.numbers import parameter_numbers, readable, stored_numbers
 from llmcli.commands.load.report import (
     OUTLIERS,
-    LedgerLine,
     LoadBytes,
     LoadMemory,
     LoadReport,
-    Numbers,
     Shared,
     Stage,
 )
@@ -41,6 +39,7 @@ from llmcli.loading.weights import ledger_of
 from llmcli.measure.peaks import Peak, resident_bytes
 from llmcli.model import Model, dtype_name
 from llmcli.records.document import ViewCheck, difference
+from llmcli.records.ledger import LedgerEntry, Numbers
 from llmcli.records.numbers import counted
 from llmcli.records.work import Progress, Stages
 from llmcli.text import Tokenizer, load_tokenizer
@@ -74,9 +73,16 @@ def measure_load(
     base = resident_bytes()
     with Peak(devices.resolve_device(device)) as peak:
         model = load_checkpoint(
-            checkpoint, device=device, dtype=dtype, quantize=quantize, activations=activations,
-            cache=cache, text=False, progress=progress, stages=stages,
-        )  # fmt: skip
+            checkpoint,
+            device=device,
+            dtype=dtype,
+            quantize=quantize,
+            activations=activations,
+            cache=cache,
+            text=False,
+            progress=progress,
+            stages=stages,
+        )
         with stages("scan", model.weight_bytes):
             numbers = _parameters(model, progress)
     about = _About(config=model.config, tokenizer=model.tokenizer)
@@ -139,7 +145,7 @@ def digest_checks(
     """The sha256 of files for which one is known: checks, notes, and how many files are right.
 
     A file must have the one by which the hub's cache names what is behind a link, and that of the
-    catalog where it lies in the catalog's own place. Elsewhere a file of the size of one of the
+    catalog if it is in the catalog's own place. Elsewhere a file of the size of one of the
     catalog's may be another one: a note says whether it is. Raises CheckpointError where a file
     cannot be read any more.
     """
@@ -188,7 +194,7 @@ class _About:
     note: str = ""
 
 
-def _planned(checkpoint: Checkpoint) -> tuple[_About, tuple[LedgerLine, ...]]:
+def _planned(checkpoint: Checkpoint) -> tuple[_About, tuple[LedgerEntry, ...]]:
     """The model that the headers describe, and what it makes of them."""
     bare = tuple(line_of(info) for info in checkpoint.tensors.values())
     if checkpoint.config is None:
@@ -199,7 +205,7 @@ def _planned(checkpoint: Checkpoint) -> tuple[_About, tuple[LedgerLine, ...]]:
         todo = fitting_plan(checkpoint, rules, config)
     except CheckpointError as error:
         return _About(config=config, error=error), bare
-    ledger = ledger_of(todo, checkpoint, stored_shapes(config))
+    ledger = ledger_of(todo, checkpoint, stored_shapes(config), {})
     return _About(config=config), ledger_lines(ledger, checkpoint, config, {})
 
 
@@ -220,10 +226,11 @@ def _parameters(model: Model, progress: Progress | None) -> dict[str, Numbers]:
         for entry in model.ledger.entries:
             weight = model.decoder.weight(entry.target)
             numbers, nbytes = weight.dense(), weight.nbytes
-            if entry.parameter != entry.target:
-                numbers = numbers[int(entry.parameter[len(entry.target) + 1 : -1])]
+            name = entry.parameter or ""
+            if item := name[len(entry.target) + 1 : -1]:
+                numbers = numbers[int(item)]
                 nbytes //= weight.shape[0]
-            found[entry.parameter] = parameter_numbers(numbers, turned=known[entry.target].turned)
+            found[name] = parameter_numbers(numbers, turned=known[entry.target].turned)
             done += nbytes
             if progress is not None:
                 progress(SCANNING, done, model.weight_bytes)
@@ -254,7 +261,7 @@ def _tensors(
 def _report(
     checkpoint: Checkpoint,
     about: _About,
-    lines: tuple[LedgerLine, ...],
+    lines: tuple[LedgerEntry, ...],
     stages: Stages,
     memory: LoadMemory,
     *,
