@@ -93,15 +93,15 @@ def command(
     if heads.draws and not heads.drawn(heads.heads_of(loaded.config)):
         look.out.note(f"the map is shown: at most {MOST_DRAWN} matrices can be drawn")
 
-    from llmcli.commands.attention.exports import Export
+    from llmcli.commands.attention.exports import MatrixExports
     from llmcli.commands.attention.measure.run import measure_attention
     from llmcli.commands.attention.view.screen import FollowUps, render_attention
 
     with ExitStack() as stack:
-        export = Export(look, heads, stack)
+        exports = MatrixExports(look, heads, stack)
         with Progress(look.out) as progress:
             report = measure_attention(
-                loaded, look.ids, heads, generate=look.generate, on_matrix=export.on_matrix,
+                loaded, look.ids, heads, generate=look.generate, on_matrix=exports.on_matrix,
                 progress=progress,
             )  # fmt: skip
         everywhere = AttentionOptions(synthetic=heads.synthetic)
@@ -114,8 +114,8 @@ def command(
         look.present(
             lambda: render_attention(report, look.title, heads, calls),
             report,
-            export.file(report),
-            export.body(report),
+            exports.holds(report),
+            exports.body(report),
         )
 
 
@@ -129,8 +129,8 @@ def _show_states(look: Inspection, heads: AttentionOptions) -> None:
         report = measure_states(
             look.model, look.ids, chosen, generate=look.generate, progress=progress
         )
-    file = look.file(f"states of layers {spans(tuple(chosen))}", {})
-    look.present(lambda: render_states(report, look.title), report, file)
+    holds = f"states of layers {spans(tuple(chosen))}"
+    look.present(lambda: render_states(report, look.title), report, holds)
 
 
 def random_prompt(heads: AttentionOptions, options: ModelOptions, model: Model) -> Prompt:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.records.numbers import counted
-from llmcli.shell.inspection import Inspection
+from llmcli.shell.inspection import Export, Inspection
 from llmcli.shell.looking import NewTokensOptions, Subject, check_span, parse_numbers, parse_span
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
@@ -98,21 +98,6 @@ class LensOptions:
         """Whether cells show the rank of the target."""
         return self.target != "output"
 
-    def sizes(self, look: Subject) -> dict[str, int]:
-        """About how many bytes the files take, measured on ordinary texts.
-
-        A heading, and for each cell some numbers and `top` tokens. A picture has a bounded size.
-        """
-        from llmcli.commands.lens.measure.run import places
-
-        config, tokens = look.model.config, len(look.ids) + look.generate
-        cells = len(range(*parse_span(self.position, tokens, "--position")))
-        cells *= len(places(config, self.layers(config), mid=self.mid))
-        return {
-            "html": (29 << 10) + cells * (31 + 16 * self.top),
-            "json": 2450 + cells * (142 + 65 * self.top),
-        }
-
     def measure(self, look: Subject, *, whole: bool = False) -> LensReport:
         """Measures a text; not `whole`: at as many positions as a screen holds."""
         from llmcli.commands.lens.measure.run import measure_lens
@@ -151,23 +136,36 @@ def command(
     target, entropy and the divergence from the model's output. The last row has to be the
     model's output as a distribution, or the command exits 1.
     """
-    from llmcli.commands.lens.view.files import lens_page, lens_png
     from llmcli.commands.lens.view.screen import render_lens
 
     look = Inspection("lens", lens, FILES, output)
     look.read(prompt, template, new, model, lens.check)
-    look.check_size(lens.sizes(look), SMALLER)
+    look.plan(exports(look, lens), SMALLER)
     report = lens.measure(look, whole=look.out.json or look.path is not None)
     height = None if lens.every or not look.out.out.terminal else get_terminal_size().lines
-    holds = f"{counted(len(report.rows), 'row')} at {counted(len(report.positions), 'position')}"
     look.present(
         lambda: render_lens(report, look.title, ranks=lens.ranks, whole="--all", height=height),
         report,
-        look.file(holds, {
-            "png": lambda: lens_png(report, look.title),
-            "html": lambda: lens_page(report, look.title),
-        }),
-    )  # fmt: skip
+        f"{counted(len(report.rows), 'row')} at {counted(len(report.positions), 'position')}",
+    )
+
+
+def exports(look: Subject, lens: LensOptions) -> dict[str, Export]:
+    """The files, by their kinds. Sizes were measured on ordinary texts.
+
+    A heading, and for each cell some numbers and `top` tokens. A picture has a bounded size.
+    """
+    from llmcli.commands.lens.measure.run import places
+    from llmcli.commands.lens.view.files import lens_page, lens_png
+
+    config, tokens = look.model.config, len(look.ids) + look.generate
+    cells = len(range(*parse_span(lens.position, tokens, "--position")))
+    cells *= len(places(config, lens.layers(config), mid=lens.mid))
+    return {
+        "html": Export(size=lambda: (29 << 10) + cells * (31 + 16 * lens.top), make=lens_page),
+        "png": Export(make=lens_png),
+        "json": Export(size=lambda: 2450 + cells * (142 + 65 * lens.top)),
+    }
 
 
 def parse_target(text: str, tokenizer: Tokenizer | None, vocabulary: int) -> Target:
