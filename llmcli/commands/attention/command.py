@@ -14,7 +14,7 @@ from llmcli.commands.attention.options import FILES, MOST_DRAWN, AttentionOption
 from llmcli.errors import PromptTooLong, UsageError
 from llmcli.records.numbers import spans
 from llmcli.shell.inspection import Inspection
-from llmcli.shell.looking import NewTokensOptions, room_for
+from llmcli.shell.looking import InChat, NewTokensOptions, Shown, room_for
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_default
@@ -191,3 +191,19 @@ def _typed(options: Any) -> Iterator[str]:
 def _quoted(value: str, metavar: str | None) -> str:
     long = len(value) > LONG and re.search(r"[\s,]", value)
     return (metavar or "…").strip("[]") if long or not value.isprintable() else shlex.quote(value)
+
+
+def look(chat: InChat, given: dict[str, str]) -> Shown:
+    """Shows in `/look` metrics, or matrices of the heads that are named."""
+    from llmcli.commands.attention.measure.run import measure_attention
+    from llmcli.commands.attention.view.screen import FollowUps, render_attention
+
+    heads = AttentionOptions(**dict[str, Any](given))
+    heads.check()
+    heads.check_model(chat.model.config)
+    heads.check_tokens(len(chat.ids))
+    with Progress(chat.out) as progress:
+        report = measure_attention(chat.model, chat.ids, heads, progress=progress)
+    repeated = shlex.join(["llmcli", "attention", "--synthetic", "32", "-m", chat.model.name])
+    calls = FollowUps(same="/look attention", repeated=repeated)
+    return render_attention(report, chat.title, heads, calls), report.checks

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.records.numbers import counted, spans
 from llmcli.shell.inspection import Export, Inspection
-from llmcli.shell.looking import NewTokensOptions, Subject, check_span, parse_numbers, parse_span
+from llmcli.shell.looking import (
+    InChat,
+    NewTokensOptions,
+    Shown,
+    Subject,
+    check_span,
+    parse_numbers,
+    parse_span,
+)
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
 from llmcli.shell.template import TemplateOptions
@@ -148,3 +156,15 @@ def exports(look: Subject, experts: ExpertsOptions) -> dict[str, Export]:
         "png": Export(make=experts_png),
         "json": Export(size=lambda: 4000 + cells * (24 + 28 * chosen)),
     }
+
+
+def look(chat: InChat, given: dict[str, str]) -> Shown:
+    """Shows in `/look` the experts of the last answer, unless positions are named."""
+    from llmcli.commands.experts.view.screen import render_experts
+
+    answer = min(chat.answer, len(chat.ids))
+    last = {"position": f"-{answer}:"} if answer else {}
+    options = ExpertsOptions(**dict[str, Any](last | given))
+    options.check(chat.model.config)
+    report = options.measure(chat)
+    return render_experts(report, chat.title), report.checks

@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.records.numbers import counted
 from llmcli.shell.inspection import Export, Inspection
-from llmcli.shell.looking import NewTokensOptions, Subject, check_span, parse_numbers, parse_span
+from llmcli.shell.looking import (
+    InChat,
+    NewTokensOptions,
+    Shown,
+    Subject,
+    check_span,
+    parse_numbers,
+    parse_span,
+)
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
 from llmcli.shell.template import TemplateOptions
@@ -222,3 +230,14 @@ def space_note(
 def _unquoted(text: str) -> str:
     inside = re.fullmatch(r"(['\"])(.+)\1", text, re.DOTALL)
     return inside[2] if inside else text
+
+
+def look(chat: InChat, given: dict[str, str]) -> Shown:
+    """Shows in `/look` the last positions that fit the screen, unless others are named."""
+    from llmcli.commands.lens.view.screen import render_lens
+
+    options = LensOptions(**dict[str, Any](given))
+    options.check(chat.model.config)
+    report = options.measure(chat)
+    height = get_terminal_size().lines
+    return render_lens(report, chat.title, ranks=options.ranks, height=height), report.checks
