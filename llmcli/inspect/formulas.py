@@ -27,8 +27,7 @@ from llmcli.formats.weight import Weight
 from llmcli.graph.evaluation.rule import Rule, symbol
 from llmcli.graph.ops import HeadShare, Project
 from llmcli.graph.routing import ExpertProject
-from llmcli.inspect.kernel import Kernel, layer_of
-from llmcli.inspect.rules import rules
+from llmcli.inspect.kernel import Kernel, layer_of, rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.checks import ViewCheck
 

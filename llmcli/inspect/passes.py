@@ -1,4 +1,7 @@
-"""The passes of a look over its tokens, and the proof that they are those of `generate`."""
+"""The passes of a look over its tokens, and the proof that they are those of `generate`.
+
+Axes of what a cache holds: K key/value heads, S positions, d size of a head.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli import devices
 from llmcli.anatomy.counts import PROMPT_CHUNK
-from llmcli.anatomy.graph import graph
+from llmcli.anatomy.graph import Graph, graph
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.graph.node import State as NodeState
-from llmcli.inspect.cache import cache_check, filled, remembered
 from llmcli.inspect.formulas import formula_checks, worst
 from llmcli.inspect.kernel import layer_of
 from llmcli.inspect.layer_map import LayerMap
@@ -319,3 +322,41 @@ class _Steps(_Proof):
         """One, of all steps."""
         return self._summary("steps", "every new token, read as `generate` reads it, follows from "
                              "the formulas and the cache")  # fmt: skip
+
+
+def filled(state: NodeState, cached: Tensor, tokens: int) -> Tensor:
+    """The slots of a state's tensor, without a batch axis, that `tokens` tokens fill, or all."""
+    return cached.narrow(state.axes.index("S"), 0, tokens) if "S" in state.axes else cached
+
+
+def remembered(model: Graph, state: NodeState, rows: Tensor) -> Tensor:
+    """What a state holds of all `rows` of its activation, `[…, T, …]` without a batch axis.
+
+    Axes that are not the activation's are tokens: `S` all of them, another letter that many of the
+    last ones, with zeros before the first; without any it is the last one alone. In a ring each is
+    in the slot of its position.
+    """
+    at = model[state.holds].axes.index("T")
+    tokens = [axis for axis in state.axes if axis not in model[state.holds].axes]
+    if tokens == ["S"]:
+        return rows
+    wanted = model.sizes(state.layer)[tokens[0]] if tokens else 1
+    there = min(wanted, rows.shape[at])
+    last = rows.narrow(at, rows.shape[at] - there, there)
+    behind = 2 * (rows.ndim - 1 - at)
+    last = F.pad(last, (*[0] * behind, wanted - there, 0))
+    if state.ring:
+        last = last.roll(rows.shape[at] % wanted, at)
+    return last if tokens else last.squeeze(at)
+
+
+def cache_check(emitted_KSd: Tensor, cached_KSd: Tensor, name: str) -> ViewCheck:
+    """Counts the numbers of the cache called `name` that are not those that were computed.
+
+    Bit for bit, except that any NaN equals any other.
+    """
+    equal_KSd = (emitted_KSd == cached_KSd) | (emitted_KSd.isnan() & cached_KSd.isnan())
+    wrong = (~equal_KSd).nonzero().tolist()
+    where = f"{name}[{','.join(map(str, wrong[0]))}]" if wrong else ""
+    words = "the cache holds the keys and values that were computed"
+    return ViewCheck(name="cache", words=words, value=float(len(wrong)), tolerance=0.0, where=where)

@@ -20,8 +20,7 @@ from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.errors import NotFinite
 from llmcli.formats.dense import Dense
 from llmcli.inspect import formulas
-from llmcli.inspect.attention.block import Block, Tokens
-from llmcli.inspect.attention.checks import AttentionChecks
+from llmcli.inspect.attention import AttentionChecks, Block, Tokens
 from llmcli.nn import softmax_map
 from llmcli.nn.step import Step
 from llmcli.parts.attention import forward as nn_attention

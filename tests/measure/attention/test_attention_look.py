@@ -261,7 +261,7 @@ def test_nothing_square_is_kept_for_metrics(monkeypatch, given):
     """Blocks bound the memory: no tensor is larger than a block's cells or a layer's rows."""
     monkeypatch.setattr("llmcli.inspect.formulas.CHEAP", 1)
     monkeypatch.setattr(run, "MOST_CELLS", 20)
-    for module in ("inspect.attention.rows", "commands.attention.measure.metrics"):
+    for module in ("inspect.attention", "commands.attention.measure.metrics"):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", 8192)
     model, count = small("gqa", "float32", layers=1), 240
     with Largest() as seen:

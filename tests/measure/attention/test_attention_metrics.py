@@ -27,7 +27,7 @@ from llmcli.commands.attention.measure import run
 from llmcli.commands.attention.measure.metrics import RowMeans, effective_rank, labels_of
 from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.attention.options import AttentionOptions
-from llmcli.inspect.attention.block import Block, Tokens
+from llmcli.inspect.attention import Block, Tokens
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.records.head_metrics import LABELS, USUAL
 
@@ -56,7 +56,7 @@ def test_blocks_are_as_large_as_memory_lets_them_be(kind, cells, monkeypatch):
     model, ids = small(kind), ids_of(75)
     expected = measure_attention(model, ids)
     sizes, make = [], Block.__init__
-    for module in ("inspect.attention.rows", "commands.attention.measure.metrics"):
+    for module in ("inspect.attention", "commands.attention.measure.metrics"):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", cells)
     monkeypatch.setattr(
         Block, "__init__", lambda self, a, *rest: (sizes.append(a.numel()), make(self, a, *rest))[1]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Mapping
 import torch
 from torch import Tensor
 
-from llmcli.inspect.attention.block import CELLS, Block, Tokens
+from llmcli.inspect.attention import CELLS, Block, Tokens
 from llmcli.records.head_metrics import EVEN, LABELS
 
 FEWEST = 4  # rows that count: the mean of fewer says little of a head

@@ -27,9 +27,7 @@ from llmcli.commands.attention.measure.metrics import (
 from llmcli.commands.attention.options import AttentionOptions, Span, unknown_metrics
 from llmcli.commands.attention.report import AttentionReport, HeadReport, LayerReport, Pair, grouped
 from llmcli.errors import UsageError
-from llmcli.inspect.attention.block import Block, Tokens
-from llmcli.inspect.attention.checks import AttentionChecks
-from llmcli.inspect.attention.rows import Rows, checked_rows
+from llmcli.inspect.attention import AttentionChecks, Block, Rows, Tokens, checked_rows
 from llmcli.inspect.formulas import formula_checks, some_rows, worst
 from llmcli.inspect.kernel import layer_of
 from llmcli.inspect.layer_map import LayerMap
