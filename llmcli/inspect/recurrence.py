@@ -101,7 +101,7 @@ class Walk:
         share_HT = torch.where(off_HT == 0, 0.0, off_HT / allowed_HT).nan_to_num(math.inf).amax(-1)
         head, token = divmod(int(share_HT.argmax()), share_HT.shape[-1])
         return ViewCheck(
-            name="values", words="what the queries read of the state is the kernel's own z",
+            name="values", words="what every query reads of the state is the kernel's own z",
             value=float(share_HT[head, token]), tolerance=1.0, where=f"{name}[{head},{token}]",
         )  # fmt: skip
 
@@ -126,7 +126,8 @@ def walk(
 ) -> Walk:
     """Through all tokens of one sequence, keeping the states after those `at`.
 
-    From an empty state, or from where the walk `before` ended. `results`: `z_HTe`, too.
+    From an empty state, or from where the walk `before` ended. `results`: `z_HTe`, too, where a
+    state is kept read from that state.
 
     `sizes_HT` bounds what a kernel's z may be off in eps, as a standard deviation is bounded. A
     step rounds the state by eps of what it adds up, δ² = ‖S‖² + β² ‖k‖² (‖v‖ + ‖r‖)², and later
@@ -196,7 +197,10 @@ def walk(
             z.append(sums_HC.exp()[..., None] * (q_HCd @ state_Hde) + mixes_HCC @ written_HCe)
         for position in wanted:
             if of.start <= position < of.stop:
-                states[position] = _state(state_Hde, sums_HC, k_HCd, written_HCe, position - first)
+                own = position - first
+                states[position] = _state(state_Hde, sums_HC, k_HCd, written_HCe, own)
+                if results:
+                    z[-1][:, own] = (q_HCd[:, own, None] @ states[position])[:, 0]
         state_Hde = _state(state_Hde, sums_HC, k_HCd, written_HCe, -1)
     return Walk(
         norms_HT=norms_HT, sizes_HT=q_HT * errors_HT.sqrt(),

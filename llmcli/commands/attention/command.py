@@ -16,7 +16,6 @@ from llmcli.records.numbers import spans
 from llmcli.shell.inspection import Inspection
 from llmcli.shell.looking import InChat, NewTokensOptions, Shown, room_for
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
-from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_default
 from llmcli.shell.template import TemplateOptions
 
@@ -96,14 +95,12 @@ def command(
     from llmcli.commands.attention.exports import MatrixExports
     from llmcli.commands.attention.measure.run import measure_attention
     from llmcli.commands.attention.view.screen import FollowUps, render_attention
+    from llmcli.inspect.passes import passes_over
 
     with ExitStack() as stack:
         exports = MatrixExports(look, heads, stack)
-        with Progress(look.out) as progress:
-            report = measure_attention(
-                loaded, look.ids, heads, generate=look.generate, on_matrix=exports.on_matrix,
-                progress=progress,
-            )  # fmt: skip
+        with passes_over(look) as passes:
+            report = measure_attention(passes, heads, on_matrix=exports.on_matrix)
         everywhere = AttentionOptions(synthetic=heads.synthetic)
         same = replay_command(prompt, template, new, everywhere, model)
         piped = is_text and prompt.file is None and read.text != (prompt.prompt or LOOKED_AT)
@@ -121,14 +118,13 @@ def command(
 
 def _show_states(look: Inspection, heads: AttentionOptions) -> None:
     """Measures what layers with a state remember over time, writes the file, and shows it."""
-    from llmcli.commands.attention.measure.states import measure_states
+    from llmcli.commands.attention.measure.run import measure_states
     from llmcli.commands.attention.view.states import render_states
+    from llmcli.inspect.passes import passes_over
 
     chosen = heads.heads_of(look.model.config)
-    with Progress(look.out) as progress:
-        report = measure_states(
-            look.model, look.ids, chosen, generate=look.generate, progress=progress
-        )
+    with passes_over(look) as passes:
+        report = measure_states(passes, chosen)
     holds = f"states of layers {spans(tuple(chosen))}"
     look.present(lambda: render_states(report, look.title), report, holds)
 
@@ -197,13 +193,14 @@ def look(chat: InChat, given: dict[str, str]) -> Shown:
     """Shows in `/look` metrics, or matrices of the heads that are named."""
     from llmcli.commands.attention.measure.run import measure_attention
     from llmcli.commands.attention.view.screen import FollowUps, render_attention
+    from llmcli.inspect.passes import passes_over
 
     heads = AttentionOptions(**dict[str, Any](given))
     heads.check()
     heads.check_model(chat.model.config)
     heads.check_tokens(len(chat.ids))
-    with Progress(chat.out) as progress:
-        report = measure_attention(chat.model, chat.ids, heads, progress=progress)
+    with passes_over(chat) as passes:
+        report = measure_attention(passes, heads)
     repeated = shlex.join(["llmcli", "attention", "--synthetic", "32", "-m", chat.model.name])
     calls = FollowUps(same="/look attention", repeated=repeated)
     return render_attention(report, chat.title, heads, calls), report.checks
