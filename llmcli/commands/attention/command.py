@@ -119,7 +119,7 @@ def command(
 def _show_states(look: Inspection, heads: AttentionOptions) -> None:
     """Measures what layers with a state remember over time, writes the file, and shows it."""
     from llmcli.commands.attention.measure.run import measure_states
-    from llmcli.commands.attention.view.states import render_states
+    from llmcli.commands.attention.view.screen import render_states
     from llmcli.inspect.passes import passes_over
 
     chosen = heads.heads_of(look.model.config)

@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any
 from llmcli.anatomy.graph import graph
 from llmcli.commands.attention.options import AttentionOptions, recurrent_layers
 from llmcli.commands.attention.report import AttentionReport, grouped
-from llmcli.commands.attention.view.page import AttentionPage, page_size
-from llmcli.commands.attention.view.png import attention_png, head_map_png
+from llmcli.commands.attention.view.files import (
+    AttentionPage,
+    attention_png,
+    head_map_png,
+    page_size,
+)
 from llmcli.records.document import members
 from llmcli.records.numbers import numbered, spans
 from llmcli.records.text import Token
