@@ -368,10 +368,14 @@ def checked_rows(
                 seen_t = torch.arange(position + 1, last + 1, device=a_HtS.device)
                 block = Block(a_HtS, position, low, seen_t, tokens)
                 proof.compare_signed(
-                    block, of, ours, v_KSe=v[:, keys], z_Hte=z_Hte,
+                    block,
+                    of,
+                    ours,
+                    v_KSe=v[:, keys],
+                    z_Hte=z_Hte,
                     sizes_Ht=walked.sizes_HT[ours, position:last].to(z),
                     narrow=z_HTe.dtype.itemsize == 2,
-                )  # fmt: skip
+                )
                 yield Rows(at, block, None)
                 continue
             scores_HtS, norms = of.rows(seen, ours, slice(position, last), keys)
@@ -392,9 +396,7 @@ def _block_rows(window: int | None, heads: int, keys: int) -> int:
     return max(1, min(width - window - 2, CELLS // (heads * min(keys, width))))
 
 
-def _shares(
-    of: LayerMap, heads: Sequence[int], tokens: int
-) -> Iterator[tuple[slice, slice]]:
+def _shares(of: LayerMap, heads: Sequence[int], tokens: int) -> Iterator[tuple[slice, slice]]:
     """Which of `heads` are computed together, and their key/value heads.
 
     Heads of one key/value head; of several where all heads are wanted and rows are short.

@@ -117,8 +117,8 @@ def formula_checks(
         found.append((_placed(most, own), most.share))
     wrong = [one for one in found if one[1] > 1]
     where, share = wrong[0] if wrong else max(found, key=lambda one: one[1])
-    return ViewCheck(name=NAME, words=formula_words(len(listed), rows, len(ids)), value=share,
-                     tolerance=1.0, where=where)  # fmt: skip
+    words = formula_words(len(listed), rows, len(ids))
+    return ViewCheck(name=NAME, words=words, value=share, tolerance=1.0, where=where)
 
 
 def worst(checks: Iterable[ViewCheck]) -> ViewCheck:
@@ -163,9 +163,15 @@ def _parts(
     for begin in range(0, len(chosen), step):
         part = chosen[begin : begin + step]
         yield Kernel(
-            model, known, ids, (), emitted=emitted, positions=part, prompt_tokens=prompt,
+            model,
+            known,
+            ids,
+            (),
+            emitted=emitted,
+            positions=part,
+            prompt_tokens=prompt,
             alone=[by_itself or at >= prompt for at in part],
-        )  # fmt: skip
+        )
 
 
 def _spread(every: Sequence[int], rows: int) -> Sequence[int]:

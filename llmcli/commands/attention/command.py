@@ -105,9 +105,7 @@ def command(
         same = replay_command(prompt, template, new, everywhere, model)
         piped = is_text and prompt.file is None and read.text != (prompt.prompt or LOOKED_AT)
         repeated = replay_command(AttentionOptions(synthetic=32), model)
-        calls = FollowUps(
-            same="… | " * piped + same, repeated=None if given is None else repeated
-        )
+        calls = FollowUps(same="… | " * piped + same, repeated=None if given is None else repeated)
         look.present(
             lambda: render_attention(report, look.title, heads, calls),
             report,
@@ -153,9 +151,10 @@ def synthetic(model: Model, count: int, seed: int) -> list[int]:
     front = [] if bos is None else [bos]
     special = {*model.config.eos, *front, *(known.special_ids if known else ())}
     plain = [
-        id for id in range(model.config.vocab)
+        id
+        for id in range(model.config.vocab)
         if id not in special and (known is None or known.has(id))
-    ]  # fmt: skip
+    ]
     if not 1 <= count <= len(plain):
         raise UsageError(
             f"`--synthetic {count}` needs as many different tokens",

@@ -49,11 +49,10 @@ class MatrixExports:
         config, dtype = look.model.config, "float32"
         self._heads = options.heads_of(config)
         self._windows = {layer: config.layers[layer].window for layer in self._heads}
-        nodes = graph(config).mixers
+        mixers = {layer: graph(config).mixers[layer].name for layer in self._heads}
         self._names = {  # of arrays: `blocks.3.attn.pattern`
-            layer: f"{nodes[layer].name.rpartition('.')[0]}.{options.matrices}"
-            for layer in self._heads
-        }  # fmt: skip
+            layer: f"{name.rpartition('.')[0]}.{options.matrices}" for layer, name in mixers.items()
+        }
         self._page = AttentionPage(options.matrices)
         self._matrices: dict[int, np.ndarray] = {}
         self._writer: ArrayWriter | None = None
@@ -119,13 +118,11 @@ class MatrixExports:
         self, report: AttentionReport, document: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The document with each head's matrix in it, under the name of what it is."""
-        layers = [
-            members(layer) | {"heads": [
-                members(head) | {report.what: matrix}
-                for head, matrix in zip(layer.heads, self._matrices[layer.layer], strict=True)
-            ]}
-            for layer in report.layers
-        ]  # fmt: skip
+        layers = []
+        for layer in report.layers:
+            each = zip(layer.heads, self._matrices[layer.layer], strict=True)
+            heads = [members(head) | {report.what: matrix} for head, matrix in each]
+            layers.append(members(layer) | {"heads": heads})
         return dict(document) | {"layers": layers}
 
     def _write_document(self, report: AttentionReport, document: Mapping[str, Any]) -> None:

@@ -104,9 +104,7 @@ class LayerWatch:
     layer: keys and values that are lent.
     """
 
-    def __init__(
-        self, maps: Iterable[LayerMap], settle: Callable[[LayerMap, Seen], None]
-    ) -> None:
+    def __init__(self, maps: Iterable[LayerMap], settle: Callable[[LayerMap, Seen], None]) -> None:
         self._ends, self._settle = {of.adds: of for of in maps}, settle
         inputs = [(name, of.number) for of in self._ends.values() for name in of.inputs]
         self._needed = {name for name, _ in inputs}
@@ -178,10 +176,15 @@ class _Kept:
             return
         for at, head in enumerate(self.heads):
             yield Matrix(
-                layer=self.of.number, head=head, kv_head=head // self.of.group,
-                queries=self._pooled.queries, keys=self._pooled.keys, pool=self._pooled.pool,
-                values=self._pooled.cells(at), signed=self.of.signed,
-            )  # fmt: skip
+                layer=self.of.number,
+                head=head,
+                kv_head=head // self.of.group,
+                queries=self._pooled.queries,
+                keys=self._pooled.keys,
+                pool=self._pooled.pool,
+                values=self._pooled.cells(at),
+                signed=self.of.signed,
+            )
 
 
 class _Look:
@@ -289,8 +292,9 @@ class _Look:
         for label in LABELS:
             kinds = grouped(
                 (undetermined[label.name], kind)
-                for kind, undetermined in self._undetermined.items() if label.name in undetermined
-            )  # fmt: skip
+                for kind, undetermined in self._undetermined.items()
+                if label.name in undetermined
+            )
             if [len(alike) for alike in kinds.values()] == [len(self._undetermined)]:
                 yield label.name, next(iter(kinds))
             elif kinds:
@@ -298,9 +302,7 @@ class _Look:
                 yield label.name, "; ".join(reasons)
 
 
-def measure_states(
-    passes: Passes, heads: Mapping[int, Sequence[int]]
-) -> StatesReport:
+def measure_states(passes: Passes, heads: Mapping[int, Sequence[int]]) -> StatesReport:
     """The states of `heads[layer]` while the prompt and the new tokens are read.
 
     All these layers have a mixer whose state is a matrix (`LayerMap.signed`). The pass is the
@@ -345,13 +347,17 @@ def _states(of: LayerMap, walked: Walk, heads: Sequence[int], nbytes: int) -> La
     at = sorted(walked.states)
     states_HPde = torch.stack([walked.states[position] for position in at], 1)
     return LayerStates(
-        layer=of.number, kind=of.kind, rows=states_HPde.shape[2], columns=states_HPde.shape[3],
+        layer=of.number,
+        kind=of.kind,
+        rows=states_HPde.shape[2],
+        columns=states_HPde.shape[3],
         bytes=nbytes,
         heads=tuple(
             HeadStates(
-                head=head, norms=tuple(walked.norms_HT[head, at].tolist()),
+                head=head,
+                norms=tuple(walked.norms_HT[head, at].tolist()),
                 effective_ranks=tuple(effective_rank(states_HPde[head]).tolist()),
             )
             for head in heads
         ),
-    )  # fmt: skip
+    )

@@ -201,11 +201,16 @@ class TopPairs:
         found = (one.tolist() for one in (*at, block.a_HtS[at], best[best > 0]))
         pairs = (
             Pair(
-                layer=layer, head=heads[head], kv_head=heads[head] // group,
-                query=block.first + row, key=block.low + key, weight=weight, rank_value=rank,
+                layer=layer,
+                head=heads[head],
+                kv_head=heads[head] // group,
+                query=block.first + row,
+                key=block.low + key,
+                weight=weight,
+                rank_value=rank,
             )
             for head, row, key, weight, rank in zip(*found, strict=True)
-        )  # fmt: skip
+        )
         self.pairs = heapq.nlargest(self._count, [*self.pairs, *pairs], key=_order)
 
     def _ignored(self, block: Block) -> Tensor:
@@ -236,9 +241,7 @@ class Pooled:
     def __init__(
         self, part: tuple[Span, Span], most: int, heads: int, tokens: int, *, signed: bool = False
     ) -> None:
-        self.queries, self.keys = (
-            (min(first, tokens), min(last, tokens)) for first, last in part
-        )
+        self.queries, self.keys = ((min(first, tokens), min(last, tokens)) for first, last in part)
         longest = max(last - first for first, last in (self.queries, self.keys))
         self.pool = max(1, math.ceil(longest / most))
         rows, columns = (
@@ -262,8 +265,8 @@ class Pooled:
         left, right = _padding(keys, self.keys[0], self.pool)
         part_HtS = F.pad(part_HtS, (left, right, above, below), value=-math.inf)
         shape = (len(part_HtS), part_HtS.shape[1] // self.pool, self.pool, -1, self.pool)
-        top, begin = ((of.start - span[0]) // self.pool
-                      for of, span in ((rows, self.queries), (keys, self.keys)))  # fmt: skip
+        top = (rows.start - self.queries[0]) // self.pool
+        begin = (keys.start - self.keys[0]) // self.pool
         columns = slice(begin, begin + part_HtS.shape[2] // self.pool)
         for sign, cells_HRC in self._cells_HRC.items():
             if sign < 0:

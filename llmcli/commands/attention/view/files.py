@@ -80,10 +80,8 @@ class AttentionPage:
         `kind`: the scale it begins with.
         """
         kept = [self._layers[layer.layer] for layer in report.layers]
-        ends = [
-            abs(head[end]) for _, values, heads in kept if values != "plain"
-            for head in heads for end in ("low", "high")
-        ]  # fmt: skip
+        wide = [head for _, values, heads in kept if values != "plain" for head in heads]
+        ends = [abs(head[end]) for head in wide for end in ("low", "high")]
         what = "Attention scores" if self._what == "scores" else "Attention"
         data = {
             "heading": what,
@@ -101,8 +99,9 @@ class AttentionPage:
         }
         blocks = [
             (f"cells-{row}-{column}", head["cells"])
-            for row, (_, _, heads) in enumerate(kept) for column, head in enumerate(heads)
-        ]  # fmt: skip
+            for row, (_, _, heads) in enumerate(kept)
+            for column, head in enumerate(heads)
+        ]
         return page("attention", f"{what}: {title}", data, blocks)
 
     def _layer(self, layer: LayerReport) -> dict[str, Any]:
@@ -280,15 +279,22 @@ def head_map_png(
         return [(float(scale.fractions(np.array(value))), words)]
 
     grid = png.BoxGrid(
-        left=png.MARGIN + AXES, top=png.HEAD + AXES, across=side, down=side, gap=1,
-        names=[str(layer.layer) for layer in report.layers], columns=len(numbers),
-        parted=[at for at, head in enumerate(numbers) if head in starts], cell=cell,
-    )  # fmt: skip
+        left=png.MARGIN + AXES,
+        top=png.HEAD + AXES,
+        across=side,
+        down=side,
+        gap=1,
+        parted=[at for at, head in enumerate(numbers) if head in starts],
+        names=[str(layer.layer) for layer in report.layers],
+        columns=len(numbers),
+        cell=cell,
+    )
     found = {name for head in report.heads.values() for name in head.labels}
     legend = [
         f"{label.letter}  {label.name}: {label.metric} at least {label.threshold:g}"
-        for label in report.labels if label.name in found
-    ]  # fmt: skip
+        for label in report.labels
+        if label.name in found
+    ]
     right, below = grid.right + 50, grid.bottom + 36
     sheet = png.Sheet(
         max(png.NARROW, right + png.bar_width(scale, png.SMALL) + png.MARGIN),

@@ -139,10 +139,11 @@ class HeadMap:
             beside = min((width + BESIDE) // (gutter + used + BESIDE), -(-count // LINES))
             if beside:
                 named = beside == 1 and used + len("layer") < width
-                found.append(replace(
-                    layout, gutter=max(gutter, named * (len("layer") + 1)), beside=beside,
-                    lines=-(-count // beside), blocks=[self._heads],
-                ))  # fmt: skip
+                wide = max(gutter, named * (len("layer") + 1))
+                lines, blocks = -(-count // beside), [self._heads]
+                found.append(
+                    replace(layout, gutter=wide, beside=beside, lines=lines, blocks=blocks)
+                )
         few = (layout for layout in found if layout.lines <= LINES)
         if found:
             return next(few, min(found, key=lambda layout: layout.lines))
@@ -191,10 +192,8 @@ class HeadMap:
 
     def _letters(self, head: HeadReport) -> str:
         """Of the kinds that are not quiet."""
-        return "".join(
-            label.letter for label in self._report.labels
-            if label.name in head.labels and label.name not in self._quiet
-        )  # fmt: skip
+        kinds = set(head.labels) - set(self._quiet)
+        return "".join(label.letter for label in self._report.labels if label.name in kinds)
 
     def _text(self, head: HeadReport, letters: int) -> str:
         value = head.metrics[self._metric.name]
@@ -247,9 +246,10 @@ def ranked(report: AttentionReport, label: Label) -> list[tuple[float, str, Head
 def _kind(report: AttentionReport, label: Label, width: int, ink: Ink) -> Iterator[RenderableType]:
     """The heads of one kind: as many as a line holds, a second one where there is little room."""
     heads = [
-        f"{name} {short(value, True)}" for value, name, head in ranked(report, label)
+        f"{name} {short(value, True)}"
+        for value, name, head in ranked(report, label)
         if label.name in head.labels
-    ]  # fmt: skip
+    ]
     mark = ink.dot if label.name in quiet_kinds(report) else label.letter
     many = f"{len(heads)} of {len(report.heads)} heads"
     rule, width = f"{mark} {label.name} ≥ {label.threshold:g}: {many}", min(width, WIDEST)
@@ -347,12 +347,15 @@ def unknown_values(report: AttentionReport, metrics: Sequence[Metric]) -> Iterat
     """What the signs stand for that are no numbers, where there are any."""
     values = [
         (layer.signed, metric.name, head.metrics[metric.name])
-        for layer in report.layers for head in layer.heads for metric in metrics
-    ]  # fmt: skip
+        for layer in report.layers
+        for head in layer.heads
+        for metric in metrics
+    ]
     without = {  # whether it is none of this head's metrics
         name in LINEAR and (not signed or name == OVERWRITTEN)
-        for signed, name, value in values if math.isnan(value)
-    }  # fmt: skip
+        for signed, name, value in values
+        if math.isnan(value)
+    }
     if False in without:
         words = "–: undefined: no row qualifies, as for repeated tokens where none is repeated"
         yield Text(words, style=FAINT)
@@ -374,11 +377,10 @@ def _one_head(report: AttentionReport, metrics: Sequence[Metric]) -> Rows:
         Column("rows", drop=2, labelled=True),
         Column("source", right=False, drop=2),
     ]
-    rows: list[list[Text | str]] = [
-        [metric.name, _value(head, metric), metric.formula,
-         str(report.rows.get(metric.name, "")), metric.source]
-        for metric in metrics
-    ]  # fmt: skip
+    rows: list[list[Text | str]] = []
+    for metric in metrics:
+        counted = str(report.rows.get(metric.name, ""))
+        rows.append([metric.name, _value(head, metric), metric.formula, counted, metric.source])
     return Rows(columns, rows, below=True)
 
 

@@ -162,10 +162,8 @@ def _next(report: AttentionReport, calls: FollowUps) -> Iterator[tuple[str, str]
     """
     rows = report.rows.get("induction", 0)
     if calls.repeated is not None and rows < FEW_ROWS:
-        said = f"{counted(rows, 'row')} of repeated tokens only" if rows else (
-            "no token comes twice"
-        )
-        yield f"induction, duplicate: {said}; try:", calls.repeated
+        few = f"{counted(rows, 'row')} of repeated tokens only" if rows else "no token comes twice"
+        yield f"induction, duplicate: {few}; try:", calls.repeated
 
     def common(label: Label) -> tuple[bool, bool]:
         return label.name in COMMON, calls.repeated is None and label.name not in BY_REPEATS
@@ -194,9 +192,7 @@ def heatmaps(report: AttentionReport, kind: Kind) -> RenderableType:
         titles = [
             f"{one.layer}.{one.head}" + f" kv {one.kv_head}" * shared for one in report.matrices
         ]
-        return Group(
-            Panels(matrices=report.matrices, titles=titles, scale=scale, given=given), bar
-        )
+        return Group(Panels(matrices=report.matrices, titles=titles, scale=scale, given=given), bar)
     [matrix] = report.matrices
     tokens = [one.text or f"id {one.id}" for one in report.tokens]
     kinds = {layer.layer: layer.kind for layer in report.layers}
@@ -227,8 +223,9 @@ def head_summary(report: AttentionReport, *, numbers: bool) -> RenderableType:
     [head] = report.heads.values()
     parts = [
         f"{label.name} ({short(head.metrics[label.metric], True)} ≥ {label.threshold:g})"
-        for label in report.labels if label.name in head.labels
-    ] or ["unclassified"]  # fmt: skip
+        for label in report.labels
+        if label.name in head.labels
+    ] or ["unclassified"]
     if unclear := unclear_kinds(report):
         parts.append(f"undetermined: {', '.join(unclear)}")
     if not numbers:
@@ -253,10 +250,15 @@ def pair_table(report: AttentionReport, *, zoomed: bool) -> RenderableType:
         Column("of its row"),
     ]
     rows: list[list[Text | str]] = [
-        [f"{pair.layer}.{pair.head}", token(report, pair.query), token(report, pair.key),
-         Text(f"{pair.weight:.4f}", style=NUMBER), f"{pair.rank_value:.4g}"]
+        [
+            f"{pair.layer}.{pair.head}",
+            token(report, pair.query),
+            token(report, pair.key),
+            Text(f"{pair.weight:.4f}", style=NUMBER),
+            f"{pair.rank_value:.4g}",
+        ]
         for pair in report.pairs
-    ]  # fmt: skip
+    ]
     if not ranked:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     left = ": the first token and each token itself left out"
