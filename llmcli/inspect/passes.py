@@ -125,7 +125,7 @@ class Passes:
             self._chunks = proof.checks()
 
     def require_cache(self, tokens: int) -> None:
-        """Raises OutOfMemory where the cache of so many tokens does not fit."""
+        """Raises OutOfMemory where the cache of `tokens` tokens does not fit."""
         devices.require_memory(
             self.model.decoder.state_bytes(1, tokens),
             self.model.device,
