@@ -73,12 +73,9 @@ def test_a_walk_goes_on_where_one_ended():
 
 def lives(*log_decays):
     """Of one head with these log-decays."""
-    tokens = len(log_decays)
-    x = Inputs(
-        q_BKTd=torch.ones(1, 1, tokens, 2), k_BKTd=torch.ones(1, 1, tokens, 2),
-        v_BHTe=torch.ones(1, 1, tokens, 2), beta_BHT=torch.ones(1, 1, tokens),
-        log_decay_BHT=torch.tensor(log_decays)[None, None], plain=True,
-    )  # fmt: skip
+    ones, decays = torch.ones(1, 1, len(log_decays), 2), torch.tensor(log_decays)[None, None]
+    read = dict.fromkeys(("q_BKTd", "k_BKTd", "v_BHTe"), ones)
+    x = Inputs(**read, beta_BHT=ones[..., 0], log_decay_BHT=decays, plain=True)
     (life,) = walk(x).half_lives()
     return life
 

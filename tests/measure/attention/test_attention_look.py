@@ -75,9 +75,8 @@ def test_only_the_layers_and_heads_that_are_requested():
     assert np.allclose(found[2], whole[2][[1, 3]], atol=1e-6)
     for one, other in zip(metrics_of(report, 0), (1, 3), strict=True):
         assert one == pytest.approx(metrics_of(everything, 1)[other], nan_ok=True)
-    assert [(m.layer, m.head, m.kv_head) for m in report.matrices] == [
-        (1, 1, 0), (1, 3, 1), (2, 1, 0), (2, 3, 1),
-    ]  # fmt: skip
+    shown = [(m.layer, m.head, m.kv_head) for m in report.matrices]
+    assert shown == [(1, 1, 0), (1, 3, 1), (2, 1, 0), (2, 3, 1)]
     part = AttentionOptions(layer="2,1", head="3,1", query="10:20", key="4:20")
     for one in exported(model, ids, part)[1].matrices:
         a = whole[one.layer][one.head, 10:20, 4:20]
@@ -107,9 +106,8 @@ def test_pooled_cells_are_the_largest_of_their_squares(most, q, k, rows, window)
         assert max(values.shape) <= most
         for (row, column), value in np.ndenumerate(values):
             top, left = q[0] + row * pooled.pool, k[0] + column * pooled.pool
-            square = a[head, top : min(top + pooled.pool, q[1]),
-                       left : min(left + pooled.pool, k[1])]  # fmt: skip
-            largest = np.float32(square.max())
+            bottom, right = min(top + pooled.pool, q[1]), min(left + pooled.pool, k[1])
+            largest = np.float32(a[head, top:bottom, left:right].max())
             assert (math.isnan(value) and np.isneginf(largest)) or value == largest
 
 
@@ -130,9 +128,10 @@ def test_the_largest_pairs_of_some_queries_and_keys(rows, kind, given, queries, 
     model, ids = small(kind), ids_of(11)
     report = measure_attention(Passes(model, ids), AttentionOptions(**given), block_rows=rows)
     allowed = [
-        pair for pair in all_pairs(model, ids)
+        pair
+        for pair in all_pairs(model, ids)
         if pair[0] > 0 and pair[3] in queries and pair[4] in keys and 0 < pair[4] != pair[3]
-    ]  # fmt: skip
+    ]
     expected = sorted(allowed, reverse=True)[: given["top_pairs"]]
     assert [pair.weight for pair in report.pairs] == pytest.approx([pair[0] for pair in expected])
     places = [(pair.layer, pair.head, pair.query, pair.key) for pair in report.pairs]
