@@ -26,8 +26,7 @@ from llmcli.formats.weight import Weight
 from llmcli.graph.evaluation.rule import Rule, symbol
 from llmcli.graph.ops import HeadShare, Project
 from llmcli.graph.routing import ExpertProject
-from llmcli.inspect.kernel import Kernel, layer_of
-from llmcli.inspect.rules import rules
+from llmcli.inspect.kernel import Kernel, layer_of, rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.document import ViewCheck
 from llmcli.records.explanation import NumberCheck
@@ -78,10 +77,10 @@ def formula_checks(
     `emitted` are activations `[1, …, T, …]` of the tokens `ids`, those of `formula_inputs` at
     least; one that has fewer rows than there are tokens (`logits` of the last one) ends with the
     last. Scores, pattern and result are computed by the mixer where they are not among them.
-    `rows`: of what is a product (with a matrix, or of queries and keys) only so many tokens where
-    more are not `CHEAP`, spread evenly, the last and then the first among them, with all of their
-    keys: memory is then linear in the prompt. `prompt_tokens`: so many tokens were one forward
-    call, and each later one a call of its own (default: all were one).
+    `rows`: tokens of a product (with a matrix, or of queries and keys) that are compared where more
+    are not `CHEAP`, spread evenly, the last and then the first among them, with all of their
+    keys: memory is then linear in the prompt. `prompt_tokens`: how many tokens were one forward
+    call; each later one was a call of its own (default: all were one).
 
     `value` is the largest difference as a share of what is allowed (`worst_number`): 1 and less
     is right; where some are wrong it is the worst number of the first wrong tensor in execution
@@ -106,8 +105,8 @@ def formula_checks(
         found.append((_placed(most, own), most.share))
     wrong = [one for one in found if one[1] > 1]
     where, share = wrong[0] if wrong else max(found, key=lambda one: one[1])
-    return ViewCheck(name=NAME, words=formula_words(len(listed), rows, len(ids)), value=share,
-                     tolerance=1.0, where=where)  # fmt: skip
+    words = formula_words(len(listed), rows, len(ids))
+    return ViewCheck(name=NAME, words=words, value=share, tolerance=1.0, where=where)
 
 
 def worst(checks: Iterable[ViewCheck]) -> ViewCheck:
@@ -152,9 +151,15 @@ def _parts(
     for begin in range(0, len(chosen), step):
         part = chosen[begin : begin + step]
         yield Kernel(
-            model, known, ids, (), emitted=emitted, positions=part, prompt_tokens=prompt,
+            model,
+            known,
+            ids,
+            (),
+            emitted=emitted,
+            positions=part,
+            prompt_tokens=prompt,
             alone=[by_itself or at >= prompt for at in part],
-        )  # fmt: skip
+        )
 
 
 def _spread(every: Sequence[int], rows: int) -> Sequence[int]:

@@ -13,7 +13,7 @@ from llmcli.commands.explain.measure import Values
 from llmcli.commands.explain.options import names
 from llmcli.formats.dense import Dense
 from llmcli.inspect import formulas
-from llmcli.inspect.rules import rules
+from llmcli.inspect.kernel import rules
 from llmcli.loading.load import load
 
 

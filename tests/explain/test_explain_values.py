@@ -17,7 +17,7 @@ from zoo import BLOCKS
 from llmcli.commands.explain.measure import needed_bytes
 from llmcli.commands.explain.options import names
 from llmcli.errors import OutOfMemory
-from llmcli.inspect.rules import rules
+from llmcli.inspect.kernel import rules
 
 
 @pytest.mark.parametrize("name", NAMES)

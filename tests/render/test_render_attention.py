@@ -11,8 +11,8 @@ from drawn import lines_of
 from rich.cells import cell_len
 
 from llmcli.commands.attention.report import LayerReport
-from llmcli.commands.attention.view.map import head_map, kinds_found
-from llmcli.commands.attention.view.screen import FollowUps, metric_table, overview
+from llmcli.commands.attention.view.map import head_map, kinds_found, metric_table
+from llmcli.commands.attention.view.screen import FollowUps, overview
 from llmcli.ui.numbers import short
 
 ENTROPY, _, PREVIOUS, _ = METRICS
@@ -26,15 +26,12 @@ def of(*heads, layer=0, group=1, **changed):
 
 def tall(layers, heads, group=1):
     """So many layers of plain heads; the metric of head h of layer n is n + h / heads."""
-    return report(layers=tuple(
-        LayerReport(
-            layer=n, kind="full", kv_heads=heads // group,
-            heads=tuple(
-                head(h, h // group, previous_token=(n + h / heads) / layers) for h in range(heads)
-            ),
-        )
-        for n in range(layers)
-    ))  # fmt: skip
+    found = []
+    for n in range(layers):
+        row = (head(h, h // group, previous_token=(n + h / heads) / layers) for h in range(heads))
+        kv_heads = heads // group
+        found.append(LayerReport(layer=n, kind="full", kv_heads=kv_heads, heads=tuple(row)))
+    return report(layers=tuple(found))
 
 
 @pytest.mark.parametrize(
@@ -73,8 +70,8 @@ def test_every_head_is_there_at_every_width(width, heads, numbers):
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 @pytest.mark.parametrize("count", [1, 7, 90, 300])
 def test_as_many_heads_are_named_as_a_line_holds(width, count):
-    heads = (head(n, labels=("previous-token",), previous_token=0.9 - n / 1000)
-             for n in range(count))  # fmt: skip
+    kind = ("previous-token",)
+    heads = (head(n, labels=kind, previous_token=0.9 - n / 1000) for n in range(count))
     lines = lines_of(kinds_found(of(*heads, layer=10, labels=LABELS[:1])), width=width)
     assert len(lines) <= (1 if width > 40 else 2)  # of 40 columns the rule alone fills one
     assert max(map(len, lines)) <= width
@@ -104,8 +101,8 @@ def test_kinds_of_few_heads_are_marked_and_no_value_is_rounded_up_to_a_threshold
 
 def test_repeated_text_leads_to_an_induction_head_and_other_text_to_the_first_kind():
     """No model of the tests has such heads: the order of kinds is seen here alone."""
-    heads = (head(0, labels=("previous-token",), previous_token=0.9),
-             head(1, labels=("induction",), induction=0.5))  # fmt: skip
+    first = head(0, labels=("previous-token",), previous_token=0.9)
+    heads = first, head(1, labels=("induction",), induction=0.5)
     for repeated, named in ((None, "4.1 (induction)"), ("y", "4.0 (previous-token)")):
         page = overview(of(*heads, layer=4), FollowUps(same="x", repeated=repeated))
         *_, last = lines_of(page, width=200)

@@ -34,8 +34,8 @@ def cells(line, ink):
     found = []
     for segment in line:
         style = segment.style
-        colours = [None if c is None else (c.triplet or c.number) for c in
-                   ((style.color, style.bgcolor) if style else (None, None))]  # fmt: skip
+        both = (style.color, style.bgcolor) if style else (None, None)
+        colours = [None if one is None else (one.triplet or one.number) for one in both]
         found += [(sign, *colours) for sign in segment.text]
     return found
 
@@ -136,8 +136,8 @@ def test_labels_take_exactly_their_columns(text, width, ascii):
 def test_screens(golden):
     short = ["In", " the", "\n", " a"]
     names = [" because", " the", "中文字字", "a", "  "]
-    part = heatmap(pattern(90)[40:44, :6], [f"w{at}" for at in range(90)], queries=(40, 44),
-                   keys=(0, 6))  # fmt: skip
+    words = [f"w{at}" for at in range(90)]
+    part = heatmap(pattern(90)[40:44, :6], words, queries=(40, 44), keys=(0, 6))
     written = [matrix(pattern(23)[9:], head=at, queries=(9, 23)) for at in range(2)]
     written = Panels(matrices=written, titles=["a", "b"], scale=SHARE, given=20)
     some = [matrix(pattern(120), head=at) for at in range(2)]
@@ -223,10 +223,8 @@ def test_screens(golden):
 )
 def test_nothing_is_wider_than_the_screen(tokens, width, colour):
     texts = [HARD[at % len(HARD)] for at in range(tokens)]
-    some = Panels(
-        matrices=[matrix(pattern(min(tokens, 31)), head=at) for at in range(4)],
-        titles=[f"3.{at}" for at in range(4)], scale=SHARE,
-    )  # fmt: skip
+    matrices = [matrix(pattern(min(tokens, 31)), head=at) for at in range(4)]
+    some = Panels(matrices=matrices, titles=[f"3.{at}" for at in range(4)], scale=SHARE)
     for view in (heatmap(pattern(tokens), texts), some):
         text = printed(view, width=width, colour=colour)
         assert max(map(cell_len, plain(text).splitlines())) <= width

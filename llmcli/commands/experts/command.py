@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.records.numbers import counted, spans
 from llmcli.shell.encoding import TemplateOptions
 from llmcli.shell.inspection import (
+    Export,
+    InChat,
     Inspection,
     NewTokensOptions,
+    Shown,
     Subject,
     check_span,
     parse_numbers,
@@ -96,20 +99,6 @@ class ExpertsOptions:
             )
         return tuple(sorted(named))
 
-    def sizes(self, look: Subject) -> dict[str, int]:
-        """About how many bytes the files take, as measured.
-
-        What a file has besides, and for each token in each layer some numbers and K experts.
-        """
-        from llmcli.anatomy.graph import graph
-
-        layers, tokens = self.layers(look.model.config), len(look.ids) + look.generate
-        cells = len(layers) * len(range(*parse_span(self.position, tokens, "--position")))
-        chosen = max(graph(look.model.config).sizes(layer)["K"] for layer in layers)
-        return {
-            "json": 4000 + cells * (24 + 28 * chosen), "html": 40_000 + cells * (14 + 9 * chosen),
-        }  # fmt: skip
-
     def measure(self, look: Subject) -> ExpertsReport:
         """Measures a text."""
         from llmcli.commands.experts.measure import measure_experts
@@ -138,15 +127,45 @@ def command(
     and the shared expert is what the layer adds, and loads count every choice once; or the command
     exits 1.
     """
-    from llmcli.commands.experts.view.files import experts_page, experts_png
     from llmcli.commands.experts.view.screen import render_experts
 
     look = Inspection("experts", experts, FILES, output)
     look.read(prompt, template, new, model, experts.check)
-    look.check_size(experts.sizes(look), SMALLER)
+    look.plan(exports(look, experts), SMALLER)
     report = experts.measure(look)
-    holds = f"the choices at {counted(len(report.positions), 'position')}"
-    look.present(lambda: render_experts(report, look.title), report, look.file(holds, {
-        "png": lambda: experts_png(report, look.title),
-        "html": lambda: experts_page(report, look.title),
-    }))  # fmt: skip
+    look.present(
+        lambda: render_experts(report, look.title),
+        report,
+        f"the choices at {counted(len(report.positions), 'position')}",
+    )
+
+
+def exports(look: Subject, experts: ExpertsOptions) -> dict[str, Export]:
+    """The files, by their kinds. Sizes are as measured.
+
+    What a file has besides, and for each token in each layer some numbers and K experts. A picture
+    has a bounded size.
+    """
+    from llmcli.anatomy.graph import graph
+    from llmcli.commands.experts.view.files import experts_page, experts_png
+
+    layers, tokens = experts.layers(look.model.config), len(look.ids) + look.generate
+    cells = len(layers) * len(range(*parse_span(experts.position, tokens, "--position")))
+    chosen = max(graph(look.model.config).sizes(layer)["K"] for layer in layers)
+    return {
+        "html": Export(size=lambda: 40_000 + cells * (14 + 9 * chosen), make=experts_page),
+        "png": Export(make=experts_png),
+        "json": Export(size=lambda: 4000 + cells * (24 + 28 * chosen)),
+    }
+
+
+def look(chat: InChat, given: dict[str, str]) -> Shown:
+    """Shows in `/look` the experts of the last answer, unless positions are named."""
+    from llmcli.commands.experts.view.screen import render_experts
+
+    answer = min(chat.answer, len(chat.ids))
+    last = {"position": f"-{answer}:"} if answer else {}
+    options = ExpertsOptions(**dict[str, Any](last | given))
+    options.check(chat.model.config)
+    report = options.measure(chat)
+    return render_experts(report, chat.title), report.checks

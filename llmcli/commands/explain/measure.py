@@ -27,8 +27,7 @@ from llmcli.graph.evaluation.attention import Softmax
 from llmcli.graph.evaluation.rule import Rule, concatenated, settled, symbol
 from llmcli.graph.ops import Mix
 from llmcli.inspect.formulas import number_found, worst_number
-from llmcli.inspect.kernel import Kernel, layer_of, origin
-from llmcli.inspect.rules import rules
+from llmcli.inspect.kernel import Kernel, layer_of, origin, rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.explanation import Cell, Element, Fact
 from llmcli.records.text import Token

@@ -19,10 +19,10 @@ from llmcli.parts.norm.config import NormConfig
 
 VOCAB = 23
 RMS = NormConfig(kind="rms", eps=1e-6)
+ROPE = RopeConfig(theta=100.0, dims=6)
 BASE = AttentionConfig(
-    heads=4, kv_heads=2, head_dim=6, value_dim=6, scale=6**-0.5,
-    rope=RopeConfig(theta=100.0, dims=6),
-)  # fmt: skip
+    heads=4, kv_heads=2, head_dim=6, value_dim=6, scale=6**-0.5, rope=ROPE
+)
 MIXERS = {
     "mha": {"kv_heads": 4},
     "gqa": {},
@@ -89,9 +89,8 @@ def naive(a: np.ndarray, ids, seen) -> dict[str, float]:
         return i - seen[i] < j <= i
 
     def matching(i, after):  # keys that equal the query, or that follow one that does
-        return [
-            j for j in range(after, i + after) if ids[j - after] == ids[i] and sees(i, j)
-        ]  # fmt: skip
+        keys = range(after, i + after)
+        return [j for j in keys if ids[j - after] == ids[i] and sees(i, j)]
 
     def rest(i):
         mass = sum(a[i, 1:])

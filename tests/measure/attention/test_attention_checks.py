@@ -20,8 +20,8 @@ from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.errors import NotFinite
 from llmcli.formats.dense import Dense
 from llmcli.inspect import formulas
-from llmcli.inspect.attention.block import Block, Tokens
-from llmcli.inspect.attention.checks import AttentionChecks
+from llmcli.inspect.attention import AttentionChecks, Block, Tokens
+from llmcli.inspect.passes import Passes
 from llmcli.nn import softmax_map
 from llmcli.nn.step import Step
 from llmcli.parts.attention import forward as nn_attention
@@ -30,7 +30,7 @@ OF = SimpleNamespace(pattern="blocks.0.attn.pattern", mixed="blocks.0.attn.z")  
 
 
 def checked(model, *, generate=0, count=40, rows=None):
-    report = measure_attention(model, ids_of(count), generate=generate, block_rows=rows)
+    report = measure_attention(Passes(model, ids_of(count), generate), block_rows=rows)
     return {check.name: check for check in report.checks}
 
 
@@ -49,7 +49,7 @@ def test_a_sound_model_is_green(kind, dtype):
 
 @pytest.mark.parametrize("dtype", few(["float32", "float64"], 1))
 def test_values_of_equal_tokens_which_round_alike_are_no_alarm(dtype):
-    report = measure_attention(small("gqa", dtype), [5] * 1500)
+    report = measure_attention(Passes(small("gqa", dtype), [5] * 1500))
     assert all(check.ok for check in report.checks), report.checks
 
 
@@ -92,9 +92,11 @@ def in_kernel(change):
 
 def other(**change):
     """The kernel with options by functions of all of them."""
-    return in_kernel(lambda attend, q, k, v, rest: attend(
-        q, k, v, **rest | {name: of(rest) for name, of in change.items()}
-    ))  # fmt: skip
+
+    def attend(plain, q, k, v, rest):
+        return plain(q, k, v, **rest | {name: of(rest) for name, of in change.items()})
+
+    return in_kernel(attend)
 
 
 def shifted(shift):
@@ -175,7 +177,7 @@ def test_one_leaking_cell_in_16_bits(monkeypatch):
 def test_rows_that_are_all_rounded_alike_are_no_fault(ids, dtype):
     """Equal tokens have equal values, and a head that looks at one key gives it to every row."""
     for kind in ("gqa", "no-rotation", "window"):
-        report = measure_attention(small(kind, dtype), ids)
+        report = measure_attention(Passes(small(kind, dtype), ids))
         assert report.ok, report.checks
 
 
@@ -187,9 +189,8 @@ def test_a_gpu_is_allowed_more_of_16_bits():
         a = torch.eye(3)[None]
         block = Block(a, 0, 0, torch.arange(1, 4), Tokens(ids_of(3), torch.device("cpu")))
         v = torch.ones(1, 3, 2)
-        proof.compare(
-            block, OF, [0], v_KSe=v, norms=(v[..., 0] * 0,) * 2, z_Hte=v * 1.02
-        )  # fmt: skip
+        none = torch.zeros(1, 3)
+        proof.compare(block, OF, [0], v_KSe=v, norms=(none, none), z_Hte=v * 1.02)
         found[device] = {check.name: check for check in proof.checks()}["values"].ok
     assert found == {"cpu": False, "cuda": True}
 
@@ -286,4 +287,4 @@ def test_rows_that_do_not_add_up_and_masked_cells_with_a_weight():
 def test_numbers_that_are_not_finite_end_the_view(model):
     parameters_of(model.decoder)["blocks.1.attn.W_v"][3, 3] = float("nan")
     with pytest.raises(NotFinite, match=r"blocks\.1\.attn"):
-        measure_attention(model, ids_of(9))
+        measure_attention(Passes(model, ids_of(9)))
