@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-import llmcli.commands.lens.measure.run
+import llmcli.commands.lens.measure
 
 
 @pytest.fixture
@@ -18,14 +18,14 @@ def lens(cli, weighted, monkeypatch):
 def test_on_a_narrow_screen_only_what_fits_is_computed(lens, monkeypatch, tmp_path):
     """And for a file or a document all of it."""
     asked = []
-    plain = llmcli.commands.lens.measure.run.measure_lens
+    plain = llmcli.commands.lens.measure.measure_lens
 
     def spied(*arguments, **options):
         report = plain(*arguments, **options)
         asked.append(report.positions)
         return report
 
-    monkeypatch.setattr(llmcli.commands.lens.measure.run, "measure_lens", spied)
+    monkeypatch.setattr(llmcli.commands.lens.measure, "measure_lens", spied)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("NO_COLOR", "1")

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from small_models import random_model
 from zoo import BLOCKS, MODELS, VOCAB, layer, llama
 
-import llmcli.commands.lens.measure.run as lens_module
+import llmcli.commands.lens.measure as lens_module
 import llmcli.devices
-from llmcli.commands.lens.measure.run import measure_lens, places
-from llmcli.commands.lens.measure.unembedding import Agreement
+from llmcli.commands.lens.measure import Agreement, measure_lens, places
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.formats.dense import Dense
 from llmcli.inspect.passes import Passes

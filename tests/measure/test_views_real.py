@@ -19,7 +19,7 @@ from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.commands.dump.report import DumpPlan
-from llmcli.commands.lens.measure.run import measure_lens
+from llmcli.commands.lens.measure import measure_lens
 from llmcli.engine.sampling import Sampling
 from llmcli.inspect.passes import Passes
 from llmcli.model import Model

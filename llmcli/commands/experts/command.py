@@ -132,8 +132,8 @@ def command(
     and the shared expert is what the layer adds, and loads count every choice once; or the command
     exits 1.
     """
+    from llmcli.commands.experts.view import render_experts
     from llmcli.commands.experts.view.files import experts_page, experts_png
-    from llmcli.commands.experts.view.screen import render_experts
 
     look = Inspection("experts", experts, FILES, output)
     look.read(prompt, template, new, model, experts.check)

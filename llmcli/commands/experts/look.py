@@ -10,7 +10,7 @@ from llmcli.shell.looking import InChat, Shown
 
 def look(chat: InChat, given: dict[str, str]) -> Shown:
     """Shows the experts of the last answer and its end, unless positions are named."""
-    from llmcli.commands.experts.view.screen import render_experts
+    from llmcli.commands.experts.view import render_experts
 
     answer = min(chat.answer, len(chat.ids))
     last = {"position": f"-{answer}:"} if answer else {}

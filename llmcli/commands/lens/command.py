@@ -16,7 +16,7 @@ from llmcli.shell.params import opt
 from llmcli.shell.template import TemplateOptions
 
 if TYPE_CHECKING:
-    from llmcli.commands.lens.measure.run import Target
+    from llmcli.commands.lens.measure import Target
     from llmcli.commands.lens.report import LensReport
     from llmcli.config import ModelConfig
     from llmcli.text import Tokenizer
@@ -103,7 +103,7 @@ class LensOptions:
 
         A heading, and for each cell some numbers and `top` tokens. A picture has a bounded size.
         """
-        from llmcli.commands.lens.measure.run import places
+        from llmcli.commands.lens.measure import places
 
         config, tokens = look.model.config, len(look.ids) + look.generate
         cells = len(range(*parse_span(self.position, tokens, "--position")))
@@ -115,8 +115,8 @@ class LensOptions:
 
     def measure(self, look: Subject, *, whole: bool = False) -> LensReport:
         """Measures a text; not `whole`: at as many positions as a screen holds."""
-        from llmcli.commands.lens.measure.run import measure_lens
-        from llmcli.commands.lens.view.screen import room
+        from llmcli.commands.lens.measure import measure_lens
+        from llmcli.commands.lens.view import room
         from llmcli.inspect.passes import passes_over
 
         config, tokenizer = look.model.config, look.model.tokenizer
@@ -151,8 +151,8 @@ def command(
     target, entropy and the divergence from the model's output. The last row has to be the
     model's output as a distribution, or the command exits 1.
     """
+    from llmcli.commands.lens.view import render_lens
     from llmcli.commands.lens.view.files import lens_page, lens_png
-    from llmcli.commands.lens.view.screen import render_lens
 
     look = Inspection("lens", lens, FILES, output)
     look.read(prompt, template, new, model, lens.check)

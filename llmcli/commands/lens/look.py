@@ -11,7 +11,7 @@ from llmcli.shell.looking import InChat, Shown
 
 def look(chat: InChat, given: dict[str, str]) -> Shown:
     """The last positions that fit the screen, unless others are named."""
-    from llmcli.commands.lens.view.screen import render_lens
+    from llmcli.commands.lens.view import render_lens
 
     options = LensOptions(**dict[str, Any](given))
     options.check(chat.model.config)

@@ -1,1 +1,211 @@
-"""Choices of experts on a terminal and in files."""
+"""Which experts tokens take, in the terminal: a map of layers and positions, a table of layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
+from llmcli.records.numbers import best_groups
+from llmcli.ui.cells import Ink, fitted, in_cell, in_words
+from llmcli.ui.grid import ColourBar, Fit, Grid, bar, gaps, last_columns
+from llmcli.ui.layout import WIDEST, Column, Line, Rows, table
+from llmcli.ui.numbers import number
+from llmcli.ui.palette import Scale
+from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
+
+NAME, GAP = 6, 1  # columns of a layer's number, and those between two cells
+LEAST, MOST = 4, 12  # columns of a cell
+FEW = 5  # positions that are shown even where that leaves fewer experts in a cell
+TOKEN = 16  # columns of a token in the table, at most
+TOP = 3  # experts that are named as the ones chosen most
+SHORT = (0, 1, 2)  # how short a table may be: from everything to one of those experts
+BARS, ASCII_BARS, UNUSED = "▁▂▃▄▅▆▇█", "123456789", "·"
+
+
+def render_experts(report: ExpertsReport, title: str) -> RenderableType:
+    """The map and the table, or the table of a single position; `title` is the model's line."""
+    heading = Text(one_line(title), style=HEADING)
+    if len(report.positions) == 1:
+        return Group(heading, *_position(report))
+    scale = weight_scale(report)
+    legend = ColourBar("weight of the chosen experts", scale, masked="")
+    grid = Fit(lambda width, ink: _map(report, scale, width, ink))
+    layers = Fit(lambda width, ink: _layers_table(report, width, ink))
+    return Group(heading, grid, legend, Text(), layers)
+
+
+def weight_scale(report: ExpertsReport) -> Scale:
+    """From nothing to the largest weight there is."""
+    most = max(float(np.nanmax(layer.weights, initial=0.0)) for layer in report.layers)
+    return Scale(low=0.0, high=most or 1.0)
+
+
+def share(value: float | None) -> str:
+    """`31 %`, – where there is none."""
+    return "–" if value is None else f"{100 * value:.0f} %"
+
+
+def _map(
+    report: ExpertsReport, scale: Scale, width: int, ink: Ink
+) -> Iterator[RenderableType | Segment]:
+    """A line for each layer, a column for each of as many of the last positions as fit.
+
+    In a cell the numbers of the chosen experts, the largest score first, as many as fit; behind
+    each the colour of its weight, or a shade after it. A line parts what the model wrote.
+    """
+    width = min(width, WIDEST)
+    digits = len(str(max(layer.experts for layer in report.layers) - 1))
+    most = max(layer.per_token for layer in report.layers)
+    named = max(1, min(most, MOST // (digits + 1)))  # experts of a cell
+    few = min(FEW, len(report.positions))
+    while named > 1 and (width - NAME + GAP) // (named * (digits + 1) + GAP) < few:
+        named -= 1
+    cell = max(LEAST, named * (digits + 1))
+    places = last_columns([cell] * len(report.positions), width - NAME + GAP, GAP)
+    positions = [report.positions[place] for place in places]
+    tokens = [in_cell(report.tokens[position], ink) for position in positions]
+    before = ["", *gaps(places, GAP, report.from_prompt, ink)[1:]]
+    grid, widths = Grid(ink=ink, gutter=NAME, before=before), [cell] * len(places)
+    yield from grid.words("at", [str(position) for position in positions], widths)
+    yield from grid.words("token", tokens, widths, HEADING)
+    for layer in report.layers:
+        codes_PK = ink.codes(scale.fractions(layer.weights[places.start :, :named])).tolist()
+        chosen_PK = layer.chosen[places.start :, :named].tolist()
+        cells = [
+            list(_cell(chosen_K, codes_K, digits, cell, ink))
+            for chosen_K, codes_K in zip(chosen_PK, codes_PK, strict=True)
+        ]
+        yield from grid.line(f"{layer.layer:>{NAME - 2}}", cells)
+    notes = ["the experts that each token takes in each layer, the largest score first"]
+    if named < most:
+        notes.append(f"the first {named} of {most}")
+    if report.from_prompt < len(report.positions):
+        notes.append(f"{bar(ink)} from position {report.prompt_tokens} on the model wrote it")
+    if len(places) < len(report.positions):
+        shown = f"positions {positions[0]} to {positions[-1]}"
+        notes += [f"{shown} of {len(report.tokens)} tokens",
+                  "others with --position, --json and -o have all"]  # fmt: skip
+    yield Line(notes, FAINT)
+
+
+def _cell(
+    chosen_K: Sequence[int], codes_K: Sequence[int], digits: int, columns: int, ink: Ink
+) -> Iterator[Segment]:
+    """Numbers of `digits` digits, then spaces up to `columns` columns."""
+    for expert, code in zip(chosen_K, codes_K, strict=True):
+        after = ink.shade(code) if ink.kind == "shades" else " "
+        yield Segment(f"{expert:>{digits}}{after}", ink.behind(code))
+    yield Segment(" " * (columns - len(chosen_K) * (digits + 1)))
+
+
+def _layers_table(report: ExpertsReport, width: int, ink: Ink) -> Iterator[RenderableType]:
+    """A row for each layer: load, the experts chosen most, balance, margins, the shared expert.
+
+    Where that is too wide it is said shorter, before anything stands on a line of its own.
+    """
+    width = min(width, WIDEST)
+    tables = [
+        _rows(report, max(8, width // (4 + 2 * (short > 0))), ink, short) for short in SHORT
+    ]
+    rows, pool = next((one for one in tables if one[0].fit(width)), tables[0])
+    yield rows
+    yield Line(list(_about_layers(report, pool, ink)), FAINT)
+
+
+def _rows(report: ExpertsReport, room: int, ink: Ink, short: int) -> tuple[Rows, int]:
+    """The table with bars in `room` columns, and how many experts one of these stands for.
+
+    `short`: without the token of the smallest margin and without columns that say nothing;
+    `short` fewer experts are named.
+    """
+    layers = report.layers
+    pool = max(-(-layer.experts // room) for layer in layers)
+    columns: list[tuple[Column, Callable[[ExpertsLayer], Text | str]]] = [
+        (Column("layer"), lambda of: str(of.layer)),
+        (Column("load", right=False), lambda of: load_bars(of.load, pool, ink)),
+        (Column("most", right=False, drop=1), lambda of: _most(of, TOP - short)),
+        (Column("balance", drop=2, labelled=True), lambda of: f"{of.balance:.2f}"),
+    ]
+    if not short or any(layer.unused for layer in layers):
+        columns.append((Column("unused", drop=3, labelled=True), lambda of: str(len(of.unused))))
+    columns += [
+        (Column("margin", drop=4, labelled=True),
+         lambda of: number(of.mean_margin, 2 if short else 3)),
+        (Column("min", right=False, drop=5, labelled=True),
+         lambda of: _smallest(report, of, ink, short)),
+    ]  # fmt: skip
+    if any(layer.shared_share is not None for layer in layers):
+        columns.append((Column("shared", drop=6, labelled=True), lambda of: share(of.shared_share)))
+    return table(layers, columns, below=True), pool
+
+
+def _smallest(report: ExpertsReport, layer: ExpertsLayer, ink: Ink, short: int) -> str:
+    """The smallest margin, and the token that it is of."""
+    at = layer.smallest_at
+    if at is None:
+        return "–"
+    if short:
+        return number(layer.smallest_margin, 1)
+    words = in_words(report.tokens[at])
+    words = fitted(words, min(TOKEN, cell_len(words)), ink)
+    return f"{number(layer.smallest_margin)} at {at} {words}"
+
+
+def _about_layers(report: ExpertsReport, pool: int, ink: Ink) -> Iterator[str]:
+    layers = report.layers
+    each = "an expert" if pool == 1 else f"{pool} experts"
+    yield f"load: one mark per {each}, {UNUSED if not ink.ascii else '-'} unused"
+    yield "balance: entropy of the load / ln E, 1 where all are chosen alike"
+    scores = {layer.scores + " + correction" * layer.corrected for layer in layers}
+    of = " or ".join(sorted(scores))
+    yield f"margin: last chosen − first refused, mean and smallest, of {of}"
+    grouped = next((layer for layer in layers if layer.groups > 1), None)
+    if grouped is not None:
+        best = best_groups(grouped.kept_groups, grouped.groups, grouped.group_best)
+        yield f"within the best {best}"
+    if any(layer.shared_share is not None for layer in layers):
+        yield "shared: ‖shared‖ / (‖shared‖ + ‖routed‖), mean"
+
+
+def load_bars(load: Sequence[int], pool: int, ink: Ink) -> Text:
+    """How much each expert, or `pool` neighbours together, are chosen: bars up to the most."""
+    sums = [sum(load[at : at + pool]) for at in range(0, len(load), pool)]
+    bars, most = ASCII_BARS if ink.ascii else BARS, max(*sums, 1)
+    text = Text(style=NUMBER)
+    for one in sums:
+        sign = bars[math.ceil(one / most * len(bars)) - 1]
+        text.append(sign if one else "-" if ink.ascii else UNUSED, style="" if one else FAINT)
+    return text
+
+
+def _most(layer: ExpertsLayer, count: int) -> str:
+    """The `count` experts chosen most, with the share of the tokens that take them."""
+    order = sorted(range(layer.experts), key=lambda expert: -layer.load[expert])
+    parts = [f"{at} {share(layer.load[at] / len(layer.chosen))}" for at in order[:count]]
+    return ", ".join(part for part, at in zip(parts, order, strict=False) if layer.load[at])
+
+
+def _position(report: ExpertsReport) -> Iterator[RenderableType]:
+    """Everything about one position: a row for each layer."""
+    at = report.positions[0]
+    by = "" if at < report.prompt_tokens else ", which the model wrote"
+    where = f"position {at} of {len(report.tokens)}: {in_words(report.tokens[at])}{by}"
+    yield Line([where, "the experts that it takes, with what each counts"])
+
+    def weights(of: ExpertsLayer) -> str:
+        pairs = zip(of.chosen[0].tolist(), of.weights[0].tolist(), strict=True)
+        return ", ".join(f"{expert}: {number(weight)}" for expert, weight in pairs)
+
+    yield table(report.layers, [
+        (Column("layer"), lambda of: str(of.layer)),
+        (Column("expert: weight", right=False, cut=True, drop=1), weights),
+        (Column("margin", drop=3, labelled=True), lambda of: number(float(of.margins[0]))),
+        (Column("shared", drop=2, labelled=True), lambda of: share(of.shared_share)),
+    ], below=True)  # fmt: skip

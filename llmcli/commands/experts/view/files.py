@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
-from llmcli.commands.experts.view.screen import share, weight_scale
+from llmcli.commands.experts.view import share, weight_scale
 from llmcli.records.numbers import best_groups
 from llmcli.ui import png
 from llmcli.ui.page.build import checks, finite, page, token
