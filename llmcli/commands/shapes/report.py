@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from llmcli.graph.spec import Kind, Phase
+from llmcli.graph.spec import Kind, TensorSpec
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import APART, FLAT
 from llmcli.records.info import StateNeed
@@ -23,7 +23,7 @@ class Stored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapeTensor:
+class ShapeTensor(TensorSpec):
     """One tensor in one phase; a parameter is the same in all and has none.
 
     `axes` are its letters and `documents` those of the papers, `bytes` of all its numbers in
@@ -32,20 +32,8 @@ class ShapeTensor:
     a view of, None where it has its own. `written` is False for what no kernel ever has in memory.
     """
 
-    name: str
-    kind: Kind
-    axes: tuple[str, ...]
-    documents: tuple[str, ...]
-    shape: tuple[int, ...]
     dtype: str
-    bytes: int
-    flops: int
-    flops_full: int
-    phase: Phase | None
-    layer: int | None
-    formula: str
-    shares: str | None
-    written: bool
+    documents: tuple[str, ...]
     stored: Stored | None = field(metadata=FLAT)
 
 
