@@ -101,6 +101,13 @@ def bar(ink: Ink) -> str:
     return "|" if ink.ascii else "│"
 
 
+def written_note(positions: Sequence[int], prompt_tokens: int, ink: Ink) -> list[str]:
+    """What the bar means, where the model wrote some of these ascending positions."""
+    if positions[-1] < prompt_tokens:
+        return []
+    return [f"{bar(ink)} from position {prompt_tokens} on the model wrote it"]
+
+
 def last_columns(widths: Sequence[int], room: int, gap: int) -> range:
     """As many of the last columns as fit `room`, each behind a gap; at least one."""
     first, used = len(widths), 0

@@ -102,7 +102,7 @@ def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate):
     for one, tensor in zip(plan, report.tensors, strict=True):
         array = arrays[one.name]
         assert tuple(array.shape) == one.shape == tensor.shape
-        assert one.nbytes == array.nbytes
+        assert one.bytes == array.nbytes
         assert len(one.axes) == len(one.shape)
         assert "T" not in one.axes or one.shape[one.axes.index("T")] == len(ids)
 

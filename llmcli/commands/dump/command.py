@@ -174,7 +174,7 @@ def _dumped(
 
     with passes_over(look) as passes, ExitStack() as opened:
         plan = plan_dump(model, names, passes.most)
-        arrays = [ArrayPlan(one.name, one.dtype, one.shape) for one in plan]
+        arrays = [ArrayPlan(one.name, str(one.dtype), one.shape) for one in plan]
         writer = file = None
         if look.path is not None:
             about = metadata(model.tokens(encoded.ids), 0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from llmcli.errors import UsageError
 from llmcli.records.numbers import counted, spans
 from llmcli.shell.inspection import Inspection
-from llmcli.shell.looking import NewTokensOptions, Subject, check_span, parse_numbers, parse_span
+from llmcli.shell.looking import NewTokensOptions, PlacesOptions, Subject
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
 from llmcli.shell.template import TemplateOptions
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from llmcli.config import ModelConfig
 
 FILES = ("html", "png", "json")
-SMALLER = "choose fewer positions with `--position` or layers with `--layer`"
 
 EPILOG = """
 A cell of the map has the numbers of the chosen experts, the largest score
@@ -38,7 +37,7 @@ Examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertsOptions:
+class ExpertsOptions(PlacesOptions):
     """Which layers and positions, and where the file goes."""
 
     panel: ClassVar[str] = "Experts"
@@ -61,12 +60,6 @@ class ExpertsOptions:
     )  # fmt: skip
     force: bool = opt(False, "--force", "Write a file however large it gets.")
 
-    def check(self, config: ModelConfig) -> None:
-        """Refuses options that are wrong for any text, before the weights are read."""
-        self.layers(config)
-        if self.position is not None:
-            check_span(self.position, "--position")
-
     def layers(self, config: ModelConfig) -> tuple[int, ...]:
         """The chosen layers in order. Raises UsageError for a layer without experts."""
         from llmcli.anatomy.graph import graph
@@ -80,9 +73,9 @@ class ExpertsOptions:
                 "no layer of this model has experts to choose from",
                 hint="`llmcli info --families` lists what has a mixture of experts",
             )
-        if self.layer is None:
+        named = super().layers(config)
+        if named is None:
             return having
-        named = parse_numbers(self.layer, len(config.layers), "--layer", "layers")
         without = [layer for layer in named if layer not in having]
         if without:
             raise UsageError(
@@ -98,7 +91,7 @@ class ExpertsOptions:
         from llmcli.anatomy.graph import graph
 
         layers, tokens = self.layers(look.model.config), len(look.ids) + look.generate
-        cells = len(layers) * len(range(*parse_span(self.position, tokens, "--position")))
+        cells = len(layers) * len(self.span(tokens))
         chosen = max(graph(look.model.config).sizes(layer)["K"] for layer in layers)
         return {
             "json": 4000 + cells * (24 + 28 * chosen), "html": 40_000 + cells * (14 + 9 * chosen),
@@ -109,11 +102,8 @@ class ExpertsOptions:
         from llmcli.commands.experts.measure import measure_experts
         from llmcli.inspect.passes import passes_over
 
-        def span(total: int) -> range:
-            return range(*parse_span(self.position, total, "--position"))
-
         with passes_over(look) as passes:
-            return measure_experts(passes, self.layers(look.model.config), span=span)
+            return measure_experts(passes, self.layers(look.model.config), span=self.span)
 
 
 def command(
@@ -137,7 +127,7 @@ def command(
 
     look = Inspection("experts", experts, FILES, output)
     look.read(prompt, template, new, model, experts.check)
-    look.check_size(experts.sizes(look), SMALLER)
+    look.check_size(experts.sizes(look), experts.smaller)
     report = experts.measure(look)
     holds = f"the choices at {counted(len(report.positions), 'position')}"
     look.present(lambda: render_experts(report, look.title), report, look.file(holds, {

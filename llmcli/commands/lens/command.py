@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from llmcli.errors import UsageError
 from llmcli.records.numbers import counted
 from llmcli.shell.inspection import Inspection
-from llmcli.shell.looking import NewTokensOptions, Subject, check_span, parse_numbers, parse_span
+from llmcli.shell.looking import NewTokensOptions, PlacesOptions, Subject
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
 from llmcli.shell.template import TemplateOptions
@@ -18,11 +18,9 @@ from llmcli.shell.template import TemplateOptions
 if TYPE_CHECKING:
     from llmcli.commands.lens.measure import Target
     from llmcli.commands.lens.report import LensReport
-    from llmcli.config import ModelConfig
     from llmcli.text import Tokenizer
 
 FILES = ("html", "png", "json")
-SMALLER = "choose fewer positions with `--position` or layers with `--layer`"
 
 EPILOG = """
 Early layers do not yet write in the basis that the output is read in: their tokens say less about
@@ -39,7 +37,7 @@ Examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LensOptions:
+class LensOptions(PlacesOptions):
     """Which cells, how many tokens of each, whose rank, and where the file goes."""
 
     panel: ClassVar[str] = "Lens"
@@ -81,18 +79,6 @@ class LensOptions:
     )  # fmt: skip
     force: bool = opt(False, "--force", "Write a file however large it gets.")
 
-    def check(self, config: ModelConfig) -> None:
-        """Refuses options that are wrong for any text, before the weights are read."""
-        self.layers(config)
-        if self.position is not None:
-            check_span(self.position, "--position")
-
-    def layers(self, config: ModelConfig) -> tuple[int, ...] | None:
-        """The chosen ones, None for all. Raises UsageError."""
-        if self.layer is None:
-            return None
-        return parse_numbers(self.layer, len(config.layers), "--layer", "layers")
-
     @property
     def ranks(self) -> bool:
         """Whether cells show the rank of the target."""
@@ -106,8 +92,8 @@ class LensOptions:
         from llmcli.commands.lens.measure import places
 
         config, tokens = look.model.config, len(look.ids) + look.generate
-        cells = len(range(*parse_span(self.position, tokens, "--position")))
-        cells *= len(places(config, self.layers(config), mid=self.mid))
+        rows = places(config, self.layers(config), mid=self.mid)
+        cells = len(rows) * len(self.span(tokens))
         return {
             "html": (29 << 10) + cells * (31 + 16 * self.top),
             "json": 2450 + cells * (142 + 65 * self.top),
@@ -123,8 +109,7 @@ class LensOptions:
         target = parse_target(self.target, tokenizer, config.vocab)
 
         def span(total: int) -> range:
-            first, last = parse_span(self.position, total, "--position")
-            return range(first if whole else max(first, last - room(look.out.out.width)), last)
+            return self.span(total)[0 if whole else -room(look.out.out.width) :]
 
         with passes_over(look) as passes:
             report = measure_lens(
@@ -156,7 +141,7 @@ def command(
 
     look = Inspection("lens", lens, FILES, output)
     look.read(prompt, template, new, model, lens.check)
-    look.check_size(lens.sizes(look), SMALLER)
+    look.check_size(lens.sizes(look), lens.smaller)
     report = lens.measure(look, whole=look.out.json or look.path is not None)
     height = None if lens.every or not look.out.out.terminal else get_terminal_size().lines
     holds = f"{counted(len(report.rows), 'row')} at {counted(len(report.positions), 'position')}"

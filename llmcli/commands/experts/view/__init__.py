@@ -13,8 +13,8 @@ from rich.text import Text
 
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.records.numbers import best_groups
-from llmcli.ui.cells import Ink, fitted, in_cell, in_words
-from llmcli.ui.grid import ColourBar, Fit, Grid, bar, gaps, last_columns
+from llmcli.ui.cells import Ink, fitted, in_cell, in_words, position_words
+from llmcli.ui.grid import ColourBar, Fit, Grid, gaps, last_columns, written_note
 from llmcli.ui.layout import WIDEST, Column, Line, Rows, table
 from llmcli.ui.numbers import number
 from llmcli.ui.palette import Scale
@@ -86,8 +86,7 @@ def _map(
     notes = ["the experts that each token takes in each layer, the largest score first"]
     if named < most:
         notes.append(f"the first {named} of {most}")
-    if report.from_prompt < len(report.positions):
-        notes.append(f"{bar(ink)} from position {report.prompt_tokens} on the model wrote it")
+    notes += written_note(report.positions, report.prompt_tokens, ink)
     if len(places) < len(report.positions):
         shown = f"positions {positions[0]} to {positions[-1]}"
         notes += [f"{shown} of {len(report.tokens)} tokens",
@@ -111,9 +110,7 @@ def _layers_table(report: ExpertsReport, width: int, ink: Ink) -> Iterator[Rende
     Where that is too wide it is said shorter, before anything stands on a line of its own.
     """
     width = min(width, WIDEST)
-    tables = [
-        _rows(report, max(8, width // (4 + 2 * (short > 0))), ink, short) for short in SHORT
-    ]
+    tables = [_rows(report, max(8, width // (4 + 2 * (short > 0))), ink, short) for short in SHORT]
     rows, pool = next((one for one in tables if one[0].fit(width)), tables[0])
     yield rows
     yield Line(list(_about_layers(report, pool, ink)), FAINT)
@@ -194,9 +191,7 @@ def _most(layer: ExpertsLayer, count: int) -> str:
 
 def _position(report: ExpertsReport) -> Iterator[RenderableType]:
     """Everything about one position: a row for each layer."""
-    at = report.positions[0]
-    by = "" if at < report.prompt_tokens else ", which the model wrote"
-    where = f"position {at} of {len(report.tokens)}: {in_words(report.tokens[at])}{by}"
+    where = position_words(report.tokens, report.positions[0], report.prompt_tokens)
     yield Line([where, "the experts that it takes, with what each counts"])
 
     def weights(of: ExpertsLayer) -> str:

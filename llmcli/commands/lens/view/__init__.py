@@ -14,9 +14,9 @@ from rich.style import Style
 from rich.text import Text
 
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken, short_name
-from llmcli.ui.cells import Ink, fitted, in_cell, in_words, space
+from llmcli.ui.cells import Ink, fitted, in_cell, in_words, position_words, space
 from llmcli.ui.facts import confidence_legend
-from llmcli.ui.grid import Fit, Grid, bar, gaps, last_columns
+from llmcli.ui.grid import Fit, Grid, gaps, last_columns, written_note
 from llmcli.ui.layout import WIDEST, Column, Line, Rows, table
 from llmcli.ui.numbers import probability
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, confidence_style, one_line
@@ -26,7 +26,7 @@ LEAST, MOST, GAP = 4, 12, 2  # columns of a cell, and those between two
 # lines of the screen beside the rows, the checks and the prompt of the shell included
 AROUND_GRID, AROUND_POSITION, LEAST_ROWS = 13, 12, 4
 SHARE = 4  # more of them where there is no colour: the probability in percent
-BAR = 10  # columns
+BAR = 10  # columns of a bar
 OTHER = 16  # columns of a token that is not the likeliest, at most
 
 
@@ -136,8 +136,7 @@ def _legend(report: LensReport, ranks: bool, ink: Ink) -> Iterator[RenderableTyp
     parts = [f"{what} after each layer{percent if ink.kind == 'shades' else ''}"]
     if not ranks:
         parts.append(f"{space(ink)} is a space")
-    if report.from_prompt < len(report.positions):
-        parts.append(f"{bar(ink)} from position {report.prompt_tokens} on the model wrote it")
+    parts += written_note(report.positions, report.prompt_tokens, ink)
     parts.append("settled: from this layer on the output's token stays likeliest")
     yield Line(parts, FAINT)
     if ink.kind != "shades":
@@ -166,11 +165,11 @@ def _others(
 
 def headline(report: LensReport) -> Line:
     """Where it is, what the model says there, and since which layer."""
-    at, target = report.positions[0], report.targets[0]
-    by = "" if at < report.prompt_tokens else ", which the model wrote"
-    parts = [f"position {at} of {len(report.tokens)}: after {in_words(report.tokens[at])}{by}"]
-    best = report.rows[-1].cells[0].top[0]
-    parts.append(f"output {in_words(best)} {probability(best.probability)}")
+    at, target, best = report.positions[0], report.targets[0], report.rows[-1].cells[0].top[0]
+    parts = [
+        position_words(report.tokens, at, report.prompt_tokens, after="after "),
+        f"output {in_words(best)} {probability(best.probability)}",
+    ]
     if target.id != best.id:
         parts.append(f"target {in_words(target)} {probability(target.probability)}")
     return Line([*parts, f"settled at {short_name(report.settled[0])}"])
@@ -191,8 +190,7 @@ def position_table(
     yield shown if bars else _table(rows, ink, below)
     target = report.targets[0]
     words = [
-        f"target, rank: probability and rank of {in_words(target)}, "
-        f"{report.target}",
+        f"target, rank: probability and rank of {in_words(target)}, {report.target}",
         "entropy and KL(output ‖ layer) in nats",
     ]
     if bars:
