@@ -42,22 +42,27 @@ class ExpertsOptions(PlacesOptions):
 
     panel: ClassVar[str] = "Experts"
     position: str | None = opt(
-        None, "--position", "SPAN",
+        None,
+        "--position",
+        "SPAN",
         "Positions such as 40:48, :10, -5: or -1, of which loads and means are, too; one alone is "
         "shown in detail. [default: all; on the map the last that fit]",
-    )  # fmt: skip
+    )
     layer: str | None = opt(
-        None, "--layer", "LAYERS",
-        "Layers such as 0,3-5,-1. [default: all that have experts]",
-    )  # fmt: skip
+        None, "--layer", "LAYERS", "Layers such as 0,3-5,-1. [default: all that have experts]"
+    )
     save: str | None = opt(
-        None, "-o", "--output", "FILE",
+        None,
+        "-o",
+        "--output",
+        "FILE",
         f"Also write every choice to a file, by its ending: {', '.join(FILES)}.",
-    )  # fmt: skip
+    )
     open: bool = opt(
-        False, "--open",
+        False,
+        "--open",
         "Show it in a browser: the .html or .png of -o, without that a page made for it.",
-    )  # fmt: skip
+    )
     force: bool = opt(False, "--force", "Write a file however large it gets.")
 
     def layers(self, config: ModelConfig) -> tuple[int, ...]:
@@ -94,8 +99,9 @@ class ExpertsOptions(PlacesOptions):
         cells = len(layers) * len(self.span(tokens))
         chosen = max(graph(look.model.config).sizes(layer)["K"] for layer in layers)
         return {
-            "json": 4000 + cells * (24 + 28 * chosen), "html": 40_000 + cells * (14 + 9 * chosen),
-        }  # fmt: skip
+            "json": 4000 + cells * (24 + 28 * chosen),
+            "html": 40_000 + cells * (14 + 9 * chosen),
+        }
 
     def measure(self, look: Subject) -> ExpertsReport:
         """Measures a text."""
@@ -130,7 +136,8 @@ def command(
     look.check_size(experts.sizes(look), experts.smaller)
     report = experts.measure(look)
     holds = f"the choices at {counted(len(report.positions), 'position')}"
-    look.present(lambda: render_experts(report, look.title), report, look.file(holds, {
+    makers = {
         "png": lambda: experts_png(report, look.title),
         "html": lambda: experts_page(report, look.title),
-    }))  # fmt: skip
+    }
+    look.present(lambda: render_experts(report, look.title), report, look.file(holds, makers))

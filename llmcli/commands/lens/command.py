@@ -42,41 +42,55 @@ class LensOptions(PlacesOptions):
 
     panel: ClassVar[str] = "Lens"
     position: str | None = opt(
-        None, "--position", "SPAN",
+        None,
+        "--position",
+        "SPAN",
         "Positions such as 40:48, :10, -5: or -1; a single one is shown in detail. "
         "[default: on the screen the last that fit, else all]",
-    )  # fmt: skip
+    )
     layer: str | None = opt(
-        None, "--layer", "LAYERS",
+        None,
+        "--layer",
+        "LAYERS",
         "Layers such as 0,3-5,-1; the last one is always there. [default: the embedding and all]",
-    )  # fmt: skip
+    )
     mid: bool = opt(
-        False, "--mid",
-        "Also inside a layer, between attention and feed-forward part (resid_mid).",
-    )  # fmt: skip
+        False, "--mid", "Also inside a layer, between attention and feed-forward part (resid_mid)."
+    )
     top: int = opt(
-        5, "-k", "--top", "K",
+        5,
+        "-k",
+        "--top",
+        "K",
         "Likeliest tokens of a cell: shown for a single position, in JSON and files.",
-        at_least=1, at_most=1000,
-    )  # fmt: skip
+        at_least=1,
+        at_most=1000,
+    )
     target: str = opt(
-        "output", "--target", "TOKEN|next|output",
+        "output",
+        "--target",
+        "TOKEN|next|output",
         "The token whose rank is followed: one of the vocabulary (quoted where it is called next "
         "or output, an id without a tokenizer), the text's next one, or the likeliest of the "
         "model's output. But for the last, cells show ranks.",
-    )  # fmt: skip
+    )
     save: str | None = opt(
-        None, "-o", "--output", "FILE",
+        None,
+        "-o",
+        "--output",
+        "FILE",
         f"Also write all cells to a file, by its ending: {', '.join(FILES)}.",
-    )  # fmt: skip
+    )
     open: bool = opt(
-        False, "--open",
+        False,
+        "--open",
         "Show it in a browser: the .html or .png of -o, without that a page made for it.",
-    )  # fmt: skip
+    )
     every: bool = opt(
-        False, "--all",
+        False,
+        "--all",
         "Show every layer, and all details of a single position, however tall it gets.",
-    )  # fmt: skip
+    )
     force: bool = opt(False, "--force", "Write a file however large it gets.")
 
     @property
@@ -113,9 +127,13 @@ class LensOptions(PlacesOptions):
 
         with passes_over(look) as passes:
             report = measure_lens(
-                passes, span=span, layers=self.layers(config), mid=self.mid, top=self.top,
+                passes,
+                span=span,
+                layers=self.layers(config),
+                mid=self.mid,
+                top=self.top,
                 target=target,
-            )  # fmt: skip
+            )
         if isinstance(target, int) and (note := space_note(self.target, target, report, tokenizer)):
             look.out.note(note)
         return report
@@ -145,14 +163,15 @@ def command(
     report = lens.measure(look, whole=look.out.json or look.path is not None)
     height = None if lens.every or not look.out.out.terminal else get_terminal_size().lines
     holds = f"{counted(len(report.rows), 'row')} at {counted(len(report.positions), 'position')}"
+    makers = {
+        "png": lambda: lens_png(report, look.title),
+        "html": lambda: lens_page(report, look.title),
+    }
     look.present(
         lambda: render_lens(report, look.title, ranks=lens.ranks, whole="--all", height=height),
         report,
-        look.file(holds, {
-            "png": lambda: lens_png(report, look.title),
-            "html": lambda: lens_page(report, look.title),
-        }),
-    )  # fmt: skip
+        look.file(holds, makers),
+    )
 
 
 def parse_target(text: str, tokenizer: Tokenizer | None, vocabulary: int) -> Target:

@@ -121,8 +121,9 @@ class Overview:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         lines = [*self._lines()]
-        widths = [max(cell_len(line[column]) for line in lines if len(line) > 1)
-                  for column in range(3)]  # fmt: skip
+        widths = [
+            max(cell_len(line[column]) for line in lines if len(line) > 1) for column in range(3)
+        ]
         room = options.max_width - sum(widths) - 3 * len(_NARROW)
         beside = room >= sum(widths) // 2
         for number, line in enumerate(lines):

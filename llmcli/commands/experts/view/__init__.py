@@ -89,8 +89,10 @@ def _map(
     notes += written_note(report.positions, report.prompt_tokens, ink)
     if len(places) < len(report.positions):
         shown = f"positions {positions[0]} to {positions[-1]}"
-        notes += [f"{shown} of {len(report.tokens)} tokens",
-                  "others with --position, --json and -o have all"]  # fmt: skip
+        notes += [
+            f"{shown} of {len(report.tokens)} tokens",
+            "others with --position, --json and -o have all",
+        ]
     yield Line(notes, FAINT)
 
 
@@ -198,9 +200,10 @@ def _position(report: ExpertsReport) -> Iterator[RenderableType]:
         pairs = zip(of.chosen[0].tolist(), of.weights[0].tolist(), strict=True)
         return ", ".join(f"{expert}: {number(weight)}" for expert, weight in pairs)
 
-    yield table(report.layers, [
+    columns: list[tuple[Column, Callable[[ExpertsLayer], str]]] = [
         (Column("layer"), lambda of: str(of.layer)),
         (Column("expert: weight", right=False, cut=True, drop=1), weights),
         (Column("margin", drop=3, labelled=True), lambda of: number(float(of.margins[0]))),
         (Column("shared", drop=2, labelled=True), lambda of: share(of.shared_share)),
-    ], below=True)  # fmt: skip
+    ]
+    yield table(report.layers, columns, below=True)

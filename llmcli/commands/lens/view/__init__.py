@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken, short_name
+from llmcli.commands.lens.report import LensCell, LensReport, LensRow, short_name
 from llmcli.ui.cells import Ink, fitted, in_cell, in_words, position_words, space
 from llmcli.ui.facts import confidence_legend
 from llmcli.ui.grid import Fit, Grid, gaps, last_columns, written_note
@@ -31,9 +31,13 @@ OTHER = 16  # columns of a token that is not the likeliest, at most
 
 
 def render_lens(
-    report: LensReport, title: str, *, ranks: bool = False, height: int | None = None,
+    report: LensReport,
+    title: str,
+    *,
+    ranks: bool = False,
+    height: int | None = None,
     whole: str = "",
-) -> RenderableType:  # fmt: skip
+) -> RenderableType:
     """The grid, or the table of a single position, and what its words mean.
 
     `title` is the model's line. A cell of the grid has its likeliest token, or with `ranks` the
@@ -211,7 +215,12 @@ def _table(
         return Text(in_words(first), style=confidence_style(first.probability))
 
     def other(at: int) -> Callable[[LensRow], Text]:
-        return lambda row: Text(_other(row.cells[0].top[at], ink), style=FAINT)
+        def cell(row: LensRow) -> Text:
+            token = row.cells[0].top[at]
+            short = fitted(words := in_words(token), min(OTHER, cell_len(words)), ink)
+            return Text(f"{short} {probability(token.probability)}", style=FAINT)
+
+        return cell
 
     columns: list[tuple[Column, Callable[[LensRow], Text | str]]] = [
         (Column("layer", right=False), lambda row: Text(short_name(row.name), style=FAINT)),
@@ -236,9 +245,3 @@ def _table(
 def _bar(value: float, full: float) -> Text:
     length = round(BAR * min(1.0, value / full)) if full > 0 else 0
     return Text("█" * length, style=NUMBER)
-
-
-def _other(token: LensToken, ink: Ink) -> str:
-    """A token, cut where it is long, and its whole probability."""
-    words = in_words(token)
-    return f"{fitted(words, min(OTHER, cell_len(words)), ink)} {probability(token.probability)}"
