@@ -181,14 +181,8 @@ def _row(
     source = "" if (file := tensors[0].stored) is None else file.source
     if len(row.layers) > 1:
         source = numbered(source, row.layers[0], f"{{{spans(row.layers)}}}")
-    return ShapeRow(
-        name=row.name,
-        layers=row.layers,
-        formula=row.formula,
-        tensors=tensors,
-        memory=_memory(row.phases[0], model),
-        source=source,
-    )
+    memory = _memory(tensors[0], model)
+    return ShapeRow(**{**vars(row), "phases": tensors}, memory=memory, source=source)
 
 
 def _memory(spec: TensorSpec, model: Graph) -> str:

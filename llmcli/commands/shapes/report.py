@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from llmcli.anatomy.fold import Folded
 from llmcli.graph.spec import Kind, TensorSpec
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import APART, FLAT
@@ -38,17 +39,14 @@ class ShapeTensor(TensorSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapeRow:
+class ShapeRow(Folded):
     """A tensor, or the same one of several `layers` (empty outside the blocks).
 
     `name` has their numbers in it: `blocks.{0-29}.attn.q`.
     """
 
-    name: str
-    layers: tuple[int, ...]
-    formula: str
-    # of the first layer, one for each phase
-    tensors: tuple[ShapeTensor, ...] = field(metadata=APART)
+    # of the first layer
+    phases: tuple[ShapeTensor, ...] = field(metadata=APART)
     # `own`, `view of` another, for parameters `part of` a larger one, for the cache `copy of`
     # another, `derived` for what is never written
     memory: str = field(metadata=APART)
@@ -57,7 +55,7 @@ class ShapeRow:
     @property
     def first(self) -> ShapeTensor:
         """The tensor of the first phase, for what is the same in all phases."""
-        return self.tensors[0]
+        return self.phases[0]
 
 
 @dataclass(frozen=True, kw_only=True)

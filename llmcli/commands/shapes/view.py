@@ -164,7 +164,7 @@ class Overview:
                     many += f", a token sees {kind.window} keys at most"
                 yield (f"{here}{many}" if here else "",)
             place = here
-            yield one_line(name), listed(row.first.axes), listed(row.tensors[0].shape), formula
+            yield one_line(name), listed(row.first.axes), listed(row.phases[0].shape), formula
 
 
 def render_stored(tensors: Sequence[Stored], title: str) -> RenderableType:
@@ -241,11 +241,11 @@ def _fields(
 
 
 def _dtypes(rows: Sequence[ShapeRow]) -> set[str]:
-    return {tensor.dtype for row in rows for tensor in row.tensors}
+    return {tensor.dtype for row in rows for tensor in row.phases}
 
 
 def _shape(row: ShapeRow, phase: int) -> Text:
-    return Text(listed(row.tensors[phase].shape), style=NUMBER)
+    return Text(listed(row.phases[phase].shape), style=NUMBER)
 
 
 def _stored(row: ShapeRow) -> str:
