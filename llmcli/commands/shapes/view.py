@@ -24,7 +24,7 @@ from llmcli.records.numbers import counted, spans
 from llmcli.records.text import Token
 from llmcli.ui.cells import in_words
 from llmcli.ui.facts import model_line, state_words
-from llmcli.ui.layout import GAP, Column, Indented, Line, Rows
+from llmcli.ui.layout import GAP, Column, Indented, Line, Rows, table
 from llmcli.ui.letters import axis_line
 from llmcli.ui.numbers import scaled, size
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
@@ -169,20 +169,15 @@ class Overview:
 
 def render_stored(tensors: Sequence[Stored], title: str) -> RenderableType:
     """The tensors of a file that nothing describes: their own names, shapes and formats."""
-    columns = [Column("name", right=False, cut=True)]
-    columns += [Column("shape", right=False), Column("stored", right=False), Column("bytes")]
-    rows = [
-        (
-            one_line(tensor.source),
-            Text(listed(tensor.stored_shape), style=NUMBER),
-            one_line(tensor.stored_format),
-            size(tensor.stored_bytes),
-        )
-        for tensor in tensors
+    columns: list[tuple[Column, Callable[[Stored], Text | str]]] = [
+        (Column("name", right=False, cut=True), lambda one: one_line(one.source)),
+        (Column("shape", right=False), lambda one: Text(listed(one.stored_shape), style=NUMBER)),
+        (Column("stored", right=False), lambda one: one_line(one.stored_format)),
+        (Column("bytes"), lambda one: size(one.stored_bytes)),
     ]
     held = size(sum(tensor.stored_bytes for tensor in tensors))
     total = f"{counted(len(tensors), 'tensor')} · {held}"
-    return Group(Text(one_line(title), style=HEADING), Rows(columns, rows), Text(total, FAINT))
+    return Group(Text(one_line(title), style=HEADING), table(tensors, columns), Text(total, FAINT))
 
 
 def sizes_of_letters(letters: Sequence[LetterValue], example: bool) -> Iterator[RenderableType]:
@@ -209,8 +204,7 @@ def _table(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Rows:
         for column, cell in _fields(kind, report)
         if any(map(cell, rows)) and (column.name != "dtype" or len(_dtypes(rows)) > 1)
     ]
-    cells = [[cell(row) for _, cell in fields] for row in rows]
-    return Rows([column for column, _ in fields], cells, below=True)
+    return table(rows, fields, below=True)
 
 
 def _fields(
