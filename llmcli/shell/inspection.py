@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from llmcli.measure.environment import environment
 from llmcli.records.checks import ViewCheck
 from llmcli.records.document import members
 from llmcli.shell.encoding import Encoded
 from llmcli.shell.files import check_export, check_size, page_to_open
-from llmcli.shell.looking import NewTokensOptions, Subject, encode_prompt
+from llmcli.shell.looking import (
+    NewTokensOptions,
+    Subject,
+    check_span,
+    encode_prompt,
+    parse_numbers,
+    parse_span,
+)
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.output import EXPLAIN, ExportFile, Output
 from llmcli.shell.prompts import Prompt, prompt_or_default
@@ -40,6 +47,34 @@ class _FileOptions(Protocol):
 class _Report(Protocol):
     @property
     def checks(self) -> tuple[ViewCheck, ...]: ...
+
+
+class PlacesOptions:
+    """`--layer` and `--position` of the commands whose views are layers × positions."""
+
+    layer: str | None
+    position: str | None
+    # how a file becomes smaller
+    smaller: ClassVar[str] = "choose fewer positions with `--position` or layers with `--layer`"
+
+    def check(self, config: ModelConfig) -> None:
+        """Refuses options that are wrong for any text, before the weights are read."""
+        self.layers(config)
+        if self.position is not None:
+            check_span(self.position, "--position")
+
+    def layers(self, config: ModelConfig) -> tuple[int, ...] | None:
+        """The chosen layers in the order named, None for all. Raises UsageError."""
+        if self.layer is None:
+            return None
+        return parse_numbers(self.layer, len(config.layers), "--layer", "layers")
+
+    def span(self, tokens: int) -> range:
+        """The chosen positions of `tokens` tokens: all, unless some are named.
+
+        Raises UsageError where these have no token.
+        """
+        return range(*parse_span(self.position, tokens, "--position"))
 
 
 class Inspection(Subject):

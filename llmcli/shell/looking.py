@@ -19,7 +19,6 @@ from llmcli.shell.template import TemplateOptions
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from llmcli.config import ModelConfig
     from llmcli.model import Model
     from llmcli.records.text import Token
     from llmcli.shell.output import Output
@@ -77,34 +76,6 @@ class NewTokensOptions:
         "Let the model write up to N tokens (the likeliest ones), and look at them too.",
         at_least=0,
     )  # fmt: skip
-
-
-class PlacesOptions:
-    """`--layer` and `--position` of the commands whose views are layers × positions."""
-
-    layer: str | None
-    position: str | None
-    # how a file becomes smaller
-    smaller: ClassVar[str] = "choose fewer positions with `--position` or layers with `--layer`"
-
-    def check(self, config: ModelConfig) -> None:
-        """Refuses options that are wrong for any text, before the weights are read."""
-        self.layers(config)
-        if self.position is not None:
-            check_span(self.position, "--position")
-
-    def layers(self, config: ModelConfig) -> tuple[int, ...] | None:
-        """The chosen layers in the order named, None for all. Raises UsageError."""
-        if self.layer is None:
-            return None
-        return parse_numbers(self.layer, len(config.layers), "--layer", "layers")
-
-    def span(self, tokens: int) -> range:
-        """The chosen positions of `tokens` tokens: all, unless some are named.
-
-        Raises UsageError where these have no token.
-        """
-        return range(*parse_span(self.position, tokens, "--position"))
 
 
 def encode_prompt(

@@ -213,9 +213,3 @@ def space(ink: Ink) -> str:
 def in_words(token: Token) -> str:
     """A token in a sentence: quoted, or its id."""
     return quoted(token.text) if token.text else f"id {token.id}"
-
-
-def position_words(tokens: Sequence[Token], at: int, prompt_tokens: int, *, after: str = "") -> str:
-    """`position 8 of 12: ␣cat, which the model wrote`; `after` stands before the token."""
-    by = "" if at < prompt_tokens else ", which the model wrote"
-    return f"position {at} of {len(tokens)}: {after}{in_words(tokens[at])}{by}"

@@ -20,7 +20,8 @@ from rich.style import Style
 from rich.text import Text
 
 from llmcli.records.matrix import Matrix
-from llmcli.ui.cells import Ink, Segments, cut, fitted, padded, painted
+from llmcli.records.text import Token
+from llmcli.ui.cells import Ink, Segments, cut, fitted, in_words, padded, painted
 from llmcli.ui.layout import WIDEST, Line
 from llmcli.ui.numbers import brief, number, span
 from llmcli.ui.palette import Scale
@@ -106,6 +107,12 @@ def written_note(positions: Sequence[int], prompt_tokens: int, ink: Ink) -> list
     if positions[-1] < prompt_tokens:
         return []
     return [f"{bar(ink)} from position {prompt_tokens} on the model wrote it"]
+
+
+def position_words(tokens: Sequence[Token], at: int, prompt_tokens: int, *, after: str = "") -> str:
+    """`position 8 of 12: ␣cat, which the model wrote`; `after` stands before the token."""
+    by = "" if at < prompt_tokens else ", which the model wrote"
+    return f"position {at} of {len(tokens)}: {after}{in_words(tokens[at])}{by}"
 
 
 def last_columns(widths: Sequence[int], room: int, gap: int) -> range:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.records.numbers import counted, spans
-from llmcli.shell.inspection import Inspection
-from llmcli.shell.looking import NewTokensOptions, PlacesOptions, Subject
+from llmcli.shell.inspection import Inspection, PlacesOptions
+from llmcli.shell.looking import NewTokensOptions, Subject
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
 from llmcli.shell.template import TemplateOptions

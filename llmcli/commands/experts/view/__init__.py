@@ -13,8 +13,8 @@ from rich.text import Text
 
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.records.numbers import best_groups
-from llmcli.ui.cells import Ink, fitted, in_cell, in_words, position_words
-from llmcli.ui.grid import ColourBar, Fit, Grid, gaps, last_columns, written_note
+from llmcli.ui.cells import Ink, fitted, in_cell, in_words
+from llmcli.ui.grid import ColourBar, Fit, Grid, gaps, last_columns, position_words, written_note
 from llmcli.ui.layout import WIDEST, Column, Line, Rows, table
 from llmcli.ui.numbers import number
 from llmcli.ui.palette import Scale

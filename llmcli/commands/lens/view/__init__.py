@@ -14,9 +14,9 @@ from rich.style import Style
 from rich.text import Text
 
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, short_name
-from llmcli.ui.cells import Ink, fitted, in_cell, in_words, position_words, space
+from llmcli.ui.cells import Ink, fitted, in_cell, in_words, space
 from llmcli.ui.facts import confidence_legend
-from llmcli.ui.grid import Fit, Grid, gaps, last_columns, written_note
+from llmcli.ui.grid import Fit, Grid, gaps, last_columns, position_words, written_note
 from llmcli.ui.layout import WIDEST, Column, Line, Rows, table
 from llmcli.ui.numbers import probability
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, confidence_style, one_line
