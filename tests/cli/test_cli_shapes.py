@@ -44,8 +44,10 @@ def test_the_document_has_every_tensor(cli, tmp_path):
     # 2 layers × keys and values × 2 heads of 8 × 4 bytes
     assert document["cache"]["per_token"] == 2 * 2 * 2 * 8 * 4
     assert {name: check["ok"] for name, check in document["checks"].items()} == {
-        "symbols": True, "folded": True, "stored": True
-    }  # fmt: skip
+        "symbols": True,
+        "folded": True,
+        "stored": True,
+    }
     assert {"name": "blocks.{0-1}.mlp.up", "layers": [0, 1], "formula": "U = T⁴ W_up"} in (
         document["rows"]
     )

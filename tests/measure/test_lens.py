@@ -33,10 +33,11 @@ CONFIGS |= {
     "tied": dataclasses.replace(MODELS["llama"], head=HeadConfig(tied=True)),
     # a head with a bias after a LayerNorm, which no family of today has
     "biased": dataclasses.replace(
-        MODELS["llama"], final_norm=NormConfig(kind="layer", eps=1e-3, bias=True),
+        MODELS["llama"],
+        final_norm=NormConfig(kind="layer", eps=1e-3, bias=True),
         head=HeadConfig(tied=False, bias=True),
     ),
-}  # fmt: skip
+}
 DEEP = llama(*(layer(),) * 5)
 
 
@@ -157,9 +158,10 @@ def capped(monkeypatch):
     """The run gives out other logits than it computes."""
     emit = Step.emit
     monkeypatch.setattr(
-        Step, "emit",
+        Step,
+        "emit",
         lambda step, name, x: emit(step, name, 3 * (x / 3).tanh() if name == "logits" else x),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])

@@ -61,9 +61,7 @@ def made(tensor):
 
 
 def requested(config, batch=1, tokens=3, dtype="float32"):
-    return ShapesRequest(
-        config=config, batch=batch, tokens=tokens, numbers=Arithmetic.of(dtype)
-    )  # fmt: skip
+    return ShapesRequest(config=config, batch=batch, tokens=tokens, numbers=Arithmetic.of(dtype))
 
 
 class Hook(TorchDispatchMode):
@@ -217,9 +215,7 @@ def test_a_fault_in_the_specs_is_seen(fault, monkeypatch):
 
     def lying(self, phase):
         plan = honest(self, phase)
-        specs = [
-            replace(spec, **change) if spec.name == name else spec for spec in plan.tensors
-        ]
+        specs = [replace(spec, **change) if spec.name == name else spec for spec in plan.tensors]
         return replace(plan, tensors=tuple(specs))
 
     monkeypatch.setattr(ShapesRequest, "plan", lying)

@@ -48,8 +48,8 @@ def render_lens(
     if len(report.positions) == 1:
         rows = some_rows(report.rows, None if height is None else height - AROUND_POSITION)
         below = height is None
-        table = Fit(lambda width, ink: position_table(report, rows, below, width, ink))
-        return Group(heading, headline(report), table, *_others(report, len(rows), whole))
+        table = Fit(lambda width, ink: _position(report, rows, below, width, ink))
+        return Group(heading, _headline(report), table, *_others(report, len(rows), whole))
     grid = Fit(lambda width, ink: _layers(report, ranks, height, whole, width, ink))
     return Group(heading, grid, Fit(lambda width, ink: _legend(report, ranks, ink)))
 
@@ -167,7 +167,7 @@ def _others(
 # one position: a line for each row, with everything that is known of it
 
 
-def headline(report: LensReport) -> Line:
+def _headline(report: LensReport) -> Line:
     """Where it is, what the model says there, and since which layer."""
     at, target, best = report.positions[0], report.targets[0], report.rows[-1].cells[0].top[0]
     parts = [
@@ -179,7 +179,7 @@ def headline(report: LensReport) -> Line:
     return Line([*parts, f"settled at {short_name(report.settled[0])}"])
 
 
-def position_table(
+def _position(
     report: LensReport, rows: Sequence[LensRow], below: bool, width: int, ink: Ink
 ) -> Iterator[RenderableType]:
     """The table of some `rows`: bars where there is room for all.
