@@ -12,8 +12,8 @@ from llmcli.anatomy.graph import graph
 from llmcli.commands.shapes.measure import ShapesRequest
 from llmcli.engine.session import Session
 from llmcli.families import planned, translate
-from llmcli.inspect.cache import remembered
 from llmcli.inspect.kernel import mixer_of
+from llmcli.inspect.passes import remembered
 from llmcli.model import dtype_name
 from llmcli.records.numbers import together
 

@@ -19,9 +19,9 @@ from llmcli.graph.blocks import PACKED
 from llmcli.graph.evaluation.rule import concatenated, settled
 from llmcli.graph.evaluation.rules import rules
 from llmcli.graph.ops import Project
-from llmcli.inspect.cache import filled
 from llmcli.inspect.formulas import worst_number
 from llmcli.inspect.kernel import Kernel
+from llmcli.inspect.passes import filled
 from llmcli.nn.step import Edit
 from llmcli.ops.quant import dequantize
 

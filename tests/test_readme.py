@@ -13,7 +13,7 @@ from llmcli.checkpoints import CATALOG
 from llmcli.cli.topics import TOPICS
 from llmcli.cli.tree import ENTRIES, NESTED, root
 from llmcli.cli.vocabulary import READ, TABLES, vocabulary
-from llmcli.commands.attention.measure.metrics import FEWEST
+from llmcli.commands.attention.measure.summaries import FEWEST
 from llmcli.engine.sampling import Sampling
 from llmcli.errors import LlmcliError
 from llmcli.graph.blocks import PACKED

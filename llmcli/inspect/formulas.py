@@ -27,8 +27,7 @@ from llmcli.formats.weight import Weight
 from llmcli.graph.evaluation.rule import Rule, symbol
 from llmcli.graph.ops import HeadShare, Project
 from llmcli.graph.routing import ExpertProject
-from llmcli.inspect.kernel import Kernel, layer_of
-from llmcli.inspect.rules import rules
+from llmcli.inspect.kernel import Kernel, layer_of, rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.checks import ViewCheck
 
@@ -118,8 +117,8 @@ def formula_checks(
         found.append((_placed(most, own), most.share))
     wrong = [one for one in found if one[1] > 1]
     where, share = wrong[0] if wrong else max(found, key=lambda one: one[1])
-    return ViewCheck(name=NAME, words=formula_words(len(listed), rows, len(ids)), value=share,
-                     tolerance=1.0, where=where)  # fmt: skip
+    words = formula_words(len(listed), rows, len(ids))
+    return ViewCheck(name=NAME, words=words, value=share, tolerance=1.0, where=where)
 
 
 def worst(checks: Iterable[ViewCheck]) -> ViewCheck:
@@ -164,9 +163,15 @@ def _parts(
     for begin in range(0, len(chosen), step):
         part = chosen[begin : begin + step]
         yield Kernel(
-            model, known, ids, (), emitted=emitted, positions=part, prompt_tokens=prompt,
+            model,
+            known,
+            ids,
+            (),
+            emitted=emitted,
+            positions=part,
+            prompt_tokens=prompt,
             alone=[by_itself or at >= prompt for at in part],
-        )  # fmt: skip
+        )
 
 
 def _spread(every: Sequence[int], rows: int) -> Sequence[int]:

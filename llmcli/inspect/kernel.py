@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 from llmcli.anatomy.graph import graph
+from llmcli.config import ModelConfig
 from llmcli.formats.packed import Packed
+from llmcli.graph.evaluation import rules as evaluation
 from llmcli.graph.evaluation.rule import Rule, concatenated, exact, settled
 from llmcli.graph.ops import HeadShare, Project
 from llmcli.graph.routing import ExpertProject
@@ -18,6 +21,13 @@ from llmcli.model import Model
 from llmcli.nn.block import Mixer
 from llmcli.ops.linear import rounds_sums
 from llmcli.records.numbers import together
+
+
+@lru_cache(maxsize=8)  # a view asks layer by layer
+def rules(config: ModelConfig) -> Mapping[str, Rule[Any]]:
+    """The rule of every activation of a model by its name, in execution order."""
+    model = graph(config)
+    return evaluation.rules(model.nodes.values(), model.letter)
 
 
 class Kernel:

@@ -71,8 +71,8 @@ class LayerMap:
         self.whole = tuple(dict.fromkeys((*keys, self.value, *convolved)))
         states = self._graph.states.values()
         mine = [one for one in states if one.holds.startswith(f"{part}.")]
-        self.states = [one for one in states
-                       if "S" in one.axes and (one in mine or one.holds in self.whole)]  # fmt: skip
+        growing = [one for one in states if "S" in one.axes]
+        self.states = [one for one in growing if one in mine or one.holds in self.whole]
         self.kept_fixed = [one for one in mine if "S" not in one.axes]
 
     @property

@@ -1,4 +1,7 @@
-"""The passes of a look over its tokens, and the proof that they are those of `generate`."""
+"""The passes of a look over its tokens, and the proof that they are those of `generate`.
+
+Axes of what a cache holds: K key/value heads, S positions, d size of a head.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli import devices
 from llmcli.anatomy.counts import PROMPT_CHUNK
-from llmcli.anatomy.graph import graph
+from llmcli.anatomy.graph import Graph, graph
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.graph.node import State as NodeState
-from llmcli.inspect.cache import cache_check, filled, remembered
 from llmcli.inspect.formulas import formula_checks, worst
 from llmcli.inspect.kernel import layer_of
 from llmcli.inspect.layer_map import LayerMap
@@ -83,9 +86,14 @@ class Passes:
         proof = _Steps(model, len(prompt), session.state)
         tap = _tap(proof.watch, session) if prove else None
         sampler = Sampler(
-            Sampling(temperature=0.0), [prompt], samples=1, vocab=model.config.vocab,
-            device=model.device, logprobs=None, limit=self.generate,
-        )  # fmt: skip
+            Sampling(temperature=0.0),
+            [prompt],
+            samples=1,
+            vocab=model.config.vocab,
+            device=model.device,
+            logprobs=None,
+            limit=self.generate,
+        )
         with torch.inference_mode():
             self._prefill(session, tap)
             for choices in session.decode(sampler.pick, limit=self.generate, tap=tap):
@@ -119,9 +127,11 @@ class Passes:
     def require_cache(self, tokens: int) -> None:
         """Raises OutOfMemory where the cache of so many tokens does not fit."""
         devices.require_memory(
-            self.model.decoder.state_bytes(1, tokens), self.model.device,
-            f"the cache of {tokens} tokens", "use a shorter prompt or a smaller --generate",
-        )  # fmt: skip
+            self.model.decoder.state_bytes(1, tokens),
+            self.model.device,
+            f"the cache of {tokens} tokens",
+            "use a shorter prompt or a smaller --generate",
+        )
 
     def session(self) -> Session:
         """An empty one, for all of `ids`."""
@@ -138,11 +148,9 @@ class Passes:
         """Reads `ids` in one call, up to block `until` (None: all), into the cache of `session`."""
         run: Callable[..., Tensor] = self.model.decoder if session is None else session.extend
         self.progress("reading the prompt", 0, len(self.ids))
+        tokens = torch.tensor([self.ids], device=self.model.device)
         with torch.inference_mode():
-            run(
-                torch.tensor([self.ids], device=self.model.device), tap=tap, logits=logits,
-                until=until,
-            )  # fmt: skip
+            run(tokens, tap=tap, logits=logits, until=until)
 
     def _prefill(self, session: Session, tap: Tap | None) -> None:
         def tell(done: int, total: int) -> None:
@@ -219,8 +227,8 @@ class _Chunks(_Proof):
         chunks = -(-len(ids) // PROMPT_CHUNK)
         self._rows = max(CHUNK_ROWS, ROWS // chunks)
         # maps of something else are not proven here: no cache has their rows
-        self._maps = {layer: of for layer, of in self._maps.items()
-                      if of.score is not None or of.signed}  # fmt: skip
+        maps = self._maps.items()
+        self._maps = {layer: of for layer, of in maps if of.score is not None or of.signed}
 
     def watch(self, first: int, name: str, tensor: Tensor) -> None:
         """An activation of the call whose tokens begin at `first`. Raises NotFinite for a NaN."""
@@ -240,15 +248,17 @@ class _Chunks(_Proof):
 
     def _prove(self, end: int, emitted: dict[str, Tensor], names: list[str]) -> None:
         if names:
-            self._found.append(formula_checks(
-                self._model, self._ids[:end], emitted, names, rows=self._rows,
-                prompt_tokens=len(self._ids),
-            ))  # fmt: skip
+            ids, prompt = self._ids[:end], len(self._ids)
+            self._found.append(
+                formula_checks(
+                    self._model, ids, emitted, names, rows=self._rows, prompt_tokens=prompt
+                )
+            )
 
     def checks(self) -> tuple[ViewCheck, ...]:
         """One, of all chunks."""
-        return self._summary("chunks", "every chunk of the prompt, read as `generate` reads it, "
-                             "follows from the formulas")  # fmt: skip
+        words = "every chunk of the prompt, read as `generate` reads it, follows from the formulas"
+        return self._summary("chunks", words)
 
 
 class _Steps(_Proof):
@@ -311,11 +321,50 @@ class _Steps(_Proof):
         with_cache = self._now | whole | of.held(caches, end)
         for emitted, some in ((self._now, own), (with_cache, readers)):
             if some:
-                self._found.append(formula_checks(
-                    self._model, range(end), emitted, some, prompt_tokens=self._prompt,
-                ))  # fmt: skip
+                ids = range(end)  # the formulas of a layer read none
+                self._found.append(
+                    formula_checks(self._model, ids, emitted, some, prompt_tokens=self._prompt)
+                )
 
     def checks(self) -> tuple[ViewCheck, ...]:
         """One, of all steps."""
-        return self._summary("steps", "every new token, read as `generate` reads it, follows from "
-                             "the formulas and the cache")  # fmt: skip
+        words = "every new token, read as `generate` reads it, follows from the formulas and the "
+        return self._summary("steps", f"{words}cache")
+
+
+def filled(state: NodeState, cached: Tensor, tokens: int) -> Tensor:
+    """The slots of a state's tensor, without a batch axis, that `tokens` tokens fill, or all."""
+    return cached.narrow(state.axes.index("S"), 0, tokens) if "S" in state.axes else cached
+
+
+def remembered(model: Graph, state: NodeState, rows: Tensor) -> Tensor:
+    """What a state holds of all `rows` of its activation, `[…, T, …]` without a batch axis.
+
+    Axes that are not the activation's are tokens: `S` all of them, another letter that many of the
+    last ones, with zeros before the first; without any it is the last one alone. In a ring each is
+    in the slot of its position.
+    """
+    at = model[state.holds].axes.index("T")
+    tokens = [axis for axis in state.axes if axis not in model[state.holds].axes]
+    if tokens == ["S"]:
+        return rows
+    wanted = model.sizes(state.layer)[tokens[0]] if tokens else 1
+    there = min(wanted, rows.shape[at])
+    last = rows.narrow(at, rows.shape[at] - there, there)
+    behind = 2 * (rows.ndim - 1 - at)
+    last = F.pad(last, (*[0] * behind, wanted - there, 0))
+    if state.ring:
+        last = last.roll(rows.shape[at] % wanted, at)
+    return last if tokens else last.squeeze(at)
+
+
+def cache_check(emitted_KSd: Tensor, cached_KSd: Tensor, name: str) -> ViewCheck:
+    """Counts the numbers of the cache called `name` that are not those that were computed.
+
+    Bit for bit, except that any NaN equals any other.
+    """
+    equal_KSd = (emitted_KSd == cached_KSd) | (emitted_KSd.isnan() & cached_KSd.isnan())
+    wrong = (~equal_KSd).nonzero().tolist()
+    where = f"{name}[{','.join(map(str, wrong[0]))}]" if wrong else ""
+    words = "the cache holds the keys and values that were computed"
+    return ViewCheck(name="cache", words=words, value=float(len(wrong)), tolerance=0.0, where=where)

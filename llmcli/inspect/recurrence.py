@@ -83,10 +83,12 @@ class Walk:
         share_H = off_H / (ROUNDINGS * torch.finfo(cached.dtype).eps * self.end.sizes_H)
         worst = int(torch.where(off_H == 0, 0.0, share_H).nan_to_num(math.inf).argmax())
         return ViewCheck(
-            name="state", words="the state in the cache is what the tokens make of an empty one",
-            value=float(share_H[worst]) if off_H[worst] != 0 else 0.0, tolerance=1.0,
+            name="state",
+            words="the state in the cache is what the tokens make of an empty one",
+            value=float(share_H[worst]) if off_H[worst] != 0 else 0.0,
+            tolerance=1.0,
             where=f"{name}[{worst}]",
-        )  # fmt: skip
+        )
 
     def check_results(self, z_HTe: Tensor, wide_eps: float, name: str) -> ViewCheck:
         """That `z_HTe`, which a kernel computed and called `name`, is what the queries read here.
@@ -101,9 +103,12 @@ class Walk:
         share_HT = torch.where(off_HT == 0, 0.0, off_HT / allowed_HT).nan_to_num(math.inf).amax(-1)
         head, token = divmod(int(share_HT.argmax()), share_HT.shape[-1])
         return ViewCheck(
-            name="values", words="what the queries read of the state is the kernel's own z",
-            value=float(share_HT[head, token]), tolerance=1.0, where=f"{name}[{head},{token}]",
-        )  # fmt: skip
+            name="values",
+            words="what every query reads of the state is the kernel's own z",
+            value=float(share_HT[head, token]),
+            tolerance=1.0,
+            where=f"{name}[{head},{token}]",
+        )
 
     def half_lives(self) -> list[float]:
         """The half-life of each head: tokens after which the decays have taken half of a write.
@@ -126,7 +131,8 @@ def walk(
 ) -> Walk:
     """Through all tokens of one sequence, keeping the states after those `at`.
 
-    From an empty state, or from where the walk `before` ended. `results`: `z_HTe`, too.
+    From an empty state, or from where the walk `before` ended. `results`: `z_HTe`, too, where a
+    state is kept read from that state.
 
     `sizes_HT` bounds what a kernel's z may be off in eps, as a standard deviation is bounded. A
     step rounds the state by eps of what it adds up, δ² = ‖S‖² + β² ‖k‖² (‖v‖ + ‖r‖)², and later
@@ -150,8 +156,8 @@ def walk(
     for first in range(0, tokens, CHUNK):
         of = slice(first, min(first + CHUNK, tokens))
         part = x.part(of.start, of.stop)
-        q_HCd, k_HCd = (part.of_heads(one)[0].to(device).double()
-                        for one in (part.q_BKTd, part.k_BKTd))  # fmt: skip
+        q_HCd = part.of_heads(part.q_BKTd)[0].to(device).double()
+        k_HCd = part.of_heads(part.k_BKTd)[0].to(device).double()
         v_HCe, beta_HC, g_HC = part.v_BHTe[0].to(device).double(), beta_HT[:, of], g_HT[:, of]
         later = later_CC[: k_HCd.shape[1], : k_HCd.shape[1]]
         sums_HC = g_HC.cumsum(-1)
@@ -163,10 +169,13 @@ def walk(
             written_HCe = beta_HC[..., None] * v_HCe
             read_HC = torch.zeros_like(g_HC)
         else:
+            beta_HC1 = beta_HC[..., None]
             written_HCe = torch.linalg.solve_triangular(
-                beta_HC[..., None] * within_HCC, beta_HC[..., None] * (v_HCe - kept_HCe),
-                upper=False, unitriangular=True,
-            )  # fmt: skip
+                beta_HC1 * within_HCC,
+                beta_HC1 * (v_HCe - kept_HCe),
+                upper=False,
+                unitriangular=True,
+            )
             read_HC = (kept_HCe + within_HCC @ written_HCe).norm(dim=-1)
         # ‖e^c S + Σ_j G_ij k_j u_jᵀ‖² of every token, without the states themselves
         crossed_HC = ((k_HCd @ state_Hde) * written_HCe).sum(-1, keepdim=True)
@@ -196,14 +205,22 @@ def walk(
             z.append(sums_HC.exp()[..., None] * (q_HCd @ state_Hde) + mixes_HCC @ written_HCe)
         for position in wanted:
             if of.start <= position < of.stop:
-                states[position] = _state(state_Hde, sums_HC, k_HCd, written_HCe, position - first)
+                own = position - first
+                states[position] = _state(state_Hde, sums_HC, k_HCd, written_HCe, own)
+                if results:
+                    z[-1][:, own] = (q_HCd[:, own, None] @ states[position])[:, 0]
         state_Hde = _state(state_Hde, sums_HC, k_HCd, written_HCe, -1)
     return Walk(
-        norms_HT=norms_HT, sizes_HT=q_HT * errors_HT.sqrt(),
-        read_HT=beta_HT * read_HT, written_HT=beta_HT * values_HT, log_decay_HT=g_HT,
-        plain=x.plain, states=states, z_HTe=torch.cat(z, 1) if results else None,
+        norms_HT=norms_HT,
+        sizes_HT=q_HT * errors_HT.sqrt(),
+        read_HT=beta_HT * read_HT,
+        written_HT=beta_HT * values_HT,
+        log_decay_HT=g_HT,
+        plain=x.plain,
+        states=states,
+        z_HTe=torch.cat(z, 1) if results else None,
         end=End(state_Hde=state_Hde, sizes_H=error_H.sqrt()),
-    )  # fmt: skip
+    )
 
 
 def _state(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from llmcli.measure.environment import environment
@@ -30,7 +32,19 @@ if TYPE_CHECKING:
     from llmcli.config import ModelConfig
     from llmcli.model import Model
 
-Makers = Mapping[str, Callable[[], bytes]]
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """How a command writes one kind of file.
+
+    `size`: about how many bytes it takes, known before the run; None: a small and bounded number.
+    `make(report, title)` gives its bytes, or `write(report, document)` writes it, where `document`
+    is the report as JSON has it; without either it is that document.
+    """
+
+    size: Callable[[], int] | None = None
+    make: Callable[[Any, str], bytes] | None = None
+    write: Callable[[Any, Mapping[str, Any]], None] | None = None
 
 
 class _FileOptions(Protocol):
@@ -88,7 +102,7 @@ class Inspection(Subject):
         self, command: str, file: _FileOptions, kinds: Sequence[str], output: ViewOutputOptions
     ) -> None:
         self.out = Output(command, output)
-        self._file = file
+        self._file, self._export = file, Export()
         self.kind = check_export(file.save, kinds, show=file.open)
         self.path = file.save
         if file.open and file.save is None:
@@ -126,40 +140,36 @@ class Inspection(Subject):
         self.ids, self.generate = encoded.ids, new.generate
         return encoded
 
-    def check_size(self, sizes: Mapping[str, int], smaller: str) -> None:
-        """Refuses a file that gets too large; `sizes`: about how many bytes, by its kind.
+    def plan(self, exports: Mapping[str, Export], smaller: str) -> None:
+        """Chooses how the file is written, by its kind, and refuses one that gets too large.
 
-        Raises UsageError and WriteFailed as `check_size` does. A kind without a size is small.
+        `smaller` says how to get less. Raises UsageError and WriteFailed as `check_size` does.
         """
         if self.path is not None:
-            size = sizes.get(self.kind, 0)
+            self._export = exports[self.kind]
+            size = 0 if self._export.size is None else self._export.size()
             check_size(self.path, size, force=self._file.force, smaller=smaller)
-
-    def file(
-        self, holds: str, makers: Makers, write: Callable[[Mapping[str, Any]], None] | None = None
-    ) -> ExportFile | None:
-        """The file, made by the one of `makers` that is of its kind, else by `write`."""
-        if self.path is None:
-            return None
-        make = makers.get(self.kind)
-        return ExportFile(
-            path=self.path, holds=holds, make=make, write=None if make else write,
-            open=self._file.open,
-        )  # fmt: skip
 
     def present(
         self,
         view: Callable[[], RenderableType],
         report: _Report,
-        file: ExportFile | None = None,
+        holds: str | None = None,
         body: Mapping[str, Any] | None = None,
         hint: str = EXPLAIN,
     ) -> None:
         """Writes the file, shows the view or JSON; `body` where it is not the report alone.
 
-        Raises CheckFailed with `hint` where a check fails.
+        `holds`: what the file contains, in words; None where it is written already. Raises
+        CheckFailed with `hint` where a check fails.
         """
-        about = self.model.describe()
+        about, file, export = self.model.describe(), None, self._export
+        if self.path is not None and holds is not None:
+            file = ExportFile(
+                path=self.path, holds=holds, open=self._file.open,
+                make=export.make and partial(export.make, report, self.title),
+                write=export.write and partial(export.write, report),
+            )  # fmt: skip
         self.out.present(
             view,
             members(report) if body is None else body,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmcli.records.text import Token
     from llmcli.shell.output import Output
 
-# what `/look` of `chat` can show, and the options that it takes there; the command's `look.py`
+# what `/look` of `chat` can show, and the options that it takes there (see `look` in `command.py`)
 IN_CHAT: dict[str, tuple[str, ...]] = {
     "attention": ("layer", "head", "query", "key", "map", "metrics"),
     "experts": ("layer", "position"),

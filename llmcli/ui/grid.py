@@ -1,6 +1,6 @@
 """Grids of cells with their names around them: heatmaps, maps of heads, the lens, experts.
 
-On a terminal `Grid` puts cells of any kind beside their names; `TokenGrid` of `png` draws boxes.
+On a terminal `Grid` puts cells of any kind beside their names; `BoxGrid` of `png` draws boxes.
 A matrix of attention has a row for each query, a column for each key; a cell that stands for
 several is the largest of them.
 """

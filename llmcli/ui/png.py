@@ -7,11 +7,12 @@ from a font of this machine where there is one, else they are spelled out.
 from __future__ import annotations
 
 import io
+import math
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,7 @@ MASKED, HATCH = (246, 246, 248), (219, 219, 226)
 WIDE, NARROW = 2080, 1240
 MARGIN, HEAD, FOOT = 44, 150, 112
 TITLE, SMALL, FINE, LEAST = 40, 26, 22, 20  # font sizes; the least is what can be read on paper
+LINE = 24  # pixels of a line of the least size
 TINY = LEAST - 4  # of numbers that one can do without
 BAR = 26  # pixels that a colour bar is wide
 # of a grid of tokens: pixels of a row, and between two boxes; where the first row begins
@@ -104,12 +106,22 @@ class Sheet:
     def box(
         self, at: tuple[int, int], size: tuple[int, int], fraction: float, words: str
     ) -> None:
-        """A cell in the colour of a place 0 … 1, with words that can be read on it."""
+        """A cell in the colour of a place 0 … 1, with lines of words that can be read on it.
+
+        NaN is masked: nearly white, with a line across.
+        """
+        ends = at, (at[0] + size[0] - 1, at[1] + size[1] - 1)
+        if math.isnan(fraction):
+            self.draw.rectangle(ends, MASKED, GRID)
+            self.draw.line((at[0], ends[1][1], ends[1][0], at[1]), HATCH, 2)
+            return
         colour = rgb(np.array(fraction))
-        fill = (int(colour[0]), int(colour[1]), int(colour[2]))
-        self.draw.rectangle((at, (at[0] + size[0] - 1, at[1] + size[1] - 1)), fill)
-        middle = at[0] + size[0] // 2, at[1] + size[1] // 2
-        self.text(middle, words, LEAST, (255, 255, 255) if dark(colour) else INK, "mm")
+        self.draw.rectangle(ends, (int(colour[0]), int(colour[1]), int(colour[2])))
+        fill, lines = (255, 255, 255) if dark(colour) else INK, words.split("\n")
+        top = at[1] + size[1] // 2 - LINE // 2 * (len(lines) - 1)
+        for number, line in enumerate(lines):
+            middle = at[0] + size[0] // 2, top + LINE * number
+            self.text(middle, line, LEAST, fill, "mm")
 
     def frame(self, at: tuple[int, int], columns: int, rows: int, fill: Colour = QUIET) -> None:
         """A thin line around what is `columns` pixels wide and `rows` high."""
@@ -158,65 +170,87 @@ class Sheet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenGrid:
-    """A grid whose columns are tokens: rows of boxes below their texts and positions.
+class BoxGrid:
+    """A grid of boxes, each row with its name on the left.
 
-    `left`: pixels before the first column; `across`: pixels of a column. `written`: the first
-    column whose token the model wrote. `cell(row, column)`: the parts of a box side by side, each
-    with the place of its colour and its words.
+    `left`, `top`: pixels before the first column and above the first row. `across`, `down`: pixels
+    of a column and of a row, of which `gap` part the boxes; before the columns `parted` there are
+    more. `cell(row, column)`: the parts of a box side by side, each with the place of its colour
+    and its words; none where there is no box.
     """
 
     left: int
     across: int
     names: Sequence[str]
-    tokens: Sequence[Token]
-    positions: Sequence[int]
-    written: int
+    columns: int
     cell: Callable[[int, int], Sequence[tuple[float, str]]]
+    top: int = TOP
+    down: int = ROW
+    gap: int = BOX_GAP
+    parted: Sequence[int] = ()
 
     @property
     def right(self) -> int:
         """Pixels up to the end of the last column."""
-        return self.left + self.across * len(self.tokens)
+        return self.corner(0, self.columns - 1)[0] + self.across
 
     @property
     def bottom(self) -> int:
         """Pixels up to the end of the last row."""
-        return TOP + ROW * len(self.names)
+        return self.top + self.down * len(self.names)
+
+    def corner(self, row: int, column: int) -> tuple[int, int]:
+        """The upper left corner of a box."""
+        more = sum(at <= column for at in self.parted) * max(3, self.across // 6)
+        return self.left + column * self.across + more, self.top + row * self.down
 
     def draw(self, sheet: Sheet) -> None:
-        """The names of rows and columns, a line before what the model wrote, and the boxes."""
-        self.names_at(sheet, TOP)
+        """The names of the rows, as many as have room, and the boxes."""
+        for row in range(0, len(self.names), -(-LEAST * 6 // (5 * self.down))):
+            at = self.left - 12, self.corner(row, 0)[1] + (self.down - self.gap) // 2
+            sheet.text(at, self.names[row], LEAST, QUIET, "rm")
+        for row, column in product(range(len(self.names)), range(self.columns)):
+            parts, (x, y) = self.cell(row, column), self.corner(row, column)
+            wide = self.across - self.gap
+            edges = [x + wide * at // max(1, len(parts)) for at in range(len(parts) + 1)]
+            for (begin, end), (fraction, words) in zip(pairwise(edges), parts, strict=True):
+                sheet.box((begin, y), (end - begin, self.down - self.gap), fraction, words)
+
+    def numbers(self, sheet: Sheet, numbers: Sequence[int], size: int) -> None:
+        """The numbers of columns above them, as many as have room."""
+        step = next(step for step in (1, 2, 4, 8, 16, 32, 64, 128) if step * self.across >= 40)
+        for column in range(0, self.columns, step):
+            at = self.corner(0, column)[0] + self.across // 2, self.top - 16
+            sheet.text(at, str(numbers[column]), size, QUIET, "mm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenGrid(BoxGrid):
+    """A grid whose columns are tokens: boxes below their texts and positions.
+
+    `written`: the first column whose token the model wrote.
+    """
+
+    tokens: Sequence[Token]
+    positions: Sequence[int]
+    written: int
+
+    def draw(self, sheet: Sheet) -> None:
+        """The names of rows and columns, the boxes, and a line before what the model wrote."""
+        super().draw(sheet)
         for column, token in enumerate(self.tokens):
             self.words(sheet, column, HEAD + 6, label(token))
             self.words(sheet, column, HEAD + 30, str(self.positions[column]), QUIET, TINY)
             if column == self.written:
-                x = self.left + column * self.across
+                x = self.corner(0, column)[0]
                 line = (x - BOX_GAP, HEAD - 8), (x - 1, self.bottom - BOX_GAP - 1)
                 sheet.draw.rectangle(line, INK)
-            for row in range(len(self.names)):
-                parts, (x, y) = self.cell(row, column), self.corner(row, column)
-                count, wide = len(parts), self.across - BOX_GAP
-                edges = [x + wide * at // count for at in range(count + 1)]
-                for (begin, end), (fraction, words) in zip(pairwise(edges), parts, strict=True):
-                    shown = fitted(words, LEAST, end - begin - 8) if count == 1 else words
-                    sheet.box((begin, y), (end - begin, ROW - BOX_GAP), fraction, shown)
-
-    def corner(self, row: int, column: int) -> tuple[int, int]:
-        """The upper left corner of a box."""
-        return self.left + column * self.across, TOP + row * ROW
-
-    def names_at(self, sheet: Sheet, top: int) -> None:
-        """The names of the rows, left of boxes that begin at `top`."""
-        for row, name in enumerate(self.names):
-            at = self.left - 12, top + row * ROW + (ROW - BOX_GAP) // 2
-            sheet.text(at, name, LEAST, QUIET, "rm")
 
     def words(
         self, sheet: Sheet, column: int, y: int, words: str, fill: Colour = INK, size: int = LEAST
     ) -> None:
         """Words in the middle of a column."""
-        x = self.left + column * self.across + (self.across - BOX_GAP) // 2
+        x = self.corner(0, column)[0] + (self.across - BOX_GAP) // 2
         room = self.across - BOX_GAP - (0 if size == TINY else 8)
         sheet.text((x, y), fitted(words, size, room), size, fill, "mm")
 

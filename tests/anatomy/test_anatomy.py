@@ -12,7 +12,7 @@ from llmcli.anatomy import parameters, plan, states
 from llmcli.anatomy.letters import Letters
 from llmcli.graph.ops import visible_pairs
 from llmcli.graph.spec import Call
-from llmcli.inspect.rules import rules
+from llmcli.inspect.kernel import rules
 
 
 def call(config, **given):

@@ -27,6 +27,7 @@ import torch
 from llmcli.config import *
 from llmcli.loading.load import randomize
 from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.inspect.passes import Passes
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
@@ -55,10 +56,10 @@ model = Model(
     eos_ids=frozenset(), random_seed=0,
 )
 ids = torch.randint(8192, (length,), generator=torch.Generator().manual_seed(0)).tolist()
-measure_attention(model, ids[:64])  # what is allocated once
+measure_attention(Passes(model, ids[:64]))  # what is allocated once
 before = held("VmRSS")
 start = time.perf_counter()
-report = measure_attention(model, ids)
+report = measure_attention(Passes(model, ids))
 seconds = time.perf_counter() - start
 checks = {{check.name: [check.value, check.tolerance] for check in report.checks}}
 lives = [head.metrics.get("half_life") for head in report.layers[0].heads]

@@ -42,8 +42,8 @@ FULL = "error: could not write the output: no space left on device"
 WRITES = {
     "cli/test_cli_full_disk.py::test_a_file_that_a_command_writes": (
         "shell.output:Output._save", "shell.output:write_document", "shell.output:write_file",
-        "commands.attention.exports:Export.__init__",
-        "commands.attention.exports:Export.file.write", "commands.chat.chat:Chat.save",
+        "commands.attention.exports:MatrixExports.__init__",
+        "commands.attention.exports:MatrixExports._write_document", "commands.chat.chat:Chat.save",
         "commands.dump.command:_dumped", "commands.ladder.command:_show",
         "commands.timing.command:_write_trace", "ui.arrays:NpzWriter.finish",
         "ui.arrays:NpzWriter.write_parts",

@@ -79,12 +79,15 @@ def test_what_json_says_of_layers_and_heads(run):
 def test_numbers_do_not_depend_on_blocks(path, monkeypatch, given):
     from llmcli.commands.attention.measure.run import measure_attention
     from llmcli.commands.attention.options import AttentionOptions
+    from llmcli.inspect.passes import Passes
     from llmcli.loading.load import load
 
     monkeypatch.setattr("llmcli.commands.attention.measure.run.MOST_CELLS", 20)
     model, ids = load(path, dtype="float64"), [(7 * i * i + 3 * i) % 2000 for i in range(150)]
     options = AttentionOptions(**given)
-    whole, parts = (measure_attention(model, ids, options, block_rows=rows) for rows in (None, 7))
+    whole, parts = (
+        measure_attention(Passes(model, ids), options, block_rows=rows) for rows in (None, 7)
+    )
     assert parts.ok
     assert whole.pairs == pytest.approx(parts.pairs) or [
         (one.layer, one.head, one.query, one.key) for one in whole.pairs

@@ -8,7 +8,7 @@ from zoo import MODELS, VOCAB
 
 from llmcli.anatomy.graph import graph
 from llmcli.engine.session import Session
-from llmcli.inspect.cache import remembered
+from llmcli.inspect.passes import remembered
 
 PROMPTS = [[5, 9, 2, 7, 11], [3], [8, 1, 4]]
 

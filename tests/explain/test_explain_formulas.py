@@ -14,7 +14,7 @@ from llmcli.errors import NotFinite
 from llmcli.formats.dense import Dense
 from llmcli.inspect import formulas
 from llmcli.inspect.formulas import formula_checks, formula_inputs, worst
-from llmcli.inspect.rules import rules
+from llmcli.inspect.kernel import rules
 from llmcli.parts.attention.config import DynamicScaling, LongRopeScaling
 from llmcli.records.checks import ViewCheck
 

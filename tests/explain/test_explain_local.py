@@ -15,7 +15,7 @@ from llmcli.commands.explain.measure.index import names
 from llmcli.commands.explain.measure.values import Values
 from llmcli.formats.dense import Dense
 from llmcli.inspect import formulas
-from llmcli.inspect.rules import rules
+from llmcli.inspect.kernel import rules
 from llmcli.loading.load import load
 
 

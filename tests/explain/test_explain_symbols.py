@@ -10,7 +10,7 @@ from decoder_parameters import parameters_of
 from explain_models import IDS, NAMES, emitted, explained
 
 from llmcli.commands.explain.measure.index import names
-from llmcli.inspect.rules import rules
+from llmcli.inspect.kernel import rules
 
 CELL = re.compile(r"(Activation\(G\)|[A-Za-z′¹²³⁴⁵_]+)\[([^\]]+)\]")
 

@@ -18,7 +18,7 @@ from zoo import BLOCKS
 from llmcli.commands.explain.measure.index import names
 from llmcli.commands.explain.measure.values import needed_bytes
 from llmcli.errors import OutOfMemory
-from llmcli.inspect.rules import rules
+from llmcli.inspect.kernel import rules
 
 
 @pytest.mark.parametrize("name", NAMES)

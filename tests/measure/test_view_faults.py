@@ -44,11 +44,11 @@ def whole(name, dtype):
 
 
 def attention(of):
-    return measure_attention(of, PROMPT).checks
+    return measure_attention(Passes(of, PROMPT)).checks
 
 
 def attention_of_new_tokens(of):
-    return measure_attention(of, PROMPT, generate=3).checks
+    return measure_attention(Passes(of, PROMPT, 3)).checks
 
 
 def lens(of):

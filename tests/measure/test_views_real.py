@@ -39,7 +39,7 @@ def _one_thread() -> None:
 
 
 def attention(model: Model, ids: list[int], new: int) -> Any:
-    return measure_attention(model, ids, AttentionOptions(top_pairs=5), generate=new)
+    return measure_attention(Passes(model, ids, new), AttentionOptions(top_pairs=5))
 
 
 def lens(model: Model, ids: list[int], new: int) -> Any:
@@ -128,7 +128,7 @@ def resident(mark: str) -> int:
 
 def test_heads_of_every_kind_are_found_and_all_is_proven(models: Callable[[str], Model]) -> None:
     smollm2 = models("float32")
-    report = measure_attention(smollm2, synthetic(smollm2, 40, 0))
+    report = measure_attention(Passes(smollm2, synthetic(smollm2, 40, 0)))
     assert report.ok, report.checks
     kinds = {label for layer in report.layers for head in layer.heads for label in head.labels}
     assert {"previous-token", "induction", "sink"} <= kinds
@@ -159,6 +159,6 @@ def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(
     assert len(report.tensors) > 30 * 20
     assert most < sum(one.bytes for one in planned(smollm2, ids, 0, "blocks.")) / 4
     ids = synthetic(smollm2, 60, 0)
-    measure_attention(smollm2, ids[:10], generate=1)
+    measure_attention(Passes(smollm2, ids[:10], 1))
     _, most = most_during(lambda: attention(smollm2, ids, 4))
     assert most < smollm2.weight_bytes / 4

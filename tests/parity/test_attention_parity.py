@@ -11,6 +11,7 @@ from zoo import ZOO, attending, recurring, variant
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.inspect.passes import Passes
 from llmcli.loading.load import load_checkpoint
 
 TOKENS = 70
@@ -24,9 +25,8 @@ TEXT = (
 def test_every_layer_and_head(name, models, references):
     ids = prompt(tokens=TOKENS)
     found = {}
-    report = measure_attention(
-        models(name, "float32"), ids[0].tolist(), on_matrix=found.__setitem__, block_rows=32
-    )
+    passes = Passes(models(name, "float32"), ids[0].tolist())
+    report = measure_attention(passes, on_matrix=found.__setitem__, block_rows=32)
     assert report.ok, report.checks
     theirs, wide = (
         reference_attentions(references(name, dtype), ids) for dtype in ("float32", "float64")
@@ -53,7 +53,7 @@ def test_every_layer_and_head_of_smollm2(smollm2_path):
     ids = model.tokenizer.encode(TEXT)
     assert len(ids) >= 40
     found = {}
-    report = measure_attention(model, ids, on_matrix=found.__setitem__)
+    report = measure_attention(Passes(model, ids), on_matrix=found.__setitem__)
     assert report.ok, report.checks
     theirs = reference_attentions(transformers_from_gguf(smollm2_path), torch.tensor([ids]))
     assert len(found) == len(theirs) == 30

@@ -32,7 +32,7 @@ def attention(model, ids):
         found[str(layer)] = values_HTS.copy()
 
     options = AttentionOptions(metrics="effective_rank", top_pairs=5)
-    found["report"] = measure_attention(model, ids, options, generate=2, on_matrix=keep)
+    found["report"] = measure_attention(Passes(model, ids, 2), options, on_matrix=keep)
     return found
 
 

@@ -11,8 +11,8 @@ from drawn import lines_of
 from rich.cells import cell_len
 
 from llmcli.commands.attention.report import LayerReport
-from llmcli.commands.attention.view.map import head_map, kinds_found
-from llmcli.commands.attention.view.screen import FollowUps, metric_table, overview
+from llmcli.commands.attention.view.map import head_map, kinds_found, metric_table
+from llmcli.commands.attention.view.screen import FollowUps, overview
 from llmcli.ui.numbers import short
 
 ENTROPY, _, PREVIOUS, _ = METRICS

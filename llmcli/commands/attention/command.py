@@ -14,9 +14,8 @@ from llmcli.commands.attention.options import FILES, MOST_DRAWN, AttentionOption
 from llmcli.errors import PromptTooLong, UsageError
 from llmcli.records.numbers import spans
 from llmcli.shell.inspection import Inspection
-from llmcli.shell.looking import NewTokensOptions, room_for
+from llmcli.shell.looking import InChat, NewTokensOptions, Shown, room_for
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
-from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_default
 from llmcli.shell.template import TemplateOptions
 
@@ -93,44 +92,39 @@ def command(
     if heads.draws and not heads.drawn(heads.heads_of(loaded.config)):
         look.out.note(f"the map is shown: at most {MOST_DRAWN} matrices can be drawn")
 
-    from llmcli.commands.attention.exports import Export
+    from llmcli.commands.attention.exports import MatrixExports
     from llmcli.commands.attention.measure.run import measure_attention
     from llmcli.commands.attention.view.screen import FollowUps, render_attention
+    from llmcli.inspect.passes import passes_over
 
     with ExitStack() as stack:
-        export = Export(look, heads, stack)
-        with Progress(look.out) as progress:
-            report = measure_attention(
-                loaded, look.ids, heads, generate=look.generate, on_matrix=export.on_matrix,
-                progress=progress,
-            )  # fmt: skip
+        exports = MatrixExports(look, heads, stack)
+        with passes_over(look) as passes:
+            report = measure_attention(passes, heads, on_matrix=exports.on_matrix)
         everywhere = AttentionOptions(synthetic=heads.synthetic)
         same = replay_command(prompt, template, new, everywhere, model)
         piped = is_text and prompt.file is None and read.text != (prompt.prompt or LOOKED_AT)
         repeated = replay_command(AttentionOptions(synthetic=32), model)
-        calls = FollowUps(
-            same="… | " * piped + same, repeated=None if given is None else repeated
-        )
+        calls = FollowUps(same="… | " * piped + same, repeated=None if given is None else repeated)
         look.present(
             lambda: render_attention(report, look.title, heads, calls),
             report,
-            export.file(report),
-            export.body(report),
+            exports.holds(report),
+            exports.body(report),
         )
 
 
 def _show_states(look: Inspection, heads: AttentionOptions) -> None:
     """Measures what layers with a state remember over time, writes the file, and shows it."""
-    from llmcli.commands.attention.measure.states import measure_states
-    from llmcli.commands.attention.view.states import render_states
+    from llmcli.commands.attention.measure.run import measure_states
+    from llmcli.commands.attention.view.screen import render_states
+    from llmcli.inspect.passes import passes_over
 
     chosen = heads.heads_of(look.model.config)
-    with Progress(look.out) as progress:
-        report = measure_states(
-            look.model, look.ids, chosen, generate=look.generate, progress=progress
-        )
-    file = look.file(f"states of layers {spans(tuple(chosen))}", {})
-    look.present(lambda: render_states(report, look.title), report, file)
+    with passes_over(look) as passes:
+        report = measure_states(passes, chosen)
+    holds = f"states of layers {spans(tuple(chosen))}"
+    look.present(lambda: render_states(report, look.title), report, holds)
 
 
 def random_prompt(heads: AttentionOptions, options: ModelOptions, model: Model) -> Prompt:
@@ -157,9 +151,10 @@ def synthetic(model: Model, count: int, seed: int) -> list[int]:
     front = [] if bos is None else [bos]
     special = {*model.config.eos, *front, *(known.special_ids if known else ())}
     plain = [
-        id for id in range(model.config.vocab)
+        id
+        for id in range(model.config.vocab)
         if id not in special and (known is None or known.has(id))
-    ]  # fmt: skip
+    ]
     if not 1 <= count <= len(plain):
         raise UsageError(
             f"`--synthetic {count}` needs as many different tokens",
@@ -191,3 +186,20 @@ def _typed(options: Any) -> Iterator[str]:
 def _quoted(value: str, metavar: str | None) -> str:
     long = len(value) > LONG and re.search(r"[\s,]", value)
     return (metavar or "…").strip("[]") if long or not value.isprintable() else shlex.quote(value)
+
+
+def look(chat: InChat, given: dict[str, str]) -> Shown:
+    """Shows in `/look` metrics, or matrices of the heads that are named."""
+    from llmcli.commands.attention.measure.run import measure_attention
+    from llmcli.commands.attention.view.screen import FollowUps, render_attention
+    from llmcli.inspect.passes import passes_over
+
+    heads = AttentionOptions(**dict[str, Any](given))
+    heads.check()
+    heads.check_model(chat.model.config)
+    heads.check_tokens(len(chat.ids))
+    with passes_over(chat) as passes:
+        report = measure_attention(passes, heads)
+    repeated = shlex.join(["llmcli", "attention", "--synthetic", "32", "-m", chat.model.name])
+    calls = FollowUps(same="/look attention", repeated=repeated)
+    return render_attention(report, chat.title, heads, calls), report.checks

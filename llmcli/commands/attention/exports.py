@@ -1,26 +1,29 @@
-"""The file of `llmcli attention`, filled while the layers are computed, whole or not at all.
-
-How large it gets is known before the run.
-"""
+"""The files of `llmcli attention`, and the matrices that documents and files have."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmcli.anatomy.graph import graph
 from llmcli.commands.attention.options import AttentionOptions, recurrent_layers
 from llmcli.commands.attention.report import AttentionReport, grouped
-from llmcli.commands.attention.view.page import AttentionPage, page_size
+from llmcli.commands.attention.view.files import (
+    AttentionPage,
+    attention_png,
+    head_map_png,
+    page_size,
+)
 from llmcli.records.document import members
 from llmcli.records.numbers import numbered, spans
 from llmcli.records.text import Token
 from llmcli.shell.files import check_cap, whole_file
-from llmcli.shell.inspection import Inspection
+from llmcli.shell.inspection import Export, Inspection
 from llmcli.shell.looking import tokens_metadata
-from llmcli.shell.output import ExportFile, write_document
+from llmcli.shell.output import write_document
 from llmcli.ui.arrays import ArrayPlan, ArrayWriter, array_file_size, array_writer
 
 if TYPE_CHECKING:
@@ -34,55 +37,60 @@ DIGITS, ZERO = 13.5, 5
 SMALLER = "name fewer layers and heads with --layer and --head"
 
 
-class Export:
-    """Where whole matrices go: into the file that is written, and into the document.
+class MatrixExports:
+    """Takes whole matrices for the file that is written and for the document.
 
-    After an error in `stack` no part of a file is left. Raises UsageError where the file or the
-    document would be too large, and WriteFailed.
+    An array file is filled while the layers are computed; after an error in `stack` no part of it
+    is left. Raises UsageError where the file or the document would be too large, and WriteFailed.
     """
 
     def __init__(self, look: Inspection, options: AttentionOptions, stack: ExitStack) -> None:
         self._look, self._options, self._stack = look, options, stack
-        self._known = look.model.tokens(look.ids)
-        self._tokens = len(look.ids) + look.generate  # at most
-        config = look.model.config
+        config, dtype = look.model.config, "float32"
         self._heads = options.heads_of(config)
         self._windows = {layer: config.layers[layer].window for layer in self._heads}
-        nodes = graph(config).mixers
+        mixers = {layer: graph(config).mixers[layer].name for layer in self._heads}
         self._names = {  # of arrays: `blocks.3.attn.pattern`
-            layer: f"{nodes[layer].name.rpartition('.')[0]}.{options.matrices}"
-            for layer in self._heads
-        }  # fmt: skip
+            layer: f"{name.rpartition('.')[0]}.{options.matrices}" for layer, name in mixers.items()
+        }
         self._page = AttentionPage(options.matrices)
         self._matrices: dict[int, np.ndarray] = {}
         self._writer: ArrayWriter | None = None
-        about, arrays = self._metadata(self._known, ok=True), self._arrays()
-        self._check_sizes(about, arrays)
+        if str(look.model.dtype) == "torch.float64":
+            dtype = "float64"
+        count = len(look.ids) + look.generate  # at most
+        arrays = [
+            ArrayPlan(self._names[layer], dtype, (len(heads), count, count))
+            for layer, heads in self._heads.items()
+        ]
+        about = self._metadata(look.model.tokens(look.ids), ok=True)
+        text_size, most = self._text_size(count), max(map(len, self._heads.values()))
+        if options.patterns:
+            smaller = f"{SMALLER}, write `-o FILE.safetensors`"
+            check_cap("the document", text_size, force=options.force, smaller=smaller)
+        array_file = Export(
+            size=lambda: array_file_size(look.kind, arrays, about), write=self._finish
+        )
+        exports = dict.fromkeys(ARRAYS, array_file) | {
+            "json": Export(size=lambda: text_size, write=self._write_document),
+            "html": Export(
+                size=lambda: page_size(
+                    count, list(self._windows.values()), most, len(options.computed)
+                ),
+                make=partial(self._page.html, kind=options.matrix_scale),
+            ),
+            "png": Export(make=self._picture),
+        }
+        look.plan(exports, SMALLER)
         if look.kind in ARRAYS and look.path is not None:
             file = stack.enter_context(whole_file(look.path))
             self._writer = array_writer(look.kind, file, arrays, about)
 
-    def _check_sizes(self, about: Mapping[str, str], arrays: Sequence[ArrayPlan]) -> None:
-        count, force = self._tokens, self._options.force
-        seen, heads = count * (count + 1) // 2, self._heads.values()
-        each = seen * DIGITS + (count**2 - seen) * ZERO  # half of each is masked
-        sizes = {kind: array_file_size(kind, arrays, about) for kind in ARRAYS}
-        sizes["json"] = round(sum(map(len, heads)) * each)
-        if self._options.patterns:
-            smaller = f"{SMALLER}, write `-o FILE.safetensors`"
-            check_cap("the document", sizes["json"], force=force, smaller=smaller)
-        windows, most = list(self._windows.values()), max(map(len, heads))
-        sizes["html"] = page_size(count, windows, most, len(self._options.computed))
-        self._look.check_size(sizes, SMALLER)
-
-    def _arrays(self) -> list[ArrayPlan]:
-        """The arrays, one a layer, float32 but for a model in float64."""
-        dtype = "float64" if str(self._look.model.dtype) == "torch.float64" else "float32"
-        count = self._tokens
-        return [
-            ArrayPlan(self._names[layer], dtype, (len(heads), count, count))
-            for layer, heads in self._heads.items()
-        ]
+    def _text_size(self, count: int) -> int:
+        """About how many bytes the matrices of `count` tokens take in JSON: half is masked."""
+        seen = count * (count + 1) // 2
+        each = seen * DIGITS + (count**2 - seen) * ZERO
+        return round(sum(map(len, self._heads.values())) * each)
 
     @property
     def on_matrix(self) -> OnMatrix | None:
@@ -110,39 +118,29 @@ class Export:
         self, report: AttentionReport, document: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The document with each head's matrix in it, under the name of what it is."""
-        layers = [
-            members(layer) | {"heads": [
-                members(head) | {report.what: matrix}
-                for head, matrix in zip(layer.heads, self._matrices[layer.layer], strict=True)
-            ]}
-            for layer in report.layers
-        ]  # fmt: skip
+        layers = []
+        for layer in report.layers:
+            each = zip(layer.heads, self._matrices[layer.layer], strict=True)
+            heads = [members(head) | {report.what: matrix} for head, matrix in each]
+            layers.append(members(layer) | {"heads": heads})
         return dict(document) | {"layers": layers}
 
-    def file(self, report: AttentionReport) -> ExportFile | None:
-        """The file, for `Output.present`."""
-        from llmcli.commands.attention.view.png import attention_png, head_map_png
+    def _write_document(self, report: AttentionReport, document: Mapping[str, Any]) -> None:
+        assert self._look.path is not None
+        write_document(self._look.path, self._with_matrices(report, document))
 
-        options, look, writer = self._options, self._look, self._writer
+    def _finish(self, report: AttentionReport, _document: Mapping[str, Any]) -> None:
+        """Makes the array file whole."""
+        assert self._writer is not None
+        self._writer.finish(self._metadata(report.tokens, ok=report.ok))
+        self._stack.close()
 
-        def write(document: Mapping[str, Any]) -> None:
-            if writer is None:
-                assert look.path is not None
-                write_document(look.path, self._with_matrices(report, document))
-                return
-            writer.finish(self._metadata(report.tokens, ok=report.ok))
-            self._stack.close()
-
-        def picture() -> bytes:
-            if report.matrices:
-                return attention_png(report, look.title, kind=options.matrix_scale)
-            kind = options.scale or "linear"
-            return head_map_png(report, options.coloured_by, look.title, kind=kind)
-
-        def page() -> bytes:
-            return self._page.html(report, look.title, kind=options.matrix_scale)
-
-        return look.file(self._holds(report), {"png": picture, "html": page}, write)
+    def _picture(self, report: AttentionReport, title: str) -> bytes:
+        options = self._options
+        if report.matrices:
+            return attention_png(report, title, kind=options.matrix_scale)
+        kind = options.scale or "linear"
+        return head_map_png(report, options.coloured_by, title, kind=kind)
 
     def _metadata(self, tokens: Sequence[Token], *, ok: bool) -> dict[str, str]:
         """What stands beside arrays: JSON of the ids and the texts of all `tokens`."""
@@ -150,12 +148,12 @@ class Export:
             "schema": "llmcli.attention/1",
             "model": self._look.model.name,
             "what": self._options.matrices,
-            **tokens_metadata(tokens, len(self._known)),
+            **tokens_metadata(tokens, len(self._look.ids)),
             "heads": json.dumps({str(layer): list(own) for layer, own in self._heads.items()}),
             "ok": json.dumps(ok),
         }
 
-    def _holds(self, report: AttentionReport) -> str:
+    def holds(self, report: AttentionReport) -> str:
         """What a reader finds in the file."""
         kind, tokens = self._look.kind, len(report.tokens)
         if kind in ARRAYS:

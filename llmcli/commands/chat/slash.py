@@ -252,7 +252,7 @@ def look(chat: Chat, argument: str) -> None:
 
     from llmcli.ui.checks import render_checks
 
-    view: Shown = import_module(f"llmcli.commands.{name}.look").look(view_of, given)
+    view: Shown = import_module(f"llmcli.commands.{name}.command").look(view_of, given)
     shown, checks = view
     with SIGNALS.held():  # stdout is needed for the next answer
         ending = [Text(), render_checks(checks, full=False, option="")] if checks else []

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import CheckFailed, NotFinite, UsageError
@@ -15,7 +16,7 @@ from llmcli.records.numbers import counted
 from llmcli.records.text import Token
 from llmcli.shell.encoding import Encoded
 from llmcli.shell.files import whole_file, written
-from llmcli.shell.inspection import Inspection
+from llmcli.shell.inspection import Export, Inspection
 from llmcli.shell.looking import NewTokensOptions, tokens_metadata
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
@@ -181,7 +182,8 @@ def _dumped(
         if look.path is not None:
             about = metadata(model.tokens(encoded.ids), 0)
             about["tokens"] += " " * 40 * look.generate  # room for those that will be generated
-            look.check_size({look.kind: array_file_size(look.kind, arrays, about)}, SMALLER)
+            export = Export(size=partial(array_file_size, look.kind, arrays, about))
+            look.plan({look.kind: export}, SMALLER)
             file = opened.enter_context(whole_file(look.path))
             writer = array_writer(look.kind, file, arrays, about)
         write = None if writer is None else writer.write_parts

@@ -29,14 +29,11 @@ from llmcli.config import ModelConfig
 from llmcli.errors import NotFinite
 from llmcli.graph.ops import HeadShare, size
 from llmcli.graph.spec import Call, TensorSpec
-from llmcli.inspect.attention.block import Tokens
-from llmcli.inspect.attention.checks import AttentionChecks
-from llmcli.inspect.attention.rows import checked_rows
-from llmcli.inspect.cache import cache_check, filled, remembered
+from llmcli.inspect.attention import AttentionChecks, Tokens, checked_rows
 from llmcli.inspect.formulas import formula_checks, formula_inputs, formula_words, worst
 from llmcli.inspect.kernel import layer_of, mixer_of
 from llmcli.inspect.layer_map import LayerMap
-from llmcli.inspect.passes import Passes
+from llmcli.inspect.passes import Passes, cache_check, filled, remembered
 from llmcli.inspect.recurrence import walk
 from llmcli.inspect.statistics import AT_ONCE, Statistics, not_finite, parts
 from llmcli.model import Model, dtype_name

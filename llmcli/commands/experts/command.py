@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.records.numbers import counted, spans
-from llmcli.shell.inspection import Inspection, PlacesOptions
-from llmcli.shell.looking import NewTokensOptions, Subject
+from llmcli.shell.inspection import Export, Inspection, PlacesOptions
+from llmcli.shell.looking import InChat, NewTokensOptions, Shown, Subject
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
 from llmcli.shell.template import TemplateOptions
@@ -88,21 +88,6 @@ class ExpertsOptions(PlacesOptions):
             )
         return tuple(sorted(named))
 
-    def sizes(self, look: Subject) -> dict[str, int]:
-        """About how many bytes the files take, as measured.
-
-        What a file has besides, and for each token in each layer some numbers and K experts.
-        """
-        from llmcli.anatomy.graph import graph
-
-        layers, tokens = self.layers(look.model.config), len(look.ids) + look.generate
-        cells = len(layers) * len(self.span(tokens))
-        chosen = max(graph(look.model.config).sizes(layer)["K"] for layer in layers)
-        return {
-            "json": 4000 + cells * (24 + 28 * chosen),
-            "html": 40_000 + cells * (14 + 9 * chosen),
-        }
-
     def measure(self, look: Subject) -> ExpertsReport:
         """Measures a text."""
         from llmcli.commands.experts.measure import measure_experts
@@ -129,15 +114,44 @@ def command(
     exits 1.
     """
     from llmcli.commands.experts.view import render_experts
-    from llmcli.commands.experts.view.files import experts_page, experts_png
 
     look = Inspection("experts", experts, FILES, output)
     look.read(prompt, template, new, model, experts.check)
-    look.check_size(experts.sizes(look), experts.smaller)
+    look.plan(exports(look, experts), experts.smaller)
     report = experts.measure(look)
-    holds = f"the choices at {counted(len(report.positions), 'position')}"
-    makers = {
-        "png": lambda: experts_png(report, look.title),
-        "html": lambda: experts_page(report, look.title),
+    look.present(
+        lambda: render_experts(report, look.title),
+        report,
+        f"the choices at {counted(len(report.positions), 'position')}",
+    )
+
+
+def exports(look: Subject, experts: ExpertsOptions) -> dict[str, Export]:
+    """The files, by their kinds. Sizes are as measured.
+
+    What a file has besides, and for each token in each layer some numbers and K experts. A picture
+    has a bounded size.
+    """
+    from llmcli.anatomy.graph import graph
+    from llmcli.commands.experts.view.files import experts_page, experts_png
+
+    layers, tokens = experts.layers(look.model.config), len(look.ids) + look.generate
+    cells = len(layers) * len(experts.span(tokens))
+    chosen = max(graph(look.model.config).sizes(layer)["K"] for layer in layers)
+    return {
+        "html": Export(size=lambda: 40_000 + cells * (14 + 9 * chosen), make=experts_page),
+        "png": Export(make=experts_png),
+        "json": Export(size=lambda: 4000 + cells * (24 + 28 * chosen)),
     }
-    look.present(lambda: render_experts(report, look.title), report, look.file(holds, makers))
+
+
+def look(chat: InChat, given: dict[str, str]) -> Shown:
+    """Shows in `/look` the experts of the last answer, unless positions are named."""
+    from llmcli.commands.experts.view import render_experts
+
+    answer = min(chat.answer, len(chat.ids))
+    last = {"position": f"-{answer}:"} if answer else {}
+    options = ExpertsOptions(**dict[str, Any](last | given))
+    options.check(chat.model.config)
+    report = options.measure(chat)
+    return render_experts(report, chat.title), report.checks

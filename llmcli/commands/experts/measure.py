@@ -24,9 +24,8 @@ from llmcli.graph.evaluation import routing as evaluation
 from llmcli.graph.ops import Op
 from llmcli.graph.routing import Choose, Share, SumExperts, Weigh
 from llmcli.inspect.formulas import formula_checks, formula_inputs, worst
-from llmcli.inspect.kernel import Kernel, layer_of
+from llmcli.inspect.kernel import Kernel, layer_of, rules
 from llmcli.inspect.passes import Passes
-from llmcli.inspect.rules import rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.checks import ViewCheck
 

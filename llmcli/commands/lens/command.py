@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
 from llmcli.records.numbers import counted
-from llmcli.shell.inspection import Inspection, PlacesOptions
-from llmcli.shell.looking import NewTokensOptions, Subject
+from llmcli.shell.inspection import Export, Inspection, PlacesOptions
+from llmcli.shell.looking import InChat, NewTokensOptions, Shown, Subject
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
 from llmcli.shell.template import TemplateOptions
@@ -98,21 +98,6 @@ class LensOptions(PlacesOptions):
         """Whether cells show the rank of the target."""
         return self.target != "output"
 
-    def sizes(self, look: Subject) -> dict[str, int]:
-        """About how many bytes the files take, measured on ordinary texts.
-
-        A heading, and for each cell some numbers and `top` tokens. A picture has a bounded size.
-        """
-        from llmcli.commands.lens.measure import places
-
-        config, tokens = look.model.config, len(look.ids) + look.generate
-        rows = places(config, self.layers(config), mid=self.mid)
-        cells = len(rows) * len(self.span(tokens))
-        return {
-            "html": (29 << 10) + cells * (31 + 16 * self.top),
-            "json": 2450 + cells * (142 + 65 * self.top),
-        }
-
     def measure(self, look: Subject, *, whole: bool = False) -> LensReport:
         """Measures a text; not `whole`: at as many positions as a screen holds."""
         from llmcli.commands.lens.measure import measure_lens
@@ -155,23 +140,35 @@ def command(
     model's output as a distribution, or the command exits 1.
     """
     from llmcli.commands.lens.view import render_lens
-    from llmcli.commands.lens.view.files import lens_page, lens_png
 
     look = Inspection("lens", lens, FILES, output)
     look.read(prompt, template, new, model, lens.check)
-    look.check_size(lens.sizes(look), lens.smaller)
+    look.plan(exports(look, lens), lens.smaller)
     report = lens.measure(look, whole=look.out.json or look.path is not None)
     height = None if lens.every or not look.out.out.terminal else get_terminal_size().lines
-    holds = f"{counted(len(report.rows), 'row')} at {counted(len(report.positions), 'position')}"
-    makers = {
-        "png": lambda: lens_png(report, look.title),
-        "html": lambda: lens_page(report, look.title),
-    }
     look.present(
         lambda: render_lens(report, look.title, ranks=lens.ranks, whole="--all", height=height),
         report,
-        look.file(holds, makers),
+        f"{counted(len(report.rows), 'row')} at {counted(len(report.positions), 'position')}",
     )
+
+
+def exports(look: Subject, lens: LensOptions) -> dict[str, Export]:
+    """The files, by their kinds. Sizes were measured on ordinary texts.
+
+    A heading, and for each cell some numbers and `top` tokens. A picture has a bounded size.
+    """
+    from llmcli.commands.lens.measure import places
+    from llmcli.commands.lens.view.files import lens_page, lens_png
+
+    config, tokens = look.model.config, len(look.ids) + look.generate
+    rows = places(config, lens.layers(config), mid=lens.mid)
+    cells = len(rows) * len(lens.span(tokens))
+    return {
+        "html": Export(size=lambda: (29 << 10) + cells * (31 + 16 * lens.top), make=lens_page),
+        "png": Export(make=lens_png),
+        "json": Export(size=lambda: 2450 + cells * (142 + 65 * lens.top)),
+    }
 
 
 def parse_target(text: str, tokenizer: Tokenizer | None, vocabulary: int) -> Target:
@@ -228,3 +225,14 @@ def space_note(
 def _unquoted(text: str) -> str:
     inside = re.fullmatch(r"(['\"])(.+)\1", text, re.DOTALL)
     return inside[2] if inside else text
+
+
+def look(chat: InChat, given: dict[str, str]) -> Shown:
+    """Shows in `/look` the last positions that fit the screen, unless others are named."""
+    from llmcli.commands.lens.view import render_lens
+
+    options = LensOptions(**dict[str, Any](given))
+    options.check(chat.model.config)
+    report = options.measure(chat)
+    height = get_terminal_size().lines
+    return render_lens(report, chat.title, ranks=options.ranks, height=height), report.checks

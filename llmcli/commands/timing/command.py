@@ -14,7 +14,7 @@ from llmcli.records.numbers import counted
 from llmcli.shell.encoding import encode
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.files import check_size, kind_of_file, whole_file, written
-from llmcli.shell.looking import room_for
+from llmcli.shell.looking import InChat, Shown, room_for
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output, jsonable
 from llmcli.shell.params import opt
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from llmcli.graph.spec import Phase
     from llmcli.model import Model
     from llmcli.records.ceilings import Ceilings
+
+LOOK_NEW, LOOK_PAIRS = 8, 3  # of `/look`: tokens that are generated, and pairs of runs
 
 EPILOG = """
 Parts: embed, norm, qkv, rope, attention, out (W_o), ffn_up (with the gate),
@@ -296,3 +298,27 @@ def _write_trace(
             file.write(piece.encode())
             events += 1
     out.note(written(path, f"{events:,} events, for ui.perfetto.dev or chrome://tracing"))
+
+
+def look(chat: InChat, _given: dict[str, str]) -> Shown:
+    """Times in `/look` the conversation's last tokens as a prompt, and a few new ones."""
+    import torch
+
+    from llmcli.anatomy.work import step_bytes
+    from llmcli.commands.timing.measure.run import measure_timing
+    from llmcli.commands.timing.view.screen import render_timing
+    from llmcli.measure.ceilings import measure_ceilings
+
+    model, tokens = chat.model, min(len(chat.ids), chat.room - LOOK_NEW)
+    with Progress(chat.out) as progress:
+        ceilings = measure_ceilings(
+            model.device, model.arithmetic, threads=torch.get_num_threads(), progress=progress,
+            working_set=step_bytes(model.config, tokens + LOOK_NEW, numbers=model.arithmetic),
+        )  # fmt: skip
+        report = measure_timing(
+            model, chat.ids[-tokens:], LOOK_NEW, pairs=LOOK_PAIRS, ceilings=ceilings,
+            progress=progress,
+        )  # fmt: skip
+    if report.interrupted:
+        raise KeyboardInterrupt
+    return render_timing(report), report.checks

@@ -20,8 +20,8 @@ from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.errors import NotFinite
 from llmcli.formats.dense import Dense
 from llmcli.inspect import formulas
-from llmcli.inspect.attention.block import Block, Tokens
-from llmcli.inspect.attention.checks import AttentionChecks
+from llmcli.inspect.attention import AttentionChecks, Block, Tokens
+from llmcli.inspect.passes import Passes
 from llmcli.nn import softmax_map
 from llmcli.nn.step import Step
 from llmcli.parts.attention import forward as nn_attention
@@ -30,7 +30,7 @@ OF = SimpleNamespace(pattern="blocks.0.attn.pattern", mixed="blocks.0.attn.z")  
 
 
 def checked(model, *, generate=0, count=40, rows=None):
-    report = measure_attention(model, ids_of(count), generate=generate, block_rows=rows)
+    report = measure_attention(Passes(model, ids_of(count), generate), block_rows=rows)
     return {check.name: check for check in report.checks}
 
 
@@ -49,7 +49,7 @@ def test_a_sound_model_is_green(kind, dtype):
 
 @pytest.mark.parametrize("dtype", few(["float32", "float64"], 1))
 def test_values_of_equal_tokens_which_round_alike_are_no_alarm(dtype):
-    report = measure_attention(small("gqa", dtype), [5] * 1500)
+    report = measure_attention(Passes(small("gqa", dtype), [5] * 1500))
     assert all(check.ok for check in report.checks), report.checks
 
 
@@ -175,7 +175,7 @@ def test_one_leaking_cell_in_16_bits(monkeypatch):
 def test_rows_that_are_all_rounded_alike_are_no_fault(ids, dtype):
     """Equal tokens have equal values, and a head that looks at one key gives it to every row."""
     for kind in ("gqa", "no-rotation", "window"):
-        report = measure_attention(small(kind, dtype), ids)
+        report = measure_attention(Passes(small(kind, dtype), ids))
         assert report.ok, report.checks
 
 
@@ -286,4 +286,4 @@ def test_rows_that_do_not_add_up_and_masked_cells_with_a_weight():
 def test_numbers_that_are_not_finite_end_the_view(model):
     parameters_of(model.decoder)["blocks.1.attn.W_v"][3, 3] = float("nan")
     with pytest.raises(NotFinite, match=r"blocks\.1\.attn"):
-        measure_attention(model, ids_of(9))
+        measure_attention(Passes(model, ids_of(9)))

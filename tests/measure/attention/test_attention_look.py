@@ -28,22 +28,24 @@ from torch.utils._pytree import tree_leaves
 from llmcli import devices
 from llmcli.commands.attention.command import synthetic
 from llmcli.commands.attention.measure import run
-from llmcli.commands.attention.measure.run import Pooled, measure_attention
+from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.measure.summaries import Pooled
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.errors import OutOfMemory, UsageError
+from llmcli.inspect.passes import Passes
 from llmcli.nn.decoder import Decoder
 
 ALL = AttentionOptions(layer="0-1")  # their matrices are drawn
 
 
-def exported(model, ids, heads=None, **options):
+def exported(model, ids, heads=None, *, generate=0, **options):
     found = {}
 
     def keep(layer, matrix):
         assert layer not in found
         found[layer] = matrix.copy()
 
-    report = measure_attention(model, ids, heads, on_matrix=keep, **options)
+    report = measure_attention(Passes(model, ids, generate), heads, on_matrix=keep, **options)
     return found, report
 
 
@@ -126,7 +128,7 @@ def all_pairs(model, ids):
 )  # fmt: skip
 def test_the_largest_pairs_of_some_queries_and_keys(rows, kind, given, queries, keys):
     model, ids = small(kind), ids_of(11)
-    report = measure_attention(model, ids, AttentionOptions(**given), block_rows=rows)
+    report = measure_attention(Passes(model, ids), AttentionOptions(**given), block_rows=rows)
     allowed = [
         pair for pair in all_pairs(model, ids)
         if pair[0] > 0 and pair[3] in queries and pair[4] in keys and 0 < pair[4] != pair[3]
@@ -143,7 +145,7 @@ def test_the_largest_pairs_of_some_queries_and_keys(rows, kind, given, queries, 
 def test_bos_is_no_key_wherever_it_stands():
     model, ids = small(), ids_of(25)
     model.config = dataclasses.replace(model.config, bos=ids[3])
-    report = measure_attention(model, ids, AttentionOptions(top_pairs=10_000))
+    report = measure_attention(Passes(model, ids), AttentionOptions(top_pairs=10_000))
     assert ids.count(ids[3]) > 1
     assert all(ids[pair.key] != ids[3] and pair.key > 0 for pair in report.pairs)
 
@@ -159,11 +161,11 @@ def test_new_tokens_are_rows_like_the_others(kind, whole, monkeypatch):
     model, ids, options = small(kind), ids_of(21), ALL if whole else AttentionOptions(top_pairs=5)
     found = {}
     keep = found.__setitem__ if whole else None
-    report = measure_attention(model, ids, options, generate=6, on_matrix=keep)
+    report = measure_attention(Passes(model, ids, 6), options, on_matrix=keep)
     assert report.ok, report.checks
     every = [one.id for one in report.tokens]
     assert (report.prompt_tokens, len(every), every[:21]) == (21, 27, ids)
-    again = measure_attention(model, every, options, on_matrix=keep)
+    again = measure_attention(Passes(model, every), options, on_matrix=keep)
     for layer, a in enumerate(patterns(model, every)):
         for head in range(4):
             expected = naive(a[head], every, seen_keys(27, model.config.layers[0].attention.window))
@@ -181,11 +183,11 @@ def test_new_tokens_are_rows_like_the_others(kind, whole, monkeypatch):
 
 def test_an_end_of_text_token_ends_the_rows():
     model, ids = small(), ids_of(12)
-    first = measure_attention(model, ids, generate=1).tokens[12].id
+    first = measure_attention(Passes(model, ids, 1)).tokens[12].id
     model.eos_ids = frozenset({first})
     found = {}
     one = AttentionOptions(layer="0", head="0", metrics="effective_rank")
-    report = measure_attention(model, ids, one, generate=8, on_matrix=found.__setitem__)
+    report = measure_attention(Passes(model, ids, 8), one, on_matrix=found.__setitem__)
     assert len(report.tokens) == 13
     assert found[0].shape == (1, 13, 13)
     assert report.matrices[0].queries == report.matrices[0].keys == (0, 13)
@@ -196,10 +198,8 @@ def test_an_end_of_text_token_ends_the_rows():
 @pytest.mark.parametrize("generate", [0, 3])
 def test_progress_ends_with_all_rows_of_all_heads(generate):
     told = []
-    measure_attention(
-        small("window"), ids_of(15), AttentionOptions(head="0,2,3"), generate=generate,
-        block_rows=4, progress=lambda *said: told.append(said),
-    )  # fmt: skip
+    passes = Passes(small("window"), ids_of(15), generate, lambda *said: told.append(said))
+    measure_attention(passes, AttentionOptions(head="0,2,3"), block_rows=4)
     looked = [said[1:] for said in told if said[0] == "looking at the heads"]
     total = (15 + generate) * 2 * 3
     assert looked == sorted(looked)
@@ -261,11 +261,11 @@ def test_nothing_square_is_kept_for_metrics(monkeypatch, given):
     """Blocks bound the memory: no tensor is larger than a block's cells or a layer's rows."""
     monkeypatch.setattr("llmcli.inspect.formulas.CHEAP", 1)
     monkeypatch.setattr(run, "MOST_CELLS", 20)
-    for module in ("inspect.attention.rows", "commands.attention.measure.metrics"):
+    for module in ("inspect.attention", "commands.attention.measure.summaries"):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", 8192)
     model, count = small("gqa", "float32", layers=1), 240
     with Largest() as seen:
-        report = measure_attention(model, ids_of(count), AttentionOptions(**given))
+        report = measure_attention(Passes(model, ids_of(count)), AttentionOptions(**given))
     assert report.ok
     assert count * 24 <= seen.most < count**2 / 4
 

@@ -24,10 +24,11 @@ from covers import in_turn
 from decoder_parameters import parameters_of
 
 from llmcli.commands.attention.measure import run
-from llmcli.commands.attention.measure.metrics import RowMeans, effective_rank, labels_of
 from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.measure.summaries import RowMeans, effective_rank, labels_of
 from llmcli.commands.attention.options import AttentionOptions
-from llmcli.inspect.attention.block import Block, Tokens
+from llmcli.inspect.attention import Block, Tokens
+from llmcli.inspect.passes import Passes
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.records.head_metrics import LABELS, USUAL
 
@@ -39,7 +40,7 @@ NEAR = {"float64": 1e-10, "float32": 1e-5}
 )
 def test_in_blocks_as_by_definition(kind, rows, dtype):
     model, ids = small(kind, dtype), ids_of(75)
-    report = measure_attention(model, ids, block_rows=rows)
+    report = measure_attention(Passes(model, ids), block_rows=rows)
     assert report.ok, report.checks
     window = model.config.layers[0].attention.window
     for layer, a in enumerate(patterns(model, ids)):
@@ -54,14 +55,14 @@ def test_in_blocks_as_by_definition(kind, rows, dtype):
 def test_blocks_are_as_large_as_memory_lets_them_be(kind, cells, monkeypatch):
     """Whatever that is: no number depends on it."""
     model, ids = small(kind), ids_of(75)
-    expected = measure_attention(model, ids)
+    expected = measure_attention(Passes(model, ids))
     sizes, make = [], Block.__init__
-    for module in ("inspect.attention.rows", "commands.attention.measure.metrics"):
+    for module in ("inspect.attention", "commands.attention.measure.summaries"):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", cells)
     monkeypatch.setattr(
         Block, "__init__", lambda self, a, *rest: (sizes.append(a.numel()), make(self, a, *rest))[1]
     )
-    report = measure_attention(model, ids)
+    report = measure_attention(Passes(model, ids))
     assert report.ok, report.checks
     assert max(sizes) <= max(cells, 4 * 77)  # a row of a key/value head's heads at least
     for one, other in zip(report.layers, expected.layers, strict=True):
@@ -147,7 +148,7 @@ def test_perfect_heads_get_exactly_their_scores():
     duplicate = [i if i <= n else i - n for i in range(count)]
     first = [0] * count
     model = built([previous, induction, duplicate, itself, first, None], count)
-    report = measure_attention(model, ids, AttentionOptions(metrics="all"))
+    report = measure_attention(Passes(model, ids), AttentionOptions(metrics="all"))
     assert report.ok, report.checks
     prev, ind, dup, own, sink, even = metrics_of(report)
     assert prev["previous_token"] == 1
@@ -171,7 +172,7 @@ def test_perfect_heads_get_exactly_their_scores():
 
 def test_a_uniform_head_has_the_scores_of_theory():
     T = 64
-    report = measure_attention(built([None], T), ids_of(T))
+    report = measure_attention(Passes(built([None], T), ids_of(T)))
     (even,) = metrics_of(report)
     harmonic = sum(1 / k for k in range(1, T + 1))
     assert even["normalized_entropy"] == pytest.approx(1, abs=1e-12)
@@ -184,7 +185,7 @@ def test_a_uniform_head_has_the_scores_of_theory():
 
 
 def test_one_token_has_the_metrics_that_it_can_have():
-    report = measure_attention(small(), [3])
+    report = measure_attention(Passes(small(), [3]))
     assert report.ok
     found = report.layers[0].heads[0].metrics
     assert found["current_token"] == found["sink_rate"] == found["max_weight"] == 1
@@ -200,7 +201,7 @@ def test_one_token_has_the_metrics_that_it_can_have():
 
 
 def labelled(targets, ids):
-    report = measure_attention(built(targets, len(ids)), ids)
+    report = measure_attention(Passes(built(targets, len(ids)), ids))
     assert report.ok, report.checks
     return [head.labels for head in report.layers[0].heads], report.unlabelled
 
@@ -237,7 +238,7 @@ def test_kinds_that_too_few_rows_could_tell_or_all_heads_would_be():
 def test_a_window_is_no_kind_of_head():
     """What its mask leaves is not what the head chooses; and what it hides is not 0 but nothing."""
     model, ids = small("window-1"), [*range(20), *range(20)]
-    report = measure_attention(model, ids)
+    report = measure_attention(Passes(model, ids))
     assert all(not head.labels for layer in report.layers for head in layer.heads)
     (found, *_) = metrics_of(report)
     for name in ("previous_token", "sink", "induction", "duplicate", "locality_8"):
@@ -245,24 +246,24 @@ def test_a_window_is_no_kind_of_head():
         assert report.rows[name] == 0
     assert report.unlabelled.keys() == {label.name for label in LABELS}
     model = small("window")  # of 5
-    found = metrics_of(measure_attention(model, ids))[0]
+    found = metrics_of(measure_attention(Passes(model, ids)))[0]
     assert math.isnan(found["locality_8"])
     assert math.isnan(found["induction"]), "the earlier tokens are out of sight"
-    report = measure_attention(model, [*range(5), 2, 7, 6, 9, 6])
+    report = measure_attention(Passes(model, [*range(5), 2, 7, 6, 9, 6]))
     assert report.rows["duplicate"] == report.rows["induction"] == 2
     assert report.rows["sink"] == 4
 
 
 def test_the_reason_names_the_kind_of_layer_where_there_are_several():
     full, near = (dataclasses.replace(BASE, window=window) for window in (None, 2))
-    report = measure_attention(model_of(config_of(full, near)), ids_of(30))
+    report = measure_attention(Passes(model_of(config_of(full, near)), ids_of(30)))
     why = report.unlabelled
     assert why["local"] == "window 2: no row qualifies"
     assert report.rows["locality_8"] == 22, "of the layer that has most"
     assert why["previous-token"] == "window 2: equal weights would give 0.50"
     assert "broad" not in why
     second = AttentionOptions(layer="1")
-    alone = measure_attention(model_of(config_of(full, near)), ids_of(30), second)
+    alone = measure_attention(Passes(model_of(config_of(full, near)), ids_of(30)), second)
     assert alone.unlabelled["local"] == "no row qualifies"
 
 
@@ -270,11 +271,11 @@ def test_a_rank_is_left_out_with_the_reason_where_the_prompt_is_long(monkeypatch
     monkeypatch.setattr(run, "MOST_RANKED", 20)
     names = AttentionOptions(metrics="effective_rank")
     model = small()
-    within = measure_attention(model, ids_of(20), names)
+    within = measure_attention(Passes(model, ids_of(20)), names)
     a = torch.tensor(patterns(model, ids_of(20))[1])
     ranks = [head["effective_rank"] for head in metrics_of(within, 1)]
     assert ranks == pytest.approx(effective_rank(a), rel=1e-9)
-    beyond = measure_attention(model, ids_of(21), names)
+    beyond = measure_attention(Passes(model, ids_of(21)), names)
     assert "effective_rank" not in beyond.layers[0].heads[0].metrics
     assert list(beyond.skipped) == ["effective_rank"]
     assert "21" in beyond.skipped["effective_rank"]

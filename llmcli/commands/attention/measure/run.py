@@ -1,41 +1,45 @@
-"""One forward pass, which measures the attention of each layer while it is computed.
+"""One forward pass, which measures each layer while it is computed: its attention, or its states.
 
-Of the rows it keeps metrics, the largest pairs, the parts of matrices that are drawn, whole ones.
-
-Axes: H heads, t rows (queries), S keys, T tokens, R rows and C columns of what is drawn.
+Axes: H heads, t rows (queries), S keys, T tokens, d rows of a state, e columns, P positions.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli import devices
-from llmcli.commands.attention.measure.metrics import (
+from llmcli.commands.attention.measure.summaries import (
+    Pooled,
     RowMeans,
+    TopPairs,
+    Whole,
     effective_rank,
     labels_of,
     undetermined_kinds,
 )
 from llmcli.commands.attention.options import AttentionOptions, Span, unknown_metrics
-from llmcli.commands.attention.report import AttentionReport, HeadReport, LayerReport, Pair, grouped
+from llmcli.commands.attention.report import (
+    AttentionReport,
+    HeadReport,
+    HeadStates,
+    LayerReport,
+    LayerStates,
+    StatesReport,
+    grouped,
+)
 from llmcli.errors import UsageError
-from llmcli.inspect.attention.block import Block, Tokens
-from llmcli.inspect.attention.checks import AttentionChecks
-from llmcli.inspect.attention.rows import Rows, checked_rows
+from llmcli.inspect.attention import AttentionChecks, Rows, Tokens, checked_rows
 from llmcli.inspect.formulas import formula_checks, some_rows, worst
 from llmcli.inspect.kernel import layer_of
 from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.passes import Passes
 from llmcli.inspect.recurrence import Walk, walk
-from llmcli.model import Model, dtype_name
+from llmcli.model import dtype_name
 from llmcli.records.checks import ViewCheck
 from llmcli.records.head_metrics import (
     HALF_LIFE,
@@ -46,10 +50,10 @@ from llmcli.records.head_metrics import (
     RANK,
 )
 from llmcli.records.matrix import Matrix
-from llmcli.records.progress import Progress
 
 # of a longer prompt so many rows of what is a product are held against the formulas of `explain`
 FORMULA_ROWS = 12
+POINTS = 24  # positions at which states are measured
 MOST_CELLS = 480  # of a side of a matrix that is drawn: more than any terminal is wide
 
 OnMatrix = Callable[[int, np.ndarray], None]
@@ -57,16 +61,13 @@ Seen = dict[str, Tensor]
 
 
 def measure_attention(
-    model: Model,
-    ids: Sequence[int],
+    passes: Passes,
     heads: AttentionOptions | None = None,
     *,
-    generate: int = 0,
     on_matrix: OnMatrix | None = None,
     block_rows: int | None = None,
-    progress: Progress | None = None,
 ) -> AttentionReport:
-    """What the chosen heads of `ids`, and of up to `generate` tokens after them, attend to.
+    """What the chosen heads of all tokens, the new ones too, attend to.
 
     Metrics that no head of the model has are left out. `on_matrix(layer, [H, T, S])` is given
     weights, or scores (-∞ where masked), float32 (float64 where the model is), of the chosen
@@ -78,8 +79,7 @@ def measure_attention(
     what the model does not have and for spans after the end of the text, OutOfMemory, and NotFinite
     for NaN.
     """
-    heads = heads or AttentionOptions()
-    passes = Passes(model, ids, generate, progress)
+    heads, prompt = heads or AttentionOptions(), passes.prompt_tokens
     part = heads.part(passes.most)  # an earlier end of the text moves no span
     passes.write()
     written = len(passes.ids)
@@ -87,11 +87,12 @@ def measure_attention(
         if first >= written:
             raise UsageError(
                 f"`{option}` from {first} on selects no tokens: the model ended its text after "
-                f"{written - len(ids)} of {generate} tokens",
+                f"{written - prompt} of {passes.generate} tokens",
                 hint=f"positions go from 0 to {written - 1}",
             )
     look = _Look(passes, heads, part, on_matrix, block_rows)
-    tap = LayerWatch([LayerMap(model, number) for number in look.heads], look.settle)
+    maps = [LayerMap(passes.model, number) for number in look.heads]
+    tap = LayerWatch(maps, look.settle)
     passes.at_once(tap, logits="last", until=max(look.heads))
     return look.report()
 
@@ -103,9 +104,7 @@ class LayerWatch:
     layer: keys and values that are lent.
     """
 
-    def __init__(
-        self, maps: Iterable[LayerMap], settle: Callable[[LayerMap, Seen], None]
-    ) -> None:
+    def __init__(self, maps: Iterable[LayerMap], settle: Callable[[LayerMap, Seen], None]) -> None:
         self._ends, self._settle = {of.adds: of for of in maps}, settle
         inputs = [(name, of.number) for of in self._ends.values() for name in of.inputs]
         self._needed = {name for name, _ in inputs}
@@ -120,137 +119,6 @@ class LayerWatch:
             of = self._ends[name]
             self._settle(of, {one: self._seen[one] for one in of.inputs})
             self._seen = {one: kept for one, kept in self._seen.items() if one in self._lent}
-
-
-class TopPairs:
-    """The `count` largest pairs of all layers together, of `part`: their queries and keys.
-
-    A query's own token is no key, nor is the first one or one with the id `bos`: such weights are
-    large in every head and say little.
-    """
-
-    def __init__(self, count: int, part: tuple[Span, Span], bos: int | None) -> None:
-        self._count, self._part, self._bos = count, part, bos
-        self.pairs: list[Pair] = []
-
-    def add(
-        self, block: Block, ranks_HtS: Tensor, layer: int, heads: list[int], group: int
-    ) -> None:
-        """Adds the pairs of a block, ranked by `ranks_HtS`; `heads` are its head numbers."""
-        if not self._count:
-            return
-        ranks_HtS = ranks_HtS.nan_to_num(0.0).masked_fill(self._ignored(block), 0.0)
-        best, flat = ranks_HtS.flatten().topk(min(self._count, ranks_HtS.numel()))
-        at = torch.unravel_index(flat[best > 0], ranks_HtS.shape)
-        found = (one.tolist() for one in (*at, block.a_HtS[at], best[best > 0]))
-        pairs = (
-            Pair(
-                layer=layer, head=heads[head], kv_head=heads[head] // group,
-                query=block.first + row, key=block.low + key, weight=weight, rank_value=rank,
-            )
-            for head, row, key, weight, rank in zip(*found, strict=True)
-        )  # fmt: skip
-        self.pairs = heapq.nlargest(self._count, [*self.pairs, *pairs], key=_order)
-
-    def _ignored(self, block: Block) -> Tensor:
-        """Which cells do not count, `[t, S]`."""
-        keys_S, positions_t1 = block.keys_S, block.positions_t[:, None]
-        outside_tS = torch.zeros_like(keys_S > positions_t1)
-        for span, at in zip(self._part, (positions_t1, keys_S), strict=True):
-            outside_tS |= (at < span[0]) | (at >= span[1])
-        ids_S = block.tokens.ids_N[block.low : block.low + len(keys_S)]
-        left_out_S = keys_S == 0
-        if self._bos is not None:
-            left_out_S |= ids_S == self._bos
-        return outside_tS | left_out_S | (keys_S == positions_t1)
-
-
-def _order(pair: Pair) -> tuple[float, ...]:
-    """Larger ones first, and the first of equal ones."""
-    return pair.rank_value, -pair.layer, -pair.head, -pair.query, -pair.key
-
-
-class Pooled:
-    """The `part` (queries, keys) of every head's matrix that is drawn, within so many tokens.
-
-    One cell is the largest of `pool` × `pool` (`signed`: by magnitude), so that no side is longer
-    than `most` cells.
-    """
-
-    def __init__(
-        self, part: tuple[Span, Span], most: int, heads: int, tokens: int, *, signed: bool = False
-    ) -> None:
-        self.queries, self.keys = (
-            (min(first, tokens), min(last, tokens)) for first, last in part
-        )
-        longest = max(last - first for first, last in (self.queries, self.keys))
-        self.pool = max(1, math.ceil(longest / most))
-        rows, columns = (
-            math.ceil((last - first) / self.pool) for first, last in (self.queries, self.keys)
-        )
-        # the largest numbers, and with signs the largest of the numbers with the other sign
-        self._cells_HRC = {
-            sign: torch.full((heads, rows, columns), -math.inf) for sign in (1, -1)[: 1 + signed]
-        }
-
-    def add(self, values_HtS: Tensor, heads: slice, first: int, low: int) -> None:
-        """A block, -∞ where masked: rows from `first`, keys from `low` on."""
-        rows = slice(max(first, self.queries[0]), min(first + values_HtS.shape[1], self.queries[1]))
-        keys = slice(max(low, self.keys[0]), min(low + values_HtS.shape[2], self.keys[1]))
-        if rows.start >= rows.stop or keys.start >= keys.stop:
-            return
-        part_HtS = values_HtS[
-            :, rows.start - first : rows.stop - first, keys.start - low : keys.stop - low
-        ]
-        above, below = _padding(rows, self.queries[0], self.pool)
-        left, right = _padding(keys, self.keys[0], self.pool)
-        part_HtS = F.pad(part_HtS, (left, right, above, below), value=-math.inf)
-        shape = (len(part_HtS), part_HtS.shape[1] // self.pool, self.pool, -1, self.pool)
-        top, begin = ((of.start - span[0]) // self.pool
-                      for of, span in ((rows, self.queries), (keys, self.keys)))  # fmt: skip
-        columns = slice(begin, begin + part_HtS.shape[2] // self.pool)
-        for sign, cells_HRC in self._cells_HRC.items():
-            if sign < 0:
-                part_HtS = -part_HtS.masked_fill(part_HtS == -math.inf, math.inf)
-            pooled_HRC = part_HtS.reshape(shape).amax((2, 4)).to("cpu", torch.float32)
-            there_HRC = cells_HRC[heads, top : top + shape[1], columns]
-            torch.maximum(there_HRC, pooled_HRC, out=there_HRC)
-
-    def cells(self, head: int) -> np.ndarray:
-        """The cells `[R, C]` of one head, NaN where masked."""
-        cells_RC, *others = (cells_HRC[head] for cells_HRC in self._cells_HRC.values())
-        for other_RC in others:
-            cells_RC = torch.where(other_RC > cells_RC, -other_RC, cells_RC)
-        values: np.ndarray = torch.where(cells_RC == -math.inf, math.nan, cells_RC).numpy()
-        return values
-
-
-class Whole:
-    """Every number of the matrices of `heads` heads over `tokens` tokens, `empty` where masked.
-
-    Raises OutOfMemory where they do not fit.
-    """
-
-    def __init__(self, heads: int, tokens: int, empty: float, dtype: torch.dtype) -> None:
-        cpu = torch.device("cpu")
-        devices.require_memory(
-            heads * tokens**2 * dtype.itemsize,
-            cpu,
-            f"whole matrices of {heads} heads and {tokens} tokens",
-            "choose fewer heads, or a shorter prompt",
-        )
-        self.values_HTS = torch.full((heads, tokens, tokens), empty, dtype=dtype)
-
-    def add(self, values_HtS: Tensor, heads: slice, first: int, low: int) -> None:
-        """A block: rows from `first`, keys from `low` on."""
-        rows, keys = values_HtS.shape[1:]
-        self.values_HTS[heads, first : first + rows, low : low + keys] = values_HtS.to("cpu")
-
-
-def _padding(part: slice, origin: int, pool: int) -> tuple[int, int]:
-    """What has to be added before and after, for cells of `pool` that begin at `origin`."""
-    before = (part.start - origin) % pool
-    return before, -(before + part.stop - part.start) % pool
 
 
 class _Kept:
@@ -308,10 +176,15 @@ class _Kept:
             return
         for at, head in enumerate(self.heads):
             yield Matrix(
-                layer=self.of.number, head=head, kv_head=head // self.of.group,
-                queries=self._pooled.queries, keys=self._pooled.keys, pool=self._pooled.pool,
-                values=self._pooled.cells(at), signed=self.of.signed,
-            )  # fmt: skip
+                layer=self.of.number,
+                head=head,
+                kv_head=head // self.of.group,
+                queries=self._pooled.queries,
+                keys=self._pooled.keys,
+                pool=self._pooled.pool,
+                values=self._pooled.cells(at),
+                signed=self.of.signed,
+            )
 
 
 class _Look:
@@ -419,10 +292,72 @@ class _Look:
         for label in LABELS:
             kinds = grouped(
                 (undetermined[label.name], kind)
-                for kind, undetermined in self._undetermined.items() if label.name in undetermined
-            )  # fmt: skip
+                for kind, undetermined in self._undetermined.items()
+                if label.name in undetermined
+            )
             if [len(alike) for alike in kinds.values()] == [len(self._undetermined)]:
                 yield label.name, next(iter(kinds))
             elif kinds:
                 reasons = (f"{', '.join(alike)}: {why}" for why, alike in kinds.items())
                 yield label.name, "; ".join(reasons)
+
+
+def measure_states(passes: Passes, heads: Mapping[int, Sequence[int]]) -> StatesReport:
+    """The states of `heads[layer]` while the prompt and the new tokens are read.
+
+    All these layers have a mixer whose state is a matrix (`LayerMap.signed`). The pass is the
+    usual one, with a cache; states are walked through once more in float64 from what it emitted,
+    and are compared with its cache and its own results. Raises OutOfMemory, and NotFinite for NaN.
+    """
+    passes.write()
+    model, every = passes.model, passes.ids
+    passes.require_cache(len(every))
+    session = passes.session()
+    points = min(POINTS, len(every))
+    positions = [-(-len(every) * (at + 1) // points) - 1 for at in range(points)]
+    found: list[LayerStates] = []
+    proofs: list[tuple[ViewCheck, ...]] = []
+
+    def settle(of: LayerMap, seen: Seen) -> None:
+        formulas = formula_checks(model, every, seen, of.checked, rows=FORMULA_ROWS)
+        single = {name: tensor[0] for name, tensor in seen.items()}
+        walked = walk(of.recurrence(single), positions, results=True)
+        eps = torch.finfo(model.stream_dtype).eps
+        results = walked.check_results(single[of.mixed], eps, of.mixed)
+        cached = session.state.tensors()[of.matrix.name][0]
+        proofs.append((walked.check(cached, of.matrix.name), results, formulas))
+        found.append(_states(of, walked, heads[of.number], cached.nbytes))
+
+    tap = LayerWatch([LayerMap(model, number) for number in heads], settle)
+    passes.at_once(tap, logits="none", until=max(heads), session=session)
+    state, results, formulas = (worst(checks) for checks in zip(*proofs, strict=True))
+    words = "norm, projections, convolution, decays and output follow from their formulas"
+    formulas = replace(formulas, words=words + some_rows(FORMULA_ROWS, len(every)))
+    return StatesReport(
+        dtype=dtype_name(model.dtype),
+        tokens=model.tokens(every),
+        prompt_tokens=passes.prompt_tokens,
+        positions=tuple(positions),
+        layers=tuple(found),
+        checks=(state, results, formulas, *passes.checks),
+    )
+
+
+def _states(of: LayerMap, walked: Walk, heads: Sequence[int], nbytes: int) -> LayerStates:
+    at = sorted(walked.states)
+    states_HPde = torch.stack([walked.states[position] for position in at], 1)
+    return LayerStates(
+        layer=of.number,
+        kind=of.kind,
+        rows=states_HPde.shape[2],
+        columns=states_HPde.shape[3],
+        bytes=nbytes,
+        heads=tuple(
+            HeadStates(
+                head=head,
+                norms=tuple(walked.norms_HT[head, at].tolist()),
+                effective_ranks=tuple(effective_rank(states_HPde[head]).tolist()),
+            )
+            for head in heads
+        ),
+    )

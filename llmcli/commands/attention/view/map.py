@@ -1,9 +1,9 @@
-"""All heads at once: layers down, heads across, coloured by a metric, marked with their kinds."""
+"""All heads at once: a map or a table of their metrics, and their kinds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -15,14 +15,14 @@ from rich.style import Style
 from rich.text import Text
 
 from llmcli.commands.attention.report import AttentionReport, HeadReport, grouped
-from llmcli.records.head_metrics import COMMON, Label, Metric
+from llmcli.records.head_metrics import COMMON, LINEAR, OVERWRITTEN, Label, Metric
 from llmcli.records.numbers import numbered
 from llmcli.ui.cells import Ink
 from llmcli.ui.grid import ColourBar, Fit, Grid, bar
-from llmcli.ui.layout import WIDEST, Line, filled
+from llmcli.ui.layout import WIDEST, Column, Line, Rows, filled
 from llmcli.ui.numbers import short
 from llmcli.ui.palette import Kind, Scale
-from llmcli.ui.theme import FAINT
+from llmcli.ui.theme import FAINT, NUMBER
 
 LINES = 10  # of a map: with what stands around it a screen of 24 holds it
 MOST_LETTERS = 3  # kinds of one head that are marked
@@ -34,6 +34,13 @@ def quiet_kinds(report: AttentionReport) -> tuple[str, ...]:
     """The kinds that so many heads are of that a letter for each would hide all others."""
     found = [label for head in report.heads.values() for label in head.labels]
     return tuple(name for name in COMMON if MANY * found.count(name) > len(report.heads))
+
+
+def group_starts(report: AttentionReport) -> set[int]:
+    """The heads that have other keys and values than the head before them."""
+    groups = {head.head: head.kv_head for head in report.heads.values()}
+    pairs = pairwise(sorted(groups)) if report.shares_keys else ()
+    return {right for left, right in pairs if groups[left] != groups[right]}
 
 
 def scale_of(report: AttentionReport, metric: Metric, kind: Kind = "linear") -> Scale:
@@ -94,11 +101,8 @@ class HeadMap:
     ) -> None:
         self._report, self._metric, self._scale = report, metric, scale
         self._ink, self._numbers, self._quiet = ink, numbers, quiet_kinds(report)
-        groups = {head.head: head.kv_head for head in report.heads.values()}
-        self._heads = sorted(groups)
-        pairs = pairwise(self._heads) if report.shares_keys else ()
-        # heads before which a group ends
-        self._starts = {right for left, right in pairs if groups[left] != groups[right]}
+        self._heads = sorted({head.head for head in report.heads.values()})
+        self._starts = group_starts(report)
 
     def lines(self, width: int) -> Iterator[Segment]:
         """The map in so many columns."""
@@ -135,10 +139,11 @@ class HeadMap:
             beside = min((width + BESIDE) // (gutter + used + BESIDE), -(-count // LINES))
             if beside:
                 named = beside == 1 and used + len("layer") < width
-                found.append(replace(
-                    layout, gutter=max(gutter, named * (len("layer") + 1)), beside=beside,
-                    lines=-(-count // beside), blocks=[self._heads],
-                ))  # fmt: skip
+                wide = max(gutter, named * (len("layer") + 1))
+                lines, blocks = -(-count // beside), [self._heads]
+                found.append(
+                    replace(layout, gutter=wide, beside=beside, lines=lines, blocks=blocks)
+                )
         few = (layout for layout in found if layout.lines <= LINES)
         if found:
             return next(few, min(found, key=lambda layout: layout.lines))
@@ -187,10 +192,8 @@ class HeadMap:
 
     def _letters(self, head: HeadReport) -> str:
         """Of the kinds that are not quiet."""
-        return "".join(
-            label.letter for label in self._report.labels
-            if label.name in head.labels and label.name not in self._quiet
-        )  # fmt: skip
+        kinds = set(head.labels) - set(self._quiet)
+        return "".join(label.letter for label in self._report.labels if label.name in kinds)
 
     def _text(self, head: HeadReport, letters: int) -> str:
         value = head.metrics[self._metric.name]
@@ -243,9 +246,10 @@ def ranked(report: AttentionReport, label: Label) -> list[tuple[float, str, Head
 def _kind(report: AttentionReport, label: Label, width: int, ink: Ink) -> Iterator[RenderableType]:
     """The heads of one kind: as many as a line holds, a second one where there is little room."""
     heads = [
-        f"{name} {short(value, True)}" for value, name, head in ranked(report, label)
+        f"{name} {short(value, True)}"
+        for value, name, head in ranked(report, label)
         if label.name in head.labels
-    ]  # fmt: skip
+    ]
     mark = ink.dot if label.name in quiet_kinds(report) else label.letter
     many = f"{len(heads)} of {len(report.heads)} heads"
     rule, width = f"{mark} {label.name} ≥ {label.threshold:g}: {many}", min(width, WIDEST)
@@ -262,3 +266,135 @@ def unclear_kinds(report: AttentionReport, left: Sequence[str] = ()) -> list[str
     """The kinds that these tokens leave undetermined, but for those `left`, reason by reason."""
     unclear = grouped((why, name) for name, why in report.unlabelled.items() if name not in left)
     return [f"{', '.join(names)} ({why})" for why, names in unclear.items()]
+
+
+def metric_table(report: AttentionReport, metrics: Sequence[Metric]) -> RenderableType:
+    """The numbers of every head, then what each of them is; of one head they stand together."""
+    if len(report.heads) == 1:
+        shown: list[RenderableType] = [_one_head(report, metrics)]
+    else:
+        empty = [Text(words) for words in undefined_metrics(report, metrics)]
+        metrics = [metric for metric in metrics if not _undefined(report, metric)]
+        notes = [Line(definition(report, metric, named=True), FAINT) for metric in metrics]
+        table = [Fit(lambda width, ink: _metric_rows(report, metrics, width))] if metrics else []
+        shown = [*table, *notes, *empty]
+    return Group(*shown, *unknown_values(report, metrics), *metric_notes(report))
+
+
+def _metric_rows(
+    report: AttentionReport, metrics: Sequence[Metric], width: int
+) -> Iterator[RenderableType]:
+    """A row for each head, a column for each of `metrics`.
+
+    Columns that do not fit stand in further tables below.
+    """
+    front = {"head": [Text(name) for name in report.heads]}
+    if report.shares_keys:
+        front["kv"] = [Text(str(head.kv_head)) for head in report.heads.values()]
+    tables = [dict(front)]
+    for metric in metrics:
+        values = [_value(head, metric) for head in report.heads.values()]
+        wide = {**tables[-1], metric.name: values}
+        if len(tables[-1]) > len(front) and not _table(wide, drop=1).fit(width):
+            tables.append(front | {metric.name: values})
+        else:
+            tables[-1] = wide
+    for number, columns in enumerate(tables):
+        if number:
+            yield Text()
+        yield _table(columns)
+
+
+def _table(columns: Mapping[str, Sequence[Text]], *, drop: int = 0) -> Rows:
+    """Columns by their names, numbers to the right."""
+    rows = list(zip(*columns.values(), strict=True))
+    return Rows([Column(name, right=name != "head", drop=drop) for name in columns], rows)
+
+
+def _undefined(report: AttentionReport, metric: Metric) -> bool:
+    """Whether no head has a value of a metric."""
+    return all(math.isnan(head.metrics[metric.name]) for head in report.heads.values())
+
+
+def _value(head: HeadReport, metric: Metric) -> Text:
+    value = head.metrics[metric.name]
+    if math.isinf(value):
+        return Text("∞", style=NUMBER)
+    return Text("–") if math.isnan(value) else Text(f"{value:.4g}", style=NUMBER)
+
+
+def undefined_metrics(report: AttentionReport, metrics: Sequence[Metric]) -> Iterator[str]:
+    """A sentence for the metrics that no head has a value of, which says why."""
+    none = (metric.name for metric in metrics if _undefined(report, metric))
+    for why, names in grouped((_why(name), name) for name in none).items():
+        yield f"{', '.join(names)}: undefined for every head, because {why}"
+
+
+def _why(metric: str) -> str:
+    """Why no row qualifies for a metric."""
+    if metric in ("induction", "duplicate"):
+        return "no token of this text occurs again within what a head sees"
+    if metric.startswith("locality_"):
+        return f"no row sees more than {metric.removeprefix('locality_')} keys"
+    if metric in LINEAR:
+        return "none of these heads has such a state"
+    if metric == "learned_sink":
+        return "none of these heads has a learned sink"
+    return "there are too few tokens"
+
+
+def unknown_values(report: AttentionReport, metrics: Sequence[Metric]) -> Iterator[RenderableType]:
+    """What the signs stand for that are no numbers, where there are any."""
+    values = [
+        (layer.signed, metric.name, head.metrics[metric.name])
+        for layer in report.layers
+        for head in layer.heads
+        for metric in metrics
+    ]
+    without = {  # whether it is none of this head's metrics
+        name in LINEAR and (not signed or name == OVERWRITTEN)
+        for signed, name, value in values
+        if math.isnan(value)
+    }
+    if False in without:
+        words = "–: undefined: no row qualifies, as for repeated tokens where none is repeated"
+        yield Text(words, style=FAINT)
+    if True in without:
+        words = "–: only a head with a state has it; what is overwritten, one with the delta rule"
+        yield Text(words, style=FAINT)
+    if any(math.isinf(value) for _, _, value in values):
+        words = "∞: at the end of these tokens, most of what was written is more than half there"
+        yield Text(words, style=FAINT)
+
+
+def _one_head(report: AttentionReport, metrics: Sequence[Metric]) -> Rows:
+    """A row for each metric of the only head, with its definition beside or below it."""
+    [head] = report.heads.values()
+    columns = [
+        Column("metric", right=False),
+        Column("value"),
+        Column("definition", right=False, drop=1),
+        Column("rows", drop=2, labelled=True),
+        Column("source", right=False, drop=2),
+    ]
+    rows: list[list[Text | str]] = []
+    for metric in metrics:
+        counted = str(report.rows.get(metric.name, ""))
+        rows.append([metric.name, _value(head, metric), metric.formula, counted, metric.source])
+    return Rows(columns, rows, below=True)
+
+
+def metric_notes(report: AttentionReport) -> list[RenderableType]:
+    """What metrics are of, where it is not the weights."""
+    left = "entropies and distances of A[i,j] divided by its row's sum: a sink takes the rest"
+    signs = "metrics of weights with signs are of |A[i,j]|, divided by its row's sum"
+    notes = [left] * report.sinks + [signs] * report.signed
+    return [Text(note, style=FAINT) for note in notes]
+
+
+def definition(report: AttentionReport, metric: Metric, *, named: bool = False) -> list[str]:
+    """The metric's formula, how many rows it is the mean of, and who defined it."""
+    rows = report.rows.get(metric.name)
+    mean_of = [] if rows is None else ["1 row" if rows == 1 else f"{rows} rows"]
+    source = [metric.source] if metric.source else []
+    return [f"{metric.name}: {metric.formula}" if named else metric.formula, *mean_of, *source]

@@ -1,30 +1,43 @@
-"""What the heads of a model attend to, as one page of a terminal."""
+"""What the heads of a model attend to, or what its states remember, as one page of a terminal."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.commands.attention.options import AttentionOptions
-from llmcli.commands.attention.report import AttentionReport, HeadReport, grouped
-from llmcli.commands.attention.view.map import head_map, kinds_found, ranked, unclear_kinds
-from llmcli.records.head_metrics import COLOURED_BY, COMMON, LINEAR, OVERWRITTEN, Label, Metric
+from llmcli.commands.attention.report import AttentionReport, LayerStates, StatesReport, grouped
+from llmcli.commands.attention.view.map import (
+    definition,
+    head_map,
+    kinds_found,
+    metric_notes,
+    metric_table,
+    ranked,
+    unclear_kinds,
+    undefined_metrics,
+    unknown_values,
+)
+from llmcli.records.head_metrics import COLOURED_BY, COMMON, LINEAR, Label, Metric
 from llmcli.records.numbers import counted, numbered
 from llmcli.ui.cells import Ink, in_words
 from llmcli.ui.grid import ColourBar, Fit, Heatmap, Panels
 from llmcli.ui.layout import SEPARATOR, WIDEST, Column, Line, Rows
-from llmcli.ui.numbers import short, span
+from llmcli.ui.numbers import short, size, span
 from llmcli.ui.palette import Kind, Scale
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 
 FEW = 64  # tokens that the rows of a heatmap name
 FEW_ROWS = 32  # of repeated tokens: as many as `--synthetic 32` has
 BY_REPEATS = ("induction", "duplicate")
+STEPS, ASCII_STEPS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
+TABLE_GAP = 3  # columns between two of a table
 SPREAD = ("effective_keys", "max_weight", "distance")  # of one head, besides those of kinds
 
 
@@ -149,10 +162,8 @@ def _next(report: AttentionReport, calls: FollowUps) -> Iterator[tuple[str, str]
     """
     rows = report.rows.get("induction", 0)
     if calls.repeated is not None and rows < FEW_ROWS:
-        said = f"{counted(rows, 'row')} of repeated tokens only" if rows else (
-            "no token comes twice"
-        )
-        yield f"induction, duplicate: {said}; try:", calls.repeated
+        few = f"{counted(rows, 'row')} of repeated tokens only" if rows else "no token comes twice"
+        yield f"induction, duplicate: {few}; try:", calls.repeated
 
     def common(label: Label) -> tuple[bool, bool]:
         return label.name in COMMON, calls.repeated is None and label.name not in BY_REPEATS
@@ -181,9 +192,7 @@ def heatmaps(report: AttentionReport, kind: Kind) -> RenderableType:
         titles = [
             f"{one.layer}.{one.head}" + f" kv {one.kv_head}" * shared for one in report.matrices
         ]
-        return Group(
-            Panels(matrices=report.matrices, titles=titles, scale=scale, given=given), bar
-        )
+        return Group(Panels(matrices=report.matrices, titles=titles, scale=scale, given=given), bar)
     [matrix] = report.matrices
     tokens = [one.text or f"id {one.id}" for one in report.tokens]
     kinds = {layer.layer: layer.kind for layer in report.layers}
@@ -214,8 +223,9 @@ def head_summary(report: AttentionReport, *, numbers: bool) -> RenderableType:
     [head] = report.heads.values()
     parts = [
         f"{label.name} ({short(head.metrics[label.metric], True)} ≥ {label.threshold:g})"
-        for label in report.labels if label.name in head.labels
-    ] or ["unclassified"]  # fmt: skip
+        for label in report.labels
+        if label.name in head.labels
+    ] or ["unclassified"]
     if unclear := unclear_kinds(report):
         parts.append(f"undetermined: {', '.join(unclear)}")
     if not numbers:
@@ -229,136 +239,6 @@ def head_summary(report: AttentionReport, *, numbers: bool) -> RenderableType:
     return Group(Line([*parts, "all: --metrics all"]), *metric_notes(report))
 
 
-def metric_table(report: AttentionReport, metrics: Sequence[Metric]) -> RenderableType:
-    """The numbers of every head, then what each of them is; of one head they stand together."""
-    if len(report.heads) == 1:
-        shown: list[RenderableType] = [_one_head(report, metrics)]
-    else:
-        empty = [Text(words) for words in undefined_metrics(report, metrics)]
-        metrics = [metric for metric in metrics if not _undefined(report, metric)]
-        notes = [Line(definition(report, metric, named=True), FAINT) for metric in metrics]
-        table = [Fit(lambda width, ink: _metric_rows(report, metrics, width))] if metrics else []
-        shown = [*table, *notes, *empty]
-    return Group(*shown, *unknown_values(report, metrics), *metric_notes(report))
-
-
-def _metric_rows(
-    report: AttentionReport, metrics: Sequence[Metric], width: int
-) -> Iterator[RenderableType]:
-    """A row for each head, a column for each of `metrics`.
-
-    Columns that do not fit stand in further tables below.
-    """
-    front = {"head": [Text(name) for name in report.heads]}
-    if report.shares_keys:
-        front["kv"] = [Text(str(head.kv_head)) for head in report.heads.values()]
-    tables = [dict(front)]
-    for metric in metrics:
-        values = [_value(head, metric) for head in report.heads.values()]
-        wide = {**tables[-1], metric.name: values}
-        if len(tables[-1]) > len(front) and not _table(wide, drop=1).fit(width):
-            tables.append(front | {metric.name: values})
-        else:
-            tables[-1] = wide
-    for number, columns in enumerate(tables):
-        if number:
-            yield Text()
-        yield _table(columns)
-
-
-def _table(columns: Mapping[str, Sequence[Text]], *, drop: int = 0) -> Rows:
-    """Columns by their names, numbers to the right."""
-    rows = list(zip(*columns.values(), strict=True))
-    return Rows([Column(name, right=name != "head", drop=drop) for name in columns], rows)
-
-
-def _undefined(report: AttentionReport, metric: Metric) -> bool:
-    """Whether no head has a value of a metric."""
-    return all(math.isnan(head.metrics[metric.name]) for head in report.heads.values())
-
-
-def _value(head: HeadReport, metric: Metric) -> Text:
-    value = head.metrics[metric.name]
-    if math.isinf(value):
-        return Text("∞", style=NUMBER)
-    return Text("–") if math.isnan(value) else Text(f"{value:.4g}", style=NUMBER)
-
-
-def undefined_metrics(report: AttentionReport, metrics: Sequence[Metric]) -> Iterator[str]:
-    """A sentence for the metrics that no head has a value of, which says why."""
-    none = (metric.name for metric in metrics if _undefined(report, metric))
-    for why, names in grouped((_why(name), name) for name in none).items():
-        yield f"{', '.join(names)}: undefined for every head, because {why}"
-
-
-def _why(metric: str) -> str:
-    """Why no row qualifies for a metric."""
-    if metric in ("induction", "duplicate"):
-        return "no token of this text occurs again within what a head sees"
-    if metric.startswith("locality_"):
-        return f"no row sees more than {metric.removeprefix('locality_')} keys"
-    if metric in LINEAR:
-        return "none of these heads has such a state"
-    if metric == "learned_sink":
-        return "none of these heads has a learned sink"
-    return "there are too few tokens"
-
-
-def unknown_values(report: AttentionReport, metrics: Sequence[Metric]) -> Iterator[RenderableType]:
-    """What the signs stand for that are no numbers, where there are any."""
-    values = [
-        (layer.signed, metric.name, head.metrics[metric.name])
-        for layer in report.layers for head in layer.heads for metric in metrics
-    ]  # fmt: skip
-    without = {  # whether it is none of this head's metrics
-        name in LINEAR and (not signed or name == OVERWRITTEN)
-        for signed, name, value in values if math.isnan(value)
-    }  # fmt: skip
-    if False in without:
-        words = "–: undefined: no row qualifies, as for repeated tokens where none is repeated"
-        yield Text(words, style=FAINT)
-    if True in without:
-        words = "–: only a head with a state has it; what is overwritten, one with the delta rule"
-        yield Text(words, style=FAINT)
-    if any(math.isinf(value) for _, _, value in values):
-        words = "∞: at the end of these tokens, most of what was written is more than half there"
-        yield Text(words, style=FAINT)
-
-
-def _one_head(report: AttentionReport, metrics: Sequence[Metric]) -> Rows:
-    """A row for each metric of the only head, with its definition beside or below it."""
-    [head] = report.heads.values()
-    columns = [
-        Column("metric", right=False),
-        Column("value"),
-        Column("definition", right=False, drop=1),
-        Column("rows", drop=2, labelled=True),
-        Column("source", right=False, drop=2),
-    ]
-    rows: list[list[Text | str]] = [
-        [metric.name, _value(head, metric), metric.formula,
-         str(report.rows.get(metric.name, "")), metric.source]
-        for metric in metrics
-    ]  # fmt: skip
-    return Rows(columns, rows, below=True)
-
-
-def metric_notes(report: AttentionReport) -> list[RenderableType]:
-    """What metrics are of, where it is not the weights."""
-    left = "entropies and distances of A[i,j] divided by its row's sum: a sink takes the rest"
-    signs = "metrics of weights with signs are of |A[i,j]|, divided by its row's sum"
-    notes = [left] * report.sinks + [signs] * report.signed
-    return [Text(note, style=FAINT) for note in notes]
-
-
-def definition(report: AttentionReport, metric: Metric, *, named: bool = False) -> list[str]:
-    """The metric's formula, how many rows it is the mean of, and who defined it."""
-    rows = report.rows.get(metric.name)
-    mean_of = [] if rows is None else ["1 row" if rows == 1 else f"{rows} rows"]
-    source = [metric.source] if metric.source else []
-    return [f"{metric.name}: {metric.formula}" if named else metric.formula, *mean_of, *source]
-
-
 def pair_table(report: AttentionReport, *, zoomed: bool) -> RenderableType:
     """Which tokens attend to which, the largest first; `zoomed`: of a part of the tokens."""
     ranked = any(pair.rank_value != pair.weight for pair in report.pairs)
@@ -370,10 +250,15 @@ def pair_table(report: AttentionReport, *, zoomed: bool) -> RenderableType:
         Column("of its row"),
     ]
     rows: list[list[Text | str]] = [
-        [f"{pair.layer}.{pair.head}", token(report, pair.query), token(report, pair.key),
-         Text(f"{pair.weight:.4f}", style=NUMBER), f"{pair.rank_value:.4g}"]
+        [
+            f"{pair.layer}.{pair.head}",
+            token(report, pair.query),
+            token(report, pair.key),
+            Text(f"{pair.weight:.4f}", style=NUMBER),
+            f"{pair.rank_value:.4g}",
+        ]
         for pair in report.pairs
-    ]  # fmt: skip
+    ]
     if not ranked:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     left = ": the first token and each token itself left out"
@@ -391,3 +276,65 @@ def pair_table(report: AttentionReport, *, zoomed: bool) -> RenderableType:
 def token(report: AttentionReport, at: int) -> str:
     """`12 " the"`: a position with its token, its id where it has no text."""
     return f"{at} {in_words(report.tokens[at])}"
+
+
+def render_states(report: StatesReport, title: str) -> RenderableType:
+    """The model's line, and a table for each layer."""
+    shown: list[RenderableType] = [Text(one_line(title), style=HEADING)]
+    new = len(report.tokens) - report.prompt_tokens
+    words = [f"{len(report.tokens)} tokens" + (f", {new} of them generated" if new else "")]
+    shown.append(Line([*words, f"states after {_listed(report.positions)}"], FAINT))
+    for layer in report.layers:
+        heading = f"layer {layer.layer} ({layer.kind}), a state of {layer.rows} × {layer.columns}"
+        constant = f"{size(layer.bytes)} for all heads, however long the text"
+        curves = Fit(partial(_curves, layer))
+        shown += [Text(), Text(heading, style=HEADING), Line([constant], FAINT), curves]
+    notes = [
+        "norm: √(Σ S²), the curve from 0 to the head's most",
+        "rank: exp(−Σ p ln p), p = σ / Σσ of S, the curve from 0 to the most that is possible",
+    ]
+    return Group(*shown, Text(), Line(notes, FAINT))
+
+
+def _listed(positions: Sequence[int]) -> str:
+    """`positions 8, 16 … 199`."""
+    if len(positions) < 4:
+        return f"position{'s' * (len(positions) > 1)} {', '.join(map(str, positions))}"
+    return f"positions {positions[0]}, {positions[1]} … {positions[-1]}"
+
+
+def _curves(layer: LayerStates, width: int, ink: Ink) -> Iterator[RenderableType]:
+    """A row for each head; where there is little room, of fewer positions, or numbers alone."""
+    most = min(layer.rows, layer.columns)
+    columns = [
+        Column("head"),
+        Column("norm", right=False, drop=1),
+        Column("last"),
+        Column("rank", right=False, drop=1),
+        Column("last"),
+        Column(f"of {most}", drop=2),
+    ]
+    numbers = [(f"{head.norms[-1]:.4g}", f"{head.effective_ranks[-1]:.1f}") for head in layer.heads]
+    widest = sum(max(4, *map(len, column)) for column in zip(*numbers, strict=True))
+    room = (width - 4 - widest - len(columns[-1].name) - 5 * TABLE_GAP) // 2
+    rows: list[list[Text | str]] = [
+        [
+            str(head.head),
+            _curve(head.norms, max(head.norms), room, ink),
+            Text(norm, style=NUMBER),
+            _curve(head.effective_ranks, most, room, ink),
+            Text(rank, style=NUMBER),
+            Text(f"{head.effective_ranks[-1] / most:.0%}", style=FAINT),
+        ]
+        for head, (norm, rank) in zip(layer.heads, numbers, strict=True)
+    ]
+    yield Rows(columns, rows)
+
+
+def _curve(values: Sequence[float], most: float, room: int, ink: Ink) -> str:
+    """A sign for each value, from 0 to `most`; of fewer, the last of every few, in less room."""
+    signs = ASCII_STEPS if ink.ascii else STEPS
+    every = max(1, -(-len(values) // max(1, room)))
+    kept = values[::-1][::every][::-1]
+    places = [round(value / (most or 1.0) * (len(signs) - 1)) for value in kept]
+    return "".join(signs[min(place, len(signs) - 1)] for place in places)

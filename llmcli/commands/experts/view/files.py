@@ -75,20 +75,22 @@ def experts_png(report: ExpertsReport, title: str) -> bytes:
         return list(zip(places, map(str, layer.chosen[at, :named].tolist()), strict=True))
 
     grid = png.TokenGrid(
-        left=LEFT, across=max(60, named * digits) + png.BOX_GAP, positions=positions,
-        names=[str(layer.layer) for layer in layers], cell=cell,
+        left=LEFT, across=max(60, named * digits) + png.BOX_GAP, columns=len(positions),
+        names=[str(layer.layer) for layer in layers], cell=cell, positions=positions,
         tokens=[report.tokens[position] for position in positions],
         written=report.from_prompt - first or -1,
     )  # fmt: skip
-    load_top = grid.bottom + BETWEEN
     width = max(png.NARROW, grid.right + bar + png.MARGIN)
-    sheet = png.Sheet(width, load_top + len(layers) * png.ROW + 40 + png.FOOT)
+    load = _load_grid(report, grid.bottom + BETWEEN, width)
+    sheet = png.Sheet(width, load.bottom + 40 + png.FOOT)
     sheet.headings("Experts: which ones each token takes in every layer", title)
     grid.draw(sheet)
-    grid.names_at(sheet, load_top)
     height = max(150, len(layers) * png.ROW - png.BOX_GAP)
     sheet.colour_bar((grid.right + 30, png.TOP), height, scale, png.SMALL)
-    _loads(sheet, report, load_top)
+    words = f"load: how many of {len(report.positions)} tokens take each expert"
+    sheet.text((LEFT, load.top - 44), words, png.FINE, png.INK, "ls")
+    load.draw(sheet)
+    load.numbers(sheet, range(load.columns), png.TINY)
     words = "numbers: the experts chosen, the largest score first, coloured by what they count"
     if named < most:
         words += f"; the first {named} of {most}"
@@ -98,19 +100,20 @@ def experts_png(report: ExpertsReport, title: str) -> bytes:
     return sheet.png()
 
 
-def _loads(sheet: png.Sheet, report: ExpertsReport, top: int) -> None:
+def _load_grid(report: ExpertsReport, top: int, width: int) -> png.BoxGrid:
     """Layers down, experts across: the share of the tokens that take each, up to the most."""
-    words = f"load: how many of {len(report.positions)} tokens take each expert"
-    sheet.text((LEFT, top - 44), words, png.FINE, png.INK, "ls")
     most = max(layer.experts for layer in report.layers)
-    cell = max(6, min(96, (sheet.image.width - LEFT - png.MARGIN) // most))
-    size = (cell - 1, png.ROW - png.BOX_GAP)
-    for row, layer in enumerate(report.layers):
-        parts = np.array(layer.load) / len(layer.chosen)
-        for expert, part in enumerate(parts.tolist()):
-            at = (LEFT + expert * cell, top + row * png.ROW)
-            sheet.box(at, size, part / (parts.max() or 1.0), share(part) if cell >= 64 else "")
-    step = next(step for step in (1, 2, 4, 8, 16, 32, 64, 128) if step * cell >= 40)
-    for expert in range(0, most, step):
-        at = (LEFT + expert * cell + cell // 2, top - 16)
-        sheet.text(at, str(expert), png.TINY, png.QUIET, "mm")
+    across = max(6, min(96, (width - LEFT - png.MARGIN) // most))
+    shares = [np.array(layer.load) / len(layer.chosen) for layer in report.layers]
+
+    def cell(row: int, column: int) -> list[tuple[float, str]]:
+        if column >= len(shares[row]):
+            return []
+        part = float(shares[row][column])
+        words = share(part) if across >= 64 else ""
+        return [(part / (float(shares[row].max()) or 1.0), words)]
+
+    return png.BoxGrid(
+        left=LEFT, top=top, across=across, gap=1, columns=most, cell=cell,
+        names=[str(layer.layer) for layer in report.layers],
+    )

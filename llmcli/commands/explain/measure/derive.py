@@ -21,8 +21,7 @@ from llmcli.errors import NotFinite
 from llmcli.graph.evaluation.attention import Softmax
 from llmcli.graph.evaluation.rule import symbol
 from llmcli.graph.ops import Mix
-from llmcli.inspect.kernel import origin
-from llmcli.inspect.rules import rules
+from llmcli.inspect.kernel import origin, rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.explanation import Cell, Element, Fact
 from llmcli.records.progress import Progress

@@ -18,7 +18,7 @@ from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
 from llmcli.families.sources import sources
 from llmcli.graph.spec import Call, Kind
-from llmcli.inspect.rules import rules
+from llmcli.inspect.kernel import rules
 
 if TYPE_CHECKING:
     from llmcli.text import Tokenizer

@@ -17,8 +17,7 @@ from llmcli.commands.explain.report import LocalCheck
 from llmcli.config import ModelConfig
 from llmcli.graph.evaluation.rule import Rule, concatenated, settled
 from llmcli.inspect.formulas import number_found, worst_number
-from llmcli.inspect.kernel import Kernel, layer_of
-from llmcli.inspect.rules import rules
+from llmcli.inspect.kernel import Kernel, layer_of, rules
 from llmcli.model import Model
 from llmcli.records.progress import Progress
 from llmcli.records.text import Token

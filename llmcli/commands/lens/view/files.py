@@ -75,14 +75,17 @@ def lens_png(report: LensReport, title: str) -> bytes:
     bar = 40 + png.bar_width(SCALE, png.SMALL)
     room = png.WIDE - left - png.MARGIN - bar
 
+    across = max(100, min(170, room // len(positions)))
+
     def cell(row: int, column: int) -> list[tuple[float, str]]:
         token = report.rows[row].cells[first + column].top[0]
-        return [(token.probability, png.label(token))]
+        words = png.fitted(png.label(token), png.LEAST, across - png.BOX_GAP - 8)
+        return [(token.probability, words)]
 
     grid = png.TokenGrid(
-        left=left, across=max(100, min(170, room // len(positions))),
-        names=names, tokens=[report.tokens[position] for position in positions],
-        positions=positions, written=report.from_prompt - first, cell=cell,
+        left=left, across=across, names=names, columns=len(positions), cell=cell,
+        tokens=[report.tokens[position] for position in positions], positions=positions,
+        written=report.from_prompt - first,
     )  # fmt: skip
     width = max(png.NARROW, grid.right + bar + png.MARGIN)
     sheet = png.Sheet(width, grid.bottom + FINAL + png.FOOT)

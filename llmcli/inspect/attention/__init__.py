@@ -1,1 +1,0 @@
-"""Rows of attention maps, each checked as it is computed."""
