@@ -206,25 +206,7 @@ class _Dump:
             self._write(one.name, shape, str(one.dtype), arrays)
         else:
             deque(arrays, maxlen=0)
-        self.done.append(
-            DumpedTensor(
-                name=one.name,
-                kind=one.kind,
-                axes=one.axes,
-                shape=shape,
-                dtype=str(one.dtype),
-                formula=one.formula,
-                mean=statistics.mean,
-                std=statistics.std,
-                min=statistics.low,
-                max=statistics.high,
-                norm=statistics.norm,
-                masked=statistics.masked,
-                nan=statistics.nan,
-                inf=statistics.infinite,
-                first_bad=statistics.bad_index(shape),
-            )
-        )
+        self.done.append(_summary(one, shape, statistics))
         if one.kind == "state":
             found = self._written.compare_cache(one, len(self.passes.ids))
             self._caches.setdefault(found.name, []).append(found)
@@ -365,3 +347,23 @@ def _arrays(numbers: Iterable[Tensor], statistics: Statistics) -> Iterator[np.nd
             yield ours.view(torch.int16).numpy().view(np.uint16)
         else:
             yield ours.numpy()
+
+
+def _summary(one: TensorSpec, shape: tuple[int, ...], found: Statistics) -> DumpedTensor:
+    return DumpedTensor(
+        name=one.name,
+        kind=one.kind,
+        axes=one.axes,
+        shape=shape,
+        dtype=str(one.dtype),
+        formula=one.formula,
+        mean=found.mean,
+        std=found.std,
+        min=found.low,
+        max=found.high,
+        norm=found.norm,
+        masked=found.masked,
+        nan=found.nan,
+        inf=found.infinite,
+        first_bad=found.bad_index(shape),
+    )

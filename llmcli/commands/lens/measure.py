@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -109,15 +108,7 @@ def measure_lens(
 
     passes.in_chunks(watch)
     names = places(model.config, layers, mid=mid)
-    reader = _Reader(
-        model=model,
-        ids=passes.ids,
-        stream=stream,
-        agreement=agreement,
-        top=min(top, model.config.vocab),
-        target=target,
-        cells={name: [] for name in names},
-    )
+    reader = _Reader(model, passes.ids, stream, agreement, names, top, target)
     step = max(1, CHUNK // (len(every) * model.config.vocab))
     with torch.inference_mode():
         for start in range(positions.start, positions.stop, step):
@@ -133,16 +124,17 @@ def measure_lens(
         target="the token given" if isinstance(target, int) else words[target],
         targets=tuple(reader.targets),
         rows=tuple(
-            LensRow(
-                name=name,
-                layer=None if name.endswith("resid_pre") else int(name.split(".")[1]),
-                cells=tuple(cells),
-            )
+            LensRow(name=name, layer=_layer(name), cells=tuple(cells))
             for name, cells in reader.cells.items()
         ),
         settled=tuple(reader.settled),
         checks=(*agreement.checks(), stream.check(), *passes.checks),
     )
+
+
+def _layer(name: str) -> int | None:
+    """The layer that wrote a row, None for the embedding."""
+    return None if name.endswith("resid_pre") else int(name.split(".")[1])
 
 
 def _require_memory(model: Model, rows: int, positions: int, tokens: int) -> None:
@@ -248,32 +240,37 @@ class Stream:
         self._parts = []
 
 
-@dataclass(kw_only=True)
 class _Reader:
     """Reads positions chunk by chunk: the `cells` of each row, by its name."""
 
-    model: Model
-    ids: tuple[int, ...]
-    stream: Stream
-    agreement: Agreement
-    top: int
-    target: Target
-    cells: dict[str, list[LensCell]]
-    targets: list[LensToken] = field(default_factory=list)
-    settled: list[str] = field(default_factory=list)
+    def __init__(
+        self,
+        model: Model,
+        ids: tuple[int, ...],
+        stream: Stream,
+        agreement: Agreement,
+        names: tuple[str, ...],
+        top: int,
+        target: Target,
+    ) -> None:
+        self._model, self._ids, self._stream, self._agreement = model, ids, stream, agreement
+        self._top, self._target = min(top, model.config.vocab), target
+        self.cells: dict[str, list[LensCell]] = {name: [] for name in names}
+        self.targets: list[LensToken] = []
+        self.settled: list[str] = []
 
     def read(self, positions: range) -> None:
         """All rows at those positions, with the model's own final norm and head after the last.
 
         Raises NotFinite.
         """
-        model, names = self.model, self.stream.names
-        h_RPD = self.stream.rows(positions)
+        model, names = self._model, self._stream.names
+        h_RPD = self._stream.rows(positions)
         own_PV = model.decoder.logits(model.decoder.ln_final(h_RPD[-1]))
         logits_RPV = unembed(model, h_RPD.flatten(0, 1)).view(*h_RPD.shape[:2], -1)
         _require_finite(own_PV, positions, model)
         _require_finite(logits_RPV, positions, model)
-        self.agreement.add(positions, logits_RPV[-1], own_PV)
+        self._agreement.add(positions, logits_RPV[-1], own_PV)
         output_PV, best_P = own_PV.log_softmax(-1), own_PV.argmax(-1)
         target_P = self._followed(positions, best_P)
         probabilities = output_PV.gather(1, target_P[:, None]).exp()[:, 0].tolist()
@@ -284,20 +281,20 @@ class _Reader:
         self.settled += [names[row] for row in settled(logits_RPV, best_P).tolist()]
 
     def _followed(self, positions: range, best_P: Tensor) -> Tensor:
-        if self.target == "output":
+        if self._target == "output":
             return best_P
-        if self.target == "next":
-            after = self.ids[positions.start + 1 : positions.stop + 1]
+        if self._target == "next":
+            after = self._ids[positions.start + 1 : positions.stop + 1]
             known_N = torch.tensor(after, device=best_P.device, dtype=best_P.dtype)
             return torch.cat((known_N, best_P[len(after) :]))
-        return torch.full_like(best_P, self.target)
+        return torch.full_like(best_P, self._target)
 
     def _read_row(self, logits_PV: Tensor, output_PV: Tensor, target_P: Tensor) -> list[LensCell]:
         """The cells of one row, from its logits and the output's log-probabilities."""
         lens_PV = logits_PV.log_softmax(-1)
         p_PV = lens_PV.exp()
         kl_P = (output_PV.exp() * (output_PV - lens_PV)).sum(-1)
-        top_Pk = logits_PV.topk(self.top, -1).indices
+        top_Pk = logits_PV.topk(self._top, -1).indices
         columns = (
             top_Pk,
             p_PV.gather(1, top_Pk),
@@ -320,7 +317,7 @@ class _Reader:
         ]
 
     def _token(self, id: int, probability: float) -> LensToken:
-        return LensToken(id=id, text=self.model.token_text(id), probability=probability)
+        return LensToken(id=id, text=self._model.token_text(id), probability=probability)
 
 
 def _rank(logits_PV: Tensor, ids_P: Tensor) -> Tensor:
