@@ -20,7 +20,7 @@ from torch import Tensor
 
 from llmcli.errors import NotFinite
 from llmcli.inspect.layer_map import LayerMap
-from llmcli.inspect.recurrence import CHUNK, ROUNDINGS, Walk, walk
+from llmcli.inspect.recurrence import CHUNK, ROUNDINGS, Walk, share_of, walk
 from llmcli.ops.norm import at_least_float32
 from llmcli.records.checks import ViewCheck
 
@@ -236,8 +236,7 @@ class AttentionChecks:
         roundings = VALUE_ROUNDINGS * max(1.0, size_HtS[2] / VALUE_KEYS) ** 0.5
         allowed_Ht = roundings * self._wide_eps * (value_Ht + scores_off_Ht)
         allowed_Ht = allowed_Ht + self._narrow_off * value_Ht
-        apart_Ht = (mixed_Hte - z_Hte).abs().amax(-1)
-        share_Ht = torch.where(apart_Ht == 0, 0.0, apart_Ht / allowed_Ht)
+        share_Ht = share_of((mixed_Hte - z_Hte).abs().amax(-1), allowed_Ht)
         self._add("values", share_Ht, of, heads, block.first)
 
     def compare_signed(
@@ -265,8 +264,7 @@ class AttentionChecks:
         allowed_Hte = wide_Ht[..., None].expand_as(mixed_Hte)
         if narrow:
             allowed_Hte = allowed_Hte + self._narrow_off / 2 * mixed_Hte.abs()
-        apart_Hte = (mixed_Hte - z_Hte).abs()
-        share_Hte = torch.where(apart_Hte == 0, 0.0, apart_Hte / allowed_Hte)
+        share_Hte = share_of((mixed_Hte - z_Hte).abs(), allowed_Hte)
         self._add("values", share_Hte.amax(-1), of, heads, block.first)
 
     def checks(self) -> tuple[ViewCheck, ...]:

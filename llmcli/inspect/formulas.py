@@ -89,10 +89,10 @@ def formula_checks(
     `emitted` are activations `[1, …, T, …]` of the tokens `ids`, those of `formula_inputs` at
     least; one that has fewer rows than there are tokens (`logits` of the last one) ends with the
     last. Scores, pattern and result are computed by the mixer where they are not among them.
-    `rows`: of what is a product (with a matrix, or of queries and keys) only so many tokens where
-    more are not `CHEAP`, spread evenly, the last and then the first among them, with all of their
-    keys: memory is then linear in the prompt. `prompt_tokens`: so many tokens were one forward
-    call, and each later one a call of its own (default: all were one).
+    `rows`: tokens of a product (with a matrix, or of queries and keys) that are compared where more
+    are not `CHEAP`, spread evenly, the last and then the first among them, with all of their
+    keys: memory is then linear in the prompt. `prompt_tokens`: how many tokens were one forward
+    call; each later one was a call of its own (default: all were one).
 
     `value` is the largest difference as a share of what is allowed (`worst_number`): 1 and less
     is right; where some are wrong it is the worst number of the first wrong tensor in execution

@@ -83,7 +83,7 @@ class Kernel:
         return exact(self.emitted[name][..., rows, :])
 
     def read(self, name: str, weight: str) -> Tensor:
-        """The input of a product as its kernel reads it, `[T, K]`; heads lie side by side."""
+        """The input of a product as its kernel reads it, `[T, K]`; heads stand side by side."""
         return self._seen(concatenated(self[name]), weight)
 
     def _seen(self, x_TK: Tensor, weight: str) -> Tensor:

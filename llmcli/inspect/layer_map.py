@@ -90,7 +90,7 @@ class LayerMap:
     def kind(self) -> str:
         """What such a layer is called: `full`, `window 512`, or what its mixer is."""
         if self.score is not None:
-            return kind_of(self.window)
+            return "full" if self.window is None else f"window {self.window}"
         kind: str = part_of(self._part).facts(self._part)["kind"]
         return kind
 
@@ -195,8 +195,3 @@ class Scores(NamedTuple):
 
     scores_HtS: Tensor
     norms: tuple[Tensor, Tensor] | None
-
-
-def kind_of(window: int | None) -> str:
-    """What a layer with that window is called."""
-    return "full" if window is None else f"window {window}"

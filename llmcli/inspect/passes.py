@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -125,7 +125,7 @@ class Passes:
             self._chunks = proof.checks()
 
     def require_cache(self, tokens: int) -> None:
-        """Raises OutOfMemory where the cache of so many tokens does not fit."""
+        """Raises OutOfMemory where the cache of `tokens` tokens does not fit."""
         devices.require_memory(
             self.model.decoder.state_bytes(1, tokens),
             self.model.device,
@@ -173,7 +173,13 @@ def _tap(watch: Watch, session: Session) -> Tap:
 
 
 class _Proof:
-    """Watches calls that read tokens into `state`, layer by layer; `_now`: of the current one."""
+    """Watches calls that read tokens into `state`, layer by layer; `_now`: of the current one.
+
+    `name` and `words` are those of its check.
+    """
+
+    name: ClassVar[str]
+    words: ClassVar[str]
 
     def __init__(self, model: Model, state: State) -> None:
         self._model, self._state, self._graph = model, state, graph(model.config)
@@ -207,8 +213,11 @@ class _Proof:
         self._found.append(walked.check(cached, of.matrix.name))
         return walked
 
-    def _summary(self, name: str, words: str) -> tuple[ViewCheck, ...]:
-        return (replace(worst(self._found), name=name, words=words),) if self._found else ()
+    def checks(self) -> tuple[ViewCheck, ...]:
+        """One, of all calls; none without them."""
+        if not self._found:
+            return ()
+        return (replace(worst(self._found), name=self.name, words=self.words),)
 
 
 class _Chunks(_Proof):
@@ -220,6 +229,9 @@ class _Chunks(_Proof):
     state that the chunk before left, and to leave its own in the cache. A prompt of one chunk is
     not proven here: it is what the views themselves prove.
     """
+
+    name = "chunks"
+    words = "every chunk of the prompt, read as `generate` reads it, follows from the formulas"
 
     def __init__(self, model: Model, ids: Sequence[int], state: State) -> None:
         super().__init__(model, state)
@@ -255,11 +267,6 @@ class _Chunks(_Proof):
                 )
             )
 
-    def checks(self) -> tuple[ViewCheck, ...]:
-        """One, of all chunks."""
-        words = "every chunk of the prompt, read as `generate` reads it, follows from the formulas"
-        return self._summary("chunks", words)
-
 
 class _Steps(_Proof):
     """Proves the steps after a prompt of `prompt` tokens, which is read into the same `state`.
@@ -268,6 +275,11 @@ class _Steps(_Proof):
     the cache holds by then; what the cache holds has to be what was computed, bit by bit, and to
     stay so in later calls; and a recurrence has to go on from the state that the call before left.
     """
+
+    name = "steps"
+    words = (
+        "every new token, read as `generate` reads it, follows from the formulas and the cache"
+    )
 
     def __init__(self, model: Model, prompt: int, state: State) -> None:
         super().__init__(model, state)
@@ -325,11 +337,6 @@ class _Steps(_Proof):
                 self._found.append(
                     formula_checks(self._model, ids, emitted, some, prompt_tokens=self._prompt)
                 )
-
-    def checks(self) -> tuple[ViewCheck, ...]:
-        """One, of all steps."""
-        words = "every new token, read as `generate` reads it, follows from the formulas and the "
-        return self._summary("steps", f"{words}cache")
 
 
 def filled(state: NodeState, cached: Tensor, tokens: int) -> Tensor:

@@ -80,12 +80,13 @@ class Walk:
         """
         ours = self.end.state_Hde.flatten(1)
         off_H = (cached.to(ours).view_as(ours) - ours).norm(dim=-1)
-        share_H = off_H / (ROUNDINGS * torch.finfo(cached.dtype).eps * self.end.sizes_H)
-        worst = int(torch.where(off_H == 0, 0.0, share_H).nan_to_num(math.inf).argmax())
+        allowed_H = ROUNDINGS * torch.finfo(cached.dtype).eps * self.end.sizes_H
+        share_H = share_of(off_H, allowed_H).nan_to_num(math.inf)
+        worst = int(share_H.argmax())
         return ViewCheck(
             name="state",
             words="the state in the cache is what the tokens make of an empty one",
-            value=float(share_H[worst]) if off_H[worst] != 0 else 0.0,
+            value=float(share_H[worst]),
             tolerance=1.0,
             where=f"{name}[{worst}]",
         )
@@ -100,7 +101,7 @@ class Walk:
         allowed_HT = (ROUNDINGS * wide_eps * self.sizes_HT)[..., None]
         if z_HTe.dtype.itemsize == 2:
             allowed_HT = allowed_HT + torch.finfo(z_HTe.dtype).eps / 2 * self.z_HTe.abs()
-        share_HT = torch.where(off_HT == 0, 0.0, off_HT / allowed_HT).nan_to_num(math.inf).amax(-1)
+        share_HT = share_of(off_HT, allowed_HT).nan_to_num(math.inf).amax(-1)
         head, token = divmod(int(share_HT.argmax()), share_HT.shape[-1])
         return ViewCheck(
             name="values",
@@ -124,6 +125,11 @@ class Walk:
         lives_HT = torch.where(at_HT < tokens, lives_HT, math.inf)
         middle: list[float] = lives_HT.sort(-1).values[:, (tokens - 1) // 2].tolist()
         return middle
+
+
+def share_of(off: Tensor, allowed: Tensor) -> Tensor:
+    """Differences as shares of what is allowed; 0 where there is none, however little that is."""
+    return torch.where(off == 0, 0.0, off / allowed)
 
 
 def walk(

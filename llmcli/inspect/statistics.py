@@ -53,12 +53,12 @@ class Statistics:
     """Of all numbers seen so far, in float64: of the finite ones, and how many are not.
 
     `masks`: −∞ stands for a key that may not be seen, and is counted apart. `negative` of the
-    `infinite` are −∞.
+    `infinite` are −∞. `seen`: how many numbers there were, finite or not.
     """
 
     def __init__(self, *, masks: bool = False) -> None:
         self._masks = masks
-        self._seen = 0
+        self.seen = 0
         self._finite = 0
         self._mean = 0.0
         self._apart = 0.0  # Σ (x − mean)²
@@ -86,7 +86,7 @@ class Statistics:
             x = x[x.isfinite()]
             low, high = (float(end) for end in x.aminmax()) if len(x) else (math.inf, -math.inf)
         else:
-            self._seen += len(x)
+            self.seen += len(x)
         if len(x):
             self._merge(x)
             self._low, self._high = min(self._low, low), max(self._high, high)
@@ -114,19 +114,14 @@ class Statistics:
         self.nan += nan
         self.infinite += int(bad.sum()) - nan
         if self.first_bad is None and bad.any():
-            self.first_bad = self._seen + int(bad.nonzero()[0])
-        self._seen += len(x)
+            self.first_bad = self.seen + int(bad.nonzero()[0])
+        self.seen += len(x)
 
     def bad_index(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         """Where `first_bad` is in a tensor of that shape, whose numbers came in C order."""
         if self.first_bad is None:
             return None
         return tuple(int(i) for i in np.unravel_index(self.first_bad, shape))
-
-    @property
-    def seen(self) -> int:
-        """How many numbers there were, finite or not."""
-        return self._seen
 
     @property
     def mean(self) -> float:

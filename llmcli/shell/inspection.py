@@ -165,11 +165,11 @@ class Inspection(Subject):
         """
         about, file, export = self.model.describe(), None, self._export
         if self.path is not None and holds is not None:
+            make = export.make and partial(export.make, report, self.title)
+            write = export.write and partial(export.write, report)
             file = ExportFile(
-                path=self.path, holds=holds, open=self._file.open,
-                make=export.make and partial(export.make, report, self.title),
-                write=export.write and partial(export.write, report),
-            )  # fmt: skip
+                path=self.path, holds=holds, make=make, write=write, open=self._file.open
+            )
         self.out.present(
             view,
             members(report) if body is None else body,

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from llmcli.inspect import recurrence
 from llmcli.inspect.recurrence import walk
 from llmcli.ops.recurrence import Inputs, Map, recur_chunks
 
@@ -130,6 +131,19 @@ def test_keys_that_are_alike_lose_no_digits(alike):
     assert exact.check_results(z, torch.finfo(torch.float32).eps, "z").value < 0.5
     z = (Map(x).rows(0, 256) @ x.v_BHTe)[0]
     assert exact.check_results(z, torch.finfo(torch.float32).eps, "z").value < 0.5
+
+
+def test_a_state_that_is_shown_is_what_its_query_reads(monkeypatch):
+    x, kept = inputs(90), recurrence._state
+    z = recur_chunks(x, torch.zeros(1, 4, 6, 5, dtype=torch.float64))[0]
+
+    def shown(*state, at):
+        return kept(*state, at) * (1 if at == -1 else 1 + 1e-9)
+
+    monkeypatch.setattr(recurrence, "_state", lambda *state: shown(*state[:-1], at=state[-1]))
+    found = walk(x, [70], results=True).check_results(z, torch.finfo(torch.float64).eps, "z")
+    assert not found.ok
+    assert found.where.endswith(",70]")
 
 
 def test_a_state_that_is_not_the_last_one_is_seen():

@@ -74,7 +74,7 @@ def command(
     of rows, so that a long prompt takes memory as its length, not its square. Every view is
     checked: rows sum to 1 (with a head's learned sink, if any), masked weights are 0, the pattern
     times the values is what the layer itself computed, and that follows from the formulas; or the
-    command exits 1. Only what is looked at counts: without --generate there are no logits, and a
+    command exits 1. Checks cover what is shown: without --generate no logits are computed, and a
     NaN in them goes unseen.
     """
     heads.check()
@@ -143,9 +143,9 @@ def random_prompt(heads: AttentionOptions, options: ModelOptions, model: Model) 
 def synthetic(model: Model, count: int, seed: int) -> list[int]:
     """BOS where the model has one, `count` different random tokens, then these again.
 
-    None of them is special, so that a text that repeats is all there is to see (Olsson et al.
-    2022, appendix: "prefix matching"). The same `seed`, the same tokens. Raises UsageError where
-    the vocabulary has fewer, or `count` is below 1.
+    None of them is special, so that repetition is all there is to see (Olsson et al. 2022,
+    appendix: "prefix matching"). Equal seeds give equal tokens. Raises UsageError where the
+    vocabulary has fewer, or `count` is below 1.
     """
     known, bos = model.tokenizer, model.config.bos
     front = [] if bos is None else [bos]

@@ -51,7 +51,7 @@ from llmcli.records.head_metrics import (
 )
 from llmcli.records.matrix import Matrix
 
-# of a longer prompt so many rows of what is a product are held against the formulas of `explain`
+# rows of a product that are compared with the formulas of `explain`, of a longer prompt
 FORMULA_ROWS = 12
 POINTS = 24  # positions at which states are measured
 MOST_CELLS = 480  # of a side of a matrix that is drawn: more than any terminal is wide
@@ -71,7 +71,7 @@ def measure_attention(
 
     Metrics that no head of the model has are left out. `on_matrix(layer, [H, T, S])` is given
     weights, or scores (-∞ where masked), float32 (float64 where the model is), of the chosen
-    heads, layer by layer in order. `block_rows`: so many rows at a time (default: by memory);
+    heads, layer by layer in order. `block_rows`: rows at a time (default: by memory);
     numbers depend on it by rounding.
 
     New tokens are generated first; then one usual forward pass reads all tokens. Nothing `[T, T]`

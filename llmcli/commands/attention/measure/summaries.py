@@ -52,7 +52,7 @@ def _nan(block: Block) -> Tensor:
 
 
 def _beyond(keys: int, block: Block, values_Ht: Tensor) -> Tensor:
-    """Only rows that see more keys than so many."""
+    """Only rows that see more than `keys` keys."""
     return values_Ht.masked_fill(block.seen_t <= keys, math.nan)
 
 
@@ -105,7 +105,7 @@ class RowMeans:
         self._counts[:, heads] += (~rows_MHt.isnan()).sum(-1)
 
     def means(self) -> dict[str, list[float]]:
-        """Of every metric by name those of the heads, NaN where no row counted."""
+        """The means of all heads by the metric's name, NaN where no row counted."""
         return dict(zip(ROWS, (self._sums / self._counts).tolist(), strict=True))
 
     def rows(self) -> dict[str, int]:
@@ -232,7 +232,7 @@ def _order(pair: Pair) -> tuple[float, ...]:
 
 
 class Pooled:
-    """The `part` (queries, keys) of every head's matrix that is drawn, within so many tokens.
+    """The `part` (queries, keys) of every head's matrix that is drawn, as far as there are tokens.
 
     One cell is the largest of `pool` × `pool` (`signed`: by magnitude), so that no side is longer
     than `most` cells.

@@ -66,9 +66,9 @@ class AttentionPage:
     def add(
         self, layer: int, values: np.ndarray, window: int | None = None, *, signed: bool = False
     ) -> None:
-        """All chosen heads of a layer, `[H, T, T]`; with a `window` a query sees so many keys.
+        """Adds all chosen heads of a layer, `[H, T, T]`, without masked cells.
 
-        What is masked is not kept. `signed`: weights with signs.
+        `window`: how many keys a query sees (None: all). `signed`: weights with signs.
         """
         seen = visible(values.shape[-1], window)
         kind = "scores" if self._what == "scores" else "signed" if signed else "plain"
@@ -124,7 +124,7 @@ class AttentionPage:
 def page_size(tokens: int, windows: Sequence[int | None], heads: int, metrics: int) -> int:
     """Bytes of the page, to within a tenth: a window (None: all) for each layer.
 
-    `heads` of every layer are in it, each with so many `metrics`.
+    `heads` of every layer are in it; `metrics`: numbers of each head.
     """
     cells = sum(visible_count(tokens, window) for window in windows)
     each = 150 + 36 * metrics

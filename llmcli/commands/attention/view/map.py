@@ -27,11 +27,11 @@ from llmcli.ui.theme import FAINT, NUMBER
 LINES = 10  # of a map: with what stands around it a screen of 24 holds it
 MOST_LETTERS = 3  # kinds of one head that are marked
 BESIDE = 2  # columns between two groups of layers that stand beside each other
-MANY = 4  # a kind that more than 1 of so many heads are of is quiet
+MANY = 4  # a kind of more than a fourth of the heads is quiet
 
 
 def quiet_kinds(report: AttentionReport) -> tuple[str, ...]:
-    """The kinds that so many heads are of that a letter for each would hide all others."""
+    """The kinds of so many heads that their letters would hide all others."""
     found = [label for head in report.heads.values() for label in head.labels]
     return tuple(name for name in COMMON if MANY * found.count(name) > len(report.heads))
 
@@ -77,7 +77,7 @@ def head_map(
 class _Layout:
     """How a map is arranged: `beside` groups of `lines` layers, the heads in `blocks` below.
 
-    Of each head so many `letters` in `cell` columns, with `bars` between groups of heads.
+    Each head has up to `letters` letters in `cell` columns; `bars` stand between groups of heads.
     """
 
     letters: int
@@ -105,7 +105,7 @@ class HeadMap:
         self._starts = group_starts(report)
 
     def lines(self, width: int) -> Iterator[Segment]:
-        """The map in so many columns."""
+        """The map in `width` columns."""
         layout, layers = self._arranged(width), self._report.layers
         for number, heads in enumerate(layout.blocks):
             if number:

@@ -38,7 +38,8 @@ FEW_ROWS = 32  # of repeated tokens: as many as `--synthetic 32` has
 BY_REPEATS = ("induction", "duplicate")
 STEPS, ASCII_STEPS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
 TABLE_GAP = 3  # columns between two of a table
-SPREAD = ("effective_keys", "max_weight", "distance")  # of one head, besides those of kinds
+# shown of a single head besides the metrics of its kinds
+SPREAD = ("effective_keys", "max_weight", "distance")
 
 
 @dataclass(frozen=True)
@@ -215,10 +216,9 @@ def matrix_scale(report: AttentionReport, kind: Kind) -> Scale:
 
 
 def head_summary(report: AttentionReport, *, numbers: bool) -> RenderableType:
-    """The kinds that the only head of the report is of; `numbers`: and what it measures.
+    """The kinds of the report's only head; `numbers`: with the metrics that say most.
 
-    These are the metrics that say most, but for those of the kinds, and those that it has no value
-    of.
+    Left out are metrics of its kinds, which stand beside these, and metrics without a value.
     """
     [head] = report.heads.values()
     parts = [

@@ -74,7 +74,6 @@ def lens_png(report: LensReport, title: str) -> bytes:
     left = png.MARGIN + round(max(png.width(name, png.LEAST) for name in (*names, "settled"))) + 16
     bar = 40 + png.bar_width(SCALE, png.SMALL)
     room = png.WIDE - left - png.MARGIN - bar
-
     across = max(100, min(170, room // len(positions)))
 
     def cell(row: int, column: int) -> list[tuple[float, str]]:
