@@ -133,7 +133,7 @@ def exports(look: Subject, experts: ExpertsOptions) -> dict[str, Export]:
     has a bounded size.
     """
     from llmcli.anatomy.graph import graph
-    from llmcli.commands.experts.view.files import experts_page, experts_png
+    from llmcli.commands.experts.view import experts_page, experts_png
 
     layers, tokens = experts.layers(look.model.config), len(look.ids) + look.generate
     cells = len(layers) * len(experts.span(tokens))

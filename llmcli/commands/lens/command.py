@@ -159,7 +159,7 @@ def exports(look: Subject, lens: LensOptions) -> dict[str, Export]:
     A heading, and for each cell some numbers and `top` tokens. A picture has a bounded size.
     """
     from llmcli.commands.lens.measure import places
-    from llmcli.commands.lens.view.files import lens_page, lens_png
+    from llmcli.commands.lens.view import lens_page, lens_png
 
     config, tokens = look.model.config, len(look.ids) + look.generate
     rows = places(config, lens.layers(config), mid=lens.mid)
