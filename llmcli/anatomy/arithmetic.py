@@ -95,7 +95,7 @@ class Arithmetic:
 
     def weight_bytes(self, config: ModelConfig) -> int:
         """Bytes of all parameters; a tied head is counted once."""
-        return sum(spec.bytes or 0 for spec in self.parameters(config))
+        return sum(spec.bytes for spec in self.parameters(config))
 
     def weight_format(self, config: ModelConfig) -> str:
         """The dtype, or with packed weights the formats of all matrices, by descending bytes."""
@@ -105,7 +105,7 @@ class Arithmetic:
         named = matrices(config)
         for spec in self.parameters(config):
             if spec.name in named:
-                held[str(spec.dtype)] += spec.bytes or 0
+                held[str(spec.dtype)] += spec.bytes
         return " + ".join(name for name, _ in held.most_common())
 
     def describe(self, config: ModelConfig) -> Formats:
@@ -306,7 +306,7 @@ def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[st
         squares += [rounding(dtype) ** 2 for stored in every if stored != HELD[dtype]]
     squares += _inputs_rounded(config, numbers)
     wide = "float64" if dtype == "float64" else "float32"
-    squares += [spec.flops / (2 * spec.count) / 2 * rounding(wide) ** 2 for spec in specs]
+    squares += [spec.flops_full / (2 * spec.count) / 2 * rounding(wide) ** 2 for spec in specs]
     return math.sqrt(sum(squares))
 
 

@@ -114,7 +114,7 @@ def memory_need(
     that dtype alone. `tokenizer`: its bytes. Prompts are processed `chunk` tokens at a time.
     """
     fixed, one = (
-        sum(spec.bytes or 0 for spec in numbers.states(config, batch=batch, capacity=n))
+        sum(spec.bytes for spec in numbers.states(config, batch=batch, capacity=n))
         for n in (0, 1)
     )
     per_token = one - fixed  # states of fixed size
@@ -167,7 +167,7 @@ def _bytes_by_layer(states: Iterable[TensorSpec]) -> Counter[int]:
     found = Counter[int]()
     for spec in states:
         assert spec.layer is not None
-        found[spec.layer] += spec.bytes or 0
+        found[spec.layer] += spec.bytes
     return found
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from operator import attrgetter
 
 from llmcli.config import ModelConfig
 from llmcli.graph.spec import TensorSpec
+from llmcli.records.document import APART, derived
 from llmcli.records.numbers import spans
 
 # a layer's number in a name or formula: `blocks.3.`, `cache.3.`, `H of block 3`
@@ -33,9 +34,9 @@ class Folded:
 
     name: str
     layers: tuple[int, ...]
-    phases: Phases
+    phases: Phases = field(metadata=APART)
 
-    @property
+    @derived
     def formula(self) -> str:
         """The formula; a reference to the previous block is generalized for all layers."""
         formula = self.phases[0].formula
@@ -129,9 +130,9 @@ def _template(spec: TensorSpec) -> Hashable:
 
 
 _PLAIN = tuple(
-    field.name
-    for field in fields(TensorSpec)
-    if field.name not in ("name", "formula", "shares", "layer")
+    one.name
+    for one in fields(TensorSpec)
+    if one.name not in ("name", "formula", "shares", "layer")
 )
 _plain = attrgetter(*_PLAIN)
 

@@ -63,13 +63,13 @@ def _tensors(
         axes = ("B", *node.axes)
         same = node.shares is not None and node.shares in model.nodes
         same = same and model[str(node.shares)].op is node.op
-        flops, masked = (0, 0) if same or node.shown else node.op.flops(call, tokens, sizes)
+        full, masked = (0, 0) if same or node.shown else node.op.flops(call, tokens, sizes)
         yield TensorSpec(
             name=node.name, kind="activation", axes=axes,
             shape=tuple(size(axis, sizes) for axis in axes),
             formula=model.formula(node),
             dtype=_dtype(node, call, cached),
-            flops=flops, masked_flops=masked, layer=node.layer, phase=call.phase,
+            flops=full - masked, flops_full=full, layer=node.layer, phase=call.phase,
             shares=_memory(node, call, wide, cached), written=node.name not in derived,
         )  # fmt: skip
 

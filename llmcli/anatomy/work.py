@@ -249,8 +249,8 @@ class _LayerCall:
             first = not common or common not in shared
             shared.add(common)
             work = PartWork(
-                flops=spec.flops - spec.masked_flops,
-                flops_full=spec.flops,
+                flops=spec.flops,
+                flops_full=spec.flops_full,
                 activations=self._moved(node, spec, first),
             )
             is_product = isinstance(node.op, Project | ExpertProject)
@@ -317,5 +317,5 @@ class _LayerCall:
 
 
 def _bytes(spec: TensorSpec) -> int:
-    assert spec.bytes is not None
+    assert spec.dtype is not None
     return spec.bytes

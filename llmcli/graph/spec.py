@@ -20,11 +20,12 @@ linear layer of torch stores the transpose (`stored_shape`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
 
 from llmcli.graph.blocks import PACKED, packed_bytes, stored_bytes
+from llmcli.records.document import APART, derived
 
 Kind = Literal["parameter", "activation", "state"]
 Phase = Literal["prefill", "decode"]
@@ -54,9 +55,8 @@ class TensorSpec:
 
     `shape` has the formula's orientation and one number per entry of `axes`; `stored_shape`
     (parameters only) is torch's shape. `flops` counts matrix products, 2 per multiply-add, and
-    nothing else: norms, activations, biases and softmax are not counted. Scores count as the full
-    `T × S` rectangle; `masked_flops` is the part of `flops` for cells hidden by the causal mask or
-    the window, so `flops - masked_flops` must be computed.
+    nothing else: norms, activations, biases and softmax are not counted. Of scores it counts the
+    cells that the causal mask and the window leave, `flops_full` the full `T × S` rectangle.
 
     `shares` names the memory that the tensor is a view of: another tensor's, or an unnamed one's
     (`blocks.0.attn.qkv`, the result of one fused product); tensors with the same name share one
@@ -69,30 +69,30 @@ class TensorSpec:
     kind: Kind
     axes: tuple[str, ...]
     shape: tuple[int, ...]
-    formula: str
-    stored_shape: tuple[int, ...] | None = None
     dtype: str | None = None
     flops: int = 0
-    masked_flops: int = 0
-    layer: int | None = None
+    flops_full: int = 0
     phase: Phase | None = None
+    layer: int | None = None
+    formula: str
     shares: str | None = None
     written: bool = True
-    as_stored: bool = False
+    stored_shape: tuple[int, ...] | None = field(default=None, metadata=APART)
+    as_stored: bool = field(default=False, metadata=APART)
 
     @property
     def count(self) -> int:
         """Number of elements."""
         return prod(self.shape)
 
-    @property
-    def bytes(self) -> int | None:
-        """Size in bytes; None if the dtype is unknown (a parameter before it is loaded)."""
+    @derived
+    def bytes(self) -> int:
+        """Size in bytes; 0 if the dtype is unknown (a parameter before it is loaded)."""
         if self.dtype in PACKED:
             *rows, columns = self.stored_shape or self.shape
             size = stored_bytes if self.as_stored else packed_bytes
             return size(self.dtype, prod(rows), columns)
-        return None if self.dtype is None else self.count * DTYPE_BYTES[self.dtype]
+        return 0 if self.dtype is None else self.count * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True)

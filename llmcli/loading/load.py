@@ -226,7 +226,7 @@ def _in_the_file(
             found[load_.target] = mapped(checkpoint, load_)
         elif IN_16_BITS.get(info.format) == format and load_.target in named and load_.as_stored:
             found[load_.target] = in_16_bits(checkpoint, load_, devices.DTYPES[numbers.dtype])
-    return found, sum(spec.bytes or 0 for name, spec in specs.items() if name not in found)
+    return found, sum(spec.bytes for name, spec in specs.items() if name not in found)
 
 
 # Suggestions if the weights do not fit: `--dtype`, `--quantize`, hint.

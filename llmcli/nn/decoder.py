@@ -191,7 +191,7 @@ class Decoder:
     def state_bytes(self, batch: int, capacity: int) -> int:
         """Bytes that `new_state` would allocate."""
         specs = self.arithmetic.states(self.config, batch=batch, capacity=capacity)
-        return sum(spec.bytes or 0 for spec in specs)
+        return sum(spec.bytes for spec in specs)
 
     def new_state(self, batch: int, capacity: int) -> State:
         """Empty caches for `batch` sequences of up to `capacity` tokens, allocated once."""

@@ -116,6 +116,34 @@ class _Report(Protocol):
     def checks(self) -> tuple[ViewCheck, ...]: ...
 
 
+class PlacesOptions:
+    """`--layer` and `--position` of the commands whose views are layers × positions."""
+
+    layer: str | None
+    position: str | None
+    # how a file becomes smaller
+    smaller: ClassVar[str] = "choose fewer positions with `--position` or layers with `--layer`"
+
+    def check(self, config: ModelConfig) -> None:
+        """Refuses options that are wrong for any text, before the weights are read."""
+        self.layers(config)
+        if self.position is not None:
+            check_span(self.position, "--position")
+
+    def layers(self, config: ModelConfig) -> tuple[int, ...] | None:
+        """The chosen layers in the order named, None for all. Raises UsageError."""
+        if self.layer is None:
+            return None
+        return parse_numbers(self.layer, len(config.layers), "--layer", "layers")
+
+    def span(self, tokens: int) -> range:
+        """The chosen positions of `tokens` tokens: all, unless some are named.
+
+        Raises UsageError where these have no token.
+        """
+        return range(*parse_span(self.position, tokens, "--position"))
+
+
 class Inspection(Subject):
     """One run of such a command. `kinds` are the files that it writes, by their endings.
 

@@ -325,7 +325,7 @@ def model_of_headers(
         "parameters": sum(spec.count for spec in weights),
         "context": config.context,
         **numbers.describe(config),
-        "weight_bytes": sum(spec.bytes or 0 for spec in weights),
+        "weight_bytes": sum(spec.bytes for spec in weights),
         "device": device,
         "random_weights_seed": None,
     }

@@ -20,7 +20,8 @@ from rich.style import Style
 from rich.text import Text
 
 from llmcli.records.attention import Matrix
-from llmcli.ui.layout import WIDEST, Line, cut, fitted, padded
+from llmcli.records.text import Token
+from llmcli.ui.layout import WIDEST, Line, cut, fitted, in_words, padded
 from llmcli.ui.numbers import brief, number, span
 from llmcli.ui.palette import Ink, Scale, Segments, painted
 from llmcli.ui.theme import FAINT, HEADING, SPACE, quoted
@@ -98,6 +99,19 @@ def gaps(columns: range, gap: int, written: int, ink: Ink) -> list[str]:
 def bar(ink: Ink) -> str:
     """The bar before a column."""
     return "|" if ink.ascii else "│"
+
+
+def written_note(positions: Sequence[int], prompt_tokens: int, ink: Ink) -> list[str]:
+    """What the bar means, where the model wrote some of these ascending positions."""
+    if positions[-1] < prompt_tokens:
+        return []
+    return [f"{bar(ink)} from position {prompt_tokens} on the model wrote it"]
+
+
+def position_words(tokens: Sequence[Token], at: int, prompt_tokens: int, *, after: str = "") -> str:
+    """`position 8 of 12: ␣cat, which the model wrote`; `after` stands before the token."""
+    by = "" if at < prompt_tokens else ", which the model wrote"
+    return f"position {at} of {len(tokens)}: {after}{in_words(tokens[at])}{by}"
 
 
 def last_columns(widths: Sequence[int], room: int, gap: int) -> range:

@@ -47,7 +47,7 @@ def test_specs_as_they_are_written(as_written):
         lines += [spec.formula for spec in plan(config, Call(**size)).derived[:2]]
     as_written(Path(__file__).with_name("specs.txt"), found)
     assert call(QWEN, dtype="float64")["blocks.0.ln1.scale"].dtype == "float64"
-    assert call(QWEN)["logits"].bytes is None
+    assert call(QWEN)["logits"].bytes == 0
 
 
 @settings(max_examples=40, deadline=None)
@@ -80,10 +80,10 @@ def test_visible_pairs_against_the_mask_itself(window):
 def test_scores_count_as_a_rectangle_and_say_what_the_mask_hides():
     z = call(QWEN, batch=1, tokens=4, past=3)["blocks.0.attn.z"]
     per_pair = 2 * 6 * (4 + 3)  # heads, then q·k and pattern·v
-    assert z.flops == per_pair * 4 * 7
-    assert z.flops - z.masked_flops == per_pair * (4 + 5 + 6 + 7)
+    assert z.flops_full == per_pair * 4 * 7
+    assert z.flops == per_pair * (4 + 5 + 6 + 7)
     one = call(QWEN, batch=1, tokens=1, past=3, phase="decode")["blocks.0.attn.z"]
-    assert one.masked_flops == 0
+    assert one.flops == one.flops_full
 
 
 def test_last_logits_narrow_only_the_end():

@@ -97,7 +97,7 @@ def test_flops_are_those_that_torch_counts(config, call):
     with FlopCounterMode(display=False) as counter:
         decoder(ids)
     specs = plan(config, Call(batch=batch, tokens=tokens, past=0, phase="prefill")).written
-    assert sum(spec.flops for spec in specs) == counter.get_total_flops()
+    assert sum(spec.flops_full for spec in specs) == counter.get_total_flops()
 
 
 @settings(max_examples=30, deadline=None)

@@ -14,7 +14,7 @@ from test_view_faults import whole
 from zoo import MODELS
 
 from llmcli.anatomy.graph import graph
-from llmcli.commands.lens.measure.run import Stream, measure_lens
+from llmcli.commands.lens.measure import Stream, measure_lens
 from llmcli.engine.session import Session
 from llmcli.inspect.passes import Passes
 from llmcli.nn.decoder import Decoder

@@ -21,7 +21,7 @@ MIXTURES = (
 PROMPT = tuple(ids(1, 11)[0].tolist())
 
 
-def looked(of, prompt=PROMPT, *, generate=0, span=range):
+def measured(of, prompt=PROMPT, *, generate=0, span=range):
     layers = ExpertsOptions().layers(of.config)
     return measure.measure_experts(Passes(of, prompt, generate), layers, span=span)
 
@@ -40,10 +40,8 @@ def emitted(of, prompt=PROMPT):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MIXTURES)
 def test_every_check_is_green(name, dtype):
-    report = looked(random_model(MODELS[name], dtype), generate=3)
-    assert [check.name for check in report.checks] == [
-        "choice", "weights", "sum", "loads", "steps",
-    ]  # fmt: skip
+    report = measured(random_model(MODELS[name], dtype), generate=3)
+    assert [check.name for check in report.checks] == ["choice", "weights", "sum", "loads", "steps"]
     assert red(report) == set()
     assert len(report.tokens) == len(report.positions) == 14
     assert report.from_prompt == 11
@@ -53,7 +51,7 @@ def test_every_check_is_green(name, dtype):
 def test_choices_weights_loads_and_shares_are_what_was_emitted(name):
     of = random_model(MODELS[name])
     seen = emitted(of)
-    for layer in looked(of).layers:
+    for layer in measured(of).layers:
         p = f"blocks.{layer.layer}"
         chosen = seen[f"{p}.moe.expert_idx"].numpy()
         np.testing.assert_array_equal(layer.chosen, chosen)
@@ -94,7 +92,7 @@ def margin_by_hand(routing, scores, correction):
 def test_margins_are_of_the_scores_that_choose(name):
     of = random_model(MODELS[name])
     seen = emitted(of)
-    for layer in looked(of).layers:
+    for layer in measured(of).layers:
         part = of.decoder.blocks[layer.layer].parts[f"blocks.{layer.layer}.moe"]
         leaf = "router_logits" if layer.scores == "logits" else "router_probs"
         rows = seen[f"blocks.{layer.layer}.moe.{leaf}"].tolist()
@@ -108,7 +106,7 @@ def test_margins_are_of_the_scores_that_choose(name):
 
 
 def test_where_all_are_chosen_nothing_is_refused():
-    for layer in looked(random_model(MODELS["all experts"])).layers:
+    for layer in measured(random_model(MODELS["all experts"])).layers:
         assert np.isnan(layer.margins).all()
         assert math.isnan(layer.smallest_margin)
         assert layer.smallest_at is None
@@ -118,9 +116,9 @@ def test_where_all_are_chosen_nothing_is_refused():
 @pytest.mark.parametrize("name", ["experts by groups", "experts beside dense layers"])
 def test_in_chunks_and_token_by_token_it_is_the_same(name, monkeypatch):
     of = random_model(MODELS[name])
-    whole = looked(of)
+    whole = measured(of)
     monkeypatch.setattr("llmcli.inspect.passes.PROMPT_CHUNK", 4)
-    chunked = looked(of)
+    chunked = measured(of)
     assert red(chunked) == set()
     assert "chunks" in {check.name for check in chunked.checks}
     for one, other in zip(whole.layers, chunked.layers, strict=True):
@@ -137,9 +135,8 @@ def instead(owner, name, make):
 def routed(name, **changes):
     """Plants that function of the routing with another configuration."""
     return instead(
-        experts, name,
-        lambda plain: lambda *x: plain(*x[:2], dataclasses.replace(x[2], **changes)),
-    )  # fmt: skip
+        experts, name, lambda plain: lambda *x: plain(*x[:2], dataclasses.replace(x[2], **changes))
+    )
 
 
 def corrected_scores_that_weigh(monkeypatch, decoder):
@@ -193,4 +190,4 @@ def test_a_fault_turns_its_check_red(name, dtype, monkeypatch):
     config, check, plant = FAULTS[name]
     of = random_model(MODELS[config], dtype)
     plant(monkeypatch, of.decoder)
-    assert red(looked(of)) == {check}
+    assert red(measured(of)) == {check}

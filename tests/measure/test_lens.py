@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from small_models import random_model
 from zoo import BLOCKS, MODELS, VOCAB, layer, llama
 
-import llmcli.commands.lens.measure.run as lens_module
+import llmcli.commands.lens.measure as lens_module
 import llmcli.devices
-from llmcli.commands.lens.measure.run import measure_lens, places
-from llmcli.commands.lens.measure.unembedding import Agreement
+from llmcli.commands.lens.measure import Agreement, measure_lens, places
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.formats.dense import Dense
 from llmcli.inspect.passes import Passes
@@ -34,10 +33,11 @@ CONFIGS |= {
     "tied": dataclasses.replace(MODELS["llama"], head=HeadConfig(tied=True)),
     # a head with a bias after a LayerNorm, which no family of today has
     "biased": dataclasses.replace(
-        MODELS["llama"], final_norm=NormConfig(kind="layer", eps=1e-3, bias=True),
+        MODELS["llama"],
+        final_norm=NormConfig(kind="layer", eps=1e-3, bias=True),
         head=HeadConfig(tied=False, bias=True),
     ),
-}  # fmt: skip
+}
 DEEP = llama(*(layer(),) * 5)
 
 
@@ -158,9 +158,10 @@ def capped(monkeypatch):
     """The run gives out other logits than it computes."""
     emit = Step.emit
     monkeypatch.setattr(
-        Step, "emit",
+        Step,
+        "emit",
         lambda step, name, x: emit(step, name, 3 * (x / 3).tanh() if name == "logits" else x),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
@@ -235,16 +236,16 @@ def test_another_stream_than_the_tap_is_shown_is_red(dtype, monkeypatch):
 )
 def test_chunks_of_logits_say_the_same_and_how_far_they_are(chunk, read, monkeypatch):
     """Of all five places, though three are shown."""
-    model, told = made(), []
+    model, reported = made(), []
     whole = look(model, mid=True, layers=(0,))
     monkeypatch.setattr(lens_module, "CHUNK", chunk)
-    parts = look(model, mid=True, layers=(0,), progress=lambda *now: told.append(now))
-    assert told[:2] == [("reading the prompt", done, 7) for done in (0, 7)]
-    assert told[2:] == [("reading the rows", done, 7) for done in read]
+    parts = look(model, mid=True, layers=(0,), progress=lambda *now: reported.append(now))
+    assert reported[:2] == [("reading the prompt", done, 7) for done in (0, 7)]
+    assert reported[2:] == [("reading the rows", done, 7) for done in read]
     assert parts.settled == whole.settled
     for row, other in zip(whole.rows, parts.rows, strict=True):
         same_cells(row.cells, other.cells)
-    # a row that is not finite is told with its position: here of a large number in token 42
+    # a row that is not finite is reported with its position: here a large number in token 42
     parameters_of(model.decoder)["embed.W"][42] = 50 * torch.eye(16)[0]
     parameters_of(model.decoder)["ln_final.w"][0] = 5e307
     with pytest.raises(NotFinite, match="the logits at position 4 are not finite"):
@@ -302,11 +303,11 @@ def test_what_does_not_fit_in_memory_is_refused_before_the_run(monkeypatch):
         monkeypatch.setattr(llmcli.devices, "available_bytes", lambda device: needed - 1)
         needs = "3 rows of 10 positions and the cache of 10 tokens need"
         with pytest.raises(OutOfMemory, match=needs):
-            look(model, **options, progress=lambda *told: pytest.fail("it runs"))
+            look(model, **options, progress=lambda *reported: pytest.fail("it runs"))
 
 
 @pytest.mark.parametrize(
-    ("parameter", "number", "told"),
+    ("parameter", "number", "reported"),
     [
         ("blocks.1.attn.W_o", torch.nan, "`blocks.1.resid_mid` is not finite at position 0"),
         ("blocks.1.mlp.W_down", torch.nan, "`blocks.1.resid_post` is not finite at position 0"),
@@ -314,10 +315,10 @@ def test_what_does_not_fit_in_memory_is_refused_before_the_run(monkeypatch):
         ("head.W", torch.inf, "the logits at position 6 are not finite"),
     ],
 )
-def test_what_is_not_finite_is_named(parameter, number, told):
+def test_what_is_not_finite_is_named(parameter, number, reported):
     model = made()
     parameters_of(model.decoder)[parameter].view(-1)[99 * (parameter == "head.W")] = number
-    with pytest.raises(NotFinite, match=told):
+    with pytest.raises(NotFinite, match=reported):
         look(model)
 
 

@@ -60,10 +60,8 @@ def made(tensor):
     return Made(tuple(tensor.shape), tensor.stride(), dtype, storage, tensor.storage_offset())
 
 
-def asked(config, batch=1, tokens=3, dtype="float32"):
-    return ShapesRequest(
-        config=config, batch=batch, tokens=tokens, numbers=Arithmetic.of(dtype)
-    )  # fmt: skip
+def requested(config, batch=1, tokens=3, dtype="float32"):
+    return ShapesRequest(config=config, batch=batch, tokens=tokens, numbers=Arithmetic.of(dtype))
 
 
 class Hook(TorchDispatchMode):
@@ -91,7 +89,7 @@ def test_every_row_is_what_an_independent_hook_saw(config, call):
     """In both phases each tensor that is shown came, as it is described, from an operation."""
     batch, tokens, dtype = call
     model = random_model(config, DTYPES[dtype])
-    report = model_shapes(asked(config, batch, tokens, dtype), {})
+    report = model_shapes(requested(config, batch, tokens, dtype), {})
     state = model.decoder.new_state(batch, tokens + 1)
     for phase, new in (("prefill", tokens), ("decode", 1)):
         emitted = {}
@@ -217,9 +215,7 @@ def test_a_fault_in_the_specs_is_seen(fault, monkeypatch):
 
     def lying(self, phase):
         plan = honest(self, phase)
-        specs = [
-            replace(spec, **change) if spec.name == name else spec for spec in plan.tensors
-        ]
+        specs = [replace(spec, **change) if spec.name == name else spec for spec in plan.tensors]
         return replace(plan, tensors=tuple(specs))
 
     monkeypatch.setattr(ShapesRequest, "plan", lying)
@@ -227,23 +223,23 @@ def test_a_fault_in_the_specs_is_seen(fault, monkeypatch):
 
 
 def test_wrong_letters_and_wrong_rows_are_seen():
-    said = asked(llama(), tokens=5)
-    tensors = said.tensors(("prefill", "decode"))
-    rows = shapes.fold_kinds(tensors, said.config, lambda spec: None)
-    assert symbols_check(tensors, said).ok
+    request = requested(llama(), tokens=5)
+    tensors = request.tensors(("prefill", "decode"))
+    rows = shapes.fold_kinds(tensors, request.config, lambda spec: None)
+    assert symbols_check(tensors, request).ok
     assert folded_check(tensors, rows).ok
     at = [item[0].name for item in tensors].index("blocks.1.attn.k_rot")
     for change in ({"axes": ("B", "H", "T", "dh")}, {"shape": (1, 2, 5, 3)}):
         wrong = list(tensors)
         wrong[at] = tuple(replace(spec, **change) for spec in tensors[at])
-        assert symbols_check(wrong, said).where == "blocks.1.attn.k_rot"
+        assert symbols_check(wrong, request).where == "blocks.1.attn.k_rot"
         assert folded_check(wrong, rows).where == "blocks.1.attn.k_rot"
     assert not folded_check(tensors[:-1], rows).ok
 
 
 def test_equal_sizes_keep_their_own_letters():
     """T = D = 12 and H = Hk: a shape is what its letters say, not what has the same size."""
-    report = model_shapes(asked(llama(kv_heads=4), batch=12, tokens=12), {})
+    report = model_shapes(requested(llama(kv_heads=4), batch=12, tokens=12), {})
     rows = {row.name: row for row in report.rows}
     assert rows["embed"].first.axes == ("B", "T", "D")
     assert rows["embed"].first.shape == (12, 12, 12)
@@ -253,8 +249,8 @@ def test_equal_sizes_keep_their_own_letters():
 
 def test_the_cache_grows_by_what_a_state_takes_more():
     config = llama(layers=3, window=4)
-    said = asked(config, batch=2, tokens=9, dtype="bfloat16")
-    growth = model_shapes(replace(said, phases=("prefill",)), {}).cache
+    request = requested(config, batch=2, tokens=9, dtype="bfloat16")
+    growth = model_shapes(replace(request, phases=("prefill",)), {}).cache
     decoder = Decoder(config, device="meta", dtype=torch.bfloat16)
     sizes = [decoder.new_state(2, capacity).nbytes for capacity in (9, 10)]
     assert [growth.prefill, growth.decode] == sizes
@@ -288,9 +284,9 @@ def test_eighty_layers_are_looked_at_once(monkeypatch):
     ffn = replace(config.layers[0].parts[-1], hidden=28672)
     layer = sequential(mixer, ffn, norm=config.final_norm)
     config = replace(config, layers=(layer,) * 80)
-    said = asked(config, tokens=8192, dtype="bfloat16")
-    report = model_shapes(said, {})
-    assert sum(spec.count for spec in said.parameters()) == 70_553_706_496
+    request = requested(config, tokens=8192, dtype="bfloat16")
+    report = model_shapes(request, {})
+    assert sum(spec.count for spec in request.parameters()) == 70_553_706_496
     assert report.cache.per_token == 80 * 2 * 8 * 128 * 2
     assert len(report.rows) < 50
     layers = [tensor for tensor in report.tensors if tensor.layer is not None]
@@ -303,10 +299,10 @@ def test_every_family_is_what_it_says_and_as_it_is_stored(write, dtype, tmp_path
     model = load(str(write(tmp_path / "m")), dtype=dtype, device="cpu")
     config, todo = planned_fill(model.checkpoint)
     stored = stored_tensors(model.checkpoint, todo, config)
-    said = asked(config, batch=2, tokens=4, dtype=dtype)
+    request = requested(config, batch=2, tokens=4, dtype=dtype)
     assert departures(model, 2, 4) == {}
     assert wrongly_filled(model.ledger, stored) == []
-    report = model_shapes(said, stored, stored_check(model.checkpoint, todo, config))
+    report = model_shapes(request, stored, stored_check(model.checkpoint, todo, config))
     assert [check.name for check in report.checks if check.ok] == ["symbols", "folded", "stored"]
     sources = {row.source for row in report.rows if row.first.kind == "parameter"}
     assert "" not in sources
@@ -318,7 +314,7 @@ def test_smollm2_is_what_it_says(smollm2_path):
     assert departures(model, 1, 4) == {}
     config, todo = planned_fill(model.checkpoint)
     stored = stored_tensors(model.checkpoint, todo, config)
-    said = asked(config, tokens=4)
-    report = model_shapes(said, stored)
-    assert sum(spec.count for spec in said.parameters()) == 134_515_008
+    request = requested(config, tokens=4)
+    report = model_shapes(request, stored)
+    assert sum(spec.count for spec in request.parameters()) == 134_515_008
     assert {len(row.layers) for row in report.rows} == {0, 1, 29, 30}

@@ -17,7 +17,7 @@ from small_models import as_model, ids
 from llmcli.anatomy.names import select
 from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.dump.measure import measure_dump, plan_dump
-from llmcli.commands.lens.measure.run import measure_lens
+from llmcli.commands.lens.measure import measure_lens
 from llmcli.formats.packed import Packed
 from llmcli.inspect.passes import Passes
 from llmcli.parts.attention import forward as nn_attention

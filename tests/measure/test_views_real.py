@@ -18,9 +18,9 @@ from llmcli.commands.attention.command import synthetic
 from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.dump.measure import measure_dump, plan_dump
-from llmcli.commands.dump.report import DumpPlan
-from llmcli.commands.lens.measure.run import measure_lens
+from llmcli.commands.lens.measure import measure_lens
 from llmcli.engine.sampling import Sampling
+from llmcli.graph.spec import TensorSpec
 from llmcli.inspect.passes import Passes
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
@@ -46,7 +46,7 @@ def lens(model: Model, ids: list[int], new: int) -> Any:
     return measure_lens(Passes(model, ids, new), span=range, mid=True)
 
 
-def planned(model: Model, ids: list[int], new: int, begin: str = "") -> tuple[DumpPlan, ...]:
+def planned(model: Model, ids: list[int], new: int, begin: str = "") -> tuple[TensorSpec, ...]:
     """Everything that is no parameter, and whose name begins so."""
     there = known(model.config).items()
     names = [name for name, one in there if one.kind != "parameter" and name.startswith(begin)]
@@ -157,7 +157,7 @@ def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(
         smollm2.decoder(torch.tensor([ids]), logits="last")
     report, most = most_during(lambda: dump(smollm2, ids, 0, "blocks."))
     assert len(report.tensors) > 30 * 20
-    assert most < sum(one.nbytes for one in planned(smollm2, ids, 0, "blocks.")) / 4
+    assert most < sum(one.bytes for one in planned(smollm2, ids, 0, "blocks.")) / 4
     ids = synthetic(smollm2, 60, 0)
     measure_attention(Passes(smollm2, ids[:10], 1))
     _, most = most_during(lambda: attention(smollm2, ids, 4))

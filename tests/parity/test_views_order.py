@@ -16,7 +16,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.attention.measure.run import measure_attention
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.dump.measure import measure_dump, plan_dump
-from llmcli.commands.lens.measure.run import measure_lens
+from llmcli.commands.lens.measure import measure_lens
 from llmcli.inspect.passes import Passes
 from llmcli.loading.load import load_checkpoint
 

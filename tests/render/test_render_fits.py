@@ -19,12 +19,12 @@ from zoo import CONFIGS
 
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.attention.view.screen import FollowUps, render_attention
-from llmcli.commands.experts.view.screen import render_experts
+from llmcli.commands.experts.view import render_experts
 from llmcli.commands.ladder.measure.runner import plan_workload, run_ladder
 from llmcli.commands.ladder.measure.texts import axis_sizes
 from llmcli.commands.ladder.report import LadderReport
 from llmcli.commands.ladder.view import render_ladder, render_rung
-from llmcli.commands.lens.view.screen import render_lens
+from llmcli.commands.lens.view import render_lens
 from llmcli.records.text import Token
 from llmcli.ui.layout import Line
 

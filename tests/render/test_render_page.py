@@ -16,8 +16,8 @@ import pytest
 from files_reports import EVIL, WRONG, attention_report, experts_report, lens_report, patterns
 
 from llmcli.commands.attention.view import files as pages
-from llmcli.commands.experts.view.files import experts_page, experts_png
-from llmcli.commands.lens.view.files import lens_page
+from llmcli.commands.experts.view import experts_page, experts_png
+from llmcli.commands.lens.view import lens_page
 from llmcli.ui.png import MOST_TOKENS
 
 TITLE = "a model </title> · Q4_1"

@@ -12,7 +12,7 @@ from files_reports import EVIL, WRONG, attention_report, lens_report, patterns
 from PIL import Image
 
 from llmcli.commands.attention.view.files import attention_png, head_map_png
-from llmcli.commands.lens.view.files import lens_png
+from llmcli.commands.lens.view import lens_png
 from llmcli.records.text import Token
 from llmcli.ui import png
 from llmcli.ui.palette import DIVERGING, VIRIDIS, Scale, rgb

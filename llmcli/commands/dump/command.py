@@ -51,24 +51,25 @@ class DumpOptions:
     panel: ClassVar[str] = "Dump"
     open: ClassVar[bool] = False  # no browser shows arrays
     name: str = opt(
-        STREAM, "--name", "GLOB",
+        STREAM,
+        "--name",
+        "GLOB",
         "The tensors, such as resid_post, blocks.*.attn.pattern or 0-3.mlp_out,logits. [default: "
         "the residual stream after every layer]",
-    )  # fmt: skip
+    )
     save: str | None = opt(
-        None, "-o", "--output", "FILE",
+        None,
+        "-o",
+        "--output",
+        "FILE",
         f"Write them as they are, by the file's ending: {', '.join(FILES)}. [default: "
         "statistics only]",
-    )  # fmt: skip
+    )
     force: bool = opt(False, "--force", "Write a file however large it gets.")
     no_check: bool = opt(
-        False, "--no-check",
-        "Do not compute the tensors a second time by their formulas.",
-    )  # fmt: skip
-    every: bool = opt(
-        False, "--all",
-        "Show every tensor in detail, not some layers of many.",
-    )  # fmt: skip
+        False, "--no-check", "Do not compute the tensors a second time by their formulas."
+    )
+    every: bool = opt(False, "--all", "Show every tensor in detail, not some layers of many.")
 
     def check(self, config: ModelConfig) -> None:
         """Refuses names that match nothing, before the weights are read."""
@@ -132,13 +133,14 @@ def command(
         look.present(
             lambda: render_dump(report, look.title, every=dump.every),
             report,
-            body=members(report) | {
+            body={
+                **members(report),
                 "prompt": {"text": encoded.text, "ids": encoded.ids},
                 "file": None if look.path is None else {"path": look.path, "bytes": size},
                 "checks": checks_document(report.checks),
             },
             hint="`llmcli explain` shows how it is computed",
-        )  # fmt: skip
+        )
     except CheckFailed:
         if not report.not_finite:
             raise
@@ -172,7 +174,7 @@ def _dumped(
 
     with passes_over(look) as passes, ExitStack() as opened:
         plan = plan_dump(model, names, passes.most)
-        arrays = [ArrayPlan(one.name, one.dtype, one.shape) for one in plan]
+        arrays = [ArrayPlan(one.name, str(one.dtype), one.shape) for one in plan]
         writer = file = None
         if look.path is not None:
             about = metadata(model.tokens(encoded.ids), 0)

@@ -24,11 +24,11 @@ from torch import Tensor
 from llmcli import anatomy, devices
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.names import known
-from llmcli.commands.dump.report import DumpedTensor, DumpPlan, DumpReport
+from llmcli.commands.dump.report import DumpedTensor, DumpReport
 from llmcli.config import ModelConfig
 from llmcli.errors import NotFinite
 from llmcli.graph.ops import HeadShare, size
-from llmcli.graph.spec import Call
+from llmcli.graph.spec import Call, TensorSpec
 from llmcli.inspect.attention import AttentionChecks, Tokens, checked_rows
 from llmcli.inspect.formulas import formula_checks, formula_inputs, formula_words, worst
 from llmcli.inspect.kernel import layer_of, mixer_of
@@ -51,12 +51,11 @@ OUTPUTS = ("ln_final.scale", "ln_final.out", "logits_raw", "logits")
 MATRICES = ("scores", "pattern")
 
 
-def plan_dump(
-    model: Model, names: Iterable[str], tokens: int
-) -> tuple[DumpPlan, ...]:
+def plan_dump(model: Model, names: Iterable[str], tokens: int) -> tuple[TensorSpec, ...]:
     """The tensors of `names` in execution order, for `tokens` tokens, new ones included.
 
-    Parameters in blocks are dequantized.
+    They have no batch axis. Parameters in blocks are dequantized. With tokens still to be generated
+    shapes are the largest that there can be.
     """
     config, wanted = model.config, set(names)
     dtype, cache = dtype_name(model.dtype), dtype_name(model.decoder.cache_dtype)
@@ -69,18 +68,11 @@ def plan_dump(
     plans = {}
     for spec in specs:
         batch = int(spec.kind != "parameter")
-        plans[spec.name] = DumpPlan(
-            name=spec.name,
-            kind=spec.kind,
-            axes=spec.axes[batch:],
-            shape=spec.shape[batch:],
-            dtype=spec.dtype or dtype,
-            formula=spec.formula,
-        )
+        plans[spec.name] = replace(spec, axes=spec.axes[batch:], shape=spec.shape[batch:])
     return tuple(plans[name] for name in known(config) if name in wanted)
 
 
-def _sources(config: ModelConfig, one: DumpPlan, *, check: bool) -> frozenset[str]:
+def _sources(config: ModelConfig, one: TensorSpec, *, check: bool) -> frozenset[str]:
     """The activations, written by the kernel, that it needs, with `check` for its checks too.
 
     None for a parameter.
@@ -102,7 +94,7 @@ def _sources(config: ModelConfig, one: DumpPlan, *, check: bool) -> frozenset[st
 
 
 def measure_dump(
-    passes: Passes, plan: Sequence[DumpPlan], *, check: bool = True, write: Write | None = None
+    passes: Passes, plan: Sequence[TensorSpec], *, check: bool = True, write: Write | None = None
 ) -> DumpReport:
     """The tensors of `plan` (`plan_dump`).
 
@@ -129,7 +121,7 @@ class _Dump:
     """Watches one run; `done` are the tensors that were settled so far."""
 
     def __init__(
-        self, passes: Passes, plan: Sequence[DumpPlan], *, check: bool, write: Write | None
+        self, passes: Passes, plan: Sequence[TensorSpec], *, check: bool, write: Write | None
     ) -> None:
         self.passes, self.model, self.plan = passes, passes.model, plan
         self._write, self._check = write, check
@@ -166,13 +158,13 @@ class _Dump:
         model = self.model
         by_layer = Counter[int | None]()
         for one in plan_dump(model, self._uses, tokens):
-            by_layer[layer_of(one.name)] += one.nbytes
+            by_layer[layer_of(one.name)] += one.bytes
         needed = max(by_layer.values())  # one layer after the other
         if any(one.kind == "state" for one in self.plan):
             needed += model.decoder.state_bytes(1, tokens)
         if self._logits == "all":  # in the model's dtype and in at least float32
             logits = plan_dump(model, ("logits_raw", "logits"), tokens)
-            needed += sum(one.nbytes for one in logits)
+            needed += sum(one.bytes for one in logits)
         hint = "use a shorter prompt, or name fewer tensors"
         devices.require_memory(needed, model.device, "the activations that are dumped", hint)
 
@@ -204,14 +196,14 @@ class _Dump:
         numbers = [layer for layer in layers if layer is not None]
         return max(numbers) if len(numbers) == len(layers) else None
 
-    def _settle(self, one: DumpPlan) -> None:
+    def _settle(self, one: TensorSpec) -> None:
         """One tensor whole: its statistics, the file, its checks."""
         self.passes.progress("dumping", len(self.done), len(self.plan))
         shape, numbers = self._written.numbers(one, len(self.passes.ids))
         statistics = Statistics(masks=one.name.endswith(".scores"))
         arrays = _arrays(numbers, statistics)
         if self._write is not None:
-            self._write(one.name, shape, one.dtype, arrays)
+            self._write(one.name, shape, str(one.dtype), arrays)
         else:
             deque(arrays, maxlen=0)
         self.done.append(_summary(one, shape, statistics))
@@ -232,8 +224,8 @@ class _Dump:
             return  # nothing follows from a number that is not finite
         try:
             check = formula_checks(
-                self.model, self.passes.ids, self._written.kept, [name], rows=FORMULA_ROWS,
-            )  # fmt: skip
+                self.model, self.passes.ids, self._written.kept, [name], rows=FORMULA_ROWS
+            )
         except NotFinite as error:
             self._sound, self.error = False, self.error or error.message
         else:
@@ -274,7 +266,7 @@ class Written:
         self.kept: dict[str, Tensor] = {}
         self.state: State | None = None
 
-    def numbers(self, one: DumpPlan, tokens: int) -> tuple[tuple[int, ...], Iterator[Tensor]]:
+    def numbers(self, one: TensorSpec, tokens: int) -> tuple[tuple[int, ...], Iterator[Tensor]]:
         """The shape for `tokens` tokens, without a batch axis, and the numbers in parts."""
         if one.kind == "parameter":
             return one.shape, self._parameter(one.name)
@@ -332,7 +324,7 @@ class Written:
         assert self.state is not None
         return filled(self._graph.states[name], self.state.tensors()[name][0], tokens)
 
-    def compare_cache(self, one: DumpPlan, tokens: int) -> ViewCheck:
+    def compare_cache(self, one: TensorSpec, tokens: int) -> ViewCheck:
         """Counts the numbers in the cache that are not those that were put there.
 
         For the state of a recurrence, which no kernel gives out: whether the tokens lead to it.
@@ -357,9 +349,14 @@ def _arrays(numbers: Iterable[Tensor], statistics: Statistics) -> Iterator[np.nd
             yield ours.numpy()
 
 
-def _summary(one: DumpPlan, shape: tuple[int, ...], found: Statistics) -> DumpedTensor:
+def _summary(one: TensorSpec, shape: tuple[int, ...], found: Statistics) -> DumpedTensor:
     return DumpedTensor(
-        **{**vars(one), "shape": shape},
+        name=one.name,
+        kind=one.kind,
+        axes=one.axes,
+        shape=shape,
+        dtype=str(one.dtype),
+        formula=one.formula,
         mean=found.mean,
         std=found.std,
         min=found.low,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
-from llmcli.graph.spec import DTYPE_BYTES
 from llmcli.records.document import APART, ViewCheck, derived
 from llmcli.records.text import Token
 
 
 @dataclass(frozen=True, kw_only=True)
-class DumpPlan:
-    """A tensor to be dumped, without a batch axis.
+class DumpedTensor:
+    """Statistics of one tensor, without a batch axis: of its finite numbers, NaN where none is.
 
-    With tokens still to be generated the shape is the largest that there can be.
+    `std` is the root of the mean squared distance from the mean, `norm` that of the sum of squares.
+    `masked` counts the scores that are −∞ because a key is masked: values, and no fault.
+    `nan` and `inf` count the faults, and `first_bad` is the index of the first of them.
     """
 
     name: str
@@ -23,22 +23,6 @@ class DumpPlan:
     shape: tuple[int, ...]
     dtype: str
     formula: str
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all its numbers."""
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DumpedTensor(DumpPlan):
-    """Statistics of one tensor: of its finite numbers, NaN where there is none.
-
-    `std` is the root of the mean squared distance from the mean, `norm` that of the sum of squares.
-    `masked` counts the scores that are −∞ because a key is masked: values, and no fault.
-    `nan` and `inf` count the faults, and `first_bad` is the index of the first of them.
-    """
-
     mean: float
     std: float
     min: float

@@ -13,11 +13,9 @@ from llmcli.shell.inspection import (
     InChat,
     Inspection,
     NewTokensOptions,
+    PlacesOptions,
     Shown,
     Subject,
-    check_span,
-    parse_numbers,
-    parse_span,
 )
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from llmcli.config import ModelConfig
 
 FILES = ("html", "png", "json")
-SMALLER = "choose fewer positions with `--position` or layers with `--layer`"
 
 EPILOG = """
 A cell of the map has the numbers of the chosen experts, the largest score
@@ -47,34 +44,33 @@ Examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertsOptions:
+class ExpertsOptions(PlacesOptions):
     """Which layers and positions, and where the file goes."""
 
     panel: ClassVar[str] = "Experts"
     position: str | None = opt(
-        None, "--position", "SPAN",
+        None,
+        "--position",
+        "SPAN",
         "Positions such as 40:48, :10, -5: or -1, of which loads and means are, too; one alone is "
         "shown in detail. [default: all; on the map the last that fit]",
-    )  # fmt: skip
+    )
     layer: str | None = opt(
-        None, "--layer", "LAYERS",
-        "Layers such as 0,3-5,-1. [default: all that have experts]",
-    )  # fmt: skip
+        None, "--layer", "LAYERS", "Layers such as 0,3-5,-1. [default: all that have experts]"
+    )
     save: str | None = opt(
-        None, "-o", "--output", "FILE",
+        None,
+        "-o",
+        "--output",
+        "FILE",
         f"Also write every choice to a file, by its ending: {', '.join(FILES)}.",
-    )  # fmt: skip
+    )
     open: bool = opt(
-        False, "--open",
+        False,
+        "--open",
         "Show it in a browser: the .html or .png of -o, without that a page made for it.",
-    )  # fmt: skip
+    )
     force: bool = opt(False, "--force", "Write a file however large it gets.")
-
-    def check(self, config: ModelConfig) -> None:
-        """Refuses options that are wrong for any text, before the weights are read."""
-        self.layers(config)
-        if self.position is not None:
-            check_span(self.position, "--position")
 
     def layers(self, config: ModelConfig) -> tuple[int, ...]:
         """The chosen layers in order. Raises UsageError for a layer without experts."""
@@ -89,9 +85,9 @@ class ExpertsOptions:
                 "no layer of this model has experts to choose from",
                 hint="`llmcli info --families` lists what has a mixture of experts",
             )
-        if self.layer is None:
+        named = super().layers(config)
+        if named is None:
             return having
-        named = parse_numbers(self.layer, len(config.layers), "--layer", "layers")
         without = [layer for layer in named if layer not in having]
         if without:
             raise UsageError(
@@ -104,11 +100,8 @@ class ExpertsOptions:
         from llmcli.commands.experts.measure import measure_experts
         from llmcli.inspect.passes import passes_over
 
-        def span(total: int) -> range:
-            return range(*parse_span(self.position, total, "--position"))
-
         with passes_over(look) as passes:
-            return measure_experts(passes, self.layers(look.model.config), span=span)
+            return measure_experts(passes, self.layers(look.model.config), span=self.span)
 
 
 def command(
@@ -127,11 +120,11 @@ def command(
     and the shared expert is what the layer adds, and loads count every choice once; or the command
     exits 1.
     """
-    from llmcli.commands.experts.view.screen import render_experts
+    from llmcli.commands.experts.view import render_experts
 
     look = Inspection("experts", experts, FILES, output)
     look.read(prompt, template, new, model, experts.check)
-    look.plan(exports(look, experts), SMALLER)
+    look.plan(exports(look, experts), experts.smaller)
     report = experts.measure(look)
     look.present(
         lambda: render_experts(report, look.title),
@@ -147,10 +140,10 @@ def exports(look: Subject, experts: ExpertsOptions) -> dict[str, Export]:
     has a bounded size.
     """
     from llmcli.anatomy.graph import graph
-    from llmcli.commands.experts.view.files import experts_page, experts_png
+    from llmcli.commands.experts.view import experts_page, experts_png
 
     layers, tokens = experts.layers(look.model.config), len(look.ids) + look.generate
-    cells = len(layers) * len(range(*parse_span(experts.position, tokens, "--position")))
+    cells = len(layers) * len(experts.span(tokens))
     chosen = max(graph(look.model.config).sizes(layer)["K"] for layer in layers)
     return {
         "html": Export(size=lambda: 40_000 + cells * (14 + 9 * chosen), make=experts_page),
@@ -161,7 +154,7 @@ def exports(look: Subject, experts: ExpertsOptions) -> dict[str, Export]:
 
 def look(chat: InChat, given: dict[str, str]) -> Shown:
     """Shows in `/look` the experts of the last answer, unless positions are named."""
-    from llmcli.commands.experts.view.screen import render_experts
+    from llmcli.commands.experts.view import render_experts
 
     answer = min(chat.answer, len(chat.ids))
     last = {"position": f"-{answer}:"} if answer else {}

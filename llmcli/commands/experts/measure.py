@@ -50,10 +50,11 @@ def measure_experts(
     mixtures = {layer: Mixture(model, layer) for layer in layers}
     held = sum(mixture.token_bytes for mixture in mixtures.values()) * total
     devices.require_memory(
-        held + model.decoder.state_bytes(1, total), model.device,
+        held + model.decoder.state_bytes(1, total),
+        model.device,
         f"the cache of {total} tokens and what they choose in {len(layers)} layers",
         "use a shorter prompt, a smaller --generate, or fewer layers with --layer",
-    )  # fmt: skip
+    )
     passes.write()
     positions = span(len(passes.ids))
 
@@ -145,11 +146,15 @@ class Mixture:
         """The last chosen minus the first refused, of the scores that choose: float32 `[T]`."""
         known, tokens = rules(self._model.config), len(chosen_TK)
         own = Kernel(
-            self._model, known, range(first + tokens), (),
+            self._model,
+            known,
+            range(first + tokens),
+            (),
             emitted={name: tensor[0] for name, tensor in seen.items()},
-            positions=range(first, first + tokens), prompt_tokens=first + tokens,
+            positions=range(first, first + tokens),
+            prompt_tokens=first + tokens,
             alone=[tokens == 1] * tokens,
-        )  # fmt: skip
+        )
         score_TE = cast("evaluation.Choose", known[self._chosen]).eligible(own)
         index_TK = chosen_TK.long().cpu()
         last_T = score_TE.gather(1, index_TK).amin(1)
@@ -210,6 +215,9 @@ def loads_check(layers: Sequence[ExpertsLayer]) -> ViewCheck:
         (abs(sum(one.load) - one.per_token * len(one.chosen)), one.layer) for one in layers
     )
     return ViewCheck(
-        name="loads", words="the loads of a layer add up to tokens × experts chosen",
-        value=float(off), tolerance=0.0, where=f"blocks.{layer}.moe.expert_idx" if off else "",
-    )  # fmt: skip
+        name="loads",
+        words="the loads of a layer add up to tokens × experts chosen",
+        value=float(off),
+        tolerance=0.0,
+        where=f"blocks.{layer}.moe.expert_idx" if off else "",
+    )

@@ -15,23 +15,19 @@ from llmcli.shell.inspection import (
     InChat,
     Inspection,
     NewTokensOptions,
+    PlacesOptions,
     Shown,
     Subject,
-    check_span,
-    parse_numbers,
-    parse_span,
 )
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
 
 if TYPE_CHECKING:
-    from llmcli.commands.lens.measure.run import Target
+    from llmcli.commands.lens.measure import Target
     from llmcli.commands.lens.report import LensReport
-    from llmcli.config import ModelConfig
     from llmcli.text import Tokenizer
 
 FILES = ("html", "png", "json")
-SMALLER = "choose fewer positions with `--position` or layers with `--layer`"
 
 EPILOG = """
 Early layers do not yet write in the basis that the output is read in: their tokens say less about
@@ -48,59 +44,61 @@ Examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LensOptions:
+class LensOptions(PlacesOptions):
     """Which cells, how many tokens of each, whose rank, and where the file goes."""
 
     panel: ClassVar[str] = "Lens"
     position: str | None = opt(
-        None, "--position", "SPAN",
+        None,
+        "--position",
+        "SPAN",
         "Positions such as 40:48, :10, -5: or -1; a single one is shown in detail. "
         "[default: on the screen the last that fit, else all]",
-    )  # fmt: skip
+    )
     layer: str | None = opt(
-        None, "--layer", "LAYERS",
+        None,
+        "--layer",
+        "LAYERS",
         "Layers such as 0,3-5,-1; the last one is always there. [default: the embedding and all]",
-    )  # fmt: skip
+    )
     mid: bool = opt(
-        False, "--mid",
-        "Also inside a layer, between attention and feed-forward part (resid_mid).",
-    )  # fmt: skip
+        False, "--mid", "Also inside a layer, between attention and feed-forward part (resid_mid)."
+    )
     top: int = opt(
-        5, "-k", "--top", "K",
+        5,
+        "-k",
+        "--top",
+        "K",
         "Likeliest tokens of a cell: shown for a single position, in JSON and files.",
-        at_least=1, at_most=1000,
-    )  # fmt: skip
+        at_least=1,
+        at_most=1000,
+    )
     target: str = opt(
-        "output", "--target", "TOKEN|next|output",
+        "output",
+        "--target",
+        "TOKEN|next|output",
         "The token whose rank is followed: one of the vocabulary (quoted where it is called next "
         "or output, an id without a tokenizer), the text's next one, or the likeliest of the "
         "model's output. But for the last, cells show ranks.",
-    )  # fmt: skip
+    )
     save: str | None = opt(
-        None, "-o", "--output", "FILE",
+        None,
+        "-o",
+        "--output",
+        "FILE",
         f"Also write all cells to a file, by its ending: {', '.join(FILES)}.",
-    )  # fmt: skip
+    )
     open: bool = opt(
-        False, "--open",
+        False,
+        "--open",
         "Show it in a browser: the .html or .png of -o, without that a page made for it.",
-    )  # fmt: skip
+    )
     every: bool = opt(
-        False, "--all",
+        False,
+        "--all",
         "Show every layer, and all details of a single position, however tall it gets.",
-    )  # fmt: skip
+    )
     force: bool = opt(False, "--force", "Write a file however large it gets.")
-
-    def check(self, config: ModelConfig) -> None:
-        """Refuses options that are wrong for any text, before the weights are read."""
-        self.layers(config)
-        if self.position is not None:
-            check_span(self.position, "--position")
-
-    def layers(self, config: ModelConfig) -> tuple[int, ...] | None:
-        """The chosen ones, None for all. Raises UsageError."""
-        if self.layer is None:
-            return None
-        return parse_numbers(self.layer, len(config.layers), "--layer", "layers")
 
     @property
     def ranks(self) -> bool:
@@ -109,22 +107,25 @@ class LensOptions:
 
     def measure(self, look: Subject, *, whole: bool = False) -> LensReport:
         """Measures a text; not `whole`: at as many positions as a screen holds."""
-        from llmcli.commands.lens.measure.run import measure_lens
-        from llmcli.commands.lens.view.screen import room
+        from llmcli.commands.lens.measure import measure_lens
+        from llmcli.commands.lens.view import room
         from llmcli.inspect.passes import passes_over
 
         config, tokenizer = look.model.config, look.model.tokenizer
         target = parse_target(self.target, tokenizer, config.vocab)
 
         def span(total: int) -> range:
-            first, last = parse_span(self.position, total, "--position")
-            return range(first if whole else max(first, last - room(look.out.out.width)), last)
+            return self.span(total)[0 if whole else -room(look.out.out.width) :]
 
         with passes_over(look) as passes:
             report = measure_lens(
-                passes, span=span, layers=self.layers(config), mid=self.mid, top=self.top,
+                passes,
+                span=span,
+                layers=self.layers(config),
+                mid=self.mid,
+                top=self.top,
                 target=target,
-            )  # fmt: skip
+            )
         if isinstance(target, int) and (note := space_note(self.target, target, report, tokenizer)):
             look.out.note(note)
         return report
@@ -145,11 +146,11 @@ def command(
     target, entropy and the divergence from the model's output. The last row has to be the
     model's output as a distribution, or the command exits 1.
     """
-    from llmcli.commands.lens.view.screen import render_lens
+    from llmcli.commands.lens.view import render_lens
 
     look = Inspection("lens", lens, FILES, output)
     look.read(prompt, template, new, model, lens.check)
-    look.plan(exports(look, lens), SMALLER)
+    look.plan(exports(look, lens), lens.smaller)
     report = lens.measure(look, whole=look.out.json or look.path is not None)
     height = None if lens.every or not look.out.out.terminal else get_terminal_size().lines
     look.present(
@@ -164,12 +165,12 @@ def exports(look: Subject, lens: LensOptions) -> dict[str, Export]:
 
     A heading, and for each cell some numbers and `top` tokens. A picture has a bounded size.
     """
-    from llmcli.commands.lens.measure.run import places
-    from llmcli.commands.lens.view.files import lens_page, lens_png
+    from llmcli.commands.lens.measure import places
+    from llmcli.commands.lens.view import lens_page, lens_png
 
     config, tokens = look.model.config, len(look.ids) + look.generate
-    cells = len(range(*parse_span(lens.position, tokens, "--position")))
-    cells *= len(places(config, lens.layers(config), mid=lens.mid))
+    rows = places(config, lens.layers(config), mid=lens.mid)
+    cells = len(rows) * len(lens.span(tokens))
     return {
         "html": Export(size=lambda: (29 << 10) + cells * (31 + 16 * lens.top), make=lens_page),
         "png": Export(make=lens_png),
@@ -235,7 +236,7 @@ def _unquoted(text: str) -> str:
 
 def look(chat: InChat, given: dict[str, str]) -> Shown:
     """Shows in `/look` the last positions that fit the screen, unless others are named."""
-    from llmcli.commands.lens.view.screen import render_lens
+    from llmcli.commands.lens.view import render_lens
 
     options = LensOptions(**dict[str, Any](given))
     options.check(chat.model.config)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
@@ -65,34 +66,42 @@ class ShapesOptions:
 
     panel: ClassVar[str] = "Shapes"
     phase: Literal["prefill", "decode", "both"] = opt(
-        "both", "--phase", "PHASE",
+        "both",
+        "--phase",
+        "PHASE",
         "Reading the prompt (prefill), one step after it (decode), or both.",
-    )  # fmt: skip
+    )
     batch: int = opt(1, "--batch", "B", "Sequences side by side.", at_least=1, at_most=LARGEST)
     tokens: int | None = opt(
-        None, "--tokens", "T",
+        None,
+        "--tokens",
+        "T",
         f"Tokens of the prompt. [default: those of PROMPT, else {TOKENS}]",
-        at_least=1, at_most=LARGEST, excludes=("PROMPT", "--file", "--ids"),
-    )  # fmt: skip
+        at_least=1,
+        at_most=LARGEST,
+        excludes=("PROMPT", "--file", "--ids"),
+    )
     all: bool = opt(
-        False, "--all",
+        False,
+        "--all",
         "Every tensor with dtype, bytes, FLOPs, memory and the file's own name. [default: where "
         "tensors are chosen by the options below]",
-    )  # fmt: skip
-    params: bool = opt(
-        False, "--params", "Parameters only.", excludes=("--activations", "--phase")
     )
+    params: bool = opt(False, "--params", "Parameters only.", excludes=("--activations", "--phase"))
     only_activations: bool = opt(False, "--activations", "Activations and the cache only.")
     layer: str | None = opt(None, "--layer", "0,3-5", "These layers only; -1 is the last.")
     filter: str | None = opt(
-        None, "--filter", "GLOB",
+        None,
+        "--filter",
+        "GLOB",
         "Names only that match: blocks.*.attn.q, blocks.0-3.*, others' names too.",
-    )  # fmt: skip
+    )
     names: bool = opt(
-        False, "--names",
+        False,
+        "--names",
         "What each tensor is, its formula, and what others call it.",
         excludes=("PROMPT", "--file", "--ids"),
-    )  # fmt: skip
+    )
 
     @property
     def detailed(self) -> bool:
@@ -122,12 +131,17 @@ class ShapesOptions:
         if self.filter is not None:
             names = frozenset(select(self.filter, config, kinds=kinds, sources=sources(config)))
         found = ShapesRequest(
-            config=config, numbers=numbers, batch=self.batch,
+            config=config,
+            numbers=numbers,
+            batch=self.batch,
             tokens=len(prompt) or self.tokens or TOKENS,
             phases=PHASES if self.phase == "both" else (self.phase,),
-            kinds=kinds, layers=layers, names=names, prompt=prompt,
+            kinds=kinds,
+            layers=layers,
+            names=names,
+            prompt=prompt,
             example=not (prompt or self.tokens),
-        )  # fmt: skip
+        )
         positions = config.embedding.positions
         if positions is not None and found.tokens + 1 > positions:
             raise PromptTooLong(
@@ -169,9 +183,7 @@ class ShapesOptions:
 def command(
     prompt: GivenPromptOptions,
     shapes: ShapesOptions,
-    model: Annotated[
-        ModelOptions, Without(("activations", "threads", "seed", "random_weights"))
-    ],
+    model: Annotated[ModelOptions, Without(("activations", "threads", "seed", "random_weights"))],
     output: ViewOutputOptions,
 ) -> None:
     """Every tensor of a model: letters, numbers, memory, formula, and the file's own name.
@@ -199,19 +211,14 @@ def command(
             return
         config, rules = translate(checkpoint)
         todo = planned(checkpoint, rules, config, stored_shapes(config))
-        numbers = chosen_arithmetic(
-            checkpoint, config, todo, device, model.dtype, model.quantize, model.activations,
-            model.cache_type,
-        )  # fmt: skip
+        formats = model.dtype, model.quantize, model.activations, model.cache_type
+        numbers = chosen_arithmetic(checkpoint, config, todo, device, *formats)
         note_quantize(model, checkpoint, out)
         tokens: tuple[Token, ...] = ()
         if text is not None:
             tokens = _tokens(text, checkpoint, config, model.context_length or config.context, out)
         request = shapes.request(config, numbers, tokens)
         about = model_of_headers(checkpoint, place, config, numbers, device.device)
-        if shapes.names:
-            _show_names(request, about, out)
-            return
         try:
             _show(request, checkpoint, todo, about, shapes, out)
         except CheckFailed:
@@ -255,37 +262,27 @@ def _show(
     shapes: ShapesOptions,
     out: Output,
 ) -> None:
-    from llmcli.commands.shapes.measure import model_shapes, stored_check, stored_tensors
-    from llmcli.commands.shapes.view import render_shapes
+    """All tensors, or with `--names` what they are called."""
+    from llmcli.commands.shapes import measure, view
 
-    stored = stored_tensors(checkpoint, todo, request.config)
-    checks = stored_check(checkpoint, todo, request.config)
-    report = model_shapes(request, stored, checks)
+    present = partial(out.present, model=about, environment=environment())
+    if shapes.names:
+        names = measure.model_names(request)
+        present(lambda: view.render_names(names, about), members(names))
+        return
+    stored = measure.stored_tensors(checkpoint, todo, request.config)
+    checks = measure.stored_check(checkpoint, todo, request.config)
+    report = measure.model_shapes(request, stored, checks)
     if not report.rows:
         raise UsageError(
             "these options together leave no tensor to show",
             hint="embeddings, the final norm and the head are in no layer",
         )
-    out.present(
-        lambda: render_shapes(report, about, detailed=shapes.detailed),
+    present(
+        lambda: view.render_shapes(report, about, detailed=shapes.detailed),
         members(report),
-        model=about,
-        environment=environment(),
         checks=report.checks,
         hint=HINT,
-    )
-
-
-def _show_names(request: ShapesRequest, about: dict[str, Any], out: Output) -> None:
-    from llmcli.commands.shapes.measure import model_names
-    from llmcli.commands.shapes.view import render_names
-
-    report = model_names(request)
-    out.present(
-        lambda: render_names(report, about),
-        members(report),
-        model=about,
-        environment=environment(),
     )
 
 
@@ -297,12 +294,18 @@ def _show_stored(checkpoint: Checkpoint, shapes: ShapesOptions, out: Output) -> 
     stored = shapes.stored(file_tensors(checkpoint))
     if not out.json:
         out.note("there is no config.json beside the file: these are its tensors as stored")
-    unknown = dict.fromkeys(("axes", "phase", "layer", "formula"))
     tensors = [
-        {"name": one.source, "kind": "parameter", "shape": one.stored_shape,
-         "dtype": one.stored_format, "bytes": one.stored_bytes, **unknown, **members(one)}
+        {
+            "name": one.source,
+            "kind": "parameter",
+            "shape": one.stored_shape,
+            "dtype": one.stored_format,
+            "bytes": one.stored_bytes,
+            **dict.fromkeys(("axes", "phase", "layer", "formula")),
+            **members(one),
+        }
         for one in stored
-    ]  # fmt: skip
+    ]
     out.present(
         lambda: render_stored(stored, checkpoint.name),
         {"tensors": tensors, "checks": {}},

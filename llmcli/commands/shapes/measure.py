@@ -170,23 +170,8 @@ def folded_check(tensors: Sequence[Phases], rows: Sequence[Folded]) -> ViewCheck
 
 def _tensor(spec: TensorSpec, request: ShapesRequest, stored: Stored | None) -> ShapeTensor:
     letters = request.letters[spec.phase or "prefill"]
-    return ShapeTensor(
-        name=spec.name,
-        kind=spec.kind,
-        axes=spec.axes,
-        documents=letters.documented(spec.axes, spec.layer),
-        shape=spec.shape,
-        dtype=spec.dtype or request.numbers.dtype,
-        bytes=spec.bytes or 0,
-        flops=spec.flops - spec.masked_flops,
-        flops_full=spec.flops,
-        phase=spec.phase,
-        layer=spec.layer,
-        formula=spec.formula,
-        shares=spec.shares,
-        written=spec.written,
-        stored=stored,
-    )
+    documents = letters.documented(spec.axes, spec.layer)
+    return ShapeTensor(**vars(spec), documents=documents, stored=stored)
 
 
 def _row(
@@ -196,14 +181,8 @@ def _row(
     source = "" if (file := tensors[0].stored) is None else file.source
     if len(row.layers) > 1:
         source = numbered(source, row.layers[0], f"{{{spans(row.layers)}}}")
-    return ShapeRow(
-        name=row.name,
-        layers=row.layers,
-        formula=row.formula,
-        tensors=tensors,
-        memory=_memory(row.phases[0], model),
-        source=source,
-    )
+    memory = _memory(tensors[0], model)
+    return ShapeRow(**{**vars(row), "phases": tensors}, memory=memory, source=source)
 
 
 def _memory(spec: TensorSpec, model: Graph) -> str:
@@ -258,21 +237,23 @@ def _kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
 
 def _flops(phase: Phase, request: ShapesRequest) -> CallFlops:
     specs = request.plan(phase).tensors
-    full = sum(spec.flops for spec in specs)
-    hidden = sum(spec.masked_flops for spec in specs)
-    return CallFlops(phase=phase, flops=full - hidden, flops_full=full)
+    return CallFlops(
+        phase=phase,
+        flops=sum(spec.flops for spec in specs),
+        flops_full=sum(spec.flops_full for spec in specs),
+    )
 
 
 def _growth(request: ShapesRequest) -> CacheGrowth:
     grown = Counter[int | None]()  # some do not grow
     for capacity, sign in ((1, 1), (0, -1)):
         for spec in request.numbers.states(request.config, batch=request.batch, capacity=capacity):
-            grown[spec.layer] += sign * (spec.bytes or 0)
+            grown[spec.layer] += sign * spec.bytes
     return CacheGrowth(
         per_token=sum(grown.values()),
         per_layer=tuple(grown[kind.layers[0]] for kind in _kinds(request.config)),
-        prefill=sum(spec.bytes or 0 for spec in request.states("prefill")),
-        decode=sum(spec.bytes or 0 for spec in request.states("decode")),
+        prefill=sum(spec.bytes for spec in request.states("prefill")),
+        decode=sum(spec.bytes for spec in request.states("decode")),
         states=state_need(request.config, request.numbers),
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from llmcli.graph.spec import Kind, Phase
+from llmcli.anatomy.fold import Folded
+from llmcli.graph.spec import Kind, TensorSpec
 from llmcli.records.document import APART, FLAT, ViewCheck
 from llmcli.records.info import StateNeed
 from llmcli.records.text import Token
@@ -22,7 +23,7 @@ class Stored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapeTensor:
+class ShapeTensor(TensorSpec):
     """One tensor in one phase; a parameter is the same in all and has none.
 
     `axes` are its letters and `documents` those of the papers, `bytes` of all its numbers in
@@ -31,35 +32,20 @@ class ShapeTensor:
     a view of, None where it has its own. `written` is False for what no kernel ever has in memory.
     """
 
-    name: str
-    kind: Kind
-    axes: tuple[str, ...]
-    documents: tuple[str, ...]
-    shape: tuple[int, ...]
     dtype: str
-    bytes: int
-    flops: int
-    flops_full: int
-    phase: Phase | None
-    layer: int | None
-    formula: str
-    shares: str | None
-    written: bool
+    documents: tuple[str, ...]
     stored: Stored | None = field(metadata=FLAT)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapeRow:
+class ShapeRow(Folded):
     """A tensor, or the same one of several `layers` (empty outside the blocks).
 
     `name` has their numbers in it: `blocks.{0-29}.attn.q`.
     """
 
-    name: str
-    layers: tuple[int, ...]
-    formula: str
-    # of the first layer, one for each phase
-    tensors: tuple[ShapeTensor, ...] = field(metadata=APART)
+    # of the first layer
+    phases: tuple[ShapeTensor, ...] = field(metadata=APART)
     # `own`, `view of` another, for parameters `part of` a larger one, for the cache `copy of`
     # another, `derived` for what is never written
     memory: str = field(metadata=APART)
@@ -68,7 +54,7 @@ class ShapeRow:
     @property
     def first(self) -> ShapeTensor:
         """The tensor of the first phase, for what is the same in all phases."""
-        return self.tensors[0]
+        return self.phases[0]
 
 
 @dataclass(frozen=True, kw_only=True)

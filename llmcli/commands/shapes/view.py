@@ -23,7 +23,7 @@ from llmcli.commands.shapes.report import (
 from llmcli.records.numbers import counted, spans
 from llmcli.records.text import Token
 from llmcli.ui.facts import axis_line, model_line, state_words
-from llmcli.ui.layout import GAP, Column, Indented, Line, Rows, in_words
+from llmcli.ui.layout import GAP, Column, Indented, Line, Rows, in_words, table
 from llmcli.ui.numbers import scaled, size
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 
@@ -119,8 +119,9 @@ class Overview:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         lines = [*self._lines()]
-        widths = [max(cell_len(line[column]) for line in lines if len(line) > 1)
-                  for column in range(3)]  # fmt: skip
+        widths = [
+            max(cell_len(line[column]) for line in lines if len(line) > 1) for column in range(3)
+        ]
         room = options.max_width - sum(widths) - 3 * len(_NARROW)
         beside = room >= sum(widths) // 2
         for number, line in enumerate(lines):
@@ -161,25 +162,20 @@ class Overview:
                     many += f", a token sees {kind.window} keys at most"
                 yield (f"{here}{many}" if here else "",)
             place = here
-            yield one_line(name), listed(row.first.axes), listed(row.tensors[0].shape), formula
+            yield one_line(name), listed(row.first.axes), listed(row.phases[0].shape), formula
 
 
 def render_stored(tensors: Sequence[Stored], title: str) -> RenderableType:
     """The tensors of a file that nothing describes: their own names, shapes and formats."""
-    columns = [Column("name", right=False, cut=True)]
-    columns += [Column("shape", right=False), Column("stored", right=False), Column("bytes")]
-    rows = [
-        (
-            one_line(tensor.source),
-            Text(listed(tensor.stored_shape), style=NUMBER),
-            one_line(tensor.stored_format),
-            size(tensor.stored_bytes),
-        )
-        for tensor in tensors
+    columns: list[tuple[Column, Callable[[Stored], Text | str]]] = [
+        (Column("name", right=False, cut=True), lambda one: one_line(one.source)),
+        (Column("shape", right=False), lambda one: Text(listed(one.stored_shape), style=NUMBER)),
+        (Column("stored", right=False), lambda one: one_line(one.stored_format)),
+        (Column("bytes"), lambda one: size(one.stored_bytes)),
     ]
     held = size(sum(tensor.stored_bytes for tensor in tensors))
     total = f"{counted(len(tensors), 'tensor')} · {held}"
-    return Group(Text(one_line(title), style=HEADING), Rows(columns, rows), Text(total, FAINT))
+    return Group(Text(one_line(title), style=HEADING), table(tensors, columns), Text(total, FAINT))
 
 
 def sizes_of_letters(letters: Sequence[LetterValue], example: bool) -> Iterator[RenderableType]:
@@ -206,8 +202,7 @@ def _table(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Rows:
         for column, cell in _fields(kind, report)
         if any(map(cell, rows)) and (column.name != "dtype" or len(_dtypes(rows)) > 1)
     ]
-    cells = [[cell(row) for _, cell in fields] for row in rows]
-    return Rows([column for column, _ in fields], cells, below=True)
+    return table(rows, fields, below=True)
 
 
 def _fields(
@@ -238,11 +233,11 @@ def _fields(
 
 
 def _dtypes(rows: Sequence[ShapeRow]) -> set[str]:
-    return {tensor.dtype for row in rows for tensor in row.tensors}
+    return {tensor.dtype for row in rows for tensor in row.phases}
 
 
 def _shape(row: ShapeRow, phase: int) -> Text:
-    return Text(listed(row.tensors[phase].shape), style=NUMBER)
+    return Text(listed(row.phases[phase].shape), style=NUMBER)
 
 
 def _stored(row: ShapeRow) -> str:

@@ -1,9 +1,13 @@
-"""Which experts tokens take, in the terminal: a map of layers and positions, a table of layers."""
+"""Which experts tokens take: in the terminal, as a page, as a PNG for a paper.
+
+In the terminal a map of layers and positions, and a table of layers.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from rich.cells import cell_len
@@ -13,9 +17,19 @@ from rich.text import Text
 
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.records.numbers import best_groups
-from llmcli.ui.grid import ColourBar, Fit, Grid, bar, gaps, last_columns
+from llmcli.ui import png
+from llmcli.ui.grid import (
+    ColourBar,
+    Fit,
+    Grid,
+    gaps,
+    last_columns,
+    position_words,
+    written_note,
+)
 from llmcli.ui.layout import WIDEST, Column, Line, Rows, fitted, in_cell, in_words, table
 from llmcli.ui.numbers import number
+from llmcli.ui.page import checks, finite, page, token
 from llmcli.ui.palette import Ink, Scale
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 
@@ -26,6 +40,9 @@ TOKEN = 16  # columns of a token in the table, at most
 TOP = 3  # experts that are named as the ones chosen most
 SHORT = (0, 1, 2)  # how short a table may be: from everything to one of those experts
 BARS, ASCII_BARS, UNUSED = "▁▂▃▄▅▆▇█", "123456789", "·"
+BETWEEN = 90  # pixels between the choices and the load
+LEFT = png.MARGIN + 70  # where boxes begin: behind the numbers of layers
+DIGITS = 4  # of a number in the page
 
 
 def render_experts(report: ExpertsReport, title: str) -> RenderableType:
@@ -85,12 +102,13 @@ def _map(
     notes = ["the experts that each token takes in each layer, the largest score first"]
     if named < most:
         notes.append(f"the first {named} of {most}")
-    if report.from_prompt < len(report.positions):
-        notes.append(f"{bar(ink)} from position {report.prompt_tokens} on the model wrote it")
+    notes += written_note(report.positions, report.prompt_tokens, ink)
     if len(places) < len(report.positions):
         shown = f"positions {positions[0]} to {positions[-1]}"
-        notes += [f"{shown} of {len(report.tokens)} tokens",
-                  "others with --position, --json and -o have all"]  # fmt: skip
+        notes += [
+            f"{shown} of {len(report.tokens)} tokens",
+            "others with --position, --json and -o have all",
+        ]
     yield Line(notes, FAINT)
 
 
@@ -110,9 +128,7 @@ def _layers_table(report: ExpertsReport, width: int, ink: Ink) -> Iterator[Rende
     Where that is too wide it is said shorter, before anything stands on a line of its own.
     """
     width = min(width, WIDEST)
-    tables = [
-        _rows(report, max(8, width // (4 + 2 * (short > 0))), ink, short) for short in SHORT
-    ]
+    tables = [_rows(report, max(8, width // (4 + 2 * (short > 0))), ink, short) for short in SHORT]
     rows, pool = next((one for one in tables if one[0].fit(width)), tables[0])
     yield rows
     yield Line(list(_about_layers(report, pool, ink)), FAINT)
@@ -193,18 +209,122 @@ def _most(layer: ExpertsLayer, count: int) -> str:
 
 def _position(report: ExpertsReport) -> Iterator[RenderableType]:
     """Everything about one position: a row for each layer."""
-    at = report.positions[0]
-    by = "" if at < report.prompt_tokens else ", which the model wrote"
-    where = f"position {at} of {len(report.tokens)}: {in_words(report.tokens[at])}{by}"
+    where = position_words(report.tokens, report.positions[0], report.prompt_tokens)
     yield Line([where, "the experts that it takes, with what each counts"])
 
     def weights(of: ExpertsLayer) -> str:
         pairs = zip(of.chosen[0].tolist(), of.weights[0].tolist(), strict=True)
         return ", ".join(f"{expert}: {number(weight)}" for expert, weight in pairs)
 
-    yield table(report.layers, [
+    columns: list[tuple[Column, Callable[[ExpertsLayer], str]]] = [
         (Column("layer"), lambda of: str(of.layer)),
         (Column("expert: weight", right=False, cut=True, drop=1), weights),
         (Column("margin", drop=3, labelled=True), lambda of: number(float(of.margins[0]))),
         (Column("shared", drop=2, labelled=True), lambda of: share(of.shared_share)),
-    ], below=True)  # fmt: skip
+    ]
+    yield table(report.layers, columns, below=True)
+
+
+# files
+
+
+def experts_page(report: ExpertsReport, title: str) -> bytes:
+    """The whole report as one HTML file. `title` names the model."""
+    data = {
+        "title": f"{title} · {len(report.tokens)} tokens · {report.dtype}",
+        "tokens": [token(one) for one in report.tokens],
+        "prompt_tokens": report.prompt_tokens,
+        "positions": report.positions,
+        "layers": [_layer(layer) for layer in report.layers],
+        "checks": checks(report.checks),
+    }
+    return page("experts", f"Experts: {title}", data)
+
+
+def _layer(layer: ExpertsLayer) -> dict[str, Any]:
+    """`chosen` and `weights` position by position, one after the other."""
+    shares = layer.shared_shares
+    return {
+        "layer": layer.layer,
+        "experts": layer.experts,
+        "per_token": layer.per_token,
+        "about": about(layer),
+        "load": layer.load,
+        "balance": finite(layer.balance, DIGITS),
+        "mean_weights": [finite(weight, DIGITS) for weight in layer.mean_weights],
+        "chosen": layer.chosen.ravel().tolist(),
+        "weights": [finite(weight, DIGITS) for weight in layer.weights.ravel().tolist()],
+        "margins": [finite(margin, DIGITS) for margin in layer.margins.tolist()],
+        "shared": None if shares is None else [finite(one, DIGITS) for one in shares.tolist()],
+    }
+
+
+def about(layer: ExpertsLayer) -> str:
+    """How a layer's tokens choose, in words: `top 2 of 8 by softmax`."""
+    words = f"top {layer.per_token} of {layer.experts} by {layer.scores}"
+    words += " + correction" if layer.corrected else ""
+    best = best_groups(layer.kept_groups, layer.groups, layer.group_best)
+    return words + f", of {best}" * (layer.groups > 1)
+
+
+def experts_png(report: ExpertsReport, title: str) -> bytes:
+    """The last positions with their experts, coloured by weight; below, what each expert was
+    chosen by all positions. `title` names the model.
+    """
+    first = max(0, len(report.positions) - png.MOST_TOKENS)
+    positions, layers = report.positions[first:], report.layers
+    scale = weight_scale(report)
+    digits = round(png.width(str(max(layer.experts for layer in layers) - 1), png.LEAST)) + 10
+    most = max(layer.per_token for layer in layers)
+    bar = png.bar_width(scale, png.SMALL) + 40
+    room = (png.WIDE - LEFT - png.MARGIN - bar) // len(positions) - png.BOX_GAP
+    named = max(1, min(most, max(room, 60) // digits))
+
+    def cell(row: int, column: int) -> list[tuple[float, str]]:
+        layer, at = layers[row], first + column
+        places = scale.fractions(layer.weights[at, :named]).tolist()
+        return list(zip(places, map(str, layer.chosen[at, :named].tolist()), strict=True))
+
+    grid = png.TokenGrid(
+        left=LEFT, across=max(60, named * digits) + png.BOX_GAP, columns=len(positions),
+        names=[str(layer.layer) for layer in layers], cell=cell, positions=positions,
+        tokens=[report.tokens[position] for position in positions],
+        written=report.from_prompt - first or -1,
+    )  # fmt: skip
+    width = max(png.NARROW, grid.right + bar + png.MARGIN)
+    load = _load_grid(report, grid.bottom + BETWEEN, width)
+    sheet = png.Sheet(width, load.bottom + 40 + png.FOOT)
+    sheet.headings("Experts: which ones each token takes in every layer", title)
+    grid.draw(sheet)
+    height = max(150, len(layers) * png.ROW - png.BOX_GAP)
+    sheet.colour_bar((grid.right + 30, png.TOP), height, scale, png.SMALL)
+    words = f"load: how many of {len(report.positions)} tokens take each expert"
+    sheet.text((LEFT, load.top - 44), words, png.FINE, png.INK, "ls")
+    load.draw(sheet)
+    load.numbers(sheet, range(load.columns), png.TINY)
+    words = "numbers: the experts chosen, the largest score first, coloured by what they count"
+    if named < most:
+        words += f"; the first {named} of {most}"
+    if first:
+        words += f"; above the last {len(positions)} of {len(report.positions)} positions"
+    sheet.footer(f"{words}; {about(layers[0])}", report.ok)
+    return sheet.png()
+
+
+def _load_grid(report: ExpertsReport, top: int, width: int) -> png.BoxGrid:
+    """Layers down, experts across: the share of the tokens that take each, up to the most."""
+    most = max(layer.experts for layer in report.layers)
+    across = max(6, min(96, (width - LEFT - png.MARGIN) // most))
+    shares = [np.array(layer.load) / len(layer.chosen) for layer in report.layers]
+
+    def cell(row: int, column: int) -> list[tuple[float, str]]:
+        if column >= len(shares[row]):
+            return []
+        part = float(shares[row][column])
+        words = share(part) if across >= 64 else ""
+        return [(part / (float(shares[row].max()) or 1.0), words)]
+
+    return png.BoxGrid(
+        left=LEFT, top=top, across=across, gap=1, columns=most, cell=cell,
+        names=[str(layer.layer) for layer in report.layers],
+    )

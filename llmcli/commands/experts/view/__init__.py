@@ -1,1 +1,0 @@
-"""Choices of experts on a terminal and in files."""

@@ -1,1 +1,0 @@
-"""The logit lens, computed and checked."""

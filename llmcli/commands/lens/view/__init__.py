@@ -1,1 +1,0 @@
-"""The logit lens on a terminal and in files."""
