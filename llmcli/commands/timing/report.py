@@ -30,7 +30,7 @@ class Stage:
     peak: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
     """Some time without a pause in one part of one layer: marks of the same place are one piece.
 
