@@ -145,7 +145,7 @@ def seen_by(
                 left: list[str] = []
                 while found := red(tree, stage, ["-x", *options, *left]):
                     test = found[0]
-                    alone = [test] if "::" in test else stage  # else it does not end, or is killed
+                    alone = stage if test.endswith(")") else [test]  # (killed), (does not end)
                     if test in green or not red(clean, alone, ["-m", ""]):
                         return Seen(fault.topic, test, layer, round(time.monotonic() - start))
                     left += ["--deselect", test]  # red without the fault: says nothing
