@@ -84,10 +84,11 @@ class ChatOptions:
 
     panel: ClassVar[str] = PROMPT
     chat: bool = opt(
-        False, "--chat",
+        False,
+        "--chat",
         "Answer, through the model's chat template. [default where it has one]",
         excludes=("--raw", "--ids"),
-    )  # fmt: skip
+    )
     raw: bool = opt(False, "--raw", "Continue the text as it stands.")
     system: str | None = opt(None, "--system", "TEXT", SYSTEM, excludes=("--raw", "--ids"))
     variable: list[str] | None = opt(
@@ -181,11 +182,12 @@ class TemplateOptions:
 
     panel: ClassVar[str] = PROMPT
     chat: bool = opt(
-        False, "--chat",
+        False,
+        "--chat",
         "Put the text into the model's chat template. [default: as it stands; --system, --set and "
         "a conversation imply it]",
         excludes=("--ids",),
-    )  # fmt: skip
+    )
     system: str | None = opt(None, "--system", "TEXT", SYSTEM, excludes=("--ids",))
     variable: list[str] | None = opt(None, "--set", "NAME=VALUE", VARIABLE, excludes=("--ids",))
 

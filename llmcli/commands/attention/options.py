@@ -54,23 +54,26 @@ class AttentionOptions:
     """
 
     panel: ClassVar[str] = "Heads"
-    layer: str | None = opt(None, "--layer", "LAYERS", "Layers such as 0,3-5,-1. [default: all]")
+    layer: str | None = opt(None, "--layer LAYERS", "Layers such as 0,3-5,-1. [default: all]")
     head: str | None = opt(
-        None, "--head", "HEADS",
-        "Heads of these layers, such as 2 or 0-3. [default: all]",
-    )  # fmt: skip
+        None, "--head HEADS", "Heads of these layers, such as 2 or 0-3. [default: all]"
+    )
     what: Literal["pattern", "scores", "state"] = opt(
-        "pattern", "--what", "pattern|scores|state",
+        "pattern",
+        "--what pattern|scores|state",
         "What matrices hold: weights, or what softmax makes them of. Metrics and pairs are always "
         "of the weights. `state`: norm and effective rank over time of what gated DeltaNet and "
         "Mamba-2 layers keep in place of keys and values.",
-    )  # fmt: skip
+    )
     synthetic: int | None = opt(
-        None, "--synthetic", "N",
+        None,
+        "--synthetic N",
         "Instead of a text N random tokens, twice (32 is plenty): induction and duplicate-token "
-        "heads show there. --seed (here 0 by default) draws others.", at_least=2, at_most=100_000,
+        "heads show there. --seed (here 0 by default) draws others.",
+        at_least=2,
+        at_most=100_000,
         excludes=("PROMPT", "--file", "--ids", "--chat", "--system", "--set"),
-    )  # fmt: skip
+    )
     query: str | None = _view(
         None, "--query", "SPAN",
         "Only these rows of the matrices, and pairs of these queries: 40:80, :10 or -5:.",

@@ -43,8 +43,7 @@ class CompareOptions:
     second: str = arg(..., "B", "The result that is judged.")
     fail_if_slower: str | None = opt(
         None,
-        "--fail-if-slower",
-        "PERCENT",
+        "--fail-if-slower PERCENT",
         "Exit 1 where a test of B is slower than A's by more than that (such as 5%), within noise "
         "or not, or has failed.",
     )

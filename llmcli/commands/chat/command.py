@@ -36,39 +36,43 @@ class ChatOptions:
 
     panel: ClassVar[str] = OUTPUT
     prompt: str | None = opt(
-        None, "--prompt", "TEXT",
+        None,
+        "--prompt TEXT",
         "One message, in which @PATH is a file's text; the command ends after its answer.",
         panel=PROMPT,
-    )  # fmt: skip
+    )
     file: str | None = opt(
-        None, "-f", "--file", "PATH", "Put the text of a file before the message.", panel=PROMPT
+        None, "-f --file PATH", "Put the text of a file before the message.", panel=PROMPT
     )
     no_stdin: bool = opt(
-        False, "--no-stdin", "Never read a pipe on stdin.", panel=PROMPT,
+        False,
+        "--no-stdin",
+        "Never read a pipe on stdin.",
+        panel=PROMPT,
         excludes=("--prompt=-", "--file=-"),
-    )  # fmt: skip
+    )
     system: str | None = opt(None, "--system", "TEXT", SYSTEM, panel=PROMPT)
     variable: list[str] | None = opt(None, "--set", "NAME=VALUE", VARIABLE, panel=PROMPT)
     max_tokens: int | None = opt(
-        None, "-n", "--max-tokens", "N",
+        None,
+        "-n --max-tokens N",
         "Maximum number of tokens of an answer; -1: no limit. [default: the model's, else 2048]",
         within=TOKEN_LIMIT,
-    )  # fmt: skip
+    )
     stop: list[str] | None = opt(
-        None, "--stop", "TEXT", "Stop an answer before this text; repeatable."
+        None, "--stop TEXT", "Stop an answer before this text; repeatable."
     )
-    load: str | None = opt(
-        None, "--load", "FILE", "Continue a saved conversation, with its settings."
-    )
+    load: str | None = opt(None, "--load FILE", "Continue a saved conversation, with its settings.")
     save: str | None = opt(
-        None, "--save", "FILE", "Write the conversation to this file after every change."
+        None, "--save FILE", "Write the conversation to this file after every change."
     )
     stats: bool = opt(False, "--stats", "Tokens and speed of every answer on stderr.")
     reasoning: ReasoningMode | None = opt(
-        None, "--reasoning", "show|fold|hide",
+        None,
+        "--reasoning show|fold|hide",
         "Show reasoning dimmed, fold it to one line, or hide it. [default: show on a terminal, "
         "else hide]",
-    )  # fmt: skip
+    )
     plain: bool = opt(False, "--plain", "Print answers as written, without Markdown.")
 
 

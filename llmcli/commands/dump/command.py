@@ -52,8 +52,7 @@ class DumpOptions:
     open: ClassVar[bool] = False  # no browser shows arrays
     name: str = opt(
         STREAM,
-        "--name",
-        "GLOB",
+        "--name GLOB",
         "The tensors, such as resid_post, blocks.*.attn.pattern or 0-3.mlp_out,logits. [default: "
         "the residual stream after every layer]",
     )

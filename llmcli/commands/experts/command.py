@@ -50,13 +50,12 @@ class ExpertsOptions(PlacesOptions):
     panel: ClassVar[str] = "Experts"
     position: str | None = opt(
         None,
-        "--position",
-        "SPAN",
+        "--position SPAN",
         "Positions such as 40:48, :10, -5: or -1, of which loads and means are, too; one alone is "
         "shown in detail. [default: all; on the map the last that fit]",
     )
     layer: str | None = opt(
-        None, "--layer", "LAYERS", "Layers such as 0,3-5,-1. [default: all that have experts]"
+        None, "--layer LAYERS", "Layers such as 0,3-5,-1. [default: all that have experts]"
     )
     save: str | None = opt(
         None,

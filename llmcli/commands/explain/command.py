@@ -56,12 +56,13 @@ class NumberArgument:
     """Which number."""
 
     number: str | None = arg(
-        None, "[NAME[INDEX]]",
+        None,
+        "[NAME[INDEX]]",
         "The number; a name may be its end (3.attn.z) or TransformerLens' (hook_embed). Quote all "
         "of it for the shell, with single quotes inside: \"logits[-1,' the']\". From 0; -1 is the "
         "last; a quoted token stands for its position, in the vocabulary for its id. [default: the "
         "top logit of the last token]",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +71,10 @@ class ExplainOptions:
 
     panel: ClassVar[str] = "Explain"
     depth: str = opt(
-        "4", "--depth", "N|all",
+        "4",
+        "--depth N|all",
         "How many formulas are followed back; all: to the embedding rows and weights.",
-    )  # fmt: skip
+    )
     full: bool = opt(False, "--full", "Write out every term of every sum.")
 
     def formulas(self) -> int | None:

@@ -66,33 +66,40 @@ class GenerateOptions:
 
     panel: ClassVar[str] = TEXT
     max_tokens: int | None = opt(
-        None, "-n", "--max-tokens", "N",
+        None,
+        "-n --max-tokens N",
         "Maximum number of new tokens; -1: no limit. [default: the model's, else 256]",
         within=TOKEN_LIMIT,
-    )  # fmt: skip
+    )
     stop: list[str] | None = opt(
-        None, "--stop", "TEXT", "Stop before this text, which is not printed; repeatable."
+        None, "--stop TEXT", "Stop before this text, which is not printed; repeatable."
     )
     ignore_eos: bool = opt(False, "--ignore-eos", "Continue past the model's end token.")
     num_samples: int = opt(
-        1, "--num-samples", "N", "Number of texts per prompt.", at_least=1, at_most=1024
+        1, "--num-samples N", "Number of texts per prompt.", at_least=1, at_most=1024
     )
     batch: str | None = opt(
-        None, "--batch", "FILE.jsonl",
-        'Many prompts, one per line: "text", {"prompt": "text"}, {"ids": [1, 2]} or {"messages": '
-        "[…]}. With --json one document per prompt, one a line.",
+        None,
+        "--batch FILE.jsonl",
+        "Many prompts, one per line: \"text\", {\"prompt\": \"text\"}, {\"ids\": [1, 2]} or "
+        "{\"messages\": […]}. With --json one document per prompt, one a line.",
         excludes=("PROMPT", "--file", "--ids"),
-    )  # fmt: skip
+    )
     logprobs: int | None = opt(
-        None, "--logprobs", "K",
+        None,
+        "--logprobs K",
         "Colours by probability (before any filter), underlines near ties; in JSON also the K "
-        "likeliest.", at_least=0, at_most=1000, panel=OUTPUT,
-    )  # fmt: skip
+        "likeliest.",
+        at_least=0,
+        at_most=1000,
+        panel=OUTPUT,
+    )
     stats: Level | None = opt(
-        None, "--stats", "off|short|full",
+        None,
+        "--stats off|short|full",
         "Speed, memory, settings, near ties on stderr. [default: short on a terminal, else off]",
         panel=OUTPUT,
-    )  # fmt: skip
+    )
     stream_json: bool = opt(
         False, "--stream-json", "A JSON line for each token.", panel=OUTPUT, excludes=("--json",)
     )

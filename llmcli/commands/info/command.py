@@ -43,23 +43,28 @@ class InfoOptions:
 
     panel: ClassVar[str] = "Info"
     batch: int = opt(
-        1, "--batch", "B",
-        "Sequences at a time that memory is counted for.", at_least=1, at_most=LARGEST,
-    )  # fmt: skip
+        1,
+        "--batch B",
+        "Sequences at a time that memory is counted for.",
+        at_least=1,
+        at_most=LARGEST,
+    )
     all: bool = opt(
-        False, "--all",
-        "Also FLOPs, special tokens, each stored format, and all parts of memory.",
-    )  # fmt: skip
+        False, "--all", "Also FLOPs, special tokens, each stored format, and all parts of memory."
+    )
     memory: str | None = opt(
-        None, "--memory", "SIZE",
+        None,
+        "--memory SIZE",
         "Count for a GPU that is not here, with so much free memory, as in 80GiB; with --device "
         "cpu for another machine's memory.",
-    )  # fmt: skip
+    )
     metadata: bool = opt(False, "--metadata", "Every key of the file's own metadata.")
     families: bool = opt(
-        False, "--families", "The families of models that can be run.",
+        False,
+        "--families",
+        "The families of models that can be run.",
         excludes=("--model", "--metadata", "--all", "--memory"),
-    )  # fmt: skip
+    )
 
     def devices(self, name: str) -> tuple[Device, ...]:
         """The devices that memory is counted for. Raises UsageError for a wrong size or device."""

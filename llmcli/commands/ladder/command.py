@@ -31,31 +31,38 @@ class LadderOptions:
 
     panel: ClassVar[str] = "Ladder"
     rung: str | None = opt(
-        None, "--rung", "N",
+        None,
+        "--rung N",
         "Run only these rungs and show what each changes: 3, or 2,5-7, or cache. [default: 1-8]",
-    )  # fmt: skip
+    )
     explain: bool = opt(
-        False, "--explain",
+        False,
+        "--explain",
         "Print the source of one --rung with the shape and the numbers of every name.",
-        needs=("--rung",), excludes=("--json",),
-    )  # fmt: skip
+        needs=("--rung",),
+        excludes=("--json",),
+    )
     tokens: int = opt(
-        2, "-n", "--tokens", "N",
-        "Tokens that are read one by one after the prompt.", at_least=1, at_most=32,
-    )  # fmt: skip
+        2,
+        "-n --tokens N",
+        "Tokens that are read one by one after the prompt.",
+        at_least=1,
+        at_most=32,
+    )
     batch: int = opt(
-        4, "--batch", "B",
+        4,
+        "--batch B",
         "Sequences of the rungs that take a batch: the prompt and its rotations.",
-        at_least=1, at_most=256,
-    )  # fmt: skip
+        at_least=1,
+        at_most=256,
+    )
     budget: float = opt(
-        20.0, "--budget", "SECONDS",
-        "A rung that would take longer is estimated from a part of it.", at_least=0,
-    )  # fmt: skip
-    save: str | None = opt(
-        None, "-o", "--output", "FILE",
-        "Write the result to FILE.json.",
-    )  # fmt: skip
+        20.0,
+        "--budget SECONDS",
+        "A rung that would take longer is estimated from a part of it.",
+        at_least=0,
+    )
+    save: str | None = opt(None, "-o --output FILE", "Write the result to FILE.json.")
 
 
 def command(

@@ -50,15 +50,13 @@ class LensOptions(PlacesOptions):
     panel: ClassVar[str] = "Lens"
     position: str | None = opt(
         None,
-        "--position",
-        "SPAN",
-        "Positions such as 40:48, :10, -5: or -1; a single one is shown in detail. "
-        "[default: on the screen the last that fit, else all]",
+        "--position SPAN",
+        "Positions such as 40:48, :10, -5: or -1; a single one is shown in detail. [default: on "
+        "the screen the last that fit, else all]",
     )
     layer: str | None = opt(
         None,
-        "--layer",
-        "LAYERS",
+        "--layer LAYERS",
         "Layers such as 0,3-5,-1; the last one is always there. [default: the embedding and all]",
     )
     mid: bool = opt(
@@ -66,17 +64,14 @@ class LensOptions(PlacesOptions):
     )
     top: int = opt(
         5,
-        "-k",
-        "--top",
-        "K",
+        "-k --top K",
         "Likeliest tokens of a cell: shown for a single position, in JSON and files.",
         at_least=1,
         at_most=1000,
     )
     target: str = opt(
         "output",
-        "--target",
-        "TOKEN|next|output",
+        "--target TOKEN|next|output",
         "The token whose rank is followed: one of the vocabulary (quoted where it is called next "
         "or output, an id without a tokenizer), the text's next one, or the likeliest of the "
         "model's output. But for the last, cells show ranks.",

@@ -49,19 +49,24 @@ class LoadOptions:
 
     panel: ClassVar[str] = "Load"
     check: bool = opt(
-        False, "--check",
+        False,
+        "--check",
         "Verdicts only, of the numbers as the files have them: no model is built, and any file of "
         "tensors will do.",
         excludes=(
-            "--all", "--filter", "--dtype", "--quantize", "--activations", "--cache-type",
+            "--all",
+            "--filter",
+            "--dtype",
+            "--quantize",
+            "--activations",
+            "--cache-type",
             "--device",
         ),
-    )  # fmt: skip
+    )
     all: bool = opt(False, "--all", "A line for every tensor of every layer and for every stage.")
     filter: str | None = opt(
-        None, "--filter", "GLOB",
-        "The lines of these parameters or tensors alone, such as blocks.0.*.",
-    )  # fmt: skip
+        None, "--filter GLOB", "The lines of these parameters or tensors alone, such as blocks.0.*."
+    )
 
 
 def chosen(report: LoadReport, load: LoadOptions) -> Sequence[LedgerEntry]:

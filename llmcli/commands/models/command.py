@@ -71,9 +71,8 @@ class RevisionOptions:
 
     panel: ClassVar[str] = MODEL
     revision: str | None = opt(
-        None, "--revision", "REV",
-        "Branch, tag or commit on the hub, for all models that are named.",
-    )  # fmt: skip
+        None, "--revision REV", "Branch, tag or commit on the hub, for all models that are named."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +81,9 @@ class RemovalOptions:
 
     panel: ClassVar[str] = "Removal"
     older_than: str | None = opt(
-        None, "--older-than", "TIME",
-        "Models, too, that were not used for so long: 12h, 30d or 8w.",
-    )  # fmt: skip
-    yes: bool = opt(False, "-y", "--yes", "Remove without asking.")
+        None, "--older-than TIME", "Models, too, that were not used for so long: 12h, 30d or 8w."
+    )
+    yes: bool = opt(False, "-y --yes", "Remove without asking.")
     dry_run: bool = opt(False, "--dry-run", "Only show what would go.")
 
     def since(self) -> float | None:

@@ -29,13 +29,15 @@ class ScoreOptions:
 
     panel: ClassVar[str] = "Score"
     versus: str | None = opt(
-        None, "--versus", "MODEL", "Score the text with a second model too, and compare."
+        None, "--versus MODEL", "Score the text with a second model too, and compare."
     )
     stride: int | None = opt(
-        None, "--stride", "N",
+        None,
+        "--stride N",
         "By how many tokens the window moves over a text longer than the context. [default: half "
-        "the context]", at_least=1,
-    )  # fmt: skip
+        "the context]",
+        at_least=1,
+    )
     every: bool = opt(
         False, "--all", "Show all tokens of a long text, not the most surprising ones."
     )

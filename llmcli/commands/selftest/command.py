@@ -38,15 +38,14 @@ class SelftestOptions:
     """The device, whether rates are measured, and receipts to write or compare with."""
 
     panel: ClassVar[str] = "Selftest"
-    device: str = opt("auto", "--device", "DEVICE", "auto, cpu, cuda, cuda:1 … or mps.")
+    device: str = opt("auto", "--device DEVICE", "auto, cpu, cuda, cuda:1 … or mps.")
     no_speed: bool = opt(False, "--no-speed", "Only the checks: a minute, and little memory.")
     save: str | None = opt(
-        None, "-o", "--output", "FILE.json", "Write the result to a file, as a receipt."
+        None, "-o --output FILE.json", "Write the result to a file, as a receipt."
     )
     verify: str | None = opt(
         None,
-        "--verify",
-        "FILE.json",
+        "--verify FILE.json",
         "Compare with a receipt: checks that passed, and the rates of the same machine.",
     )
 

@@ -67,11 +67,10 @@ class ShapesOptions:
     panel: ClassVar[str] = "Shapes"
     phase: Literal["prefill", "decode", "both"] = opt(
         "both",
-        "--phase",
-        "PHASE",
+        "--phase PHASE",
         "Reading the prompt (prefill), one step after it (decode), or both.",
     )
-    batch: int = opt(1, "--batch", "B", "Sequences side by side.", at_least=1, at_most=LARGEST)
+    batch: int = opt(1, "--batch B", "Sequences side by side.", at_least=1, at_most=LARGEST)
     tokens: int | None = opt(
         None,
         "--tokens",
@@ -89,11 +88,10 @@ class ShapesOptions:
     )
     params: bool = opt(False, "--params", "Parameters only.", excludes=("--activations", "--phase"))
     only_activations: bool = opt(False, "--activations", "Activations and the cache only.")
-    layer: str | None = opt(None, "--layer", "0,3-5", "These layers only; -1 is the last.")
+    layer: str | None = opt(None, "--layer 0,3-5", "These layers only; -1 is the last.")
     filter: str | None = opt(
         None,
-        "--filter",
-        "GLOB",
+        "--filter GLOB",
         "Names only that match: blocks.*.attn.q, blocks.0-3.*, others' names too.",
     )
     names: bool = opt(

@@ -66,26 +66,30 @@ class TimingOptions:
 
     panel: ClassVar[str] = "Timing"
     phase: Literal["prefill", "decode", "both"] = opt(
-        "both", "--phase", "PHASE",
+        "both",
+        "--phase PHASE",
         "Time reading the prompt (prefill), writing after it (decode), or both.",
-    )  # fmt: skip
+    )
     max_tokens: int = opt(
-        16, "-n", "--max-tokens", "N",
-        "Tokens that are written after the prompt, end of text or not.", at_least=1,
-    )  # fmt: skip
+        16,
+        "-n --max-tokens N",
+        "Tokens that are written after the prompt, end of text or not.",
+        at_least=1,
+    )
     pairs: int | None = opt(
-        None, "--pairs", "N",
+        None,
+        "--pairs N",
         "Instrumented runs, and as many without instrumentation, in turns; the median one is "
         "shown. [default: until the quartiles are within 3 %, for at most 10 seconds]",
-        at_least=1, at_most=10_000,
-    )  # fmt: skip
+        at_least=1,
+        at_most=10_000,
+    )
     layers: bool = opt(
         False, "--layers", "Also the parts of every layer, and all that is known of each phase."
     )
     trace: str | None = opt(
-        None, "--trace", "FILE",
-        "Write the run to FILE.json, for ui.perfetto.dev or chrome://tracing.",
-    )  # fmt: skip
+        None, "--trace FILE", "Write the run to FILE.json, for ui.perfetto.dev or chrome://tracing."
+    )
     force: bool = opt(
         False, "--force", "Write the trace however large it gets.", needs=("--trace",)
     )

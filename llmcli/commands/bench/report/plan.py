@@ -52,32 +52,30 @@ class TestOptions:
 
     panel: ClassVar[str] = "Tests"
     model: Texts = opt(
-        None, "-m", "--model", "MODEL",
-        "A catalog name (smollm2, tiny), a path, or org/name[@rev] on the hub. "
-        "[default: $LLMCLI_MODEL, else smollm2]", panel=MODEL,
-    )  # fmt: skip
-    hf_repo: Texts = opt(
-        None, "-hf", "-hfr", "--hf-repo", "ORG/NAME", "A model on the hub.", panel=MODEL
+        None,
+        "-m --model MODEL",
+        "A catalog name (smollm2, tiny), a path, or org/name[@rev] on the hub. [default: "
+        "$LLMCLI_MODEL, else smollm2]",
+        panel=MODEL,
     )
-    hf_file: Texts = opt(
-        None, "-hff", "--hf-file", "FILE", "One file of --hf-repo.", panel=MODEL
-    )
+    hf_repo: Texts = opt(None, "-hf -hfr --hf-repo ORG/NAME", "A model on the hub.", panel=MODEL)
+    hf_file: Texts = opt(None, "-hff --hf-file FILE", "One file of --hf-repo.", panel=MODEL)
     hf_token: str | None = opt(
-        None, "-hft", "--hf-token", "TOKEN", "For the hub, instead of $HF_TOKEN.", panel=MODEL
+        None, "-hft --hf-token TOKEN", "For the hub, instead of $HF_TOKEN.", panel=MODEL
     )
     n_prompt: Texts = opt(
-        None, "-p", "--n-prompt", "N",
+        None,
+        "-p --n-prompt N",
         "Prompts of so many tokens, 0 for none; a list (16,32) or a range (1-4, 1-9+2, 1-8*2). "
         "[default: 512]",
-    )  # fmt: skip
-    n_gen: Texts = opt(None, "-n", "--n-gen", "N", "Texts of so many new tokens. [default: 128]")
+    )
+    n_gen: Texts = opt(None, "-n --n-gen N", "Texts of so many new tokens. [default: 128]")
     n_pg: Texts = opt(
-        None, "-pg", "PP,TG", "A prompt and new tokens after it, in one run; may be repeated."
+        None, "-pg PP,TG", "A prompt and new tokens after it, in one run; may be repeated."
     )
     n_depth: Texts = opt(
-        None, "-d", "--n-depth", "N",
-        "Tokens that are in the cache before the clock starts. [default: 0]",
-    )  # fmt: skip
+        None, "-d --n-depth N", "Tokens that are in the cache before the clock starts. [default: 0]"
+    )
 
     def models(self) -> tuple[str, ...]:
         """The models that are named, those of `-hf` last; none for the default model.
@@ -147,19 +145,19 @@ class RunOptions:
 
     panel: ClassVar[str] = "Runs"
     repetitions: int = opt(
-        5, "-r", "--repetitions", "N", "Runs of each test.", at_least=1, at_most=1_000_000
+        5, "-r --repetitions N", "Runs of each test.", at_least=1, at_most=1_000_000
     )
     delay: float = opt(
-        0.0, "--delay", "SECONDS", "Pause before each test. [default: 0]",
-        at_least=0, at_most=86_400,
-    )  # fmt: skip
+        0.0, "--delay SECONDS", "Pause before each test. [default: 0]", at_least=0, at_most=86_400
+    )
     no_warmup: bool = opt(False, "--no-warmup", "No runs before those that count.")
     output: FormatName | None = opt(
-        None, "-o", "--output", "FORMAT",
+        None,
+        "-o --output FORMAT",
         "Format on stdout: csv, json, jsonl, md, sql or none. [default: md]",
-    )  # fmt: skip
+    )
     progress: bool = opt(False, "--progress", "A line on stderr for every run.")
-    verbose: bool = opt(False, "-v", "--verbose", "Machine, ceilings and loads on stderr.")
+    verbose: bool = opt(False, "-v --verbose", "Machine, ceilings and loads on stderr.")
     ignored: Texts = opt(None, *IGNORED, "VALUE", "Has no effect.", hidden=True)
 
 
@@ -169,21 +167,24 @@ class OurOptions:
 
     panel: ClassVar[str] = "Beyond llama-bench"
     against: Literal["transformers", "llama.cpp"] | None = opt(
-        None, "--against", "ENGINE",
+        None,
+        "--against ENGINE",
         "Measure transformers or llama.cpp on the same weights, too, the runs of both in turns.",
-    )  # fmt: skip
+    )
     random_weights: bool = opt(
-        False, "--random-weights",
+        False,
+        "--random-weights",
         "The model from its configuration alone, its weights drawn with --seed.",
-    )  # fmt: skip
+    )
     seed: int = opt(
-        0, "--seed", "N", "Seed of the random tokens. [default: 0]", at_least=0, at_most=2**63 - 1
+        0, "--seed N", "Seed of the random tokens. [default: 0]", at_least=0, at_most=2**63 - 1
     )
     no_ceilings: bool = opt(
-        False, "--no-ceilings",
+        False,
+        "--no-ceilings",
         "Do not measure what the machine can do at most, which takes a second; the share of the "
         "roofline is left out.",
-    )  # fmt: skip
+    )
     revision: str | None = opt(None, *REVISION)
     quantize: Quantize = opt("auto", *QUANTIZE)
     offline: bool = opt(False, *OFFLINE)
