@@ -90,9 +90,9 @@ class ChatOptions:
         excludes=("--raw", "--ids"),
     )
     raw: bool = opt(False, "--raw", "Continue the text as it stands.")
-    system: str | None = opt(None, "--system", "TEXT", SYSTEM, excludes=("--raw", "--ids"))
+    system: str | None = opt(None, "--system TEXT", SYSTEM, excludes=("--raw", "--ids"))
     variable: list[str] | None = opt(
-        None, "--set", "NAME=VALUE", VARIABLE, excludes=("--raw", "--ids")
+        None, "--set NAME=VALUE", VARIABLE, excludes=("--raw", "--ids")
     )
 
     def check(self) -> None:
@@ -188,8 +188,8 @@ class TemplateOptions:
         "a conversation imply it]",
         excludes=("--ids",),
     )
-    system: str | None = opt(None, "--system", "TEXT", SYSTEM, excludes=("--ids",))
-    variable: list[str] | None = opt(None, "--set", "NAME=VALUE", VARIABLE, excludes=("--ids",))
+    system: str | None = opt(None, "--system TEXT", SYSTEM, excludes=("--ids",))
+    variable: list[str] | None = opt(None, "--set NAME=VALUE", VARIABLE, excludes=("--ids",))
 
     def options(self) -> ChatOptions:
         """The options of `generate`, with `--raw` as the default."""

@@ -110,7 +110,9 @@ class Declared:
 
 def opt(
     default: Any,
-    *words: str,
+    spelled: str,
+    help: str,
+    *,
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
@@ -123,8 +125,7 @@ def opt(
 ) -> Any:
     """A field of a dataclass of options, such as `opt(256, "-n --max N", "Most tokens.")`.
 
-    `words`: the names and, for all but flags, what the value is called, in one text or in several;
-    then the help text.
+    `spelled`: the names and, for all but flags, what the value is called.
     `at_least` (`above`: more than that) and `at_most`, or `within`, bound a number. `panel`: the
     heading in the help, if another than the class's own. `aliases`: names that are accepted and not
     listed. `hidden`: none of the names is listed, and the configuration file cannot set it.
@@ -133,8 +134,7 @@ def opt(
     decides. An option is given if it differs from its default. What the configuration file sets
     yields to what excludes it.
     """
-    *spelled, help = words
-    parts = " ".join(spelled).split()
+    parts = spelled.split()
     names = tuple(part for part in parts if part.startswith("-"))
     low = at_least if above is None else above
     declared = Declared(

@@ -144,7 +144,7 @@ def test_what_has_no_effect_takes_a_value_and_changes_nothing():
     command = root().get_command(None, "bench")
     plain = command.make_context("bench", ["-p", "8"])
     words = re.split(r"[\s,]+", command.get_help(plain))
-    for name in IGNORED:
+    for name in IGNORED.split():
         context = command.make_context("bench", [name, "x,1", "-p", "8", name, "0"])
         assert context.params.pop("ignored") == ["x,1", "0"], name
         assert context.params == {k: v for k, v in plain.params.items() if k != "ignored"}, name

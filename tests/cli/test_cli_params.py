@@ -15,21 +15,21 @@ from llmcli.shell.params import Conversion, Range, arg, flatten, opt
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
     count: int | None = opt(None, "-c --count N", "Count.", at_least=1, at_most=9)
-    ratio: float = opt(0.5, "--ratio", "X", "Ratio.", above=0, at_most=1)
+    ratio: float = opt(0.5, "--ratio X", "Ratio.", above=0, at_most=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
     most_words: int = opt(
-        5, "-w", "--most-words", "N", "Words.", within=Range(1, or_else=-1), aliases=("--words",)
+        5, "-w --most-words N", "Words.", within=Range(1, or_else=-1), aliases=("--words",)
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
     word: str | None = arg(None, "WORD", "Word.")
-    kind: Literal["red", "blue"] = opt("red", "--kind", "KIND", "Kind.")
-    also: list[str] | None = opt(None, "--also", "TEXT", "More.")
+    kind: Literal["red", "blue"] = opt("red", "--kind KIND", "Kind.")
+    also: list[str] | None = opt(None, "--also TEXT", "More.")
     loud: bool = opt(False, "--loud", "Loud.")
 
 
@@ -64,11 +64,11 @@ def test_what_is_refused(typed):
 @dataclass(frozen=True, kw_only=True)
 class Ruled:
     width: str | None = arg(None, "WIDTH", "Width.")
-    high: bool = opt(False, "-H", "--high", "High.", needs=("--low", "-w"), excludes=("--flat",))
+    high: bool = opt(False, "-H --high", "High.", needs=("--low", "-w"), excludes=("--flat",))
     low: bool = opt(False, "--low", "Low.")
     flat: bool = opt(False, "--flat", "Flat.", excludes=("WIDTH", "--words=7", "--deep!=0"))
-    deep: int = opt(1, "--deep", "N", "Deep.")
-    words: int = opt(5, "-w", "--words", "N", "Words.")
+    deep: int = opt(1, "--deep N", "Deep.")
+    words: int = opt(5, "-w --words N", "Words.")
 
 
 @pytest.mark.parametrize(("argv", "message"), [

@@ -75,45 +75,57 @@ class AttentionOptions:
         excludes=("PROMPT", "--file", "--ids", "--chat", "--system", "--set"),
     )
     query: str | None = _view(
-        None, "--query", "SPAN",
+        None,
+        "--query SPAN",
         "Only these rows of the matrices, and pairs of these queries: 40:80, :10 or -5:.",
-    )  # fmt: skip
+    )
     key: str | None = _view(
-        None, "--key", "SPAN",
+        None,
+        "--key SPAN",
         "Only these columns of the matrices, and pairs of these keys.",
-    )  # fmt: skip
+    )
     scale: Literal["linear", "sqrt", "log"] | None = _view(
-        None, "--scale", "linear|sqrt|log",
+        None,
+        "--scale linear|sqrt|log",
         "How values become colours. [default: sqrt for weights, else linear]",
-    )  # fmt: skip
+    )
     map: str | None = _view(
-        None, "--map", "METRIC",
+        None,
+        "--map METRIC",
         "One metric of every head, as a map of layers and heads.",
-    )  # fmt: skip
+    )
     metrics: str | None = _view(
-        None, "--metrics", "all|A,B",
+        None,
+        "--metrics all|A,B",
         "A table of metrics, a row for each head; a single head's stand one below the other.",
-    )  # fmt: skip
+    )
     top_pairs: int = _view(
-        0, "--top-pairs", "N",
+        0,
+        "--top-pairs N",
         "The N largest weights (within --query and --key), without the first key and the token "
-        "itself.", at_least=0, at_most=10_000,
-    )  # fmt: skip
+        "itself.",
+        at_least=0,
+        at_most=10_000,
+    )
     patterns: bool = _view(
         False, "--patterns", "With --json: the matrices are in it, too.", needs=("--json",)
     )
     save: str | None = _view(
-        None, "-o", "--output", "FILE",
+        None,
+        "-o --output FILE",
         f"Also write the heads to a file, by its ending: {', '.join(FILES)}.",
-    )  # fmt: skip
+    )
     open: bool = _view(
-        False, "--open",
+        False,
+        "--open",
         "Show it in a browser: the .html or .png of -o, without that a page with every head.",
-    )  # fmt: skip
+    )
     force: bool = _view(
-        False, "--force", "Write a file however large it gets.",
+        False,
+        "--force",
+        "Write a file however large it gets.",
         needs=("--output", "--open", "--patterns"),
-    )  # fmt: skip
+    )
 
     @property
     def matrices(self) -> What:

@@ -51,8 +51,8 @@ class ChatOptions:
         panel=PROMPT,
         excludes=("--prompt=-", "--file=-"),
     )
-    system: str | None = opt(None, "--system", "TEXT", SYSTEM, panel=PROMPT)
-    variable: list[str] | None = opt(None, "--set", "NAME=VALUE", VARIABLE, panel=PROMPT)
+    system: str | None = opt(None, "--system TEXT", SYSTEM, panel=PROMPT)
+    variable: list[str] | None = opt(None, "--set NAME=VALUE", VARIABLE, panel=PROMPT)
     max_tokens: int | None = opt(
         None,
         "-n --max-tokens N",

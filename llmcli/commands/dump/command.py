@@ -58,9 +58,7 @@ class DumpOptions:
     )
     save: str | None = opt(
         None,
-        "-o",
-        "--output",
-        "FILE",
+        "-o --output FILE",
         f"Write them as they are, by the file's ending: {', '.join(FILES)}. [default: "
         "statistics only]",
     )

@@ -59,9 +59,7 @@ class ExpertsOptions(PlacesOptions):
     )
     save: str | None = opt(
         None,
-        "-o",
-        "--output",
-        "FILE",
+        "-o --output FILE",
         f"Also write every choice to a file, by its ending: {', '.join(FILES)}.",
     )
     open: bool = opt(

@@ -78,9 +78,7 @@ class LensOptions(PlacesOptions):
     )
     save: str | None = opt(
         None,
-        "-o",
-        "--output",
-        "FILE",
+        "-o --output FILE",
         f"Also write all cells to a file, by its ending: {', '.join(FILES)}.",
     )
     open: bool = opt(

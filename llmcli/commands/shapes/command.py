@@ -73,8 +73,7 @@ class ShapesOptions:
     batch: int = opt(1, "--batch B", "Sequences side by side.", at_least=1, at_most=LARGEST)
     tokens: int | None = opt(
         None,
-        "--tokens",
-        "T",
+        "--tokens T",
         f"Tokens of the prompt. [default: those of PROMPT, else {TOKENS}]",
         at_least=1,
         at_most=LARGEST,

@@ -36,11 +36,10 @@ from llmcli.shell.params import opt
 
 # llama-bench's options that have no effect here; each takes one value, which is ignored
 IGNORED = (
-    "-C", "--cpu-mask", "--cpu-strict", "--poll", "-ncmoe", "--n-cpu-moe", "-sm", "--split-mode",
-    "-mg", "--main-gpu", "-ts", "--tensor-split", "-ot", "--override-tensor", "-mmp", "--mmap",
-    "-lm", "--load-mode", "-dio", "--direct-io", "-nopo", "--no-op-offload", "--no-host",
-    "-fitt", "--fit-target", "-fitc", "--fit-ctx", "-rpc", "--rpc", "--numa", "--prio",
-)  # fmt: skip
+    "-C --cpu-mask --cpu-strict --poll -ncmoe --n-cpu-moe -sm --split-mode -mg --main-gpu "
+    "-ts --tensor-split -ot --override-tensor -mmp --mmap -lm --load-mode -dio --direct-io "
+    "-nopo --no-op-offload --no-host -fitt --fit-target -fitc --fit-ctx -rpc --rpc --numa --prio"
+)
 MOST_ROWS = 100_000
 
 FormatName = Literal["csv", "json", "jsonl", "md", "sql", "none"]
@@ -158,7 +157,7 @@ class RunOptions:
     )
     progress: bool = opt(False, "--progress", "A line on stderr for every run.")
     verbose: bool = opt(False, "-v --verbose", "Machine, ceilings and loads on stderr.")
-    ignored: Texts = opt(None, *IGNORED, "VALUE", "Has no effect.", hidden=True)
+    ignored: Texts = opt(None, f"{IGNORED} VALUE", "Has no effect.", hidden=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,13 +128,13 @@ _flash = partial(words, choices={text: way for way, all_ in _SPELLINGS.items() f
 class Setting:
     """The option of one setting, and its column in tables.
 
+    `spelled`: its names, the long one last, and what the value is called.
     `read(option, given)` returns the values of an option that was given. `column`: the field of a
     row that shows it, if it has another name. `heading` and `width`: what tables call that field,
     and its width in llama-bench's table, below 0 if aligned left; empty and 0 for the usual ones.
     """
 
-    names: tuple[str, ...]
-    metavar: str
+    spelled: str
     help: str
     read: Callable[[str, Sequence[str]], tuple[Any, ...]]
     panel: str | None = None
@@ -145,7 +145,7 @@ class Setting:
     @property
     def option(self) -> str:
         """The long name, with its dashes."""
-        return self.names[-1]
+        return self.spelled.split()[-2]
 
     @property
     def name(self) -> str:
@@ -153,10 +153,9 @@ class Setting:
         return self.option.lstrip("-").replace("-", "_")
 
 
-def _setting(default: Any, *text: str, **more: Any) -> Any:
-    """A field of `Settings`. `text`: names, metavar and help; `more`: fields of `Setting`."""
-    *names, metavar, help = text
-    setting = Setting(names=tuple(names), metavar=metavar, help=help, **more)
+def _setting(default: Any, spelled: str, help: str, **more: Any) -> Any:
+    """A field of `Settings`, with its option and column (`more`: further fields of `Setting`)."""
+    setting = Setting(spelled=spelled, help=help, **more)
     return field(default=default, metadata={"setting": setting})
 
 
@@ -170,58 +169,100 @@ class Settings:
 
     model: str
     n_gpu_layers: int = _setting(
-        -1, "-ngl", "--n-gpu-layers", "N", "Layers on the GPU; -1 for all. [default: -1]",
-        read=partial(numbers, low=-1), heading="ngl", width=3,
-    )  # fmt: skip
+        -1,
+        "-ngl --n-gpu-layers N",
+        "Layers on the GPU; -1 for all. [default: -1]",
+        read=partial(numbers, low=-1),
+        heading="ngl",
+        width=3,
+    )
     device: str = _setting(
-        "auto", "-dev", "--device", "DEVICE",
+        "auto",
+        "-dev --device DEVICE",
         "auto, cpu (or none), cuda:0 (or CUDA0), mps, or meta: no weights, memory and FLOPs only. "
-        "[default: auto]", read=_devices, panel=MODEL,
-        column="devices", heading="dev", width=-12,
-    )  # fmt: skip
+        "[default: auto]",
+        read=_devices,
+        panel=MODEL,
+        column="devices",
+        heading="dev",
+        width=-12,
+    )
     dtype: str = _setting(
-        "auto", "--dtype", "DTYPE",
+        "auto",
+        "--dtype DTYPE",
         "Arithmetic: auto, float64, float32, bfloat16 or float16. [default: auto]",
-        read=_choice("auto", "float64", "float32", "bfloat16", "float16"), panel=MODEL,
-    )  # fmt: skip
+        read=_choice("auto", "float64", "float32", "bfloat16", "float16"),
+        panel=MODEL,
+    )
     activations: str = _setting(
-        "auto", "--activations", "BITS",
+        "auto",
+        "--activations BITS",
         "Bits of activations in products with packed weights: auto, 16 or 8. [default: auto, which "
         "is 16; beside llama.cpp, whose are 8, both]",
-        read=_choice("auto", "16", "8"), panel=MODEL, column="product_format", heading="products",
-    )  # fmt: skip
+        read=_choice("auto", "16", "8"),
+        panel=MODEL,
+        column="product_format",
+        heading="products",
+    )
     embeddings: bool = _setting(
-        False, "-embd", "--embeddings", "0|1", "Embeddings instead of logits. [default: 0]",
-        read=_flags, heading="embd",
-    )  # fmt: skip
+        False,
+        "-embd --embeddings 0|1",
+        "Embeddings instead of logits. [default: 0]",
+        read=_flags,
+        heading="embd",
+    )
     n_batch: int = _setting(
-        2048, "-b", "--batch-size", "N", "Tokens of a prompt handed over at once. [default: 2048]",
-        read=partial(numbers, low=1), width=7,
-    )  # fmt: skip
+        2048,
+        "-b --batch-size N",
+        "Tokens of a prompt handed over at once. [default: 2048]",
+        read=partial(numbers, low=1),
+        width=7,
+    )
     n_ubatch: int = _setting(
-        512, "-ub", "--ubatch-size", "N", "Tokens of a prompt computed at once. [default: 512]",
-        read=partial(numbers, low=1), width=8,
-    )  # fmt: skip
+        512,
+        "-ub --ubatch-size N",
+        "Tokens of a prompt computed at once. [default: 512]",
+        read=partial(numbers, low=1),
+        width=8,
+    )
     type_k: str = _setting(
-        "auto", "-ctk", "--cache-type-k", "TYPE",
-        "Keys in the cache: f32, f16, bf16 … [default: that of the arithmetic]", read=_cache_type,
+        "auto",
+        "-ctk --cache-type-k TYPE",
+        "Keys in the cache: f32, f16, bf16 … [default: that of the arithmetic]",
+        read=_cache_type,
         width=6,
-    )  # fmt: skip
+    )
     type_v: str = _setting(
-        "auto", "-ctv", "--cache-type-v", "TYPE", "Values in the cache.", read=_cache_type, width=6
+        "auto",
+        "-ctv --cache-type-v TYPE",
+        "Values in the cache.",
+        read=_cache_type,
+        width=6,
     )
     no_kv_offload: bool = _setting(
-        False, "-nkvo", "--no-kv-offload", "0|1", "Keep the cache off the GPU. [default: 0]",
-        read=_flags, heading="nkvo",
-    )  # fmt: skip
+        False,
+        "-nkvo --no-kv-offload 0|1",
+        "Keep the cache off the GPU. [default: 0]",
+        read=_flags,
+        heading="nkvo",
+    )
     flash_attn: str = _setting(
-        "auto", "-fa", "--flash-attn", "on|off|auto", "Fused attention. [default: auto]",
-        read=_flash, heading="fa", width=2,
-    )  # fmt: skip
+        "auto",
+        "-fa --flash-attn on|off|auto",
+        "Fused attention. [default: auto]",
+        read=_flash,
+        heading="fa",
+        width=2,
+    )
     n_threads: int = _setting(
-        0, "-t", "--threads", "N", "CPU threads. [default: OMP_NUM_THREADS, else one per core]",
-        read=partial(numbers, low=1, high=4096), panel=MODEL, heading="threads", width=7,
-    )  # fmt: skip
+        0,
+        "-t --threads N",
+        "CPU threads. [default: OMP_NUM_THREADS, else one per core]",
+        read=partial(numbers, low=1, high=4096),
+        panel=MODEL,
+        heading="threads",
+        width=7,
+    )
 
     @property
     def placed(self) -> str:
@@ -259,7 +300,7 @@ else:
     SweptOptions = make_dataclass(
         "SweptOptions",
         [
-            (one.name, Texts, opt(None, *one.names, one.metavar, one.help, panel=one.panel))
+            (one.name, Texts, opt(None, one.spelled, one.help, panel=one.panel))
             for one in SETTINGS.values()
         ],
         namespace={"panel": "Swept (lists as for tests)"},
