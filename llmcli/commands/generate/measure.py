@@ -41,6 +41,11 @@ class Tally:
     prefill_s: float = 0.0
     decode_s: float = 0.0
 
+    def count(self, token: _Indexed) -> None:
+        """Counts one more token."""
+        self.generated += 1
+        self.decoded += token.index > 0
+
 
 class Stopwatch:
     """Adds up the time that several streams of tokens took, one after the other.
@@ -73,8 +78,7 @@ class Stopwatch:
                 total.first_token_s = stream.first_token_s
         with self._held.phase("decode"):
             while token is not None:
-                total.generated += 1
-                total.decoded += token.index > 0
+                total.count(token)
                 yield token
                 token = self._timed(tokens)
                 stream.decode_s = self.elapsed - first
@@ -87,8 +91,7 @@ class Stopwatch:
         stream to its own last token.
         """
         tally.prompt_tokens = prompt_tokens
-        tally.generated += 1
-        tally.decoded += token.index > 0
+        tally.count(token)
         tally.first_token_s = self._stream.first_token_s
         tally.prefill_s, tally.decode_s = self._stream.prefill_s, self._stream.decode_s
 
