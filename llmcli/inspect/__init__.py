@@ -1,1 +1,1 @@
-"""What the commands that look inside a model share: taps, layers, checks, statistics."""
+"""What the commands that look inside a model share: passes, attention maps, recurrences, formulas."""

@@ -1,1 +1,1 @@
-"""What measurements share: clocks, ceilings, memory, the machine."""
+"""What measurements share: engines and peers, runs, ceilings, memory, the machine."""
