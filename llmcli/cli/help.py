@@ -118,8 +118,8 @@ class HelpOptions:
 def command(requested: HelpOptions) -> None:
     """Explains a topic, or lists the options of a command.
 
-    `help COMMAND` is `COMMAND --help`. A topic that is called as a command (models, shapes,
-    attention) is about what the command works with, and names its `--help`.
+    `help COMMAND` is `COMMAND --help`. A topic with the name of a command (models, shapes,
+    attention) is about its subject, and refers to its `--help`.
     """
     words = requested.subject or []
     out = Output("help", OutputOptions())

@@ -184,7 +184,7 @@ class TemplateOptions:
     chat: bool = opt(
         False,
         "--chat",
-        "Put the text into the model's chat template. [default: as it stands; --system, --set and "
+        "Apply the model's chat template. [default: as it stands; --system, --set and "
         "a conversation imply it]",
         excludes=("--ids",),
     )

@@ -81,7 +81,7 @@ class NewTokensOptions:
     generate: int = opt(
         0,
         "--generate N",
-        "Let the model write up to N tokens (the likeliest ones), and look at them too.",
+        "Generate up to N tokens greedily, and inspect them too.",
         at_least=0,
     )
 

@@ -18,7 +18,7 @@ TOKEN_LIMIT = Range(1, or_else=-1)  # -1: until the model ends or the context is
 # names, metavar and help of options that commands without `ModelOptions` have as well
 QUANTIZE = ("--quantize FORMAT", "Weight format: auto (the file's), none, int8 or int4.")
 REVISION = ("--revision REV", "Branch, tag or commit on the hub.")
-OFFLINE = ("--offline", "Use only what is on this machine.")
+OFFLINE = ("--offline", "Use only files on this machine; no network.")
 Quantize = Literal["auto", "none", "int8", "int4"]
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 
@@ -42,13 +42,12 @@ class ModelOptions:
     activations: Literal["auto", "16", "8"] = opt(
         "auto",
         "--activations BITS",
-        "Bits of the inputs of products with weights in blocks: 16, or 8 as llama.cpp has them.",
+        "Bits of activations in products with packed weights: 16, or 8 as in llama.cpp.",
     )
     cache_type: Dtype = opt(
         "auto",
         "--cache-type DTYPE",
-        "Keys and values in the cache. [default: float16 with weights in blocks on a CPU, else as "
-        "--dtype]",
+        "Dtype of the KV cache. [default: float16 with packed weights on a CPU, else --dtype]",
     )
     threads: int | None = opt(
         None,
@@ -66,14 +65,14 @@ class ModelOptions:
     seed: int | None = opt(
         None,
         "--seed N",
-        "Seed of everything random. [default: one is drawn and reported]",
+        "Random seed. [default: drawn and reported]",
         at_least=0,
     )
     random_weights: bool = opt(
         False,
         "--random-weights",
-        "Build the model from its configuration alone, with random weights from --seed (0 where "
-        "that is not given).",
+        "Build the model from its configuration alone, with random weights drawn from --seed "
+        "(default 0).",
     )
     revision: str | None = opt(None, *REVISION)
     offline: bool = opt(False, *OFFLINE)

@@ -25,26 +25,27 @@ LONG = 40  # characters of a text that is repeated; a longer one stands as its n
 EPILOG = """
 What is shown: without --layer and --head a map of all heads with the kinds
 that were found; of one head its heatmap, its kinds and its metrics; of several
-(up to 12) their heatmaps. --map, --metrics and --top-pairs stand instead of
-these, but below the heatmap of one head. --query and --key cut heatmaps and
-pairs alike: `--generate 8 --query -8: --top-pairs 20` are pairs of new tokens.
+(up to 12) their heatmaps. --map, --metrics and --top-pairs replace these, but
+follow the heatmap of a single head. --query and --key restrict both heatmaps
+and pairs: `--generate 8 --query -8: --top-pairs 20` shows the pairs of new
+tokens.
 
 Kinds of heads: previous-token, induction, duplicate, sink, local, broad. A
-head is written layer.head; those that share keys and values stand together.
-Kinds that many heads are of are a dot on the map, so that others stand out.
+head is written layer.head; heads that share keys and values are adjacent. A
+kind that many heads have is a dot on the map, so that the others stand out.
 
 Metrics: entropy, normalized_entropy, effective_keys, max_weight,
 current_token, previous_token, sink, sink_rate, learned_sink, negative,
 half_life, overwritten, induction, duplicate, distance, distance_without_sink,
-locality_8, locality_64, effective_rank. Their formulas stand below what --map
-and --metrics show.
+locality_8, locality_64, effective_rank. --map and --metrics print their
+formulas.
 
 Gated DeltaNet and Mamba-2 layers have no softmax: their map is the exact
-matrix that is equivalent to the recurrence. Its weights have signs, and its
-rows do not sum to 1: metrics are of |A| / Σ|A|, colours go both ways from 0,
-entropy determines no kind, and instead of row sums it is checked that no later
-token counts. Column j is a value behind the convolution, a mix of tokens up
-to j. `--what state` shows what they remember.
+matrix that is equivalent to the recurrence. Its weights are signed and its
+rows do not sum to 1: metrics use |A| / Σ|A|, the colour scale diverges from 0,
+no head is classified by entropy, and a check of causality replaces that of row
+sums. Column j is a value after the convolution, a mix of tokens up to j.
+`--what state` shows the states.
 
 Examples:
 
@@ -69,12 +70,12 @@ def command(
 ) -> None:
     """What each head attends to: a map of all heads, heatmaps, metrics, the strongest pairs.
 
-    The forward pass is the usual one; weights are computed from its queries and keys in blocks
-    of rows, so that a long prompt takes memory as its length, not its square. Every view is
-    checked: rows sum to 1 (with a head's learned sink, if any), masked weights are 0, the pattern
-    times the values is what the layer itself computed, and that follows from the formulas; or the
-    command exits 1. Checks cover what is shown: without --generate no logits are computed, and a
-    NaN in them goes unseen.
+    The forward pass is the usual one; weights are computed from its queries and keys in blocks of
+    rows, so that memory grows linearly with the length of the prompt. Every view is checked: rows
+    sum to 1 (including a head's learned sink, if any), masked weights are 0, pattern times values
+    equals the layer's own output, and that output follows from the formulas; otherwise the command
+    exits 1. Checks cover what is shown: without --generate no logits are computed, and a NaN in
+    them goes unseen.
     """
     heads.check()
     state = heads.what == "state"

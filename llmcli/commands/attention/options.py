@@ -61,15 +61,15 @@ class AttentionOptions:
     what: Literal["pattern", "scores", "state"] = opt(
         "pattern",
         "--what pattern|scores|state",
-        "What matrices hold: weights, or what softmax makes them of. Metrics and pairs are always "
-        "of the weights. `state`: norm and effective rank over time of what gated DeltaNet and "
-        "Mamba-2 layers keep in place of keys and values.",
+        "What the matrices show: attention weights, or the scores before softmax. Metrics and "
+        "pairs always use the weights. `state`: norm and effective rank over time of the "
+        "recurrent states of gated DeltaNet and Mamba-2 layers.",
     )
     synthetic: int | None = opt(
         None,
         "--synthetic N",
-        "Instead of a text N random tokens, twice (32 is plenty): induction and duplicate-token "
-        "heads show there. --seed (here 0 by default) draws others.",
+        "Instead of a text, N random tokens and the same N again (32 is plenty), which reveals "
+        "induction and duplicate-token heads. --seed (default 0 here) draws other tokens.",
         at_least=2,
         at_most=100_000,
         excludes=("PROMPT", "--file", "--ids", "--chat", "--system", "--set"),
@@ -97,7 +97,7 @@ class AttentionOptions:
     metrics: str | None = _view(
         None,
         "--metrics all|A,B",
-        "A table of metrics, a row for each head; a single head's stand one below the other.",
+        "A table of metrics, a row for each head; for a single head, a line for each metric.",
     )
     top_pairs: int = _view(
         0,
@@ -108,22 +108,22 @@ class AttentionOptions:
         at_most=10_000,
     )
     patterns: bool = _view(
-        False, "--patterns", "With --json: the matrices are in it, too.", needs=("--json",)
+        False, "--patterns", "With --json: include the matrices.", needs=("--json",)
     )
     save: str | None = _view(
         None,
         "-o --output FILE",
-        f"Also write the heads to a file, by its ending: {', '.join(FILES)}.",
+        f"Also write the heads to a file, its format by extension: {', '.join(FILES)}.",
     )
     open: bool = _view(
         False,
         "--open",
-        "Show it in a browser: the .html or .png of -o, without that a page with every head.",
+        "Open the .html or .png of -o in a browser; without -o, a page with every head.",
     )
     force: bool = _view(
         False,
         "--force",
-        "Write a file however large it gets.",
+        "Write the file even if it is very large.",
         needs=("--output", "--open", "--patterns"),
     )
 

@@ -51,7 +51,7 @@ ELSEWHERE = {
     "--pairs": "did you mean `-r`, runs of each test?",
     **dict.fromkeys(("--oe", "--output-err"), "rows go to stdout alone: see `-o`"),
     "--list-devices": "`llmcli env` lists the devices",
-    "--context-length": "the cache is as long as a test: `-d` tokens that are in it, `-p` and `-n`",
+    "--context-length": "the cache is as long as each test needs: see `-d`, `-p` and `-n`",
 }
 EPILOG = """
 Examples:
@@ -75,11 +75,11 @@ def command(
 ) -> None:
     """How fast a model reads prompts and writes text: llama-bench's tests, options and formats.
 
-    Every test runs `-r` times on random tokens; shown are the mean of the rates and its standard
-    deviation, as llama-bench computes them. Beside them: time to the first token, percentiles of
-    the times between tokens, peak memory, load time, and the share of what the machine's
-    measured ceilings allow. A configuration that cannot run is a row with its error. Options of
-    llama-bench that change nothing here are accepted and ignored.
+    Every test runs `-r` times on random tokens; the output has the mean of the rates and their
+    standard deviation, as llama-bench computes them. Also shown: time to the first token,
+    percentiles of the times between tokens, peak memory, load time, and the share of what the
+    machine's measured ceilings allow. A configuration that cannot run is a row with its error.
+    Options of llama-bench that change nothing here are accepted and ignored.
     """
 
     out = Output("bench", output)

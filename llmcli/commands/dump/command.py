@@ -62,11 +62,11 @@ class DumpOptions:
         f"Write them as they are, by the file's ending: {', '.join(FILES)}. [default: "
         "statistics only]",
     )
-    force: bool = opt(False, "--force", "Write a file however large it gets.")
+    force: bool = opt(False, "--force", "Write the file even if it is very large.")
     no_check: bool = opt(
-        False, "--no-check", "Do not compute the tensors a second time by their formulas."
+        False, "--no-check", "Skip recomputing the tensors from their formulas."
     )
-    every: bool = opt(False, "--all", "Show every tensor in detail, not some layers of many.")
+    every: bool = opt(False, "--all", "Show every tensor of every layer in detail.")
 
     def check(self, config: ModelConfig) -> None:
         """Refuses names that match nothing, before the weights are read."""
@@ -102,13 +102,13 @@ def command(
     model: ModelOptions,
     output: ViewOutputOptions,
 ) -> None:
-    """Any activation by name: shape, mean, deviation, range and norm, and all of it in a file.
+    """Any activation by name: shape, mean, deviation, range and norm; export to a file.
 
     Without `--name`: the residual stream after every layer. The numbers are the fast kernel's own;
     what it never writes (attention scores and pattern, a head's result) is computed from what it
-    wrote. Every tensor has to be what its formula makes of its inputs, in float64, and scores and
-    pattern with the values have to give the kernel's own z, or the command exits 1. NaN and
-    infinity (except the −∞ of masked scores) exit 7, after the output is written.
+    wrote. Every tensor must equal its formula evaluated on its inputs in float64, and scores and
+    pattern must reproduce the kernel's own z from the values; otherwise the command exits 1. NaN
+    and infinity (except the −∞ of masked scores) exit 7, after the output is written.
     """
     from llmcli.anatomy.names import known
     from llmcli.commands.dump.view import render_dump

@@ -34,9 +34,8 @@ _FIELDS = {"weights": "random_weights"}  # options with another name than their 
 def command(model: ModelOptions, output: PagedOutputOptions, ctx: typer.Context) -> None:
     """This machine and its software, and where each setting comes from.
 
-    The header is the one that goes into every measured result. Options given here are shown as
-    they would be used by other commands, and so is what the configuration file sets. PyTorch is
-    not imported.
+    The header is included in every measured result. Options given here, and those set in the
+    configuration file, are shown as other commands would use them. PyTorch is not imported.
     """
     from llmcli.commands.env.view import render_environment
 

@@ -1,4 +1,4 @@
-"""`llmcli experts`: which experts every token takes, in every layer."""
+"""`llmcli experts`: which experts each token is routed to, in every layer."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 FILES = ("html", "png", "json")
 
 EPILOG = """
-A cell of the map has the numbers of the chosen experts, the largest score
-first, coloured by what they count. Below it, for every layer: the load of each
-expert, how even it is, the margin between the last expert chosen and the first
-refused (in the scores that choose), and the share of the shared expert.
+A cell of the map lists the chosen experts, highest score first, coloured by
+weight. Below it, for every layer: the load of each expert, how balanced it is,
+the margin between the last expert chosen and the first one not chosen (in
+routing scores), and the share of the shared expert.
 
 Examples:
 
@@ -51,8 +51,8 @@ class ExpertsOptions(PlacesOptions):
     position: str | None = opt(
         None,
         "--position SPAN",
-        "Positions such as 40:48, :10, -5: or -1, of which loads and means are, too; one alone is "
-        "shown in detail. [default: all; on the map the last that fit]",
+        "Positions such as 40:48, :10, -5: or -1, to which loads and means are also restricted; a "
+        "single one is shown in detail. [default: all; on the map, the last that fit]",
     )
     layer: str | None = opt(
         None, "--layer LAYERS", "Layers such as 0,3-5,-1. [default: all that have experts]"
@@ -60,14 +60,14 @@ class ExpertsOptions(PlacesOptions):
     save: str | None = opt(
         None,
         "-o --output FILE",
-        f"Also write every choice to a file, by its ending: {', '.join(FILES)}.",
+        f"Also write every choice to a file, its format by extension: {', '.join(FILES)}.",
     )
     open: bool = opt(
         False,
         "--open",
-        "Show it in a browser: the .html or .png of -o, without that a page made for it.",
+        "Open the .html or .png of -o in a browser; without -o, a temporary page.",
     )
-    force: bool = opt(False, "--force", "Write a file however large it gets.")
+    force: bool = opt(False, "--force", "Write the file even if it is very large.")
 
     def layers(self, config: ModelConfig) -> tuple[int, ...]:
         """The chosen layers in order. Raises UsageError for a layer without experts."""
@@ -109,13 +109,12 @@ def command(
     model: ModelOptions,
     output: ViewOutputOptions,
 ) -> None:
-    """Mixtures of experts: which experts every token takes in every layer, and with what weight.
+    """Mixtures of experts: which experts each token is routed to in each layer, with what weight.
 
-    With the load of every expert, the margins of the choices, and the share of the shared expert.
-    The pass is the usual one, read as `generate` reads it. What is shown is checked: the chosen
-    are the top of the scores that were emitted, the weights follow from these, the weighted sum
-    and the shared expert is what the layer adds, and loads count every choice once; or the command
-    exits 1.
+    Also the load of every expert, the margins of the choices, and the share of the shared expert.
+    The forward pass is that of `generate`. Checks: the chosen experts have the top router scores,
+    the weights follow from the scores, the weighted sum plus the shared expert is what the layer
+    adds, and loads count every choice once; otherwise the command exits 1.
     """
     from llmcli.commands.experts.view import render_experts
 

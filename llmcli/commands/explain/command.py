@@ -73,7 +73,7 @@ class ExplainOptions:
     depth: str = opt(
         "4",
         "--depth N|all",
-        "How many formulas are followed back; all: to the embedding rows and weights.",
+        "How many formulas to trace back; all: to the embedding rows and weights.",
     )
     full: bool = opt(False, "--full", "Write out every term of every sum.")
 
@@ -101,11 +101,11 @@ def command(
 ) -> None:
     """One number of a model, derived step by step and equal to what the fast kernel computed.
 
-    Every step has its formula in the letters of the papers and the prompt's own numbers, from
-    embedding rows through dot products, scaling, mask and softmax. The derivation is done in
-    float64 with formulas of its own; where it differs from the kernel by more than rounding, the
-    command exits 1. The text is taken as it stands, without chat template; a parameter needs none.
-    Without a number it is the top logit of the last token.
+    Every step has its formula in the notation of the papers and the prompt's own numbers, from
+    embedding rows through dot products, scaling, mask and softmax. The derivation is independent of
+    the kernels and in float64; where it differs from them by more than rounding, the command exits
+    1. The text is used as it stands, without chat template; a parameter needs no text. The default
+    number is the top logit of the last token.
     """
     from llmcli.anatomy.indexed import parse
     from llmcli.commands.explain.view import render_explanation

@@ -143,7 +143,7 @@ def command(
     output: GenerateOutputOptions,
     ctx: typer.Context,
 ) -> None:
-    """Write text with a model, token by token.
+    """Generate text with a model, token by token.
 
     The prompt is PROMPT, a file, a pipe, or several of them joined. Where the model has a chat
     template it answers; `--raw` continues the text as it stands. A .json file with `messages` is a

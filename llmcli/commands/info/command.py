@@ -45,7 +45,7 @@ class InfoOptions:
     batch: int = opt(
         1,
         "--batch B",
-        "Sequences at a time that memory is counted for.",
+        "Number of sequences to estimate memory for.",
         at_least=1,
         at_most=LARGEST,
     )
@@ -55,14 +55,14 @@ class InfoOptions:
     memory: str | None = opt(
         None,
         "--memory SIZE",
-        "Count for a GPU that is not here, with so much free memory, as in 80GiB; with --device "
-        "cpu for another machine's memory.",
+        "Estimate for a GPU with this much free memory, such as 80GiB; with --device cpu, for a "
+        "machine with that much.",
     )
     metadata: bool = opt(False, "--metadata", "Every key of the file's own metadata.")
     families: bool = opt(
         False,
         "--families",
-        "The families of models that can be run.",
+        "List the supported families of models.",
         excludes=("--model", "--metadata", "--all", "--memory"),
     )
 
@@ -93,8 +93,8 @@ def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -
 
     Family, parameters, layers, context, tokenizer, stored formats, bytes: from the configuration
     and the headers of the files alone, so no weights are read and PyTorch is not imported. Memory
-    is that of a run with `--dtype` at `--context-length` (default: the model's own), against what
-    this machine has free.
+    is estimated for a run with `--dtype` at `--context-length` (default: the model's own), and
+    compared with what is free.
     """
     from llmcli.commands.info.measure import measure_info, supported_families
     from llmcli.commands.info.report import FamiliesReport

@@ -52,7 +52,7 @@ class LadderOptions:
     batch: int = opt(
         4,
         "--batch B",
-        "Sequences of the rungs that take a batch: the prompt and its rotations.",
+        "Batch size of the rungs that take a batch: the prompt and rotations of it.",
         at_least=1,
         at_most=256,
     )
@@ -73,9 +73,10 @@ def command(
 ) -> None:
     """The same model with the same weights, from nested loops to fused kernels.
 
-    Every rung changes one formula of the rung below and must give the same logits, to rounding,
+    Every rung changes one formula of the rung before and must give the same logits within rounding,
     or the command exits 1. A table shows the time of each for the prompt and for every token after
-    it; with `--rung` also the formulas, what is a view and what a copy, and the products.
+    it; `--rung` also shows the formulas, which tensors are views or copies, and the matrix
+    products.
     """
     out = Output("ladder", output)
     rungs = _rungs(ladder)

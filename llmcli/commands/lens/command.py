@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 FILES = ("html", "png", "json")
 
 EPILOG = """
-Early layers do not yet write in the basis that the output is read in: their tokens say less about
-them than those of the last layers do (Belrose et al. 2023).
+Early layers do not yet use the basis that the output is decoded from, so their
+tokens are less meaningful than those of the last layers (Belrose et al. 2023).
 
 Examples:
 
@@ -51,13 +51,13 @@ class LensOptions(PlacesOptions):
     position: str | None = opt(
         None,
         "--position SPAN",
-        "Positions such as 40:48, :10, -5: or -1; a single one is shown in detail. [default: on "
-        "the screen the last that fit, else all]",
+        "Positions such as 40:48, :10, -5: or -1; a single one is shown in detail. [default: the "
+        "last that fit the screen, else all]",
     )
     layer: str | None = opt(
         None,
         "--layer LAYERS",
-        "Layers such as 0,3-5,-1; the last one is always there. [default: the embedding and all]",
+        "Layers such as 0,3-5,-1; the last is always included. [default: the embedding and all]",
     )
     mid: bool = opt(
         False, "--mid", "Also inside a layer, between attention and feed-forward part (resid_mid)."
@@ -65,33 +65,33 @@ class LensOptions(PlacesOptions):
     top: int = opt(
         5,
         "-k --top K",
-        "Likeliest tokens of a cell: shown for a single position, in JSON and files.",
+        "Top tokens of each cell: shown for a single position, in JSON and files.",
         at_least=1,
         at_most=1000,
     )
     target: str = opt(
         "output",
         "--target TOKEN|next|output",
-        "The token whose rank is followed: one of the vocabulary (quoted where it is called next "
-        "or output, an id without a tokenizer), the text's next one, or the likeliest of the "
-        "model's output. But for the last, cells show ranks.",
+        "The token whose rank is tracked: one of the vocabulary (in quotes if it is itself next "
+        "or output; an id without a tokenizer), the text's next token, or the model's top token. "
+        "Except with `output`, cells show ranks.",
     )
     save: str | None = opt(
         None,
         "-o --output FILE",
-        f"Also write all cells to a file, by its ending: {', '.join(FILES)}.",
+        f"Also write all cells to a file, its format by extension: {', '.join(FILES)}.",
     )
     open: bool = opt(
         False,
         "--open",
-        "Show it in a browser: the .html or .png of -o, without that a page made for it.",
+        "Open the .html or .png of -o in a browser; without -o, a temporary page.",
     )
     every: bool = opt(
         False,
         "--all",
-        "Show every layer, and all details of a single position, however tall it gets.",
+        "Show every layer, and all details of a single position, at any height.",
     )
-    force: bool = opt(False, "--force", "Write a file however large it gets.")
+    force: bool = opt(False, "--force", "Write the file even if it is very large.")
 
     @property
     def ranks(self) -> bool:
@@ -132,12 +132,12 @@ def command(
     model: ModelOptions,
     output: ViewOutputOptions,
 ) -> None:
-    """Logit lens: the likeliest tokens after every layer, at every position.
+    """Logit lens: the top tokens after every layer, at every position.
 
-    The residual stream after each layer is read as if the model ended there: through its own
-    final norm, with that row's own statistics, and its own head. With probability, rank of a
-    target, entropy and the divergence from the model's output. The last row has to be the
-    model's output as a distribution, or the command exits 1.
+    The residual stream after each layer is decoded as if the model ended there: through the model's
+    final norm, with each row's own statistics, and its output head. Also shown are probability,
+    rank of a target, entropy and the divergence from the model's output. The last row must equal
+    the model's output as a distribution, or the command exits 1.
     """
     from llmcli.commands.lens.view import render_lens
 

@@ -51,8 +51,7 @@ class LoadOptions:
     check: bool = opt(
         False,
         "--check",
-        "Verdicts only, of the numbers as the files have them: no model is built, and any file of "
-        "tensors will do.",
+        "Only check the stored values: no model is built, so any file of tensors will do.",
         excludes=(
             "--all",
             "--filter",
@@ -65,7 +64,7 @@ class LoadOptions:
     )
     all: bool = opt(False, "--all", "A line for every tensor of every layer and for every stage.")
     filter: str | None = opt(
-        None, "--filter GLOB", "The lines of these parameters or tensors alone, such as blocks.0.*."
+        None, "--filter GLOB", "Only the lines of these parameters or tensors, such as blocks.0.*."
     )
 
 
@@ -98,11 +97,11 @@ def command(
 ) -> None:
     """Load a model and report what became of every tensor of its files.
 
-    Each tensor with the parameter that it fills, or why it is dropped; what was done to it, and
-    statistics of its numbers; the time and the bytes a second of each stage, and peak memory.
-    What files claim of their weights is compared with what they have. NaN and infinity exit 7,
-    what does not fit or contradicts the files exits 4; with --check, numbers that are unlike all
-    others of their tensor exit 1.
+    Each tensor with the parameter that it fills, or why it is dropped; how it was converted, and
+    statistics of its values; time and throughput of each stage, and peak memory. What the files
+    declare about their weights is compared with what they contain. NaN and infinity exit 7, tensors
+    that do not fit and wrong declarations exit 4; with --check, extreme outliers within a tensor
+    exit 1.
     """
     out = Output("load", output)
     model.check()

@@ -102,8 +102,8 @@ class RemovalOptions:
 def command(output: PagedOutputOptions) -> None:
     """The models that `-m` knows by name: those of the catalog, and those in the caches.
 
-    With the place, the size, the commit and the last use of each, and whether anything of it is
-    missing. Looks at file names and sizes; reads no weights, and makes no network call.
+    With the place, size, commit and last use of each, and whether files are missing. Looks only at
+    file names and sizes: reads no weights, and makes no network call.
     """
     from llmcli.checkpoints.cache.inventory import Inventory
     from llmcli.checkpoints.cache.prune import left_over

@@ -41,7 +41,7 @@ TOKENS = 12  # of the example prompt, where none is given
 HINT = "where the file's shapes are wrong, fetch it again; otherwise this is a bug in llmcli"
 
 EPILOG = """
-Letters, and what the papers call the same:
+Letters of the axes, in parentheses those of the papers:
 
   B  sequences (b)        H  heads (h)
   T  new tokens (n)       Hk heads of keys and values
@@ -70,7 +70,7 @@ class ShapesOptions:
         "--phase PHASE",
         "Reading the prompt (prefill), one step after it (decode), or both.",
     )
-    batch: int = opt(1, "--batch B", "Sequences side by side.", at_least=1, at_most=LARGEST)
+    batch: int = opt(1, "--batch B", "Batch size.", at_least=1, at_most=LARGEST)
     tokens: int | None = opt(
         None,
         "--tokens T",
@@ -91,12 +91,12 @@ class ShapesOptions:
     filter: str | None = opt(
         None,
         "--filter GLOB",
-        "Names only that match: blocks.*.attn.q, blocks.0-3.*, others' names too.",
+        "Only names that match: blocks.*.attn.q, blocks.0-3.*; other programs' names work too.",
     )
     names: bool = opt(
         False,
         "--names",
-        "What each tensor is, its formula, and what others call it.",
+        "What each tensor is, its formula, and its names in other programs.",
         excludes=("PROMPT", "--file", "--ids"),
     )
 
@@ -183,7 +183,7 @@ def command(
     model: Annotated[ModelOptions, Without(("activations", "threads", "seed", "random_weights"))],
     output: ViewOutputOptions,
 ) -> None:
-    """Every tensor of a model: letters, numbers, memory, formula, and the file's own name.
+    """Every tensor of a model: symbolic and numeric shape, memory, formula, name in the file.
 
     From the configuration and the headers of the files alone, without weights and without
     PyTorch. A PROMPT gives the number of tokens. Layers that are identical are one row. A model as

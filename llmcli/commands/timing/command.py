@@ -73,25 +73,25 @@ class TimingOptions:
     max_tokens: int = opt(
         16,
         "-n --max-tokens N",
-        "Tokens that are written after the prompt, end of text or not.",
+        "Tokens to generate after the prompt, ignoring the end token.",
         at_least=1,
     )
     pairs: int | None = opt(
         None,
         "--pairs N",
-        "Instrumented runs, and as many without instrumentation, in turns; the median one is "
-        "shown. [default: until the quartiles are within 3 %, for at most 10 seconds]",
+        "Pairs of runs with and without instrumentation, alternating; the median run is shown. "
+        "[default: until the quartiles are within 3 %, for at most 10 seconds]",
         at_least=1,
         at_most=10_000,
     )
     layers: bool = opt(
-        False, "--layers", "Also the parts of every layer, and all that is known of each phase."
+        False, "--layers", "Also the parts of every layer, and all details of each phase."
     )
     trace: str | None = opt(
         None, "--trace FILE", "Write the run to FILE.json, for ui.perfetto.dev or chrome://tracing."
     )
     force: bool = opt(
-        False, "--force", "Write the trace however large it gets.", needs=("--trace",)
+        False, "--force", "Write the trace even if it is very large.", needs=("--trace",)
     )
 
     def check(self) -> None:
@@ -138,9 +138,10 @@ def command(
 ) -> None:
     """Where the time goes: load, prompt and new tokens, part by part, against this machine.
 
-    Each part's time, FLOPs and bytes, what it reaches of the read and matrix rates that are
-    measured here first, and what limits it. Instrumented runs and bare ones take turns, which
-    shows the overhead; parts and gaps add up to the wall time, or the command exits 1.
+    Each part's time, FLOPs and bytes, what share it reaches of this machine's memory and matrix
+    rates, which are measured first, and what limits it. Runs with and without instrumentation
+    alternate, which shows the overhead; parts and gaps add up to the wall time, or the command
+    exits 1.
     """
     from llmcli.commands.timing.report import Stage
     from llmcli.commands.timing.view import render_opening, render_timing

@@ -65,15 +65,15 @@ class TestOptions:
     n_prompt: Texts = opt(
         None,
         "-p --n-prompt N",
-        "Prompts of so many tokens, 0 for none; a list (16,32) or a range (1-4, 1-9+2, 1-8*2). "
+        "Prompt lengths in tokens, 0 for none; a list (16,32) or a range (1-4, 1-9+2, 1-8*2). "
         "[default: 512]",
     )
-    n_gen: Texts = opt(None, "-n --n-gen N", "Texts of so many new tokens. [default: 128]")
+    n_gen: Texts = opt(None, "-n --n-gen N", "Numbers of tokens to generate. [default: 128]")
     n_pg: Texts = opt(
         None, "-pg PP,TG", "A prompt and new tokens after it, in one run; may be repeated."
     )
     n_depth: Texts = opt(
-        None, "-d --n-depth N", "Tokens that are in the cache before the clock starts. [default: 0]"
+        None, "-d --n-depth N", "Tokens already in the cache when timing starts. [default: 0]"
     )
 
     def models(self) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ class RunOptions:
     delay: float = opt(
         0.0, "--delay SECONDS", "Pause before each test. [default: 0]", at_least=0, at_most=86_400
     )
-    no_warmup: bool = opt(False, "--no-warmup", "No runs before those that count.")
+    no_warmup: bool = opt(False, "--no-warmup", "Skip the warm-up runs.")
     output: FormatName | None = opt(
         None,
         "-o --output FORMAT",
@@ -168,7 +168,7 @@ class OurOptions:
     against: Literal["transformers", "llama.cpp"] | None = opt(
         None,
         "--against ENGINE",
-        "Measure transformers or llama.cpp on the same weights, too, the runs of both in turns.",
+        "Also measure transformers or llama.cpp on the same weights, alternating their runs.",
     )
     random_weights: bool = opt(
         False,
@@ -181,8 +181,8 @@ class OurOptions:
     no_ceilings: bool = opt(
         False,
         "--no-ceilings",
-        "Do not measure what the machine can do at most, which takes a second; the share of the "
-        "roofline is left out.",
+        "Do not measure the machine's ceilings, which takes a second; omits the share of the "
+        "roofline.",
     )
     revision: str | None = opt(None, *REVISION)
     quantize: Quantize = opt("auto", *QUANTIZE)

@@ -214,28 +214,28 @@ class Settings:
     n_batch: int = _setting(
         2048,
         "-b --batch-size N",
-        "Tokens of a prompt handed over at once. [default: 2048]",
+        "Prompt tokens submitted at once (logical batch). [default: 2048]",
         read=partial(numbers, low=1),
         width=7,
     )
     n_ubatch: int = _setting(
         512,
         "-ub --ubatch-size N",
-        "Tokens of a prompt computed at once. [default: 512]",
+        "Prompt tokens computed at once (physical batch). [default: 512]",
         read=partial(numbers, low=1),
         width=8,
     )
     type_k: str = _setting(
         "auto",
         "-ctk --cache-type-k TYPE",
-        "Keys in the cache: f32, f16, bf16 … [default: that of the arithmetic]",
+        "Dtype of cached keys: f32, f16, bf16 … [default: that of the arithmetic]",
         read=_cache_type,
         width=6,
     )
     type_v: str = _setting(
         "auto",
         "-ctv --cache-type-v TYPE",
-        "Values in the cache.",
+        "Dtype of cached values.",
         read=_cache_type,
         width=6,
     )
