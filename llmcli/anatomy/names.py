@@ -135,7 +135,7 @@ class Names:
         if len(meant) > 1:
             few = meant if len(meant) <= 4 else [*meant[:2], meant[-1]]
             raise UsageError(
-                f"`{name}` is the end of {len(meant)} names",
+                f"{len(meant)} names end in `{name}`",
                 hint=f"name one of them: {either(few)}",
             )
         return meant[0] if meant else None

@@ -28,7 +28,7 @@ from llmcli.errors import UsageError
 from llmcli.shell.params import WORDS, adopt
 from llmcli.shell.streams import write
 
-# by heading; `llmcli.commands.NAME.command` is its module, of two words the second names the file
+# by heading; `llmcli.commands.NAME.command` is the module of each
 COMMANDS = {
     "Run": {
         "generate": "Generate text with a model, token by token.",
@@ -58,6 +58,7 @@ COMMANDS = {
     },
 }
 HELP_SUMMARY = "Explain a topic, or list the options of a command."
+# commands of two words are in the module of the first, but for those in `OWN_MODULES`
 SUBCOMMANDS = {
     "bench compare": "Compare two results of bench or llama-bench, test by test.",
     "models list": "The same as `models`.",
@@ -66,12 +67,12 @@ SUBCOMMANDS = {
     "models path": "Print the path of a model, for scripts.",
     "models prune": "Remove stale partial downloads and superseded versions.",
 }
+OWN_MODULES = {"bench compare": "llmcli.commands.bench.compare"}
 
 
 def _entry(name: str, summary: str, heading: str) -> Entry:
-    first, _, second = name.partition(" ")
-    file = second if first == "bench" and second else "command"
-    return Entry(f"llmcli.commands.{first}.{file}", summary, heading)
+    module = f"llmcli.commands.{name.split()[0]}.command"
+    return Entry(OWN_MODULES.get(name, module), summary, heading)
 
 
 ENTRIES = {

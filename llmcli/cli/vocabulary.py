@@ -87,8 +87,16 @@ def gguf_types() -> str:
 
 def sample_models() -> dict[str, ModelConfig]:
     """Small models that together have every part, by the heading of what each adds."""
-    plain = AttentionConfig(heads=2, kv_heads=2, head_dim=4, value_dim=4, scale=0.5, rope=None)
-    plain = replace(plain, qkv_bias=True, out_bias=True)
+    plain = AttentionConfig(
+        heads=2,
+        kv_heads=2,
+        head_dim=4,
+        value_dim=4,
+        scale=0.5,
+        rope=None,
+        qkv_bias=True,
+        out_bias=True,
+    )
     attention = replace(plain, kv_heads=1, rope=_ROPE, qk_norm=_RMS, sinks=True, gated=True)
     latent = LatentConfig(
         heads=2, content=4, value_dim=4, rank=8, query_rank=8, scale=0.5, rope=_ROPE, norm=_RMS

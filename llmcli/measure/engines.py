@@ -77,7 +77,7 @@ class WorkCounter:
     ) -> float | None:
         """The lower bound of one run's time, each part waiting for its bytes or for its products.
 
-        See `measure.roofline`. None where the rate of such products was not measured.
+        See `measure.ceilings`. None where the rate of such products was not measured.
         """
         nbytes, whole = self.working_set(test), 0.0
         for calls, works in _phases(self, test, batch, chunk):

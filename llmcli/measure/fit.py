@@ -30,9 +30,14 @@ def chosen_arithmetic(
 ) -> Arithmetic:
     """See `arithmetic_of` and `Arithmetic.given`. Raises their errors."""
     return arithmetic_of(
-        checkpoint, config, todo, dtype=dtype, quantize=quantize, device=device.device,
+        checkpoint,
+        config,
+        todo,
+        dtype=dtype,
+        quantize=quantize,
+        device=device.device,
         bfloat16=device.bfloat16,
-    ).given(activations, cache)  # fmt: skip
+    ).given(activations, cache)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +53,14 @@ def fit(config: ModelConfig, device: Device, numbers: Arithmetic, run: Run) -> D
     """Bytes that a run needs on a device, against what is free there."""
     cuda = device.device.startswith("cuda")
     need = memory_need(
-        config, numbers, batch=run.batch, context=run.context, cuda=cuda, native=device.bfloat16,
+        config,
+        numbers,
+        batch=run.batch,
+        context=run.context,
+        cuda=cuda,
+        native=device.bfloat16,
         tokenizer=run.tokenizer,
-    )  # fmt: skip
+    )
     last = Call(batch=run.batch, tokens=1, past=run.context - 1, phase="decode")
     token = total_work(config, last, numbers=numbers)
     free, longest = device.free_bytes, None

@@ -250,9 +250,8 @@ def _read(root: Path) -> _Reading:
     """From the clock ticks in `/proc/stat`, of the processors that this process may use."""
     times = os.times()
     own, wall = sum(times[:4]), perf_counter()
-    try:
-        text = (root / "proc/stat").read_text()
-    except OSError:
+    text = system_text(root, "proc/stat")
+    if not text:
         return _Reading(None, None, own, wall)
     ours = set(processor_numbers())
     busy = stolen = 0

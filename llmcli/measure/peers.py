@@ -63,9 +63,9 @@ def silent() -> Iterator[None]:
                 yield
             _flush()  # what came through a stream that the library had kept
     finally:
-        for number, copy in saved:
-            os.dup2(copy, number)
-            os.close(copy)
+        for number, before in saved:
+            os.dup2(before, number)
+            os.close(before)
 
 
 def _flush() -> None:

@@ -15,7 +15,7 @@ from llmcli.shell.params import Range, arg, opt
 
 MODEL, PROMPT, OUTPUT = "Model", "Prompt", "Output"
 TOKEN_LIMIT = Range(1, or_else=-1)  # -1: until the model ends or the context is full
-# names, metavar and help of options that commands without `ModelOptions` have as well
+# how options are spelled and what they say, which commands without `ModelOptions` have as well
 QUANTIZE = ("--quantize FORMAT", "Weight format: auto (the file's), none, int8 or int4.")
 REVISION = ("--revision REV", "Branch, tag or commit on the hub.")
 OFFLINE = ("--offline", "Use only files on this machine; no network.")

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer, models
 
 import llmcli.commands.load.measure.numbers as numbers_module
 import llmcli.commands.load.measure.run as run_module
+from llmcli.anatomy import parameters
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.load.measure.ledger import claims
 from llmcli.commands.load.measure.numbers import parameter_numbers
@@ -222,7 +223,11 @@ def report_lines(look, path, part):
     if report.ok:  # every byte of every tensor is in one line
         assert sum(line.bytes for line in report.ledger) == report.bytes.tensors
         assert sum(row.bytes for row in report.rows) == report.bytes.tensors
-        assert {line.source for line in report.ledger} == set(open_checkpoint(path).tensors)
+        checkpoint = open_checkpoint(path)
+        assert {line.source for line in report.ledger} == set(checkpoint.tensors)
+        if checkpoint.config is not None:  # each parameter once, in the model's order
+            order = [spec.name for spec in parameters(translate(checkpoint)[0])]
+            assert [line.parameter for line in report.ledger if line.parameter] == order
     said = [f"ok {report.ok}, fits {report.fits}, {report.files} files, {report.numbers} numbers"]
     for one in report.claims:
         mark = "✓" if one.ok else "✗" if one.must else "!"
@@ -231,6 +236,12 @@ def report_lines(look, path, part):
         f"✗ check {one.name}: {one.value:g} at {one.where}" for one in report.checks if not one.ok
     ]
     said += [f"not finite: {report.not_finite}"] if report.not_finite else []
+    said += [
+        f"{line.parameter or line.source} has {one.nan} NaN, {one.inf} infinite, of these "
+        f"{one.negative_inf} negative"
+        for line in report.ledger
+        if (one := line.numbers) is not None and one.finite < one.count
+    ]
     fault = (report.fault or "").partition(": Cannot")[0]  # the rest are words of a library
     said += [f"fault: {fault}"] if fault else []
     said += [f"note: {note}" for note in report.notes if note != NO_DIGEST]
@@ -395,6 +406,15 @@ def test_a_file_without_a_configuration_is_read_in_every_format(tmp_path):
         assert (line.numbers.min, line.numbers.max) == (-3, 8), line.source
         assert line.numbers.zeros == (2 if line.source == "complex" else 1)
         assert line.numbers.mean == pytest.approx(2.5)
+
+
+def test_an_empty_tensor_and_one_of_a_single_number(tmp_path):
+    report = checked(CASES["no numbers, and one"](tmp_path))
+    lines = {line.source: line.numbers for line in report.ledger}
+    assert report.ok
+    assert lines["none"].count == 0
+    assert math.isnan(lines["none"].mean)
+    assert (lines["one"].mean, lines["one"].std) == (2.5, 0.0)
 
 
 @pytest.mark.parametrize("bad", [[], [5], [200_000], [0, 299_999], range(300_000)])

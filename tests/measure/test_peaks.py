@@ -15,6 +15,9 @@ from llmcli.measure.machine import memory_bytes
 from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
 
 PAGE = 4096
+LOADED = SimpleNamespace(
+    model=SimpleNamespace(device=torch.device("cpu")), import_s=0.0, load_s=0.0, peaks=()
+)
 resets = pytest.mark.skipif(not module._set_back(), reason="the mark cannot be set back here")
 
 
@@ -169,7 +172,7 @@ def test_the_stopwatch_counts_only_what_the_engine_took(monkeypatch):
             clock[0] += seconds
             yield SimpleNamespace(index=index)
 
-    watch = Stopwatch()
+    watch = Stopwatch(LOADED)
     for _ in watch.watch(engine(), prompt_tokens=10):
         clock[0] += 100  # the consumer prints slowly
     timings = watch.timings()
@@ -177,7 +180,7 @@ def test_the_stopwatch_counts_only_what_the_engine_took(monkeypatch):
     assert timings.generated_tokens == 3
     assert timings.generated_tokens_per_s == pytest.approx(2.0)
     assert watch.elapsed == 3.0
-    without = Stopwatch()
+    without = Stopwatch(LOADED)
     assert list(without.watch(iter(()), prompt_tokens=10)) == []
     timings = without.timings()
     assert timings.first_token_s is timings.prompt_tokens_per_s is None
@@ -200,16 +203,16 @@ def test_the_stopwatch_tells_the_prompts_peak_from_the_decodings(process):
     def said():
         return [(peak.phase, peak.resident_bytes) for peak in watch.timings().peaks]
 
-    watch = Stopwatch()
+    watch = Stopwatch(LOADED)
     for sizes in ((80, 10, 10), (20, 40, 10)):  # two batches, one after the other
         assert len(list(tokens(watch, process, *sizes))) == 3
     assert said() == [("prefill", 180 * MIB), ("decode", 140 * MIB)]
-    watch = Stopwatch()
+    watch = Stopwatch(LOADED)
     cut_short = tokens(watch, process, 10, 90, 10)
     next(cut_short)
     next(cut_short)
     assert said()[1] == ("decode", 190 * MIB)
     cut_short.close()
-    watch = Stopwatch()
+    watch = Stopwatch(LOADED)
     assert len(list(tokens(watch, process, 1))) == 1
     assert [phase for phase, _ in said()] == ["prefill"], "there was no decoding"

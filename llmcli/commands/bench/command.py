@@ -50,6 +50,7 @@ ELSEWHERE = {
     "--max-tokens": "did you mean `-n`, new tokens of a test?",
     "--pairs": "did you mean `-r`, runs of each test?",
     **dict.fromkeys(("--oe", "--output-err"), "rows go to stdout alone: see `-o`"),
+    "--compare": "did you mean `llmcli bench compare A B`?",
     "--list-devices": "`llmcli env` lists the devices",
     "--context-length": "the cache is as long as each test needs: see `-d`, `-p` and `-n`",
 }
@@ -79,7 +80,8 @@ def command(
     standard deviation, as llama-bench computes them. Also shown: time to the first token,
     percentiles of the times between tokens, peak memory, load time, and the share of what the
     machine's measured ceilings allow. A configuration that cannot run is a row with its error.
-    Options of llama-bench that change nothing here are accepted and ignored.
+    Options of llama-bench that change nothing here are accepted and ignored. `llmcli bench
+    compare A B` compares two results.
     """
 
     out = Output("bench", output)

@@ -83,9 +83,11 @@ class AnswerScreen:
         if self._console is not None:  # the terminal may have another width by now
             self._out.fit()
             self._console.width = self._out.out.width
-        stream = self._part[1]
-        verbatim = printable(text) if self._terminal else text
-        self._write(verbatim if stream is None else stream.push(text))
+        if (stream := self._part[1]) is not None:
+            text = stream.push(text)
+        elif self._terminal:
+            text = printable(text)
+        self._write(text)
 
     def _close(self) -> None:
         if self._part is not None and self._part[1] is not None:

@@ -41,20 +41,24 @@ class Tally:
     prefill_s: float = 0.0
     decode_s: float = 0.0
 
+    def count(self, token: _Indexed) -> None:
+        """Counts one more token."""
+        self.generated += 1
+        self.decoded += token.index > 0
+
 
 class Stopwatch:
     """Adds up the time that several streams of tokens took, one after the other.
 
     Only the time spent inside the engine counts, not what the consumer does with a token.
     A stream's first token costs the prompts; the others (`index` > 0) cost decoding. `total` is of
-    all streams. Memory is watched too, that of the GPU of `loaded` if it is on one. `loaded` also
-    has the seconds and the memory of what came before the streams.
+    all streams. Memory is watched too, on the model's device where it is a GPU. `loaded` has the
+    seconds and the memory of what came before the streams.
     """
 
-    def __init__(self, loaded: Loaded | None = None) -> None:
+    def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
-        self._device = None if loaded is None else loaded.model.device
-        self._held = PhaseMemory(self._device)
+        self._held = PhaseMemory(loaded.model.device)
         self.elapsed = 0.0
         self.total = Tally()
         self._stream = Tally()  # the stream that runs
@@ -73,8 +77,7 @@ class Stopwatch:
                 total.first_token_s = stream.first_token_s
         with self._held.phase("decode"):
             while token is not None:
-                total.generated += 1
-                total.decoded += token.index > 0
+                total.count(token)
                 yield token
                 token = self._timed(tokens)
                 stream.decode_s = self.elapsed - first
@@ -87,26 +90,25 @@ class Stopwatch:
         stream to its own last token.
         """
         tally.prompt_tokens = prompt_tokens
-        tally.generated += 1
-        tally.decoded += token.index > 0
+        tally.count(token)
         tally.first_token_s = self._stream.first_token_s
         tally.prefill_s, tally.decode_s = self._stream.prefill_s, self._stream.decode_s
 
     def timings(self, tally: Tally | None = None) -> Timings:
         """`tally` as a report (None: the total), with the loading and the memory of the run."""
-        one, loaded = self.total if tally is None else tally, self._loaded
+        one = self.total if tally is None else tally
         # after a single new token there was no decoding
         peaks = [peak for peak in self._held.peaks if peak.phase != "decode" or self.total.decoded]
         return Timings(
-            import_s=0.0 if loaded is None else loaded.import_s,
-            load_s=0.0 if loaded is None else loaded.load_s,
+            import_s=self._loaded.import_s,
+            load_s=self._loaded.load_s,
             first_token_s=one.first_token_s,
             prompt_tokens=one.prompt_tokens,
             prompt_tokens_per_s=_rate(one.prompt_tokens, one.prefill_s),
             generated_tokens=one.generated,
             generated_tokens_per_s=_rate(one.decoded, one.decode_s),
-            peak_memory_bytes=highest_bytes(self._device),
-            peaks=(*(() if loaded is None else loaded.peaks), *peaks),
+            peak_memory_bytes=highest_bytes(self._loaded.model.device),
+            peaks=(*self._loaded.peaks, *peaks),
         )
 
     def _timed(self, tokens: Iterator[T]) -> T | None:

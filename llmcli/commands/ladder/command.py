@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from llmcli.config import ModelConfig
     from llmcli.model import Model
 
+EPILOG = """
+Examples:
+
+  llmcli ladder "In the beginning" -m tiny
+  llmcli ladder "In the beginning" -m tiny --rung 1,3
+  llmcli ladder "In the beginning" -m tiny --rung 3 --explain
+  llmcli ladder -m tiny --rung cache
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LadderOptions:

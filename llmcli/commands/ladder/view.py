@@ -23,6 +23,7 @@ _GOOD, _BAD, _COPY = "green", "bold red", "yellow"
 BAR = 10  # columns of the longest bar
 CELL = 11  # columns of a number
 LABEL = 18  # … and of the token that a row belongs to, at most
+SOURCE = 120  # columns of source and shapes where nothing bounds them, as in a pipe
 INDENT = "  "
 FORMULA = "italic"
 COLUMNS = [
@@ -268,7 +269,7 @@ class _Function:
         if one.words:
             yield Text(one.words.partition("\n\n")[0].replace("\n", " "), style=FAINT)
         for line in one.lines:
-            yield from _source(line, width)
+            yield from _source(line, min(width, SOURCE))
             for step in line.steps if self.numbers else ():
                 for row in self._rows(step, width):
                     yield Text(row, style=FAINT)

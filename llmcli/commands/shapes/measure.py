@@ -30,10 +30,10 @@ from llmcli.commands.shapes.report import (
 )
 from llmcli.config import ModelConfig
 from llmcli.families import Plan as FillPlan
-from llmcli.families import parts_to_fill, shape_after
+from llmcli.families import parts_to_fill
 from llmcli.families.sources import sources
 from llmcli.graph.spec import PHASES, Call, Kind, Phase
-from llmcli.measure.fit import unscaled
+from llmcli.measure.fit import misfits, unscaled
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.numbers import counted, spans, together
 from llmcli.records.text import Token
@@ -333,18 +333,11 @@ def stored_check(
     if not checkpoint.tensors:
         return ()
     shapes = stored_shapes(config)
-    parts = parts_to_fill(todo.loads, shapes)
-    made = {
-        load.part: shape_after(checkpoint.tensors[load.source].shape, load.ops)
-        for load in todo.loads
-    }
-    wrong = [part for part, shape in parts.items() if made.get(part) != shape]
-    wrong += (load.source for load in todo.loads if load.part not in parts)
-    wrong += unscaled(todo, checkpoint.tensors)
+    wrong = [*misfits(todo, checkpoint.tensors, shapes), *unscaled(todo, checkpoint.tensors)]
     held, made_of = counted(len(checkpoint.tensors), "tensor"), counted(len(shapes), "parameter")
     other = counted(len(todo.surplus), "surplus tensor") if todo.surplus else "no other"
     words = f"the file has {held}, from which {made_of} can be made, and {other}"
-    return (difference("stored", words, [*wrong, *todo.unexpected]),)
+    return (difference("stored", words, wrong),)
 
 
 def file_tensors(checkpoint: Checkpoint) -> tuple[Stored, ...]:

@@ -332,13 +332,20 @@ def look(chat: InChat, _given: dict[str, str]) -> Shown:
     model, tokens = chat.model, min(len(chat.ids), chat.room - LOOK_NEW)
     with Progress(chat.out) as progress:
         ceilings = measure_ceilings(
-            model.device, model.arithmetic, threads=torch.get_num_threads(), progress=progress,
-            working_set=step_bytes(model.config, tokens + LOOK_NEW, numbers=model.arithmetic),
-        )  # fmt: skip
-        report = measure_timing(
-            model, chat.ids[-tokens:], LOOK_NEW, pairs=LOOK_PAIRS, ceilings=ceilings,
+            model.device,
+            model.arithmetic,
+            threads=torch.get_num_threads(),
             progress=progress,
-        )  # fmt: skip
+            working_set=step_bytes(model.config, tokens + LOOK_NEW, numbers=model.arithmetic),
+        )
+        report = measure_timing(
+            model,
+            chat.ids[-tokens:],
+            LOOK_NEW,
+            pairs=LOOK_PAIRS,
+            ceilings=ceilings,
+            progress=progress,
+        )
     if report.interrupted:
         raise KeyboardInterrupt
     return render_timing(report), report.checks

@@ -125,9 +125,7 @@ def test_memory_is_that_of_all_tokens():
     )
     assert one > 4 * weights
     long = SpeedTest(n_prompt=900, n_gen=0)
-    needs = [
-        LLAMA.memory_bytes(long, n) for n in (1, 64, 512)
-    ]
+    needs = [LLAMA.memory_bytes(long, n) for n in (1, 64, 512)]
     assert needs[0] < needs[1] < needs[2]
 
 

@@ -153,7 +153,7 @@ class RunOptions:
     output: FormatName | None = opt(
         None,
         "-o --output FORMAT",
-        "Format on stdout: csv, json, jsonl, md, sql or none. [default: md]",
+        "Format on stdout (`-o csv > FILE`): csv, json, jsonl, md, sql or none. [default: md]",
     )
     progress: bool = opt(False, "--progress", "A line on stderr for every run.")
     verbose: bool = opt(False, "-v --verbose", "Machine, ceilings and loads on stderr.")

@@ -35,7 +35,7 @@ from llmcli.ops.quant.decode import FORMATS as BLOCKS
 from llmcli.ops.quant.encode import quantize
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.records.document import ViewCheck
-from llmcli.records.work import Progress
+from llmcli.records.work import Progress, no_progress
 
 TOKENS, STEPS = 11, 4
 # Differences of logits as shares of the largest one, and divergences in nats: several times the
@@ -285,13 +285,12 @@ def groups_of(device: torch.device) -> list[Group]:
 
 
 def measure_groups(
-    device: torch.device, progress: Progress | None = None
+    device: torch.device, progress: Progress = no_progress
 ) -> tuple[GroupResult, ...]:
     """Each property over its models; of each the worst model."""
     results, groups = [], groups_of(device)
     for done, group in enumerate(groups):
-        if progress is not None:
-            progress(f"checking {group.name}", done, len(groups))
+        progress(f"checking {group.name}", done, len(groups))
         begin, worst, where = perf_counter(), -1.0, ""
         for name, config in group.models.items():
             value, at = group.measure(config, device)
@@ -349,9 +348,7 @@ def random_decoder(
     return decoder
 
 
-def random_blocks(
-    format: str, rows: int, columns: int, generator: torch.Generator
-) -> Tensor:
+def random_blocks(format: str, rows: int, columns: int, generator: torch.Generator) -> Tensor:
     """Rows of blocks as a file has them, uint8: random codes, numbers of the size of the others."""
     wanted = 1.5 / columns**0.5
     if format in ("Q8_0", "Q4_1"):
