@@ -52,7 +52,7 @@ ELSEWHERE = {
     **dict.fromkeys(("--oe", "--output-err"), "rows go to stdout alone: see `-o`"),
     "--compare": "did you mean `llmcli bench compare A B`?",
     "--list-devices": "`llmcli env` lists the devices",
-    "--context-length": "the cache is as long as each test needs: `-d` + `-p` + `-n` tokens",
+    "--context-length": "the cache is as long as each test needs: see `-d`, `-p` and `-n`",
 }
 EPILOG = """
 Examples:

@@ -66,9 +66,7 @@ class DumpOptions:
     no_check: bool = opt(
         False, "--no-check", "Skip recomputing the tensors from their formulas."
     )
-    every: bool = opt(
-        False, "--all", "Show every tensor in detail, also of models with many layers."
-    )
+    every: bool = opt(False, "--all", "Show every tensor of every layer in detail.")
 
     def check(self, config: ModelConfig) -> None:
         """Refuses names that match nothing, before the weights are read."""

@@ -113,8 +113,8 @@ def command(
 
     Also the load of every expert, the margins of the choices, and the share of the shared expert.
     The forward pass is that of `generate`. Checks: the chosen experts have the top router scores,
-    the weights follow from the scores, the weighted sum plus the shared expert is the layer's
-    output, and loads count every choice once; otherwise the command exits 1.
+    the weights follow from the scores, the weighted sum plus the shared expert is what the layer
+    adds, and loads count every choice once; otherwise the command exits 1.
     """
     from llmcli.commands.experts.view import render_experts
 

@@ -57,8 +57,7 @@ class LensOptions(PlacesOptions):
     layer: str | None = opt(
         None,
         "--layer LAYERS",
-        "Layers such as 0,3-5,-1; the last one is always included. [default: the embedding and "
-        "all]",
+        "Layers such as 0,3-5,-1; the last is always included. [default: the embedding and all]",
     )
     mid: bool = opt(
         False, "--mid", "Also inside a layer, between attention and feed-forward part (resid_mid)."
@@ -90,7 +89,7 @@ class LensOptions(PlacesOptions):
     every: bool = opt(
         False,
         "--all",
-        "Show every layer, and all details of a single position, whatever the screen's height.",
+        "Show every layer, and all details of a single position, at any height.",
     )
     force: bool = opt(False, "--force", "Write the file even if it is very large.")
 

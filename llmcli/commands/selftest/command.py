@@ -18,11 +18,10 @@ from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
 
 EPILOG = """
-Small models of every kind are computed in float64, float32 and bfloat16 and
-compared with the graph's own evaluation, step by step, with taps and edits,
-replayed, and at every level of the kernels. Then a 1B and an 8B shape with
-random weights are timed, alternating with the rate at which this machine reads
-memory and multiplies matrices, and with transformers where it is installed.
+Small models of every kind are computed in float64, float32 and bfloat16 and compared with the
+graph's own evaluation, step by step, with taps and edits, replayed, and at every level of the
+kernels. Then a 1B and an 8B shape with random weights are timed, alternating with measurements of
+this machine's memory and matrix rates, and with transformers where it is installed.
 
 Examples:
 

@@ -183,8 +183,7 @@ def command(
     model: Annotated[ModelOptions, Without(("activations", "threads", "seed", "random_weights"))],
     output: ViewOutputOptions,
 ) -> None:
-    """Every tensor of a model: symbolic and numeric shape, memory, formula, and the file's own
-    name.
+    """Every tensor of a model: symbolic and numeric shape, memory, formula, name in the file.
 
     From the configuration and the headers of the files alone, without weights and without
     PyTorch. A PROMPT gives the number of tokens. Layers that are identical are one row. A model as
