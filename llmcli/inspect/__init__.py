@@ -1,1 +1,1 @@
-"""What the commands that look inside a model share: passes, attention maps, recurrences, formulas."""
+"""What commands that look inside a model share: passes, attention maps, recurrences, formulas."""
