@@ -63,7 +63,7 @@ def _processor(machine: Machine) -> None:
 
     read, flags = header.system_text, frozenset(machine.features.split())
     text = f"model name\t: {machine.processor}\nflags\t\t: {machine.features}\n"
-    header.system_text = lambda path: text if path == "/proc/cpuinfo" else read(path)  # type: ignore[assignment]
+    header.system_text = lambda *path: text if path == ("/proc/cpuinfo",) else read(*path)  # type: ignore[assignment]
     processor.flags = lambda: flags  # type: ignore[assignment]
 
 
