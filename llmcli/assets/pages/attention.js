@@ -60,12 +60,10 @@ function choose(change) {
   draw();
 }
 
-function next(list, one) { return list[(list.indexOf(one) + 1) % list.length]; }
-
 function keyed(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
+  if (event.target.tagName === "SELECT") return;
   const maps = ["patterns", ...data.metrics.map((metric) => metric.name)];
-  const actions = {
+  act(event, {
     ArrowLeft: () => choose({ head: state.head - 1 }),
     ArrowRight: () => choose({ head: state.head + 1 }),
     ArrowUp: () => choose({ layer: state.layer - 1 }),
@@ -77,10 +75,7 @@ function keyed(event) {
     m: () => choose({ map: next(maps, state.map) }),
     t: () => otherTheme(draw),
     0: () => moveTo(0, 0, T),
-  };
-  if (!actions[event.key]) return;
-  event.preventDefault();
-  actions[event.key]();
+  });
 }
 
 function listen() {

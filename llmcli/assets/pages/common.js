@@ -115,3 +115,12 @@ function fromHash() {
 function toHash(state) {
   history.replaceState(null, "", `#${new URLSearchParams(state)}`);
 }
+
+function next(list, one) { return list[(list.indexOf(one) + 1) % list.length]; }
+
+// Runs the action of a key; with Ctrl, Alt or Meta keys are the browser's.
+function act(event, actions) {
+  if (event.ctrlKey || event.metaKey || event.altKey || !actions[event.key]) return;
+  event.preventDefault();
+  actions[event.key]();
+}

@@ -147,20 +147,15 @@ function page(way) {
 }
 
 function keyed(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const names = Object.keys(BY);
-  const actions = {
+  act(event, {
     ArrowLeft: () => choose({ place: state.place - 1 }),
     ArrowRight: () => choose({ place: state.place + 1 }),
     ArrowUp: () => choose({ layer: state.layer - 1 }),
     ArrowDown: () => choose({ layer: state.layer + 1 }),
-    c: () => choose({ by: names[(names.indexOf(state.by) + 1) % names.length] }),
+    c: () => choose({ by: next(Object.keys(BY), state.by) }),
     Escape: () => choose({ expert: -1 }),
     t: () => otherTheme(() => choose({})),
-  };
-  if (!actions[event.key]) return;
-  event.preventDefault();
-  actions[event.key]();
+  });
 }
 
 function cellOf(event) {

@@ -194,11 +194,8 @@ function page(by) {
   choose({ first, place: Math.max(first, Math.min(first + WIDE - 1, state.place + by * WIDE)) });
 }
 
-function next(list, one) { return list[(list.indexOf(one) + 1) % list.length]; }
-
 function keyed(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const actions = {
+  act(event, {
     ArrowLeft: () => choose({ place: state.place - 1 }),
     ArrowRight: () => choose({ place: state.place + 1 }),
     ArrowUp: () => choose({ row: state.row - 1 }),
@@ -206,10 +203,7 @@ function keyed(event) {
     c: () => choose({ by: next(Object.keys(BY), state.by) }),
     w: () => choose({ words: next(WORDS.map(([name]) => name), state.words) }),
     t: () => otherTheme(draw),
-  };
-  if (!actions[event.key]) return;
-  event.preventDefault();
-  actions[event.key]();
+  });
 }
 
 function cellOf(event) {
