@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -116,6 +117,12 @@ def release_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
+
+
+def free_unreferenced() -> None:
+    """Free what nothing refers to any more, such as a model and its cache, on every device."""
+    gc.collect()
+    torch.cuda.empty_cache()  # nothing where CUDA was never used
 
 
 @contextmanager

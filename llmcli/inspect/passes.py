@@ -5,6 +5,7 @@ Axes of what a cache holds: K key/value heads, S positions, d size of a head.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -172,7 +173,7 @@ def _tap(watch: Watch, session: Session) -> Tap:
     return lambda name, tensor: watch(session.lengths[0], name, tensor)
 
 
-class _Proof:
+class _Proof(ABC):
     """Watches calls that read tokens into `state`, layer by layer; `_now`: of the current one.
 
     `name` and `words` are those of its check.
@@ -200,9 +201,9 @@ class _Proof:
             self._read(of, first, first + tensor.shape[-2])
             self._now = {}
 
+    @abstractmethod
     def _read(self, of: LayerMap, first: int, end: int) -> None:
         """All that one call emitted of a layer."""
-        raise NotImplementedError
 
     def _walk(self, of: LayerMap, *, results: bool = False) -> Walk:
         """A recurrence goes on from the state before the call, and leaves its own in the cache."""

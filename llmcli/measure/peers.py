@@ -4,7 +4,6 @@ what we do. llama.cpp has a module of its own.
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import sys
@@ -253,9 +252,7 @@ class Transformers:
     def close(self) -> None:
         """Lets go of model and cache."""
         self._model = self._cache = self._logits = None
-        gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        devices.free_unreferenced()
 
 
 def read_model(ours: Model) -> tuple[Any, float]:

@@ -71,6 +71,17 @@ class ViewCheck:
         return self.value <= self.tolerance
 
 
+class Checked:
+    """A report that is right if its checks hold; a base of dataclasses that have this field."""
+
+    checks: tuple[ViewCheck, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check holds."""
+        return all(check.ok for check in self.checks)
+
+
 def checks_document(checks: Iterable[ViewCheck]) -> dict[str, dict[str, object]]:
     """The `checks` object of a JSON document, by name."""
     return {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -82,7 +83,7 @@ class GivenMessage:
         return found
 
 
-class Conversation:
+class Conversation(ABC):
     """Messages that `generate` answers, and the variables of the chat template beside them.
 
     A base of dataclasses that have these two fields.
@@ -108,9 +109,9 @@ class Conversation:
         ended = last.finish_reason in ("eos", "stop") or last.content is None
         return ended and bool(last.role == "assistant")
 
+    @abstractmethod
     def template_input(self) -> tuple[Mapping[str, Any], ...]:
         """The messages as a chat template takes them."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,8 +44,10 @@ class MatrixExports:
     """
 
     def __init__(self, look: Inspection, options: AttentionOptions, stack: ExitStack) -> None:
+        from llmcli.model import dtype_name
+
         self._look, self._options, self._stack = look, options, stack
-        config, dtype = look.model.config, "float32"
+        config = look.model.config
         self._heads = options.heads_of(config)
         self._windows = {layer: config.layers[layer].window for layer in self._heads}
         mixers = {layer: graph(config).mixers[layer].name for layer in self._heads}
@@ -55,9 +57,8 @@ class MatrixExports:
         self._page = AttentionPage(options.matrices)
         self._matrices: dict[int, np.ndarray] = {}
         self._writer: ArrayWriter | None = None
-        if str(look.model.dtype) == "torch.float64":
-            dtype = "float64"
         count = len(look.ids) + look.generate  # at most
+        dtype = dtype_name(look.model.stream_dtype)
         arrays = [
             ArrayPlan(self._names[layer], dtype, (len(heads), count, count))
             for layer, heads in self._heads.items()

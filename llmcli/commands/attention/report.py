@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from llmcli.commands.attention.options import Span
 from llmcli.records.attention import Label, Matrix, Metric, What
-from llmcli.records.document import APART, ViewCheck
+from llmcli.records.document import APART, Checked, ViewCheck
 from llmcli.records.text import Token
 
 Key = TypeVar("Key")
@@ -72,7 +72,7 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionReport:
+class AttentionReport(Checked):
     """The requested heads, in order.
 
     The first `prompt_tokens` of `tokens` were given, the others generated.
@@ -118,11 +118,6 @@ class AttentionReport:
         """Whether there are maps with negative weights."""
         return any(layer.signed for layer in self.layers)
 
-    @property
-    def ok(self) -> bool:
-        """Whether every check holds."""
-        return all(check.ok for check in self.checks)
-
 
 @dataclass(frozen=True, kw_only=True)
 class HeadStates:
@@ -154,7 +149,7 @@ class LayerStates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatesReport:
+class StatesReport(Checked):
     """States after the tokens at some `positions`, evenly spread, the last token among them.
 
     The first `prompt_tokens` of `tokens` were given, the others generated.
@@ -167,8 +162,3 @@ class StatesReport:
     positions: tuple[int, ...]
     layers: tuple[LayerStates, ...]
     checks: tuple[ViewCheck, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether every check holds."""
-        return all(check.ok for check in self.checks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from llmcli.records.document import ViewCheck
+from llmcli.records.document import Checked, ViewCheck
 from llmcli.records.text import Token
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ExpertsLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertsReport:
+class ExpertsReport(Checked):
     """The mixtures of the requested layers; `positions` index `tokens`.
 
     The first `prompt_tokens` of `tokens` are the prompt's, the others the model wrote. Loads,
@@ -81,8 +81,3 @@ class ExpertsReport:
     def from_prompt(self) -> int:
         """How many of `positions`, the first ones, are of the prompt."""
         return sum(position < self.prompt_tokens for position in self.positions)
-
-    @property
-    def ok(self) -> bool:
-        """Whether every check holds."""
-        return all(check.ok for check in self.checks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -33,7 +34,7 @@ LABEL_COLUMNS = 72  # of the line before each text of a batch
 
 
 @dataclass(kw_only=True)
-class Presentation:
+class Presentation(ABC):
     """Everything is loaded, read and checked; `write` generates and writes.
 
     `level`: which statistics stderr gets. `drawn`: the seed was drawn for this run. Each subclass
@@ -50,16 +51,17 @@ class Presentation:
     drawn: bool
     text: ClassVar[bool] = False  # what stdout gets is no JSON
 
+    @abstractmethod
     def __post_init__(self) -> None:
-        """Prepares the format; the dataclass calls that of the subclass."""
+        """Prepares the format."""
 
+    @abstractmethod
     def token(self, number: int, token: Token) -> None:
         """Takes a token of the sequence `number`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Writes what is held back."""
-        raise NotImplementedError
 
     def write(self) -> None:
         """Generates and writes. An interruption keeps what there is and raises Stopped."""

@@ -29,6 +29,7 @@ from llmcli.config import ModelConfig
 from llmcli.errors import NotFinite
 from llmcli.formats.packed import Packed
 from llmcli.graph.evaluation import rule
+from llmcli.inspect.kernel import layer_of
 from llmcli.inspect.passes import Passes
 from llmcli.model import Model, dtype_name
 from llmcli.ops.norm import at_least_float32
@@ -134,7 +135,7 @@ def measure_lens(
 
 def _layer(name: str) -> int | None:
     """The layer that wrote a row, None for the embedding."""
-    return None if name.endswith("resid_pre") else int(name.split(".")[1])
+    return None if name.endswith("resid_pre") else layer_of(name)
 
 
 def _require_memory(model: Model, rows: int, positions: int, tokens: int) -> None:

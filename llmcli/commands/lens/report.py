@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmcli.records.document import ViewCheck
+from llmcli.records.document import Checked, ViewCheck
 from llmcli.records.text import Token
 
 
@@ -41,7 +41,7 @@ class LensRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LensReport:
+class LensReport(Checked):
     """Rows from the embedding to the last block; `positions` index `tokens`.
 
     The first `prompt_tokens` of `tokens` are the prompt's, the others the model wrote. `targets`:
@@ -67,11 +67,6 @@ class LensReport:
     def from_prompt(self) -> int:
         """How many of `positions`, the first ones, are of the prompt."""
         return sum(position < self.prompt_tokens for position in self.positions)
-
-    @property
-    def ok(self) -> bool:
-        """Whether every check holds."""
-        return all(check.ok for check in self.checks)
 
 
 def short_name(name: str, *, embedding: str = "embed") -> str:

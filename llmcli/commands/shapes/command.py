@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
-from llmcli.measure.machine import environment
+from llmcli.measure.machine import cpu, environment, machine_devices
 from llmcli.records.document import members
 from llmcli.records.text import Token
 from llmcli.shell.encoding import ChatOptions, check_fits, encode
@@ -192,7 +192,6 @@ def command(
     from llmcli.anatomy import stored_shapes
     from llmcli.families import planned, translate
     from llmcli.measure.fit import chosen_arithmetic
-    from llmcli.measure.machine import cpu, machine_devices
 
     out = Output("shapes", output)
     text = None

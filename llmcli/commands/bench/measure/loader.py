@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
@@ -15,7 +14,7 @@ from llmcli.checkpoints import Checkpoint, open_checkpoint
 from llmcli.checkpoints.locate import find
 from llmcli.commands.bench.report.plan import Plan
 from llmcli.commands.bench.report.settings import Settings, Weights
-from llmcli.devices import resolve_device
+from llmcli.devices import free_unreferenced, resolve_device
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.loading.arithmetic import quantize_without_effect
 from llmcli.loading.load import load_checkpoint, load_shapes
@@ -245,8 +244,7 @@ class EngineLoader:
         """Gives the model's memory back."""
         if self._loaded is not None:
             self._loaded = None
-            gc.collect()
-            torch.cuda.empty_cache()  # nothing where CUDA was never used
+            free_unreferenced()
 
     def _open(self, name: str, *, fetch: bool = True) -> tuple[Checkpoint, float]:
         """The checkpoint, and the seconds that its headers took once they were there.

@@ -274,7 +274,7 @@ def measure_shape(
         engine.start(need.context, torch.get_num_threads(), PROMPT)
         engine.read(_prompt())
     engines: list[Engine] = [engine]
-    peer = open_peer(one, model) if against else None
+    peer = random_peer(one, model) if against else None
     if peer is not None:
         peer.start(need.context, torch.get_num_threads(), PROMPT)
         engines.append(peer)
@@ -287,8 +287,7 @@ def measure_shape(
     while engines:
         engines.pop().close()
     del model, engine, peer
-    gc.collect()
-    torch.cuda.empty_cache()  # nothing where CUDA was never used
+    devices.free_unreferenced()
     return [decode, prefill], memory
 
 
@@ -296,7 +295,7 @@ def _prompt() -> list[int]:
     return [number % 1000 for number in range(PROMPT)]
 
 
-def open_peer(one: Shape, ours: Model) -> Transformers | None:
+def random_peer(one: Shape, ours: Model) -> Transformers | None:
     """transformers' model of the same shape, with random weights in the same dtype, on its own.
 
     None where it is not installed or too old, or where there is no memory for its model.
