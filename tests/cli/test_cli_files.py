@@ -211,20 +211,20 @@ def test_other_files_beside_a_model_are_replaced(cli, tmp_path):
 
 
 WRITER = """
-import os, sys, time
+import sys
 from llmcli.shell.files import whole_file
 with whole_file(sys.argv[1]) as file:
     file.write(b"half")
     file.flush()
     print("begun", flush=True)
-    time.sleep(600)
+    sys.stdin.read()
 """
 
 
 def test_the_partial_file_of_a_killed_process_is_removed_by_the_next_write(tmp_path):
     (program := tmp_path.parent / "writer.py").write_text(WRITER)
     argv = [sys.executable, str(program), str(tmp_path / "a.npz")]
-    with children.start(argv, stdout=subprocess.PIPE) as process:
+    with children.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"begun\n"
         (partial,) = os.listdir(tmp_path)
         write_file(str(tmp_path / "b.npz"), b"whole")
