@@ -7,22 +7,13 @@ file that these were filled from.
 import torch
 import torch.nn.functional as F
 
-from llmcli.anatomy import stored_shapes
 from llmcli.anatomy.graph import graph
 from llmcli.commands.shapes.measure import ShapesRequest
 from llmcli.engine.session import Session
-from llmcli.families import planned, translate
 from llmcli.inspect.kernel import mixer_of
 from llmcli.inspect.passes import remembered
 from llmcli.model import dtype_name
 from llmcli.records.numbers import together
-
-
-def planned_fill(checkpoint, config=None):
-    """The configuration of a checkpoint, and the plan that fills the parameters from it."""
-    own, rules = translate(checkpoint)
-    config = config or own
-    return config, planned(checkpoint, rules, config, stored_shapes(config))
 
 
 def roots(specs):

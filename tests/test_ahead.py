@@ -16,13 +16,14 @@ from llmcli.errors import CheckpointError
 from llmcli.formats.packed import Packed
 from llmcli.loading.ahead import start
 from llmcli.loading.load import load_checkpoint
+from llmcli.loading.prepared import prepare
 from llmcli.ops.quant import quantize
 
 pytestmark = needs_kernels
 
 
 def started(checkpoint, *, dtype="auto", quantize="auto", free=1 << 40):
-    return start(checkpoint, dtype=dtype, quantize=quantize, bfloat16=False, free=free)
+    return start(prepare(checkpoint), dtype=dtype, quantize=quantize, bfloat16=False, free=free)
 
 
 @pytest.fixture
@@ -90,11 +91,12 @@ def test_threads_keep_what_they_read_and_write(path):
     """Loading that fails lets go of it while they are at work: this process ended with a crash."""
     program = (
         "import gc, pathlib, sys, time\n"
-        "from llmcli.loading.ahead import start\nfrom llmcli.checkpoints import open_checkpoint\n"
+        "from llmcli.loading.ahead import start\nfrom llmcli.loading.prepared import prepare\n"
+        "from llmcli.checkpoints import open_checkpoint\n"
         "for _ in range(5):\n"
         "    checkpoint = open_checkpoint(pathlib.Path(sys.argv[1]))\n"
         "    options = {'dtype': 'auto', 'quantize': 'auto', 'bfloat16': False, 'free': 1 << 40}\n"
-        "    ahead = start(checkpoint, **options)\n"
+        "    ahead = start(prepare(checkpoint), **options)\n"
         "    assert ahead is not None\n"
         "    del ahead, checkpoint\n"
         "    gc.collect()\n"

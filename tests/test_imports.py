@@ -87,7 +87,7 @@ def part_of(module):
     command's folder, see above. `llmcli.graph.evaluation`, `llmcli.kernels.triton` and what
     `llmcli.loading` does before PyTorch is there, `ahead`, are parts of their own, too.
     """
-    if module in ("llmcli.loading.ahead", "llmcli.loading.arithmetic"):
+    if module in ("llmcli.loading.ahead", "llmcli.loading.prepared"):
         return "ahead"
     if module.startswith("llmcli.graph.evaluation"):
         return "evaluation"

@@ -14,7 +14,7 @@ from rich.console import Console
 from tiny_checkpoints import llama_tensors, write_llama
 
 import llmcli.parts.norm.graph as norms
-from llmcli.anatomy import parameters
+from llmcli.anatomy import model, parameters
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.graph import graph
@@ -38,9 +38,12 @@ def wide_norms(monkeypatch):
     monkeypatch.setattr(
         norms, "norm_parameters", lambda *a: tuple(replace(p, wide=True) for p in plain(*a))
     )
-    graph.cache_clear()
+    caches = graph, model._parameters
+    for cached in caches:
+        cached.cache_clear()
     yield
-    graph.cache_clear()
+    for cached in caches:
+        cached.cache_clear()
 
 
 @pytest.fixture

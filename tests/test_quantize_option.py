@@ -14,8 +14,8 @@ from llmcli.commands.load.measure.run import measure_load
 from llmcli.errors import UsageError
 from llmcli.formats.packed import Packed
 from llmcli.kernels import native
-from llmcli.loading.arithmetic import quantize_without_effect
 from llmcli.loading.load import load_checkpoint, load_shapes
+from llmcli.loading.prepared import quantize_without_effect
 from llmcli.ops.quant import dequantize, quantize
 from llmcli.records.info import Device
 from llmcli.records.work import Stages

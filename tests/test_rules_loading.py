@@ -12,7 +12,7 @@ import pytest
 import torch
 from decoder_parameters import parameters_of
 from live_tensors import Live
-from planned import planned_fill, wrongly_filled
+from planned import wrongly_filled
 from safetensors.torch import save_file
 from tiny_checkpoints import LLAMA, in_chunks, llama_tensors, write_llama
 
@@ -40,6 +40,7 @@ from llmcli.families.llama import from_hf
 from llmcli.formats.dense import Dense
 from llmcli.loading import filling
 from llmcli.loading.load import load_checkpoint
+from llmcli.loading.prepared import prepare
 from llmcli.loading.weights import check_fit, load_weights
 from llmcli.measure.machine import cpu
 from llmcli.records.work import Stages
@@ -338,7 +339,7 @@ def test_a_tensor_of_a_part_that_the_model_has_not_is_surplus_in_every_view(tmp_
     assert (report.ok, report.fault) == (True, None)
     info = measure_info(checkpoint, [cpu()])
     assert info.surplus == (name,)
-    stored = stored_check(checkpoint, *reversed(planned_fill(checkpoint)))
+    stored = stored_check(prepare(checkpoint))
     assert all(check.ok for check in (*info.checks, *stored))
     assert "and 1 surplus tensor" in stored[0].words
 
@@ -347,9 +348,9 @@ def test_experts_are_as_well_in_the_views_of_headers(tmp_path, family):
     family(*ITEMS)
     checkpoint = open_checkpoint(write(tmp_path, with_items()))
     assert all(check.ok for check in measure_info(checkpoint, [cpu()]).checks)
-    config, todo = planned_fill(checkpoint)
-    assert stored_check(checkpoint, todo, config)[0].ok
-    stored = stored_tensors(checkpoint, todo, config)
+    prepared = prepare(checkpoint)
+    assert stored_check(prepared)[0].ok
+    stored = stored_tensors(prepared)
     up = stored["blocks.1.mlp.W_up"]
     assert up.source == "model.layers.1.mlp.experts.{0-47}.up.weight"
     assert up.stored_bytes == 48 * 32 * 4
@@ -358,7 +359,7 @@ def test_experts_are_as_well_in_the_views_of_headers(tmp_path, family):
     gone = {k: t for k, t in with_items().items() if "1.mlp.experts.7." not in k}
     lacking = open_checkpoint(write(tmp_path, gone))
     names = next(c for c in measure_info(lacking, [cpu()]).checks if c.name == "stored_names")
-    for found in (names, stored_check(lacking, *reversed(planned_fill(lacking)))[0]):
+    for found in (names, stored_check(prepare(lacking))[0]):
         assert (found.value, found.where) == (1.0, "blocks.1.mlp.W_up[7]")
 
 

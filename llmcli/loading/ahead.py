@@ -14,20 +14,19 @@ from threading import Thread
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import Checkpoint
 from llmcli.checkpoints.files import shown
-from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, LlmcliError
-from llmcli.families import Load, Plan, UnpairRows, plan, shape_after, translate
+from llmcli.families import Load, UnpairRows, shape_after
 from llmcli.graph.blocks import PACKED, packed_bytes
 from llmcli.kernels import native
 from llmcli.limits import processors
-from llmcli.loading.arithmetic import arithmetic_of
+from llmcli.loading.prepared import Prepared
 
 _AT_ONCE = 1 << 20  # bytes of a file per work item
 _THREADS = 4  # at most, besides the importing one
 
 
 def start(
-    checkpoint: Checkpoint, *, dtype: str, quantize: str, bfloat16: bool, free: int | None
+    prepared: Prepared, *, dtype: str, quantize: str, bfloat16: bool, free: int | None
 ) -> Ahead | None:
     """Start packing matrices that a CPU keeps in blocks with these options; None without any.
 
@@ -35,15 +34,10 @@ def start(
     multiplication. Invalid options and misfits are reported by the loading itself.
     """
     try:
-        config, rules = translate(checkpoint)
-        todo = plan(checkpoint.tensors, rules, config)
-        numbers = arithmetic_of(
-            checkpoint, config, todo, dtype=dtype, quantize=quantize, device="cpu",
-            bfloat16=bfloat16,
-        )  # fmt: skip
-        if not numbers.formats or free is None or 2 * numbers.weight_bytes(config) > free:
+        numbers = prepared.arithmetic("cpu", bfloat16=bfloat16, dtype=dtype, quantize=quantize)
+        if not numbers.formats or free is None or 2 * numbers.weight_bytes(prepared.config) > free:
             return None
-        return Ahead(checkpoint, config, todo, numbers)
+        return Ahead(prepared, numbers)
     except (LlmcliError, OSError):  # also out of memory
         return None
 
@@ -55,16 +49,15 @@ class Ahead:
     most unpaired: all matrices of a GGUF file in most families.
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, config: ModelConfig, todo: Plan, numbers: Arithmetic
-    ) -> None:
+    def __init__(self, prepared: Prepared, numbers: Arithmetic) -> None:
         self._spans: dict[str, tuple[str, int, int]] = {}
         self._taken: set[str] = set()
         self._threads: list[Thread] = []
-        specs = {spec.name: spec for spec in numbers.parameters(config)}
+        checkpoint = prepared.checkpoint
+        specs = {spec.name: spec for spec in numbers.parameters(prepared.config)}
         found: list[tuple[Load, list[int] | None]] = []
         total = 0
-        for load in todo.loads:
+        for load in prepared.plan.loads:
             spec, info = specs.get(load.target), checkpoint.tensors[load.source]
             if spec is None or spec.dtype not in PACKED or load.target in self._spans:
                 continue

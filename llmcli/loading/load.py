@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -11,17 +11,15 @@ from functools import cache, partial
 import torch
 
 from llmcli import devices
-from llmcli.anatomy import stored_shapes
 from llmcli.anatomy.arithmetic import Arithmetic, matrices
 from llmcli.checkpoints import Checkpoint, open_model
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import CheckpointError, UsageError
-from llmcli.families import Plan, Rule, plan, planned, translate
 from llmcli.formats.weight import Weight
 from llmcli.graph.blocks import IN_16_BITS
 from llmcli.loading.ahead import Ahead
-from llmcli.loading.arithmetic import arithmetic_of
 from llmcli.loading.filling import in_16_bits, mapped, read_values
+from llmcli.loading.prepared import Prepared, prepare
 from llmcli.loading.weights import check_fit, load_weights, randomize
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
@@ -72,43 +70,47 @@ def load_checkpoint(
     progress: Progress | None = None,
     stages: Stages | None = None,
     ahead: Ahead | None = None,
+    prepared: Prepared | None = None,
 ) -> Model:
     """Build the decoder of the checkpoint's configuration and load its weights.
 
     With `random_weights` (a seed) the weights are random. Without `text`, a broken or unknown
     tokenizer is not an error, since ids need none. `stages` receives the times of each part.
-    Weights packed by `ahead` are not read again. Weights in blocks and in 16 bits stay in the
-    mapped file if they do not fit into free memory. Raises UnsupportedModel, CheckpointError,
-    WeightMismatch (exit 4), OutOfMemory (5), UsageError.
+    Weights packed by `ahead` are not read again; `prepared`: of this checkpoint, if it was made
+    before. Weights in blocks and in 16 bits stay in the mapped file if they do not fit into free
+    memory. Raises UnsupportedModel, CheckpointError, WeightMismatch (exit 4), OutOfMemory (5),
+    UsageError.
     """
     stages = stages or Stages()
     with stages("plan"):
-        config, rules = configured(checkpoint)
-        todo = None if random_weights is not None else fitting_plan(checkpoint, rules, config)
+        prepared = prepared or prepare(checkpoint, random=random_weights is not None)
+        config = configured(prepared)
+        if not prepared.random:
+            check_loadable(prepared)
     with stages("tokenizer"):
         tokenizer = load_tokenizer(checkpoint, text=text)
     with stages("build"):
         on = devices.resolve_device(device)
-        asked = partial(arithmetic_on, on, checkpoint, config, todo)
-        numbers = asked(dtype=dtype, quantize=quantize).given(activations, cache)
+        asked = partial(arithmetic_on, on, prepared)
+        numbers = asked(dtype=dtype, quantize=quantize, activations=activations, cache=cache)
         weights = numbers.weight_bytes(config)
         memory: Memory | None = None
         in_file: Mapping[str, Weight] = {}
-        if ahead is not None and on.type == "cpu" and todo is not None:
+        if ahead is not None and on.type == "cpu" and not prepared.random:
             memory = ahead.memory
             weights -= ahead.nbytes(numbers.formats)
-        if todo is not None and _exceeds(weights, on):
-            in_file, weights = _in_the_file(checkpoint, todo, config, numbers)
+        if not prepared.random and _exceeds(weights, on):
+            in_file, weights = _in_the_file(prepared, numbers)
             ahead = memory = None
         smaller = partial(_smaller, config, weights, on, asked)
         devices.require_memory(weights, on, "the weights", smaller)
         decoder = _decoder(config, numbers, on, memory, in_file)
-    if todo is None:
+    if prepared.random:
         randomize(decoder, random_weights or 0)
         ledger = Ledger()
     else:
         ledger = load_weights(
-            decoder, checkpoint, todo, progress=progress, stages=stages, ahead=ahead
+            decoder, checkpoint, prepared.plan, progress=progress, stages=stages, ahead=ahead
         )
     if on.type == "cpu":
         devices.keep_freed_memory()
@@ -125,25 +127,12 @@ def load_checkpoint(
 
 
 def arithmetic_on(
-    device: torch.device,
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    todo: Plan | None,
-    *,
-    dtype: str,
-    quantize: str,
+    device: torch.device, prepared: Prepared, *, dtype: str, **options: str
 ) -> Arithmetic:
-    """`arithmetic_of` for an existing device. Raises UsageError for unsupported options."""
+    """`Prepared.arithmetic` on an existing device. Raises UsageError for unsupported options."""
     devices.check_dtype(dtype, device)
-    return arithmetic_of(
-        checkpoint,
-        config,
-        todo,
-        dtype=dtype,
-        quantize=quantize,
-        device=device.type,
-        bfloat16=devices.multiplies_bfloat16(device),
-    )
+    bfloat16 = devices.multiplies_bfloat16(device)
+    return prepared.arithmetic(device.type, bfloat16=bfloat16, dtype=dtype, **options)
 
 
 def _decoder(
@@ -157,26 +146,17 @@ def _decoder(
     )  # fmt: skip
 
 
-def configured(checkpoint: Checkpoint) -> tuple[ModelConfig, tuple[Rule, ...]]:
-    """`translate`, plus configuration stored in tensors. Raises its errors."""
-    config, rules = translate(checkpoint)
-    return _with_frequency_factors(config, checkpoint), rules
-
-
-def fitting_plan(checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig) -> Plan:
-    """The plan to fill all parameters from the checkpoint's tensors, by headers only.
+def check_loadable(prepared: Prepared) -> None:
+    """Validate by headers that the checkpoint's tensors fill all parameters.
 
     Raises CheckpointError without tensors, and errors of `check_fit`.
     """
-    if not checkpoint.tensors:
+    if not prepared.checkpoint.tensors:
         raise CheckpointError(
-            f"`{checkpoint.name}` has a configuration but no weights",
+            f"`{prepared.checkpoint.name}` has a configuration but no weights",
             hint="fetch its safetensors, or try the architecture with --random-weights",
         )
-    shapes = stored_shapes(config)
-    todo = planned(checkpoint, rules, config, shapes)
-    check_fit(todo, checkpoint.tensors, shapes)
-    return todo
+    check_fit(prepared.plan, prepared.checkpoint.tensors, prepared.shapes)
 
 
 def load_shapes(
@@ -188,13 +168,12 @@ def load_shapes(
     `dtype` `auto` is that of the device `like`. Weights need not be present. Raises
     UnsupportedModel, CheckpointError and UsageError like `load_checkpoint`.
     """
-    config, rules = configured(checkpoint)
-    todo = None
-    if checkpoint.tensors:
-        todo = plan(checkpoint.tensors, rules, config)
+    prepared = prepare(checkpoint)
+    config = configured(prepared)
     on = devices.resolve_device(like)
-    asked = arithmetic_on(on, checkpoint, config, todo, dtype=dtype, quantize=quantize)
-    numbers = asked.given(activations, cache)
+    numbers = arithmetic_on(
+        on, prepared, dtype=dtype, quantize=quantize, activations=activations, cache=cache
+    )
     tokenizer = load_tokenizer(checkpoint, text=False)
     return Model(
         name=checkpoint.name,
@@ -212,13 +191,14 @@ def _exceeds(weights: int, device: torch.device) -> bool:
 
 
 def _in_the_file(
-    checkpoint: Checkpoint, todo: Plan, config: ModelConfig, numbers: Arithmetic
+    prepared: Prepared, numbers: Arithmetic
 ) -> tuple[dict[str, Weight], int]:
     """Weights that can stay in the mapped file, and the bytes of all others."""
-    specs = {spec.name: spec for spec in numbers.parameters(config)}
-    named = matrices(config)
+    checkpoint = prepared.checkpoint
+    specs = {spec.name: spec for spec in numbers.parameters(prepared.config)}
+    named = matrices(prepared.config)
     found: dict[str, Weight] = {}
-    for load_ in todo.loads:
+    for load_ in prepared.plan.loads:
         info, format = checkpoint.tensors[load_.source], specs[load_.target].dtype
         if info.scales is not None:
             continue
@@ -251,8 +231,12 @@ def _smaller(
     return "use a smaller model; `llmcli info` says what fits here"
 
 
-def _with_frequency_factors(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
-    """Fill in RoPE divisors that the file stores in tensors instead of its metadata."""
+def configured(prepared: Prepared) -> ModelConfig:
+    """The configuration with the RoPE divisors that a file stores in tensors, not in metadata.
+
+    Raises CheckpointError.
+    """
+    config, checkpoint = prepared.config, prepared.checkpoint
 
     def read(source: str, rope: RopeConfig) -> tuple[float, ...]:
         info = checkpoint.tensors[source]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from llmcli.config import ModelConfig
     from llmcli.engine.speculation import Speculation
     from llmcli.loading.ahead import Ahead
+    from llmcli.loading.prepared import Prepared
     from llmcli.model import Model
     from llmcli.records.info import Device
     from llmcli.records.text import PhasePeak
@@ -91,18 +92,19 @@ def load_model(
     options.check()
     with Progress(out) as progress:
         checkpoint, open_s = _opened(options, out, spec, progress)
-    from llmcli.families import describe, translate
+    from llmcli.loading.prepared import prepare
 
-    if check is None:
-        describe(checkpoint)
-    else:
-        check(translate(checkpoint)[0])
+    begin = perf_counter()
+    prepared = prepare(checkpoint, random=options.weights_seed is not None)
+    open_s += perf_counter() - begin
+    if check is not None:
+        check(prepared.config)
     loading = f"loading {checkpoint.name} …"
     require_cwd()
     begin = perf_counter()
     dtype = WIDE if wide and options.dtype == "auto" else options.dtype
     # `before` measures a machine that holds nothing of the model
-    ahead = None if before is not None else _ahead(options, checkpoint, dtype)
+    ahead = None if before is not None else _ahead(options, prepared, dtype)
     with Progress(out, loading), SIGNALS.abrupt():
         import torch
 
@@ -130,6 +132,7 @@ def load_model(
             text=text,
             progress=progress,
             ahead=ahead,
+            prepared=prepared,
         )
     load_s = open_s + perf_counter() - begun
     SIGNALS.check()
@@ -172,13 +175,13 @@ def note_tensors(checkpoint: Checkpoint, surplus: Sequence[str], out: Output) ->
 
 def note_quantize(options: ModelOptions, checkpoint: Checkpoint, out: Output) -> None:
     """A note where `--quantize` changes nothing of weights that are known to be readable."""
-    from llmcli.loading.arithmetic import quantize_without_effect
+    from llmcli.loading.prepared import quantize_without_effect
 
     if words := quantize_without_effect(checkpoint, options.quantize):
         out.note(words)
 
 
-def _ahead(options: ModelOptions, checkpoint: Checkpoint, dtype: str) -> Ahead | None:
+def _ahead(options: ModelOptions, prepared: Prepared, dtype: str) -> Ahead | None:
     """Starts to read weights that a CPU keeps in blocks, if that is where they will be."""
     from llmcli.loading.ahead import start
     from llmcli.measure.machine import cpu, machine_devices
@@ -189,7 +192,7 @@ def _ahead(options: ModelOptions, checkpoint: Checkpoint, dtype: str) -> Ahead |
     if others:
         return None
     return start(
-        checkpoint,
+        prepared,
         dtype=dtype,
         quantize=options.quantize,
         bfloat16=first.bfloat16,

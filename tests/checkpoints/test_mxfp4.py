@@ -20,6 +20,7 @@ from llmcli.graph.blocks import packed_bytes
 from llmcli.loading.ahead import start
 from llmcli.loading.filling import fill, mapped, read_values
 from llmcli.loading.load import load_checkpoint
+from llmcli.loading.prepared import prepare
 from llmcli.ops.quant import dequantize
 from llmcli.records.work import Stages
 
@@ -194,7 +195,7 @@ def test_a_model_has_the_same_numbers_however_it_is_loaded(path, monkeypatch):
     """Dense, in blocks, read ahead, and where it does not fit into memory."""
     folder, exact = path
     checkpoint = open_checkpoint(folder)
-    ahead = start(checkpoint, dtype="auto", quantize="auto", bfloat16=False, free=1 << 40)
+    ahead = start(prepare(checkpoint), dtype="auto", quantize="auto", bfloat16=False, free=1 << 40)
     models = [
         load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float32", text=False),
         load_checkpoint(open_checkpoint(folder), device="cpu", text=False),

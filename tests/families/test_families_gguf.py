@@ -10,9 +10,10 @@ import pytest
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families import UnpairRows, find, plan, translate
+from llmcli.families import UnpairRows, find, plan
 from llmcli.families.read import GGUF_WINDOWS, gguf_ignored
-from llmcli.loading.load import fitting_plan
+from llmcli.loading.load import check_loadable
+from llmcli.loading.prepared import prepare
 from llmcli.parts.attention.config import FrequencyFactors
 from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.experts.config import RoutingConfig, SharedConfig
@@ -282,8 +283,10 @@ def test_metadata_that_llama_cpp_does_not_read_has_no_effect_and_is_reported(arc
 @pytest.mark.real
 def test_the_real_file(smollm2_path):
     checkpoint = open_checkpoint(smollm2_path)
-    model, rules = translate(checkpoint)
-    assert len(fitting_plan(checkpoint, rules, model).loads) == len(checkpoint.tensors) == 272
+    prepared = prepare(checkpoint)
+    check_loadable(prepared)
+    assert len(prepared.plan.loads) == len(checkpoint.tensors) == 272
+    model = prepared.config
     mixer = model.layers[29].attention
     assert (mixer.heads, mixer.kv_heads, mixer.head_dim) == (9, 3, 64)
     assert mixer.rope.theta == 100000.0

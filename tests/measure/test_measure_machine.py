@@ -9,6 +9,7 @@ import platform
 import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,12 +21,11 @@ from load_files import write_gguf
 from llmcli import OPENMP_THREADS, devices
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import UsageError
-from llmcli.families import plan, translate
 from llmcli.kernels import native
 from llmcli.limits import free_memory, memory_limit, processors
 from llmcli.loading.load import arithmetic_on
+from llmcli.loading.prepared import prepare
 from llmcli.measure import machine as module
-from llmcli.measure.fit import chosen_arithmetic
 from llmcli.measure.machine import (
     CpuContention,
     cpu,
@@ -48,6 +48,10 @@ def device(name, bfloat16):
     return Device(device=name, name="x", total_bytes=1, free_bytes=1, bfloat16=bfloat16)
 
 
+def from_headers(prepared, device, **options):
+    return prepared.arithmetic(device.device, bfloat16=device.bfloat16, **options)
+
+
 def stub(formats):
     return SimpleNamespace(tensors={one: SimpleNamespace(format=one) for one in formats})
 
@@ -61,20 +65,20 @@ def test_headers_give_the_arithmetic_that_a_run_would_choose(
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bfloat16)
     monkeypatch.setattr(native, "level", lambda: level)
     file = open_checkpoint(write_gguf(tmp_path / "m.gguf"))
-    config, rules = translate(file)
-    some = [(stub(stored), config, None) for stored in STORED]
-    some.append((file, config, plan(file.tensors, rules, config)))
-    for kind, asked in itertools.product(("cpu", "cuda", "mps"), some):
+    real = prepare(file)
+    some = [replace(real, checkpoint=stub(stored), random=True) for stored in STORED] + [real]
+    for kind, prepared in itertools.product(("cpu", "cuda", "mps"), some):
         on = torch.device(kind)
         ours = device("cuda:0" if kind == "cuda" else kind, bfloat16 or kind == "mps")
         for dtype, quantize in itertools.product(("auto", "float16"), ("auto", "none", "int4")):
+            options = {"dtype": dtype, "quantize": quantize}
             try:
-                chosen = arithmetic_on(on, *asked, dtype=dtype, quantize=quantize)
+                chosen = arithmetic_on(on, prepared, **options)
             except UsageError as error:
                 with pytest.raises(UsageError, match=re.escape(error.message)):
-                    chosen_arithmetic(*asked, ours, dtype, quantize)
+                    from_headers(prepared, ours, **options)
             else:
-                assert chosen_arithmetic(*asked, ours, dtype, quantize) == chosen
+                assert from_headers(prepared, ours, **options) == chosen
 
 
 def test_the_processor_is_the_one_that_runs_see():

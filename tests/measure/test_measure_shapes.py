@@ -10,7 +10,7 @@ from covers import covered, in_turn
 from decoder_parameters import replace_weight
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planned import departures, planned_fill, wrongly_filled
+from planned import departures, wrongly_filled
 from small_models import random_model
 from tiny_checkpoints import write_gpt2, write_llama
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,6 +30,7 @@ from llmcli.commands.shapes.measure import (
 from llmcli.config import sequential
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load
+from llmcli.loading.prepared import prepare
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.state import KVCache
 from llmcli.nn.step import Step
@@ -259,14 +260,14 @@ def test_the_cache_grows_by_what_a_state_takes_more():
 
 def test_a_checkpoint_names_its_tensors_and_a_lie_is_seen():
     model = load("tiny", offline=True)
-    config, todo = planned_fill(model.checkpoint)
-    stored = stored_tensors(model.checkpoint, todo, config)
-    assert all(check.ok for check in stored_check(model.checkpoint, todo, config))
+    prepared = prepare(model.checkpoint)
+    stored = stored_tensors(prepared)
+    assert all(check.ok for check in stored_check(prepared))
     assert wrongly_filled(model.ledger, stored) == []
     other = stored | {"embed.W": replace(stored["embed.W"], source="somewhere.else")}
     assert wrongly_filled(model.ledger, other) == ["embed.W"]
-    wider = replace(config, width=config.width + 1)
-    (check,) = stored_check(model.checkpoint, planned_fill(model.checkpoint, wider)[1], wider)
+    wider = replace(prepared.config, width=prepared.config.width + 1)
+    (check,) = stored_check(replace(prepared, config=wider))
     assert check.where == "embed.W"
     total = sum(info.nbytes for info in model.checkpoint.tensors.values())
     assert sum(item.stored_bytes for item in stored.values()) == total
@@ -297,12 +298,12 @@ def test_eighty_layers_are_looked_at_once(monkeypatch):
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_every_family_is_what_it_says_and_as_it_is_stored(write, dtype, tmp_path):
     model = load(str(write(tmp_path / "m")), dtype=dtype, device="cpu")
-    config, todo = planned_fill(model.checkpoint)
-    stored = stored_tensors(model.checkpoint, todo, config)
-    request = requested(config, batch=2, tokens=4, dtype=dtype)
+    prepared = prepare(model.checkpoint)
+    stored = stored_tensors(prepared)
+    request = requested(prepared.config, batch=2, tokens=4, dtype=dtype)
     assert departures(model, 2, 4) == {}
     assert wrongly_filled(model.ledger, stored) == []
-    report = model_shapes(request, stored, stored_check(model.checkpoint, todo, config))
+    report = model_shapes(request, stored, stored_check(prepared))
     assert [check.name for check in report.checks if check.ok] == ["symbols", "folded", "stored"]
     sources = {row.source for row in report.rows if row.first.kind == "parameter"}
     assert "" not in sources
@@ -312,9 +313,9 @@ def test_every_family_is_what_it_says_and_as_it_is_stored(write, dtype, tmp_path
 def test_smollm2_is_what_it_says(smollm2_path):
     model = load(str(smollm2_path), dtype="float32", device="cpu")
     assert departures(model, 1, 4) == {}
-    config, todo = planned_fill(model.checkpoint)
-    stored = stored_tensors(model.checkpoint, todo, config)
-    request = requested(config, tokens=4)
+    prepared = prepare(model.checkpoint)
+    stored = stored_tensors(prepared)
+    request = requested(prepared.config, tokens=4)
     report = model_shapes(request, stored)
     assert sum(spec.count for spec in request.parameters()) == 134_515_008
     assert {len(row.layers) for row in report.rows} == {0, 1, 29, 30}

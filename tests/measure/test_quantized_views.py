@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from planned import planned_fill, wrongly_filled
+from planned import wrongly_filled
 from quantized_checkpoints import SCHEMES, write_quantized
 from tiny_checkpoints import write_llama
 
@@ -12,6 +12,7 @@ from llmcli.commands.info.measure import measure_info
 from llmcli.commands.shapes.measure import stored_check, stored_tensors
 from llmcli.inspect.kernel import origin
 from llmcli.loading.load import load_checkpoint
+from llmcli.loading.prepared import prepare
 
 SCALE = "model.layers.1.mlp.up_proj.weight_scale_inv"
 FAULTS = {
@@ -26,10 +27,10 @@ FAULTS = {
 def test_checks_from_headers_turn_red_for_scales_that_do_not_fit(tmp_path, fault):
     folder, _ = write_quantized(tmp_path / "m", "fp8-blocks", change=FAULTS[fault])
     checkpoint = open_checkpoint(folder)
-    config, todo = planned_fill(checkpoint)
+    prepared = prepare(checkpoint)
     scales = measure_info(checkpoint, ()).checks[-1]
     assert scales.name == "stored_scales"
-    for check in (scales, *stored_check(checkpoint, todo, config)):
+    for check in (scales, *stored_check(prepared)):
         assert check.ok == (fault == "none")
         assert check.where == ("" if fault == "none" else "blocks.1.mlp.W_up")
     # a model that is not quantized has no such check
@@ -41,8 +42,8 @@ def test_checks_from_headers_turn_red_for_scales_that_do_not_fit(tmp_path, fault
 def test_the_source_of_a_parameter_says_how_it_was_scaled(tmp_path, scheme):
     folder, _ = write_quantized(tmp_path, scheme)
     checkpoint = open_checkpoint(folder)
-    config, todo = planned_fill(checkpoint)
-    stored = stored_tensors(checkpoint, todo, config)
+    prepared = prepare(checkpoint)
+    stored = stored_tensors(prepared)
     model = load_checkpoint(checkpoint, device="cpu", dtype="float32")
     assert wrongly_filled(model.ledger, stored) == []
     words = stored["blocks.0.attn.W_q"].operations
@@ -57,8 +58,8 @@ def test_a_scale_that_the_ledger_does_not_have_is_seen(tmp_path):
     model = load_checkpoint(open_checkpoint(folder), device="cpu")
     other, _ = write_quantized(tmp_path / "other", "fbgemm")
     checkpoint = open_checkpoint(other)
-    config, todo = planned_fill(checkpoint)
-    wrong = wrongly_filled(model.ledger, stored_tensors(checkpoint, todo, config))
+    prepared = prepare(checkpoint)
+    wrong = wrongly_filled(model.ledger, stored_tensors(prepared))
     assert wrong[0].startswith("blocks.0.")
 
 
@@ -72,8 +73,8 @@ def test_formats_and_bytes_of_the_file_are_counted_with_its_scales(tmp_path):
     checkpoint = open_checkpoint(folder)
     total = sum(info.nbytes for info in checkpoint.tensors.values())
     assert sum(stored.bytes for stored in file.formats) == total
-    config, todo = planned_fill(checkpoint)
-    stored = stored_tensors(checkpoint, todo, config).values()
+    prepared = prepare(checkpoint)
+    stored = stored_tensors(prepared).values()
     # a parameter's bytes are with its scale's
     assert sum(one.stored_bytes for one in stored) == total
 

@@ -23,7 +23,8 @@ from zoo import TYPES, ZOO, variant
 from llmcli.anatomy import stored_shapes
 from llmcli.checkpoints import open_checkpoint
 from llmcli.families import Rename, Rows, plan
-from llmcli.loading.load import configured, fitting_plan
+from llmcli.loading.load import check_loadable, configured
+from llmcli.loading.prepared import Prepared, prepare
 from llmcli.loading.weights import load_weights
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import QueryGrowth, RopeConfig
@@ -110,7 +111,7 @@ def other_values(checkpoint, right):
     `AttentionConfig.window None`: with a window instead; `MlpConfig.activation not relu`: this
     one instead of its own; `AttentionConfig.scale`: another.
     """
-    config, _ = configured(checkpoint)
+    config = configured(prepare(checkpoint))
 
     def made(*change):
         weights = parameters_of(right())
@@ -137,7 +138,8 @@ def other_rules(checkpoint, right):
     `UnpairRows`: without it; `groups`: rows of all groups in one; `mlp.W_gate, mlp.W_up`: exchanged
     in every layer.
     """
-    config, rules = configured(checkpoint)
+    prepared = prepare(checkpoint)
+    config, rules = configured(prepared), prepared.rules
 
     def made(change):
         found = []
@@ -184,7 +186,9 @@ def in_its_block(name):
 
 def read(checkpoint, config, rules):
     decoder = Decoder(config, device="cpu", dtype=torch.float64)
-    load_weights(decoder, checkpoint, fitting_plan(checkpoint, rules, config))
+    prepared = Prepared(checkpoint=checkpoint, config=config, rules=rules)
+    check_loadable(prepared)
+    load_weights(decoder, checkpoint, prepared.plan)
     return decoder
 
 
@@ -200,7 +204,8 @@ def unseen(paths, changes, but=()):
     """The changes that are seen in none of these folders or files; without those in `but`."""
     seen, tried, computed = set[str](), set[str](), set[str]()
     for checkpoint in map(open_checkpoint, paths):
-        right = cache(partial(read, checkpoint, *configured(checkpoint)))
+        prepared = prepare(checkpoint)
+        right = cache(partial(read, checkpoint, configured(prepared), prepared.rules))
         expected = cache(lambda tokens, right=right: logprobs(right(), tokens))
         for name, wrong in changes(checkpoint, right):
             if name in seen or name.startswith(but):

@@ -17,7 +17,7 @@ from covers import covered, in_turn
 from parity_gguf import write_gguf
 from parity_models import build, prompt
 from parity_reference import load_reference, reference_attentions, reference_hidden
-from planned import departures, planned_fill, wrongly_filled
+from planned import departures, wrongly_filled
 from transformers import PreTrainedModel
 from zoo import ZOO, attending, recurring, variant
 
@@ -27,6 +27,7 @@ from llmcli.cli.app import main
 from llmcli.commands.shapes.measure import stored_tensors
 from llmcli.families import describe, translate
 from llmcli.loading.load import load_checkpoint
+from llmcli.loading.prepared import prepare
 
 NEW = 3
 VIEWED = [one for one in ZOO if one.views]
@@ -186,11 +187,11 @@ def test_shapes(name, made, view):
     said = view(path, "shapes", *GIVEN)
     assert {"symbols", "folded", "stored"} == set(said["checks"])
     checkpoint = open_checkpoint(path)
-    config, todo = planned_fill(checkpoint)
-    assert {tensor["name"] for tensor in said["tensors"]} == set(known(config))
+    prepared = prepare(checkpoint)
+    assert {tensor["name"] for tensor in said["tensors"]} == set(known(prepared.config))
     model = load_checkpoint(checkpoint, device="cpu", dtype="float32", text=False)
     assert departures(model, 1, len(IDS)) == {}
-    assert wrongly_filled(model.ledger, stored_tensors(checkpoint, todo, config)) == []
+    assert wrongly_filled(model.ledger, stored_tensors(prepared)) == []
 
 
 @pytest.mark.parametrize(

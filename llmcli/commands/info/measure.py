@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llmcli.anatomy import stored_shapes
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import count_parameters, layer_types
 from llmcli.anatomy.work import total_work
@@ -27,9 +25,10 @@ from llmcli.commands.info.report import (
     TokenizerFacts,
 )
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
-from llmcli.families import Plan, families, ignored_metadata, planned, translate
+from llmcli.families import families, ignored_metadata
 from llmcli.graph.spec import DTYPE_BYTES, Call
-from llmcli.measure.fit import Run, chosen_arithmetic, fit, misfits, unscaled
+from llmcli.loading.prepared import Prepared, prepare
+from llmcli.measure.fit import Run, fit, misfits, unscaled
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.info import Device, DeviceFit
 from llmcli.records.ledger import EACH_HAS_ITS_PLACE
@@ -73,25 +72,26 @@ def measure_info(
             no_model(checkpoint.name, checkpoint.folder, checkpoint.tensors)
             unknown.append("there is no config.json beside the weights, so the model is not known")
         else:
-            config, rules = translate(checkpoint)
-            shapes = stored_shapes(config)
-            todo = planned(checkpoint, rules, config, shapes)
-            arithmetic = partial(
-                chosen_arithmetic,
-                checkpoint,
-                config,
-                todo,
-                dtype=dtype,
-                activations=activations,
-                cache=cache,
-            )
+            prepared = prepare(checkpoint)
+            config = prepared.config
+
+            def arithmetic(device: Device, quantize: str) -> Arithmetic:
+                return prepared.arithmetic(
+                    device.device,
+                    bfloat16=device.bfloat16,
+                    dtype=dtype,
+                    quantize=quantize,
+                    activations=activations,
+                    cache=cache,
+                )
+
             run = Run(
                 batch=batch,
                 context=context or config.context,
                 tokenizer=0 if loaded is None else loaded.nbytes,
             )
             fits = [
-                fit(config, device, arithmetic(device=device, quantize=quantize), run)
+                fit(config, device, arithmetic(device, quantize), run)
                 for device in devices
             ]
             found = {
@@ -99,9 +99,9 @@ def measure_info(
                 "flops": _flops(config, run.context),
                 "memory": tuple(fits),
                 "would_fit": _would_fit(config, fits[0], run, arithmetic) if fits else (),
-                "checks": _checks(checkpoint, shapes, todo),
+                "checks": _checks(prepared),
                 "ignored": ignored_metadata(checkpoint),
-                "surplus": todo.surplus,
+                "surplus": prepared.plan.surplus,
             }
     except UnsupportedModel as error:
         unknown.append(error.message)
@@ -153,7 +153,7 @@ def _architecture(config: ModelConfig, checkpoint: Checkpoint) -> Architecture:
 
 
 def _would_fit(
-    config: ModelConfig, first: DeviceFit, run: Run, arithmetic: Callable[..., Arithmetic]
+    config: ModelConfig, first: DeviceFit, run: Run, arithmetic: Callable[[Device, str], Arithmetic]
 ) -> tuple[Offer, ...]:
     """Options with which a model that does not fit would, and what it would need then.
 
@@ -163,7 +163,7 @@ def _would_fit(
     smallest = first.need.weights_bytes + 1
     for quantize in ("auto", "int8", "int4") if first.fits is False else ():
         try:
-            numbers = arithmetic(device=first.device, quantize=quantize)
+            numbers = arithmetic(first.device, quantize)
         except UsageError:  # the requested dtype excludes it
             continue
         now = fit(config, first.device, numbers, run)
@@ -209,18 +209,16 @@ def _flops(config: ModelConfig, context: int) -> FlopsNeed:
     )
 
 
-def _checks(
-    checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]], todo: Plan
-) -> tuple[ViewCheck, ...]:
+def _checks(prepared: Prepared) -> tuple[ViewCheck, ...]:
     """That the file makes each parameter in its shape, and has a scale for each quantized tensor.
 
     Without tensors there is nothing to check.
     """
-    if not checkpoint.tensors:
+    tensors = prepared.checkpoint.tensors
+    if not tensors:
         return ()
-    used = {load.source for load in todo.loads}
-    held = sum(math.prod(checkpoint.tensors[name].shape) for name in used)
-    total = sum(math.prod(shape) for shape in shapes.values())
+    held = sum(math.prod(tensors[name].shape) for name in {f.source for f in prepared.plan.loads})
+    total = sum(math.prod(shape) for shape in prepared.shapes.values())
     checks = [
         ViewCheck(
             name="stored_numbers",
@@ -228,12 +226,10 @@ def _checks(
             value=float(abs(held - total)),
             tolerance=0.0,
         ),
-        difference(
-            "stored_names", EACH_HAS_ITS_PLACE, misfits(todo, checkpoint.tensors, shapes)
-        ),
+        difference("stored_names", EACH_HAS_ITS_PLACE, misfits(prepared)),
     ]
-    scaleless = unscaled(todo, checkpoint.tensors)
-    if todo.scales is not None or scaleless:
+    scaleless = unscaled(prepared)
+    if prepared.plan.scales is not None or scaleless:
         words = "every quantized tensor has a scale that fits it"
         checks.append(difference("stored_scales", words, scaleless))
     return tuple(checks)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from llmcli.commands.shapes.measure import ShapesRequest
     from llmcli.commands.shapes.report import Stored
     from llmcli.config import ModelConfig
-    from llmcli.families import Plan
     from llmcli.graph.spec import Kind
+    from llmcli.loading.prepared import Prepared
     from llmcli.shell.prompts import Prompt
 
 TOKENS = 12  # of the example prompt, where none is given
@@ -189,9 +189,7 @@ def command(
     PyTorch. A PROMPT gives the number of tokens. Layers that are identical are one row. A model as
     a whole is one table; `--all`, or a choice of tensors, shows everything about each of them.
     """
-    from llmcli.anatomy import stored_shapes
-    from llmcli.families import planned, translate
-    from llmcli.measure.fit import chosen_arithmetic
+    from llmcli.loading.prepared import prepare
 
     out = Output("shapes", output)
     text = None
@@ -205,10 +203,16 @@ def command(
         if checkpoint.config is None and shapes.params and text is None:
             _show_stored(checkpoint, shapes, out)
             return
-        config, rules = translate(checkpoint)
-        todo = planned(checkpoint, rules, config, stored_shapes(config))
-        formats = model.dtype, model.quantize, model.activations, model.cache_type
-        numbers = chosen_arithmetic(checkpoint, config, todo, device, *formats)
+        prepared = prepare(checkpoint)
+        config = prepared.config
+        numbers = prepared.arithmetic(
+            device.device,
+            bfloat16=device.bfloat16,
+            dtype=model.dtype,
+            quantize=model.quantize,
+            activations=model.activations,
+            cache=model.cache_type,
+        )
         note_quantize(model, checkpoint, out)
         tokens: tuple[Token, ...] = ()
         if text is not None:
@@ -216,12 +220,12 @@ def command(
         request = shapes.request(config, numbers, tokens)
         about = model_of_headers(checkpoint, place, config, numbers, device.device)
         try:
-            _show(request, checkpoint, todo, about, shapes, out)
+            _show(request, prepared, about, shapes, out)
         except CheckFailed:
             if checkpoint.tensors:
-                from llmcli.loading.load import fitting_plan  # and so PyTorch, to report a fault
+                from llmcli.loading.load import check_loadable  # and so PyTorch, to report a fault
 
-                fitting_plan(checkpoint, rules, config)  # raises what loading would raise
+                check_loadable(prepared)  # raises what loading would raise
             raise
 
 
@@ -252,8 +256,7 @@ def _tokens(
 
 def _show(
     request: ShapesRequest,
-    checkpoint: Checkpoint,
-    todo: Plan,
+    prepared: Prepared,
     about: dict[str, Any],
     shapes: ShapesOptions,
     out: Output,
@@ -266,8 +269,8 @@ def _show(
         names = measure.model_names(request)
         present(lambda: view.render_names(names, about), members(names))
         return
-    stored = measure.stored_tensors(checkpoint, todo, request.config)
-    checks = measure.stored_check(checkpoint, todo, request.config)
+    stored = measure.stored_tensors(prepared)
+    checks = measure.stored_check(prepared)
     report = measure.model_shapes(request, stored, checks)
     if not report.rows:
         raise UsageError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
 
-from llmcli.anatomy import Plan, TensorSpec, plan, stored_shapes
+from llmcli.anatomy import Plan, TensorSpec, plan
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import state_need
 from llmcli.anatomy.fold import Folded, Phases, fold_kinds, numbered, unfold
@@ -29,10 +29,10 @@ from llmcli.commands.shapes.report import (
     Stored,
 )
 from llmcli.config import ModelConfig
-from llmcli.families import Plan as FillPlan
 from llmcli.families import parts_to_fill
 from llmcli.families.sources import sources
 from llmcli.graph.spec import PHASES, Call, Kind, Phase
+from llmcli.loading.prepared import Prepared
 from llmcli.measure.fit import misfits, unscaled
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.numbers import counted, spans, together
@@ -300,19 +300,18 @@ def model_names(request: ShapesRequest) -> NamesReport:
 # where the parameters are in the files
 
 
-def stored_tensors(
-    checkpoint: Checkpoint, todo: FillPlan, config: ModelConfig
-) -> dict[str, Stored]:
+def stored_tensors(prepared: Prepared) -> dict[str, Stored]:
     """Parameter → where it is in the checkpoint's files; empty where there are no files.
 
     Tensors that fill one parameter item by item are the first one, with all their bytes.
     """
     found: dict[str, list[Stored]] = {}
-    shapes = parts_to_fill(todo.loads, stored_shapes(config))
-    for load in todo.loads:
-        info = checkpoint.tensors[load.source]
+    tensors, loads = prepared.checkpoint.tensors, prepared.plan.loads
+    shapes = parts_to_fill(loads, prepared.shapes)
+    for load in loads:
+        info = tensors[load.source]
         beside = () if load.scale is None else load.scale.tensors
-        whole = info.nbytes + sum(checkpoint.tensors[name].nbytes for name in beside)
+        whole = info.nbytes + sum(tensors[name].nbytes for name in beside)
         count = prod(shapes[load.part]) if load.part in shapes else 0
         nbytes = count * whole // max(1, prod(info.shape))
         found.setdefault(load.target, []).append(_stored(info, nbytes, load.words))
@@ -326,16 +325,14 @@ def stored_tensors(
     }
 
 
-def stored_check(
-    checkpoint: Checkpoint, todo: FillPlan, config: ModelConfig
-) -> tuple[ViewCheck, ...]:
+def stored_check(prepared: Prepared) -> tuple[ViewCheck, ...]:
     """Every stored shape makes its parameter's; none is missing. Nothing without tensors."""
-    if not checkpoint.tensors:
+    tensors, surplus = prepared.checkpoint.tensors, prepared.plan.surplus
+    if not tensors:
         return ()
-    shapes = stored_shapes(config)
-    wrong = [*misfits(todo, checkpoint.tensors, shapes), *unscaled(todo, checkpoint.tensors)]
-    held, made_of = counted(len(checkpoint.tensors), "tensor"), counted(len(shapes), "parameter")
-    other = counted(len(todo.surplus), "surplus tensor") if todo.surplus else "no other"
+    wrong = [*misfits(prepared), *unscaled(prepared)]
+    held, made_of = counted(len(tensors), "tensor"), counted(len(prepared.shapes), "parameter")
+    other = counted(len(surplus), "surplus tensor") if surplus else "no other"
     words = f"the file has {held}, from which {made_of} can be made, and {other}"
     return (difference("stored", words, wrong),)
 

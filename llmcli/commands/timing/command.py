@@ -223,22 +223,22 @@ def _baseline(
     from llmcli import devices
     from llmcli.anatomy.counts import memory_need
     from llmcli.anatomy.work import step_bytes
-    from llmcli.families import plan, translate
     from llmcli.loading.load import arithmetic_on
+    from llmcli.loading.prepared import prepare
     from llmcli.measure.ceilings import measure_ceilings
     from llmcli.measure.peaks import resident_bytes
 
-    config, rules = translate(checkpoint)
+    prepared = prepare(checkpoint, random=options.weights_seed is not None)
+    config = prepared.config
     device = devices.resolve_device(options.device)
-    drawn = options.weights_seed is not None
     numbers = arithmetic_on(
         device,
-        checkpoint,
-        config,
-        None if drawn else plan(checkpoint.tensors, rules, config),
+        prepared,
         dtype=options.dtype,
         quantize=options.quantize,
-    ).given(options.activations, options.cache_type)
+        activations=options.activations,
+        cache=options.cache_type,
+    )
     tokens = min(options.context_length or config.context, tokens)
     held = resident_bytes()
     with Progress(out) as progress:

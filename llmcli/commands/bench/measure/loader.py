@@ -16,8 +16,8 @@ from llmcli.commands.bench.report.plan import Plan
 from llmcli.commands.bench.report.settings import Settings, Weights
 from llmcli.devices import free_unreferenced, resolve_device
 from llmcli.errors import LlmcliError, UsageError
-from llmcli.loading.arithmetic import quantize_without_effect
 from llmcli.loading.load import load_checkpoint, load_shapes
+from llmcli.loading.prepared import quantize_without_effect
 from llmcli.measure import ceilings
 from llmcli.measure.engines import LlmcliEngine, engine_info, has_flash
 from llmcli.measure.peaks import Peak, phase_peak, resident_bytes

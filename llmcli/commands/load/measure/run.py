@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from llmcli import devices
-from llmcli.anatomy import stored_shapes
 from llmcli.anatomy.graph import graph
 from llmcli.checkpoints import CATALOG, Checkpoint, TensorInfo
 from llmcli.checkpoints.files import shown
@@ -34,7 +33,8 @@ from llmcli.commands.load.report import (
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.inspect.statistics import not_finite
-from llmcli.loading.load import configured, fitting_plan, load_checkpoint
+from llmcli.loading.load import check_loadable, configured, load_checkpoint
+from llmcli.loading.prepared import prepare
 from llmcli.loading.weights import ledger_of
 from llmcli.measure.peaks import Peak, resident_bytes
 from llmcli.model import Model, dtype_name
@@ -201,11 +201,12 @@ def _planned(checkpoint: Checkpoint) -> tuple[_About, tuple[LedgerEntry, ...]]:
         return _About(), bare
     config: ModelConfig | None = None
     try:
-        config, rules = configured(checkpoint)
-        todo = fitting_plan(checkpoint, rules, config)
+        prepared = prepare(checkpoint)
+        config = configured(prepared)
+        check_loadable(prepared)
     except CheckpointError as error:
         return _About(config=config, error=error), bare
-    ledger = ledger_of(todo, checkpoint, stored_shapes(config), {})
+    ledger = ledger_of(prepared.plan, checkpoint, prepared.shapes, {})
     return _About(config=config), ledger_lines(ledger, checkpoint, config, {})
 
 
