@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import ModelConfig, sequential
-from llmcli.families import granite, llama_rules, mamba2_mixer, mamba2_rules, mixture
+from llmcli.families import granite, mamba2_mixer, mamba2_rules, mixture
 from llmcli.families.family import Family
+from llmcli.families.names import LLAMA
 from llmcli.families.read import GGUF_SCALES
 from llmcli.families.rules import Rename, Rows, Rule
 from llmcli.families.values import MOST, Values
@@ -120,7 +121,7 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
             for router in ("router.layer.weight", "router.weight"):
                 yield Rename(f"{moe}.{router}", f"{own}.W_router")
 
-    return (*llama_rules.rules_hf(config), *found())
+    return (*LLAMA.but(experts=None).hf(config), *found())
 
 
 def _shared_size(config: ModelConfig) -> int:
@@ -133,7 +134,7 @@ def _shared_size(config: ModelConfig) -> int:
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
     """Rules for llama.cpp's names."""
-    return (*llama_rules.rules_gguf(config, paired=True), *mamba2_rules.rules_gguf(config))
+    return (*LLAMA.gguf(config), *mamba2_rules.rules_gguf(config))
 
 
 FAMILIES = (Family(

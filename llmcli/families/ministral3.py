@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import llama
 from llmcli.families.family import Family
-from llmcli.families.llama_rules import rules_gguf, rules_hf
+from llmcli.families.names import LLAMA
 from llmcli.families.read import hf_window
 from llmcli.families.rope import GGUF_YARN, yarn_as_written
 from llmcli.families.values import MOST, Values
@@ -79,7 +78,7 @@ FAMILIES = (
         gguf_reads=GGUF_YARN,
         from_hf=from_hf,
         from_gguf=from_gguf,
-        rules_hf=rules_hf,
-        rules_gguf=partial(rules_gguf, paired=True),
+        rules_hf=LLAMA.hf,
+        rules_gguf=LLAMA.gguf,
     ),
 )
