@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from llmcli.config import ModelConfig
-from llmcli.families import llama_rules, mixture
+from llmcli.families import mixture
+from llmcli.families.names import QWEN
 from llmcli.families.rules import (
     PerExpert,
     Rename,
@@ -21,7 +22,7 @@ from llmcli.parts.latent.config import LatentConfig
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
     """Rules for transformers' names, with or (in a bare decoder) without the prefix `model.`."""
     a = _attention(config)
-    rules = [*_others(llama_rules.rules_hf(config)), *mixture.rules_hf(config)]
+    rules = _others(QWEN.hf(config))
     for prefix in ("model.", ""):
         layers = f"{prefix}layers.{{layer}}"
         names = ("q_a_proj", "q_a_layernorm", "q_proj" if a.query_rank is None else "q_b_proj",
@@ -38,7 +39,7 @@ def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
              "attn_kv_a_mqa", "attn_kv_a_norm", "attn_kv_b")  # fmt: skip
     keys = (PerExpert(Transpose(), of="head"), Reshape((a.heads * a.content, a.rank)))
     return (
-        *_others(llama_rules.rules_gguf(config)), *_rules(a, [f"{layer}.{name}" for name in names]),
+        *_others(QWEN.gguf(config)), *_rules(a, [f"{layer}.{name}" for name in names]),
         Rename(f"{layer}.attn_k_b.weight", f"{b}.W_k", *keys),
         Rename(f"{layer}.attn_v_b.weight", f"{b}.W_v", Reshape((a.heads * a.value_dim, a.rank))),
         mixture.later_layers("blk.{later}.*", config),

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import LayerConfig, ModelConfig, sequential
-from llmcli.families import llama, llama_rules
+from llmcli.families import llama
 from llmcli.families.family import Family
+from llmcli.families.names import QWEN
 from llmcli.families.read import GGUF_CAPS, GGUF_WINDOWS, gguf_windows, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
 from llmcli.families.rules import Rule
@@ -41,10 +42,12 @@ _TYPES: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 _PERIOD = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6}  # layers; the last has no window
 _LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the models with query scale (D / H)^-½
-NORMS_HF = (
-    ("input_layernorm", "ln1"), ("post_attention_layernorm", "ln1_post"),
-    ("pre_feedforward_layernorm", "ln2"), ("post_feedforward_layernorm", "ln2_post"),
-)  # fmt: skip
+NAMES = QWEN.but("""
+    ln1       input_layernorm             attn_norm
+    ln1_post  post_attention_layernorm    post_attention_norm
+    ln2       pre_feedforward_layernorm   ffn_norm
+    ln2_post  post_feedforward_layernorm  post_ffw_norm
+""")
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
@@ -125,14 +128,12 @@ def _gemma(
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
     """Rules for transformers' names."""
-    norms = llama_rules.NORMS_HF if config.model_type == "gemma" else NORMS_HF
-    return llama_rules.rules_hf(config, norms=norms)
+    return (QWEN if config.model_type == "gemma" else NAMES).hf(config)
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
     """Rules for llama.cpp's names; query and key rows are already in our rotation order."""
-    after = () if config.model_type == "gemma" else llama_rules.NORMS_AFTER_GGUF
-    return llama_rules.rules_gguf(config, norms=(*llama_rules.NORMS_GGUF, *after))
+    return (QWEN if config.model_type == "gemma" else NAMES).gguf(config)
 
 
 FAMILIES = (Family(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from llmcli.config import ModelConfig
-from llmcli.families import llama_rules
-from llmcli.families.gemma import NORMS_HF
+from llmcli.families.gemma import NAMES
 from llmcli.families.mixture import found_in, halves
+from llmcli.families.names import Names
 from llmcli.families.rules import Drop, Multiply, Rename, Rule
 
 _WHOLE = (  # transformers' names, llama.cpp's, ours
@@ -21,12 +21,13 @@ _BLOCK = (
     ("layer_scalar", "layer_output_scale.weight", "out_scale.w"),
 )
 _PLE_NORM = ("post_per_layer_input_norm.weight", "post_norm.weight")
-_NORMS = (  # beside experts
-    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2", "ln3"),
-    ("post_feedforward_layernorm_1", "post_ffw_norm_1", "ln2_post"),
-    ("post_feedforward_layernorm_2", "post_ffw_norm_2", "ln3_post"),
-    ("post_feedforward_layernorm", "post_ffw_norm", "sum_norm"),
-)
+_NAMES = NAMES.but(experts=None)
+_WITH_EXPERTS = _NAMES.but("""
+    ln3        pre_feedforward_layernorm_2   pre_ffw_norm_2
+    ln2_post   post_feedforward_layernorm_1  post_ffw_norm_1
+    ln3_post   post_feedforward_layernorm_2  post_ffw_norm_2
+    sum_norm   post_feedforward_layernorm    post_ffw_norm
+""")
 _EXPERTS_HF = (("router.proj.weight", "W_router"), ("experts.down_proj", "W_down"))
 _FACTORS = ("router.per_expert_scale", "ffn_down_exps.scale")
 _ROUTER_NORM = ("router.scale", "ffn_gate_inp.scale")
@@ -35,26 +36,19 @@ _KEPT = ("attn.W_k", "attn.W_v", "attn.b_k", "attn.b_v", "attn.k_norm.w")
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
     """Rules for transformers' names, with or (in a bare decoder) without the prefix `model.`."""
-    rules = _llama(llama_rules.rules_hf, NORMS_HF, config, 0)
+    rules = _of_own(_names(config).hf(config), config)
     own = (_own(config, 0, prefix, f"{prefix}layers.{{layer}}") for prefix in ("model.", ""))
     return (*rules, *(rule for some in own for rule in some))
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
     """Rules for llama.cpp's names; query and key rows are already in our rotation order."""
-    norms = (*llama_rules.NORMS_GGUF, *llama_rules.NORMS_AFTER_GGUF)
-    rules = _llama(llama_rules.rules_gguf, norms, config, 1)
+    rules = _of_own(_names(config).gguf(config), config)
     return (*rules, *_own(config, 1, "", "blk.{layer}"))
 
 
-def _llama(
-    rules: Callable[..., Iterable[Rule]], norms: llama_rules.Norms, config: ModelConfig, theirs: int
-) -> Iterator[Rule]:
-    """Llama's rules with the norms of Gemma 4's blocks."""
-    if found_in(config) is not None:
-        own = [(row[theirs], row[2]) for row in _NORMS]
-        norms = (*(pair for pair in norms if pair[0] != own[-1][0]), *own)
-    return _of_own(rules(config, norms=norms), config)
+def _names(config: ModelConfig) -> Names:
+    return _NAMES if found_in(config) is None else _WITH_EXPERTS
 
 
 def _own(config: ModelConfig, theirs: int, prefix: str, block: str) -> Iterator[Rule]:

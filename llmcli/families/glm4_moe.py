@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import LayerConfig, ModelConfig, sequential
-from llmcli.families import llama, llama_rules, mixture
+from llmcli.families import llama, mixture
 from llmcli.families.family import Family
+from llmcli.families.names import POST_NORM_2
 from llmcli.families.rules import Rule
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import AttentionConfig
@@ -26,7 +27,6 @@ _DEFAULTS = {
     "bos_token_id": None, "eos_token_id": None, "n_routed_experts": 128, "num_experts_per_tok": 8,
     "moe_intermediate_size": 1408, "n_shared_experts": 1,
 }  # fmt: skip
-_NORMS_GGUF = (("attn_norm", "ln1"), ("post_attention_norm", "ln2"))
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
@@ -54,8 +54,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
     """Rules for transformers' names; layers after the last one are for multi-token prediction."""
     return (
-        *llama_rules.rules_hf(config),
-        *mixture.rules_hf(config),
+        *POST_NORM_2.hf(config),
         mixture.later_layers("model.layers.{later}.*", config),
     )
 
@@ -63,7 +62,7 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
     """Rules for llama.cpp's names; query and key rows are already in our rotation order."""
     return (
-        *llama_rules.rules_gguf(config, norms=_NORMS_GGUF),
+        *POST_NORM_2.gguf(config),
         mixture.later_layers("blk.{later}.*", config),
     )
 

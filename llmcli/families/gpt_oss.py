@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.errors import UnsupportedModel
-from llmcli.families import llama, llama_rules
+from llmcli.families import llama
 from llmcli.families.family import Family
+from llmcli.families.names import POST_NORM_2
 from llmcli.families.read import GGUF_WINDOWS, gguf_windows, hf_windows
 from llmcli.families.rules import PerExpert, Rename, Rows, Rule, Transpose
 from llmcli.families.values import MOST, Values, shortened
@@ -36,7 +37,6 @@ _ROPE = {
 }  # fmt: skip
 _SLOPE, _LIMIT = 1.702, 7.0  # of gates; the slope is that of `quick_gelu`
 _PERIOD = 2  # layers; the last of each period has no window
-_NORMS_GGUF = (("attn_norm", "ln1"), ("post_attention_norm", "ln2"))
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
@@ -98,7 +98,7 @@ def _gpt_oss(
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
     """Rules for transformers' names; `_blocks` are experts in MXFP4, one row per output."""
-    rules = [*llama_rules.rules_hf(config)]
+    rules = [*POST_NORM_2.but(experts=None).hf(config)]
     for layers in ("model.layers", "layers"):
         h, b = f"{layers}.{{layer}}", "blocks.{layer}"
         experts, moe = f"{h}.mlp.experts", f"{b}.moe"
@@ -130,7 +130,7 @@ def _hidden(config: ModelConfig) -> int:
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
     """Rules for llama.cpp's names; query and key rows are already in our rotation order."""
     sink = Rename("blk.{layer}.attn_sinks.weight", "blocks.{layer}.attn.sink")
-    return (*llama_rules.rules_gguf(config, norms=_NORMS_GGUF), sink)
+    return (*POST_NORM_2.gguf(config), sink)
 
 
 FAMILIES = (

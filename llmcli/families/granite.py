@@ -2,80 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
-from llmcli.config import LayerConfig, ModelConfig, sequential
-from llmcli.families import llama
-from llmcli.families.family import Family
-from llmcli.families.llama_rules import rules_gguf, rules_hf
+from llmcli.families.draft import Draft, llama_like
 from llmcli.families.read import GGUF_SCALES
-from llmcli.families.values import Values
-from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
-from llmcli.parts.mlp.config import MlpConfig
-
-if TYPE_CHECKING:
-    from llmcli.checkpoints import TensorInfo
 
 # in the order of `GGUF_SCALES`; logits are divided by the last
 _HF = ("attention_multiplier", "residual_multiplier", "embedding_multiplier", "logits_scaling")
 
 
-def from_hf(config: Mapping[str, Any], *, rotated: bool = True) -> ModelConfig:
-    """config.json → ModelConfig; `rotated`: whether queries and keys use RoPE."""
-    model = llama.from_hf({"bos_token_id": 1, "eos_token_id": 2, **config, "model_type": "llama"})
-    values = Values(config)
-    return _granite(model, *(values.number(key, 1.0) for key in _HF), rotated=rotated)
-
-
-def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
-    """GGUF metadata → ModelConfig.
-
-    A multiplier that is 0 or absent has no effect, as in llama.cpp. `rope.scaling.finetuned` says
-    whether queries and keys use RoPE.
-    """
-    arch = Values(metadata).text("general.architecture")
-    own = {f"{arch}.{key}" for key in GGUF_SCALES}
-    rest = {key: value for key, value in metadata.items() if key not in own}
-    model, values = llama.from_gguf(rest, tensors), Values(metadata, prefix=f"{arch}.")
-    rotated = values.flag("rope.scaling.finetuned", True)
-    usual = (llama.first_attention(model).scale, 1.0, 1.0, 1.0)
-    found = (
-        values.number(key, other, above=False) or other
-        for key, other in zip(GGUF_SCALES, usual, strict=True)
+def _granite(m: Draft) -> None:
+    """In GGUF `rope.scaling.finetuned` says whether queries and keys use RoPE."""
+    defaults = (m.attention[0].scale, 1.0, 1.0, 1.0)
+    scale, m.multiplier, embedding, logits = (
+        m.multiplier_of(hf, gguf, gguf_default=default)
+        for hf, gguf, default in zip(_HF, GGUF_SCALES, defaults, strict=True)
     )
-    return _granite(model, *found, rotated=rotated)
+    m.set_attention(scale=scale)
+    if not m.hf and not m.values.flag("rope.scaling.finetuned", True):
+        m.set_attention(rope=None)
+    m.others["embedding"] = EmbeddingConfig(scale=embedding)
+    m.others["head"] = HeadConfig(tied=m.model.head.tied, scale=1 / logits)
 
 
-def _granite(
-    model: ModelConfig, scale: float, residual: float, embedding: float, logits: float, *,
-    rotated: bool,
-) -> ModelConfig:  # fmt: skip
-    def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
-        rope = attention.rope if rotated else None
-        attention = replace(attention, scale=scale, rope=rope)
-        return sequential(attention, mlp, norm=model.final_norm, multiplier=residual)
-
-    return llama.rebuilt(
-        model, block, family="granite", model_type="granite",
-        embedding=EmbeddingConfig(scale=embedding),
-        head=HeadConfig(tied=model.head.tied, scale=1 / logits),
-    )  # fmt: skip
-
-
-FAMILIES = (
-    Family(
-        name="granite",
-        words="as llama with multipliers of embeddings, scores, residual parts and logits",
-        hf_types=("granite",),
-        gguf_archs=("granite",),
-        gguf_reads=GGUF_SCALES,
-        from_hf=from_hf,
-        from_gguf=from_gguf,
-        rules_hf=rules_hf,
-        rules_gguf=partial(rules_gguf, paired=True),
-    ),
-)
+GRANITE = llama_like(
+    _granite,
+    name="granite",
+    words="as llama with multipliers of embeddings, scores, residual parts and logits",
+    hf=("granite",), gguf=("granite",), gguf_reads=GGUF_SCALES,
+    defaults={"bos_token_id": 1, "eos_token_id": 2},
+)  # fmt: skip
+FAMILIES = (GRANITE,)

@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import ModelConfig, sequential
-from llmcli.families import granite, llama_rules, mamba2_mixer, mamba2_rules, mixture
+from llmcli.families import mamba2_mixer, mamba2_rules, mixture
 from llmcli.families.family import Family
+from llmcli.families.granite import GRANITE
+from llmcli.families.names import LLAMA
 from llmcli.families.read import GGUF_SCALES
 from llmcli.families.rules import Rename, Rows, Rule
 from llmcli.families.values import MOST, Values
@@ -41,8 +43,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     values = Values({**_DEFAULTS, **config})
     if values.raw("mamba_d_head") == "auto":
         values = Values({**_DEFAULTS, **config, "mamba_d_head": None})
-    rotated = values.text("position_embedding_type", "nope") == "rope"
-    model = granite.from_hf(config, rotated=rotated)
+    model = GRANITE.from_hf(config)
     mlp = model.layers[0].parts[-1]
     assert isinstance(mlp, MlpConfig)
     size = values.integer("shared_intermediate_size", most=MOST["hidden"])
@@ -62,14 +63,20 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
             values, _KEYS, model.final_norm.eps, mamba2_mixer.bounds(values),
             inner=values.integer("mamba_expand", most=64) * model.width,
         )  # fmt: skip
-    return _hybrid(model, [ffn] * len(attends), [None if one else ssm for one in attends])
+    model = _hybrid(model, [ffn] * len(attends), [None if one else ssm for one in attends])
+    if values.text("position_embedding_type", "nope") == "rope":
+        return model
+    return replace(model, layers=tuple(
+        layer if (a := layer.attention) is None else layer.with_attention(replace(a, rope=None))
+        for layer in model.layers
+    ))  # fmt: skip
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
     """GGUF metadata → ModelConfig: a layer without key/value heads is Mamba-2."""
     values = Values(metadata, prefix=f"{Values(metadata).text('general.architecture')}.")
     filled, numbers = mamba2_mixer.as_llama(metadata)
-    model = granite.from_gguf(filled, tensors)
+    model = GRANITE.from_gguf(filled, tensors)
     eps = model.final_norm.eps
     mixers = [
         None if heads else mamba2_mixer.from_gguf(values, tensors, layer, eps)
@@ -120,7 +127,7 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
             for router in ("router.layer.weight", "router.weight"):
                 yield Rename(f"{moe}.{router}", f"{own}.W_router")
 
-    return (*llama_rules.rules_hf(config), *found())
+    return (*LLAMA.but(experts=None).hf(config), *found())
 
 
 def _shared_size(config: ModelConfig) -> int:
@@ -133,7 +140,7 @@ def _shared_size(config: ModelConfig) -> int:
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
     """Rules for llama.cpp's names."""
-    return (*llama_rules.rules_gguf(config, paired=True), *mamba2_rules.rules_gguf(config))
+    return (*LLAMA.gguf(config), *mamba2_rules.rules_gguf(config))
 
 
 FAMILIES = (Family(

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.errors import CheckpointError
-from llmcli.families import mixture
+from llmcli.families import mixture, names
 from llmcli.families.family import Family
-from llmcli.families.llama_rules import rules_gguf, rules_hf
 from llmcli.families.read import GgufHeader, activation, end_ids, gguf_header
 from llmcli.families.rope import rope_from_gguf, rope_from_hf
 from llmcli.families.values import MOST, Values, require_divisible
@@ -262,8 +261,8 @@ LLAMA = Family(
     ran=("smollm2",),
     from_hf=from_hf,
     from_gguf=from_gguf,
-    rules_hf=rules_hf,
-    rules_gguf=partial(rules_gguf, paired=True),
+    rules_hf=names.LLAMA.hf,
+    rules_gguf=names.LLAMA.gguf,
 )
 QWEN = Family(
     name="qwen",
@@ -273,7 +272,7 @@ QWEN = Family(
     gguf_archs=("qwen2", "qwen3"),
     from_hf=from_hf,
     from_gguf=from_gguf,
-    rules_hf=rules_hf,
-    rules_gguf=rules_gguf,
+    rules_hf=names.QWEN.hf,
+    rules_gguf=names.QWEN.gguf,
 )
 FAMILIES = (LLAMA, QWEN)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from llmcli.config import LayerConfig, ModelConfig, sequential
-from llmcli.families import llama, llama_rules, mixture
+from llmcli.families import llama
 from llmcli.families.family import Family
-from llmcli.families.rules import Rule
+from llmcli.families.names import LLAMA
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig
@@ -39,12 +38,6 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     return llama.rebuilt(model, block, family="mixtral", model_type="mixtral")
 
 
-def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for transformers' names."""
-    experts = mixture.rules_hf(config, "block_sparse_moe", ("w1", "w3", "w2"))
-    return (*llama_rules.rules_hf(config), *experts)
-
-
 FAMILIES = (
     Family(
         name="mixtral",
@@ -53,8 +46,8 @@ FAMILIES = (
         gguf_archs=(),
         from_hf=from_hf,
         from_gguf=llama.from_gguf,
-        rules_hf=rules_hf,
-        rules_gguf=partial(llama_rules.rules_gguf, paired=True),
+        rules_hf=LLAMA.but(experts=("block_sparse_moe", ("w1", "w3", "w2"))).hf,
+        rules_gguf=LLAMA.gguf,
         feed_forwards=("mixture of experts",),
     ),
 )

@@ -15,7 +15,7 @@ from llmcli.parts.mlp.config import Activation
 Leaves = tuple[str, str, str]  # of gate, up and down
 
 _GATE_UP_DOWN = ("gate", "up", "down")
-_PROJECTIONS: Leaves = ("gate_proj", "up_proj", "down_proj")
+PROJECTIONS: Leaves = ("gate_proj", "up_proj", "down_proj")
 MTP = "multi-token prediction, which the next token does not need"
 
 # `expert_gating_func` of llama.cpp (`llama_expert_gating_func_type`); 0: not set
@@ -121,7 +121,7 @@ def checked(experts: ExpertsConfig) -> ExpertsConfig:
 
 
 def rules_hf(
-    config: ModelConfig, block: str = "mlp", leaves: Leaves = _PROJECTIONS
+    config: ModelConfig, block: str = "mlp", leaves: Leaves = PROJECTIONS
 ) -> Iterator[Rule]:
     """Rules for transformers' names: one tensor per expert, as published, or all experts in one.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmcli.config import ModelConfig
-from llmcli.families import llama_rules, mamba2_rules, mixture
+from llmcli.families import mamba2_rules, mixture
+from llmcli.families.names import LLAMA
 from llmcli.families.read import hf_head
 from llmcli.families.rules import Drop, Rename, Rule
 
@@ -48,8 +49,7 @@ def _experts_hf(config: ModelConfig, mixer: str) -> Iterator[Rule]:
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
     """Rules for llama.cpp's names; query and key rows are interleaved although RoPE is not used."""
-    norms = (("attn_norm", "ln1"),)
     return (
-        *llama_rules.rules_gguf(config, norms=norms, paired=True),
+        *LLAMA.but(without="ln2").gguf(config),
         *mamba2_rules.rules_gguf(config), mixture.later_layers("blk.{later}.*", config),
     )  # fmt: skip

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.errors import UnsupportedModel
-from llmcli.families import llama, llama_rules, mixture
+from llmcli.families import llama
 from llmcli.families.family import Family
-from llmcli.families.rules import Rule
+from llmcli.families.names import QWEN
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig
@@ -59,11 +59,6 @@ def _normed(model: ModelConfig) -> ModelConfig:
     return llama.rebuilt(model, block, family="olmoe", model_type="olmoe")
 
 
-def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for transformers' names."""
-    return (*llama_rules.rules_hf(config), *mixture.rules_hf(config))
-
-
 FAMILIES = (
     Family(
         name="olmoe",
@@ -72,8 +67,8 @@ FAMILIES = (
         gguf_archs=("olmoe",),
         from_hf=from_hf,
         from_gguf=from_gguf,
-        rules_hf=rules_hf,
-        rules_gguf=llama_rules.rules_gguf,
+        rules_hf=QWEN.hf,
+        rules_gguf=QWEN.gguf,
         feed_forwards=("mixture of experts",),
     ),
 )

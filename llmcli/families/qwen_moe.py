@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import LayerConfig, ModelConfig, sequential
-from llmcli.families import llama, llama_rules, mixture
+from llmcli.families import llama
 from llmcli.families.family import Family
-from llmcli.families.rules import Rule
+from llmcli.families.names import QWEN
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
@@ -108,11 +108,6 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     return replace(llama.from_gguf(metadata, tensors), family="qwen_moe")
 
 
-def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for transformers' names."""
-    return (*llama_rules.rules_hf(config), *mixture.rules_hf(config))
-
-
 FAMILIES = (
     Family(
         name="qwen_moe",
@@ -122,8 +117,8 @@ FAMILIES = (
         gguf_archs=("qwen2moe", "qwen3moe"),
         from_hf=from_hf,
         from_gguf=from_gguf,
-        rules_hf=rules_hf,
-        rules_gguf=llama_rules.rules_gguf,
+        rules_hf=QWEN.hf,
+        rules_gguf=QWEN.gguf,
         feed_forwards=("mixture of experts", "gated MLP"),
     ),
 )

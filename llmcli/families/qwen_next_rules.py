@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmcli.config import ModelConfig
-from llmcli.families import llama_rules, mixture
+from llmcli.families import mixture
+from llmcli.families.names import POST_NORM_2
 from llmcli.families.rules import CollectRows, Drop, LogNeg, Rename, Reshape, Rows, Rule
 from llmcli.parts.delta.config import DeltaConfig
 
 _NEXT = ("qwen3_next", "qwen3next")  # rows grouped by key head in one tensor
-_NORMS_GGUF = (("attn_norm", "ln1"), ("post_attention_norm", "ln2"))
 _DELTA_HF = (
     ("in_proj_qkv.weight", "W_in"), ("in_proj_z.weight", "W_gate"), ("in_proj_b.weight", "W_beta"),
     ("in_proj_a.weight", "W_decay"), ("A_log", "A_log"), ("dt_bias", "dt_bias"),
@@ -25,7 +25,7 @@ _DELTA_GGUF = (
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
     """Rules for transformers' names, with or (in a bare decoder) without the prefix `model.`."""
-    rules: list[Rule] = [*llama_rules.rules_hf(config), *mixture.rules_hf(config)]
+    rules: list[Rule] = [*POST_NORM_2.hf(config)]
     for prefix in ("model.", ""):
         h, b = f"{prefix}layers.{{layer}}.linear_attn", "blocks.{layer}.linattn"
         apart = [Rename(f"{h}.{theirs}", f"{b}.{ours}") for theirs, ours in _DELTA_HF]
@@ -42,7 +42,7 @@ def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
     apart = [Rename(f"{g}.{theirs}", f"{b}.{ours}") for theirs, ours in _DELTA_GGUF]
     together = _by_key_head(config, f"{g}.ssm_in.weight", f"{g}.ssm_ba.weight")
     return (
-        *llama_rules.rules_gguf(config, norms=_NORMS_GGUF),
+        *POST_NORM_2.gguf(config),
         *((*together, *apart) if config.model_type in _NEXT else (*apart, *together)),
         Rename(f"{g}.ssm_a", f"{b}.A_log", LogNeg()),
         *_filter(config, f"{g}.ssm_conv1d.weight"),

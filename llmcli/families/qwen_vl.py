@@ -12,7 +12,7 @@ from typing import Any
 from llmcli.config import ModelConfig
 from llmcli.families import llama
 from llmcli.families.family import Family
-from llmcli.families.llama_rules import rules_gguf, rules_hf
+from llmcli.families.names import QWEN
 
 # the equivalent text model, and the defaults that differ from it
 _TYPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -49,7 +49,7 @@ FAMILIES = (
         gguf_archs=("qwen2vl", "qwen3vl"),
         from_hf=from_hf,
         from_gguf=llama.from_gguf,
-        rules_hf=rules_hf,
-        rules_gguf=rules_gguf,
+        rules_hf=QWEN.hf,
+        rules_gguf=QWEN.gguf,
     ),
 )

@@ -1,0 +1,141 @@
+"""A family by what it changes in the Llama that a checkpoint describes, of either format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
+from llmcli.families import llama
+from llmcli.families.family import Family
+from llmcli.families.names import LLAMA, Names
+from llmcli.families.read import gguf_windows, hf_windows
+from llmcli.families.values import Values
+from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.mlp.config import Activation
+from llmcli.parts.norm.config import NormConfig
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints import TensorInfo
+
+
+class Draft:
+    """The Llama that a config.json (`hf`) or GGUF metadata describes, for a family to change.
+
+    `attention` and `ffn` are the parts of each layer, each with the norm `norm`, before it (`pre`)
+    and after it (`post`). `parallel`: they read the same input, through one norm or two.
+    `multiplier`: of what they add. `kind`: the model type. `values` reads the settings, `tensors`
+    are those of a GGUF file. `others`: changes of the ModelConfig.
+    """
+
+    def __init__(
+        self, model: ModelConfig, values: Values, kind: str,
+        tensors: Mapping[str, TensorInfo] | None,
+    ) -> None:  # fmt: skip
+        self.model, self.values, self.kind = model, values, kind
+        self.hf, self.tensors = tensors is None, tensors or {}
+        found = [layer.attention for layer in model.layers]
+        self.attention: list[AttentionConfig] = [one for one in found if one is not None]
+        self.ffn: list[Any] = [layer.parts[-1] for layer in model.layers]
+        self.norm, self.pre, self.post = model.final_norm, True, False
+        self.parallel: int = 0  # norms of parallel parts; 0: one part after the other
+        self.multiplier = 1.0
+        self.others: dict[str, Any] = {}
+
+    def set_attention(self, **changes: Any) -> None:
+        """Change the attention of all layers."""
+        self.attention = [replace(one, **changes) for one in self.attention]
+
+    def set_ffn(self, **changes: Any) -> None:
+        """Change the feed-forward of all layers."""
+        self.ffn = [replace(one, **changes) for one in self.ffn]
+
+    def by_layer(self, **changes: Sequence[Any]) -> None:
+        """Change the attention of each layer: one value per layer for each field."""
+        rows = zip(*changes.values(), strict=True)
+        self.attention = [
+            replace(one, **dict(zip(changes, row, strict=True)))
+            for one, row in zip(self.attention, rows, strict=True)
+        ]
+
+    def layer_norms(self, *, bias: bool) -> None:
+        """Normalize with LayerNorm."""
+        self.norm = NormConfig(kind="layer", eps=self.norm.eps, bias=bias)
+
+    def windows(self, period: int, hf_default: int | None = None) -> list[int | None]:
+        """The window of each layer; by default the last layer of each `period` has none.
+
+        `hf_default`: the size of windows that config.json does not give.
+        """
+        count = len(self.attention)
+        if self.hf:
+            return hf_windows(self.values, count, period=period, window=hf_default)
+        return gguf_windows(self.values, count, period=period, window=None)
+
+    def multiplier_of(
+        self, hf: str, gguf: str, hf_default: float = 1.0, gguf_default: float = 1.0
+    ) -> float:
+        """A positive setting; in GGUF 0 is the default, as in llama.cpp."""
+        if self.hf:
+            return self.values.number(hf, hf_default)
+        return self.values.number(gguf, gguf_default, above=False) or gguf_default
+
+    def finished(self, family: str, model_type: str) -> ModelConfig:
+        """The model with all changes."""
+        layers = map(self._layer, self.attention, self.ffn)
+        return replace(
+            self.model, family=family, model_type=model_type, layers=tuple(layers),
+            final_norm=self.norm, **self.others,
+        )  # fmt: skip
+
+    def _layer(self, attention: AttentionConfig, ffn: object) -> LayerConfig:
+        if self.parallel:
+            second = Branch(part=ffn, pre_norm=self.norm)
+            if self.parallel == 1:
+                second = Branch(part=ffn, shares_norm=True)
+            return LayerConfig(sublayers=((Branch(part=attention, pre_norm=self.norm), second),))
+        return sequential(
+            attention, ffn, norm=self.norm if self.pre else None,
+            after=self.norm if self.post else None, multiplier=self.multiplier,
+        )  # fmt: skip
+
+
+def llama_like(
+    build: Callable[[Draft], None] = lambda m: None, *,
+    name: str, hf: tuple[str, ...], gguf: tuple[str, ...], names: Names = LLAMA,
+    defaults: Mapping[str, Any], fixed: Mapping[str, Any] = MappingProxyType({}),
+    eps: str | None = None, rotated: float | None = None, function: Activation = "silu",
+    prepare: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda settings: settings,
+    **record: Any,
+) -> Family:  # fmt: skip
+    """A family that changes the Llama of a checkpoint by `build`; `record`: fields of `Family`.
+
+    Of a config.json: `defaults` are those that differ from Llama's; `fixed` are settings that the
+    types do not read; `eps` is the key of LayerNorm's ε; `rotated` the default share of a head with
+    RoPE; `prepare` rewrites the settings that Llama reads. `function`: the activation in GGUF.
+    """
+    def from_hf(config: Mapping[str, Any]) -> ModelConfig:
+        settings = {**defaults, **config}
+        own = {**fixed, "model_type": "llama"}
+        if eps is not None:
+            own["rms_norm_eps"] = Values(settings).number(eps, 1e-5, above=False)
+        model = llama.from_hf({**prepare(settings), **own}, rotated=rotated)
+        draft = Draft(model, Values(settings), config["model_type"], None)
+        build(draft)
+        return draft.finished(name, draft.kind)
+
+    def from_gguf(
+        metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
+    ) -> ModelConfig:
+        model = llama.from_gguf(metadata, tensors, function=function)
+        kind = model.model_type
+        draft = Draft(model, Values(metadata, prefix=f"{kind}."), kind, tensors)
+        build(draft)
+        return draft.finished(name, hf[0] if len(hf) == 1 else kind)
+
+    return Family(
+        name=name, hf_types=hf, gguf_archs=gguf, from_hf=from_hf, from_gguf=from_gguf,
+        rules_hf=names.hf, rules_gguf=names.gguf, **record,
+    )  # fmt: skip
