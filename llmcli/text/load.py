@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmcli.errors import CheckpointError
-from llmcli.text.ggufvocab import from_gguf
-from llmcli.text.hfvocab import from_directory
+from llmcli.text.gguf import from_gguf
+from llmcli.text.hf import from_directory
 from llmcli.text.piecevocab import find_pieces, from_piece_file
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 
 from llmcli.checkpoints.files import read_object, shown
 from llmcli.errors import CheckpointError
-from llmcli.text.marked import AddedToken, MarkedEncoder
+from llmcli.text.added import AddedToken, MarkedEncoder
 from llmcli.text.piecefile import read_pieces
 from llmcli.text.sentencepiece import CONTROL, PieceModel
 from llmcli.text.settings import (

@@ -20,8 +20,8 @@ from llmcli.text.stream import ByteStream
 if TYPE_CHECKING:
     import tokenizers
 
+    from llmcli.text.added import Marked, MarkedEncoder
     from llmcli.text.chat import ChatTemplate
-    from llmcli.text.marked import Marked, MarkedEncoder
     from llmcli.text.sentencepiece import PieceEncoder, Pieces
 
 

@@ -26,7 +26,7 @@ if __name__ == "__main__":
 from llmcli.checkpoints.gguf import parse_gguf
 from llmcli.errors import LlmcliError
 from llmcli.text.charsmap import check_charsmap
-from llmcli.text.ggufvocab import from_gguf
+from llmcli.text.gguf import from_gguf
 from llmcli.text.piecefile import parse_pieces
 from llmcli.text.piecevocab import from_piece_file
 from llmcli.text.sentencepiece import PieceEncoder

@@ -9,7 +9,7 @@ from text_fixtures import clear_error, metadata
 from llmcli.checkpoints import open_model
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
 from llmcli.text import load_tokenizer
-from llmcli.text.ggufvocab import from_gguf
+from llmcli.text.gguf import from_gguf
 from llmcli.text.pretokenizers import PRE_TOKENIZERS
 from llmcli.text.specials import SpecialToken, split_specials
 from llmcli.text.stream import StreamDecoder

@@ -10,7 +10,7 @@ from text_fixtures import clear_error
 
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
 from llmcli.text.charsmap import check_charsmap
-from llmcli.text.ggufvocab import from_gguf
+from llmcli.text.gguf import from_gguf
 from llmcli.text.piecefile import parse_pieces
 from llmcli.text.piecevocab import find_pieces, from_piece_file
 from llmcli.text.stream import StreamDecoder

@@ -11,8 +11,8 @@ from tokenizer_files import KINDS, write
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from llmcli.text import tokenizer as tokenizers_
-from llmcli.text.ggufvocab import from_gguf
-from llmcli.text.hfvocab import from_directory
+from llmcli.text.gguf import from_gguf
+from llmcli.text.hf import from_directory
 from llmcli.text.portions import divisible, portions
 from llmcli.text.pretokenizers import PRE_TOKENIZERS, build_pre_tokenizer
 

@@ -18,8 +18,8 @@ from tokenizers import decoders, models, normalizers, processors
 from llmcli.engine.output import Choice, Output
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.text import StreamDecoder
+from llmcli.text.hf import from_directory
 from llmcli.text.hfspecial import add_tokens
-from llmcli.text.hfvocab import from_directory
 
 
 def both(directory, **settings):

@@ -22,7 +22,7 @@ from tokenizers.processors import TemplateProcessing
 
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.text import StreamDecoder
-from llmcli.text.hfvocab import from_directory
+from llmcli.text.hf import from_directory
 
 EMOJI = ["👨‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇩🇪🇫🇷", "1️⃣", "☃\ufe0f", "\u200d", "\ufe0f"]
 NAMED = ["<|endoftext|>", "<|im_start|>", "<|eot_id|>", "<s>", "</s>", "<unk>", "[CLS]", "[UNK]",

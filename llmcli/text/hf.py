@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.checkpoints.files import read_bytes, shown
 from llmcli.errors import CheckpointError, LlmcliError, UnsupportedModel
-from llmcli.text.hfclass import MARKING, apply_class, class_of
+from llmcli.text.hf_classes import MARKING, apply_class, class_of
 from llmcli.text.hfspecial import add_tokens
 from llmcli.text.settings import (
     BROKEN,
