@@ -1,25 +1,39 @@
-"""The tokenizer of a directory: tokenizer.json and the other files that transformers reads.
+"""The tokenizer of a directory, from the files that transformers reads.
 
-The class, special tokens and chat template are in tokenizer_config.json, special_tokens_map.json
-and chat_template.jinja (transformers, tokenization_utils_base.py and
-tokenization_utils_tokenizers.py).
+These are tokenizer.json, otherwise a SentencePiece model, otherwise vocab.json and merges.txt. The
+class, special tokens and chat template are in tokenizer_config.json, special_tokens_map.json and
+chat_template.jinja (transformers, tokenization_utils_base.py, tokenization_utils_tokenizers.py and
+tokenization_utils_sentencepiece.py).
+
+vocab.json and merges.txt do not contain the pre-tokenizer. transformers determines it by the class
+in tokenizer_config.json, else by the model type (models/*/tokenization_*.py,
+models/auto/tokenization_auto.py). A class without a `PairKind` is an error, since a wrong split
+gives plausible ids and worse text.
+
+Beside a SentencePiece model, control pieces and added tokens are matched in the text, and the rest
+is encoded by SentencePiece.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmcli.checkpoints.files import read_bytes, shown
+from llmcli.checkpoints.files import read_bytes, read_object, shown
 from llmcli.errors import CheckpointError, LlmcliError, UnsupportedModel
-from llmcli.text.hf_classes import MARKING, apply_class, class_of
+from llmcli.text.added import AddedToken, MarkedEncoder
+from llmcli.text.hf_classes import KINDS, MARKING, PairKind, apply_class, class_name, class_of
 from llmcli.text.hfspecial import add_tokens
+from llmcli.text.pretokenizers import PRE_TOKENIZERS
+from llmcli.text.sentencepiece import CONTROL, PieceModel, read_pieces
 from llmcli.text.settings import (
     BROKEN,
     added_tokens,
     chat_template_of,
+    check_id,
     eos_ids,
     named_tokens,
     read_settings,
@@ -27,10 +41,8 @@ from llmcli.text.settings import (
     special_tokens,
     token_text,
 )
-from llmcli.text.spelling import spelling_of
+from llmcli.text.spelling import Spelling, spelling_of
 from llmcli.text.tokenizer import Tokenizer, Vocabulary
-from llmcli.text.vocabfiles import NAMES as PAIR
-from llmcli.text.vocabfiles import read_pair
 
 if TYPE_CHECKING:
     import tokenizers
@@ -54,13 +66,13 @@ def from_directory(
     broken files.
     """
     settings: Mapping[str, Any]
-    found = next((names for names in (_FILE, PAIR) if _has(directory, names)), None)
+    found = next((names for names in (_FILE, NAMES) if _has(directory, names)), None)
     if found is None:
         _refuse(directory)
         return None
     try:
         settings, marks = read_settings(directory), False
-        if found is PAIR:
+        if found is NAMES:
             backend, settings, kind = read_pair(directory, settings, config)
         else:
             backend, byte_level = _read(directory / _FILE[0])
@@ -182,3 +194,246 @@ def _prefix(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
         if full[start : start + len(plain)] == plain:
             return tuple(full[:start])
     return ()
+
+
+NAMES = ("vocab.json", "merges.txt")
+_MAX_FILE = 1 << 25  # bytes; the largest known have 6 million
+_MAX_MERGES = 1 << 21
+
+
+def read_pair(
+    directory: Path, settings: Mapping[str, Any], config: Mapping[str, Any] | None
+) -> tuple[tokenizers.Tokenizer, dict[str, Any], str]:
+    """The library's tokenizer of vocab.json and merges.txt, the settings, and the class's name.
+
+    The returned settings include the class's special tokens and added_tokens.json as
+    `added_tokens_decoder`. Raises `UnsupportedModel` for an unknown or missing class,
+    `CheckpointError` for broken or contradictory files.
+    """
+    name = class_name(settings, config or {})
+    kind = KINDS[name]
+    settings = {**kind.defaults, **settings}
+    added = added_tokens(directory, settings)
+    settings["added_tokens_decoder"] = {str(index): token for index, token in added.items()}
+    vocab = _read_vocab(directory / NAMES[0])
+    _join(vocab, added)
+    return _pair_backend(kind, vocab, _read_merges(directory / NAMES[1]), settings), settings, name
+
+
+def _read_vocab(path: Path) -> dict[str, int]:
+    if path.stat().st_size > _MAX_FILE:
+        raise CheckpointError(f"`{path.name}` has more than {_MAX_FILE} bytes", hint=BROKEN)
+    try:
+        vocab = read_object(path) or {}
+    except CheckpointError as error:
+        raise CheckpointError(error.message, hint=error.hint or BROKEN) from error
+    for text, index in vocab.items():
+        check_id(path.name, text, index)
+    taken: dict[int, str] = {}
+    for text, index in vocab.items():
+        if taken.setdefault(index, text) != text:
+            both = f"`{shown(taken[index])}` and `{shown(text)}`"
+            raise CheckpointError(f"`{path.name}` gives {both} the id {index}", hint=BROKEN)
+    return vocab
+
+
+def _read_merges(path: Path) -> list[tuple[str, str]]:
+    """Read the pairs in rank order, without `#version` and blank lines."""
+    data = read_bytes(path, _MAX_FILE, hint=BROKEN)
+    try:
+        lines = data.decode("utf-8-sig").split("\n")  # the only line end, as in the library
+    except UnicodeDecodeError:
+        raise CheckpointError(f"`{path.name}` is not UTF-8", hint=BROKEN) from None
+    if len(lines) > _MAX_MERGES:
+        raise CheckpointError(f"`{path.name}` has more than {_MAX_MERGES} lines", hint=BROKEN)
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(lines, 1):
+        line = line.removesuffix("\r")
+        if not line or line.startswith("#version"):
+            continue
+        left, between, right = line.partition(" ")
+        if not left or not right or not between or " " in right:
+            raise CheckpointError(
+                f"line {number} of `{path.name}` is not a pair of tokens: `{shown(line, 40)}`",
+                hint=BROKEN,
+            )
+        merges.append((left, right))
+    return merges
+
+
+def _join(vocab: dict[str, int], added: Mapping[int, Mapping[str, Any]]) -> None:
+    """Put the added tokens into the vocabulary under their ids in the files.
+
+    The library would number them from the vocabulary's size on, which is wrong if ids have gaps.
+    """
+    at = {index: text for text, index in vocab.items()}
+    for index, token in added.items():
+        text = token["content"]
+        if vocab.get(text, index) != index or at.get(index, text) != text:
+            raise CheckpointError(
+                f"the added token `{shown(text)}` has the id {index}, unlike in `{NAMES[0]}`",
+                hint=BROKEN,
+            )
+        vocab[text] = index
+        at[index] = text
+
+
+def _pair_backend(
+    kind: PairKind,
+    vocab: dict[str, int],
+    merges: list[tuple[str, str]],
+    settings: Mapping[str, Any],
+) -> tokenizers.Tokenizer:
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+    from tokenizers.models import BPE
+    from tokenizers.processors import TemplateProcessing
+
+    try:
+        backend = Tokenizer(BPE(vocab, merges))
+    except Exception as error:
+        raise CheckpointError(
+            f"`{NAMES[1]}` does not fit `{NAMES[0]}`: {shown(error, 120)}", hint=BROKEN
+        ) from error
+    if kind.nfc:
+        backend.normalizer = normalizers.NFC()
+    spaced = bool(settings.get("add_prefix_space"))
+    patterns = PRE_TOKENIZERS[kind.rule].patterns if kind.rule else ()
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=not patterns)
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters]) if cuts else letters
+    backend.decoder = decoders.ByteLevel()
+    role = "cls_token" if kind.encloses else "bos_token"
+    first = token_text(settings.get(role))
+    if first is not None and (kind.encloses or settings.get("add_bos_token")):
+        if first not in vocab:
+            raise CheckpointError(
+                f"`{NAMES[0]}` has no `{shown(first)}`, which begins every text", hint=BROKEN
+            )
+        backend.post_processor = TemplateProcessing(
+            single=[first, "$A"], special_tokens=[(first, vocab[first])]
+        )
+    return backend
+
+
+_PIECES = ("tokenizer.model", "spiece.model")
+_MOST_DIGITS = 20  # of an id; Python limits the digits of integers
+_MOST_ADDED = 1 << 20  # ids beyond the model's; more gaps would fill the memory
+
+
+def find_pieces(directory: Path) -> Path | None:
+    """The directory's SentencePiece model; None if there is a tokenizer.json or no model."""
+    if (directory / "tokenizer.json").is_file():
+        return None
+    paths = (directory / name for name in _PIECES)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def from_piece_file(
+    path: Path,
+    *,
+    config: Mapping[str, Any] | None = None,
+    generation: Mapping[str, Any] | None = None,
+) -> Tokenizer:
+    """Build the tokenizer of the SentencePiece model at `path` and its settings.
+
+    `config` and `generation` (config.json, generation_config.json) provide additional end ids.
+    Raises CheckpointError for broken files, UnsupportedModel for unknown kinds.
+    """
+    settings = read_settings(path.parent)
+    file = read_pieces(path)
+    named = {"bos_token": file.bos, "eos_token": file.eos, "unk_token": file.unknown}
+    named |= named_tokens(settings)
+    special = set(named.values())
+    added = _piece_added(path.parent, settings, file.model, special, rows_of(config or {}))
+    strings = _piece_strings(file.model, added)
+    at = {token.text: token.id for token in added.values()}
+    bos, eos = at.get(named["bos_token"]), at.get(named["eos_token"])
+    ends = {*eos_ids(config), *eos_ids(generation), *([] if eos is None else [eos])}
+    prefixed = settings.get("add_prefix_space")
+    model = file.model
+    if isinstance(prefixed, bool):
+        model = replace(model, normalizer=replace(model.normalizer, space_prefix=prefixed))
+    adds_bos = settings.get("add_bos_token", not model.unigram)
+    return Tokenizer(
+        MarkedEncoder(
+            model, tuple(added.values()), always=bool(settings.get("legacy", model.unigram))
+        ),
+        Vocabulary(
+            strings=strings,
+            spelling=Spelling(
+                replace=(("▁", " "),),
+                byte_fallback=True,
+                strip=1 if model.normalizer.space_prefix else 0,
+            ),
+            literal=frozenset(added),
+            silent=frozenset(),
+            special_ids=frozenset(t.id for t in added.values() if t.special),
+            bos_id=bos,
+            eos_ids=frozenset(index for index in ends if 0 <= index < len(strings)),
+            prefix=(bos,) if adds_bos and bos is not None else (),
+        ),
+        name=f"{path.name}, {'Unigram' if model.unigram else 'BPE'}",
+        chat_template=chat_template_of(path.parent, settings, named),
+        split_special=settings.get("split_special_tokens") is True,
+    )
+
+
+def _piece_added(
+    directory: Path,
+    settings: Mapping[str, Any],
+    model: PieceModel,
+    named: set[str],
+    rows: int | None,
+) -> dict[int, AddedToken]:
+    """Id → token for all tokens matched in a text.
+
+    Special tokens defined only in the settings get the next ids, up to the `rows` of the embedding.
+    """
+    listed_as_special = {token_text(token): None for token in special_tokens(settings)}
+    named = named.union(text for text in listed_as_special if text)
+    added = {
+        index: AddedToken(text=model.strings[index], id=index, special=True)
+        for index, kind in enumerate(model.kinds)
+        if kind == CONTROL or model.strings[index] in named
+    }
+    extra = read_object(directory / "added_tokens.json") or {}
+    listed = settings.get("added_tokens_decoder")
+    for text, index in extra.items():
+        added[_checked(index)] = AddedToken(text=text, id=index, special=text in named)
+    for key, token in (listed if isinstance(listed, dict) else {}).items():
+        number = key.isdecimal() and key.isascii() and len(key) <= _MOST_DIGITS
+        index = _checked(int(key) if number else key)
+        content = token.get("content") if isinstance(token, dict) else None
+        if not isinstance(content, str) or not content:
+            raise CheckpointError(f"the added token {index} has no text", hint=BROKEN)
+        added[index] = AddedToken(
+            text=content,
+            id=index,
+            special=bool(token.get("special", False)) or content in named,
+            lstrip=bool(token.get("lstrip", False)),
+            rstrip=bool(token.get("rstrip", False)),
+        )
+    known = {token.text for token in added.values()}
+    free = max(len(model.strings), 1 + max(added, default=-1))
+    new = (text for text in listed_as_special if text and text not in known)
+    for index, text in enumerate(new, free):
+        if rows is None or index < rows:
+            added[index] = AddedToken(text=text, id=index, special=True)
+    return {index: token for index, token in added.items() if token.text}
+
+
+def _checked(index: Any) -> int:
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < 1 << 31:
+        raise CheckpointError(f"the added token's id `{shown(index, 40)}` is none", hint=BROKEN)
+    return index
+
+
+def _piece_strings(model: PieceModel, added: Mapping[int, AddedToken]) -> list[str | None]:
+    strings: list[str | None] = list(model.strings)
+    last = max(added, default=0)
+    if last >= len(strings) + _MOST_ADDED:
+        raise CheckpointError(f"an added token has the id {last}", hint=BROKEN)
+    strings += [None] * (last + 1 - len(strings))
+    for index, token in added.items():
+        strings[index] = token.text
+    return strings

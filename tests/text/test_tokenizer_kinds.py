@@ -87,7 +87,7 @@ def unigram():
     """As T5's: replacements, runs of spaces merged, `▁` in front of every word."""
     import piece_models
 
-    from llmcli.text.piecefile import parse_pieces
+    from llmcli.text.sentencepiece import parse_pieces
 
     model = parse_pieces(piece_models.trained("t5")).model
     made = Tokenizer(models.Unigram(list(zip(model.strings, model.scores, strict=True)), unk_id=2))
