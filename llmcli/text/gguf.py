@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.text import sentencepiece
+from llmcli.text.added import AddedToken, AddedTokens
 from llmcli.text.chat import ChatTemplate
 from llmcli.text.pretokenizers import PRE_TOKENIZERS, PreTokenizerRule, build_pre_tokenizer
 from llmcli.text.sentencepiece import (
@@ -33,7 +34,6 @@ from llmcli.text.sentencepiece import (
     byte_ids,
     check_charsmap,
 )
-from llmcli.text.specials import SpecialToken
 from llmcli.text.spelling import Spelling, byte_letters
 from llmcli.text.tokenizer import Tokenizer, Vocabulary
 
@@ -250,7 +250,7 @@ _SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 _KNOWN = frozenset(chain(_ENDINGS, _SHOWN, *_FIM_ENDINGS.values(), *_FIM_PARTS.values()))
 
 
-def settle(
+def classify_tokens(
     strings: Sequence[str], numbers: Sequence[int], ids: Mapping[str, int | None]
 ) -> tuple[list[int], frozenset[int]]:
     """Determine the attributes of every token, and the ids that end a generation.
@@ -280,46 +280,27 @@ def settle(
     return types, frozenset(ends)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Marked:
-    """Tokens with a special treatment.
-
-    `specials` are matched in a text before merging, in this order (longest first, in bytes).
-    `silent` ids decode to nothing.
-    """
-
-    specials: tuple[SpecialToken, ...]
-    silent: frozenset[int]
-
-    @property
-    def literal(self) -> frozenset[int]:
-        """Ids of all `specials`, which decode to their own string."""
-        return frozenset(special.id for special in self.specials)
-
-    @property
-    def hidden(self) -> frozenset[int]:
-        """Ids hidden in decoded text by default."""
-        return frozenset(special.id for special in self.specials if special.control)
-
-
-def marked(
+def _matched(
     strings: Sequence[str], types: Sequence[int], *, rstrip: Callable[[str], bool]
-) -> Marked:
-    """Group tokens by their attributes; `rstrip(text)`: whether a token absorbs whitespace."""
+) -> tuple[AddedTokens, frozenset[int]]:
+    """Tokens matched in a text before merging, longest first in bytes, and silent ids.
+
+    Silent ids decode to nothing. `rstrip(text)`: whether a token absorbs whitespace.
+    """
     odd = [index for index, kind in enumerate(types) if kind != NORMAL]  # few of very many
     found = [index for index in odd if types[index] & _MATCHED]
     found.sort(key=lambda index: (-len(strings[index].encode("utf-8", "replace")), index))
-    specials = tuple(
-        SpecialToken(
+    added = tuple(
+        AddedToken(
             text=strings[index],
             id=index,
-            control=bool(types[index] & HIDDEN),
+            special=bool(types[index] & HIDDEN),
             rstrip=rstrip(strings[index]),
         )
         for index in found
     )
     silent = frozenset(index for index in odd if types[index] in (UNUSED, UNDEFINED))
-    return Marked(specials=specials, silent=silent)
+    return AddedTokens(added, leftmost=False), silent
 
 
 def _correct(types: list[int], ends: set[int], at: Mapping[str, int]) -> None:
@@ -377,7 +358,7 @@ def from_pieces(metadata: Mapping[str, Any], kind: PieceKind) -> Tokenizer:
     count = len(strings)
     notes: list[str] = []
     ids = ids_of(metadata, count, notes, kind.ids)
-    types, ends = settle(strings, types_of(metadata, count), ids)
+    types, ends = classify_tokens(strings, types_of(metadata, count), ids)
     prefixed = _flag(metadata, "add_space_prefix", kind.space_prefix)
     model = PieceModel(
         strings=strings,
@@ -386,7 +367,7 @@ def from_pieces(metadata: Mapping[str, Any], kind: PieceKind) -> Tokenizer:
         unigram=kind.unigram,
         normalizer=_normalizer(metadata, kind, prefixed),
     )
-    marks = marked(strings, types, rstrip=_stripping(metadata))
+    added, silent = _matched(strings, types, rstrip=_stripping(metadata))
     return Tokenizer(
         PieceEncoder(model),
         Vocabulary(
@@ -394,15 +375,15 @@ def from_pieces(metadata: Mapping[str, Any], kind: PieceKind) -> Tokenizer:
             spelling=Spelling(
                 replace=(("▁", " "),), byte_fallback=True, strip=1 if prefixed else 0
             ),
-            literal=marks.literal,
-            silent=marks.silent,
-            special_ids=marks.hidden,
+            literal=added.ids,
+            silent=silent,
+            special_ids=added.special_ids,
             bos_id=ids["bos"],
             eos_ids=ends,
             prefix=prefix_of(metadata, ids["bos"], usual=kind.add_bos),
         ),
         name=kind.title,
-        specials=marks.specials,
+        added=added,
         filler=None if sentencepiece.UNKNOWN in model.kinds else count,
         chat_template=template_of(metadata, strings, ids),
         notes=notes,
@@ -501,11 +482,11 @@ def _build(metadata: Mapping[str, Any], pre: str, notes: list[str]) -> Tokenizer
     rule = PRE_TOKENIZERS[pre]
     strings = tokens_of(metadata)
     ids = ids_of(metadata, len(strings), notes)
-    types, ends = settle(strings, types_of(metadata, len(strings)), ids)
+    types, ends = classify_tokens(strings, types_of(metadata, len(strings)), ids)
     # Kimi K2's files may have none
     merges = [] if pre == "kimi-k2" and KEY + "merges" not in metadata else _merges(metadata)
     backend, filler = _backend(strings, merges, rule)
-    marks = marked(strings, types, rstrip=lambda _: False)
+    added, silent = _matched(strings, types, rstrip=lambda _: False)
     if rule.line_ends:
         metadata = {**metadata, KEY + "add_bos_token": True}
     spelling = Spelling(replace=(("▁", " "),), byte_fallback=True)
@@ -514,15 +495,15 @@ def _build(metadata: Mapping[str, Any], pre: str, notes: list[str]) -> Tokenizer
         Vocabulary(
             strings=strings,
             spelling=spelling if rule.raw else Spelling(byte_level=True),
-            literal=marks.literal,
-            silent=marks.silent,
-            special_ids=marks.hidden,
+            literal=added.ids,
+            silent=silent,
+            special_ids=added.special_ids,
             bos_id=ids["bos"],
             eos_ids=ends,
             prefix=prefix_of(metadata, ids["bos"], usual=rule.add_bos),
         ),
         name=f"gguf {'' if rule.raw else 'byte-level '}BPE, {pre}",
-        specials=marks.specials,
+        added=added,
         filler=filler,
         chat_template=template_of(metadata, strings, ids),
         notes=notes,

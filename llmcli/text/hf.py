@@ -24,16 +24,21 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.checkpoints.files import read_bytes, read_object, shown
 from llmcli.errors import CheckpointError, LlmcliError, UnsupportedModel
-from llmcli.text.added import AddedToken, MarkedEncoder
+from llmcli.text.added import (
+    AddedToken,
+    AddedTokens,
+    add_to_library,
+    check_id,
+    listed_tokens,
+    of_library,
+    tokens_of_file,
+)
 from llmcli.text.hf_classes import KINDS, MARKING, PairKind, apply_class, class_name, class_of
-from llmcli.text.hfspecial import add_tokens
 from llmcli.text.pretokenizers import PRE_TOKENIZERS
-from llmcli.text.sentencepiece import CONTROL, PieceModel, read_pieces
+from llmcli.text.sentencepiece import CONTROL, PieceEncoder, PieceModel, read_pieces
 from llmcli.text.settings import (
     BROKEN,
-    added_tokens,
     chat_template_of,
-    check_id,
     eos_ids,
     named_tokens,
     read_settings,
@@ -48,7 +53,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 MAX_FILE = 1 << 28  # bytes; the largest known tokenizer.json has 34 million
-_FILE = ("tokenizer.json",)
+_FILE, _PAIR = ("tokenizer.json",), ("vocab.json", "merges.txt")
 _PROBES = "a0.eA \u4e00\u0905"  # every vocabulary has one of these characters
 _OTHERS = ("tokenizer.model", "tekken.json", "vocab.json", "spiece.model", "vocab.txt")
 
@@ -65,25 +70,29 @@ def from_directory(
     Raises `UnsupportedModel` if there is only another kind of tokenizer, `CheckpointError` for
     broken files.
     """
-    settings: Mapping[str, Any]
-    found = next((names for names in (_FILE, NAMES) if _has(directory, names)), None)
+    found = next((names for names in (_FILE, _PAIR) if _has(directory, names)), None)
     if found is None:
         _refuse(directory)
         return None
     try:
-        settings, marks = read_settings(directory), False
-        if found is NAMES:
-            backend, settings, kind = read_pair(directory, settings, config)
+        settings = read_settings(directory)
+        if found is _PAIR:
+            kind = class_name(settings, config or {})
+            settings, marks = {**KINDS[kind].defaults, **settings}, False
+            listed = _listed(directory, settings)
+            backend = _read_pair(directory, KINDS[kind], settings, listed)
         else:
             backend, byte_level = _read(directory / _FILE[0])
             own = class_of(settings, config or {}, byte_level=byte_level)
             settings, marks = apply_class(backend, own, settings), own in MARKING
+            listed = _listed(directory, settings)
             kind = type(backend.model).__name__
-        listed: dict[int, Any] = added_tokens(directory, settings)
-        if "added_tokens_decoder" not in settings:
-            listed |= backend.get_added_tokens_decoder()
         named = special_tokens(settings)
-        add_tokens(backend, listed, named, marks=marks, rows=rows_of(config or {}))
+        if "added_tokens_decoder" not in settings:
+            texts = set(map(token_text, named))
+            for index, token in of_library(backend).items():
+                listed[index] = replace(token, special=token.special or token.text in texts)
+        add_to_library(backend, listed, named, marks=marks, rows=rows_of(config or {}))
         ends = {*eos_ids(config), *eos_ids(generation)}
         return _build(directory, backend, settings, ends, name=f"{' + '.join(found)}, {kind}")
     except (KeyboardInterrupt, SystemExit, LlmcliError):
@@ -92,6 +101,14 @@ def from_directory(
         raise CheckpointError(
             f"`{found[0]}` cannot be read: {shown(error, 120)}", hint=BROKEN
         ) from error
+
+
+def _listed(directory: Path, settings: Mapping[str, Any]) -> dict[int, AddedToken]:
+    """Id → added token of the settings, else of added_tokens.json, as in transformers."""
+    special = set(map(token_text, special_tokens(settings)))
+    if isinstance(settings.get("added_tokens_decoder"), dict):
+        return listed_tokens(settings, special)
+    return tokens_of_file(directory, special)
 
 
 def _has(directory: Path, names: tuple[str, ...]) -> bool:
@@ -196,28 +213,23 @@ def _prefix(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
     return ()
 
 
-NAMES = ("vocab.json", "merges.txt")
 _MAX_FILE = 1 << 25  # bytes; the largest known have 6 million
 _MAX_MERGES = 1 << 21
 
 
-def read_pair(
-    directory: Path, settings: Mapping[str, Any], config: Mapping[str, Any] | None
-) -> tuple[tokenizers.Tokenizer, dict[str, Any], str]:
-    """The library's tokenizer of vocab.json and merges.txt, the settings, and the class's name.
+def _read_pair(
+    directory: Path,
+    kind: PairKind,
+    settings: Mapping[str, Any],
+    added: Mapping[int, AddedToken],
+) -> tokenizers.Tokenizer:
+    """The library's tokenizer of vocab.json and merges.txt, with `added` tokens in its vocabulary.
 
-    The returned settings include the class's special tokens and added_tokens.json as
-    `added_tokens_decoder`. Raises `UnsupportedModel` for an unknown or missing class,
-    `CheckpointError` for broken or contradictory files.
+    Raises `CheckpointError` for broken or contradictory files.
     """
-    name = class_name(settings, config or {})
-    kind = KINDS[name]
-    settings = {**kind.defaults, **settings}
-    added = added_tokens(directory, settings)
-    settings["added_tokens_decoder"] = {str(index): token for index, token in added.items()}
-    vocab = _read_vocab(directory / NAMES[0])
+    vocab = _read_vocab(directory / _PAIR[0])
     _join(vocab, added)
-    return _pair_backend(kind, vocab, _read_merges(directory / NAMES[1]), settings), settings, name
+    return _pair_backend(kind, vocab, _read_merges(directory / _PAIR[1]), settings)
 
 
 def _read_vocab(path: Path) -> dict[str, int]:
@@ -261,17 +273,17 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
     return merges
 
 
-def _join(vocab: dict[str, int], added: Mapping[int, Mapping[str, Any]]) -> None:
+def _join(vocab: dict[str, int], added: Mapping[int, AddedToken]) -> None:
     """Put the added tokens into the vocabulary under their ids in the files.
 
     The library would number them from the vocabulary's size on, which is wrong if ids have gaps.
     """
     at = {index: text for text, index in vocab.items()}
     for index, token in added.items():
-        text = token["content"]
-        if vocab.get(text, index) != index or at.get(index, text) != text:
+        text = token.text
+        if not text or vocab.get(text, index) != index or at.get(index, text) != text:
             raise CheckpointError(
-                f"the added token `{shown(text)}` has the id {index}, unlike in `{NAMES[0]}`",
+                f"the added token `{shown(text)}` has the id {index}, unlike in `{_PAIR[0]}`",
                 hint=BROKEN,
             )
         vocab[text] = index
@@ -292,7 +304,7 @@ def _pair_backend(
         backend = Tokenizer(BPE(vocab, merges))
     except Exception as error:
         raise CheckpointError(
-            f"`{NAMES[1]}` does not fit `{NAMES[0]}`: {shown(error, 120)}", hint=BROKEN
+            f"`{_PAIR[1]}` does not fit `{_PAIR[0]}`: {shown(error, 120)}", hint=BROKEN
         ) from error
     if kind.nfc:
         backend.normalizer = normalizers.NFC()
@@ -307,7 +319,7 @@ def _pair_backend(
     if first is not None and (kind.encloses or settings.get("add_bos_token")):
         if first not in vocab:
             raise CheckpointError(
-                f"`{NAMES[0]}` has no `{shown(first)}`, which begins every text", hint=BROKEN
+                f"`{_PAIR[0]}` has no `{shown(first)}`, which begins every text", hint=BROKEN
             )
         backend.post_processor = TemplateProcessing(
             single=[first, "$A"], special_tokens=[(first, vocab[first])]
@@ -316,7 +328,6 @@ def _pair_backend(
 
 
 _PIECES = ("tokenizer.model", "spiece.model")
-_MOST_DIGITS = 20  # of an id; Python limits the digits of integers
 _MOST_ADDED = 1 << 20  # ids beyond the model's; more gaps would fill the memory
 
 
@@ -354,10 +365,12 @@ def from_piece_file(
     if isinstance(prefixed, bool):
         model = replace(model, normalizer=replace(model.normalizer, space_prefix=prefixed))
     adds_bos = settings.get("add_bos_token", not model.unigram)
+    inside = None
+    if model.normalizer.space_prefix and not settings.get("legacy", model.unigram):
+        inside = replace(model, normalizer=replace(model.normalizer, space_prefix=False))
+    matched = AddedTokens(tuple(added.values()), leftmost=True)
     return Tokenizer(
-        MarkedEncoder(
-            model, tuple(added.values()), always=bool(settings.get("legacy", model.unigram))
-        ),
+        PieceEncoder(model),
         Vocabulary(
             strings=strings,
             spelling=Spelling(
@@ -365,14 +378,16 @@ def from_piece_file(
                 byte_fallback=True,
                 strip=1 if model.normalizer.space_prefix else 0,
             ),
-            literal=frozenset(added),
+            literal=matched.ids,
             silent=frozenset(),
-            special_ids=frozenset(t.id for t in added.values() if t.special),
+            special_ids=matched.special_ids,
             bos_id=bos,
             eos_ids=frozenset(index for index in ends if 0 <= index < len(strings)),
             prefix=(bos,) if adds_bos and bos is not None else (),
         ),
         name=f"{path.name}, {'Unigram' if model.unigram else 'BPE'}",
+        added=matched,
+        inside=None if inside is None else PieceEncoder(inside),
         chat_template=chat_template_of(path.parent, settings, named),
         split_special=settings.get("split_special_tokens") is True,
     )
@@ -396,23 +411,7 @@ def _piece_added(
         for index, kind in enumerate(model.kinds)
         if kind == CONTROL or model.strings[index] in named
     }
-    extra = read_object(directory / "added_tokens.json") or {}
-    listed = settings.get("added_tokens_decoder")
-    for text, index in extra.items():
-        added[_checked(index)] = AddedToken(text=text, id=index, special=text in named)
-    for key, token in (listed if isinstance(listed, dict) else {}).items():
-        number = key.isdecimal() and key.isascii() and len(key) <= _MOST_DIGITS
-        index = _checked(int(key) if number else key)
-        content = token.get("content") if isinstance(token, dict) else None
-        if not isinstance(content, str) or not content:
-            raise CheckpointError(f"the added token {index} has no text", hint=BROKEN)
-        added[index] = AddedToken(
-            text=content,
-            id=index,
-            special=bool(token.get("special", False)) or content in named,
-            lstrip=bool(token.get("lstrip", False)),
-            rstrip=bool(token.get("rstrip", False)),
-        )
+    added |= tokens_of_file(directory, named) | listed_tokens(settings, named)
     known = {token.text for token in added.values()}
     free = max(len(model.strings), 1 + max(added, default=-1))
     new = (text for text in listed_as_special if text and text not in known)
@@ -420,12 +419,6 @@ def _piece_added(
         if rows is None or index < rows:
             added[index] = AddedToken(text=text, id=index, special=True)
     return {index: token for index, token in added.items() if token.text}
-
-
-def _checked(index: Any) -> int:
-    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < 1 << 31:
-        raise CheckpointError(f"the added token's id `{shown(index, 40)}` is none", hint=BROKEN)
-    return index
 
 
 def _piece_strings(model: PieceModel, added: Mapping[int, AddedToken]) -> list[str | None]:

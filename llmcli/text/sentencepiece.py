@@ -220,7 +220,7 @@ class PieceEncoder:
     """
 
     def __init__(self, model: PieceModel) -> None:
-        self.encode_special_tokens = False  # special tokens are handled elsewhere
+        self.encode_special_tokens = False  # added tokens are cut out before
         self._model = model
 
     @cached_property
