@@ -23,8 +23,7 @@ from llmcli.engine.speculation import Speculation, decode
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 from llmcli.records.text import LEAD, Finish, Message
 from llmcli.text.chat import ChatTemplate
-from llmcli.text.markers import Markers
-from llmcli.text.segments import Segmenter, whole_answer
+from llmcli.text.segments import Markers, Segmenter, whole_answer
 from llmcli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llmcli.records.text import Finish, Message
-from llmcli.text.markers import Markers
+from llmcli.text.segments import Markers
 from llmcli.text.tokenizer import Tokenizer
 
 

@@ -21,7 +21,7 @@ from llmcli.engine.speculation import Speculation, decode
 from llmcli.engine.stop import StopMatcher
 from llmcli.engine.ties import NearTies
 from llmcli.errors import PromptTooLong, UsageError
-from llmcli.text.markers import Markers
+from llmcli.text.segments import Markers
 
 if TYPE_CHECKING:
     from llmcli.model import Model

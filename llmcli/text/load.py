@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmcli.errors import CheckpointError
-from llmcli.text.ggufvocab import from_gguf
-from llmcli.text.hfvocab import from_directory
-from llmcli.text.piecevocab import find_pieces, from_piece_file
+from llmcli.text.gguf import from_gguf
+from llmcli.text.hf import find_pieces, from_directory, from_piece_file
 
 if TYPE_CHECKING:
     from llmcli.checkpoints.checkpoint import Checkpoint

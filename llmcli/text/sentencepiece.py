@@ -1,26 +1,120 @@
-"""SentencePiece vocabularies, encoded by the `sentencepiece` library.
+"""SentencePiece: `tokenizer.model` files, and vocabularies encoded by the `sentencepiece` library.
 
 For vocabularies from GGUF metadata and `tokenizer.model` alike, the library gets a model serialized
-here from checked values, since a hostile model can crash its C++ code. The format is
-sentencepiece_model.proto of google/sentencepiece.
+here from checked values, since a hostile model can crash its C++ code. Field numbers are those of
+sentencepiece_model.proto of google/sentencepiece, in the protobuf wire format.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
-from struct import iter_unpack
+from math import isfinite
+from pathlib import Path
+from struct import iter_unpack, unpack
 from typing import TYPE_CHECKING
 
-from llmcli.checkpoints.files import shown
-from llmcli.errors import CheckpointError
-from llmcli.text.wire import fields, message, number, varint
+from llmcli.checkpoints.files import read_bytes, shown
+from llmcli.errors import CheckpointError, UnsupportedModel
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
+
+Value = int | bytes  # of a field in the protobuf wire format
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+
+def varint(number: int) -> bytes:
+    """Encode base 128, low digits first, the top bit set on all but the last."""
+    digits = bytearray()
+    while number > 127:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    digits.append(number)
+    return bytes(digits)
+
+
+def number(field: int, value: int) -> bytes:
+    """Encode a field with a number or a flag."""
+    return varint(field << 3) + varint(value)
+
+
+def message(field: int, body: bytes) -> bytes:
+    """Encode a field with a message, a string or bytes."""
+    return varint(field << 3 | BYTES) + varint(len(body)) + body
+
+
+def fields(data: bytes) -> Iterator[tuple[int, Value]]:
+    """Yield (field, value) in order: a number, or the bytes of any other type.
+
+    Raises CheckpointError for invalid data.
+    """
+    at, size = 0, len(data)
+    while at < size:
+        tag, at = _read(data, at)
+        kind = tag & 7
+        if kind == VARINT:
+            value, at = _read(data, at)
+            yield tag >> 3, value
+            continue
+        if kind == BYTES:
+            length, at = _read(data, at)
+        elif kind in (FIXED32, FIXED64):
+            length = 4 if kind == FIXED32 else 8
+        else:
+            raise CheckpointError(f"there is no field of wire type {kind}")
+        if length > size - at:
+            raise CheckpointError("a field is longer than what holds it")
+        yield tag >> 3, data[at : at + length]
+        at += length
+
+
+def _read(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data) and shift < 70:  # ten bytes at most
+        digit = data[at]
+        at += 1
+        value |= (digit & 127) << shift
+        if digit < 128:
+            return value, at
+        shift += 7
+    raise CheckpointError("a number has no end")
+
+
+_BLOCK = 256  # units: a step is an XOR with one byte, which stays in the block
+_HINT = "the file is damaged; fetch or convert it again"
+
+
+def check_charsmap(data: bytes) -> None:
+    """Raise CheckpointError unless every lookup in `precompiled_charsmap` stays inside it.
+
+    The library follows the trie's offsets without checking them. Layout (google/sentencepiece,
+    normalizer.cc; darts-clone, darts.h): a little-endian u32 with the size of the trie in bytes,
+    the trie as u32 units, then replacement strings that end with NUL. An empty table is valid.
+    """
+    if not data:
+        return
+    import numpy as np
+
+    size = int.from_bytes(data[:4], "little")
+    if len(data) <= 4 + size or size == 0 or size % (4 * _BLOCK):
+        raise CheckpointError("the table of replacements has an impossible size", hint=_HINT)
+    units = np.frombuffer(data, "<u4", size // 4, offset=4).astype(np.int64)
+    texts = data[4 + size :]
+    at = np.arange(len(units))
+    is_value = units >= 1 << 31
+    offset = (units >> 10) << ((units >> 6) & 8)
+    target = np.where(is_value, 0, at ^ offset)
+    if (target >= len(units)).any():
+        raise CheckpointError("the table of replacements has an offset outside of it", hint=_HINT)
+    # Units with bit 8 have a value, in the unit at their offset.
+    values = units[target[~is_value & ((units >> 8) & 1 == 1)]] & 0x7FFFFFFF
+    if (values >= len(texts)).any() or texts[-1:] != b"\0":
+        raise CheckpointError("the table of replacements has a text outside of it", hint=_HINT)
+
 
 # ModelProto.SentencePiece.Type
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -126,7 +220,7 @@ class PieceEncoder:
     """
 
     def __init__(self, model: PieceModel) -> None:
-        self.encode_special_tokens = False  # special tokens are handled elsewhere
+        self.encode_special_tokens = False  # added tokens are cut out before
         self._model = model
 
     @cached_property
@@ -186,3 +280,114 @@ def _texts(strings: Sequence[str], kinds: bytearray) -> list[bytes]:
 
 def _is_utf8(string: str) -> bool:
     return string.isascii() or not any("\ud800" <= char <= "\udfff" for char in string)
+
+
+MAX_FILE = 1 << 26  # bytes; Gemma's, the largest known, has 4.7 million
+_BROKEN = "the file is damaged; fetch it again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PieceFile:
+    """A model with its BOS, EOS and unknown strings."""
+
+    model: PieceModel
+    bos: str
+    eos: str
+    unknown: str
+
+
+def read_pieces(path: Path) -> PieceFile:
+    """Read the SentencePiece model in `path`.
+
+    Raises CheckpointError for an invalid or contradictory file, and UnsupportedModel for kinds that
+    no language model uses (words, characters).
+    """
+    data = read_bytes(path, MAX_FILE, hint=_BROKEN)
+    try:
+        return parse_pieces(data)
+    except UnsupportedModel:
+        raise
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"`{path.name}` is not a sentencepiece model: {error.message}",
+            hint="tiktoken's files have that name too; llmcli reads their tokenizer.json",
+        ) from error
+
+
+def parse_pieces(data: bytes) -> PieceFile:
+    """Parse a model from bytes; errors do not name the file."""
+    strings: list[str] = []
+    scores, kinds = array("f"), bytearray()
+    trainer: dict[int, Value] = {}
+    rules: dict[int, Value] = {}
+    for field, value in fields(data):
+        if field == 1 and isinstance(value, bytes):
+            string, score, kind = _piece(value)
+            strings.append(string)
+            scores.append(score)
+            kinds.append(kind)
+        elif field == 2 and isinstance(value, bytes):
+            trainer.update(fields(value))
+        elif field == 3 and isinstance(value, bytes):
+            rules.update(fields(value))
+    kind = _number(trainer, 3, 1)
+    if kind not in (1, 2):
+        raise UnsupportedModel("sentencepiece models of words or characters are not supported")
+    if not _number(rules, 5, 1) or _number(trainer, 24, 0):
+        raise UnsupportedModel("sentencepiece models without `▁` in front are not supported")
+    charsmap = rules.get(2, b"")
+    model = PieceModel(
+        strings=strings,
+        scores=scores,
+        kinds=kinds,
+        unigram=kind == 1,
+        normalizer=Normalizer(
+            space_prefix=bool(_number(rules, 3, 1)),
+            merge_spaces=bool(_number(rules, 4, 1)),
+            charsmap=charsmap if isinstance(charsmap, bytes) else b"",
+        ),
+    )
+    _check(model)
+    return PieceFile(
+        model=model,
+        bos=_string(trainer, 46, "<s>"),
+        eos=_string(trainer, 47, "</s>"),
+        unknown=strings[kinds.index(UNKNOWN)],
+    )
+
+
+def _piece(body: bytes) -> tuple[str, float, int]:
+    found = dict(fields(body))
+    string, score, kind = found.get(1, b""), found.get(2, bytes(4)), found.get(3, NORMAL)
+    if not isinstance(string, bytes) or not isinstance(score, bytes) or len(score) != 4:
+        raise CheckpointError("a piece has no string or no score")
+    if not isinstance(kind, int) or not 0 < kind <= BYTE:
+        raise CheckpointError("a piece has an unknown kind")
+    return string.decode("utf-8", "surrogateescape"), unpack("<f", score)[0], kind
+
+
+def _check(model: PieceModel) -> None:
+    """Check everything that the library assumes or reports unclearly."""
+    strings, kinds = model.strings, model.kinds
+    if not strings:
+        raise CheckpointError("it has no pieces")
+    if len(set(strings)) != len(strings) or "" in strings:
+        raise CheckpointError("a piece is empty or a duplicate")
+    if not isfinite(sum(model.scores)):
+        raise CheckpointError("a score is not a finite number")
+    if sum(kind == UNKNOWN for kind in kinds) != 1:
+        raise CheckpointError("there is not exactly one unknown piece")
+    bytes_there = {index for index, kind in enumerate(kinds) if kind == BYTE}
+    if bytes_there and bytes_there != set(byte_ids(strings)):
+        raise CheckpointError("its pieces for bytes are not all 256")
+    check_charsmap(model.normalizer.charsmap)
+
+
+def _number(message: dict[int, Value], field: int, usual: int) -> int:
+    value = message.get(field, usual)
+    return value if isinstance(value, int) else usual
+
+
+def _string(message: dict[int, Value], field: int, usual: str) -> str:
+    value = message.get(field)
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else usual

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmcli.checkpoints.files import read_object, shown
+from llmcli.checkpoints.files import read_object
 from llmcli.errors import CheckpointError
 from llmcli.text.chat import MAX_SOURCE, ChatTemplate
 
 BROKEN = "the file is damaged; fetch it again"
-_MAX_ID = 1 << 24
 _ROLES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _MORE_TEMPLATES = "additional_chat_templates"
 
@@ -36,12 +35,8 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def token_text(token: Any) -> str | None:
-    """A special token's text: a string, an AddedToken, or a serialized one with its `content`."""
-    from tokenizers import AddedToken
-
-    if isinstance(token, AddedToken):
-        token = token.content
-    elif isinstance(token, dict):
+    """A special token's text: a string, or an object with its `content`; None for anything else."""
+    if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) and token else None
 
@@ -64,37 +59,6 @@ def special_tokens(settings: Mapping[str, Any]) -> list[Any]:
     listed = (settings.get(f"{kind}_special_tokens") for kind in ("extra", "additional"))
     more = next((tokens for tokens in listed if tokens and isinstance(tokens, list)), [])
     return [*_named(settings).values(), *more]
-
-
-def added_tokens(directory: Path, settings: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Id → token, from `added_tokens_decoder`, else from added_tokens.json, as in transformers."""
-    listed = settings.get("added_tokens_decoder")
-    if isinstance(listed, dict):
-        found = {}
-        for key, token in listed.items():
-            text = token_text(token)
-            if text is None or not (key.isdecimal() and key.isascii() and len(key) < 10):
-                raise CheckpointError(
-                    f"the added token `{shown(key, 40)}` has no id or no text", hint=BROKEN
-                )
-            check_id("tokenizer_config.json", text, int(key))
-            found[int(key)] = token
-        return found
-    path = directory / "added_tokens.json"
-    special = {token_text(token) for token in special_tokens(settings)}
-    tokens: dict[int, dict[str, Any]] = {}
-    for text, index in (read_object(path) or {}).items():
-        check_id(path.name, text, index)
-        tokens[index] = {"content": text, "special": text in special}
-    return tokens
-
-
-def check_id(file: str, text: object, index: object) -> None:
-    """Raise CheckpointError for an invalid token id."""
-    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < _MAX_ID:
-        raise CheckpointError(
-            f"`{file}` gives `{shown(text)}` the id `{shown(index, 40)}`", hint=BROKEN
-        )
 
 
 def eos_ids(config: Mapping[str, Any] | None) -> list[int]:

@@ -13,15 +13,14 @@ from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, LlmcliError, UsageError
 from llmcli.records.text import TokenPiece
 from llmcli.text.portions import PORTION, divisible, portions
-from llmcli.text.specials import SpecialToken, split_specials
 from llmcli.text.spelling import Spelling, literal_bytes
 from llmcli.text.stream import ByteStream
 
 if TYPE_CHECKING:
     import tokenizers
 
+    from llmcli.text.added import AddedTokens
     from llmcli.text.chat import ChatTemplate
-    from llmcli.text.marked import Marked, MarkedEncoder
     from llmcli.text.sentencepiece import PieceEncoder, Pieces
 
 
@@ -61,22 +60,23 @@ def table_bytes(entries: int, each: int = _FROM_GGUF) -> int:
 class Tokenizer:
     """Text ↔ ids.
 
-    Created by `load_tokenizer`; `name` describes its kind. `specials` (GGUF): tokens matched in the
-    text here, longest first, as in llama.cpp. None (tokenizer.json): the `tokenizers` library
-    matches them by its own rules. `filler`: an id of the library for bytes that the vocabulary
-    lacks; such bytes are dropped, as in llama.cpp and transformers. `split_special`: special tokens
-    in a text are always plain text (transformers' `split_special_tokens`). `line_ends` (with
-    `specials`): tokens for whole runs of line ends, not merged from parts. `notes`: hints for
-    users.
+    Created by `load_tokenizer`; `name` describes its kind. `added`: tokens matched in the text
+    here; None (tokenizer.json): the `tokenizers` library matches them by its own rules. `inside`:
+    encodes stretches that do not begin the text, if they differ (no leading space). `filler`: an id
+    of the library for bytes that the vocabulary lacks; such bytes are dropped, as in llama.cpp and
+    transformers. `split_special`: special tokens in a text are always plain text (transformers'
+    `split_special_tokens`). `line_ends` (with `added`): tokens for whole runs of line ends, not
+    merged from parts. `notes`: hints for users.
     """
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer | PieceEncoder | MarkedEncoder,
+        backend: tokenizers.Tokenizer | PieceEncoder,
         vocabulary: Vocabulary,
         *,
         name: str,
-        specials: tuple[SpecialToken, ...] | None = None,
+        added: AddedTokens | None = None,
+        inside: PieceEncoder | None = None,
         filler: int | None = None,
         chat_template: ChatTemplate | None = None,
         split_special: bool = False,
@@ -93,7 +93,8 @@ class Tokenizer:
         self.chat_template = chat_template
         self._vocabulary = vocabulary
         self._backend = backend
-        self._specials = specials
+        self._added = added
+        self._inside = inside or backend
         self._filler = filler
         self._split_special = split_special
         self._line_ends = line_ends or {}
@@ -106,7 +107,7 @@ class Tokenizer:
 
         each = _PIECES
         if isinstance(self._backend, tokenizers.Tokenizer):
-            each = _FROM_JSON if self._specials is None else _FROM_GGUF
+            each = _FROM_JSON if self._added is None else _FROM_GGUF
         return table_bytes(self.vocab_size, each)
 
     def encode(
@@ -145,7 +146,7 @@ class Tokenizer:
         In transformers `apply_chat_template` adds nothing; llama.cpp (GGUF) follows the tokenizer's
         default unless the text begins with BOS (or the whole prefix).
         """
-        if self._specials is None:
+        if self._added is None or self._added.leftmost:
             return False
         fronts = [self._vocabulary.prefix, (self.bos_id,) if self.bos_id is not None else ()]
         written = ["".join(self._vocabulary.strings[i] or "" for i in front) for front in fronts]
@@ -239,7 +240,7 @@ class Tokenizer:
         return spans
 
     def _spelled_by(
-        self, part: tokenizers.Encoding | Pieces | Marked, text: str, data: bytes, begin: int
+        self, part: tokenizers.Encoding | Pieces, text: str, data: bytes, begin: int
     ) -> Iterator[tuple[int, int, int]]:
         """Yield (id, start, end) of tokens of `text`, whose UTF-8 `data` begins at byte `begin`."""
         ids = [token for token in part.ids if token != self._filler]
@@ -306,32 +307,32 @@ class Tokenizer:
 
     def _parts(
         self, text: str, parse_special: bool
-    ) -> Iterator[tuple[int | tokenizers.Encoding | Pieces | Marked, int, int]]:
+    ) -> Iterator[tuple[int | tokenizers.Encoding | Pieces, int, int]]:
         """Yield special ids and encoded stretches of `text`, each with character start and end."""
-        if self._specials is None:
-            self._backend.encode_special_tokens = self._split_special or not parse_special
+        parse_special = parse_special and not self._split_special
+        if self._added is None:
+            self._backend.encode_special_tokens = not parse_special
             yield from self._in_portions(text, 0)
             return
-        for fragment, at in split_specials(text, self._specials, parse_special):
-            if not isinstance(fragment, str):
-                yield fragment.id, at, at + len(fragment.text)
+        for token, at, end in self._added.cut(text, parse_special):
+            if token is not None:
+                yield token.id, at, end
             elif not self._line_ends:
-                yield from self._in_portions(fragment, at)
+                yield from self._in_portions(text[at:end], at)
             else:
-                for run in _LINE_ENDS.finditer(fragment):
-                    begin, end = at + run.start(), at + run.end()
-                    if (token := self._line_ends.get(run[0])) is not None:
-                        yield token, begin, end
+                for run in _LINE_ENDS.finditer(text, at, end):
+                    if (line_end := self._line_ends.get(run[0])) is not None:
+                        yield line_end, *run.span()
                     else:
-                        yield from self._in_portions(run[0], begin)
+                        yield from self._in_portions(run[0], run.start())
 
     def _in_portions(
         self, text: str, at: int
-    ) -> Iterator[tuple[tokenizers.Encoding | Pieces | Marked, int, int]]:
+    ) -> Iterator[tuple[tokenizers.Encoding | Pieces, int, int]]:
         """Encode `text` from character `at` on; long texts in portions if this is exact."""
         whole = len(text) <= PORTION or not self._divisible
         for begin, end in [(0, len(text))] if whole else portions(text):
-            yield self._run(text[begin:end]), at + begin, at + end
+            yield self._run(text[begin:end], at + begin), at + begin, at + end
 
     @cached_property
     def _divisible(self) -> bool:
@@ -339,9 +340,10 @@ class Tokenizer:
 
         return isinstance(self._backend, tokenizers.Tokenizer) and divisible(self._backend)
 
-    def _run(self, text: str) -> tokenizers.Encoding | Pieces | Marked:
+    def _run(self, text: str, at: int) -> tokenizers.Encoding | Pieces:
+        backend = self._inside if at else self._backend
         try:
-            return self._backend.encode(text, add_special_tokens=False)
+            return backend.encode(text, add_special_tokens=False)
         except (KeyboardInterrupt, SystemExit, LlmcliError):
             raise
         except BaseException as error:  # the library's panics are not `Exception`s

@@ -25,14 +25,11 @@ if __name__ == "__main__":
 
 from llmcli.checkpoints.gguf import parse_gguf
 from llmcli.errors import LlmcliError
-from llmcli.text.charsmap import check_charsmap
-from llmcli.text.ggufvocab import from_gguf
-from llmcli.text.piecefile import parse_pieces
-from llmcli.text.piecevocab import from_piece_file
-from llmcli.text.sentencepiece import PieceEncoder
+from llmcli.text.gguf import from_gguf
+from llmcli.text.hf import from_piece_file
+from llmcli.text.sentencepiece import PieceEncoder, check_charsmap, message, number, parse_pieces
 from llmcli.text.stream import StreamDecoder
 from llmcli.text.tokenizer import Tokenizer
-from llmcli.text.wire import message, number
 
 HERE = Path("model.gguf")
 SECONDS = 5.0  # of the processor: a small vocabulary takes milliseconds

@@ -12,7 +12,7 @@ from gguf_bytes import ARRAY, BOOL, F32, I32, STRING, U8, U32, pair
 from gguf_bytes import gguf as file
 from llama_cpp_strings import CODE, MARKS, NUMBERS, WORDS, strings
 
-from llmcli.text.piecefile import parse_pieces
+from llmcli.text.sentencepiece import parse_pieces
 
 _LETTERS = set("".join(WORDS + NUMBERS + MARKS + CODE))
 CORPUS = [

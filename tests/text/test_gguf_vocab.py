@@ -9,9 +9,9 @@ from text_fixtures import clear_error, metadata
 from llmcli.checkpoints import open_model
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
 from llmcli.text import load_tokenizer
-from llmcli.text.ggufvocab import from_gguf
+from llmcli.text.added import AddedToken, AddedTokens
+from llmcli.text.gguf import from_gguf
 from llmcli.text.pretokenizers import PRE_TOKENIZERS
-from llmcli.text.specials import SpecialToken, split_specials
 from llmcli.text.stream import StreamDecoder
 
 CONTROL, USER = 3, 4
@@ -72,12 +72,21 @@ def test_control_tokens_only_where_special_is_parsed_user_defined_always():
     assert tokenizer.decode(tokenizer.encode(text), skip_special=False) == text
 
 
-def test_the_longest_special_token_wins_wherever_it_stands():
-    tokens = [SpecialToken(text=t, id=i, control=True) for i, t in enumerate(["cdef", "abc"])]
-    assert split_specials("abcdef", tokens, True) == [("ab", 0), (tokens[0], 2)]
-    assert split_specials("abcabcd", tokens, True) == [(tokens[1], 0), (tokens[1], 3), ("d", 6)]
-    assert split_specials("", tokens, True) == []
-    assert split_specials("cdef", tokens, False) == [("cdef", 0)]
+@pytest.mark.parametrize(("text", "longest", "leftmost"), [
+    ("abcdef", [(None, 0, 2), (0, 2, 6)], [(1, 0, 3), (None, 3, 6)]),
+    *((text, cut, cut) for text, cut in (
+        ("abcabcd", [(1, 0, 3), (1, 3, 6), (None, 6, 7)]), ("", []), ("cde", [(None, 0, 3)]),
+    )),
+])  # fmt: skip
+def test_of_overlapping_tokens_llama_cpp_takes_the_longest_transformers_the_leftmost(
+    text, longest, leftmost
+):
+    tokens = [AddedToken(text=t, id=i, special=True) for i, t in enumerate(["cdef", "abc"])]
+    for rule, expected in ((False, longest), (True, leftmost)):
+        found = AddedTokens(tokens, leftmost=rule).cut(text, True)
+        assert [(token and token.id, begin, end) for token, begin, end in found] == expected
+    whole = [(None, 0, len(text))] if text else []
+    assert list(AddedTokens(tokens, leftmost=False).cut(text, False)) == whole
 
 
 def test_bos_follows_the_file_then_the_pre_tokenizer():

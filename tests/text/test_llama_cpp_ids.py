@@ -7,7 +7,7 @@ from pair_vocabulary import pair_vocabulary
 from text_fixtures import frozen
 
 from llmcli.checkpoints.gguf import read_gguf
-from llmcli.text.ggufvocab import from_gguf
+from llmcli.text.gguf import from_gguf
 from llmcli.text.pretokenizers import PRE_TOKENIZERS, build_pre_tokenizer
 from llmcli.text.stream import StreamDecoder
 

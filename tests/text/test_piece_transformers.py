@@ -14,9 +14,9 @@ from transformers import GemmaTokenizer, LlamaTokenizer, T5Tokenizer
 from transformers.tokenization_utils_base import generate_merges
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
-from llmcli.text.ggufvocab import from_gguf
-from llmcli.text.piecefile import parse_pieces
-from llmcli.text.piecevocab import from_piece_file
+from llmcli.text.gguf import from_gguf
+from llmcli.text.hf import from_piece_file
+from llmcli.text.sentencepiece import parse_pieces
 
 TEXTS = strings(4000, seed=21)
 KINDS = ["llama", "gemma", "t5"]

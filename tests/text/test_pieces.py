@@ -9,13 +9,11 @@ import pytest
 from text_fixtures import clear_error
 
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
-from llmcli.text.charsmap import check_charsmap
-from llmcli.text.ggufvocab import from_gguf
-from llmcli.text.piecefile import parse_pieces
-from llmcli.text.piecevocab import find_pieces, from_piece_file
+from llmcli.text.gguf import from_gguf
+from llmcli.text.hf import find_pieces, from_piece_file
+from llmcli.text.sentencepiece import check_charsmap, fields, message, number, parse_pieces
 from llmcli.text.stream import StreamDecoder
 from llmcli.text.tokenizer import covered_bytes
-from llmcli.text.wire import fields, message, number
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 CONTROL, USER, UNUSED, BYTE = 3, 4, 5, 6

@@ -11,8 +11,8 @@ from tokenizer_files import KINDS, write
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from llmcli.text import tokenizer as tokenizers_
-from llmcli.text.ggufvocab import from_gguf
-from llmcli.text.hfvocab import from_directory
+from llmcli.text.gguf import from_gguf
+from llmcli.text.hf import from_directory
 from llmcli.text.portions import divisible, portions
 from llmcli.text.pretokenizers import PRE_TOKENIZERS, build_pre_tokenizer
 
@@ -79,7 +79,7 @@ def test_a_gguf_vocabulary_is_cut_between_its_special_tokens(monkeypatch):
     whole = tokenizer.encode(text), tokenizer.pieces(text)
     ran = []
     run = tokenizer._run
-    monkeypatch.setattr(tokenizer, "_run", lambda text: ran.append(text) or run(text))
+    monkeypatch.setattr(tokenizer, "_run", lambda text, at: ran.append(text) or run(text, at))
     monkeypatch.setattr(tokenizers_, "PORTION", 5)
     monkeypatch.setattr(tokenizers_, "portions", lambda text: portions(text, 5))
     assert (tokenizer.encode(text), tokenizer.pieces(text)) == whole

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmcli.text.markers import FORMATS, Markers
-from llmcli.text.segments import Answer, Segmenter, begun, whole_answer
+from llmcli.text.segments import FORMATS, Answer, Markers, Segmenter, begun, whole_answer
 
 THINK = Markers.of("{{ content.split('</think>')[-1] }}<tool_call>")
 HARMONY = Markers.of("{{ '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking }}")

@@ -18,8 +18,8 @@ from tokenizers import decoders, models, normalizers, processors
 from llmcli.engine.output import Choice, Output
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.text import StreamDecoder
-from llmcli.text.hfspecial import add_tokens
-from llmcli.text.hfvocab import from_directory
+from llmcli.text.added import add_to_library, listed_tokens
+from llmcli.text.hf import from_directory
 
 
 def both(directory, **settings):
@@ -297,8 +297,9 @@ def test_chat_templates_without_a_default_and_of_processors(tmp_path):
 def test_a_token_without_an_embedding_stays_text_behind_those_that_the_file_adds():
     backend = Library(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
     backend.add_tokens(["<x>", "<y>"])
-    listed = {5: {"content": "<new>"}, 6: {"content": "<more>"}}
-    add_tokens(backend, listed, [], marks=False, rows=6)
+    listed = {"5": {"content": "<new>"}, "6": {"content": "<more>"}}
+    tokens = listed_tokens({"added_tokens_decoder": listed}, ())
+    add_to_library(backend, tokens, [], marks=False, rows=6)
     assert [backend.token_to_id(text) for text in ("<y>", "<new>", "<more>")] == [4, 5, None]
 
 

@@ -22,7 +22,7 @@ from tokenizers.processors import TemplateProcessing
 
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.text import StreamDecoder
-from llmcli.text.hfvocab import from_directory
+from llmcli.text.hf import from_directory
 
 EMOJI = ["👨‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇩🇪🇫🇷", "1️⃣", "☃\ufe0f", "\u200d", "\ufe0f"]
 NAMED = ["<|endoftext|>", "<|im_start|>", "<|eot_id|>", "<s>", "</s>", "<unk>", "[CLS]", "[UNK]",
@@ -87,7 +87,7 @@ def unigram():
     """As T5's: replacements, runs of spaces merged, `▁` in front of every word."""
     import piece_models
 
-    from llmcli.text.piecefile import parse_pieces
+    from llmcli.text.sentencepiece import parse_pieces
 
     model = parse_pieces(piece_models.trained("t5")).model
     made = Tokenizer(models.Unigram(list(zip(model.strings, model.scores, strict=True)), unk_id=2))

@@ -12,8 +12,7 @@ from llmcli.ui.theme import FAINT, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from llmcli.text.markers import Kind
-    from llmcli.text.segments import Segment, Segmenter
+    from llmcli.text.segments import Kind, Segment, Segmenter
     from llmcli.ui.markdown import DimmedStream, MarkdownStream
 
 ReasoningMode = Literal["show", "fold", "hide"]

@@ -21,8 +21,7 @@ from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import Prompt
 from llmcli.shell.running import kernels_of
 from llmcli.shell.sampling import Resolved
-from llmcli.text.markers import Markers
-from llmcli.text.segments import Answer, AnswerParts
+from llmcli.text.segments import Answer, AnswerParts, Markers
 from llmcli.ui.theme import confidence_style, one_line, printable
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""Applies what transformers' tokenizer class overrides in a tokenizer.json.
+"""transformers' tokenizer classes: what they override in a tokenizer.json, and add to a vocab.json.
 
-These are the leading space, `legacy`, and WordPiece's letters, from tokenizer_config.json with the
-class's defaults, and default special tokens. Sources: models/*/tokenization_*.py, and
+The overrides are the leading space, `legacy`, and WordPiece's letters, from tokenizer_config.json
+with the class's defaults, and default special tokens. Sources: models/*/tokenization_*.py, and
 models/auto/tokenization_auto.py for the choice of the class.
 
 In transformers 5 these classes rebuild all steps, which drops other steps of the file (`Digits`
@@ -11,13 +11,81 @@ under `GPT2Tokenizer`). Here they are kept, since the model was trained with the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmcli.text.pairclass import KINDS
+from llmcli.checkpoints.files import shown
+from llmcli.errors import UnsupportedModel
 from llmcli.text.portions import state_of
 
 if TYPE_CHECKING:
     import tokenizers
+
+_OTHER_WAY = "load it with transformers' AutoTokenizer and save it: that writes tokenizer.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairKind:
+    """Settings of a transformers class beyond the files.
+
+    `rule`: pre-tokenizer rule by its GGUF name (None: the library's byte-level step, as in GPT-2).
+    `nfc`: normalize first. `defaults`: default special tokens. `encloses`: prefix with `cls_token`.
+    """
+
+    defaults: dict[str, str]
+    rule: str | None = None
+    nfc: bool = False
+    encloses: bool = False
+
+
+_END = {"unk_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+_GPT2 = PairKind(defaults=_END | {"bos_token": "<|endoftext|>"})
+KINDS = {
+    "GPT2Tokenizer": _GPT2,
+    "CodeGenTokenizer": _GPT2,
+    "GPTNeoXTokenizer": PairKind(defaults=_GPT2.defaults | {"pad_token": "<|padding|>"}, nfc=True),
+    "Qwen2Tokenizer": PairKind(
+        defaults=_END | {"pad_token": "<|endoftext|>"}, rule="qwen2", nfc=True
+    ),
+    "RobertaTokenizer": PairKind(
+        defaults={
+            "bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>",
+            "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>",
+        },
+        encloses=True,
+    ),
+}  # fmt: skip
+_PAIR_BY_TYPE = {
+    "gpt2": "GPT2Tokenizer",
+    "gpt_neox": "GPTNeoXTokenizer",
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
+    "roberta": "RobertaTokenizer",
+}
+# Model types that always use their own class in transformers.
+_PAIR_ALWAYS = ("qwen2",)
+
+
+def class_name(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """The transformers class for the files; raises UnsupportedModel if it is unknown."""
+    model_type = config.get("model_type")
+    model_type = model_type if isinstance(model_type, str) else ""
+    named = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    if named is None or model_type in _PAIR_ALWAYS:
+        named = _PAIR_BY_TYPE.get(model_type)
+    if named is None:
+        raise UnsupportedModel(
+            "unknown pre-tokenizer for `vocab.json`: no `tokenizer_class` is named",
+            hint=f"name it in tokenizer_config.json; known: {', '.join(KINDS)}",
+        )
+    name = str(named).removesuffix("Fast")
+    if name not in KINDS:
+        raise UnsupportedModel(
+            f"unsupported tokenizer class `{shown(named)}` of `vocab.json`",
+            hint=_OTHER_WAY,
+        )
+    return name
+
 
 _BYTE_LEVEL = (*KINDS, "Qwen3_5Tokenizer", "CohereTokenizer")
 _WHOLE = ("GPT2Tokenizer", "CodeGenTokenizer", "GPTNeoXTokenizer")  # space prefix before the split

@@ -1,0 +1,572 @@
+"""The tokenizer of a GGUF file: BPE over bytes or characters, or SentencePiece.
+
+Built from the untrusted keys `tokenizer.ggml.*` by the rules of llama.cpp (src/llama-vocab.cpp):
+types are corrected and end tokens found by the tokens' text (`llama_vocab::impl::load`), texts are
+split at special tokens first. Where llama.cpp aborts (a duplicate token) or only warns (a merge of
+unknown tokens), an error is raised.
+
+SentencePiece (kinds `llama`, merges, and `t5`, Unigram) has two intended differences. Plain text
+never encodes to a hidden token (BOS, `</s>`), whereas llama.cpp merges `<`, `s>` to one. And
+Unigram is the library's: it falls back to bytes for unknown characters if the vocabulary has them,
+and treats `▁` in a text as a space.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from llmcli.checkpoints.files import shown
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.text import sentencepiece
+from llmcli.text.added import AddedToken, AddedTokens
+from llmcli.text.chat import ChatTemplate
+from llmcli.text.pretokenizers import PRE_TOKENIZERS, PreTokenizerRule, build_pre_tokenizer
+from llmcli.text.sentencepiece import (
+    BYTE_TOKENS,
+    Normalizer,
+    PieceEncoder,
+    PieceModel,
+    byte_ids,
+    check_charsmap,
+)
+from llmcli.text.spelling import Spelling, byte_letters
+from llmcli.text.tokenizer import Tokenizer, Vocabulary
+
+if TYPE_CHECKING:
+    import tokenizers
+
+KEY = "tokenizer.ggml."
+BROKEN = "the file is damaged or was written by a faulty converter; fetch or convert it again"
+ID_NAMES = ("bos", "eos", "eot", "eom", "unknown", "padding", "fim_pad", "fim_rep", "fim_sep")
+
+
+def tokens_of(metadata: Mapping[str, Any]) -> list[str]:
+    """Read `tokenizer.ggml.tokens`; empty tokens get llama.cpp's placeholder.
+
+    Raises CheckpointError for an empty list or a duplicate.
+    """
+    tokens = strings_of(metadata, "tokens")
+    if not tokens:
+        raise CheckpointError("the vocabulary (`tokenizer.ggml.tokens`) is empty", hint=BROKEN)
+    distinct = set(tokens)
+    if "" in distinct:
+        tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
+        distinct = set(tokens)
+    if len(distinct) != len(tokens):
+        last = {token: index for index, token in enumerate(tokens)}
+        twice = next(token for index, token in enumerate(tokens) if last[token] != index)
+        raise CheckpointError(f"the vocabulary has the token `{shown(twice)}` twice", hint=BROKEN)
+    return tokens
+
+
+def types_of(metadata: Mapping[str, Any], count: int) -> Sequence[int]:
+    """Read `tokenizer.ggml.token_type` of `count` tokens; if absent, all are normal.
+
+    Values that are not numbers become 0 (undefined). Raises CheckpointError for a list that is too
+    short.
+    """
+    values = metadata.get(KEY + "token_type")
+    if values is None:
+        return [1] * count
+    types = _long_enough(values, "token_type", count)
+    try:
+        return array("i", types)
+    except (TypeError, OverflowError):
+        return [kind if isinstance(kind, int) else 0 for kind in types]
+
+
+def scores_of(metadata: Mapping[str, Any], count: int) -> array[float]:
+    """Read `tokenizer.ggml.scores` (float32) of `count` tokens; if absent, all are zero.
+
+    Raises CheckpointError for a list that is too short or has a score that is not finite, since
+    such a score cannot be ordered.
+    """
+    values = metadata.get(KEY + "scores")
+    if values is None:
+        return array("f", bytes(4 * count))
+    try:
+        scores = array("f", _long_enough(values, "scores", count))
+    except (TypeError, OverflowError, ValueError):
+        raise CheckpointError(f"`{KEY}scores` is not a list of numbers", hint=BROKEN) from None
+    if not isfinite(sum(scores)):  # not finite if any score is not; finite ones cannot overflow
+        at = next(index for index, score in enumerate(scores) if not isfinite(score))
+        raise CheckpointError(f"the score of token {at} is {scores[at]}", hint=BROKEN)
+    return scores
+
+
+def _long_enough(values: Any, name: str, count: int) -> Sequence[Any]:
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) < count:
+        raise CheckpointError(
+            f"`{KEY}{name}` does not have one entry for each of {count} tokens", hint=BROKEN
+        )
+    return values if len(values) == count else values[:count]
+
+
+def strings_of(metadata: Mapping[str, Any], name: str) -> list[str]:
+    """The list of strings `tokenizer.ggml.<name>`, or CheckpointError."""
+    values = metadata.get(KEY + name)
+    if not isinstance(values, list) or not all(map(str.__instancecheck__, values)):
+        raise CheckpointError(f"`{KEY}{name}` is not a list of strings", hint=BROKEN)
+    return values
+
+
+def ids_of(
+    metadata: Mapping[str, Any],
+    count: int,
+    notes: list[str],
+    usual: Mapping[str, int] | None = None,
+) -> dict[str, int | None]:
+    """Read the special ids (`bos`, `eos`, …), with defaults from `usual`.
+
+    An id outside of `count` tokens counts as absent and adds to `notes`, as in llama.cpp. Raises
+    CheckpointError for values that are not numbers.
+    """
+    found: dict[str, int | None] = {}
+    for name in ID_NAMES:
+        key = f"{KEY}{name}_token_id"
+        value = metadata.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | None):
+            raise CheckpointError(f"`{key}` is {shown(value, 40)}, which is not an id", hint=BROKEN)
+        if value is not None and not 0 <= value < count:
+            notes.append(f"`{key}` is {value}, but there are {count} tokens: it is ignored")
+            value = None
+        if value is None:
+            value = (usual or {}).get(name, count)
+        found[name] = value if value < count else None
+    return found
+
+
+def prefix_of(metadata: Mapping[str, Any], bos: int | None, *, usual: bool) -> tuple[int, ...]:
+    """BOS if the file's `add_bos_token` is set, or by default if `usual`."""
+    asked = metadata.get(KEY + "add_bos_token")
+    if bos is None:
+        if asked:
+            raise CheckpointError(
+                "`tokenizer.ggml.add_bos_token` is true but there is no `bos_token_id`",
+                hint=BROKEN,
+            )
+        return ()
+    return (bos,) if (usual if asked is None else asked) else ()
+
+
+def template_of(
+    metadata: Mapping[str, Any], strings: Sequence[str], ids: Mapping[str, int | None]
+) -> ChatTemplate | None:
+    """The chat template with its special tokens; None if there is none."""
+    key = "tokenizer.chat_template"
+    source = metadata.get(key)
+    if source is None:  # without a default, the first named one
+        source = next((metadata[name] for name in metadata if name.startswith(f"{key}.")), None)
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise CheckpointError("`tokenizer.chat_template` is not a string", hint=BROKEN)
+    names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    special = {
+        names[name]: strings[index]
+        for name, index in ids.items()
+        if name in names and index is not None
+    }
+    return ChatTemplate(source, special_tokens=special)
+
+
+# llama.cpp's token attributes, as flags. Plain integers: vocabularies have 250k tokens.
+UNDEFINED, UNKNOWN, UNUSED, NORMAL, CONTROL, USER_DEFINED, BYTE = 0, 1, 2, 4, 8, 16, 32
+# Tokens hidden in text by default; and tokens matched before merging.
+HIDDEN = CONTROL | UNKNOWN
+_MATCHED = HIDDEN | USER_DEFINED
+# `tokenizer.ggml.token_type` numbers (gguf.TokenType) → attribute.
+_BY_NUMBER = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER_DEFINED, 5: UNUSED, 6: BYTE}
+_ENDINGS = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",  # gpt-oss
+    "<|call|>",  # gpt-oss
+    "<|flush|>",  # solar-open
+    "<|calls|>",  # solar-open
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",  # DeepSeek
+    "[e~[",  # MiniMax
+)
+# Fill-in-the-middle tokens that also end a text: kind → texts.
+_FIM_ENDINGS = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+# Fill-in-the-middle tokens that do not end a text; also always control tokens.
+_FIM_PARTS = {
+    "fim_pre": (
+        "<|fim_prefix|>",
+        "<fim-prefix>",
+        "<fim_prefix>",
+        "<｜fim▁begin｜>",
+        "<PRE>",
+        "▁<PRE>",
+        "<|code_prefix|>",
+        "<|prefix|>",
+    ),
+    "fim_suf": (
+        "<|fim_suffix|>",
+        "<fim-suffix>",
+        "<fim_suffix>",
+        "<｜fim▁hole｜>",
+        "<SUF>",
+        "▁<SUF>",
+        "<|code_suffix|>",
+        "<|suffix|>",
+    ),
+    "fim_mid": (
+        "<|fim_middle|>",
+        "<fim-middle>",
+        "<fim_middle>",
+        "<｜fim▁end｜>",
+        "<MID>",
+        "▁<MID>",
+        "<|code_middle|>",
+        "<|middle|>",
+    ),
+}
+# gpt-oss's channel tokens: part of the text, never hidden.
+_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+_KNOWN = frozenset(chain(_ENDINGS, _SHOWN, *_FIM_ENDINGS.values(), *_FIM_PARTS.values()))
+
+
+def classify_tokens(
+    strings: Sequence[str], numbers: Sequence[int], ids: Mapping[str, int | None]
+) -> tuple[list[int], frozenset[int]]:
+    """Determine the attributes of every token, and the ids that end a generation.
+
+    `strings` and `numbers`: the file's tokens and token types; `ids`: its special ids (`eos`,
+    `eot`, `eom`, `fim_…`). Missing ones are found by text; for several matches llama.cpp takes the
+    first in its hash table, here the lowest id.
+    """
+    at = {string: index for index, string in enumerate(strings) if string in _KNOWN}
+    known = {number: _BY_NUMBER.get(number, UNDEFINED) for number in set(numbers)}
+    types = list(map(known.__getitem__, numbers))
+    ends: set[int] = set()
+    for kind, texts in (_FIM_ENDINGS | _FIM_PARTS).items():
+        named = ids.get(kind)
+        found = sorted(at[text] for text in texts if text in at)[:1] if named is None else []
+        for index in found:
+            types[index] |= CONTROL
+        if kind in _FIM_ENDINGS:
+            ends.update(found if named is None else [named])
+    for index in (at[text] for text in _ENDINGS if text in at):
+        types[index] |= CONTROL
+        ends.add(index)
+    for index in (at[text] for text in _SHOWN if text in at):
+        types[index] = USER_DEFINED
+    ends.update(named for kind in ("eos", "eot", "eom") if (named := ids.get(kind)) is not None)
+    _correct(types, ends, at)
+    return types, frozenset(ends)
+
+
+def _matched(
+    strings: Sequence[str], types: Sequence[int], *, rstrip: Callable[[str], bool]
+) -> tuple[AddedTokens, frozenset[int]]:
+    """Tokens matched in a text before merging, longest first in bytes, and silent ids.
+
+    Silent ids decode to nothing. `rstrip(text)`: whether a token absorbs whitespace.
+    """
+    odd = [index for index, kind in enumerate(types) if kind != NORMAL]  # few of very many
+    found = [index for index in odd if types[index] & _MATCHED]
+    found.sort(key=lambda index: (-len(strings[index].encode("utf-8", "replace")), index))
+    added = tuple(
+        AddedToken(
+            text=strings[index],
+            id=index,
+            special=bool(types[index] & HIDDEN),
+            rstrip=rstrip(strings[index]),
+        )
+        for index in found
+    )
+    silent = frozenset(index for index in odd if types[index] in (UNUSED, UNDEFINED))
+    return AddedTokens(added, leftmost=False), silent
+
+
+def _correct(types: list[int], ends: set[int], at: Mapping[str, int]) -> None:
+    """Fix `ends` for two families that use another family's end token inside their texts."""
+    asked = ("<|call|>", "<|calls|>", "<|return|>", "<|flush|>", "<|end|>", "<|tool_response>")
+    written = {text for text in (*asked, "</s>") if at.get(text) in ends}
+    call = bool(written & {"<|call|>", "<|calls|>"})
+    if call and written & {"<|return|>", "<|flush|>"} and "<|end|>" in written:
+        ends.discard(at["<|end|>"])
+        types[at["<|end|>"]] = USER_DEFINED
+    if {"<|tool_response>", "</s>"} <= written:
+        ends.discard(at["</s>"])
+        types[at["</s>"]] = NORMAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class PieceKind:
+    """Defaults of a tokenizer kind: special ids, BOS, the leading space."""
+
+    title: str
+    unigram: bool
+    ids: Mapping[str, int]
+    add_bos: bool
+    space_prefix: bool
+
+
+PIECE_KINDS = {
+    "llama": PieceKind(
+        title="gguf SentencePiece",
+        unigram=False,
+        ids={"bos": 1, "eos": 2, "unknown": 0},
+        add_bos=True,
+        space_prefix=True,
+    ),
+    "t5": PieceKind(
+        title="gguf Unigram",
+        unigram=True,
+        ids={"eos": 1, "unknown": 2, "padding": 0},
+        add_bos=False,
+        space_prefix=False,
+    ),
+}
+# Special tokens of these models, all but three, absorb the whitespace after them. The file does not
+# record it; llama.cpp uses the model's name too.
+_STRIPPING = ("phi-3", "phi3")
+_NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
+
+
+def from_pieces(metadata: Mapping[str, Any], kind: PieceKind) -> Tokenizer:
+    """Build the tokenizer of a GGUF file whose `tokenizer.ggml.model` is `kind`.
+
+    Raises CheckpointError for contradictory metadata.
+    """
+    strings = tokens_of(metadata)
+    count = len(strings)
+    notes: list[str] = []
+    ids = ids_of(metadata, count, notes, kind.ids)
+    types, ends = classify_tokens(strings, types_of(metadata, count), ids)
+    prefixed = _flag(metadata, "add_space_prefix", kind.space_prefix)
+    model = PieceModel(
+        strings=strings,
+        scores=scores_of(metadata, count),
+        kinds=_kinds(strings, types, ids["unknown"], kind),
+        unigram=kind.unigram,
+        normalizer=_normalizer(metadata, kind, prefixed),
+    )
+    added, silent = _matched(strings, types, rstrip=_stripping(metadata))
+    return Tokenizer(
+        PieceEncoder(model),
+        Vocabulary(
+            strings=strings,
+            spelling=Spelling(
+                replace=(("▁", " "),), byte_fallback=True, strip=1 if prefixed else 0
+            ),
+            literal=added.ids,
+            silent=silent,
+            special_ids=added.special_ids,
+            bos_id=ids["bos"],
+            eos_ids=ends,
+            prefix=prefix_of(metadata, ids["bos"], usual=kind.add_bos),
+        ),
+        name=kind.title,
+        added=added,
+        filler=None if sentencepiece.UNKNOWN in model.kinds else count,
+        chat_template=template_of(metadata, strings, ids),
+        notes=notes,
+    )
+
+
+def _kinds(strings: list[str], types: list[int], unknown: int | None, kind: PieceKind) -> list[int]:
+    """The library's kind of every token.
+
+    All but hidden tokens take part in merges, as in llama.cpp; user-defined ones were matched in
+    the text before. In Unigram the latter do not take part.
+    """
+    plain, apart = sentencepiece.NORMAL, sentencepiece.CONTROL
+    table = dict.fromkeys(range(64), plain)
+    table |= {t: apart for t in table if t & HIDDEN or t == BYTE}
+    if kind.unigram:
+        table |= {USER_DEFINED: apart, UNUSED: sentencepiece.UNUSED}
+    kinds = list(map(table.__getitem__, types))
+    for index in byte_ids(strings):
+        if not types[index] & HIDDEN:
+            kinds[index] = sentencepiece.BYTE
+    if kinds.count(sentencepiece.BYTE) != 256:
+        kinds = [apart if k == sentencepiece.BYTE else k for k in kinds]
+    if unknown is not None and kinds[unknown] != sentencepiece.BYTE:
+        kinds[unknown] = sentencepiece.UNKNOWN
+    return kinds
+
+
+def _normalizer(metadata: Mapping[str, Any], kind: PieceKind, prefixed: bool) -> Normalizer:
+    """The normalizer; the merging kind has none beyond the leading space, as in llama.cpp."""
+    if not kind.unigram:
+        return Normalizer(space_prefix=prefixed, merge_spaces=False)
+    given = metadata.get(KEY + "precompiled_charsmap")
+    try:
+        charsmap = bytes(byte & 255 for byte in given) if given else b""
+    except TypeError:
+        raise CheckpointError(
+            f"`{KEY}precompiled_charsmap` is not a list of bytes", hint=BROKEN
+        ) from None
+    check_charsmap(charsmap)
+    return Normalizer(
+        space_prefix=prefixed,
+        merge_spaces=_flag(metadata, "remove_extra_whitespaces", False),
+        charsmap=charsmap,
+    )
+
+
+def _flag(metadata: Mapping[str, Any], name: str, usual: bool) -> bool:
+    value = metadata.get(KEY + name)
+    return usual if value is None else bool(value)
+
+
+def _stripping(metadata: Mapping[str, Any]) -> Callable[[str], bool]:
+    name = str(metadata.get("general.name", "")).lower()
+    stripping = any(text in name for text in _STRIPPING)
+    return lambda text: stripping and text not in _NOT_STRIPPING
+
+
+# Kinds that only llama.cpp supports; no model that llmcli runs has one.
+_OTHERS = {"bert": "WordPiece", "rwkv": "RWKV", "plamo2": "PLaMo 2"}
+
+
+def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
+    """Build the tokenizer of a GGUF file's metadata; None if the file has none.
+
+    Raises `UnsupportedModel` for unknown kinds, `CheckpointError` for contradictory metadata. BPE
+    with an unknown or missing pre-tokenizer gets llama.cpp's `default` and a note, since a wrong
+    rule makes the output worse.
+    """
+    kind = metadata.get(KEY + "model")
+    if kind is None or kind in ("none", "no_vocab"):
+        return None
+    if isinstance(kind, str) and kind in PIECE_KINDS:
+        return from_pieces(metadata, PIECE_KINDS[kind])
+    if kind not in ("gpt2", "gemma4"):
+        known = _OTHERS.get(str(kind))
+        raise UnsupportedModel(
+            f"the tokenizer kind `{shown(kind)}`{f' ({known})' if known else ''} inside a GGUF "
+            "file is not supported",
+            hint="known: gpt2 (byte-level BPE), gemma4 (BPE), llama (SentencePiece), t5 (Unigram); "
+            "use a checkpoint with a tokenizer.json",
+        )
+    pre = kind if kind == "gemma4" else metadata.get(KEY + "pre")
+    notes: list[str] = []
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
+        said = f"pre-tokenizer `{shown(pre)}` is unknown" if pre else "file names no pre-tokenizer"
+        notes.append(
+            f"the {said} (`{KEY}pre`): text is cut by llama.cpp's `default` rule, and the model's "
+            "answers get worse where it was trained with another one"
+        )
+        pre = "default"
+    return _build(metadata, pre, notes)
+
+
+def _build(metadata: Mapping[str, Any], pre: str, notes: list[str]) -> Tokenizer:
+    rule = PRE_TOKENIZERS[pre]
+    strings = tokens_of(metadata)
+    ids = ids_of(metadata, len(strings), notes)
+    types, ends = classify_tokens(strings, types_of(metadata, len(strings)), ids)
+    # Kimi K2's files may have none
+    merges = [] if pre == "kimi-k2" and KEY + "merges" not in metadata else _merges(metadata)
+    backend, filler = _backend(strings, merges, rule)
+    added, silent = _matched(strings, types, rstrip=lambda _: False)
+    if rule.line_ends:
+        metadata = {**metadata, KEY + "add_bos_token": True}
+    spelling = Spelling(replace=(("▁", " "),), byte_fallback=True)
+    return Tokenizer(
+        backend,
+        Vocabulary(
+            strings=strings,
+            spelling=spelling if rule.raw else Spelling(byte_level=True),
+            literal=added.ids,
+            silent=silent,
+            special_ids=added.special_ids,
+            bos_id=ids["bos"],
+            eos_ids=ends,
+            prefix=prefix_of(metadata, ids["bos"], usual=rule.add_bos),
+        ),
+        name=f"gguf {'' if rule.raw else 'byte-level '}BPE, {pre}",
+        added=added,
+        filler=filler,
+        chat_template=template_of(metadata, strings, ids),
+        notes=notes,
+        line_ends={s: i for i, s in enumerate(strings) if rule.line_ends and not s.strip("\n")},
+    )
+
+
+def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Read `tokenizer.ggml.merges` as pairs, split at the first space after the first character."""
+    merges = strings_of(metadata, "merges")
+    pairs = [(first, second) for first, _, second in (merge.partition(" ") for merge in merges)]
+    if any(not first or not second or " " in second for first, second in pairs):  # not that plain
+        pairs = [(m[:at], m[at + 1 :]) for m in merges if (at := m.find(" ", 1)) > 0]
+    if len(pairs) != len(merges):
+        raise CheckpointError("a merge (`tokenizer.ggml.merges`) is not a pair", hint=BROKEN)
+    return list(dict.fromkeys(pairs))  # the first of equal merges counts
+
+
+def _backend(
+    strings: list[str], merges: list[tuple[str, str]], rule: PreTokenizerRule
+) -> tuple[tokenizers.Tokenizer, int | None]:
+    """The library's BPE, and a filler id for bytes without a token (None: all have one).
+
+    Real vocabularies lack bytes (SmolLM2's has no 0x04). Without the filler the library would merge
+    across a dropped byte, unlike llama.cpp.
+    """
+    import tokenizers
+    from tokenizers.models import BPE
+
+    # The library cannot hold tokens that are not UTF-8; they cannot occur in text. They are rare:
+    # the whole vocabulary is tried first.
+    try:
+        "".join(strings).encode()
+        vocab = dict(zip(strings, range(len(strings)), strict=True))
+    except UnicodeEncodeError:
+        vocab = {_holdable(string, index): index for index, string in enumerate(strings)}
+    needed = BYTE_TOKENS if rule.raw else byte_letters().keys()
+    filler = None if needed <= vocab.keys() else len(strings)
+    unknown = "\x00filler\x00"
+    if filler is not None:
+        vocab[unknown] = filler
+    try:
+        model = BPE(
+            vocab,
+            merges,
+            unk_token=unknown if filler is not None else None,
+            ignore_merges=rule.ignore_merges,
+            byte_fallback=rule.raw,
+        )
+    except Exception as error:
+        raise CheckpointError(
+            f"the tokenizer's merges do not fit its vocabulary: {shown(error, 120)}", hint=BROKEN
+        ) from error
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = build_pre_tokenizer(rule)
+    if rule.raw:
+        backend.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    return backend, filler
+
+
+def _holdable(string: str, index: int) -> str:
+    try:
+        string.encode()
+    except UnicodeEncodeError:
+        return f"\x00invalid {index}\x00"
+    return string

@@ -1,0 +1,432 @@
+"""The tokenizer of a directory, from the files that transformers reads.
+
+These are tokenizer.json, otherwise a SentencePiece model, otherwise vocab.json and merges.txt. The
+class, special tokens and chat template are in tokenizer_config.json, special_tokens_map.json and
+chat_template.jinja (transformers, tokenization_utils_base.py, tokenization_utils_tokenizers.py and
+tokenization_utils_sentencepiece.py).
+
+vocab.json and merges.txt do not contain the pre-tokenizer. transformers determines it by the class
+in tokenizer_config.json, else by the model type (models/*/tokenization_*.py,
+models/auto/tokenization_auto.py). A class without a `PairKind` is an error, since a wrong split
+gives plausible ids and worse text.
+
+Beside a SentencePiece model, control pieces and added tokens are matched in the text, and the rest
+is encoded by SentencePiece.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmcli.checkpoints.files import read_bytes, read_object, shown
+from llmcli.errors import CheckpointError, LlmcliError, UnsupportedModel
+from llmcli.text.added import (
+    AddedToken,
+    AddedTokens,
+    add_to_library,
+    check_id,
+    listed_tokens,
+    of_library,
+    tokens_of_file,
+)
+from llmcli.text.hf_classes import KINDS, MARKING, PairKind, apply_class, class_name, class_of
+from llmcli.text.pretokenizers import PRE_TOKENIZERS
+from llmcli.text.sentencepiece import CONTROL, PieceEncoder, PieceModel, read_pieces
+from llmcli.text.settings import (
+    BROKEN,
+    chat_template_of,
+    eos_ids,
+    named_tokens,
+    read_settings,
+    rows_of,
+    special_tokens,
+    token_text,
+)
+from llmcli.text.spelling import Spelling, spelling_of
+from llmcli.text.tokenizer import Tokenizer, Vocabulary
+
+if TYPE_CHECKING:
+    import tokenizers
+
+MAX_FILE = 1 << 28  # bytes; the largest known tokenizer.json has 34 million
+_FILE, _PAIR = ("tokenizer.json",), ("vocab.json", "merges.txt")
+_PROBES = "a0.eA \u4e00\u0905"  # every vocabulary has one of these characters
+_OTHERS = ("tokenizer.model", "tekken.json", "vocab.json", "spiece.model", "vocab.txt")
+
+
+def from_directory(
+    directory: Path,
+    *,
+    config: Mapping[str, Any] | None = None,
+    generation: Mapping[str, Any] | None = None,
+) -> Tokenizer | None:
+    """Build the tokenizer of a checkpoint's directory; None if it has none.
+
+    `config` and `generation` (config.json, generation_config.json) provide additional end ids.
+    Raises `UnsupportedModel` if there is only another kind of tokenizer, `CheckpointError` for
+    broken files.
+    """
+    found = next((names for names in (_FILE, _PAIR) if _has(directory, names)), None)
+    if found is None:
+        _refuse(directory)
+        return None
+    try:
+        settings = read_settings(directory)
+        if found is _PAIR:
+            kind = class_name(settings, config or {})
+            settings, marks = {**KINDS[kind].defaults, **settings}, False
+            listed = _listed(directory, settings)
+            backend = _read_pair(directory, KINDS[kind], settings, listed)
+        else:
+            backend, byte_level = _read(directory / _FILE[0])
+            own = class_of(settings, config or {}, byte_level=byte_level)
+            settings, marks = apply_class(backend, own, settings), own in MARKING
+            listed = _listed(directory, settings)
+            kind = type(backend.model).__name__
+        named = special_tokens(settings)
+        if "added_tokens_decoder" not in settings:
+            texts = set(map(token_text, named))
+            for index, token in of_library(backend).items():
+                listed[index] = replace(token, special=token.special or token.text in texts)
+        add_to_library(backend, listed, named, marks=marks, rows=rows_of(config or {}))
+        ends = {*eos_ids(config), *eos_ids(generation)}
+        return _build(directory, backend, settings, ends, name=f"{' + '.join(found)}, {kind}")
+    except (KeyboardInterrupt, SystemExit, LlmcliError):
+        raise
+    except BaseException as error:  # the library's panics are not `Exception`s
+        raise CheckpointError(
+            f"`{found[0]}` cannot be read: {shown(error, 120)}", hint=BROKEN
+        ) from error
+
+
+def _listed(directory: Path, settings: Mapping[str, Any]) -> dict[int, AddedToken]:
+    """Id → added token of the settings, else of added_tokens.json, as in transformers."""
+    special = set(map(token_text, special_tokens(settings)))
+    if isinstance(settings.get("added_tokens_decoder"), dict):
+        return listed_tokens(settings, special)
+    return tokens_of_file(directory, special)
+
+
+def _has(directory: Path, names: tuple[str, ...]) -> bool:
+    return all((directory / name).is_file() for name in names)
+
+
+def _refuse(directory: Path) -> None:
+    """Raise UnsupportedModel if there is a tokenizer of another kind."""
+    other = next((name for name in _OTHERS if (directory / name).is_file()), None)
+    if other is None:
+        return
+    raise UnsupportedModel(
+        f"the only tokenizer is `{other}`, which llmcli does not read",
+        hint="load it with transformers' AutoTokenizer and save it: that writes tokenizer.json",
+    )
+
+
+def _build(
+    directory: Path,
+    backend: tokenizers.Tokenizer,
+    settings: Mapping[str, Any],
+    eos: set[int],
+    *,
+    name: str,
+) -> Tokenizer:
+    named = named_tokens(settings)
+    found = (backend.token_to_id(token_text(token) or "") for token in special_tokens(settings))
+    special = {index for index in found if index is not None}
+    ids = {role: backend.token_to_id(text) for role, text in named.items()}
+    added = backend.get_added_tokens_decoder()
+    strings = _strings(backend, added)
+    named_eos = ids.get("eos_token")
+    eos = eos | ({named_eos} if named_eos is not None else set())
+    return Tokenizer(
+        backend,
+        Vocabulary(
+            strings=strings,
+            spelling=spelling_of(_decoder(backend)),
+            literal=frozenset(),
+            silent=frozenset(),
+            special_ids=frozenset(special).union(i for i in added if added[i].special),
+            bos_id=ids.get("bos_token"),
+            eos_ids=frozenset(index for index in eos if 0 <= index < len(strings)),
+            prefix=_prefix(backend),
+        ),
+        name=name,
+        chat_template=chat_template_of(directory, settings, named),
+        split_special=settings.get("split_special_tokens") is True,
+    )
+
+
+def _read(path: Path) -> tuple[tokenizers.Tokenizer, bool]:
+    """Read the file's tokenizer, and whether one of its steps is byte-level."""
+    import tokenizers
+
+    # by contents: the library only accepts UTF-8 file names
+    data = read_bytes(path, MAX_FILE, hint=BROKEN)
+    backend = tokenizers.Tokenizer.from_buffer(data)
+    backend.no_truncation()
+    backend.no_padding()
+    return backend, b'"ByteLevel"' in data
+
+
+def _strings(
+    backend: tokenizers.Tokenizer, added: Mapping[int, tokenizers.AddedToken]
+) -> list[str | None]:
+    vocab = backend.get_vocab(with_added_tokens=True)
+    size = 1 + max(vocab.values(), default=-1)
+    if size > 2 * len(vocab) + (1 << 20):  # gaps are valid, but this many would fill the memory
+        raise CheckpointError(f"one of {len(vocab)} tokens has the id {size - 1}", hint=BROKEN)
+    strings: list[str | None] = [None] * size
+    for string, index in vocab.items():
+        strings[index] = string
+    # a token matched in normalized text has its normalized form: `▁<img>`
+    for index, token in added.items():
+        if token.normalized:
+            strings[index] = backend.id_to_token(index)
+    return strings
+
+
+def _decoder(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
+    """The decoder's serialized form, without the vocabulary around it."""
+    if backend.decoder is None:
+        return None
+    state: dict[str, Any] = json.loads(backend.decoder.__getstate__())
+    return state
+
+
+def _prefix(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
+    """Ids that the post-processor puts before the text: BOS, nothing, or several tokens.
+
+    As in transformers, `add_bos_token` of tokenizer_config.json is ignored if there is a
+    tokenizer.json. Ids after the text (EOS) are not wanted in a prompt.
+    """
+    probes = (text for text in _PROBES if backend.encode(text, add_special_tokens=False).ids)
+    probe = next(probes, _PROBES)
+    plain = backend.encode(probe, add_special_tokens=False).ids
+    full = backend.encode(probe, add_special_tokens=True).ids
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            return tuple(full[:start])
+    return ()
+
+
+_MAX_FILE = 1 << 25  # bytes; the largest known have 6 million
+_MAX_MERGES = 1 << 21
+
+
+def _read_pair(
+    directory: Path,
+    kind: PairKind,
+    settings: Mapping[str, Any],
+    added: Mapping[int, AddedToken],
+) -> tokenizers.Tokenizer:
+    """The library's tokenizer of vocab.json and merges.txt, with `added` tokens in its vocabulary.
+
+    Raises `CheckpointError` for broken or contradictory files.
+    """
+    vocab = _read_vocab(directory / _PAIR[0])
+    _join(vocab, added)
+    return _pair_backend(kind, vocab, _read_merges(directory / _PAIR[1]), settings)
+
+
+def _read_vocab(path: Path) -> dict[str, int]:
+    if path.stat().st_size > _MAX_FILE:
+        raise CheckpointError(f"`{path.name}` has more than {_MAX_FILE} bytes", hint=BROKEN)
+    try:
+        vocab = read_object(path) or {}
+    except CheckpointError as error:
+        raise CheckpointError(error.message, hint=error.hint or BROKEN) from error
+    for text, index in vocab.items():
+        check_id(path.name, text, index)
+    taken: dict[int, str] = {}
+    for text, index in vocab.items():
+        if taken.setdefault(index, text) != text:
+            both = f"`{shown(taken[index])}` and `{shown(text)}`"
+            raise CheckpointError(f"`{path.name}` gives {both} the id {index}", hint=BROKEN)
+    return vocab
+
+
+def _read_merges(path: Path) -> list[tuple[str, str]]:
+    """Read the pairs in rank order, without `#version` and blank lines."""
+    data = read_bytes(path, _MAX_FILE, hint=BROKEN)
+    try:
+        lines = data.decode("utf-8-sig").split("\n")  # the only line end, as in the library
+    except UnicodeDecodeError:
+        raise CheckpointError(f"`{path.name}` is not UTF-8", hint=BROKEN) from None
+    if len(lines) > _MAX_MERGES:
+        raise CheckpointError(f"`{path.name}` has more than {_MAX_MERGES} lines", hint=BROKEN)
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(lines, 1):
+        line = line.removesuffix("\r")
+        if not line or line.startswith("#version"):
+            continue
+        left, between, right = line.partition(" ")
+        if not left or not right or not between or " " in right:
+            raise CheckpointError(
+                f"line {number} of `{path.name}` is not a pair of tokens: `{shown(line, 40)}`",
+                hint=BROKEN,
+            )
+        merges.append((left, right))
+    return merges
+
+
+def _join(vocab: dict[str, int], added: Mapping[int, AddedToken]) -> None:
+    """Put the added tokens into the vocabulary under their ids in the files.
+
+    The library would number them from the vocabulary's size on, which is wrong if ids have gaps.
+    """
+    at = {index: text for text, index in vocab.items()}
+    for index, token in added.items():
+        text = token.text
+        if not text or vocab.get(text, index) != index or at.get(index, text) != text:
+            raise CheckpointError(
+                f"the added token `{shown(text)}` has the id {index}, unlike in `{_PAIR[0]}`",
+                hint=BROKEN,
+            )
+        vocab[text] = index
+        at[index] = text
+
+
+def _pair_backend(
+    kind: PairKind,
+    vocab: dict[str, int],
+    merges: list[tuple[str, str]],
+    settings: Mapping[str, Any],
+) -> tokenizers.Tokenizer:
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+    from tokenizers.models import BPE
+    from tokenizers.processors import TemplateProcessing
+
+    try:
+        backend = Tokenizer(BPE(vocab, merges))
+    except Exception as error:
+        raise CheckpointError(
+            f"`{_PAIR[1]}` does not fit `{_PAIR[0]}`: {shown(error, 120)}", hint=BROKEN
+        ) from error
+    if kind.nfc:
+        backend.normalizer = normalizers.NFC()
+    spaced = bool(settings.get("add_prefix_space"))
+    patterns = PRE_TOKENIZERS[kind.rule].patterns if kind.rule else ()
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=not patterns)
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters]) if cuts else letters
+    backend.decoder = decoders.ByteLevel()
+    role = "cls_token" if kind.encloses else "bos_token"
+    first = token_text(settings.get(role))
+    if first is not None and (kind.encloses or settings.get("add_bos_token")):
+        if first not in vocab:
+            raise CheckpointError(
+                f"`{_PAIR[0]}` has no `{shown(first)}`, which begins every text", hint=BROKEN
+            )
+        backend.post_processor = TemplateProcessing(
+            single=[first, "$A"], special_tokens=[(first, vocab[first])]
+        )
+    return backend
+
+
+_PIECES = ("tokenizer.model", "spiece.model")
+_MOST_ADDED = 1 << 20  # ids beyond the model's; more gaps would fill the memory
+
+
+def find_pieces(directory: Path) -> Path | None:
+    """The directory's SentencePiece model; None if there is a tokenizer.json or no model."""
+    if (directory / "tokenizer.json").is_file():
+        return None
+    paths = (directory / name for name in _PIECES)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def from_piece_file(
+    path: Path,
+    *,
+    config: Mapping[str, Any] | None = None,
+    generation: Mapping[str, Any] | None = None,
+) -> Tokenizer:
+    """Build the tokenizer of the SentencePiece model at `path` and its settings.
+
+    `config` and `generation` (config.json, generation_config.json) provide additional end ids.
+    Raises CheckpointError for broken files, UnsupportedModel for unknown kinds.
+    """
+    settings = read_settings(path.parent)
+    file = read_pieces(path)
+    named = {"bos_token": file.bos, "eos_token": file.eos, "unk_token": file.unknown}
+    named |= named_tokens(settings)
+    special = set(named.values())
+    added = _piece_added(path.parent, settings, file.model, special, rows_of(config or {}))
+    strings = _piece_strings(file.model, added)
+    at = {token.text: token.id for token in added.values()}
+    bos, eos = at.get(named["bos_token"]), at.get(named["eos_token"])
+    ends = {*eos_ids(config), *eos_ids(generation), *([] if eos is None else [eos])}
+    prefixed = settings.get("add_prefix_space")
+    model = file.model
+    if isinstance(prefixed, bool):
+        model = replace(model, normalizer=replace(model.normalizer, space_prefix=prefixed))
+    adds_bos = settings.get("add_bos_token", not model.unigram)
+    inside = None
+    if model.normalizer.space_prefix and not settings.get("legacy", model.unigram):
+        inside = replace(model, normalizer=replace(model.normalizer, space_prefix=False))
+    matched = AddedTokens(tuple(added.values()), leftmost=True)
+    return Tokenizer(
+        PieceEncoder(model),
+        Vocabulary(
+            strings=strings,
+            spelling=Spelling(
+                replace=(("▁", " "),),
+                byte_fallback=True,
+                strip=1 if model.normalizer.space_prefix else 0,
+            ),
+            literal=matched.ids,
+            silent=frozenset(),
+            special_ids=matched.special_ids,
+            bos_id=bos,
+            eos_ids=frozenset(index for index in ends if 0 <= index < len(strings)),
+            prefix=(bos,) if adds_bos and bos is not None else (),
+        ),
+        name=f"{path.name}, {'Unigram' if model.unigram else 'BPE'}",
+        added=matched,
+        inside=None if inside is None else PieceEncoder(inside),
+        chat_template=chat_template_of(path.parent, settings, named),
+        split_special=settings.get("split_special_tokens") is True,
+    )
+
+
+def _piece_added(
+    directory: Path,
+    settings: Mapping[str, Any],
+    model: PieceModel,
+    named: set[str],
+    rows: int | None,
+) -> dict[int, AddedToken]:
+    """Id → token for all tokens matched in a text.
+
+    Special tokens defined only in the settings get the next ids, up to the `rows` of the embedding.
+    """
+    listed_as_special = {token_text(token): None for token in special_tokens(settings)}
+    named = named.union(text for text in listed_as_special if text)
+    added = {
+        index: AddedToken(text=model.strings[index], id=index, special=True)
+        for index, kind in enumerate(model.kinds)
+        if kind == CONTROL or model.strings[index] in named
+    }
+    added |= tokens_of_file(directory, named) | listed_tokens(settings, named)
+    known = {token.text for token in added.values()}
+    free = max(len(model.strings), 1 + max(added, default=-1))
+    new = (text for text in listed_as_special if text and text not in known)
+    for index, text in enumerate(new, free):
+        if rows is None or index < rows:
+            added[index] = AddedToken(text=text, id=index, special=True)
+    return {index: token for index, token in added.items() if token.text}
+
+
+def _piece_strings(model: PieceModel, added: Mapping[int, AddedToken]) -> list[str | None]:
+    strings: list[str | None] = list(model.strings)
+    last = max(added, default=0)
+    if last >= len(strings) + _MOST_ADDED:
+        raise CheckpointError(f"an added token has the id {last}", hint=BROKEN)
+    strings += [None] * (last + 1 - len(strings))
+    for index, token in added.items():
+        strings[index] = token.text
+    return strings
