@@ -300,17 +300,13 @@ class _Product:
         if not x_MK.is_meta:
             digits = self._pieces[0].digits
             room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES[digits], dtype=torch.uint8)
-            rows, columns, seen = len(x_MK), self._columns, room.data_ptr()
             if bias_N is not None:
                 bias_N = bias_N.to(torch.float32).contiguous()
-            bias = 0 if bias_N is None else bias_N.data_ptr()
             program.run(
-                torch.get_num_threads(),
-                (program.QUANTIZE, x_MK.data_ptr(), x_MK.stride(0), seen, rows, columns, digits),
-                (program.MULTIPLY, seen, self._segments, len(self._pieces), out_MN.data_ptr(),
-                 self._outputs, rows, columns, bias, digits),
-                reads=(x_MK, *(piece.data for piece in self._pieces), bias_N),
-                writes=(room, out_MN),
+                (program.QUANTIZE, x_MK, x_MK.stride(0), room, *x_MK.shape, digits),
+                (program.MULTIPLY, room, self._segments, len(self._pieces), out_MN, self._outputs,
+                 *x_MK.shape, bias_N, digits),
+                writes=(room, out_MN), reads=[piece.data for piece in self._pieces],
             )  # fmt: skip
         return out_MN.view(*x.shape[:-1], self._outputs)
 
@@ -353,21 +349,13 @@ class RoutedProduct:
         room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES[digits], dtype=torch.uint8)
         expert_N = routes.expert_N.contiguous()
         row_N = None if routes.row_N is None else routes.row_N.contiguous()
-        rows_at = 0 if row_N is None else row_N.data_ptr()
-        seen, columns = room.data_ptr(), self._columns
-        bias, bias_stride = 0, 0
-        if bias_EN is not None:
-            bias_EN = bias_EN.to(torch.float32)
-            bias, bias_stride = bias_EN.data_ptr(), bias_EN.stride(0)
+        bias_EN = None if bias_EN is None else bias_EN.to(torch.float32)
         program.run(
-            torch.get_num_threads(),
-            (program.QUANTIZE, x_MK.data_ptr(), x_MK.stride(0), seen, len(x_MK), columns, digits,
-             1),
-            (program.MULTIPLY_EXPERTS, seen, self._segments, len(self._pieces), out_PN.data_ptr(),
-             self._outputs, pairs, columns, expert_N.data_ptr(), rows_at, routes.each, bias,
-             bias_stride, digits),
-            reads=(x_MK, expert_N, row_N, *(piece.data for piece in self._pieces), bias_EN),
-            writes=(room, out_PN),
+            (program.QUANTIZE, x_MK, x_MK.stride(0), room, *x_MK.shape, digits, 1),
+            (program.MULTIPLY_EXPERTS, room, self._segments, len(self._pieces), out_PN,
+             self._outputs, pairs, self._columns, expert_N, row_N, routes.each, bias_EN,
+             0 if bias_EN is None else bias_EN.stride(0), digits),
+            writes=(room, out_PN), reads=[piece.data for piece in self._pieces],
         )  # fmt: skip
         return out_PN
 

@@ -8,21 +8,19 @@ query and key, e of a value.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from llmcli.kernels import native, program
+from llmcli.kernels.program import call
 from llmcli.ops import compiled
 
 if TYPE_CHECKING:
     from llmcli.ops.recurrence import Inputs
 
 _MOST_TAPS = 8  # of a filter (recurrence.c)
-
-_bits = lru_cache(maxsize=64)(program.bits)
 
 
 def convolves(x_BTC: Tensor, w_CL: Tensor, ring_BLC: Tensor) -> bool:
@@ -53,48 +51,13 @@ def convolve(
     out = torch.empty(batch, tokens, channels)
     act = torch.empty_like(out) if silu else None
     shape = (0, x_BTC.stride(0)) if lanes else x_BTC.stride()[:2]
-    op = (
-        program.CONVOLVE, x_BTC.data_ptr(), *shape, ring_BLC.data_ptr(), w_CL.data_ptr(),
-        0 if b_C is None else b_C.data_ptr(), out.data_ptr(), 0 if act is None else act.data_ptr(),
+    call(
+        program.CONVOLVE, x_BTC, *shape, ring_BLC, w_CL, b_C, out, act,
         *((1, batch) if lanes else (batch, tokens)), channels, w_CL.shape[1],
-        x_BTC.dtype == torch.float32, starts.data_ptr(), len(starts) > 1,
-        0 if lengths_B is None else lengths_B.data_ptr(),
-    )  # fmt: skip
-    program.run(
-        torch.get_num_threads(), op, reads=(x_BTC, w_CL, b_C, starts, lengths_B),
-        writes=(ring_BLC, out) if act is None else (ring_BLC, out, act),
+        x_BTC.dtype == torch.float32, starts, len(starts) > 1, lengths_B, out=out,
+        writes=(ring_BLC,) if act is None else (ring_BLC, act),
     )  # fmt: skip
     return out, act
-
-
-def unit(x_BTNd: Tensor, eps: float, factor: float) -> Tensor:
-    """See `ops.norm.l2_norm`, times a `factor`."""
-    batch, tokens, rows, size = x_BTNd.shape
-    x_BTNd, far = compiled.evenly_spaced(x_BTNd)
-    out = torch.empty(x_BTNd.shape)
-    op = (
-        program.UNIT, x_BTNd.data_ptr(), far, out.data_ptr(), batch * tokens, rows, size,
-        _bits(eps), _bits(factor),
-    )  # fmt: skip
-    program.run(torch.get_num_threads(), op, reads=(x_BTNd,), writes=(out,))
-    return out
-
-
-def decay(
-    x: Tensor, bias_H: Tensor, rate_H: Tensor, least: float, most: float
-) -> tuple[Tensor, Tensor]:
-    """`clip(softplus(x + bias), least, most)`, and that times `-e^rate`: `[…, H]` each."""
-    rows = x.reshape(-1, x.shape[-1])
-    rows = rows if rows.stride(1) == 1 else rows.contiguous()
-    steps, logs = torch.empty(x.shape), torch.empty(x.shape)
-    op = (
-        program.DECAY, rows.data_ptr(), rows.stride(0), bias_H.data_ptr(), rate_H.data_ptr(),
-        steps.data_ptr(), logs.data_ptr(), *rows.shape, _bits(least), _bits(most),
-    )  # fmt: skip
-    program.run(
-        torch.get_num_threads(), op, reads=(rows, bias_H, rate_H), writes=(steps, logs)
-    )  # fmt: skip
-    return steps, logs
 
 
 def recurs(x: Inputs, state_BHde: Tensor) -> bool:
@@ -104,7 +67,7 @@ def recurs(x: Inputs, state_BHde: Tensor) -> bool:
     """
     return (
         (x.tokens == 1 or native.level() != "portable")
-        and all(map(compiled.takes, (x.q_BKTd, x.k_BKTd, x.v_BHTe, x.beta_BHT, x.log_decay_BHT)))
+        and compiled.takes(x.q_BKTd, x.k_BKTd, x.v_BHTe, x.beta_BHT, x.log_decay_BHT)
         and state_BHde.dtype == torch.float32
         and state_BHde[0].is_contiguous()
     )
@@ -113,41 +76,20 @@ def recurs(x: Inputs, state_BHde: Tensor) -> bool:
 def recur(x: Inputs, state_BHde: Tensor) -> Tensor:
     """See `ops.recurrence.recur_steps`: `[B, H, T, e]`, with each token's heads contiguous."""
     batch, heads, tokens, values = x.v_BHTe.shape
-    q, k, v = (_together(one) for one in (x.q_BKTd, x.k_BKTd, x.v_BHTe))
+    q, k, v = (heads_together(one) for one in (x.q_BKTd, x.k_BKTd, x.v_BHTe))
     beta, log_decay = x.beta_BHT.mT.contiguous(), x.log_decay_BHT.mT.contiguous()
     out_BTHe = torch.empty(batch, tokens, heads, values)
     lanes = batch > 1 and state_BHde.stride(0) == 0
     # strides of sequences and tokens of each
     far = [(0, one.stride(0)) if lanes else (one.stride(0), one.stride(2)) for one in (q, k, v)]
-    op = (
-        program.RECUR, q.data_ptr(), *far[0], k.data_ptr(), *far[1], v.data_ptr(), *far[2],
-        state_BHde.data_ptr(), *((1, batch) if lanes else (batch, tokens)), heads, q.shape[1],
-        q.shape[3], values, beta.data_ptr(), log_decay.data_ptr(), out_BTHe.data_ptr(), x.plain,
-        x.tiled,
-    )  # fmt: skip
-    program.run(
-        torch.get_num_threads(), op, reads=(q, k, v, beta, log_decay),
-        writes=(state_BHde, out_BTHe),
-    )  # fmt: skip
-    return out_BTHe.transpose(1, 2)
+    return call(
+        program.RECUR, q, *far[0], k, *far[1], v, *far[2], state_BHde,
+        *((1, batch) if lanes else (batch, tokens)), heads, q.shape[1], q.shape[3], values, beta,
+        log_decay, out_BTHe, x.plain, x.tiled, out=out_BTHe, writes=(state_BHde,),
+    ).transpose(1, 2)  # fmt: skip
 
 
-def add_scaled(z_BH1e: Tensor, x_BH1e: Tensor, factor_H: Tensor) -> Tensor:
-    """`z + f x`, with one factor f per head."""
-    batch, heads, _, size = z_BH1e.shape
-    z_BH1e, x_BH1e = z_BH1e.contiguous(), _together(x_BH1e)
-    out = torch.empty(batch, heads, 1, size)
-    op = (
-        program.ADD_SCALED, z_BH1e.data_ptr(), x_BH1e.data_ptr(), x_BH1e.stride(0),
-        factor_H.data_ptr(), out.data_ptr(), batch, heads, size,
-    )  # fmt: skip
-    program.run(
-        torch.get_num_threads(), op, reads=(z_BH1e, x_BH1e, factor_H), writes=(out,)
-    )
-    return out
-
-
-def _together(x_BNTd: Tensor) -> Tensor:
+def heads_together(x_BNTd: Tensor) -> Tensor:
     """`x` with each token's heads contiguous."""
     _, rows, _, size = x_BNTd.shape
     together = x_BNTd.stride(3) == 1 and (rows == 1 or x_BNTd.stride(1) == size)

@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.kernels import program
+from llmcli.kernels.program import bits, call
 from llmcli.ops import compiled, compiled_recurrence
 from llmcli.ops.activations import softplus
 
@@ -94,10 +96,16 @@ def steps_and_decays(
     x_BTH: Tensor, bias_H: Tensor, rate_H: Tensor, least: float, most: float
 ) -> tuple[Tensor, Tensor]:
     """`dt = clip(softplus(x + bias), least, most)`, and its log-decay; x in at least float32."""
-    if compiled.takes(x_BTH):
-        return compiled_recurrence.decay(x_BTH, bias_H, rate_H, least, most)
-    dt_BTH = softplus(x_BTH + bias_H).clamp(least, most)
-    return dt_BTH, log_decays(dt_BTH, rate_H)
+    if not compiled.takes(x_BTH):
+        dt_BTH = softplus(x_BTH + bias_H).clamp(least, most)
+        return dt_BTH, log_decays(dt_BTH, rate_H)
+    rows = compiled.in_rows(x_BTH)
+    dt_BTH, logs_BTH = torch.empty(x_BTH.shape), torch.empty(x_BTH.shape)
+    call(
+        program.DECAY, rows, rows.stride(0), bias_H, rate_H, dt_BTH, logs_BTH, *rows.shape,
+        bits(least), bits(most), out=dt_BTH, writes=(logs_BTH,),
+    )  # fmt: skip
+    return dt_BTH, logs_BTH
 
 
 def log_decays(dt_BTH: Tensor, rate_H: Tensor) -> Tensor:
@@ -107,9 +115,14 @@ def log_decays(dt_BTH: Tensor, rate_H: Tensor) -> Tensor:
 
 def with_skip(z_BHTe: Tensor, x_BHTe: Tensor, factor_H: Tensor) -> Tensor:
     """`z + f x`: add the skip connection with one factor per head."""
-    if z_BHTe.shape[2] == 1 and compiled.takes(z_BHTe) and compiled.takes(x_BHTe):
-        return compiled_recurrence.add_scaled(z_BHTe, x_BHTe, factor_H)
-    return z_BHTe + factor_H[:, None, None] * x_BHTe
+    if z_BHTe.shape[2] != 1 or not compiled.takes(z_BHTe, x_BHTe):
+        return z_BHTe + factor_H[:, None, None] * x_BHTe
+    batch, heads, _, size = z_BHTe.shape
+    z, x = z_BHTe.contiguous(), compiled_recurrence.heads_together(x_BHTe)
+    out = torch.empty(batch, heads, 1, size)
+    return call(
+        program.ADD_SCALED, z, x, x.stride(0), factor_H, out, batch, heads, size, out=out
+    )
 
 
 def recur(x: Inputs, state_BHde: Tensor) -> Tensor:
