@@ -10,7 +10,7 @@ import torch
 from kernel_sources import same
 from torch.nn.functional import conv1d, silu, softplus
 
-from llmcli.ops import compiled_recurrence
+from llmcli.ops import conv, recurrence
 from llmcli.ops.activations import activation
 from llmcli.ops.norm import l2_norm, rms_norm
 from llmcli.ops.recurrence import Inputs, steps_and_decays, with_skip
@@ -60,8 +60,8 @@ def stepped(x_BTC, w_CL, b_C, ring_BLC, starts, **rest):
     for t in range(x_BTC.shape[1]):
         x_B1C = x_BTC[:, t : t + 1]
         x_B1C = x_B1C if t % 2 else x_B1C.contiguous()
-        assert compiled_recurrence.convolves(x_B1C, w_CL, ring_BLC)
-        out, act = compiled_recurrence.convolve(
+        assert conv.has_kernel(x_B1C, w_CL, ring_BLC)
+        out, act = conv.by_kernel(
             x_B1C, w_CL, b_C, ring_BLC, starts + t, silu=rest.get("silu", True)
         )
         outs.append(out)
@@ -90,7 +90,7 @@ def test_the_convolution_goes_on_from_any_position(every_level, case, biased, dt
         for cuts in ((0, tokens), (0, 1, 3, tokens), (0, tokens - 1, tokens)):  # in any chunks
             other, parts = torch.zeros_like(ring), []
             for first, last in itertools.pairwise(cuts):
-                parts.append(torch.stack(compiled_recurrence.convolve(
+                parts.append(torch.stack(conv.by_kernel(
                     x[:, first:last], w, b, other, starts + first, silu=True
                 )))  # fmt: skip
             assert torch.equal(torch.cat(parts, 2), torch.stack((out, act)))
@@ -115,7 +115,7 @@ def test_a_convolution_of_tokens_that_follow_each_other(levels):
         ring, shared = torch.zeros(1, 4, 600), torch.zeros(1, 4, 600)
         expected = stepped(x, w, b, ring, starts)
         first = stepped(x[:, :4], w, b, shared, starts)
-        lanes = compiled_recurrence.convolve(
+        lanes = conv.by_kernel(
             x[0, 4:, None], w, b, shared.expand(5, -1, -1), torch.arange(6, 11), silu=True
         )
         found = [torch.cat((one, lane.transpose(0, 1)), 1)
@@ -130,7 +130,7 @@ def test_a_ring_never_sees_padding(levels, dtype):
     for _ in levels():
         ring = drawn(3, 4, 300, seed=3).to(dtype)
         before = ring.clone()
-        compiled_recurrence.convolve(
+        conv.by_kernel(
             x, w, None, ring, starts, silu=True, lengths_B=torch.tensor(lengths)
         )
         for b, length in enumerate(lengths):
@@ -252,8 +252,8 @@ def steps(x, before_BHde):
     state, out = before_BHde.clone(), []
     for t in range(x.tokens):
         one = x.part(t, t + 1)
-        assert compiled_recurrence.recurs(one, state)
-        out.append(compiled_recurrence.recur(one, state))
+        assert recurrence.has_kernel(one, state)
+        out.append(recurrence.by_kernel(one, state))
     return torch.cat(out, 2), state
 
 
@@ -273,7 +273,7 @@ def test_the_recurrence(every_level, case, plain, tiled):
 
     def together():
         state = before.clone()
-        return compiled_recurrence.recur(x, state), state
+        return recurrence.by_kernel(x, state), state
 
     found = every_level(lambda: steps(x, before))
     for one, exact in zip(found, exactly(x, before), strict=True):
@@ -292,8 +292,8 @@ def test_tokens_that_follow_each_other(levels, plain):
     for _ in levels():
         shared = torch.zeros(1, 4, 40, 36)
         expected = steps(x, shared)
-        assert compiled_recurrence.recurs(turned, shared.expand(5, -1, -1, -1))
-        found = compiled_recurrence.recur(turned, shared.expand(5, -1, -1, -1))
+        assert recurrence.has_kernel(turned, shared.expand(5, -1, -1, -1))
+        found = recurrence.by_kernel(turned, shared.expand(5, -1, -1, -1))
         same((found.transpose(0, 2), shared), expected)
 
 
