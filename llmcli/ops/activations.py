@@ -13,7 +13,7 @@ from llmcli.kernels import program
 from llmcli.kernels.program import bits, call
 from llmcli.ops import compiled
 from llmcli.ops.norm import at_least_float32
-from llmcli.parts.mlp.config import Activation
+from llmcli.parts.mlp.config import ACTIVATIONS, Activation
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -54,8 +54,7 @@ def squared_relu(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-# In the order of `enum activation` in steps.c.
-FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+_FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
@@ -64,7 +63,6 @@ FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu2": squared_relu,
     "sigmoid": torch.sigmoid,
 }
-_NUMBERS = {name: number for number, name in enumerate(FUNCTIONS)}
 
 
 def activation(name: Activation, limit: float | None = None) -> Callable[[Tensor], Tensor]:
@@ -73,7 +71,7 @@ def activation(name: Activation, limit: float | None = None) -> Callable[[Tensor
     Also `quick_gelu`, `relu2` max(x, 0)², and `sigmoid` σ(x) for gates. With a `limit` the input is
     `min(x, limit)` (gpt-oss).
     """
-    plain, number = FUNCTIONS[name], _NUMBERS[name]
+    plain, number = _FUNCTIONS[name], list(ACTIVATIONS).index(name)
     most = bits(math.inf if limit is None else limit)
 
     def act(x: Tensor) -> Tensor:

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from llmcli.kernels import native
-from llmcli.parts.mlp.config import Activation
+from llmcli.parts.mlp.config import CARD_ACTIVATIONS, Activation
 
 _FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
 _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
 _MOST_SIZE = 256  # of a head
 _NARROW = (torch.bfloat16, torch.float16)
 _TAKEN = (torch.float32, *_NARROW)
-_ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # `ACTIVATIONS` of the kernels
 
 
 @cache
@@ -136,7 +135,7 @@ def product_of_experts(
 
 def gates(x: Tensor, w_NK: Tensor, activation: Activation) -> bool:
     """Whether a kernel supports `act(X W_gate) ∘ X W_up` with stacked matrices."""
-    return activation in _ACTIVATIONS and multiplies(x, w_NK)
+    return activation in CARD_ACTIVATIONS and multiplies(x, w_NK)
 
 
 def gated(x: Tensor, w_NK: Tensor, b_N: Tensor | None, activation: Activation) -> Tensor:

@@ -149,7 +149,7 @@ def levels(library, use):
 
 @pytest.fixture
 def every_level(levels, monkeypatch):
-    """`every_level(compute)`: the tensors that kernels compute, with the same bits at each level."""
+    """`every_level(compute)`: what kernels compute, with the same bits at each level."""
     ran, run = [], program.run
     monkeypatch.setattr(program, "run", lambda *ops, **rest: (ran.append(ops), run(*ops, **rest)))
 

@@ -12,11 +12,11 @@ from kernel_sources import same
 from llmcli.anatomy.arithmetic import FAST_WIDE
 from llmcli.kernels import native
 from llmcli.ops import compiled, product
-from llmcli.ops.activations import FUNCTIONS, activation
+from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, visible_keys
 from llmcli.ops.elements import gate, narrowed
 from llmcli.ops.heads import join, to_columns, to_rows
-from llmcli.parts.mlp.config import GateClamp
+from llmcli.parts.mlp.config import ACTIVATIONS, GateClamp
 
 
 def exact(q_BHTd, k_BKCd, v_BKCe, starts, scale, window, cap=None, sinks=None):
@@ -315,7 +315,7 @@ def test_rows_of_a_table_of_16_bits(levels, dtype):
                 compiled.look_up(table, format, 50, 33, torch.tensor([3, bad]))
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_and_gates_with_and_without_bounds(every_level, name):
     """Every level gives the same bits, which are PyTorch's but for roundings of the function."""
     x, y = torch.linspace(-9, 9, 2 * 77).view(2, 77), torch.linspace(12, -12, 2 * 77).view(2, 77)
