@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ class Packed(InBlocks):
 
     def write(self, rows: Tensor, raw: Tensor) -> None:
         """Those rows, int64 `[n]`, from blocks as a file has them, uint8 `[n, bytes]`."""
-        functions().pack(
+        native.function("llmcli_pack", "npnpnpnp")(
             PACKED[self.format].number, raw.data_ptr(), raw.stride(0), self.data.data_ptr(),
             self._shape[1], rows.data_ptr(), len(rows), native.team(torch.get_num_threads()),
         )  # fmt: skip
@@ -153,7 +153,8 @@ class Packed(InBlocks):
         x = x.to(torch.float32).contiguous()
         out = torch.empty_like(x)
         if not x.is_meta:
-            functions().seen(x.data_ptr(), out.data_ptr(), x.numel(), self.digits)
+            numbers = x.data_ptr(), out.data_ptr(), x.numel(), self.digits
+            native.function("llmcli_seen", "ppnn")(*numbers)
         return out
 
 
@@ -375,17 +376,3 @@ def _segments(pieces: Sequence[Packed]) -> ctypes.Array[ctypes.c_int64]:
         ]  # fmt: skip
         column += rows
     return (ctypes.c_int64 * len(numbers))(*numbers)
-
-
-class _Functions:
-    """The library's functions for packed weights."""
-
-    def __init__(self) -> None:
-        self.seen = native.function("llmcli_seen", "ppnn")
-        self.pack = native.function("llmcli_pack", "npnpnpnp")
-
-
-@cache
-def functions() -> _Functions:
-    """The functions, looked up once."""
-    return _Functions()

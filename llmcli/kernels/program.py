@@ -104,7 +104,7 @@ class Recording:
             self._memory = numbers, _counters(len(self._ops))
         ops, counters = self._memory
         count = len(self._ops)
-        _call()(ctypes.addressof(ops), count, counters[0], native.team(threads), times)
+        _run(ctypes.addressof(ops), count, counters[0], native.team(threads), times)
 
 
 _recording: Recording | None = None
@@ -138,9 +138,13 @@ def run(
     for place, op in enumerate(ops):
         _LAYOUTS[len(op)].pack_into(_ROOM.numbers, place * _OP_BYTES, *_numbers(op))
     team = native.team(_threads()() if threads is None else threads)
-    _call()(_ROOM.address, len(ops), _ROOM.counters, team, None)
+    _run(_ROOM.address, len(ops), _ROOM.counters, team, None)
     if _recording is not None:
         _recording.add(ops, reads, writes)
+
+
+def _run(ops: int, count: int, counters: int, team: int, times: int | None) -> None:
+    native.function("llmcli_run", "pnppp")(ops, count, counters, team, times)
 
 
 def _numbers(op: Op) -> list[int]:
@@ -186,12 +190,6 @@ def _threads() -> Callable[[], int]:
     import torch
 
     return torch.get_num_threads
-
-
-@cache
-def _call() -> Callable[..., None]:
-    found: Callable[..., None] = native.function("llmcli_run", "pnppp")
-    return found
 
 
 _ROOM = _Room()

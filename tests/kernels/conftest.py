@@ -11,7 +11,6 @@ import kernel_sources
 import pytest
 from kernel_sources import COMPILER, EXTENSION, FLAGS, HERE, ROOT, SOURCES, levels_of, needs
 
-from llmcli.formats import packed
 from llmcli.kernels import native, program
 
 if sys.platform != "win32":
@@ -119,8 +118,7 @@ def use(monkeypatch):
 
     def forget():
         for cached in (
-            native.level, native._library, native._team, native.team, program._call,
-            packed.functions,
+            native.level, native._library, native._team, native.team, native.function
         ):  # fmt: skip
             cached.cache_clear()
 
