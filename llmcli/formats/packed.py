@@ -113,16 +113,10 @@ class Packed(InBlocks):
         return RoutedProduct([self])
 
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """`X Wᵀ + b`, float32 → float32."""
+        """`X Wᵀ + b`, float32 → float32, from unrounded sums."""
         return self._product(x, bias_N)
 
-    def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """The same."""
-        return self._product(x, bias_N)
-
-    def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """The same."""
-        return self._product(x, bias_N)
+    matmul_wide = matmul_float32 = matmul
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows `ids`, dequantized to float32 as in `ops.quant`."""
@@ -284,13 +278,45 @@ class SideBySide(Weight):
         return self._pieces[0].seen(x)
 
 
-class _Product:
-    """Products with all rows of packed matrices in one call, with concatenated outputs."""
+class _Pieces:
+    """Packed matrices of one width, for products with concatenated outputs."""
 
     def __init__(self, pieces: Sequence[Packed]) -> None:
         self._pieces = tuple(pieces)
-        self._columns = pieces[0].shape[1]
-        self._outputs = sum(piece.shape[0] for piece in pieces)
+        self._columns = pieces[0].shape[-1]
+        self._outputs = sum(piece.shape[-2] for piece in pieces)
+
+    def _run(
+        self, x_MK: Tensor, kind: int, out: Tensor, *arguments: program.Argument, own: bool = False
+    ) -> Tensor:
+        """Multiply float32 rows by an operation of packed.c; returns `out`.
+
+        `arguments`: between the number of `out`'s columns and that of digits. `own`: each row is
+        rounded separately, for MULTIPLY_EXPERTS.
+        """
+        digits = self._pieces[0].digits
+        room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES[digits], dtype=torch.uint8)
+        segments, count = ctypes.addressof(self._segments), len(self._pieces)
+        program.run(
+            (program.QUANTIZE, x_MK, x_MK.stride(0), room, *x_MK.shape, digits, own),
+            (kind, room, segments, count, out, self._outputs, *arguments, digits),
+            writes=(room, out), reads=[piece.data for piece in self._pieces],
+        )  # fmt: skip
+        return out
+
+    @cached_property
+    def _segments(self) -> ctypes.Array[ctypes.c_int64]:
+        """`struct segment`s (packed.c), of one expert each."""
+        numbers, column = [], 0
+        for piece in self._pieces:
+            number, rows = PACKED[piece.format].number, piece.shape[-2]
+            numbers += [piece.data.data_ptr(), number, rows, column, piece.stored]
+            column += rows
+        return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
+class _Product(_Pieces):
+    """Products with all rows of packed matrices in one call."""
 
     def __call__(self, x: Tensor, bias_N: Tensor | None) -> Tensor:
         """`X Wᵀ + b`: `[…, K]` → `[…, N]`."""
@@ -299,36 +325,22 @@ class _Product:
             x_MK = x_MK.to(torch.float32).contiguous()
         out_MN = x_MK.new_empty(len(x_MK), self._outputs)
         if not x_MK.is_meta:
-            digits = self._pieces[0].digits
-            room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES[digits], dtype=torch.uint8)
             if bias_N is not None:
                 bias_N = bias_N.to(torch.float32).contiguous()
-            program.run(
-                (program.QUANTIZE, x_MK, x_MK.stride(0), room, *x_MK.shape, digits),
-                (program.MULTIPLY, room, self._segments, len(self._pieces), out_MN, self._outputs,
-                 *x_MK.shape, bias_N, digits),
-                writes=(room, out_MN), reads=[piece.data for piece in self._pieces],
-            )  # fmt: skip
+            self._run(x_MK, program.MULTIPLY, out_MN, *x_MK.shape, bias_N)
         return out_MN.view(*x.shape[:-1], self._outputs)
 
-    @cached_property
-    def _segments(self) -> int:
-        """The address of `struct segment`s (packed.c)."""
-        self._kept = _segments(self._pieces)
-        return ctypes.addressof(self._kept)
 
-
-class RoutedProduct:
-    """Products of rows with their chosen experts' matrices, with concatenated outputs.
+class RoutedProduct(_Pieces):
+    """Products of rows with their chosen experts' matrices.
 
     Few rows use one call, which reads their experts without synchronization; many rows are grouped
     by expert.
     """
 
     def __init__(self, pieces: Sequence[Packed]) -> None:
-        self._pieces = tuple(pieces)
-        self._experts, _, self._columns = pieces[0].shape
-        self._outputs = sum(piece.shape[1] for piece in pieces)
+        super().__init__(pieces)
+        self._experts = pieces[0].shape[0]
         self._products: dict[int, _Product] = {}
         self._mapped = any(piece.stored for piece in pieces)
 
@@ -346,33 +358,10 @@ class RoutedProduct:
                 out_PN[own] = self._products[expert](x_MK[rows], bias_N)
             return out_PN
         x_MK = x_MK.to(torch.float32).contiguous()
-        digits = self._pieces[0].digits
-        room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES[digits], dtype=torch.uint8)
         expert_N = routes.expert_N.contiguous()
         row_N = None if routes.row_N is None else routes.row_N.contiguous()
         bias_EN = None if bias_EN is None else bias_EN.to(torch.float32)
-        program.run(
-            (program.QUANTIZE, x_MK, x_MK.stride(0), room, *x_MK.shape, digits, 1),
-            (program.MULTIPLY_EXPERTS, room, self._segments, len(self._pieces), out_PN,
-             self._outputs, pairs, self._columns, expert_N, row_N, routes.each, bias_EN,
-             0 if bias_EN is None else bias_EN.stride(0), digits),
-            writes=(room, out_PN), reads=[piece.data for piece in self._pieces],
+        return self._run(
+            x_MK, program.MULTIPLY_EXPERTS, out_PN, pairs, self._columns, expert_N, row_N,
+            routes.each, bias_EN, 0 if bias_EN is None else bias_EN.stride(0), own=True,
         )  # fmt: skip
-        return out_PN
-
-    @cached_property
-    def _segments(self) -> int:
-        """The address of `struct segment`s (packed.c), one expert each."""
-        self._kept = _segments(self._pieces)
-        return ctypes.addressof(self._kept)
-
-
-def _segments(pieces: Sequence[Packed]) -> ctypes.Array[ctypes.c_int64]:
-    numbers, column = [], 0
-    for piece in pieces:
-        rows = piece.shape[-2]
-        numbers += [
-            piece.data.data_ptr(), PACKED[piece.format].number, rows, column, piece.stored,
-        ]  # fmt: skip
-        column += rows
-    return (ctypes.c_int64 * len(numbers))(*numbers)
