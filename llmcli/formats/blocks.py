@@ -86,7 +86,7 @@ class Blocks(InBlocks):
         expert_P = routes.expert_N
         few = routes.static or len(expert_P) <= experts
         raw_ENr = self.data.view(experts, rows, -1)
-        if few and on_card.routes_blocks(x_MK):
+        if few and on_card.takes(x_MK):
             routed = expert_P, routes.row_N, routes.each
             dtype = torch.float32 if wide else x_MK.dtype
             return on_card.product_of_experts(

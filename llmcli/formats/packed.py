@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ class Packed(InBlocks):
 
     def write(self, rows: Tensor, raw: Tensor) -> None:
         """Those rows, int64 `[n]`, from blocks as a file has them, uint8 `[n, bytes]`."""
-        functions().pack(
+        native.function("llmcli_pack", "npnpnpnp")(
             PACKED[self.format].number, raw.data_ptr(), raw.stride(0), self.data.data_ptr(),
             self._shape[1], rows.data_ptr(), len(rows), native.team(torch.get_num_threads()),
         )  # fmt: skip
@@ -113,16 +113,10 @@ class Packed(InBlocks):
         return RoutedProduct([self])
 
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """`X Wᵀ + b`, float32 → float32."""
+        """`X Wᵀ + b`, float32 → float32, from unrounded sums."""
         return self._product(x, bias_N)
 
-    def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """The same."""
-        return self._product(x, bias_N)
-
-    def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """The same."""
-        return self._product(x, bias_N)
+    matmul_wide = matmul_float32 = matmul
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows `ids`, dequantized to float32 as in `ops.quant`."""
@@ -153,7 +147,8 @@ class Packed(InBlocks):
         x = x.to(torch.float32).contiguous()
         out = torch.empty_like(x)
         if not x.is_meta:
-            functions().seen(x.data_ptr(), out.data_ptr(), x.numel(), self.digits)
+            numbers = x.data_ptr(), out.data_ptr(), x.numel(), self.digits
+            native.function("llmcli_seen", "ppnn")(*numbers)
         return out
 
 
@@ -283,13 +278,45 @@ class SideBySide(Weight):
         return self._pieces[0].seen(x)
 
 
-class _Product:
-    """Products with all rows of packed matrices in one call, with concatenated outputs."""
+class _Pieces:
+    """Packed matrices of one width, for products with concatenated outputs."""
 
     def __init__(self, pieces: Sequence[Packed]) -> None:
         self._pieces = tuple(pieces)
-        self._columns = pieces[0].shape[1]
-        self._outputs = sum(piece.shape[0] for piece in pieces)
+        self._columns = pieces[0].shape[-1]
+        self._outputs = sum(piece.shape[-2] for piece in pieces)
+
+    def _run(
+        self, x_MK: Tensor, kind: int, out: Tensor, *arguments: program.Argument, own: bool = False
+    ) -> Tensor:
+        """Multiply float32 rows by an operation of packed.c; returns `out`.
+
+        `arguments`: between the number of `out`'s columns and that of digits. `own`: each row is
+        rounded separately, for MULTIPLY_EXPERTS.
+        """
+        digits = self._pieces[0].digits
+        room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES[digits], dtype=torch.uint8)
+        segments, count = ctypes.addressof(self._segments), len(self._pieces)
+        program.run(
+            (program.QUANTIZE, x_MK, x_MK.stride(0), room, *x_MK.shape, digits, own),
+            (kind, room, segments, count, out, self._outputs, *arguments, digits),
+            writes=(room, out), reads=[piece.data for piece in self._pieces],
+        )  # fmt: skip
+        return out
+
+    @cached_property
+    def _segments(self) -> ctypes.Array[ctypes.c_int64]:
+        """`struct segment`s (packed.c), of one expert each."""
+        numbers, column = [], 0
+        for piece in self._pieces:
+            number, rows = PACKED[piece.format].number, piece.shape[-2]
+            numbers += [piece.data.data_ptr(), number, rows, column, piece.stored]
+            column += rows
+        return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
+class _Product(_Pieces):
+    """Products with all rows of packed matrices in one call."""
 
     def __call__(self, x: Tensor, bias_N: Tensor | None) -> Tensor:
         """`X Wᵀ + b`: `[…, K]` → `[…, N]`."""
@@ -298,40 +325,22 @@ class _Product:
             x_MK = x_MK.to(torch.float32).contiguous()
         out_MN = x_MK.new_empty(len(x_MK), self._outputs)
         if not x_MK.is_meta:
-            digits = self._pieces[0].digits
-            room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES[digits], dtype=torch.uint8)
-            rows, columns, seen = len(x_MK), self._columns, room.data_ptr()
             if bias_N is not None:
                 bias_N = bias_N.to(torch.float32).contiguous()
-            bias = 0 if bias_N is None else bias_N.data_ptr()
-            program.run(
-                torch.get_num_threads(),
-                (program.QUANTIZE, x_MK.data_ptr(), x_MK.stride(0), seen, rows, columns, digits),
-                (program.MULTIPLY, seen, self._segments, len(self._pieces), out_MN.data_ptr(),
-                 self._outputs, rows, columns, bias, digits),
-                reads=(x_MK, *(piece.data for piece in self._pieces), bias_N),
-                writes=(room, out_MN),
-            )  # fmt: skip
+            self._run(x_MK, program.MULTIPLY, out_MN, *x_MK.shape, bias_N)
         return out_MN.view(*x.shape[:-1], self._outputs)
 
-    @cached_property
-    def _segments(self) -> int:
-        """The address of `struct segment`s (packed.c)."""
-        self._kept = _segments(self._pieces)
-        return ctypes.addressof(self._kept)
 
-
-class RoutedProduct:
-    """Products of rows with their chosen experts' matrices, with concatenated outputs.
+class RoutedProduct(_Pieces):
+    """Products of rows with their chosen experts' matrices.
 
     Few rows use one call, which reads their experts without synchronization; many rows are grouped
     by expert.
     """
 
     def __init__(self, pieces: Sequence[Packed]) -> None:
-        self._pieces = tuple(pieces)
-        self._experts, _, self._columns = pieces[0].shape
-        self._outputs = sum(piece.shape[1] for piece in pieces)
+        super().__init__(pieces)
+        self._experts = pieces[0].shape[0]
         self._products: dict[int, _Product] = {}
         self._mapped = any(piece.stored for piece in pieces)
 
@@ -349,55 +358,10 @@ class RoutedProduct:
                 out_PN[own] = self._products[expert](x_MK[rows], bias_N)
             return out_PN
         x_MK = x_MK.to(torch.float32).contiguous()
-        digits = self._pieces[0].digits
-        room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES[digits], dtype=torch.uint8)
         expert_N = routes.expert_N.contiguous()
         row_N = None if routes.row_N is None else routes.row_N.contiguous()
-        rows_at = 0 if row_N is None else row_N.data_ptr()
-        seen, columns = room.data_ptr(), self._columns
-        bias, bias_stride = 0, 0
-        if bias_EN is not None:
-            bias_EN = bias_EN.to(torch.float32)
-            bias, bias_stride = bias_EN.data_ptr(), bias_EN.stride(0)
-        program.run(
-            torch.get_num_threads(),
-            (program.QUANTIZE, x_MK.data_ptr(), x_MK.stride(0), seen, len(x_MK), columns, digits,
-             1),
-            (program.MULTIPLY_EXPERTS, seen, self._segments, len(self._pieces), out_PN.data_ptr(),
-             self._outputs, pairs, columns, expert_N.data_ptr(), rows_at, routes.each, bias,
-             bias_stride, digits),
-            reads=(x_MK, expert_N, row_N, *(piece.data for piece in self._pieces), bias_EN),
-            writes=(room, out_PN),
+        bias_EN = None if bias_EN is None else bias_EN.to(torch.float32)
+        return self._run(
+            x_MK, program.MULTIPLY_EXPERTS, out_PN, pairs, self._columns, expert_N, row_N,
+            routes.each, bias_EN, 0 if bias_EN is None else bias_EN.stride(0), own=True,
         )  # fmt: skip
-        return out_PN
-
-    @cached_property
-    def _segments(self) -> int:
-        """The address of `struct segment`s (packed.c), one expert each."""
-        self._kept = _segments(self._pieces)
-        return ctypes.addressof(self._kept)
-
-
-def _segments(pieces: Sequence[Packed]) -> ctypes.Array[ctypes.c_int64]:
-    numbers, column = [], 0
-    for piece in pieces:
-        rows = piece.shape[-2]
-        numbers += [
-            piece.data.data_ptr(), PACKED[piece.format].number, rows, column, piece.stored,
-        ]  # fmt: skip
-        column += rows
-    return (ctypes.c_int64 * len(numbers))(*numbers)
-
-
-class _Functions:
-    """The library's functions for packed weights."""
-
-    def __init__(self) -> None:
-        self.seen = native.function("llmcli_seen", "ppnn")
-        self.pack = native.function("llmcli_pack", "npnpnpnp")
-
-
-@cache
-def functions() -> _Functions:
-    """The functions, looked up once."""
-    return _Functions()

@@ -1,6 +1,7 @@
-"""Block formats with kernels, and the size of a packed matrix.
+"""Formats of GGUF files, their kernels, and the size of a packed matrix.
 
-No torch. See `kernels/formats.h`: 16 rows are interleaved, and 6-bit scales are stored as bytes.
+No torch. See `kernels/formats.h`: 16 rows of a packed matrix are interleaved, and 6-bit scales are
+stored as bytes.
 """
 
 from __future__ import annotations
@@ -18,48 +19,51 @@ ACTIVATION_BYTES = {1: 48, 2: 80}
 
 
 @dataclass(frozen=True)
-class PackedFormat:
-    """A packed format: its `number` in the library; `block` columns share a scale.
+class Format:
+    """A format of GGUF files: `type` is its number there; `block` elements take `bytes` bytes.
 
-    `run` and `top`: bytes of 16 rows × 32 and × 256 columns. `sums`: numbers that 32 columns add to
-    the float32 sum of a product: one per scale and per minimum.
+    With CPU kernels: its `number` in the library, and `run` and `top`, bytes of 16 rows × 32 and
+    × 256 columns of a packed matrix. `sums`: numbers that 32 columns add to the float32 sum of a
+    product: one per scale and per minimum. `on_card`: whether there are GPU kernels.
     """
 
-    number: int
+    type: int
     block: int
-    run: int
+    bytes: int
+    number: int = -1
+    run: int = 0
     top: int = 0
     sums: int = 1
+    on_card: bool = False
 
 
-# Codes, high bits, scales, minima of 16 rows × 32 columns; float16 factors of 16 rows × 256.
-PACKED = {
-    "Q4_0": PackedFormat(0, 32, 256 + 32),
-    "Q4_1": PackedFormat(1, 32, 256 + 32 + 32, sums=2),
-    "Q5_0": PackedFormat(2, 32, 256 + 64 + 32),
-    "Q5_1": PackedFormat(3, 32, 256 + 64 + 32 + 32, sums=2),
-    "Q8_0": PackedFormat(4, 32, 512 + 32),
-    "Q2_K": PackedFormat(5, 256, 128 + 32 + 32, 64, sums=4),
-    "Q3_K": PackedFormat(6, 256, 128 + 64 + 32, 32, sums=2),
-    "Q4_K": PackedFormat(7, 256, 256 + 16 + 16, 64, sums=2),
-    "Q5_K": PackedFormat(8, 256, 256 + 64 + 16 + 16, 64, sums=2),
-    "Q6_K": PackedFormat(9, 256, 256 + 128 + 32, 32, sums=2),
-    "IQ4_NL": PackedFormat(10, 32, 256 + 32),
-    "IQ4_XS": PackedFormat(11, 256, 256 + 16, 32),
-    "MXFP4": PackedFormat(12, 32, 256 + 16),
-}
-
-
-# Formats with GPU kernels: (columns, bytes) of a block in the file's layout.
-ON_CARD = {
-    "Q8_0": (32, 34),
-    "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-}
+# Types, blocks and bytes: ggml's type traits, the same facts as gguf's GGML_QUANT_SIZES; missing
+# types were withdrawn. `run`: codes, high bits, scales and minima; `top`: float16 factors.
+FORMATS = {
+    "F32": Format(0, 1, 4), "F16": Format(1, 1, 2), "BF16": Format(30, 1, 2),
+    "F64": Format(28, 1, 8), "I8": Format(24, 1, 1), "I16": Format(25, 1, 2),
+    "I32": Format(26, 1, 4), "I64": Format(27, 1, 8),
+    "Q4_0": Format(2, 32, 18, number=0, run=256 + 32, on_card=True),
+    "Q4_1": Format(3, 32, 20, number=1, run=256 + 32 + 32, sums=2, on_card=True),
+    "Q5_0": Format(6, 32, 22, number=2, run=256 + 64 + 32, on_card=True),
+    "Q5_1": Format(7, 32, 24, number=3, run=256 + 64 + 32 + 32, sums=2),
+    "Q8_0": Format(8, 32, 34, number=4, run=512 + 32, on_card=True),
+    "Q2_K": Format(10, 256, 84, number=5, run=128 + 32 + 32, top=64, sums=4),
+    "Q3_K": Format(11, 256, 110, number=6, run=128 + 64 + 32, top=32, sums=2),
+    "Q4_K": Format(12, 256, 144, number=7, run=256 + 16 + 16, top=64, sums=2, on_card=True),
+    "Q5_K": Format(13, 256, 176, number=8, run=256 + 64 + 16 + 16, top=64, sums=2, on_card=True),
+    "Q6_K": Format(14, 256, 210, number=9, run=256 + 128 + 32, top=32, sums=2, on_card=True),
+    "IQ4_NL": Format(20, 32, 18, number=10, run=256 + 32),
+    "IQ4_XS": Format(23, 256, 136, number=11, run=256 + 16, top=32),
+    "MXFP4": Format(39, 32, 17, number=12, run=256 + 16),
+    "Q8_1": Format(9, 32, 40), "Q8_K": Format(15, 256, 292), "Q1_0": Format(41, 128, 18),
+    "IQ2_XXS": Format(16, 256, 66), "IQ2_XS": Format(17, 256, 74), "IQ2_S": Format(22, 256, 82),
+    "IQ3_XXS": Format(18, 256, 98), "IQ3_S": Format(21, 256, 110), "IQ1_S": Format(19, 256, 50),
+    "IQ1_M": Format(29, 256, 56), "TQ1_0": Format(34, 256, 54), "TQ2_0": Format(35, 256, 66),
+    "NVFP4": Format(40, 64, 36),
+}  # fmt: skip
+PACKED = {name: one for name, one in FORMATS.items() if one.run}
+ON_CARD = tuple(name for name, one in FORMATS.items() if one.on_card)
 # Numbers of a matrix dequantized at a time on a GPU, for a product of many rows: 128 MiB in 16 bits
 # plus 32 MiB of float32, so that a large embedding is never expanded as a whole.
 DEQUANTIZED_AT_ONCE = 1 << 26
@@ -67,9 +71,8 @@ DECODED_AT_ONCE = 1 << 22
 
 
 def stored_bytes(format: str, rows: int, columns: int) -> int:
-    """Bytes of a matrix in a format of `ON_CARD`, in the file's layout."""
-    block, size = ON_CARD[format]
-    return rows * (columns // block) * size
+    """Bytes of a matrix in the file's layout."""
+    return rows * (columns // FORMATS[format].block) * FORMATS[format].bytes
 
 
 def packed_bytes(format: str, rows: int, columns: int) -> int:

@@ -15,21 +15,11 @@ from math import prod
 from llmcli.graph.spec import Call
 from llmcli.parts.attention.config import QueryGrowth, RopeConfig
 from llmcli.parts.latent.config import LatentConfig
-from llmcli.parts.mlp.config import Activation, GateClamp
+from llmcli.parts.mlp.config import ACTIVATIONS, Activation, GateClamp
 from llmcli.parts.norm.config import NormConfig
 
 Letter = Callable[[str], str]  # the letter of an activation or a parameter, by its name
 Sizes = Mapping[str, int]  # of axes, by their letters
-
-FUNCTIONS: dict[Activation, str] = {
-    "silu": "SiLU",
-    "gelu": "GELU",
-    "gelu_tanh": "GELU_tanh",
-    "quick_gelu": "QuickGELU",
-    "relu": "ReLU",
-    "sigmoid": "σ",
-    "relu2": "ReLU²",
-}
 
 
 def size(axis: str, sizes: Sizes) -> int:
@@ -477,7 +467,7 @@ class Activate(Op):
         activated = f"Activation({x})"
         first = own if own == activated else f"{own} = {activated}"
         bounded = x if self.limit is None else f"min({x}, {self.limit:g})"
-        return f"{first} = {FUNCTIONS[self.function]}({bounded})"
+        return f"{first} = {ACTIVATIONS[self.function]}({bounded})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,8 +127,9 @@ def level_number() -> int:
     return LEVELS.index(name)
 
 
+@cache
 def function(name: str, arguments: str, *, returns: bool = False) -> Any:
-    """An exported function; requires `level()`.
+    """An exported function, looked up once; requires `level()`.
 
     `arguments`: `p` for addresses, `n` for 64-bit integers (also the return type if `returns`), `d`
     for float64.

@@ -1,8 +1,8 @@
 """Runs operations of the library in order, and records them for replay.
 
-An operation is a row of numbers: its kind, then the arguments listed in the comment of its C
-function. Calls pass the tensors behind addresses as `reads` and `writes`: a recording keeps them
-alive, and detects by them whether an operation is missing.
+An operation is its kind, then the arguments listed in the comment of its C function: numbers, and
+tensors for their addresses (None: 0). A recording keeps the tensors alive, and detects by them
+whether an operation is missing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llmcli.kernels import native
 
@@ -34,7 +34,8 @@ NUMBERS = 25  # in `struct op`
 _COUNTER_BYTES = 64  # `struct counter`
 _AT_ONCE = 8  # maximum operations per call of `run`
 
-Op = Sequence[int]
+Argument: TypeAlias = "Tensor | int | None"
+Op: TypeAlias = Sequence[Argument]
 
 
 class Recording:
@@ -47,7 +48,7 @@ class Recording:
 
     def __init__(self, lasting: Iterable[Tensor]) -> None:
         self.complete = True
-        self._ops: list[Op] = []
+        self._ops: list[list[int]] = []
         self._kept: list[Tensor] = []
         self._lasting = frozenset(map(_storage, lasting))
         self._known = set(self._lasting)
@@ -66,11 +67,13 @@ class Recording:
         self._marks.append((name, len(self._ops)))
 
     def add(
-        self, ops: Sequence[Op], reads: Sequence[Tensor | None], writes: Sequence[Tensor]
+        self, ops: Sequence[Op], reads: Sequence[Tensor], writes: Sequence[Tensor]
     ) -> None:
-        """Add operations that ran."""
-        self._ops += ops
-        tensors = [one for one in reads if one is not None]
+        """Add operations that ran; see `run`."""
+        self._ops += map(_numbers, ops)
+        given = (one for op in ops for one in op if not (one is None or isinstance(one, int)))
+        tensors = [one for one in given if all(one is not written for written in writes)]
+        tensors += reads
         self._kept += [*tensors, *writes]
         if not self._known.issuperset(map(_storage, tensors)):
             self.complete = False
@@ -97,11 +100,11 @@ class Recording:
         if self._memory is None:
             numbers = (ctypes.c_int64 * (NUMBERS * len(self._ops)))()
             for place, op in enumerate(self._ops):
-                numbers[place * NUMBERS : place * NUMBERS + len(op)] = list(op)
+                _LAYOUTS[len(op)].pack_into(numbers, place * _OP_BYTES, *op)
             self._memory = numbers, _counters(len(self._ops))
         ops, counters = self._memory
         count = len(self._ops)
-        _call()(ctypes.addressof(ops), count, counters[0], native.team(threads), times)
+        _run(ctypes.addressof(ops), count, counters[0], native.team(threads), times)
 
 
 _recording: Recording | None = None
@@ -118,27 +121,48 @@ def recorded(lasting: Iterable[Tensor]) -> Iterator[Recording]:
         _recording = None
 
 
+def call(*op: Argument, out: Tensor, writes: Sequence[Tensor] = ()) -> Tensor:
+    """Run one operation, which writes its arguments `out` and `writes`; returns `out`."""
+    run(op, writes=(out, *writes))
+    return out
+
+
 def run(
-    threads: int, *ops: Op, reads: Sequence[Tensor | None], writes: Sequence[Tensor]
+    *ops: Op, writes: Sequence[Tensor], reads: Sequence[Tensor] = (), threads: int | None = None
 ) -> None:
-    """Run at most 8 operations in order with `threads` threads."""
-    numbers = (number for op in ops for number in (*op, *_ZEROS[len(op)]))
-    _LAYOUTS[len(ops)].pack_into(_ROOM.numbers, 0, *numbers)
-    _call()(_ROOM.address, len(ops), _ROOM.counters, native.team(threads), None)
+    """Run at most 8 operations in order with `threads` threads, by default PyTorch's.
+
+    `writes`: the arguments that operations write. `reads`: tensors whose addresses are behind
+    numbers among the arguments.
+    """
+    for place, op in enumerate(ops):
+        _LAYOUTS[len(op)].pack_into(_ROOM.numbers, place * _OP_BYTES, *_numbers(op))
+    team = native.team(_threads()() if threads is None else threads)
+    _run(_ROOM.address, len(ops), _ROOM.counters, team, None)
     if _recording is not None:
         _recording.add(ops, reads, writes)
 
 
+def _run(ops: int, count: int, counters: int, team: int, times: int | None) -> None:
+    native.function("llmcli_run", "pnppp")(ops, count, counters, team, times)
+
+
+def _numbers(op: Op) -> list[int]:
+    return [
+        one if isinstance(one, int) else 0 if one is None else one.data_ptr() for one in op
+    ]
+
+
+@lru_cache(maxsize=64)
 def bits(number: float) -> int:
     """The bits of a number rounded to float32, as passed to operations."""
     found: int = struct.unpack("<i", struct.pack("<f", number))[0]
     return found
 
 
-_ZEROS = [(0,) * (NUMBERS - count) for count in range(NUMBERS + 1)]
-
-
-_LAYOUTS = [struct.Struct(f"={NUMBERS * count}q") for count in range(_AT_ONCE + 1)]
+_OP_BYTES = 8 * NUMBERS
+# By the number of arguments; the others are 0.
+_LAYOUTS = [struct.Struct(f"={n}q{_OP_BYTES - 8 * n}x") for n in range(NUMBERS + 1)]
 
 
 class _Room(threading.local):
@@ -162,9 +186,10 @@ def _counters(count: int) -> tuple[int, Any]:
 
 
 @cache
-def _call() -> Callable[..., None]:
-    found: Callable[..., None] = native.function("llmcli_run", "pnppp")
-    return found
+def _threads() -> Callable[[], int]:
+    import torch
+
+    return torch.get_num_threads
 
 
 _ROOM = _Room()

@@ -16,7 +16,7 @@ from torch import Tensor
 from llmcli.errors import UsageError
 from llmcli.nn.state import FixedState, LayerState
 from llmcli.nn.step import Step
-from llmcli.ops import compiled_recurrence
+from llmcli.ops import conv
 from llmcli.ops.activations import activation
 from llmcli.ops.conv import causal_conv_chunk, causal_conv_step, new_ring, ring_slots
 from llmcli.ops.norm import at_least_float32
@@ -162,8 +162,8 @@ def convolved(
     lengths_B = None
     if min(step.lengths) < step.tokens:
         lengths_B = torch.tensor(step.lengths, device=x_BTC.device)
-    if compiled_recurrence.convolves(x_BTC, filter_CL, ring_BLC):
-        wide_BTC, act_BTC = compiled_recurrence.convolve(
+    if conv.has_kernel(x_BTC, filter_CL, ring_BLC):
+        wide_BTC, act_BTC = conv.by_kernel(
             x_BTC, filter_CL, bias_C, ring_BLC, step.starts_B, silu=silu, lengths_B=lengths_B
         )
         return wide_BTC.to(x_BTC.dtype), act_BTC

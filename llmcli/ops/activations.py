@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.kernels import program
+from llmcli.kernels.program import bits, call
 from llmcli.ops import compiled
 from llmcli.ops.norm import at_least_float32
-from llmcli.parts.mlp.config import Activation
+from llmcli.parts.mlp.config import ACTIVATIONS, Activation
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -33,9 +36,11 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     For attention scores before the mask, and for logits. Computed in at least float32, since three
     roundings to bfloat16's three digits would be too coarse. The result has the dtype of x.
     """
-    if compiled.takes(x):
-        return compiled.soft_cap(x, cap)
-    return (at_least_float32(x) / cap).tanh_().mul_(cap).to(x.dtype)
+    if not compiled.takes(x):
+        return (at_least_float32(x) / cap).tanh_().mul_(cap).to(x.dtype)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    return call(program.SOFT_CAP, x, bits(cap), out, x.numel(), out=out)
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -49,26 +54,32 @@ def squared_relu(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
+_FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
+    "relu": F.relu,
+    "relu2": squared_relu,
+    "sigmoid": torch.sigmoid,
+}
+
+
 def activation(name: Activation, limit: float | None = None) -> Callable[[Tensor], Tensor]:
     """The activation by name: `silu` x·σ(x), `gelu` x·Φ(x), `gelu_tanh`, `relu` max(x, 0).
 
     Also `quick_gelu`, `relu2` max(x, 0)², and `sigmoid` σ(x) for gates. With a `limit` the input is
     `min(x, limit)` (gpt-oss).
     """
-    functions: dict[Activation, Callable[[Tensor], Tensor]] = {
-        "silu": F.silu,
-        "gelu": F.gelu,
-        "gelu_tanh": gelu_tanh,
-        "quick_gelu": quick_gelu,
-        "relu": F.relu,
-        "relu2": squared_relu,
-        "sigmoid": torch.sigmoid,
-    }
-    plain = functions[name]
+    plain, number = _FUNCTIONS[name], list(ACTIVATIONS).index(name)
+    most = bits(math.inf if limit is None else limit)
 
     def act(x: Tensor) -> Tensor:
         if compiled.takes(x):
-            return compiled.activate(x, name, limit)
+            rows, out = compiled.in_rows(x), torch.empty(x.shape)
+            return call(
+                program.ACTIVATE, number, rows, rows.stride(0), out, *rows.shape, most, out=out
+            )
         if limit is None:
             return plain(x)
         return plain(at_least_float32(x).clamp(max=limit)).to(x.dtype)  # unrounded limit

@@ -24,7 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.kernels import program
+from llmcli.kernels.program import call
+from llmcli.ops import compiled
 from llmcli.ops.norm import at_least_float32
+
+_MOST_TAPS = 8  # of a filter by our kernel (recurrence.c)
 
 
 def causal_conv(
@@ -123,6 +128,45 @@ def causal_conv_step(
     turned_BkC = at_least_float32(w_Ck).t()[at.taps_Bk]
     y_BC = (ring_BkC * turned_BkC).sum(1)
     return _finish(y_BC, b_C, silu).to(x_BC.dtype)
+
+
+def has_kernel(x_BTC: Tensor, w_Ck: Tensor, ring_BkC: Tensor) -> bool:
+    """Whether `by_kernel` supports it: float32 or bfloat16, with the ring's dtype."""
+    return (
+        x_BTC.dtype == ring_BkC.dtype
+        and x_BTC.dtype in (torch.float32, torch.bfloat16)
+        and x_BTC.numel() > 0
+        and x_BTC.stride(2) == 1
+        and w_Ck.shape[1] <= _MOST_TAPS
+        and ring_BkC[0].is_contiguous()
+        and compiled.runs(x_BTC)
+    )
+
+
+def by_kernel(
+    x_BTC: Tensor, w_Ck: Tensor, b_C: Tensor | None, ring_BkC: Tensor, starts: Tensor, *,
+    silu: bool, lengths_B: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """`causal_conv_chunk` by our kernel: the sums and (with `silu`) their SiLU, in float32.
+
+    The first token of sequence b is at position `starts[b]`; a single start applies to all
+    sequences. The ring stores `lengths[b]` tokens, by default all. Results are bit-identical for
+    any sequences, chunks, threads and processor level. If all sequences share the ring's memory,
+    they are B consecutive tokens of one sequence (lanes).
+    """
+    batch, tokens, channels = x_BTC.shape
+    w_Ck, b_C = w_Ck.float().contiguous(), None if b_C is None else b_C.float()
+    lanes = batch > 1 and ring_BkC.stride(0) == 0
+    out = torch.empty(batch, tokens, channels)
+    act = torch.empty_like(out) if silu else None
+    shape = (0, x_BTC.stride(0)) if lanes else x_BTC.stride()[:2]
+    call(
+        program.CONVOLVE, x_BTC, *shape, ring_BkC, w_Ck, b_C, out, act,
+        *((1, batch) if lanes else (batch, tokens)), channels, w_Ck.shape[1],
+        x_BTC.dtype == torch.float32, starts, len(starts) > 1, lengths_B, out=out,
+        writes=(ring_BkC,) if act is None else (ring_BkC, act),
+    )  # fmt: skip
+    return out, act
 
 
 def _finish(y: Tensor, b_C: Tensor | None, silu: bool) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from llmcli.kernels import program
+from llmcli.kernels.program import bits, call
 from llmcli.ops import compiled
 from llmcli.ops.norm import at_least_float32
 from llmcli.parts.mlp.config import GateClamp
@@ -12,24 +14,40 @@ from llmcli.parts.mlp.config import GateClamp
 
 def add(x: Tensor, y: Tensor) -> Tensor:
     """`x + y`, of equal shapes."""
-    return compiled.add(x, y) if compiled.takes(x) and compiled.takes(y) else x + y
+    if not compiled.takes(x, y):
+        return x + y
+    x, y = x.contiguous(), y.contiguous()
+    out = torch.empty_like(x)
+    return call(program.ADD, x, y, out, x.numel(), out=out)
 
 
 def scale(x: Tensor, factor: float | Tensor) -> Tensor:
     """`x · factor` with a scalar, whose current value a recorded step keeps."""
-    return compiled.scale(x, float(factor)) if compiled.takes(x) else x * factor
+    if not compiled.takes(x):
+        return x * factor
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    return call(program.SCALE, x, bits(float(factor)), out, x.numel(), out=out)
 
 
 def scale_rows(x: Tensor, factors: Tensor) -> Tensor:
     """`x ∘ f`, with one factor f `[…, 1]` per row."""
-    both = compiled.takes(x) and compiled.takes(factors)
-    return compiled.scale_rows(x, factors) if both else x * factors
+    if not compiled.takes(x, factors):
+        return x * factors
+    x, factors = x.contiguous(), factors.contiguous()
+    out = torch.empty_like(x)
+    return call(program.SCALE_ROWS, x, factors, out, factors.numel(), x.shape[-1], out=out)
 
 
 def gate(x: Tensor, y: Tensor, clamp: GateClamp | None = None) -> Tensor:
     """`x ∘ y`, of equal shapes; with a `clamp` `x ∘ (clip(y, ±limit) + offset)`, rounded once."""
-    if compiled.takes(x) and compiled.takes(y):
-        return compiled.gate(x, y, clamp)
+    if compiled.takes(x, y):
+        first, second, out = compiled.in_rows(x), compiled.in_rows(y), torch.empty(x.shape)
+        limit, offset = (clamp.limit, clamp.offset) if clamp else (0.0, 0.0)
+        return call(
+            program.GATE, first, second, second.stride(0), out, *first.shape, clamp is not None,
+            bits(limit), bits(offset), first.stride(0), out=out,
+        )  # fmt: skip
     if clamp is None:
         return x * y
     wide = at_least_float32(y).clamp(-clamp.limit, clamp.limit).add_(clamp.offset)
@@ -38,6 +56,10 @@ def gate(x: Tensor, y: Tensor, clamp: GateClamp | None = None) -> Tensor:
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` converted to `dtype`, or `x` itself if it has that dtype."""
-    if dtype in compiled.IN_16_BITS and compiled.takes(x):
-        return compiled.narrow(x, dtype)
-    return x.to(dtype)
+    if dtype not in compiled.IN_16_BITS or not compiled.takes(x):
+        return x.to(dtype)
+    rows, out = compiled.in_rows(x), torch.empty(x.shape, dtype=dtype)
+    return call(
+        program.NARROW, rows, rows.stride(0), out, *rows.shape, compiled.NUMBERS.index(dtype),
+        out=out,
+    )

@@ -6,11 +6,15 @@ would lose three digits. The result is rounded once to `dtype` (default: the inp
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.ops import compiled, compiled_recurrence, on_card
+from llmcli.kernels import program
+from llmcli.kernels.program import bits, call
+from llmcli.ops import compiled, on_card
 
 
 def rms_norm(
@@ -29,8 +33,7 @@ def rms_norm(
     x_BTD = at_least_float32(x_BTD)
     if compiled.takes(x_BTD):
         wide_w_D = None if w_D is None else w_D.float()
-        out_BTD = compiled.normalize(x_BTD, wide_w_D, None, eps, centred=False, offset=offset)
-        return out_BTD.to(dtype)
+        return _by_kernel(x_BTD, wide_w_D, None, eps, False, offset).to(dtype)
     if w_D is None:
         if x_BTD.is_cuda:
             return F.rms_norm(x_BTD, x_BTD.shape[-1:], None, eps).to(dtype)
@@ -45,6 +48,28 @@ def rms_norm(
         both = torch.cat((x_BTD, -x_BTD), -1)
         return F.layer_norm(both, (2 * size,), None, None, eps)[..., :size].mul_(w_D).to(dtype)
     return (x_BTD * _inverse_rms(x_BTD, eps)).mul_(w_D).to(dtype)
+
+
+@cache
+def _ones(columns: int) -> Tensor:
+    """Weights of a norm without weights; cached, since recorded steps hold their address."""
+    return torch.ones(columns)
+
+
+def _by_kernel(
+    x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, centred: bool, offset: float
+) -> Tensor:
+    """`rms_norm`, or with `centred` `layer_norm`; rows of x may have gaps.
+
+    Weights may be `[n, D]`, one for each of n rows in turn.
+    """
+    columns, groups = x.shape[-1], compiled.in_groups(x)
+    factors, sets = (_ones(columns).data_ptr(), 1) if w is None else (w, w.numel() // columns)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return call(
+        program.NORMALIZE, groups, groups.stride(1), out, x.numel() // columns, columns, factors,
+        b, bits(eps), centred, bits(offset), groups.shape[1], groups.stride(0), sets, out=out,
+    )  # fmt: skip
 
 
 def _offset(w_D: Tensor, dtype: torch.dtype, offset: float) -> Tensor:
@@ -74,8 +99,7 @@ def layer_norm(
     x_BTD = at_least_float32(x_BTD)
     wide_b_D = None if b_D is None else b_D.to(x_BTD.dtype)
     if compiled.takes(x_BTD):
-        w_D = w_D.float()
-        return compiled.normalize(x_BTD, w_D, wide_b_D, eps, centred=True, offset=offset).to(dtype)
+        return _by_kernel(x_BTD, w_D.float(), wide_b_D, eps, True, offset).to(dtype)
     w_D = _offset(w_D, x_BTD.dtype, offset)
     return F.layer_norm(x_BTD, w_D.shape, w_D, wide_b_D, eps).to(dtype)
 
@@ -88,7 +112,13 @@ def l2_norm(x_BTNd: Tensor, eps: float, factor: float = 1.0) -> Tensor:
     """
     wide_BTNd = at_least_float32(x_BTNd)
     if wide_BTNd.ndim == 4 and compiled.takes(wide_BTNd):
-        return compiled_recurrence.unit(wide_BTNd, eps, factor).to(x_BTNd.dtype)
+        batch, tokens, rows, size = wide_BTNd.shape
+        wide_BTNd, far = compiled.evenly_spaced(wide_BTNd)
+        out = torch.empty(wide_BTNd.shape)
+        return call(
+            program.UNIT, wide_BTNd, far, out, batch * tokens, rows, size, bits(eps), bits(factor),
+            out=out,
+        ).to(x_BTNd.dtype)
     by_BTN1 = (wide_BTNd.square().sum(-1, keepdim=True) + eps).rsqrt_().mul_(factor)
     return (wide_BTNd * by_BTN1).to(x_BTNd.dtype)
 

@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from llmcli.kernels import native
-from llmcli.parts.mlp.config import Activation
+from llmcli.parts.mlp.config import CARD_ACTIVATIONS, Activation
 
 _FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
 _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
 _MOST_SIZE = 256  # of a head
-_NARROW = (torch.bfloat16, torch.float16)
-_TAKEN = (torch.float32, *_NARROW)
-_ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # `ACTIVATIONS` of the kernels
+_TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @cache
@@ -38,13 +36,16 @@ def kernels() -> Any:
     )  # fmt: skip
 
 
+def takes(x: Tensor) -> bool:
+    """Whether there are kernels for `x`: on a CUDA device, in a supported dtype."""
+    return x.is_cuda and x.dtype in _TAKEN and kernels() is not None
+
+
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
     """Whether a kernel supports one query per head with this cache."""
     return (
-        q_BHTd.is_cuda
-        and kernels() is not None
+        takes(q_BHTd)
         and q_BHTd.shape[2] == 1
-        and q_BHTd.dtype in _TAKEN
         and k_BKCd.stride(3) == v_BKCe.stride(3) == 1
         and max(q_BHTd.shape[3], v_BKCe.shape[3]) <= _MOST_SIZE
     )
@@ -63,13 +64,8 @@ def attend(
 
 def normalizes(x: Tensor, w: Tensor | None) -> bool:
     """Whether a kernel supports the norm of these rows: of a step, not of a prompt."""
-    return (
-        x.is_cuda
-        and kernels() is not None
-        and x.dtype in _TAKEN
-        and (w is None or w.ndim == 1)
-        and 0 < x.numel() <= _NORMALIZED * x.shape[-1]
-    )
+    few = 0 < x.numel() <= _NORMALIZED * x.shape[-1]
+    return takes(x) and few and (w is None or w.ndim == 1)
 
 
 def normalize(
@@ -86,30 +82,24 @@ def normalize(
 
 def multiplies(x: Tensor, w_NK: Tensor) -> bool:
     """Whether a kernel supports this product: few rows with the matrix's dtype."""
-    return (
-        x.is_cuda
-        and kernels() is not None
-        and x.dtype == w_NK.dtype
-        and x.dtype in _TAKEN
-        and w_NK.stride(1) == 1
-        and x.numel() <= _FEW_ROWS * x.shape[-1]
-    )
+    return multiplies_blocks(x) and x.dtype == w_NK.dtype and w_NK.stride(1) == 1
 
 
-def product(x: Tensor, w_NK: Tensor, b_N: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """`X Wᵀ + b` in `dtype`, from float32 sums."""
+def product(
+    x: Tensor, w_NK: Tensor, b_N: Tensor | None, dtype: torch.dtype,
+    activation: Activation | None = None,
+) -> Tensor:  # fmt: skip
+    """`X Wᵀ + b` in `dtype`, from float32 sums; with an `activation` see `gates`.
+
+    That is rounded as by the separate operations.
+    """
     x_MK = x.reshape(-1, x.shape[-1])
-    return _shaped(kernels().product(x_MK, w_NK, b_N, out=dtype), x)
+    return _shaped(kernels().product(x_MK, w_NK, b_N, out=dtype, activation=activation), x)
 
 
 def multiplies_blocks(x: Tensor) -> bool:
     """Whether a kernel supports products of these rows with blocks in formats of `ON_CARD`."""
-    return (
-        x.is_cuda
-        and kernels() is not None
-        and x.dtype in _TAKEN
-        and x.numel() <= _FEW_ROWS * x.shape[-1]
-    )
+    return takes(x) and x.numel() <= _FEW_ROWS * x.shape[-1]
 
 
 def product_of_blocks(
@@ -118,11 +108,6 @@ def product_of_blocks(
     """`X Wᵀ + b` in `dtype`, from float32 sums; neither X nor dequantized W is rounded."""
     x_MK = x.reshape(-1, x.shape[-1])
     return _shaped(kernels().packed_product(x_MK, raw_Nr, format, b_N, out=dtype), x)
-
-
-def routes_blocks(x_MK: Tensor) -> bool:
-    """Whether a kernel supports products of these rows with blocks of their experts."""
-    return x_MK.is_cuda and kernels() is not None and x_MK.dtype in _TAKEN
 
 
 def product_of_experts(
@@ -135,14 +120,8 @@ def product_of_experts(
 
 
 def gates(x: Tensor, w_NK: Tensor, activation: Activation) -> bool:
-    """Whether a kernel supports `act(X W_gate) ∘ X W_up` with stacked matrices."""
-    return activation in _ACTIVATIONS and multiplies(x, w_NK)
-
-
-def gated(x: Tensor, w_NK: Tensor, b_N: Tensor | None, activation: Activation) -> Tensor:
-    """`act(X W_gate) ∘ X W_up`, with the rounding of the separate operations."""
-    x_MK = x.reshape(-1, x.shape[-1])
-    return _shaped(kernels().product(x_MK, w_NK, b_N, out=x.dtype, activation=activation), x)
+    """Whether `product` supports `act(X W_gate) ∘ X W_up` with stacked matrices."""
+    return activation in CARD_ACTIVATIONS and multiplies(x, w_NK)
 
 
 def _shaped(out_MN: Tensor, x: Tensor) -> Tensor:

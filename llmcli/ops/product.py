@@ -13,7 +13,7 @@ from llmcli.anatomy.arithmetic import FAST_WIDE
 from llmcli.anatomy.counts import HEAD_NUMBERS
 from llmcli.graph.blocks import DEEP
 from llmcli.kernels import native, program
-from llmcli.ops import on_card
+from llmcli.ops import compiled, on_card
 
 # With more rows, converting the weights is faster: break-even at 24 to 48 rows with AVX-512 and at
 # 16 to 32 with AVX2 (576 × 1,536 to 14,336 × 4,096).
@@ -58,23 +58,30 @@ def product_pairs(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
     """
     if native.level() != "bf16" or not _is_for_kernels(x, w_NK):
         return product_float32(x.bfloat16().float(), w_NK, b_N)
-    x_MK, b_N, out_MN = _operands(x, w_NK, b_N)
-    op, pairs = _paired(x_MK)
-    program.run(
-        torch.get_num_threads(),
-        op, (program.MULTIPLY_PAIRS, *_numbers(pairs, w_NK, b_N, out_MN)),
-        reads=(x_MK, w_NK, b_N), writes=(pairs, out_MN),
-    )  # fmt: skip
-    return out_MN.view(*x.shape[:-1], len(w_NK))
+    prepare, pairs = _paired(compiled.in_rows(x))
+    return _multiplied(x, w_NK, b_N, program.MULTIPLY_PAIRS, pairs, prepare=prepare)
 
 
 def _paired(x_MK: Tensor) -> tuple[program.Op, Tensor]:
     """The op that rounds rows for products of pairs, and its output."""
     rows, columns = x_MK.shape
     pairs = torch.empty(-(-columns // DEEP) * rows * DEEP, dtype=torch.bfloat16)
+    return (program.PAIR, x_MK, x_MK.stride(0), pairs, rows, columns), pairs
+
+
+def _widened(
+    x_MK: Tensor, halves: bool, *, own: bool = False
+) -> tuple[program.Op, Tensor]:
+    """The op that widens rows for weights of float16 (`halves`) or bfloat16, and its output.
+
+    `own`: each row is a pass of its own, for MULTIPLY_EXPERTS_BFLOAT16.
+    """
+    rows, columns = x_MK.shape
+    wide = torch.empty(rows, -(-columns // 32) * 32)
+    from_float32 = x_MK.dtype == torch.float32
     return (
-        program.PAIR, x_MK.data_ptr(), x_MK.stride(0), pairs.data_ptr(), rows, columns
-    ), pairs  # fmt: skip
+        program.WIDEN, x_MK, x_MK.stride(0), wide, rows, columns, from_float32, halves, own
+    ), wide  # fmt: skip
 
 
 def has_kernel(x: Tensor, w_NK: Tensor) -> bool:
@@ -94,18 +101,9 @@ def _is_for_kernels(x: Tensor, w_NK: Tensor) -> bool:
 
 def by_kernel(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """`X Wᵀ + b` by our kernel; requires `has_kernel`."""
-    x_MK, b_N, out_MN = _operands(x, w_NK, b_N)
-    rows, columns = x_MK.shape
-    wide = torch.empty(rows, -(-columns // 32) * 32)
     halves = w_NK.dtype == torch.float16
-    program.run(
-        torch.get_num_threads(),
-        (program.WIDEN, x_MK.data_ptr(), x_MK.stride(0), wide.data_ptr(), rows, columns,
-         x_MK.dtype == torch.float32, halves),
-        (program.MULTIPLY_BFLOAT16, *_numbers(wide, w_NK, b_N, out_MN), halves),
-        reads=(x_MK, w_NK, b_N), writes=(wide, out_MN),
-    )  # fmt: skip
-    return out_MN.view(*x.shape[:-1], len(w_NK))
+    prepare, wide = _widened(compiled.in_rows(x), halves)
+    return _multiplied(x, w_NK, b_N, program.MULTIPLY_BFLOAT16, wide, halves, prepare=prepare)
 
 
 def routed_by_kernel(
@@ -119,84 +117,57 @@ def routed_by_kernel(
     row and one matrix; matrices are stored by rows.
     """
     x_MK, expert_P = x_MK.contiguous(), expert_P.contiguous()
-    rows, columns = x_MK.shape
+    row_P = None if row_P is None else row_P.contiguous()
+    bias_EN = None if bias_EN is None else bias_EN.float()
     out_PN = torch.empty(len(expert_P), w_ENK.shape[1])
     if pairs and native.level() != "bf16":
         x_MK, pairs = x_MK.bfloat16().float(), False
-    kind = 2 if pairs else int(w_ENK.dtype == torch.float16)
-    if pairs:
-        prepare, wide = _paired(x_MK)
-    else:
-        wide = torch.empty(rows, -(-columns // 32) * 32)
-        prepare = (
-            program.WIDEN, x_MK.data_ptr(), x_MK.stride(0), wide.data_ptr(), rows, columns,
-            x_MK.dtype == torch.float32, kind == 1, True,
-        )  # fmt: skip
-    rows_at, bias, bias_stride = 0, 0, 0
-    if row_P is not None:
-        row_P = row_P.contiguous()
-        rows_at = row_P.data_ptr()
-    if bias_EN is not None:
-        bias_EN = bias_EN.float()
-        bias, bias_stride = bias_EN.data_ptr(), bias_EN.stride(0)
-    program.run(
-        torch.get_num_threads(),
-        prepare,
-        (program.MULTIPLY_EXPERTS_BFLOAT16, wide.data_ptr(), w_ENK.data_ptr(), w_ENK.stride(1),
-         out_PN.data_ptr(), *out_PN.shape, columns, kind, w_ENK.stride(0), expert_P.data_ptr(),
-         rows_at, each, bias, bias_stride, rows),
-        reads=(x_MK, w_ENK, expert_P, row_P, bias_EN), writes=(wide, out_PN),
+    halves = w_ENK.dtype == torch.float16
+    prepare, wide = _paired(x_MK) if pairs else _widened(x_MK, halves, own=True)
+    multiply = (
+        program.MULTIPLY_EXPERTS_BFLOAT16, wide, w_ENK, w_ENK.stride(1), out_PN, *out_PN.shape,
+        x_MK.shape[1], 2 if pairs else halves, w_ENK.stride(0), expert_P, row_P, each, bias_EN,
+        0 if bias_EN is None else bias_EN.stride(0), len(x_MK),
     )  # fmt: skip
+    program.run(prepare, multiply, writes=(wide, out_PN))
     return out_PN
 
 
 def _by_tiles(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """`X Wᵀ + b` of many float32 rows by AMX, with each number split into three bfloat16."""
-    x_MK, b_N, out_MN = _operands(x, w_NK, b_N)
+    x_MK = compiled.in_rows(x)
     rows, columns = x_MK.shape
     pieces = torch.empty(-(-rows // 32) * -(-columns // 32) * 32 * 32 * 3, dtype=torch.bfloat16)
-    program.run(
-        torch.get_num_threads(),
-        (program.SPLIT, x_MK.data_ptr(), x_MK.stride(0), pieces.data_ptr(), rows, columns),
-        (program.MULTIPLY_SPLIT, *_numbers(pieces, w_NK, b_N, out_MN)),
-        reads=(x_MK, w_NK, b_N), writes=(pieces, out_MN),
-    )  # fmt: skip
-    return out_MN.view(*x.shape[:-1], len(w_NK))
+    prepare = (program.SPLIT, x_MK, x_MK.stride(0), pieces, rows, columns)
+    return _multiplied(x, w_NK, b_N, program.MULTIPLY_SPLIT, pieces, prepare=prepare)
 
 
 def _by_rows(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """`X Wᵀ + b` of many float32 rows by fused multiply-adds."""
-    x_MK, b_N, out_MN = _operands(x, w_NK, b_N)
-    numbers = _numbers(x_MK, w_NK, b_N, out_MN)
-    program.run(
-        torch.get_num_threads(),
-        (program.MULTIPLY_ROWS, *numbers, x_MK.stride(0), w_NK.dtype == torch.float16),
-        reads=(x_MK, w_NK, b_N), writes=(out_MN,),
-    )  # fmt: skip
-    return out_MN.view(*x.shape[:-1], len(w_NK))
+    x_MK, halves = compiled.in_rows(x), w_NK.dtype == torch.float16
+    return _multiplied(x, w_NK, b_N, program.MULTIPLY_ROWS, x_MK, x_MK.stride(0), halves)
 
 
-def _operands(
-    x: Tensor, w_NK: Tensor, b_N: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Rows and bias in the kernels' layout, and the output tensor."""
-    x_MK = x.reshape(-1, x.shape[-1])
-    if x_MK.stride(1) != 1:
-        x_MK = x_MK.contiguous()
+def _multiplied(
+    x: Tensor, w_NK: Tensor, b_N: Tensor | None, kind: int, source: Tensor, *more: int,
+    prepare: program.Op | None = None,
+) -> Tensor:  # fmt: skip
+    """`X Wᵀ + b` by an op with arguments 0 to 8 as MULTIPLY_BFLOAT16 (bfloat16.c), then `more`.
+
+    `source`: rows of x, or the output of `prepare`, the op that converts them.
+    """
+    outputs, columns = w_NK.shape
     if b_N is not None:
         b_N = b_N.float().contiguous()
-    return x_MK, b_N, torch.empty(len(x_MK), len(w_NK))
-
-
-def _numbers(
-    source: Tensor, w_NK: Tensor, b_N: Tensor | None, out_MN: Tensor
-) -> tuple[int, ...]:
-    """The arguments 0 to 8 of MULTIPLY_BFLOAT16 (bfloat16.c) and similar ops."""
-    (rows, outputs), columns = out_MN.shape, w_NK.shape[1]
-    return (
-        source.data_ptr(), w_NK.data_ptr(), w_NK.stride(0), out_MN.data_ptr(), outputs, rows,
-        outputs, columns, 0 if b_N is None else b_N.data_ptr(),
+    out = torch.empty(*x.shape[:-1], outputs)
+    rows = x.shape[:-1].numel()
+    multiply = (
+        kind, source, w_NK, w_NK.stride(0), out, outputs, rows, outputs, columns, b_N, *more
     )  # fmt: skip
+    if prepare is None:
+        return program.call(*multiply, out=out)
+    program.run(prepare, multiply, writes=(source, out))
+    return out
 
 
 def _finished(out_MN: Tensor, b_N: Tensor | None, x: Tensor) -> Tensor:

@@ -25,7 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.ops import compiled, compiled_recurrence
+from llmcli.kernels import native, program
+from llmcli.kernels.program import bits, call
+from llmcli.ops import compiled
 from llmcli.ops.activations import softplus
 
 _FEW = 8  # tokens up to which single steps are faster than a chunk
@@ -94,10 +96,16 @@ def steps_and_decays(
     x_BTH: Tensor, bias_H: Tensor, rate_H: Tensor, least: float, most: float
 ) -> tuple[Tensor, Tensor]:
     """`dt = clip(softplus(x + bias), least, most)`, and its log-decay; x in at least float32."""
-    if compiled.takes(x_BTH):
-        return compiled_recurrence.decay(x_BTH, bias_H, rate_H, least, most)
-    dt_BTH = softplus(x_BTH + bias_H).clamp(least, most)
-    return dt_BTH, log_decays(dt_BTH, rate_H)
+    if not compiled.takes(x_BTH):
+        dt_BTH = softplus(x_BTH + bias_H).clamp(least, most)
+        return dt_BTH, log_decays(dt_BTH, rate_H)
+    rows = compiled.in_rows(x_BTH)
+    dt_BTH, logs_BTH = torch.empty(x_BTH.shape), torch.empty(x_BTH.shape)
+    call(
+        program.DECAY, rows, rows.stride(0), bias_H, rate_H, dt_BTH, logs_BTH, *rows.shape,
+        bits(least), bits(most), out=dt_BTH, writes=(logs_BTH,),
+    )  # fmt: skip
+    return dt_BTH, logs_BTH
 
 
 def log_decays(dt_BTH: Tensor, rate_H: Tensor) -> Tensor:
@@ -107,9 +115,14 @@ def log_decays(dt_BTH: Tensor, rate_H: Tensor) -> Tensor:
 
 def with_skip(z_BHTe: Tensor, x_BHTe: Tensor, factor_H: Tensor) -> Tensor:
     """`z + f x`: add the skip connection with one factor per head."""
-    if z_BHTe.shape[2] == 1 and compiled.takes(z_BHTe) and compiled.takes(x_BHTe):
-        return compiled_recurrence.add_scaled(z_BHTe, x_BHTe, factor_H)
-    return z_BHTe + factor_H[:, None, None] * x_BHTe
+    if z_BHTe.shape[2] != 1 or not compiled.takes(z_BHTe, x_BHTe):
+        return z_BHTe + factor_H[:, None, None] * x_BHTe
+    batch, heads, _, size = z_BHTe.shape
+    z, x = z_BHTe.contiguous(), _heads_together(x_BHTe)
+    out = torch.empty(batch, heads, 1, size)
+    return call(
+        program.ADD_SCALED, z, x, x.stride(0), factor_H, out, batch, heads, size, out=out
+    )
 
 
 def recur(x: Inputs, state_BHde: Tensor) -> Tensor:
@@ -118,9 +131,49 @@ def recur(x: Inputs, state_BHde: Tensor) -> Tensor:
     Our kernel processes tokens one by one, bit-identical to single steps: with the state in the CPU
     cache this takes fewer operations than chunks.
     """
-    if compiled_recurrence.recurs(x, state_BHde):
-        return compiled_recurrence.recur(x, state_BHde)
+    if has_kernel(x, state_BHde):
+        return by_kernel(x, state_BHde)
     return (recur_steps if x.tokens <= _FEW else recur_chunks)(x, state_BHde)
+
+
+def has_kernel(x: Inputs, state_BHde: Tensor) -> bool:
+    """Whether `by_kernel` supports it: inputs and state in float32.
+
+    Many tokens only with a processor level: without, each fused multiply-add is a function call.
+    """
+    return (
+        (x.tokens == 1 or native.level() != "portable")
+        and compiled.takes(x.q_BKTd, x.k_BKTd, x.v_BHTe, x.beta_BHT, x.log_decay_BHT)
+        and state_BHde.dtype == torch.float32
+        and state_BHde[0].is_contiguous()
+    )
+
+
+def by_kernel(x: Inputs, state_BHde: Tensor) -> Tensor:
+    """`recur_steps` by our kernel: `[B, H, T, e]`, with each token's heads contiguous.
+
+    Bit-identical for any sequences, chunks, threads and processor level. If all sequences share the
+    state's memory, they are B consecutive tokens of one sequence (lanes).
+    """
+    batch, heads, tokens, values = x.v_BHTe.shape
+    q, k, v = (_heads_together(one) for one in (x.q_BKTd, x.k_BKTd, x.v_BHTe))
+    beta, log_decay = x.beta_BHT.mT.contiguous(), x.log_decay_BHT.mT.contiguous()
+    out_BTHe = torch.empty(batch, tokens, heads, values)
+    lanes = batch > 1 and state_BHde.stride(0) == 0
+    # strides of sequences and tokens of each
+    far = [(0, one.stride(0)) if lanes else (one.stride(0), one.stride(2)) for one in (q, k, v)]
+    return call(
+        program.RECUR, q, *far[0], k, *far[1], v, *far[2], state_BHde,
+        *((1, batch) if lanes else (batch, tokens)), heads, q.shape[1], q.shape[3], values, beta,
+        log_decay, out_BTHe, x.plain, x.tiled, out=out_BTHe, writes=(state_BHde,),
+    ).transpose(1, 2)  # fmt: skip
+
+
+def _heads_together(x_BNTd: Tensor) -> Tensor:
+    """`x` with each token's heads contiguous."""
+    _, rows, _, size = x_BNTd.shape
+    together = x_BNTd.stride(3) == 1 and (rows == 1 or x_BNTd.stride(1) == size)
+    return x_BNTd if together else x_BNTd.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def recur_steps(x: Inputs, state_BHde: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from llmcli.kernels import program
+from llmcli.kernels.program import bits, call
 from llmcli.ops import compiled
 from llmcli.ops.product import product_float32
 from llmcli.parts.experts.config import RoutingConfig
@@ -18,17 +20,23 @@ def logits(x_BTD: Tensor, w_ED: Tensor, bias_E: Tensor | None) -> Tensor:
 
     Float32 uses our kernel, whose results do not depend on the number of rows.
     """
-    given = (x_BTD, w_ED, *(() if bias_E is None else (bias_E,)))
-    if w_ED.stride(1) == 1 and all(map(compiled.takes, given)):
-        return compiled.product(x_BTD, w_ED, bias_E)
-    return product_float32(x_BTD, w_ED, bias_E)
+    if w_ED.stride(1) != 1 or not compiled.takes(x_BTD, w_ED, bias_E):
+        return product_float32(x_BTD, w_ED, bias_E)
+    rows, (experts, columns) = compiled.in_rows(x_BTD), w_ED.shape
+    out = torch.empty(*x_BTD.shape[:-1], experts)
+    return call(
+        program.MULTIPLY_FLOAT, rows, rows.stride(0), w_ED, w_ED.stride(0), out, len(rows),
+        experts, columns, bias_E, out=out,
+    )  # fmt: skip
 
 
 def share(logits_BTE: Tensor, *, sigmoid: bool) -> Tensor:
     """The softmax of each row, or the sigmoid of each number."""
-    if compiled.takes(logits_BTE):
-        return compiled.share(logits_BTE, sigmoid=sigmoid)
-    return logits_BTE.sigmoid() if sigmoid else logits_BTE.softmax(-1)
+    if not compiled.takes(logits_BTE):
+        return logits_BTE.sigmoid() if sigmoid else logits_BTE.softmax(-1)
+    x, experts = logits_BTE.contiguous(), logits_BTE.shape[-1]
+    out = torch.empty_like(x)
+    return call(program.SHARE, x, out, x.numel() // experts, experts, sigmoid, out=out)
 
 
 def choose(scores_BTE: Tensor, correction_E: Tensor | None, routing: RoutingConfig) -> Tensor:
@@ -37,9 +45,12 @@ def choose(scores_BTE: Tensor, correction_E: Tensor | None, routing: RoutingConf
     Of equal scores the first counts. See `RoutingConfig` for the correction and the groups.
     """
     if compiled.takes(scores_BTE):
-        return compiled.choose(
-            scores_BTE, correction_E, routing.chosen, routing.groups, routing.kept_groups,
-            routing.group_best,
+        x, experts = scores_BTE.contiguous(), scores_BTE.shape[-1]
+        out = torch.empty(*x.shape[:-1], routing.chosen, dtype=torch.int64)
+        room = torch.empty(3 * x.numel())
+        return call(
+            program.CHOOSE, x, out, x.numel() // experts, experts, routing.chosen, correction_E,
+            routing.groups, routing.kept_groups, room, routing.group_best, out=out, writes=(room,),
         )  # fmt: skip
     if correction_E is not None:
         scores_BTE = scores_BTE + correction_E
@@ -60,11 +71,13 @@ def weigh(
     `scores_BTE` are logits for `softmax of the chosen`.
     """
     softmax = routing.scores == "softmax of the chosen"
-    if compiled.takes(scores_BTE) and (factor_E is None or compiled.takes(factor_E)):
-        return compiled.weigh(
-            scores_BTE, chosen_BTK, softmax=softmax,
-            renormalized=routing.renormalized and not softmax, least=routing.least,
-            factor=routing.scale, factor_E=factor_E,
+    if compiled.takes(scores_BTE, factor_E):
+        x, chosen = scores_BTE.contiguous(), chosen_BTK.contiguous()
+        experts, out = x.shape[-1], torch.empty(chosen.shape)
+        return call(
+            program.WEIGH, x, chosen, out, x.numel() // experts, experts, chosen.shape[-1],
+            softmax, routing.renormalized and not softmax, bits(routing.least),
+            bits(routing.scale), factor_E, out=out,
         )  # fmt: skip
     weight_BTK = scores_BTE.gather(-1, chosen_BTK)
     if softmax:
@@ -78,8 +91,15 @@ def weigh(
 
 def summed(y_BKTD: Tensor, weight_BTK: Tensor, z_BTD: Tensor | None) -> Tensor:
     """`Σ_k g[k] · Y[k] + Z`, in the order of the choice: `[B, T, D]`."""
-    if compiled.takes(y_BKTD) and (z_BTD is None or compiled.takes(z_BTD)):
-        return compiled.sum_experts(y_BKTD, weight_BTK, z_BTD)
+    if compiled.takes(y_BKTD, z_BTD):
+        y, weight = y_BKTD.contiguous(), weight_BTK.contiguous()
+        z = None if z_BTD is None else z_BTD.contiguous()
+        batch, chosen, tokens, columns = y.shape
+        out = torch.empty(batch, tokens, columns)
+        return call(
+            program.SUM_EXPERTS, y, weight, z, out, batch * tokens, columns, chosen, tokens,
+            out=out,
+        )
     out_BTD = y_BKTD[:, 0] * weight_BTK[..., :1]
     for k in range(1, y_BKTD.shape[1]):
         out_BTD = out_BTD + y_BKTD[:, k] * weight_BTK[..., k : k + 1]

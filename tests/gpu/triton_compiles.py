@@ -6,6 +6,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from llmcli.kernels.triton import attention, packed, products
+from llmcli.parts.mlp.config import CARD_ACTIVATIONS
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32),
@@ -32,7 +33,7 @@ KERNELS = [
         (products.norm_kernel, {"KIND": kind, "WEIGHTS": True, "SHIFT": kind == 2, "COLUMNS": 1024})
         for kind in (1, 2)
     ),
-    *((products.row_kernel, {**GATED, "ACT": act}) for act in range(len(products.ACTIVATIONS))),
+    *((products.row_kernel, {**GATED, "ACT": act}) for act in range(len(CARD_ACTIVATIONS))),
     *(
         (packed.packed_kernel, {"BIAS": True, "ROUTED": routed, "ROW": routed,
                                 **packed.constants(name)})

@@ -11,7 +11,6 @@ import kernel_sources
 import pytest
 from kernel_sources import COMPILER, EXTENSION, FLAGS, HERE, ROOT, SOURCES, levels_of, needs
 
-from llmcli.formats import packed
 from llmcli.kernels import native, program
 
 if sys.platform != "win32":
@@ -119,8 +118,7 @@ def use(monkeypatch):
 
     def forget():
         for cached in (
-            native.level, native._library, native._team, native.team, program._call,
-            packed.functions,
+            native.level, native._library, native._team, native.team, native.function
         ):  # fmt: skip
             cached.cache_clear()
 
@@ -148,11 +146,17 @@ def levels(library, use):
 
 
 @pytest.fixture
-def every_level(levels):
-    """`every_level(compute)`: the tensors that it returns, which have the same bits at each."""
+def every_level(levels, monkeypatch):
+    """`every_level(compute)`: what kernels compute, with the same bits at each level."""
+    ran, run = [], program.run
+    monkeypatch.setattr(program, "run", lambda *ops, **rest: (ran.append(ops), run(*ops, **rest)))
 
     def computed(compute):
-        found = [compute() for _ in levels()]
+        found = []
+        for level in levels():
+            ran.clear()
+            found.append(compute())
+            assert ran, f"PyTorch computed it at {level}"
         for one in found[1:]:
             kernel_sources.same(one, found[0])
         return found[0]

@@ -7,21 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 
-# Format -> columns of a block, its bytes, where float16 numbers lie in it.
-LAYOUT = {
-    "Q4_0": (32, 18, (0,)),
-    "Q4_1": (32, 20, (0, 2)),
-    "Q5_0": (32, 22, (0,)),
-    "Q5_1": (32, 24, (0, 2)),
-    "Q8_0": (32, 34, (0,)),
-    "Q2_K": (256, 84, (80, 82)),
-    "Q3_K": (256, 110, (108,)),
-    "Q4_K": (256, 144, (0, 2)),
-    "Q5_K": (256, 176, (0, 2)),
-    "Q6_K": (256, 210, (208,)),
-    "IQ4_NL": (32, 18, (0,)),
-    "IQ4_XS": (256, 136, (0,)),
-    "MXFP4": (32, 17, ()),
+from llmcli.graph.blocks import FORMATS
+
+# Format -> where a block has float16 numbers.
+FLOAT16_AT = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "MXFP4": (),
 }
 SUBTRACTED = ("Q2_K", "Q4_K", "Q5_K")  # their minima; those of Q4_1 and Q5_1 are added
 
@@ -61,8 +56,8 @@ def _six_bits(s):
 def _decode_block(f, blocks):
     """Of blocks `[n, bytes]`: integers `[n, columns]`, scales `[n, parts]`, minima or None."""
     b = blocks.astype(np.int64)
-    d = _half(blocks, LAYOUT[f][2][0]) if LAYOUT[f][2] else None
-    dmin = _half(blocks, LAYOUT[f][2][1]) if len(LAYOUT[f][2]) == 2 else None
+    d = _half(blocks, FLOAT16_AT[f][0]) if FLOAT16_AT[f] else None
+    dmin = _half(blocks, FLOAT16_AT[f][1]) if len(FLOAT16_AT[f]) == 2 else None
     if f == "Q4_0":
         return _halves(b[:, 2:], 4, 16) - 8, d, None
     if f == "Q4_1":
@@ -107,7 +102,7 @@ def _decode_block(f, blocks):
 def decoded(f, raw):
     """Of a file's rows, uint8 `[N, bytes]`: integers `[N, K]`, scales and minima `[N, parts]`."""
     with np.errstate(all="ignore"):
-        q, scale, min_ = _decode_block(f, raw.reshape(-1, LAYOUT[f][1]))
+        q, scale, min_ = _decode_block(f, raw.reshape(-1, FORMATS[f].bytes))
     rows = len(raw)
     return q.reshape(rows, -1), scale.reshape(rows, -1), min_ is not None and min_.reshape(rows, -1)
 

@@ -16,7 +16,7 @@ from test_packed import file_rows, inputs
 from llmcli.formats.dense import Dense
 from llmcli.formats.packed import Packed, SideBySide
 from llmcli.formats.routes import Routes
-from llmcli.ops import compiled, routing
+from llmcli.ops import compiled, elements, routing
 from llmcli.ops.product import product_float32
 from llmcli.parts.experts.config import RoutingConfig
 
@@ -42,7 +42,7 @@ def logits(tokens, experts, kind, seed=0):
 def by_pytorch(monkeypatch, function, *args):
     """The twin in `ops/routing.py`: what it computes where there is no kernel."""
     with monkeypatch.context() as patch:
-        patch.setattr(compiled, "takes", lambda _: False)
+        patch.setattr(compiled, "takes", lambda *_: False)
         return function(*args)
 
 
@@ -112,7 +112,7 @@ def test_small_float32_matrices_have_the_bits_of_the_twin(every_level, shape):
         lanes[..., k % 16] += x[:, None, k] * w[None, :, k]
     for half in (8, 4, 2, 1):
         lanes = lanes[..., :half] + lanes[..., half:]
-    found = every_level(lambda: (compiled.product(x, w, None), compiled.product(x, w, b)))
+    found = every_level(lambda: (routing.logits(x, w, None), routing.logits(x, w, b)))
     same(found, (lanes[..., 0], lanes[..., 0] + b))
 
 
@@ -128,7 +128,7 @@ def test_sums_of_experts_have_the_bits_of_the_twin(levels, monkeypatch, shape):
         for plus in (None, z):
             expected = by_pytorch(monkeypatch, routing.summed, y, weight, plus)
             same(routing.summed(y, weight, plus), expected)
-        scaled = compiled.scale_rows(z, weight[..., :1])
+        scaled = elements.scale_rows(z, weight[..., :1])
         same(scaled, z * weight[..., :1])
 
 

@@ -43,10 +43,8 @@ def multiply(x, w, out, shape, threads, *, from_float32=False):
     rows, _, columns = shape
     wide = torch.empty(rows, -(-columns // 32) * 32)
     program.run(
-        threads,
-        (program.WIDEN, *x, wide.data_ptr(), rows, columns, from_float32),
-        (program.MULTIPLY_BFLOAT16, wide.data_ptr(), *w, *out, *shape, 0),
-        reads=(), writes=(),
+        (program.WIDEN, *x, wide, rows, columns, from_float32),
+        (program.MULTIPLY_BFLOAT16, wide, *w, *out, *shape, 0), writes=(wide,), threads=threads,
     )
 
 

@@ -13,10 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_calls import Kernels, copied
-from packed_twin import LAYOUT
 
 from llmcli.formats.packed import Packed, SideBySide
-from llmcli.graph.blocks import PACKED, packed_bytes
+from llmcli.graph.blocks import FORMATS, PACKED, packed_bytes
 from llmcli.kernels import native
 from llmcli.ops.quant import dequantize
 
@@ -36,7 +35,7 @@ SPECIAL = (
 
 
 def columns_of(f, columns):
-    block = LAYOUT[f][0]
+    block = FORMATS[f].block
     return -(-columns // block) * block
 
 
@@ -47,12 +46,11 @@ def file_rows(f, rows, columns, seed, kind="usual"):
     scales are 0x00, 0xff, 0x80 or 0x7f, and float16 numbers are of `HALVES`.
     """
     pick = np.random.default_rng([seed, rows, columns, PACKED[f].number])
-    block, size, halves = LAYOUT[f]
-    n = rows * columns // block
-    raw = pick.integers(0, 256, (n, size), np.uint8)
+    n = rows * columns // FORMATS[f].block
+    raw = pick.integers(0, 256, (n, FORMATS[f].bytes), np.uint8)
     if kind == "extreme":
         raw[...] = pick.choice(np.array([0, 255, 128, 127], np.uint8), (n, 1))
-    for at in halves if kind != "noise" else ():
+    for at in packed_twin.FLOAT16_AT[f] if kind != "noise" else ():
         numbers = pick.normal(size=n).astype(np.float16)
         if kind == "extreme":
             numbers = pick.choice(np.array(HALVES, np.uint16), n).view(np.float16)
@@ -153,9 +151,9 @@ def test_products_have_the_bits_of_the_twin(all_kernels, f, kind, digits):
 @one_digit_or_two
 def test_codes_at_their_ends_do_not_overflow(all_kernels, f, digits):
     """All bytes of a block 0x80 (Q8_0: -128) or 0xff with activations whose digits are all ±127."""
-    columns, halves = columns_of(f, 64), LAYOUT[f][2]
+    columns, halves = columns_of(f, 64), packed_twin.FLOAT16_AT[f]
     for byte in (0x00, 0x7F, 0x80, 0xFF):
-        raw = np.full((3, columns // LAYOUT[f][0], LAYOUT[f][1]), byte, np.uint8)
+        raw = np.full((3, columns // FORMATS[f].block, FORMATS[f].bytes), byte, np.uint8)
         for at in halves:
             raw[..., at : at + 2] = np.array([1.0], np.float16).view(np.uint8)
         raw = raw.reshape(3, -1)
@@ -275,7 +273,7 @@ def test_what_is_too_small_to_divide_by_is_zero(all_kernels):
 
 
 def rows_of_bytes(f):
-    size = LAYOUT[f][1] * 256 // LAYOUT[f][0]
+    size = FORMATS[f].bytes * 256 // FORMATS[f].block
     return st.lists(st.binary(min_size=size, max_size=size), min_size=1, max_size=18)
 
 

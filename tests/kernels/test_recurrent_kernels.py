@@ -10,9 +10,10 @@ import torch
 from kernel_sources import same
 from torch.nn.functional import conv1d, silu, softplus
 
-from llmcli.ops import compiled, compiled_recurrence
+from llmcli.ops import conv, recurrence
 from llmcli.ops.activations import activation
-from llmcli.ops.recurrence import Inputs
+from llmcli.ops.norm import l2_norm, rms_norm
+from llmcli.ops.recurrence import Inputs, steps_and_decays, with_skip
 
 SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e30, -1e30, 1e-40)
 
@@ -59,8 +60,8 @@ def stepped(x_BTC, w_CL, b_C, ring_BLC, starts, **rest):
     for t in range(x_BTC.shape[1]):
         x_B1C = x_BTC[:, t : t + 1]
         x_B1C = x_B1C if t % 2 else x_B1C.contiguous()
-        assert compiled_recurrence.convolves(x_B1C, w_CL, ring_BLC)
-        out, act = compiled_recurrence.convolve(
+        assert conv.has_kernel(x_B1C, w_CL, ring_BLC)
+        out, act = conv.by_kernel(
             x_B1C, w_CL, b_C, ring_BLC, starts + t, silu=rest.get("silu", True)
         )
         outs.append(out)
@@ -89,7 +90,7 @@ def test_the_convolution_goes_on_from_any_position(every_level, case, biased, dt
         for cuts in ((0, tokens), (0, 1, 3, tokens), (0, tokens - 1, tokens)):  # in any chunks
             other, parts = torch.zeros_like(ring), []
             for first, last in itertools.pairwise(cuts):
-                parts.append(torch.stack(compiled_recurrence.convolve(
+                parts.append(torch.stack(conv.by_kernel(
                     x[:, first:last], w, b, other, starts + first, silu=True
                 )))  # fmt: skip
             assert torch.equal(torch.cat(parts, 2), torch.stack((out, act)))
@@ -114,7 +115,7 @@ def test_a_convolution_of_tokens_that_follow_each_other(levels):
         ring, shared = torch.zeros(1, 4, 600), torch.zeros(1, 4, 600)
         expected = stepped(x, w, b, ring, starts)
         first = stepped(x[:, :4], w, b, shared, starts)
-        lanes = compiled_recurrence.convolve(
+        lanes = conv.by_kernel(
             x[0, 4:, None], w, b, shared.expand(5, -1, -1), torch.arange(6, 11), silu=True
         )
         found = [torch.cat((one, lane.transpose(0, 1)), 1)
@@ -129,7 +130,7 @@ def test_a_ring_never_sees_padding(levels, dtype):
     for _ in levels():
         ring = drawn(3, 4, 300, seed=3).to(dtype)
         before = ring.clone()
-        compiled_recurrence.convolve(
+        conv.by_kernel(
             x, w, None, ring, starts, silu=True, lengths_B=torch.tensor(lengths)
         )
         for b, length in enumerate(lengths):
@@ -160,9 +161,9 @@ def test_rows_of_length_1(every_level, case):
     x[0, 0, 0] = 0.0
     x[-1, -1, -1] *= 1e12
     wide = x.double()
-    found = every_level(lambda: compiled_recurrence.unit(x, 1e-6, 0.25))
+    found = every_level(lambda: l2_norm(x, 1e-6, 0.25))
     near(found, 0.25 * wide / (wide.square().sum(-1, keepdim=True) + 1e-6).sqrt(), 3)
-    same(every_level(lambda: compiled_recurrence.unit(x[-1:], 1e-6, 0.25)), found[-1:])
+    same(every_level(lambda: l2_norm(x[-1:], 1e-6, 0.25)), found[-1:])
 
 
 @pytest.mark.parametrize("bounds", [(0.0, math.inf), (0.001, 0.1), (0.0, 3.0)], ids=str)
@@ -173,20 +174,20 @@ def test_steps_and_decays_to_a_few_units_in_the_last_place(every_level, heads, b
     x = torch.cat((x, x), -1)[..., :heads]  # rows with gaps
     bias, rate = drawn(heads), torch.linspace(-9, 5, heads)
     dts = softplus((x + bias).double(), threshold=1e9).clamp(*bounds)
-    found = every_level(lambda: compiled_recurrence.decay(x, bias, rate, *bounds))
+    found = every_level(lambda: steps_and_decays(x, bias, rate, *bounds))
     for one, exact in zip(found, (dts, -rate.double().exp() * dts), strict=True):
         held = exact.abs().nan_to_num(1, 1, 1) > 1e-37
         torch.testing.assert_close(
             one.double()[held], exact[held], rtol=12 * 2**-23, atol=0, equal_nan=True
         )
         assert (one[~held].abs() <= 1e-37).all()
-    alone = every_level(lambda: compiled_recurrence.decay(x[3:4], bias, rate, *bounds))
+    alone = every_level(lambda: steps_and_decays(x[3:4], bias, rate, *bounds))
     same(alone[0], found[0][3:4])
 
 
 def test_the_sigmoid_of_any_number(every_level):
     x = torch.cat([torch.linspace(-87, 90, 1001), torch.tensor(SPECIAL)])
-    found = every_level(lambda: compiled.activate(x, "sigmoid"))
+    found = every_level(lambda: activation("sigmoid")(x))
     torch.testing.assert_close(
         found.double(), x.double().sigmoid(), rtol=4 * 2**-23, atol=2e-38, equal_nan=True
     )
@@ -197,8 +198,7 @@ def test_norms_of_groups_with_weights_of_their_own(every_level):
     wide = x.double()
     exact = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w.double()
     found, alone = every_level(lambda: (
-        compiled.normalize(x, w, None, 1e-5, centred=False),
-        compiled.normalize(x[:, :, 2], w[2], None, 1e-5, centred=False),
+        rms_norm(x, w, 1e-5), rms_norm(x[:, :, 2], w[2], 1e-5)
     ))  # fmt: skip
     near(found, exact, 4)
     assert torch.equal(alone, found[:, :, 2])
@@ -252,8 +252,8 @@ def steps(x, before_BHde):
     state, out = before_BHde.clone(), []
     for t in range(x.tokens):
         one = x.part(t, t + 1)
-        assert compiled_recurrence.recurs(one, state)
-        out.append(compiled_recurrence.recur(one, state))
+        assert recurrence.has_kernel(one, state)
+        out.append(recurrence.by_kernel(one, state))
     return torch.cat(out, 2), state
 
 
@@ -273,7 +273,7 @@ def test_the_recurrence(every_level, case, plain, tiled):
 
     def together():
         state = before.clone()
-        return compiled_recurrence.recur(x, state), state
+        return recurrence.by_kernel(x, state), state
 
     found = every_level(lambda: steps(x, before))
     for one, exact in zip(found, exactly(x, before), strict=True):
@@ -292,8 +292,8 @@ def test_tokens_that_follow_each_other(levels, plain):
     for _ in levels():
         shared = torch.zeros(1, 4, 40, 36)
         expected = steps(x, shared)
-        assert compiled_recurrence.recurs(turned, shared.expand(5, -1, -1, -1))
-        found = compiled_recurrence.recur(turned, shared.expand(5, -1, -1, -1))
+        assert recurrence.has_kernel(turned, shared.expand(5, -1, -1, -1))
+        found = recurrence.by_kernel(turned, shared.expand(5, -1, -1, -1))
         same((found.transpose(0, 2), shared), expected)
 
 
@@ -341,5 +341,5 @@ def test_what_goes_past_a_recurrence(every_level, case):
     z, factor = drawn(batch, heads, 1, size), drawn(heads, seed=1)
     x = drawn(batch, 1, heads * size + 4, seed=2)[..., 2:-2]
     x = x.unflatten(2, (heads, size)).transpose(1, 2)
-    found = every_level(lambda: compiled_recurrence.add_scaled(z, x, factor))
+    found = every_level(lambda: with_skip(z, x, factor))
     assert torch.equal(found, z + factor.view(-1, 1, 1) * x)

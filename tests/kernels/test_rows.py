@@ -14,8 +14,9 @@ from llmcli.kernels import native
 from llmcli.ops import compiled, product
 from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, visible_keys
+from llmcli.ops.elements import gate, narrowed
 from llmcli.ops.heads import join, to_columns, to_rows
-from llmcli.parts.mlp.config import GateClamp
+from llmcli.parts.mlp.config import ACTIVATIONS, GateClamp
 
 
 def exact(q_BHTd, k_BKCd, v_BKCe, starts, scale, window, cap=None, sinks=None):
@@ -103,7 +104,7 @@ def test_numbers_for_the_cache_are_rounded_as_by_pytorch(levels, dtype):
     x = x[: len(x) // 2 * 2].view(2, -1)
     for _ in levels():
         torch.testing.assert_close(
-            compiled.narrow(x, dtype), x.to(dtype), rtol=0, atol=0, equal_nan=True
+            narrowed(x, dtype), x.to(dtype), rtol=0, atol=0, equal_nan=True
         )
 
 
@@ -314,17 +315,16 @@ def test_rows_of_a_table_of_16_bits(levels, dtype):
                 compiled.look_up(table, format, 50, 33, torch.tensor([3, bad]))
 
 
-@pytest.mark.parametrize("name", compiled.ACTIVATIONS)
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_and_gates_with_and_without_bounds(every_level, name):
     """Every level gives the same bits, which are PyTorch's but for roundings of the function."""
     x, y = torch.linspace(-9, 9, 2 * 77).view(2, 77), torch.linspace(12, -12, 2 * 77).view(2, 77)
     x[0, 5] = y[1, 9] = math.nan
     clamp = GateClamp(limit=7.0, offset=1.0)
     bounded, free, gated, plain = every_level(lambda: (
-        compiled.activate(x, name, 2.5), compiled.activate(x, name),
-        compiled.gate(x, y, clamp), compiled.gate(x, y),
+        activation(name, 2.5)(x), activation(name)(x), gate(x, y, clamp), gate(x, y),
     ))  # fmt: skip
     exact = activation(name)(x.double())
     torch.testing.assert_close(free.double(), exact, rtol=1e-6, atol=1e-6, equal_nan=True)
-    clamped = compiled.activate(x.clamp(max=2.5), name)
+    clamped = activation(name)(x.clamp(max=2.5))
     same((bounded, gated, plain), (clamped, x * (y.clamp(-7, 7) + 1), x * y))

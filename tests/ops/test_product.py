@@ -107,7 +107,7 @@ def test_the_kernel_computes_few_bfloat16_rows_that_lie_by_rows(monkeypatch):
     seen = []
     monkeypatch.setattr(native, "level", lambda: "portable")
 
-    def run(threads, widen, multiply, **memory):
+    def run(widen, multiply, **memory):
         seen.append(multiply[6:9])
 
     monkeypatch.setattr(program, "run", run)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from llmcli.graph.blocks import ON_CARD
+from llmcli.graph.blocks import FORMATS
 
 ROWS = 8  # of a program
 UNITS = 8  # of a block of columns of it
@@ -159,10 +159,10 @@ def packed_kernel(
 
 def constants(format: str) -> dict[str, int]:
     """Compile-time constants of `packed_kernel`."""
-    (columns, size), (number, distance) = ON_CARD[format], PACKED[format]
+    stored, (number, distance) = FORMATS[format], PACKED[format]
     return {
-        "FORMAT": number, "BYTES": size, "PER_BLOCK": columns // 32, "DISTANCE": distance,
-        "ROWS": ROWS, "UNITS": UNITS,
+        "FORMAT": number, "BYTES": stored.bytes, "PER_BLOCK": stored.block // 32,
+        "DISTANCE": distance, "ROWS": ROWS, "UNITS": UNITS,
     }  # fmt: skip
 
 

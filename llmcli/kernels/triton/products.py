@@ -13,14 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from llmcli.parts.mlp.config import CARD_ACTIVATIONS, Activation
+
 ROWS = 8  # of a program
 COLUMNS = 512  # of a block of them
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
 @triton.jit
 def activated(x, ACT: tl.constexpr):
-    """`ops.activations.activation` number ACT of `ACTIVATIONS`."""
+    """`ops.activations.activation` number ACT of `CARD_ACTIVATIONS`."""
     if ACT == 0:
         return x / (1 + tl.exp(-x))
     if ACT == 1:
@@ -142,7 +143,8 @@ def row_kernel(
 
 def product(
     x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None, *, out: torch.dtype,
-    norm: Norm | None = None, activation: str | None = None, residual_MN: Tensor | None = None,
+    norm: Norm | None = None, activation: Activation | None = None,
+    residual_MN: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`norm(X) Wᵀ + b + R` of few rows, `[M, N]` in the dtype `out`; sums are float32.
 
@@ -159,7 +161,7 @@ def product(
         *(x_MK if one is None else one for one in (bias_N, residual_MN)), y_MN, columns, outputs,
         w_NK.stride(0), eps, offset, KIND=kind, WEIGHTS=w_D is not None, SHIFT=b_D is not None,
         BIAS=bias_N is not None, ADDS=residual_MN is not None, GATED=gated,
-        ACT=ACTIVATIONS.index(activation) if activation is not None else -1,
+        ACT=CARD_ACTIVATIONS.index(activation) if activation is not None else -1,
         ROWS=ROWS, COLUMNS=COLUMNS,
     )  # fmt: skip
     return y_MN

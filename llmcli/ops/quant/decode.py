@@ -17,9 +17,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from llmcli.checkpoints.tensors import GGML_TYPES
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.graph.blocks import DECODED_AT_ONCE
+from llmcli.graph.blocks import FORMATS as IN_FILES
 from llmcli.ops.quant import codes, iq, k_quants, simple, ternary
 from llmcli.ops.quant.float8 import e4m3
 
@@ -44,7 +44,7 @@ PLAIN = {
 # Format -> (elements of a block, bytes of a block).
 FORMATS = {
     **{name: (1, dtype.itemsize) for name, dtype in PLAIN.items()},
-    **{name: (elements, size) for name, elements, size in GGML_TYPES.values()},
+    **{name: (one.block, one.bytes) for name, one in IN_FILES.items()},
 }
 
 # A decoder: `blocks` uint8 [n, bytes] (2-byte aligned) into `out` [n, e] of float32 or float64.
@@ -53,30 +53,15 @@ FORMATS = {
 Decoder = Callable[[Tensor, Tensor], None]
 
 DECODERS: dict[str, Decoder] = {
-    "Q4_0": simple.q4_0,
-    "Q4_1": simple.q4_1,
-    "Q5_0": simple.q5_0,
-    "Q5_1": simple.q5_1,
-    "Q8_0": simple.q8_0,
-    "Q2_K": k_quants.q2_k,
-    "Q3_K": k_quants.q3_k,
-    "Q4_K": k_quants.q4_k,
-    "Q5_K": k_quants.q5_k,
-    "Q6_K": k_quants.q6_k,
-    "TQ1_0": ternary.tq1_0,
-    "TQ2_0": ternary.tq2_0,
-    "MXFP4": codes.mxfp4,
-    "NVFP4": codes.nvfp4,
-    "IQ2_XXS": iq.iq2_xxs,
-    "IQ2_XS": iq.iq2_xs,
-    "IQ2_S": iq.iq2_s,
-    "IQ3_XXS": iq.iq3_xxs,
-    "IQ3_S": iq.iq3_s,
-    "IQ1_S": iq.iq1_s,
-    "IQ1_M": iq.iq1_m,
-    "IQ4_NL": codes.iq4_nl,
-    "IQ4_XS": codes.iq4_xs,
-}
+    decode.__name__.upper(): decode
+    for decode in (
+        simple.q4_0, simple.q4_1, simple.q5_0, simple.q5_1, simple.q8_0,
+        k_quants.q2_k, k_quants.q3_k, k_quants.q4_k, k_quants.q5_k, k_quants.q6_k,
+        ternary.tq1_0, ternary.tq2_0, codes.mxfp4, codes.nvfp4,
+        iq.iq2_xxs, iq.iq2_xs, iq.iq2_s, iq.iq3_xxs, iq.iq3_s, iq.iq1_s, iq.iq1_m,
+        codes.iq4_nl, codes.iq4_xs,
+    )
+}  # fmt: skip
 
 
 def check_format(format: str) -> None:

@@ -7,6 +7,19 @@ from typing import Literal
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "sigmoid"]
 
+# How formulas write each, in the order of `enum activation` in kernels/steps.c.
+ACTIVATIONS: dict[Activation, str] = {
+    "silu": "SiLU",
+    "gelu": "GELU",
+    "gelu_tanh": "GELU_tanh",
+    "quick_gelu": "QuickGELU",
+    "relu": "ReLU",
+    "relu2": "ReLU²",
+    "sigmoid": "σ",
+}
+# Those of the GPU kernels, in their order (kernels/triton/products.py).
+CARD_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GateClamp:
