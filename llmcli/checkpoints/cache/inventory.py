@@ -18,10 +18,9 @@ from llmcli.checkpoints.cache.hub import (
     read_hub_cache,
     shortened,
 )
-from llmcli.checkpoints.cache.locks import WEIGHTS
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, cache_dir
 from llmcli.checkpoints.folder import INDEX
-from llmcli.checkpoints.hub.files import BROKEN, COMPLETE, state_of
+from llmcli.checkpoints.hub.files import BROKEN, COMPLETE, WEIGHTS, state_of
 from llmcli.checkpoints.hub.marks import absent, emptied, unverified
 from llmcli.checkpoints.split import part_names
 from llmcli.records.models import CacheUse, StoredModel

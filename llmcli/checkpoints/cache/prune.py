@@ -18,6 +18,7 @@ from llmcli.checkpoints.cache.removal import (
     Part,
     Piece,
     chosen,
+    is_locked,
     of_hub,
     of_own,
     unlinked,
@@ -130,9 +131,9 @@ def _of_repository(repository: CachedRepository, inventory: Inventory) -> Iterat
 
 
 def _ended(partial: Path, repository: CachedRepository) -> bool:
-    """Whether no process writes it: it has a lock file (taken by removal), or is old."""
-    etag = partial.name.split(".")[0]
-    return (repository.locks / f"{etag}.lock").exists() or _at_rest(partial)
+    """Whether no process writes it: nobody holds its lock file, or without one it is old."""
+    lock = repository.locks / f"{partial.name.split('.')[0]}.lock"
+    return not is_locked(lock) if lock.exists() else _at_rest(partial)
 
 
 def _at_rest(path: Path) -> bool:

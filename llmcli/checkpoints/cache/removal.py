@@ -1,6 +1,6 @@
 """Removes models from both caches. huggingface_hub finds and deletes files of the hub cache.
 
-Checked here in addition: whether another process uses them, whether real directories (no links)
+Checked here in addition: whether another process fetches them, whether real directories (no links)
 lead to them from the cache, and whether they are gone afterwards. Every path comes from a listing
 of the cache, never from user input or file contents.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import fcntl
 import logging
 import os
 import shutil
@@ -19,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from llmcli.checkpoints.cache.hub import CachedRepository, files_of, lengthened
 from llmcli.checkpoints.cache.inventory import Inventory, Stored
-from llmcli.checkpoints.cache.locks import WEIGHTS, exclusive
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.files import shown, why
+from llmcli.checkpoints.hub.files import WEIGHTS
 from llmcli.checkpoints.names import HubId, parse, typed
 from llmcli.checkpoints.split import part_names
 from llmcli.errors import ModelNotFound, UsageError, WriteFailed
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 class Piece:
     """Files removed together, below the cache `root`: the library's `strategy`, or `paths`.
 
-    `locks`: paths locked by processes that use or fetch the model.
+    `locks`: files that processes lock while they fetch the model.
     """
 
     removal: Removal
@@ -186,22 +187,14 @@ def of_hub(parts: Sequence[Part], inventory: Inventory) -> list[Piece]:
             remaining, where = revisions - {revision}, [snapshot]
         repositories = {replace(repository, revisions=remaining)} if remaining else set()
         left[path] = replace(info, repos=frozenset(repositories))
-        homes = [one.revision.snapshot_path for one in parts if one.repository is part.repository]
-        pieces.append(
-            _piece(part.name, part.why, part.repository, strategy, where, homes, inventory.root)
-        )
+        pieces.append(_piece(part.name, part.why, part.repository, strategy, where, inventory.root))
     return pieces
 
 
 def whole_repository(repository: CachedRepository, reason: str, root: Path) -> Piece:
-    """A whole repository, with the locks of all snapshots, also unreadable ones."""
-    homes = [
-        home
-        for home in sorted(repository.path.glob("snapshots/*"))
-        if home.is_dir() and not home.is_symlink()
-    ]
+    """A whole repository, also an unreadable one."""
     strategy = _strategy(root, [repository.path], repos=frozenset({repository.path}))
-    return _piece(repository.name, reason, repository, strategy, [], homes, root)
+    return _piece(repository.name, reason, repository, strategy, [], root)
 
 
 def unlinked(
@@ -209,13 +202,13 @@ def unlinked(
 ) -> Piece:
     """Files in `repository` that no snapshot links to."""
     strategy = _strategy(root, blobs, blobs=frozenset(blobs))
-    return _piece(repository.name, reason, repository, strategy, [], [], root)
+    return _piece(repository.name, reason, repository, strategy, [], root)
 
 
 def of_own(folder: Path, name: str, reason: str, paths: Sequence[Path], root: Path) -> Piece:
     """`paths` in the directory `folder` of our cache, or that directory itself."""
     removal = _removal(name, "llmcli cache", reason, sum(map(_bytes_below, paths)), paths)
-    return Piece(removal=removal, root=root, paths=tuple(paths), locks=(folder, folder / ".lock"))
+    return Piece(removal=removal, root=root, paths=tuple(paths), locks=(folder / ".lock",))
 
 
 def _strategy(
@@ -233,13 +226,13 @@ def _strategy(
 
 def _piece(
     name: str, reason: str, repository: CachedRepository, strategy: DeleteCacheStrategy,
-    where: Sequence[Path], homes: Sequence[Path], root: Path,
+    where: Sequence[Path], root: Path,
 ) -> Piece:  # fmt: skip
     """Build a piece; `where` (the model's location) comes first in the displayed paths."""
     rest = [strategy.repos, strategy.snapshots, strategy.refs, strategy.blobs]
     paths = dict.fromkeys([*where, *(path for kind in rest for path in sorted(kind))])
     removal = _removal(name, "hub cache", reason, strategy.expected_freed_size, [*paths])
-    locks = (*homes, *sorted(repository.locks.glob("*.lock")))
+    locks = tuple(sorted(repository.locks.glob("*.lock")))
     return Piece(removal=removal, root=root, locks=locks, strategy=strategy)
 
 
@@ -265,10 +258,10 @@ def _bytes_below(path: Path) -> int:
 def remove(
     pieces: Sequence[Piece], planned: Callable[[], list[Piece]], *, passing_over: bool
 ) -> tuple[list[Removal], list[str]]:
-    """Remove `pieces` as `planned` lists them again once all locks are held.
+    """Remove `pieces` as `planned` lists them again once no lock is held.
 
-    Returns what was removed, and one line per failure. With `passing_over`, pieces in use or not
-    removable are skipped; otherwise WriteFailed is raised, for use before anything is removed.
+    Returns what was removed, and one line per failure. With `passing_over`, pieces being fetched or
+    not removable are skipped; otherwise WriteFailed is raised, for use before anything is removed.
     """
     gone: list[Removal] = []
     kept: list[str] = []
@@ -286,38 +279,44 @@ def _remove_together(
     pieces: Sequence[Piece], planned: Callable[[], list[Piece]]
 ) -> list[Removal]:
     names = shown(", ".join(piece.removal.name for piece in pieces), 200)
-    for piece in pieces:
-        _need_inside(piece)
     wanted = {(piece.removal.name, piece.removal.why) for piece in pieces}
-    held = {lock: None for piece in pieces for lock in piece.locks}
-    gone = []
     try:
-        with exclusive(tuple(held)) as holder:
-            _need_free(names, holder)
-            # a download may have finished meanwhile and link to a blob of the first plan
-            current = [p for p in planned() if (p.removal.name, p.removal.why) in wanted]
-            new = {lock: None for piece in current for lock in piece.locks if lock not in held}
-            with exclusive(tuple(new)) as holder:
-                _need_free(names, holder)
-                for piece in current:
-                    _need_inside(piece)
-                    _delete(piece)
-                    gone.append(piece.removal)
+        for piece in pieces:
+            _need_inside(piece)
+            if holder := next(filter(is_locked, piece.locks), None):
+                raise WriteFailed(
+                    f"`{names}` is in use: another process holds `{shown(holder)}`",
+                    hint="wait until that one has ended",
+                )
+        # a download may have finished meanwhile and link to a blob of the first plan
+        current = [p for p in planned() if (p.removal.name, p.removal.why) in wanted]
+        for piece in current:
+            _need_inside(piece)
+            _delete(piece)
     except OSError as error:
         place = f" (`{shown(Path(error.filename))}`)" if error.filename else ""
         raise WriteFailed(
             f"`{names}` cannot be removed: {why(error)}{place}",
             hint="see who owns the files of the cache",
         ) from None
-    return gone
+    return [piece.removal for piece in current]
 
 
-def _need_free(names: str, holder: Path | None) -> None:
-    if holder is not None:
-        raise WriteFailed(
-            f"`{names}` is in use: another process holds `{shown(holder)}`",
-            hint="wait until that one has ended",
-        )
+def is_locked(path: Path) -> bool:
+    """Whether another process holds the lock file `path`, or it cannot be opened to tell."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _need_inside(piece: Piece) -> None:

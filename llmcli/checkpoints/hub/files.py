@@ -23,6 +23,7 @@ SMALL = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+WEIGHTS = (".gguf", ".safetensors")
 COMPLETE, BROKEN = "complete", "incomplete"
 NO_CONFIGURATION, NO_TOKENIZER = "no configuration", "no tokenizer"
 SEVERAL, PICKLES, NO_WEIGHTS = "several models", "pickled weights only", "no weights"
