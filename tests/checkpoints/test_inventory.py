@@ -20,7 +20,6 @@ from llmcli.checkpoints.cache.prune import left_over
 from llmcli.checkpoints.cache.removal import pieces_of, remove
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
 from llmcli.checkpoints.hub.download import cached
-from llmcli.checkpoints.hub.marks import marked
 from llmcli.checkpoints.locate import find
 from llmcli.checkpoints.names import parse
 from llmcli.errors import ModelNotFound, UsageError, WriteFailed
@@ -121,23 +120,21 @@ def test_what_is_missing(hub, names, index, state):
     assert rows()["org/name"].state == state
 
 
-def test_what_the_library_and_we_note_beside_a_snapshot(hub):
+def test_what_the_library_notes_beside_a_snapshot_and_what_a_power_loss_emptied(hub):
     files = {"config.json": b"{}", "model.safetensors": b"x"}
     snapshot = write_revision(hub, "org/name", files)
     noted = snapshot.parent.parent / ".no_exist" / MAIN / "tokenizer.json"
     noted.parent.mkdir(parents=True)
     noted.touch()
     assert rows()["org/name"].complete, "its repository has no tokenizer either"
-    with contextlib.suppress(KeyboardInterrupt), marked(snapshot, "model.safetensors"):
-        assert rows()["org/name"].state == "incomplete", "nobody has compared its digest"
-        raise KeyboardInterrupt
-    assert rows()["org/name"].state == "incomplete"
+    os.truncate(snapshot / "model.safetensors", 0)
+    assert rows()["org/name"].state == "incomplete", "as after a power loss"
     parts = {f"m-0000{part}-of-00002.gguf": b"x" for part in (1, 2)}
     snapshot, model = write_revision(hub, "org/q", parts), parse("hf:org/q/m-00001-of-00002.gguf")
     assert cached(model) == snapshot / "m-00001-of-00002.gguf"
-    with contextlib.suppress(KeyboardInterrupt), marked(snapshot, "m-00002-of-00002.gguf"):
-        raise KeyboardInterrupt
+    os.truncate(snapshot / "m-00002-of-00002.gguf", 0)
     assert cached(model) is None
+    assert rows()["hf:org/q/m-00001-of-00002.gguf"].state == "incomplete"
 
 
 def test_a_part_or_a_blob_that_is_gone(hub, snapshot):

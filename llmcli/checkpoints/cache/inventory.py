@@ -20,8 +20,7 @@ from llmcli.checkpoints.cache.hub import (
 )
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, cache_dir
 from llmcli.checkpoints.folder import INDEX
-from llmcli.checkpoints.hub.files import BROKEN, COMPLETE, WEIGHTS, state_of
-from llmcli.checkpoints.hub.marks import absent, emptied, unverified
+from llmcli.checkpoints.hub.files import BROKEN, COMPLETE, WEIGHTS, absent, emptied, state_of
 from llmcli.checkpoints.split import part_names
 from llmcli.records.models import CacheUse, StoredModel
 
@@ -173,14 +172,13 @@ def _row(
 def _state(revision: CachedRevisionInfo, files: Mapping[str, CachedFileInfo]) -> str:
     """`complete`, or the problem of the model that consists of `files`."""
     snapshot = revision.snapshot_path
-    doubtful = unverified(snapshot)
-    verified = {one for one in files if one not in doubtful and not emptied(snapshot / one)}
+    usable = {one for one in files if not emptied(snapshot / one)}
     if _is_gguf(files):
         first = next(iter(files))
-        return COMPLETE if verified.issuperset(part_names(first) or (first,)) else BROKEN
-    if len(verified) < len(files):
+        return COMPLETE if usable.issuperset(part_names(first) or (first,)) else BROKEN
+    if len(usable) < len(files):
         return BROKEN
-    return state_of(verified, snapshot / INDEX, absent(snapshot))
+    return state_of(usable, snapshot / INDEX, absent(snapshot))
 
 
 def _is_gguf(files: Mapping[str, CachedFileInfo]) -> bool:

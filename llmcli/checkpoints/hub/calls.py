@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ _COMMITS = re.compile(r"(?<=/)[0-9a-f]{40}(?=/)")  # in the path of a file
 _WHOLE_S = 30.0  # for an answer from first to last byte,
 _SLOWEST = 20_000  # and, of part of a file, one second more for each so many bytes
 _LEAST = 1_000  # minimum bytes/s of a whole file
+
+# called with a received file and its path in the cache, before it is moved there
+before_move: ContextVar[Callable[[Path, Path], None]] = ContextVar(
+    "before_move", default=lambda part, blob: None
+)
 
 
 def reachable() -> bool:
@@ -146,11 +152,12 @@ def prepare() -> None:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     # bytes per write, lost if the connection breaks; the default is 10 MB
     constants.DOWNLOAD_CHUNK_SIZE = 1 << 20
-    # sync contents before a name in the cache refers to them
+    # check and sync contents before a name in the cache refers to them
     move: Any = getattr(file_download, "_chmod_and_move", None)
     if move is not None and move.__module__ == file_download.__name__:  # not patched yet
 
         def put(src: Path, dst: Path) -> None:
+            before_move.get()(src, dst)
             sync(src)
             move(src, dst)
 
