@@ -201,7 +201,7 @@ def test_a_hub_out_of_reach(hub, monkeypatch):
 @pytest.mark.parametrize("place", ["/api/models/", "/config.json"])
 @pytest.mark.parametrize("status", [200, 404])
 def test_answers_without_an_end(hub, monkeypatch, place, status):
-    monkeypatch.setattr("llmcli.checkpoints.hub.listing.MAX_JSON_BYTES", 1_000_000)
+    monkeypatch.setattr("llmcli.checkpoints.hub.calls.MAX_JSON_BYTES", 1_000_000)
     hub.answers[place] = Answer(status=status, body=b" " * 65536, endless=True)
     refused(LlmcliError)
     assert sum(hub.sent.values()) < 50_000_000
@@ -276,6 +276,7 @@ def test_a_blob_without_a_snapshot_is_verified_before_it_is_used(hub):
 @pytest.mark.parametrize("digests", [True, False])
 def test_another_size_than_the_listed_one(hub, size, digests):
     lfs = {"sha256": hashlib.sha256(FILES["model.safetensors"]).hexdigest()}
+    lfs |= {"size": size, "pointerSize": 134}
     more = {"lfs": lfs} if digests else {}
     hub.answers["/api/models/"] = Answer(body=listing_but(size=size, **more))
     refused(CheckpointError, f"sends 3000000 bytes for a file listed with {size}")

@@ -232,8 +232,10 @@ def _guard(answer: Any) -> None:
             hint="run the command again: it may have changed just now",
         )
     # an encoded body may be endless and decode to nothing
-    most = MAX_JSON_BYTES if "content-encoding" in answer.headers else None
-    answer.stream = _bounded()(answer, _MAX_ERROR_BYTES if status >= 400 else most)
+    listing = "/api/models/" in path
+    most = MAX_JSON_BYTES if listing or "content-encoding" in answer.headers else None
+    limit = _MAX_ERROR_BYTES if status >= 400 else most
+    answer.stream = _bounded()(answer, limit, deadline(0) if listing else lambda: None)
 
 
 @functools.cache
@@ -246,17 +248,22 @@ def _bounded() -> type[Any]:
     class Bounded(client.SyncByteStream):  # type: ignore[name-defined, misc]
         """A body of at most `limit` bytes at `_LEAST` bytes/s or more; raises NetworkError.
 
+        `check_time` is called for each piece.
         A reset connection counts as closed, so that the library resumes the download.
         """
 
-        def __init__(self, answer: Any, limit: int | None) -> None:
+        def __init__(
+            self, answer: Any, limit: int | None, check_time: Callable[[], None]
+        ) -> None:
             self._answer, self._stream, self._limit = answer, answer.stream, limit
+            self._check_time = check_time
             self._done, self._late, self._over = 0, False, threading.Event()
 
         def __iter__(self) -> Iterator[bytes]:
             threading.Thread(target=self._watch, daemon=True).start()
             try:
                 for chunk in self._stream:
+                    self._check_time()
                     self._done += len(chunk)
                     yield chunk
                     if self._limit is not None and self._done > self._limit:
