@@ -129,7 +129,7 @@ def test_what_the_library_notes_beside_a_snapshot_and_what_a_power_loss_emptied(
     assert rows()["org/name"].complete, "its repository has no tokenizer either"
     os.truncate(snapshot / "model.safetensors", 0)
     assert rows()["org/name"].state == "incomplete", "as after a power loss"
-    parts = {f"m-0000{part}-of-00002.gguf": b"x" for part in (1, 2)}
+    parts = {f"m-0000{part}-of-00002.gguf": b"x" * part for part in (1, 2)}
     snapshot, model = write_revision(hub, "org/q", parts), parse("hf:org/q/m-00001-of-00002.gguf")
     assert cached(model) == snapshot / "m-00001-of-00002.gguf"
     os.truncate(snapshot / "m-00002-of-00002.gguf", 0)

@@ -47,7 +47,7 @@ def fetch_files(
     for name in missing:
         count.begin(listing.sizes[name])
         paths[name] = _fetch(model, listing, name, count)
-        count.end()
+        count.file(listing.sizes[name] or 0)
     return paths
 
 
