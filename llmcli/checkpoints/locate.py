@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import os
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from llmcli.checkpoints.cache.locks import mark_used
 from llmcli.checkpoints.catalog import CATALOG, offline_from_environment
 from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.hub.download import broken_link, cached, download
+from llmcli.checkpoints.hub.files import WEIGHTS
 from llmcli.checkpoints.names import CLASSICS, HubId, hub_name, parse
 from llmcli.errors import WITHOUT_NETWORK, ModelNotFound, NetworkError, WriteFailed
 from llmcli.records.work import Progress
@@ -48,7 +50,7 @@ def find(
     without `note` the error is raised. A named model (also by the variable) is never replaced.
     `progress(what, done, total)` receives bytes of downloads, `note(text)` lines for stderr. Makes
     no network call if the file is cached or with `offline` ($LLMCLI_OFFLINE, $HF_HUB_OFFLINE). A
-    cached model is marked as used and locked against removal while this process runs.
+    model that is named, not given by its path, is marked as used.
     Raises ModelNotFound, UsageError, NetworkError, CheckpointError or WriteFailed.
     """
     name = default_model() if spec is None else spec
@@ -62,7 +64,6 @@ def find(
             f"and {error.message}"
         )
         return BUNDLED_MODEL, _from_catalog(BUNDLED_MODEL, offline, progress, note)
-    mark_used(path)
     return name, path
 
 
@@ -143,16 +144,16 @@ def _from_catalog(
     if entry.hub_id is not None:
         return _from_hub(entry.hub_id, offline, progress)
     if entry.file is not None and entry.is_cached():
-        return entry.file
+        return entry.file if entry.folder is not None else _used(entry.file)
     from llmcli.checkpoints.fetch import fetch  # subprocess, zipfile: only where it is needed
 
-    return fetch(entry, offline=offline, progress=progress, note=note)
+    return _used(fetch(entry, offline=offline, progress=progress, note=note))
 
 
 def _from_hub(model: HubId, offline: bool, progress: Progress | None) -> Path:
     """From the hub cache, else the hub; a partial copy if the hub fails."""
     if path := cached(model):
-        return path
+        return _used(path)
     name = shown(f"{model.repository}/{model.file}" if model.file else model.repository)
     error = NetworkError(
         f"`{name}` is not in the hub cache, and offline mode allows no download",
@@ -160,14 +161,26 @@ def _from_hub(model: HubId, offline: bool, progress: Progress | None) -> Path:
     )
     try:
         if not offline:
-            return download(model, progress=progress)
+            return _used(download(model, progress=progress))
     except NetworkError as found:
         error = found
     if path := cached(model, whole=False):
-        return path
+        return _used(path)
     if link := broken_link(model):
         raise NetworkError(
             f"`{name}` is incomplete in the hub cache: `{shown(link)}` is a broken link",
             hint=error.hint,
         )
     raise error
+
+
+def _used(path: Path) -> Path:
+    """`path`, whose weights' access time, the last use, is set to now. Never raises.
+
+    Set explicitly since mounts with noatime do not update it.
+    """
+    with suppress(OSError):
+        for file in path.iterdir() if path.is_dir() else (path,):
+            if file.suffix.lower() in WEIGHTS:
+                os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))
+    return path

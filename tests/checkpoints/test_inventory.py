@@ -6,12 +6,9 @@ import contextlib
 import fcntl
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import children
 import pytest
 from hub_cache_files import MAIN, OLD, lock_of, tree_of, write_revision
 from hypothesis import HealthCheck, Phase, given, settings
@@ -19,12 +16,10 @@ from hypothesis import strategies as st
 
 from llmcli.checkpoints import catalog
 from llmcli.checkpoints.cache.inventory import Inventory
-from llmcli.checkpoints.cache.locks import exclusive, home_of, mark_used
 from llmcli.checkpoints.cache.prune import left_over
 from llmcli.checkpoints.cache.removal import pieces_of, remove
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
 from llmcli.checkpoints.hub.download import cached
-from llmcli.checkpoints.hub.marks import marked
 from llmcli.checkpoints.locate import find
 from llmcli.checkpoints.names import parse
 from llmcli.errors import ModelNotFound, UsageError, WriteFailed
@@ -40,9 +35,7 @@ def hub(monkeypatch, tmp_path):
     root.mkdir()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root))
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "own"))
-    yield root
-    with exclusive((*root.glob("*/snapshots/*"), *tmp_path.glob("own/models/small-*"))):
-        pass  # this process lets go of what it marked as used
+    return root
 
 
 @pytest.fixture
@@ -127,23 +120,21 @@ def test_what_is_missing(hub, names, index, state):
     assert rows()["org/name"].state == state
 
 
-def test_what_the_library_and_we_note_beside_a_snapshot(hub):
+def test_what_the_library_notes_beside_a_snapshot_and_what_a_power_loss_emptied(hub):
     files = {"config.json": b"{}", "model.safetensors": b"x"}
     snapshot = write_revision(hub, "org/name", files)
     noted = snapshot.parent.parent / ".no_exist" / MAIN / "tokenizer.json"
     noted.parent.mkdir(parents=True)
     noted.touch()
     assert rows()["org/name"].complete, "its repository has no tokenizer either"
-    with contextlib.suppress(KeyboardInterrupt), marked(snapshot, "model.safetensors"):
-        assert rows()["org/name"].state == "incomplete", "nobody has compared its digest"
-        raise KeyboardInterrupt
-    assert rows()["org/name"].state == "incomplete"
-    parts = {f"m-0000{part}-of-00002.gguf": b"x" for part in (1, 2)}
+    os.truncate(snapshot / "model.safetensors", 0)
+    assert rows()["org/name"].state == "incomplete", "as after a power loss"
+    parts = {f"m-0000{part}-of-00002.gguf": b"x" * part for part in (1, 2)}
     snapshot, model = write_revision(hub, "org/q", parts), parse("hf:org/q/m-00001-of-00002.gguf")
     assert cached(model) == snapshot / "m-00001-of-00002.gguf"
-    with contextlib.suppress(KeyboardInterrupt), marked(snapshot, "m-00002-of-00002.gguf"):
-        raise KeyboardInterrupt
+    os.truncate(snapshot / "m-00002-of-00002.gguf", 0)
     assert cached(model) is None
+    assert rows()["hf:org/q/m-00001-of-00002.gguf"].state == "incomplete"
 
 
 def test_a_part_or_a_blob_that_is_gone(hub, snapshot):
@@ -419,61 +410,15 @@ def test_a_blob_that_is_shared_between_repositories(hub):
 
 
 @contextlib.contextmanager
-def locked(path, kind=fcntl.LOCK_EX):
-    """A lock that a fetch holds while it goes on: another opening of the file is as a process."""
+def locked(path):
+    """A lock that a fetch holds: a second open file description conflicts like another process."""
     path.touch()
     descriptor = os.open(path, os.O_RDONLY)
-    fcntl.flock(descriptor, kind)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         yield
     finally:
         os.close(descriptor)
-
-
-def used(path):
-    """A lock that a process holds which runs the model in the directory `path`."""
-    return locked(path, fcntl.LOCK_SH)
-
-
-def is_held(home):
-    """Whether somebody uses the model in this directory."""
-    descriptor = os.open(home, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def test_what_another_process_runs_stays_until_it_ends(hub, snapshot, tmp_path):
-    write_revision(hub, "org/free", {**SAFE, "config.json": b"{  }"})
-    (program := tmp_path / "running.py").write_text(
-        "import sys, pathlib; from llmcli.checkpoints.cache.locks import mark_used\n"
-        "mark_used(pathlib.Path(sys.argv[1])); print(flush=True); sys.stdin.read()\n"
-    )
-    running = children.start(
-        [sys.executable, str(program), str(snapshot / "model.safetensors")],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert running.stdout.readline() == b"\n"
-    kept_whole(hub, ["org/free", "org/name"], match="in use")
-    gone, kept = clear(time.time() + DAY)
-    assert [removal.name for removal in gone] == ["org/free"]
-    assert "in use" in kept[0]
-    assert rows()["org/name"].complete
-    running.communicate(timeout=20)
-    emptied(hub, "org/name")
-
-
-def test_a_repository_that_cannot_be_read_may_be_in_use_too(hub, snapshot):
-    write_revision(hub, "org/name", {**SAFE, "config.json": b"{ }"}, commit=OLD, refs=["v1"])
-    (snapshot.parent / OLD / "config.json").resolve().unlink()
-    assert rows()["org/name"].state == "unreadable"
-    with used(snapshot):
-        kept_whole(hub, ["org/name"], match=rf"in use: another process holds `.*{MAIN}`")
-    emptied(hub, "org/name")
 
 
 def test_what_another_process_fetches_stays(hub, snapshot):
@@ -497,25 +442,12 @@ def test_a_download_that_ends_before_the_lock_is_ours(hub, snapshot):
     assert "org/name" not in rows()
 
 
-def test_the_last_use_is_the_access_time_of_the_weights(hub, snapshot):
-    for name in SAFE:
-        aged((snapshot / name).resolve(), 40)
-    assert rows()["org/name"].last_used == pytest.approx(time.time() - 40 * DAY, abs=60)
-    mark_used(snapshot)
-    assert rows()["org/name"].last_used == pytest.approx(time.time(), abs=60)
-    assert (snapshot / "model.safetensors").stat().st_mtime < time.time() - 39 * DAY
-    take("org/name")  # what this process itself uses is no obstacle
-
-
 def test_a_cache_that_cannot_be_written(hub, snapshot, monkeypatch):
     def refuse(*arguments, **more):
         raise PermissionError(13, "Permission denied", str(arguments[0]))
 
     monkeypatch.setattr("os.utime", refuse)
-    mark_used(snapshot)  # which never raises
-    monkeypatch.chdir(hub)
-    for path in ("nowhere/x", "models--a--b/snapshots/c/x", "a\0b", "/", "."):
-        mark_used(Path(path))
+    assert find("org/name", offline=True)[1] == snapshot
     monkeypatch.setattr("shutil.rmtree", refuse)
     with pytest.raises(WriteFailed, match=r"cannot be removed: permission denied \(`/.*\)"):
         take("org/name")
@@ -538,30 +470,12 @@ def small(hub, monkeypatch):
     return entry
 
 
-def test_a_home_has_one_name_however_one_gets_there(hub, snapshot, small, tmp_path, monkeypatch):
-    """Whoever removes it has to know that this process itself is who uses it."""
-    own = small.file.parent
-    assert home_of(snapshot / "sub" / "x.gguf") == snapshot
-    assert home_of(own.parent / "another-0123456789ab") == own.parent / "another-0123456789ab"
-    assert home_of(tmp_path / "x.gguf") is home_of(own.parent) is None
-    (tmp_path / "linked").symlink_to(tmp_path)
-    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "linked" / "own"))
-    for path, home in ((snapshot, snapshot), (small.file, own)):
-        linked = tmp_path / "linked" / path.relative_to(tmp_path)
-        assert home_of(linked) == home_of(path) == home
-        mark_used(linked)
-    take("small", "org/name")
-    assert tree_of(hub) == {}
-    assert not small.file.exists()
-
-
 def test_a_file_of_our_cache(small, tmp_path):
     (stored,) = [s.model for s in Inventory.read().stored() if s.model.name == "small"]
     assert (stored.place, stored.bytes, stored.complete) == ("llmcli cache", 4, True)
     folder = small.file.parent
-    for held in (used(folder), locked(folder / ".lock")):
-        with held:
-            kept_whole(tmp_path, ["small"], match="in use")
+    with locked(folder / ".lock"):
+        kept_whole(tmp_path, ["small"], match="in use")
     moved = tmp_path / "moved"
     folder.rename(moved)
     folder.symlink_to(moved)
@@ -575,14 +489,15 @@ def test_a_file_of_our_cache(small, tmp_path):
     assert folder.parent.exists()
 
 
-def test_whoever_finds_a_model_uses_it(small, hub, snapshot):
-    for name, weights in (("small", small.file), (str(snapshot), snapshot / "model.safetensors")):
-        aged(weights.resolve(), 40)
-        assert not is_held(weights.parent)
-        _, path = find(name, offline=True)
-        assert is_held(home_of(path))
+def test_the_last_use_is_the_access_time_of_the_weights(small, hub, snapshot):
+    for file in (*(snapshot / name for name in SAFE), small.file):
+        aged(file.resolve(), 40)
+    assert rows()["org/name"].last_used == pytest.approx(time.time() - 40 * DAY, abs=60)
+    for name, weights in (("small", small.file), ("org/name", snapshot / "model.safetensors")):
+        find(name, offline=True)
         assert weights.stat().st_atime == pytest.approx(time.time(), abs=60)
-    assert home_of(find("tiny")[1]) is None, "what ships with llmcli is in no cache"
+        assert weights.stat().st_mtime < time.time() - 39 * DAY
+    assert rows()["org/name"].last_used == pytest.approx(time.time(), abs=60)
 
 
 def test_left_overs_of_our_cache(small):

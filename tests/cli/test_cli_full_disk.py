@@ -76,7 +76,7 @@ WRITES = {
     ),
     "checkpoints/test_fetch.py::test_a_disk_that_fills_during_a_download_into": (
         "checkpoints.hub.calls:prepare.put", "checkpoints.hub.fetching:_fetch",
-        "checkpoints.hub.fetching:pin", "checkpoints.hub.marks:marked",
+        "checkpoints.hub.fetching:pin",
     ),
     "checkpoints/test_fetch.py::test_a_disk_that_fills_while_headers_are_read": (
         "checkpoints.hub.headers:_link_small", "checkpoints.hub.headers:_put",

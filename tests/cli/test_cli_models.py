@@ -18,16 +18,7 @@ from cli_tiny import write_tiny
 from hub_cache_files import OLD, tree_of, write_revision
 from hub_stand_in import HubStandIn
 
-from llmcli.checkpoints.cache import locks
-
 SAFE = {"config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}"}
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_locked():
-    yield
-    while locks._held:
-        os.close(locks._held.popitem()[1])
 
 
 @pytest.fixture

@@ -18,11 +18,9 @@ from llmcli.checkpoints.cache.hub import (
     read_hub_cache,
     shortened,
 )
-from llmcli.checkpoints.cache.locks import WEIGHTS
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, cache_dir
 from llmcli.checkpoints.folder import INDEX
-from llmcli.checkpoints.hub.files import BROKEN, COMPLETE, state_of
-from llmcli.checkpoints.hub.marks import absent, emptied, unverified
+from llmcli.checkpoints.hub.files import BROKEN, COMPLETE, WEIGHTS, absent, emptied, state_of
 from llmcli.checkpoints.split import part_names
 from llmcli.records.models import CacheUse, StoredModel
 
@@ -80,7 +78,7 @@ class Inventory:
     def caches(self) -> tuple[CacheUse, ...]:
         """Disk use of both caches."""
         files = [f for r in self.repositories for v in r.revisions for f in v.files]
-        own = sum(size for size, _ in _sizes(self.own))
+        own = sum(size for size, _ in sizes(self.own))
         return (
             CacheUse(place="llmcli cache", path=str(self.own.parent), bytes=own),
             CacheUse(
@@ -174,14 +172,13 @@ def _row(
 def _state(revision: CachedRevisionInfo, files: Mapping[str, CachedFileInfo]) -> str:
     """`complete`, or the problem of the model that consists of `files`."""
     snapshot = revision.snapshot_path
-    doubtful = unverified(snapshot)
-    verified = {one for one in files if one not in doubtful and not emptied(snapshot / one)}
+    usable = {one for one in files if not emptied(snapshot / one)}
     if _is_gguf(files):
         first = next(iter(files))
-        return COMPLETE if verified.issuperset(part_names(first) or (first,)) else BROKEN
-    if len(verified) < len(files):
+        return COMPLETE if usable.issuperset(part_names(first) or (first,)) else BROKEN
+    if len(usable) < len(files):
         return BROKEN
-    return state_of(verified, snapshot / INDEX, absent(snapshot))
+    return state_of(usable, snapshot / INDEX, absent(snapshot))
 
 
 def _is_gguf(files: Mapping[str, CachedFileInfo]) -> bool:
@@ -196,23 +193,21 @@ def _without_files(repository: CachedRepository) -> StoredModel:
     )  # fmt: skip
 
 
-def _sizes(folder: Path) -> Iterator[tuple[int, float]]:
-    """Bytes and last use of every file below `folder`; links are not followed and count 0."""
-    for where, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                yield _facts(Path(where) / name)
-
-
-def _facts(path: Path) -> tuple[int, float]:
-    status = os.lstat(path)
-    size = status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return size, max(status.st_atime, status.st_mtime)
+def sizes(path: Path) -> Iterator[tuple[int, float]]:
+    """Bytes and last use of a file, or of each below a directory; links count 0 bytes."""
+    files = [path]
+    if path.is_dir() and not path.is_symlink():
+        files = [Path(where) / name for where, _, names in os.walk(path) for name in names]
+    for file in files:
+        with contextlib.suppress(OSError):
+            status = os.lstat(file)
+            size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+            yield size, max(status.st_atime, status.st_mtime)
 
 
 def _of_file(entry: CatalogEntry, path: Path) -> StoredModel:
     bundled = entry.folder is not None
-    files = list(_sizes(path)) if bundled else [_facts(path)]
+    files = list(sizes(path))
     return StoredModel(
         name=entry.name,
         place="package" if bundled else "llmcli cache",
@@ -221,7 +216,7 @@ def _of_file(entry: CatalogEntry, path: Path) -> StoredModel:
         files=len(files),
         revision=None,
         refs=(),
-        last_used=None if bundled else max(used for _, used in files),
+        last_used=None if bundled else max((used for _, used in files), default=None),
         state=COMPLETE,
     )
 

@@ -18,6 +18,7 @@ from llmcli.checkpoints.cache.removal import (
     Part,
     Piece,
     chosen,
+    is_locked,
     of_hub,
     of_own,
     unlinked,
@@ -40,7 +41,7 @@ def left_over(inventory: Inventory, unused_since: float | None = None) -> list[P
     pieces = list(_of_own_cache(inventory))
     parts: dict[tuple[Path, ...], Part] = {}
     for repository in inventory.repositories:
-        pieces += _of_repository(repository, inventory)
+        pieces += _of_repository(repository)
         for part in _needless(repository):
             parts[_paths(part)] = part
     if unused_since is not None:
@@ -50,7 +51,7 @@ def left_over(inventory: Inventory, unused_since: float | None = None) -> list[P
                 parts.setdefault(_paths(found), found)
             else:
                 pieces.append(found)
-    return pieces + of_hub(list(parts.values()), inventory)
+    return pieces + of_hub(list(parts.values()))
 
 
 def _paths(part: Part) -> tuple[Path, ...]:
@@ -76,10 +77,10 @@ def _of_own_cache(inventory: Inventory) -> Iterator[Piece]:
             continue  # not created by a fetch
         if entry is None:
             reason = "a version no longer in the catalog"
-            yield of_own(folder, version["name"], reason, [folder], inventory.own)
+            yield of_own(folder, version["name"], reason, [folder])
         elif scratch := sorted(folder.glob(SCRATCH + "*")):
             reason = "left by an interrupted fetch"
-            yield of_own(folder, entry.name, reason, scratch, inventory.own)
+            yield of_own(folder, entry.name, reason, scratch)
 
 
 def _needless(repository: CachedRepository) -> Iterator[Part]:
@@ -108,12 +109,11 @@ def _needless(repository: CachedRepository) -> Iterator[Part]:
             )
 
 
-def _of_repository(repository: CachedRepository, inventory: Inventory) -> Iterator[Piece]:
+def _of_repository(repository: CachedRepository) -> Iterator[Piece]:
     if repository.problem or repository.path.is_symlink():
         return
-    root = inventory.root
     if not any(revision.files for revision in repository.revisions) and _at_rest(repository.path):
-        yield whole_repository(repository, "a repository with no model in it", root)
+        yield whole_repository(repository, "a repository with no model in it")
         return
     linked = {file.blob_path for revision in repository.revisions for file in revision.files}
     try:
@@ -126,13 +126,13 @@ def _of_repository(repository: CachedRepository, inventory: Inventory) -> Iterat
         ("no snapshot links to it", [b for b in blobs if b not in partial and _at_rest(b)]),
     ):
         if paths:
-            yield unlinked(repository, reason, paths, root)
+            yield unlinked(repository, reason, paths)
 
 
 def _ended(partial: Path, repository: CachedRepository) -> bool:
-    """Whether no process writes it: it has a lock file (taken by removal), or is old."""
-    etag = partial.name.split(".")[0]
-    return (repository.locks / f"{etag}.lock").exists() or _at_rest(partial)
+    """Whether no process writes it: nobody holds its lock file, or without one it is old."""
+    lock = repository.locks / f"{partial.name.split('.')[0]}.lock"
+    return not is_locked(lock) if lock.exists() else _at_rest(partial)
 
 
 def _at_rest(path: Path) -> bool:

@@ -1,6 +1,6 @@
 """Removes models from both caches. huggingface_hub finds and deletes files of the hub cache.
 
-Checked here in addition: whether another process uses them, whether real directories (no links)
+Checked here in addition: whether another process fetches them, whether real directories (no links)
 lead to them from the cache, and whether they are gone afterwards. Every path comes from a listing
 of the cache, never from user input or file contents.
 """
@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import difflib
 import errno
+import fcntl
 import logging
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmcli.checkpoints.cache.hub import CachedRepository, files_of, lengthened
-from llmcli.checkpoints.cache.inventory import Inventory, Stored
-from llmcli.checkpoints.cache.locks import WEIGHTS, exclusive
+from llmcli.checkpoints.cache.inventory import Inventory, Stored, sizes
 from llmcli.checkpoints.catalog import CATALOG
+from llmcli.checkpoints.fetch import LOCK
 from llmcli.checkpoints.files import shown, why
+from llmcli.checkpoints.hub.files import WEIGHTS
 from llmcli.checkpoints.names import HubId, parse, typed
 from llmcli.checkpoints.split import part_names
 from llmcli.errors import ModelNotFound, UsageError, WriteFailed
-from llmcli.records.models import Place, Removal
+from llmcli.records.models import Removal
 
 if TYPE_CHECKING:
     from huggingface_hub import (
@@ -38,23 +39,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Files removed together, below the cache `root`: the library's `strategy`, or `paths`.
+    """Files removed together, by the library's `strategy` for the cache `strategy.cache_dir`.
 
-    `locks`: paths locked by processes that use or fetch the model.
+    `locks`: files that processes lock while they fetch the model.
     """
 
     removal: Removal
-    root: Path
     locks: tuple[Path, ...]
-    paths: tuple[Path, ...] = ()
-    strategy: DeleteCacheStrategy | None = None
+    strategy: DeleteCacheStrategy
 
     @property
-    def goes(self) -> tuple[Path, ...]:
+    def deleted(self) -> tuple[Path, ...]:
         """All deleted paths."""
         plan = self.strategy
-        if plan is None:
-            return self.paths
         return (*plan.repos, *plan.snapshots, *plan.files, *plan.refs, *plan.blobs)
 
 
@@ -82,7 +79,7 @@ def pieces_of(
     """
     found = [_selected(name, inventory, revision) for name in dict.fromkeys(names)]
     pieces = [one for one in found if isinstance(one, Piece)]
-    return pieces + of_hub([one for one in found if isinstance(one, Part)], inventory)
+    return pieces + of_hub([one for one in found if isinstance(one, Part)])
 
 
 def _selected(name: str, inventory: Inventory, revision: str | None) -> Part | Piece:
@@ -115,9 +112,9 @@ def chosen(stored: Stored, inventory: Inventory, reason: str) -> Part | Piece:
     if stored.repository is None:
         assert stored.model.path is not None
         folder = inventory.own / Path(stored.model.path).parent.name
-        return of_own(folder, name, reason, [folder], inventory.own)
+        return of_own(folder, name, reason, [folder])
     if stored.revision is None:
-        return whole_repository(stored.repository, reason, inventory.root)
+        return whole_repository(stored.repository, reason)
     return Part(
         name=name, why=reason, repository=stored.repository, revision=stored.revision,
         files=stored.files,
@@ -159,7 +156,7 @@ def _not_here(name: str, inventory: Inventory, revision: str | None) -> ModelNot
 # pieces
 
 
-def of_hub(parts: Sequence[Part], inventory: Inventory) -> list[Piece]:
+def of_hub(parts: Sequence[Part]) -> list[Piece]:
     """One piece per part, in order: what the library deletes after the parts before it.
 
     Shared files go with the last part that needs them. Small files without remaining weights go
@@ -186,77 +183,58 @@ def of_hub(parts: Sequence[Part], inventory: Inventory) -> list[Piece]:
             remaining, where = revisions - {revision}, [snapshot]
         repositories = {replace(repository, revisions=remaining)} if remaining else set()
         left[path] = replace(info, repos=frozenset(repositories))
-        homes = [one.revision.snapshot_path for one in parts if one.repository is part.repository]
-        pieces.append(
-            _piece(part.name, part.why, part.repository, strategy, where, homes, inventory.root)
-        )
+        pieces.append(_piece(part.name, part.why, part.repository, strategy, where))
     return pieces
 
 
-def whole_repository(repository: CachedRepository, reason: str, root: Path) -> Piece:
-    """A whole repository, with the locks of all snapshots, also unreadable ones."""
-    homes = [
-        home
-        for home in sorted(repository.path.glob("snapshots/*"))
-        if home.is_dir() and not home.is_symlink()
-    ]
-    strategy = _strategy(root, [repository.path], repos=frozenset({repository.path}))
-    return _piece(repository.name, reason, repository, strategy, [], homes, root)
+def whole_repository(repository: CachedRepository, reason: str) -> Piece:
+    """A whole repository, also an unreadable one."""
+    strategy = _strategy(repository.path.parent, repos=[repository.path])
+    return _piece(repository.name, reason, repository, strategy)
 
 
-def unlinked(
-    repository: CachedRepository, reason: str, blobs: Sequence[Path], root: Path
-) -> Piece:
+def unlinked(repository: CachedRepository, reason: str, blobs: Sequence[Path]) -> Piece:
     """Files in `repository` that no snapshot links to."""
-    strategy = _strategy(root, blobs, blobs=frozenset(blobs))
-    return _piece(repository.name, reason, repository, strategy, [], [], root)
+    strategy = _strategy(repository.path.parent, blobs=blobs)
+    return _piece(repository.name, reason, repository, strategy)
 
 
-def of_own(folder: Path, name: str, reason: str, paths: Sequence[Path], root: Path) -> Piece:
+def of_own(folder: Path, name: str, reason: str, paths: Sequence[Path]) -> Piece:
     """`paths` in the directory `folder` of our cache, or that directory itself."""
-    removal = _removal(name, "llmcli cache", reason, sum(map(_bytes_below, paths)), paths)
-    return Piece(removal=removal, root=root, paths=tuple(paths), locks=(folder, folder / ".lock"))
+    strategy = _strategy(folder.parent, repos=paths)
+    removal = Removal(
+        name=name, place="llmcli cache", why=reason, bytes=strategy.expected_freed_size,
+        paths=tuple(map(str, paths)),
+    )  # fmt: skip
+    return Piece(removal=removal, strategy=strategy, locks=(folder / LOCK,))
 
 
 def _strategy(
-    root: Path, paths: Sequence[Path], *, repos: frozenset[Path] = frozenset(),
-    blobs: frozenset[Path] = frozenset(),
-) -> DeleteCacheStrategy:  # fmt: skip
+    root: Path, *, repos: Sequence[Path] = (), blobs: Sequence[Path] = ()
+) -> DeleteCacheStrategy:
     """A strategy for paths that a scan does not list."""
     from huggingface_hub import DeleteCacheStrategy
 
+    freed = sum(size for path in (*repos, *blobs) for size, _ in sizes(path))
     return DeleteCacheStrategy(
-        expected_freed_size=sum(map(_bytes_below, paths)), repos=repos, blobs=blobs,
+        expected_freed_size=freed, repos=frozenset(repos), blobs=frozenset(blobs),
         refs=frozenset(), snapshots=frozenset(), cache_dir=root,
     )  # fmt: skip
 
 
 def _piece(
     name: str, reason: str, repository: CachedRepository, strategy: DeleteCacheStrategy,
-    where: Sequence[Path], homes: Sequence[Path], root: Path,
+    where: Sequence[Path] = (),
 ) -> Piece:  # fmt: skip
     """Build a piece; `where` (the model's location) comes first in the displayed paths."""
     rest = [strategy.repos, strategy.snapshots, strategy.refs, strategy.blobs]
     paths = dict.fromkeys([*where, *(path for kind in rest for path in sorted(kind))])
-    removal = _removal(name, "hub cache", reason, strategy.expected_freed_size, [*paths])
-    locks = (*homes, *sorted(repository.locks.glob("*.lock")))
-    return Piece(removal=removal, root=root, locks=locks, strategy=strategy)
-
-
-def _removal(name: str, place: Place, reason: str, nbytes: int, paths: Sequence[Path]) -> Removal:
-    return Removal(name=name, place=place, why=reason, bytes=nbytes, paths=tuple(map(str, paths)))
-
-
-def _bytes_below(path: Path) -> int:
-    """Bytes on disk of a file or of all files in a directory; links count 0."""
-    if path.is_symlink():
-        return 0
-    if path.is_dir():
-        return sum(_bytes_below(Path(w) / name) for w, _, names in os.walk(path) for name in names)
-    try:
-        return os.lstat(path).st_size
-    except OSError:
-        return 0
+    removal = Removal(
+        name=name, place="hub cache", why=reason, bytes=strategy.expected_freed_size,
+        paths=tuple(map(str, paths)),
+    )  # fmt: skip
+    locks = tuple(sorted(repository.locks.glob("*.lock")))
+    return Piece(removal=removal, locks=locks, strategy=strategy)
 
 
 # removal
@@ -265,10 +243,10 @@ def _bytes_below(path: Path) -> int:
 def remove(
     pieces: Sequence[Piece], planned: Callable[[], list[Piece]], *, passing_over: bool
 ) -> tuple[list[Removal], list[str]]:
-    """Remove `pieces` as `planned` lists them again once all locks are held.
+    """Remove `pieces` as `planned` lists them again once no lock is held.
 
-    Returns what was removed, and one line per failure. With `passing_over`, pieces in use or not
-    removable are skipped; otherwise WriteFailed is raised, for use before anything is removed.
+    Returns what was removed, and one line per failure. With `passing_over`, pieces being fetched or
+    not removable are skipped; otherwise WriteFailed is raised, for use before anything is removed.
     """
     gone: list[Removal] = []
     kept: list[str] = []
@@ -286,38 +264,43 @@ def _remove_together(
     pieces: Sequence[Piece], planned: Callable[[], list[Piece]]
 ) -> list[Removal]:
     names = shown(", ".join(piece.removal.name for piece in pieces), 200)
-    for piece in pieces:
-        _need_inside(piece)
     wanted = {(piece.removal.name, piece.removal.why) for piece in pieces}
-    held = {lock: None for piece in pieces for lock in piece.locks}
-    gone = []
+    # a download may have finished meanwhile and link to a blob of the first plan
+    current = [p for p in planned() if (p.removal.name, p.removal.why) in wanted]
+    for piece in current:
+        _need_inside(piece)
+        if holder := next(filter(is_locked, piece.locks), None):
+            raise WriteFailed(
+                f"`{names}` is in use: another process holds `{shown(holder)}`",
+                hint="wait until that one has ended",
+            )
     try:
-        with exclusive(tuple(held)) as holder:
-            _need_free(names, holder)
-            # a download may have finished meanwhile and link to a blob of the first plan
-            current = [p for p in planned() if (p.removal.name, p.removal.why) in wanted]
-            new = {lock: None for piece in current for lock in piece.locks if lock not in held}
-            with exclusive(tuple(new)) as holder:
-                _need_free(names, holder)
-                for piece in current:
-                    _need_inside(piece)
-                    _delete(piece)
-                    gone.append(piece.removal)
+        for piece in current:
+            _delete(piece)
     except OSError as error:
         place = f" (`{shown(Path(error.filename))}`)" if error.filename else ""
         raise WriteFailed(
             f"`{names}` cannot be removed: {why(error)}{place}",
             hint="see who owns the files of the cache",
         ) from None
-    return gone
+    return [piece.removal for piece in current]
 
 
-def _need_free(names: str, holder: Path | None) -> None:
-    if holder is not None:
-        raise WriteFailed(
-            f"`{names}` is in use: another process holds `{shown(holder)}`",
-            hint="wait until that one has ended",
-        )
+def is_locked(path: Path) -> bool:
+    """Whether another process holds the lock file `path`, or it cannot be opened to tell."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _need_inside(piece: Piece) -> None:
@@ -326,11 +309,13 @@ def _need_inside(piece: Piece) -> None:
     Top-level entries of the cache must not be links either, nor the directories of a repository
     that is removed as a whole.
     """
-    repositories = () if piece.strategy is None else piece.strategy.repos
-    inner = [repo / name / "x" for repo in repositories for name in ("blobs", "refs", "snapshots")]
-    for path in (*piece.goes, *inner):
-        parts = path.relative_to(piece.root).parts
-        folders = [piece.root.joinpath(*parts[:n]) for n in range(1, max(2, len(parts)))]
+    root = piece.strategy.cache_dir
+    assert root is not None
+    within = ("blobs", "refs", "snapshots")
+    inner = [repo / name / "x" for repo in piece.strategy.repos for name in within]
+    for path in (*piece.deleted, *inner):
+        parts = path.relative_to(root).parts
+        folders = [root.joinpath(*parts[:n]) for n in range(1, max(2, len(parts)))]
         link = next((folder for folder in folders if folder.is_symlink()), None)
         if ".." in parts or link is not None:
             raise WriteFailed(
@@ -341,12 +326,8 @@ def _need_inside(piece: Piece) -> None:
 
 def _delete(piece: Piece) -> None:
     """Delete a piece. Raises OSError, also for failures that the library only logs."""
-    if piece.strategy is None:
-        for path in piece.paths:
-            shutil.rmtree(path)
-        return
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # avoids a printed traceback
     piece.strategy.execute()
-    for path in piece.goes:
+    for path in piece.deleted:
         if os.path.lexists(path):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))

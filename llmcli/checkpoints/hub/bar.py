@@ -22,38 +22,33 @@ class Counted:
     def begin(self, size: int | None) -> None:
         """Start the next file, of `size` bytes (None: unknown)."""
         self._before, self.size = self.done, size
-        self._tell()
+        self.file(0)
 
     def file(self, done: int) -> None:
         """Set the received bytes of the current file to `done`."""
         self.done = self._before + (min(done, self.size) if self.size else done)
-        self._tell()
-
-    def end(self) -> None:
-        """Mark the current file as complete."""
-        self.done = self._before + (self.size or 0)
-        self._tell()
-
-    def _tell(self) -> None:
         if self._progress is not None and self.total:
             self._progress(self._what, min(self.done, self.total), self.total)
 
 
 def bar(count: Counted, check_room: Callable[[int], None] | None = None) -> Any:
-    """A tqdm-like class for the library that counts and draws nothing.
+    """A tqdm class for the library that counts and draws nothing.
 
     `check_room` is called with a file's remaining bytes before they are received: the hub may
     announce more than it lists.
     """
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-    class Bar:
-        """The used part of tqdm's interface; Xet calls it from its own thread."""
+    class Bar(tqdm):
+        """Xet calls it from its own thread."""
 
-        def __init__(self, **options: Any) -> None:
-            if options.get("total") is None:
+        monitor_interval = 0  # no thread that redraws
+
+        def __init__(self, *, total: int | None = None, initial: int = 0, **options: Any) -> None:
+            super().__init__(disable=True)  # type: ignore[no-untyped-call]
+            if total is None:
                 raise NetworkError("the hub does not state the size of a file")
-            self.total = int(options["total"])
-            self._done = int(options.get("initial") or 0)
+            self.total, self._done = int(total), int(initial)
             if count.size not in (None, self.total):
                 raise CheckpointError(
                     f"the hub sends {self.total} bytes for a file listed with {count.size}",
@@ -72,20 +67,7 @@ def bar(count: Counted, check_room: Callable[[int], None] | None = None) -> Any:
         def update_transfer(self, amount: float) -> None:
             """Ignored: bytes on the wire, fewer than the file's."""
 
-        def set_postfix_str(self, *args: Any, **options: Any) -> None:
+        def set_transfer_postfix_str(self, *args: Any, **options: Any) -> None:
             """Ignored: the speed."""
-
-        set_transfer_postfix_str = set_postfix_str
-
-        def refresh(self) -> None:
-            """Ignored: drawing."""
-
-        close = refresh
-
-        def __enter__(self) -> Bar:
-            return self
-
-        def __exit__(self, *exception: object) -> None:
-            pass
 
     return Bar

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ _COMMITS = re.compile(r"(?<=/)[0-9a-f]{40}(?=/)")  # in the path of a file
 _WHOLE_S = 30.0  # for an answer from first to last byte,
 _SLOWEST = 20_000  # and, of part of a file, one second more for each so many bytes
 _LEAST = 1_000  # minimum bytes/s of a whole file
+
+# called with a received file and its path in the cache, before it is moved there
+before_move: ContextVar[Callable[[Path, Path], None]] = ContextVar(
+    "before_move", default=lambda part, blob: None
+)
 
 
 def reachable() -> bool:
@@ -146,11 +152,12 @@ def prepare() -> None:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     # bytes per write, lost if the connection breaks; the default is 10 MB
     constants.DOWNLOAD_CHUNK_SIZE = 1 << 20
-    # sync contents before a name in the cache refers to them
+    # check and sync contents before a name in the cache refers to them
     move: Any = getattr(file_download, "_chmod_and_move", None)
     if move is not None and move.__module__ == file_download.__name__:  # not patched yet
 
         def put(src: Path, dst: Path) -> None:
+            before_move.get()(src, dst)
             sync(src)
             move(src, dst)
 
@@ -225,8 +232,10 @@ def _guard(answer: Any) -> None:
             hint="run the command again: it may have changed just now",
         )
     # an encoded body may be endless and decode to nothing
-    most = MAX_JSON_BYTES if "content-encoding" in answer.headers else None
-    answer.stream = _bounded()(answer, _MAX_ERROR_BYTES if status >= 400 else most)
+    listing = "/api/models/" in path
+    most = MAX_JSON_BYTES if listing or "content-encoding" in answer.headers else None
+    limit = _MAX_ERROR_BYTES if status >= 400 else most
+    answer.stream = _bounded()(answer, limit, deadline(0) if listing else lambda: None)
 
 
 @functools.cache
@@ -239,17 +248,22 @@ def _bounded() -> type[Any]:
     class Bounded(client.SyncByteStream):  # type: ignore[name-defined, misc]
         """A body of at most `limit` bytes at `_LEAST` bytes/s or more; raises NetworkError.
 
+        `check_time` is called for each piece.
         A reset connection counts as closed, so that the library resumes the download.
         """
 
-        def __init__(self, answer: Any, limit: int | None) -> None:
+        def __init__(
+            self, answer: Any, limit: int | None, check_time: Callable[[], None]
+        ) -> None:
             self._answer, self._stream, self._limit = answer, answer.stream, limit
+            self._check_time = check_time
             self._done, self._late, self._over = 0, False, threading.Event()
 
         def __iter__(self) -> Iterator[bytes]:
             threading.Thread(target=self._watch, daemon=True).start()
             try:
                 for chunk in self._stream:
+                    self._check_time()
                     self._done += len(chunk)
                     yield chunk
                     if self._limit is not None and self._done > self._limit:

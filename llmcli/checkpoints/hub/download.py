@@ -22,14 +22,15 @@ from llmcli.checkpoints.hub.files import (
     NO_WEIGHTS,
     SMALL,
     TOKENIZERS,
+    absent,
     choose,
+    emptied,
     gguf_groups,
     shards_of,
     state_of,
 )
 from llmcli.checkpoints.hub.library import check_settings, has_odd_reference
 from llmcli.checkpoints.hub.listing import listed
-from llmcli.checkpoints.hub.marks import absent, emptied, unverified
 from llmcli.checkpoints.names import CLASSICS, HubId
 from llmcli.checkpoints.split import part_names
 from llmcli.errors import ModelNotFound
@@ -82,10 +83,8 @@ def _cached(model: HubId, weights: bool, whole: bool) -> Path | None:
             ]
             if not all(isinstance(one, str) for one in found):
                 return None
-            path = Path(str(found[0]))
-            marks = unverified(path.parents[names[0].count("/")])
-            sound = marks.isdisjoint(names) and not any(emptied(Path(str(one))) for one in found)
-            return path if sound else None
+            paths = [Path(str(one)) for one in found]
+            return None if any(map(emptied, paths)) else paths[0]
         folder = snapshot_download(
             model.repository,
             revision=model.revision,
@@ -119,12 +118,11 @@ def _usable(folder: Path, weights: bool, whole: bool) -> Path | None:
 
 def held(snapshot: Path) -> set[str]:
     """Names of the usable files of a snapshot."""
-    found = {
+    return {
         path.relative_to(snapshot).as_posix()
         for path in snapshot.rglob("*")
         if path.is_file() and not emptied(path)
     }
-    return found - unverified(snapshot)
 
 
 def download(model: HubId, *, weights: bool = True, progress: Progress | None = None) -> Path:

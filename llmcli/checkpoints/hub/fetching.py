@@ -12,10 +12,10 @@ from pathlib import Path
 
 from llmcli.checkpoints.files import is_full, put, shown
 from llmcli.checkpoints.hub.bar import Counted, bar
+from llmcli.checkpoints.hub.calls import before_move
 from llmcli.checkpoints.hub.errors import unwritable
-from llmcli.checkpoints.hub.files import TOKENIZERS
+from llmcli.checkpoints.hub.files import TOKENIZERS, emptied
 from llmcli.checkpoints.hub.listing import SHA256, Listing
-from llmcli.checkpoints.hub.marks import emptied, marked, unverified
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError
 from llmcli.records.work import Progress
@@ -26,14 +26,11 @@ def fetch_files(
 ) -> dict[str, Path]:
     """Fetch missing files in `names` one by one; returns name -> path in the cache.
 
-    Files of an interrupted fetch are verified or fetched again, as are files emptied by a power
-    loss. For use inside `explained`. Raises WriteFailed before any download if there is not enough
-    space, CheckpointError for a file with a wrong sha256.
+    Files emptied by a power loss are fetched again. For use inside `explained`. Raises WriteFailed
+    before any download if there is not enough space, CheckpointError for a wrong digest.
     """
     from huggingface_hub import try_to_load_from_cache
 
-    snapshot = snapshot_of(model, listing.commit)
-    doubtful = unverified(snapshot)
     paths: dict[str, Path] = {}
     for name in names:
         found = try_to_load_from_cache(model.repository, name, revision=listing.commit)
@@ -41,11 +38,7 @@ def fetch_files(
             Path(found).resolve().unlink()
             Path(found).unlink(missing_ok=True)
         elif isinstance(found, str):
-            with contextlib.suppress(CheckpointError):  # removed, and fetched again below
-                if name in doubtful:
-                    with marked(snapshot, name):
-                        _verify(name, Path(found), listing)
-                paths[name] = Path(found)
+            paths[name] = Path(found)
     missing = [name for name in names if name not in paths]
     count = Counted(
         f"downloading {model.repository}", [listing.sizes[name] for name in missing], progress
@@ -53,9 +46,8 @@ def fetch_files(
     _check_room(count.total)
     for name in missing:
         count.begin(listing.sizes[name])
-        with marked(snapshot, name):
-            paths[name] = _fetch(model, listing, name, count)
-        count.end()
+        paths[name] = _fetch(model, listing, name, count)
+        count.file(listing.sizes[name] or 0)
     return paths
 
 
@@ -69,9 +61,19 @@ def snapshot_of(model: HubId, commit: str) -> Path:
 
 
 def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
-    """Fetch and verify one file. An interrupted fetch leaves no empty snapshot."""
+    """Fetch one file, verified before it has a name in the cache.
+
+    An interrupted fetch leaves no empty snapshot.
+    """
     from huggingface_hub import hf_hub_download
 
+    verified = []
+
+    def verify(part: Path, blob: Path) -> None:
+        _verify(name, part, blob.name, listing)
+        verified.append(part)
+
+    token = before_move.set(verify)
     try:
         drawn = bar(count, _check_room)
         path = Path(
@@ -83,7 +85,15 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
         if isinstance(error, OSError) and is_full(error):
             raise unwritable(error, room=count.total - count.done) from None
         raise
-    _verify(name, path, listing)
+    finally:
+        before_move.reset(token)
+    if not verified:  # a blob that was in the cache without a snapshot
+        try:
+            _verify(name, path, path.resolve().name, listing)
+        except CheckpointError:
+            path.resolve().unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            raise
     _remove_left_overs(path.resolve())
     return path
 
@@ -112,28 +122,25 @@ def _check_room(needed: int) -> None:
             raise unwritable(None, room=needed)
 
 
-def _verify(name: str, path: Path, listing: Listing) -> None:
-    """Compares a file with what the hub states: its size, and its digest, which of a large one is
-    its name in the cache.
+def _verify(name: str, path: Path, etag: str, listing: Listing) -> None:
+    """Compare the file at `path` with the size and digest that the hub states.
 
-    A wrong file is removed. A file without stated size or digest passes.
+    The ETag of a large file is its sha256. A file without stated size or digest passes. Raises
+    CheckpointError; the caller removes the file.
     """
-    blob = path.resolve()
-    size = blob.stat().st_size
+    size = path.stat().st_size
     other = "" if listing.sizes[name] in (None, size) else "size"
     expected, kind = listing.sha256.get(name), "sha256"
-    if expected is None and SHA256.fullmatch(blob.name):
-        expected = blob.name
+    if expected is None and SHA256.fullmatch(etag):
+        expected = etag
     begun = hashlib.sha256()
     if expected is None:
         expected, kind = listing.git.get(name), "sha1"
         begun = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     if expected is not None and not other:
-        with blob.open("rb") as file:
+        with path.open("rb") as file:
             other = "" if hashlib.file_digest(file, lambda: begun).hexdigest() == expected else kind
     if other:
-        path.unlink(missing_ok=True)
-        blob.unlink(missing_ok=True)
         raise CheckpointError(
             f"the downloaded `{shown(name)}` has a wrong {other} and was removed",
             hint="run the command again; if it fails again, a proxy may change files",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
+import os
 import posixpath
 import re
 from collections.abc import Collection, Mapping
@@ -23,10 +25,13 @@ SMALL = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+WEIGHTS = (".gguf", ".safetensors")
 COMPLETE, BROKEN = "complete", "incomplete"
 NO_CONFIGURATION, NO_TOKENIZER = "no configuration", "no tokenizer"
 SEVERAL, PICKLES, NO_WEIGHTS = "several models", "pickled weights only", "no weights"
 _LIKED = ("Q4_K_M", "Q8_0")  # small and nearly as good; larger and as good
+# git's id of the empty file, the name of its blob in the cache
+_EMPTY = hashlib.sha1(b"blob 0\0", usedforsecurity=False).hexdigest()
 _MORE_TEMPLATES = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 
 
@@ -116,6 +121,22 @@ def shards_of(index: Path, names: Collection[str]) -> tuple[str, ...]:
         if not isinstance(name, str) or name not in names or not is_shard(name):
             raise CheckpointError(f"`{INDEX}` names `{shown(name)}`, which is not beside it")
     return tuple(sorted(set(found.values())))
+
+
+def emptied(path: Path) -> bool:
+    """Whether a file is empty that has bytes on the hub, as after a power loss."""
+    try:
+        return path.stat().st_size == 0 and path.resolve().name != _EMPTY
+    except OSError:
+        return False
+
+
+def absent(snapshot: Path) -> frozenset[str]:
+    """Files recorded by the library as missing at this commit."""
+    try:
+        return frozenset(os.listdir(snapshot.parents[1] / ".no_exist" / snapshot.name))
+    except OSError:
+        return frozenset()
 
 
 def state_of(names: Collection[str], index: Path, absent: Collection[str] = ()) -> str:

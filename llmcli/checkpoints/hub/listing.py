@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
-from llmcli.checkpoints.files import MAX_JSON_BYTES, shown
-from llmcli.checkpoints.hub.calls import ANSWER_S, deadline, reachable
+from llmcli.checkpoints.files import shown
+from llmcli.checkpoints.hub.calls import ANSWER_S, reachable
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import WITHOUT_NETWORK, CheckpointError, NetworkError
 
@@ -37,7 +35,7 @@ def listed(model: HubId) -> Listing:
 
     Raises NetworkError within three seconds if the hub does not answer, and library errors.
     """
-    from huggingface_hub import constants
+    from huggingface_hub import HfApi, constants
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     validate_repo_id(model.repository)
@@ -47,25 +45,23 @@ def listed(model: HubId) -> Listing:
             f"({shown(constants.ENDPOINT)}) cannot be reached",
             hint=f"check the network and HF_ENDPOINT; {WITHOUT_NETWORK}",
         )
-    url = f"{constants.ENDPOINT}/api/models/{model.repository}"
-    if model.revision is not None:
-        url += f"/revision/{quote(model.revision, safe='')}"
-    body = _body(url + "?blobs=true")
     try:
-        stated = json.loads(body)
-        sha, siblings = stated["sha"], stated["siblings"]
-        if not COMMIT.fullmatch(sha):
+        stated = HfApi().model_info(
+            model.repository, revision=model.revision, files_metadata=True, timeout=ANSWER_S
+        )
+        sha, files = stated.sha, stated.siblings
+        if sha is None or files is None or not COMMIT.fullmatch(sha):
             raise ValueError("invalid commit")
-        if len(siblings) > _MOST_FILES:
+        if len(files) > _MOST_FILES:
             raise CheckpointError(
                 f"`{shown(model.repository)}` lists more than {_MOST_FILES:,} files",
                 hint="look for another repository with the same model",
             )
-        sizes = {_name(file["rfilename"]): _size(file.get("size")) for file in siblings}
-        large = {
-            file["rfilename"]: file["lfs"].get("sha256") for file in siblings if file.get("lfs")
-        }
-        small = {file["rfilename"]: file.get("blobId") for file in siblings if not file.get("lfs")}
+        sizes = {_name(file.rfilename): _size(file.size) for file in files}
+        large = {file.rfilename: file.lfs.sha256 for file in files if file.lfs}
+        small = {file.rfilename: file.blob_id for file in files if not file.lfs}
+    except UnicodeEncodeError:  # of the token
+        raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise NetworkError(
             f"invalid answer from the hub ({shown(constants.ENDPOINT)})",
@@ -102,19 +98,3 @@ def _digests(digests: Mapping[str, Any], pattern: re.Pattern[str]) -> dict[str, 
 
 def _size(stated: Any) -> int | None:
     return stated if type(stated) is int and stated >= 0 else None
-
-
-def _body(url: str) -> bytes:
-    """The body of the answer to a request, with a limited length."""
-    from huggingface_hub import get_session, hf_raise_for_status
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
-
-    data, late = bytearray(), deadline(0)
-    with get_session().stream("GET", url, headers=build_hf_headers(), timeout=ANSWER_S) as answer:
-        hf_raise_for_status(answer)
-        for chunk in answer.iter_bytes():
-            late()
-            data += chunk
-            if len(data) > MAX_JSON_BYTES:
-                raise NetworkError(f"the hub's answer is larger than {MAX_JSON_BYTES} bytes")
-    return bytes(data)

@@ -249,7 +249,7 @@ def rm(
     """Removes models from our cache and from the hub's, which other programs share.
 
     Of a repository the named revision goes, and the files that no other revision needs. Asks
-    first on a terminal. What another process fetches or runs is not removed, a link
+    first on a terminal. What another process fetches is not removed, a link
     is never followed, and nothing outside of the two caches is touched.
     """
     out = Output("models-rm", output)
@@ -268,7 +268,7 @@ def prune(removal: RemovalOptions, output: OutputOptions) -> None:
     In our cache: scratch, and versions that the catalog no longer names. In the hub's, of models
     alone: partial downloads, files that no snapshot links to, commits that a branch has moved on
     from, downloads that only began, empty repositories. Other programs share the hub's cache:
-    `--dry-run` shows what would go. What another process is using stays.
+    `--dry-run` shows what would go. What another process is fetching stays.
     """
     since = removal.since()
     out = Output("models-prune", output)
@@ -292,8 +292,8 @@ def _remove(
 ) -> None:
     """Shows what `planned` lists, asks for confirmation, removes it, and shows the `report`.
 
-    With `passing_over` what is in use stays and the rest is removed. Raises UsageError if there is
-    no terminal to ask on, WriteFailed if something could not be removed.
+    With `passing_over` what is being fetched stays and the rest is removed. Raises UsageError if
+    there is no terminal to ask on, WriteFailed if something could not be removed.
     """
     from llmcli.checkpoints.cache.removal import remove
     from llmcli.commands.models.view import render_removal
