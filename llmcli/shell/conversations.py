@@ -252,7 +252,7 @@ def transcript_of(document: Any, where: str) -> Transcript:
     for at, one in enumerate(found.messages):
         place = f"`messages[{at}]` of {where}"
         if _misplaced(one.role, at):
-            raise UsageError(f"{place} is a system message behind others", hint=_SAVED)
+            raise UsageError(f"{place} is a system message, which must be first", hint=_SAVED)
         if one.ids and one.role != "assistant":
             raise UsageError(f"{place} has `ids`, and is not an answer", hint=_SAVED)
         if not all(0 <= token < found.vocabulary for token in one.ids):

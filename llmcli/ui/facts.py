@@ -171,7 +171,7 @@ def beyond(names: Iterable[str]) -> str:
     if not parts:
         return ""
     return (
-        f"faster than their ceiling: {', '.join(parts)}; something else took the machine while "
+        f"faster than their ceiling: {', '.join(parts)}; another process probably ran while "
         "the ceilings were measured: run it again"
     )
 

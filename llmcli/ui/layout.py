@@ -283,9 +283,9 @@ def render_checks(
 
 
 def _check_line(check: ViewCheck) -> RenderableType:
+    parts = [f"{'' if check.ok else 'check failed: '}{one_line(check.words)}", _apart(check)]
     if check.ok:
-        return Marked(GOOD, SEPARATOR.join([one_line(check.words), _apart(check)]), FAINT)
-    parts = [f"check failed: {one_line(check.words)}", _apart(check)]
+        return Marked(GOOD, SEPARATOR.join(filter(None, parts)), FAINT)
     if check.where:
         parts.append(f"worst at {one_line(check.where)}")
     return Marked(BAD, SEPARATOR.join(parts), WRONG)
@@ -308,9 +308,9 @@ class Marked:
 
 
 def _apart(check: ViewCheck) -> str:
-    """`exactly`, or how far it is off and what is allowed."""
-    if check.value == 0 and check.ok:
-        return "exactly"
+    """How far it is off and what is allowed; empty for the 0 of a check that allows only 0."""
     if math.isnan(check.value):
         return "nan"
+    if check.tolerance == 0:
+        return "" if check.ok else f"{check.value:.2g} (must be 0)"
     return f"{check.value:.2g} of {check.tolerance:.2g} allowed"

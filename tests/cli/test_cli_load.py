@@ -75,7 +75,7 @@ def test_a_file_of_the_catalog_is_known_wherever_it_lies(cli, tmp_path, monkeypa
     monkeypatch.setitem(CATALOG, "known", entry)
     said = cli("load", "-m", tmp_path / "m", "--check")
     assert said.code == 0
-    assert "✓ `model.safetensors` is the catalog's `known` · exactly" in said.out
+    assert "✓ `model.safetensors` is the catalog's `known`" in said.out
     assert "✓ whole: 20 tensors" in said.out
     assert cli("load", "-m", tmp_path / "m", "--check", "--json").json()["confirmed"] == 1
     data[-3] ^= 1  # it may be another model of that size, such as a fine-tuned one

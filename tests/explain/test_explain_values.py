@@ -166,7 +166,7 @@ def test_a_window_of_one():
     alone = type(rule)(node, rule.letter_of, rule.rules)
     assert alone.hides(3, 3) == ""
     assert alone.hides(3, 2) == (
-        "mask M[3,2] = −∞: token 3 may not look at token 2: it sees only itself"
+        "mask M[3,2] = −∞: token 3 may not attend to token 2: it sees only itself"
     )
 
 

@@ -101,10 +101,11 @@ function sized(canvas, width, height) {
 function showChecks() {
   $("alarm").hidden = data.checks.every((check) => check.ok);
   $("checks").replaceChildren(...data.checks.map((check) => {
-    const off = check.value === 0 ? "exactly"
-      : `${check.value === null ? "nan" : number(check.value)} of ${number(check.tolerance)} allowed`;
+    const value = check.value === null ? "nan" : number(check.value);
+    const off = check.tolerance !== 0 ? ` · ${value} of ${number(check.tolerance)} allowed`
+      : check.ok ? "" : ` · ${value} (must be 0)`;
     const where = check.ok || !check.where ? "" : ` · worst at ${check.where}`;
-    return make("li", check.ok ? "good" : "bad", `${check.words} · ${off}${where}`);
+    return make("li", check.ok ? "good" : "bad", `${check.words}${off}${where}`);
   }));
 }
 

@@ -107,7 +107,7 @@ def _read(path: str, out: Output) -> Source:
     first, *others = [row.inconsistency for row in source.results if row.inconsistency] or [""]
     if first:
         more = f" (and {len(others)} more)" if others else ""
-        out.note(f"{first}: compared are the runs{more}")
+        out.note(f"{first}: the runs are compared{more}")
     return source
 
 

@@ -143,7 +143,7 @@ class Mixture:
         self._kept.append(tuple(one.cpu() for one in kept))
 
     def _margins(self, first: int, seen: dict[str, Tensor], chosen_TK: Tensor) -> Tensor:
-        """The last chosen minus the first refused, of the scores that choose: float32 `[T]`."""
+        """The last chosen minus the first not chosen, of the scores that choose: float32 `[T]`."""
         known, tokens = rules(self._model.config), len(chosen_TK)
         own = Kernel(
             self._model,

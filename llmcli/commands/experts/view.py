@@ -180,7 +180,7 @@ def _about_layers(report: ExpertsReport, pool: int, ink: Ink) -> Iterator[str]:
     yield "balance: entropy of the load / ln E, 1 where all are chosen alike"
     scores = {layer.scores + " + correction" * layer.corrected for layer in layers}
     of = " or ".join(sorted(scores))
-    yield f"margin: last chosen − first refused, mean and smallest, of {of}"
+    yield f"margin: last chosen − first not chosen, mean and smallest, of {of}"
     grouped = next((layer for layer in layers if layer.groups > 1), None)
     if grouped is not None:
         best = best_groups(grouped.kept_groups, grouped.groups, grouped.group_best)

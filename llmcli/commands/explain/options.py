@@ -265,7 +265,7 @@ def _position(text: str, word: str, texts: Sequence[str]) -> int:
         return found[0]
     if found:
         raise UsageError(
-            f"the token `{text}` stands in the prompt {len(found)} times, at "
+            f"the token `{text}` occurs {len(found)} times in the prompt, at "
             f"{', '.join(map(str, found[:12]))}{', …' if len(found) > 12 else ''}",
             hint=f"give the position of the {word} you mean",
         )

@@ -248,7 +248,6 @@ def _judge(report: LoadReport, model: ModelOptions) -> None:
         raise NotFinite(report.not_finite, hint=hint, dtype=report.dtype or "")
     for check in failed:
         raise CheckFailed(
-            f"the numbers from {check.where} on are unlike all others of that tensor: the file is "
-            "damaged",
+            f"the numbers from {check.where} on are outliers in that tensor: the file is damaged",
             hint=_refetch(model),
         )

@@ -292,7 +292,8 @@ def _growth(report: ShapesReport) -> Iterator[RenderableType]:
     for kind, nbytes in zip(report.layers, growth.per_layer, strict=True):
         layers[nbytes] += len(kind.layers)
     each = [
-        f"{size(nbytes) if nbytes else 'nothing'} in each of {count} layers"
+        f"{size(nbytes) if nbytes else 'nothing'} in "
+        + ("1 layer" if count == 1 else f"each of {count} layers")
         for nbytes, count in layers.items()
     ]
     many = "" if report.batch == 1 else f" in each of {report.batch} sequences"

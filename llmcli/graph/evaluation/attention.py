@@ -29,7 +29,8 @@ class Score(Rule[ops.Score]):
     def hides(self, query: int, key: int) -> str:
         """The reason why the key is masked for the query; empty if it is not."""
         window = self.op.window
-        masked = f"mask {symbol('M', query, key)} = −∞: token {query} may not look at token {key}"
+        mask = symbol("M", query, key)
+        masked = f"mask {mask} = −∞: token {query} may not attend to token {key}"
         if key > query:
             return f"{masked}, which comes after it"
         if window == 1 and query != key:

@@ -204,7 +204,7 @@ def _result(values: Mapping[str, Any], where: str) -> Result:
     inconsistency = ""
     if rate and row.avg_ts is not None and abs(row.avg_ts - rate.mean) > _MOST_OFF * rate.mean:
         inconsistency = (
-            f"{where} says {row.avg_ts:g} tokens per second, and its runs {rate.mean:g}"
+            f"{where} records {row.avg_ts:g} tokens per second, but its runs average {rate.mean:g}"
         )
     return Result(
         test=test.name,

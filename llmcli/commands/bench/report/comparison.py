@@ -19,7 +19,7 @@ from llmcli.records.engines import EngineName
 Side = Literal["a", "b"]
 Verdict = Literal["faster", "slower", "noise", "inconclusive", "unknown"]
 
-USUAL_RUNS = 5  # llama-bench's own, taken where a file does not say how many there were
+USUAL_RUNS = 5  # llama-bench's own, taken where a file does not record the number
 CONFIDENCE = 0.95
 _STRONGEST = 0.8  # correlation of neighbours: of a stronger one a few runs tell nothing
 _WIDEST = 600.0  # of a logarithm: its exponential is still a number
@@ -30,7 +30,7 @@ _PANELS = 512  # of Simpson's rule: ten digits
 class Rate:
     """Tokens per second of a test: mean and sample standard deviation (n − 1) of its runs.
 
-    `runs` None: the file does not say how many there were. `correlation` is that of each run with
+    `runs` None: the file does not record the number. `correlation` is that of each run with
     the one before, None where there are fewer than three or the file does not list them.
     """
 
@@ -55,14 +55,14 @@ class Rate:
 
     @property
     def count(self) -> int:
-        """Number of runs; llama-bench's default (5) if the file does not say."""
+        """Number of runs; llama-bench's default (5) if the file does not record it."""
         return USUAL_RUNS if self.runs is None else self.runs
 
 
 def pool(rates: Sequence[Rate]) -> Rate:
     """All runs as one sample: what mean and deviation would be if they were counted together.
 
-    Where one of them does not say how many runs it had, the usual number is taken for it.
+    Where one of them does not record its number of runs, the usual number is taken for it.
     """
     if len(rates) == 1:
         return rates[0]
@@ -205,7 +205,7 @@ class Source:
     """A file of results. `name` as the user gave it; `builds` are `commit (number)`.
 
     `rows`: how many it has. `slowed`: whether it says that other programs took processors
-    meanwhile, None where it does not say.
+    meanwhile, None where it does not record that.
     """
 
     name: str

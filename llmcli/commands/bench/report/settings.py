@@ -64,7 +64,7 @@ def _range(option: str, part: str, most: int) -> list[int]:
     if last < value:
         raise UsageError(f"`{option} {part}` ends before it begins")
     if last > value and (step < 1 or (multiply and (step < 2 or value < 1))):
-        raise UsageError(f"the steps of `{option} {part}` lead nowhere")
+        raise UsageError(f"the steps of `{option} {part}` never reach its end")
     found: list[int] = []
     while value <= last and len(found) <= MOST:
         found.append(value)

@@ -24,7 +24,7 @@ _DOUBTS: dict[Verdict, str] = {
     "inconclusive": "inconclusive",
     "unknown": "noise unknown",
 }
-_NAMED = 5  # settings that a side does not say, tests that are too slow
+_NAMED = 5  # settings that a side does not record, tests that are too slow
 _LONGEST = 100  # characters of what a file says in words
 NOTHING_IN_COMMON = "no test has a rate"
 NOISE = (
@@ -107,7 +107,7 @@ def _sources(report: ComparisonReport) -> Iterator[Line]:
     for side in ("a", "b"):
         fields = _first(missing.field for missing in report.unsaid if missing.side == side)
         if fields:
-            yield Line([f"{side.upper()} does not say: {fields[0]}", *fields[1:]], FAINT)
+            yield Line([f"{side.upper()} does not record: {fields[0]}", *fields[1:]], FAINT)
     busy = [side for side, source in (("A", report.a), ("B", report.b)) if source.slowed]
     if busy:
         yield Line([f"slowed down by other programs while measured: {' and '.join(busy)}"])
@@ -168,7 +168,7 @@ def _footer(report: ComparisonReport) -> Iterator[RenderableType]:
     if any(test.verdict == "inconclusive" for test in report.tests):
         yield Line([INCONCLUSIVE], FAINT)
     if any(rate.runs is None for test in report.tests for rate in (test.a, test.b)):
-        text = f"where a file does not say how many runs there were, {report.assumed_runs} are "
+        text = f"where a file does not record the number of runs, {report.assumed_runs} are "
         yield Line([f"{text}assumed, llama-bench's default"], FAINT)
     if report.slower_than is None:
         return

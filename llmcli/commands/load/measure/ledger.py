@@ -62,7 +62,7 @@ def ledger_check(lines: tuple[LedgerEntry, ...], checkpoint: Checkpoint) -> View
         left[line.source] -= line.bytes
     wrong = {name: abs(count) for name, count in left.items() if count}
     held, tensors = checkpoint.tensor_bytes, len(checkpoint.tensors)
-    words = f"the ledger has each of the {held:,} bytes of {tensors:,} tensors once"
+    words = f"the ledger lists each of {held:,} bytes of {counted(tensors, 'tensor')} exactly once"
     return _none_wrong("ledger", words, wrong)
 
 

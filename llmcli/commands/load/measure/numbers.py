@@ -1,6 +1,6 @@
 """Statistics of weights, a little at a time: of parameters in memory, and of tensors in a file.
 
-And blocks of a tensor that are unlike all others, as a wrong bit in a scale makes them.
+And blocks of outliers in a tensor, as a wrong bit in a scale makes them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def parameter_numbers(stored: Tensor, *, turned: bool) -> Numbers:
 def stored_numbers(checkpoint: Checkpoint, info: TensorInfo) -> tuple[Numbers, list[str]] | None:
     """Statistics of a tensor as it is stored (a scale beside it left out), read in pieces.
 
-    And the places of blocks that are unlike all others, where all numbers are real and finite. None
+    And the places of blocks of outliers, where all numbers are real and finite. None
     for a format that has no decoder. Raises CheckpointError where the file has changed.
     """
     if not readable(info.format):
@@ -112,7 +112,7 @@ def _numbers(found: Statistics, shape: tuple[int, ...]) -> Numbers:
 
 
 class Outliers:
-    """Blocks of a tensor of `count` numbers, in rows of `columns`, that are unlike all others.
+    """Blocks of a tensor of `count` numbers, in rows of `columns`, that are outliers.
 
     Two properties of each block of 32 numbers are used: its root mean square ρ, and how much it
     leans to one side, r = |mean| ÷ ρ. Of n numbers of no preferred sign, −½(n − 1)·log(1 − r²) has

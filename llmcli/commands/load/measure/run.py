@@ -46,7 +46,7 @@ from llmcli.text import Tokenizer, load_tokenizer
 
 SCANNING = "checking the numbers"
 NO_DIGEST = "no sha256 is known for these files, so small changes to a weight go undetected"
-_ALIKE = "no block of numbers is unlike all others of its tensor"
+_ALIKE = "no block of numbers is an outlier in its tensor"
 # Two threads are 1.5× as fast on an idle machine; on a busy one they wait for each other after each
 # of thousands of small operations, and are many times slower.
 _THREADS = 1
@@ -243,7 +243,7 @@ def _tensors(
 ) -> tuple[dict[str, Numbers], list[str]]:
     """Statistics of each tensor as it is stored, but for those that cannot be read.
 
-    And the blocks that are unlike all others of their tensor.
+    And the blocks that are outliers in their tensor.
     """
     found, outliers, done, held = {}, list[str](), 0, checkpoint.tensor_bytes
     with devices.threads(_THREADS):
