@@ -20,6 +20,8 @@ from llmcli.parts.norm.config import NormConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
+NONE: Mapping[str, Any] = MappingProxyType({})
+
 
 class Draft:
     """The Llama that a config.json (`hf`) or GGUF metadata describes, for a family to change.
@@ -105,26 +107,29 @@ class Draft:
 def llama_like(
     build: Callable[[Draft], None] = lambda m: None, *,
     name: str, hf: tuple[str, ...], gguf: tuple[str, ...], names: Names = LLAMA,
-    defaults: Mapping[str, Any], fixed: Mapping[str, Any] = MappingProxyType({}),
+    like: str | None = "llama", defaults: Mapping[str, Any] = NONE,
+    by_type: Mapping[str, Mapping[str, Any]] = NONE, fixed: Mapping[str, Any] = NONE,
     eps: str | None = None, rotated: float | None = None, function: Activation = "silu",
     prepare: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda settings: settings,
     **record: Any,
 ) -> Family:  # fmt: skip
     """A family that changes the Llama of a checkpoint by `build`; `record`: fields of `Family`.
 
-    Of a config.json: `defaults` are those that differ from Llama's; `fixed` are settings that the
-    types do not read; `eps` is the key of LayerNorm's ε; `rotated` the default share of a head with
-    RoPE; `prepare` rewrites the settings that Llama reads. `function`: the activation in GGUF.
+    Of a config.json: `like` is the type of Llama (None: `prepare` gives it); `defaults` are those
+    that differ from it, and `by_type` more of a model type; `fixed` are settings that the types do
+    not read; `eps` is the key of LayerNorm's ε; `rotated` the default share of a head with RoPE;
+    `prepare` rewrites the settings that Llama reads. `function`: the activation in GGUF.
     """
     def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-        settings = {**defaults, **config}
-        own = {**fixed, "model_type": "llama"}
+        kind = config["model_type"]
+        settings = {**defaults, **by_type.get(kind, {}), **config}
+        own = {**fixed} if like is None else {**fixed, "model_type": like}
         if eps is not None:
             own["rms_norm_eps"] = Values(settings).number(eps, 1e-5, above=False)
         model = llama.from_hf({**prepare(settings), **own}, rotated=rotated)
-        draft = Draft(model, Values(settings), config["model_type"], None)
+        draft = Draft(model, Values(settings), kind, None)
         build(draft)
-        return draft.finished(name, draft.kind)
+        return draft.finished(name, kind)
 
     def from_gguf(
         metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]

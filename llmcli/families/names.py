@@ -33,7 +33,8 @@ class Names:
     with `layer`; `buffers` are names in a block that are dropped because of `computed`.
     `interleaved`: the files in which RoPE pairs adjacent query and key rows. For `gguf` the
     converter has reordered them, in layers without RoPE, too. `experts`: transformers' names of a
-    mixture's block and of its gate, up and down.
+    mixture's block and of its gate, up and down. `predicts`: later layers are for
+    multi-token prediction.
     """
 
     rows: tuple[Row, ...]
@@ -43,6 +44,7 @@ class Names:
     computed: str = _COMPUTED
     interleaved: Literal["never", "gguf", "always"] = "never"
     experts: tuple[str, mixture.Leaves] | None = ("mlp", mixture.PROJECTIONS)
+    predicts: bool = False
 
     def but(self, text: str = "", without: str = "", **changes: Any) -> Names:
         """The table with rows replaced or added by `text`, and without the rows of some names."""
@@ -66,6 +68,9 @@ class Names:
                     rules += self._row(config, ours, source, self.interleaved == "always")
             rules += [Drop(f"{layer}.{buffer}", self.computed) for buffer in self.buffers]
             rules.append(Drop(f"{prefix}rotary_emb.inv_freq", _COMPUTED))
+            if self.predicts:
+                later = f"{layer}.*".replace("{layer}", "{later}")
+                rules.append(mixture.later_layers(later, config))
         experts = () if self.experts is None else mixture.rules_hf(config, *self.experts)
         return (*rules, *experts)
 
@@ -79,6 +84,8 @@ class Names:
                 rules += self._row(config, ours, source, interleaved, offset)
         rules += [Drop(name, _READ) for name in (GGUF_FACTORS, *GGUF_LONGROPE)]
         rules.append(Drop("blk.{layer}.attn_rot_embd.weight", _COMPUTED))
+        if self.predicts:
+            rules.append(mixture.later_layers("blk.{later}.*", config))
         return (*rules, *mixture.rules_gguf(config))
 
     def _row(
