@@ -165,6 +165,8 @@ def _first(config: ModelConfig, *, gated: bool) -> AttentionConfig | None:
 
 def _size(config: ModelConfig, part: str) -> tuple[int, int]:
     """Output rows of a projection in the first layer, and heads."""
+    if part.startswith("conv."):
+        return config.width, 1
     if part.startswith("mlp."):
         mlp = config.layers[0].parts[-1]
         assert isinstance(mlp, MlpConfig)
