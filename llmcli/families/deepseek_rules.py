@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from llmcli.config import ModelConfig
-from llmcli.families import mixture
 from llmcli.families.names import QWEN
 from llmcli.families.rules import (
     PerExpert,
@@ -18,17 +17,18 @@ from llmcli.families.rules import (
 )
 from llmcli.parts.latent.config import LatentConfig
 
+_NAMES = QWEN.but(predicts=True)
+
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
     """Rules for transformers' names, with or (in a bare decoder) without the prefix `model.`."""
     a = _attention(config)
-    rules = _others(QWEN.hf(config))
+    rules = _others(_NAMES.hf(config))
     for prefix in ("model.", ""):
         layers = f"{prefix}layers.{{layer}}"
         names = ("q_a_proj", "q_a_layernorm", "q_proj" if a.query_rank is None else "q_b_proj",
                  "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")  # fmt: skip
         rules += _rules(a, [f"{layers}.self_attn.{name}" for name in names])
-        rules.append(mixture.later_layers(f"{prefix}layers.{{later}}.*", config))
     return tuple(rules)
 
 
@@ -39,10 +39,9 @@ def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
              "attn_kv_a_mqa", "attn_kv_a_norm", "attn_kv_b")  # fmt: skip
     keys = (PerExpert(Transpose(), of="head"), Reshape((a.heads * a.content, a.rank)))
     return (
-        *_others(QWEN.gguf(config)), *_rules(a, [f"{layer}.{name}" for name in names]),
+        *_others(_NAMES.gguf(config)), *_rules(a, [f"{layer}.{name}" for name in names]),
         Rename(f"{layer}.attn_k_b.weight", f"{b}.W_k", *keys),
         Rename(f"{layer}.attn_v_b.weight", f"{b}.W_v", Reshape((a.heads * a.value_dim, a.rank))),
-        mixture.later_layers("blk.{later}.*", config),
     )  # fmt: skip
 
 

@@ -12,13 +12,16 @@ from llmcli.families import llama
 from llmcli.families.family import Family
 from llmcli.families.names import LLAMA, Names
 from llmcli.families.read import gguf_windows, hf_windows
+from llmcli.families.rope import of_layer_type, rope_from_hf
 from llmcli.families.values import Values
-from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.mlp.config import Activation
 from llmcli.parts.norm.config import NormConfig
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
+
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Draft:
@@ -64,15 +67,23 @@ class Draft:
         """Normalize with LayerNorm."""
         self.norm = NormConfig(kind="layer", eps=self.norm.eps, bias=bias)
 
-    def windows(self, period: int, hf_default: int | None = None) -> list[int | None]:
+    def windows(
+        self, period: int, hf_default: int | None = None, gguf_default: int | None = None
+    ) -> list[int | None]:
         """The window of each layer; by default the last layer of each `period` has none.
 
-        `hf_default`: the size of windows that config.json does not give.
+        The defaults are the size where a file of the format gives none.
         """
         count = len(self.attention)
         if self.hf:
             return hf_windows(self.values, count, period=period, window=hf_default)
-        return gguf_windows(self.values, count, period=period, window=None)
+        return gguf_windows(self.values, count, period=period, window=gguf_default)
+
+    def hf_rope_of_windows(self, theta: float) -> RopeConfig:
+        """RoPE of layers with a window in config.json; `theta`: the default base."""
+        own = Values(of_layer_type(self.values.all(), "sliding_attention", theta=theta))
+        head_dim = self.attention[0].head_dim
+        return rope_from_hf(own, head_dim=head_dim, context=self.model.context)
 
     def multiplier_of(
         self, hf: str, gguf: str, hf_default: float = 1.0, gguf_default: float = 1.0
@@ -104,27 +115,31 @@ class Draft:
 
 def llama_like(
     build: Callable[[Draft], None] = lambda m: None, *,
-    name: str, hf: tuple[str, ...], gguf: tuple[str, ...], names: Names = LLAMA,
-    defaults: Mapping[str, Any], fixed: Mapping[str, Any] = MappingProxyType({}),
+    name: str, hf: tuple[str, ...], gguf: tuple[str, ...],
+    names: Names | Callable[[ModelConfig], Names] = LLAMA,
+    like: str | None = "llama", defaults: Mapping[str, Any] = NONE,
+    by_type: Mapping[str, Mapping[str, Any]] = NONE, fixed: Mapping[str, Any] = NONE,
     eps: str | None = None, rotated: float | None = None, function: Activation = "silu",
     prepare: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda settings: settings,
     **record: Any,
 ) -> Family:  # fmt: skip
     """A family that changes the Llama of a checkpoint by `build`; `record`: fields of `Family`.
 
-    Of a config.json: `defaults` are those that differ from Llama's; `fixed` are settings that the
-    types do not read; `eps` is the key of LayerNorm's ε; `rotated` the default share of a head with
-    RoPE; `prepare` rewrites the settings that Llama reads. `function`: the activation in GGUF.
+    Of a config.json: `like` is the type of Llama (None: `prepare` gives it); `defaults` are those
+    that differ from it, and `by_type` more of a model type; `fixed` are settings that the types do
+    not read; `eps` is the key of LayerNorm's ε; `rotated` the default share of a head with RoPE;
+    `prepare` rewrites the settings that Llama reads. `function`: the activation in GGUF.
     """
     def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-        settings = {**defaults, **config}
-        own = {**fixed, "model_type": "llama"}
+        kind = config["model_type"]
+        settings = {**defaults, **by_type.get(kind, {}), **config}
+        own = {**fixed} if like is None else {**fixed, "model_type": like}
         if eps is not None:
             own["rms_norm_eps"] = Values(settings).number(eps, 1e-5, above=False)
         model = llama.from_hf({**prepare(settings), **own}, rotated=rotated)
-        draft = Draft(model, Values(settings), config["model_type"], None)
+        draft = Draft(model, Values(settings), kind, None)
         build(draft)
-        return draft.finished(name, draft.kind)
+        return draft.finished(name, kind)
 
     def from_gguf(
         metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
@@ -135,7 +150,11 @@ def llama_like(
         build(draft)
         return draft.finished(name, hf[0] if len(hf) == 1 else kind)
 
+    def table(config: ModelConfig) -> Names:
+        return names if isinstance(names, Names) else names(config)
+
     return Family(
         name=name, hf_types=hf, gguf_archs=gguf, from_hf=from_hf, from_gguf=from_gguf,
-        rules_hf=names.hf, rules_gguf=names.gguf, **record,
+        rules_hf=lambda config: table(config).hf(config),
+        rules_gguf=lambda config: table(config).gguf(config), **record,
     )  # fmt: skip

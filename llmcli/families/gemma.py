@@ -7,25 +7,17 @@ layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llmcli.config import LayerConfig, ModelConfig, sequential
-from llmcli.families import llama
-from llmcli.families.family import Family
-from llmcli.families.names import QWEN
-from llmcli.families.read import GGUF_CAPS, GGUF_WINDOWS, gguf_windows, hf_windows
-from llmcli.families.rope import of_layer_type, rope_from_hf
-from llmcli.families.rules import Rule
+from llmcli.config import ModelConfig
+from llmcli.families.draft import Draft, llama_like
+from llmcli.families.names import QWEN, Names
+from llmcli.families.read import GGUF_CAPS, GGUF_WINDOWS
+from llmcli.families.rope import of_layer_type
 from llmcli.families.values import Values
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.norm.config import NormConfig
-
-if TYPE_CHECKING:
-    from llmcli.checkpoints import TensorInfo
 
 # defaults of transformers' configurations that differ from LlamaConfig's
 _DEFAULTS: Mapping[str, Any] = {
@@ -50,97 +42,66 @@ NAMES = QWEN.but("""
 """)
 
 
-def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    """config.json → ModelConfig."""
-    kind = config["model_type"]
-    settings = {**_DEFAULTS, **_TYPES[kind], **config}
-    values, local = Values(settings), None
+def _as_llama(settings: dict[str, Any]) -> Mapping[str, Any]:
+    kind, values = settings["model_type"], Values(settings)
     if kind != "gemma":
-        settings["hidden_act"] = values.text("hidden_activation", "gelu_pytorch_tanh")
-    elif values.text("hidden_act", "gelu") == "gelu":  # early files mean the tanh form
-        settings["hidden_act"] = "gelu_pytorch_tanh"
-    settings |= {"model_type": "llama", "mlp_bias": False}
-    if kind == "gemma3_text":
-        theta = values.number("rope_local_base_freq", 10_000.0)
-        of_local = Values(of_layer_type(settings, "sliding_attention", theta=theta))
-        settings = of_layer_type(settings, "full_attention", theta=1e6)
-    model = llama.from_hf(settings)
-    size, count = llama.first_attention(model).head_dim, len(model.layers)
-    if kind == "gemma":
-        return _gemma(model, kind, size**-0.5, [None] * count, rounded=True)
-    if kind == "gemma3_text":
-        local = rope_from_hf(of_local, head_dim=size, context=model.context)
-    return _gemma(
-        model, kind, values.number("query_pre_attn_scalar", 256.0) ** -0.5,
-        hf_windows(values, count, period=_PERIOD[kind], window=4096), local,
-        # transformers ignores a score cap for Gemma 3
-        values.optional_number(GGUF_CAPS[0]) if kind == "gemma2" else None,
-        values.optional_number(GGUF_CAPS[1]), rounded=True,
-    )  # fmt: skip
+        function = values.text("hidden_activation", "gelu_pytorch_tanh")
+    elif (function := values.text("hidden_act", "gelu")) == "gelu":  # early files mean tanh
+        function = "gelu_pytorch_tanh"
+    settings = {**settings, "hidden_act": function}
+    if kind != "gemma3_text":
+        return settings
+    return of_layer_type(settings, "full_attention", theta=1e6)
 
 
-def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
-    """GGUF metadata → ModelConfig.
-
-    Files lack the query scale and often the windows. Missing values default as in llama.cpp.
-    """
-    arch = metadata["general.architecture"]
-    values = Values(metadata, prefix=f"{arch}.")
-    rest = {key: value for key, value in metadata.items() if not key.endswith(GGUF_CAPS)}
-    model = llama.from_gguf(rest, tensors, function="gelu_tanh")
-    attention, count = llama.first_attention(model), len(model.layers)
-    if arch == "gemma":
-        return _gemma(model, arch, attention.scale, [None] * count)
-    scale, local, two = attention.scale, None, arch == "gemma2"
-    if count == _LARGEST[arch]:
-        scale = max(1, model.width // attention.heads) ** -0.5
-    windows = gguf_windows(values, count, period=_PERIOD[arch], window=4096 if two else None)
-    if not two and attention.rope is not None:
-        theta = values.number("rope.freq_base_swa", 10_000.0)
-        local = replace(attention.rope, theta=theta, scaling=None)
-    caps = [values.number(key, usual * two, above=False) or None
-            for key, usual in zip(GGUF_CAPS, (50.0, 30.0), strict=True)]  # fmt: skip
-    return _gemma(model, arch, scale, windows, local, caps[0] if two else None, caps[1])
-
-
-def _gemma(
-    model: ModelConfig, kind: str, scale: float, windows: Sequence[int | None],
-    local: RopeConfig | None = None, score_cap: float | None = None,
-    logit_cap: float | None = None, *, rounded: bool = False,
-) -> ModelConfig:  # fmt: skip
-    norm = NormConfig(kind="rms", eps=model.final_norm.eps, offset=1.0)
-
-    def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
-        window = windows[number]
-        attention = replace(
-            attention, scale=scale, window=window, cap=score_cap,
-            qk_norm=norm if kind.startswith("gemma3") else None,
-            rope=attention.rope if window is None or local is None else local,
-        )  # fmt: skip
-        return sequential(attention, mlp, norm=norm, after=None if kind == "gemma" else norm)
-
-    return llama.rebuilt(
-        model, block, family="gemma", model_type=kind, final_norm=norm,
-        embedding=EmbeddingConfig(scale=model.width**0.5, rounded_scale=rounded),
-        head=HeadConfig(tied=model.head.tied, cap=logit_cap),
-    )  # fmt: skip
+def _gemma(m: Draft) -> None:
+    """GGUF files lack the query scale and often the windows, which are then llama.cpp's."""
+    three, two = m.kind.startswith("gemma3"), m.kind == "gemma2"
+    m.norm = replace(m.norm, offset=1.0)
+    m.set_attention(qk_norm=m.norm if three else None)
+    scale, rope = m.model.width**0.5, m.attention[0].rope
+    m.others["embedding"] = EmbeddingConfig(scale=scale, rounded_scale=m.hf)
+    if m.kind == "gemma":
+        return
+    m.post = True
+    if m.hf:
+        m.set_attention(scale=m.values.number("query_pre_attn_scalar", 256.0) ** -0.5)
+    elif len(m.attention) == _LARGEST[m.kind]:
+        m.set_attention(scale=max(1, m.model.width // m.attention[0].heads) ** -0.5)
+    windows = m.windows(_PERIOD[m.kind], hf_default=4096, gguf_default=4096 if two else None)
+    m.by_layer(window=windows)
+    if three and rope is not None:
+        theta = m.values.number("rope_local_base_freq" if m.hf else "rope.freq_base_swa", 10_000.0)
+        local = replace(rope, theta=theta, scaling=None)
+        if m.hf:
+            local = m.hf_rope_of_windows(theta)
+        m.by_layer(rope=[rope if one is None else local for one in windows])
+    if two or not m.hf:  # transformers ignores a score cap for Gemma 3, llama.cpp does not use it
+        cap = _cap(m, GGUF_CAPS[0], 50.0)
+        m.set_attention(cap=cap if two else None)
+    cap = _cap(m, GGUF_CAPS[1], 30.0 * two)
+    m.others["head"] = HeadConfig(tied=m.model.head.tied, cap=cap)
 
 
-def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for transformers' names."""
-    return (QWEN if config.model_type == "gemma" else NAMES).hf(config)
+def _cap(m: Draft, key: str, gguf_default: float) -> float | None:
+    if m.hf:
+        return m.values.optional_number(key)
+    return m.values.number(key, gguf_default, above=False) or None
 
 
-def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for llama.cpp's names; query and key rows are already in our rotation order."""
-    return (QWEN if config.model_type == "gemma" else NAMES).gguf(config)
+def _names(config: ModelConfig) -> Names:
+    return QWEN if config.model_type == "gemma" else NAMES
 
 
-FAMILIES = (Family(
-    name="gemma",
-    words="norms of 1 + w, scaled embeddings; norms before and after (gemma2, gemma3), soft caps, "
-    "windows by layer with rotary positions of their own",
-    hf_types=("gemma", "gemma2", "gemma3_text"), gguf_archs=("gemma", "gemma2", "gemma3"),
-    hf_multimodal=("gemma3",), gguf_reads=(*GGUF_WINDOWS, *GGUF_CAPS),
-    from_hf=from_hf, from_gguf=from_gguf, rules_hf=rules_hf, rules_gguf=rules_gguf,
-),)  # fmt: skip
+FAMILIES = (
+    llama_like(
+        _gemma,
+        name="gemma",
+        words="norms of 1 + w, scaled embeddings; norms before and after (gemma2, gemma3), soft "
+        "caps, windows by layer with rotary positions of their own",
+        hf=("gemma", "gemma2", "gemma3_text"), gguf=("gemma", "gemma2", "gemma3"),
+        hf_multimodal=("gemma3",), gguf_reads=(*GGUF_WINDOWS, *GGUF_CAPS),
+        defaults=_DEFAULTS, by_type=_TYPES, prepare=_as_llama, fixed={"mlp_bias": False},
+        function="gelu_tanh", names=_names,
+    ),
+)  # fmt: skip

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.errors import UnsupportedModel
 from llmcli.families.family import Family
-from llmcli.families.read import activation, end_ids, gguf_header, hf_head
-from llmcli.families.rules import Drop, Rename, Rows, Rule, Transpose
+from llmcli.families.names import QWEN
+from llmcli.families.read import activation, end_ids, gguf_header
 from llmcli.families.values import MOST, Values, require_divisible
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
@@ -70,53 +70,6 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     )
 
 
-def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for names with or without `transformer.`; Conv1D is `[in, out]`, `c_attn` fused."""
-    rules: list[Rule] = [hf_head(config)]
-    width = config.width
-    for prefix in ("transformer.", ""):
-        h, b = f"{prefix}h.{{layer}}", "blocks.{layer}"
-        rules += [
-            Rename(f"{prefix}wte.weight", "embed.W"),
-            Rename(f"{prefix}wpe.weight", "pos_embed.W"),
-            *_norm(f"{h}.ln_1", f"{b}.ln1"),
-            *_qkv(f"{h}.attn.c_attn", f"{b}.attn", width, Transpose()),
-            Rename(f"{h}.attn.c_proj.weight", f"{b}.attn.W_o", Transpose()),
-            Rename(f"{h}.attn.c_proj.bias", f"{b}.attn.b_o"),
-            *_norm(f"{h}.ln_2", f"{b}.ln2"),
-            Rename(f"{h}.mlp.c_fc.weight", f"{b}.mlp.W_up", Transpose()),
-            Rename(f"{h}.mlp.c_fc.bias", f"{b}.mlp.b_up"),
-            Rename(f"{h}.mlp.c_proj.weight", f"{b}.mlp.W_down", Transpose()),
-            Rename(f"{h}.mlp.c_proj.bias", f"{b}.mlp.b_down"),
-            *_norm(f"{prefix}ln_f", "ln_final"),
-            Drop(f"{h}.attn.bias", "the causal mask, which is computed"),
-            Drop(f"{h}.attn.masked_bias", "the mask's value, which is computed"),
-        ]
-    return tuple(rules)
-
-
-def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for llama.cpp's names: q, k and v are fused, matrices are `[out, in]`."""
-    g, b = "blk.{layer}", "blocks.{layer}"
-    rules: list[Rule] = [
-        Rename("token_embd.weight", "embed.W"),
-        Rename("position_embd.weight", "pos_embed.W"),
-        *_norm(f"{g}.attn_norm", f"{b}.ln1"),
-        *_qkv(f"{g}.attn_qkv", f"{b}.attn", config.width),
-        Rename(f"{g}.attn_output.weight", f"{b}.attn.W_o"),
-        Rename(f"{g}.attn_output.bias", f"{b}.attn.b_o"),
-        *_norm(f"{g}.ffn_norm", f"{b}.ln2"),
-        Rename(f"{g}.ffn_up.weight", f"{b}.mlp.W_up"),
-        Rename(f"{g}.ffn_up.bias", f"{b}.mlp.b_up"),
-        Rename(f"{g}.ffn_down.weight", f"{b}.mlp.W_down"),
-        Rename(f"{g}.ffn_down.bias", f"{b}.mlp.b_down"),
-        *_norm("output_norm", "ln_final"),
-    ]
-    if not config.head.tied:
-        rules.append(Rename("output.weight", "head.W"))
-    return tuple(rules)
-
-
 def _build(
     *,
     vocab: int,
@@ -162,20 +115,6 @@ def _build(
     )
 
 
-def _norm(source: str, target: str) -> tuple[Rename, Rename]:
-    return Rename(f"{source}.weight", f"{target}.w"), Rename(f"{source}.bias", f"{target}.b")
-
-
-def _qkv(source: str, target: str, width: int, *first: Transpose) -> list[Rename]:
-    """Rules for the rows of a fused `[3D, D]` tensor, after the operations `first`."""
-    rules = []
-    for index, symbol in enumerate("qkv"):
-        rows = Rows(index * width, (index + 1) * width)
-        rules.append(Rename(f"{source}.weight", f"{target}.W_{symbol}", *first, rows))
-        rules.append(Rename(f"{source}.bias", f"{target}.b_{symbol}", rows))
-    return rules
-
-
 def _with_aliases(config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with generic names mapped to `GPT2Config`'s own."""
     aliases = {
@@ -188,6 +127,22 @@ def _with_aliases(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**renamed, **config}
 
 
+_NAMES = QWEN.but("""
+    embed                 wte          token_embd
+    pos_embed             wpe          position_embd
+    ln_final              ln_f         output_norm
+    ln1                   ln_1         attn_norm
+    ln2                   ln_2         ffn_norm
+    attn.q+attn.k+attn.v  attn.c_attn  attn_qkv
+    attn.o                attn.c_proj  attn_output
+    mlp.up                mlp.c_fc     ffn_up
+    mlp.down              mlp.c_proj   ffn_down
+""", without="attn.q attn.k attn.v attn.q_norm attn.k_norm mlp.gate", conv1d=True, rotary=False,
+    prefixes=("transformer.", ""), layer="h.{layer}", buffers=(
+        ("attn.bias", "the causal mask, which is computed"),
+        ("attn.masked_bias", "the mask's value, which is computed"),
+    ),
+)  # fmt: skip
 FAMILIES = (
     Family(
         name="gpt2",
@@ -197,8 +152,8 @@ FAMILIES = (
         ran=("tiny",),
         from_hf=from_hf,
         from_gguf=from_gguf,
-        rules_hf=rules_hf,
-        rules_gguf=rules_gguf,
+        rules_hf=_NAMES.hf,
+        rules_gguf=_NAMES.gguf,
         feed_forwards=("MLP",),
     ),
 )

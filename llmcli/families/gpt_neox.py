@@ -55,8 +55,9 @@ FAMILIES = (
             attn.o                     attention.dense            attn_output
             mlp.up                     mlp.dense_h_to_4h          ffn_up
             mlp.down                   mlp.dense_4h_to_h          ffn_down
-        """, without="attn.q attn.k attn.v mlp.gate", prefixes=("gpt_neox.", ""), buffers=(
-            "attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq",
-        ), computed="masks and frequencies are computed"),
+        """, without="attn.q attn.k attn.v mlp.gate", prefixes=("gpt_neox.", ""), buffers=tuple(
+            (f"attention.{one}", "masks and frequencies are computed")
+            for one in ("bias", "masked_bias", "rotary_emb.inv_freq")
+        )),
     ),
 )  # fmt: skip

@@ -6,24 +6,20 @@ bfloat16 with `[in, out]` matrices; gate and up rows are interleaved in both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llmcli.config import LayerConfig, ModelConfig, sequential
+from llmcli.config import ModelConfig
 from llmcli.errors import UnsupportedModel
-from llmcli.families import llama
-from llmcli.families.family import Family
+from llmcli.families.draft import Draft, llama_like
 from llmcli.families.names import POST_NORM_2
-from llmcli.families.read import GGUF_WINDOWS, gguf_windows, hf_windows
+from llmcli.families.read import GGUF_WINDOWS
 from llmcli.families.rules import PerExpert, Rename, Rows, Rule, Transpose
 from llmcli.families.values import MOST, Values, shortened
-from llmcli.parts.attention.config import AttentionConfig, YarnScaling
+from llmcli.parts.attention.config import YarnScaling
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig
 from llmcli.parts.mlp.config import GateClamp
-
-if TYPE_CHECKING:
-    from llmcli.checkpoints import TensorInfo
 
 # defaults of `GptOssConfig` that differ from LlamaConfig's, and additional ones
 _DEFAULTS = {
@@ -36,64 +32,48 @@ _ROPE = {
     "original_max_position_embeddings": 4096,
 }  # fmt: skip
 _SLOPE, _LIMIT = 1.702, 7.0  # of gates; the slope is that of `quick_gelu`
-_PERIOD = 2  # layers; the last of each period has no window
 
 
-def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    """config.json → ModelConfig."""
-    settings = {**_DEFAULTS, **config, "model_type": "llama", "mlp_bias": False}
+def _with_rope(settings: dict[str, Any]) -> Mapping[str, Any]:
     values = Values(settings)
-    if not (values.has("rope_scaling") or values.has("rope_parameters")):
-        settings["rope_parameters"] = _ROPE
-    if (slope := values.number("swiglu_alpha", _SLOPE)) != _SLOPE:
-        raise UnsupportedModel(
-            f"`swiglu_alpha` = `{shortened(slope)}` is not supported: gates have {_SLOPE}"
-        )
-    count = values.integer("num_local_experts", most=MOST["heads"])
-    chosen = values.integer("num_experts_per_tok", most=count)
-    routing = RoutingConfig(chosen=chosen, scores="softmax of the chosen")
-    model = llama.from_hf(settings)
-    windows = hf_windows(values, len(model.layers), period=_PERIOD, window=None)
-    hidden = values.integer("intermediate_size", most=MOST["hidden"])
-    experts = ExpertsConfig(experts=count, hidden=hidden, activation="quick_gelu", routing=routing)
-    return _gpt_oss(model, [experts] * len(windows), windows,
-                    limit=values.number("swiglu_limit", _LIMIT))  # fmt: skip
+    given = values.has("rope_scaling") or values.has("rope_parameters")
+    return settings if given else {**settings, "rope_parameters": _ROPE}
 
 
-def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
-    """GGUF metadata → ModelConfig.
+def _gpt_oss(m: Draft) -> None:
+    """Attention sinks, windows, and experts with biases and clamped gates.
 
-    No key holds the gate limit, or says that YaRN's ramp bounds are not rounded (8.09 and 17.40 at
-    the published sizes), so the published values are used. llama.cpp rounds them for every model,
-    to 8 and 18 (`ggml_rope_yarn_corr_dims`), which rotates pairs 9 to 17 of 32 up to 1.8 times as
-    fast: at large positions its output differs from OpenAI's code, transformers and llmcli.
+    In GGUF no key holds the gate limit, or says that YaRN's ramp bounds are not rounded (8.09 and
+    17.40 at the published sizes), so the published values are used. llama.cpp rounds them for every
+    model, to 8 and 18 (`ggml_rope_yarn_corr_dims`), which rotates pairs 9 to 17 of 32 up to 1.8
+    times as fast: at large positions its output differs from OpenAI's code, transformers and
+    llmcli.
     """
-    model = llama.from_gguf(metadata, tensors, function="quick_gelu")
-    values = Values(metadata, prefix="gpt-oss.")
-    windows = gguf_windows(values, len(model.layers), period=_PERIOD, window=None)
-    experts = [layer.parts[-1] for layer in model.layers]
-    mixtures = [one for one in experts if isinstance(one, ExpertsConfig)]
-    if len(mixtures) < len(experts):
+    values, limit, rope = m.values, _LIMIT, m.attention[0].rope
+    if m.hf:
+        if (slope := values.number("swiglu_alpha", _SLOPE)) != _SLOPE:
+            raise UnsupportedModel(
+                f"`swiglu_alpha` = `{shortened(slope)}` is not supported: gates have {_SLOPE}"
+            )
+        count = values.integer("num_local_experts", most=MOST["heads"])
+        chosen = values.integer("num_experts_per_tok", most=count)
+        routing = RoutingConfig(chosen=chosen, scores="softmax of the chosen")
+        hidden = values.integer("intermediate_size", most=MOST["hidden"])
+        m.ffn = [
+            ExpertsConfig(experts=count, hidden=hidden, activation="quick_gelu", routing=routing)
+        ] * len(m.ffn)
+        limit = values.number("swiglu_limit", _LIMIT)
+    elif not all(isinstance(one, ExpertsConfig) for one in m.ffn):
         raise UnsupportedModel("a gpt-oss model with layers without experts is not supported")
-    return _gpt_oss(model, mixtures, windows, limit=_LIMIT, from_file=True)
-
-
-def _gpt_oss(
-    model: ModelConfig, experts: Sequence[ExpertsConfig], windows: Sequence[int | None], *,
-    limit: float, from_file: bool = False,
-) -> ModelConfig:  # fmt: skip
+    elif rope is not None and isinstance(rope.scaling, YarnScaling):
+        rope = replace(rope, scaling=replace(rope.scaling, truncate=False))
+    m.set_attention(sinks=True, rope=rope)
+    m.by_layer(window=m.windows(2))
     clamp = GateClamp(limit=limit, offset=1.0)
-
-    def block(number: int, attention: AttentionConfig, ffn: object) -> LayerConfig:
-        rope = attention.rope
-        if from_file and rope is not None and isinstance(rope.scaling, YarnScaling):
-            rope = replace(rope, scaling=replace(rope.scaling, truncate=False))
-        attention = replace(attention, sinks=True, window=windows[number], rope=rope)
-        own = experts[number]
-        own = replace(own, routing=replace(own.routing, bias=True), bias=True, clamp=clamp)
-        return sequential(attention, own, norm=model.final_norm)
-
-    return llama.rebuilt(model, block, family="gpt_oss", model_type="gpt_oss")
+    m.ffn = [
+        replace(one, bias=True, clamp=clamp, routing=replace(one.routing, bias=True))
+        for one in m.ffn
+    ]
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
@@ -133,18 +113,13 @@ def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
     return (*POST_NORM_2.gguf(config), sink)
 
 
-FAMILIES = (
-    Family(
-        name="gpt_oss",
-        words="experts with biases and clamped gates in every layer, attention sinks, a window in "
-        "every other layer",
-        hf_types=("gpt_oss",),
-        gguf_archs=("gpt-oss",),
-        gguf_reads=GGUF_WINDOWS,
-        from_hf=from_hf,
-        from_gguf=from_gguf,
-        rules_hf=rules_hf,
-        rules_gguf=rules_gguf,
-        feed_forwards=("mixture of experts",),
-    ),
-)
+_FAMILY = llama_like(
+    _gpt_oss,
+    name="gpt_oss",
+    words="experts with biases and clamped gates in every layer, attention sinks, a window in "
+    "every other layer",
+    hf=("gpt_oss",), gguf=("gpt-oss",), gguf_reads=GGUF_WINDOWS,
+    feed_forwards=("mixture of experts",), function="quick_gelu",
+    defaults=_DEFAULTS, prepare=_with_rope, fixed={"mlp_bias": False},
+)  # fmt: skip
+FAMILIES = (replace(_FAMILY, rules_hf=rules_hf, rules_gguf=rules_gguf),)

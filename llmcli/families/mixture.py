@@ -10,7 +10,7 @@ from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.rules import Drop, PerExpert, Rename, Reshape, Rows, Rule
 from llmcli.families.values import MOST, Values, require_divisible, shortened
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, Scores, SharedConfig
-from llmcli.parts.mlp.config import Activation
+from llmcli.parts.mlp.config import Activation, MlpConfig
 
 Leaves = tuple[str, str, str]  # of gate, up and down
 
@@ -71,6 +71,15 @@ def from_gguf(
             group_best=1 if arch == "deepseek2" and scores == "softmax" else 2,
         ),
     ))  # fmt: skip
+
+
+def of_mlps(values: Values, count: str, mlp: MlpConfig, *, renormalized: bool) -> ExpertsConfig:
+    """Read experts of the size and activation of `mlp`; `count`: the key of their number."""
+    experts = values.integer(count, most=MOST["heads"])
+    chosen = values.integer("num_experts_per_tok", most=experts)
+    routing = RoutingConfig(chosen=chosen, renormalized=renormalized)
+    hidden, function = mlp.hidden, mlp.activation
+    return ExpertsConfig(experts=experts, hidden=hidden, activation=function, routing=routing)
 
 
 def from_hf(values: Values, function: Activation, *, second: bool = False) -> ExpertsConfig:

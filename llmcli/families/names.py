@@ -9,7 +9,7 @@ from typing import Any, Literal
 from llmcli.config import ModelConfig
 from llmcli.families import mixture
 from llmcli.families.rope import GGUF_FACTORS, GGUF_LONGROPE
-from llmcli.families.rules import AddConstant, Drop, Op, Rename, Rows, Rule, UnpairRows
+from llmcli.families.rules import AddConstant, Drop, Op, Rename, Rows, Rule, Transpose, UnpairRows
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.mlp.config import MlpConfig
 
@@ -30,19 +30,23 @@ class Names:
     for each head. A tensor without a parameter in the model is surplus.
 
     transformers' names begin with one of `prefixes` (a bare decoder's has none), in a block also
-    with `layer`; `buffers` are names in a block that are dropped because of `computed`.
+    with `layer`; `buffers` are names in a block that are dropped, and the reasons. `conv1d`: its
+    matrices are `[in, out]`. `rotary`: files may have RoPE frequencies or their factors.
     `interleaved`: the files in which RoPE pairs adjacent query and key rows. For `gguf` the
     converter has reordered them, in layers without RoPE, too. `experts`: transformers' names of a
-    mixture's block and of its gate, up and down.
+    mixture's block and of its gate, up and down. `predicts`: later layers are for multi-token
+    prediction.
     """
 
     rows: tuple[Row, ...]
     prefixes: tuple[str, ...] = ("model.", "")
     layer: str = "layers.{layer}"
-    buffers: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)
-    computed: str = _COMPUTED
+    buffers: tuple[tuple[str, str], ...] = (("self_attn.rotary_emb.inv_freq", _COMPUTED),)
+    conv1d: bool = False
+    rotary: bool = True
     interleaved: Literal["never", "gguf", "always"] = "never"
     experts: tuple[str, mixture.Leaves] | None = ("mlp", mixture.PROJECTIONS)
+    predicts: bool = False
 
     def but(self, text: str = "", without: str = "", **changes: Any) -> Names:
         """The table with rows replaced or added by `text`, and without the rows of some names."""
@@ -63,9 +67,14 @@ class Names:
                     rules += [] if theirs == "-" or prefix != self.prefixes[0] else [head]
                 elif theirs != "-":
                     source = f"{prefix if ours in _OUTER else f'{layer}.'}{theirs}"
-                    rules += self._row(config, ours, source, self.interleaved == "always")
-            rules += [Drop(f"{layer}.{buffer}", self.computed) for buffer in self.buffers]
-            rules.append(Drop(f"{prefix}rotary_emb.inv_freq", _COMPUTED))
+                    own = self._row(config, ours, source, self.interleaved == "always")
+                    rules += map(_transposed, own) if self.conv1d else own
+            rules += [Drop(f"{layer}.{buffer}", reason) for buffer, reason in self.buffers]
+            if self.rotary:
+                rules.append(Drop(f"{prefix}rotary_emb.inv_freq", _COMPUTED))
+            if self.predicts:
+                later = f"{layer}.*".replace("{layer}", "{later}")
+                rules.append(mixture.later_layers(later, config))
         experts = () if self.experts is None else mixture.rules_hf(config, *self.experts)
         return (*rules, *experts)
 
@@ -77,8 +86,11 @@ class Names:
                 source = theirs if ours in _OUTER else f"blk.{{layer}}.{theirs}"
                 offset, interleaved = config.final_norm.offset, self.interleaved != "never"
                 rules += self._row(config, ours, source, interleaved, offset)
-        rules += [Drop(name, _READ) for name in (GGUF_FACTORS, *GGUF_LONGROPE)]
-        rules.append(Drop("blk.{layer}.attn_rot_embd.weight", _COMPUTED))
+        if self.rotary:
+            rules += [Drop(name, _READ) for name in (GGUF_FACTORS, *GGUF_LONGROPE)]
+            rules.append(Drop("blk.{layer}.attn_rot_embd.weight", _COMPUTED))
+        if self.predicts:
+            rules.append(mixture.later_layers("blk.{later}.*", config))
         return (*rules, *mixture.rules_gguf(config))
 
     def _row(
@@ -133,6 +145,13 @@ def _renames(source: str, part: str, *ops: Op, offset: float = 0.0) -> Iterator[
             yield Rename(f"{source}.weight", f"{part}.W")
 
 
+def _transposed(rule: Rename) -> Rename:
+    """The rule with the matrix of a projection, if it fills one, stored `[in, out]`."""
+    if ".W_" not in rule.target:
+        return rule
+    return Rename(rule.source, rule.target, Transpose(), *rule.ops)
+
+
 def _table(text: str) -> tuple[Row, ...]:
     rows = (line.split() for line in text.strip().splitlines())
     return tuple((ours, hf, gguf) for ours, hf, gguf in rows)
@@ -146,6 +165,8 @@ def _first(config: ModelConfig, *, gated: bool) -> AttentionConfig | None:
 
 def _size(config: ModelConfig, part: str) -> tuple[int, int]:
     """Output rows of a projection in the first layer, and heads."""
+    if part.startswith("conv."):
+        return config.width, 1
     if part.startswith("mlp."):
         mlp = config.layers[0].parts[-1]
         assert isinstance(mlp, MlpConfig)

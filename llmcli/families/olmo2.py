@@ -13,8 +13,7 @@ from typing import Any
 from llmcli.families.draft import Draft, llama_like
 from llmcli.families.names import AFTER, QWEN
 from llmcli.families.read import GGUF_WINDOWS
-from llmcli.families.rope import of_layer_type, rope_from_hf
-from llmcli.families.values import Values
+from llmcli.families.rope import of_layer_type
 
 _THETA = 500_000.0
 
@@ -26,10 +25,7 @@ def _olmo(m: Draft) -> None:
         return
     rope = m.attention[0].rope
     assert rope is not None
-    local = replace(rope, scaling=None)
-    if m.hf:
-        own = Values(of_layer_type(m.values.all(), "sliding_attention", theta=_THETA))
-        local = rope_from_hf(own, head_dim=m.attention[0].head_dim, context=m.model.context)
+    local = m.hf_rope_of_windows(_THETA) if m.hf else replace(rope, scaling=None)
     windows = m.windows(4, hf_default=4096)
     m.by_layer(window=windows, rope=[rope if one is None else local for one in windows])
 

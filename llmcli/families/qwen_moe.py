@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llmcli.config import LayerConfig, ModelConfig, sequential
-from llmcli.families import llama
-from llmcli.families.family import Family
+from llmcli.families.draft import Draft, llama_like
 from llmcli.families.names import QWEN
 from llmcli.families.values import MOST, Values
-from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
-from llmcli.parts.mlp.config import MlpConfig
-
-if TYPE_CHECKING:
-    from llmcli.checkpoints import TensorInfo
 
 # defaults that differ from those of Qwen 2 and 3
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -31,24 +24,25 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    """config.json → ModelConfig. transformers 5 writes `num_local_experts` for Qwen 3."""
-    kind = config["model_type"]
-    renamed = {} if "num_local_experts" not in config else {
-        "num_experts": config["num_local_experts"]
-    }  # fmt: skip
-    values = Values({**_DEFAULTS[kind], **config, **renamed})
-    experts = mixture_of(values, shared=kind == "qwen2_moe")
+def _qwen_moe(m: Draft) -> None:
+    if not m.hf:
+        return
+    two = m.kind == "qwen2_moe"
+    # written by transformers 5 for Qwen 3
+    count = "num_local_experts" if m.values.says("num_local_experts") else "num_experts"
+    experts = mixture_of(m.values, shared=two, count=count)
+    m.ffn = [
+        replace(experts, activation=mlp.activation) if mixes else mlp
+        for mlp, mixes in zip(m.ffn, sparse(m.values, len(m.ffn)), strict=True)
+    ]
+    if two:
+        m.set_attention(qkv_bias=m.values.flag("qkv_bias", True))
+
+
+def _as_dense(settings: dict[str, Any]) -> Mapping[str, Any]:
+    """The settings of a Qwen 2 or 3 with the same attention."""
+    values, kind = Values(settings), settings["model_type"]
     layers = values.integer("num_hidden_layers", most=MOST["layers"])
-    mixes = sparse(values, layers)
-    biased = values.flag("qkv_bias", True) if kind == "qwen2_moe" else None
-
-    def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
-        if biased is not None:
-            attention = replace(attention, qkv_bias=biased)
-        ffn = replace(experts, activation=mlp.activation) if mixes[number] else mlp
-        return sequential(attention, ffn, norm=model.final_norm)
-
     own: dict[str, Any] = {
         "model_type": kind.removesuffix("_moe"),
         "layer_types": _windows(values, kind, layers),
@@ -58,22 +52,24 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     if kind == "qwen3_moe" and not values.has("head_dim"):
         heads = values.integer("num_attention_heads", most=MOST["heads"])
         own["head_dim"] = values.integer("hidden_size", most=MOST["width"]) // heads
-    model = llama.from_hf({**_DEFAULTS[kind], **config, **own})
-    return llama.rebuilt(model, block, family="qwen_moe", model_type=kind)
+    return {**settings, **own}
 
 
-def mixture_of(values: Values, *, shared: bool) -> ExpertsConfig:
-    """Read the experts of a layer, optionally with a `shared` one; the activation is SiLU."""
-    count = values.integer("num_experts", most=MOST["heads"])
+def mixture_of(values: Values, *, shared: bool, count: str = "num_experts") -> ExpertsConfig:
+    """Read the experts of a layer, optionally with a `shared` one; the activation is SiLU.
+
+    `count`: the key of their number.
+    """
+    experts = values.integer(count, most=MOST["heads"])
     beside = None
     if shared:
         key = "shared_expert_intermediate_size"
         beside = SharedConfig(hidden=values.integer(key, most=MOST["hidden"]), weighed=True)
     return ExpertsConfig(
-        experts=count, hidden=values.integer("moe_intermediate_size", most=MOST["hidden"]),
+        experts=experts, hidden=values.integer("moe_intermediate_size", most=MOST["hidden"]),
         activation="silu", shared=beside,
         routing=RoutingConfig(
-            chosen=values.integer("num_experts_per_tok", most=count),
+            chosen=values.integer("num_experts_per_tok", most=experts),
             renormalized=values.flag("norm_topk_prob", False),
         ),
     )  # fmt: skip
@@ -103,22 +99,14 @@ def _windows(values: Values, kind: str, layers: int) -> list[str]:
     ]
 
 
-def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
-    """GGUF metadata → ModelConfig."""
-    return replace(llama.from_gguf(metadata, tensors), family="qwen_moe")
-
-
 FAMILIES = (
-    Family(
+    llama_like(
+        _qwen_moe,
         name="qwen_moe",
         words="as qwen2 with experts and a shared one (qwen2_moe), or as qwen3 with experts, "
         "in all or some layers",
-        hf_types=("qwen2_moe", "qwen3_moe"),
-        gguf_archs=("qwen2moe", "qwen3moe"),
-        from_hf=from_hf,
-        from_gguf=from_gguf,
-        rules_hf=QWEN.hf,
-        rules_gguf=QWEN.gguf,
+        hf=("qwen2_moe", "qwen3_moe"), gguf=("qwen2moe", "qwen3moe"),
         feed_forwards=("mixture of experts", "gated MLP"),
+        like=None, by_type=_DEFAULTS, prepare=_as_dense, names=QWEN,
     ),
-)
+)  # fmt: skip
