@@ -7,8 +7,8 @@ tokenization_utils_sentencepiece.py).
 
 vocab.json and merges.txt do not contain the pre-tokenizer. transformers determines it by the class
 in tokenizer_config.json, else by the model type (models/*/tokenization_*.py,
-models/auto/tokenization_auto.py). A class without a `PairKind` is an error, since a wrong split
-gives plausible ids and worse text.
+models/auto/tokenization_auto.py). An unknown class is an error, since a wrong split gives plausible
+ids and worse text.
 
 Beside a SentencePiece model, control pieces and added tokens are matched in the text, and the rest
 is encoded by SentencePiece.
@@ -33,7 +33,7 @@ from llmcli.text.added import (
     of_library,
     tokens_of_file,
 )
-from llmcli.text.hf_classes import KINDS, MARKING, PairKind, apply_class, class_name, class_of
+from llmcli.text.hf_classes import CLASSES, TokenizerClass, apply_class, class_of, pair_class
 from llmcli.text.pretokenizers import PRE_TOKENIZERS
 from llmcli.text.sentencepiece import CONTROL, PieceEncoder, PieceModel, read_pieces
 from llmcli.text.settings import (
@@ -77,14 +77,15 @@ def from_directory(
     try:
         settings = read_settings(directory)
         if found is _PAIR:
-            kind = class_name(settings, config or {})
-            settings, marks = {**KINDS[kind].defaults, **settings}, False
+            kind = pair_class(settings, config or {})
+            settings, marks = {**CLASSES[kind].tokens, **settings}, False
             listed = _listed(directory, settings)
-            backend = _read_pair(directory, KINDS[kind], settings, listed)
+            backend = _read_pair(directory, CLASSES[kind], settings, listed)
         else:
             backend, byte_level = _read(directory / _FILE[0])
             own = class_of(settings, config or {}, byte_level=byte_level)
-            settings, marks = apply_class(backend, own, settings), own in MARKING
+            settings = apply_class(backend, own, settings)
+            marks = own in CLASSES and CLASSES[own].marks
             listed = _listed(directory, settings)
             kind = type(backend.model).__name__
         named = special_tokens(settings)
@@ -219,7 +220,7 @@ _MAX_MERGES = 1 << 21
 
 def _read_pair(
     directory: Path,
-    kind: PairKind,
+    own: TokenizerClass,
     settings: Mapping[str, Any],
     added: Mapping[int, AddedToken],
 ) -> tokenizers.Tokenizer:
@@ -229,7 +230,7 @@ def _read_pair(
     """
     vocab = _read_vocab(directory / _PAIR[0])
     _join(vocab, added)
-    return _pair_backend(kind, vocab, _read_merges(directory / _PAIR[1]), settings)
+    return _pair_backend(own, vocab, _read_merges(directory / _PAIR[1]), settings)
 
 
 def _read_vocab(path: Path) -> dict[str, int]:
@@ -291,7 +292,7 @@ def _join(vocab: dict[str, int], added: Mapping[int, AddedToken]) -> None:
 
 
 def _pair_backend(
-    kind: PairKind,
+    own: TokenizerClass,
     vocab: dict[str, int],
     merges: list[tuple[str, str]],
     settings: Mapping[str, Any],
@@ -306,17 +307,17 @@ def _pair_backend(
         raise CheckpointError(
             f"`{_PAIR[1]}` does not fit `{_PAIR[0]}`: {shown(error, 120)}", hint=BROKEN
         ) from error
-    if kind.nfc:
+    if own.nfc:
         backend.normalizer = normalizers.NFC()
     spaced = bool(settings.get("add_prefix_space"))
-    patterns = PRE_TOKENIZERS[kind.rule].patterns if kind.rule else ()
+    patterns = PRE_TOKENIZERS[own.rule].patterns if own.rule else ()
     letters = pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=not patterns)
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters]) if cuts else letters
     backend.decoder = decoders.ByteLevel()
-    role = "cls_token" if kind.encloses else "bos_token"
+    role = "cls_token" if own.encloses else "bos_token"
     first = token_text(settings.get(role))
-    if first is not None and (kind.encloses or settings.get("add_bos_token")):
+    if first is not None and (own.encloses or settings.get("add_bos_token")):
         if first not in vocab:
             raise CheckpointError(
                 f"`{_PAIR[0]}` has no `{shown(first)}`, which begins every text", hint=BROKEN
