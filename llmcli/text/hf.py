@@ -16,8 +16,7 @@ is encoded by SentencePiece.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,15 @@ from llmcli.text.added import (
     of_library,
     tokens_of_file,
 )
-from llmcli.text.hf_classes import CLASSES, TokenizerClass, apply_class, class_of, pair_class
+from llmcli.text.hf_classes import (
+    CLASSES,
+    SAVE_AGAIN,
+    TokenizerClass,
+    apply_class,
+    class_of,
+    pair_class,
+)
+from llmcli.text.portions import state_of
 from llmcli.text.pretokenizers import PRE_TOKENIZERS
 from llmcli.text.sentencepiece import CONTROL, PieceEncoder, PieceModel, read_pieces
 from llmcli.text.settings import (
@@ -55,7 +62,8 @@ if TYPE_CHECKING:
 MAX_FILE = 1 << 28  # bytes; the largest known tokenizer.json has 34 million
 _FILE, _PAIR = ("tokenizer.json",), ("vocab.json", "merges.txt")
 _PROBES = "a0.eA \u4e00\u0905"  # every vocabulary has one of these characters
-_OTHERS = ("tokenizer.model", "tekken.json", "vocab.json", "spiece.model", "vocab.txt")
+_PIECES = ("tokenizer.model", "spiece.model")
+_OTHERS = ("tekken.json", "vocab.json", "vocab.txt")
 
 
 def from_directory(
@@ -71,8 +79,14 @@ def from_directory(
     broken files.
     """
     found = next((names for names in (_FILE, _PAIR) if _has(directory, names)), None)
+    pieces = [directory / name for name in _PIECES if found is not _FILE]
+    for path in filter(Path.is_file, pieces):
+        return from_piece_file(path, config=config, generation=generation)
     if found is None:
-        _refuse(directory)
+        if other := next((name for name in _OTHERS if (directory / name).is_file()), None):
+            raise UnsupportedModel(
+                f"the only tokenizer is `{other}`, which llmcli does not read", hint=SAVE_AGAIN
+            )
         return None
     try:
         settings = read_settings(directory)
@@ -94,7 +108,7 @@ def from_directory(
             for index, token in of_library(backend).items():
                 listed[index] = replace(token, special=token.special or token.text in texts)
         add_to_library(backend, listed, named, marks=marks, rows=rows_of(config or {}))
-        ends = {*eos_ids(config), *eos_ids(generation)}
+        ends = [*eos_ids(config), *eos_ids(generation)]
         return _build(directory, backend, settings, ends, name=f"{' + '.join(found)}, {kind}")
     except (KeyboardInterrupt, SystemExit, LlmcliError):
         raise
@@ -116,22 +130,11 @@ def _has(directory: Path, names: tuple[str, ...]) -> bool:
     return all((directory / name).is_file() for name in names)
 
 
-def _refuse(directory: Path) -> None:
-    """Raise UnsupportedModel if there is a tokenizer of another kind."""
-    other = next((name for name in _OTHERS if (directory / name).is_file()), None)
-    if other is None:
-        return
-    raise UnsupportedModel(
-        f"the only tokenizer is `{other}`, which llmcli does not read",
-        hint="load it with transformers' AutoTokenizer and save it: that writes tokenizer.json",
-    )
-
-
 def _build(
     directory: Path,
     backend: tokenizers.Tokenizer,
     settings: Mapping[str, Any],
-    eos: set[int],
+    ends: list[int],
     *,
     name: str,
 ) -> Tokenizer:
@@ -141,18 +144,14 @@ def _build(
     ids = {role: backend.token_to_id(text) for role, text in named.items()}
     added = backend.get_added_tokens_decoder()
     strings = _strings(backend, added)
-    named_eos = ids.get("eos_token")
-    eos = eos | ({named_eos} if named_eos is not None else set())
     return Tokenizer(
         backend,
         Vocabulary(
             strings=strings,
-            spelling=spelling_of(_decoder(backend)),
-            literal=frozenset(),
-            silent=frozenset(),
+            spelling=spelling_of(state_of(backend.decoder) or None),
             special_ids=frozenset(special).union(i for i in added if added[i].special),
             bos_id=ids.get("bos_token"),
-            eos_ids=frozenset(index for index in eos if 0 <= index < len(strings)),
+            eos_ids=_present([*ends, ids.get("eos_token")], strings),
             prefix=_prefix(backend),
         ),
         name=name,
@@ -190,12 +189,8 @@ def _strings(
     return strings
 
 
-def _decoder(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
-    """The decoder's serialized form, without the vocabulary around it."""
-    if backend.decoder is None:
-        return None
-    state: dict[str, Any] = json.loads(backend.decoder.__getstate__())
-    return state
+def _present(ids: Iterable[int | None], strings: Sequence[str | None]) -> frozenset[int]:
+    return frozenset(index for index in ids if index is not None and 0 <= index < len(strings))
 
 
 def _prefix(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
@@ -328,16 +323,7 @@ def _pair_backend(
     return backend
 
 
-_PIECES = ("tokenizer.model", "spiece.model")
 _MOST_ADDED = 1 << 20  # ids beyond the model's; more gaps would fill the memory
-
-
-def find_pieces(directory: Path) -> Path | None:
-    """The directory's SentencePiece model; None if there is a tokenizer.json or no model."""
-    if (directory / "tokenizer.json").is_file():
-        return None
-    paths = (directory / name for name in _PIECES)
-    return next((path for path in paths if path.is_file()), None)
 
 
 def from_piece_file(
@@ -360,7 +346,6 @@ def from_piece_file(
     strings = _piece_strings(file.model, added)
     at = {token.text: token.id for token in added.values()}
     bos, eos = at.get(named["bos_token"]), at.get(named["eos_token"])
-    ends = {*eos_ids(config), *eos_ids(generation), *([] if eos is None else [eos])}
     prefixed = settings.get("add_prefix_space")
     model = file.model
     if isinstance(prefixed, bool):
@@ -380,10 +365,9 @@ def from_piece_file(
                 strip=1 if model.normalizer.space_prefix else 0,
             ),
             literal=matched.ids,
-            silent=frozenset(),
             special_ids=matched.special_ids,
             bos_id=bos,
-            eos_ids=frozenset(index for index in ends if 0 <= index < len(strings)),
+            eos_ids=_present([*eos_ids(config), *eos_ids(generation), eos], strings),
             prefix=(bos,) if adds_bos and bos is not None else (),
         ),
         name=f"{path.name}, {'Unigram' if model.unigram else 'BPE'}",

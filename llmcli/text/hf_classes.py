@@ -21,6 +21,8 @@ from llmcli.text.portions import state_of
 if TYPE_CHECKING:
     import tokenizers
 
+SAVE_AGAIN = "load it with transformers' AutoTokenizer and save it: that writes tokenizer.json"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerClass:
@@ -128,7 +130,7 @@ def pair_class(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     if name not in known:
         raise UnsupportedModel(
             f"unsupported tokenizer class `{shown(named)}` of `vocab.json`",
-            hint="load it with transformers' AutoTokenizer and save it: that writes tokenizer.json",
+            hint=SAVE_AGAIN,
         )
     return name
 
