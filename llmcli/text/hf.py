@@ -2,8 +2,8 @@
 
 These are tokenizer.json, otherwise a SentencePiece model, otherwise vocab.json and merges.txt. The
 class, special tokens and chat template are in tokenizer_config.json, special_tokens_map.json and
-chat_template.jinja (transformers, tokenization_utils_base.py, tokenization_utils_tokenizers.py and
-tokenization_utils_sentencepiece.py).
+chat_template.jinja (transformers, tokenization_utils_base.py, tokenization_utils_tokenizers.py,
+tokenization_utils_sentencepiece.py and processing_utils.py).
 
 vocab.json and merges.txt do not contain the pre-tokenizer. transformers determines it by the class
 in tokenizer_config.json, else by the model type (models/*/tokenization_*.py,
@@ -24,14 +24,17 @@ from typing import TYPE_CHECKING, Any
 from llmcli.checkpoints.files import read_bytes, read_object, shown
 from llmcli.errors import CheckpointError, LlmcliError, UnsupportedModel
 from llmcli.text.added import (
+    BROKEN,
     AddedToken,
     AddedTokens,
     add_to_library,
     check_id,
     listed_tokens,
     of_library,
+    token_text,
     tokens_of_file,
 )
+from llmcli.text.chat import MAX_SOURCE, ChatTemplate
 from llmcli.text.hf_classes import (
     CLASSES,
     SAVE_AGAIN,
@@ -43,16 +46,6 @@ from llmcli.text.hf_classes import (
 from llmcli.text.portions import state_of
 from llmcli.text.pretokenizers import PRE_TOKENIZERS
 from llmcli.text.sentencepiece import CONTROL, PieceEncoder, PieceModel, read_pieces
-from llmcli.text.settings import (
-    BROKEN,
-    chat_template_of,
-    eos_ids,
-    named_tokens,
-    read_settings,
-    rows_of,
-    special_tokens,
-    token_text,
-)
 from llmcli.text.spelling import Spelling, spelling_of
 from llmcli.text.tokenizer import Tokenizer, Vocabulary
 
@@ -61,6 +54,7 @@ if TYPE_CHECKING:
 
 MAX_FILE = 1 << 28  # bytes; the largest known tokenizer.json has 34 million
 _FILE, _PAIR = ("tokenizer.json",), ("vocab.json", "merges.txt")
+_ROLES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _PROBES = "a0.eA \u4e00\u0905"  # every vocabulary has one of these characters
 _PIECES = ("tokenizer.model", "spiece.model")
 _OTHERS = ("tekken.json", "vocab.json", "vocab.txt")
@@ -223,9 +217,38 @@ def _read_pair(
 
     Raises `CheckpointError` for broken or contradictory files.
     """
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+    from tokenizers.models import BPE
+    from tokenizers.processors import TemplateProcessing
+
     vocab = _read_vocab(directory / _PAIR[0])
     _join(vocab, added)
-    return _pair_backend(own, vocab, _read_merges(directory / _PAIR[1]), settings)
+    merges = _read_merges(directory / _PAIR[1])
+    try:
+        backend = Tokenizer(BPE(vocab, merges))
+    except Exception as error:
+        raise CheckpointError(
+            f"`{_PAIR[1]}` does not fit `{_PAIR[0]}`: {shown(error, 120)}", hint=BROKEN
+        ) from error
+    if own.nfc:
+        backend.normalizer = normalizers.NFC()
+    spaced = bool(settings.get("add_prefix_space"))
+    patterns = PRE_TOKENIZERS[own.rule].patterns if own.rule else ()
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=not patterns)
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters]) if cuts else letters
+    backend.decoder = decoders.ByteLevel()
+    role = "cls_token" if own.encloses else "bos_token"
+    first = token_text(settings.get(role))
+    if first is not None and (own.encloses or settings.get("add_bos_token")):
+        if first not in vocab:
+            raise CheckpointError(
+                f"`{_PAIR[0]}` has no `{shown(first)}`, which begins every text", hint=BROKEN
+            )
+        backend.post_processor = TemplateProcessing(
+            single=[first, "$A"], special_tokens=[(first, vocab[first])]
+        )
+    return backend
 
 
 def _read_vocab(path: Path) -> dict[str, int]:
@@ -284,43 +307,6 @@ def _join(vocab: dict[str, int], added: Mapping[int, AddedToken]) -> None:
             )
         vocab[text] = index
         at[index] = text
-
-
-def _pair_backend(
-    own: TokenizerClass,
-    vocab: dict[str, int],
-    merges: list[tuple[str, str]],
-    settings: Mapping[str, Any],
-) -> tokenizers.Tokenizer:
-    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
-    from tokenizers.models import BPE
-    from tokenizers.processors import TemplateProcessing
-
-    try:
-        backend = Tokenizer(BPE(vocab, merges))
-    except Exception as error:
-        raise CheckpointError(
-            f"`{_PAIR[1]}` does not fit `{_PAIR[0]}`: {shown(error, 120)}", hint=BROKEN
-        ) from error
-    if own.nfc:
-        backend.normalizer = normalizers.NFC()
-    spaced = bool(settings.get("add_prefix_space"))
-    patterns = PRE_TOKENIZERS[own.rule].patterns if own.rule else ()
-    letters = pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=not patterns)
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters]) if cuts else letters
-    backend.decoder = decoders.ByteLevel()
-    role = "cls_token" if own.encloses else "bos_token"
-    first = token_text(settings.get(role))
-    if first is not None and (own.encloses or settings.get("add_bos_token")):
-        if first not in vocab:
-            raise CheckpointError(
-                f"`{_PAIR[0]}` has no `{shown(first)}`, which begins every text", hint=BROKEN
-            )
-        backend.post_processor = TemplateProcessing(
-            single=[first, "$A"], special_tokens=[(first, vocab[first])]
-        )
-    return backend
 
 
 _MOST_ADDED = 1 << 20  # ids beyond the model's; more gaps would fill the memory
@@ -415,3 +401,93 @@ def _piece_strings(model: PieceModel, added: Mapping[int, AddedToken]) -> list[s
     for index, token in added.items():
         strings[index] = token.text
     return strings
+
+
+def read_settings(directory: Path) -> dict[str, Any]:
+    """Read tokenizer_config.json, overridden by special_tokens_map.json in old formats."""
+    settings = _json(directory / "tokenizer_config.json")
+    if "added_tokens_decoder" not in settings:
+        settings.update(_json(directory / "special_tokens_map.json"))
+    return settings
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path) or {}
+    except CheckpointError as error:
+        raise CheckpointError(error.message, hint=error.hint or BROKEN) from error
+
+
+def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Name (`bos_token`, …, or a model's own) → text of the special tokens for templates."""
+    found = {name: token_text(token) for name, token in _named(settings).items()}
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
+    own = settings.get("extra_special_tokens")
+    named = {key: settings.get(key) for key in _ROLES}
+    named |= {key: token for key, token in settings.items() if key.endswith("_token")}
+    return named | (own if isinstance(own, dict) else {})
+
+
+def special_tokens(settings: Mapping[str, Any]) -> list[Any]:
+    """All special tokens as given, in transformers' order: named ones, then listed ones."""
+    listed = (settings.get(f"{kind}_special_tokens") for kind in ("extra", "additional"))
+    more = next((tokens for tokens in listed if tokens and isinstance(tokens, list)), [])
+    return [*_named(settings).values(), *more]
+
+
+def eos_ids(config: Mapping[str, Any] | None) -> list[int]:
+    """Read `eos_token_id` of config.json or generation_config.json: absent, a number, or a list.
+
+    Other values are ignored here and reported by the configuration's reader.
+    """
+    value = (config or {}).get("eos_token_id")
+    listed = value if isinstance(value, list) else [value]
+    return [index for index in listed if isinstance(index, int) and not isinstance(index, bool)]
+
+
+def rows_of(config: Mapping[str, Any]) -> int | None:
+    """Rows of the embedding; None if the configuration lacks them."""
+    text = config.get("text_config")
+    rows = (text if isinstance(text, dict) else config).get("vocab_size")
+    return rows if isinstance(rows, int) else None
+
+
+def chat_template_of(
+    directory: Path, settings: Mapping[str, Any], named: Mapping[str, str]
+) -> ChatTemplate | None:
+    """The `default` chat template; without a default, the first.
+
+    Templates in chat_template.jinja and additional_chat_templates/ take precedence over the
+    settings (a string, an object, or a list of named ones); chat_template.json, read by processors,
+    comes last.
+    """
+    more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+    files = {path.name.removesuffix(".jinja"): path for path in more}
+    if (path := directory / "chat_template.jinja").is_file():
+        files["default"] = path
+    source: Any = settings.get("chat_template")
+    if source is None or "default" in files:
+        source = {name: _template_file(path) for name, path in files.items()} or None
+    if source is None:
+        source = _json(directory / "chat_template.json").get("chat_template")
+    if isinstance(source, list):
+        entries = [entry for entry in source if isinstance(entry, dict)]
+        source = {entry.get("name"): entry.get("template") for entry in entries}
+    if isinstance(source, dict):
+        source = source.get("default", next(iter(source.values()), None))
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise CheckpointError("`chat_template` is neither a text nor named texts", hint=BROKEN)
+    return ChatTemplate(source, special_tokens=named)
+
+
+def _template_file(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(MAX_SOURCE + 1)
+    except ValueError as error:
+        raise CheckpointError(f"`{path.name}` is not UTF-8", hint=BROKEN) from error

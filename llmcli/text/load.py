@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from llmcli.errors import CheckpointError
 from llmcli.records.text import Token
 from llmcli.text.gguf import from_gguf
-from llmcli.text.hf import from_directory
-from llmcli.text.settings import eos_ids
+from llmcli.text.hf import eos_ids, from_directory
 
 if TYPE_CHECKING:
     from llmcli.checkpoints.checkpoint import Checkpoint
