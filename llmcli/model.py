@@ -11,7 +11,7 @@ from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import Checkpoint
 from llmcli.nn.decoder import Decoder
 from llmcli.records.ledger import Ledger
-from llmcli.text.interface import TextInterface
+from llmcli.text.load import TextInterface
 
 
 @dataclass(kw_only=True)

@@ -28,7 +28,7 @@ from llmcli.parts.attention.config import FrequencyFactors, LongRopeScaling, Rop
 from llmcli.records.ledger import Ledger
 from llmcli.records.work import Progress, Stages
 from llmcli.text import load_tokenizer
-from llmcli.text.interface import ending_ids
+from llmcli.text.load import ending_ids
 
 
 def load(

@@ -23,7 +23,7 @@ from llmcli.shell.params import Range
 from llmcli.shell.sampling import RANGES, SamplingValues
 
 if TYPE_CHECKING:
-    from llmcli.text.interface import TextInterface
+    from llmcli.text.load import TextInterface
 
 SCHEMA = "llmcli.chat/1"  # of the files that `llmcli chat` saves
 # hints of errors, by the kind of conversation

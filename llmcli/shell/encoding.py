@@ -25,7 +25,7 @@ from llmcli.ui.theme import one_line
 if TYPE_CHECKING:
     from llmcli.records.text import TokenPiece
     from llmcli.text import Tokenizer
-    from llmcli.text.interface import TextInterface
+    from llmcli.text.load import TextInterface
 
 SYSTEM = "The system message."
 VARIABLE = "A variable of the chat template, such as enable_thinking=false; repeatable."

@@ -10,15 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.checkpoints.files import read_object, shown
 from llmcli.errors import CheckpointError
-from llmcli.text.settings import BROKEN, token_text
 
 if TYPE_CHECKING:
     import tokenizers
 
+BROKEN = "the file is damaged; fetch it again"
 _MAX_ID = 1 << 24
 _C_SPACES = " \t\n\v\f\r"  # characters of C's `isspace`
 _SPACES = re.compile(r"\s+")
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
+
+
+def token_text(token: Any) -> str | None:
+    """A special token's text: a string, or an object with its `content`; None for anything else."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) and token else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,8 @@ and treats `▁` in a text as a space.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.text import sentencepiece
 from llmcli.text.added import AddedToken, AddedTokens
 from llmcli.text.chat import ChatTemplate
-from llmcli.text.pretokenizers import PRE_TOKENIZERS, PreTokenizerRule, build_pre_tokenizer
+from llmcli.text.pretokenizers import PRE_TOKENIZERS, build_pre_tokenizer
 from llmcli.text.sentencepiece import (
     BYTE_TOKENS,
     Normalizer,
@@ -116,10 +115,7 @@ def strings_of(metadata: Mapping[str, Any], name: str) -> list[str]:
 
 
 def ids_of(
-    metadata: Mapping[str, Any],
-    count: int,
-    notes: list[str],
-    usual: Mapping[str, int] | None = None,
+    metadata: Mapping[str, Any], count: int, notes: list[str], usual: Mapping[str, int]
 ) -> dict[str, int | None]:
     """Read the special ids (`bos`, `eos`, …), with defaults from `usual`.
 
@@ -136,7 +132,7 @@ def ids_of(
             notes.append(f"`{key}` is {value}, but there are {count} tokens: it is ignored")
             value = None
         if value is None:
-            value = (usual or {}).get(name, count)
+            value = usual.get(name, count)
         found[name] = value if value < count else None
     return found
 
@@ -182,72 +178,35 @@ HIDDEN = CONTROL | UNKNOWN
 _MATCHED = HIDDEN | USER_DEFINED
 # `tokenizer.ggml.token_type` numbers (gguf.TokenType) → attribute.
 _BY_NUMBER = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER_DEFINED, 5: UNUSED, 6: BYTE}
+# Tokens that end a text.
 _ENDINGS = (
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",  # gpt-oss
-    "<|call|>",  # gpt-oss
-    "<|flush|>",  # solar-open
-    "<|calls|>",  # solar-open
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "</s>",
-    "<|eom_id|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
-    "<|end_of_text|>",
-    "<end_of_utterance>",
-    "<eos>",
-    "<turn|>",
-    "<|tool_response>",
-    "<｜end▁of▁sentence｜>",  # DeepSeek
-    "[e~[",  # MiniMax
+    "<|eot_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] "
+    "[EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> "
+    "<|return|> <|call|> "  # gpt-oss
+    "<|flush|> <|calls|> "  # solar-open
+    "<｜end▁of▁sentence｜> "  # DeepSeek
+    "[e~["  # MiniMax
 )
 # Fill-in-the-middle tokens that also end a text: kind → texts.
 _FIM_ENDINGS = {
-    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
-    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
-    "fim_sep": ("<|file_sep|>",),
+    "fim_pad": "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]",
+    "fim_rep": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
+    "fim_sep": "<|file_sep|>",
 }
 # Fill-in-the-middle tokens that do not end a text; also always control tokens.
 _FIM_PARTS = {
-    "fim_pre": (
-        "<|fim_prefix|>",
-        "<fim-prefix>",
-        "<fim_prefix>",
-        "<｜fim▁begin｜>",
-        "<PRE>",
-        "▁<PRE>",
-        "<|code_prefix|>",
-        "<|prefix|>",
-    ),
-    "fim_suf": (
-        "<|fim_suffix|>",
-        "<fim-suffix>",
-        "<fim_suffix>",
-        "<｜fim▁hole｜>",
-        "<SUF>",
-        "▁<SUF>",
-        "<|code_suffix|>",
-        "<|suffix|>",
-    ),
-    "fim_mid": (
-        "<|fim_middle|>",
-        "<fim-middle>",
-        "<fim_middle>",
-        "<｜fim▁end｜>",
-        "<MID>",
-        "▁<MID>",
-        "<|code_middle|>",
-        "<|middle|>",
-    ),
+    "fim_pre": "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> "
+    "<|code_prefix|> <|prefix|>",
+    "fim_suf": "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> "
+    "<|code_suffix|> <|suffix|>",
+    "fim_mid": "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> "
+    "<|code_middle|> <|middle|>",
 }
 # gpt-oss's channel tokens: part of the text, never hidden.
-_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
-_KNOWN = frozenset(chain(_ENDINGS, _SHOWN, *_FIM_ENDINGS.values(), *_FIM_PARTS.values()))
+_SHOWN = "<|channel|> <|message|> <|start|> <|constrain|>"
+_KNOWN = frozenset(
+    " ".join([_ENDINGS, _SHOWN, *_FIM_ENDINGS.values(), *_FIM_PARTS.values()]).split()
+)
 
 
 def classify_tokens(
@@ -265,15 +224,16 @@ def classify_tokens(
     ends: set[int] = set()
     for kind, texts in (_FIM_ENDINGS | _FIM_PARTS).items():
         named = ids.get(kind)
-        found = sorted(at[text] for text in texts if text in at)[:1] if named is None else []
+        present = sorted(at[text] for text in texts.split() if text in at)
+        found = present[:1] if named is None else []
         for index in found:
             types[index] |= CONTROL
         if kind in _FIM_ENDINGS:
             ends.update(found if named is None else [named])
-    for index in (at[text] for text in _ENDINGS if text in at):
+    for index in (at[text] for text in _ENDINGS.split() if text in at):
         types[index] |= CONTROL
         ends.add(index)
-    for index in (at[text] for text in _SHOWN if text in at):
+    for index in (at[text] for text in _SHOWN.split() if text in at):
         types[index] = USER_DEFINED
     ends.update(named for kind in ("eos", "eot", "eom") if (named := ids.get(kind)) is not None)
     _correct(types, ends, at)
@@ -281,21 +241,21 @@ def classify_tokens(
 
 
 def _matched(
-    strings: Sequence[str], types: Sequence[int], *, rstrip: Callable[[str], bool]
+    strings: Sequence[str], types: Sequence[int], *, stripping: bool
 ) -> tuple[AddedTokens, frozenset[int]]:
     """Tokens matched in a text before merging, longest first in bytes, and silent ids.
 
-    Silent ids decode to nothing. `rstrip(text)`: whether a token absorbs whitespace.
+    Silent ids decode to nothing. `stripping`: special tokens absorb the whitespace after them.
     """
     odd = [index for index, kind in enumerate(types) if kind != NORMAL]  # few of very many
     found = [index for index in odd if types[index] & _MATCHED]
     found.sort(key=lambda index: (-len(strings[index].encode("utf-8", "replace")), index))
     added = tuple(
         AddedToken(
-            text=strings[index],
+            text=(text := strings[index]),
             id=index,
             special=bool(types[index] & HIDDEN),
-            rstrip=rstrip(strings[index]),
+            rstrip=stripping and text not in _NOT_STRIPPING,
         )
         for index in found
     )
@@ -316,32 +276,10 @@ def _correct(types: list[int], ends: set[int], at: Mapping[str, int]) -> None:
         types[at["</s>"]] = NORMAL
 
 
-@dataclass(frozen=True, kw_only=True)
-class PieceKind:
-    """Defaults of a tokenizer kind: special ids, BOS, the leading space."""
-
-    title: str
-    unigram: bool
-    ids: Mapping[str, int]
-    add_bos: bool
-    space_prefix: bool
-
-
-PIECE_KINDS = {
-    "llama": PieceKind(
-        title="gguf SentencePiece",
-        unigram=False,
-        ids={"bos": 1, "eos": 2, "unknown": 0},
-        add_bos=True,
-        space_prefix=True,
-    ),
-    "t5": PieceKind(
-        title="gguf Unigram",
-        unigram=True,
-        ids={"eos": 1, "unknown": 2, "padding": 0},
-        add_bos=False,
-        space_prefix=False,
-    ),
+# Default special ids of SentencePiece tokenizers: `llama` merges, `t5` is Unigram.
+_PIECE_IDS = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "t5": {"eos": 1, "unknown": 2, "padding": 0},
 }
 # Special tokens of these models, all but three, absorb the whitespace after them. The file does not
 # record it; llama.cpp uses the model's name too.
@@ -349,48 +287,49 @@ _STRIPPING = ("phi-3", "phi3")
 _NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 
 
-def from_pieces(metadata: Mapping[str, Any], kind: PieceKind) -> Tokenizer:
-    """Build the tokenizer of a GGUF file whose `tokenizer.ggml.model` is `kind`.
+@dataclass(frozen=True, kw_only=True)
+class _Encoder:
+    """What depends on the kind of tokenizer.
 
-    Raises CheckpointError for contradictory metadata.
+    `name`: for display; `add_bos`: default of the file's `add_bos_token`; `filler`: an id of the
+    library for bytes or characters that the vocabulary lacks (None: it lacks none).
     """
-    strings = tokens_of(metadata)
+
+    backend: tokenizers.Tokenizer | PieceEncoder
+    spelling: Spelling
+    name: str
+    add_bos: bool
+    filler: int | None
+
+
+def _pieces(
+    metadata: Mapping[str, Any],
+    strings: list[str],
+    types: list[int],
+    unknown: int | None,
+    *,
+    unigram: bool,
+) -> _Encoder:
+    """SentencePiece; a space is put before a text, and BOS, by default only if it merges."""
     count = len(strings)
-    notes: list[str] = []
-    ids = ids_of(metadata, count, notes, kind.ids)
-    types, ends = classify_tokens(strings, types_of(metadata, count), ids)
-    prefixed = _flag(metadata, "add_space_prefix", kind.space_prefix)
+    prefixed = _flag(metadata, "add_space_prefix", not unigram)
     model = PieceModel(
         strings=strings,
         scores=scores_of(metadata, count),
-        kinds=_kinds(strings, types, ids["unknown"], kind),
-        unigram=kind.unigram,
-        normalizer=_normalizer(metadata, kind, prefixed),
+        kinds=_kinds(strings, types, unknown, unigram),
+        unigram=unigram,
+        normalizer=_normalizer(metadata, unigram, prefixed),
     )
-    added, silent = _matched(strings, types, rstrip=_stripping(metadata))
-    return Tokenizer(
-        PieceEncoder(model),
-        Vocabulary(
-            strings=strings,
-            spelling=Spelling(
-                replace=(("▁", " "),), byte_fallback=True, strip=1 if prefixed else 0
-            ),
-            literal=added.ids,
-            silent=silent,
-            special_ids=added.special_ids,
-            bos_id=ids["bos"],
-            eos_ids=ends,
-            prefix=prefix_of(metadata, ids["bos"], usual=kind.add_bos),
-        ),
-        name=kind.title,
-        added=added,
+    return _Encoder(
+        backend=PieceEncoder(model),
+        spelling=Spelling(replace=(("▁", " "),), byte_fallback=True, strip=int(prefixed)),
+        name=f"gguf {'Unigram' if unigram else 'SentencePiece'}",
+        add_bos=not unigram,
         filler=None if sentencepiece.UNKNOWN in model.kinds else count,
-        chat_template=template_of(metadata, strings, ids),
-        notes=notes,
     )
 
 
-def _kinds(strings: list[str], types: list[int], unknown: int | None, kind: PieceKind) -> list[int]:
+def _kinds(strings: list[str], types: list[int], unknown: int | None, unigram: bool) -> list[int]:
     """The library's kind of every token.
 
     All but hidden tokens take part in merges, as in llama.cpp; user-defined ones were matched in
@@ -399,7 +338,7 @@ def _kinds(strings: list[str], types: list[int], unknown: int | None, kind: Piec
     plain, apart = sentencepiece.NORMAL, sentencepiece.CONTROL
     table = dict.fromkeys(range(64), plain)
     table |= {t: apart for t in table if t & HIDDEN or t == BYTE}
-    if kind.unigram:
+    if unigram:
         table |= {USER_DEFINED: apart, UNUSED: sentencepiece.UNUSED}
     kinds = list(map(table.__getitem__, types))
     for index in byte_ids(strings):
@@ -412,9 +351,9 @@ def _kinds(strings: list[str], types: list[int], unknown: int | None, kind: Piec
     return kinds
 
 
-def _normalizer(metadata: Mapping[str, Any], kind: PieceKind, prefixed: bool) -> Normalizer:
+def _normalizer(metadata: Mapping[str, Any], unigram: bool, prefixed: bool) -> Normalizer:
     """The normalizer; the merging kind has none beyond the leading space, as in llama.cpp."""
-    if not kind.unigram:
+    if not unigram:
         return Normalizer(space_prefix=prefixed, merge_spaces=False)
     given = metadata.get(KEY + "precompiled_charsmap")
     try:
@@ -436,12 +375,6 @@ def _flag(metadata: Mapping[str, Any], name: str, usual: bool) -> bool:
     return usual if value is None else bool(value)
 
 
-def _stripping(metadata: Mapping[str, Any]) -> Callable[[str], bool]:
-    name = str(metadata.get("general.name", "")).lower()
-    stripping = any(text in name for text in _STRIPPING)
-    return lambda text: stripping and text not in _NOT_STRIPPING
-
-
 # Kinds that only llama.cpp supports; no model that llmcli runs has one.
 _OTHERS = {"bert": "WordPiece", "rwkv": "RWKV", "plamo2": "PLaMo 2"}
 
@@ -456,9 +389,8 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
     kind = metadata.get(KEY + "model")
     if kind is None or kind in ("none", "no_vocab"):
         return None
-    if isinstance(kind, str) and kind in PIECE_KINDS:
-        return from_pieces(metadata, PIECE_KINDS[kind])
-    if kind not in ("gpt2", "gemma4"):
+    usual = _PIECE_IDS.get(kind) if isinstance(kind, str) else None
+    if usual is None and kind not in ("gpt2", "gemma4"):
         known = _OTHERS.get(str(kind))
         raise UnsupportedModel(
             f"the tokenizer kind `{shown(kind)}`{f' ({known})' if known else ''} inside a GGUF "
@@ -466,49 +398,54 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
             hint="known: gpt2 (byte-level BPE), gemma4 (BPE), llama (SentencePiece), t5 (Unigram); "
             "use a checkpoint with a tokenizer.json",
         )
-    pre = kind if kind == "gemma4" else metadata.get(KEY + "pre")
     notes: list[str] = []
-    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
-        said = f"pre-tokenizer `{shown(pre)}` is unknown" if pre else "file names no pre-tokenizer"
-        notes.append(
-            f"the {said} (`{KEY}pre`): text is cut by llama.cpp's `default` rule, and the model's "
-            "answers get worse where it was trained with another one"
-        )
-        pre = "default"
-    return _build(metadata, pre, notes)
-
-
-def _build(metadata: Mapping[str, Any], pre: str, notes: list[str]) -> Tokenizer:
-    rule = PRE_TOKENIZERS[pre]
+    pre = "" if usual else _pre_tokenizer(metadata, kind, notes)
     strings = tokens_of(metadata)
-    ids = ids_of(metadata, len(strings), notes)
+    ids = ids_of(metadata, len(strings), notes, usual or {})
     types, ends = classify_tokens(strings, types_of(metadata, len(strings)), ids)
-    # Kimi K2's files may have none
-    merges = [] if pre == "kimi-k2" and KEY + "merges" not in metadata else _merges(metadata)
-    backend, filler = _backend(strings, merges, rule)
-    added, silent = _matched(strings, types, rstrip=lambda _: False)
-    if rule.line_ends:
-        metadata = {**metadata, KEY + "add_bos_token": True}
-    spelling = Spelling(replace=(("▁", " "),), byte_fallback=True)
+    line_ends: dict[str, int] = {}
+    if usual:
+        encoder = _pieces(metadata, strings, types, ids["unknown"], unigram=kind == "t5")
+    else:
+        encoder = _bpe(metadata, strings, pre)
+        if PRE_TOKENIZERS[pre].line_ends:
+            metadata = {**metadata, KEY + "add_bos_token": True}
+            line_ends = {string: i for i, string in enumerate(strings) if not string.strip("\n")}
+    model = str(metadata.get("general.name", "")).lower()
+    stripping = bool(usual) and any(text in model for text in _STRIPPING)
+    added, silent = _matched(strings, types, stripping=stripping)
     return Tokenizer(
-        backend,
+        encoder.backend,
         Vocabulary(
             strings=strings,
-            spelling=spelling if rule.raw else Spelling(byte_level=True),
+            spelling=encoder.spelling,
             literal=added.ids,
             silent=silent,
             special_ids=added.special_ids,
             bos_id=ids["bos"],
             eos_ids=ends,
-            prefix=prefix_of(metadata, ids["bos"], usual=rule.add_bos),
+            prefix=prefix_of(metadata, ids["bos"], usual=encoder.add_bos),
         ),
-        name=f"gguf {'' if rule.raw else 'byte-level '}BPE, {pre}",
+        name=encoder.name,
         added=added,
-        filler=filler,
+        filler=encoder.filler,
         chat_template=template_of(metadata, strings, ids),
         notes=notes,
-        line_ends={s: i for i, s in enumerate(strings) if rule.line_ends and not s.strip("\n")},
+        line_ends=line_ends,
     )
+
+
+def _pre_tokenizer(metadata: Mapping[str, Any], kind: str, notes: list[str]) -> str:
+    """The name of the pre-tokenizer; `default` and a note if it is unknown or missing."""
+    pre = kind if kind == "gemma4" else metadata.get(KEY + "pre")
+    if isinstance(pre, str) and pre in PRE_TOKENIZERS:
+        return pre
+    said = f"pre-tokenizer `{shown(pre)}` is unknown" if pre else "file names no pre-tokenizer"
+    notes.append(
+        f"the {said} (`{KEY}pre`): text is cut by llama.cpp's `default` rule, and the model's "
+        "answers get worse where it was trained with another one"
+    )
+    return "default"
 
 
 def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -522,10 +459,8 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(pairs))  # the first of equal merges counts
 
 
-def _backend(
-    strings: list[str], merges: list[tuple[str, str]], rule: PreTokenizerRule
-) -> tuple[tokenizers.Tokenizer, int | None]:
-    """The library's BPE, and a filler id for bytes without a token (None: all have one).
+def _bpe(metadata: Mapping[str, Any], strings: list[str], pre: str) -> _Encoder:
+    """The library's BPE, with a filler for bytes without a token.
 
     Real vocabularies lack bytes (SmolLM2's has no 0x04). Without the filler the library would merge
     across a dropped byte, unlike llama.cpp.
@@ -533,6 +468,9 @@ def _backend(
     import tokenizers
     from tokenizers.models import BPE
 
+    rule = PRE_TOKENIZERS[pre]
+    # Kimi K2's files may have none
+    merges = [] if pre == "kimi-k2" and KEY + "merges" not in metadata else _merges(metadata)
     # The library cannot hold tokens that are not UTF-8; they cannot occur in text. They are rare:
     # the whole vocabulary is tried first.
     try:
@@ -561,7 +499,14 @@ def _backend(
     backend.pre_tokenizer = build_pre_tokenizer(rule)
     if rule.raw:
         backend.normalizer = tokenizers.normalizers.Replace(" ", "▁")
-    return backend, filler
+    raw = Spelling(replace=(("▁", " "),), byte_fallback=True)
+    return _Encoder(
+        backend=backend,
+        spelling=raw if rule.raw else Spelling(byte_level=True),
+        name=f"gguf {'' if rule.raw else 'byte-level '}BPE, {pre}",
+        add_bos=rule.add_bos,
+        filler=filler,
+    )
 
 
 def _holdable(string: str, index: int) -> str:

@@ -2,13 +2,13 @@
 
 These are tokenizer.json, otherwise a SentencePiece model, otherwise vocab.json and merges.txt. The
 class, special tokens and chat template are in tokenizer_config.json, special_tokens_map.json and
-chat_template.jinja (transformers, tokenization_utils_base.py, tokenization_utils_tokenizers.py and
-tokenization_utils_sentencepiece.py).
+chat_template.jinja (transformers, tokenization_utils_base.py, tokenization_utils_tokenizers.py,
+tokenization_utils_sentencepiece.py and processing_utils.py).
 
 vocab.json and merges.txt do not contain the pre-tokenizer. transformers determines it by the class
 in tokenizer_config.json, else by the model type (models/*/tokenization_*.py,
-models/auto/tokenization_auto.py). A class without a `PairKind` is an error, since a wrong split
-gives plausible ids and worse text.
+models/auto/tokenization_auto.py). An unknown class is an error, since a wrong split gives plausible
+ids and worse text.
 
 Beside a SentencePiece model, control pieces and added tokens are matched in the text, and the rest
 is encoded by SentencePiece.
@@ -16,8 +16,7 @@ is encoded by SentencePiece.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,27 +24,28 @@ from typing import TYPE_CHECKING, Any
 from llmcli.checkpoints.files import read_bytes, read_object, shown
 from llmcli.errors import CheckpointError, LlmcliError, UnsupportedModel
 from llmcli.text.added import (
+    BROKEN,
     AddedToken,
     AddedTokens,
     add_to_library,
     check_id,
     listed_tokens,
     of_library,
+    token_text,
     tokens_of_file,
 )
-from llmcli.text.hf_classes import KINDS, MARKING, PairKind, apply_class, class_name, class_of
+from llmcli.text.chat import MAX_SOURCE, ChatTemplate
+from llmcli.text.hf_classes import (
+    CLASSES,
+    SAVE_AGAIN,
+    TokenizerClass,
+    apply_class,
+    class_of,
+    pair_class,
+)
+from llmcli.text.portions import state_of
 from llmcli.text.pretokenizers import PRE_TOKENIZERS
 from llmcli.text.sentencepiece import CONTROL, PieceEncoder, PieceModel, read_pieces
-from llmcli.text.settings import (
-    BROKEN,
-    chat_template_of,
-    eos_ids,
-    named_tokens,
-    read_settings,
-    rows_of,
-    special_tokens,
-    token_text,
-)
 from llmcli.text.spelling import Spelling, spelling_of
 from llmcli.text.tokenizer import Tokenizer, Vocabulary
 
@@ -54,8 +54,10 @@ if TYPE_CHECKING:
 
 MAX_FILE = 1 << 28  # bytes; the largest known tokenizer.json has 34 million
 _FILE, _PAIR = ("tokenizer.json",), ("vocab.json", "merges.txt")
+_ROLES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _PROBES = "a0.eA \u4e00\u0905"  # every vocabulary has one of these characters
-_OTHERS = ("tokenizer.model", "tekken.json", "vocab.json", "spiece.model", "vocab.txt")
+_PIECES = ("tokenizer.model", "spiece.model")
+_OTHERS = ("tekken.json", "vocab.json", "vocab.txt")
 
 
 def from_directory(
@@ -71,20 +73,27 @@ def from_directory(
     broken files.
     """
     found = next((names for names in (_FILE, _PAIR) if _has(directory, names)), None)
+    pieces = [directory / name for name in _PIECES if found is not _FILE]
+    for path in filter(Path.is_file, pieces):
+        return from_piece_file(path, config=config, generation=generation)
     if found is None:
-        _refuse(directory)
+        if other := next((name for name in _OTHERS if (directory / name).is_file()), None):
+            raise UnsupportedModel(
+                f"the only tokenizer is `{other}`, which llmcli does not read", hint=SAVE_AGAIN
+            )
         return None
     try:
         settings = read_settings(directory)
         if found is _PAIR:
-            kind = class_name(settings, config or {})
-            settings, marks = {**KINDS[kind].defaults, **settings}, False
+            kind = pair_class(settings, config or {})
+            settings, marks = {**CLASSES[kind].tokens, **settings}, False
             listed = _listed(directory, settings)
-            backend = _read_pair(directory, KINDS[kind], settings, listed)
+            backend = _read_pair(directory, CLASSES[kind], settings, listed)
         else:
             backend, byte_level = _read(directory / _FILE[0])
             own = class_of(settings, config or {}, byte_level=byte_level)
-            settings, marks = apply_class(backend, own, settings), own in MARKING
+            settings = apply_class(backend, own, settings)
+            marks = own in CLASSES and CLASSES[own].marks
             listed = _listed(directory, settings)
             kind = type(backend.model).__name__
         named = special_tokens(settings)
@@ -93,7 +102,7 @@ def from_directory(
             for index, token in of_library(backend).items():
                 listed[index] = replace(token, special=token.special or token.text in texts)
         add_to_library(backend, listed, named, marks=marks, rows=rows_of(config or {}))
-        ends = {*eos_ids(config), *eos_ids(generation)}
+        ends = [*eos_ids(config), *eos_ids(generation)]
         return _build(directory, backend, settings, ends, name=f"{' + '.join(found)}, {kind}")
     except (KeyboardInterrupt, SystemExit, LlmcliError):
         raise
@@ -115,22 +124,11 @@ def _has(directory: Path, names: tuple[str, ...]) -> bool:
     return all((directory / name).is_file() for name in names)
 
 
-def _refuse(directory: Path) -> None:
-    """Raise UnsupportedModel if there is a tokenizer of another kind."""
-    other = next((name for name in _OTHERS if (directory / name).is_file()), None)
-    if other is None:
-        return
-    raise UnsupportedModel(
-        f"the only tokenizer is `{other}`, which llmcli does not read",
-        hint="load it with transformers' AutoTokenizer and save it: that writes tokenizer.json",
-    )
-
-
 def _build(
     directory: Path,
     backend: tokenizers.Tokenizer,
     settings: Mapping[str, Any],
-    eos: set[int],
+    ends: list[int],
     *,
     name: str,
 ) -> Tokenizer:
@@ -140,18 +138,14 @@ def _build(
     ids = {role: backend.token_to_id(text) for role, text in named.items()}
     added = backend.get_added_tokens_decoder()
     strings = _strings(backend, added)
-    named_eos = ids.get("eos_token")
-    eos = eos | ({named_eos} if named_eos is not None else set())
     return Tokenizer(
         backend,
         Vocabulary(
             strings=strings,
-            spelling=spelling_of(_decoder(backend)),
-            literal=frozenset(),
-            silent=frozenset(),
+            spelling=spelling_of(state_of(backend.decoder) or None),
             special_ids=frozenset(special).union(i for i in added if added[i].special),
             bos_id=ids.get("bos_token"),
-            eos_ids=frozenset(index for index in eos if 0 <= index < len(strings)),
+            eos_ids=_present([*ends, ids.get("eos_token")], strings),
             prefix=_prefix(backend),
         ),
         name=name,
@@ -189,12 +183,8 @@ def _strings(
     return strings
 
 
-def _decoder(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
-    """The decoder's serialized form, without the vocabulary around it."""
-    if backend.decoder is None:
-        return None
-    state: dict[str, Any] = json.loads(backend.decoder.__getstate__())
-    return state
+def _present(ids: Iterable[int | None], strings: Sequence[str | None]) -> frozenset[int]:
+    return frozenset(index for index in ids if index is not None and 0 <= index < len(strings))
 
 
 def _prefix(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
@@ -219,7 +209,7 @@ _MAX_MERGES = 1 << 21
 
 def _read_pair(
     directory: Path,
-    kind: PairKind,
+    own: TokenizerClass,
     settings: Mapping[str, Any],
     added: Mapping[int, AddedToken],
 ) -> tokenizers.Tokenizer:
@@ -227,9 +217,38 @@ def _read_pair(
 
     Raises `CheckpointError` for broken or contradictory files.
     """
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+    from tokenizers.models import BPE
+    from tokenizers.processors import TemplateProcessing
+
     vocab = _read_vocab(directory / _PAIR[0])
     _join(vocab, added)
-    return _pair_backend(kind, vocab, _read_merges(directory / _PAIR[1]), settings)
+    merges = _read_merges(directory / _PAIR[1])
+    try:
+        backend = Tokenizer(BPE(vocab, merges))
+    except Exception as error:
+        raise CheckpointError(
+            f"`{_PAIR[1]}` does not fit `{_PAIR[0]}`: {shown(error, 120)}", hint=BROKEN
+        ) from error
+    if own.nfc:
+        backend.normalizer = normalizers.NFC()
+    spaced = bool(settings.get("add_prefix_space"))
+    patterns = PRE_TOKENIZERS[own.rule].patterns if own.rule else ()
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=not patterns)
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters]) if cuts else letters
+    backend.decoder = decoders.ByteLevel()
+    role = "cls_token" if own.encloses else "bos_token"
+    first = token_text(settings.get(role))
+    if first is not None and (own.encloses or settings.get("add_bos_token")):
+        if first not in vocab:
+            raise CheckpointError(
+                f"`{_PAIR[0]}` has no `{shown(first)}`, which begins every text", hint=BROKEN
+            )
+        backend.post_processor = TemplateProcessing(
+            single=[first, "$A"], special_tokens=[(first, vocab[first])]
+        )
+    return backend
 
 
 def _read_vocab(path: Path) -> dict[str, int]:
@@ -290,53 +309,7 @@ def _join(vocab: dict[str, int], added: Mapping[int, AddedToken]) -> None:
         at[index] = text
 
 
-def _pair_backend(
-    kind: PairKind,
-    vocab: dict[str, int],
-    merges: list[tuple[str, str]],
-    settings: Mapping[str, Any],
-) -> tokenizers.Tokenizer:
-    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
-    from tokenizers.models import BPE
-    from tokenizers.processors import TemplateProcessing
-
-    try:
-        backend = Tokenizer(BPE(vocab, merges))
-    except Exception as error:
-        raise CheckpointError(
-            f"`{_PAIR[1]}` does not fit `{_PAIR[0]}`: {shown(error, 120)}", hint=BROKEN
-        ) from error
-    if kind.nfc:
-        backend.normalizer = normalizers.NFC()
-    spaced = bool(settings.get("add_prefix_space"))
-    patterns = PRE_TOKENIZERS[kind.rule].patterns if kind.rule else ()
-    letters = pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=not patterns)
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters]) if cuts else letters
-    backend.decoder = decoders.ByteLevel()
-    role = "cls_token" if kind.encloses else "bos_token"
-    first = token_text(settings.get(role))
-    if first is not None and (kind.encloses or settings.get("add_bos_token")):
-        if first not in vocab:
-            raise CheckpointError(
-                f"`{_PAIR[0]}` has no `{shown(first)}`, which begins every text", hint=BROKEN
-            )
-        backend.post_processor = TemplateProcessing(
-            single=[first, "$A"], special_tokens=[(first, vocab[first])]
-        )
-    return backend
-
-
-_PIECES = ("tokenizer.model", "spiece.model")
 _MOST_ADDED = 1 << 20  # ids beyond the model's; more gaps would fill the memory
-
-
-def find_pieces(directory: Path) -> Path | None:
-    """The directory's SentencePiece model; None if there is a tokenizer.json or no model."""
-    if (directory / "tokenizer.json").is_file():
-        return None
-    paths = (directory / name for name in _PIECES)
-    return next((path for path in paths if path.is_file()), None)
 
 
 def from_piece_file(
@@ -359,7 +332,6 @@ def from_piece_file(
     strings = _piece_strings(file.model, added)
     at = {token.text: token.id for token in added.values()}
     bos, eos = at.get(named["bos_token"]), at.get(named["eos_token"])
-    ends = {*eos_ids(config), *eos_ids(generation), *([] if eos is None else [eos])}
     prefixed = settings.get("add_prefix_space")
     model = file.model
     if isinstance(prefixed, bool):
@@ -379,10 +351,9 @@ def from_piece_file(
                 strip=1 if model.normalizer.space_prefix else 0,
             ),
             literal=matched.ids,
-            silent=frozenset(),
             special_ids=matched.special_ids,
             bos_id=bos,
-            eos_ids=frozenset(index for index in ends if 0 <= index < len(strings)),
+            eos_ids=_present([*eos_ids(config), *eos_ids(generation), eos], strings),
             prefix=(bos,) if adds_bos and bos is not None else (),
         ),
         name=f"{path.name}, {'Unigram' if model.unigram else 'BPE'}",
@@ -430,3 +401,93 @@ def _piece_strings(model: PieceModel, added: Mapping[int, AddedToken]) -> list[s
     for index, token in added.items():
         strings[index] = token.text
     return strings
+
+
+def read_settings(directory: Path) -> dict[str, Any]:
+    """Read tokenizer_config.json, overridden by special_tokens_map.json in old formats."""
+    settings = _json(directory / "tokenizer_config.json")
+    if "added_tokens_decoder" not in settings:
+        settings.update(_json(directory / "special_tokens_map.json"))
+    return settings
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path) or {}
+    except CheckpointError as error:
+        raise CheckpointError(error.message, hint=error.hint or BROKEN) from error
+
+
+def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Name (`bos_token`, …, or a model's own) → text of the special tokens for templates."""
+    found = {name: token_text(token) for name, token in _named(settings).items()}
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
+    own = settings.get("extra_special_tokens")
+    named = {key: settings.get(key) for key in _ROLES}
+    named |= {key: token for key, token in settings.items() if key.endswith("_token")}
+    return named | (own if isinstance(own, dict) else {})
+
+
+def special_tokens(settings: Mapping[str, Any]) -> list[Any]:
+    """All special tokens as given, in transformers' order: named ones, then listed ones."""
+    listed = (settings.get(f"{kind}_special_tokens") for kind in ("extra", "additional"))
+    more = next((tokens for tokens in listed if tokens and isinstance(tokens, list)), [])
+    return [*_named(settings).values(), *more]
+
+
+def eos_ids(config: Mapping[str, Any] | None) -> list[int]:
+    """Read `eos_token_id` of config.json or generation_config.json: absent, a number, or a list.
+
+    Other values are ignored here and reported by the configuration's reader.
+    """
+    value = (config or {}).get("eos_token_id")
+    listed = value if isinstance(value, list) else [value]
+    return [index for index in listed if isinstance(index, int) and not isinstance(index, bool)]
+
+
+def rows_of(config: Mapping[str, Any]) -> int | None:
+    """Rows of the embedding; None if the configuration lacks them."""
+    text = config.get("text_config")
+    rows = (text if isinstance(text, dict) else config).get("vocab_size")
+    return rows if isinstance(rows, int) else None
+
+
+def chat_template_of(
+    directory: Path, settings: Mapping[str, Any], named: Mapping[str, str]
+) -> ChatTemplate | None:
+    """The `default` chat template; without a default, the first.
+
+    Templates in chat_template.jinja and additional_chat_templates/ take precedence over the
+    settings (a string, an object, or a list of named ones); chat_template.json, read by processors,
+    comes last.
+    """
+    more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+    files = {path.name.removesuffix(".jinja"): path for path in more}
+    if (path := directory / "chat_template.jinja").is_file():
+        files["default"] = path
+    source: Any = settings.get("chat_template")
+    if source is None or "default" in files:
+        source = {name: _template_file(path) for name, path in files.items()} or None
+    if source is None:
+        source = _json(directory / "chat_template.json").get("chat_template")
+    if isinstance(source, list):
+        entries = [entry for entry in source if isinstance(entry, dict)]
+        source = {entry.get("name"): entry.get("template") for entry in entries}
+    if isinstance(source, dict):
+        source = source.get("default", next(iter(source.values()), None))
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise CheckpointError("`chat_template` is neither a text nor named texts", hint=BROKEN)
+    return ChatTemplate(source, special_tokens=named)
+
+
+def _template_file(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(MAX_SOURCE + 1)
+    except ValueError as error:
+        raise CheckpointError(f"`{path.name}` is not UTF-8", hint=BROKEN) from error

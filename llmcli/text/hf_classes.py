@@ -11,7 +11,7 @@ under `GPT2Tokenizer`). Here they are kept, since the model was trained with the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.checkpoints.files import shown
@@ -21,117 +21,118 @@ from llmcli.text.portions import state_of
 if TYPE_CHECKING:
     import tokenizers
 
-_OTHER_WAY = "load it with transformers' AutoTokenizer and save it: that writes tokenizer.json"
+SAVE_AGAIN = "load it with transformers' AutoTokenizer and save it: that writes tokenizer.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairKind:
+class TokenizerClass:
     """Settings of a transformers class beyond the files.
 
-    `rule`: pre-tokenizer rule by its GGUF name (None: the library's byte-level step, as in GPT-2).
-    `nfc`: normalize first. `defaults`: default special tokens. `encloses`: prefix with `cls_token`.
+    `tokens`: default special tokens. `byte_level`: `add_prefix_space` applies to the byte-level
+    step, if `whole` to the text before it is split. `nfc`: normalize first. `marks`: every special
+    token is marked in the library. `reads_pair`: for vocab.json and merges.txt, with the
+    pre-tokenizer `rule` by its GGUF name (None: the library's byte-level step, as in GPT-2), and a
+    `cls_token` prefix if it `encloses` a text.
     """
 
-    defaults: dict[str, str]
-    rule: str | None = None
+    tokens: dict[str, str] = field(default_factory=dict)
+    byte_level: bool = False
+    whole: bool = False
     nfc: bool = False
+    marks: bool = False
+    reads_pair: bool = False
+    rule: str | None = None
     encloses: bool = False
 
 
-_END = {"unk_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
-_GPT2 = PairKind(defaults=_END | {"bos_token": "<|endoftext|>"})
-KINDS = {
+def _tokens(**texts: str) -> dict[str, str]:
+    return {f"{role}_token": text for role, text in texts.items()}
+
+
+_END = _tokens(unk="<|endoftext|>", eos="<|endoftext|>")
+_LLAMA = _tokens(unk="<unk>", bos="<s>", eos="</s>")
+_GPT2 = TokenizerClass(
+    tokens=_END | _tokens(bos="<|endoftext|>"), byte_level=True, whole=True, reads_pair=True
+)
+_QWEN2 = TokenizerClass(
+    tokens=_END | _tokens(pad="<|endoftext|>"), byte_level=True, nfc=True, marks=True,
+    reads_pair=True, rule="qwen2",
+)  # fmt: skip
+CLASSES = {
     "GPT2Tokenizer": _GPT2,
     "CodeGenTokenizer": _GPT2,
-    "GPTNeoXTokenizer": PairKind(defaults=_GPT2.defaults | {"pad_token": "<|padding|>"}, nfc=True),
-    "Qwen2Tokenizer": PairKind(
-        defaults=_END | {"pad_token": "<|endoftext|>"}, rule="qwen2", nfc=True
-    ),
-    "RobertaTokenizer": PairKind(
-        defaults={
-            "bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>",
-            "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>",
-        },
+    "GPTNeoXTokenizer": replace(_GPT2, tokens=_GPT2.tokens | _tokens(pad="<|padding|>"), nfc=True),
+    "Qwen2Tokenizer": _QWEN2,
+    "RobertaTokenizer": TokenizerClass(
+        tokens=_tokens(bos="<s>", eos="</s>", sep="</s>", cls="<s>", unk="<unk>", pad="<pad>")
+        | _tokens(mask="<mask>"),
+        byte_level=True,
+        reads_pair=True,
         encloses=True,
     ),
-}  # fmt: skip
-_PAIR_BY_TYPE = {
-    "gpt2": "GPT2Tokenizer",
-    "gpt_neox": "GPTNeoXTokenizer",
-    "qwen2": "Qwen2Tokenizer",
-    "qwen3": "Qwen2Tokenizer",
-    "roberta": "RobertaTokenizer",
+    "Qwen3_5Tokenizer": replace(_QWEN2, marks=False, reads_pair=False),
+    "LlamaTokenizer": TokenizerClass(tokens=_LLAMA),
+    "CodeLlamaTokenizer": TokenizerClass(
+        tokens=_LLAMA
+        | _tokens(prefix="▁<PRE>", middle="▁<MID>", suffix="▁<SUF>", eot="▁<EOT>")
+        | _tokens(fill="<FILL_ME>")
+    ),
+    "GemmaTokenizer": TokenizerClass(
+        tokens=_tokens(unk="<unk>", bos="<bos>", eos="<eos>", pad="<pad>", mask="<mask>")
+    ),
+    "CohereTokenizer": TokenizerClass(
+        tokens=_tokens(unk="<UNK>", bos="<BOS_TOKEN>", eos="<|END_OF_TURN_TOKEN|>", pad="<PAD>")
+        | _tokens(cls="<CLS>", sep="<SEP>", mask="<MASK_TOKEN>"),
+        byte_level=True,
+        nfc=True,
+        marks=True,
+    ),
+    "BertTokenizer": TokenizerClass(
+        tokens=_tokens(unk="[UNK]", sep="[SEP]", pad="[PAD]", cls="[CLS]", mask="[MASK]")
+    ),
 }
-# Model types that always use their own class in transformers.
-_PAIR_ALWAYS = ("qwen2",)
+_BY_TYPE = {
+    model_type: name
+    for name, types in {
+        "GPT2Tokenizer": "gpt2 starcoder2",
+        "GPTNeoXTokenizer": "gpt_neox mamba2 olmoe",
+        "GemmaTokenizer": "gemma gemma2 gemma3 gemma3_text",
+        "CohereTokenizer": "cohere2",
+        "Qwen2Tokenizer": "qwen2 qwen2_moe qwen2_vl qwen2_5_vl qwen3 qwen3_moe qwen3_next qwen3_vl",
+        "Qwen3_5Tokenizer": "qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text",
+    }.items()
+    for model_type in types.split()
+}
+_PAIR_BY_TYPE = {type_: _BY_TYPE[type_] for type_ in ("gpt2", "gpt_neox", "qwen2", "qwen3")} | {
+    "roberta": "RobertaTokenizer"
+}
+# Model types that always use their own class (qwen2 also for vocab.json), and that never use one.
+_ALWAYS = ("qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
+_NEVER = (
+    "glm glm4 glm4_moe glm4_moe_lite granite granitemoehybrid ministral ministral3 mistral "
+    "mistral3 mixtral olmo2 olmo3 phi3"
+)
 
 
-def class_name(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """The transformers class for the files; raises UnsupportedModel if it is unknown."""
+def pair_class(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """The class for vocab.json and merges.txt; raises UnsupportedModel if it is unknown."""
     model_type = config.get("model_type")
-    model_type = model_type if isinstance(model_type, str) else ""
     named = settings.get("tokenizer_class") or config.get("tokenizer_class")
-    if named is None or model_type in _PAIR_ALWAYS:
-        named = _PAIR_BY_TYPE.get(model_type)
+    if named is None or model_type == "qwen2":
+        named = _PAIR_BY_TYPE.get(model_type) if isinstance(model_type, str) else None
+    known = [name for name, own in CLASSES.items() if own.reads_pair]
     if named is None:
         raise UnsupportedModel(
             "unknown pre-tokenizer for `vocab.json`: no `tokenizer_class` is named",
-            hint=f"name it in tokenizer_config.json; known: {', '.join(KINDS)}",
+            hint=f"name it in tokenizer_config.json; known: {', '.join(known)}",
         )
     name = str(named).removesuffix("Fast")
-    if name not in KINDS:
+    if name not in known:
         raise UnsupportedModel(
             f"unsupported tokenizer class `{shown(named)}` of `vocab.json`",
-            hint=_OTHER_WAY,
+            hint=SAVE_AGAIN,
         )
     return name
-
-
-_BYTE_LEVEL = (*KINDS, "Qwen3_5Tokenizer", "CohereTokenizer")
-_WHOLE = ("GPT2Tokenizer", "CodeGenTokenizer", "GPTNeoXTokenizer")  # space prefix before the split
-_NFC = ("GPTNeoXTokenizer", "Qwen2Tokenizer", "Qwen3_5Tokenizer", "CohereTokenizer")
-_LLAMA = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-_DEFAULTS = {name: kind.defaults for name, kind in KINDS.items()} | {
-    "Qwen3_5Tokenizer": KINDS["Qwen2Tokenizer"].defaults,
-    "LlamaTokenizer": _LLAMA,
-    "CodeLlamaTokenizer": _LLAMA
-    | {
-        "prefix_token": "▁<PRE>", "middle_token": "▁<MID>", "suffix_token": "▁<SUF>",
-        "eot_token": "▁<EOT>", "fill_token": "<FILL_ME>",
-    },
-    "GemmaTokenizer": {
-        "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>",
-        "mask_token": "<mask>",
-    },
-    "CohereTokenizer": {
-        "unk_token": "<UNK>", "bos_token": "<BOS_TOKEN>", "eos_token": "<|END_OF_TURN_TOKEN|>",
-        "pad_token": "<PAD>", "cls_token": "<CLS>", "sep_token": "<SEP>",
-        "mask_token": "<MASK_TOKEN>",
-    },
-    "BertTokenizer": {f"{name}_token": f"[{name.upper()}]" for name in (
-        "unk", "sep", "pad", "cls", "mask",
-    )},
-}  # fmt: skip
-_BY_TYPE = {
-    **dict.fromkeys(("gpt2", "starcoder2"), "GPT2Tokenizer"),
-    **dict.fromkeys(("gpt_neox", "mamba2", "olmoe"), "GPTNeoXTokenizer"),
-    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
-    "cohere2": "CohereTokenizer",
-    **dict.fromkeys((
-        "qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen3", "qwen3_moe", "qwen3_next",
-        "qwen3_vl",
-    ), "Qwen2Tokenizer"),
-    **dict.fromkeys((
-        "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text",
-    ), "Qwen3_5Tokenizer"),
-}  # fmt: skip
-MARKING = ("Qwen2Tokenizer", "CohereTokenizer")  # these mark every special token in the library
-# Model types that always use their own class, and types that never use one.
-_ALWAYS = ("qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
-_NEVER = (
-    "glm", "glm4", "glm4_moe", "glm4_moe_lite", "granite", "granitemoehybrid", "ministral",
-    "ministral3", "mistral", "mistral3", "mixtral", "olmo2", "olmo3", "phi3",
-)  # fmt: skip
 
 
 def class_of(settings: Mapping[str, Any], config: Mapping[str, Any], *, byte_level: bool) -> str:
@@ -139,7 +140,7 @@ def class_of(settings: Mapping[str, Any], config: Mapping[str, Any], *, byte_lev
     model_type = config.get("model_type")
     named = settings.get("tokenizer_class") or config.get("tokenizer_class") or ""
     named = str(named).removesuffix("Fast")
-    if model_type in _NEVER or (named == "LlamaTokenizer" and byte_level):
+    if model_type in _NEVER.split() or (named == "LlamaTokenizer" and byte_level):
         return ""
     own = _BY_TYPE.get(model_type, "") if isinstance(model_type, str) else ""
     return own if model_type in _ALWAYS or not named else named
@@ -151,30 +152,31 @@ def apply_class(
     """Apply the class's settings to `backend`; returns the settings with its special tokens."""
     from tokenizers import normalizers, pre_tokenizers
 
-    settings = {**_DEFAULTS.get(name, {}), **settings}
+    own = CLASSES.get(name, TokenizerClass())
+    settings = {**own.tokens, **settings}
 
-    def told(key: str, usual: bool) -> bool:
+    def flag(key: str, usual: bool) -> bool:
         value = settings.get(key)
         return usual if value is None else bool(value)
 
-    if name in _BYTE_LEVEL:
-        spaced = told("add_prefix_space", False)
-        if spaced and name in _WHOLE:  # otherwise every split would get a space
+    if own.byte_level:
+        spaced = flag("add_prefix_space", False)
+        if spaced and own.whole:  # otherwise every split would get a space
             backend.pre_tokenizer = pre_tokenizers.ByteLevel()
         for step in _each(backend.pre_tokenizer):
             if isinstance(step, pre_tokenizers.ByteLevel):
                 step.add_prefix_space = spaced
-        if backend.normalizer is None and name in _NFC:
+        if backend.normalizer is None and own.nfc:
             backend.normalizer = normalizers.NFC()
     elif name in ("LlamaTokenizer", "CodeLlamaTokenizer"):
-        always = name == "LlamaTokenizer" and told("legacy", False)
-        _mark_spaces(backend, told("add_prefix_space", True), "always" if always else "first")
+        always = name == "LlamaTokenizer" and flag("legacy", False)
+        _mark_spaces(backend, flag("add_prefix_space", True), "always" if always else "first")
     elif name == "BertTokenizer" and isinstance(backend.normalizer, normalizers.BertNormalizer):
         accents = settings.get("strip_accents")
         backend.normalizer = normalizers.BertNormalizer(
-            handle_chinese_chars=told("tokenize_chinese_chars", True),
+            handle_chinese_chars=flag("tokenize_chinese_chars", True),
             strip_accents=accents if isinstance(accents, bool) else None,
-            lowercase=told("do_lower_case", True),
+            lowercase=flag("do_lower_case", True),
         )
     if name == "GPTNeoXTokenizer":
         backend.post_processor = None

@@ -1,15 +1,19 @@
-"""Builds the tokenizer of a checkpoint."""
+"""The tokenizer of a checkpoint, and what a model uses of it, without PyTorch or weights."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmcli.errors import CheckpointError
+from llmcli.records.text import Token
 from llmcli.text.gguf import from_gguf
-from llmcli.text.hf import find_pieces, from_directory, from_piece_file
+from llmcli.text.hf import eos_ids, from_directory
 
 if TYPE_CHECKING:
     from llmcli.checkpoints.checkpoint import Checkpoint
+    from llmcli.config import ModelConfig
     from llmcli.text.tokenizer import Tokenizer
 
 
@@ -22,21 +26,47 @@ def load_tokenizer(checkpoint: Checkpoint, *, text: bool = True) -> Tokenizer | 
     need no tokenizer.
     """
     try:
-        return _load(checkpoint)
+        if checkpoint.kind == "gguf":
+            return from_gguf(checkpoint.config or {})
+        return from_directory(
+            checkpoint.folder, config=checkpoint.config, generation=checkpoint.generation_config
+        )
     except CheckpointError:
         if text:
             raise
         return None
 
 
-def _load(checkpoint: Checkpoint) -> Tokenizer | None:
-    if checkpoint.kind == "gguf":
-        return from_gguf(checkpoint.config or {})
-    pieces = find_pieces(checkpoint.folder)
-    if pieces is not None:
-        return from_piece_file(
-            pieces, config=checkpoint.config, generation=checkpoint.generation_config
-        )
-    return from_directory(
-        checkpoint.folder, config=checkpoint.config, generation=checkpoint.generation_config
-    )
+@dataclass(kw_only=True)
+class TextInterface:
+    """A model's tokenizer (None: none), and the ids that end a text (`ending_ids`)."""
+
+    name: str
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+    eos_ids: frozenset[int]
+
+    def token_text(self, id: int) -> str:
+        """The token for display; empty without a tokenizer."""
+        return "" if self.tokenizer is None else self.tokenizer.token_text(id)
+
+    def tokens(self, ids: Sequence[int]) -> tuple[Token, ...]:
+        """The tokens with those ids."""
+        return tuple(Token(id=id, text=self.token_text(id)) for id in ids)
+
+    def check_tokenized(self, ids: Sequence[int]) -> None:
+        """Raise CheckpointError if an id exceeds the embedding."""
+        if ids and max(ids) >= self.config.vocab:
+            raise CheckpointError(
+                f"the tokenizer of `{self.name}` gives the id {max(ids)}, but the model has "
+                f"{self.config.vocab} embeddings",
+                hint="its weights and its tokenizer belong to different models",
+            )
+
+
+def ending_ids(
+    config: ModelConfig, tokenizer: Tokenizer | None, checkpoint: Checkpoint
+) -> frozenset[int]:
+    """All ids that end a text: of the configuration, the generation settings and the tokenizer."""
+    ids = {*config.eos, *eos_ids(checkpoint.generation_config)}
+    return frozenset(ids | (set() if tokenizer is None else tokenizer.eos_ids))

@@ -162,97 +162,53 @@ _CHAMELEON = (
 _LINES = r"[^\n]+|\n+"
 
 _DIGITS_GPT2 = PreTokenizerRule(patterns=(r"\p{N}", _GPT2))
-_RULES: dict[tuple[str, ...], PreTokenizerRule] = {
-    ("default",): PreTokenizerRule(
+_RULES: dict[str, PreTokenizerRule] = {  # by their names
+    "default": PreTokenizerRule(
         patterns=(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
     ),
-    ("falcon",): PreTokenizerRule(
-        patterns=(r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")
-    ),
+    "falcon": PreTokenizerRule(patterns=(r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     (
-        "gpt-2",
-        "phi-2",
-        "mpt",
-        "olmo",
-        "jais",
-        "trillion",
-        "granite-docling",
-        "exaone4",
-        "gigachat",
-        "a.x-4.0",
-        "mellum",
-        "modern-bert",
-        "roberta-bpe",
-        "jina-es",
-        "jina-de",
-        "jina-v2-es",
-        "jina-v2-de",
-        "jina-v1-en",
-        "jina-v2-code",
+        "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum "
+        "modern-bert roberta-bpe jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code"
     ): PreTokenizerRule(patterns=(_GPT2,)),
+    "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2": _DIGITS_GPT2,
     (
-        "smollm",
-        "starcoder",
-        "refact",
-        "command-r",
-        "codeshell",
-        "exaone",
-        "minerva-7b",
-        "mellum2",
-    ): _DIGITS_GPT2,
-    (
-        "llama-bpe",
-        "llama3",
-        "llama-v3",
-        "falcon3",
-        "falcon-h1",
-        "pixtral",
-        "midm-2.0",
-        "lfm2",
-        "jina-v5-nano",
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano"
     ): PreTokenizerRule(patterns=(_LLAMA3,), ignore_merges=True, add_bos=True),
-    ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"): PreTokenizerRule(patterns=(_LLAMA3,)),
+    "dbrx smaug-bpe glm4 chatglm-bpe": PreTokenizerRule(patterns=(_LLAMA3,)),
     (
-        "qwen2",
-        "deepseek-r1-qwen",
-        "stablelm2",
-        "megrez",
-        "hunyuan",
-        "grok-2",
-        "kormo",
-        "f2llmv2",
-        "solar-open",
+        "qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan grok-2 kormo f2llmv2 solar-open"
     ): PreTokenizerRule(patterns=(_QWEN2,)),
-    ("qwen35",): PreTokenizerRule(patterns=(_QWEN35,)),
-    ("tekken",): PreTokenizerRule(patterns=(_TEKKEN,), ignore_merges=True, add_bos=True),
-    ("gpt-4o", "llama4", "minimax-m2", "kanana2", "talkie"): PreTokenizerRule(patterns=(_GPT4O,)),
-    ("deepseek-llm",): PreTokenizerRule(patterns=_DEEPSEEK_LLM),
-    ("deepseek-coder",): PreTokenizerRule(patterns=_DEEPSEEK_CODER),
-    ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"): PreTokenizerRule(patterns=_DEEPSEEK3),
-    ("bailingmoe", "bailingmoe2", "llada-moe"): PreTokenizerRule(patterns=(_BAILING,)),
-    ("seed-coder",): PreTokenizerRule(patterns=(_SEED_CODER,)),
-    ("exaone-moe",): PreTokenizerRule(patterns=(_EXAONE_MOE,)),
-    ("minicpm5",): PreTokenizerRule(patterns=(r"\p{N}{1,3}", _MINICPM5), ignore_merges=True),
-    ("bloom", "poro-chat", "gpt3-finnish"): PreTokenizerRule(patterns=(_BLOOM,)),
-    ("viking",): PreTokenizerRule(patterns=(_BLOOM, r"\p{N}")),
-    ("kimi-k2",): PreTokenizerRule(patterns=(_KIMI_K2,)),
-    ("youtu",): PreTokenizerRule(patterns=_YOUTU, ignore_merges=True),
-    ("tiny_aya", "cohere2moe"): PreTokenizerRule(patterns=_TINY_AYA),
-    ("superbpe",): PreTokenizerRule(patterns=(r"\p{N}+", "(?=(?:[0-9]{3})+(?![0-9]))")),
-    ("granite-embed-multi-97m",): PreTokenizerRule(patterns=(_GRANITE_97M,), ignore_merges=True),
-    ("spark2_5",): PreTokenizerRule(patterns=_SPARK),
-    ("afmoe",): PreTokenizerRule(patterns=_AFMOE),
-    ("jais-2",): PreTokenizerRule(patterns=(_JAIS2,)),
-    ("chameleon",): PreTokenizerRule(patterns=_CHAMELEON, add_bos=True),
-    ("laguna",): PreTokenizerRule(patterns=(_LINES, _QWEN2)),
-    ("gemma4", "granite-embed-multi-311m"): PreTokenizerRule(
+    "qwen35": PreTokenizerRule(patterns=(_QWEN35,)),
+    "tekken": PreTokenizerRule(patterns=(_TEKKEN,), ignore_merges=True, add_bos=True),
+    "gpt-4o llama4 minimax-m2 kanana2 talkie": PreTokenizerRule(patterns=(_GPT4O,)),
+    "deepseek-llm": PreTokenizerRule(patterns=_DEEPSEEK_LLM),
+    "deepseek-coder": PreTokenizerRule(patterns=_DEEPSEEK_CODER),
+    "deepseek-v3 hunyuan-dense joyai-llm hy_v4": PreTokenizerRule(patterns=_DEEPSEEK3),
+    "bailingmoe bailingmoe2 llada-moe": PreTokenizerRule(patterns=(_BAILING,)),
+    "seed-coder": PreTokenizerRule(patterns=(_SEED_CODER,)),
+    "exaone-moe": PreTokenizerRule(patterns=(_EXAONE_MOE,)),
+    "minicpm5": PreTokenizerRule(patterns=(r"\p{N}{1,3}", _MINICPM5), ignore_merges=True),
+    "bloom poro-chat gpt3-finnish": PreTokenizerRule(patterns=(_BLOOM,)),
+    "viking": PreTokenizerRule(patterns=(_BLOOM, r"\p{N}")),
+    "kimi-k2": PreTokenizerRule(patterns=(_KIMI_K2,)),
+    "youtu": PreTokenizerRule(patterns=_YOUTU, ignore_merges=True),
+    "tiny_aya cohere2moe": PreTokenizerRule(patterns=_TINY_AYA),
+    "superbpe": PreTokenizerRule(patterns=(r"\p{N}+", "(?=(?:[0-9]{3})+(?![0-9]))")),
+    "granite-embed-multi-97m": PreTokenizerRule(patterns=(_GRANITE_97M,), ignore_merges=True),
+    "spark2_5": PreTokenizerRule(patterns=_SPARK),
+    "afmoe": PreTokenizerRule(patterns=_AFMOE),
+    "jais-2": PreTokenizerRule(patterns=(_JAIS2,)),
+    "chameleon": PreTokenizerRule(patterns=_CHAMELEON, add_bos=True),
+    "laguna": PreTokenizerRule(patterns=(_LINES, _QWEN2)),
+    "gemma4 granite-embed-multi-311m": PreTokenizerRule(
         patterns=(_LINES,), raw=True, line_ends=True
     ),
-    ("sarvam-moe",): PreTokenizerRule(patterns=(_LINES,), raw=True),
-    ("ufakzeka",): PreTokenizerRule(patterns=(_QWEN2.removeprefix(f"{_CONTRACTION}|"),)),
+    "sarvam-moe": PreTokenizerRule(patterns=(_LINES,), raw=True),
+    "ufakzeka": PreTokenizerRule(patterns=(_QWEN2.removeprefix(f"{_CONTRACTION}|"),)),
 }
 PRE_TOKENIZERS: dict[str, PreTokenizerRule] = {
-    name: rule for names, rule in _RULES.items() for name in names
+    name: rule for names, rule in _RULES.items() for name in names.split()
 }
 
 

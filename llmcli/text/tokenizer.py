@@ -35,8 +35,8 @@ class Vocabulary:
 
     strings: Sequence[str | None]
     spelling: Spelling
-    literal: frozenset[int]
-    silent: frozenset[int]
+    literal: frozenset[int] = frozenset()
+    silent: frozenset[int] = frozenset()
     special_ids: frozenset[int]
     bos_id: int | None
     eos_ids: frozenset[int]

@@ -10,7 +10,7 @@ from text_fixtures import clear_error
 
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
 from llmcli.text.gguf import from_gguf
-from llmcli.text.hf import find_pieces, from_piece_file
+from llmcli.text.hf import from_directory, from_piece_file
 from llmcli.text.sentencepiece import check_charsmap, fields, message, number, parse_pieces
 from llmcli.text.stream import StreamDecoder
 from llmcli.text.tokenizer import covered_bytes
@@ -334,6 +334,7 @@ def test_wire_fields_are_what_was_written():
 
 def test_tokenizer_json_comes_first(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(model(GOOD))
-    assert find_pieces(tmp_path) == tmp_path / "tokenizer.model"
+    assert from_directory(tmp_path).name == "tokenizer.model, BPE"
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert find_pieces(tmp_path) is None
+    with clear_error("`tokenizer.json`"):
+        from_directory(tmp_path)

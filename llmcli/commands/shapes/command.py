@@ -238,7 +238,7 @@ def _tokens(
     without a tokenizer.
     """
     from llmcli.text import load_tokenizer
-    from llmcli.text.interface import TextInterface, ending_ids
+    from llmcli.text.load import TextInterface, ending_ids
 
     tokenizer = load_tokenizer(checkpoint, text=not prompt.ids)
     for note in () if tokenizer is None or prompt.ids else tokenizer.notes:
