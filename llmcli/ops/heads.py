@@ -32,7 +32,7 @@ def join(x_BTHd: Tensor, y_BTHe: Tensor) -> Tensor:
 
 def to_columns(x_BHTK: Tensor, w_HNc: Tensor) -> Tensor:
     """`X[:N] W` followed by the remaining K - N numbers of X: `[B, H, T, c + K - N]`."""
-    if _has_kernel(x_BHTK, w_HNc):
+    if has_kernel(x_BHTK, w_HNc):
         return _by_kernel(x_BHTK, w_HNc, turned=True)
     x_BHTN, rest = x_BHTK.tensor_split([w_HNc.shape[1]], -1)
     return torch.cat((x_BHTN @ w_HNc.to(x_BHTK.dtype), rest), -1)
@@ -40,12 +40,12 @@ def to_columns(x_BHTK: Tensor, w_HNc: Tensor) -> Tensor:
 
 def to_rows(x_BHTc: Tensor, w_HNc: Tensor) -> Tensor:
     """`X Wᵀ`: `[B, H, T, N]`."""
-    if _has_kernel(x_BHTc, w_HNc):
+    if has_kernel(x_BHTc, w_HNc):
         return _by_kernel(x_BHTc, w_HNc, turned=False)
     return x_BHTc @ w_HNc.mT.to(x_BHTc.dtype)
 
 
-def _has_kernel(x_BHTk: Tensor, w_HNc: Tensor) -> bool:
+def has_kernel(x_BHTk: Tensor, w_HNc: Tensor) -> bool:
     """Whether our kernel supports it: one row per head, and contiguous matrix rows."""
     return (
         x_BHTk.shape[2] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,8 +14,10 @@ import torch
 from kernel_sources import EXTENSION, ROOT, SOURCES, same
 
 from llmcli.errors import UsageError
+from llmcli.graph.blocks import PACKED
 from llmcli.kernels import native, program
 from llmcli.ops import product
+from llmcli.parts.mlp.config import ACTIVATIONS
 
 COLUMNS = (1, 7, 31, 32, 33, 64, 65, 576, 577)
 ROWS = (*range(1, 10), 16, 17, 24)
@@ -275,11 +278,30 @@ def test_a_library_of_another_version_is_not_called(library, use, monkeypatch):
     assert native.level() is None
 
 
+KERNELS = ROOT / "llmcli" / "kernels"
+
+
+def test_the_tables_of_python_are_those_of_c():
+    """Levels, operations, activations and packed formats, by their numbers; blocks and bytes."""
+    text = "".join((KERNELS / f"{name}.h").read_text() for name in ("common", "program", "formats"))
+    text += (KERNELS / "steps.c").read_text()
+    enums = re.findall(r"enum (\w+) {(.*?)}", text, re.S)
+    tables = {name: re.findall(r"\w+", names) for name, names in enums}
+    assert tables["level"] == [name.upper() for name in native.LEVELS]
+    assert tables["activation"] == [name.upper() for name in ACTIVATIONS]
+    *kinds, _ = tables["kind"]
+    assert [getattr(program, name) for name in kinds] == [*range(len(kinds))]
+    *formats, _ = tables["format"]
+    assert formats == [*PACKED]
+    assert [one.number for one in PACKED.values()] == [*range(len(formats))]
+    rows = re.findall(r"\[(\w+)\] = {(\d+), (\d+),", text)
+    assert rows == [(name, str(one.block), str(one.bytes)) for name, one in PACKED.items()]
+
+
 def test_the_package_names_all_sources_and_headers():
     """What is not named is not in an sdist, and a change of it would not build them again."""
-    folder = ROOT / "llmcli" / "kernels"
-    assert sorted(SOURCES) == sorted(str(path) for path in folder.glob("*.c"))
-    headers = sorted(str(path.relative_to(ROOT)) for path in folder.glob("*.h"))
+    assert sorted(SOURCES) == sorted(str(path) for path in KERNELS.glob("*.c"))
+    headers = sorted(str(path.relative_to(ROOT)) for path in KERNELS.glob("*.h"))
     assert sorted(EXTENSION["depends"]) == headers
     assert EXTENSION["optional"]
     assert "-ffp-contract=off" in EXTENSION["extra-compile-args"]

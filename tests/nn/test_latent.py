@@ -17,7 +17,7 @@ from llmcli.errors import UsageError
 from llmcli.graph.spec import Call
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Edit
-from llmcli.ops import compiled
+from llmcli.ops import compiled, heads
 from llmcli.parts.latent.config import LatentConfig
 
 MODEL = llama(latent(), latent(query_rank=None, bias=True))
@@ -145,8 +145,8 @@ def test_a_step_by_our_kernels_is_that_of_pytorch(monkeypatch):
     config, formats = IN_BLOCKS["latent attention, its own matrices in 16 bits"]
     decoder = random_decoder(config, formats=formats)
     found = read(decoder, [4, 1, 1, 6])
-    for name in ("has_heads", "attends"):
-        monkeypatch.setattr(compiled, name, lambda *args, **rest: False)
+    for module, name in ((heads, "has_kernel"), (compiled, "attends")):
+        monkeypatch.setattr(module, name, lambda *args, **rest: False)
     torch.testing.assert_close(found, read(decoder, [4, 1, 1, 6]), rtol=0, atol=0.03)
 
 

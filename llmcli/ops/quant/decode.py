@@ -20,8 +20,7 @@ from torch import Tensor
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.graph.blocks import DECODED_AT_ONCE
 from llmcli.graph.blocks import FORMATS as IN_FILES
-from llmcli.ops.quant import codes, iq, k_quants, simple, ternary
-from llmcli.ops.quant.float8 import e4m3
+from llmcli.ops.quant import codes, iq, k_quants, simple
 
 # Elements decoded at a time: 4 MiB of float32. The fastest of 2^16 … 2^21 on two cores (smaller
 # chunks are dominated by calls); bounds temporary memory to about 10 MiB.
@@ -57,7 +56,7 @@ DECODERS: dict[str, Decoder] = {
     for decode in (
         simple.q4_0, simple.q4_1, simple.q5_0, simple.q5_1, simple.q8_0,
         k_quants.q2_k, k_quants.q3_k, k_quants.q4_k, k_quants.q5_k, k_quants.q6_k,
-        ternary.tq1_0, ternary.tq2_0, codes.mxfp4, codes.nvfp4,
+        simple.tq1_0, simple.tq2_0, codes.mxfp4, codes.nvfp4,
         iq.iq2_xxs, iq.iq2_xs, iq.iq2_s, iq.iq3_xxs, iq.iq3_s, iq.iq1_s, iq.iq1_m,
         codes.iq4_nl, codes.iq4_xs,
     )
@@ -99,7 +98,7 @@ def dequantize(
     if raw.numel() == 0 or raw.is_meta:
         return out
     if format == "F8_E4M3" and raw.device.type == "cpu":
-        _fill(out, raw, e4m3, elements, size)
+        _fill(out, raw, simple.e4m3, elements, size)
         return out
     if format in PLAIN:
         return out.copy_(_aligned(raw.contiguous(), size).view(PLAIN[format]))

@@ -1,16 +1,19 @@
-"""Blocks of 256 elements by grids (`grids`): IQ2, IQ3 and IQ1 formats.
+"""Blocks of 256 elements by grids: IQ2, IQ3 and IQ1 formats.
 
 Conventions: `decode`. A scale has at most 16 significant bits and a grid value 6: products are
-exact in float32 in any order.
+exact in float32 in any order. An index into a table gives eight (or four) values at once, signed
+bytes in an int64 (int32), on the requested device. The grids are ggml's (`ggml-common.h`); the gguf
+package carries them packed.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from llmcli.ops.quant.bits import half, words
-from llmcli.ops.quant.grids import grid, negate, parity_signs, shifted_grid, signed_grid, signs
 
 
 def iq2_xxs(blocks: Tensor, out: Tensor) -> None:
@@ -66,7 +69,7 @@ def iq1_s(blocks: Tensor, out: Tensor) -> None:
     tail = blocks[:, 34:50].view(torch.int16)[:, :, None].to(torch.int32)
     index = (_shifted(tail, 3, 4) & 7) | ((tail >> 12) & 8)
     scale = ((tail >> 12) & 7).to(out.dtype).add_(0.5).mul_(0.25)
-    _shifted_grid(out, blocks[:, 2:34], index, scale.view(-1, 8).mul_(half(blocks, 0, out)))
+    _by_shifted_grid(out, blocks[:, 2:34], index, scale.view(-1, 8).mul_(half(blocks, 0, out)))
 
 
 def iq1_m(blocks: Tensor, out: Tensor) -> None:
@@ -80,10 +83,10 @@ def iq1_m(blocks: Tensor, out: Tensor) -> None:
     d = bits.to(torch.int16).view(torch.float16).to(out.dtype)
     scale = (_shifted(tail[:, :, None], 3, 4) & 7).to(out.dtype).add_(0.5).mul_(0.25)
     index = _shifted(blocks[:, 32:48, None].to(torch.int32), 4, 2) & 15
-    _shifted_grid(out, blocks[:, :32], index, scale.view(-1, 16).mul_(d))
+    _by_shifted_grid(out, blocks[:, :32], index, scale.view(-1, 16).mul_(d))
 
 
-def _shifted_grid(out: Tensor, low: Tensor, high: Tensor, scale: Tensor) -> None:
+def _by_shifted_grid(out: Tensor, low: Tensor, high: Tensor, scale: Tensor) -> None:
     """Fill `out` from IQ1's indices: 8 low bits `[n, 32]`, 3 high bits and the sign bit."""
     index = (high << 8).view(-1, 32) | low
     _scaled(out, shifted_grid(out.device).index_select(0, index.view(-1)), scale)
@@ -105,3 +108,58 @@ def _scaled(out: Tensor, q: Tensor, scales: Tensor) -> None:
     """Fill `out` [n, 256] with signed bytes times the scales `[n, runs]` of its runs."""
     out.copy_(q.view(torch.int8).view(out.shape))
     out.view(*scales.shape, -1).mul_(scales[:, :, None])
+
+
+@cache
+def grid(format: str, device: torch.device) -> Tensor:
+    """The magnitudes of an IQ2 or IQ3 format by index: int64 `[entries]`, int32 for IQ3."""
+    values = _values(format)
+    return values.view(torch.int64 if values.shape[1] == 8 else torch.int32).view(-1).to(device)
+
+
+@cache
+def signed_grid(format: str, device: torch.device) -> Tensor:
+    """int64 `[128 · entries]`: entry `index + entries · signs`, the eighth sign by parity."""
+    one, sign = grid(format, torch.device("cpu")), parity_signs(torch.device("cpu"))
+    return negate(one, sign[:, None]).view(-1).to(device)
+
+
+@cache
+def shifted_grid(device: torch.device) -> Tensor:
+    """IQ1's int64 `[2 · 2048]` of 8·(g ± 1/8): the second half with minus."""
+    values = _values("IQ1_S") * 8
+    both = torch.cat((values + 1, values - 1))
+    return both.view(torch.int64).view(-1).to(device)
+
+
+@cache
+def signs(device: torch.device) -> Tensor:
+    """int64 `[256]`: byte j is all ones where bit j of the index is set."""
+    bit = torch.arange(256)[:, None] >> torch.arange(8)
+    return (bit & 1).neg().to(torch.int8).view(torch.int64).view(-1).to(device)
+
+
+@cache
+def parity_signs(device: torch.device) -> Tensor:
+    """int64 `[128]`: `signs` of seven bits and a parity bit."""
+    even = [x | (x.bit_count() & 1) << 7 for x in range(128)]
+    return signs(device)[torch.tensor(even, device=device)]
+
+
+def negate(values: Tensor, sign: Tensor) -> Tensor:
+    """Apply `signs` to bytes that are not 0; both int64.
+
+    -x is ~x + 1, which stays within its byte since x is not 0.
+    """
+    return (values ^ sign).add_(sign & 0x0101010101010101)
+
+
+def _values(format: str) -> Tensor:
+    """A grid of the gguf package as int8 `[entries, 8 or 4]`."""
+    from gguf import quants
+
+    formats = (quants.IQ2_XXS, quants.IQ2_XS, quants.IQ2_S, quants.IQ3_XXS, quants.IQ3_S)
+    (found,) = (one for one in (*formats, quants.IQ1_S) if one.qtype.name == format)
+    found.init_grid()  # type: ignore[no-untyped-call]
+    assert found.grid is not None
+    return torch.from_numpy(found.grid).to(torch.int8).reshape(found.grid_shape)
