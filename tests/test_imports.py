@@ -1,10 +1,10 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
     errors xdg config limits processor records ← checkpoints families anatomy text ← kernels ←
-    ops devices ← formats ← nn ← model ← loading engine ← measure ← shell ← inspect ← commands ← cli;
-    ui sees only records, and a command's view besides only its own report. In a command's folder
-    `measure`, `report` and `view` (a file or a folder) are what they say, `options` is what was
-    requested and lies where `report` does; all else runs them.
+    ops devices ← formats ← nn ← model ← loading engine ← measure ← shell ← inspect ←
+    commands ← cli; ui sees only records, and a command's view besides only its own report. In a
+    command's folder `measure`, `report` and `view` (a file or a folder) are what they say,
+    `options` is what was requested and lies where `report` does; all else runs them.
     Commands do not import each other: `cli.tree` names them, and what one shows of another's.
 """
 
