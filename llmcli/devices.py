@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from llmcli import processor
 from llmcli.anatomy.arithmetic import WIDE
 from llmcli.errors import OutOfMemory, UsageError
 from llmcli.limits import free_memory
-from llmcli.ops import processor
 
 DTYPES = {
     "float64": torch.float64,

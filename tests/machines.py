@@ -58,13 +58,10 @@ def after() -> None:
 
 
 def _processor(machine: Machine) -> None:
-    from llmcli.measure import machine as header
-    from llmcli.ops import processor
+    from llmcli import processor
 
-    read, flags = header.system_text, frozenset(machine.features.split())
-    text = f"model name\t: {machine.processor}\nflags\t\t: {machine.features}\n"
-    header.system_text = lambda *path: text if path == ("/proc/cpuinfo",) else read(*path)  # type: ignore[assignment]
-    processor.flags = lambda: flags  # type: ignore[assignment]
+    processor.name = lambda: machine.processor  # type: ignore[assignment]
+    processor.flags = lambda: frozenset(machine.features.split())  # type: ignore[assignment]
 
 
 def _cuda_without_a_driver() -> None:

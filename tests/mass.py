@@ -13,16 +13,11 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import children
+from test_imports import LAYER
 
 ROOT = Path(__file__).parents[1]
-# from above to below; the folders of one row do not lie above each other
-LEVELS = (
-    {"cli"}, {"commands"}, {"inspect"}, {"shell"}, {"ui", "measure"}, {"loading", "engine"},
-    {"model"}, {"nn"}, {"formats"}, {"ops", "kernels", "devices"},
-    {"checkpoints", "families", "anatomy", "text"}, {"parts"}, {"graph"},
-    {"errors", "xdg", "config", "limits", "records"},
-)  # fmt: skip
-LEVEL = {folder: level for level, folders in enumerate(LEVELS) for folder in folders}
+# from below to above; folders of one level do not lie above each other
+LEVEL = {**LAYER, "ui": LAYER["measure"], "commands": LAYER["command"]}
 COLUMNS = ("lines", "files", "functions", "of one statement", "dataclasses", "fmt: skip", "upwards")
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -82,7 +77,7 @@ def main(revision: str | None) -> None:
             "of one statement": sum(map(one_statement, functions)),
             "dataclasses": sum("dataclass" in name for name in decorators),
             "fmt: skip": len(re.findall(r"# fmt: skip", text)),
-            "upwards": sum(LEVEL.get(o, 99) < LEVEL.get(here, -1) for o in others),
+            "upwards": sum(LEVEL.get(o, -1) > LEVEL.get(here, 99) for o in others),
         })  # fmt: skip
     print(f"{'':24}" + "".join(f"{column:>18}" for column in COLUMNS))
     for folder, row in [*sorted(rows.items()), ("all", sum(rows.values(), Counter()))]:

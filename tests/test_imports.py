@@ -1,10 +1,10 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
-    errors xdg config limits records ← checkpoints families anatomy text ← kernels ← ops devices
-    ← formats ← nn ← model ← loading engine ← measure ← shell ← inspect ← commands ← cli;
-    ui sees only records, and a command's view besides only its own report. In a command's folder
-    `measure`, `report` and `view` (a file or a folder) are what they say, `options` is what was
-    requested and lies where `report` does; all else runs them.
+    errors xdg config limits processor records ← checkpoints families anatomy text ← kernels ←
+    ops devices ← formats ← nn ← model ← loading engine ← measure ← shell ← inspect ←
+    commands ← cli; ui sees only records, and a command's view besides only its own report. In a
+    command's folder `measure`, `report` and `view` (a file or a folder) are what they say,
+    `options` is what was requested and lies where `report` does; all else runs them.
     Commands do not import each other: `cli.tree` names them, and what one shows of another's.
 """
 
@@ -23,7 +23,7 @@ ROOT = Path(llmcli.__file__).parent
 # What lies under `assets` is data: the script there trains a model and is run by itself.
 FILES = sorted(file for file in ROOT.rglob("*.py") if not file.is_relative_to(ROOT / "assets"))
 LAYERS = (
-    {"errors", "xdg", "config", "limits", "records"},
+    {"errors", "xdg", "config", "limits", "processor", "records"},
     {"graph"},
     {"parts", "evaluation"},
     {"checkpoints", "families", "anatomy", "text"},
@@ -45,13 +45,13 @@ LAYER = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # Neighbours of one layer that build on each other, in this direction only.
 BESIDE = {
     ("families", "checkpoints"), ("text", "checkpoints"), ("ops", "kernels"), ("ops", "triton"),
-    ("devices", "ops"), ("loading", "ahead"),
+    ("devices", "ops"), ("loading", "ahead"), ("processor", "limits"),
 }  # fmt: skip
 VIEWS = ("ui", "view")
 TORCH_FREE = {
     *("errors", "xdg", "config", "records", "graph", "parts", "checkpoints", "families", "anatomy"),
-    *("limits", "text", "kernels", "ahead", "ui", "report", "view", "cli", "shell", "command"),
-    "__main__",
+    *("limits", "processor", "text", "kernels", "ahead", "ui", "report", "view", "cli", "shell"),
+    *("command", "__main__"),
 }
 # Third-party modules that may be imported when a module is, per part: they are light, or the part
 # is imported only for them. Everything else goes into a function.

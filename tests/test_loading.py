@@ -8,14 +8,13 @@ from blocks import ffn_of
 from decoder_parameters import parameters_of
 from tiny_checkpoints import gpt2_tensors, in_chunks, llama_tensors, write_gpt2, write_llama
 
-from llmcli import devices
+from llmcli import devices, processor
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError, WeightMismatch
 from llmcli.kernels import native
 from llmcli.loading import weights
 from llmcli.loading.load import load, load_checkpoint, load_shapes
-from llmcli.ops import processor
 
 
 def load_tiny(folder, **options):

@@ -54,11 +54,11 @@ class Passes:
         model: Model,
         ids: Sequence[int],
         generate: int = 0,
-        progress: Progress | None = None,
+        progress: Progress = no_progress,
     ) -> None:
         self.model, self.ids = model, tuple(ids)
         self.prompt_tokens, self.generate = len(ids), generate
-        self.progress: Progress = progress or no_progress
+        self.progress = progress
         self._steps: tuple[ViewCheck, ...] = ()
         self._chunks: tuple[ViewCheck, ...] = ()
 

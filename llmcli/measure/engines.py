@@ -29,7 +29,7 @@ from llmcli.measure.ceilings import lower_bound_seconds
 from llmcli.measure.peaks import PhaseMemory
 from llmcli.measure.runs import gc_disabled
 from llmcli.model import Model
-from llmcli.records.engines import CACHE_OF, EngineInfo, SpeedTest, TimedRun
+from llmcli.records.engines import BACKENDS, CACHE_OF, EngineInfo, SpeedTest, TimedRun
 from llmcli.records.machine import Ceilings
 from llmcli.records.text import PhasePeak
 from llmcli.records.work import PartWork
@@ -225,7 +225,6 @@ def has_flash(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type != "mps"  # and so for shapes, where it makes no difference
 
 
-_BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "meta": "meta"}
 # what llama.cpp calls our dtypes in a file
 _FILE_TYPES = {"float64": "all F64", "float32": "all F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -258,7 +257,7 @@ def engine_info(
         model_type=f"{model.config.model_type} {size} {file}",
         model_size=model.weight_bytes,
         model_n_params=count,
-        backends=_BACKENDS[device.type],
+        backends=BACKENDS[device.type],
         device=str(device),
         dtype=numbers.dtype,
         weight_format=weights,

@@ -15,7 +15,7 @@ from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.measure.engines import WorkCounter
 from llmcli.measure.peers import silent, unusable
 from llmcli.model import Model
-from llmcli.records.engines import CACHE_OF, CACHE_TYPES, FLASH, EngineInfo
+from llmcli.records.engines import BACKENDS, CACHE_OF, CACHE_TYPES, FLASH, EngineInfo
 
 _ERROR = 4  # GGML_LOG_LEVEL_ERROR
 
@@ -50,7 +50,6 @@ def cache_type(requested: str) -> int:
 
 
 _LAYERS_ALL = 999  # as many as there are
-_BACKENDS = {"cuda": "CUDA", "mps": "Metal"}
 # of 2025; what is older has other names for the same
 _NEEDED = ("llama_model_load_from_file", "llama_get_memory", "llama_memory_clear")
 
@@ -90,7 +89,7 @@ class LlamaCpp:
             model_type=described,
             model_size=int(library.llama_model_size(model)),
             model_n_params=int(library.llama_model_n_params(model)),
-            backends=_BACKENDS[ours.device.type] if on_gpu else "CPU",
+            backends=BACKENDS[ours.device.type] if on_gpu else "CPU",
             device=str(ours.device) if on_gpu else "cpu",
             dtype=format,
             weight_format=format,
@@ -254,4 +253,4 @@ def open_llama_cpp(
 
 def _on_gpu(library: Any, ours: Model) -> bool:
     """Only beside a model of ours that is on one."""
-    return ours.device.type in _BACKENDS and bool(library.llama_supports_gpu_offload())
+    return ours.device.type in ("cuda", "mps") and bool(library.llama_supports_gpu_offload())

@@ -15,23 +15,18 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from shutil import which
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import llmcli
+from llmcli import processor
 from llmcli.kernels import native
 from llmcli.limits import free_memory, memory_limit, processor_numbers, processors, system_text
 from llmcli.records.info import Device
 from llmcli.records.machine import Environment, MachineLoad
 
-# what decides which arithmetic is fast; the rest of a processor's flags is noise here
-FEATURES = (
-    "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16",
-    "amx_bf16", "amx_int8", "asimd", "asimddp", "i8mm", "bf16", "sve",
-)  # fmt: skip
 _QUERY = ("index", "uuid", "name", "memory.total", "memory.free", "compute_cap")
 _SECONDS = 3  # a driver in trouble answers after minutes, or never
 _MIB = 2**20
@@ -51,14 +46,14 @@ def environment(*, kernels: tuple[str, ...] = ()) -> Environment:
             count = torch.cuda.device_count()
             gpus = tuple(torch.cuda.get_device_name(i) for i in range(count))
         elif torch.backends.mps.is_available():
-            gpus = (processor(),)
+            gpus = (processor.name(),)
     return Environment(
         llmcli=llmcli.__version__,
         python=platform.python_version(),
         platform=platform.platform(),
-        processor=processor(),
+        processor=processor.name(),
         cores=processors(),
-        features=features(),
+        features=tuple(name for name in processor.FEATURES if name in processor.flags()),
         memory_bytes=memory_bytes(),
         gpus=gpus,
         driver=driver,
@@ -90,31 +85,6 @@ def memory_bytes() -> int | None:
     return total if limit is None else min(total, limit)
 
 
-@cache
-def processor() -> str:
-    """The processor's name."""
-    found = _found(r"^(?:model name|Model)\s*:\s*(.+)$", "/proc/cpuinfo")
-    if found is not None:
-        return found
-    if sys.platform == "darwin":
-        asked = subprocess.run(
-            ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if asked.stdout.strip():
-            return asked.stdout.strip()
-    return platform.processor() or platform.machine()
-
-
-@cache
-def features() -> tuple[str, ...]:
-    """The processor's features that decide which arithmetic is fast."""
-    have = (_found(r"^(?:flags|Features)\s*:\s*(.+)$", "/proc/cpuinfo") or "").split()
-    return tuple(name for name in FEATURES if name in have)
-
-
 def _nvidia_files() -> tuple[str, ...]:
     """Names of NVIDIA cards from the driver's own files: no library has to be loaded."""
     paths = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
@@ -144,10 +114,10 @@ def cpu() -> Device:
     """The processor with the memory of the machine, or of its container where that is less."""
     return Device(
         device="cpu",
-        name=processor(),
+        name=processor.name(),
         total_bytes=memory_bytes(),
         free_bytes=free_memory(),
-        bfloat16=not {"avx512_bf16", "amx_bf16"}.isdisjoint(features()),
+        bfloat16=processor.has_bfloat16(),
     )
 
 

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli import processor
 from llmcli.kernels import native
-from llmcli.ops import on_card, processor
+from llmcli.ops import on_card
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.product import by_kernel, has_kernel, product_float32
 

@@ -9,6 +9,8 @@ from llmcli.records.text import PhasePeak
 
 EngineName = Literal["llmcli", "transformers", "llama.cpp"]
 
+# llama-bench's names of what computes, by the type of a PyTorch device
+BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "mps": "Metal", "meta": "meta"}
 FLASH = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 # enum ggml_type, as far as a cache can have them
 CACHE_TYPES = {

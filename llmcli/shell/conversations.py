@@ -20,7 +20,7 @@ from llmcli.shell.documents import MOST, not_empty, parse, read, read_bytes, rea
 from llmcli.shell.files import OTHER_PLACE, check_place
 from llmcli.shell.options import TOKEN_LIMIT
 from llmcli.shell.params import Range
-from llmcli.shell.sampling import RANGES, SamplingValues
+from llmcli.shell.sampling import SamplingValues
 
 if TYPE_CHECKING:
     from llmcli.text.load import TextInterface
@@ -138,11 +138,6 @@ class ChatSettings(SamplingValues):
     def change(self, name: str, value: Any) -> ChatSettings:
         """The settings with another value, as JSON has it. Raises UsageError for a wrong one."""
         return replace(self, **{name: read_field(ChatSettings, name, value)})
-
-    @property
-    def sampling(self) -> dict[str, float]:
-        """The values of the sampling options, by the names of `RANGES`."""
-        return {name: getattr(self, name) for name in RANGES}
 
     @property
     def limit(self) -> int | None:

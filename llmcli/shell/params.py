@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
+from shlex import quote
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -251,10 +252,10 @@ def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
         return known
     close = get_close_matches(text, choices, 1)
     listed = ", ".join(choices)
-    raise UsageError(
-        f"`{name}` has no choice `{text}`",
-        hint=f"did you mean `{close[0]}`? ({listed})" if close else f"choose one of {listed}",
-    )
+    hint = f"did you mean `{close[0]}`? ({listed})" if close else f"choose one of {listed}"
+    if (ending := text.rpartition(".")[2]) in choices:
+        hint = f"it takes a format; for a file: `{name} {ending} > {quote(text)}`"
+    raise UsageError(f"`{name}` has no choice `{text}`", hint=hint)
 
 
 class Option(TyperOption):

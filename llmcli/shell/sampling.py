@@ -148,6 +148,14 @@ class SamplingValues:
     frequency_penalty: Annotated[float, RANGES["frequency_penalty"]]
     seed: Annotated[int, Range(0)]
 
+    def engine(self, suppressed: Mapping[str, tuple[int, ...]]) -> Sampling:
+        """What the engine takes; `suppressed` are tokens by the names of its fields."""
+        from llmcli.engine.sampling import Sampling
+
+        names = [one.name for one in fields(SamplingValues)]
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return Sampling(**values | dict(suppressed))
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -158,7 +166,7 @@ class Resolved:
     who has none of the user's.
     """
 
-    values: Mapping[str, float]
+    values: SamplingValues
     origins: Mapping[str, Origin]
     notes: tuple[str, ...]
     ignored: tuple[str, ...] = ()
@@ -169,25 +177,11 @@ class Resolved:
     @property
     def greedy(self) -> bool:
         """Whether sampling is deterministic."""
-        return self.values["temperature"] == 0
-
-    def sampling(self, seed: int) -> Sampling:
-        """What the engine takes."""
-        return engine_sampling(self.values, seed, self.suppressed)
-
-
-def engine_sampling(
-    values: Mapping[str, float], seed: int, suppressed: Mapping[str, tuple[int, ...]]
-) -> Sampling:
-    """What the engine takes; `values` are by the names of `RANGES`."""
-    from llmcli.engine.sampling import Sampling
-
-    others: dict[str, Any] = {**values, **suppressed, "top_k": int(values["top_k"])}
-    return Sampling(seed=seed, **others)
+        return self.values.temperature == 0
 
 
 def resolve_for(
-    model: Model, options: SamplingOptions, from_file: Collection[str], *, limited: bool
+    model: Model, options: SamplingOptions, seed: int, from_file: Collection[str], *, limited: bool
 ) -> Resolved:
     """Calls `resolve` with what the files of `model` and the catalog say."""
     from llmcli.checkpoints.catalog import CATALOG
@@ -198,6 +192,7 @@ def resolve_for(
         checkpoint.generation_config,
         None if entry is None else entry.sampling,
         from_file,
+        seed=seed,
         metadata=checkpoint.metadata,
         limited=limited,
     )
@@ -209,6 +204,7 @@ def resolve(
     tuned: Mapping[str, float] | None = None,
     from_file: Collection[str] = (),
     *,
+    seed: int = 0,
     metadata: Mapping[str, Any] | None = None,
     limited: bool = False,
 ) -> Resolved:
@@ -226,7 +222,7 @@ def resolve(
     if configuration is None and metadata:
         given, own = _from_gguf(metadata), "general.sampling"
         place, program = "the GGUF file's `general.sampling`", "llama.cpp"
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     notes = []
     for name, default in DEFAULTS.items():
@@ -274,7 +270,7 @@ def resolve(
             f"{program or 'transformers'}"
         )
     return Resolved(
-        values,
+        SamplingValues(**values | {"top_k": int(values["top_k"])}, seed=seed),
         origins,
         tuple(notes),
         ignored,

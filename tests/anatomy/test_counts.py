@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from needs import needs_kernels
 from torch.profiler import ProfilerActivity, profile
 
+from llmcli import processor
 from llmcli.anatomy.arithmetic import Arithmetic, matrices
 from llmcli.anatomy.counts import (
     PROMPT_CHUNK,
@@ -26,7 +27,6 @@ from llmcli.config import Branch, LayerConfig, sequential
 from llmcli.engine.session import Session
 from llmcli.graph.blocks import RUN
 from llmcli.nn.decoder import Decoder
-from llmcli.ops import processor
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.conv.config import ShortConvConfig
 from llmcli.parts.embedding.config import HeadConfig

@@ -166,13 +166,13 @@ def test_of_a_setting_that_is_none_the_catalogs_is_used():
     tuned = CATALOG["smollm2"].sampling
     assert tuned == {"temperature": 0.2, "top_p": 0.9}
     wrong = resolve(SamplingOptions(), {"temperature": "hot"}, tuned)
-    assert (wrong.values["temperature"], wrong.origins["temperature"]) == (0.2, "catalog")
+    assert (wrong.values.temperature, wrong.origins["temperature"]) == (0.2, "catalog")
     assert "0.2 is used" in wrong.notes[0]
 
 
 def test_defaults_are_the_engines():
     assert all(getattr(Sampling(), name) == value for name, value in DEFAULTS.items())
-    assert resolve(SamplingOptions(), None).sampling(5) == Sampling(seed=5)
+    assert resolve(SamplingOptions(), None, seed=5).values.engine({}) == Sampling(seed=5)
 
 
 def test_the_catalogs_sampling_is_that_of_its_name(cli, monkeypatch):

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 import zoo
 from decoder_parameters import parameters_of
 
+from llmcli import processor
 from llmcli.formats import dense
 from llmcli.formats.dense import Dense, writable
 from llmcli.formats.routes import Routes
 from llmcli.formats.weight import Weight
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.linear import Linear
-from llmcli.ops import processor
 from llmcli.ops.linear import linear, linear_wide
 from llmcli.ops.product import product_float32
 

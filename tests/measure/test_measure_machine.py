@@ -18,7 +18,7 @@ import pytest
 import torch
 from load_files import write_gguf
 
-from llmcli import OPENMP_THREADS, devices
+from llmcli import OPENMP_THREADS, devices, processor
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import UsageError
 from llmcli.kernels import native
@@ -35,7 +35,6 @@ from llmcli.measure.machine import (
     nvidia_gpus,
 )
 from llmcli.measure.peaks import resident_bytes
-from llmcli.ops import processor
 from llmcli.records.document import members
 from llmcli.records.info import Device
 from llmcli.records.machine import MachineLoad

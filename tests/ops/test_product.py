@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from llmcli import processor
 from llmcli.kernels import native, program
-from llmcli.ops import linear, processor, product
+from llmcli.ops import linear, product
 from llmcli.ops.product import product_float32
 
 

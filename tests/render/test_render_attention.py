@@ -40,7 +40,8 @@ def tall(layers, heads, group=1):
      (32, 32, 4, 120, 11), (30, 9, 3, 40, 10), (80, 64, 8, 80, 80), (9, 9, 3, 80, 9)],
 )  # fmt: skip
 def test_layers_stand_beside_each_other_where_there_are_many(layers, heads, group, width, lines):
-    *found, _ = lines_of(head_map(tall(layers, heads, group), ENTROPY, numbers=False), width=width)
+    drawn = head_map(tall(layers, heads, group), ENTROPY, numbers=False)
+    *found, _, _ = lines_of(drawn, width=width)
     assert len(found) == 1 + lines
     assert all(cell_len(line) <= width for line in found)
     # what is beside each other is read down, then on to the right

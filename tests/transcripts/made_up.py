@@ -72,7 +72,7 @@ def made_up_machine(monkeypatch, home):
     )
     known = (*families(), FAMILY)
     monkeypatch.setattr("llmcli.families.family.families", lambda: known)
-    monkeypatch.setattr("llmcli.measure.machine.processor", lambda: MACHINE["processor"])
+    monkeypatch.setattr("llmcli.processor.name", lambda: MACHINE["processor"])
     monkeypatch.setattr("llmcli.commands.env.command.processors", lambda: MACHINE["cores"])
     for name in ("measure.ceilings.measure_ceilings", "commands.ladder.command._measured"):
         _once(monkeypatch, f"llmcli.{name}")

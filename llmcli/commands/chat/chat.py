@@ -27,7 +27,7 @@ from llmcli.shell.exits import SIGNALS, Terminated
 from llmcli.shell.output import Output, write_document
 from llmcli.shell.progress import Progress
 from llmcli.shell.running import kernels_of
-from llmcli.shell.sampling import RANGES, engine_sampling
+from llmcli.shell.sampling import RANGES
 from llmcli.ui.theme import FAINT
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Chat:
         screen = None
         progress = Progress(self.out, tokens=True)
         tokens = conversation.answer(
-            engine_sampling(settings.sampling, settings.seed, self.suppressed),
+            settings.engine(self.suppressed),
             limit=settings.limit,
             stop=settings.stop,
             on_prefill=partial(progress, "reading"),

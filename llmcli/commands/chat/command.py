@@ -136,10 +136,11 @@ def _chat(
     loaded = load_model(model, out, text=True).model
     from llmcli.engine.conversation import Conversation
 
-    resolved = resolve_for(loaded, sampling, from_file, limited=options.max_tokens is not None)
+    seed, drawn = model.sampling_seed()
+    limited = options.max_tokens is not None
+    resolved = resolve_for(loaded, sampling, seed, from_file, limited=limited)
     for note in resolved.notes:
         out.note(note)
-    seed, drawn = model.sampling_seed()
     given = {"seed": not drawn, "max_tokens": options.max_tokens, "stop": options.stop}
     chosen = {name for name, value in given.items() if value and name not in from_file}
     chosen |= {name for name, origin in resolved.origins.items() if origin == "flag"}
@@ -151,12 +152,10 @@ def _chat(
     known = conversation.template_variables() if named else ()
     for name in named:
         check_name(name, known, loaded.name, option="--set")
-    sampled: dict[str, Any] = dict(resolved.values)
     chat = Chat(
         conversation=conversation,
         settings=ChatSettings(
-            **sampled,
-            seed=seed,
+            **vars(resolved.values),
             max_tokens=options.max_tokens or resolved.limit or 2048,
             stop=stop or resolved.stop,
         ),

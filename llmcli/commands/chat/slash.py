@@ -22,6 +22,7 @@ from llmcli.shell.encoding import value_of
 from llmcli.shell.exits import SIGNALS, tell_error
 from llmcli.shell.inspection import IN_CHAT, InChat, Shown
 from llmcli.shell.output import EXPLAIN, require
+from llmcli.shell.sampling import RANGES
 from llmcli.shell.streams import wrapped
 from llmcli.ui.theme import one_line
 
@@ -113,7 +114,7 @@ def _set(chat: Chat, argument: str) -> None:
             chat.set_variable(name, value)
     elif name:
         raise UsageError("`/set` takes a name and a value", hint="such as `/set temperature 0.5`")
-    rows = {key: f"{value:g}" for key, value in chat.settings.sampling.items()}
+    rows = {key: f"{getattr(chat.settings, key):g}" for key in RANGES}
     rows |= {key: str(getattr(chat.settings, key)) for key in ("max_tokens", "seed")}
     for key, found in chat.conversation.variables.items():
         rows[key] = f"{one_line(str(found))}  (of the template)"

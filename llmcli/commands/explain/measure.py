@@ -31,7 +31,7 @@ from llmcli.inspect.kernel import Kernel, layer_of, origin, rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.explanation import Cell, Element, Fact
 from llmcli.records.text import Token
-from llmcli.records.work import Progress
+from llmcli.records.work import Progress, no_progress
 
 # the largest ones, which one formula alone needs: computed again rather than kept
 _NOT_KEPT = ("scores", "pattern", "gate", "up", "act", "pre", "post")
@@ -64,7 +64,7 @@ class Values(Kernel):
         *,
         target: str,
         depth: int | None,
-        progress: Progress | None = None,
+        progress: Progress = no_progress,
     ) -> None:
         emitted: dict[str, Tensor] = {}
         count = len(tokens)
@@ -183,8 +183,7 @@ class Values(Kernel):
 
     def tell(self, what: str) -> None:
         """Reports progress."""
-        if self.progress is not None:
-            self.progress(what, len(self.derived), len(self._distance))
+        self.progress(what, len(self.derived), len(self._distance))
 
 
 def local(values: Values, steps: Sequence[Step]) -> LocalCheck | None:
@@ -273,7 +272,7 @@ def explain(
     cell: Cell,
     *,
     depth: int | None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Explanation:
     """Derives one number, and compares it with the kernel's.
 

@@ -157,15 +157,15 @@ def command(
     chat.check()
     given = read_batch(text.batch) if text.batch is not None else [read_prompt(prompt)]
     chat.check_conversations(given)
+    seed, drawn = model.sampling_seed()
     with chat.renderer(given):
         loaded = load_model(model, out, text=any(not item.ids for item in given))
         resolved = resolve_for(
-            loaded.model, sampling, names_from_file(ctx), limited=text.max_tokens is not None
+            loaded.model, sampling, seed, names_from_file(ctx), limited=text.max_tokens is not None
         )
         encoded = [encode(item, chat, loaded.model) for item in given]
     from llmcli.engine.stream import TextRequest  # torch, once the model is known to be supported
 
-    seed, drawn = model.sampling_seed()
     room = model.context_length or loaded.model.config.context
     limit = text.max_tokens or resolved.limit or 256
     terminal = out.err.terminal and not (out.json or text.stream_json or out.quiet)
@@ -173,7 +173,7 @@ def command(
     lines, logprobs = text.stream_json, text.logprobs
     request = TextRequest(
         prompts=[one.ids for one in encoded],
-        sampling=resolved.sampling(seed),
+        sampling=resolved.values.engine(resolved.suppressed),
         limit=None if limit == TOKEN_LIMIT.or_else else limit,
         stop=stop or resolved.stop,
         ignore_eos=text.ignore_eos,

@@ -147,11 +147,9 @@ class Presentation(ABC):
     def report(self, index: int | None = None) -> RunReport:
         """How the texts of one prompt were generated; without an `index`, of all prompts."""
         run, resolved, request = self.run, self.resolved, self.run.request
-        values: Mapping[str, Any] = resolved.values
         return RunReport(
             sampling=SamplingReport(
-                **values,
-                seed=request.sampling.seed,
+                **vars(resolved.values),
                 greedy=resolved.greedy,
                 max_tokens=-1 if request.limit is None else request.limit,
                 stop=tuple(request.stop),

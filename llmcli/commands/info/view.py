@@ -23,7 +23,7 @@ from llmcli.commands.info.report import (
 from llmcli.records.info import DeviceFit, LayerType, MemoryNeed
 from llmcli.records.numbers import counted, numbered
 from llmcli.ui.facts import state_words
-from llmcli.ui.layout import SEPARATOR, Column, Line, Rows, filled
+from llmcli.ui.layout import SEPARATOR, WIDEST, Column, Line, Rows, filled
 from llmcli.ui.numbers import scaled, size
 from llmcli.ui.theme import FAINT, HEADING, one_line, quoted
 
@@ -88,7 +88,10 @@ def render_families(families: Sequence[FamilyFacts]) -> RenderableType:
 
 @dataclass(frozen=True)
 class _Families:
-    """As many columns as fit whole; where not even the first do, a list of names is cut."""
+    """As many columns as fit whole; where not even the first do, a list of names is cut.
+
+    In a pipe, where all fit, the particulars stand below their rows: lines would be too long.
+    """
 
     families: Sequence[FamilyFacts]
 
@@ -109,10 +112,10 @@ class _Families:
                 Column(name, right=False, cut=shown == 3 and name == "model_type", drop=turn)
                 for turn, name in enumerate(names[:shown])
             ]
-            table = Rows(columns, [row[:shown] for row in rows])
+            table = Rows(columns, [row[:shown] for row in rows], below=shown == 5)
             if shown == 3 or table.fit(options.max_width):
                 break
-        yield table
+        yield from console.render(table, options.update_width(min(options.max_width, WIDEST)))
         if left := names[shown:]:
             yield Text(f"{' and '.join(left)}: --json", style=FAINT)
 

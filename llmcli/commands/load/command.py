@@ -52,15 +52,7 @@ class LoadOptions:
         False,
         "--check",
         "Only check the stored values: no model is built, so any file of tensors will do.",
-        excludes=(
-            "--all",
-            "--filter",
-            "--dtype",
-            "--quantize",
-            "--activations",
-            "--cache-type",
-            "--device",
-        ),
+        excludes=("--dtype", "--quantize", "--activations", "--cache-type", "--device"),
     )
     all: bool = opt(False, "--all", "A line for every tensor of every layer and for every stage.")
     filter: str | None = opt(
@@ -201,13 +193,14 @@ def _show(report: LoadReport, about: dict[str, Any], load: LoadOptions, out: Out
 
     lines = chosen(report, load)
     brief = load.filter is not None
-    how = {"brief": brief, "full": load.all, "checks": out.checks}
+    how = {"brief": brief, "full": load.all, "checks": out.checks or load.check}
     document = members(replace(report, ledger=tuple(lines)) if brief else report)
     out.present(
-        lambda: (
-            render_load(report, about["name"], None)
-            if load.check
-            else render_load(report, model_line(about), lines, **how)
+        lambda: render_load(
+            report,
+            about["name"] if load.check else model_line(about),
+            lines if load.all or brief or not load.check else None,
+            **how,
         ),
         document | {"checks": checks_document(report.checks)},
         model=about,

@@ -12,7 +12,7 @@ from llmcli.records.ledger import EACH_HAS_ITS_PLACE, LedgerEntry, Numbers
 from llmcli.records.numbers import counted
 from llmcli.ui.facts import SHORT
 from llmcli.ui.layout import BAD, GOOD, SEPARATOR, WRONG, Column, Line, Marked, Rows, render_checks
-from llmcli.ui.numbers import duration, number, size, unit
+from llmcli.ui.numbers import duration, number, percent, size, unit
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
 _MORE = ("--checks", "--all")  # show every verdict, and every tensor with its statistics
@@ -85,7 +85,7 @@ def _table(lines: Sequence[LedgerEntry], dtype: str | None, *, below: bool) -> R
         *faults,
         Column("stored", right=False, drop=2),
         Column("in the file", drop=8),
-        Column("what was done", right=False, drop=3),
+        Column("what was done" if dtype else "conversion", right=False, drop=3),
         Column("mean", drop=7, labelled=True),
         Column("std", drop=6, labelled=True),
         Column("min", drop=5, labelled=True),
@@ -105,8 +105,8 @@ def _table(lines: Sequence[LedgerEntry], dtype: str | None, *, below: bool) -> R
 
 
 def _statistics(numbers: Numbers) -> list[str]:
-    share = 100 * numbers.zeros / numbers.count if numbers.count else 0.0
-    zeros = "0" if not share else f"{share:.2g} %" if share >= 0.01 else "<0.01 %"
+    share = numbers.zeros / numbers.count if numbers.count else 0.0
+    zeros = "0" if not share else percent(share) if share >= 0.0001 else "<0.01 %"
     values = (numbers.mean, numbers.std, numbers.min, numbers.max)
     return [*(number(value) for value in values), zeros]
 

@@ -99,7 +99,7 @@ def _stage_words(stages: Sequence[Stage], about: Mapping[str, Any] | None) -> It
 
 
 def _overheads(report: TimingReport, details: bool) -> Line:
-    """`timing overhead: prefill +1.2 % (7 pairs)`, with quartiles, or how far apart they are.
+    """`timing overhead: prefill +1.2 % (7 pairs)`, with quartiles, or their distance.
 
     Highlighted where it is high: the times below are then not those of `generate`.
     """
@@ -111,7 +111,7 @@ def _overheads(report: TimingReport, details: bool) -> Line:
             lower, upper = map(signed_percent, found.quartiles)
             cost += f", {'within noise: ' * found.within_noise}quartiles {lower} … {upper}"
         elif not found.tight and phase.pairs > 1:
-            cost += f", quartiles {percent(phase.spread)}"
+            cost += f", interquartile range {percent(phase.spread)} of the median"
         words.append(f"{'' if words else 'timing overhead: '}{cost})")
     much = any(phase.overhead.median > 1 + MUCH_OVERHEAD for phase in report.phases)
     return Line(words, "yellow" if much else FAINT)

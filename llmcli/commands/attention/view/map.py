@@ -69,7 +69,8 @@ def head_map(
 
     alike = grouped((layer.kind, layer.layer) for layer in report.layers)
     kinds = [f"{kind}: {numbered('layer', layers)}" for kind, layers in alike.items()]
-    return Group(Fit(draw), *([Line(kinds, FAINT)] if len(kinds) > 1 else []))
+    axes = "layers down, heads across"
+    return Group(Fit(draw), Line([axes, *(kinds if len(kinds) > 1 else [])], FAINT))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from llmcli.measure.engines import Engine, WorkCounter, random_ids, timed_run
 from llmcli.measure.machine import CpuContention
 from llmcli.measure.peaks import Peak, PhaseMemory, most
 from llmcli.measure.runs import in_turns, paired
-from llmcli.records.engines import EngineInfo, EngineName, SpeedTest, TimedRun
+from llmcli.records.engines import BACKENDS, EngineInfo, EngineName, SpeedTest, TimedRun
 from llmcli.records.machine import Ceilings
 
 OnStatus = Callable[[str], None]
@@ -392,7 +392,7 @@ def _requested(engine: EngineName, settings: Settings) -> EngineInfo:
         device=settings.device,
         dtype=settings.dtype,
         type_k=settings.type_k,
-        backends={"cuda": "CUDA", "mps": "Metal", "meta": "meta"}.get(kind, "CPU"),
+        backends=BACKENDS.get(kind, "CPU"),
     )
 
 

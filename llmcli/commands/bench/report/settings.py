@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import UsageError
-from llmcli.records.engines import CACHE_OF, CACHE_TYPES
+from llmcli.records.engines import BACKENDS, CACHE_OF, CACHE_TYPES
 from llmcli.shell.options import MODEL
 from llmcli.shell.params import opt
 
@@ -104,7 +104,7 @@ def device_words(device: str) -> str:
     if device == "cpu":
         return "none"
     kind, _, index = device.partition(":")
-    return f"CUDA{index or 0}" if kind == "cuda" else {"mps": "Metal"}.get(kind, device)
+    return f"CUDA{index or 0}" if kind == "cuda" else BACKENDS["mps"] if kind == "mps" else device
 
 
 def _choice(*choices: str) -> Callable[..., tuple[str, ...]]:

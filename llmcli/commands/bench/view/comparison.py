@@ -25,12 +25,14 @@ _DOUBTS: dict[Verdict, str] = {
     "unknown": "noise unknown",
 }
 _NAMED = 5  # settings that a side does not record, tests that are too slow
+_WIDE = 1.2  # upper ÷ lower end of an interval that more runs should narrow
 _LONGEST = 100  # characters of what a file says in words
 NOTHING_IN_COMMON = "no test has a rate"
 NOISE = (
     "noise: the ratio's 95 % interval from the spread of the runs (Welch, wider where they "
     "resemble their neighbours); what changes from one session to the next is not in it"
 )
+NARROWER = "an interval is wider than 20 %: more repetitions (`-r`) narrow it"
 INCONCLUSIVE = (
     "inconclusive: beyond noise only if no run resembled the one before, which these runs do not "
     "show; more repetitions (`-r`) do, and `bench --against` compares engines in turns, in one run"
@@ -167,6 +169,8 @@ def _footer(report: ComparisonReport) -> Iterator[RenderableType]:
         yield Line([NOISE], FAINT)
     if any(test.verdict == "inconclusive" for test in report.tests):
         yield Line([INCONCLUSIVE], FAINT)
+    elif any(test.low and test.high and test.high > _WIDE * test.low for test in report.tests):
+        yield Line([NARROWER], FAINT)
     if any(rate.runs is None for test in report.tests for rate in (test.a, test.b)):
         text = f"where a file does not record the number of runs, {report.assumed_runs} are "
         yield Line([f"{text}assumed, llama-bench's default"], FAINT)

@@ -35,7 +35,7 @@ from llmcli.devices import require_memory
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
 from llmcli.measure.runs import in_turns, paired, timed
-from llmcli.records.work import Progress
+from llmcli.records.work import Progress, no_progress
 
 # all of them, from the lowest up, as `NAMES` calls them
 RUNGS: tuple[type[Rung], ...] = (
@@ -171,7 +171,7 @@ def run_ladder(
     workload: Workload,
     *,
     numbers: Sequence[int] = (),
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     record: bool = False,
 ) -> tuple[RungReport, ...]:
     """Runs the rungs `numbers` (default: all) from the lowest up and reports each.
@@ -199,15 +199,14 @@ def _first_pass(
     workload: Workload,
     numbers: Sequence[int],
     runs: list[Run],
-    progress: Progress | None,
+    progress: Progress,
     record: bool,
 ) -> None:
     """The first pass of every rung, each compared with the one below; fills `runs`."""
     numbers = sorted(numbers) or range(1, len(RUNGS) + 1)
     kinds = [RUNGS[number - 1] for number in numbers]
     for index, (number, kind) in enumerate(zip(numbers, kinds, strict=True)):
-        if progress is not None:
-            progress(f"rung {number}: {NAMES[number - 1]}", index, len(kinds))
+        progress(f"rung {number}: {NAMES[number - 1]}", index, len(kinds))
         # the rung below a batch reads every sequence of it too, one after the other
         batched = any(near.batched for near in kinds[index : index + 2])
         recorder = Recorder(kind.extend, on=record)
@@ -332,7 +331,7 @@ def _difference(one: Tensor, other: Tensor) -> float:
     return torch.stack(differences).max().item()
 
 
-def _time_in_turns(runs: Sequence[Run], workload: Workload, progress: Progress | None) -> None:
+def _time_in_turns(runs: Sequence[Run], workload: Workload, progress: Progress) -> None:
     """Times the rungs that are fast in turns, so that a noisy moment hits all of them alike."""
     fast = [run for run in runs if run.part is None and sum(run.prompt_s + run.token_s) <= ONCE_S]
     sides = (workload.prompts[: None if run.rung.batched else 1] for run in fast)
@@ -343,8 +342,7 @@ def _time_in_turns(runs: Sequence[Run], workload: Workload, progress: Progress |
     while rounds < workload.rounds or (
         0 < rounds < MOST_ROUNDS * workload.rounds and perf_counter() - begin < ROUNDS_S
     ):
-        if progress is not None:
-            progress("timing in turns", min(rounds, workload.rounds), workload.rounds)
+        progress("timing in turns", min(rounds, workload.rounds), workload.rounds)
         next(turns)
         if rounds == 0:  # what came before was a warm-up
             for run in fast:

@@ -41,7 +41,7 @@ from llmcli.model import Model, dtype_name
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.ledger import LedgerEntry, Numbers
 from llmcli.records.numbers import counted
-from llmcli.records.work import Progress, Stages
+from llmcli.records.work import Progress, Stages, no_progress
 from llmcli.text import Tokenizer, load_tokenizer
 
 SCANNING = "checking the numbers"
@@ -63,7 +63,7 @@ def measure_load(
     quantize: str,
     activations: str = "auto",
     cache: str = "auto",
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> tuple[Model, LoadReport]:
     """Loads the model and reads every parameter, in pieces.
 
@@ -107,7 +107,7 @@ def measure_load(
 
 
 def check_files(
-    checkpoint: Checkpoint, stages: Stages, *, progress: Progress | None = None
+    checkpoint: Checkpoint, stages: Stages, *, progress: Progress = no_progress
 ) -> LoadReport:
     """Reads every tensor as it is stored, a piece at a time: no model is built.
 
@@ -220,7 +220,7 @@ def _with_tokenizer(about: _About, checkpoint: Checkpoint) -> _About:
         return about if about.error else replace(about, error=error)
 
 
-def _parameters(model: Model, progress: Progress | None) -> dict[str, Numbers]:
+def _parameters(model: Model, progress: Progress) -> dict[str, Numbers]:
     """Statistics of each parameter as it is in memory."""
     found, done, known = {}, 0, graph(model.config).parameters
     with devices.threads(_THREADS):
@@ -233,13 +233,12 @@ def _parameters(model: Model, progress: Progress | None) -> dict[str, Numbers]:
                 nbytes //= weight.shape[0]
             found[name] = parameter_numbers(numbers, turned=known[entry.target].turned)
             done += nbytes
-            if progress is not None:
-                progress(SCANNING, done, model.weight_bytes)
+            progress(SCANNING, done, model.weight_bytes)
     return found
 
 
 def _tensors(
-    checkpoint: Checkpoint, progress: Progress | None
+    checkpoint: Checkpoint, progress: Progress
 ) -> tuple[dict[str, Numbers], list[str]]:
     """Statistics of each tensor as it is stored, but for those that cannot be read.
 
@@ -253,8 +252,7 @@ def _tensors(
                 found[name], odd = numbers
                 outliers += odd
             done += info.nbytes
-            if progress is not None:
-                progress(SCANNING, done, held)
+            progress(SCANNING, done, held)
     checkpoint.release()
     return found, outliers
 
