@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -57,6 +57,7 @@ class Asked:
     headers: Mapping[str, str]
 
 
+@dataclass(eq=False)
 class HubStandIn:
     """Serves `repositories` (id -> directory) while the context is open.
 
@@ -67,40 +68,29 @@ class HubStandIn:
     - `corrupt`: files whose bytes are served with one bit turned.
     - `gated`, `private`: ids that need one of `tokens`; gone ids need no list.
     - `revisions`: (branches and tags) name -> directory, of the same repository id.
+    - `commits`: of the default branch, where it is not `SHA`.
     - `answers`: part of a path -> `Answer`; `slow`: seconds before any answer.
     - `ranges=False`: a server that sends everything whatever the range.
     """
 
-    def __init__(
-        self,
-        repositories: Mapping[str, Path],
-        *,
-        cut: Mapping[str, Sequence[int]] | None = None,
-        hold: Mapping[str, int] | None = None,
-        corrupt: Collection[str] = (),
-        gated: Collection[str] = (),
-        private: Collection[str] = (),
-        tokens: Collection[str] = ("hf_good",),
-        revisions: Mapping[str, Mapping[str, Path]] | None = None,
-        answers: Mapping[str, Answer] | None = None,
-        reset: bool = False,
-        ranges: bool = True,
-        slow: float = 0.0,
-    ) -> None:
-        self.repositories = dict(repositories)
-        self.cut = {name: list(parts) for name, parts in (cut or {}).items()}
-        self.hold = dict(hold or {})
-        self.corrupt = set(corrupt)
-        self.gated, self.private, self.tokens = set(gated), set(private), set(tokens)
-        self.revisions = {repo: dict(found) for repo, found in (revisions or {}).items()}
-        self.answers = dict(answers or {})
-        self.reset, self.ranges, self.slow = reset, ranges, slow
-        self.release, self.holding = threading.Event(), threading.Event()
-        self.commits: dict[str, str] = {}  # of the default branch, where it is not `SHA`
-        self.requests: list[Asked] = []
-        self.sent: dict[str, int] = {}
-        self._servers: list[ThreadingHTTPServer] = []
-        self._digests: dict[tuple[Path, int, int], str] = {}
+    repositories: dict[str, Path]
+    cut: dict[str, list[int]] = field(default_factory=dict)
+    hold: dict[str, int] = field(default_factory=dict)
+    corrupt: set[str] = field(default_factory=set)
+    gated: set[str] = field(default_factory=set)
+    private: set[str] = field(default_factory=set)
+    tokens: Collection[str] = ("hf_good",)
+    revisions: dict[str, dict[str, Path]] = field(default_factory=dict)
+    commits: dict[str, str] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)
+    reset: bool = False
+    ranges: bool = True
+    slow: float = 0.0
+    release: threading.Event = field(default_factory=threading.Event)
+    holding: threading.Event = field(default_factory=threading.Event)
+    requests: list[Asked] = field(default_factory=list)
+    sent: dict[str, int] = field(default_factory=dict)
+    _servers: list[ThreadingHTTPServer] = field(default_factory=list)
 
     def __enter__(self) -> HubStandIn:
         for host in ("hub", "storage"):
@@ -167,14 +157,6 @@ class HubStandIn:
         """How many bytes of bodies went out for the files called `name`, from both hosts."""
         return sum(count for path, count in self.sent.items() if path.endswith("/" + name))
 
-    def sha256(self, file: Path) -> str:
-        """The digest of a file, computed once."""
-        status = file.stat()
-        key = (file, status.st_size, status.st_mtime_ns)
-        if key not in self._digests:
-            self._digests[key] = hashlib.sha256(file.read_bytes()).hexdigest()
-        return self._digests[key]
-
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
@@ -203,13 +185,9 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.server.hub
         url = urlsplit(self.path)
         self.clean, self.commit = unquote(url.path), ""
+        headers = {name.lower(): value for name, value in self.headers.items()}
         hub.requests.append(
-            Asked(
-                method=self.command,
-                path=self.clean,
-                host=self.server.host,
-                headers={name.lower(): value for name, value in self.headers.items()},
-            )
+            Asked(method=self.command, path=self.clean, host=self.server.host, headers=headers)
         )
         time.sleep(hub.slow)
         for part, answer in list(hub.answers.items()):
@@ -222,8 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         if parts[:2] == ["api", "models"] and len(parts) >= 4:
             if parts[4:5] == ["revision"] and len(parts) > 6:  # its slashes belong to it
                 return self._refuse(404, "", "no such page")
-            revision = "/".join(parts[5:]) or None
-            return self._about("/".join(parts[2:4]), revision, "tree" in parts[4:5], url.query)
+            return self._about("/".join(parts[2:4]), "/".join(parts[5:]) or None, url.query)
         if len(parts) >= 5 and parts[2] == "resolve":
             return self._file("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
         return self._refuse(404, "", "no such page")
@@ -240,11 +217,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404 if token else 401, "RepoNotFound", "Repository not found")
         known = {None: hub.repositories[repository], "main": hub.repositories[repository]}
         known |= hub.revisions.get(repository, {})
-        folder = known.get(revision)
-        if folder is None:
-            folder = next(
-                (f for f in known.values() if self._of(repository, f, known) == revision), None
-            )
+        commits = {self._of(repository, folder, known): folder for folder in known.values()}
+        folder = known.get(revision) or commits.get(revision)
         if folder is None:
             return self._refuse(404, "RevisionNotFound", "Invalid rev id")
         self.commit = self._of(repository, folder, known)
@@ -254,24 +228,21 @@ class _Handler(BaseHTTPRequestHandler):
         newer = self.server.hub.commits.get(repository)
         return newer if newer and folder == known[None] else commit_of(folder, known)
 
-    def _about(self, repository: str, revision: str | None, tree: bool, query: str) -> None:
+    def _about(self, repository: str, revision: str | None, query: str) -> None:
         folder = self._folder(repository, revision)
         if folder is None:
             return
         files = []
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            name, size = path.relative_to(folder).as_posix(), path.stat().st_size
-            about = {"path" if tree else "rfilename": name}
-            if tree or "blobs" in parse_qs(query):
-                about |= {"size": size, "oid" if tree else "blobId": blob_id(path)}
-                if name.endswith(LARGE):
-                    digest = {"oid" if tree else "sha256": self.server.hub.sha256(path)}
-                    about["lfs"] = {"size": size, "pointerSize": 134} | digest
-            files.append(about | ({"type": "file"} if tree else {}))
+            about = {"rfilename": path.relative_to(folder).as_posix()}
+            if "blobs" in parse_qs(query):
+                about |= {"size": path.stat().st_size, "blobId": blob_id(path)}
+                if path.name.endswith(LARGE):
+                    about["lfs"] = about | {"pointerSize": 134, "sha256": sha256(path)}
+            files.append(about)
         told = {"id": repository, "_id": "x", "sha": self.commit, "siblings": files}
         told["gated"] = "auto" if repository in self.server.hub.gated else False
-        body = json.dumps(files if tree else told).encode()
-        self._send(200, body, {"Content-Type": "application/json"})
+        self._send(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
 
     def _file(self, repository: str, revision: str, name: str) -> None:
         hub = self.server.hub
@@ -292,7 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = path.read_bytes()
         if name.endswith(LARGE) and self.server.host == "hub":
             there = f"{hub.storage}/{repository}/resolve/{self.commit}/{name}"
-            about = {"X-Linked-ETag": f'"{hub.sha256(path)}"', "X-Linked-Size": str(len(data))}
+            about = {"X-Linked-ETag": f'"{sha256(path)}"', "X-Linked-Size": str(len(data))}
             return self._send(302, b"", {"Location": there, "ETag": '"pointer"'} | about)
         if name in hub.corrupt:
             data = data[:-1] + bytes([data[-1] ^ 1])
@@ -391,3 +362,8 @@ def blob_id(path: Path) -> str:
     """What git calls the file: the ETag of those that are not large."""
     data = path.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def sha256(path: Path) -> str:
+    """The digest of a large file, by which the hub calls it."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -182,7 +182,6 @@ FAULTS = {
         lambda hub, folder: (folder / NAME).rename(folder / "other.gguf"), "does not have the file"
     ),
     "gated": (lambda hub, folder: hub.gated.add("o/n"), "gated"),
-    "private": (lambda hub, folder: hub.private.add("o/n"), "there is no model"),
     "another content": (
         lambda hub, folder: (folder / NAME).write_bytes(OTHER), "its sha256 differs"
     ),
@@ -190,11 +189,6 @@ FAULTS = {
         hub, headers={"ETag": f'"{ENTRY.sha256}"', "X-Repo-Commit": SHA}, body=CONTENT + b"!"
     ), "its size differs"),
     "a damaged body": (lambda hub, folder: hub.corrupt.add(NAME), "its sha256 differs"),
-    "an error of its own": (lambda hub, folder: says(hub, status=500, body=b"oops"), ""),
-    "too many requests": (lambda hub, folder: says(hub, status=429, body=b"slow down"), ""),
-    "a page of HTML": (lambda hub, folder: says(
-        hub, headers={"Content-Type": "text/html"}, body=b"<html>log in"
-    ), ""),
     "an end every time": (lambda hub, folder: hub.cut.update({NAME: [0] * 20}), ""),
 }  # fmt: skip
 
@@ -237,15 +231,6 @@ def test_a_hub_that_cannot_be_reached_is_not_waited_for(hub, tmp_path, monkeypat
     assert time.monotonic() - begin < 8  # three for the answer, the rest for a busy machine
     assert notes == ["the hub cannot be reached; `fake` comes from the package index instead"]
     assert hub.bytes_of(NAME) == 0
-
-
-def test_a_connection_that_is_cut_twice_goes_on_where_it_was(hub, tmp_path):
-    hub.cut[NAME] = [1_100_000, 100_000]
-    assert whole(fetch(ENTRY, note=pytest.fail))
-    asked = [request for request in hub.requests if request.method == "GET"]
-    ranges = [request.headers.get("range") for request in asked if request.host == "storage"]
-    assert ranges == [None, "bytes=1048576-", "bytes=1048576-"]  # whole pieces of a MiB are kept
-    assert not pip_calls(tmp_path)
 
 
 def into_the_hubs_cache(tmp_path, content):

@@ -113,21 +113,14 @@ def test_an_index_that_leads_elsewhere_is_refused(serve, name):
         get()
 
 
-def test_the_one_gguf_file_of_a_repository(serve):
-    hub = serve({"a.gguf": BIG, "mmproj-a.gguf": b"x", "imatrix.gguf": b"x", "config.json": b"{}"})
+@pytest.mark.parametrize("name", ["a.gguf", "q/a.gguf"])
+def test_the_one_gguf_file_of_a_repository(serve, name):
+    hub = serve({name: BIG, "mmproj-a.gguf": b"x", "imatrix.gguf": b"x", "config.json": b"{}"})
     path = get()
-    assert path.name == "a.gguf"
-    assert path.read_bytes() == BIG
-    assert fetched(path.parent) == {"a.gguf": BIG}
-    assert cached(parse("org/name")) == cached(parse("hf:org/name/a.gguf")) == path
+    assert fetched(hub.cache / "snapshots" / SHA) == {name: BIG}
+    assert path == hub.cache / "snapshots" / SHA / name
+    assert cached(parse("org/name")) == cached(parse(f"hf:org/name/{name}")) == path
     assert hub.bytes_of("mmproj-a.gguf") == 0
-
-
-def test_the_one_gguf_file_in_a_folder(serve):
-    serve({"q/a.gguf": b"x"})
-    path = get()
-    assert path.read_bytes() == b"x"
-    assert cached(parse("org/name")) == path
 
 
 def test_all_parts_of_a_split_gguf_model(serve):
@@ -276,20 +269,6 @@ def test_the_token_goes_to_the_hub_and_not_to_the_storage(serve, monkeypatch):
         by_host[one.host].add(one.headers.get("authorization"))
     assert by_host["storage"] == {None}
     assert "Bearer hf_good" in by_host["hub"]
-
-
-def test_the_cache_is_the_one_that_other_tools_read(serve):
-    from huggingface_hub import scan_cache_dir, snapshot_download
-
-    hub = serve(sharded())
-    path = get()
-    assert snapshot_download("org/name", local_files_only=True) == str(path)
-    found = scan_cache_dir(hub.cache.parent)
-    assert not found.warnings
-    (repository,) = found.repos
-    assert repository.repo_id == "org/name"
-    assert {one.commit_hash for one in repository.revisions} == {SHA}
-    assert set(repository.refs) == {"main"}
 
 
 def test_a_hub_that_does_not_answer_is_out_of_reach_within_seconds(serve, monkeypatch):

@@ -193,11 +193,6 @@ def test_answers_that_cannot_be_are_refused_and_not_kept(hub, tmp_path, answer):
         assert cached(parse(f"org/name@{SHA}"))
 
 
-def test_a_hub_out_of_reach(hub, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    refused(NetworkError, "(http://127.0.0.1:9) cannot be reached", hint="HF_ENDPOINT")
-
-
 @pytest.mark.parametrize("place", ["/api/models/", "/config.json"])
 @pytest.mark.parametrize("status", [200, 404])
 def test_answers_without_an_end(hub, monkeypatch, place, status):

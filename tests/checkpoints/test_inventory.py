@@ -45,7 +45,8 @@ def snapshot(hub):
 
 
 def rows():
-    return {s.model.name: s.model for s in Inventory.read().stored() if s.entry is None}
+    found = [stored.model for stored in Inventory.read().stored()]
+    return {model.name: model for model in found if model.name not in CATALOG}
 
 
 def hub_bytes():

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """A model and its origin: a catalog `entry`, or `files` of a revision in the hub cache."""
+    """A model; if it is in the hub cache, with the `files` of a revision that it consists of."""
 
     model: StoredModel
-    entry: CatalogEntry | None = None
     repository: CachedRepository | None = None
     revision: CachedRevisionInfo | None = None
     files: Mapping[str, CachedFileInfo] = field(default_factory=dict)
@@ -93,8 +92,8 @@ class Inventory:
                     if revision.files and _is_of(entry, repository, revision):
                         return _row(entry.name, repository, revision, files_of(revision))
         elif entry.file is not None and entry.is_cached():
-            return Stored(model=_of_file(entry, entry.file), entry=entry)
-        return Stored(model=_nowhere(entry), entry=entry)
+            return Stored(model=_of_file(entry, entry.file))
+        return Stored(model=_nowhere(entry))
 
 
 def pinned(repository: CachedRepository, revision: CachedRevisionInfo) -> bool:

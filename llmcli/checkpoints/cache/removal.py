@@ -26,7 +26,7 @@ from llmcli.checkpoints.hub.files import WEIGHTS
 from llmcli.checkpoints.names import HubId, parse, typed
 from llmcli.checkpoints.split import part_names
 from llmcli.errors import ModelNotFound, UsageError, WriteFailed
-from llmcli.records.models import Removal
+from llmcli.records.models import Place, Removal
 
 if TYPE_CHECKING:
     from huggingface_hub import (
@@ -183,30 +183,26 @@ def of_hub(parts: Sequence[Part]) -> list[Piece]:
             remaining, where = revisions - {revision}, [snapshot]
         repositories = {replace(repository, revisions=remaining)} if remaining else set()
         left[path] = replace(info, repos=frozenset(repositories))
-        pieces.append(_piece(part.name, part.why, part.repository, strategy, where))
+        pieces.append(_hub_piece(part.name, part.why, part.repository, strategy, where))
     return pieces
 
 
 def whole_repository(repository: CachedRepository, reason: str) -> Piece:
     """A whole repository, also an unreadable one."""
     strategy = _strategy(repository.path.parent, repos=[repository.path])
-    return _piece(repository.name, reason, repository, strategy)
+    return _hub_piece(repository.name, reason, repository, strategy)
 
 
 def unlinked(repository: CachedRepository, reason: str, blobs: Sequence[Path]) -> Piece:
     """Files in `repository` that no snapshot links to."""
     strategy = _strategy(repository.path.parent, blobs=blobs)
-    return _piece(repository.name, reason, repository, strategy)
+    return _hub_piece(repository.name, reason, repository, strategy)
 
 
 def of_own(folder: Path, name: str, reason: str, paths: Sequence[Path]) -> Piece:
     """`paths` in the directory `folder` of our cache, or that directory itself."""
     strategy = _strategy(folder.parent, repos=paths)
-    removal = Removal(
-        name=name, place="llmcli cache", why=reason, bytes=strategy.expected_freed_size,
-        paths=tuple(map(str, paths)),
-    )  # fmt: skip
-    return Piece(removal=removal, strategy=strategy, locks=(folder / LOCK,))
+    return _piece(name, "llmcli cache", reason, strategy, (folder / LOCK,), paths)
 
 
 def _strategy(
@@ -217,23 +213,39 @@ def _strategy(
 
     freed = sum(size for path in (*repos, *blobs) for size, _ in sizes(path))
     return DeleteCacheStrategy(
-        expected_freed_size=freed, repos=frozenset(repos), blobs=frozenset(blobs),
-        refs=frozenset(), snapshots=frozenset(), cache_dir=root,
-    )  # fmt: skip
+        expected_freed_size=freed,
+        repos=frozenset(repos),
+        blobs=frozenset(blobs),
+        refs=frozenset(),
+        snapshots=frozenset(),
+        cache_dir=root,
+    )
 
 
-def _piece(
-    name: str, reason: str, repository: CachedRepository, strategy: DeleteCacheStrategy,
+def _hub_piece(
+    name: str,
+    reason: str,
+    repository: CachedRepository,
+    strategy: DeleteCacheStrategy,
     where: Sequence[Path] = (),
-) -> Piece:  # fmt: skip
+) -> Piece:
     """Build a piece; `where` (the model's location) comes first in the displayed paths."""
     rest = [strategy.repos, strategy.snapshots, strategy.refs, strategy.blobs]
     paths = dict.fromkeys([*where, *(path for kind in rest for path in sorted(kind))])
-    removal = Removal(
-        name=name, place="hub cache", why=reason, bytes=strategy.expected_freed_size,
-        paths=tuple(map(str, paths)),
-    )  # fmt: skip
     locks = tuple(sorted(repository.locks.glob("*.lock")))
+    return _piece(name, "hub cache", reason, strategy, locks, [*paths])
+
+
+def _piece(
+    name: str,
+    place: Place,
+    reason: str,
+    strategy: DeleteCacheStrategy,
+    locks: tuple[Path, ...],
+    paths: Sequence[Path],
+) -> Piece:
+    nbytes, texts = strategy.expected_freed_size, tuple(map(str, paths))
+    removal = Removal(name=name, place=place, why=reason, bytes=nbytes, paths=texts)
     return Piece(removal=removal, locks=locks, strategy=strategy)
 
 

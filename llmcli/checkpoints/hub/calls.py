@@ -43,26 +43,17 @@ before_move: ContextVar[Callable[[Path, Path], None]] = ContextVar(
 def reachable() -> bool:
     """Whether the hub ($HF_ENDPOINT) answers one request within three seconds. Never raises.
 
-    Runs in a thread, since connection timeouts do not limit name resolution. Also False if no
-    request can be made: `explained` reports why.
+    Also False if no request can be made: `explained` reports why.
     """
     try:
         prepare()
-    except LlmcliError:
+        from huggingface_hub import constants, get_session
+
+        within: Any = {"timeout": _REACH_S, "extensions": {"patience": _REACH_S}}
+        get_session().head(constants.ENDPOINT, follow_redirects=False, **within)
+    except Exception:  # of the client, whichever library it is from
         return False
-    from huggingface_hub import constants, get_session
-
-    over, answers = threading.Event(), []
-
-    def ask() -> None:
-        with contextlib.suppress(Exception):
-            get_session().head(constants.ENDPOINT, timeout=_REACH_S, follow_redirects=False)
-            answers.append(True)
-        over.set()
-
-    threading.Thread(target=ask, daemon=True).start()
-    over.wait(_REACH_S)
-    return bool(answers)
+    return True
 
 
 @contextlib.contextmanager
@@ -106,8 +97,9 @@ def _endless() -> NetworkError:
 
 
 def _patience(request: Any) -> float:
-    """Seconds for the head of an answer and a little of its body: 3 × the read timeout."""
-    return 3 * (request.extensions.get("timeout", {}).get("read") or _WHOLE_S / 3)
+    """Seconds for the head of an answer: `patience` of the request, or 3 × its read timeout."""
+    read = request.extensions.get("timeout", {}).get("read") or _WHOLE_S / 3
+    return float(request.extensions.get("patience", 3 * read))
 
 
 def bytes_of(model: HubId, name: str, commit: str, start: int, stop: int) -> bytes:
@@ -180,7 +172,7 @@ def prepare() -> None:
 def _hasty(send: Callable[..., Any]) -> Callable[..., Any]:
     """A client's `send` that raises NetworkError unless the answer begins in time.
 
-    The client's timeout is per read: `100 Continue` or headers could continue forever.
+    The client's timeout is per read and not for name resolution: headers could continue forever.
     """
 
     def hasty(request: Any, **more: Any) -> Any:

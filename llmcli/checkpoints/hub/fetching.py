@@ -87,7 +87,7 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
         raise
     finally:
         before_move.reset(token)
-    if not verified:  # a blob that was in the cache without a snapshot
+    if not verified:  # nothing was moved: a blob that was in the cache without a snapshot
         try:
             _verify(name, path, path.resolve().name, listing)
         except CheckpointError:
