@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint, TensorInfo
 
 _FILES = (
-    "gpt2", "llama", "olmo2", "gemma", "gemma4", "phi3", "glm", "granite",
-    "smollm3", "exaone4", "cohere2", "starcoder2", "gpt_neox", "ministral3", "qwen_vl", "lfm2",
+    "gpt2", "llama", "olmo2", "gemma", "gemma4", "dense", "qwen_vl", "lfm2",
     "mixtral", "qwen_moe", "qwen_next", "olmoe", "glm4_moe", "gpt_oss", "deepseek",
     "mamba2", "granite_hybrid", "nemotron_h",
 )  # modules of this package; each defines `FAMILIES`

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.config import ModelConfig, sequential
 from llmcli.families import mamba2_mixer, mamba2_rules, mixture
+from llmcli.families.dense import GRANITE
 from llmcli.families.family import Family
-from llmcli.families.granite import GRANITE
 from llmcli.families.names import LLAMA
 from llmcli.families.read import GGUF_SCALES
 from llmcli.families.rules import Rename, Rows, Rule
