@@ -112,14 +112,6 @@ def test_a_template_for_images_does_not_leave_out_texts(chat):
     assert ChatTemplate(strict, special_tokens=SPECIAL).render(chat) == text
 
 
-def test_smollm2():
-    text = ChatTemplate(SMOLLM2).render([{"role": "user", "content": "Hi"}])
-    assert text == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
-        "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
 SYSTEM = "{% if messages[0].role == 'system' %}"
 
 
