@@ -26,7 +26,7 @@ import json, re, time
 import torch
 from llmcli.config import *
 from llmcli.loading.load import randomize
-from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.inspect.passes import Passes
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder

@@ -92,7 +92,7 @@ def test_light_commands_import_nothing_heavy_and_make_no_request(tiny, dbrx, com
 METADATA = "importlib.metadata"  # which takes 10 ms
 # what `COMMAND --help` may load beside the module of the command: the options that commands share
 SHARED = re.compile(
-    r"llmcli(\.(errors|limits|xdg|(cli|records|shell)(\..*)?|kernels(\.native)?"
+    r"llmcli(\.(errors|limits|processor|xdg|(cli|records|shell)(\..*)?|kernels(\.native)?"
     r"|measure(\.machine)?|ui(\.theme)?|commands))?"
 )
 

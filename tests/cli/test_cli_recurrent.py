@@ -77,12 +77,12 @@ def test_what_json_says_of_layers_and_heads(run):
 
 @pytest.mark.parametrize("given", [{"layer": "0-1"}, {"layer": "0-1", "top_pairs": 5}])
 def test_numbers_do_not_depend_on_blocks(path, monkeypatch, given):
-    from llmcli.commands.attention.measure.run import measure_attention
+    from llmcli.commands.attention.measure.layers import measure_attention
     from llmcli.commands.attention.options import AttentionOptions
     from llmcli.inspect.passes import Passes
     from llmcli.loading.load import load
 
-    monkeypatch.setattr("llmcli.commands.attention.measure.run.MOST_CELLS", 20)
+    monkeypatch.setattr("llmcli.commands.attention.measure.layers.MOST_CELLS", 20)
     model, ids = load(path, dtype="float64"), [(7 * i * i + 3 * i) % 2000 for i in range(150)]
     options = AttentionOptions(**given)
     whole, parts = (

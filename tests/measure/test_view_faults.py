@@ -15,7 +15,7 @@ from needs import needs_kernels
 from small_models import as_model, ids
 
 from llmcli.anatomy.names import select
-from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.commands.lens.measure import measure_lens
 from llmcli.formats.packed import Packed

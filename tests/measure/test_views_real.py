@@ -15,7 +15,7 @@ from torch import Tensor
 
 from llmcli.anatomy.names import known
 from llmcli.commands.attention.command import synthetic
-from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.commands.lens.measure import measure_lens

@@ -10,7 +10,7 @@ from parity_smollm2 import transformers_from_gguf
 from zoo import ZOO, attending, recurring, variant
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.inspect.passes import Passes
 from llmcli.loading.load import load_checkpoint
 

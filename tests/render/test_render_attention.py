@@ -11,7 +11,7 @@ from drawn import lines_of
 from rich.cells import cell_len
 
 from llmcli.commands.attention.report import LayerReport
-from llmcli.commands.attention.view.map import head_map, kinds_found, metric_table
+from llmcli.commands.attention.view.heads import head_map, kinds_found, metric_table
 from llmcli.commands.attention.view.screen import FollowUps, overview
 from llmcli.ui.numbers import short
 

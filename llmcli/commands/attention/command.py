@@ -93,7 +93,7 @@ def command(
         look.out.note(f"the map is shown: at most {MOST_DRAWN} matrices can be drawn")
 
     from llmcli.commands.attention.exports import MatrixExports
-    from llmcli.commands.attention.measure.run import measure_attention
+    from llmcli.commands.attention.measure.layers import measure_attention
     from llmcli.commands.attention.view.screen import FollowUps, render_attention
     from llmcli.inspect.passes import passes_over
 
@@ -116,7 +116,7 @@ def command(
 
 def _show_states(look: Inspection, heads: AttentionOptions) -> None:
     """Measures what layers with a state remember over time, writes the file, and shows it."""
-    from llmcli.commands.attention.measure.run import measure_states
+    from llmcli.commands.attention.measure.layers import measure_states
     from llmcli.commands.attention.view.screen import render_states
     from llmcli.inspect.passes import passes_over
 
@@ -190,7 +190,7 @@ def _quoted(value: str, metavar: str | None) -> str:
 
 def look(chat: InChat, given: dict[str, str]) -> Shown:
     """Shows in `/look` metrics, or matrices of the heads that are named."""
-    from llmcli.commands.attention.measure.run import measure_attention
+    from llmcli.commands.attention.measure.layers import measure_attention
     from llmcli.commands.attention.view.screen import FollowUps, render_attention
     from llmcli.inspect.passes import passes_over
 

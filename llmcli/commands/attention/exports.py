@@ -28,7 +28,7 @@ from llmcli.ui.arrays import ArrayPlan, ArrayWriter, array_file_size, array_writ
 if TYPE_CHECKING:
     import numpy as np
 
-    from llmcli.commands.attention.measure.run import OnMatrix
+    from llmcli.commands.attention.measure.layers import OnMatrix
 
 ARRAYS = ("safetensors", "npz")
 # bytes of a number of a JSON document, with its nine digits, and of a masked one

@@ -16,7 +16,7 @@ from blocks import configure, norm_of
 from covers import few, in_turn
 from decoder_parameters import parameters_of
 
-from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.errors import NotFinite
 from llmcli.formats.dense import Dense
 from llmcli.inspect import formulas

@@ -27,8 +27,8 @@ from torch.utils._pytree import tree_leaves
 
 from llmcli import devices
 from llmcli.commands.attention.command import synthetic
-from llmcli.commands.attention.measure import run
-from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.measure import layers
+from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.attention.measure.summaries import Pooled
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.errors import OutOfMemory, UsageError
@@ -156,7 +156,7 @@ def test_bos_is_no_key_wherever_it_stands():
 @pytest.mark.parametrize("whole", [False, True])
 def test_new_tokens_are_rows_like_the_others(kind, whole, monkeypatch):
     """As if the whole text had been the prompt: the cache's offset changes no number."""
-    monkeypatch.setattr(run, "MOST_CELLS", 10)
+    monkeypatch.setattr(layers, "MOST_CELLS", 10)
     model, ids, options = small(kind), ids_of(21), ALL if whole else AttentionOptions(top_pairs=5)
     found = {}
     keep = found.__setitem__ if whole else None
@@ -259,7 +259,7 @@ class Largest(TorchDispatchMode):
 def test_nothing_square_is_kept_for_metrics(monkeypatch, given):
     """Blocks bound the memory: no tensor is larger than a block's cells or a layer's rows."""
     monkeypatch.setattr("llmcli.inspect.formulas.CHEAP", 1)
-    monkeypatch.setattr(run, "MOST_CELLS", 20)
+    monkeypatch.setattr(layers, "MOST_CELLS", 20)
     for module in ("inspect.attention", "commands.attention.measure.summaries"):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", 8192)
     model, count = small("gqa", "float32", layers=1), 240

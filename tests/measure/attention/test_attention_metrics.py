@@ -23,8 +23,8 @@ from attention_models import (
 from covers import in_turn
 from decoder_parameters import parameters_of
 
-from llmcli.commands.attention.measure import run
-from llmcli.commands.attention.measure.run import measure_attention
+from llmcli.commands.attention.measure import layers
+from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.attention.measure.summaries import RowMeans, effective_rank, labels_of
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.inspect.attention import Block, Tokens
@@ -268,7 +268,7 @@ def test_the_reason_names_the_kind_of_layer_where_there_are_several():
 
 
 def test_a_rank_is_left_out_with_the_reason_where_the_prompt_is_long(monkeypatch):
-    monkeypatch.setattr(run, "MOST_RANKED", 20)
+    monkeypatch.setattr(layers, "MOST_RANKED", 20)
     names = AttentionOptions(metrics="effective_rank")
     model = small()
     within = measure_attention(Passes(model, ids_of(20)), names)

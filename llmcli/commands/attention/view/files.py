@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from llmcli.commands.attention.report import AttentionReport, HeadReport, LayerReport
-from llmcli.commands.attention.view.map import group_starts, scale_of
+from llmcli.commands.attention.view.heads import group_starts, scale_of
 from llmcli.commands.attention.view.screen import layer_notes, matrix_scale
 from llmcli.records.attention import Label, Matrix, What
 from llmcli.ui import png

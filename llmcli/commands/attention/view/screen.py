@@ -18,7 +18,7 @@ from llmcli.commands.attention.report import (
     StatesReport,
     grouped,
 )
-from llmcli.commands.attention.view.map import (
+from llmcli.commands.attention.view.heads import (
     definition,
     head_map,
     kinds_found,
