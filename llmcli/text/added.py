@@ -61,7 +61,7 @@ def listed_tokens(
 ) -> dict[int, AddedToken]:
     """Id → token from `added_tokens_decoder` of tokenizer_config.json.
 
-    Tokens whose text is in `special` are special, whatever their flag.
+    Tokens whose text is in `special` are special even if their flag is not set.
     """
     listed = settings.get("added_tokens_decoder")
     found = {}
