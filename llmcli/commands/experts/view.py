@@ -175,7 +175,7 @@ def _smallest(report: ExpertsReport, layer: ExpertsLayer, ink: Ink, short: int) 
 
 def _about_layers(report: ExpertsReport, pool: int, ink: Ink) -> Iterator[str]:
     layers = report.layers
-    each = "an expert" if pool == 1 else f"{pool} experts"
+    each = "expert" if pool == 1 else f"{pool} experts"
     yield f"load: one mark per {each}, {UNUSED if not ink.ascii else '-'} unused"
     yield "balance: entropy of the load / ln E, 1 where all are chosen alike"
     scores = {layer.scores + " + correction" * layer.corrected for layer in layers}
