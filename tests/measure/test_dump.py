@@ -23,6 +23,7 @@ from llmcli.errors import OutOfMemory
 from llmcli.inspect.passes import Passes
 from llmcli.inspect.statistics import Statistics
 from llmcli.nn.step import Step
+from llmcli.records.work import no_progress
 
 IDS = (5, 17, 3, 17, 42, 8, 30)
 
@@ -55,7 +56,7 @@ class File:
         self.arrays[name] = torch.as_tensor(whole)
 
 
-def dumped(model, names=None, ids=IDS, generate=0, progress=None, **options):
+def dumped(model, names=None, ids=IDS, generate=0, progress=no_progress, **options):
     """The report and the arrays; `names` None: everything that there is."""
     file = File()
     names = known(model.config) if names is None else names

@@ -24,6 +24,7 @@ from llmcli.nn.block import Block
 from llmcli.nn.step import Step
 from llmcli.parts.embedding.config import HeadConfig
 from llmcli.parts.norm.config import NormConfig
+from llmcli.records.work import no_progress
 
 IDS = (5, 17, 3, 17, 42, 8, 30)
 CPU = torch.device("cpu")
@@ -49,7 +50,7 @@ def every(total):
     return range(total)
 
 
-def look(model, ids=IDS, *, span=every, generate=0, progress=None, **options):
+def look(model, ids=IDS, *, span=every, generate=0, progress=no_progress, **options):
     return measure_lens(Passes(model, ids, generate, progress), span=span, **options)
 
 
