@@ -240,8 +240,8 @@ def _bounded() -> type[Any]:
     class Bounded(client.SyncByteStream):  # type: ignore[name-defined, misc]
         """A body of at most `limit` bytes at `_LEAST` bytes/s or more; raises NetworkError.
 
-        `check_time` is called for each piece.
-        A reset connection counts as closed, so that the library resumes the download.
+        `check_time` is called for each piece. A reset connection counts as closed, so that the
+        library resumes the download.
         """
 
         def __init__(
