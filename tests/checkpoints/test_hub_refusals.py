@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import warnings
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,6 +202,25 @@ def test_answers_without_an_end(hub, monkeypatch, place, status):
     refused(LlmcliError)
     assert sum(hub.sent.values()) < 50_000_000
     assert cached(parse("org/name")) is None
+
+
+@pytest.mark.parametrize("endless", ["/api/models/", "/elsewhere"])
+def test_redirections_without_an_end(hub, monkeypatch, endless):
+    monkeypatch.setattr("llmcli.checkpoints.hub.calls.MAX_JSON_BYTES", 1_000_000)
+    hub.answers["/api/models/"] = Answer(status=307, headers={"Location": "/elsewhere"})
+    hub.answers["/elsewhere"] = Answer(body=b"{")
+    found = hub.answers[endless]
+    hub.answers[endless] = replace(found, body=b" " * 65536, endless=True)
+    refused(NetworkError, "invalid answer")
+    assert sum(hub.sent.values()) < 50_000_000
+
+
+def test_a_file_is_no_listing_whatever_its_folder(hub, monkeypatch):
+    monkeypatch.setattr("llmcli.checkpoints.hub.calls.MAX_JSON_BYTES", 1_000_000)
+    file = hub.repositories["org/name"] / "api" / "models" / "a.gguf"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"w" * 3_000_000)
+    assert download(parse("hf:org/name/api/models/a.gguf")).stat().st_size == 3_000_000
 
 
 @pytest.mark.parametrize("name", [
