@@ -287,6 +287,23 @@ def test_a_blob_without_a_snapshot_is_verified_before_it_is_used(hub):
     assert (download(parse("org/name")) / "model.safetensors").read_bytes() == b"w" * 3_000_000
 
 
+def test_a_blob_in_the_store_that_repositories_share(hub):
+    """Its name there is no sha256 of its bytes, and no partial download lies beside it."""
+    from huggingface_hub.utils import _shared_blobs as shared
+
+    link = download(parse("org/name")) / "model.safetensors"
+    blob = link.resolve()
+    assert shared.publish_blob_to_shared_store(
+        blob_path=str(blob), xet_hash="ab" * 32, cache_dir=hub.cache, expected_size=3_000_000
+    )
+    link.unlink()
+    (half := blob.with_name(f"{blob.name}.00ff00ff.incomplete")).write_bytes(b"half")
+    hub.answers["/api/models/"] = Answer(body=listing_but(size=3_000_000))
+    assert (download(parse("org/name")) / link.name).read_bytes() == b"w" * 3_000_000
+    assert blob.is_symlink()
+    assert not half.exists()
+
+
 @pytest.mark.parametrize("size", [1, 3_000_001, 0])
 @pytest.mark.parametrize("digests", [True, False])
 def test_another_size_than_the_listed_one(hub, size, digests):
