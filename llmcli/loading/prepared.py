@@ -65,7 +65,7 @@ class Prepared:
             dtype=dtype,
             quantize=quantize,
             device=kind,
-            stored={info.format for info in self.checkpoint.tensors.values()},
+            stored=set(self.checkpoint.formats),
             bfloat16=bfloat16,
             kernels=native.kernels_of(kind),
             packable=self.packable,

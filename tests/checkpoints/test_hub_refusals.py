@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import warnings
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,6 +204,25 @@ def test_answers_without_an_end(hub, monkeypatch, place, status):
     assert cached(parse("org/name")) is None
 
 
+@pytest.mark.parametrize("endless", ["/api/models/", "/elsewhere"])
+def test_redirections_without_an_end(hub, monkeypatch, endless):
+    monkeypatch.setattr("llmcli.checkpoints.hub.calls.MAX_JSON_BYTES", 1_000_000)
+    hub.answers["/api/models/"] = Answer(status=307, headers={"Location": "/elsewhere"})
+    hub.answers["/elsewhere"] = Answer(body=b"{")
+    found = hub.answers[endless]
+    hub.answers[endless] = replace(found, body=b" " * 65536, endless=True)
+    refused(NetworkError, "invalid answer")
+    assert sum(hub.sent.values()) < 50_000_000
+
+
+def test_a_file_is_no_listing_whatever_its_folder(hub, monkeypatch):
+    monkeypatch.setattr("llmcli.checkpoints.hub.calls.MAX_JSON_BYTES", 1_000_000)
+    file = hub.repositories["org/name"] / "api" / "models" / "a.gguf"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"w" * 3_000_000)
+    assert download(parse("hf:org/name/api/models/a.gguf")).stat().st_size == 3_000_000
+
+
 @pytest.mark.parametrize("name", [
     "../evil.safetensors", "/etc/evil.safetensors", "a/../../evil.safetensors", "..\\e.safetensors",
     "./evil.gguf", "a//evil.gguf", "evil\0.gguf", "evil\udcff.gguf", "", "evil/",
@@ -265,6 +285,23 @@ def test_a_blob_without_a_snapshot_is_verified_before_it_is_used(hub):
     refused(CheckpointError, "wrong sha256 and was removed")
     assert not blob.exists()
     assert (download(parse("org/name")) / "model.safetensors").read_bytes() == b"w" * 3_000_000
+
+
+def test_a_blob_in_the_store_that_repositories_share(hub):
+    """Its name there is no sha256 of its bytes, and no partial download lies beside it."""
+    from huggingface_hub.utils import _shared_blobs as shared
+
+    link = download(parse("org/name")) / "model.safetensors"
+    blob = link.resolve()
+    assert shared.publish_blob_to_shared_store(
+        blob_path=str(blob), xet_hash="ab" * 32, cache_dir=hub.cache, expected_size=3_000_000
+    )
+    link.unlink()
+    (half := blob.with_name(f"{blob.name}.00ff00ff.incomplete")).write_bytes(b"half")
+    hub.answers["/api/models/"] = Answer(body=listing_but(size=3_000_000))
+    assert (download(parse("org/name")) / link.name).read_bytes() == b"w" * 3_000_000
+    assert blob.is_symlink()
+    assert not half.exists()
 
 
 @pytest.mark.parametrize("size", [1, 3_000_001, 0])

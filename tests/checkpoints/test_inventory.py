@@ -443,6 +443,38 @@ def test_a_download_that_ends_before_the_lock_is_ours(hub, snapshot):
     assert "org/name" not in rows()
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_branch_that_moves_on_after_the_listing(hub, snapshot, alone):
+    """The name then denotes a commit that was not listed: nothing goes."""
+    if not alone:
+        write_revision(hub, "org/name", SAFE, commit="9" * 40, refs=["v1"])
+    pieces = pieces_of(["org/name"], Inventory.read())
+    write_revision(hub, "org/name", {**SAFE, "model.safetensors": b"new"}, commit=OLD)
+    before = tree_of(hub)
+    with pytest.raises(WriteFailed, match="`org/name` has changed since it was listed"):
+        remove(pieces, lambda: pieces_of(["org/name"], Inventory.read()), passing_over=False)
+    assert tree_of(hub) == before
+
+
+def test_a_download_that_ends_while_the_removal_is_planned(hub, snapshot):
+    """It may link to what the plan still takes for unneeded."""
+    before = tree_of(hub)
+    with contextlib.ExitStack() as fetch:
+        lock = lock_of(hub, "org/name", "e1")
+        fetch.enter_context(locked(lock))
+        pieces = pieces_of(["org/name"], Inventory.read())
+
+        def planned():
+            found = pieces_of(["org/name"], Inventory.read())
+            fetch.close()
+            return found
+
+        with pytest.raises(WriteFailed, match="in use"):
+            remove(pieces, planned, passing_over=False)
+    lock.unlink()
+    assert tree_of(hub) == before
+
+
 def test_a_cache_that_cannot_be_written(hub, snapshot, monkeypatch):
     def refuse(*arguments, **more):
         raise PermissionError(13, "Permission denied", str(arguments[0]))

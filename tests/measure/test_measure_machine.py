@@ -52,7 +52,8 @@ def from_headers(prepared, device, **options):
 
 
 def stub(formats):
-    return SimpleNamespace(tensors={one: SimpleNamespace(format=one) for one in formats})
+    tensors = {one: SimpleNamespace(format=one) for one in formats}
+    return SimpleNamespace(tensors=tensors, formats=sorted(formats))
 
 
 @pytest.mark.parametrize("bfloat16", [True, False])

@@ -12,7 +12,7 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +47,11 @@ class Piece:
     removal: Removal
     locks: tuple[Path, ...]
     strategy: DeleteCacheStrategy
+
+    @property
+    def place(self) -> Path:
+        """Where the model is: the first of the displayed paths."""
+        return Path(self.removal.paths[0])
 
     @property
     def deleted(self) -> tuple[Path, ...]:
@@ -277,15 +282,14 @@ def _remove_together(
 ) -> list[Removal]:
     names = shown(", ".join(piece.removal.name for piece in pieces), 200)
     wanted = {(piece.removal.name, piece.removal.why) for piece in pieces}
+    listed = {path for piece in pieces for path in (piece.place, *piece.deleted)}
+    _need_free(names, pieces)
     # a download may have finished meanwhile and link to a blob of the first plan
     current = [p for p in planned() if (p.removal.name, p.removal.why) in wanted]
+    _need_free(names, current)
     for piece in current:
         _need_inside(piece)
-        if holder := next(filter(is_locked, piece.locks), None):
-            raise WriteFailed(
-                f"`{names}` is in use: another process holds `{shown(holder)}`",
-                hint="wait until that one has ended",
-            )
+        _need_listed(piece, listed)
     try:
         for piece in current:
             _delete(piece)
@@ -296,6 +300,15 @@ def _remove_together(
             hint="see who owns the files of the cache",
         ) from None
     return [piece.removal for piece in current]
+
+
+def _need_free(names: str, pieces: Sequence[Piece]) -> None:
+    """Raise WriteFailed if another process fetches one of `pieces`."""
+    if holder := next((lock for piece in pieces for lock in piece.locks if is_locked(lock)), None):
+        raise WriteFailed(
+            f"`{names}` is in use: another process holds `{shown(holder)}`",
+            hint="wait until that one has ended",
+        )
 
 
 def is_locked(path: Path) -> bool:
@@ -334,6 +347,19 @@ def _need_inside(piece: Piece) -> None:
                 f"`{shown(link or path)}` is outside of the cache, where nothing is removed",
                 hint="remove the link, and its target if it is not needed, by hand",
             )
+
+
+def _need_listed(piece: Piece, listed: Set[Path]) -> None:
+    """Raise WriteFailed if anything but the `listed` paths, or what is in them, would go.
+
+    Its name may denote another commit since it was listed, if the branch was fetched again.
+    """
+    inside = all(not listed.isdisjoint((path, *path.parents)) for path in piece.deleted)
+    if piece.place not in listed or not inside:
+        raise WriteFailed(
+            f"`{shown(piece.removal.name, 200)}` has changed since it was listed",
+            hint="run the command again",
+        )
 
 
 def _delete(piece: Piece) -> None:

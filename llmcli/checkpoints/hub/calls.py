@@ -172,11 +172,15 @@ def prepare() -> None:
 def _hasty(send: Callable[..., Any]) -> Callable[..., Any]:
     """A client's `send` that raises NetworkError unless the answer begins in time.
 
+    It notes on the request, and so on those that redirections make of it, whether the body is read
+    into memory as a `whole`.
+
     The client's timeout is per read and not for name resolution: headers could continue forever.
     """
 
     def hasty(request: Any, **more: Any) -> Any:
         answer: Future[Any] = Future()
+        request.extensions["whole"] = not more.get("stream", False)
 
         def ask() -> None:
             try:
@@ -224,10 +228,10 @@ def _guard(answer: Any) -> None:
             hint="run the command again: it may have changed just now",
         )
     # an encoded body may be endless and decode to nothing
-    listing = "/api/models/" in path
-    most = MAX_JSON_BYTES if listing or "content-encoding" in answer.headers else None
-    limit = _MAX_ERROR_BYTES if status >= 400 else most
-    answer.stream = _bounded()(answer, limit, deadline(0) if listing else lambda: None)
+    whole = answer.request.extensions.get("whole", False)
+    most = MAX_JSON_BYTES if whole or "content-encoding" in answer.headers else None
+    limit = _MAX_ERROR_BYTES if status >= 300 else most
+    answer.stream = _bounded()(answer, limit, deadline(0) if whole else lambda: None)
 
 
 @functools.cache
@@ -240,8 +244,8 @@ def _bounded() -> type[Any]:
     class Bounded(client.SyncByteStream):  # type: ignore[name-defined, misc]
         """A body of at most `limit` bytes at `_LEAST` bytes/s or more; raises NetworkError.
 
-        `check_time` is called for each piece.
-        A reset connection counts as closed, so that the library resumes the download.
+        `check_time` is called for each piece. A reset connection counts as closed, so that the
+        library resumes the download.
         """
 
         def __init__(

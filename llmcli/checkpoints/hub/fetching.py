@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -87,15 +88,26 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
         raise
     finally:
         before_move.reset(token)
+    blob = _blob_of(path)
     if not verified:  # nothing was moved: a blob that was in the cache without a snapshot
         try:
-            _verify(name, path, path.resolve().name, listing)
+            _verify(name, path, blob.name, listing)
         except CheckpointError:
             path.resolve().unlink(missing_ok=True)
             path.unlink(missing_ok=True)
             raise
-    _remove_left_overs(path.resolve())
+    _remove_left_overs(blob)
     return path
+
+
+def _blob_of(path: Path) -> Path:
+    """The blob that a file of a snapshot links to; the file itself if it is none.
+
+    Its name is the ETag. It may be a link too, into the store that repositories share.
+    """
+    if not path.is_symlink():
+        return path
+    return Path(os.path.normpath(path.parent.resolve() / path.readlink()))
 
 
 def _remove_left_overs(blob: Path) -> None:

@@ -249,8 +249,8 @@ def rm(
     """Removes models from our cache and from the hub's, which other programs share.
 
     Of a repository the named revision goes, and the files that no other revision needs. Asks
-    first on a terminal. What another process fetches is not removed, a link
-    is never followed, and nothing outside of the two caches is touched.
+    first on a terminal. What another process is fetching is not removed, a link is never followed,
+    and nothing outside of the two caches is touched.
     """
     out = Output("models-rm", output)
     from llmcli.checkpoints.cache.inventory import Inventory
