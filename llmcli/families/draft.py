@@ -29,8 +29,8 @@ class Draft:
 
     `attention` and `ffn` are the parts of each layer, each with the norm `norm`, before it (`pre`)
     and after it (`post`). `parallel`: they read the same input, through one norm or two.
-    `multiplier`: of what they add. `kind`: the model type. `values` reads the settings, `tensors`
-    are those of a GGUF file. `others`: changes of the ModelConfig.
+    `multiplier`: of what they add. `kind`: the model type, in GGUF the architecture. `values` reads
+    the settings, `tensors` are those of a GGUF file. `others`: changes of the ModelConfig.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from llmcli.config import ModelConfig
 from llmcli.families import mixture
+from llmcli.families.read import hf_head
 from llmcli.families.rope import GGUF_FACTORS, GGUF_LONGROPE
 from llmcli.families.rules import AddConstant, Drop, Op, Rename, Rows, Rule, Transpose, UnpairRows
 from llmcli.parts.attention.config import AttentionConfig
@@ -18,7 +19,6 @@ Row = tuple[str, str, str]  # our name, transformers', llama.cpp's
 _OUTER = ("embed", "pos_embed", "ln_final", "head")  # outside the blocks
 _COMPUTED = "RoPE frequencies, which are computed"
 _READ = "read into the configuration as the rotation's frequency factors"
-_TIED = "tied: the head is `embed.W`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +61,12 @@ class Names:
         for prefix in self.prefixes:
             layer = prefix + self.layer
             for ours, theirs, _ in self.rows:
-                if ours == "head":  # a tied head is an equal copy of the embedding
-                    name = f"{theirs}.weight"
-                    head = Drop(name, _TIED) if config.head.tied else Rename(name, "head.W")
-                    rules += [] if theirs == "-" or prefix != self.prefixes[0] else [head]
-                elif theirs != "-":
+                if theirs == "-":
+                    continue
+                if ours == "head":  # without a prefix
+                    if prefix == self.prefixes[0]:
+                        rules.append(hf_head(config, f"{theirs}.weight"))
+                else:
                     source = f"{prefix if ours in _OUTER else f'{layer}.'}{theirs}"
                     own = self._row(config, ours, source, self.interleaved == "always")
                     rules += map(_transposed, own) if self.conv1d else own

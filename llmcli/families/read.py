@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.rope import GGUF_YARN
-from llmcli.families.rules import HF_HEAD, Drop, Rename, Rule
+from llmcli.families.rules import Drop, Rename, Rule
 from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values, shortened
 from llmcli.parts.mlp.config import Activation
@@ -68,11 +68,11 @@ def end_ids(
     return (begin[0] if begin else None), end
 
 
-def hf_head(config: ModelConfig) -> Rule:
-    """The rule for `lm_head.weight`: the head, or a dropped copy of the embedding if tied."""
+def hf_head(config: ModelConfig, name: str = "lm_head.weight") -> Rule:
+    """The rule for the output head; if tied, `name` is an equal copy of the embedding, dropped."""
     if config.head.tied:
-        return Drop(HF_HEAD, "tied: the head is `embed.W`")
-    return Rename(HF_HEAD, "head.W")
+        return Drop(name, "tied: the head is `embed.W`")
+    return Rename(name, "head.W")
 
 
 def hf_window(values: Values) -> int | None:

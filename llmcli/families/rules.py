@@ -293,7 +293,6 @@ class Plan:
 
 
 SURPLUS = "the model has no parameter for it"
-HF_HEAD = "lm_head.weight"  # the output head in transformers, for every family
 # At most six digits: names are untrusted, and a million layers is out of bounds anyway.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
