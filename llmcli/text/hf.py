@@ -300,7 +300,9 @@ def _join(vocab: dict[str, int], added: Mapping[int, AddedToken]) -> None:
     at = {index: text for text, index in vocab.items()}
     for index, token in added.items():
         text = token.text
-        if not text or vocab.get(text, index) != index or at.get(index, text) != text:
+        if not text:
+            raise CheckpointError(f"the added token `{index}` has no text", hint=BROKEN)
+        if vocab.get(text, index) != index or at.get(index, text) != text:
             raise CheckpointError(
                 f"the added token `{shown(text)}` has the id {index}, unlike in `{_PAIR[0]}`",
                 hint=BROKEN,
