@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,21 @@ _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 
 
 def token_text(token: Any) -> str | None:
-    """A special token's text: a string, or an object with its `content`; None for anything else."""
+    """A special token's text: a string, or an object with its `content`; None for anything else.
+
+    Raises CheckpointError for a lone surrogate, which JSON can write: it has no bytes.
+    """
     if isinstance(token, dict):
         token = token.get("content")
-    return token if isinstance(token, str) and token else None
+    if not isinstance(token, str) or not token:
+        return None
+    try:
+        token.encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            f"the token `{shown(token, 40)}` is not Unicode text", hint=BROKEN
+        ) from None
+    return token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +189,16 @@ class AddedTokens:
 
         Absorbed whitespace belongs to none of them.
         """
-        tokens = [token for token in self.tokens if parse_special or not token.special]
-        return _leftmost(text, tokens) if self.leftmost else _one_by_one(text, tokens)
+        tokens = self._by_text[parse_special]
+        return _leftmost(text, tokens) if self.leftmost else _one_by_one(text, tokens.values())
+
+    @cached_property
+    def _by_text(self) -> dict[bool, dict[str, AddedToken]]:
+        """By `parse_special`: the tokens that are matched, by their texts, in order."""
+        return {
+            special: {token.text: token for token in self.tokens if special or not token.special}
+            for special in (False, True)
+        }
 
 
 def _one_by_one(text: str, tokens: Iterable[AddedToken]) -> Iterator[Cut]:
@@ -205,9 +225,9 @@ def _one_by_one(text: str, tokens: Iterable[AddedToken]) -> Iterator[Cut]:
     return iter(fragments)
 
 
-def _leftmost(text: str, tokens: Iterable[AddedToken]) -> Iterator[Cut]:
+def _leftmost(text: str, tokens: Mapping[str, AddedToken]) -> Iterator[Cut]:
     at = 0
-    for token, begin, end in _found(text, {token.text: token for token in tokens}):
+    for token, begin, end in _found(text, tokens):
         if begin < at:
             continue  # inside whitespace absorbed by the previous token
         until = at + len(text[at:begin].rstrip()) if token.lstrip else begin

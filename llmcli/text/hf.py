@@ -203,7 +203,7 @@ def _prefix(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
     return ()
 
 
-_MAX_FILE = 1 << 25  # bytes; the largest known have 6 million
+_MAX_PAIR = 1 << 25  # bytes of vocab.json or merges.txt; the largest known have 6 million
 _MAX_MERGES = 1 << 21
 
 
@@ -252,8 +252,8 @@ def _read_pair(
 
 
 def _read_vocab(path: Path) -> dict[str, int]:
-    if path.stat().st_size > _MAX_FILE:
-        raise CheckpointError(f"`{path.name}` has more than {_MAX_FILE} bytes", hint=BROKEN)
+    if path.stat().st_size > _MAX_PAIR:
+        raise CheckpointError(f"`{path.name}` has more than {_MAX_PAIR} bytes", hint=BROKEN)
     try:
         vocab = read_object(path) or {}
     except CheckpointError as error:
@@ -270,7 +270,7 @@ def _read_vocab(path: Path) -> dict[str, int]:
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
     """Read the pairs in rank order, without `#version` and blank lines."""
-    data = read_bytes(path, _MAX_FILE, hint=BROKEN)
+    data = read_bytes(path, _MAX_PAIR, hint=BROKEN)
     try:
         lines = data.decode("utf-8-sig").split("\n")  # the only line end, as in the library
     except UnicodeDecodeError:
@@ -300,7 +300,9 @@ def _join(vocab: dict[str, int], added: Mapping[int, AddedToken]) -> None:
     at = {index: text for text, index in vocab.items()}
     for index, token in added.items():
         text = token.text
-        if not text or vocab.get(text, index) != index or at.get(index, text) != text:
+        if not text:
+            raise CheckpointError(f"the added token `{index}` has no text", hint=BROKEN)
+        if vocab.get(text, index) != index or at.get(index, text) != text:
             raise CheckpointError(
                 f"the added token `{shown(text)}` has the id {index}, unlike in `{_PAIR[0]}`",
                 hint=BROKEN,

@@ -209,7 +209,8 @@ def _position(
     ]
     if bars:
         words += [
-            f"bars: entropy up to ln {report.vocabulary} = {full:.2f}, of a uniform distribution",
+            f"bars: entropy up to ln {report.vocabulary} = {full:.2f}, "
+            "that of a uniform distribution",
             f"KL up to {apart:.2f}, its largest here, as log(1 + KL)",
         ]
     yield Line(words, FAINT)

@@ -62,7 +62,8 @@ def ledger_check(lines: tuple[LedgerEntry, ...], checkpoint: Checkpoint) -> View
         left[line.source] -= line.bytes
     wrong = {name: abs(count) for name, count in left.items() if count}
     held, tensors = checkpoint.tensor_bytes, len(checkpoint.tensors)
-    words = f"the ledger lists each of {held:,} bytes of {counted(tensors, 'tensor')} exactly once"
+    of = f"{held:,} bytes of {counted(tensors, 'tensor')}"
+    words = f"the ledger lists each of the {of} exactly once"
     return _none_wrong("ledger", words, wrong)
 
 
