@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,8 +178,16 @@ class AddedTokens:
 
         Absorbed whitespace belongs to none of them.
         """
-        tokens = [token for token in self.tokens if parse_special or not token.special]
-        return _leftmost(text, tokens) if self.leftmost else _one_by_one(text, tokens)
+        tokens = self._by_text[parse_special]
+        return _leftmost(text, tokens) if self.leftmost else _one_by_one(text, tokens.values())
+
+    @cached_property
+    def _by_text(self) -> dict[bool, dict[str, AddedToken]]:
+        """By `parse_special`: the tokens that are matched, by their texts, in order."""
+        return {
+            special: {token.text: token for token in self.tokens if special or not token.special}
+            for special in (False, True)
+        }
 
 
 def _one_by_one(text: str, tokens: Iterable[AddedToken]) -> Iterator[Cut]:
@@ -205,9 +214,9 @@ def _one_by_one(text: str, tokens: Iterable[AddedToken]) -> Iterator[Cut]:
     return iter(fragments)
 
 
-def _leftmost(text: str, tokens: Iterable[AddedToken]) -> Iterator[Cut]:
+def _leftmost(text: str, tokens: Mapping[str, AddedToken]) -> Iterator[Cut]:
     at = 0
-    for token, begin, end in _found(text, {token.text: token for token in tokens}):
+    for token, begin, end in _found(text, tokens):
         if begin < at:
             continue  # inside whitespace absorbed by the previous token
         until = at + len(text[at:begin].rstrip()) if token.lstrip else begin
