@@ -303,6 +303,10 @@ def test_where_a_space_is_put_in_front(settings, pieces, opened):
 @pytest.mark.parametrize(("listed", "words"), [
     ({"x": {"content": "a"}}, "no id or no text"), ({"9": {}}, "no id or no text"),
     ({"9": "a"}, "no id or no text"), ({"9" * 5000: {"content": "a"}}, "no id or no text"),
+    ({"-1": {"content": "a"}}, "no id or no text"),
+    ({str(1 << 30): {"content": "far"}}, "no id or no text"),
+    ({"9" * 20: {"content": "far"}}, "no id or no text"),
+    ({str(1 << 24): {"content": "far"}}, "the id `16777216`"),
     ({str(1 << 22): {"content": "far"}}, "has the id 4194304"),  # gaps would fill the memory
 ])  # fmt: skip
 def test_added_tokens_that_cannot_be(listed, words, opened):

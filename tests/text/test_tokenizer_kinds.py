@@ -313,7 +313,7 @@ HOSTILE = {
     ],
     "added_tokens.json": [
         b'{"<x>": -1}', b'{"<x>": 3}', b'{"<x>": "900"}', b'{"<x>": 99999999}', b"[1]", b"{",
-        b'{"the": 900}', b'{"<x>": 16777215}', b'{"<x>": []}',
+        b'{"the": 900}', b'{"<x>": 16777215}', b'{"<x>": []}', b'{"": 900}',
     ],
     "tokenizer_config.json": [
         b'{"added_tokens_decoder": {"x": {"content": "a"}}}',
@@ -321,6 +321,7 @@ HOSTILE = {
         b'{"added_tokens_decoder": {"900": {}}}', b'{"added_tokens_decoder": {"900": 3}}',
         b'{"added_tokens_decoder": {"900": {"content": "the"}}}',
         b'{"added_tokens_decoder": {"99999999999999999999": {"content": "<x>"}}}',
+        b'{"added_tokens_decoder": {"16777216": {"content": "<x>"}}}',
         b'{"added_tokens_decoder": {"\xd9\xa1": {"content": "<x>"}}}',
         b'{"add_bos_token": true, "bos_token": "<none>"}',
     ],
