@@ -23,10 +23,21 @@ _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 
 
 def token_text(token: Any) -> str | None:
-    """A special token's text: a string, or an object with its `content`; None for anything else."""
+    """A special token's text: a string, or an object with its `content`; None for anything else.
+
+    Raises CheckpointError for a lone surrogate, which JSON can write: it has no bytes.
+    """
     if isinstance(token, dict):
         token = token.get("content")
-    return token if isinstance(token, str) and token else None
+    if not isinstance(token, str) or not token:
+        return None
+    try:
+        token.encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            f"the token `{shown(token, 40)}` is not Unicode text", hint=BROKEN
+        ) from None
+    return token
 
 
 @dataclass(frozen=True, kw_only=True)

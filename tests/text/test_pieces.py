@@ -304,6 +304,7 @@ def test_where_a_space_is_put_in_front(settings, pieces, opened):
     ({"x": {"content": "a"}}, "no id or no text"), ({"9": {}}, "no id or no text"),
     ({"9": "a"}, "no id or no text"), ({"9" * 5000: {"content": "a"}}, "no id or no text"),
     ({"-1": {"content": "a"}}, "no id or no text"),
+    ({"9": {"content": "\ud800"}}, "is not Unicode text"),
     ({str(1 << 30): {"content": "far"}}, "no id or no text"),
     ({"9" * 20: {"content": "far"}}, "no id or no text"),
     ({str(1 << 24): {"content": "far"}}, "the id `16777216`"),
