@@ -33,7 +33,10 @@ from llmcli.shell.streams import columns, pipe_columns, write
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 EVERYTHING_ELSE = "Help"
 # modules whose libraries our imports open: they come first, or they would wait for PyTorch's
-OPENED = ("array", "binascii", "csv", "hashlib", "json", "mmap", "random", "socket", "unicodedata")
+OPENED = (
+    "array", "binascii", "contextvars", "csv", "hashlib", "json", "mmap", "random", "socket",
+    "unicodedata",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -198,9 +198,10 @@ def _vocabulary(
     checkpoint: Checkpoint, config: ModelConfig, tokenizer: Tokenizer | None
 ) -> Iterator[MetadataCheck]:
     """Tokens need rows of the embedding; rows without a token are padding and usual."""
-    said = checkpoint.metadata.get(f"{config.model_type}.vocab_size")
-    if checkpoint.kind == "gguf" and said is not None:
-        yield _claim("vocab_size", f"`{config.model_type}.vocab_size`", said, config.vocab)
+    key = f"{checkpoint.model_type}.vocab_size" if checkpoint.kind == "gguf" else ""
+    said = checkpoint.metadata.get(key)
+    if said is not None:
+        yield _claim("vocab_size", f"`{key}`", said, config.vocab)
     if tokenizer is None:
         return
     tokens, rows = tokenizer.vocab_size, config.vocab
