@@ -81,7 +81,7 @@ def _found(
         note_directory(spec, note)
     offline = offline or offline_from_environment()
     if isinstance(found, HubId):
-        return _from_hub(found, offline, progress)
+        return _used(_from_hub(found, offline, progress))
     return _from_catalog(found, offline, progress, note)
 
 
@@ -142,7 +142,7 @@ def _from_catalog(
             hint = f"for the file or directory of that name write `./{shown(name)}`"
         raise ModelNotFound(f"there is no model `{shown(name)}`", hint=hint)
     if entry.hub_id is not None:
-        return _from_hub(entry.hub_id, offline, progress)
+        return _used(_from_hub(entry.hub_id, offline, progress))
     if entry.file is not None and entry.is_cached():
         return entry.file if entry.folder is not None else _used(entry.file)
     from llmcli.checkpoints.fetch import fetch  # subprocess, zipfile: only where it is needed
@@ -153,7 +153,7 @@ def _from_catalog(
 def _from_hub(model: HubId, offline: bool, progress: Progress | None) -> Path:
     """From the hub cache, else the hub; a partial copy if the hub fails."""
     if path := cached(model):
-        return _used(path)
+        return path
     name = shown(f"{model.repository}/{model.file}" if model.file else model.repository)
     error = NetworkError(
         f"`{name}` is not in the hub cache, and offline mode allows no download",
@@ -161,11 +161,11 @@ def _from_hub(model: HubId, offline: bool, progress: Progress | None) -> Path:
     )
     try:
         if not offline:
-            return _used(download(model, progress=progress))
+            return download(model, progress=progress)
     except NetworkError as found:
         error = found
     if path := cached(model, whole=False):
-        return _used(path)
+        return path
     if link := broken_link(model):
         raise NetworkError(
             f"`{name}` is incomplete in the hub cache: `{shown(link)}` is a broken link",

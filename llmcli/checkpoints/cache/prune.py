@@ -130,7 +130,7 @@ def _of_repository(repository: CachedRepository) -> Iterator[Piece]:
 
 
 def _ended(partial: Path, repository: CachedRepository) -> bool:
-    """Whether no process writes it: nobody holds its lock file, or without one it is old."""
+    """Whether no process writes it: its lock file is free, or it has none and is old."""
     lock = repository.locks / f"{partial.name.split('.')[0]}.lock"
     return not is_locked(lock) if lock.exists() else _at_rest(partial)
 

@@ -17,7 +17,7 @@ ACTIVATIONS: dict[Activation, str] = {
     "relu2": "ReLU²",
     "sigmoid": "σ",
 }
-# Those of the GPU kernels, in their order (kernels/triton/products.py).
+# Activations that GPU kernels have, in the order of kernels/triton/products.py.
 CARD_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu")
 
 
