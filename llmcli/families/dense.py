@@ -131,10 +131,8 @@ def _smollm3(m: Draft) -> None:
     if m.hf and values.has("layer_types"):
         kinds = values.layer_types(count, ("full_attention", "sliding_attention"))
         slides = [kind == "sliding_attention" for kind in kinds]
-    m.by_layer(
-        rope=[m.attention[0].rope if one else None for one in rotated],
-        window=[window if one else None for one in slides],
-    )
+    m.by_layer(window=[window if one else None for one in slides])
+    m.rotate_only(rotated)
 
 
 SMOLLM3 = llama_like(
@@ -159,7 +157,8 @@ def _exaone4(m: Draft) -> None:
         return
     windows = m.windows(4)
     if m.hf or any(windows):
-        m.by_layer(window=windows, rope=[m.attention[0].rope if one else None for one in windows])
+        m.by_layer(window=windows)
+        m.rotate_only(windows)
 
 
 EXAONE4 = llama_like(
@@ -186,7 +185,8 @@ def _cohere2(m: Draft) -> None:
     windows = m.windows(4, hf_default=4096)
     m.layer_norms(bias=False)
     m.parallel = 1
-    m.by_layer(window=windows, rope=[m.attention[0].rope if one else None for one in windows])
+    m.by_layer(window=windows)
+    m.rotate_only(windows)
     scale = m.multiplier_of("logit_scale", "logit_scale", hf_default=0.0625)
     m.others["head"] = HeadConfig(tied=m.model.head.tied, scale=scale)
 

@@ -63,6 +63,11 @@ class Draft:
             for one, row in zip(self.attention, rows, strict=True)
         ]
 
+    def rotate_only(self, layers: Sequence[object]) -> None:
+        """Remove RoPE from each layer whose value is false or None."""
+        rows = zip(self.attention, layers, strict=True)
+        self.by_layer(rope=[one.rope if rotated else None for one, rotated in rows])
+
     def layer_norms(self, *, bias: bool) -> None:
         """Normalize with LayerNorm."""
         self.norm = NormConfig(kind="layer", eps=self.norm.eps, bias=bias)
