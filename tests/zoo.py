@@ -58,13 +58,17 @@ class Type:
     `blocks` changes its sizes so that rows are whole blocks of 32, as packed formats need them.
     `modules` is which module of transformers puts an activation of ours out, of a layer but for the
     first and last ones: `<` its input, `/1` the second third of it, `|` whichever the layer has,
-    `&` where it has another, too, or (`&!`) has not, nothing where no module does.
+    `&` where it has another, too, or (`&!`) has not, nothing where no module does. What the
+    converter to GGUF does: `permuted` rows of queries and keys, and `metadata` that other
+    architectures have not, its key in the gguf package → the setting.
     """
 
     base: Mapping[str, Any]
     modules: Mapping[str, str]
     arch: str | None = None
     blocks: dict[str, Any] = field(default_factory=dict)
+    permuted: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -345,9 +349,10 @@ _DEEPSEEK_MODULES = _without(_MODULES, *(
     key: name for key, name in _shared("shared_experts", "shared_out").items() if "moe." in key
 }  # fmt: skip
 
+_PARALLEL = {"parallel_residual": "use_parallel_residual"}
 TYPES: dict[str, Type] = {
     "gpt2": Type(_GPT2, _GPT2_MODULES, "GPT2", {"n_embd": 96}),
-    "llama": Type(_ROPE, _MODULES, "LLAMA", _WIDE),
+    "llama": Type(_ROPE, _MODULES, "LLAMA", _WIDE, permuted=True),
     # a Llama in GGUF, which has no window
     "mistral": Type(_ROPE | {"sliding_window": None}, _MODULES),
     "ministral": Type(
@@ -375,8 +380,10 @@ TYPES: dict[str, Type] = {
         _OLMO2_MODULES,
     ),
     "phi3": Type(_ROPE | _UNPADDED, _PHI3_MODULES, "PHI3", _WIDE),
-    "granite": Type(_GRANITE, _GRANITE_MODULES, "GRANITE", _WIDE),
-    "smollm3": Type(_ROPE | _UNPADDED | {"num_hidden_layers": 4}, _MODULES, "SMOLLM3", _WIDE),
+    "granite": Type(_GRANITE, _GRANITE_MODULES, "GRANITE", _WIDE, permuted=True),
+    "smollm3": Type(
+        _ROPE | _UNPADDED | {"num_hidden_layers": 4}, _MODULES, "SMOLLM3", _WIDE, permuted=True
+    ),
     "exaone4": Type(
         _ROPE | {"sliding_window": 20, "num_hidden_layers": 4, "rms_norm_eps": 2.0**-17},
         _OLMO2_MODULES, "EXAONE4", _WIDE,
@@ -390,15 +397,18 @@ TYPES: dict[str, Type] = {
     "starcoder2": Type(_OWN_EPS, _STARCODER2_MODULES, "STARCODER2", _WIDE),
     "cohere2": Type(
         _OWN_EPS | {"sliding_window": 22, "num_hidden_layers": 4, "tie_word_embeddings": True},
-        _COHERE2_MODULES, "COHERE2", _WIDE,
+        _COHERE2_MODULES, "COHERE2", _WIDE, metadata={"logit_scale": "logit_scale"},
     ),
     "gpt_neox": Type(
-        _without(_OWN_EPS, "num_key_value_heads"), _NEOX_MODULES, "GPTNEOX", _WIDE
+        _without(_OWN_EPS, "num_key_value_heads"), _NEOX_MODULES, "GPTNEOX", _WIDE,
+        metadata=_PARALLEL,
     ),
+    "exaone": Type(_ROPE, _MODULES, "EXAONE", _WIDE),
+    "stablelm": Type(_OWN_EPS, _MODULES, "STABLELM", _WIDE, metadata=_PARALLEL),
     "ministral3": Type(_ROPE | {"head_dim": 8, "rope_parameters": {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.25,
         "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0,
-    }}, _MODULES, "MISTRAL3", _WIDE | {"head_dim": 16}),
+    }}, _MODULES, "MISTRAL3", _WIDE | {"head_dim": 16}, permuted=True),
     "deepseek_v2": Type(_DEEPSEEK, _DEEPSEEK_MODULES, "DEEPSEEK2"),
     # what its latents are normalized with is 1e-6, whatever this says
     "deepseek_v3": Type(
@@ -420,16 +430,17 @@ TYPES: dict[str, Type] = {
     "granitemoehybrid": Type(
         _GRANITE_HYBRID, _GRANITE_HYBRID_MODULES, "GRANITE_HYBRID",
         {"hidden_size": 96, "intermediate_size": 64, "shared_intermediate_size": 64,
-         "num_local_experts": 0, "num_experts_per_tok": 0},
+         "num_local_experts": 0, "num_experts_per_tok": 0}, permuted=True,
     ),
     "nemotron_h": Type(
         _NEMOTRON_H, _NEMOTRON_H_MODULES, "NEMOTRON_H",
         {"hidden_size": 96, "intermediate_size": 128, "head_dim": 16, "mamba_head_dim": 16,
          "layers_block_type": ["linear_attention", "full_attention", "mlp"],
-         "time_step_min": 1e-9},  # which files cannot say
+         "time_step_min": 1e-9}, permuted=True,  # which files cannot say
     ),
     "mixtral": Type(
         _ROPE | {"num_local_experts": 5, "num_experts_per_tok": 2}, _MODULES | _ROUTED, "LLAMA",
+        permuted=True,
     ),
     "qwen2_moe": Type(
         _ROPE | _CHOOSES | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
@@ -519,6 +530,15 @@ def _first_types(path: Path) -> None:
         config["time_step_limit"] = [0.0, float("inf")]
 
     _reconfigure(path, change)
+
+
+def _exaone_settings(path: Path) -> None:
+    """As published for code of their own."""
+    names = {
+        "num_hidden_layers": "num_layers", "rms_norm_eps": "layer_norm_epsilon",
+        "hidden_act": "activation_function",
+    }  # fmt: skip
+    _reconfigure(path, lambda config: {names.get(key, key): one for key, one in config.items()})
 
 
 def _pattern(path: Path) -> None:
@@ -910,6 +930,15 @@ ZOO: tuple[Variant, ...] = (
         "use_parallel_residual": False, "rotary_pct": 0.5, "tie_word_embeddings": True,
         "hidden_act": "gelu_new", "attention_bias": False, "layer_norm_eps": 1e-3,
     }),
+    # EXAONE 3
+    Variant("exaone", "exaone", typical=True, views=True, gguf=1e-9),
+    Variant("exaone-hub-settings", "exaone", _TIED | {"rms_norm_eps": 1e-3}, edit=_exaone_settings),
+    # StableLM
+    Variant("stablelm", "stablelm", typical=True, views=True, gguf=1e-7),
+    Variant("stablelm-parallel", "stablelm", {
+        "use_parallel_residual": True, "use_qkv_bias": True, "tie_word_embeddings": True,
+        "layer_norm_eps": 1e-3, "num_key_value_heads": 6,
+    } | _rope("default", partial_rotary_factor=0.75), gguf=1e-7),
     # Ministral 3
     Variant("ministral3", "ministral3", typical=True, views=True, gguf=1e-9),
     Variant("ministral3-betas", "ministral3", {"rope_parameters": {

@@ -13,7 +13,7 @@ from llmcli.families.family import Family
 from llmcli.families.names import LLAMA, Names
 from llmcli.families.read import gguf_windows, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
-from llmcli.families.values import Values
+from llmcli.families.values import NO_KEYS, Values
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.mlp.config import Activation
 from llmcli.parts.norm.config import NormConfig
@@ -126,6 +126,7 @@ def llama_like(
     by_type: Mapping[str, Mapping[str, Any]] = NONE, fixed: Mapping[str, Any] = NONE,
     eps: str | None = None, rotated: float | None = None, function: Activation = "silu",
     prepare: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda settings: settings,
+    keys: Mapping[str, str] = NO_KEYS,
     **record: Any,
 ) -> Family:  # fmt: skip
     """A family that changes the Llama of a checkpoint by `build`; `record`: fields of `Family`.
@@ -133,7 +134,8 @@ def llama_like(
     Of a config.json: `like` is the type of Llama (None: `prepare` gives it); `defaults` are those
     that differ from it, and `by_type` more of a model type; `fixed` are settings that the types do
     not read; `eps` is the key of LayerNorm's ε; `rotated` the default share of a head with RoPE;
-    `prepare` rewrites the settings that Llama reads. `function`: the activation in GGUF.
+    `prepare` rewrites the settings that Llama reads; `keys` are other names of these, by Llama's.
+    `function`: the activation in GGUF.
     """
     def from_hf(config: Mapping[str, Any]) -> ModelConfig:
         kind = config["model_type"]
@@ -141,8 +143,8 @@ def llama_like(
         own = {**fixed} if like is None else {**fixed, "model_type": like}
         if eps is not None:
             own["rms_norm_eps"] = Values(settings).number(eps, 1e-5, above=False)
-        model = llama.from_hf({**prepare(settings), **own}, rotated=rotated)
-        draft = Draft(model, Values(settings), kind, None)
+        model = llama.from_hf({**prepare(settings), **own}, rotated=rotated, keys=keys)
+        draft = Draft(model, Values(settings, keys=keys), kind, None)
         build(draft)
         return draft.finished(name, kind)
 

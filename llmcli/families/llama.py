@@ -17,7 +17,7 @@ from llmcli.families import mixture, names
 from llmcli.families.family import Family
 from llmcli.families.read import GgufHeader, activation, end_ids, gguf_header
 from llmcli.families.rope import rope_from_gguf, rope_from_hf
-from llmcli.families.values import MOST, Values, require_divisible
+from llmcli.families.values import MOST, NO_KEYS, Values, require_divisible
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 from llmcli.parts.experts.config import ExpertsConfig
@@ -65,13 +65,15 @@ _TYPES = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, rotated: float | None = None) -> ModelConfig:
+def from_hf(
+    config: Mapping[str, Any], *, rotated: float | None = None, keys: Mapping[str, str] = NO_KEYS
+) -> ModelConfig:
     """config.json → ModelConfig.
 
     Sizes are required; other defaults are transformers'. `rotated`: default share of a head with
-    RoPE, for types with partial RoPE.
+    RoPE, for types with partial RoPE. `keys`: the type's own names of some settings.
     """
-    values = Values(config)
+    values = Values(config, keys=keys)
     model_type = values.text("model_type")
     kind = _TYPES[model_type]
     vocab = values.integer("vocab_size", most=MOST["vocab"])

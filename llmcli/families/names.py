@@ -35,7 +35,7 @@ class Names:
     `interleaved`: the files in which RoPE pairs adjacent query and key rows. For `gguf` the
     converter has reordered them, in layers without RoPE, too. `experts`: transformers' names of a
     mixture's block and of its gate, up and down. `predicts`: later layers are for multi-token
-    prediction.
+    prediction. `also`: other names in transformers, beside these.
     """
 
     rows: tuple[Row, ...]
@@ -47,6 +47,7 @@ class Names:
     interleaved: Literal["never", "gguf", "always"] = "never"
     experts: tuple[str, mixture.Leaves] | None = ("mlp", mixture.PROJECTIONS)
     predicts: bool = False
+    also: Names | None = None
 
     def but(self, text: str = "", without: str = "", **changes: Any) -> Names:
         """The table with rows replaced or added by `text`, and without the rows of some names."""
@@ -77,7 +78,8 @@ class Names:
                 later = f"{layer}.*".replace("{layer}", "{later}")
                 rules.append(mixture.later_layers(later, config))
         experts = () if self.experts is None else mixture.rules_hf(config, *self.experts)
-        return (*rules, *experts)
+        also = () if self.also is None else self.also.hf(config)
+        return (*rules, *experts, *also)
 
     def gguf(self, config: ModelConfig) -> tuple[Rule, ...]:
         """Rules for llama.cpp's names; norms are stored with their offset."""

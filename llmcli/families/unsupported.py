@@ -12,9 +12,9 @@ Kind = Literal["safetensors", "gguf"]
 _NEEDED_BY = (
     ("a translation of its settings and tensor names",
      "bamba codegen cohere dbrx dots1 ernie4_5 ernie4_5_moe falcon gptj granitemoe minicpm3 "
-     "minimax_m2 phi phimoe stablelm",
+     "minimax_m2 phi phimoe",
      "command-r dbrx deepseek dots1 ernie4_5 ernie4_5-moe falcon gptj granitemoe minicpm "
-     "minicpm3 minimax-m2 phi2 phimoe stablelm"),
+     "minicpm3 minimax-m2 phi2 phimoe"),
     ("a decay of each channel", "kimi_linear", "kimi-linear"),
     ("a delta rule that overwrites twice", "olmo_hybrid", ""),
     ("Mamba-2 with multipliers of its own", "falcon_h1", "falcon-h1"),
