@@ -403,6 +403,10 @@ TYPES: dict[str, Type] = {
         _without(_OWN_EPS, "num_key_value_heads"), _NEOX_MODULES, "GPTNEOX", _WIDE,
         metadata=_PARALLEL,
     ),
+    "olmo": Type(
+        _without(_OWN_EPS, "tie_word_embeddings") | _UNPADDED, _MODULES, "OLMO", _WIDE,
+        permuted=True, metadata={"clamp_kqv": "clip_qkv"},
+    ),
     "exaone": Type(_ROPE, _MODULES, "EXAONE", _WIDE),
     "stablelm": Type(_OWN_EPS, _MODULES, "STABLELM", _WIDE, metadata=_PARALLEL),
     "ministral3": Type(_ROPE | {"head_dim": 8, "rope_parameters": {
@@ -939,6 +943,11 @@ ZOO: tuple[Variant, ...] = (
         "use_parallel_residual": True, "use_qkv_bias": True, "tie_word_embeddings": True,
         "layer_norm_eps": 1e-3, "num_key_value_heads": 6,
     } | _rope("default", partial_rotary_factor=0.75), gguf=1e-7),
+    # OLMo
+    Variant("olmo", "olmo", {"clip_qkv": 0.75}, typical=True, views=True, gguf=1e-7),
+    Variant("olmo-unclipped", "olmo", _TIED | {
+        "num_key_value_heads": None, "attention_bias": True,
+    }, gguf=1e-7),
     # Ministral 3
     Variant("ministral3", "ministral3", typical=True, views=True, gguf=1e-9),
     Variant("ministral3-betas", "ministral3", {"rope_parameters": {
@@ -1244,6 +1253,7 @@ IN_BLOCKS = {
     "parallel with one norm": in_blocks(BLOCKS["parallel with one norm"], "Q4_0"),
     "offset norms": in_blocks(BLOCKS["offset norms"], "Q8_0", "Q4_1"),
     "caps": in_blocks(BLOCKS["caps"], "Q4_1", "Q8_0"),
+    "clipped projections": in_blocks(BLOCKS["clipped projections"], "Q4_1", "Q8_0"),
     "sinks": in_blocks(BLOCKS["sinks"], "Q8_0", "Q5_1"),
     "clamped gates": in_blocks(BLOCKS["clamped gates"], "Q8_0", "Q4_1", "MXFP4"),
     "gated attention": in_blocks(llama(

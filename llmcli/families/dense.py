@@ -9,7 +9,7 @@ from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft, llama_like
 from llmcli.families.family import Family
 from llmcli.families.names import AFTER, LLAMA, QWEN
-from llmcli.families.read import GGUF_PARALLEL, GGUF_SCALES, GGUF_WINDOWS, hf_window
+from llmcli.families.read import GGUF_CLIP, GGUF_PARALLEL, GGUF_SCALES, GGUF_WINDOWS, hf_window
 from llmcli.families.rope import GGUF_YARN, yarn_as_written
 from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values
@@ -387,5 +387,21 @@ STABLELM = llama_like(
         "eos_token_id": 0,
     },
     names=QWEN,
+)  # fmt: skip
+
+
+def _olmo(m: Draft) -> None:
+    """OLMo (AI2 2024, arXiv 2402.00838): LayerNorm without weights, clipped q, k and v."""
+    m.layer_norms(bias=False, weights=False)
+    clip = m.values.optional_number("clip_qkv" if m.hf else GGUF_CLIP, above=m.hf)
+    m.set_attention(clip=clip or None)  # llama.cpp: 0 is none
+
+
+OLMO = llama_like(
+    _olmo,
+    name="olmo1", words="norms without weights; queries, keys and values clipped as configured",
+    hf=("olmo",), gguf=("olmo",), gguf_reads=(GGUF_CLIP,),
+    fixed={"mlp_bias": False, "head_dim": None, "rms_norm_eps": 1e-5},
+    defaults={"bos_token_id": None, "eos_token_id": 50_279},
 )  # fmt: skip
 FAMILIES = tuple(one for one in [*globals().values()] if isinstance(one, Family))

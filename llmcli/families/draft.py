@@ -68,9 +68,9 @@ class Draft:
         rows = zip(self.attention, layers, strict=True)
         self.by_layer(rope=[one.rope if rotated else None for one, rotated in rows])
 
-    def layer_norms(self, *, bias: bool) -> None:
+    def layer_norms(self, *, bias: bool, weights: bool = True) -> None:
         """Normalize with LayerNorm."""
-        self.norm = NormConfig(kind="layer", eps=self.norm.eps, bias=bias)
+        self.norm = NormConfig(kind="layer", eps=self.norm.eps, bias=bias, weights=weights)
 
     def windows(
         self, period: int, hf_default: int | None = None, gguf_default: int | None = None

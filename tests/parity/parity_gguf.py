@@ -262,8 +262,8 @@ class Converter:
             if hasattr(config, "rms_norm_eps"):
                 self._say(layer_norm_rms_eps=config.rms_norm_eps)
             else:
-                own = (getattr(config, key, None) for key in ("norm_epsilon", "layer_norm_eps"))
-                self._say(layer_norm_eps=next(filter(None, own)))
+                own = (getattr(config, one, None) for one in ("norm_epsilon", "layer_norm_eps"))
+                self._say(layer_norm_eps=next(filter(None, own), 1e-5))
         self._own()
         if latent:
             self._latent()

@@ -169,6 +169,8 @@ class Project(Rule[ops.Project]):
         out_TN = _product(values, self.op)
         if self.op.bias is not None:
             out_TN = out_TN + values.vector(self.op.bias)
+        if self.op.clip is not None:
+            out_TN = out_TN.clamp(-self.op.clip, self.op.clip)
         return _split(out_TN, self.op.heads) if self.op.heads else out_TN
 
     def magnitudes(self, values: Numbers) -> Tensor:
@@ -239,6 +241,9 @@ class Project(Rule[ops.Project]):
                     value=value,
                 )
             ]
+        if (clip := self.op.clip) is not None:
+            before, value = value, max(-clip, min(value, clip))
+            after.append(Fact(formula=f"clip({{}}, ±{clip:g})", parts=(before,), value=value))
         at = largest(terms).at
         cell: tuple[int, ...] = (token, at)
         note, x = "", values[self.op.source]

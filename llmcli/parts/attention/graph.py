@@ -56,7 +56,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
         project = Project(
             source=site.source, weight=f"{p}.W_{part}", bias=bias, over="D",
             columns=f"{head}·{number}", heads=a.heads if head == "H" else a.kv_heads,
-            head="kv head" if few else "head", fused=fused and f"{p}.{fused}",
+            head="kv head" if few else "head", fused=fused and f"{p}.{fused}", clip=a.clip,
         )  # fmt: skip
         nodes.append(Node(
             name=last[part], letter=letters[part], axes=(head, "T", number), op=project,
@@ -88,7 +88,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
         bias = f"{p}.b_gate" if a.qkv_bias else None
         project = Project(
             source=site.source, weight=f"{p}.W_gate", bias=bias, over="D", columns="H·dv",
-            heads=a.heads, fused=f"{p}.{fused}",
+            heads=a.heads, fused=f"{p}.{fused}", clip=a.clip,
         )  # fmt: skip
         nodes.append(Node(
             name=gate, letter="G_o", axes=("H", "T", "dv"), op=project,
@@ -197,6 +197,8 @@ def mixed(name: str, *, gated: bool) -> str:
 def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
     """Facts for `info`."""
     details = () if a.cap is None else (f"scores capped at {a.cap:g}",)
+    if a.clip is not None:
+        details = (*details, f"queries, keys and values clipped at {a.clip:g}")
     if a.sinks:
         details = (*details, "a learned sink in each head")
     if a.gated:
