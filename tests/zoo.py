@@ -123,6 +123,11 @@ _GPT2 = {
     "vocab_size": 211, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 512,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+_GPT_NEO = {
+    "vocab_size": 211, "hidden_size": 48, "num_layers": 3, "num_heads": 6, "window_size": 19,
+    "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2,
+    "attention_types": [[["global", "local"], 1], [["local"], 1]],
+}  # fmt: skip
 _LFM2 = _OWN_EPS | {
     "intermediate_size": 120,  # of which two thirds are built
     "block_multiple_of": 8, "num_hidden_layers": 3,
@@ -406,6 +411,25 @@ TYPES: dict[str, Type] = {
     "olmo": Type(
         _without(_OWN_EPS, "tie_word_embeddings") | _UNPADDED, _MODULES, "OLMO", _WIDE,
         permuted=True, metadata={"clamp_kqv": "clip_qkv"},
+    ),
+    "gpt_neo": Type(
+        _GPT_NEO, {
+            "embed": "wte", "pos_embed": "wpe", "ln_final.out": "ln_f", "ln1.out": "ln_1",
+            **{f"attn.{one}": f"attn.attention.{one}_proj" for one in "qkv"},
+            "attn.z": "attn.attention.out_proj<", "attn_out": "attn", "resid_mid": "ln_2<",
+            "ln2.out": "ln_2", "mlp.pre": "mlp.c_fc", "mlp.post": "mlp.act", "mlp_out": "mlp",
+        },
+    ),
+    "opt": Type(
+        _without(_OWN_EPS, "tie_word_embeddings", "intermediate_size", "num_key_value_heads")
+        | _UNPADDED | {"ffn_dim": 88}, {
+            "embed": "decoder.embed_tokens", "pos_embed": "decoder.embed_positions",
+            "ln_final.out": "decoder.final_layer_norm", "ln1.out": "self_attn_layer_norm",
+            **{f"attn.{one}": f"self_attn.{one}_proj" for one in "qkv"},
+            "attn.z": "self_attn.out_proj<", "attn_out": "self_attn",
+            "resid_mid": "final_layer_norm<", "ln2.out": "final_layer_norm", "mlp.pre": "fc1",
+            "mlp.post": "activation_fn", "mlp_out": "fc2",
+        },
     ),
     "exaone": Type(_ROPE, _MODULES, "EXAONE", _WIDE),
     "stablelm": Type(_OWN_EPS, _MODULES, "STABLELM", _WIDE, metadata=_PARALLEL),
@@ -948,6 +972,18 @@ ZOO: tuple[Variant, ...] = (
     Variant("olmo-unclipped", "olmo", _TIED | {
         "num_key_value_heads": None, "attention_bias": True,
     }, gguf=1e-7),
+    # GPT-Neo
+    Variant("gpt_neo", "gpt_neo", typical=True, views=True),
+    Variant("gpt_neo-untied", "gpt_neo", {
+        "tie_word_embeddings": False, "intermediate_size": 40, "activation_function": "relu",
+        "attention_types": [[["global"], 3]], "layer_norm_epsilon": 1e-3,
+    }),
+    # OPT
+    Variant("opt", "opt", typical=True, views=True),
+    Variant("opt-plain", "opt", {
+        "enable_bias": False, "layer_norm_elementwise_affine": False, "ffn_dim": 40,
+        "activation_function": "gelu", "tie_word_embeddings": False,
+    }),
     # Ministral 3
     Variant("ministral3", "ministral3", typical=True, views=True, gguf=1e-9),
     Variant("ministral3-betas", "ministral3", {"rope_parameters": {

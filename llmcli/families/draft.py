@@ -15,6 +15,7 @@ from llmcli.families.read import gguf_windows, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
 from llmcli.families.values import NO_KEYS, Values
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.embedding.config import EmbeddingConfig
 from llmcli.parts.mlp.config import Activation
 from llmcli.parts.norm.config import NormConfig
 
@@ -67,6 +68,11 @@ class Draft:
         """Remove RoPE from each layer whose value is false or None."""
         rows = zip(self.attention, layers, strict=True)
         self.by_layer(rope=[one.rope if rotated else None for one, rotated in rows])
+
+    def learned_positions(self) -> None:
+        """Add a learned embedding of each position, and no RoPE."""
+        self.set_attention(rope=None)
+        self.others["embedding"] = EmbeddingConfig(positions=self.model.context)
 
     def layer_norms(self, *, bias: bool, weights: bool = True) -> None:
         """Normalize with LayerNorm."""

@@ -10,7 +10,17 @@ from llmcli.config import ModelConfig
 from llmcli.families import mixture
 from llmcli.families.read import hf_head
 from llmcli.families.rope import GGUF_FACTORS, GGUF_LONGROPE
-from llmcli.families.rules import AddConstant, Drop, Op, Rename, Rows, Rule, Transpose, UnpairRows
+from llmcli.families.rules import (
+    AddConstant,
+    Drop,
+    LaterRows,
+    Op,
+    Rename,
+    Rows,
+    Rule,
+    Transpose,
+    UnpairRows,
+)
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.mlp.config import MlpConfig
 
@@ -35,7 +45,8 @@ class Names:
     `interleaved`: the files in which RoPE pairs adjacent query and key rows. For `gguf` the
     converter has reordered them, in layers without RoPE, too. `experts`: transformers' names of a
     mixture's block and of its gate, up and down. `predicts`: later layers are for multi-token
-    prediction. `also`: other names in transformers, beside these.
+    prediction. `first_position`: the row of position 0 in the table of positions. `also`: other
+    names in transformers, beside these.
     """
 
     rows: tuple[Row, ...]
@@ -47,6 +58,7 @@ class Names:
     interleaved: Literal["never", "gguf", "always"] = "never"
     experts: tuple[str, mixture.Leaves] | None = ("mlp", mixture.PROJECTIONS)
     predicts: bool = False
+    first_position: int = 0
     also: Names | None = None
 
     def but(self, text: str = "", without: str = "", **changes: Any) -> Names:
@@ -109,6 +121,9 @@ class Names:
             yield from _renames(source, "attn.gate", gates)
         elif ours in ("attn.q", "attn.k") and interleaved:
             yield from self._unpaired(config, source, ours)
+        elif ours == "pos_embed" and (start := self.first_position):
+            stop = start + (config.embedding.positions or 0)
+            yield from _renames(source, ours, LaterRows(start, stop))
         elif len(parts) == 1:
             yield from _renames(source, ours, offset=offset)
         else:
@@ -145,7 +160,7 @@ def _renames(source: str, part: str, *ops: Op, offset: float = 0.0) -> Iterator[
             name = f"{block}{where}.{letter if letter == 'b' else 'W'}_{symbol}"
             yield Rename(f"{source}.{kind}", name, *ops)
         elif kind == "weight":
-            yield Rename(f"{source}.weight", f"{part}.W")
+            yield Rename(f"{source}.weight", f"{part}.W", *ops)
 
 
 def _transposed(rule: Rename) -> Rename:

@@ -27,7 +27,6 @@ _NEEDED_BY = (
     ("rotary positions in sections", "", "qwen3vlmoe"),
     ("an MLP without a gate", "nemotron", "nemotron"),
     ("ALiBi", "bloom mpt", "bloom mpt"),
-    ("learned positions with an offset", "opt", ""),
     ("ternary weights", "bitnet", "bitnet"),
     ("bidirectional attention",
      "bert distilbert eurobert modernbert nomic_bert roberta xlm-roberta",

@@ -23,7 +23,7 @@ KEYS = ("attn.k", "attn.k_norm", "attn.v", "attn.v_norm")
 def record(model, ids):
     """Our name → tensor, for one whole pass over `ids` `[B, T]`."""
     seen = {}
-    layers = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
+    layers = next(part for part in model.base_model.modules() if isinstance(part, nn.ModuleList))
     latent = hasattr(model.config, "kv_lora_rank")
     with precision(model), ExitStack() as hooks:
         for ours, theirs in TYPES[model.config.model_type].modules.items():

@@ -22,7 +22,7 @@ from llmcli.families.sources import sources
 # (of experts, each with some of the tokens, too), experts without the shared one, and a norm
 # without a parameter, which no rule of a family names
 UNNAMED = (
-    r"|model|transformer|gpt_neox|backbone"
+    r"|model(\.decoder)?|transformer|gpt_neox|backbone"
     r"|.*(rotary_emb|pos_emb|dropout|drop|experts(\.act_fn)?"
     r"|fc[12]_latent_proj|block_sparse_moe)"
 )
