@@ -107,19 +107,24 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
     """
     model = graph(config)
     branches = [
-        (f"blocks.{i}", one)
+        (f"blocks.{i}", one, sublayer.leaves)
         for i, layer in enumerate(config.layers)
         for sublayer in block_names(layer, f"blocks.{i}")
         for one in sublayer.branches
     ]
     # output → (block around its module, whether it mixes tokens)
     outputs: dict[str, tuple[str | None, bool]] = {}
-    for block, one in branches:
+    # BLOOM's modules add the residual stream: output → the stream after it
+    added: dict[str, str] = {}
+    adds = any(".self_attention.dense." in source for source in sources)
+    for block, one, leaves in branches:
         mixes = part_of(one.config.part).mixes
         alone = len(config.layers[int(block.rpartition(".")[2])].parts) == 1
         outputs[one.makes] = (block if mixes or alone else None, mixes)
+        if adds:
+            added[one.makes] = leaves
     # a mixture's output has no matrix; its shared expert is a separate module
-    mixtures = {f"{one.part}.W_router": one.makes for _, one in branches}
+    mixtures = {f"{one.part}.W_router": one.makes for _, one, _ in branches}
     shared: dict[str, list[str]] = {}
     for row in model.parameters.values():
         if row.name.endswith(".shared.W_down"):
@@ -161,7 +166,7 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
                 part = filled[0].rpartition(".")[0]
                 yield f"{around}.activation_fn", (f"{part}.post",)
             continue
-        yield around, (made[0],)
+        yield around, (added.get(made[0], made[0]),)
         if own is not None:
             block = around.rpartition(".")[0]
             while block and not block.rpartition(".")[2].isdigit():  # GPT-Neo's `attn.attention`
@@ -172,7 +177,9 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
             part = filled[0].rpartition(".")[0]
             act = "act" if f"{part}.act" in model else "post"
             function = "act_fn"
-            if module.endswith((".c_proj", ".dense_4h_to_h")):  # GPT-2, GPT-NeoX
+            if adds:
+                function = "gelu_impl"
+            elif module.endswith((".c_proj", ".dense_4h_to_h")):  # GPT-2, GPT-NeoX
                 function = "act"
             elif module.endswith(".output_linear"):
                 function = "activation"

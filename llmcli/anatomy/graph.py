@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from llmcli.anatomy.block import block_rows
 from llmcli.config import ModelConfig
 from llmcli.graph.node import Absent, Kernel, Node, Parameter, PartGraph, State
-from llmcli.graph.ops import Add, Mix, Score, Softmax
+from llmcli.graph.ops import Add, Mix, Scale, Score, Softmax
 from llmcli.parts.embedding.graph import embedding_graph, head_graph
 from llmcli.parts.norm.graph import norm_graph
 from llmcli.parts.ple.graph import layer_embedding_graph
@@ -124,7 +124,11 @@ class Graph:
         config = self.config
         ends = embedding_graph(config.embedding)
         self._add(ends, None)
-        stream = tuple(ends_node.name for ends_node in ends.nodes)
+        read = {name for node in ends.nodes for name in node.op.inputs}
+        stream = tuple(
+            node.name for node in ends.nodes
+            if node.name not in read and not isinstance(node.op, Scale)
+        )  # fmt: skip
         enters = Add(parts=stream, before=stream)
         copied = stream[0] if len(stream) == 1 else None
         if config.embedding.per_layer is not None:
@@ -141,7 +145,7 @@ class Graph:
             left = self.nodes[copied].op
             assert isinstance(left, Add)
             enters = replace(left, before=stream, also=f"H of block {i}")
-        last = f"blocks.{len(config.layers) - 1}.resid_post" if config.layers else "embed"
+        last = f"blocks.{len(config.layers) - 1}.resid_post" if config.layers else stream[0]
         words = ("the final norm", "the last residual stream, normalized, as it enters the head",
                  ", H of the last block")  # fmt: skip
         final = norm_graph(

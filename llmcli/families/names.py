@@ -26,7 +26,7 @@ from llmcli.parts.mlp.config import MlpConfig
 
 Row = tuple[str, str, str]  # our name, transformers', llama.cpp's
 
-_OUTER = ("embed", "pos_embed", "ln_final", "head")  # outside the blocks
+_OUTER = ("embed", "embed_norm", "pos_embed", "ln_final", "head")  # outside the blocks
 _COMPUTED = "RoPE frequencies, which are computed"
 _READ = "read into the configuration as the rotation's frequency factors"
 

@@ -26,7 +26,7 @@ _NEEDED_BY = (
     ("four residual streams", "gemma3n gemma3n_text", "gemma3n"),
     ("rotary positions in sections", "", "qwen3vlmoe"),
     ("an MLP without a gate", "nemotron", "nemotron"),
-    ("ALiBi", "bloom mpt", "bloom mpt"),
+    ("a translation of its settings and tensor names", "mpt", "mpt"),
     ("ternary weights", "bitnet", "bitnet"),
     ("bidirectional attention",
      "bert distilbert eurobert modernbert nomic_bert roberta xlm-roberta",

@@ -99,6 +99,9 @@ class Decoder:
         self.pos_embed: Weight | None = None
         if config.embedding.positions is not None:
             self.pos_embed = parameters.table("pos_embed.W")
+        self.embed_norm: Norm | None = None
+        if config.embedding.norm is not None:
+            self.embed_norm = Norm(config.embedding.norm, "embed_norm", parameters, wide=True)
         self.per_layer: LayerEmbeddings | None = None
         if config.embedding.per_layer is not None:
             self.per_layer = LayerEmbeddings(config.embedding, parameters)
@@ -139,11 +142,11 @@ class Decoder:
         elif dynamic:
             self.not_captured = "the frequencies of its rotation depend on the length"
         # Whether decode steps are recorded and replayed; False once that proved impossible, and if
-        # queries are scaled by position, for which there is no kernel.
+        # queries or scores depend on the position, for which there is no kernel.
         scores = [one.attention for one in config.layers if one.attention is not None]
         shared = {attention.kv.layer for attention in scores} - {None}
         self._lenders = frozenset(f"blocks.{layer}.attn" for layer in shared)
-        kernels = not dynamic and all(attention.growth is None for attention in scores)
+        kernels = not dynamic and not any(one.growth or one.slopes for one in scores)
         packed = bool(formats) and dtype == torch.float32 and native.level() is not None
         self._replays = packed and self.device.type == "cpu" and kernels
         tables = torch.float64 if dtype == torch.float64 else torch.float32
@@ -450,6 +453,8 @@ class Decoder:
         x_BTD = step.emit("embed", x_BTD)
         if self.per_layer is not None:
             step.per_layer = self.per_layer(ids_BT, x_BTD, step)
+        if self.embed_norm is not None:
+            x_BTD = self.embed_norm.observed(x_BTD, step)
         if self.pos_embed is not None:
             rows = self.pos_embed.rows(step.positions)
             pos_BTD = step.emit("pos_embed", rows.expand_as(x_BTD))

@@ -13,7 +13,7 @@ from zoo import TYPES
 Seen = dict[str, Tensor]
 
 
-ENDS = ("embed", "pos_embed", "ln_final.out")
+ENDS = ("embed", "embed_norm.out", "pos_embed", "ln_final.out")
 LAYERS = ("ple.embed", "ple.proj", "ple.proj_norm")  # of all layers side by side
 PAIRED = ("attn.q", "attn.k", "attn.q_rot", "attn.k_rot")
 KEYS = ("attn.k", "attn.k_norm", "attn.v", "attn.v_norm")

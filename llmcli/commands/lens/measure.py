@@ -165,7 +165,7 @@ class Stream:
     def __init__(self, model: Model, names: tuple[str, ...], positions: range) -> None:
         self.names = names
         # what is added, and the places of the stream, each with what its sum is multiplied by
-        self._added = {"embed", "pos_embed"}
+        self._added = {"embed_norm.out" if model.config.embedding.norm else "embed", "pos_embed"}
         self._places: dict[str, float] = {}
         for number, layer in enumerate(model.config.layers):
             for sublayer in block_names(layer, f"blocks.{number}"):

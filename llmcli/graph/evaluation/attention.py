@@ -45,7 +45,16 @@ class Score(Rule[ops.Score]):
         q_d = values.kernel(self.op.query)[head, query]
         k_Sd = values.kernel(self.op.key)[head // self.op.group, : query + 1]
         size = float(q_d.norm() * k_Sd.norm(dim=1).max()) * abs(self.op.factor(query))
-        return size + values.least
+        return size + self._slope(head) * query + values.least
+
+    def _slope(self, head: int) -> float:
+        return self.op.slopes[head] if self.op.slopes else 0.0
+
+    def _lowered(self, positions: Sequence[int], keys: int) -> Tensor:
+        """What the heads' slopes take off the scores, `[H, T, S]`, or 0."""
+        slopes_H = torch.tensor(self.op.slopes or (0.0,), dtype=torch.float64)
+        distance_TS = torch.tensor(positions)[:, None] - torch.arange(keys)
+        return slopes_H[:, None, None] * distance_TS.clamp_min(0)
 
     def _factors(self, values: Numbers) -> Tensor:
         """The factor on each query's scores, `[T, 1]`."""
@@ -61,7 +70,7 @@ class Score(Rule[ops.Score]):
             for head, q_Td in enumerate(q_HTd)
         ]
         hidden_TS = self.hidden(values.positions, k_KSd.shape[1])
-        s_HTS = torch.stack(heads)
+        s_HTS = torch.stack(heads) - self._lowered(values.positions, k_KSd.shape[1])
         if self.op.cap is not None:
             s_HTS = (s_HTS / self.op.cap).tanh() * self.op.cap
         return s_HTS.masked_fill_(hidden_TS, -math.inf)
@@ -84,6 +93,7 @@ class Score(Rule[ops.Score]):
         q_HTd, k_KSd = values[self.op.query].abs(), sizes(values, self.rules, self.op.key)
         k_HSd = k_KSd.repeat_interleave(self.op.group, 0)
         size_HTS = torch.einsum("htd,hsd->hts", q_HTd, k_HSd) * self._factors(values).abs()
+        size_HTS += self._lowered(values.positions, k_KSd.shape[1])
         return size_HTS.masked_fill_(self.hidden(values.positions, k_KSd.shape[1]), 0.0)
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
@@ -111,13 +121,19 @@ class Score(Rule[ops.Score]):
         )
         at = largest(terms).at
         after: tuple[Fact, ...] = (scaled,)
+        lowered = self._slope(head) * (query - key)
+        if self.op.slopes:
+            parts = (value, self._slope(head), float(query - key))
+            value -= lowered
+            formula = "score − slope · distance = {} − {} · {}"
+            after = (scaled, Fact(formula=formula, parts=parts, value=value))
         if (cap := self.op.cap) is not None:
             formula = f"{cap:g} · tanh({{}} / {cap:g})"
             capped = Fact(formula=formula, parts=(value,), value=cap * math.tanh(value / cap))
-            value, after = capped.value, (scaled, capped)
+            value, after = capped.value, (*after, capped)
         return Element(
             value=value,
-            magnitude=size(terms) * abs(factor),
+            magnitude=size(terms) * abs(factor) + lowered,
             note=_shared(self.op.group, head),
             sum=dot(columns, summed),
             terms=terms,

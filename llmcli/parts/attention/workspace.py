@@ -56,9 +56,9 @@ def _attending(a: AttentionConfig, of: Reading) -> int:
     # the fused kernel's sum of every row, and one thread's tile of scores
     found += of.rows * a.heads * wide + _TILE[0] * (_TILE[1] + 2 + a.value_dim) * wide
     unfused = a.cap is not None or a.sinks
-    if unfused and size < 4 and not of.cuda:  # our kernel reads and writes float32
+    if unfused and size < 4 and not of.cuda and not a.slopes:  # our kernel reads and writes float32
         return found + of.rows * a.heads * (a.head_dim + a.value_dim) * wide
-    if unfused and size != 4:  # no kernel: blocks of queries
+    if a.slopes or (unfused and size != 4):  # no kernel: blocks of queries
         block = min(tokens, _QUERIES) * keys * 4 + keys * (a.head_dim + a.value_dim)
         return found + of.batch * a.heads * block * wide + tokens * keys
     if of.kept < size:  # new keys in the cache's dtype, as our kernel reads them

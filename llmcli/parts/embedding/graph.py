@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from llmcli.graph.node import Absent, Node, Parameter, PartGraph
 from llmcli.graph.ops import Add, LookUp, Op, Project, SoftCap
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.norm.graph import norm_graph
 
 
 def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
     """`embed` and, with learned positions, `pos_embed`, both `[B, T, D]`: table rows.
+
+    With a norm `embed_norm.out` is the token's part of the stream in place of `embed`.
 
     If all sequences are at the same positions, `pos_embed` is looked up once, `[T, D]`, and
     broadcast.
@@ -34,6 +38,14 @@ def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
     without: tuple[Absent, ...] = ()
     if embedding.per_layer is None:
         without = (Absent(names=r"ple\b", why="it has no embeddings for each layer"),)
+    normed = PartGraph(nodes=())
+    if embedding.norm is not None:
+        words = ("the embeddings' norm", "the embeddings, normalized", "")
+        normed = norm_graph(
+            embedding.norm, "embed_norm", "embed", "E_norm", words, layer=None, wide=True,
+        )  # fmt: skip
+    nodes = (token, *(replace(node, ends=False, group="embed") for node in normed.nodes))
+    tables = (table, *normed.parameters)
     if embedding.positions is None:
         theirs = {"hook_pos_embed": "pos_embed", "pos_embed.hook_out": "pos_embed",
                   "pos_embed.W_pos": "pos_embed.W"}  # fmt: skip
@@ -41,7 +53,7 @@ def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
             names=r"(hook_)?pos_embed\b", why="it has no learned positions", theirs=theirs
         )
         return PartGraph(
-            nodes=(token,), parameters=(table,), absent=(absent, *without), similar=(similar,)
+            nodes=nodes, parameters=tables, absent=(absent, *without), similar=(similar,)
         )
     position = Node(
         name="pos_embed", letter="P", axes=("T", "D"),
@@ -54,7 +66,7 @@ def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
         words="table of learned positions, a row for each", theirs=("pos_embed.W_pos",),
     )  # fmt: skip
     return PartGraph(
-        nodes=(token, position), parameters=(table, rows), sizes={"P": embedding.positions},
+        nodes=(*nodes, position), parameters=(*tables, rows), sizes={"P": embedding.positions},
         absent=without,
         similar=(
             similar, (r"(embed_positions|wpe)(\.weight)?", ("pos_embed", "pos_embed.W")),

@@ -253,6 +253,9 @@ class LatentAttention(SoftmaxMap):
             k_BHtn = self._joined(k_BHtn, emitted[f"{self.name}.k_pe_rot"][:, first:stop])
         return (v_BHte if leaf == "v" else k_BHtn)[:, heads]
 
-    def scores(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
+    def scores(
+        self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor,
+        heads: slice | Sequence[int] = slice(None),
+    ) -> Tensor:  # fmt: skip
         """The scaled and masked products."""
         return scores(q_BHtd, k_BKSd, visible, scale=self.config.scale)
