@@ -29,6 +29,7 @@ class Graph:
         self.parameters: dict[str, Parameter] = {}
         self.states: dict[str, State] = {}
         self.kernels: list[Kernel] = []
+        self.returns: dict[str, str] = {}  # activation → the last one of its part
         whole = {"D": config.width, "V": config.vocab, "1": 1}
         self._sizes: dict[int | None, dict[str, int]] = {None: whole}
         self._documents: dict[int | None, dict[str, str]] = {None: {}}
@@ -197,6 +198,7 @@ class Graph:
     def _add(self, part: PartGraph, layer: int | None) -> None:
         whole = self._sizes[None]
         self.nodes |= {node.name: node for node in part.nodes}
+        self.returns |= {node.name: part.nodes[-1].name for node in part.nodes}
         self.parameters |= {parameter.name: parameter for parameter in part.parameters}
         for state in part.states:
             other = self.states.setdefault(state.name, state)
