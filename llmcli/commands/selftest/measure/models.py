@@ -131,8 +131,7 @@ CONFIGS: dict[str, ModelConfig] = {
     "window": llama(*(layer(window=4),) * 2),
     "window of one": llama(layer(), layer(window=1)),
     "biases and relu": llama(
-        *(layer(MlpConfig(hidden=30, activation="relu", gated=True, bias=True), qkv_bias=True),)
-        * 2
+        *(layer(MlpConfig(hidden=30, activation="relu", gated=True, bias=True), qkv_bias=True),) * 2
     ),
     "wide values": llama(*(layer(value_dim=12),) * 2),
     "partial rotation": llama(*(layer(rope=RopeConfig(theta=100.0, dims=4)),) * 2),
@@ -154,12 +153,15 @@ CONFIGS: dict[str, ModelConfig] = {
         layer(
             MlpConfig(hidden=17, activation="gelu", gated=False, bias=True),
             NormConfig(kind="layer", eps=1e-5),
-            rope=None, heads=4, kv_heads=4, out_bias=True,
+            rope=None,
+            heads=4,
+            kv_heads=4,
+            out_bias=True,
         ),
         layer(heads=2, kv_heads=1, head_dim=10, value_dim=6, scale=0.4),
         embedding=EmbeddingConfig(positions=64),
     ),
-}  # fmt: skip
+}
 
 # other blocks
 BLOCKS: dict[str, ModelConfig] = {
