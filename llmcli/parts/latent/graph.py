@@ -170,6 +170,7 @@ def _states(site: Site) -> tuple[State, ...]:
             name=f"cache.{site.layer}.{leaf}", axes=("S", size), holds=f"{site.name}.{holds}",
             before=f"{site.name}.scores", formula=f"the {what} of every position so far",
             words=f"the cached {what}", layer=site.layer, cached=True,
+            shares=f"cache.{site.layer}.latent_k_pe",
         )
         for leaf, size, holds, what in kept
     )  # fmt: skip
