@@ -8,11 +8,9 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-from llmcli.graph.node import Absent, Kernel, Node, Parameter, PartGraph, Site, State
+from llmcli.graph.node import Kernel, Node, Parameter, PartGraph, Site, State
 from llmcli.graph.ops import Normalize, Op, Project
 from llmcli.parts.norm.config import NormConfig
-
-_BY_LEAF: Mapping[str, str] = {}
 
 
 @lru_cache(maxsize=64)
@@ -34,7 +32,7 @@ class Rows:
     `lines`: a table with a line for each activation: leaf name, symbol, axes, group with optional
     flags of `Node` (`scan wide`), and description; for a parameter that does not follow from its
     activation: name and description. `kind`: the row of `info` that counts the parameters. `sizes`:
-    of the part's axes. `theirs`: a table of TransformerLens' names. Methods return full names.
+    of the part's axes. Methods return full names.
     """
 
     def __init__(
@@ -45,7 +43,6 @@ class Rows:
         layer: int | None,
         kind: str,
         sizes: Mapping[str, int] | None = None,
-        theirs: str = "",
     ) -> None:
         self.name = name
         self.layer = layer
@@ -54,25 +51,17 @@ class Rows:
         self.nodes: list[Node] = []
         self.parameters: list[Parameter] = []
         self.states: list[State] = []
-        self.missing: list[Absent] = []
         self._lines = table(lines)
-        self._theirs = table(theirs)
 
     def named(self, leaf: str) -> str:
         """The full name of a tensor of the part; full names stay."""
         return f"{self.name}.{leaf}" if self.name and not leaf.startswith("blocks.") else leaf
 
-    def names(self, leaf: str) -> tuple[str, ...]:
-        """TransformerLens' names of a tensor."""
-        return tuple(" ".join(self._theirs.get(leaf, ())).split())
-
     def node(self, leaf: str, op: Op, *, name: str = "", **other: Any) -> str:
         """An activation as the table describes it, except `other` fields of `Node`."""
         letter, axes, place, *words = self._lines[leaf]
         group, *flags = place.split()
-        found: dict[str, Any] = {
-            "letter": letter, "words": " ".join(words), "theirs": self.names(leaf),
-        }  # fmt: skip
+        found: dict[str, Any] = {"letter": letter, "words": " ".join(words)}
         found |= dict.fromkeys(flags, True) | other
         self.nodes.append(Node(
             name=self.named(name or leaf), axes=tuple(axes.split()), op=op, group=group,
@@ -88,7 +77,7 @@ class Rows:
         self.parameters.append(Parameter(
             name=self.named(leaf), axes=tuple(axes.split()), makes=self.named(makes),
             words=words or self._lines[leaf][-1], kind=kind or self.kind, letter=letter or leaf,
-            layer=self.layer, theirs=self.names(leaf), **other,
+            layer=self.layer, **other,
         ))  # fmt: skip
         return self.parameters[-1].name
 
@@ -120,16 +109,10 @@ class Rows:
         )  # fmt: skip
         return self.node(leaf, op, name=name, **other)
 
-    def output(
-        self, site: Site, noun: str, leaf: str, source: str, *theirs: str, **other: Any
-    ) -> str:
-        """The last projection, back to the width: the output of the part `noun` at `site`.
-
-        `theirs`: see `Site.output`.
-        """
-        words, names = site.output(noun, *theirs)
+    def output(self, site: Site, noun: str, leaf: str, source: str, **other: Any) -> str:
+        """The last projection, back to the width: the output of the part `noun` at `site`."""
         return self.project(
-            leaf, source, name=site.makes, letter=site.letter, words=words, theirs=names, wide=True,
+            leaf, source, name=site.makes, letter=site.letter, words=site.output(noun), wide=True,
             **other,
         )  # fmt: skip
 
@@ -176,13 +159,9 @@ class Rows:
             words="the last inputs of the convolution",
         )  # fmt: skip
 
-    def absent(self, names: str, why: str, theirs: Mapping[str, str] = _BY_LEAF) -> None:
-        """Tensors of other models that are missing here, see `Absent`."""
-        self.missing.append(Absent(names=names, why=why, theirs=theirs))
-
     def graph(self, *kernels: Kernel, **other: Any) -> PartGraph:
         """The collected tensors, and `other` fields of `PartGraph`."""
         return PartGraph(
             nodes=tuple(self.nodes), parameters=tuple(self.parameters), states=tuple(self.states),
-            kernels=kernels, sizes=self.sizes, absent=tuple(self.missing), **other,
+            kernels=kernels, sizes=self.sizes, **other,
         )  # fmt: skip

@@ -40,7 +40,8 @@ class Part:
     `module:callable`, imported when a decoder is built, since it needs torch; `callable(config,
     name, parameters)` returns the part, which is called with the residual stream too if
     `reads_stream(config)`. `gives`: the leaf name of the output before a norm or multiplier,
-    distinct from its other tensors.
+    distinct from its other tensors. `foreign`: lines of `anatomy.aliases._FOREIGN`, suggestions for
+    other programs' names.
     """
 
     prefix: str
@@ -50,6 +51,7 @@ class Part:
     facts: Callable[[Any], Mapping[str, Any]]
     forward: str
     gives: str = "out"
+    foreign: str = ""
     reads_stream: Callable[[Any], bool] = lambda config: False
 
 

@@ -41,11 +41,8 @@ def conv_graph(c: ShortConvConfig, site: Site) -> PartGraph:
         bias=r.parameter("b", "D", "conv") if c.bias else None, length=c.length,
     ), words=f"the weighted sum of the last {c.length} tokens")  # fmt: skip
     out = r.node("out", Gate(act=gate, up=conv))
-    r.output(
-        site, "the short convolution", "leave", out, "hook_attn_out", symbol="out", bias=c.bias
-    )
+    r.output(site, "the short convolution", "leave", out, symbol="out", bias=c.bias)
     r.ring(enters, "D")
-    r.absent(rf"{p.rpartition('.')[2]}\.b", "it has no such bias")
     return r.graph()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llmcli.graph.node import Absent, Kernel, Node, Parameter, PartGraph, Site, State
+from llmcli.graph.node import Kernel, Node, Parameter, PartGraph, Site, State
 from llmcli.graph.ops import Activate, Convolve, Gate, Mix, Normalize, Op, Project
 from llmcli.graph.recurrence import (
     Cut,
@@ -59,7 +59,7 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
         query=f"{p}.q", key=f"{p}.k", step=f"{p}.beta", log_decay=f"{p}.log_decay",
         heads=c.heads, group=c.heads // c.key_heads, tiled=c.tiled,
     )  # fmt: skip
-    words, theirs = site.output("the gated DeltaNet", "hook_attn_out")
+    words = site.output("the gated DeltaNet")
     nodes = (
         enter("in", ("T", "C"), "C"),
         enter("gate", of_value, "H·dv", c.heads),
@@ -104,7 +104,7 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
         Node(
             name=site.makes, letter=site.letter, axes=("T", "D"), words=words, group="linear_out",
             op=Project(source=f"{p}.out", weight=f"{p}.W_out", over="H·dv", columns="D"),
-            layer=site.layer, wide=True, theirs=theirs,
+            layer=site.layer, wide=True,
         ),
     )  # fmt: skip
     return PartGraph(
@@ -113,7 +113,6 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
         sizes={"H": c.heads, "Hk": c.key_heads, "dk": c.key_dim, "dv": c.value_dim,
                "C": c.channels, "L": c.length},
         documents={"dk": "d_k", "dv": "d_v", "Hk": "h_k", "H": "h"},
-        absent=tuple(recurrent_absent("a gated DeltaNet", "attn|ssm")),
     )  # fmt: skip
 
 
@@ -133,13 +132,6 @@ def recurrent_states(site: Site, rows: str) -> tuple[State, ...]:
 def recurrent_kernels(name: str) -> tuple[Kernel, ...]:
     """The kernels of `z` with a state: the map is only stored if edited, states never."""
     return Kernel(covers=(f"{name}.pattern",), optional=True), Kernel(covers=(f"{name}.state",))
-
-
-def recurrent_absent(mixer: str, others: str) -> Iterator[Absent]:
-    """Tensors of softmax attention, and of `others` (a pattern of prefixes), that are missing."""
-    yield Absent(names=r"\w+\.scores", why=f"{mixer} has no scores: its map is no softmax")
-    yield Absent(names=rf"({others})\b", why=f"its mixer is {mixer}")
-    yield Absent(names=r"cache\.[kv]\b", why=f"{mixer} keeps a state and no keys and values")
 
 
 def _parameters(c: DeltaConfig, site: Site) -> Iterator[Parameter]:

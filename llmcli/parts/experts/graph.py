@@ -67,22 +67,11 @@ def experts_graph(c: ExpertsConfig, site: Site) -> PartGraph:
         also = f"{p}.shared_out"
         own = _shared(r, c.shared, c, site)
         documents |= own.documents
-    words, theirs = site.output("the mixture of experts", "hook_mlp_out", "mlp.hook_out")
     r.node(
         "out", SumExperts(share=share, value=value, also=also), name=site.makes,
-        letter=site.letter, words=words, theirs=() if site.second else theirs,
+        letter=site.letter, words=site.output("the mixture of experts"),
     )  # fmt: skip
-    _absent(r, c)
-    return r.graph(
-        documents=documents,
-        entering=() if site.second else ("mlp.hook_in",),
-        similar=(
-            (r"(gate|up)_proj", (rf"{p}.\1", rf"{p}.W_\1")),
-            (r"down_proj", (f"{p}.expert_out", f"{p}.W_down")),
-            (r"mlp\.gate|block_sparse_moe\.gate|ffn_gate_inp",
-             (f"{p}.router_logits", f"{p}.W_router")),
-        ),
-    )  # fmt: skip
+    return r.graph(documents=documents)
 
 
 def _routing(rows: Rows, c: ExpertsConfig, site: Site) -> str:
@@ -186,26 +175,3 @@ def experts_facts(c: ExpertsConfig) -> Mapping[str, Any]:
         weighed = " with a learned weight" if c.shared.weighed else ""
         details.append(f"a shared expert of {c.shared.hidden}{weighed}")
     return {"activation": c.activation, "gated": c.gated, "details": tuple(details)}
-
-
-def _absent(r: Rows, c: ExpertsConfig) -> None:
-    if c.shared is None:
-        r.absent(r"moe\.(W_)?shared", "it has no shared expert")
-    elif not c.shared.weighed:
-        why = "its shared expert has no weight of its own, all of it is added"
-        r.absent(r"moe\.(W_shared|shared_logit|shared_weight|shared\.out)$", why)
-    if c.routing.scores == "softmax of the chosen":
-        why = "logits choose, and only the chosen ones are normalized"
-        r.absent(r"moe\.router_probs$", why)
-    if c.routing.norm is None:
-        r.absent(r"moe\.router_norm\b", "its router reads what its experts read")
-    if not c.routing.factors:
-        r.absent(r"moe\.expert_factor$", "its experts have no factors")
-    if c.gated:
-        why = "its experts are gated, the neurons are `moe.gate`, `up`, `act` and `post`"
-        r.absent(r"moe\.(shared\.)?pre$", why)
-    else:
-        why = "its experts have no gates, the neurons are `moe.pre` and `moe.post`"
-        r.absent(r"moe\.(shared\.)?(gate|up|act|W_gate|b_gate)$", why)
-    r.absent(r"moe\.b_(gate|up|down)$", "its experts have no biases")
-    r.absent(r"moe\.b_\w+$", "its router has no such bias")

@@ -8,15 +8,7 @@ from typing import Any
 from llmcli.graph.node import PartGraph, Site
 from llmcli.graph.ops import Join, Mix, Rotate, Score
 from llmcli.graph.rows import Rows, sizes_of
-from llmcli.parts.attention.graph import (
-    MIXED_NAMES,
-    MIXED_ROWS,
-    absent_biases,
-    absent_norms,
-    absent_positions,
-    fused_kernel,
-    mixed_rows,
-)
+from llmcli.parts.attention.graph import MIXED_ROWS, fused_kernel, mixed_rows
 from llmcli.parts.latent.config import AXES, LatentConfig
 
 _ROWS = """
@@ -44,7 +36,7 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
     """
     r = Rows(
         site.name, _ROWS + MIXED_ROWS, layer=site.layer, kind="attention",
-        sizes=sizes_of(a, AXES), theirs=MIXED_NAMES + "v  attn.hook_v",
+        sizes=sizes_of(a, AXES),
     )  # fmt: skip
     queries, over = site.source, "D"
     if a.query_rank is not None:
@@ -76,11 +68,7 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
     )
     mix = Mix(pattern=r.named("pattern"), value=v, query=query, group=1, window=None, latent=a)
     mixed_rows(r, site, score, mix, bias=a.bias)
-    _absent(r, a, site)
-    return r.graph(
-        fused_kernel(site.name), documents={"H": "h", "dh": "d_k", "dv": "d_v"},
-        entering=("attn.hook_in",),
-    )  # fmt: skip
+    return r.graph(fused_kernel(site.name), documents={"H": "h", "dh": "d_k", "dv": "d_v"})
 
 
 def latent_facts(a: LatentConfig) -> Mapping[str, Any]:
@@ -93,17 +81,3 @@ def latent_facts(a: LatentConfig) -> Mapping[str, Any]:
         "kind": "latent attention", "heads": a.heads, "kv_heads": a.heads, "head_dim": a.head_dim,
         "value_dim": a.value_dim, "rotary": True, "qk_norm": False, "details": details,
     }  # fmt: skip
-
-
-def _absent(r: Rows, a: LatentConfig, site: Site) -> None:
-    r.absent(r"attn\.(sink|gate)\b", "its attention has neither sinks nor a gate")
-    r.absent(r"(linattn|ssm)\b", "its mixer is softmax attention")
-    absent_positions(r, site)
-    why = "it keeps latents and rotated keys, from which keys and values follow"
-    r.absent(r"cache\.[kv]\b", why)
-    r.absent(r"cache\.(state|conv)\b", "its cache is of latents and rotated keys")
-    absent_norms(r, "it normalizes the latents that queries and keys are made of, not these")
-    if a.query_rank is None:
-        why = "its queries are projections of what enters the attention"
-        r.absent(r"attn\.(W_|b_)?q_latent", why)
-    absent_biases(r, "qkv" if a.bias else "qkvo")

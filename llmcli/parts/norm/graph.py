@@ -21,28 +21,24 @@ def norm_graph(
     words: tuple[str, str, str],
     *,
     layer: int | None,
-    theirs: tuple[str, ...] = (),
     wide: bool = False,
 ) -> PartGraph:
     """`<name>.scale` `[T, 1]`, the divisor, and `<name>.out` `[T, D]`.
 
     `letter`: symbol of the output. `words`: descriptions of the norm and the output, and a remark
-    for derivations. `theirs`: other names of the output. `wide`: the output is added to the stream,
-    and is not the input of a product.
+    for derivations. `wide`: the output is added to the stream, and is not the input of a product.
     """
     which, out, aside = words
-    short, ends = name.rpartition(".")[2], layer is None
+    ends = layer is None
     r = Rows(name, _ROWS, layer=layer, kind="norms")
     r.node(
         "scale", Scale(source=source, norm=norm), words=f"the divisor of each row in {which}",
-        theirs=(f"{short}.hook_scale",), ends=ends,
+        ends=ends,
     )  # fmt: skip
     r.normalize(
         "out", source, norm, which, weights="", letter=letter, words=out, aside=aside, ends=ends,
-        theirs=(f"{short}.hook_out", *theirs), wide=wide,
+        wide=wide,
     )  # fmt: skip
-    if not norm.bias:
-        r.absent(rf"{short}\.b$", "it has no such bias")
     return r.graph()
 
 

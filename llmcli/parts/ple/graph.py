@@ -47,9 +47,7 @@ def layer_embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
         heads=config.layers,
     ), words="the tokens' rows of the table of embeddings for each layer, scaled")  # fmt: skip
     r.node("in", Add(parts=(proj, rows), before=(), scale=BOTH))
-    return r.graph(
-        similar=((r"embed_tokens_per_layer(\.weight)?", ("ple.embed", "ple.embed.W")),)
-    )
+    return r.graph()
 
 
 def ple_graph(p: PleConfig, site: Site) -> PartGraph:

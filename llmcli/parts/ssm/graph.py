@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site
+from llmcli.graph.node import Node, Parameter, PartGraph, Site
 from llmcli.graph.ops import Activate, Convolve, Gate, Mix, Normalize, Op, Project
 from llmcli.graph.recurrence import (
     Cut,
@@ -21,7 +21,7 @@ from llmcli.graph.recurrence import (
     StateAfter,
     StepSize,
 )
-from llmcli.parts.delta.graph import recurrent_absent, recurrent_kernels, recurrent_states
+from llmcli.parts.delta.graph import recurrent_kernels, recurrent_states
 from llmcli.parts.norm.graph import norm_parameters
 from llmcli.parts.ssm.config import SsmConfig
 
@@ -61,7 +61,7 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
         query=f"{p}.C", key=f"{p}.B", step=f"{p}.dt", log_decay=f"{p}.log_decay", heads=c.heads,
         group=c.heads // c.groups, plain=True,
     )  # fmt: skip
-    words, theirs = site.output("the Mamba-2 mixer", "hook_attn_out")
+    words = site.output("the Mamba-2 mixer")
     nodes = (
         enter("gate", c.heads), enter("in"), enter("dt"),
         node("conv", "Y_conv", ("T", "C"), Convolve(
@@ -105,7 +105,7 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
             name=site.makes, letter=site.letter, axes=("T", "D"), words=words, group="linear_out",
             op=Project(source=f"{p}.out", weight=f"{p}.W_out", over="H·dv", columns="D",
                        bias=f"{p}.b_out" if c.bias else None),
-            layer=site.layer, wide=True, theirs=theirs,
+            layer=site.layer, wide=True,
         ),
     )  # fmt: skip
     return PartGraph(
@@ -114,11 +114,6 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
         sizes={"H": c.heads, "G": c.groups, "N": c.state, "dv": c.head_dim,
                "C": c.channels, "L": c.length},
         documents={"dv": "d_v", "H": "h"},
-        absent=(
-            *recurrent_absent("a Mamba-2 mixer", "attn|linattn"),
-            *(() if c.bias else (Absent(names=r"ssm\.b_", why="it has no such bias"),)),
-            *(() if c.conv_bias else (Absent(names=r"ssm\.b$", why="it has no such bias"),)),
-        ),
     )  # fmt: skip
 
 

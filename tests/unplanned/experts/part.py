@@ -22,7 +22,7 @@ class ExpertsConfig:
 
 def graph(c, site):
     p = site.name
-    words, theirs = site.output("the experts", "hook_mlp_out")
+    words = site.output("the experts")
     nodes = (
         Node(name=f"{p}.router", letter="R", axes=("T", "E"), words="the router's logits",
              op=Project(source=site.source, weight=f"{p}.W_router", over="D", columns="E"),
@@ -39,7 +39,7 @@ def graph(c, site):
              op=Opaque(sources=(f"{p}.share", f"{p}.hidden"), parameters=(f"{p}.W_out",),
                        text="Σ_e P[e] · L[e] W_out[e]", evaluate=f"{HERE}.evaluation:mixed",
                        multiplies="E·D·F"),
-             layer=site.layer, wide=True, theirs=theirs),
+             layer=site.layer, wide=True),
     )  # fmt: skip
     axes = (("router", ("D", "E"), f"{p}.router"), ("in", ("E", "D", "F"), f"{p}.hidden"),
             ("out", ("E", "F", "D"), site.makes))  # fmt: skip
