@@ -59,11 +59,15 @@ class ShapeRow(Folded):
 
 @dataclass(frozen=True, kw_only=True)
 class LetterValue:
-    """A letter of the axes, what the papers call it, its sizes: layers and phases may differ."""
+    """A letter of the axes, what the papers call it, its sizes: layers and phases may differ.
+
+    `segments`: the axes concatenated in it (`Hk·dk|Hk·dk|H·dv`); empty for all others.
+    """
 
     letter: str
     documents: str
     values: tuple[int, ...]
+    segments: str = field(default="", metadata=APART)
 
 
 @dataclass(frozen=True, kw_only=True)
