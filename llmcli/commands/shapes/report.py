@@ -59,14 +59,12 @@ class ShapeRow(Folded):
 
 @dataclass(frozen=True, kw_only=True)
 class LetterValue:
-    """A letter of the axes, what the papers call it, its sizes: layers and phases may differ.
-
-    `segments`: the axes concatenated in it (`Hk·dk|Hk·dk|H·dv`); empty for all others.
-    """
+    """A letter of the axes, what the papers call it, its sizes: layers and phases may differ."""
 
     letter: str
     documents: str
     values: tuple[int, ...]
+    # the axes concatenated in it (`Hk·dk|Hk·dk|H·dv`), empty for all others
     segments: str = field(default="", metadata=APART)
 
 
