@@ -29,8 +29,8 @@ from llmcli.families import (
     moves_rows,
 )
 from llmcli.formats.dense import Dense, writable
-from llmcli.formats.packed import Mapped
-from llmcli.formats.weight import InBlocks, Weight
+from llmcli.formats.packed import MappedWeight
+from llmcli.formats.weight import BlockQuantized, Weight
 from llmcli.kernels import native
 from llmcli.loading.scales import Scaler
 from llmcli.ops.quant import PLAIN, dequantize, quantize
@@ -56,7 +56,7 @@ def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: Stages) ->
     info = checkpoint.tensors[load_.source]
     if weight.in_file:
         return
-    if isinstance(weight, InBlocks):
+    if isinstance(weight, BlockQuantized):
         if info.format == weight.format:
             _fill_packed(weight, checkpoint, info, load_.ops, stages)
         else:
@@ -81,7 +81,7 @@ def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: Stages) ->
             slot.copy_(_with_operations(values, load_.ops, info.name))
 
 
-def mapped(checkpoint: Checkpoint, load_: Load) -> Mapped:
+def mapped(checkpoint: Checkpoint, load_: Load) -> MappedWeight:
     """A mapped matrix (or experts') in the file's blocks, whose rows `load_` at most reorders.
 
     Raises CheckpointError if the file has changed or cannot be mapped.
@@ -92,7 +92,7 @@ def mapped(checkpoint: Checkpoint, load_: Load) -> Mapped:
     order = row_order(load_.ops, info.shape[:-1], info.name).flatten().contiguous()
     in_order = len(order) == len(rows) and bool((order == rows).all())
     data = _in_file(checkpoint, info).view(len(rows), _row_bytes(info))
-    return Mapped(
+    return MappedWeight(
         info.format, columns, data, None if in_order else order, experts[0] if experts else None
     )
 
@@ -181,7 +181,7 @@ def _fill_rows(
 
 
 def _fill_packed(
-    weight: InBlocks,
+    weight: BlockQuantized,
     checkpoint: Checkpoint,
     info: TensorInfo,
     ops: Sequence[Op],
@@ -196,7 +196,7 @@ def _fill_packed(
 
 
 def _fill_quantized(
-    weight: InBlocks, checkpoint: Checkpoint, load_: Load, stages: Stages
+    weight: BlockQuantized, checkpoint: Checkpoint, load_: Load, stages: Stages
 ) -> None:
     """Copy and quantize a weight, some rows at a time.
 
@@ -224,7 +224,7 @@ def _fill_quantized(
     _write(weight, numbers, (load_.index or 0) * rows, stages)
 
 
-def _write(weight: InBlocks, numbers: Tensor, first: int, stages: Stages) -> None:
+def _write(weight: BlockQuantized, numbers: Tensor, first: int, stages: Stages) -> None:
     """Quantize and write numbers `[rows, columns]` from row `first` on."""
     step = max(32, _CHUNK_BYTES // (4 * numbers.shape[1]))
     with stages("pack"):
