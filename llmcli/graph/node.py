@@ -76,7 +76,7 @@ class State:
     `before`: the first activation computed from it. Additional `axes` are tokens: `S` for all,
     another letter for this many last ones; without any, the last token's row. `wide`: kept in at
     least float32; `cached`: in the dtype of keys and values. `ring`: position p of the last L
-    tokens is in slot p mod L.
+    tokens is in slot p mod L. `shares`: the memory of several rows, side by side in the last axis.
     """
 
     name: str
@@ -89,6 +89,7 @@ class State:
     wide: bool = False
     cached: bool = False
     ring: bool = False
+    shares: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -204,12 +204,10 @@ def worst_number(own: Kernel, name: str) -> NumberCheck:
     return _found(own, name, at, ours[at], theirs[at], allowed[at])
 
 
-def number_found(
-    own: Kernel, name: str, index: tuple[int, ...], value: float, magnitude: float
-) -> NumberCheck:
-    """One number that its formula makes `value`, its terms in sum as large as `magnitude`."""
+def number_found(own: Kernel, name: str, index: tuple[int, ...], value: float) -> NumberCheck:
+    """One number that its formula makes `value`."""
     theirs = own.kernel_row(name, index)[index[-1]]
-    ours, whole = theirs.new_tensor(value), theirs.new_tensor(magnitude)
+    ours, whole = (theirs.new_tensor(one) for one in (value, own.rules[name].bound(own, index)))
     allowed = _allowed(whole, 2 * whole, own, name)  # no rule has more halves
     ours = own.as_kept(name, ours, theirs, allowed)
     return _found(own, name, index, ours, theirs, allowed)

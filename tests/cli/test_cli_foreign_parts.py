@@ -27,6 +27,7 @@ from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.loading.load import load
 from llmcli.measure import ceilings
+from llmcli.nn.state import LayerState
 from llmcli.nn.step import Edit
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
@@ -257,7 +258,7 @@ FAULTS = {
         lambda recur: lambda self, *x: [1.01 * (found := recur(self, *x))[0], found[1]],
     ), ("attention", "dump")),
     "a state that is not kept": (in_place_of(
-        forward.FixedState, "__getitem__", lambda item: lambda self, name: item(self, name).clone()
+        LayerState, "__getitem__", lambda item: lambda self, name: item(self, name).clone()
     ), ("attention", "dump")),
     "a map that looks ahead": (in_place_of(
         forward.RunningMean, "derive",

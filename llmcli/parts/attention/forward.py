@@ -22,7 +22,7 @@ from torch import Tensor
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.softmax_map import SoftmaxMap
-from llmcli.nn.state import KVCache, LayerState, Nothing
+from llmcli.nn.state import LayerState
 from llmcli.nn.step import Step
 from llmcli.ops import compiled, on_card
 from llmcli.ops.activations import activation
@@ -63,34 +63,15 @@ class Attention(SoftmaxMap):
         if config.kv.norm is not None and config.kv.layer is None:
             self.v_norm = Norm(config.kv.norm, f"{name}.v_norm", parameters)
 
-    def new_state(
-        self, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype
-    ) -> LayerState:
-        """An empty cache for `batch` sequences of up to `capacity` tokens.
-
-        No cache if keys and values are those of another layer.
-        """
-        config = self.config
-        if config.kv.layer is not None:
-            return Nothing()
-        return KVCache.zeros(
-            (batch, config.kv_heads, capacity),
-            config.head_dim,
-            config.value_dim,
-            device=device,
-            dtype=self._cache_dtype,
-        )
-
-    def __call__(self, x_BTD: Tensor, cache: LayerState | None, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]` in at least float32; appends keys and values to `cache`."""
+    def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]` in at least float32; appends keys and values to `state`."""
         config = self.config
         if config.kv.layer is None:
             q_BHTd, k_BKSd, v_BKSe, gate_BTG = self._project(x_BTD, step)
-            if cache is not None:
-                assert isinstance(cache, KVCache)
-                step.write(k_BKSd, cache.k)
-                step.write(v_BKSe, cache.v)
-                k_BKSd, v_BKSe = cache.k, cache.v
+            if step.cached:
+                step.write(k_BKSd, state["k"])
+                step.write(v_BKSe, state["v"])
+                k_BKSd, v_BKSe = state["k"], state["v"]
             step.lend(self.name, k_BKSd, v_BKSe)
         else:
             q_BHTd, gate_BTG = self._queries(x_BTD, step)
@@ -102,12 +83,12 @@ class Attention(SoftmaxMap):
         wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
         if not self._fused.runs(step.edits):
             z_BHTe = self._attend_in_rows(q_BHTd, k_BKSd, v_BKSe, step)
-        elif cache is not None and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
+        elif step.cached and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
             z_BHTe = compiled.attend(
                 wide_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=config.scale,
                 window=config.window, cap=config.cap, sinks_H=self.sinks_H,
             ).to(q_BHTd.dtype)  # fmt: skip
-        elif cache is not None and step.fixed and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
+        elif step.cached and step.fixed and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
             slots = slice(0, step.keys)
             z_BHTe = on_card.attend(
                 q_BHTd, k_BKSd[:, :, slots], v_BKSe[:, :, slots], step.starts_B,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+AXES = {"C": "channels", "L": "length"}  # letter of an axis → field of `ShortConvConfig`
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShortConvConfig:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmcli.graph.node import Absent, Kernel, Node, Parameter, PartGraph, Site, State
-from llmcli.graph.ops import Activate, Convolve, Gate, Mix, Normalize, Op, Project, axis_sizes
+from llmcli.graph.ops import Activate, Convolve, Gate, Mix, Normalize, Op, Project
 from llmcli.graph.recurrence import (
     Cut,
     LinearMap,
@@ -20,7 +20,8 @@ from llmcli.graph.recurrence import (
     StepSize,
     UnitLength,
 )
-from llmcli.parts.delta.config import DeltaConfig
+from llmcli.graph.rows import sizes_of
+from llmcli.parts.delta.config import AXES, SEGMENTS, DeltaConfig
 from llmcli.parts.norm.graph import norm_parameters
 
 _ENTER = {  # projection: its letter, words, and resulting activation
@@ -109,7 +110,7 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
     return PartGraph(
         nodes=nodes, parameters=tuple(_parameters(c, site)), states=recurrent_states(site, "dk"),
         kernels=recurrent_kernels(p),
-        sizes=axis_sizes(c.AXES, c), segments=c.SEGMENTS,
+        sizes=sizes_of(c, AXES), segments=SEGMENTS,
         documents={"dk": "d_k", "dv": "d_v", "Hk": "h_k", "H": "h"},
         absent=tuple(recurrent_absent("a gated DeltaNet", "attn|ssm")),
     )  # fmt: skip

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from llmcli.graph.node import Absent, Node, Parameter, PartGraph
-from llmcli.graph.ops import Normalize, Scale
+from llmcli.graph.node import Parameter, PartGraph
+from llmcli.graph.ops import Scale
+from llmcli.graph.rows import Rows
 from llmcli.parts.norm.config import NormConfig
+
+_ROWS = """
+    scale  s  T 1  norm wide shown  the divisor of each row
+    out    T  T D  norm             the rows, normalized
+"""
 
 
 def norm_graph(
@@ -25,28 +31,19 @@ def norm_graph(
     and is not the input of a product.
     """
     which, out, aside = words
-    short = name.rpartition(".")[2]
-    biased = f"{name}.b" if norm.bias else None
-    weights = f"{name}.w" if norm.weights else None
-    ends = layer is None
-    return PartGraph(
-        nodes=(
-            Node(
-                name=f"{name}.scale", letter="s", axes=("T", "1"),
-                op=Scale(source=source, norm=norm),
-                words=f"the divisor of each row in {which}", group="norm", layer=layer, wide=True,
-                theirs=(f"{short}.hook_scale",), ends=ends, shown=True,
-            ),
-            Node(
-                name=f"{name}.out", letter=letter, axes=("T", "D"),
-                op=Normalize(source=source, norm=norm, weight=weights, bias=biased),
-                words=out, group="norm", layer=layer, theirs=(f"{short}.hook_out", *theirs),
-                aside=aside, ends=ends, wide=wide,
-            ),
-        ),
-        parameters=norm_parameters(norm, name, f"{name}.out", "D", layer, which),
-        absent=() if biased else (Absent(names=rf"{short}\.b$", why="it has no such bias"),),
+    short, ends = name.rpartition(".")[2], layer is None
+    r = Rows(name, _ROWS, layer=layer, kind="norms")
+    r.node(
+        "scale", Scale(source=source, norm=norm), words=f"the divisor of each row in {which}",
+        theirs=(f"{short}.hook_scale",), ends=ends,
     )  # fmt: skip
+    r.normalize(
+        "out", source, norm, which, weights="", letter=letter, words=out, aside=aside, ends=ends,
+        theirs=(f"{short}.hook_out", *theirs), wide=wide,
+    )  # fmt: skip
+    if not norm.bias:
+        r.absent(rf"{short}\.b$", "it has no such bias")
+    return r.graph()
 
 
 def norm_parameters(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site
-from llmcli.graph.ops import Activate, Convolve, Gate, Mix, Normalize, Op, Project, axis_sizes
+from llmcli.graph.ops import Activate, Convolve, Gate, Mix, Normalize, Op, Project
 from llmcli.graph.recurrence import (
     Cut,
     LinearMap,
@@ -21,9 +21,10 @@ from llmcli.graph.recurrence import (
     StateAfter,
     StepSize,
 )
+from llmcli.graph.rows import sizes_of
 from llmcli.parts.delta.graph import recurrent_absent, recurrent_kernels, recurrent_states
 from llmcli.parts.norm.graph import norm_parameters
-from llmcli.parts.ssm.config import SsmConfig
+from llmcli.parts.ssm.config import AXES, SEGMENTS, SsmConfig
 
 _ENTER = {  # projection: letter, words, column axis, result
     "gate": ("Z", "the output gates, before SiLU", "H·dv", "gate"),
@@ -111,7 +112,7 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
     return PartGraph(
         nodes=nodes, parameters=tuple(_parameters(c, site)), states=recurrent_states(site, "N"),
         kernels=recurrent_kernels(p),
-        sizes=axis_sizes(c.AXES, c), segments=c.SEGMENTS,
+        sizes=sizes_of(c, AXES), segments=SEGMENTS,
         documents={"dv": "d_v", "H": "h"},
         absent=(
             *recurrent_absent("a Mamba-2 mixer", "attn|linattn"),
