@@ -108,7 +108,8 @@ class Kernel:
 class PartGraph:
     """The description of one part's tensors.
 
-    `sizes`: of its axes by letter; `documents`: how the documents write these letters.
+    `sizes`: of its axes by letter. `segments`: the axes that are concatenated in an axis, such as
+    `C` → `Hk·dk|Hk·dk|H·dv`; its size is their sum. `documents`: how the documents write letters.
     """
 
     nodes: tuple[Node, ...]
@@ -116,6 +117,7 @@ class PartGraph:
     states: tuple[State, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
+    segments: Mapping[str, str] = field(default_factory=dict)
     documents: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -20,7 +20,8 @@ from llmcli.graph.recurrence import (
     StepSize,
     UnitLength,
 )
-from llmcli.parts.delta.config import DeltaConfig
+from llmcli.graph.rows import sizes_of
+from llmcli.parts.delta.config import AXES, SEGMENTS, DeltaConfig
 from llmcli.parts.norm.graph import norm_parameters
 
 _ENTER = {  # projection: its letter, words, and resulting activation
@@ -36,8 +37,7 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
 
     `pattern` and `state` are derived: no kernel stores a map, or the state after each token.
     """
-    p = site.name
-    keys = c.key_heads * c.key_dim
+    p, (keys, _, _) = site.name, c.segments
 
     def node(leaf: str, letter: str, axes: tuple[str, ...], op: Op, words: str,
              group: str = "scan", *, wide: bool = True, shown: bool = False) -> Node:  # fmt: skip
@@ -110,8 +110,7 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
     return PartGraph(
         nodes=nodes, parameters=tuple(_parameters(c, site)), states=recurrent_states(site, "dk"),
         kernels=recurrent_kernels(p),
-        sizes={"H": c.heads, "Hk": c.key_heads, "dk": c.key_dim, "dv": c.value_dim,
-               "C": c.channels, "L": c.length},
+        sizes=sizes_of(c, AXES), segments=SEGMENTS,
         documents={"dk": "d_k", "dv": "d_v", "Hk": "h_k", "H": "h"},
     )  # fmt: skip
 

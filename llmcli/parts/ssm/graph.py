@@ -21,9 +21,10 @@ from llmcli.graph.recurrence import (
     StateAfter,
     StepSize,
 )
+from llmcli.graph.rows import sizes_of
 from llmcli.parts.delta.graph import recurrent_kernels, recurrent_states
 from llmcli.parts.norm.graph import norm_parameters
-from llmcli.parts.ssm.config import SsmConfig
+from llmcli.parts.ssm.config import AXES, SEGMENTS, SsmConfig
 
 _ENTER = {  # projection: letter, words, column axis, result
     "gate": ("Z", "the output gates, before SiLU", "H·dv", "gate"),
@@ -56,7 +57,7 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
     def cut(first: int, count: int, size: int) -> Cut:
         return Cut(source=f"{p}.act", first=first, heads=count, size=size)
 
-    of_value, of_group, shared = ("H", "T", "dv"), ("G", "T", "N"), c.groups * c.state
+    of_value, of_group, shared = ("H", "T", "dv"), ("G", "T", "N"), c.segments[1]
     recurrence = Recurrence(
         query=f"{p}.C", key=f"{p}.B", step=f"{p}.dt", log_decay=f"{p}.log_decay", heads=c.heads,
         group=c.heads // c.groups, plain=True,
@@ -111,8 +112,7 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
     return PartGraph(
         nodes=nodes, parameters=tuple(_parameters(c, site)), states=recurrent_states(site, "N"),
         kernels=recurrent_kernels(p),
-        sizes={"H": c.heads, "G": c.groups, "N": c.state, "dv": c.head_dim,
-               "C": c.channels, "L": c.length},
+        sizes=sizes_of(c, AXES), segments=SEGMENTS,
         documents={"dv": "d_v", "H": "h"},
     )  # fmt: skip
 
