@@ -153,9 +153,12 @@ class _Chunk:
                 if other.name == name or (spec.shares is not None and other.shares == spec.shares)
             )  # fmt: skip
             return both * (self.size if self.size >= 4 else 16)
-        if not isinstance(op, Mix) or op.state:
+        score = self.model.score(op) if isinstance(op, Mix) else None
+        if not isinstance(op, Mix) or score is None:
             return 0
-        return self._attended(name, op) if op.latent is None else self._expanded(op.latent)
+        if op.latent is not None:
+            return self._expanded(op.latent)
+        return self._attended(name, op, capped=score.cap is not None)
 
     def shared(self) -> int:
         """Bytes that layers share: cos and sin of RoPE, masks, positions in int64.
@@ -165,7 +168,7 @@ class _Chunk:
         ops = [self.model[name].op for name in self.specs]
         ropes = {op.rope for op in ops if isinstance(op, Rotate)}
         tables = sum(rope.dims for rope in ropes) * 2 * self.wide
-        windows = {op.window for op in ops if isinstance(op, Mix) and not op.state}
+        windows = {op.window for op in ops if isinstance(op, Mix) and self.model.score(op)}
         masks = [window for window in windows if self._is_masked(window)]
         if self.kept < self.size and not self.numbers.portable:
             masks = []
@@ -200,15 +203,14 @@ class _Chunk:
         sums = 4 * self.rows * min(columns, 1024) if inputs >= 2048 else 0
         return weights + sums + (128 << 10)  # the last: tiles and padding
 
-    def _attended(self, name: str, op: Mix) -> int:
+    def _attended(self, name: str, op: Mix, *, capped: bool) -> int:
         """Bytes of softmax attention besides its result."""
-        score, softmax = self.model.score(op), self.model[op.pattern].op
+        softmax = self.model[op.pattern].op
         sizes, wide, tokens, keys = self._sizes(name), self.wide, self.tokens, self.keys
         heads, few, dims = sizes["H"], sizes["Hk"], sizes["dh"] + sizes["dv"]
         # the fused kernel's sum of every row, and one thread's tile of scores
         found = self.rows * heads * wide + _TILE[0] * (_TILE[1] + 2 + sizes["dv"]) * wide
-        sinks = isinstance(softmax, Softmax) and softmax.sink is not None
-        unfused = sinks or (score is not None and score.cap is not None)
+        unfused = capped or (isinstance(softmax, Softmax) and softmax.sink is not None)
         if unfused and self.size <= 4 and not self.cuda:  # our kernel reads and writes float32
             return found + self.rows * heads * dims * wide * (self.size < 4)
         if unfused and self.size != 4:  # no kernel: blocks of queries
