@@ -25,6 +25,7 @@ _ROWS = """
     q       Q       H T dh   qkv   a query for each token and head
     k       K       Hk T dh  qkv   a key for each token and kv head
     v       V       Hk T dv  qkv   a value for each token and kv head
+    k_as_v  V       Hk T dv  qkv   the keys, not normalized or rotated
     gate    G_o     H T dv   qkv   the gates of each head's result, before their sigmoid
     q_norm  Q_norm  H T dh   norm  the queries, normalized
     k_norm  K_norm  Hk T dh  norm  the keys, normalized
@@ -51,10 +52,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     so is `result` after it, the heads' shares of `attn_out`. With gates: `gate` after the values,
     and `gate_act gated` after `z`.
     """
-    r = Rows(
-        site.name, _ROWS + MIXED_ROWS, layer=site.layer, kind="attention",
-        sizes=sizes_of(a, AXES),
-    )  # fmt: skip
+    r = Rows(site.name, _ROWS + MIXED_ROWS, "attention", sizes_of(a, AXES), layer=site.layer)
     own = "qkv" if a.kv.layer is None else "q"
     fused = "" if len(a.entering) == 1 else "qkv_gate" if a.gated else "qkv"
     last: dict[str, str] = {}  # the form used by the attention
@@ -64,10 +62,8 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
         head = "head" if x == "q" or a.kv_heads == a.heads else "kv head"
         last[x] = r.project(x, site.source, bias=a.qkv_bias, fused=fused, head=head, wide=wide)
     if a.kv.equal and own == "qkv":
-        last["v"] = r.node(
-            "v", Add(parts=(last["k"],), before=()), shares=last["k"], wide=a.kv.norm is not None,
-            words="the keys, not normalized or rotated",
-        )  # fmt: skip
+        same, wide = Add(parts=(last["k"],), before=()), a.kv.norm is not None
+        last["v"] = r.node("k_as_v", same, name="v", shares=last["k"], wide=wide)
     if a.kv.norm is not None and own == "qkv":
         last["v"] = r.normalize("v_norm", last["v"], a.kv.norm, "the norm of every value")
     if a.gated:
@@ -86,10 +82,9 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     if a.kv.layer is None:
         for x, size, what in (("k", "dh", "keys"), ("v", "dv", "values")):
             rotated = "rotated " if x == "k" and a.rope is not None else ""
-            r.state(
-                x, f"Hk S {size}", last[x], "scores", cached=True, words=f"the cached {what}",
-                formula=f"the {rotated}{what} of every position so far",
-            )  # fmt: skip
+            formula = f"the {rotated}{what} of every position so far"
+            words = f"the cached {what}"
+            r.state(x, f"Hk S {size}", last[x], "scores", formula, words, cached=True)
     else:
         lender = of_layer(site.name, a.kv.layer)
         last["k"] = f"{lender}.k{'_rot' if a.rope else '_norm' if a.qk_norm else ''}"
@@ -104,32 +99,32 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     )
     mixed_rows(r, site, score, mix, bias=a.out_bias, sinks=a.sinks, gated=a.gated)
     number = "d/h" if divides else "d_k"
-    return r.graph(
-        fused_kernel(site.name),
-        documents={
-            "H": "h", "Hk": "h" if a.kv_heads == a.heads else "h_kv", "dh": number,
-            "dv": number if a.value_dim == a.head_dim else "d_v",
-        },
-    )  # fmt: skip
+    documents = {"H": "h", "Hk": "h" if a.kv_heads == a.heads else "h_kv", "dh": number}
+    documents["dv"] = number if a.value_dim == a.head_dim else "d_v"
+    return r.graph(fused_kernel(site.name), documents=documents)
 
 
 def mixed_rows(
-    r: Rows, site: Site, score: Score, mix: Mix, *, bias: bool, sinks: bool = False,
+    r: Rows,
+    site: Site,
+    score: Score,
+    mix: Mix,
+    *,
+    bias: bool,
+    sinks: bool = False,
     gated: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """`scores pattern z result`, of which the kernel only stores `z`, and the output.
 
     `gated`: the last projection reads `gated`, `z` times `gate_act`.
     """
     capped = "" if score.cap is None else ", capped"
-    scores = r.node(
-        "scores", score, words=f"query times key, scaled{capped}, −∞ where the mask hides the key"
-    )
+    words = f"query times key, scaled{capped}, −∞ where the mask hides the key"
+    scores = r.node("scores", score, words=words)
     minus = " minus the sink's weight" if sinks else ""
-    r.node(
-        "pattern", Softmax(source=scores, sink=r.named("sink") if sinks else None),
-        words=f"attention weights: the softmax of the scores, rows that sum to 1{minus}",
-    )  # fmt: skip
+    words = f"attention weights: the softmax of the scores, rows that sum to 1{minus}"
+    softmax = Softmax(source=scores, sink=r.named("sink") if sinks else None)
+    r.node("pattern", softmax, words=words)
     enters = r.node("z", mix)
     if gated:
         act = r.node("gate_act", Activate(source=r.named("gate"), function="sigmoid"))

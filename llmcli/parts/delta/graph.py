@@ -7,6 +7,7 @@ Hk key heads, dk size of a query and key, dv of a value.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmcli.graph.node import Kernel, PartGraph, Site
@@ -57,17 +58,14 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
 
     `pattern` and `state` are derived: no kernel stores a map, or the state after each token.
     """
-    sizes = sizes_of(c, AXES)
-    r = Rows(site.name, _ROWS + RECURRENT_ROWS, layer=site.layer, kind="mixers", sizes=sizes)
+    r = Rows(site.name, _ROWS + RECURRENT_ROWS, "mixers", sizes_of(c, AXES), layer=site.layer)
     enters, gate, beta, decay = (
         r.project(leaf, site.source, symbol=leaf.removesuffix("_in"), fused="in_gate_beta_decay")
         for leaf in ("in", "gate", "beta_in", "decay_in")
     )
     act = convolved(r, enters, c.length)
     keys, _, _ = c.segments
-    cuts = [
-        Cut(source=act, first=i * keys, heads=c.key_heads, size=c.key_dim) for i in range(2)
-    ]
+    cuts = [Cut(source=act, first=i * keys, heads=c.key_heads, size=c.key_dim) for i in range(2)]
     q = r.node("q", UnitLength(cut=cuts[0], eps=c.eps, scale=c.key_dim**-0.5))
     k = r.node("k", UnitLength(cut=cuts[1], eps=c.eps))
     values = Cut(source=act, first=2 * keys, heads=c.heads, size=c.value_dim)
@@ -78,7 +76,7 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
         group=c.heads // c.key_heads, tiled=c.tiled,
     )  # fmt: skip
     z = scanned(r, recurrence, v, "dk", passes=3)
-    z = r.normalize("z_norm", z, c.norm, "the norm of every head's output", weights="norm.")
+    z = r.normalize("z_norm", z, c.norm, "the norm of every head's output", prefix="norm.")
     act = r.node("gate_act", Activate(source=gate, function="silu"))
     out = r.node("out", Gate(act=act, up=z))
     r.output(site, "the gated DeltaNet", "leave", out, symbol="out", over="H·dv")
@@ -88,10 +86,8 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
 
 def convolved(r: Rows, source: str, length: int, *, bias: bool = False) -> str:
     """`conv` and `act`, with a ring of the last inputs."""
-    op = Convolve(
-        source=source, weight=r.parameter("w", "C L", "conv"),
-        bias=r.parameter("b", "C", "conv") if bias else None, length=length,
-    )  # fmt: skip
+    w, b = r.parameter("w", "C L", "conv"), r.parameter("b", "C", "conv") if bias else None
+    op = Convolve(source=source, weight=w, bias=b, length=length)
     conv = r.node("conv", op, words=f"the weighted sum of the last {length} tokens")
     r.ring(source, "C")
     return r.node("act", Activate(source=conv, function="silu"))
@@ -109,22 +105,16 @@ def scanned(r: Rows, of: Recurrence, value: str, rows: str, *, passes: int) -> s
     """`pattern`, `state` and `z`: each head's state has the axes `rows` and `dv`."""
     pattern = r.node("pattern", LinearMap(of=of))
     state = r.node("state", StateAfter(of=of, value=value, columns=r.sizes["dv"]))
-    r.state(
-        "state", f"H {rows}·dv", state, "z", "S after the last token", "the state of each head",
-        wide=True,
-    )  # fmt: skip
-    return r.node("z", Mix(
-        pattern=pattern, value=value, query=of.query, group=1, window=None, signed=True,
-        state=f"H·{rows}·dv", passes=passes,
-    ))  # fmt: skip
+    formula, words = "S after the last token", "the state of each head"
+    r.state("state", f"H {rows}·dv", state, "z", formula, words, wide=True)
+    mix = Mix(pattern=pattern, value=value, query=of.query, group=1, window=None, signed=True)
+    return r.node("z", replace(mix, state=f"H·{rows}·dv", passes=passes))
 
 
 def recurrent_kernels(r: Rows) -> tuple[Kernel, ...]:
     """The kernels of `z` with a state: the map is only stored if edited, states never."""
-    return (
-        Kernel(covers=(r.named("pattern"),), optional=True),
-        Kernel(covers=(r.named("state"),)),
-    )
+    state = Kernel(covers=(r.named("state"),))
+    return Kernel(covers=(r.named("pattern"),), optional=True), state
 
 
 def delta_facts(c: DeltaConfig) -> Mapping[str, Any]:

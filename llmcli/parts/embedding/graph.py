@@ -27,11 +27,9 @@ def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
     If all sequences are at the same positions, `pos_embed` is looked up once, `[T, D]`, and
     broadcast.
     """
-    r = Rows("", _ROWS, layer=None, kind="embedding")
-    look_up = LookUp(
-        table=r.parameter("embed.W", "V D", "embed", letter="W_E"), by_position=False,
-        scale=embedding.scale, rounded=embedding.rounded_scale,
-    )  # fmt: skip
+    r = Rows("", _ROWS, "embedding", layer=None)
+    table, rounded = r.parameter("embed.W", "V D", "embed", letter="W_E"), embedding.rounded_scale
+    look_up = LookUp(table=table, by_position=False, scale=embedding.scale, rounded=rounded)
     scaled = ", scaled" * (embedding.scale != 1)
     r.node("embed", look_up, words=f"the tokens' rows of the embedding table{scaled}")
     if embedding.positions is not None:
@@ -46,15 +44,13 @@ def head_graph(head: HeadConfig, source: str) -> PartGraph:
 
     They are the same tensor unless the head scales or caps logits.
     """
-    r = Rows("", _HEAD_ROWS, layer=None, kind="head")
+    r = Rows("", _HEAD_ROWS, "head", layer=None)
     if not head.tied:
         r.parameter("head.W", "D V", "logits_raw", letter="W_head", turned=True)
     if head.bias:
         r.parameter("head.b", "V", "logits_raw", letter="b")
-    product = Project(
-        source=source, weight="head.W", bias="head.b" if head.bias else None, over="D", columns="V",
-        remark=", W_head = W_Eᵀ (tied)" if head.tied else "",
-    )  # fmt: skip
+    bias, tied = "head.b" if head.bias else None, ", W_head = W_Eᵀ (tied)" if head.tied else ""
+    product = Project(source=source, weight="head.W", bias=bias, over="D", columns="V", remark=tied)
     finish: Op | None = None
     remark = "logits_raw in at least float32, for the softmax"
     if head.cap is not None:
@@ -63,9 +59,8 @@ def head_graph(head: HeadConfig, source: str) -> PartGraph:
         finish = Add(parts=("logits_raw",), before=(), scale=head.scale)
         remark = f"logits_raw times {head.scale:g}"
     same = finish is None
-    raw = r.node(
-        "logits_raw", product, formula_letter="logits" if same else "", ends=True,
-        words="a score for every token of the vocabulary, in the model's arithmetic",
-    )  # fmt: skip
+    letter = "logits" if same else ""
+    words = "a score for every token of the vocabulary, in the model's arithmetic"
+    raw = r.node("logits_raw", product, words=words, formula_letter=letter, ends=True)
     r.node("logits", finish or product, words=remark, shares=raw if same else None, ends=True)
     return r.graph()

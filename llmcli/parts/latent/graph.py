@@ -34,10 +34,7 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
     `k`, `v` and `k_rot` are of the new tokens, for a tap only; they are not cached. `scores`,
     `pattern`, `z` and `result` as in `parts.attention`.
     """
-    r = Rows(
-        site.name, _ROWS + MIXED_ROWS, layer=site.layer, kind="attention",
-        sizes=sizes_of(a, AXES),
-    )  # fmt: skip
+    r = Rows(site.name, _ROWS + MIXED_ROWS, "attention", sizes_of(a, AXES), layer=site.layer)
     queries, over = site.source, "D"
     if a.query_rank is not None:
         queries, over = r.project("q_latent", site.source, bias=a.bias), "dq"
@@ -56,13 +53,11 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
     k_pe = r.node("k_pe_rot", Rotate(source=k_pe, rope=a.rope))
     k, v = (r.project(x, latent, over="dc", fused="k_v", dense=True) for x in "kv")
     key = r.node("k_rot", Join(start=k, end=k_pe))
-    for leaf, size, holds, what in (
-        ("latent", "dc", latent, "normalized latents"), ("k_pe", "dr", k_pe, "rotated keys"),
-    ):  # fmt: skip
-        r.state(
-            leaf, f"S {size}", holds, "scores", f"the {what} of every position so far",
-            f"the cached {what}", cached=True, shares=f"cache.{site.layer}.latent_k_pe",
-        )  # fmt: skip
+    kept = (("latent", "dc", latent, "normalized latents"), ("k_pe", "dr", k_pe, "rotated keys"))
+    for leaf, size, holds, what in kept:
+        formula, words = f"the {what} of every position so far", f"the cached {what}"
+        both = f"cache.{site.layer}.latent_k_pe"
+        r.state(leaf, f"S {size}", holds, "scores", formula, words, cached=True, shares=both)
     score = Score(
         query=query, key=key, scale=a.scale, head_dim=a.head_dim, group=1, window=None, root="√d_k"
     )
@@ -74,9 +69,8 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
 def latent_facts(a: LatentConfig) -> Mapping[str, Any]:
     """Facts for `info`."""
     queries = "" if a.query_rank is None else f", queries of {a.query_rank}"
-    details = (
-        f"latents of {a.rank}{queries}", f"{a.rope.dims} of {a.head_dim} numbers rotated",
-    )  # fmt: skip
+    rotated = f"{a.rope.dims} of {a.head_dim} numbers rotated"
+    details = (f"latents of {a.rank}{queries}", rotated)
     return {
         "kind": "latent attention", "heads": a.heads, "kv_heads": a.heads, "head_dim": a.head_dim,
         "value_dim": a.value_dim, "rotary": True, "qk_norm": False, "details": details,

@@ -33,10 +33,8 @@ def mlp_graph(m: MlpConfig, site: Site, *, shared: bool = False) -> PartGraph:
     """
     axis, mark, noun = ("Fs", "ₛ", "the shared expert") if shared else ("F", "", "the feed-forward")
     up, act, down = ("shared",) * 3 if shared else ("ffn_up", "ffn_act", "ffn_down")
-    r = Rows(
-        site.name, _ROWS.format(F=axis, mark=mark, up=up, act=act, down=down), layer=site.layer,
-        kind="mlp", sizes={axis: m.hidden},
-    )  # fmt: skip
+    lines = _ROWS.format(F=axis, mark=mark, up=up, act=act, down=down)
+    r = Rows(site.name, lines, "mlp", {axis: m.hidden}, layer=site.layer)
     if m.gated:
         limit = None if m.clamp is None else m.clamp.limit
         gate = r.project("gate", site.source, fused="gate_up", bias=m.bias, mark=mark)
@@ -54,6 +52,5 @@ def mlp_graph(m: MlpConfig, site: Site, *, shared: bool = False) -> PartGraph:
 def mlp_facts(m: MlpConfig) -> Mapping[str, Any]:
     """Facts for `info`."""
     details = () if m.clamp is None else (f"gates clamped at {m.clamp.limit:g}",)
-    return {
-        "hidden": m.hidden, "activation": m.activation, "gated": m.gated, "details": details,
-    }  # fmt: skip
+    network = {"hidden": m.hidden, "activation": m.activation, "gated": m.gated}
+    return {**network, "details": details}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from llmcli.graph.node import PartGraph
 from llmcli.graph.ops import Scale
 from llmcli.graph.rows import Rows
@@ -30,13 +32,9 @@ def norm_graph(
     """
     which, out, aside = words
     ends = layer is None
-    r = Rows(name, _ROWS, layer=layer, kind="norms")
-    r.node(
-        "scale", Scale(source=source, norm=norm), words=f"the divisor of each row in {which}",
-        ends=ends,
-    )  # fmt: skip
-    r.normalize(
-        "out", source, norm, which, weights="", letter=letter, words=out, aside=aside, ends=ends,
-        wide=wide,
-    )  # fmt: skip
+    r = Rows(name, _ROWS, "norms", layer=layer)
+    divisor = f"the divisor of each row in {which}"
+    r.node("scale", Scale(source=source, norm=norm), words=divisor, ends=ends)
+    how: dict[str, Any] = {"letter": letter, "words": out, "aside": aside, "wide": wide}
+    r.normalize("out", source, norm, which, prefix="", ends=ends, **how)
     return r.graph()

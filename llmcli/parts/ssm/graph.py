@@ -49,8 +49,7 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
 
     `pattern` and `state` are derived: no kernel stores a map, or the state after each token.
     """
-    sizes = sizes_of(c, AXES)
-    r = Rows(site.name, _ROWS + RECURRENT_ROWS, layer=site.layer, kind="mixers", sizes=sizes)
+    r = Rows(site.name, _ROWS + RECURRENT_ROWS, "mixers", sizes_of(c, AXES), layer=site.layer)
     gate, enters, dt = (
         r.project(
             leaf, site.source, symbol=leaf.removesuffix("_in"), bias=c.bias, fused="gate_in_dt"
@@ -77,7 +76,7 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
     gates = r.node("gate_act", Activate(source=gate, function="silu"))
     z = r.node("gated", Gate(act=gates, up=z))
     out = r.normalize(
-        "out", z, c.norm, "the norm of the output", weights="norm.", joined=True, groups=c.groups
+        "out", z, c.norm, "the norm of the output", prefix="norm.", joined=True, groups=c.groups
     )
     r.output(site, "the Mamba-2 mixer", "leave", out, symbol="out", over="H·dv", bias=c.bias)
     documents = {"dv": "d_v", "H": "h"}
@@ -91,5 +90,5 @@ def ssm_facts(c: SsmConfig) -> Mapping[str, Any]:
     if c.least > 0 or c.most < math.inf:
         most = f" to {c.most:g}" if c.most < math.inf else ""
         details.append(f"step sizes from {c.least:g}{most}")
-    return {"kind": "Mamba-2", "heads": c.heads, "head_dim": c.head_dim,
-            "details": tuple(details)}  # fmt: skip
+    sizes = {"heads": c.heads, "head_dim": c.head_dim}
+    return {"kind": "Mamba-2", **sizes, "details": tuple(details)}
