@@ -123,9 +123,10 @@ class Kernel:
 class PartGraph:
     """The description of one part's tensors.
 
-    `sizes`: of its axes by letter; `documents`: how the documents write these letters. `entering`:
-    TransformerLens' names of its input. `similar`: (pattern of the end of other programs' names,
-    suggested names, which may refer to the pattern's groups).
+    `sizes`: of its axes by letter. `segments`: the axes that are concatenated in an axis, such as
+    `C` → `Hk·dk|Hk·dk|H·dv`; its size is their sum. `documents`: how the documents write letters.
+    `entering`: TransformerLens' names of its input. `similar`: (pattern of the end of other
+    programs' names, suggested names, which may refer to the pattern's groups).
     """
 
     nodes: tuple[Node, ...]
@@ -133,6 +134,7 @@ class PartGraph:
     states: tuple[State, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
+    segments: Mapping[str, str] = field(default_factory=dict)
     documents: Mapping[str, str] = field(default_factory=dict)
     absent: tuple[Absent, ...] = ()
     entering: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
+from operator import attrgetter
 
 from llmcli.graph.spec import Call
 from llmcli.parts.attention.config import QueryGrowth, RopeConfig
@@ -23,8 +24,15 @@ Sizes = Mapping[str, int]  # of axes, by their letters
 
 
 def size(axis: str, sizes: Sizes) -> int:
-    """The size of an axis, or of a product of axes such as `H·dh`."""
-    return prod(sizes[letter] for letter in axis.split("·"))
+    """The size of an axis, of a product such as `H·dh`, or of segments: `H·dv|G·N|G·N`."""
+    return sum(
+        prod(sizes[letter] for letter in segment.split("·")) for segment in axis.split("|")
+    )
+
+
+def axis_sizes(fields: Mapping[str, str], config: object) -> dict[str, int]:
+    """Letter → size of the axes whose sizes are these fields of a part's configuration."""
+    return {letter: attrgetter(field)(config) for letter, field in fields.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

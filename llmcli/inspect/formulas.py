@@ -20,7 +20,7 @@ from torch import Tensor
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.errors import NotFinite
-from llmcli.formats.blocks import Blocks
+from llmcli.formats.blocks import FileLayoutWeight
 from llmcli.formats.packed import Packed
 from llmcli.formats.weight import Weight
 from llmcli.graph.evaluation.rule import Rule, symbol
@@ -241,7 +241,7 @@ def _allowed(magnitude: Tensor, halves: Tensor, own: Kernel, name: str) -> Tenso
         allowed = allowed + ROUNDINGS * (wide.eps * magnitude + wide.tiny)
     else:
         allowed = NARROW_ROUNDINGS_GPU * (found.eps * magnitude + found.tiny)
-    if isinstance(_weight(own, name), Blocks):  # each of its numbers may have been rounded
+    if isinstance(_weight(own, name), FileLayoutWeight):  # its numbers may have been rounded
         allowed = allowed + torch.finfo(own.model.dtype).eps / 2 * magnitude
     return torch.where(magnitude > 0, allowed, 0.0)
 

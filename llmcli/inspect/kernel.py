@@ -105,11 +105,11 @@ class Kernel:
         return self._seen(concatenated(self[name]), weight)
 
     def _seen(self, x_TK: Tensor, weight: str) -> Tensor:
-        """See `Weight.seen`; a dense weight reads `x_TK` itself."""
+        """See `Weight.quantized_input`; a dense weight reads `x_TK` itself."""
         if not self.rounded(weight):
             return x_TK
         matrix = self.model.decoder.weight(weight)
-        return exact(matrix.seen(x_TK.to(self.model.device, torch.float32)))
+        return exact(matrix.quantized_input(x_TK.to(self.model.device, torch.float32)))
 
     def rounded(self, weight: str) -> int:
         """To how many bits the input of products with that matrix is rounded; 0: to none."""

@@ -27,7 +27,7 @@ from llmcli.nn.step import Step
 from llmcli.ops import compiled, on_card
 from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, scores, visible_keys, weights
-from llmcli.ops.elements import gate, narrowed
+from llmcli.ops.elements import cast, gate
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.rope import rotate
 from llmcli.parts.attention.config import AttentionConfig
@@ -158,7 +158,7 @@ class Attention(SoftmaxMap):
         """The emitted gates before their sigmoid, in the model's dtype."""
         if not self.config.gated:
             return None
-        return self._emit_gates("gate", narrowed(raw_BTG, self._dtype), step)
+        return self._emit_gates("gate", cast(raw_BTG, self._dtype), step)
 
     def _emit_gates(self, leaf: str, gate_BTG: Tensor, step: Step) -> Tensor:
         """Emit gates per head, `[B, H, T, e]`; returns the same tensor unless edited."""
@@ -172,7 +172,7 @@ class Attention(SoftmaxMap):
         if self.v_norm is not None:
             emitted_BKTe = step.emit(name, self._heads(v_BTKe))
             v_BTKe, name = self.v_norm(emitted_BKTe.transpose(1, 2)), f"{name}_norm"
-        narrow = narrowed(v_BTKe.flatten(2), self._cache_dtype)  # one row per token
+        narrow = cast(v_BTKe.flatten(2), self._cache_dtype)  # one row per token
         return step.emit(name, self._heads(narrow.view(shape)))
 
     def _queries(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
@@ -236,7 +236,7 @@ class Attention(SoftmaxMap):
 
     def _enter(self, q_BTHd: Tensor, k_BTKd: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Queries and keys as they enter the scores; keys in the cache's dtype."""
-        narrow = narrowed(k_BTKd.flatten(2), self._cache_dtype)  # one row per token
+        narrow = cast(k_BTKd.flatten(2), self._cache_dtype)  # one row per token
         k_BKTd = self._heads(narrow.view(k_BTKd.shape))
         q_BHTd = step.emit(self.entering[0], self._heads(q_BTHd))
         return q_BHTd, step.emit(self.entering[1], k_BKTd)

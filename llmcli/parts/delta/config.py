@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from llmcli.parts.norm.config import NormConfig
 
@@ -27,11 +29,22 @@ class DeltaConfig:
     eps: float = 1e-6
     tiled: bool = False
 
+    AXES: ClassVar[Mapping[str, str]] = {
+        "H": "heads", "Hk": "key_heads", "dk": "key_dim", "dv": "value_dim", "L": "length",
+    }  # fmt: skip
+    SEGMENTS: ClassVar[Mapping[str, str]] = {"C": "Hk·dk|Hk·dk|H·dv"}
+
     def __post_init__(self) -> None:
         if self.heads % self.key_heads:
             raise ValueError(f"{self.key_heads} key heads do not divide {self.heads} value heads")
 
     @property
+    def segments(self) -> tuple[int, int, int]:
+        """Sizes in the channels of queries, keys and values, concatenated."""
+        keys = self.key_heads * self.key_dim
+        return keys, keys, self.heads * self.value_dim
+
+    @property
     def channels(self) -> int:
-        """Channels of the convolution: queries, keys and values concatenated."""
-        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+        """Channels of the convolution."""
+        return sum(self.segments)

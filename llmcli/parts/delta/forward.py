@@ -74,8 +74,7 @@ class GatedDelta(Recurrent):
     ) -> Inputs:
         """The recurrence's inputs, in at least float32."""
         p, config = self.name, self.config
-        keys, values = config.key_heads * config.key_dim, config.heads * config.value_dim
-        q, k, v = act_BTC.split_with_sizes([keys, keys, values], -1)
+        q, k, v = act_BTC.split_with_sizes(config.segments, -1)
         q_BTKd, k_BTKd = (
             at_least_float32(one).view(*one.shape[:2], config.key_heads, -1) for one in (q, k)
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmcli.graph.node import Absent, Kernel, Node, Parameter, PartGraph, Site, State
-from llmcli.graph.ops import Activate, Convolve, Gate, Mix, Normalize, Op, Project
+from llmcli.graph.ops import Activate, Convolve, Gate, Mix, Normalize, Op, Project, axis_sizes
 from llmcli.graph.recurrence import (
     Cut,
     LinearMap,
@@ -36,8 +36,7 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
 
     `pattern` and `state` are derived: no kernel stores a map, or the state after each token.
     """
-    p = site.name
-    keys = c.key_heads * c.key_dim
+    p, (keys, _, _) = site.name, c.segments
 
     def node(leaf: str, letter: str, axes: tuple[str, ...], op: Op, words: str,
              group: str = "scan", *, wide: bool = True, shown: bool = False) -> Node:  # fmt: skip
@@ -110,8 +109,7 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
     return PartGraph(
         nodes=nodes, parameters=tuple(_parameters(c, site)), states=recurrent_states(site, "dk"),
         kernels=recurrent_kernels(p),
-        sizes={"H": c.heads, "Hk": c.key_heads, "dk": c.key_dim, "dv": c.value_dim,
-               "C": c.channels, "L": c.length},
+        sizes=axis_sizes(c.AXES, c), segments=c.SEGMENTS,
         documents={"dk": "d_k", "dv": "d_v", "Hk": "h_k", "H": "h"},
         absent=tuple(recurrent_absent("a gated DeltaNet", "attn|ssm")),
     )  # fmt: skip

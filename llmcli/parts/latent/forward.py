@@ -26,7 +26,7 @@ from llmcli.nn.state import LayerState
 from llmcli.nn.step import Step
 from llmcli.ops import compiled
 from llmcli.ops.attention import attend, scores, visible_keys
-from llmcli.ops.elements import narrowed
+from llmcli.ops.elements import cast
 from llmcli.ops.heads import join, to_columns, to_rows
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.rope import rotate
@@ -103,9 +103,9 @@ class LatentAttention(SoftmaxMap):
         """Normalized latents `[B, T, c]` and rotated keys `[B, T, r]`, in the cache's dtype."""
         latent_BTc, k_BTr = self.kv_down.split(self.kv_down.wide(x_BTD))
         latent_BTc = self.kv_norm(step.emit(f"{self.name}.kv_latent", latent_BTc))
-        latent_BTc = step.emit(self.kv_norm.name, narrowed(latent_BTc, self._cache_dtype))
+        latent_BTc = step.emit(self.kv_norm.name, cast(latent_BTc, self._cache_dtype))
         k_BTr = step.emit(f"{self.name}.k_pe", k_BTr.to(x_BTD.dtype))
-        k_BTr = narrowed(self._rotated(k_BTr.unsqueeze(2), step).squeeze(2), self._cache_dtype)
+        k_BTr = cast(self._rotated(k_BTr.unsqueeze(2), step).squeeze(2), self._cache_dtype)
         return latent_BTc, step.emit(f"{self.name}.k_pe_rot", k_BTr)
 
     def _heads(self, linear: Linear, x: Tensor) -> Iterator[Tensor]:

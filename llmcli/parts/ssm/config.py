@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from llmcli.parts.norm.config import NormConfig
 
@@ -30,6 +32,11 @@ class SsmConfig:
     bias: bool = False
     conv_bias: bool = True
 
+    AXES: ClassVar[Mapping[str, str]] = {
+        "H": "heads", "G": "groups", "N": "state", "dv": "head_dim", "L": "length",
+    }  # fmt: skip
+    SEGMENTS: ClassVar[Mapping[str, str]] = {"C": "H·dv|G·N|G·N"}
+
     def __post_init__(self) -> None:
         if self.heads % self.groups:
             raise ValueError(f"{self.groups} groups do not divide {self.heads} heads")
@@ -40,6 +47,12 @@ class SsmConfig:
         return self.heads * self.head_dim
 
     @property
+    def segments(self) -> tuple[int, int, int]:
+        """Sizes in the channels of x, B and C, concatenated."""
+        shared = self.groups * self.state
+        return self.inner, shared, shared
+
+    @property
     def channels(self) -> int:
-        """Channels of the convolution: x, B and C concatenated."""
-        return self.inner + 2 * self.groups * self.state
+        """Channels of the convolution."""
+        return sum(self.segments)

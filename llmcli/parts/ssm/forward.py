@@ -72,8 +72,7 @@ class Ssm(Recurrent):
     def _inputs(self, act_BTC: Tensor, dt_BTH: Tensor, step: Step) -> Inputs:
         """The recurrence's inputs, in at least float32."""
         p, config = self.name, self.config
-        shared = config.groups * config.state
-        x, b, c = act_BTC.split_with_sizes([config.inner, shared, shared], -1)
+        x, b, c = act_BTC.split_with_sizes(config.segments, -1)
         x_BHTe = at_least_float32(step.emit(f"{p}.x", in_heads(x, config.heads)))
         b_BGTN = at_least_float32(step.emit(f"{p}.B", in_heads(b, config.groups)))
         c_BGTN = at_least_float32(step.emit(f"{p}.C", in_heads(c, config.groups)))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site
-from llmcli.graph.ops import Activate, Convolve, Gate, Mix, Normalize, Op, Project
+from llmcli.graph.ops import Activate, Convolve, Gate, Mix, Normalize, Op, Project, axis_sizes
 from llmcli.graph.recurrence import (
     Cut,
     LinearMap,
@@ -56,7 +56,7 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
     def cut(first: int, count: int, size: int) -> Cut:
         return Cut(source=f"{p}.act", first=first, heads=count, size=size)
 
-    of_value, of_group, shared = ("H", "T", "dv"), ("G", "T", "N"), c.groups * c.state
+    of_value, of_group, shared = ("H", "T", "dv"), ("G", "T", "N"), c.segments[1]
     recurrence = Recurrence(
         query=f"{p}.C", key=f"{p}.B", step=f"{p}.dt", log_decay=f"{p}.log_decay", heads=c.heads,
         group=c.heads // c.groups, plain=True,
@@ -111,8 +111,7 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
     return PartGraph(
         nodes=nodes, parameters=tuple(_parameters(c, site)), states=recurrent_states(site, "N"),
         kernels=recurrent_kernels(p),
-        sizes={"H": c.heads, "G": c.groups, "N": c.state, "dv": c.head_dim,
-               "C": c.channels, "L": c.length},
+        sizes=axis_sizes(c.AXES, c), segments=c.SEGMENTS,
         documents={"dv": "d_v", "H": "h"},
         absent=(
             *recurrent_absent("a Mamba-2 mixer", "attn|linattn"),
