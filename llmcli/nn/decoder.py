@@ -140,15 +140,15 @@ class Decoder:
         # there is no kernel for queries that are scaled by position
         kernels = not dynamic and all(attention.growth is None for attention in scores)
         packed = bool(formats) and dtype == torch.float32 and native.level() is not None
+        tables = torch.float64 if dtype == torch.float64 else torch.float32
+        self._ropes = {rope: RopeTables(rope, self.device, tables) for rope in rotations}
         recorder: GraphRecorder | KernelRecorder | None = None
         if self.fixed_shapes:
             recorder = GraphRecorder(self.device)
         elif packed and self.device.type == "cpu" and kernels:
-            recorder = KernelRecorder(self._persistent)
+            recorder = KernelRecorder(self._weights.values(), self._ropes.values())
         off = "the frequencies of its rotation depend on the length" if dynamic else None
-        self.steps = Steps(recorder, self._fixed, self._slots, off)
-        tables = torch.float64 if dtype == torch.float64 else torch.float32
-        self._ropes = {rope: RopeTables(rope, self.device, tables) for rope in rotations}
+        self.steps = Steps(recorder, off)
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -184,8 +184,8 @@ class Decoder:
         after = [length + tokens for length in state.lengths]
         if self._stretches or self.outdated(state, after):
             return False
-        single = self.steps.recorded(state, 1)
-        if single is None or self.steps.recorded(state, tokens) is not None:
+        single, many = (state.recorded.get((n, self._slots(state, n))) for n in (1, tokens))
+        if single is None or many is not None:
             return True
         free = available_bytes(self.device)
         return free is None or tokens * single.nbytes <= free
@@ -241,7 +241,8 @@ class Decoder:
         steps = (ahead or ids_BT.shape[1] == 1) and lengths is None
         if state is not None and steps and clock is late and not watched:
             self._check_room(state.lengths, ids_BT.shape[1], state)
-            replayed = self.steps(ids_BT, state, late)
+            slots = self._slots(state, ids_BT.shape[1])
+            replayed = self.steps(ids_BT, state, slots, self._fixed, late)
             if replayed is not None:
                 return replayed
         step = self._step(ids_BT, state, lengths, totals, tap, edits, clock)
@@ -296,11 +297,6 @@ class Decoder:
             recorded=state.lengths_B is None, clock=clock, lenders=self._lenders,
         )  # fmt: skip
         return self._pass(ids_B1, state, step, "all", None)
-
-    def _persistent(self, capacity: int) -> list[Tensor]:
-        """Tensors of the decoder that a step reads: weights and tables of rotations."""
-        tables = [one for rope in self._ropes.values() for one in rope.upto(capacity)]
-        return [*tables, *(one for weight in self._weights.values() for one in weight.memory())]
 
     def _slots(self, state: State, tokens: int) -> int:
         """Number of slots read by a step with fixed shapes: all, or a bucket on a GPU."""

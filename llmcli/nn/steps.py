@@ -10,7 +10,7 @@ Axes: B sequences, T tokens, V vocabulary.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter_ns
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -18,15 +18,18 @@ import torch
 from torch import Tensor
 
 from llmcli.errors import first_line
+from llmcli.formats.weight import Weight
 from llmcli.kernels import program
 from llmcli.nn.state import State
-from llmcli.nn.step import Clock
+from llmcli.nn.step import Clock, RopeTables
 
 FIRST_BUCKET = 256  # slots
 _WARM_UPS = 2  # runs before a capture: libraries choose kernels and allocate in the first ones
 
-# Logits `[B, 1, V]` of ids `[B, 1]` at positions `[B]`, both on the device; calls the clock, if any
-Run: TypeAlias = Callable[[Tensor, Tensor, Clock | None], Tensor]
+# Logits `[B, 1, V]` of ids `[B, 1]`, a state, its lengths on the host, `Step.fixed`, and a clock
+Run: TypeAlias = Callable[[Tensor, State, Sequence[int], tuple[Tensor, int], Clock | None], Tensor]
+# those of ids, lengths on the device, and a clock
+RunAt: TypeAlias = Callable[[Tensor, Tensor, Clock | None], Tensor]
 
 
 @runtime_checkable
@@ -47,27 +50,22 @@ class NotRecordable(Exception):
 class Steps:
     """The decode steps of a decoder, recorded for each state, number of tokens and of slots.
 
-    `run(ids, state, starts, fixed, clock)` computes a step of one token per sequence; `fixed`: see
-    `Step`. `slots(state, tokens)`: number of slots that it reads. `off`: why steps are computed and
-    not recorded, if known.
+    Without a `recorder` all steps are computed; `off` says why, if known.
     """
 
     def __init__(
-        self,
-        recorder: KernelRecorder | GraphRecorder | None,
-        run: Callable[[Tensor, State, Sequence[int], tuple[Tensor, int], Clock | None], Tensor],
-        slots: Callable[[State, int], int],
-        off: str | None = None,
+        self, recorder: KernelRecorder | GraphRecorder | None, off: str | None = None
     ) -> None:
         self.recorder, self.off = recorder, off
-        self._run, self._slots = run, slots
 
-    def __call__(self, ids_BT: Tensor, state: State, clock: ReplayClock | None) -> Tensor | None:
+    def __call__(
+        self, ids_BT: Tensor, state: State, slots: int, run: Run, clock: ReplayClock | None
+    ) -> Tensor | None:
         """Logits `[B, T, V]` in separate memory; None if they must be computed.
 
-        Several tokens belong to one sequence (lanes). The first step of a state is not recorded,
-        since it may be the only one. A failed recording is not tried again, and leaves the state as
-        it was.
+        `run` computes a step of one token per sequence that reads `slots` slots. Several tokens
+        belong to one sequence (lanes). The first step of a state is not recorded, since it may be
+        the only one. A failed recording is not tried again, and leaves the state as it was.
         """
         tokens = ids_BT.shape[1]
         if self.recorder is None or torch.compiler.is_compiling():
@@ -78,14 +76,13 @@ class Steps:
             # a single step shows whether our kernels compute everything: only they can write to
             # memory shared by lanes
             saved = state.snapshot(slots=False)
-            if self(ids_BT[:, :1], state, None) is None:
+            if self(ids_BT[:, :1], state, slots, run, None) is None:
                 return None
             state.restore(saved)
         if tokens == 1 and not state.stepped:
             state.stepped = True
             return None
         starts = state.lengths if tokens == 1 else [state.lengths[0] + i for i in range(tokens)]
-        slots = self._slots(state, tokens)
         if (tokens, slots) in state.recorded:
             step = state.recorded[tokens, slots]
             step.run(ids_BT, starts, clock)
@@ -93,15 +90,15 @@ class Steps:
             lanes = state if tokens == 1 else state.lanes(tokens)
             before = None if state.rewinds else state.snapshot(slots=False)
 
-            def run(ids_B1: Tensor, starts_B: Tensor, clock: Clock | None) -> Tensor:
-                return self._run(ids_B1, lanes, starts, (starts_B, slots), clock)
+            def step_at(ids_B1: Tensor, starts_B: Tensor, clock: Clock | None) -> Tensor:
+                return run(ids_B1, lanes, starts, (starts_B, slots), clock)
 
             def undo() -> None:
                 if before is not None:
                     state.restore(before)
 
             try:
-                step = self.recorder.record(run, undo, ids_BT, starts, state, clock)
+                step = self.recorder.record(step_at, undo, ids_BT, starts, state, clock)
             except NotRecordable as why:
                 self.recorder, self.off = None, str(why)
                 undo()
@@ -110,31 +107,28 @@ class Steps:
         state.advance([tokens] * state.batch)
         return step.logits.clone().view(*ids_BT.shape, -1)
 
-    def recorded(self, state: State, tokens: int) -> KernelStep | GraphStep | None:
-        """The recorded step of `tokens` tokens per sequence, if any."""
-        return state.recorded.get((tokens, self._slots(state, tokens)))
-
-
 class KernelRecorder:
     """Records a step of which every operation is one of our kernels, on a CPU.
 
-    `weights(capacity)`: persistent tensors that such a step reads.
+    A step reads `weights` and tables of the rotations `ropes`.
     """
 
-    def __init__(self, weights: Callable[[int], Sequence[Tensor]]) -> None:
-        self._weights = weights
+    def __init__(self, weights: Collection[Weight], ropes: Collection[RopeTables]) -> None:
+        self._weights, self._ropes = weights, ropes
 
     def accepts(self, state: State, tokens: int, clock: ReplayClock | None) -> bool:
         """Whether it records steps of such a state."""
         return state.lengths_B is None
 
     def record(
-        self, run: Run, undo: Callable[[], None], ids_BT: Tensor, starts: Sequence[int],
+        self, run: RunAt, undo: Callable[[], None], ids_BT: Tensor, starts: Sequence[int],
         state: State, clock: ReplayClock | None,
     ) -> KernelStep:  # fmt: skip
         """Run the step and record it. Raises NotRecordable."""
+        tables = [one for rope in self._ropes for one in rope.upto(state.capacity)]
+        weights = [one for weight in self._weights for one in weight.memory()]
         caches = list(state.tensors().values())
-        step = KernelStep(run, ids_BT, starts, self._weights(state.capacity), caches)
+        step = KernelStep(run, ids_BT, starts, [*weights, *tables], caches)
         if clock is not None:  # not for a step that is computed again
             clock.replayed(step.names, step.times)
         return step
@@ -148,7 +142,7 @@ class KernelStep:
     """
 
     def __init__(
-        self, run: Run, ids_BT: Tensor, starts: Sequence[int], weights: Sequence[Tensor],
+        self, run: RunAt, ids_BT: Tensor, starts: Sequence[int], weights: Sequence[Tensor],
         caches: Sequence[Tensor],
     ) -> None:  # fmt: skip
         batch = len(starts)
@@ -210,7 +204,7 @@ class GraphRecorder:
             return torch.cuda.is_current_stream_capturing()
 
     def record(
-        self, run: Run, undo: Callable[[], None], ids_BT: Tensor, starts: Sequence[int],
+        self, run: RunAt, undo: Callable[[], None], ids_BT: Tensor, starts: Sequence[int],
         state: State, clock: ReplayClock | None,
     ) -> GraphStep:  # fmt: skip
         """Capture the step and run it. Raises NotRecordable."""

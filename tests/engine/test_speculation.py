@@ -264,7 +264,7 @@ def test_no_more_is_read_ahead_than_there_is_memory_for(monkeypatch):
         session.extend(torch.tensor([[7]]))
     if not session.state.recorded:
         pytest.skip("there are no kernels")
-    nbytes = decoder.steps.recorded(session.state, 1).nbytes
+    nbytes = session.state.recorded[1, 60].nbytes
     assert nbytes > config.width * 4 * 5
     monkeypatch.setattr("llmcli.nn.decoder.available_bytes", lambda device: 8 * nbytes)
     assert [session.reads_ahead(rows) for rows in ROWS] == [True, True, False]

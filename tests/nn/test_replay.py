@@ -138,7 +138,8 @@ def test_what_is_not_recorded_is_found(name, model, monkeypatch):
     for module in ("nn.block", "parts.mlp.forward"):
         monkeypatch.setattr(f"llmcli.{module}.{name}", plain, raising=False)
     monkeypatch.setattr(elements, name, plain)
-    monkeypatch.setattr(model.decoder.steps, "recorder", KernelRecorder(model.decoder._persistent))
+    recorder = KernelRecorder(model.decoder._weights.values(), model.decoder._ropes.values())
+    monkeypatch.setattr(model.decoder.steps, "recorder", recorder)
     one = session(model)
     assert torch.equal(decoded(one), expected)
     if name == "add":
