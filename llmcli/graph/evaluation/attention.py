@@ -11,7 +11,8 @@ from torch import Tensor
 
 from llmcli.graph import ops
 from llmcli.graph.evaluation.dots import Dot, Of, Operands
-from llmcli.graph.evaluation.rule import Numbers, Rule, fact, symbol
+from llmcli.graph.evaluation.numbers import fact
+from llmcli.graph.evaluation.rule import Numbers, Rule, symbol
 from llmcli.records.explanation import Element, Fact, Sum, Term
 
 

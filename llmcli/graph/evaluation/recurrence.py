@@ -12,32 +12,12 @@ from torch import Tensor
 
 from llmcli.graph import recurrence as ops
 from llmcli.graph.evaluation.dots import Dot, Of, Operands, dot, products
-from llmcli.graph.evaluation.rule import Numbers, Rule, exact, total
+from llmcli.graph.evaluation.pointwise import heads_of
+from llmcli.graph.evaluation.rule import Numbers, Rule, total
 from llmcli.records.explanation import Element, Fact, Sum, Term
 
 # Tokens per chunk of the kernels: each number has rounding errors of its whole chunk.
 CHUNK = 64
-
-
-class Cut(Rule[ops.Cut]):
-    """`V = Z[…]`, cut into heads."""
-
-    def tensor(self, values: Numbers) -> Tensor:
-        """The selected numbers."""
-        return _cut(self.op, values)
-
-    def magnitudes(self, values: Numbers) -> Tensor:
-        """Zero for a copy."""
-        return torch.zeros(1, dtype=torch.float64)
-
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """One number of the row."""
-        head, token, i = index
-        at = token, self.op.first + head * self.op.size + i
-        value = float(values[self.op.source][at])
-        fact = Fact(formula=self.cell(self.op.source, *at), parts=(), value=value)
-        follow = ((self.op.source, at),)
-        return Element(value=value, after=(fact,), follow=follow)
 
 
 class UnitLength(Rule[ops.UnitLength]):
@@ -45,7 +25,7 @@ class UnitLength(Rule[ops.UnitLength]):
 
     def tensor(self, values: Numbers) -> Tensor:
         """Row by row."""
-        x = _cut(self.op.cut, values)
+        x = heads_of(self.op.cut, values)
         return x / ((x * x).sum(-1, keepdim=True) + self.op.eps) ** 0.5 * self.op.scale
 
     def magnitudes(self, values: Numbers) -> Tensor:
@@ -55,7 +35,7 @@ class UnitLength(Rule[ops.UnitLength]):
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The squares of the head's numbers, the root, the quotient."""
         op, cut, (head, token, i) = self.op, self.op.cut, index
-        row, first = _cut(cut, values)[head, token].tolist(), cut.first + head * cut.size
+        row, first = heads_of(cut, values)[head, token].tolist(), cut.first + head * cut.size
         terms = tuple(Term(at=at, parts=(x,), value=x * x) for at, x in enumerate(row))
         cell = self.cell(cut.source, token, f"{first}+i" if first else "i")
         summed = total(terms)
@@ -72,69 +52,6 @@ class UnitLength(Rule[ops.UnitLength]):
             sum=Sum(formula=f"{cell}²", over="i", columns=(cell, f"{cell}²"), value=summed),
             after=(root, quotient), follow=((cut.source, (token, first + i)),),
         )  # fmt: skip
-
-
-class StepSize(Rule[ops.StepSize]):
-    """`dt = clip(softplus(X + b), least, most)`, `[T, H]`."""
-
-    def _inside(self, values: Numbers) -> Tensor:
-        return values[self.op.source] + values.vector(self.op.bias)
-
-    def tensor(self, values: Numbers) -> Tensor:
-        """log(1 + e^x), number by number."""
-        return _clipped(torch.logaddexp(self._inside(values), torch.zeros(())), self.op)
-
-    def magnitudes(self, values: Numbers) -> Tensor:
-        """The magnitudes of the softplus's argument and of its result."""
-        x, b = values[self.op.source], values.vector(self.op.bias)
-        # below −1 it is nearly e^x: relative error of x
-        slope = torch.sigmoid(x + b)
-        return (x.abs() + b.abs() + 1) * slope + self.tensor(values)
-
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The bias, the softplus, the bounds."""
-        op = self.op
-        x, b = float(values[op.source][index]), float(values.vector(op.bias)[index[-1]])
-        soft = float(torch.logaddexp(torch.tensor(x + b, dtype=torch.float64), torch.zeros(())))
-        value = min(max(soft, op.least), op.most)
-        cells = self.cell(op.source, *index), self.cell(op.bias, index[-1])
-        facts = [
-            Fact(formula=f"x = {cells[0]} + {cells[1]} = {{}} + {{}}", parts=(x, b), value=x + b),
-            Fact(formula="softplus(x) = ln(1 + e^x)", parts=(), value=soft),
-        ]
-        if op.bounded:
-            words = f"clip({{}}, {op.least:g}, {op.most:g})"
-            facts.append(Fact(formula=words, parts=(soft,), value=value))
-        return Element(
-            value=value, after=tuple(facts),
-            follow=((op.source, index),),
-        )  # fmt: skip
-
-
-class LogDecay(Rule[ops.LogDecay]):
-    """`g = −e^A · dt`, `[T, H]`."""
-
-    def tensor(self, values: Numbers) -> Tensor:
-        """The element-wise product."""
-        return -torch.exp(values.vector(self.op.rate)) * values[self.op.source]
-
-    def magnitudes(self, values: Numbers) -> Tensor:
-        """The relative error of the exponential is that of A."""
-        return self.tensor(values).abs() * (1 + values.vector(self.op.rate).abs())
-
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The rate and the step size; the remaining share of the state."""
-        a, dt = float(values.vector(self.op.rate)[index[-1]]), float(values[self.op.source][index])
-        value = -math.exp(a) * dt
-        cells = self.cell(self.op.rate, index[-1]), self.cell(self.op.source, *index)
-        facts = (
-            Fact(formula=f"e^{cells[0]} = e^{{}}", parts=(a,), value=math.exp(a)),
-            Fact(formula=f"−e^{cells[0]} · {cells[1]} = −{{}} · {{}}", parts=(math.exp(a), dt),
-                 value=value),
-            Fact(formula="e^g, what is left of the state", parts=(), value=math.exp(value)),
-        )  # fmt: skip
-        return Element(value=value, after=facts,
-                       follow=((self.op.source, index),))  # fmt: skip
 
 
 class _Inputs:
@@ -302,42 +219,3 @@ class StateAfter(Rule[ops.StateAfter]):
             after=(write, both),
             follow=((self.op.value, (head, t, e)), (op.key, (of, t, d)), (op.step, (t, head))),
         )  # fmt: skip
-
-
-class Skip(Rule[ops.Skip]):
-    """`Y = C + D X`, `[H, T, d]`."""
-
-    def _weights(self, values: Numbers) -> Tensor:
-        return exact(values.weight(self.op.weight))[:, None, None]
-
-    def tensor(self, values: Numbers) -> Tensor:
-        """Head by head."""
-        return values[self.op.source] + self._weights(values) * values[self.op.value]
-
-    def magnitudes(self, values: Numbers) -> Tensor:
-        """|C| + |D X|."""
-        skipped = self._weights(values).abs() * values[self.op.value].abs()
-        return values[self.op.source].abs() + skipped
-
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """Both terms."""
-        y, x = float(values[self.op.source][index]), float(values[self.op.value][index])
-        weight = float(values.weight(self.op.weight)[index[0]])
-        value = y + weight * x
-        cells = self.cell(self.op.source, *index), self.cell(self.op.value, *index)
-        own = self.cell(self.op.weight, index[0])
-        fact = Fact(formula=f"{cells[0]} + {own} · {cells[1]} = {{}} + {{}} · {{}}",
-                    parts=(y, weight, x), value=value)  # fmt: skip
-        return Element(value=value, after=(fact,),
-                       follow=((self.op.source, index), (self.op.value, index)))  # fmt: skip
-
-
-def _clipped(x: Tensor, op: ops.StepSize) -> Tensor:
-    x = torch.where(x < op.least, op.least, x)
-    return torch.where(x > op.most, op.most, x)
-
-
-def _cut(op: ops.Cut, values: Numbers) -> Tensor:
-    """The selected numbers as heads, `[H, T, d]`."""
-    rows_TC = values[op.source][:, op.first : op.first + op.heads * op.size]
-    return torch.stack(rows_TC.chunk(op.heads, -1))
