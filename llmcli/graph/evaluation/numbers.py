@@ -152,9 +152,9 @@ def number(x: Number | float) -> Number:
 
 
 def exp(x: Number) -> Number:
-    """`e^x`; the error of the exponent is the relative error of the result."""
+    """`e^x`; half an eps of the exponent is a relative error of the result."""
     words = "e^{}" if x.binds == _ATOM else "e^({})"
-    return x.map(words, torch.exp, torch.exp, lambda x: torch.exp(x) * (1 + x.abs()))
+    return x.map(words, torch.exp, torch.exp, lambda x: torch.exp(x) * (1 + x.abs()) / 2)
 
 
 def tanh(x: Number) -> Number:

@@ -12,46 +12,11 @@ from torch import Tensor
 
 from llmcli.graph import recurrence as ops
 from llmcli.graph.evaluation.dots import Dot, Of, Operands, dot, products
-from llmcli.graph.evaluation.pointwise import heads_of
 from llmcli.graph.evaluation.rule import Numbers, Rule, total
-from llmcli.records.explanation import Element, Fact, Sum, Term
+from llmcli.records.explanation import Element, Fact, Term
 
 # Tokens per chunk of the kernels: each number has rounding errors of its whole chunk.
 CHUNK = 64
-
-
-class UnitLength(Rule[ops.UnitLength]):
-    """`Q = x / √(Σ x² + ε) · s`, head by head."""
-
-    def tensor(self, values: Numbers) -> Tensor:
-        """Row by row."""
-        x = heads_of(self.op.cut, values)
-        return x / ((x * x).sum(-1, keepdim=True) + self.op.eps) ** 0.5 * self.op.scale
-
-    def magnitudes(self, values: Numbers) -> Tensor:
-        """The absolute results."""
-        return self.tensor(values).abs()
-
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The squares of the head's numbers, the root, the quotient."""
-        op, cut, (head, token, i) = self.op, self.op.cut, index
-        row, first = heads_of(cut, values)[head, token].tolist(), cut.first + head * cut.size
-        terms = tuple(Term(at=at, parts=(x,), value=x * x) for at, x in enumerate(row))
-        cell = self.cell(cut.source, token, f"{first}+i" if first else "i")
-        summed = total(terms)
-        length = math.sqrt(summed + op.eps)
-        value = row[i] / length * op.scale
-        own = self.cell(cut.source, token, first + i)
-        scale = f" · {op.scale:.6g}" if op.scale != 1 else ""
-        root = Fact(formula=f"ℓ = √(Σ + ε) = √({{}} + {op.eps:g})", parts=(summed,), value=length)
-        quotient = Fact(
-            formula=f"{own} / ℓ{scale} = {{}} / {{}}{scale}", parts=(row[i], length), value=value
-        )
-        return Element(
-            value=value, terms=terms,
-            sum=Sum(formula=f"{cell}²", over="i", columns=(cell, f"{cell}²"), value=summed),
-            after=(root, quotient), follow=((cut.source, (token, first + i)),),
-        )  # fmt: skip
 
 
 class _Inputs:

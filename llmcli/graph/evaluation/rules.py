@@ -44,7 +44,7 @@ RULES: dict[type[ops.Op], type[Rule[Any]]] = {
     mixture.ExpertProject: dots.ExpertProject,
     mixture.SumExperts: dots.SumExperts,
     recurrent.Cut: pointwise.Cut,
-    recurrent.UnitLength: recurrence.UnitLength,
+    recurrent.UnitLength: norms.UnitLength,
     recurrent.StepSize: pointwise.StepSize,
     recurrent.LogDecay: pointwise.LogDecay,
     recurrent.LinearMap: recurrence.LinearMap,
