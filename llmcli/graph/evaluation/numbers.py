@@ -13,37 +13,38 @@ from llmcli.parts.mlp.config import Activation
 from llmcli.records.explanation import Fact
 
 _SUM, _PRODUCT, _ATOM = range(3)  # how tightly the last operation of a formula binds
-_NONE = torch.zeros((), dtype=torch.float64)
+EXACT = torch.zeros((), dtype=torch.float64)  # an error, or a number, of 0
 _FLUSHED = 2.0**-103  # the smallest normal float32 in its eps: a kernel may take less for 0
 
 Of = Callable[[Tensor], Tensor]
+Errors = Callable[[Tensor, Tensor], Tensor]  # of a result, from those of its two operands
 
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
     """A number, or a tensor of them, with its formula.
 
-    `off`: how far a kernel may be off, in eps, by running error analysis (Higham 2002, section
-    3.3): an operation by half an eps of its result, a sum by half an eps of its terms, whether
-    they cancel or not, a function by one eps, a small quotient or function value by itself.
-    `words`: the formula; `digits`: the same with a `{}`
-    for each of `parts`; `binds`: its last operation; `lines`: parts of it on lines of their own.
+    `off`: how far off a kernel may be, in eps (None: not computed), by running error analysis
+    (Higham 2002, section 3.3): an operation by half an eps of its result, a sum by half an eps of
+    its terms, whether they cancel or not, a function by one eps, and what is too small by itself.
+    `words`: the formula; `digits`: the same with a `{}` for each of `parts`; `binds`: its last
+    operation; `lines`: parts of it on lines of their own.
     """
 
     x: Tensor
-    off: Tensor = _NONE
+    off: Tensor | None = None
     words: str = ""
     digits: str = "{}"
     parts: tuple[float, ...] = ()
     binds: int = _ATOM
     lines: tuple[Fact, ...] = ()
 
-    def _with(self, other: Number, sign: str, x: Tensor, off: Tensor) -> Number:
+    def _with(self, other: Number, sign: str, x: Tensor, off: Errors) -> Number:
         binds = _SUM if sign in "+−" else _PRODUCT
         (words, digits), right = self._inside(binds), other._inside(binds + (sign in "/−"))
         return Number(
             x=x,
-            off=off,
+            off=_propagated(off, self, other),
             words=f"{words} {sign} {right[0]}",
             digits=f"{digits} {sign} {right[1]}",
             parts=(*self.parts, *other.parts),
@@ -59,23 +60,29 @@ class Number:
 
     def __add__(self, other: Number | float) -> Number:
         b = number(other)
-        off = self.off + b.off + (self.x.abs() + b.x.abs()) / 2
-        return self._with(b, "+", self.x + b.x, off)
+        return self._with(b, "+", self.x + b.x, self._of_sum(b))
 
-    def __sub__(self, other: Number) -> Number:
-        added = self + replace(other, x=-other.x)
-        return self._with(other, "−", added.x, added.off)
+    def __sub__(self, b: Number) -> Number:
+        return self._with(b, "−", self.x - b.x, self._of_sum(b))
+
+    def _of_sum(self, b: Number) -> Errors:
+        return lambda own, off: own + off + (self.x.abs() + b.x.abs()) / 2
 
     def __mul__(self, other: Number | float) -> Number:
+        def errors(own: Tensor, off: Tensor) -> Tensor:
+            return own * b.x.abs() + off * self.x.abs() + x.abs() / 2
+
         b = number(other)
         x = self.x * b.x
-        return self._with(b, "·", x, self.off * b.x.abs() + b.off * self.x.abs() + x.abs() / 2)
+        return self._with(b, "·", x, errors)
 
     def __truediv__(self, other: Number | float) -> Number:
+        def errors(own: Tensor, off: Tensor) -> Tensor:
+            return (own + off * x.abs()) / b.x.abs() + x.abs() / 2 + _FLUSHED
+
         b = number(other)
         x = self.x / b.x
-        off = (self.off + b.off * x.abs()) / b.x.abs() + x.abs() / 2 + _FLUSHED
-        return self._with(b, "/", x, off)
+        return self._with(b, "/", x, errors)
 
     def __radd__(self, other: float) -> Number:
         return number(other) + self
@@ -106,7 +113,7 @@ class Number:
         not one eps of the result.
         """
         x, off = of(self.x), self.off
-        if slope is not None:
+        if off is not None and slope is not None:
             off = off * slope(self.x).abs() + (x.abs() if error is None else error(self.x))
             off = off + _FLUSHED
         words, digits = words.format(self.words), words.format(self.digits)
@@ -128,6 +135,14 @@ class Number:
             line = fact(f"{self.words} = {self.digits}", float(self.x), *self.parts)
             return (*self.lines, line)
         return self.lines or (fact(self.words, float(self.x)),)
+
+
+def _propagated(errors: Errors, *of: Number) -> Tensor | None:
+    """The error of a result, if that of an operand is computed; one without is exact then."""
+    if all(one.off is None for one in of):
+        return None
+    own, other = (EXACT if one.off is None else one.off for one in of)
+    return errors(own, other)
 
 
 def fact(formula: str, value: float, *parts: float) -> Fact:
@@ -164,7 +179,7 @@ def tanh(x: Number) -> Number:
 
 def softplus(x: Number) -> Number:
     """`ln(1 + e^x)`."""
-    made = x.map("ln(1 + e^{})", lambda x: torch.logaddexp(x, _NONE), torch.sigmoid)
+    made = x.map("ln(1 + e^{})", lambda x: torch.logaddexp(x, EXACT), torch.sigmoid)
     return made.line(f"softplus({x.words})", digits=False)
 
 

@@ -14,6 +14,7 @@ from llmcli.graph import ops
 from llmcli.graph import recurrence as recurrent
 from llmcli.graph.evaluation.numbers import (
     ACTIVATIONS,
+    EXACT,
     Number,
     clip,
     exp,
@@ -33,11 +34,13 @@ class Reader:
     """
 
     def __init__(
-        self, rule: Rule[Any], values: Numbers, index: tuple[int, ...] | None = None
-    ) -> None:
+        self, rule: Rule[Any], values: Numbers, index: tuple[int, ...] | None = None, *,
+        off: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.rule = rule
         self.values = values
         self.index = index
+        self.off = off
         self.follow: list[Cell] = []
 
     def __call__(self, name: str, *item: int) -> Number:
@@ -55,7 +58,7 @@ class Reader:
         self, x: Tensor, name: str, item: tuple[int, ...] = (), axes: int | None = None
     ) -> tuple[Number, tuple[int, ...]]:
         if self.index is None:
-            return Number(x=x), ()
+            return Number(x=x, off=self.off), ()
         inside = place(self.index, x)
         at = (*item, *inside)[:axes]
         return leaf(float(x[inside]), self.rule.cell(name, *at)), at
@@ -74,7 +77,9 @@ class Pointwise(Rule[AnyOp]):
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """How far off a kernel may be, in eps, see `Number`."""
-        return self.compute(Reader(self, values)).off
+        off = self.compute(Reader(self, values, off=EXACT)).off
+        assert off is not None
+        return off
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The formula with its numbers."""

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from llmcli.graph import recurrence as ops
 from llmcli.graph.evaluation.dots import Dot, Of, Operands, dot, products
+from llmcli.graph.evaluation.numbers import leaf
 from llmcli.graph.evaluation.rule import Numbers, Rule, total
-from llmcli.records.explanation import Element, Fact, Term
+from llmcli.records.explanation import Element
 
 # Tokens per chunk of the kernels: each number has rounding errors of its whole chunk.
 CHUNK = 64
@@ -148,39 +149,23 @@ class StateAfter(Rule[ops.StateAfter]):
         op, (head, t, at) = self.op.of, index
         d, e = divmod(at, self.op.columns)
         own, of = _Inputs(op, values), op.key_head(head)
-        before_de = self._after(values, t)[head]
-        left = math.exp(float(own.g_HS[head, t]))
-        k_d, beta = own.k_HSd[head, t].tolist(), float(own.beta_HS[head, t])
-        v = float(values.every(self.op.value)[head, t, e])
-        decayed = left * float(before_de[d, e])
-        cells = {
-            "g": self.cell(op.log_decay, t, head), "k": self.cell(op.key, of, t, d),
-            "v": self.cell(self.op.value, head, t, e), "b": self.cell(op.step, t, head),
-        }  # fmt: skip
+        before_de, k_d = self._after(values, t)[head], own.k_HSd[head, t].tolist()
+        left = leaf(math.exp(float(own.g_HS[head, t])), f"e^{self.cell(op.log_decay, t, head)}")
         old = f"{self.letter}[{head},{t - 1},{at}]" if t else "0"
-        facts = [Fact(formula=f"decayed: e^{cells['g']} · {old} = {{}} · {{}}",
-                      parts=(left, float(before_de[d, e])), value=decayed)]  # fmt: skip
-        terms: tuple[Term, ...] = ()
-        read, new = 0.0, v
+        decayed = (left * leaf(float(before_de[d, e]), old)).line("decayed")
+        v = leaf(float(values.every(self.op.value)[head, t, e]),
+                 self.cell(self.op.value, head, t, e))  # fmt: skip
+        read, terms = None, products(k_d, (left.x * before_de[:, e]).tolist())
         if not op.plain:
-            read_d = (left * before_de[:, e]).tolist()
-            terms = products(k_d, read_d)
-            read = total(terms)
-            new = v - read
-        words = cells["v"] if op.plain else f"({cells['v']} − Σ)"
-        numbers = "{}" if op.plain else "({} − {})"
-        parts = (beta, k_d[d], v) if op.plain else (beta, k_d[d], v, read)
-        written = beta * k_d[d] * new
-        write = Fact(formula=f"written: {cells['b']} · {cells['k']} · {words} = {{}} · {{}} · "
-                     + numbers, parts=parts, value=written)  # fmt: skip
-        both = Fact(formula="decayed + written = {} + {}", parts=(decayed, written),
-                    value=decayed + written)  # fmt: skip
-        read_of = f"e^{cells['g']} {self.letter}[{head},{t - 1},{self.op.columns}i+{e}]"
-        keys = (self.cell(op.key, of, t, "i"), read_of)
+            column = f"{left.words} {self.letter}[{head},{t - 1},{self.op.columns}i+{e}]"
+            read = dot((self.cell(op.key, of, t, "i"), column), total(terms))
+            v = v - leaf(read.value, "Σ")
+        beta = leaf(float(own.beta_HS[head, t]), self.cell(op.step, t, head))
+        written = (beta * leaf(k_d[d], self.cell(op.key, of, t, d)) * v).line("written")
+        first, *after = (decayed + written).facts()
         return Element(
-            value=decayed + written,
+            value=after[-1].value,
             note=f"row {d} (of the key) and column {e} (of the value)",
-            before=tuple(facts), terms=terms, sum=dot(keys, read) if terms else None,
-            after=(write, both),
+            before=(first,), terms=terms if read else (), sum=read, after=tuple(after),
             follow=((self.op.value, (head, t, e)), (op.key, (of, t, d)), (op.step, (t, head))),
         )  # fmt: skip

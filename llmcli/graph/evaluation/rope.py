@@ -25,7 +25,8 @@ class Rotate(Rule[ops.Rotate]):
     def magnitudes(self, values: Numbers) -> Tensor:
         """Both products of a pair with float64 angles; dimensions without RoPE are copies."""
         x = torch.zeros_like(values[self.op.source][..., self.op.rope.dims :])
-        return torch.cat((*(half.off for half in self._halves(values)), x), -1)
+        errors = [half.off for half in self._halves(values) if half.off is not None]
+        return torch.cat((*errors, x), -1)
 
     def _halves(self, values: Numbers) -> tuple[Number, Number]:
         """The first numbers of all pairs, and the second ones."""

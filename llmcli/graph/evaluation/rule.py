@@ -200,11 +200,6 @@ def total(terms: Sequence[Term]) -> float:
     return math.fsum(term.value for term in terms)
 
 
-def size(terms: Sequence[Term]) -> float:
-    """The sum of the terms' absolute values."""
-    return math.fsum(abs(term.value) for term in terms)
-
-
 def largest(terms: Sequence[Term]) -> Term:
     """The term that contributes most."""
     return max(terms, key=lambda term: abs(term.value))

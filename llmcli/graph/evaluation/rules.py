@@ -1,9 +1,12 @@
-"""Maps a node to its rule, by the type of its op."""
+"""Maps a node to its rule, by the type of its op; one without a rule is evaluated as a whole."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
+
+from torch import Tensor
 
 from llmcli.graph import ops
 from llmcli.graph import recurrence as recurrent
@@ -12,15 +15,40 @@ from llmcli.graph.evaluation import (
     attention,
     dots,
     norms,
-    opaque,
     pointwise,
     recurrence,
     rope,
     routing,
 )
-from llmcli.graph.evaluation.rule import Rule
+from llmcli.graph.evaluation.rule import Numbers, Rule
 from llmcli.graph.node import Node
 from llmcli.graph.ops import Letter
+from llmcli.records.explanation import Element
+
+
+class Opaque(Rule[ops.Opaque]):
+    """An activation and its magnitudes; a derivation ends here."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """The activation, from the part's function."""
+        return self._made(values)[0]
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """The magnitudes, from the part's function."""
+        return self._made(values)[1]
+
+    def _made(self, values: Numbers) -> tuple[Tensor, Tensor]:
+        module, _, function = self.op.evaluate.partition(":")
+        made: tuple[Tensor, Tensor] = vars(import_module(module))[function](self.op, values)
+        return made
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """One number, without a derivation."""
+        return Element(
+            value=float(self.tensor(values)[index]),
+            note="evaluated as a whole: how its single numbers follow cannot be derived yet",
+        )
+
 
 RULES: dict[type[ops.Op], type[Rule[Any]]] = {
     ops.LookUp: pointwise.LookUp,
@@ -50,7 +78,7 @@ RULES: dict[type[ops.Op], type[Rule[Any]]] = {
     recurrent.LinearMap: recurrence.LinearMap,
     recurrent.StateAfter: recurrence.StateAfter,
     recurrent.Skip: pointwise.Skip,
-    ops.Opaque: opaque.Opaque,
+    ops.Opaque: Opaque,
 }
 
 
