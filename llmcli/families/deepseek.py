@@ -91,7 +91,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     dense = _dense(values, len(model.layers))
 
     def block(number: int, _: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
-        ffn = mlp if dense[number] else mixture.from_hf(
+        ffn = mlp if dense[number] else mixture.read_deepseek(
             values, mlp.activation, second=kind == "deepseek_v2"
         )  # fmt: skip
         return sequential(attention, ffn, norm=model.final_norm)

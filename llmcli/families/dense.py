@@ -82,7 +82,7 @@ GLM = llama_like(
 _GRANITE = ("attention_multiplier", "residual_multiplier", "embedding_multiplier", "logits_scaling")
 
 
-def _granite(m: Draft) -> None:
+def granite(m: Draft) -> None:
     """Granite (IBM 2024, arXiv 2405.04324): Llama with multipliers.
 
     In GGUF `rope.scaling.finetuned` says whether queries and keys use RoPE.
@@ -100,7 +100,7 @@ def _granite(m: Draft) -> None:
 
 
 GRANITE = llama_like(
-    _granite,
+    granite,
     name="granite",
     words="as llama with multipliers of embeddings, scores, residual parts and logits",
     hf=("granite",), gguf=("granite",), gguf_reads=GGUF_SCALES,

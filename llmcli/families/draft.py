@@ -46,6 +46,11 @@ class Draft:
         self.parallel: int = 0  # norms of parallel parts; 0: one part after the other
         self.multiplier = 1.0
         self.others: dict[str, Any] = {}
+        self._parts: dict[int, tuple[object, ...]] = {}
+
+    def layer(self, number: int, *parts: object) -> None:
+        """Give a layer these parts, one after the other, instead of attention and feed-forward."""
+        self._parts[number] = parts
 
     def set_attention(self, **changes: Any) -> None:
         """Change the attention of all layers."""
@@ -100,20 +105,20 @@ class Draft:
 
     def finished(self, family: str, model_type: str) -> ModelConfig:
         """The model with all changes."""
-        layers = map(self._layer, self.attention, self.ffn)
-        return replace(
-            self.model, family=family, model_type=model_type, layers=tuple(layers),
-            final_norm=self.norm, **self.others,
-        )  # fmt: skip
+        usual = enumerate(zip(self.attention, self.ffn, strict=True))
+        layers = (self._layer(*self._parts.get(number, parts)) for number, parts in usual)
+        changes = {"model_type": model_type, "final_norm": self.norm, **self.others}
+        return replace(self.model, family=family, layers=tuple(layers), **changes)
 
-    def _layer(self, attention: AttentionConfig, ffn: object) -> LayerConfig:
+    def _layer(self, *parts: object) -> LayerConfig:
         if self.parallel:
+            attention, ffn = parts
             second = Branch(part=ffn, pre_norm=self.norm)
             if self.parallel == 1:
                 second = Branch(part=ffn, shares_norm=True)
             return LayerConfig(sublayers=((Branch(part=attention, pre_norm=self.norm), second),))
         return sequential(
-            attention, ffn, norm=self.norm if self.pre else None,
+            *parts, norm=self.norm if self.pre else None,
             after=self.norm if self.post else None, multiplier=self.multiplier,
         )  # fmt: skip
 
@@ -126,6 +131,7 @@ def llama_like(
     by_type: Mapping[str, Mapping[str, Any]] = NONE, fixed: Mapping[str, Any] = NONE,
     eps: str | None = None, rotated: float | None = None, function: Activation = "silu",
     prepare: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda settings: settings,
+    fill: Callable[[Values], Mapping[str, Any]] = lambda values: NONE,
     **record: Any,
 ) -> Family:  # fmt: skip
     """A family that changes the Llama of a checkpoint by `build`; `record`: fields of `Family`.
@@ -133,7 +139,8 @@ def llama_like(
     Of a config.json: `like` is the type of Llama (None: `prepare` gives it); `defaults` are those
     that differ from it, and `by_type` more of a model type; `fixed` are settings that the types do
     not read; `eps` is the key of LayerNorm's ε; `rotated` the default share of a head with RoPE;
-    `prepare` rewrites the settings that Llama reads. `function`: the activation in GGUF.
+    `prepare` rewrites the settings that Llama reads. In GGUF `function` is the activation, and
+    `fill` gives the metadata that Llama reads instead of the file's.
     """
     def from_hf(config: Mapping[str, Any]) -> ModelConfig:
         kind = config["model_type"]
@@ -149,9 +156,11 @@ def llama_like(
     def from_gguf(
         metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
     ) -> ModelConfig:
-        model = llama.from_gguf(metadata, tensors, function=function)
-        kind = model.model_type
-        draft = Draft(model, Values(metadata, prefix=f"{kind}."), kind, tensors)
+        kind = Values(metadata).text("general.architecture")
+        values = Values(metadata, prefix=f"{kind}.")
+        filled = {f"{kind}.{key}": value for key, value in fill(values).items()}
+        model = llama.from_gguf({**metadata, **filled}, tensors, function=function)
+        draft = Draft(model, values, kind, tensors)
         build(draft)
         return draft.finished(name, hf[0] if len(hf) == 1 else kind)
 

@@ -17,7 +17,7 @@ def _glm4_moe(m: Draft) -> None:
     dense = m.values.integer("first_k_dense_replace", 1, least=0, most=MOST["layers"])
     normed = m.values.flag("use_qk_norm", False)
     m.set_attention(out_bias=False, qk_norm=m.norm if normed else None)
-    m.ffn[dense:] = [mixture.from_hf(m.values, mlp.activation) for mlp in m.ffn[dense:]]
+    m.ffn[dense:] = [mixture.read_deepseek(m.values, mlp.activation) for mlp in m.ffn[dense:]]
 
 
 FAMILIES = (

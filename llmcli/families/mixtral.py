@@ -8,9 +8,10 @@ from llmcli.families.names import LLAMA, experts
 
 
 def _mixtral(m: Draft) -> None:
-    m.ffn = [
-        mixture.of_mlps(m.values, "num_local_experts", mlp, renormalized=True) for mlp in m.ffn
-    ]
+    function = m.ffn[0].activation
+    m.ffn = [mixture.read(
+        m.values, "num_local_experts", function, hidden="intermediate_size", renormalized=True
+    )] * len(m.ffn)  # fmt: skip
 
 
 FAMILIES = (
