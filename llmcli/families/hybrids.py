@@ -9,7 +9,7 @@ from typing import Any
 
 from llmcli.errors import UnsupportedModel
 from llmcli.families import mamba2_mixer, mixture
-from llmcli.families.dense import granite
+from llmcli.families.dense import NO_BIASES, granite
 from llmcli.families.draft import Draft, llama_like
 from llmcli.families.mamba2_mixer import MIXER, Keys
 from llmcli.families.names import LLAMA, QWEN, Names, experts
@@ -22,7 +22,6 @@ _HEADS, _KV_HEADS, _NEURONS = (
     "attention.head_count", "attention.head_count_kv", "feed_forward_length",
 )  # fmt: skip
 _NO_ROPE = {"rope_parameters": None, "rope_scaling": None, "partial_rotary_factor": None}
-_NO_BIASES = {"mlp_bias": False, "attention_bias": False}
 
 
 def _filled(values: Values, *keys: str) -> dict[str, Any]:
@@ -98,7 +97,7 @@ LFM2 = llama_like(
     hf=("lfm2", "lfm2_moe"), gguf=("lfm2", "lfm2moe"),
     mixers=("short convolution", "attention"), feed_forwards=("gated MLP", "mixture of experts"),
     eps="norm_eps", prepare=_lfm2_settings, fill=_filled,
-    fixed={"hidden_act": "silu", **_NO_BIASES},
+    fixed={"hidden_act": "silu", **NO_BIASES},
     defaults={
         "rope_theta": 1e6, "num_key_value_heads": 8, "max_position_embeddings": 128_000,
         "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
@@ -148,7 +147,7 @@ MAMBA2 = llama_like(
     hf=("mamba2",), gguf=("mamba2",), mixers=("Mamba-2",), feed_forwards=(),
     eps="layer_norm_epsilon", fixed={
         "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2, "intermediate_size": 1,
-        "hidden_act": "silu", "rope_theta": 1.0, **_NO_ROPE, **_NO_BIASES,
+        "hidden_act": "silu", "rope_theta": 1.0, **_NO_ROPE, **NO_BIASES,
         "max_position_embeddings": 1 << 20,  # tokens: nominal, there is no limit
     },
     fill=lambda values: {
