@@ -48,11 +48,10 @@ def rows(result):
     return json.loads(result.out)
 
 
-@pytest.mark.parametrize(
-    ("format", "first", "second"),
-    [("md", "pp8", "tg3"), ("csv", '"8"', '"3"'), ("json", '"n_prompt": 8', '"n_gen": 3'),
-     ("jsonl", '"n_prompt": 8', '"n_gen": 3'), ("sql", "INSERT INTO", "INSERT INTO")],
-)  # fmt: skip
+@pytest.mark.parametrize(("format", "first", "second"), [
+    ("md", "pp8", "tg3"), ("csv", '"8"', '"3"'), ("json", '"n_prompt": 8', '"n_gen": 3'),
+    ("jsonl", '"n_prompt": 8', '"n_gen": 3'), ("sql", "INSERT INTO", "INSERT INTO"),
+])  # fmt: skip
 def test_rows_are_written_as_they_are_measured(weighted, tmp_path, format, first, second):
     """A pipe has each before the next one begins."""
     argv = ["bench", "-m", weighted, "-p", "8", "-n", "3", "-r", "1", "--dtype", "float32"]
@@ -325,11 +324,10 @@ def test_each_dtype_has_its_own_check(against, tmp_path):
     assert (found["checks"], found["against"]) == ({}, [])
 
 
-@pytest.mark.parametrize(
-    ("name", "module", "package"),
-    [("transformers", "transformers", "transformers"),
-     ("llama.cpp", "llama_cpp", "llama-cpp-python")],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "module", "package"), [
+    ("transformers", "transformers", "transformers"),
+    ("llama.cpp", "llama_cpp", "llama-cpp-python"),
+])  # fmt: skip
 def test_a_peer_that_is_not_installed_is_a_usage_error(against, monkeypatch, name, module, package):
     find = util.find_spec
     monkeypatch.setitem(sys.modules, module, None)

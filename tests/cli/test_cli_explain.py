@@ -138,10 +138,9 @@ def test_the_examples_of_the_help_name_tokens_of_the_real_model(cli, smollm2_pat
         assert cli("explain", number, "-m", str(smollm2_path)).code == 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [("deepseek_v2", "by their largest"), ("deepseek_v3", "by the sum of their 2 largest")],
-)
+@pytest.mark.parametrize(("kind", "words"), [
+    ("deepseek_v2", "by their largest"), ("deepseek_v3", "by the sum of their 2 largest"),
+])
 def test_the_groups_that_experts_are_chosen_from(cli, tmp_path, kind, words):
     """Their scores are those of their experts, whatever a group is scored by."""
     own = {"topk_method": "group_limited_greedy"} if kind == "deepseek_v2" else {}

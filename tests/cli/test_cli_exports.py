@@ -79,12 +79,10 @@ def test_matrices_in_a_document_have_a_size_too(view, monkeypatch):
     assert "--force" in error["hint"]
 
 
-@pytest.mark.parametrize(
-    ("argv", "held"),
-    [("lens -m MODEL", "3 rows at 5 positions"),
-     ("experts -m MIXTURE --random-weights", "the choices at 5 positions")],
-    ids=["lens", "experts"],
-)  # fmt: skip
+@pytest.mark.parametrize(("argv", "held"), [
+    ("lens -m MODEL", "3 rows at 5 positions"),
+    ("experts -m MIXTURE --random-weights", "the choices at 5 positions"),
+], ids=["lens", "experts"])  # fmt: skip
 def test_files_have_what_is_shown(view, tmp_path, argv, held):
     command, *of = argv.split()
 

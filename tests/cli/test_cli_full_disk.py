@@ -169,10 +169,9 @@ def test_a_file_that_a_command_writes(cli, weighted, mixture, recurrent, argv):
     assert os.listdir() == [out.name]
 
 
-@pytest.mark.parametrize(
-    ("of", "step"),
-    [(os, "open"), (files, "_File"), (os, "chmod"), (os, "fsync"), (os, "replace")],
-)
+@pytest.mark.parametrize(("of", "step"), [
+    (os, "open"), (files, "_File"), (os, "chmod"), (os, "fsync"), (os, "replace"),
+])
 def test_no_step_of_a_whole_file_leaves_half_of_it(tmp_path, monkeypatch, of, step):
     path = tmp_path / "a.npz"
     path.write_bytes(b"old")
@@ -201,14 +200,11 @@ def test_a_pipe_that_a_file_goes_to_needs_room_beside_it(tmp_path):
         os.close(reader)
 
 
-@pytest.mark.parametrize(
-    ("shell", "script", "start_up"),
-    [
-        ("bash", "data/llmcli/llmcli.bash", ".bashrc"),
-        ("zsh", "data/llmcli/zsh/_llmcli", ".zshrc"),
-        ("fish", "config/fish/completions/llmcli.fish", None),
-    ],
-)
+@pytest.mark.parametrize(("shell", "script", "start_up"), [
+    ("bash", "data/llmcli/llmcli.bash", ".bashrc"),
+    ("zsh", "data/llmcli/zsh/_llmcli", ".zshrc"),
+    ("fish", "config/fish/completions/llmcli.fish", None),
+])
 def test_completion_is_installed_whole_or_not_at_all(
     cli, monkeypatch, tmp_path, shell, script, start_up
 ):
@@ -295,11 +291,9 @@ def full_stdout(monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-@pytest.mark.parametrize(
-    "argv",
-    [*([*name.split(), *LINES[name]] for name in LINES), *MORE],
-    ids=lambda argv: " ".join(argv[:3]).replace(str(TESTS), ""),
-)
+@pytest.mark.parametrize("argv", [
+    *([*name.split(), *LINES[name]] for name in LINES), *MORE,
+], ids=lambda argv: " ".join(argv[:3]).replace(str(TESTS), ""))
 def test_what_a_command_says(capsys, weighted, mixture, recurrent, monkeypatch, argv):
     if argv[0] in LINES and "--help" not in argv and not " ".join(argv).startswith(NO_MODEL):
         argv = [*argv, *of(argv, weighted, mixture, recurrent)]

@@ -217,14 +217,11 @@ def test_a_path_that_cannot_be_written_is_no_path(run):
     assert err.startswith("error: the path of `./m\\udcff` is not UTF-8")
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["generate", "\udcff"], ["generate", "ab", "--stop", "a\udcff"],
-        ["generate", "ab", "--system", "\udcff"], ["tokens", "ab", "--system", "\udcff"],
-        ["generate", "ab", "-m", "./none\udcff"],
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("argv", [
+    ["generate", "\udcff"], ["generate", "ab", "--stop", "a\udcff"],
+    ["generate", "ab", "--system", "\udcff"], ["tokens", "ab", "--system", "\udcff"],
+    ["generate", "ab", "-m", "./none\udcff"],
+])  # fmt: skip
 def test_arguments_that_are_not_utf8_are_refused(run, argv):
     code = 3 if "-m" in argv else 2
     out, err = run(*argv, "--json", code=code, model="-m" not in argv)

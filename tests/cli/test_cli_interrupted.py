@@ -113,10 +113,9 @@ def small(tiny):
     return lambda *argv: ["-m", "llmcli", *argv, "-m", tiny, "--random-weights", "--seed", "1"]
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "word"),
-    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
-)
+@pytest.mark.parametrize(("number", "code", "word"), [
+    (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated"),
+])
 def test_a_terminal_is_left_on_a_new_line_with_a_word(small, number, code, word):
     def send(process, controller):
         time.sleep(0.5)

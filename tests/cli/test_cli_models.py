@@ -82,10 +82,9 @@ def test_prune(cli, hub):
     assert tree_of(hub) == {}
 
 
-@pytest.mark.parametrize(
-    ("typed", "gone"),
-    [("y\n", True), ("Yes\n", True), ("\n", False), ("n\n", False), ("", False), ("yep\n", False)],
-)
+@pytest.mark.parametrize(("typed", "gone"), [
+    ("y\n", True), ("Yes\n", True), ("\n", False), ("n\n", False), ("", False), ("yep\n", False),
+])
 def test_it_asks_on_a_terminal(cli, hub, monkeypatch, typed, gone):
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     for stream in (sys.stdin, sys.stderr):

@@ -246,16 +246,13 @@ def not_refused(said, command):
     return missed
 
 
-@pytest.mark.parametrize(
-    ("argv", "file"),
-    [
-        (["attention", *TEXT, "-o"], "heads.json"),
-        (["experts", "-m", "MIXTURE", "--random-weights", *TEXT, "-o"], "experts.json"),
-        (["lens", *TEXT, "--mid", "-o"], "lens.json"),
-        (["ladder", "hello", "--rung", "6", "-n", "1", "-o"], "climb.json"),
-        (["dump", *TEXT, "--name", "embed", "-o"], "embed.npz"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "file"), [
+    (["attention", *TEXT, "-o"], "heads.json"),
+    (["experts", "-m", "MIXTURE", "--random-weights", *TEXT, "-o"], "experts.json"),
+    (["lens", *TEXT, "--mid", "-o"], "lens.json"),
+    (["ladder", "hello", "--rung", "6", "-n", "1", "-o"], "climb.json"),
+    (["dump", *TEXT, "--name", "embed", "-o"], "embed.npz"),
+])
 def test_files(argv, file, document, tmp_path):
     path = tmp_path / file
     said = document([*argv, str(path)])

@@ -64,15 +64,10 @@ def dump(model: Model, ids: list[int], new: int, begin: str = "") -> Any:
     return measure_dump(Passes(model, ids, new), plan, write=write)
 
 
-@pytest.mark.parametrize(
-    ("view", "dtype", "new"),
-    [
-        (attention, "float32", 0),
-        (attention, "bfloat16", NEW),
-        (lens, "bfloat16", NEW),
-        (dump, "bfloat16", NEW),
-    ],
-)
+@pytest.mark.parametrize(("view", "dtype", "new"), [
+    (attention, "float32", 0), (attention, "bfloat16", NEW), (lens, "bfloat16", NEW),
+    (dump, "bfloat16", NEW),
+])
 def test_one_pass_whose_numbers_are_the_usual_ones(
     view: Callable[..., Any],
     dtype: str,

@@ -119,11 +119,10 @@ def all_pairs(model, ids):
 
 @pytest.mark.parametrize("rows", [1, 4, None])
 @pytest.mark.parametrize("kind", ["gqa", "window"])
-@pytest.mark.parametrize(
-    ("given", "queries", "keys"),
-    [({"top_pairs": 9}, range(11), range(11)),
-     ({"top_pairs": 1000, "query": "5:9", "key": ":7"}, range(5, 9), range(7))],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "queries", "keys"), [
+    ({"top_pairs": 9}, range(11), range(11)),
+    ({"top_pairs": 1000, "query": "5:9", "key": ":7"}, range(5, 9), range(7)),
+])  # fmt: skip
 def test_the_largest_pairs_of_some_queries_and_keys(rows, kind, given, queries, keys):
     model, ids = small(kind), ids_of(11)
     report = measure_attention(Passes(model, ids), AttentionOptions(**given), block_rows=rows)
