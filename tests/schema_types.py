@@ -215,10 +215,8 @@ def of_dataclass(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
         hint = hints_of(one.fget, owner).get("return", Any)
         found[name] = schema_of(hint, definitions) | {"description": words(one)}
     return {
-        "description": words(kind),
-        "type": "object",
-        "required": [name for name in found if name not in optional],
-        "properties": found,
+        "description": words(kind), "type": "object",
+        "required": [name for name in found if name not in optional], "properties": found,
         **({"dependentRequired": together} if together else {}),
     }
 
@@ -424,10 +422,8 @@ def document_schema(name: str, document: Document, definitions: dict[str, Any]) 
         for shared in ("checks", "ok"):
             whole["properties"].pop(shared, None)
     found = {
-        "schema": {"const": f"llmcli.{name}/1"},
-        "model": document.model,
-        "environment": {"$ref": "common.1.json#/$defs/environment"},
-        **whole["properties"],
+        "schema": {"const": f"llmcli.{name}/1"}, "model": document.model,
+        "environment": {"$ref": "common.1.json#/$defs/environment"}, **whole["properties"],
     }
     for kind in document.defines:
         schema_of(kind, definitions)

@@ -96,10 +96,8 @@ def test_every_line_fits_the_terminal(columns, explain, monkeypatch):
 
 
 NUMBERS = [
-    ("blocks.3.attn.pattern[2,7,4]", "A"),
-    ("blocks.3.attn.scores[2,7,4]", "S"),
-    ("blocks.3.ln1.out[7,5]", "T¹"),
-    ("blocks.3.mlp.post[3,77]", "L"),
+    ("blocks.3.attn.pattern[2,7,4]", "A"), ("blocks.3.attn.scores[2,7,4]", "S"),
+    ("blocks.3.ln1.out[7,5]", "T¹"), ("blocks.3.mlp.post[3,77]", "L"),
     ("logits[7,' Paris']", "logits"),
 ]
 

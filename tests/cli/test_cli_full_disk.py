@@ -98,10 +98,8 @@ def named():
     """(command line, file) of every command that writes a file which the user names."""
     kinds = {
         "attention": ("safetensors", "npz", "json", "html", "png"),
-        "experts": ("json", "html", "png"),
-        "lens": ("json", "html", "png"),
-        "dump": ("safetensors", "npz"),
-        "ladder": ("json",),
+        "experts": ("json", "html", "png"), "lens": ("json", "html", "png"),
+        "dump": ("safetensors", "npz"), "ladder": ("json",),
     }
     extra = {"dump": ["--name", "*attn*"], "ladder": ["-n", "1", "--rung", "6"]}
     for command, endings in kinds.items():
@@ -237,40 +235,21 @@ def test_completion_is_installed_whole_or_not_at_all(
 
 # a command line of each command that has something to say
 LINES = {
-    "selftest": ["--no-speed"],
-    "generate": ["x", "-n", "2"],
+    "selftest": ["--no-speed"], "generate": ["x", "-n", "2"],
     "chat": ["--prompt", "ab", "-n", "2", "--no-stdin"],
     "timing": ["ab", "--pairs", "1", "-n", "1", "--threads", "1"],
-    "bench": ["-p", "2", "-n", "0", "-r", "1"],
-    "bench compare": [BENCH, BENCH],
-    "ladder": ["ab", "-n", "1", "--rung", "6"],
-    "explain": ["blocks.0.mlp_out[1,2]", "ab"],
-    "info": [],
-    "load": [],
-    "shapes": [],
-    "attention": ["ab"],
-    "experts": ["ab"],
-    "lens": ["ab"],
-    "dump": ["ab", "--name", "*attn*"],
-    "score": ["ab"],
-    "tokens": ["ab"],
-    "env": [],
-    "models": [],
-    "models list": [],
-    "models pull": ["tiny"],
-    "models path": ["tiny"],
-    "models rm": ["smollm2", "--dry-run"],
-    "models prune": ["--dry-run"],
+    "bench": ["-p", "2", "-n", "0", "-r", "1"], "bench compare": [BENCH, BENCH],
+    "ladder": ["ab", "-n", "1", "--rung", "6"], "explain": ["blocks.0.mlp_out[1,2]", "ab"],
+    "info": [], "load": [], "shapes": [], "attention": ["ab"], "experts": ["ab"], "lens": ["ab"],
+    "dump": ["ab", "--name", "*attn*"], "score": ["ab"], "tokens": ["ab"], "env": [], "models": [],
+    "models list": [], "models pull": ["tiny"], "models path": ["tiny"],
+    "models rm": ["smollm2", "--dry-run"], "models prune": ["--dry-run"],
 }
 NO_MODEL = ("selftest", "bench compare", "models", "env")
 MORE = [
-    ["generate", "x", "-n", "2", "--stream-json"],
-    ["generate", "x", "-n", "2", "--json"],
+    ["generate", "x", "-n", "2", "--stream-json"], ["generate", "x", "-n", "2", "--json"],
     *[["bench", *LINES["bench"], "-o", kind] for kind in ("csv", "json", "jsonl", "sql")],
-    ["--help"],
-    ["--version"],
-    ["bench", "--help"],
-    ["--show-completion", "bash"],
+    ["--help"], ["--version"], ["bench", "--help"], ["--show-completion", "bash"],
 ]
 
 

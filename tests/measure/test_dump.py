@@ -29,9 +29,7 @@ IDS = (5, 17, 3, 17, 42, 8, 30)
 
 
 CONFIGS = {
-    "gpt2": MODELS["gpt2"],
-    "llama": MODELS["llama"],
-    "mistral": MODELS["window"],
+    "gpt2": MODELS["gpt2"], "llama": MODELS["llama"], "mistral": MODELS["window"],
     "qwen3": MODELS["qk norm"],
 }
 
