@@ -5,8 +5,6 @@ follow each other. `covered` marks the other models `exhaustive`; `test_covers.p
 out again, so that a model with something new is added here. `python tests/covers.py` prints them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, pairwise, product

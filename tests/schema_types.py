@@ -6,8 +6,6 @@ What commands share is in `common.1.json`, where the model, which is no dataclas
 checks are written by hand. So are the files of reports that are put together for the document.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

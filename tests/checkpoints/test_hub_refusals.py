@@ -1,7 +1,5 @@
 """What the hub refuses, what goes wrong on the way, and a hub that means harm: one error each."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

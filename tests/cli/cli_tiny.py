@@ -1,7 +1,5 @@
 """The small model of these tests, written to a directory: configuration and tokenizer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`llmcli bench`: llama-bench's options, what is written where, peers, and how it ends."""
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

@@ -1,7 +1,5 @@
 """Completion: real shells complete with the scripts of the package, which ask `_complete`."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

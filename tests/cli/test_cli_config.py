@@ -1,7 +1,5 @@
 """The configuration file: what it sets, what wins over it, and what is wrong with it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

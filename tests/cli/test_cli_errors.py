@@ -1,7 +1,5 @@
 """Wrong command lines: one line, a hint, an exit code, and the same as JSON."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`llmcli explain` through the command line."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Files of views: their sizes are known before the run, and `--open` shows them."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

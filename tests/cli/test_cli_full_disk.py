@@ -4,8 +4,6 @@ The system refuses bytes here, not a stand-in: a limit on the size of files for 
 named, /dev/full for stdout.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import errno

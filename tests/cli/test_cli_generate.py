@@ -1,7 +1,5 @@
 """`generate` and its relatives on a small model with random weights."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Help, topics and version: what they say, what they import, how long they take."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import re

@@ -3,8 +3,6 @@
 Whole ones as a user meets them: a run, one without network, and what stops it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`llmcli info` as a shell sees it, and a GGUF model in several files or with unknown rules."""
 
-from __future__ import annotations
-
 import gguf_bytes as g
 import pytest
 from cli_tiny import write_tiny

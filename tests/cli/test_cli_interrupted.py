@@ -1,7 +1,5 @@
 """What is left of a run that Ctrl-C ends, and what a terminal shows meanwhile."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

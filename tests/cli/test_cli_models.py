@@ -1,7 +1,5 @@
 """`llmcli models` as somebody types it: what it prints, what it removes, and when it does not."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

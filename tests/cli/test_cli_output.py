@@ -1,7 +1,5 @@
 """What is written: JSON of anything, colour and width by the rules, lines, bars and notes."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json

@@ -1,7 +1,5 @@
 """Where a text comes from: argument, file, pipe, ids, a conversation; and a run once more."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json

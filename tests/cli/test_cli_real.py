@@ -1,7 +1,5 @@
 """The real model through the command line; everything else is tested on a small one."""
 
-from __future__ import annotations
-
 import json
 import re
 

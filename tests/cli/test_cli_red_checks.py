@@ -1,7 +1,5 @@
 """A check that does not hold: the result is shown all the same, and the command exits 1."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

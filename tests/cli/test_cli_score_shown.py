@@ -1,7 +1,5 @@
 """What `score` prints: without a tokenizer, of long texts, of two models."""
 
-from __future__ import annotations
-
 import json
 import math
 import tracemalloc

@@ -1,7 +1,5 @@
 """The process as a shell sees it: closed pipes, full disks, signals, closed streams."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

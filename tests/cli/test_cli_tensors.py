@@ -1,7 +1,5 @@
 """`llmcli dump`, `shapes` and `lens` as a shell sees them: documents, files, what is computed."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """`llmcli timing`: what it prints, measures, refuses and writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ The schemas are in `llmcli/assets/schemas`, one for each name in a document's `s
 `llmcli.lens/1` is `lens.1.json`.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

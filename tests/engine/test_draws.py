@@ -1,7 +1,5 @@
 """20,000 draws are distributed as the oracle's filtered distribution says (chi-square)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The engine over a real decoder with random weights: batched == alone == without any cache."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The filtered distribution against a slow oracle in plain Python, and the ranges of options."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

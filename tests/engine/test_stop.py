@@ -1,7 +1,5 @@
 """Stop strings across any cut of the text, against a reader of single characters."""
 
-from __future__ import annotations
-
 from itertools import groupby
 
 import pytest

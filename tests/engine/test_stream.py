@@ -1,7 +1,5 @@
 """The loop that prefills and decodes, over a fake model that notices any mix-up of sequences."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from typing import Any

@@ -1,7 +1,5 @@
 """What this machine can do at most: which sets are read, that all of them is, and by whom."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

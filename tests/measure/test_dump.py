@@ -1,7 +1,5 @@
 """Dumped tensors: bit for bit what ran, in parts of any size, with faults planted."""
 
-from __future__ import annotations
-
 import math
 from itertools import cycle
 

@@ -1,7 +1,5 @@
 """The logit lens: against the formula written out, with faults planted, chunk by chunk."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 

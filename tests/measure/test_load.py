@@ -3,8 +3,6 @@
 load_reports.txt has what `llmcli load` and `load --check` report of each of `CASES`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Numbers that are probable of no tensor: found where a bit is wrong, and in no clean tensor."""
 
-from __future__ import annotations
-
 import math
 
 import gguf

@@ -1,7 +1,5 @@
 """The machine: its software, its memory and GPUs, what other programs take, and estimates."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

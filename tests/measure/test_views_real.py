@@ -1,7 +1,5 @@
 """SmolLM2: each view runs it once, changes no bit of it, and keeps little of what it sees."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the transcripts run on: a machine that is made up, and small models."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

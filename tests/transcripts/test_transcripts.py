@@ -21,8 +21,6 @@ machine is one that was made up and times are replaced; numbers are of float64 w
 shown, so that no processor's rounding is in them.
 """
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json

@@ -1,7 +1,5 @@
 """Small models for looking at attention, and every metric once more by its definition."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

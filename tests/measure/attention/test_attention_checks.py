@@ -3,8 +3,6 @@
 Mistakes that somebody makes when writing a transformer are shown to it by `test_view_faults`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import cycle
 from types import SimpleNamespace

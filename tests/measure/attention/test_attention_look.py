@@ -1,7 +1,5 @@
 """What else the look at a model gives: matrices, pairs, new tokens; and that it changes nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

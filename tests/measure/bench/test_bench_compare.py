@@ -4,8 +4,6 @@ Which tests are the same is in transcripts/bench-compare-rows.txt, more files th
 transcripts/bench-compare-refused.txt.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """`measure_timing` on models of every kind: it adds up, and each of its checks can fail."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 
