@@ -66,13 +66,7 @@ def dump(model: Model, ids: list[int], new: int, begin: str = "") -> Any:
     (attention, "float32", 0), (attention, "bfloat16", NEW), (lens, "bfloat16", NEW),
     (dump, "bfloat16", NEW),
 ])
-def test_one_pass_whose_numbers_are_the_usual_ones(
-    view: Callable[..., Any],
-    dtype: str,
-    new: int,
-    models: Callable[[str], Model],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_pass_whose_numbers_are_the_usual_ones(view, dtype, new, models, monkeypatch):
     """Each call of the decoder gives bit for bit what it gives when nobody looks."""
     smollm2 = models(dtype)
     assert smollm2.tokenizer is not None
@@ -119,7 +113,7 @@ def resident(mark: str) -> int:
     return int(found[1]) * 1024
 
 
-def test_heads_of_every_kind_are_found_and_all_is_proven(models: Callable[[str], Model]) -> None:
+def test_heads_of_every_kind_are_found_and_all_is_proven(models):
     smollm2 = models("float32")
     report = measure_attention(Passes(smollm2, synthetic(smollm2, 40, 0)))
     assert report.ok, report.checks
@@ -140,9 +134,7 @@ def most_during(look: Callable[[], Any]) -> tuple[Any, int]:
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="memory is read from /proc")
-def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(
-    models: Callable[[str], Model],
-) -> None:
+def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(models):
     smollm2 = models("float32")
     ids = torch.randint(5, 40_000, (64,), generator=torch.Generator().manual_seed(0)).tolist()
     dump(smollm2, ids[:10], 0, "blocks.")  # what is allocated once
