@@ -88,48 +88,11 @@ def bad(*conditions: Any) -> dict[str, Any]:
     return {"if": {"anyOf": known}, "then": FAILED}
 
 
-# where nothing was loaded of a model, its file is known and no more
-LOADED = {
-    "if": {"properties": {"dtype": {"type": "null"}}},
-    "then": {"properties": {"model": {"required": ["stored_formats"]}}},
-    "else": {"properties": {"model": WHOLE_MODEL}},
-}
-# a known architecture has all that follows from it; otherwise the reason is given
-KNOWN = {
-    "if": {"properties": {"architecture": {"type": "object"}}},
-    "then": {"properties": {
-        "model": {"required": ["model_type", "parameters", "context", "weight_bytes", "device"]},
-        "flops": {"type": "object"}, "memory": {"minItems": 1},
-    }},
-    "else": {"properties": {"unknown": {"minItems": 1}}},
-}  # fmt: skip
-REFUSED = {"properties": {"claims": {
-    "contains": {"properties": {"ok": {"const": False}, "must": {"const": True}}}
-}}}  # fmt: skip
-
-# of `attention`: maps of tokens, or with `--what state` what recurrences remember of them
-OF_MAPS = ("metrics", "rows", "labels", "pairs", "skipped", "unlabelled")
-STATES = {
-    "if": {"properties": {"what": {"const": "state"}}},
-    "then": {
-        "required": ["positions"],
-        "properties": {
-            "layers": {"items": {"$ref": "#/$defs/LayerStates"}},
-            "checks": {"required": ["state", "values", "formulas"]},
-        },
-    },
-    "else": {
-        "required": list(OF_MAPS),
-        "properties": {
-            "layers": {"items": {"$ref": "#/$defs/LayerReport"}},
-            "checks": {"required": ["values", "formulas"]},
-        },
-    },
-}
-MATRIX = {
-    "description": "with --patterns, and in files: a row for each query, a column for each key",
-    "type": "array", "items": {"type": "array", "items": {"type": ["number", "null"]}},
-}
+# Keywords about whole documents. LOADED: where nothing was loaded of a model, its file is known and
+# no more. KNOWN: a known architecture has all that follows from it; otherwise the reason is given.
+# STATES: `attention` has maps of tokens, or with `--what state` what recurrences remember of them.
+RULES = json.loads(Path(__file__).with_name("schema_rules.json").read_text("utf-8"))
+OF_MAPS = tuple(RULES["STATES"]["else"]["required"])
 
 
 def schema_of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -245,14 +208,6 @@ def words(documented: Any) -> str:
     return re.sub(r"\bNone\b", "null", " ".join((inspect.getdoc(documented) or "").split()))
 
 
-FAILED_ROW = {
-    "if": {"properties": {"error": {"type": "string"}}},
-    "then": {"properties": {
-        "error_code": {"type": "integer"}, "error_kind": {"type": "string"}, "runs": {"const": 0},
-    }},
-}  # fmt: skip
-
-
 def paired_caches() -> dict[str, Any]:
     """Ceilings as receipts have them: each cache is [level, bytes]."""
     found = of_dataclass(Ceilings, {})
@@ -291,12 +246,12 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
         },
     ),
     "attention": Document(
-        report="commands.attention.report:AttentionReport", judged=True, rules=STATES,
+        report="commands.attention.report:AttentionReport", judged=True, rules=RULES["STATES"],
         others={
             "what": Literal["pattern", "scores", "state"], "positions": tuple[int, ...],
             "layers": tuple[LayerReport, ...] | tuple[LayerStates, ...],
         },
-        added={"HeadReport": {"pattern": MATRIX, "scores": MATRIX}},
+        added={"HeadReport": {"pattern": RULES["MATRIX"], "scores": RULES["MATRIX"]}},
         optional=(*OF_MAPS, "positions"),
     ),
     "experts": Document(
@@ -317,7 +272,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
     ),
     "load": Document(
         report="commands.load.report:LoadReport", model=MODEL, judged=True,
-        rules={**bad("not_finite", "fault", REFUSED), "allOf": [LOADED]},
+        rules={**bad("not_finite", "fault", RULES["REFUSED"]), "allOf": [RULES["LOADED"]]},
     ),
     "bench": Document(
         report="commands.bench.report.row:BenchReport",
@@ -326,7 +281,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
             "models": {"type": "array", "items": WHOLE_MODEL},
             "checks": CHECKS,
         },
-        rules={"allOf": [{"properties": {"rows": {"items": FAILED_ROW}}}]},
+        rules={"allOf": [{"properties": {"rows": {"items": RULES["FAILED_ROW"]}}}]},
     ),
     "timing": Document(report="commands.timing.report:TimingReport", judged=True),
     "selftest": Document(
@@ -335,7 +290,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
     ),
     "info": (
         Document(
-            report="commands.info.report:InfoReport", judged=True, rules=KNOWN,
+            report="commands.info.report:InfoReport", judged=True, rules=RULES["KNOWN"],
             model=MODEL | {"required": ["family", "stored_formats"]},
         ),
         Document(report="commands.info.report:FamiliesReport", model=NONE),

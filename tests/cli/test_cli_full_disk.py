@@ -36,60 +36,12 @@ ROOT = Path(llmcli.__file__).parent
 BENCH = str(TESTS / "data" / "llama_bench" / "results.json")
 FULL = "error: could not write the output: no space left on device"
 
-# every function that makes or fills a file, by the test that has it meet a full disk …
-WRITES = {
-    "cli/test_cli_full_disk.py::test_a_file_that_a_command_writes": (
-        "shell.output:Output._save", "shell.output:write_document", "shell.output:write_file",
-        "commands.attention.exports:MatrixExports.__init__",
-        "commands.attention.exports:MatrixExports._write_document", "commands.chat.chat:Chat.save",
-        "commands.dump.command:_dumped", "commands.ladder.command:_show",
-        "commands.timing.command:_write_trace", "ui.arrays:NpzWriter.finish",
-        "ui.arrays:NpzWriter.write_parts",
-    ),
-    "cli/test_cli_full_disk.py::test_no_step_of_a_whole_file": (
-        "checkpoints.files:put", "shell.files:_partial", "shell.files:whole_file",
-    ),
-    "cli/test_cli_full_disk.py::test_completion_is_installed_whole_or_not_at_all": (
-        "cli.completion:_append", "cli.completion:install",
-    ),
-    "cli/test_cli_exports.py::test_a_run_that_fails_leaves_no_directory": (
-        "shell.files:page_to_open",
-    ),
-    "cli/test_cli_chat.py::test_where_no_history_can_be_kept_it_is_not": (
-        "commands.chat.typed:history_path",
-    ),
-    "cli/test_cli_completion.py::test_an_answer_on_a_full_disk_keeps_nothing": (
-        "cli.complete:_keep_tensors",
-    ),
-    "selftest/test_selftest.py::test_a_full_disk": (
-        "commands.selftest.measure.run:measure_exhaustion",
-    ),
-    "checkpoints/test_inventory.py::test_a_disk_that_is_full_while_one_repository_is_scanned": (
-        "checkpoints.cache.hub:_repositories",
-    ),
-    "checkpoints/test_fetch.py::test_a_pip_that_brings_nothing": ("checkpoints.wheel:download",),
-    "checkpoints/test_fetch.py::test_a_disk_that_fills_meanwhile": (
-        "checkpoints.fetch:_copy_verified", "checkpoints.fetch:_fetch",
-        "checkpoints.fetch:_locked", "checkpoints.hub.pinned:_download",
-    ),
-    "checkpoints/test_fetch.py::test_a_disk_that_fills_during_a_download_into": (
-        "checkpoints.hub.calls:prepare.put", "checkpoints.hub.fetching:_fetch",
-        "checkpoints.hub.fetching:pin",
-    ),
-    "checkpoints/test_fetch.py::test_a_disk_that_fills_while_headers_are_read": (
-        "checkpoints.hub.headers:_link_small", "checkpoints.hub.headers:_put",
-        "checkpoints.hub.headers:_scratch",
-    ),
-}  # fmt: skip
-# … and those that write where no disk can be full
-ELSEWHERE = {
-    "checkpoints.hub.fetching:mark_missing": "asks for a file that is not there",
-    "shell.streams:Keys._unmark": "to a terminal",
-    "shell.streams:to_devnull": "to /dev/null",
-    "measure.peers:silent": "to /dev/null",
-    "measure.peaks:_set_back": "to the kernel, below /proc",
-    "text.template_renderer:TemplateRenderer._answer": "to a pipe",
-}
+# every function that makes or fills a file with the test that has it meet a full disk, and those
+# that write where no disk can be full
+WRITES, ELSEWHERE = (
+    dict(row.split(" ", 1) for row in part.splitlines())
+    for part in Path(__file__).with_name("writers.txt").read_text("utf-8").split("\n\n")
+)
 
 
 def named():
@@ -354,10 +306,10 @@ def test_no_other_function_writes():
     for file in files:
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
         sites |= set(found(file.read_text(encoding="utf-8"), module))
-    known = {*ELSEWHERE}.union(*WRITES.values())
-    assert sorted(sites - known) == [], "give it a line in WRITES, and a test on a full disk"
+    known = {*WRITES, *ELSEWHERE}
+    assert sorted(sites - known) == [], "give it a line in writers.txt, and a test on a full disk"
     assert sorted(known - sites) == [], "there is no such function any more"
-    for test in WRITES:
+    for test in WRITES.values():
         file, _, name = test.partition("::")
         assert f"def {name}" in (TESTS / file).read_text(encoding="utf-8"), test
 
