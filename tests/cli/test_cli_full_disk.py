@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import shlex
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -183,24 +184,13 @@ def test_completion_is_installed_whole_or_not_at_all(
     assert target.stat().st_size > 100
 
 
-# a command line of each command that has something to say
-LINES = {
-    "selftest": ["--no-speed"], "generate": ["x", "-n", "2"],
-    "chat": ["--prompt", "ab", "-n", "2", "--no-stdin"],
-    "timing": ["ab", "--pairs", "1", "-n", "1", "--threads", "1"],
-    "bench": ["-p", "2", "-n", "0", "-r", "1"], "bench compare": [BENCH, BENCH],
-    "ladder": ["ab", "-n", "1", "--rung", "6"], "explain": ["blocks.0.mlp_out[1,2]", "ab"],
-    "info": [], "load": [], "shapes": [], "attention": ["ab"], "experts": ["ab"], "lens": ["ab"],
-    "dump": ["ab", "--name", "*attn*"], "score": ["ab"], "tokens": ["ab"], "env": [], "models": [],
-    "models list": [], "models pull": ["tiny"], "models path": ["tiny"],
-    "models rm": ["smollm2", "--dry-run"], "models prune": ["--dry-run"],
-}
+# a command line of each command that has something to say, and more of some
+COMMANDS, MORE = (
+    [line.replace("BENCH", BENCH) for line in part.splitlines()]
+    for part in Path(__file__).with_name("full-disk-lines.txt").read_text().split("\n\n")
+)
+LINES = {name: shlex.split(words) for name, _, words in (one.partition(":") for one in COMMANDS)}
 NO_MODEL = ("selftest", "bench compare", "models", "env")
-MORE = [
-    ["generate", "x", "-n", "2", "--stream-json"], ["generate", "x", "-n", "2", "--json"],
-    *[["bench", *LINES["bench"], "-o", kind] for kind in ("csv", "json", "jsonl", "sql")],
-    ["--help"], ["--version"], ["bench", "--help"], ["--show-completion", "bash"],
-]
 
 
 def test_every_command_has_a_line_here():
@@ -221,7 +211,7 @@ def full_stdout(monkeypatch):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 @pytest.mark.parametrize("argv", [
-    *([*name.split(), *LINES[name]] for name in LINES), *MORE,
+    *([*name.split(), *LINES[name]] for name in LINES), *map(shlex.split, MORE),
 ], ids=lambda argv: " ".join(argv[:3]).replace(str(TESTS), ""))
 def test_what_a_command_says(capsys, weighted, mixture, recurrent, monkeypatch, argv):
     if argv[0] in LINES and "--help" not in argv and not " ".join(argv).startswith(NO_MODEL):
