@@ -105,15 +105,6 @@ def test_files_have_what_is_shown(view, tmp_path, argv, held):
     assert "blocks.1.resid_post" in page
 
 
-def test_a_long_text_is_read_in_chunks(view, tmp_path):
-    text = tmp_path / "long.txt"
-    text.write_text("the cat sat on 12 mats. " * 60)
-    said = view("experts", "-m", "MIXTURE", "--random-weights", "-f", str(text), "--json").json()
-    assert len(said["tokens"]) > 1024
-    assert said["checks"]["chunks"]["ok"]
-    assert said["ok"] is True
-
-
 # what is opened
 
 

@@ -177,20 +177,6 @@ def test_new_tokens_are_rows_like_the_others(kind, whole, monkeypatch):
     assert report.rows == again.rows
 
 
-def test_an_end_of_text_token_ends_the_rows():
-    model, ids = small(), ids_of(12)
-    first = measure_attention(Passes(model, ids, 1)).tokens[12].id
-    model.eos_ids = frozenset({first})
-    found = {}
-    one = AttentionOptions(layer="0", head="0", metrics="effective_rank")
-    report = measure_attention(Passes(model, ids, 8), one, on_matrix=found.__setitem__)
-    assert len(report.tokens) == 13
-    assert found[0].shape == (1, 13, 13)
-    assert report.matrices[0].queries == report.matrices[0].keys == (0, 13)
-    assert report.matrices[0].values.shape == (13, 13)
-    assert 1 <= metrics_of(report)[0]["effective_rank"] <= 13
-
-
 @pytest.mark.parametrize("generate", [0, 3])
 def test_progress_ends_with_all_rows_of_all_heads(generate):
     told = []
