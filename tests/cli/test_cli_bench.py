@@ -95,14 +95,6 @@ def test_an_array_without_a_row_is_one(cli, weighted, monkeypatch, place):
 
 
 @needs_kernels
-def test_a_quantization_without_effect_is_said_once_a_model(bench, tmp_path):
-    narrow = write_tiny(tmp_path / "narrow", weights=True, hidden_size=16)
-    more = ("-p", "4,8", "-n", "0", "-t", "1,2", "-o", "none", "--dtype", "auto")
-    result = bench("-m", str(narrow), "--quantize", "int8", *more)
-    assert (result.code, result.err.count("`--quantize int8` has no effect: ")) == (0, 1)
-
-
-@needs_kernels
 def test_packed_weights_say_what_is_multiplied_and_kept(bench):
     packed = rows(bench("--quantize", "int8", "--dtype", "auto", "-o", "json"))
     for row in packed:

@@ -160,24 +160,6 @@ def test_a_conversation_is_timed_and_climbed(run_tiny, tmp_path):
     assert len(climbed["ids"]) == len("hi") + 3
 
 
-def test_text_that_happens_to_be_json_is_text(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", None)
-    talk = '{"messages": [{"role": "user", "content": "x"}]}'
-    for name, text in (
-        ("talk.txt", talk), ("talk", talk), ("a.json", '{"messages": {"hello": "Hallo"}}'),
-        ("b.json", '["messages"]'), ("c.json", '{"text": 1}'), ("d.json", "{"), ("e.json", "x"),
-    ):  # fmt: skip
-        (tmp_path / name).write_text(text)
-        prompt = read_prompt(PromptOptions(file=str(tmp_path / name)))
-        assert (prompt.text, prompt.conversation) == (text, None)
-    assert capsys.readouterr().err == ""
-    (tmp_path / "f.JSON").write_text(talk)
-    assert read_prompt(PromptOptions(file=str(tmp_path / "f.JSON"))).conversation is not None
-    (tmp_path / "g.json").write_text(talk[:-1])
-    assert read_prompt(PromptOptions(file=str(tmp_path / "g.json"))).text == talk[:-1]
-    assert "g.json` is not JSON: expecting ',' delimiter at column 48;" in capsys.readouterr().err
-
-
 def test_what_is_wrong_with_a_conversation_is_said_with_its_place(as_written):
     """A conversation and the message about it in each line of a file."""
     file, found = Path(__file__).with_name("refused-conversations.txt"), []

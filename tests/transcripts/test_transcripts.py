@@ -40,6 +40,7 @@ from pathlib import Path
 import pytest
 from json_schemas import errors
 from made_up import MODELS, made_up_machine
+from needs import needs_kernels
 from rich.cells import cell_len
 
 from llmcli.cli.app import main
@@ -328,7 +329,11 @@ def on_terminal(argv, columns, patch):
     return code, b"".join(read).decode(), err.getvalue()
 
 
-@pytest.mark.parametrize("name", FILES)
+# whatever is quantized needs kernels
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=needs_kernels) if name.startswith("quantize") else name
+    for name in FILES
+])
 def test_transcript(name, home, models, monkeypatch, as_written):
     file = HERE / f"{name}.txt"
     text = file.read_text(encoding="utf-8")
