@@ -193,14 +193,11 @@ def test_a_full_context_ends_the_sequence_alone(limit):
     assert model.decoder.capacities == [(3, 12)]
 
 
-def test_capacity_is_given_in_buckets_below_the_context():
+def test_capacity_is_in_buckets_below_the_context_or_given_or_the_learned_positions():
     for prompt, limit, expected in ((10, 20, 64), (60, 5, 64), (60, 6, 128), (100, 10**6, 1000)):
         model = fake_model(script(EOS), context=1000)
         run(model, [[1] * prompt], limit=limit)
         assert model.decoder.capacities == [(1, expected)]
-
-
-def test_a_given_capacity_bounds_and_learned_positions_bound_it():
     wide = {"limit": 50, "ignore_eos": True}
     assert len(run(fake_model(context=9), [[1]], capacity=20, **wide)[0]) == 20
     assert len(run(fake_model(context=9), [[1]], capacity=5, **wide)[0]) == 5
