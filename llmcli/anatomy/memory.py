@@ -144,6 +144,8 @@ class _Chunk:
             copied = spec.count * self.size if self.size < 4 and spec.dtype == "float32" else 0
             if self.model[name].ends:  # the head, a piece at a time in float32
                 return copied + 4 * min(inputs * columns, HEAD_NUMBERS) * (self.size < 4)
+            if isinstance(op, Project) and op.clip is not None:  # the product and a copy, wide
+                copied += 2 * self.rows * columns * self.wide
             return copied + self._product(inputs, columns)
         if isinstance(op, Normalize | SumExperts):  # in float32
             return spec.count * self.wide

@@ -88,6 +88,7 @@ class Rows:
         head: str = "head",
         mark: str = "",
         dense: bool = False,
+        clip: float | None = None,
         **other: Any,
     ) -> str:
         """`X W + b`, with the matrix `W_<symbol>` (by default the leaf name) and its bias.
@@ -101,7 +102,8 @@ class Rows:
         how: dict[str, Any] = {"bias": bias, "fused": fused, "mark": mark, "dense": dense}
         made = self.weights(symbol or leaf, name or leaf, shapes, words, **how)
         heads = self.sizes[axes[0]] if len(axes) == 3 else 0
-        op = Project(source=source, over=over, columns=columns, heads=heads, head=head, **made)
+        made |= {"over": over, "columns": columns, "heads": heads, "head": head, "clip": clip}
+        op = Project(source=source, **made)
         return self.node(leaf, op, name=name, **other)
 
     def weights(
