@@ -20,7 +20,7 @@ from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.registry import part_of
+from llmcli.parts.registry import PARTS, part_of
 
 Sources = Mapping[str, tuple[str, ...]]
 """Checkpoint tensor → parameters that it fills; a fused one (`c_attn`) fills several."""
@@ -234,7 +234,8 @@ def foreign_names(name: str, known: Collection[str], config: ModelConfig) -> lis
     """At most two of `known` that another program's name may mean, in its block or the first."""
     number = re.search(r"\.(\d{1,9})\.", name)
     layers = [int(number[1])] if number else range(len(config.layers))
-    places = [*((f"blocks.{layer}.", _FOREIGN) for layer in layers), ("", _FOREIGN_OUTSIDE)]
+    inside = "\n".join((_FOREIGN, *(part.foreign for part in PARTS.values())))
+    places = [*((f"blocks.{layer}.", inside) for layer in layers), ("", _FOREIGN_OUTSIDE)]
     for block, table in places:
         for ending, *ours in _expanded(table):
             found = re.search(rf"(?:^|\.)(?:{ending})$", name)

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from operator import attrgetter
 
 from llmcli.graph.spec import Call
 from llmcli.parts.attention.config import QueryGrowth, RopeConfig
@@ -28,11 +27,6 @@ def size(axis: str, sizes: Sizes) -> int:
     return sum(
         prod(sizes[letter] for letter in segment.split("·")) for segment in axis.split("|")
     )
-
-
-def axis_sizes(fields: Mapping[str, str], config: object) -> dict[str, int]:
-    """Letter → size of the axes whose sizes are these fields of a part's configuration."""
-    return {letter: attrgetter(field)(config) for letter, field in fields.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from llmcli.parts.norm.config import NormConfig
+
+# letter of an axis → field of `DeltaConfig`, or the axes that are concatenated in it
+AXES = {"H": "heads", "Hk": "key_heads", "dk": "key_dim", "dv": "value_dim", "L": "length"}
+SEGMENTS = {"C": "Hk·dk|Hk·dk|H·dv"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +30,6 @@ class DeltaConfig:
     norm: NormConfig
     eps: float = 1e-6
     tiled: bool = False
-
-    AXES: ClassVar[Mapping[str, str]] = {
-        "H": "heads", "Hk": "key_heads", "dk": "key_dim", "dv": "value_dim", "L": "length",
-    }  # fmt: skip
-    SEGMENTS: ClassVar[Mapping[str, str]] = {"C": "Hk·dk|Hk·dk|H·dv"}
 
     def __post_init__(self) -> None:
         if self.heads % self.key_heads:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from llmcli.parts.norm.config import NormConfig
+
+# letter of an axis → field of `SsmConfig`, or the axes that are concatenated in it
+AXES = {"H": "heads", "G": "groups", "N": "state", "dv": "head_dim", "L": "length"}
+SEGMENTS = {"C": "H·dv|G·N|G·N"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +33,6 @@ class SsmConfig:
     most: float = math.inf
     bias: bool = False
     conv_bias: bool = True
-
-    AXES: ClassVar[Mapping[str, str]] = {
-        "H": "heads", "G": "groups", "N": "state", "dv": "head_dim", "L": "length",
-    }  # fmt: skip
-    SEGMENTS: ClassVar[Mapping[str, str]] = {"C": "H·dv|G·N|G·N"}
 
     def __post_init__(self) -> None:
         if self.heads % self.groups:
