@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from llmcli.anatomy.block import block_rows
 from llmcli.config import ModelConfig
 from llmcli.graph.node import Kernel, Node, Parameter, PartGraph, State
-from llmcli.graph.ops import Add, Mix, Score, Softmax
+from llmcli.graph.ops import Add, Mix, Score, Softmax, size
 from llmcli.parts.embedding.graph import embedding_graph, head_graph
 from llmcli.parts.norm.graph import norm_graph
 from llmcli.parts.ple.graph import layer_embedding_graph
@@ -29,9 +29,11 @@ class Graph:
         self.parameters: dict[str, Parameter] = {}
         self.states: dict[str, State] = {}
         self.kernels: list[Kernel] = []
+        self.returns: dict[str, str] = {}  # activation → the last one of its part
         whole = {"D": config.width, "V": config.vocab, "1": 1}
         self._sizes: dict[int | None, dict[str, int]] = {None: whole}
         self._documents: dict[int | None, dict[str, str]] = {None: {}}
+        self._segments: dict[int | None, dict[str, str]] = {}
         self._build()
         self._derived = self.derived(edited=())
 
@@ -103,6 +105,10 @@ class Graph:
     def sizes(self, layer: int | None) -> Mapping[str, int]:
         """Letter of an axis → size: of the model, plus those of `layer` if given."""
         return self._sizes[layer]
+
+    def segments(self, layer: int | None) -> Mapping[str, str]:
+        """Letter of an axis → the axes concatenated in it, such as `Hk·dk|Hk·dk|H·dv`."""
+        return self._segments.get(layer, {})
 
     def documents(self, layer: int | None) -> Mapping[str, str]:
         """The documents' notation of letters specific to a part."""
@@ -186,6 +192,7 @@ class Graph:
     def _add(self, part: PartGraph, layer: int | None) -> None:
         whole = self._sizes[None]
         self.nodes |= {node.name: node for node in part.nodes}
+        self.returns |= {node.name: part.nodes[-1].name for node in part.nodes}
         self.parameters |= {parameter.name: parameter for parameter in part.parameters}
         for state in part.states:
             other = self.states.setdefault(state.name, state)
@@ -193,9 +200,11 @@ class Graph:
                 raise ValueError(f"`{other.holds}` and `{state.holds}` are both `{state.name}`")
         self.kernels += part.kernels
         sizes = self._sizes.setdefault(layer, dict(whole))
-        for letter, size in part.sizes.items():
-            if sizes.setdefault(letter, size) != size:
-                raise ValueError(f"layer {layer}: `{letter}` is {sizes[letter]} and {size}")
+        joined = {letter: size(axis, part.sizes) for letter, axis in part.segments.items()}
+        for letter, count in {**part.sizes, **joined}.items():
+            if sizes.setdefault(letter, count) != count:
+                raise ValueError(f"layer {layer}: `{letter}` is {sizes[letter]} and {count}")
+        self._segments.setdefault(layer, {}).update(part.segments)
         self._documents.setdefault(layer, {}).update(part.documents)
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.errors import UnsupportedModel
 from llmcli.families import llama, mixture
-from llmcli.families.deepseek_rules import rules_gguf, rules_hf
 from llmcli.families.family import Family
+from llmcli.families.names import QWEN, Names
 from llmcli.families.read import gguf_header
 from llmcli.families.rope import GGUF_YARN, scores_yarn_from_gguf, scores_yarn_from_hf
 from llmcli.families.values import MOST, Values
@@ -26,6 +26,19 @@ if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
 _NORM = NormConfig(kind="rms", eps=1e-6)  # of latents, independent of `rms_norm_eps`
+
+# content dimensions of a head come first; old GGUF files have `attn_kv_b`
+_LATENT_QUERIES = QWEN.but("""
+    attn.q_latent             self_attn.q_a_proj            attn_q_a
+    attn.q_latent_norm        self_attn.q_a_layernorm       attn_q_a_norm
+    attn.q+attn.q_pe@head     self_attn.q_b_proj            attn_q_b
+    attn.kv_latent+attn.k_pe  self_attn.kv_a_proj_with_mqa  attn_kv_a_mqa
+    attn.kv_latent_norm       self_attn.kv_a_layernorm      attn_kv_a_norm
+    attn.k+attn.v@head        self_attn.kv_b_proj           attn_kv_b
+    attn.k                    -                             attn_k_b|by_head|shape
+    attn.v                    -                             attn_v_b|shape
+""", without="attn.q_norm attn.k_norm attn.q", predicts=True)
+_QUERIES = _LATENT_QUERIES.but("attn.q+attn.q_pe@head  self_attn.q_proj  attn_q")
 
 _KINDS = ("dense", "sparse")  # layer types in `mlp_layer_types`
 
@@ -133,11 +146,17 @@ def _dense(values: Values, layers: int) -> list[bool]:
     return [layer < first or layer % step > 0 for layer in range(layers)]
 
 
+def _names(config: ModelConfig) -> Names:
+    part = config.layers[0].parts[0]
+    return _QUERIES if getattr(part, "query_rank", None) is None else _LATENT_QUERIES
+
+
 FAMILIES = (Family(
     name="deepseek", words="latent attention: a cache of latents, and of one rotated key for all "
     "heads; experts of groups and a shared one, dense first layers",
     hf_types=("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), gguf_archs=("deepseek2",),
-    gguf_reads=GGUF_YARN[2:], from_hf=from_hf, from_gguf=from_gguf, rules_hf=rules_hf,
-    rules_gguf=rules_gguf, mixers=("latent attention",),
+    gguf_reads=GGUF_YARN[2:], from_hf=from_hf, from_gguf=from_gguf, 
+    rules_hf=lambda config: _names(config).hf(config),
+    rules_gguf=lambda config: _names(config).gguf(config), mixers=("latent attention",),
     feed_forwards=("mixture of experts", "gated MLP"),
 ),)  # fmt: skip

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import llama, mixture
 from llmcli.families.family import Family
+from llmcli.families.gemma import NAMES
 from llmcli.families.gemma4_blocks import gemma4
-from llmcli.families.gemma4_rules import rules_gguf, rules_hf
+from llmcli.families.names import Names
 from llmcli.families.read import (
     GGUF_WINDOWS,
     activation,
@@ -43,6 +44,32 @@ _ROPES: Mapping[str, Any] = {
     _SLIDING: {"rope_theta": 10_000.0},
     _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
+
+_DENSE = NAMES.but("""
+    =ple.embed.W      embed_tokens_per_layer.weight      per_layer_token_embd.weight
+    =ple.W_proj       per_layer_model_projection.weight  per_layer_model_proj.weight
+    =ple.proj_norm.w  per_layer_projection_norm.weight   per_layer_proj_norm.weight
+    ple.gate          per_layer_input_gate               inp_gate
+    ple.out           per_layer_projection               proj
+    ln3_post          post_per_layer_input_norm          post_norm
+    =out_scale.w      layer_scalar                       layer_output_scale.weight
+""", experts="")
+_WITH_EXPERTS = _DENSE.but("""
+    ln3                   pre_feedforward_layernorm_2   pre_ffw_norm_2
+    ln2_post              post_feedforward_layernorm_1  post_ffw_norm_1
+    ln3_post              post_feedforward_layernorm_2  post_ffw_norm_2
+    ln4_post              post_per_layer_input_norm     post_norm
+    sum_norm              post_feedforward_layernorm    post_ffw_norm
+    =moe.router_norm.w    router.scale|by_width         ffn_gate_inp.scale|by_width
+    =moe.expert_factor    router.per_expert_scale       ffn_down_exps.scale
+    =moe.W_gate+moe.W_up  experts.gate_up_proj          -
+    =moe.W_down           experts.down_proj             -
+    moe.router            router.proj                   -
+""")
+
+
+def _names(config: ModelConfig) -> Names:
+    return _DENSE if mixture.found_in(config) is None else _WITH_EXPERTS
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
@@ -143,6 +170,7 @@ FAMILIES = (Family(
     "experts beside the MLP",
     hf_types=("gemma4_text",), gguf_archs=("gemma4",), hf_multimodal=("gemma4",),
     gguf_reads=(*GGUF_WINDOWS, "final_logit_softcapping"),
-    from_hf=from_hf, from_gguf=from_gguf, rules_hf=rules_hf, rules_gguf=rules_gguf,
+    from_hf=from_hf, from_gguf=from_gguf, rules_hf=lambda config: _names(config).hf(config),
+    rules_gguf=lambda config: _names(config).gguf(config),
     feed_forwards=("gated MLP", "mixture of experts", "per-layer embeddings"),
 ),)  # fmt: skip

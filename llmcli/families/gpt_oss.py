@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from llmcli.config import ModelConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft, llama_like
 from llmcli.families.names import POST_NORM_2
 from llmcli.families.read import GGUF_WINDOWS
-from llmcli.families.rules import PerExpert, Rename, Rows, Rule, Transpose
 from llmcli.families.values import MOST, Values, shortened
 from llmcli.parts.attention.config import YarnScaling
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig
@@ -76,50 +74,23 @@ def _gpt_oss(m: Draft) -> None:
     ]
 
 
-def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for transformers' names; `_blocks` are experts in MXFP4, one row per output."""
-    rules = [*POST_NORM_2.but(experts=None).hf(config)]
-    for layers in ("model.layers", "layers"):
-        h, b = f"{layers}.{{layer}}", "blocks.{layer}"
-        experts, moe = f"{h}.mlp.experts", f"{b}.moe"
-        rules += [
-            Rename(f"{h}.self_attn.sinks", f"{b}.attn.sink"),
-            Rename(f"{h}.mlp.router.weight", f"{moe}.W_router"),
-            Rename(f"{h}.mlp.router.bias", f"{moe}.b_router"),
-            Rename(f"{experts}.down_proj", f"{moe}.W_down", PerExpert(Transpose())),
-            Rename(f"{experts}.down_proj_blocks", f"{moe}.W_down"),
-            Rename(f"{experts}.down_proj_bias", f"{moe}.b_down"),
-        ]
-        for at, leaf in enumerate(("gate", "up")):
-            turn = PerExpert(Rows(at, at + 1, groups=_hidden(config)))
-            fused = f"{experts}.gate_up_proj"
-            rules += [
-                Rename(fused, f"{moe}.W_{leaf}", PerExpert(Transpose()), turn),
-                Rename(f"{fused}_blocks", f"{moe}.W_{leaf}", turn),
-                Rename(f"{fused}_bias", f"{moe}.b_{leaf}", turn),
-            ]
-    return tuple(rules)
-
-
-def _hidden(config: ModelConfig) -> int:
-    ffn = config.layers[0].parts[-1]
-    assert isinstance(ffn, ExpertsConfig)
-    return ffn.hidden
-
-
-def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for llama.cpp's names; query and key rows are already in our rotation order."""
-    sink = Rename("blk.{layer}.attn_sinks.weight", "blocks.{layer}.attn.sink")
-    return (*POST_NORM_2.gguf(config), sink)
-
-
-_FAMILY = llama_like(
+_NAMES = POST_NORM_2.but("""
+    =attn.sink  self_attn.sinks  attn_sinks.weight
+""", experts="""
+    moe.router                mlp.router
+    =moe.W_down               mlp.experts.down_proj|turned
+    =moe.W_down               mlp.experts.down_proj_blocks
+    =moe.b_down               mlp.experts.down_proj_bias
+    =moe.W_gate+moe.W_up@row  mlp.experts.gate_up_proj|turned
+    =moe.W_gate+moe.W_up@row  mlp.experts.gate_up_proj_blocks
+    =moe.b_gate+moe.b_up@row  mlp.experts.gate_up_proj_bias
+""")
+FAMILIES = (llama_like(
     _gpt_oss,
     name="gpt_oss",
     words="experts with biases and clamped gates in every layer, attention sinks, a window in "
     "every other layer",
     hf=("gpt_oss",), gguf=("gpt-oss",), gguf_reads=GGUF_WINDOWS,
     feed_forwards=("mixture of experts",), function="quick_gelu",
-    defaults=_DEFAULTS, prepare=_with_rope, fixed={"mlp_bias": False},
-)  # fmt: skip
-FAMILIES = (replace(_FAMILY, rules_hf=rules_hf, rules_gguf=rules_gguf),)
+    defaults=_DEFAULTS, prepare=_with_rope, fixed={"mlp_bias": False}, names=_NAMES,
+),)  # fmt: skip

@@ -5,17 +5,16 @@ Without routed experts, the shared expert is the feed-forward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import ModelConfig, sequential
-from llmcli.families import mamba2_mixer, mamba2_rules, mixture
+from llmcli.families import mamba2_mixer
 from llmcli.families.dense import GRANITE
 from llmcli.families.family import Family
 from llmcli.families.names import LLAMA
 from llmcli.families.read import GGUF_SCALES
-from llmcli.families.rules import Rename, Rows, Rule
 from llmcli.families.values import MOST, Values
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
 from llmcli.parts.mlp.config import MlpConfig
@@ -36,6 +35,20 @@ _KEYS = mamba2_mixer.Keys(
     state="mamba_d_state", length="mamba_d_conv", bias="mamba_proj_bias",
     conv_bias="mamba_conv_bias", function="hidden_act",
 )  # fmt: skip
+# Experts as published and as in memory; gate and up are always one tensor.
+_NAMES = LLAMA.but(mamba2_mixer.MIXER.replace("mixer.", "mamba.") + """
+    mlp.gate+mlp.up  shared_mlp.input_linear
+    mlp.down         shared_mlp.output_linear  ffn_down
+""", experts="""
+    =moe.W_gate+moe.W_up           block_sparse_moe.input_linear.weight
+    =moe.W_gate+moe.W_up           block_sparse_moe.experts.gate_up_proj
+    =moe.W_down                    block_sparse_moe.output_linear.weight
+    =moe.W_down                    block_sparse_moe.experts.down_proj
+    moe.router                     block_sparse_moe.router.layer
+    moe.router                     block_sparse_moe.router
+    moe.shared.gate+moe.shared.up  shared_mlp.input_linear
+    moe.shared.down                shared_mlp.output_linear
+""")
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
@@ -99,55 +112,11 @@ def _hybrid(
     )
 
 
-def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for transformers' names: Granite's, and the experts' as published and as in memory.
-
-    Gate and up are always one tensor.
-    """
-
-    def found() -> Iterator[Rule]:
-        experts = mixture.found_in(config)
-        for layers in ("model.layers", "layers"):
-            h = f"{layers}.{{layer}}"
-            yield from mamba2_rules.rules_hf(config, f"{h}.mamba")
-            shared = "blocks.{layer}.mlp" if experts is None else "blocks.{layer}.moe.shared"
-            size = _shared_size(config)
-            for at, leaf in enumerate(("gate", "up")):
-                rows = Rows(at * size, (at + 1) * size)
-                yield Rename(f"{h}.shared_mlp.input_linear.weight", f"{shared}.W_{leaf}", rows)
-            yield Rename(f"{h}.shared_mlp.output_linear.weight", f"{shared}.W_down")
-            if experts is None:
-                continue
-            moe, own = f"{h}.block_sparse_moe", "blocks.{layer}.moe"
-            for enter in ("input_linear.weight", "experts.gate_up_proj"):
-                for rows_, leaf in zip(mixture.halves(experts), ("gate", "up"), strict=True):
-                    yield Rename(f"{moe}.{enter}", f"{own}.W_{leaf}", rows_)
-            for leave in ("output_linear.weight", "experts.down_proj"):
-                yield Rename(f"{moe}.{leave}", f"{own}.W_down")
-            for router in ("router.layer.weight", "router.weight"):
-                yield Rename(f"{moe}.{router}", f"{own}.W_router")
-
-    return (*LLAMA.but(experts=None).hf(config), *found())
-
-
-def _shared_size(config: ModelConfig) -> int:
-    part = config.layers[0].parts[-1]
-    if isinstance(part, ExpertsConfig):
-        return 0 if part.shared is None else part.shared.hidden
-    assert isinstance(part, MlpConfig)
-    return part.hidden
-
-
-def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for llama.cpp's names."""
-    return (*LLAMA.gguf(config), *mamba2_rules.rules_gguf(config))
-
-
 FAMILIES = (Family(
     name="granite_hybrid", words="as granite with Mamba-2 in most layers, rotary positions where "
     "it says so, a shared expert beside others (softmax of the chosen) or alone",
     hf_types=("granitemoehybrid",), gguf_archs=("granitehybrid",),
     gguf_reads=GGUF_SCALES, from_hf=from_hf,
-    from_gguf=from_gguf, rules_hf=rules_hf, rules_gguf=rules_gguf,
+    from_gguf=from_gguf, rules_hf=_NAMES.hf, rules_gguf=_NAMES.gguf,
     mixers=("Mamba-2", "attention"), feed_forwards=("gated MLP", "mixture of experts"),
 ),)  # fmt: skip

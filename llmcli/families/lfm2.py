@@ -5,16 +5,15 @@ LFM2-MoE has experts in all but the first layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import ModelConfig, sequential
 from llmcli.families import llama, mixture
 from llmcli.families.family import Family
-from llmcli.families.names import QWEN
+from llmcli.families.names import QWEN, experts
 from llmcli.families.read import gguf_header
-from llmcli.families.rules import Rename, Reshape, Rule
 from llmcli.families.values import MOST, Values
 from llmcli.parts.conv.config import ShortConvConfig
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig
@@ -46,7 +45,10 @@ _NAMES = QWEN.but("""
     mlp.down                 feed_forward.w2        ffn_down
     conv.B+conv.gate+conv.x  conv.in_proj           shortconv.in_proj
     conv.out                 conv.out_proj          shortconv.out_proj
-""", experts=("feed_forward", ("w1", "w3", "w2")))
+    =conv.w                  conv.conv.weight|shape shortconv.conv.weight|shape
+    =conv.b                  conv.conv.bias         shortconv.conv.bias
+    =moe.b_choice            feed_forward.expert_bias
+""", experts=experts("feed_forward", "w1", "w3", "w2"))
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
@@ -100,7 +102,7 @@ def _with_experts(model: ModelConfig, values: Values) -> ModelConfig:
     """Experts in all layers but the first ones."""
     count = values.integer("num_experts", most=MOST["heads"])
     dense = values.integer("num_dense_layers", least=0, most=MOST["layers"])
-    experts = ExpertsConfig(
+    mixed = ExpertsConfig(
         experts=count, hidden=values.integer("moe_intermediate_size", most=MOST["hidden"]),
         activation="silu", routing=RoutingConfig(
             chosen=values.integer("num_experts_per_tok", most=count), scores="sigmoid", least=1e-6,
@@ -110,7 +112,7 @@ def _with_experts(model: ModelConfig, values: Values) -> ModelConfig:
         ),
     )  # fmt: skip
     return llama.rebuilt(model, lambda number, attention, mlp: sequential(
-        attention, mlp if number < dense else experts, norm=model.final_norm
+        attention, mlp if number < dense else mixed, norm=model.final_norm
     ))  # fmt: skip
 
 
@@ -133,33 +135,10 @@ def _attends(values: Values, layers: int) -> list[bool]:
     return [kind == "full_attention" for kind in types]
 
 
-def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for transformers' names, with or (in a bare decoder) without the prefix `model.`."""
-    rules = [*_NAMES.hf(config)]
-    for layers in ("model.layers", "layers"):
-        h, bias = f"{layers}.{{layer}}", "feed_forward.expert_bias"
-        rules += _filter(config, f"{h}.conv.conv")
-        rules.append(Rename(f"{h}.{bias}", "blocks.{layer}.moe.b_choice"))
-    return tuple(rules)
-
-
-def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for llama.cpp's names; query and key rows are already in our rotation order."""
-    return (*_NAMES.gguf(config), *_filter(config, "blk.{layer}.shortconv.conv"))
-
-
-def _filter(config: ModelConfig, source: str) -> Iterator[Rename]:
-    parts = (part for layer in config.layers for part in layer.parts)
-    for taps in {part.length for part in parts if isinstance(part, ShortConvConfig)}:
-        shape = Reshape((config.width, taps))
-        yield Rename(f"{source}.weight", "blocks.{layer}.conv.w", shape)
-    yield Rename(f"{source}.bias", "blocks.{layer}.conv.b")
-
-
 FAMILIES = (Family(
     name="lfm2", words="gated short convolutions, attention as in qwen3 in some layers; "
     "experts by sigmoids with a correction behind the first layers (lfm2_moe)",
     hf_types=("lfm2", "lfm2_moe"), gguf_archs=("lfm2", "lfm2moe"), from_hf=from_hf,
-    from_gguf=from_gguf, rules_hf=rules_hf, rules_gguf=rules_gguf,
+    from_gguf=from_gguf, rules_hf=_NAMES.hf, rules_gguf=_NAMES.gguf,
     mixers=("short convolution", "attention"), feed_forwards=("gated MLP", "mixture of experts"),
 ),)  # fmt: skip

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import ModelConfig, sequential
-from llmcli.families import mamba2_mixer, mamba2_rules
+from llmcli.families import mamba2_mixer
 from llmcli.families.family import Family
-from llmcli.families.read import end_ids, gguf_header, hf_head
-from llmcli.families.rules import Rename, Rule
+from llmcli.families.names import Names
+from llmcli.families.read import end_ids, gguf_header
 from llmcli.families.values import MOST, Values
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 from llmcli.parts.norm.config import NormConfig
@@ -24,6 +24,15 @@ _KEYS = mamba2_mixer.Keys(
     heads="num_heads", head_dim="head_dim", groups="n_groups", state="state_size",
     length="conv_kernel", bias="use_bias", conv_bias="use_conv_bias", function="hidden_act",
 )  # fmt: skip
+# `embedding` in the checkpoints of state-spaces
+_NAMES = Names(rows=(), buffers=(), rotary=False, prefixes=("backbone.", "")).but(f"""
+    embed     embeddings  token_embd
+    embed     embedding
+    ln_final  norm_f      output_norm
+    head      lm_head     output
+    ln1       norm        attn_norm
+    {mamba2_mixer.MIXER}
+""")
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
@@ -64,34 +73,8 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     )  # fmt: skip
 
 
-def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for transformers' names, and `embedding` in state-spaces' own checkpoints."""
-
-    def found() -> Iterator[Rule]:
-        yield hf_head(config)
-        for prefix in ("backbone.", ""):
-            for table in ("embeddings", "embedding"):
-                yield Rename(f"{prefix}{table}.weight", "embed.W")
-            layer = f"{prefix}layers.{{layer}}"
-            yield Rename(f"{layer}.norm.weight", "blocks.{layer}.ln1.w")
-            yield Rename(f"{prefix}norm_f.weight", "ln_final.w")
-            yield from mamba2_rules.rules_hf(config, f"{layer}.mixer")
-
-    return tuple(found())
-
-
-def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for llama.cpp's names."""
-    head = () if config.head.tied else (Rename("output.weight", "head.W"),)
-    return (
-        Rename("token_embd.weight", "embed.W"),
-        Rename("blk.{layer}.attn_norm.weight", "blocks.{layer}.ln1.w"),
-        Rename("output_norm.weight", "ln_final.w"), *head, *mamba2_rules.rules_gguf(config),
-    )  # fmt: skip
-
-
 FAMILIES = (Family(
     name="mamba2", words="blocks of a Mamba-2 mixer alone, without attention and feed-forwards",
     hf_types=("mamba2",), gguf_archs=("mamba2",), from_hf=from_hf, from_gguf=from_gguf,
-    rules_hf=rules_hf, rules_gguf=rules_gguf, mixers=("Mamba-2",), feed_forwards=(),
+    rules_hf=_NAMES.hf, rules_gguf=_NAMES.gguf, mixers=("Mamba-2",), feed_forwards=(),
 ),)  # fmt: skip

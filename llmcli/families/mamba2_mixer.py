@@ -17,6 +17,17 @@ HEADS, KV_HEADS = "attention.head_count", "attention.head_count_kv"  # of a GGUF
 NEURONS = "feed_forward_length"
 LONGEST = 1 << 20  # tokens: nominal context of a model without a limit
 
+MIXER = """
+    ssm.gate+ssm.in+ssm.dt  mixer.in_proj              ssm_in
+    ssm.out                 mixer.out_proj             ssm_out
+    =ssm.w                  mixer.conv1d.weight|shape  ssm_conv1d.weight|shape
+    =ssm.b                  mixer.conv1d.bias          ssm_conv1d.bias
+    =ssm.norm.w             mixer.norm.weight          ssm_norm.weight|shape
+    =ssm.A_log              mixer.A_log                ssm_a|shape|log
+    =ssm.dt_bias            mixer.dt_bias              ssm_dt.bias
+    =ssm.D                  mixer.D                    ssm_d|shape
+"""  # rows of names
+
 
 class Keys(NamedTuple):
     """Keys of a mixer's settings in config.json."""

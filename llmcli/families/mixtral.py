@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmcli.families import mixture
 from llmcli.families.draft import Draft, llama_like
-from llmcli.families.names import LLAMA
+from llmcli.families.names import LLAMA, experts
 
 
 def _mixtral(m: Draft) -> None:
@@ -23,6 +23,6 @@ FAMILIES = (
             "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None,
             "num_local_experts": 8, "num_experts_per_tok": 2,
         },
-        names=LLAMA.but(experts=("block_sparse_moe", ("w1", "w3", "w2"))),
+        names=LLAMA.but(experts=experts("block_sparse_moe", "w1", "w3", "w2")),
     ),
 )  # fmt: skip

@@ -1,22 +1,14 @@
-"""Settings and tensor names of mixtures of experts."""
+"""Settings of mixtures of experts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families.rules import Drop, PerExpert, Rename, Reshape, Rows, Rule
 from llmcli.families.values import MOST, Values, require_divisible, shortened
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, Scores, SharedConfig
 from llmcli.parts.mlp.config import Activation, MlpConfig
-
-Leaves = tuple[str, str, str]  # of gate, up and down
-
-_GATE_UP_DOWN = ("gate", "up", "down")
-PROJECTIONS: Leaves = ("gate_proj", "up_proj", "down_proj")
-MTP = "multi-token prediction, which the next token does not need"
 
 # `expert_gating_func` of llama.cpp (`llama_expert_gating_func_type`); 0: not set
 _GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}
@@ -127,71 +119,6 @@ def checked(experts: ExpertsConfig) -> ExpertsConfig:
             f"{r.kept_groups} of {r.groups} groups of {size} leave no {r.chosen} to choose"
         )
     return experts
-
-
-def rules_hf(
-    config: ModelConfig, block: str = "mlp", leaves: Leaves = PROJECTIONS
-) -> Iterator[Rule]:
-    """Rules for transformers' names: one tensor per expert, as published, or all experts in one.
-
-    `block` and `leaves` are the published names; version 5 fuses gate and up, mostly in `mlp`.
-    """
-    found = found_in(config)
-    if found is None:
-        return
-    names = [f"{block}.experts.{{expert}}.{leaf}" for leaf in leaves]
-    within = {"layer": range(len(config.layers)), "expert": range(found.experts)}
-    for layers in ("model.layers", "layers"):
-        h, moe = f"{layers}.{{layer}}", "blocks.{layer}.moe"
-        for name, leaf in zip(names, _GATE_UP_DOWN, strict=True):
-            target = f"{moe}.W_{leaf}[{{expert}}]"
-            yield Rename(f"{h}.{name}.weight", target, within=within)
-        for one in dict.fromkeys((block, "mlp")):
-            for rows, leaf in zip(halves(found), _GATE_UP_DOWN, strict=False):
-                yield Rename(f"{h}.{one}.experts.gate_up_proj", f"{moe}.W_{leaf}", rows)
-            yield Rename(f"{h}.{one}.experts.down_proj", f"{moe}.W_down")
-            yield Rename(f"{h}.{one}.gate.weight", f"{moe}.W_router")
-        yield Rename(f"{h}.mlp.gate.e_score_correction_bias", f"{moe}.b_choice")
-        yield Rename(f"{h}.mlp.shared_expert_gate.weight", f"{moe}.W_shared")
-        for shared in ("shared_expert", "shared_experts"):
-            for leaf in _GATE_UP_DOWN:
-                source = f"{h}.mlp.{shared}.{leaf}_proj.weight"
-                yield Rename(source, f"{moe}.shared.W_{leaf}")
-
-
-def rules_gguf(config: ModelConfig) -> Iterator[Rule]:
-    """Rules for llama.cpp's names: one tensor for all experts of a layer; one row may be a vector.
-
-    Gate and up may be fused, gate first (`--fuse-gate-up-exps` of its converter).
-    """
-    found = found_in(config)
-    if found is None:
-        return
-    g, moe = "blk.{layer}", "blocks.{layer}.moe"
-    yield Rename(f"{g}.ffn_gate_inp.weight", f"{moe}.W_router")
-    yield Rename(f"{g}.ffn_gate_inp.bias", f"{moe}.b_router")
-    yield Rename(f"{g}.exp_probs_b.bias", f"{moe}.b_choice")
-    row = Reshape((1, config.width))
-    yield Rename(f"{g}.ffn_gate_inp_shexp.weight", f"{moe}.W_shared", row)
-    for leaf in _GATE_UP_DOWN:
-        yield Rename(f"{g}.ffn_{leaf}_exps.weight", f"{moe}.W_{leaf}")
-        yield Rename(f"{g}.ffn_{leaf}_exps.bias", f"{moe}.b_{leaf}")
-        yield Rename(f"{g}.ffn_{leaf}_shexp.weight", f"{moe}.shared.W_{leaf}")
-    for rows, leaf in zip(halves(found), _GATE_UP_DOWN, strict=False):
-        yield Rename(f"{g}.ffn_gate_up_exps.weight", f"{moe}.W_{leaf}", rows)
-        yield Rename(f"{g}.ffn_gate_up_exps.bias", f"{moe}.b_{leaf}", rows)
-
-
-def later_layers(pattern: str, config: ModelConfig) -> Drop:
-    """Drop layers after the last one; `pattern` has `{later}` for their number."""
-    count = len(config.layers)
-    return Drop(pattern, MTP, {"later": range(count, count + 16)})
-
-
-def halves(experts: ExpertsConfig) -> tuple[PerExpert, PerExpert]:
-    """The row operations that split a fused tensor into gate and up."""
-    f = experts.hidden
-    return PerExpert(Rows(0, f)), PerExpert(Rows(f, 2 * f))
 
 
 def found_in(config: ModelConfig) -> ExpertsConfig | None:

@@ -7,16 +7,15 @@ sigmoid routing, a correction bias and a shared expert.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import ModelConfig, sequential
 from llmcli.errors import UnsupportedModel
-from llmcli.families import llama, mamba2_mixer, mamba2_rules, mixture
+from llmcli.families import llama, mamba2_mixer, mixture
 from llmcli.families.family import Family
 from llmcli.families.names import LLAMA
-from llmcli.families.rules import Drop, Rename, Rule
 from llmcli.families.values import MOST, Values, shortened
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.experts.config import ExpertsConfig, SharedConfig
@@ -43,7 +42,7 @@ _KEYS = mamba2_mixer.Keys(
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _TYPES = {**{kind: kind for kind in _PATTERN.values()},
           "linear_attention": "mamba", "full_attention": "attention"}  # fmt: skip
-_NAMES = LLAMA.but("""
+_NAMES = LLAMA.but(mamba2_mixer.MIXER + """
     embed     embeddings       token_embd
     ln_final  norm_f           output_norm
     ln1       norm             attn_norm
@@ -53,7 +52,16 @@ _NAMES = LLAMA.but("""
     attn.o    mixer.o_proj     attn_output
     mlp.up    mixer.up_proj    ffn_up
     mlp.down  mixer.down_proj  ffn_down
-""", without="ln2 mlp.gate", prefixes=("model.", "backbone.", ""), experts=None)
+""", without="ln2 mlp.gate", prefixes=("model.", "backbone.", ""), predicts=True, experts="""
+    moe.router       mixer.gate
+    =moe.b_choice    mixer.gate.e_score_correction_bias
+    moe.up           mixer.experts.{expert}.up_proj
+    moe.down         mixer.experts.{expert}.down_proj
+    =moe.W_up        mixer.experts.up_proj
+    =moe.W_down      mixer.experts.down_proj
+    moe.shared.up    mixer.shared_experts.up_proj
+    moe.shared.down  mixer.shared_experts.down_proj
+""")
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
@@ -145,42 +153,10 @@ def _nemotron(model: ModelConfig, parts: Sequence[object]) -> ModelConfig:
     return replace(model, family="nemotron_h", model_type="nemotron_h", layers=layers)
 
 
-def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for transformers' names (`model.`) and those of published files (`backbone.`)."""
-    rules: list[Rule] = [*_NAMES.hf(config), Drop("mtp.*", mixture.MTP)]
-    for prefix in _NAMES.prefixes:
-        mixer = f"{prefix}layers.{{layer}}.mixer"
-        rules += [*mamba2_rules.rules_hf(config, mixer), *_experts_hf(config, mixer)]
-    return tuple(rules)
-
-
-def _experts_hf(config: ModelConfig, mixer: str) -> Iterator[Rule]:
-    """Rules for experts: one tensor each, as published, or stacked as in transformers."""
-    if (experts := mixture.found_in(config)) is None:
-        return
-    moe = "blocks.{layer}.moe"
-    within = {"layer": range(len(config.layers)), "expert": range(experts.experts)}
-    yield Rename(f"{mixer}.gate.weight", f"{moe}.W_router")
-    yield Rename(f"{mixer}.gate.e_score_correction_bias", f"{moe}.b_choice")
-    for leaf in ("up", "down"):
-        each = f"{mixer}.experts.{{expert}}.{leaf}_proj.weight"
-        yield Rename(each, f"{moe}.W_{leaf}[{{expert}}]", within=within)
-        yield Rename(f"{mixer}.experts.{leaf}_proj", f"{moe}.W_{leaf}")
-        yield Rename(f"{mixer}.shared_experts.{leaf}_proj.weight", f"{moe}.shared.W_{leaf}")
-
-
-def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """Rules for llama.cpp's names; query and key rows are interleaved although RoPE is not used."""
-    return (
-        *_NAMES.gguf(config), *mamba2_rules.rules_gguf(config),
-        mixture.later_layers("blk.{later}.*", config),
-    )  # fmt: skip
-
-
 FAMILIES = (Family(
     name="nemotron_h", words="blocks of one part each: Mamba-2, attention without positions, a "
     "feed-forward without gates (ReLU²), or experts of that kind by sigmoids and a shared one",
     hf_types=("nemotron_h",), gguf_archs=("nemotron_h", "nemotron_h_moe"), from_hf=from_hf,
-    from_gguf=from_gguf, rules_hf=rules_hf, rules_gguf=rules_gguf,
+    from_gguf=from_gguf, rules_hf=_NAMES.hf, rules_gguf=_NAMES.gguf,
     mixers=("Mamba-2", "attention"), feed_forwards=("MLP", "mixture of experts"),
 ),)  # fmt: skip

@@ -14,8 +14,8 @@ from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.errors import UnsupportedModel
 from llmcli.families import llama, mixture
 from llmcli.families.family import Family
+from llmcli.families.names import POST_NORM_2, Names
 from llmcli.families.qwen_moe import mixture_of, sparse
-from llmcli.families.qwen_next_rules import rules_gguf, rules_hf
 from llmcli.families.qwen_vl import without_sections
 from llmcli.families.read import gguf_header
 from llmcli.families.values import MOST, Values, require_divisible
@@ -53,6 +53,33 @@ _SIZES_HF = ("linear_num_value_heads", "linear_num_key_heads", "linear_key_head_
              "linear_conv_kernel_dim")  # fmt: skip
 _SIZES_GGUF = ("ssm.time_step_rank", "ssm.group_count", "ssm.state_size", "ssm.conv_kernel")
 _TILED = ("qwen35", "qwen35moe")  # architectures with reordered value heads
+
+_BY_HEAD = """
+    linattn.in+linattn.gate@head     linear_attn.in_proj_qkvz  ssm_in
+    linattn.beta+linattn.decay@head  linear_attn.in_proj_ba    ssm_ba
+"""  # rows grouped by key head, values included
+_APART = """
+    linattn.in                linear_attn.in_proj_qkv         attn_qkv
+    linattn.gate              linear_attn.in_proj_z           attn_gate
+    linattn.beta              linear_attn.in_proj_b           ssm_beta
+    linattn.decay             linear_attn.in_proj_a           ssm_alpha
+    linattn.out               linear_attn.out_proj            ssm_out
+    =linattn.A_log            linear_attn.A_log               ssm_a|log
+    =linattn.dt_bias          linear_attn.dt_bias             ssm_dt.bias
+    =linattn.norm.w           linear_attn.norm.weight         ssm_norm.weight
+    =linattn.w                linear_attn.conv1d.weight|shape ssm_conv1d.weight|shape
+    attn.q                    self_attn.q_proj                attn_q
+    attn.k                    self_attn.k_proj                attn_k
+    attn.v                    self_attn.v_proj                attn_v
+    attn.q+attn.k+attn.v      -                               attn_qkv
+"""
+
+
+def _names(config: ModelConfig) -> Names:
+    """The usual rows first; early GGUF files of `qwen3next` have rows in transformers' order."""
+    grouped = config.model_type in ("qwen3_next", "qwen3next")
+    rows = (_BY_HEAD, _APART) if grouped else (_APART, _BY_HEAD)
+    return POST_NORM_2.but("".join(rows), predicts=True)
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
@@ -145,6 +172,7 @@ FAMILIES = (Family(
     hf_types=("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     hf_multimodal=("qwen3_5", "qwen3_5_moe"),
     gguf_archs=("qwen3next", *_TILED),
-    from_hf=from_hf, from_gguf=from_gguf, rules_hf=rules_hf, rules_gguf=rules_gguf,
+    from_hf=from_hf, from_gguf=from_gguf, rules_hf=lambda config: _names(config).hf(config),
+    rules_gguf=lambda config: _names(config).gguf(config),
     mixers=("gated DeltaNet", "attention"), feed_forwards=("gated MLP", "mixture of experts"),
 ),)  # fmt: skip

@@ -73,7 +73,7 @@ class State:
     `before`: the first activation computed from it. Additional `axes` are tokens: `S` for all,
     another letter for this many last ones; without any, the last token's row. `wide`: kept in at
     least float32; `cached`: in the dtype of keys and values. `ring`: position p of the last L
-    tokens is in slot p mod L.
+    tokens is in slot p mod L. `shares`: the memory of several rows, side by side in the last axis.
     """
 
     name: str
@@ -86,6 +86,7 @@ class State:
     wide: bool = False
     cached: bool = False
     ring: bool = False
+    shares: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,8 @@ class Kernel:
 class PartGraph:
     """The description of one part's tensors.
 
-    `sizes`: of its axes by letter; `documents`: how the documents write these letters.
+    `sizes`: of its axes by letter. `segments`: the axes that are concatenated in an axis, such as
+    `C` → `Hk·dk|Hk·dk|H·dv`; its size is their sum. `documents`: how the documents write letters.
     """
 
     nodes: tuple[Node, ...]
@@ -115,6 +117,7 @@ class PartGraph:
     states: tuple[State, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
+    segments: Mapping[str, str] = field(default_factory=dict)
     documents: Mapping[str, str] = field(default_factory=dict)
 
 

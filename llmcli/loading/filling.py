@@ -28,8 +28,8 @@ from llmcli.families import (
     moves_rows,
 )
 from llmcli.formats.dense import Dense, writable
-from llmcli.formats.packed import Mapped
-from llmcli.formats.weight import InBlocks, Weight
+from llmcli.formats.packed import MappedWeight
+from llmcli.formats.weight import BlockQuantized, Weight
 from llmcli.kernels import native
 from llmcli.loading.scales import Scaler
 from llmcli.ops.quant import PLAIN, dequantize, quantize
@@ -55,14 +55,14 @@ def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: Stages) ->
     if weight.in_file:
         return
     info, ops = checkpoint.tensors[load_.source], load_.ops
-    target = _Blocks(weight, load_) if isinstance(weight, InBlocks) else _Slot(weight, load_)
+    target = _Blocks(weight, load_) if isinstance(weight, BlockQuantized) else _Slot(weight, load_)
     like, packed = target.like, None
     scaler = None if load_.scale is None else Scaler(checkpoint, load_, like)
     by_rows = _goes_by_rows(info, ops)
     changes = [op for op in ops if not (by_rows and moves_rows(op))]
     decoded = by_rows and scaler is None and not changes  # without a change
     dtype = like.dtype if decoded else _wide(like)
-    if decoded and isinstance(weight, InBlocks) and weight.format == info.format:
+    if decoded and isinstance(weight, BlockQuantized) and weight.format == info.format:
         packed = weight
     pieces = _items(info, ops)
     if by_rows:
@@ -133,7 +133,7 @@ class _Blocks:
 
     stage = "pack"
 
-    def __init__(self, weight: InBlocks, load_: Load) -> None:
+    def __init__(self, weight: BlockQuantized, load_: Load) -> None:
         self.like = torch.empty(0)
         self._weight = weight
         self._first = (load_.index or 0) * weight.shape[-2]
@@ -150,7 +150,7 @@ class _Blocks:
             self._weight.write(places, quantize(part, self._weight.format))
 
 
-def mapped(checkpoint: Checkpoint, load_: Load) -> Mapped:
+def mapped(checkpoint: Checkpoint, load_: Load) -> MappedWeight:
     """A mapped matrix (or experts') in the file's blocks, whose rows `load_` at most reorders.
 
     Raises CheckpointError if the file has changed or cannot be mapped.
@@ -161,7 +161,7 @@ def mapped(checkpoint: Checkpoint, load_: Load) -> Mapped:
     order = row_order(load_.ops, info.shape[:-1], info.name).flatten().contiguous()
     in_order = len(order) == len(rows) and bool((order == rows).all())
     data = _in_file(checkpoint, info).view(len(rows), _row_bytes(info))
-    return Mapped(
+    return MappedWeight(
         info.format, columns, data, None if in_order else order, experts[0] if experts else None
     )
 

@@ -5,7 +5,7 @@ Axes: B batch, T new tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from time import perf_counter_ns
 from typing import Literal, ParamSpec, TypeVar
@@ -25,7 +25,7 @@ from llmcli.nn.block import Block
 from llmcli.nn.captured import FIRST_BUCKET, Capture, CapturedSteps, CudaCapture, bucket
 from llmcli.nn.parameters import Memory, Parameters
 from llmcli.nn.replay import Replay, ReplayClock
-from llmcli.nn.state import State
+from llmcli.nn.state import LayerState, State, allocate
 from llmcli.nn.step import Clock, Edit, RopeTables, Step, Tap
 from llmcli.ops.activations import soft_cap
 from llmcli.ops.elements import scale
@@ -195,14 +195,14 @@ class Decoder:
 
     def new_state(self, batch: int, capacity: int) -> State:
         """Empty caches for `batch` sequences of up to `capacity` tokens, allocated once."""
-        layers = [
-            block.new_state(batch, capacity, device=self.device, dtype=self.dtype)
-            for block in self.blocks
-        ]
+        layers = self._layers(batch, capacity)
         lengths_B = None
         if self.fixed_shapes:
             lengths_B = torch.zeros(batch, dtype=torch.long, device=self.device)
         return State(layers, [0] * batch, capacity, lengths_B)
+
+    def _layers(self, batch: int, capacity: int) -> Iterator[LayerState]:
+        return allocate(self.config, self.arithmetic, batch, capacity, self.device)
 
     @inference
     def __call__(
@@ -264,12 +264,13 @@ class Decoder:
         narrows = logits == "last" and step.tokens > 1 and until is None
         narrows = narrows and self._late.isdisjoint(step.edits)
         last_B1V: Tensor | None = None
-        for i, block in enumerate(self.blocks):
+        layers = self._layers(len(x_BTD), 0) if state is None else state.layers
+        for i, (block, layer) in enumerate(zip(self.blocks, layers, strict=True)):
             if narrows and i == self.readers:
-                last_B1V = self._last_alone(x_BTD, state, step)
+                last_B1V = self._last_alone(x_BTD, step)
                 if step.tap is None:
                     return last_B1V
-            x_BTD = block(x_BTD, None if state is None else state.layers[i], step)
+            x_BTD = block(x_BTD, layer, step)
             if i == until:
                 break
         if until is None:
@@ -277,12 +278,12 @@ class Decoder:
         # these layers' values for the tap may have different rounding and must not change logits
         return x_BTD if last_B1V is None else last_B1V
 
-    def _last_alone(self, x_BTD: Tensor, state: State | None, step: Step) -> Tensor:
+    def _last_alone(self, x_BTD: Tensor, step: Step) -> Tensor:
         """The logits `[B, 1, V]` from the input of the first layer without a state."""
         last = step.last(None if step.per_layer is None else _last(step.per_layer, step))
-        x_B1D = _last(x_BTD, step)
-        for i in range(self.readers, len(self.blocks)):
-            x_B1D = self.blocks[i](x_B1D, None if state is None else state.layers[i], last)
+        x_B1D, none = _last(x_BTD, step), LayerState(())
+        for block in self.blocks[self.readers :]:
+            x_B1D = block(x_B1D, none, last)
         return self._unembed(x_B1D, last)
 
     def _replayed(
@@ -437,6 +438,7 @@ class Decoder:
             totals=totals,
             device=self.device,
             fixed=fixed,
+            cached=state is not None,
             tap=tap,
             edits=edits,
             clock=clock,

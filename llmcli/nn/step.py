@@ -85,6 +85,7 @@ class Step:
     on the device and the number of slots to read. One token per sequence then sees all slots under
     a mask, independent of the position in shapes and host values, so that the call can be captured
     as a CUDA graph and replayed. `recorded`: the equivalent on a CPU, recorded by our kernels.
+    `cached`: whether new keys and values are written to the state, and read from there.
     `lenders`: attentions whose keys and values are shared; `lent` has them once computed.
     """
 
@@ -99,6 +100,7 @@ class Step:
         device: torch.device,
         fixed: tuple[Tensor, int] | None = None,
         recorded: bool = False,
+        cached: bool = True,
         tap: Tap | None = None,
         edits: Sequence[Edit] = (),
         clock: Clock | None = None,
@@ -126,6 +128,7 @@ class Step:
         self._starts: Tensor | None = None
         self.fixed = fixed is not None
         self.recorded = recorded
+        self.cached = cached
         if fixed is not None:
             starts_B, self.keys = fixed
             self.uniform = False
@@ -143,7 +146,7 @@ class Step:
         ends = [start + max(length - 1, 0) for start, length in pairs]
         step = Step(
             ends, 1, [1] * len(ends), self._ropes, totals=self.totals, device=self.device,
-            clock=self.clock if self.tap is None else None,
+            cached=self.cached, clock=self.clock if self.tap is None else None,
         )  # fmt: skip
         step.lent, step.per_layer, step.edits = self.lent, per_layer, self.edits
         return step

@@ -54,7 +54,7 @@ def gate(x: Tensor, y: Tensor, clamp: GateClamp | None = None) -> Tensor:
     return wide.mul_(x).to(x.dtype)
 
 
-def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` converted to `dtype`, or `x` itself if it has that dtype."""
     if dtype not in compiled.IN_16_BITS or not compiled.takes(x):
         return x.to(dtype)

@@ -10,7 +10,7 @@ from anatomy_configs import models
 from hypothesis import given, settings
 from zoo import ZOO, attending, three_layers, variant
 
-from llmcli import anatomy
+from llmcli.anatomy import parameters, plan, states
 from llmcli.anatomy.aliases import listed, modules
 from llmcli.anatomy.names import Names, known
 from llmcli.errors import UsageError
@@ -24,9 +24,9 @@ model = three_layers
 @settings(max_examples=60, deadline=None)
 @given(models())
 def test_the_names_are_those_of_the_specs_each_once(config):
-    run = anatomy.plan(config, Call(batch=2, tokens=3, past=1, phase="prefill")).tensors
-    kept = anatomy.states(config, batch=2, capacity=4)
-    every = [*anatomy.parameters(config), *run, *kept]
+    run = plan(config, Call(batch=2, tokens=3, past=1, phase="prefill")).tensors
+    kept = states(config, batch=2, capacity=4)
+    every = [*parameters(config), *run, *kept]
     named = known(config)
     assert sorted(named) == sorted(spec.name for spec in every)
     for spec in every:

@@ -38,7 +38,7 @@ def test_a_number_alone_and_all_of_them_are_allowed_the_same(name, dtype):
         assert magnitudes.ge(0).all()
         for index in {tuple(0 for _ in sizes), tuple(size // 2 for size in sizes),
                       tuple(size - 1 for size in sizes)}:  # fmt: skip
-            one = rule.element(own, index).magnitude
+            one = rule.bound(own, index)
             assert math.isclose(one, float(magnitudes[index]), rel_tol=1e-9), (tensor, index)
 
 

@@ -71,10 +71,7 @@ def seen_by_a_tap(model, ids):
     model.decoder(
         torch.tensor([ids]), state, tap=lambda name, it: found.update({name: it[0]}), logits="all"
     )
-    for i, layer in enumerate(state.layers):
-        found[f"cache.{i}.k"] = layer.k[0, :, : len(ids)]
-        found[f"cache.{i}.v"] = layer.v[0, :, : len(ids)]
-    return found
+    return found | {name: one[0, :, : len(ids)] for name, one in state.tensors().items()}
 
 
 @pytest.mark.parametrize("generate", [0, 3])

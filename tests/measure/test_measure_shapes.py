@@ -31,8 +31,9 @@ from llmcli.config import sequential
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load
 from llmcli.loading.prepared import prepare
+from llmcli.nn import decoder
 from llmcli.nn.decoder import Decoder
-from llmcli.nn.state import KVCache
+from llmcli.nn.state import allocate
 from llmcli.nn.step import Step
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.attention.forward import Attention
@@ -158,11 +159,8 @@ def fewer_keys(self, q, k, first):
     return Attention.honest_rows(self, q, k[:, :, 1:], first)
 
 
-def larger_cache(cls, shape, key_size, value_size, *, device, dtype):
-    size = (shape[0], shape[1], shape[2] + 1)
-    return cls(
-        torch.zeros(*size, key_size, dtype=dtype), torch.zeros(*size, value_size, dtype=dtype)
-    )
+def larger_cache(config, arithmetic, batch, capacity, device):
+    return allocate(config, arithmetic, batch, capacity + 1, device)
 
 
 def cloned_v(model):
@@ -180,7 +178,7 @@ FAULTS = {
     "a norm in another dtype": ("decode", (Norm, "observed", broken_norm)),
     "keys and values are written changed": ("copies", (Step, "write", broken_write)),
     "scores lack a key": ("derived", (Attention, "score_rows", fewer_keys)),
-    "a cache with one slot more": ("cache", (KVCache, "zeros", classmethod(larger_cache))),
+    "a cache with one slot more": ("cache", (decoder, "allocate", larger_cache)),
     "a weight by itself": ("memory of parameters", cloned_v),
     "a weight of another shape": ("parameters", turned),
 }

@@ -337,6 +337,7 @@ def letter_values(request: ShapesRequest, phases: Sequence[Phase]) -> tuple[Lett
     for letter in known:
         values: dict[int, None] = {}
         documents: dict[str, None] = {}
+        segments = [axis for block in blocks if (axis := model.segments(block).get(letter))]
         for phase in phases:
             for block in blocks:
                 sizes = request.sizes(phase, block)
@@ -345,7 +346,10 @@ def letter_values(request: ShapesRequest, phases: Sequence[Phase]) -> tuple[Lett
                     documents[request.documented((letter,), block)[0]] = None
         if values:
             called = "/".join(documents)
-            found.append(LetterValue(letter=letter, documents=called, values=tuple(values)))
+            found.append(LetterValue(
+                letter=letter, documents=called, values=tuple(values),
+                segments=" or ".join(dict.fromkeys(segments)),
+            ))  # fmt: skip
     return tuple(found)
 
 

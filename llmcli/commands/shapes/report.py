@@ -82,6 +82,8 @@ class LetterValue:
     letter: str
     documents: str
     values: tuple[int, ...]
+    # the axes concatenated in it (`Hk·dk|Hk·dk|H·dv`), empty for all others
+    segments: str = field(default="", metadata=APART)
 
 
 @dataclass(frozen=True, kw_only=True)

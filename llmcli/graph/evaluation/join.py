@@ -31,4 +31,4 @@ class Join(Rule[ops.Join]):
         value = float(values[source][at])
         fact = Fact(formula=self.cell(source, *at), parts=(), value=value)
         note = f"the first {size} numbers are those of {self.letter_of(self.op.start)}"
-        return Element(value=value, magnitude=0.0, note=note, after=(fact,), follow=((source, at),))
+        return Element(value=value, note=note, after=(fact,), follow=((source, at),))

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from llmcli.graph import ops
-from llmcli.graph.blocks import RUN
 from llmcli.graph.evaluation.rule import (
     Numbers,
     Rule,
-    concatenated,
-    dot,
-    in_bits,
     largest,
-    products,
-    size,
     symbol,
     total,
 )
@@ -35,7 +27,7 @@ class LookUp(Rule[ops.LookUp]):
         """The rows, one after the other."""
         rows = [at if self.op.by_position else values.ids[at] for at in values.positions]
         found = values.table_rows(self.op.table, rows) * self._scale(values)
-        return _split(found, self.op.heads) if self.op.heads else found
+        return torch.stack(found.chunk(self.op.heads, -1)) if self.op.heads else found
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """Zero for a copy."""
@@ -73,8 +65,7 @@ class LookUp(Rule[ops.LookUp]):
             fact = Fact(
                 formula=f"scale · {cell} = {{}} · {{}}", parts=(scale, stored), value=scale * stored
             )
-        magnitude = 0.0 if self.op.scale == 1 else abs(scale * stored)
-        return Element(value=scale * stored, magnitude=magnitude, note=note, after=(fact,))
+        return Element(value=scale * stored, note=note, after=(fact,))
 
 
 class Add(Rule[ops.Add]):
@@ -128,7 +119,6 @@ class Add(Rule[ops.Add]):
         )
         return Element(
             value=value,
-            magnitude=0.0 if self._copies else size(terms) * abs(factor),
             after=(added,),
             origins=origins if len(origins) > 2 and self.op.plain else (),
             follow=((self.op.parts[largest(terms).at], index),),
@@ -157,177 +147,5 @@ class SoftCap(Rule[ops.SoftCap]):
             value=value,
         )
         return Element(
-            value=value, magnitude=abs(x), after=(fact,), follow=((self.op.source, index),)
+            value=value, after=(fact,), follow=((self.op.source, index),)
         )
-
-
-class Project(Rule[ops.Project]):
-    """`Q = T¹ W_q + b_q`: every number is a row times a column, plus a bias."""
-
-    def tensor(self, values: Numbers) -> Tensor:
-        """All rows times all columns."""
-        out_TN = _product(values, self.op)
-        if self.op.bias is not None:
-            out_TN = out_TN + values.vector(self.op.bias)
-        return _split(out_TN, self.op.heads) if self.op.heads else out_TN
-
-    def magnitudes(self, values: Numbers) -> Tensor:
-        """|rows| times |columns|."""
-        out_TN = _product(values, self.op, absolute=True)
-        if self.op.bias is not None:
-            out_TN = out_TN + values.vector(self.op.bias).abs()
-        return _split(out_TN, self.op.heads) if self.op.heads else out_TN
-
-    def halves(self, values: Numbers, result: Tensor) -> Tensor:
-        """Including the rounding of residual stream rows before the product."""
-        found = super().halves(values, result)
-        return found + self.magnitudes(values) if self.rules[self.op.source].node.wide else found
-
-    def _rounding(self, values: Numbers, token: int, at: int) -> tuple[Fact, ...]:
-        """The rounding of an input number by the product, if it is rounded."""
-        if not (bits := values.rounded(self.op.weight)):
-            return ()
-        row_K = concatenated(values[self.op.source])[token]
-        first, x = at - at % RUN, float(row_K[at])
-        largest_x = float(row_K[first : first + RUN].abs().max())
-        seen = float(values.read(self.op.source, self.op.weight)[token, at])
-        by = 127 if bits == 8 else 127 * 256
-        d = largest_x / by
-        integer = round(seen / d) if d else 0
-        row, run = self.cell(self.op.source, token, "i"), f"i = {first} … {first + RUN - 1}"
-        step = Fact(
-            formula=f"d = max |{row}| / {by} over {run} = {{}} / {by}",
-            parts=(largest_x,),
-            value=d,
-        )
-        read = Fact(
-            formula=f"{self.cell(self.op.source, token, at)}{in_bits(values, self.op.weight)}: "
-            f"{{}} / d = {{}} is rounded, {{}} · d",
-            parts=(x, x / d if d else 0.0, float(integer)),
-            value=seen,
-        )
-        return step, read
-
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The dot product of the row and the column."""
-        token = index[1] if self.op.heads else index[0]
-        wide = values.size(self.op.weight)[1] // max(self.op.heads, 1)
-        column = index[0] * wide + index[2] if self.op.heads else index[1]
-        element = self._dot(values, token, column)
-        if not self.op.heads:
-            return element
-        head, _, i = index
-        which = f"({self.op.head} {head}, number {i})"
-        note = f"{self.letter_of(self.op.weight)}: column {column} = {head} · {wide} + {i} {which}"
-        return replace(element, note=note)
-
-    def _dot(self, values: Numbers, token: int, column: int) -> Element:
-        column_K = values.columns(self.op.weight, slice(column, column + 1))[:, 0]
-        x_K = values.read(self.op.source, self.op.weight)[token]
-        terms = products(x_K.tolist(), column_K.tolist())
-        summed = total(terms)
-        cell_i = self.cell(self.op.source, token, "i") + in_bits(values, self.op.weight)
-        columns = (cell_i, self.cell(self.op.weight, "i", column))
-        value, b, after = summed, 0.0, []
-        if self.op.bias is not None:
-            b = float(values.weight(self.op.bias)[column])
-            value = summed + b
-            after = [
-                Fact(
-                    formula=f"Σ + {self.cell(self.op.bias, column)} = {{}} + {{}}",
-                    parts=(summed, b),
-                    value=value,
-                )
-            ]
-        at = largest(terms).at
-        cell: tuple[int, ...] = (token, at)
-        note, x = "", values[self.op.source]
-        if x.ndim == 3:
-            wide = x.shape[2]
-            head, i = divmod(at, wide)
-            cell = (head, token, i)
-            note = (
-                f"{self.letter_of(self.op.source)} with its heads side by side: "
-                f"i = head · {wide} + number, "
-                f"as {at} = {head} · {wide} + {i}"
-            )
-        return Element(
-            value=value,
-            magnitude=size(terms) + abs(b),
-            note=note,
-            before=self._rounding(values, token, at),
-            sum=dot(columns, summed),
-            terms=terms,
-            after=tuple(after),
-            follow=((self.op.source, cell),),
-        )
-
-
-class HeadShare(Rule[ops.HeadShare]):
-    """`C W_o`, head by head: the contribution of one head to the attention output, `[H, T, D]`."""
-
-    def tensor(self, values: Numbers) -> Tensor:
-        """Each head times its rows of the matrix."""
-        return self._shares(values)
-
-    def magnitudes(self, values: Numbers) -> Tensor:
-        """The shares of absolute values."""
-        return self._shares(values, absolute=True)
-
-    def _shares(self, values: Numbers, *, absolute: bool = False) -> Tensor:
-        z_THe = self._read(values)
-        parts = []
-        for w_KD in _blocks(values, self.op.weight, absolute):
-            w_HeD = w_KD.view(*z_THe.shape[1:], -1)
-            z = z_THe.abs() if absolute else z_THe
-            parts.append(torch.einsum("the,hed->htd", z, w_HeD))
-        return torch.cat(parts, dim=-1)
-
-    def _read(self, values: Numbers) -> Tensor:
-        """The heads' results as read by the product, `[T, H, e]`."""
-        z_TK = values.read(self.op.source, self.op.weight)
-        return z_TK.view(len(z_TK), len(values[self.op.source]), -1)
-
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """A dot product over the numbers of the head."""
-        head, token, i = index
-        z_e = self._read(values)[token, head]
-        first = head * len(z_e)
-        column_K = values.columns(self.op.weight, slice(i, i + 1))[:, 0]
-        terms = products(z_e.tolist(), column_K[first : first + len(z_e)].tolist())
-        row = f"{first}+i" if first else "i"
-        cell_i = self.cell(self.op.source, head, token, "i")
-        cell_i += in_bits(values, self.op.weight)
-        columns = (cell_i, self.cell(self.op.weight, row, i))
-        value = total(terms)
-        return Element(
-            value=value,
-            magnitude=size(terms),
-            sum=dot(columns, value),
-            terms=terms,
-            follow=((self.op.source, (head, token, largest(terms).at)),),
-        )
-
-
-def _product(values: Numbers, op: ops.Project, *, absolute: bool = False) -> Tensor:
-    """Rows times columns, optionally of absolute values."""
-    x_TK = values.read(op.source, op.weight)
-    x_TK = x_TK.abs() if absolute else x_TK
-    parts = [
-        torch.einsum("tk,kn->tn", x_TK, w_KN) for w_KN in _blocks(values, op.weight, absolute)
-    ]
-    return torch.cat(parts, dim=1)
-
-
-def _blocks(values: Numbers, name: str, absolute: bool) -> Iterator[Tensor]:
-    """Yield columns of a matrix (or absolute values) in blocks: an output head may have 256k."""
-    rows, columns = values.size(name)
-    step = max(1, _NUMBERS // rows)
-    for first in range(0, columns, step):
-        w_KN = values.columns(name, slice(first, first + step))
-        yield w_KN.abs_() if absolute else w_KN
-
-
-def _split(x_TN: Tensor, heads: int) -> Tensor:
-    """`[T, H·d]` → `[H, T, d]`."""
-    return torch.stack(x_TN.chunk(heads, dim=-1))

@@ -39,7 +39,6 @@ class Activate(Rule[ops.Activate]):
         value = float(_activated(torch.tensor(x, dtype=torch.float64), self.op.function))
         return Element(
             value=value,
-            magnitude=float(self.magnitudes(values)[index]),
             after=(*before, *_facts(cell, x, value, self.op.function)),
             follow=((self.op.source, index),),
         )
@@ -81,7 +80,6 @@ class Gate(Rule[ops.Gate]):
         fact = Fact(formula=f"{act} · {up} = {{}} · {{}}", parts=(a, u), value=a * u)
         return Element(
             value=a * u,
-            magnitude=abs(a * u),
             after=(*before, fact),
             follow=((self.op.act, at), (self.op.up, inside)),
         )

@@ -84,7 +84,6 @@ class Scale(_Rows[ops.Scale]):
         found = self.statistics(values[self.op.source][tuple(row)].tolist(), row)
         return Element(
             value=found.scale.value,
-            magnitude=found.scale.value + abs(found.mean or 0.0),
             before=found.before,
             sum=found.sum,
             terms=found.terms,
@@ -176,11 +175,8 @@ class Normalize(_Rows[ops.Normalize]):
         if b is not None:
             words, numbers, parts = f"{words} + b[{own}]", f"{numbers} + {{}}", [*parts, b]
         last = Fact(formula=f"{words} = {numbers}", parts=tuple(parts), value=value)
-        rounded = bool(self._mean_is_rounded(values, rows)[row[-1]])
-        mean = math.fsum(map(abs, x)) / len(x) if rounded else 0.0
         return Element(
             value=value,
-            magnitude=(abs(x[i]) + mean) / scale * abs(offset + w) + abs(b or 0.0),
             note=note,
             before=found.before,
             sum=found.sum,

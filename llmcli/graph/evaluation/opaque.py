@@ -29,9 +29,7 @@ class Opaque(Rule[ops.Opaque]):
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """One number, without a derivation."""
-        tensor, magnitudes = self._made(values)
         return Element(
-            value=float(tensor[index]),
-            magnitude=float(magnitudes.expand_as(tensor)[index]),
+            value=float(self.tensor(values)[index]),
             note="evaluated as a whole: how its single numbers follow cannot be derived yet",
         )

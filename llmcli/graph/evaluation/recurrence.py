@@ -11,16 +11,8 @@ import torch
 from torch import Tensor
 
 from llmcli.graph import recurrence as ops
-from llmcli.graph.evaluation.rule import (
-    Numbers,
-    Rule,
-    dot,
-    exact,
-    largest,
-    products,
-    size,
-    total,
-)
+from llmcli.graph.evaluation.dots import Dot, Of, Operands, dot, products
+from llmcli.graph.evaluation.rule import Numbers, Rule, exact, total
 from llmcli.records.explanation import Element, Fact, Sum, Term
 
 # Tokens per chunk of the kernels: each number has rounding errors of its whole chunk.
@@ -45,7 +37,7 @@ class Cut(Rule[ops.Cut]):
         value = float(values[self.op.source][at])
         fact = Fact(formula=self.cell(self.op.source, *at), parts=(), value=value)
         follow = ((self.op.source, at),)
-        return Element(value=value, magnitude=0.0, after=(fact,), follow=follow)
+        return Element(value=value, after=(fact,), follow=follow)
 
 
 class UnitLength(Rule[ops.UnitLength]):
@@ -76,7 +68,7 @@ class UnitLength(Rule[ops.UnitLength]):
             formula=f"{own} / ℓ{scale} = {{}} / {{}}{scale}", parts=(row[i], length), value=value
         )
         return Element(
-            value=value, magnitude=abs(value), terms=terms,
+            value=value, terms=terms,
             sum=Sum(formula=f"{cell}²", over="i", columns=(cell, f"{cell}²"), value=summed),
             after=(root, quotient), follow=((cut.source, (token, first + i)),),
         )  # fmt: skip
@@ -114,7 +106,7 @@ class StepSize(Rule[ops.StepSize]):
             words = f"clip({{}}, {op.least:g}, {op.most:g})"
             facts.append(Fact(formula=words, parts=(soft,), value=value))
         return Element(
-            value=value, magnitude=float(self.magnitudes(values)[index]), after=tuple(facts),
+            value=value, after=tuple(facts),
             follow=((op.source, index),),
         )  # fmt: skip
 
@@ -141,7 +133,7 @@ class LogDecay(Rule[ops.LogDecay]):
                  value=value),
             Fact(formula="e^g, what is left of the state", parts=(), value=math.exp(value)),
         )  # fmt: skip
-        return Element(value=value, magnitude=float(self.magnitudes(values)[index]), after=facts,
+        return Element(value=value, after=facts,
                        follow=((self.op.source, index),))  # fmt: skip
 
 
@@ -176,10 +168,10 @@ class _Inputs:
         return torch.where(between_TS < 0, 0.0, found_HTS.clamp_min(least))
 
 
-class LinearMap(Rule[ops.LinearMap]):
+class LinearMap(Dot[ops.LinearMap]):
     """Row t backwards: r = q_t; A[t,s] = β_s rᵀk_s, then r ← e^(g_s) (r − β_s k_s (k_sᵀ r))."""
 
-    def tensor(self, values: Numbers) -> Tensor:
+    def contract(self, values: Numbers, of: Of) -> Tensor:
         """`[H, T, S]`, all rows at once."""
         own, op = _Inputs(self.op.of, values), self.op.of
         q_HTd = values[op.query][own.heads]
@@ -202,33 +194,35 @@ class LinearMap(Rule[ops.LinearMap]):
         found: Tensor = own.sizes_HTS(values.positions) * q_HT[..., None]
         return found
 
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The remaining query times the key."""
-        head, t, s = index
-        own, op = _Inputs(self.op.of, values), self.op.of
-        of = op.key_head(head)
+    bound = Rule.bound
+
+    def operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
+        """The remaining query and the key."""
+        op, (head, t, s) = self.op.of, index
+        own, of = _Inputs(op, values), op.key_head(head)
         r_d = values.every(op.query)[of, t]
         for m in range(t, s, -1):
             k_d = own.k_HSd[head, m]
             if not op.plain:
                 r_d = r_d - own.beta_HS[head, m] * (r_d @ k_d) * k_d
             r_d = r_d * own.g_HS[head, m].exp()
-        beta = float(own.beta_HS[head, s])
-        terms = products(r_d.tolist(), own.k_HSd[head, s].tolist()) if s <= t else ()
-        value = total(terms) * beta
-        step, key = self.cell(op.step, s, head), self.cell(op.key, of, s, "i")
-        magnitude = float(self.magnitudes(values)[head, values.positions.index(t), s])
-        return Element(
-            value=value, magnitude=magnitude, terms=terms,
-            sum=dot(("r[i]", key), total(terms)) if terms else None,
-            note="r: the query, from which each token in between has taken its key, and decayed"
-            if terms and not op.plain else "r: the decayed query" if terms
-            else "the key comes after the query",
-            after=(Fact(formula=f"{step} · Σ = {{}} · {{}}", parts=(beta, total(terms)),
-                        value=value),) if terms else (),
-            follow=((op.query, (of, t, largest(terms).at)), (op.key, (of, s, largest(terms).at)),
-                    (op.step, (s, head))) if terms else (),
+        taken = "the query, from which each token in between has taken its key, and decayed"
+        return Operands(
+            x=r_d.tolist(),
+            y=own.k_HSd[head, s].tolist(),
+            cells=("r[i]", self.cell(op.key, of, s, "i")),
+            inputs=lambda at: (
+                (op.query, (of, t, at)), (op.key, (of, s, at)), (op.step, (s, head)),
+            ),
+            note=f"r: {'the decayed query' if op.plain else taken}",
+            scale=(self.cell(op.step, s, head), float(own.beta_HS[head, s])),
         )  # fmt: skip
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """A dot product of the remaining query and the key, times β; or 0."""
+        if index[2] > index[1]:
+            return Element(value=0.0, note="the key comes after the query")
+        return super().element(values, index)
 
 
 class StateAfter(Rule[ops.StateAfter]):
@@ -287,7 +281,8 @@ class StateAfter(Rule[ops.StateAfter]):
         terms: tuple[Term, ...] = ()
         read, new = 0.0, v
         if not op.plain:
-            terms = products(k_d, (left * before_de[:, e]).tolist())
+            read_d = (left * before_de[:, e]).tolist()
+            terms = products(k_d, read_d)
             read = total(terms)
             new = v - read
         words = cells["v"] if op.plain else f"({cells['v']} − Σ)"
@@ -302,7 +297,6 @@ class StateAfter(Rule[ops.StateAfter]):
         keys = (self.cell(op.key, of, t, "i"), read_of)
         return Element(
             value=decayed + written,
-            magnitude=float(self.magnitudes(values)[head, values.positions.index(t), at]),
             note=f"row {d} (of the key) and column {e} (of the value)",
             before=tuple(facts), terms=terms, sum=dot(keys, read) if terms else None,
             after=(write, both),
@@ -334,7 +328,7 @@ class Skip(Rule[ops.Skip]):
         own = self.cell(self.op.weight, index[0])
         fact = Fact(formula=f"{cells[0]} + {own} · {cells[1]} = {{}} + {{}} · {{}}",
                     parts=(y, weight, x), value=value)  # fmt: skip
-        return Element(value=value, magnitude=size(products((1.0, weight), (y, x))), after=(fact,),
+        return Element(value=value, after=(fact,),
                        follow=((self.op.source, index), (self.op.value, index)))  # fmt: skip
 
 

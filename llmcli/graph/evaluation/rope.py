@@ -9,7 +9,7 @@ from torch import Tensor
 
 from llmcli.graph import ops
 from llmcli.graph.evaluation.frequencies import frequencies
-from llmcli.graph.evaluation.rule import Numbers, Rule, largest, size, total
+from llmcli.graph.evaluation.rule import Numbers, Rule, largest, total
 from llmcli.records.explanation import Element, Fact, Term
 
 
@@ -65,7 +65,7 @@ class Rotate(Rule[ops.Rotate]):
             note = f"only the first {2 * half} numbers of a head are rotated, this is number {i}"
             fact = Fact(formula=own, parts=(), value=value)
             return Element(
-                value=value, magnitude=0.0, note=note, after=(fact,),
+                value=value, note=note, after=(fact,),
                 follow=((self.op.source, index),),
             )  # fmt: skip
         other = i - half if i >= half else i + half
@@ -86,11 +86,8 @@ class Rotate(Rule[ops.Rotate]):
             parts=(x_own, cos, x_other, sin),
             value=value,
         )
-        angle = torch.tensor(position * omega, dtype=torch.float64)
-        off = float(self._off(angle, values)) * factor
         return Element(
             value=value,
-            magnitude=size(terms) + (abs(x_own) + abs(x_other)) * off,
             before=self._turn(position, i % half, omega, cos, sin, factor),
             after=(last,),
             follow=((self.op.source, (*index[:-1], largest(terms).at)),),

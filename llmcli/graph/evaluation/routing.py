@@ -50,9 +50,7 @@ class Share(Rule[routing.Share]):
             cell = self.cell(self.op.source, *index)
             fact = Fact(formula=f"σ({cell}) = 1 / (1 + e^−{cell})", parts=(), value=value)
             before = (Fact(formula=cell, parts=(), value=x),)
-            return Element(
-                value=value, magnitude=value, before=before, after=(fact,), follow=follow
-            )
+            return Element(value=value, before=before, after=(fact,), follow=follow)
         top, at = max(row), index[-1]
         return _share(self.cell(self.op.source, *index[:-1], "j"), row, at, top, follow[0])
 
@@ -99,7 +97,7 @@ class Choose(Rule[routing.Choose]):
         if self.op.groups > 1:
             note += f", of the best {self.op.kept} groups by {scored(self.op.best)}"
         return Element(
-            value=float(chosen_K[place]), magnitude=0.0, note=note, before=before, after=(own,),
+            value=float(chosen_K[place]), note=note, before=before, after=(own,),
             follow=((self.op.source, (token, chosen_K[place])),),
         )  # fmt: skip
 
@@ -220,10 +218,7 @@ class Weigh(Rule[routing.Weigh]):
         chosen_K = values[self.op.chosen][token].long().tolist()
         row = self._picked(values)[token].tolist()
         follow = ((self.op.source, (token, chosen_K[place])), (self.op.chosen, index))
-        value, magnitude = (
-            float(found.expand(len(values.positions), len(row))[token, place])
-            for found in (self.tensor(values), self.magnitudes(values))
-        )
+        value = float(self.tensor(values)[token, place])
         e = self.cell(self.op.chosen, token, "j")
         cell = symbol(self.letter_of(self.op.source), token, e)
         scale, product, numbers = self._factors(values, chosen_K[place])
@@ -235,7 +230,7 @@ class Weigh(Rule[routing.Weigh]):
                 parts = (*numbers, found.value)
                 after = (*after, Fact(formula=scaled, parts=parts, value=value))
             return Element(
-                value=value, magnitude=magnitude, before=found.before, sum=found.sum,
+                value=value, before=found.before, sum=found.sum,
                 terms=found.terms, after=after, follow=follow,
             )  # fmt: skip
         own = self.cell(self.op.source, token, chosen_K[place])
@@ -243,7 +238,7 @@ class Weigh(Rule[routing.Weigh]):
             formula = f"{scale}{own} = {product}{{}}" if scale else own
             parts = (*numbers, row[place]) if scale else ()
             fact = Fact(formula=formula, parts=parts, value=value)
-            return Element(value=value, magnitude=magnitude, after=(fact,), follow=follow)
+            return Element(value=value, after=(fact,), follow=follow)
         terms = tuple(
             Term(at=j, parts=(), value=x, label=f"expert {e}")
             for j, (e, x) in enumerate(zip(chosen_K, row, strict=True))
@@ -254,7 +249,7 @@ class Weigh(Rule[routing.Weigh]):
             parts=(*numbers, row[place], summed), value=value,
         )  # fmt: skip
         return Element(
-            value=value, magnitude=magnitude, terms=terms, after=(share,), follow=follow,
+            value=value, terms=terms, after=(share,), follow=follow,
             sum=Sum(formula=cell, over="j", columns=(cell,), value=summed),
         )  # fmt: skip
 
@@ -290,7 +285,7 @@ def _share(
     )
     formula = f"e^({cell} − max)"
     return Element(
-        value=value, magnitude=value * (1 + abs(row[at] - top)), before=(peak,), terms=terms,
+        value=value, before=(peak,), terms=terms,
         sum=Sum(formula=formula, over="j", columns=(formula,), value=summed), after=(share,),
         follow=(follow,),
     )  # fmt: skip

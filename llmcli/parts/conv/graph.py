@@ -1,6 +1,6 @@
 """The gated short convolution: `B gate x`, then `in`, `conv`, `out`, and the output.
 
-Letters: T tokens, D width, L tokens of the convolution's window.
+Letters: T tokens, D width, C channels, L tokens of the convolution's window.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from llmcli.graph.rows import Rows, sizes_of
 from llmcli.parts.conv.config import AXES, ShortConvConfig
 
 _ROWS = """
-    B      B  T D  conv_in   the input gates
-    gate   C  T D  conv_in   the output gates
-    x      U  T D  conv_in   the values that the input gates multiply
-    in     Y  T D  conv      the input of the convolution
-    conv   Z  T D  conv      the weighted sum of the last tokens
-    out    O  T D  conv      the result, gated, as it enters the last projection
+    B      B  T C  conv_in   the input gates
+    gate   C  T C  conv_in   the output gates
+    x      U  T C  conv_in   the values that the input gates multiply
+    in     Y  T C  conv      the input of the convolution
+    conv   Z  T C  conv      the weighted sum of the last tokens
+    out    O  T C  conv      the result, gated, as it enters the last projection
     leave  T  T D  conv_out
     w      a filter for each dimension
     b      bias of the convolution
@@ -29,21 +29,22 @@ _ROWS = """
 
 
 def conv_graph(c: ShortConvConfig, site: Site) -> PartGraph:
-    """All `[B, T, D]`; the state holds the last L rows of `in`."""
+    """All `[B, T, C]`, the output `[B, T, D]`; the state holds the last L rows of `in`."""
     p = site.name
-    r = Rows(p, _ROWS, layer=site.layer, kind="mixers", sizes=sizes_of(c, AXES))
+    sizes = {"C": site.width, **sizes_of(c, AXES)}
+    r = Rows(p, _ROWS, layer=site.layer, kind="mixers", sizes=sizes)
     b, gate, x = (
         r.project(leaf, site.source, bias=c.bias, fused="B_gate_x") for leaf in ("B", "gate", "x")
     )
     enters = r.node("in", Gate(act=b, up=x))
     conv = r.node("conv", Convolve(
-        source=enters, weight=r.parameter("w", "D L", "conv"),
-        bias=r.parameter("b", "D", "conv") if c.bias else None, length=c.length,
+        source=enters, weight=r.parameter("w", "C L", "conv"),
+        bias=r.parameter("b", "C", "conv") if c.bias else None, length=c.length,
     ), words=f"the weighted sum of the last {c.length} tokens")  # fmt: skip
     out = r.node("out", Gate(act=gate, up=conv))
-    r.output(site, "the short convolution", "leave", out, symbol="out", bias=c.bias)
-    r.ring(enters, "D")
-    return r.graph()
+    r.output(site, "the short convolution", "leave", out, symbol="out", over="C", bias=c.bias)
+    r.ring(enters, "C")
+    return r.graph(documents={"C": "d"} if c.channels is None else {})
 
 
 def conv_facts(c: ShortConvConfig) -> Mapping[str, Any]:

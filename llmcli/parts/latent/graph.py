@@ -61,7 +61,7 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
     ):  # fmt: skip
         r.state(
             leaf, f"S {size}", holds, "scores", f"the {what} of every position so far",
-            f"the cached {what}", cached=True,
+            f"the cached {what}", cached=True, shares=f"cache.{site.layer}.latent_k_pe",
         )  # fmt: skip
     score = Score(
         query=query, key=key, scale=a.scale, head_dim=a.head_dim, group=1, window=None, root="√d_k"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmcli.graph.node import Parameter, PartGraph
+from llmcli.graph.node import PartGraph
 from llmcli.graph.ops import Scale
 from llmcli.graph.rows import Rows
 from llmcli.parts.norm.config import NormConfig
@@ -40,18 +40,3 @@ def norm_graph(
         wide=wide,
     )  # fmt: skip
     return r.graph()
-
-
-def norm_parameters(
-    norm: NormConfig, name: str, makes: str, axis: str, layer: int | None, which: str
-) -> tuple[Parameter, ...]:
-    """`<name>.w` and `<name>.b`, if the norm has them, both with one axis."""
-    found = (("w", f"weights of {which}"), ("b", f"bias of {which}"))
-    return tuple(
-        Parameter(
-            name=f"{name}.{leaf}", axes=(axis,), makes=makes, words=words, kind="norms",
-            letter=leaf, layer=layer,
-        )
-        for leaf, words in found
-        if (norm.weights if leaf == "w" else norm.bias)
-    )  # fmt: skip

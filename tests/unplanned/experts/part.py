@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from llmcli.graph.node import Node, Parameter, PartGraph
 from llmcli.graph.ops import Opaque, Project
-from llmcli.graph.workspace import Workspace
-from llmcli.parts.part import Part
+from llmcli.parts.registry import Part
 
 HERE = "unplanned.experts"
 
@@ -53,8 +52,7 @@ def graph(c, site):
 
 
 PART = Part(
-    config=ExpertsConfig, prefix="experts", noun="the experts", mixes=False, graph=graph,
-    workspace=lambda c, of: Workspace(peak=of.rows * 6 * c.experts * c.hidden * of.wide),
+    prefix="experts", noun="the experts", mixes=False, graph=graph,
     facts=lambda c: {"details": (f"{c.experts} experts of {c.hidden}",)},
     forward=f"{HERE}.forward:Experts",
 )  # fmt: skip

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from llmcli.graph.node import Kernel, Node, Parameter, PartGraph, State
 from llmcli.graph.ops import Mix, Opaque, Project
-from llmcli.graph.workspace import Workspace
-from llmcli.parts.part import Part
+from llmcli.parts.registry import Part
 
 HERE = "unplanned.running_mean"
 
@@ -71,9 +70,8 @@ def graph(c, site):
 
 
 PART = Part(
-    config=RunningMeanConfig, prefix="mean", noun="the running mean", mixes=True, graph=graph,
+    prefix="mean", noun="the running mean", mixes=True, graph=graph,
     foreign="values_proj  mean.v mean.W_v",
-    workspace=lambda c, of: Workspace(peak=of.rows * 12 * c.heads * c.size * of.wide),
     facts=lambda c: {"kind": "running mean", "details": (f"{c.heads} decays",)},
     forward=f"{HERE}.forward:RunningMean",
 )  # fmt: skip
