@@ -55,7 +55,7 @@ def test_weights_prompts_and_steps_have_the_same_bits(monkeypatch):
     assert torch.equal(*logits(ids))
     for _ in range(4):
         assert torch.equal(*logits(ids[:, :1]))
-    assert all(state.replays for state in states)
+    assert all(state.recorded for state in states)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -151,7 +151,7 @@ def _read(session: Session, ids: list[int]) -> tuple[torch.Tensor, float | None]
 
     None for a step that was being recorded.
     """
-    known = len(ids) in session.state.replays
+    known = len(session.state.recorded)
     begin = perf_counter()
     ids_1T = torch.tensor([ids], device=session.decoder.device)
     if len(ids) == 1:
@@ -159,7 +159,7 @@ def _read(session: Session, ids: list[int]) -> tuple[torch.Tensor, float | None]
     else:
         rows = session.extend(ids_1T, logits="all", ahead=True)[0]
     seconds = perf_counter() - begin
-    return rows, seconds if known or len(ids) not in session.state.replays else None
+    return rows, seconds if len(session.state.recorded) == known else None
 
 
 class Pace:

@@ -12,6 +12,34 @@ from llmcli.families.rope import GGUF_YARN, yarn_as_written
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import QueryGrowth
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.experts.config import ExpertsConfig
+
+
+def _llama(m: Draft) -> None:
+    """Llama 2 and 3, SmolLM, Mistral: a Mistral has a window, by layer in a Ministral.
+
+    A GGUF file of the architecture is a Mixtral if it has experts.
+    """
+    if m.hf and m.kind != "llama":
+        m.set_windows([True] * len(m.ffn), listed=m.kind == "ministral")
+    elif isinstance(m.ffn[-1], ExpertsConfig):
+        m.others["family"] = "mixtral"
+
+
+def _mistral_biases(settings: dict[str, Any]) -> Mapping[str, Any]:
+    return settings if settings["model_type"] == "llama" else {**settings, **NO_BIASES}
+
+
+NO_BIASES = {"attention_bias": False, "mlp_bias": False}
+MISTRAL = {"max_position_embeddings": 131_072, "num_key_value_heads": 8}
+LLAMAS = llama_like(
+    _llama,
+    name="llama",
+    words="RMSNorm, rotary positions (linear, dynamic, llama3, yarn, longrope), grouped queries, "
+    "gated SiLU MLP; biases, window and tied head as configured",
+    hf=("llama", "mistral", "ministral"), hf_multimodal=("mistral3",), gguf=("llama",),
+    ran=("smollm2",), prepare=_mistral_biases, by_type={"mistral": MISTRAL, "ministral": MISTRAL},
+)  # fmt: skip
 
 
 def _longrope(settings: dict[str, Any]) -> Mapping[str, Any]:
@@ -40,7 +68,7 @@ PHI3 = llama_like(
     _phi3,
     name="phi3", words="as llama with fused projections, partial rotary positions, a window",
     hf=("phi3",), gguf=("phi3",), gguf_reads=GGUF_WINDOWS,
-    prepare=_longrope, rotated=1.0, fixed={"attention_bias": False, "mlp_bias": False},
+    prepare=_longrope, rotated=1.0, fixed=NO_BIASES,
     defaults={
         "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "bos_token_id": 1,
         "original_max_position_embeddings": 4096, "eos_token_id": 32000,
@@ -82,7 +110,7 @@ GLM = llama_like(
 _GRANITE = ("attention_multiplier", "residual_multiplier", "embedding_multiplier", "logits_scaling")
 
 
-def _granite(m: Draft) -> None:
+def granite(m: Draft) -> None:
     """Granite (IBM 2024, arXiv 2405.04324): Llama with multipliers.
 
     In GGUF `rope.scaling.finetuned` says whether queries and keys use RoPE.
@@ -100,7 +128,7 @@ def _granite(m: Draft) -> None:
 
 
 GRANITE = llama_like(
-    _granite,
+    granite,
     name="granite",
     words="as llama with multipliers of embeddings, scores, residual parts and logits",
     hf=("granite",), gguf=("granite",), gguf_reads=GGUF_SCALES,
@@ -167,7 +195,7 @@ EXAONE4 = llama_like(
     words="norms after the parts, normalized queries and keys; windows in three of four "
     "layers, which alone have rotary positions",
     hf=("exaone4",), gguf=("exaone4",), gguf_reads=GGUF_WINDOWS,
-    fixed={"attention_bias": False, "mlp_bias": False},
+    fixed=NO_BIASES,
     defaults={
         "num_key_value_heads": 32, "rms_norm_eps": 1e-5, "bos_token_id": 0, "eos_token_id": 2,
         "sliding_window": 4096,
@@ -318,10 +346,10 @@ MINISTRAL3 = llama_like(
     _ministral3,
     name="ministral3", words="as mistral with queries that grow with their position",
     hf=("ministral3",), hf_multimodal=("mistral3",), gguf=("mistral3",), gguf_reads=GGUF_YARN,
-    prepare=_ministral3_rope, fixed={"attention_bias": False, "mlp_bias": False},
+    prepare=_ministral3_rope, fixed=NO_BIASES,
     defaults={
         "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262_144,
         "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2, "rope_parameters": _YARN,
     },
 )  # fmt: skip
-FAMILIES = (PHI3, GLM, GRANITE, SMOLLM3, EXAONE4, COHERE2, STARCODER2, GPT_NEOX, MINISTRAL3)
+FAMILIES = (LLAMAS, PHI3, GLM, GRANITE, SMOLLM3, EXAONE4, COHERE2, STARCODER2, GPT_NEOX, MINISTRAL3)

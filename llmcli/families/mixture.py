@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.values import MOST, Values, require_divisible, shortened
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, Scores, SharedConfig
-from llmcli.parts.mlp.config import Activation, MlpConfig
+from llmcli.parts.mlp.config import Activation
 
 # `expert_gating_func` of llama.cpp (`llama_expert_gating_func_type`); 0: not set
 _GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}
@@ -51,7 +52,7 @@ def from_gguf(
     elif times := values.integer("expert_shared_count", 0, least=0, most=MOST["heads"]):
         shared = SharedConfig(hidden=times * own)
     groups = values.integer("expert_group_count", 1, most=count)
-    return checked(ExpertsConfig(
+    return _checked(ExpertsConfig(
         experts=count, hidden=own, activation=function, shared=shared,
         routing=RoutingConfig(
             chosen=chosen, scores=scores,
@@ -65,20 +66,29 @@ def from_gguf(
     ))  # fmt: skip
 
 
-def of_mlps(values: Values, count: str, mlp: MlpConfig, *, renormalized: bool) -> ExpertsConfig:
-    """Read experts of the size and activation of `mlp`; `count`: the key of their number."""
+def read(
+    values: Values, count: str, function: Activation, *, hidden: str = "moe_intermediate_size",
+    chosen: str = "num_experts_per_tok", shared: SharedConfig | None = None, **routing: Any,
+) -> ExpertsConfig:  # fmt: skip
+    """Read a mixture of a config.json; `routing`: fields of `RoutingConfig`.
+
+    `count`, `hidden` and `chosen` are the keys of the number of experts, their width, and the
+    number that a token chooses. Raises CheckpointError.
+    """
     experts = values.integer(count, most=MOST["heads"])
-    chosen = values.integer("num_experts_per_tok", most=experts)
-    routing = RoutingConfig(chosen=chosen, renormalized=renormalized)
-    hidden, function = mlp.hidden, mlp.activation
-    return ExpertsConfig(experts=experts, hidden=hidden, activation=function, routing=routing)
+    return _checked(ExpertsConfig(
+        experts=experts, hidden=values.integer(hidden, most=MOST["hidden"]),
+        activation=function, shared=shared, routing=RoutingConfig(
+            chosen=values.integer(chosen, most=experts), **routing
+        ),
+    ))  # fmt: skip
 
 
-def from_hf(values: Values, function: Activation, *, second: bool = False) -> ExpertsConfig:
+def read_deepseek(values: Values, function: Activation, *, second: bool = False) -> ExpertsConfig:
     """Read a mixture in the format of DeepSeek-V3, or (`second`) of V2.
 
-    Required keys: the numbers of experts and of chosen ones, an expert's width, and how many such
-    widths the shared expert has. Raises CheckpointError and UnsupportedModel.
+    `n_shared_experts` is the shared expert's width in those of an expert. Raises CheckpointError
+    and UnsupportedModel.
     """
     count = values.integer("n_routed_experts", most=MOST["heads"])
     hidden = values.integer("moe_intermediate_size", most=MOST["hidden"])
@@ -91,24 +101,19 @@ def from_hf(values: Values, function: Activation, *, second: bool = False) -> Ex
         if values.flag("mlp_bias", False):
             raise UnsupportedModel("`mlp_bias` = `true` is not supported beside experts")
     groups = values.integer("n_group", 1, most=count) if grouped else 1
-    return checked(ExpertsConfig(
-        experts=count, hidden=hidden, activation=function,
-        shared=SharedConfig(
-            hidden=values.integer("n_shared_experts", most=MOST["heads"]) * hidden
-        ),
-        routing=RoutingConfig(
-            chosen=values.integer("num_experts_per_tok", most=count),
-            scores="softmax" if second else "sigmoid", correction=not second,
-            # transformers never does so in V2
-            renormalized=not second and values.flag("norm_topk_prob", True),
-            scale=values.number("routed_scaling_factor", 1.0), groups=groups,
-            kept_groups=values.integer("topk_group", 1, most=groups) if grouped else 1,
-            group_best=1 if second else 2,
-        ),
-    ))  # fmt: skip
+    return read(
+        values, "n_routed_experts", function,
+        shared=SharedConfig(hidden=values.integer("n_shared_experts", most=MOST["heads"]) * hidden),
+        scores="softmax" if second else "sigmoid", correction=not second,
+        # transformers never does so in V2
+        renormalized=not second and values.flag("norm_topk_prob", True),
+        scale=values.number("routed_scaling_factor", 1.0), groups=groups,
+        kept_groups=values.integer("topk_group", 1, most=groups) if grouped else 1,
+        group_best=1 if second else 2,
+    )  # fmt: skip
 
 
-def checked(experts: ExpertsConfig) -> ExpertsConfig:
+def _checked(experts: ExpertsConfig) -> ExpertsConfig:
     """Return `experts`; raises CheckpointError if groups do not divide it or leave too few."""
     r = experts.routing
     of = "the number of experts", experts.experts

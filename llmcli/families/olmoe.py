@@ -15,9 +15,11 @@ def _olmoe(m: Draft) -> None:
             part = "clipped queries and keys"
             raise UnsupportedModel(f"`clip_qkv` is not supported: it needs `{part}`")
         norm = m.values.flag("norm_topk_prob", False)
-        m.ffn = [
-            mixture.of_mlps(m.values, "num_experts", mlp, renormalized=norm) for mlp in m.ffn
-        ]
+        experts = mixture.read(
+            m.values, "num_experts", m.ffn[0].activation, hidden="intermediate_size",
+            renormalized=norm,
+        )  # fmt: skip
+        m.ffn = [experts] * len(m.ffn)
 
 
 FAMILIES = (

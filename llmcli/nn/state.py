@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +15,9 @@ from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.devices import DTYPES
 from llmcli.graph.spec import TensorSpec
-from llmcli.nn.captured import CapturedSteps
-from llmcli.nn.replay import Replay
+
+if TYPE_CHECKING:
+    from llmcli.nn.steps import GraphStep, KernelStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,10 +168,9 @@ class State:
         self.capacity = capacity
         self.lengths_B = lengths_B
         self.read_for = list(lengths)
-        # recorded steps with this memory, by tokens per sequence
-        self.replays: dict[int, Replay] = {}
-        self.captured: CapturedSteps | None = None  # captured steps on a GPU
-        self.steps = 0  # number of steps eligible for recording or capture
+        # steps that are recorded with this memory, by tokens per sequence and slots
+        self.recorded: dict[tuple[int, int], KernelStep | GraphStep] = {}
+        self.stepped = False  # a step that could have been recorded was computed
 
     @property
     def batch(self) -> int:
@@ -195,8 +196,7 @@ class State:
             for layer in self.layers:
                 layer.grow(capacity)
             self.capacity = capacity
-            self.replays.clear()
-            self.captured = None
+            self.recorded.clear()
 
     def select(self, rows: Sequence[int]) -> State:
         """A new state with copies of these sequences: to fork samples or drop finished ones."""

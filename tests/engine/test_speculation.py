@@ -136,7 +136,7 @@ def test_packed_weights_have_the_same_bits(name, monkeypatch):
         settings = {"limit": 40, "capacity": 50, "logprobs": 0, "speculation": speculation}
         tokens = list(stream(model, [PROMPT], SAMPLINGS["sampled"], **settings))
         found.append([(token.id, token.logprob) for token in tokens])
-    rows = {count for state in states for count in state.replays}
+    rows = {count for state in states for count, _ in state.recorded}
     if name in COMPUTED or not rows:  # several rows are read as a prompt is
         assert name in COMPUTED or native.level() == "portable"
         assert rows == set()
@@ -237,7 +237,7 @@ def test_a_draft_near_its_end_proposes_what_was_recorded(monkeypatch):
     assert ids == written(model, **settings)[0]
     assert speculation.accepted > 5
     if native.level() != "portable":
-        assert {1} < {rows for state in states for rows in state.replays} <= {1, *ROWS}
+        assert {1} < {rows for state in states for rows, _ in state.recorded} <= {1, *ROWS}
 
 
 @pytest.mark.usefixtures("eager")
@@ -262,9 +262,9 @@ def test_no_more_is_read_ahead_than_there_is_memory_for(monkeypatch):
     session.prefill([PROMPT])
     for _ in range(3):
         session.extend(torch.tensor([[7]]))
-    if not session.state.replays:
+    if not session.state.recorded:
         pytest.skip("there are no kernels")
-    nbytes = session.state.replays[1].nbytes
+    nbytes = session.state.recorded[1, 60].nbytes
     assert nbytes > config.width * 4 * 5
     monkeypatch.setattr("llmcli.nn.decoder.available_bytes", lambda device: 8 * nbytes)
     assert [session.reads_ahead(rows) for rows in ROWS] == [True, True, False]

@@ -68,7 +68,7 @@ def shown_arithmetic(fact):
     numbers = fact.formula.rpartition("=")[2]
     for part in fact.parts:
         numbers = numbers.replace("{}", f"({part!r})", 1)
-    for theirs, ours in (("·", "*"), ("−", "-"), ("√", "math.sqrt"), ("tanh u", "u")):
+    for theirs, ours in (("·", "*"), ("−", "-"), ("√", "math.sqrt"), ("tanh(", "math.tanh(")):
         numbers = numbers.replace(theirs, ours)
     return numbers
 

@@ -101,8 +101,7 @@ def filled(name, device, dtype=torch.float32):
 def pair(name, card, dtype=torch.float32):
     """The same with steps that are captured."""
     here, there = filled(name, "cuda", dtype)
-    there.capture, there.first_bucket = card.capture, FIRST
-    return here, there
+    return here, card.put(there, FIRST)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +131,7 @@ def test_a_captured_step_is_that_of_the_dequantized_model(name, batch):
         calls.clear()
         tokens = ids(batch, 7)
         same(decoded(captured, tokens), decoded(ordinary, tokens), 1e-4)
-        assert captured.state.captured.captured == len(card.tapes) == 2
+        assert len(captured.state.recorded) == len(card.tapes) == 2
         assert set(calls) == set(MODELS[name][1].values())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from llmcli.graph import ops
 from llmcli.graph.evaluation.dots import Dot, Of, Operands
-from llmcli.graph.evaluation.rule import Numbers, Rule, fact, symbol
-from llmcli.records.explanation import Element, Fact, Sum, Term
+from llmcli.graph.evaluation.numbers import fact
+from llmcli.graph.evaluation.rule import Numbers, Rule, symbol
+from llmcli.graph.evaluation.softmax import NO_SINK, share, softmax, uncertainty
+from llmcli.records.explanation import Element, Fact
 
 
 class Score(Dot[ops.Score]):
@@ -125,17 +128,16 @@ class Softmax(Rule[ops.Softmax]):
 
     def tensor(self, values: Numbers) -> Tensor:
         """Row by row."""
-        return _softmax(values[self.op.source], self._sinks(values))[0]
+        return softmax(values[self.op.source], self._sinks(values))
 
     def row(self, values: Numbers, head: int, query: int) -> Tensor:
         """One row of A, `[S]`."""
-        return _softmax(values[self.op.source][head, query], self._sinks(values)[head, 0])[0]
+        return softmax(values[self.op.source][head, query], self._sinks(values)[head, 0])
 
     def _sinks(self, values: Numbers) -> Tensor:
         """The heads' sink scores, `[H, 1, 1]`; −∞ without sinks."""
         if self.op.sink is None:
-            heads = len(values[self.op.source])
-            return torch.full((heads, 1, 1), -math.inf, dtype=torch.float64)
+            return NO_SINK.expand(len(values[self.op.source]), 1, 1)
         return values.vector(self.op.sink)[:, None, None]
 
     def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
@@ -149,50 +151,26 @@ class Softmax(Rule[ops.Softmax]):
         The kernel does not store scores: their rounding errors are in the weights.
         """
         size_HTS = self.scores.magnitudes(values)
-        return _uncertain(values[self.op.source], size_HTS, self._sinks(values))
+        return uncertainty(values[self.op.source], size_HTS, self._sinks(values))
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The whole row of scores, their exponentials, and one weight."""
         head, query, key = index
-        reason = self.scores.hides(query, key)
         row = values[self.op.source][head, query].tolist()
-        seen = [at for at in range(len(row)) if not self.scores.hides(query, at)]
-        sink = float(self._sinks(values)[head])
-        top = max(sink, *(row[at] for at in seen))
-        exps = {at: math.exp(row[at] - top) for at in seen}
-        summed, taken = math.fsum(exps.values()), math.exp(sink - top)
-        every = summed + taken
-        terms = tuple(
-            Term(at=at, parts=(row[at], e, e / every), value=e, label=values.texts[at])
-            for at, e in exps.items()
-        )
-        cell = symbol("S", head, query, "s")
-        columns = ("S", "e^(S − max)", "A")
-        sum_ = Sum(formula=f"e^({cell} − max)", over="s", columns=columns, value=summed)
-        peak, all_of_it = Fact(formula=f"max = max {cell} over s", parts=(), value=top), "Σ"
-        after: tuple[Fact, ...] = ()
+        sink = None
         if self.op.sink is not None:
-            own = self.cell(self.op.sink, head)
-            peak = Fact(formula=f"max = max({own}, max {cell} over s)", parts=(), value=top)
-            all_of_it = f"(Σ + e^({own} − max))"
-            formula = f"Σ + e^({own} − max) = {{}} + {{}}"
-            after = (Fact(formula=formula, parts=(summed, taken), value=every),)
-        if reason:
-            zero = Fact(formula=f"e^(−∞ − max) / {all_of_it} = 0 / {{}}", parts=(every,), value=0.0)
-            return Element(
-                value=0.0, note=reason, before=(peak,), sum=sum_, terms=terms,
-                after=(*after, zero), follow=((self.op.source, index),),
-            )  # fmt: skip
-        value = exps[key] / every
-        share = Fact(
-            formula=f"e^({symbol('S', *index)} − max) / {all_of_it} = {{}} / {{}}",
-            parts=(exps[key], every),
-            value=value,
+            sink = self.cell(self.op.sink, head), float(self._sinks(values)[head])
+        found = share(
+            {at: row[at] for at in range(len(row)) if not self.scores.hides(query, at)},
+            key,
+            lambda at: symbol("S", head, query, at),
+            "s",
+            columns=("S", "e^(S − max)", "A"),
+            labels=dict(enumerate(values.texts)),
+            sink=sink,
         )
-        return Element(
-            value=value, before=(peak,), sum=sum_, terms=terms,
-            after=(*after, share), follow=((self.op.source, index),),
-        )  # fmt: skip
+        reason = self.scores.hides(query, key)
+        return replace(found, note=reason, follow=((self.op.source, index),))
 
 
 class Mix(Dot[ops.Mix]):
@@ -283,27 +261,6 @@ def _shown_from(rules: Mapping[str, Rule[Any]], name: str) -> Iterator[str]:
 
 def _is_shown(rules: Mapping[str, Rule[Any]], name: str) -> bool:
     return name in rules and rules[name].node.shown
-
-
-def _softmax(s: Tensor, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights `[…, S]`, the share of the sink `[…, 1]`, and the maximum of both `[…, 1]`."""
-    top = torch.maximum(s.amax(-1, keepdim=True), sink)
-    e, taken = torch.exp(s - top), torch.exp(sink - top)
-    every = e.sum(-1, keepdim=True) + taken
-    return e / every, taken / every, top
-
-
-def _uncertain(s: Tensor, size: Tensor, sink: Tensor) -> Tensor:
-    """Uncertainty of weights `[…, S]` in eps, for scores `s` with magnitudes `size`.
-
-    The relative error of a weight is the error of its score plus that of the sum: e^x(1 + dx). A
-    sink's score is exact.
-    """
-    a, taken, top = _softmax(s, sink)
-    off = size + torch.where(s == -math.inf, 0.0, top - s)
-    in_sum = (a * off).sum(-1, keepdim=True)
-    in_sum = in_sum + torch.where(sink == -math.inf, 0.0, taken * (top - sink))
-    return a * (1 + off + in_sum)
 
 
 def _shared(group: int, head: int) -> str:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from llmcli.graph import ops, routing
 from llmcli.graph.blocks import RUN
+from llmcli.graph.evaluation.numbers import fact
 from llmcli.graph.evaluation.rule import (
     AnyOp,
     Numbers,
     Rule,
     concatenated,
     exact,
-    fact,
     largest,
     ordinal,
     total,

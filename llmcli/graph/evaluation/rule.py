@@ -16,7 +16,7 @@ from torch import Tensor
 
 from llmcli.graph.node import Node
 from llmcli.graph.ops import Letter, Op
-from llmcli.records.explanation import Element, Fact, Term
+from llmcli.records.explanation import Element, Term
 
 
 class Numbers(Protocol):
@@ -161,8 +161,7 @@ class Rule(ABC, Generic[AnyOp]):
     def bound(self, values: Numbers, index: tuple[int, ...]) -> float:
         """The magnitude of the number at `index`, from the rows of its token alone."""
         found = self.magnitudes(values.at(index[-2]))
-        at = (*index[:-2], 0, index[-1])[-found.ndim :]
-        return float(found[tuple(min(i, n - 1) for i, n in zip(at, found.shape, strict=True))])
+        return float(found[place((*index[:-2], 0, index[-1]), found)])
 
     def bias(self, values: Numbers, name: str | None, *index: int) -> tuple[str, float] | None:
         """The symbol and the value of a number of a bias, if there is one."""
@@ -190,19 +189,15 @@ def symbol(letter: str, *index: int | str) -> str:
     return f"{letter}[{','.join(map(str, index))}]" if index else letter
 
 
-def fact(formula: str, value: float, *parts: float) -> Fact:
-    """A line: `formula` has a `{}` for each of `parts`, and gives `value`."""
-    return Fact(formula=formula, parts=parts, value=value)
+def place(index: tuple[int, ...], x: Tensor) -> tuple[int, ...]:
+    """The index of `x`, which broadcasts, for the number at `index` of the result."""
+    own = zip(index[len(index) - x.ndim :], x.shape, strict=True)
+    return tuple(min(i, size - 1) for i, size in own)
 
 
 def total(terms: Sequence[Term]) -> float:
     """The sum of the terms, rounded once."""
     return math.fsum(term.value for term in terms)
-
-
-def size(terms: Sequence[Term]) -> float:
-    """The sum of the terms' absolute values."""
-    return math.fsum(abs(term.value) for term in terms)
 
 
 def largest(terms: Sequence[Term]) -> Term:

@@ -31,7 +31,7 @@ _ROWS = """
 def conv_graph(c: ShortConvConfig, site: Site) -> PartGraph:
     """All `[B, T, C]`, the output `[B, T, D]`; the state holds the last L rows of `in`."""
     p = site.name
-    sizes = {"C": site.width, **sizes_of(c, AXES)}
+    sizes = {"C": site.width} | sizes_of(c, AXES)
     r = Rows(p, _ROWS, layer=site.layer, kind="mixers", sizes=sizes)
     b, gate, x = (
         r.project(leaf, site.source, bias=c.bias, fused="B_gate_x") for leaf in ("B", "gate", "x")
@@ -45,7 +45,7 @@ def conv_graph(c: ShortConvConfig, site: Site) -> PartGraph:
     r.output(
         site, "the short convolution", "leave", out, "hook_attn_out", symbol="out", over="C",
         bias=c.bias,
-    )
+    )  # fmt: skip
     r.ring(enters, "C")
     r.absent(rf"{p.rpartition('.')[2]}\.b", "it has no such bias")
     return r.graph(documents={"C": "d"} if c.channels is None else {})
