@@ -58,13 +58,17 @@ class Type:
     `blocks` changes its sizes so that rows are whole blocks of 32, as packed formats need them.
     `modules` is which module of transformers puts an activation of ours out, of a layer but for the
     first and last ones: `<` its input, `/1` the second third of it, `|` whichever the layer has,
-    `&` where it has another, too, or (`&!`) has not, nothing where no module does.
+    `&` where it has another, too, or (`&!`) has not, nothing where no module does. What the
+    converter to GGUF does: `permuted` rows of queries and keys, and `metadata` that other
+    architectures have not, its key in the gguf package → the setting.
     """
 
     base: Mapping[str, Any]
     modules: Mapping[str, str]
     arch: str | None = None
     blocks: dict[str, Any] = field(default_factory=dict)
+    permuted: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,11 @@ _OWN_EPS = _without(_ROPE, "rms_norm_eps")
 _GPT2 = {
     "vocab_size": 211, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 512,
     "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_GPT_NEO = {
+    "vocab_size": 211, "hidden_size": 48, "num_layers": 3, "num_heads": 6, "window_size": 19,
+    "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2,
+    "attention_types": [[["global", "local"], 1], [["local"], 1]],
 }  # fmt: skip
 _LFM2 = _OWN_EPS | {
     "intermediate_size": 120,  # of which two thirds are built
@@ -345,9 +354,10 @@ _DEEPSEEK_MODULES = _without(_MODULES, *(
     key: name for key, name in _shared("shared_experts", "shared_out").items() if "moe." in key
 }  # fmt: skip
 
+_PARALLEL = {"parallel_residual": "use_parallel_residual"}
 TYPES: dict[str, Type] = {
     "gpt2": Type(_GPT2, _GPT2_MODULES, "GPT2", {"n_embd": 96}),
-    "llama": Type(_ROPE, _MODULES, "LLAMA", _WIDE),
+    "llama": Type(_ROPE, _MODULES, "LLAMA", _WIDE, permuted=True),
     # a Llama in GGUF, which has no window
     "mistral": Type(_ROPE | {"sliding_window": None}, _MODULES),
     "ministral": Type(
@@ -375,8 +385,10 @@ TYPES: dict[str, Type] = {
         _OLMO2_MODULES,
     ),
     "phi3": Type(_ROPE | _UNPADDED, _PHI3_MODULES, "PHI3", _WIDE),
-    "granite": Type(_GRANITE, _GRANITE_MODULES, "GRANITE", _WIDE),
-    "smollm3": Type(_ROPE | _UNPADDED | {"num_hidden_layers": 4}, _MODULES, "SMOLLM3", _WIDE),
+    "granite": Type(_GRANITE, _GRANITE_MODULES, "GRANITE", _WIDE, permuted=True),
+    "smollm3": Type(
+        _ROPE | _UNPADDED | {"num_hidden_layers": 4}, _MODULES, "SMOLLM3", _WIDE, permuted=True
+    ),
     "exaone4": Type(
         _ROPE | {"sliding_window": 20, "num_hidden_layers": 4, "rms_norm_eps": 2.0**-17},
         _OLMO2_MODULES, "EXAONE4", _WIDE,
@@ -390,15 +402,41 @@ TYPES: dict[str, Type] = {
     "starcoder2": Type(_OWN_EPS, _STARCODER2_MODULES, "STARCODER2", _WIDE),
     "cohere2": Type(
         _OWN_EPS | {"sliding_window": 22, "num_hidden_layers": 4, "tie_word_embeddings": True},
-        _COHERE2_MODULES, "COHERE2", _WIDE,
+        _COHERE2_MODULES, "COHERE2", _WIDE, metadata={"logit_scale": "logit_scale"},
     ),
     "gpt_neox": Type(
-        _without(_OWN_EPS, "num_key_value_heads"), _NEOX_MODULES, "GPTNEOX", _WIDE
+        _without(_OWN_EPS, "num_key_value_heads"), _NEOX_MODULES, "GPTNEOX", _WIDE,
+        metadata=_PARALLEL,
     ),
+    "olmo": Type(
+        _without(_OWN_EPS, "tie_word_embeddings") | _UNPADDED, _MODULES, "OLMO", _WIDE,
+        permuted=True, metadata={"clamp_kqv": "clip_qkv"},
+    ),
+    "gpt_neo": Type(
+        _GPT_NEO, {
+            "embed": "wte", "pos_embed": "wpe", "ln_final.out": "ln_f", "ln1.out": "ln_1",
+            **{f"attn.{one}": f"attn.attention.{one}_proj" for one in "qkv"},
+            "attn.z": "attn.attention.out_proj<", "attn_out": "attn", "resid_mid": "ln_2<",
+            "ln2.out": "ln_2", "mlp.pre": "mlp.c_fc", "mlp.post": "mlp.act", "mlp_out": "mlp",
+        },
+    ),
+    "opt": Type(
+        _without(_OWN_EPS, "tie_word_embeddings", "intermediate_size", "num_key_value_heads")
+        | _UNPADDED | {"ffn_dim": 88}, {
+            "embed": "decoder.embed_tokens", "pos_embed": "decoder.embed_positions",
+            "ln_final.out": "decoder.final_layer_norm", "ln1.out": "self_attn_layer_norm",
+            **{f"attn.{one}": f"self_attn.{one}_proj" for one in "qkv"},
+            "attn.z": "self_attn.out_proj<", "attn_out": "self_attn",
+            "resid_mid": "final_layer_norm<", "ln2.out": "final_layer_norm", "mlp.pre": "fc1",
+            "mlp.post": "activation_fn", "mlp_out": "fc2",
+        },
+    ),
+    "exaone": Type(_ROPE, _MODULES, "EXAONE", _WIDE),
+    "stablelm": Type(_OWN_EPS, _MODULES, "STABLELM", _WIDE, metadata=_PARALLEL),
     "ministral3": Type(_ROPE | {"head_dim": 8, "rope_parameters": {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.25,
         "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0,
-    }}, _MODULES, "MISTRAL3", _WIDE | {"head_dim": 16}),
+    }}, _MODULES, "MISTRAL3", _WIDE | {"head_dim": 16}, permuted=True),
     "deepseek_v2": Type(_DEEPSEEK, _DEEPSEEK_MODULES, "DEEPSEEK2"),
     # what its latents are normalized with is 1e-6, whatever this says
     "deepseek_v3": Type(
@@ -420,16 +458,17 @@ TYPES: dict[str, Type] = {
     "granitemoehybrid": Type(
         _GRANITE_HYBRID, _GRANITE_HYBRID_MODULES, "GRANITE_HYBRID",
         {"hidden_size": 96, "intermediate_size": 64, "shared_intermediate_size": 64,
-         "num_local_experts": 0, "num_experts_per_tok": 0},
+         "num_local_experts": 0, "num_experts_per_tok": 0}, permuted=True,
     ),
     "nemotron_h": Type(
         _NEMOTRON_H, _NEMOTRON_H_MODULES, "NEMOTRON_H",
         {"hidden_size": 96, "intermediate_size": 128, "head_dim": 16, "mamba_head_dim": 16,
          "layers_block_type": ["linear_attention", "full_attention", "mlp"],
-         "time_step_min": 1e-9},  # which files cannot say
+         "time_step_min": 1e-9}, permuted=True,  # which files cannot say
     ),
     "mixtral": Type(
         _ROPE | {"num_local_experts": 5, "num_experts_per_tok": 2}, _MODULES | _ROUTED, "LLAMA",
+        permuted=True,
     ),
     "qwen2_moe": Type(
         _ROPE | _CHOOSES | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
@@ -519,6 +558,15 @@ def _first_types(path: Path) -> None:
         config["time_step_limit"] = [0.0, float("inf")]
 
     _reconfigure(path, change)
+
+
+def _exaone_settings(path: Path) -> None:
+    """As published for code of their own."""
+    names = {
+        "num_hidden_layers": "num_layers", "rms_norm_eps": "layer_norm_epsilon",
+        "hidden_act": "activation_function",
+    }  # fmt: skip
+    _reconfigure(path, lambda config: {names.get(key, key): one for key, one in config.items()})
 
 
 def _pattern(path: Path) -> None:
@@ -910,6 +958,32 @@ ZOO: tuple[Variant, ...] = (
         "use_parallel_residual": False, "rotary_pct": 0.5, "tie_word_embeddings": True,
         "hidden_act": "gelu_new", "attention_bias": False, "layer_norm_eps": 1e-3,
     }),
+    # EXAONE 3
+    Variant("exaone", "exaone", typical=True, views=True, gguf=1e-9),
+    Variant("exaone-hub-settings", "exaone", _TIED | {"rms_norm_eps": 1e-3}, edit=_exaone_settings),
+    # StableLM
+    Variant("stablelm", "stablelm", typical=True, views=True, gguf=1e-7),
+    Variant("stablelm-parallel", "stablelm", {
+        "use_parallel_residual": True, "use_qkv_bias": True, "tie_word_embeddings": True,
+        "layer_norm_eps": 1e-3, "num_key_value_heads": 6,
+    } | _rope("default", partial_rotary_factor=0.75), gguf=1e-7),
+    # OLMo
+    Variant("olmo", "olmo", {"clip_qkv": 0.75}, typical=True, views=True, gguf=1e-7),
+    Variant("olmo-unclipped", "olmo", _TIED | {
+        "num_key_value_heads": None, "attention_bias": True,
+    }, gguf=1e-7),
+    # GPT-Neo
+    Variant("gpt_neo", "gpt_neo", typical=True, views=True),
+    Variant("gpt_neo-untied", "gpt_neo", {
+        "tie_word_embeddings": False, "intermediate_size": 40, "activation_function": "relu",
+        "attention_types": [[["global"], 3]], "layer_norm_epsilon": 1e-3,
+    }),
+    # OPT
+    Variant("opt", "opt", typical=True, views=True),
+    Variant("opt-plain", "opt", {
+        "enable_bias": False, "layer_norm_elementwise_affine": False, "ffn_dim": 40,
+        "activation_function": "gelu", "tie_word_embeddings": False,
+    }),
     # Ministral 3
     Variant("ministral3", "ministral3", typical=True, views=True, gguf=1e-9),
     Variant("ministral3-betas", "ministral3", {"rope_parameters": {
@@ -1215,6 +1289,7 @@ IN_BLOCKS = {
     "parallel with one norm": in_blocks(BLOCKS["parallel with one norm"], "Q4_0"),
     "offset norms": in_blocks(BLOCKS["offset norms"], "Q8_0", "Q4_1"),
     "caps": in_blocks(BLOCKS["caps"], "Q4_1", "Q8_0"),
+    "clipped projections": in_blocks(BLOCKS["clipped projections"], "Q4_1", "Q8_0"),
     "sinks": in_blocks(BLOCKS["sinks"], "Q8_0", "Q5_1"),
     "clamped gates": in_blocks(BLOCKS["clamped gates"], "Q8_0", "Q4_1", "MXFP4"),
     "gated attention": in_blocks(llama(

@@ -307,10 +307,17 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
             act = f"{made[0].rpartition('.')[0]}.act"
             if act in model:
                 yield f"{around}.act_fn", (act,)
+            if module.endswith(".fc2"):  # OPT
+                part = filled[0].rpartition(".")[0]
+                yield f"{around}.activation_fn", (f"{part}.post",)
             continue
         yield around, (made[0],)
         if own is not None:
-            yield around.rpartition(".")[0], (f"{own}.resid_post",)
+            block = around.rpartition(".")[0]
+            while block and not block.rpartition(".")[2].isdigit():  # GPT-Neo's `attn.attention`
+                yield block, (made[0],)
+                block = block.rpartition(".")[0]
+            yield block, (f"{own}.resid_post",)
         if not mixes:
             part = filled[0].rpartition(".")[0]
             act = "act" if f"{part}.act" in model else "post"

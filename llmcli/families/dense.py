@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft, llama_like
+from llmcli.families.family import Family
 from llmcli.families.names import AFTER, LLAMA, QWEN
-from llmcli.families.read import GGUF_PARALLEL, GGUF_SCALES, GGUF_WINDOWS, hf_window
+from llmcli.families.read import GGUF_CLIP, GGUF_PARALLEL, GGUF_SCALES, GGUF_WINDOWS, hf_window
 from llmcli.families.rope import GGUF_YARN, yarn_as_written
+from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import QueryGrowth
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
@@ -352,4 +355,81 @@ MINISTRAL3 = llama_like(
         "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2, "rope_parameters": _YARN,
     },
 )  # fmt: skip
-FAMILIES = (LLAMAS, PHI3, GLM, GRANITE, SMOLLM3, EXAONE4, COHERE2, STARCODER2, GPT_NEOX, MINISTRAL3)
+
+
+EXAONE = llama_like(
+    name="exaone", words="as llama, under names of its own",
+    hf=("exaone",), gguf=("exaone",),
+    keys={
+        "num_hidden_layers": "num_layers", "rms_norm_eps": "layer_norm_epsilon",
+        "hidden_act": "activation_function",
+    },
+    defaults={
+        "num_key_value_heads": 8, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0, "bos_token_id": 1, "eos_token_id": 361,
+    },
+    names=QWEN.but("""
+        embed     wte                      token_embd
+        ln_final  ln_f                     output_norm
+        head      -                        output
+        ln1       ln_1                     attn_norm
+        ln2       ln_2                     ffn_norm
+        attn.q    attn.attention.q_proj    attn_q
+        attn.k    attn.attention.k_proj    attn_k
+        attn.v    attn.attention.v_proj    attn_v
+        attn.o    attn.attention.out_proj  attn_output
+        mlp.gate  mlp.c_fc_0               ffn_gate
+        mlp.up    mlp.c_fc_1               ffn_up
+        mlp.down  mlp.c_proj               ffn_down
+    """, prefixes=("transformer.",), layer="h.{layer}", buffers=(), also=QWEN),
+)  # fmt: skip
+
+
+def _stablelm(m: Draft) -> None:
+    """StableLM 2 (Stability AI 2024, arXiv 2402.17834): LayerNorm, RoPE on a quarter of each head.
+
+    The 12b has parallel attention and feed-forward, which read one norm.
+    """
+    m.layer_norms(bias=True)
+    m.set_attention(out_bias=False)
+    if m.hf:
+        by_head = m.values.flag("qk_layernorm", False)
+        m.parallel = int(m.values.flag("use_parallel_residual", False))
+    else:  # llama.cpp does not read the flag
+        by_head = "blk.0.attn_q_norm.weight" in m.tensors
+        m.parallel = int("blk.0.ffn_norm.weight" not in m.tensors)
+    if by_head:
+        raise UnsupportedModel(f"stablelm with `qk_layernorm`{needs(['a norm for each head'])}")
+
+
+STABLELM = llama_like(
+    _stablelm,
+    name="stablelm",
+    words="LayerNorm, a part of each head rotated; attention and feed-forward side by side "
+    "where configured",
+    hf=("stablelm",), gguf=("stablelm",), gguf_reads=(GGUF_PARALLEL,),
+    eps="layer_norm_eps", rotated=0.25, fixed={"mlp_bias": False, "head_dim": None},
+    keys={"attention_bias": "use_qkv_bias"},
+    defaults={
+        "num_key_value_heads": 32, "max_position_embeddings": 4096, "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+    names=QWEN,
+)  # fmt: skip
+
+
+def _olmo(m: Draft) -> None:
+    """OLMo (AI2 2024, arXiv 2402.00838): LayerNorm without weights, clipped q, k and v."""
+    m.layer_norms(bias=False, weights=False)
+    clip = m.values.optional_number("clip_qkv" if m.hf else GGUF_CLIP, above=m.hf)
+    m.set_attention(clip=clip or None)  # llama.cpp: 0 is none
+
+
+OLMO = llama_like(
+    _olmo,
+    name="olmo1", words="norms without weights; queries, keys and values clipped as configured",
+    hf=("olmo",), gguf=("olmo",), gguf_reads=(GGUF_CLIP,),
+    fixed={"mlp_bias": False, "head_dim": None, "rms_norm_eps": 1e-5},
+    defaults={"bos_token_id": None, "eos_token_id": 50_279},
+)  # fmt: skip
+FAMILIES = tuple(one for one in [*globals().values()] if isinstance(one, Family))

@@ -14,8 +14,9 @@ from llmcli.families.family import Family
 from llmcli.families.names import LLAMA, Names
 from llmcli.families.read import gguf_windows, hf_window, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
-from llmcli.families.values import Values
+from llmcli.families.values import NO_KEYS, Values
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.embedding.config import EmbeddingConfig
 from llmcli.parts.mlp.config import Activation
 from llmcli.parts.norm.config import NormConfig
 
@@ -76,9 +77,14 @@ class Draft:
         rows = zip(self.attention, layers, strict=True)
         self.by_layer(rope=[one.rope if rotated else None for one, rotated in rows])
 
-    def layer_norms(self, *, bias: bool) -> None:
+    def learned_positions(self) -> None:
+        """Add a learned embedding of each position, and no RoPE."""
+        self.set_attention(rope=None)
+        self.others["embedding"] = EmbeddingConfig(positions=self.model.context)
+
+    def layer_norms(self, *, bias: bool, weights: bool = True) -> None:
         """Normalize with LayerNorm."""
-        self.norm = NormConfig(kind="layer", eps=self.norm.eps, bias=bias)
+        self.norm = NormConfig(kind="layer", eps=self.norm.eps, bias=bias, weights=weights)
 
     def set_windows(
         self, usual: Sequence[bool], *, listed: bool = True, switched: bool = False
@@ -162,6 +168,7 @@ def llama_like(
     eps: str | None = None, rotated: float | None = None, function: Activation = "silu",
     prepare: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda settings: settings,
     fill: Callable[[Values], Mapping[str, Any]] = lambda values: NONE,
+    keys: Mapping[str, str] = NO_KEYS,
     **record: Any,
 ) -> Family:  # fmt: skip
     """A family that changes the Llama of a checkpoint by `build`; `record`: fields of `Family`.
@@ -169,8 +176,8 @@ def llama_like(
     Of a config.json: `defaults` are those that differ from Llama's, and `by_type` more of a model
     type; `fixed` are settings that the types do not read; `eps` is the key of the norms' ε;
     `rotated` the default share of a head with RoPE; `prepare` rewrites the settings that Llama
-    reads. In GGUF `function` is the activation, and `fill` gives the metadata that Llama reads
-    instead of the file's.
+    reads; `keys` are other names of these, by Llama's. In GGUF `function` is the activation, and
+    `fill` gives the metadata that Llama reads instead of the file's.
     """
     def from_hf(config: Mapping[str, Any]) -> ModelConfig:
         kind = config["model_type"]
@@ -178,8 +185,8 @@ def llama_like(
         own = dict(fixed)
         if eps is not None:
             own["rms_norm_eps"] = Values(settings).number(eps, 1e-5, above=False)
-        model = llama.from_hf({**prepare(settings), **own}, rotated=rotated)
-        draft = Draft(model, Values(settings), kind, None)
+        model = llama.from_hf({**prepare(settings), **own}, rotated=rotated, keys=keys)
+        draft = Draft(model, Values(settings, keys=keys), kind, None)
         build(draft)
         return draft.finished(name, kind)
 

@@ -14,7 +14,7 @@ from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import mixture
 from llmcli.families.read import GgufHeader, activation, end_ids, gguf_header
 from llmcli.families.rope import rope_from_gguf, rope_from_hf
-from llmcli.families.values import MOST, Values, require_divisible
+from llmcli.families.values import MOST, NO_KEYS, Values, require_divisible
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 from llmcli.parts.mlp.config import Activation, MlpConfig
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
 
-def from_hf(config: Mapping[str, Any], *, rotated: float | None = None) -> ModelConfig:
+def from_hf(
+    config: Mapping[str, Any], *, rotated: float | None = None, keys: Mapping[str, str] = NO_KEYS
+) -> ModelConfig:
     """config.json → ModelConfig.
 
     Sizes are required. `rotated`: default share of a head with RoPE, for types with partial RoPE.
+    `keys`: the type's own names of some settings.
     """
-    values = Values(config)
+    values = Values(config, keys=keys)
     vocab = values.integer("vocab_size", most=MOST["vocab"])
     width = values.integer("hidden_size", most=MOST["width"])
     norm = NormConfig(kind="rms", eps=values.number("rms_norm_eps", 1e-6, above=False))

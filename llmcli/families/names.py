@@ -14,6 +14,7 @@ from llmcli.families.rules import (
     AddConstant,
     CollectRows,
     Drop,
+    LaterRows,
     LogNeg,
     Multiply,
     Op,
@@ -66,6 +67,8 @@ class Names:
     `interleaved`: the files in which RoPE pairs adjacent query and key rows. For `gguf` the
     converter has reordered them, in layers without RoPE, too. `experts`: rows of transformers'
     names in a mixture. `predicts`: `mtp` and later layers are for multi-token prediction.
+    `first_position`: the row of position 0 in the table of positions. `also`: other names in
+    transformers, beside these.
     """
 
     rows: tuple[Row, ...]
@@ -77,6 +80,8 @@ class Names:
     interleaved: Literal["never", "gguf", "always"] = "never"
     experts: str = ""
     predicts: bool = False
+    first_position: int = 0
+    also: Names | None = None
 
     def but(self, text: str = "", without: str = "", **changes: Any) -> Names:
         """The table with rows replaced or added by `text`, and without the rows of some names."""
@@ -107,7 +112,8 @@ class Names:
             if self.predicts:
                 later = f"{layer}.*".replace("{layer}", "{later}")
                 rules += [_later_layers(later, config), Drop(f"{prefix}mtp.*", MTP)]
-        return tuple(_without_lent(rules, config))
+        also = () if self.also is None else self.also.hf(config)
+        return (*_without_lent(rules, config), *also)
 
     def gguf(self, config: ModelConfig) -> tuple[Rule, ...]:
         """Rules for llama.cpp's names; norms are stored with their offset."""
@@ -139,6 +145,8 @@ class Names:
                 return
             within = model.within(kind)
             ops = [_operation(word, part, name, model.width) for word in words]
+            if name == "pos_embed" and (start := self.first_position):
+                ops.append(LaterRows(start, start + (model.config.embedding.positions or 0)))
             if len(parts) > 1:
                 size, heads = _size(part, name, model.width)
                 groups = {"": 1, "head": heads, "row": size}[by]
@@ -215,7 +223,7 @@ def _renames(
             name += "[{expert}]" * each
             yield Rename(f"{source}.{kind}", name, *ops, within=within)
         elif kind == "weight":
-            yield Rename(f"{source}.weight", f"{part}.W")
+            yield Rename(f"{source}.weight", f"{part}.W", *ops)
 
 
 def _is_outer(ours: str) -> bool:

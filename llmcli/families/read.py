@@ -42,9 +42,10 @@ GGUF_WINDOWS = ("attention.sliding_window", "attention.sliding_window_pattern")
 GGUF_SCALES = ("attention.scale", "residual_scale", "embedding_scale", "logit_scale")
 GGUF_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")  # of scores and of logits
 GGUF_PARALLEL = "use_parallel_residual"
+GGUF_CLIP = "attention.clamp_kqv"
 _GGUF_IGNORED = (
     *GGUF_WINDOWS, *GGUF_YARN, "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor",
-    *GGUF_SCALES, *GGUF_CAPS, GGUF_PARALLEL, "attention.clamp_kqv", "attention.max_alibi_bias",
+    *GGUF_SCALES, *GGUF_CAPS, GGUF_PARALLEL, GGUF_CLIP, "attention.max_alibi_bias",
 )  # fmt: skip
 
 

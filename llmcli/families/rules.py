@@ -41,6 +41,11 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class LaterRows(Rows):
+    """Rows of which those before `start` are not used (OPT's positions)."""
+
+
+@dataclass(frozen=True)
 class UnpairRows:
     """Row operation: undo llama.cpp's interleaving of query and key rows.
 

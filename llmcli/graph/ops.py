@@ -153,7 +153,7 @@ class Project(Op):
     `over`: the axis of the row; `columns`: the axis of the matrix's columns. `heads`: number of
     heads that the columns are split into, `[H, T, d]` (0: `[T, N]`), each called `head`. An input
     `[H, T, e]` is concatenated to `[T, H·e]` first. `fused`: name of the combined product of
-    several such ops. `remark` is appended to the formula.
+    several such ops. `clip`: largest magnitude of a result. `remark` is appended to the formula.
     """
 
     source: str
@@ -164,6 +164,7 @@ class Project(Op):
     heads: int = 0
     head: str = "head"
     fused: str = ""
+    clip: float | None = None
     remark: str = ""
 
     @property
@@ -174,7 +175,9 @@ class Project(Op):
     def formula(self, own: str, letter: Letter) -> str:
         """`Q = T¹ W_q + b_q`."""
         bias = f" + {letter(self.bias)}" if self.bias else ""
-        return f"{own} = {letter(self.source)} {letter(self.weight)}{bias}{self.remark}"
+        product = f"{letter(self.source)} {letter(self.weight)}{bias}"
+        product = product if self.clip is None else f"clip({product}, ±{self.clip:g})"
+        return f"{own} = {product}{self.remark}"
 
     def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
         """FLOPs of `X W`."""

@@ -95,7 +95,7 @@ class Rows:
     def project(
         self, leaf: str, source: str, *, symbol: str = "", name: str = "", over: str = "D",
         bias: bool = False, fused: str = "", head: str = "head", mark: str = "",
-        dense: bool = False, **other: Any,
+        dense: bool = False, clip: float | None = None, **other: Any,
     ) -> str:  # fmt: skip
         """`X W + b`, with the matrix `W_<symbol>` (by default the leaf name) and its bias.
 
@@ -116,7 +116,7 @@ class Rows:
         op = Project(
             source=source, weight=made["W"], bias=made.get("b"), over=over, columns=columns,
             heads=self.sizes[axes[0]] if len(axes) == 3 else 0, head=head,
-            fused=self.named(fused) if fused else "",
+            fused=self.named(fused) if fused else "", clip=clip,
         )  # fmt: skip
         return self.node(leaf, op, name=name, **other)
 

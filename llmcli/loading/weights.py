@@ -12,7 +12,7 @@ from llmcli.anatomy.graph import graph
 from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.devices import threads, wait_for
 from llmcli.errors import CheckpointError, WeightMismatch
-from llmcli.families import Load, Plan, parts_to_fill, shape_after
+from llmcli.families import LaterRows, Load, Plan, parts_to_fill, shape_after
 from llmcli.formats.dense import writable
 from llmcli.formats.weight import BlockQuantized
 from llmcli.graph.ops import Normalize
@@ -152,7 +152,9 @@ def check_fit(
         info, wanted = tensors[load_.source], expected[load_.part]
         check_format(info.format)
         check_scale(load_, tensors, todo.scales)
-        used[load_.source] += math.prod(wanted)
+        used[load_.source] += math.prod(wanted) + sum(
+            op.start * math.prod(info.shape[1:]) for op in load_.ops if isinstance(op, LaterRows)
+        )
         found = shape_after(info.shape, load_.ops)
         if found != wanted:
             misshapen.append((load_.part, load_.source, wanted, found or info.shape))

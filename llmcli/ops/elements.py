@@ -8,7 +8,7 @@ from torch import Tensor
 from llmcli.kernels import program
 from llmcli.kernels.program import bits, call
 from llmcli.ops import compiled
-from llmcli.ops.norm import at_least_float32
+from llmcli.ops.norm import at_least_float32, ones
 from llmcli.parts.mlp.config import GateClamp
 
 
@@ -52,6 +52,18 @@ def gate(x: Tensor, y: Tensor, clamp: GateClamp | None = None) -> Tensor:
         return x * y
     wide = at_least_float32(y).clamp(-clamp.limit, clamp.limit).add_(clamp.offset)
     return wide.mul_(x).to(x.dtype)
+
+
+def clip(x: Tensor, limit: float) -> Tensor:
+    """`x` limited to ±`limit`."""
+    if not compiled.takes(x):
+        return x.clamp(-limit, limit)
+    rows, out = compiled.in_rows(x), torch.empty(x.shape)
+    one = ones(rows.shape[1]).data_ptr()  # the only row of the gate's first factor
+    return call(
+        program.GATE, one, rows, rows.stride(0), out, *rows.shape, True, bits(limit), bits(0.0), 0,
+        out=out,
+    )  # fmt: skip
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -51,8 +51,8 @@ def rms_norm(
 
 
 @cache
-def _ones(columns: int) -> Tensor:
-    """Weights of a norm without weights; cached, since recorded steps hold their address."""
+def ones(columns: int) -> Tensor:
+    """Factors that change nothing; cached, since recorded steps hold their address."""
     return torch.ones(columns)
 
 
@@ -64,7 +64,7 @@ def _by_kernel(
     Weights may be `[n, D]`, one for each of n rows in turn.
     """
     columns, groups = x.shape[-1], compiled.in_groups(x)
-    factors, sets = (_ones(columns).data_ptr(), 1) if w is None else (w, w.numel() // columns)
+    factors, sets = (ones(columns).data_ptr(), 1) if w is None else (w, w.numel() // columns)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     return call(
         program.NORMALIZE, groups, groups.stride(1), out, x.numel() // columns, columns, factors,
@@ -85,23 +85,27 @@ def _inverse_rms(x_BTD: Tensor, eps: float) -> Tensor:
 
 def layer_norm(
     x_BTD: Tensor,
-    w_D: Tensor,
+    w_D: Tensor | None,
     b_D: Tensor | None,
     eps: float,
     dtype: torch.dtype | None = None,
     *,
     offset: float = 0.0,
 ) -> Tensor:
-    """`(x - mean(x)) / sqrt(var(x) + eps) ∘ (offset + w) + b`, biased variance (Ba et al. 2016)."""
+    """`(x - mean(x)) / sqrt(var(x) + eps) ∘ (offset + w) + b`, biased variance (Ba et al. 2016).
+
+    Without weights only the quotient, and b.
+    """
     dtype = dtype or x_BTD.dtype
     if on_card.normalizes(x_BTD, w_D):
         return on_card.normalize(x_BTD, w_D, b_D, eps, dtype, centred=True, offset=offset)
     x_BTD = at_least_float32(x_BTD)
     wide_b_D = None if b_D is None else b_D.to(x_BTD.dtype)
     if compiled.takes(x_BTD):
-        return _by_kernel(x_BTD, w_D.float(), wide_b_D, eps, True, offset).to(dtype)
-    w_D = _offset(w_D, x_BTD.dtype, offset)
-    return F.layer_norm(x_BTD, w_D.shape, w_D, wide_b_D, eps).to(dtype)
+        wide_w_D = None if w_D is None else w_D.float()
+        return _by_kernel(x_BTD, wide_w_D, wide_b_D, eps, True, offset).to(dtype)
+    w_D = None if w_D is None else _offset(w_D, x_BTD.dtype, offset)
+    return F.layer_norm(x_BTD, x_BTD.shape[-1:], w_D, wide_b_D, eps).to(dtype)
 
 
 def l2_norm(x_BTNd: Tensor, eps: float, factor: float = 1.0) -> Tensor:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from zoo import ZOO, Variant, variant
+from zoo import TYPES, ZOO, Variant, variant
 
 from llmcli.config import ModelConfig
 from llmcli.parts.delta.config import DeltaConfig
@@ -95,7 +95,7 @@ def by_hand(name: str) -> Hand:
     width, heads = raw["hidden_size"], raw["num_attention_heads"]
     return Hand(
         D=width, H=heads, Hk=raw.get("num_key_value_heads", heads),
-        dh=raw.get("head_dim", width // heads), F=raw["intermediate_size"], V=raw["vocab_size"],
-        L=raw["num_hidden_layers"],
-        W=raw.get("sliding_window"), gated=name not in ("starcoder2", "gpt_neox"),
+        dh=raw.get("head_dim", width // heads), F=raw.get("intermediate_size") or raw["ffn_dim"],
+        V=raw["vocab_size"], L=raw["num_hidden_layers"],
+        W=raw.get("sliding_window"), gated="mlp.gate" in TYPES[FAMILIES[name].model_type].modules,
     )  # fmt: skip

@@ -44,6 +44,7 @@ BASES = {
         lambda types: read("qwen3", translate.QWEN)({"layer_types": types}), translate
     ),
     "windows that are switched off": (read("qwen3", translate.QWEN), translate),
+    "settings of types": (lambda name, changes: base(name)(changes), hf),
     "whole configurations": (lambda one: read(one["model_type"], one)({}), translate),
     "gated DeltaNet of a GGUF file": (lambda changes: gguf.hybrid(**changes), gguf),
     "gated DeltaNet": (read("qwen3_5_text", hf.HYBRID), hf),

@@ -20,11 +20,6 @@ from zoo import TYPES
 from llmcli.ops.quant import FORMATS
 
 WINDOWED = ("gemma2", "gemma3_text", "phi3", "cohere2", "exaone4", "gpt_oss")
-LAYER_NORM = {"starcoder2": "norm_epsilon", "cohere2": "layer_norm_eps",
-              "gpt_neox": "layer_norm_eps"}  # fmt: skip
-# rows of queries and keys, by the converter
-PERMUTED = ("llama", "granite", "smollm3", "ministral3", "mixtral", "granitemoehybrid",
-            "nemotron_h")
 DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 TILED = DELTA[1:]  # value heads of one key head are apart in files
 # of transformers; in files gate and up are two tensors
@@ -145,7 +140,7 @@ class Converter:
         """In the file's order and shape."""
         config = self.config
         heads = {".q_proj.": "num_attention_heads", ".k_proj.": "num_key_value_heads"}
-        if self.kind in PERMUTED and "rows not interleaved" not in self.ways:
+        if TYPES[self.kind].permuted and "rows not interleaved" not in self.ways:
             for part in [part for part in heads if part in name]:
                 return interleave(x, getattr(config, heads[part]))
         if self.kind == "gpt2" and x.ndim == 2 and ".c_" in name:
@@ -264,10 +259,11 @@ class Converter:
                     feed_forward_length=getattr(config, "intermediate_size", None),
                     head_count_kv=1 if latent else shared,
                 )
-            if (own := LAYER_NORM.get(kind)) is not None:
-                self._say(layer_norm_eps=getattr(config, own))
-            else:
+            if hasattr(config, "rms_norm_eps"):
                 self._say(layer_norm_rms_eps=config.rms_norm_eps)
+            else:
+                own = (getattr(config, one, None) for one in ("norm_epsilon", "layer_norm_eps"))
+                self._say(layer_norm_eps=next(filter(None, own), 1e-5))
         self._own()
         if latent:
             self._latent()
@@ -286,6 +282,8 @@ class Converter:
     def _own(self):
         """What only some architectures write."""
         config, kind = self.config, self.kind
+        own = TYPES[kind].metadata
+        self._say(**{key: getattr(config, setting) for key, setting in own.items()})
         if kind in DELTA:
             self._delta()
         if hasattr(config, "num_experts_per_tok"):
@@ -299,10 +297,6 @@ class Converter:
             self._say(sliding_window_pattern=slides)
         if kind == "granite":
             self._say(**hybrid.scales(config))
-        if kind == "cohere2":
-            self._say(logit_scale=config.logit_scale)
-        if kind == "gpt_neox":
-            self._say(parallel_residual=config.use_parallel_residual)
         if kind == "ministral3":
             rope = config.rope_parameters
             self._say(

@@ -23,7 +23,7 @@ KEYS = ("attn.k", "attn.k_norm", "attn.v", "attn.v_norm")
 def record(model, ids):
     """Our name → tensor, for one whole pass over `ids` `[B, T]`."""
     seen = {}
-    layers = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
+    layers = next(part for part in model.base_model.modules() if isinstance(part, nn.ModuleList))
     latent = hasattr(model.config, "kv_lora_rank")
     with precision(model), ExitStack() as hooks:
         for ours, theirs in TYPES[model.config.model_type].modules.items():
@@ -48,6 +48,9 @@ def record(model, ids):
     patterns = out.attentions if attending_layers(model) else ()
     for i, pattern in zip(attending_layers(model), patterns, strict=True):
         seen[f"blocks.{i}.attn.pattern"] = pattern
+    for name in [name for name in seen if name.endswith("_rot") and not latent]:
+        if (whole := seen.get(name.removesuffix("_rot"))) is not None:  # rotated in part
+            seen[name] = torch.cat((seen[name], whole[..., seen[name].shape[-1] :]), -1)
     if "pos_embed" in seen:  # computed once for all rows
         seen["pos_embed"] = seen["pos_embed"].expand_as(seen["embed"])
     seen["logits"] = out.logits

@@ -37,7 +37,7 @@ WORDS = {
 }  # fmt: skip
 NORM = NormConfig(kind="rms", eps=0.1)
 INSTEAD_OF_NONE = {
-    "window": 19, "cap": 0.5, "rope": RopeConfig(theta=1e4, dims=4), "layer": 0,
+    "window": 19, "cap": 0.5, "clip": 0.5, "rope": RopeConfig(theta=1e4, dims=4), "layer": 0,
     "growth": QueryGrowth(beta=0.5, original=16),
     **dict.fromkeys(("pre_norm", "post_norm", "qk_norm", "norm", "sum_norm"), NORM),
 }  # fmt: skip

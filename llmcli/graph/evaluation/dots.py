@@ -121,6 +121,19 @@ class Project(Dot[ops.Project]):
             out_TN = out_TN + of(values.vector(self.op.bias))
         return torch.stack(out_TN.chunk(self.op.heads, -1)) if self.op.heads else out_TN
 
+    def tensor(self, values: Numbers) -> Tensor:
+        """All sums, clipped if the op says so."""
+        found, limit = super().tensor(values), self.op.clip
+        return found if limit is None else found.clamp(-limit, limit)
+
+    def finish(self, found: Operands, index: tuple[int, ...], summed: float) -> tuple[Fact, ...]:
+        """The bias, and the clipping."""
+        lines, limit = super().finish(found, index, summed), self.op.clip
+        if limit is None:
+            return lines
+        x = lines[-1].value if lines else summed
+        return (*lines, fact(f"clip({{}}, ±{limit:g})", max(-limit, min(x, limit)), x))
+
     def halves(self, values: Numbers, result: Tensor) -> Tensor:
         """Including the rounding of residual stream rows before the product."""
         found = super().halves(values, result)

@@ -149,7 +149,8 @@ class AttentionConfig:
     """Softmax attention: H query heads over Hk key/value heads, head h reads kv head h // (H/Hk).
 
     `scale` multiplies q·k. `window` W: a query at position p sees keys p-W+1 … p (itself
-    included). `qk_norm` normalizes each head's query and key before the rotation; with
+    included). With a `clip` c what the input projections give is limited to ±c (OLMo). `qk_norm`
+    normalizes each head's query and key before the rotation; with
     `qk_norm_wide` over all heads together (OLMo 2). With a `cap` c a scaled score s is `c · tanh(s
     / c)`, before the mask (Gemma 2). `growth` scales the rotated queries. With `sinks` every head
     has an additional learned score in the softmax's denominator, so weights sum to less than 1
@@ -164,6 +165,7 @@ class AttentionConfig:
     value_dim: int
     scale: float
     rope: RopeConfig | None
+    clip: float | None = None
     qk_norm: NormConfig | None = None
     qk_norm_wide: bool = False
     window: int | None = None

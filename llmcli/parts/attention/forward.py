@@ -27,7 +27,7 @@ from llmcli.nn.step import Step
 from llmcli.ops import compiled, on_card
 from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, scores, visible_keys, weights
-from llmcli.ops.elements import cast, gate
+from llmcli.ops.elements import cast, clip, gate
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.rope import rotate
 from llmcli.parts.attention.config import AttentionConfig
@@ -128,7 +128,7 @@ class Attention(SoftmaxMap):
         config = self.config
         batch, tokens, _ = x_BTD.shape
         heads = config.heads + config.kv_heads
-        qkv = self.qkv(x_BTD) if config.qk_norm is None else self.qkv.wide(x_BTD)
+        qkv = self._product(x_BTD)
         values = 0 if config.kv.equal else config.kv_heads * config.value_dim
         gates = config.gated * config.heads * config.value_dim
         qk, v, raw_BTG = qkv.split_with_sizes([heads * config.head_dim, values, gates], -1)
@@ -154,6 +154,14 @@ class Attention(SoftmaxMap):
             q_BTHd, k_BTKd = self._rotated(q_BTHd, step), self._rotated(k_BTKd, step)
         return *self._enter(q_BTHd, k_BTKd, step), v_BKTe, gate_BTG
 
+    def _product(self, x_BTD: Tensor) -> Tensor:
+        """All input projections side by side; wide if norms follow."""
+        wide, limit = self.config.qk_norm is not None, self.config.clip
+        if limit is None:
+            return self.qkv.wide(x_BTD) if wide else self.qkv(x_BTD)
+        product = clip(self.qkv.wide(x_BTD), limit)
+        return product if wide else cast(product, self._dtype)
+
     def _gates(self, raw_BTG: Tensor, step: Step) -> Tensor | None:
         """The emitted gates before their sigmoid, in the model's dtype."""
         if not self.config.gated:
@@ -178,8 +186,7 @@ class Attention(SoftmaxMap):
     def _queries(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
         """Only queries, `[B, H, T, d]`, as they enter the scores, and the gates, if any."""
         config, last = self.config, self.entering[0]
-        entered = self.qkv(x_BTD) if config.qk_norm is None else self.qkv.wide(x_BTD)
-        q, *gates = self.qkv.split(entered)
+        q, *gates = self.qkv.split(self._product(x_BTD))
         q_BHTd = self._heads(q.view(*x_BTD.shape[:2], config.heads, config.head_dim))
         q_BHTd = step.emit(f"{self.name}.q", q_BHTd)
         gate_BTG = self._gates(gates[0], step) if gates else None

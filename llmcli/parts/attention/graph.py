@@ -85,7 +85,9 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
         # inputs of norms have at least float32
         wide = (a.kv.norm if x == "v" else a.qk_norm) is not None
         head = "head" if x == "q" or a.kv_heads == a.heads else "kv head"
-        last[x] = r.project(x, site.source, bias=a.qkv_bias, fused=fused, head=head, wide=wide)
+        last[x] = r.project(
+            x, site.source, bias=a.qkv_bias, fused=fused, head=head, clip=a.clip, wide=wide
+        )
     if a.kv.equal and own == "qkv":
         last["v"] = r.node(
             "v", Add(parts=(last["k"],), before=()), shares=last["k"], wide=a.kv.norm is not None,
@@ -94,7 +96,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     if a.kv.norm is not None and own == "qkv":
         last["v"] = r.normalize("v_norm", last["v"], a.kv.norm, "the norm of every value")
     if a.gated:
-        r.project("gate", site.source, bias=a.qkv_bias, fused=fused)
+        r.project("gate", site.source, bias=a.qkv_bias, fused=fused, clip=a.clip)
     if a.qk_norm is not None:
         for x in own[:2]:
             one, several = _OF[x]
@@ -195,6 +197,8 @@ def mixed(name: str, *, gated: bool) -> str:
 def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
     """Facts for `info`."""
     details = () if a.cap is None else (f"scores capped at {a.cap:g}",)
+    if a.clip is not None:
+        details = (*details, f"queries, keys and values clipped at {a.clip:g}")
     if a.sinks:
         details = (*details, "a learned sink in each head")
     if a.gated:

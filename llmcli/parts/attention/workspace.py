@@ -36,6 +36,8 @@ def attention_workspace(a: AttentionConfig, of: Reading) -> Workspace:
     # results reordered by token, the gates' sigmoids, and their product
     gating = rows * (turned + 4 * mixed) * size * a.gated
     products = of.product(of.width, product)
+    if a.clip is not None:  # the product and a copy, wide
+        products = max(products, rows * product * 2 * wide)
     most = max(products, norming, turning, _attending(a, of), projecting, gating)
     shared: dict[Hashable, int] = {}
     if a.rope is not None:  # cos and sin tables, which double in length when too short

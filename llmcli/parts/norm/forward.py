@@ -29,7 +29,6 @@ class Norm:
         """Normalize `x` (at least float32); the result is in the model's dtype, or wide."""
         if self.config.kind == "rms":
             return rms_norm(x, self.w, self.config.eps, self.dtype, offset=self.config.offset)
-        assert self.w is not None
         return layer_norm(
             x, self.w, self.b, self.config.eps, self.dtype, offset=self.config.offset
         )

@@ -222,6 +222,9 @@ BLOCKS: dict[str, ModelConfig] = {
         layer(growth=QueryGrowth(beta=0.5, original=3)),
         layer(growth=QueryGrowth(beta=0.2, original=2), window=4),
     ),
+    "clipped projections": llama(*(layer(
+        clip=0.3, qkv_bias=True, gated=True, norm=NormConfig(kind="layer", eps=1e-5, weights=False),
+    ), layer(clip=0.2, qk_norm=RMS))),
     "sinks": llama(layer(sinks=True), layer(sinks=True, window=3)),
     "gated attention": llama(
         layer(gated=True), layer(gated=True, qk_norm=RMS, qkv_bias=True, value_dim=6),

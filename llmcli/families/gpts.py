@@ -1,0 +1,123 @@
+"""Families with learned positions that change a Llama."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmcli.errors import UnsupportedModel
+from llmcli.families.draft import Draft, llama_like
+from llmcli.families.family import Family
+from llmcli.families.names import QWEN
+from llmcli.families.unsupported import needs
+from llmcli.families.values import MOST, Values
+
+
+def _gpt_neo_hidden(settings: dict[str, Any]) -> Mapping[str, Any]:
+    """The hidden layer, by default of four times the width."""
+    values = Values(settings)
+    if values.has("intermediate_size"):
+        return settings
+    return {**settings, "intermediate_size": 4 * values.integer("hidden_size", most=MOST["width"])}
+
+
+def _gpt_neo(m: Draft) -> None:
+    """GPT-Neo (EleutherAI 2021): GPT-2 with a window in every other layer and unscaled scores."""
+    m.layer_norms(bias=True)
+    m.set_ffn(gated=False)
+    m.learned_positions()
+    m.set_attention(scale=1.0, out_bias=True)
+    key, count, kinds = "attention_types", len(m.attention), list[str]()
+    listed = m.values.raw(key) or [[["global", "local"], 12]]
+    for item in listed if isinstance(listed, list) else ():
+        match item:
+            case [list(group), int(times)] if len(group) <= count and times <= count:
+                kinds += group * times
+    if len(kinds) != count or not all(kind in ("global", "local") for kind in kinds):
+        expected = "lists of `global` and `local`, and how often each is repeated"
+        raise m.values.wrong(key, f"{expected}, for {count} layers in all")
+    window = m.values.integer("window_size", 256, most=MOST["positions"])
+    m.by_layer(window=[window if kind == "local" else None for kind in kinds])
+
+
+GPT_NEO = llama_like(
+    _gpt_neo,
+    name="gpt_neo",
+    words="LayerNorm, learned positions, unscaled scores, a window in every other layer",
+    hf=("gpt_neo",), gguf=(), feed_forwards=("MLP",),
+    eps="layer_norm_epsilon", prepare=_gpt_neo_hidden,
+    keys={
+        "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
+        "hidden_act": "activation_function",
+    },
+    fixed={
+        "num_key_value_heads": None, "head_dim": None, "attention_bias": False, "mlp_bias": True,
+    },
+    defaults={
+        "bos_token_id": 50_256, "eos_token_id": 50_256, "tie_word_embeddings": True,
+        "activation_function": "gelu_new",
+    },
+    names=QWEN.but("""
+        embed      wte                      token_embd
+        pos_embed  wpe                      position_embd
+        ln_final   ln_f                     output_norm
+        ln1        ln_1                     attn_norm
+        ln2        ln_2                     ffn_norm
+        attn.q     attn.attention.q_proj    attn_q
+        attn.k     attn.attention.k_proj    attn_k
+        attn.v     attn.attention.v_proj    attn_v
+        attn.o     attn.attention.out_proj  attn_output
+        mlp.up     mlp.c_fc                 ffn_up
+        mlp.down   mlp.c_proj               ffn_down
+    """, without="mlp.gate", prefixes=("transformer.", ""), layer="h.{layer}", rotary=False,
+        buffers=tuple(
+            (f"attn.attention.{one}", "the mask, which is computed")
+            for one in ("bias", "masked_bias")
+        ),
+    ),
+)  # fmt: skip
+
+
+def _opt(m: Draft) -> None:
+    """OPT (Meta 2022, arXiv 2205.01068): LayerNorm, learned positions, ReLU."""
+    values = m.values
+    width = values.integer("word_embed_proj_dim", m.model.width, most=MOST["width"])
+    parts = {
+        "norms after the residual sum": not values.flag("do_layer_norm_before", True),
+        "embeddings of another width": width != m.model.width,
+        "a model without a final norm": values.flag("_remove_final_layer_norm", False),
+    }
+    if any(parts.values()):
+        named = needs([part for part, needed in parts.items() if needed])
+        raise UnsupportedModel(f"this `opt` is not supported{named}")
+    affine = values.flag("layer_norm_elementwise_affine", True)
+    m.layer_norms(bias=affine, weights=affine)
+    biased = values.flag("enable_bias", True)
+    m.set_ffn(gated=False, bias=biased)
+    m.set_attention(qkv_bias=biased, out_bias=biased)
+    m.learned_positions()
+
+
+OPT = llama_like(
+    _opt,
+    name="opt", words="LayerNorm, learned positions, ReLU, biases, tied head",
+    hf=("opt",), gguf=(), feed_forwards=("MLP",),
+    keys={"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
+    fixed={"num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-5},
+    defaults={
+        "activation_function": "relu", "bos_token_id": 2, "eos_token_id": 2,
+        "tie_word_embeddings": True,
+    },
+    names=QWEN.but("""
+        pos_embed  embed_positions       position_embd
+        ln_final   final_layer_norm      output_norm
+        ln1        self_attn_layer_norm  attn_norm
+        ln2        final_layer_norm      ffn_norm
+        attn.o     self_attn.out_proj    attn_output
+        mlp.up     fc1                   ffn_up
+        mlp.down   fc2                   ffn_down
+    """, without="mlp.gate", prefixes=("model.decoder.", "decoder."), rotary=False, buffers=(),
+        first_position=2,
+    ),
+)  # fmt: skip
+FAMILIES = tuple(one for one in [*globals().values()] if isinstance(one, Family))
