@@ -1,7 +1,5 @@
 """`engine.stream` for tests: the request's fields as arguments; the same in a plain loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

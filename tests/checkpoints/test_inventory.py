@@ -1,7 +1,5 @@
 """What is in the two caches, and what removing from them leaves: nothing else is ever touched."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -188,16 +188,13 @@ def test_what_is_said_of_sinks(run, cli, paths, monkeypatch):
     assert cli("ladder", "-m", paths["sunk"], "abc", "--rung", "3-8").code == 0
 
 
-@pytest.mark.parametrize(
-    ("number", "says"),
-    [
-        ("blocks.1.attn.pattern[2,7,3]", "softmax([Q_rot K_rotᵀ / √d_k + M, sink])"),
-        ("blocks.0.attn.pattern[2,9,1]", "M[9,1] = −∞"),
-        ("blocks.1.mlp.post[7,3]", "∘ (clip(U, ±1) + 1)"),
-        ("blocks.0.mlp.act[4,40]", "QuickGELU(min(G, 1))"),
-        ("blocks.1.attn.sink[3]", "sink was learned"),
-    ],
-)
+@pytest.mark.parametrize(("number", "says"), [
+    ("blocks.1.attn.pattern[2,7,3]", "softmax([Q_rot K_rotᵀ / √d_k + M, sink])"),
+    ("blocks.0.attn.pattern[2,9,1]", "M[9,1] = −∞"),
+    ("blocks.1.mlp.post[7,3]", "∘ (clip(U, ±1) + 1)"),
+    ("blocks.0.mlp.act[4,40]", "QuickGELU(min(G, 1))"),
+    ("blocks.1.attn.sink[3]", "sink was learned"),
+])
 def test_numbers_are_derived(run, cli, paths, number, says):
     assert run("sunk", "explain", number, TEXT)["ok"]
     assert run("sunk", "explain", number, TEXT, "--dtype", "float64")["ok"]

@@ -1,7 +1,5 @@
 """The process as a shell sees it: closed pipes, full disks, signals, closed streams."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -45,15 +43,12 @@ def test_a_closed_pipe_is_silent_and_succeeds(tiny):
     assert finished(process, 0)[1] == ""
 
 
-@pytest.mark.parametrize(
-    ("argv", "code", "said"),
-    [
-        (["--help"], 0, ""), (["env"], 0, ""), (["tokens", "x", "-q"], 0, ""),
-        (["generate", "--raw", "-n", "3", "x", "-q"], 0, ""),
-        # an error keeps its code where nobody reads it
-        (["generate", "-n", "x", "--json"], 2, "takes a whole number"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("argv", "code", "said"), [
+    (["--help"], 0, ""), (["env"], 0, ""), (["tokens", "x", "-q"], 0, ""),
+    (["generate", "--raw", "-n", "3", "x", "-q"], 0, ""),
+    # an error keeps its code where nobody reads it
+    (["generate", "-n", "x", "--json"], 2, "takes a whole number"),
+])  # fmt: skip
 def test_a_pipe_closed_before_the_first_word(tiny, argv, code, said):
     reading, writing = os.pipe()
     os.close(reading)
@@ -227,15 +222,10 @@ def test_an_encoding_without_the_character_is_no_error(tiny, argv, shown):
 
 # signs that a stream's encoding lacks; in the locale C.UTF-8 Python writes the bytes that a lone
 # surrogate stands for
-@pytest.mark.parametrize(
-    ("encoding", "text", "written"),
-    [
-        ("ascii", "✓ a · b ≥ −1 × 2 → 中", b"ok a . b >= -1 x 2 -> ?"),
-        ("ascii", "✗✓", b"FAILok"),
-        ("latin-1", "✗ × ² …", b"FAIL \xd7 \xb2 ..."),
-        ("utf-8", "✗ ä \udcff", "✗ ä ?".encode()),
-    ],
-)
+@pytest.mark.parametrize(("encoding", "text", "written"), [
+    ("ascii", "✓ a · b ≥ −1 × 2 → 中", b"ok a . b >= -1 x 2 -> ?"), ("ascii", "✗✓", b"FAILok"),
+    ("latin-1", "✗ × ² …", b"FAIL \xd7 \xb2 ..."), ("utf-8", "✗ ä \udcff", "✗ ä ?".encode()),
+])
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape", "backslashreplace"])
 def test_what_an_encoding_lacks_is_spelled(encoding, text, written, errors):
     if encoding == "utf-8" and errors == "backslashreplace":

@@ -1,7 +1,5 @@
 """The machine: its software, its memory and GPUs, what other programs take, and estimates."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -132,13 +130,10 @@ def test_files_kept_in_memory_are_free_in_a_nested_group(tmp_path, version):
     assert memory_limit(tmp_path) == 1000
 
 
-@pytest.mark.parametrize(
-    ("quota", "right"),
-    [
-        ("max 100000", 4), ("-1 100000", 4), ("100000 100000", 1), ("250000 100000", 2),
-        ("50000 100000", 1), ("900000 100000", 4), ("300000 0", 4), ("", 4),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("quota", "right"), [
+    ("max 100000", 4), ("-1 100000", 4), ("100000 100000", 1), ("250000 100000", 2),
+    ("50000 100000", 1), ("900000 100000", 4), ("300000 0", 4), ("", 4),
+])  # fmt: skip
 @pytest.mark.parametrize("version", [1, 2])
 def test_processors_are_within_the_quota_of_a_nested_group(
     tmp_path, monkeypatch, version, quota, right
@@ -230,13 +225,10 @@ def test_gpus_are_those_that_the_driver_lists(smi, monkeypatch):
     assert [gpu.usable for gpu in nvidia_gpus({})] == [False] * 3
 
 
-@pytest.mark.parametrize(
-    ("chosen", "names"),
-    [
-        ("1,0", ["Tesla V100-PCIE-16GB", "NVIDIA A100-SXM4-80GB"]), ("", []), ("-1", []),
-        ("0,9,1", ["NVIDIA A100-SXM4-80GB"]), ("GPU-bb33", ["Odd Card"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("chosen", "names"), [
+    ("1,0", ["Tesla V100-PCIE-16GB", "NVIDIA A100-SXM4-80GB"]), ("", []), ("-1", []),
+    ("0,9,1", ["NVIDIA A100-SXM4-80GB"]), ("GPU-bb33", ["Odd Card"]),
+])  # fmt: skip
 def test_visible_gpus_are_chosen_and_ordered(smi, chosen, names):
     smi(f"print({LINES!r}, end='')")
     found = nvidia_gpus({"CUDA_VISIBLE_DEVICES": chosen})
@@ -328,11 +320,9 @@ def test_others_are_what_is_not_our_own(machine):
     assert members(found) == vars(found) | {"slowed": True}
 
 
-@pytest.mark.parametrize(
-    ("others", "own", "threads", "slowed"),
-    [(1.0, 19.0, 2, False), (9.0, 10.0, 2, True), (9.0, 10.0, 1, False)],
-    ids=["idle", "busy", "a processor to spare is for the others"],
-)
+@pytest.mark.parametrize(("others", "own", "threads", "slowed"), [
+    (1.0, 19.0, 2, False), (9.0, 10.0, 2, True), (9.0, 10.0, 1, False),
+], ids=["idle", "busy", "a processor to spare is for the others"])
 def test_only_who_needs_the_processors_of_others_is_slowed(machine, others, own, threads, slowed):
     assert machine(threads, others=others, own=own).slowed is slowed
 

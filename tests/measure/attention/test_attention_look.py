@@ -1,7 +1,5 @@
 """What else the look at a model gives: matrices, pairs, new tokens; and that it changes nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -119,11 +117,10 @@ def all_pairs(model, ids):
 
 @pytest.mark.parametrize("rows", [1, 4, None])
 @pytest.mark.parametrize("kind", ["gqa", "window"])
-@pytest.mark.parametrize(
-    ("given", "queries", "keys"),
-    [({"top_pairs": 9}, range(11), range(11)),
-     ({"top_pairs": 1000, "query": "5:9", "key": ":7"}, range(5, 9), range(7))],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "queries", "keys"), [
+    ({"top_pairs": 9}, range(11), range(11)),
+    ({"top_pairs": 1000, "query": "5:9", "key": ":7"}, range(5, 9), range(7)),
+])  # fmt: skip
 def test_the_largest_pairs_of_some_queries_and_keys(rows, kind, given, queries, keys):
     model, ids = small(kind), ids_of(11)
     report = measure_attention(Passes(model, ids), AttentionOptions(**given), block_rows=rows)
@@ -178,20 +175,6 @@ def test_new_tokens_are_rows_like_the_others(kind, whole, monkeypatch):
         assert np.allclose(one.values, other.values, atol=1e-6, equal_nan=True)
     assert [(p.query, p.key) for p in report.pairs] == [(p.query, p.key) for p in again.pairs]
     assert report.rows == again.rows
-
-
-def test_an_end_of_text_token_ends_the_rows():
-    model, ids = small(), ids_of(12)
-    first = measure_attention(Passes(model, ids, 1)).tokens[12].id
-    model.eos_ids = frozenset({first})
-    found = {}
-    one = AttentionOptions(layer="0", head="0", metrics="effective_rank")
-    report = measure_attention(Passes(model, ids, 8), one, on_matrix=found.__setitem__)
-    assert len(report.tokens) == 13
-    assert found[0].shape == (1, 13, 13)
-    assert report.matrices[0].queries == report.matrices[0].keys == (0, 13)
-    assert report.matrices[0].values.shape == (13, 13)
-    assert 1 <= metrics_of(report)[0]["effective_rank"] <= 13
 
 
 @pytest.mark.parametrize("generate", [0, 3])
