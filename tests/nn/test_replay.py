@@ -80,7 +80,7 @@ def test_tokens_that_are_read_ahead_have_the_bits_of_single_steps(model):
     # elsewhere keys are rounded to bfloat16 behind products of other sizes
     close = torch.equal if recorded else partial(torch.allclose, atol=0.03, rtol=0)
     for ids in ([5, 1, 8], [2, 2], [7, 3, 9], [4]):
-        many = one.extend(torch.tensor([ids]), logits="all", ahead=True)[0]
+        many = one.extend(torch.tensor([ids]), logits="all", verify=True)[0]
         single = torch.cat([two.extend(torch.tensor([[id]])) for id in ids])
         assert close(many, single)
         assert close(one.logits_BV, two.logits_BV)
