@@ -126,6 +126,14 @@ def test_more_slots_other_rows_and_a_step_back(model):
     assert torch.equal(decoded(one, 3), first)
 
 
+def test_a_full_state_is_refused_where_a_step_would_be_replayed(model):
+    one = session(model, PROMPTS[:1], capacity=6)
+    decoded(one, 2)
+    with pytest.raises(ValueError, match="7 tokens do not fit a state of 6"):
+        decoded(one, 1)
+    assert len(one.ids[0]) == 6
+
+
 def multiplied(x, y, clamp=None):
     return x * (y if clamp is None else y.clamp(-clamp.limit, clamp.limit) + clamp.offset)
 
