@@ -2,7 +2,7 @@
 
 Every token is picked from the model's logits with the same random number as without a draft: a
 draft only determines how many tokens are computed together. If tokens read together have
-bit-identical logits to single steps (`Session.extend`, `ahead`), the text is identical; otherwise
+bit-identical logits to single steps (`Session.extend`, `verify`), the text is identical; otherwise
 up to rounding, as for a prompt read in chunks.
 
 After Leviathan et al. 2023 (arXiv 2211.17192), with one random number for draft and model instead
@@ -26,7 +26,7 @@ from llmcli.engine.session import Session
 # several steps; a size of two would rarely pay off.
 ROWS = (4, 8, 16)
 # Prior acceptance rates. A draft that takes time must be used to measure it; a free one is
-# evaluated without reading ahead.
+# evaluated without verifying its tokens together.
 _ASKED, _FREE = 0.6, 0.3
 # Minimum of proposed tokens, and speedup, below which a draft is stopped.
 _ENOUGH, _SLOWER = 64, 0.95
@@ -81,7 +81,7 @@ class Speculation:
     def decode(self, session: Session, sampler: Sampler) -> Iterator[list[Choice]]:
         """Yield the choices of `session.decode(sampler.pick)` for its only sequence.
 
-        Wrong tokens read ahead are removed; so are right ones when the iterator is closed before
+        Wrong tokens that were read are removed, and right ones when the iterator is closed before
         the session is used otherwise.
         """
         if session.logits_BV is None:
@@ -103,7 +103,7 @@ class Speculation:
                     self.proposed += 1 if right else read - at
                 more = right and at < read
                 if not more:
-                    session.forget(first + at)
+                    session.rollback(first + at)
                     if step_s is not None:
                         self._lengths.record_step(len(rows), step_s + perf_counter() - picked)
                 self._picking_s += picked - begin
@@ -111,7 +111,7 @@ class Speculation:
                 try:
                     yield choices
                 except GeneratorExit:
-                    session.forget(first + at)
+                    session.rollback(first + at)
                     raise
                 self._tokens += 1
                 self.draft.add(id)
@@ -129,14 +129,14 @@ class Speculation:
                 self._spent_s += perf_counter() - begin
 
     def _proposal(self, session: Session, key: int | None) -> tuple[list[int], int]:
-        """Proposed tokens, and how many of them are worth reading ahead (often none).
+        """Proposed tokens, and how many of them are worth verifying together (often none).
 
         A free draft always proposes, to measure its acceptance.
         """
         if key is None:
             return [], 0
         count = self._lengths.rows(key, session.state.capacity - session.lengths[0]) - 1
-        if count == 0 or not session.reads_ahead(count + 1):
+        if count == 0 or not session.can_verify(count + 1):
             return (self.draft.propose(1) if self.draft.free else []), 0
         self.draft.catch_up()
         begin = perf_counter()
@@ -157,7 +157,7 @@ def _read(session: Session, ids: list[int]) -> tuple[torch.Tensor, float | None]
     if len(ids) == 1:
         rows = session.extend(ids_1T)
     else:
-        rows = session.extend(ids_1T, logits="all", ahead=True)[0]
+        rows = session.extend(ids_1T, logits="all", verify=True)[0]
     seconds = perf_counter() - begin
     return rows, seconds if len(session.state.recorded) == known else None
 

@@ -268,7 +268,7 @@ def test_no_more_is_read_ahead_than_there_is_memory_for(monkeypatch):
     nbytes = session.state.recorded[1, 60].nbytes
     assert nbytes > config.width * 4 * 5
     monkeypatch.setattr("llmcli.nn.decoder.available_bytes", lambda device: 8 * nbytes)
-    assert [session.reads_ahead(rows) for rows in ROWS] == [True, True, False]
+    assert [session.can_verify(rows) for rows in ROWS] == [True, True, False]
 
 
 @pytest.mark.exhaustive
