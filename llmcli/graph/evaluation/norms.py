@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from llmcli.graph import ops, recurrence
-from llmcli.graph.evaluation.numbers import constant, fact, leaf
+from llmcli.graph.evaluation.numbers import fact, leaf
 from llmcli.graph.evaluation.pointwise import heads_of
 from llmcli.graph.evaluation.rule import Numbers, Rule, largest, total
 from llmcli.records.explanation import Element, Fact, Sum, Term
@@ -172,7 +172,7 @@ class UnitLength(Rule[recurrence.UnitLength]):
         length = math.sqrt(found.value + op.eps)
         root = fact(f"ℓ = √(Σ + ε) = √({{}} + {op.eps:g})", length, found.value)
         y = leaf(row[i], self.cell(cut.source, token, first + i)) / leaf(length, "ℓ")
-        y = y if op.scale == 1 else y * constant(op.scale, f"{op.scale:.6g}")
+        y = y if op.scale == 1 else y * op.scale
         return replace(
             found, value=float(y.x), after=(root, *y.facts()),
             follow=((cut.source, (token, first + i)),),

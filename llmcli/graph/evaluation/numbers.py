@@ -156,7 +156,9 @@ def leaf(x: float, words: str) -> Number:
 
 
 def constant(x: float, words: str = "") -> Number:
-    """A number that is not spelled out in digits, such as `√2`."""
+    """A number that stands for itself, such as `√2` or `1.702`; one of many digits is a part."""
+    if not words and float(f"{x:g}") != x:
+        return leaf(x, f"{x:g}")
     words = words or f"{x:g}"
     return Number(x=torch.tensor(x, dtype=torch.float64), words=words, digits=words)
 
