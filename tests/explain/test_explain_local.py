@@ -6,7 +6,7 @@ import pytest
 import torch
 from blocks import configure, ffn_of
 from decoder_parameters import parameters_of
-from explain_models import NAMES, TOKENS, deep_model, explained, make
+from explain_models import NAMES, TOKENS, deep_model, emitted, explained, make
 
 from llmcli.commands.explain.measure import Values
 from llmcli.formats.dense import Dense
@@ -125,3 +125,18 @@ def test_a_norm_that_is_off_is_seen_in_one_row_and_in_more(ids):
     found = explained(model, "logits", (0, 7), tokens=model.tokens(ids))
     assert not found.ok
     assert found.local.name.startswith("ln_final")
+
+
+def test_an_output_head_of_its_own_is_turned():
+    loaded = make("odd")
+    slot = parameters_of(loaded.decoder)["head.W"]
+    assert explained(loaded, "head.W", (2, 37)).value == slot[37, 2].item() != slot[2, 7].item()
+
+
+def test_what_a_mixture_may_be_off():
+    """The check of a pattern through z allows what a formula after q, k and v allows."""
+    broken = make("gpt2")
+    good = explained(broken, "blocks.0.attn.pattern", (1, 4, 2), 1).checks[0]
+    assert good.ok
+    v = emitted(broken)["blocks.0.attn.v"][1, :5].abs().max().item()
+    assert good.tolerance < 250 * torch.finfo(torch.float64).eps * v

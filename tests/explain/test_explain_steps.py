@@ -12,6 +12,7 @@ from needs import needs_kernels
 from small_models import ids, random_model
 from zoo import MODELS
 
+from llmcli.graph.evaluation.rule import concatenated, exact
 from llmcli.inspect.kernel import Kernel, rules
 
 TOKENS = 11
@@ -67,6 +68,27 @@ def check_steps(rule, own, element):
     return lines
 
 
+def check_columns(rule, own, element):
+    """A column with the symbol of a tensor has its numbers, `64+i` the i-th from 64 on."""
+    fields = vars(rule.op)
+    for part in fields.keys() & {"of", "cut"}:
+        fields = fields | vars(fields[part])
+    tensors = {*own.graph.nodes, *own.graph.parameters, "head.W"}
+    named = {rule.letter_of(name): name for name in tensors & set(map(str, fields.values()))}
+    for number, column in enumerate(element.sum.columns):
+        letter, _, places = column.removesuffix("]").rpartition("[")
+        if letter not in named or not column.endswith("]"):
+            continue
+        weight = named[letter] not in own.graph
+        tensor = exact(own.weight(named[letter])) if weight else own[named[letter]]
+        places = [re.fullmatch(r"(\d*)\+?([a-z]?)", place).groups() for place in places.split(",")]
+        tensor = tensor if len(places) == tensor.ndim else concatenated(tensor)
+        for term in element.terms:
+            at = tuple(int(first or 0) + term.at * bool(i) for first, i in places)
+            assert term.parts[number] == pytest.approx(float(tensor[at]), rel=1e-12), column
+        yield letter
+
+
 def one_call(model):
     """What a call computes, as the rules read it."""
     prompt, emitted = ids(1, TOKENS), {}
@@ -93,17 +115,19 @@ def check_bound(rule, own, index, magnitudes):
 @pytest.mark.parametrize("name", covered(MODELS))
 def test_the_steps_that_are_shown_multiply_out_to_the_number(name):
     own = one_call(random_model(MODELS[name]))
-    lines = 0
+    lines, columns = 0, set()
     for tensor, rule in own.rules.items():
         whole = rule.tensor(own)
         magnitudes = rule.magnitudes(own).expand_as(whole)
         for index in drawn(whole.shape, tensor):
             element = rule.element(own, index)
             lines += check_steps(rule, own, element)
+            columns |= set(check_columns(rule, own, element) if element.sum else ())
             check_bound(rule, own, index, magnitudes)
             near = 1e-13 * max(1, float(magnitudes[index]))
             assert element.value == pytest.approx(float(whole[index]), rel=1e-12, abs=near), tensor
     assert lines > 100
+    assert columns >= {"W_head", "H′"}
 
 
 PACKED = [pytest.param(name, "packed", marks=needs_kernels) for name in NAMES if name != "odd"]
