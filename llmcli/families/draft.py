@@ -14,8 +14,9 @@ from llmcli.families.family import Family
 from llmcli.families.names import LLAMA, Names
 from llmcli.families.read import gguf_windows, hf_window, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
-from llmcli.families.values import Values
+from llmcli.families.values import NO_KEYS, Values
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.embedding.config import EmbeddingConfig
 from llmcli.parts.mlp.config import Activation
 from llmcli.parts.norm.config import NormConfig
 
@@ -75,6 +76,11 @@ class Draft:
         """Remove RoPE from each layer whose value is false or None."""
         rows = zip(self.attention, layers, strict=True)
         self.by_layer(rope=[one.rope if rotated else None for one, rotated in rows])
+
+    def learned_positions(self) -> None:
+        """Add a learned embedding of each position, and no RoPE."""
+        self.set_attention(rope=None)
+        self.others["embedding"] = EmbeddingConfig(positions=self.model.context)
 
     def layer_norms(self, *, bias: bool) -> None:
         """Normalize with LayerNorm."""
@@ -161,6 +167,7 @@ def llama_like(
     by_type: Mapping[str, Mapping[str, Any]] = NONE,
     eps: str | None = None, rotated: float | None = None, function: Activation = "silu",
     prepare: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda settings: settings,
+    keys: Mapping[str, str] = NO_KEYS, rotary: bool = True,
     fill: Callable[[Values], Mapping[str, Any]] = lambda values: NONE,
     **record: Any,
 ) -> Family:  # fmt: skip
@@ -169,8 +176,9 @@ def llama_like(
     Of a config.json: `defaults` are those that differ from Llama's, and `by_type` more of a model
     type; `fixed` are settings that the types do not read; `eps` is the key of the norms' ε;
     `rotated` the default share of a head with RoPE; `prepare` rewrites the settings that Llama
-    reads. In GGUF `function` is the activation, and `fill` gives the metadata that Llama reads
-    instead of the file's.
+    reads; `keys` are other names of these, by Llama's. In GGUF `function` is the activation, and
+    `fill` gives the metadata that Llama reads instead of the file's. Without `rotary` no layer has
+    RoPE, and its settings are not read.
     """
     def from_hf(config: Mapping[str, Any]) -> ModelConfig:
         kind = config["model_type"]
@@ -178,8 +186,9 @@ def llama_like(
         own = dict(fixed)
         if eps is not None:
             own["rms_norm_eps"] = Values(settings).number(eps, 1e-5, above=False)
-        model = llama.from_hf({**prepare(settings), **own}, rotated=rotated)
-        draft = Draft(model, Values(settings), kind, None)
+        whole = {**prepare(settings), **own}
+        model = llama.from_hf(whole, rotated=rotated, keys=keys, rotary=rotary)
+        draft = Draft(model, Values(settings, keys=keys), kind, None)
         build(draft)
         return draft.finished(name, kind)
 
@@ -189,7 +198,8 @@ def llama_like(
         kind = Values(metadata).text("general.architecture")
         values = Values(metadata, prefix=f"{kind}.")
         filled = {f"{kind}.{key}": value for key, value in fill(values).items()}
-        model = llama.from_gguf({**metadata, **filled}, tensors, function=function)
+        whole = {**metadata, **filled}
+        model = llama.from_gguf(whole, tensors, function=function, rotary=rotary)
         draft = Draft(model, values, kind, tensors)
         build(draft)
         return draft.finished(name, hf[0] if len(hf) == 1 else kind)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from llmcli.errors import CheckpointError, UnsupportedModel
@@ -22,26 +23,37 @@ MOST = {
     "vocab": 1 << 24,
     "positions": 1 << 40,
 }
+NO_KEYS: Mapping[str, str] = MappingProxyType({})
 
 
 class Values:
     """Checked access to a configuration's keys.
 
-    `prefix` is prepended to every key (`llama.` in GGUF metadata). A null value counts as absent,
+    `prefix` is prepended to every key (`llama.` in GGUF metadata). `keys`: other names that some
+    keys may have in this configuration, which errors then use. A null value counts as absent,
     except for flags. All readers raise CheckpointError.
     """
 
-    def __init__(self, mapping: Mapping[str, Any], *, prefix: str = "") -> None:
+    def __init__(
+        self, mapping: Mapping[str, Any], *, prefix: str = "", keys: Mapping[str, str] = NO_KEYS
+    ) -> None:
         self._mapping = mapping
         self._prefix = prefix
+        self._keys = keys
+
+    def _name(self, key: str) -> str:
+        """The key as the configuration names it."""
+        usual = self._prefix + key
+        own = self._keys.get(key, usual)
+        return usual if own not in self._mapping and usual in self._mapping else own
 
     def has(self, key: str) -> bool:
         """Whether the key has a value other than null."""
-        return self._mapping.get(self._prefix + key) is not None
+        return self._mapping.get(self._name(key)) is not None
 
     def says(self, key: str) -> bool:
         """Whether the key is present, possibly with an explicit null."""
-        return self._prefix + key in self._mapping
+        return self._name(key) in self._mapping
 
     def all(self) -> dict[str, Any]:
         """A copy of the mapping."""
@@ -49,7 +61,7 @@ class Values:
 
     def raw(self, key: str) -> Any:
         """The unchecked value; None if absent."""
-        return self._mapping.get(self._prefix + key)
+        return self._mapping.get(self._name(key))
 
     def section(self, key: str) -> Values | None:
         """A nested object; None if absent or empty."""
@@ -125,7 +137,7 @@ class Values:
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false; null is false, as in transformers, which tests `if value`."""
-        value = self._mapping.get(self._prefix + key, default)
+        value = self._mapping.get(self._name(key), default)
         if value is None:
             return False
         if not isinstance(value, bool):
@@ -141,7 +153,7 @@ class Values:
 
     def ids(self, key: str, default: Sequence[int], *, vocab: int) -> tuple[int, ...]:
         """Token ids, one or a list. Ids outside the vocabulary cannot occur and are removed."""
-        value = self._mapping.get(self._prefix + key, list(default))
+        value = self._mapping.get(self._name(key), list(default))
         if value is None:  # null: none, rather than the default
             return ()
         listed = value if isinstance(value, list | tuple) else [value]
@@ -159,9 +171,13 @@ class Values:
                 raise UnsupportedModel(f"layers of type `{shortened(name)}` are not supported")
         return listed
 
+    def divide(self, key: str, size: int, by: str, parts: int) -> int:
+        """`size / parts`, the values of `key` and `by`, without remainder."""
+        return require_divisible(f"`{self._name(key)}`", size, f"`{self._name(by)}`", parts)
+
     def wrong(self, key: str, expected: str) -> CheckpointError:
         """The error for a key with a wrong or missing value."""
-        name = self._prefix + key
+        name = self._name(key)
         if self.raw(key) is None:
             return CheckpointError(f"the configuration has no `{name}`: it must be {expected}")
         return CheckpointError(
