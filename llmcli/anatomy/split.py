@@ -80,10 +80,11 @@ def share(config: ModelConfig, *, ranks: int, rank: int) -> Share:
         return replace(branch, part=replace(part, **sizes))
 
     def local_layer(layer: LayerConfig, number: int) -> LayerConfig:
-        return replace(layer, sublayers=tuple(
+        found = [
             tuple(local(one.config, one.part, number) for one in sublayer.branches)
             for sublayer in block_names(layer, f"blocks.{number}")
-        ))  # fmt: skip
+        ]
+        return replace(layer, sublayers=tuple(found))
 
     layers = tuple(local_layer(layer, number) for number, layer in enumerate(config.layers))
     slices: dict[str, tuple[int, Ranges]] = {}
@@ -91,21 +92,28 @@ def share(config: ModelConfig, *, ranks: int, rank: int) -> Share:
         for at, axis in enumerate(row.axes):
             if ranges := _ranges(model, axis, row.layer, cuts.get(_part(row.name), {})):
                 slices.setdefault(row.name, (at, ranges))
-    summed, statistics = dict[str, str | None](), dict[str, int]()
-    for node in model.nodes.values():
-        op = node.op
-        if isinstance(op, Project | ExpertProject):
-            if _first(op.over) in cuts.get(_part(op.weight), {}):
-                summed[node.name] = op.bias
-        elif (
-            isinstance(op, Normalize) and op.joined and ranks > op.groups
-            and node.axes[0] in cuts[_part(node.name)]
-        ):  # fmt: skip
-            statistics[node.name] = ranks // op.groups
+    summed = {
+        node.name: node.op.bias
+        for node in model.nodes.values()
+        if isinstance(node.op, Project | ExpertProject)
+        and _first(node.op.over) in cuts.get(_part(node.op.weight), {})
+    }
+    statistics = {
+        node.name: ranks // node.op.groups
+        for node in model.nodes.values()
+        if isinstance(node.op, Normalize)
+        and node.op.joined
+        and node.op.groups < ranks
+        and node.axes[0] in cuts[_part(node.name)]
+    }
     return Share(
-        config=replace(config, layers=layers), slices=slices, sums=tuple(summed),
-        biases=frozenset(filter(None, summed.values())), statistics=statistics, whole=whole,
-    )  # fmt: skip
+        config=replace(config, layers=layers),
+        slices=slices,
+        sums=tuple(summed),
+        biases=frozenset(filter(None, summed.values())),
+        statistics=statistics,
+        whole=whole,
+    )
 
 
 def _cuts(part: object, letters: Set[str], sizes: Sizes, ranks: int, rank: int) -> Cuts:

@@ -167,8 +167,8 @@ def llama_like(
     by_type: Mapping[str, Mapping[str, Any]] = NONE,
     eps: str | None = None, rotated: float | None = None, function: Activation = "silu",
     prepare: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda settings: settings,
+    keys: Mapping[str, str] = NO_KEYS, rotary: bool = True,
     fill: Callable[[Values], Mapping[str, Any]] = lambda values: NONE,
-    keys: Mapping[str, str] = NO_KEYS,
     **record: Any,
 ) -> Family:  # fmt: skip
     """A family that changes the Llama of a checkpoint by `build`; `record`: fields of `Family`.
@@ -177,7 +177,8 @@ def llama_like(
     type; `fixed` are settings that the types do not read; `eps` is the key of the norms' ε;
     `rotated` the default share of a head with RoPE; `prepare` rewrites the settings that Llama
     reads; `keys` are other names of these, by Llama's. In GGUF `function` is the activation, and
-    `fill` gives the metadata that Llama reads instead of the file's.
+    `fill` gives the metadata that Llama reads instead of the file's. Without `rotary` no layer has
+    RoPE, and its settings are not read.
     """
     def from_hf(config: Mapping[str, Any]) -> ModelConfig:
         kind = config["model_type"]
@@ -185,7 +186,8 @@ def llama_like(
         own = dict(fixed)
         if eps is not None:
             own["rms_norm_eps"] = Values(settings).number(eps, 1e-5, above=False)
-        model = llama.from_hf({**prepare(settings), **own}, rotated=rotated, keys=keys)
+        whole = {**prepare(settings), **own}
+        model = llama.from_hf(whole, rotated=rotated, keys=keys, rotary=rotary)
         draft = Draft(model, Values(settings, keys=keys), kind, None)
         build(draft)
         return draft.finished(name, kind)
@@ -196,7 +198,8 @@ def llama_like(
         kind = Values(metadata).text("general.architecture")
         values = Values(metadata, prefix=f"{kind}.")
         filled = {f"{kind}.{key}": value for key, value in fill(values).items()}
-        model = llama.from_gguf({**metadata, **filled}, tensors, function=function)
+        whole = {**metadata, **filled}
+        model = llama.from_gguf(whole, tensors, function=function, rotary=rotary)
         draft = Draft(model, values, kind, tensors)
         build(draft)
         return draft.finished(name, hf[0] if len(hf) == 1 else kind)

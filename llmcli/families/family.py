@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint, TensorInfo
 
 _FILES = (
-    "gpt2", "dense", "gpts", "olmo2", "gemma", "gemma4", "qwen", "mixtral", "olmoe", "gpt_oss",
-    "deepseek", "hybrids",
+    "gpt2", "dense", "gpts", "gemma", "gemma4", "qwen", "mixtures", "deepseek", "hybrids",
 )  # modules of this package; each defines `FAMILIES`
 _PIECE = 1 << 22  # bytes compared at a time
 

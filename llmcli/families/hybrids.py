@@ -21,7 +21,6 @@ from llmcli.parts.experts.config import ExpertsConfig, SharedConfig
 _HEADS, _KV_HEADS, _NEURONS = (
     "attention.head_count", "attention.head_count_kv", "feed_forward_length",
 )  # fmt: skip
-_NO_ROPE = {"rope_parameters": None, "rope_scaling": None, "partial_rotary_factor": None}
 
 
 def _filled(values: Values, *keys: str) -> dict[str, Any]:
@@ -145,15 +144,14 @@ MAMBA2 = llama_like(
     _mamba2,
     name="mamba2", words="blocks of a Mamba-2 mixer alone, without attention and feed-forwards",
     hf=("mamba2",), gguf=("mamba2",), mixers=("Mamba-2",), feed_forwards=(),
-    eps="layer_norm_epsilon", fixed={
+    eps="layer_norm_epsilon", rotary=False, fixed={
         "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2, "intermediate_size": 1,
-        "hidden_act": "silu", "rope_theta": 1.0, **_NO_ROPE, **NO_BIASES,
+        "hidden_act": "silu", **NO_BIASES,
         "max_position_embeddings": 1 << 20,  # tokens: nominal, there is no limit
     },
     fill=lambda values: {
         _HEADS: 1, _KV_HEADS: 1, _NEURONS: 1, "attention.layer_norm_epsilon": None,
-        "attention.key_length": 2, "attention.value_length": 2, "rope.dimension_count": 2,
-        "rope.freq_base": 1.0, "rope.scaling.type": "none", "rope.scaling.attn_factor": 1.0,
+        "attention.key_length": 2, "attention.value_length": 2,
     },
     defaults={
         "num_heads": 128, "head_dim": 64, "state_size": 128, "n_groups": 8, "conv_kernel": 4,
@@ -260,7 +258,6 @@ def _nemotron(m: Draft) -> None:
     """
     if not m.hf:
         _no_latents(m.values)
-    m.set_attention(rope=None)
     m.set_ffn(gated=False)
     if m.hf:
         _nemotron_hf(m)
@@ -326,8 +323,7 @@ def _nemotron_metadata(values: Values) -> dict[str, Any]:
     filled = _filled(values, _HEADS, _NEURONS)
     if _NEURONS not in filled:
         raise values.wrong(_NEURONS, "numbers for all layers")
-    # unused without RoPE, and may exceed the head size
-    return {**filled, "rope.dimension_count": None}
+    return filled
 
 
 NEMOTRON_H = llama_like(
@@ -338,7 +334,7 @@ NEMOTRON_H = llama_like(
     mixers=("Mamba-2", "attention"), feed_forwards=("MLP", "mixture of experts"),
     eps="layer_norm_epsilon", prepare=_nemotron_settings, fill=_nemotron_metadata,
     # transformers ties no embeddings
-    fixed={"attention_bias": False, "tie_word_embeddings": False, **_NO_ROPE},
+    fixed={"attention_bias": False, "tie_word_embeddings": False}, rotary=False,
     defaults={
         "bos_token_id": 1, "eos_token_id": 2, "num_attention_heads": 32, "num_key_value_heads": 8,
         "head_dim": 128, "intermediate_size": 21504, "max_position_embeddings": 4096,

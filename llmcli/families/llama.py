@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 
 def from_hf(
-    config: Mapping[str, Any], *, rotated: float | None = None, keys: Mapping[str, str] = NO_KEYS
-) -> ModelConfig:
+    config: Mapping[str, Any], *, rotated: float | None = None, keys: Mapping[str, str] = NO_KEYS,
+    rotary: bool = True,
+) -> ModelConfig:  # fmt: skip
     """config.json → ModelConfig.
 
     Sizes are required. `rotated`: default share of a head with RoPE, for types with partial RoPE.
@@ -43,7 +44,12 @@ def from_hf(
         bias=values.flag("mlp_bias", False),
     )
     context = values.integer("max_position_embeddings", 2048, most=MOST["positions"])
-    attention = _hf_attention(values, width, context, rotated)
+    attention = _hf_attention(values, width)
+    if rotary:
+        rope = rope_from_hf(
+            values, head_dim=attention.head_dim, context=context, share=rotated
+        )
+        attention = replace(attention, rope=rope)
     layers = values.integer("num_hidden_layers", most=MOST["layers"])
     bos, eos = end_ids(values, vocab, bos=1, eos=2)
     return ModelConfig(
@@ -63,7 +69,7 @@ def from_hf(
 
 def from_gguf(
     metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], *,
-    function: Activation = "silu",
+    function: Activation = "silu", rotary: bool = True,
 ) -> ModelConfig:  # fmt: skip
     """GGUF metadata → ModelConfig. Biases, q/k norms and mixtures depend on the tensors present."""
     header = gguf_header(metadata, tensors, mixtures=mixture.GGUF_ARCHS)
@@ -78,9 +84,13 @@ def from_gguf(
 
     def layer(index: int) -> LayerConfig:
         has = partial(_has, tensors, index)
-        attention = _gguf_attention(header, tensors, heads[index], kv_heads[index])
+        attention = _gguf_attention(header, heads[index], kv_heads[index])
+        rope = rope_from_gguf(
+            values, tensors, head_dim=attention.head_dim, context=header.context
+        ) if rotary else None  # fmt: skip
         attention = replace(
             attention,
+            rope=rope,
             qk_norm=norm if has("attn_q_norm.weight") else None,
             qkv_bias=has("attn_q.bias"),
             out_bias=has("attn_output.bias"),
@@ -110,14 +120,12 @@ def from_gguf(
     )
 
 
-def _hf_attention(
-    values: Values, width: int, context: int, rotated: float | None
-) -> AttentionConfig:
+def _hf_attention(values: Values, width: int) -> AttentionConfig:
     heads = values.integer("num_attention_heads", most=MOST["heads"])
     kv_heads = values.integer("num_key_value_heads", heads, most=MOST["heads"])
-    require_divisible("`num_attention_heads`", heads, "`num_key_value_heads`", kv_heads)
+    values.divide("num_attention_heads", heads, "num_key_value_heads", kv_heads)
     if not values.has("head_dim"):
-        head_dim = require_divisible("`hidden_size`", width, "`num_attention_heads`", heads)
+        head_dim = values.divide("hidden_size", width, "num_attention_heads", heads)
     else:
         head_dim = values.integer("head_dim", most=MOST["head_dim"])
     biased = values.flag("attention_bias", False)
@@ -127,15 +135,13 @@ def _hf_attention(
         head_dim=head_dim,
         value_dim=head_dim,
         scale=head_dim**-0.5,
-        rope=rope_from_hf(values, head_dim=head_dim, context=context, share=rotated),
+        rope=None,
         qkv_bias=biased,
         out_bias=biased,
     )
 
 
-def _gguf_attention(
-    header: GgufHeader, tensors: Mapping[str, TensorInfo], heads: int, kv_heads: int
-) -> AttentionConfig:
+def _gguf_attention(header: GgufHeader, heads: int, kv_heads: int) -> AttentionConfig:
     values = header.values
     require_divisible("the number of heads", heads, "the number of key/value heads", kv_heads)
     usual = None
@@ -148,7 +154,7 @@ def _gguf_attention(
         head_dim=head_dim,
         value_dim=values.integer("attention.value_length", usual, most=MOST["head_dim"]),
         scale=head_dim**-0.5,
-        rope=rope_from_gguf(values, tensors, head_dim=head_dim, context=header.context),
+        rope=None,
     )
 
 

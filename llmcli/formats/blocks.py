@@ -89,10 +89,12 @@ class FileLayoutWeight(BlockQuantized):
             b_PN = None if bias_EN is None else bias_EN.index_select(0, expert_P)
             x_PK = x_MK[routes.rows(every_P)]
             return each_own(x_PK, w_PNK, every_P, b_PN, at_once=routes.at_once, wide=wide)
-        product = linear_fp32_out if wide else linear
-        return routes.by_expert(x_MK, bias_EN, lambda e, x, b: product(
-            x, dequantize(raw_ENr[e], self.format, dtype=x.dtype), b
-        ))  # fmt: skip
+
+        def product(expert: int, x: Tensor, bias_N: Tensor | None) -> Tensor:
+            w_NK = dequantize(raw_ENr[expert], self.format, dtype=x.dtype)
+            return (linear_fp32_out if wide else linear)(x, w_NK, bias_N)
+
+        return routes.by_expert(x_MK, bias_EN, product)
 
     def _product(
         self, x: Tensor, bias_N: Tensor | None,

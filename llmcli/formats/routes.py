@@ -61,9 +61,11 @@ class ExpertAssignment:
         return pairs // self.experts_per_row if self.row_N is None else self.row_N[pairs]
 
     def by_expert(
-        self, x_MK: Tensor, bias_EN: Tensor | None,
+        self,
+        x_MK: Tensor,
+        bias_EN: Tensor | None,
         product: Callable[[int, Tensor, Tensor | None], Tensor],
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Each expert's rows at once, `[P, N]`: `product(expert, rows, bias)` in order of pairs."""
         out_PN: Tensor | None = None
         for expert, pairs, rows in self._groups:

@@ -83,7 +83,7 @@ class Passes:
             return
         model, prompt, ids = self.model, self.ids, list(self.ids)
         self.require_cache(self.most)
-        session = Session(model.decoder, 1, self.most, on_reread=lambda tokens: proof.reread())
+        session = Session(model.decoder, 1, self.most, on_reprefill=lambda tokens: proof.reread())
         proof = _Steps(model, len(prompt), session.state)
         tap = _tap(proof.watch, session) if prove else None
         sampler = Sampler(

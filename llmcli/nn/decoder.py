@@ -136,7 +136,7 @@ class Decoder:
         self.first_bucket = FIRST_BUCKET
         scores = [one.attention for one in config.layers if one.attention is not None]
         shared = {attention.kv.layer for attention in scores} - {None}
-        self._lenders = frozenset(f"blocks.{layer}.attn" for layer in shared)
+        self._kv_sources = frozenset(f"blocks.{layer}.attn" for layer in shared)
         # there is no kernel for queries that are scaled by position
         kernels = not dynamic and all(attention.growth is None for attention in scores)
         packed = bool(formats) and dtype == torch.float32 and native.level() is not None
@@ -164,7 +164,7 @@ class Decoder:
         """The parameter `name`; `head.W` of a tied head is `embed.W`. Raises KeyError."""
         return self._weights[name]
 
-    def outdated(self, state: State, totals: Sequence[int]) -> bool:
+    def needs_reprefill(self, state: State, totals: Sequence[int]) -> bool:
         """Whether sequences of these lengths have different rotations than their cached keys.
 
         This happens when a sequence crosses the length at which LongRoPE changes its frequencies:
@@ -176,13 +176,13 @@ class Decoder:
             for read, was, total in each for switch in self._switches
         )  # fmt: skip
 
-    def reads_ahead(self, state: State, tokens: int) -> bool:
+    def can_verify(self, state: State, tokens: int) -> bool:
         """Whether `tokens` tokens per sequence can be read together like single steps.
 
         They need the same rotation, and memory for a recorded step.
         """
         after = [length + tokens for length in state.lengths]
-        if self._stretches or self.outdated(state, after):
+        if self._stretches or self.needs_reprefill(state, after):
             return False
         single, many = (state.recorded.get((n, self._slots(state, n))) for n in (1, tokens))
         if single is None or many is not None:
@@ -219,7 +219,7 @@ class Decoder:
         clock: Clock | None = None,
         logits: Literal["all", "last"] = "all",
         until: int | None = None,
-        ahead: bool = False,
+        verify: bool = False,
     ) -> Tensor:
         """Logits of the new tokens, `[B, T, V]`, in at least float32; appends them to `state`.
 
@@ -233,12 +233,12 @@ class Decoder:
         edited values. Raises ValueError if the tokens, padding included, do not fit the state or
         the learned positions, UsageError for an edit of an activation that cannot be edited.
 
-        `ahead`: read tokens of one sequence as single steps would, bit-identical if those are
+        `verify`: read tokens of one sequence as single steps would, bit-identical if those are
         replayed.
         """
         watched = tap is not None or edits or until is not None
         late = clock if clock is not None and isinstance(clock, ReplayClock) else None
-        steps = (ahead or ids_BT.shape[1] == 1) and lengths is None
+        steps = (verify or ids_BT.shape[1] == 1) and lengths is None
         if state is not None and steps and clock is late and not watched:
             self._check_room(state.lengths, ids_BT.shape[1], state)
             slots = self._slots(state, ids_BT.shape[1])
@@ -294,7 +294,7 @@ class Decoder:
         """Logits `[B, 1, V]` of a step with fixed shapes; see `Steps`."""
         step = Step(
             starts, 1, [1] * len(starts), self._ropes, device=self.device, fixed=fixed,
-            recorded=state.lengths_B is None, clock=clock, lenders=self._lenders,
+            recorded=state.lengths_B is None, clock=clock, kv_sources=self._kv_sources,
         )  # fmt: skip
         return self._pass(ids_B1, state, step, "all", None)
 
@@ -345,7 +345,7 @@ class Decoder:
             tap=tap,
             edits=edits,
             clock=clock,
-            lenders=self._lenders,
+            kv_sources=self._kv_sources,
         )
 
     def _embed(self, ids_BT: Tensor, step: Step) -> Tensor:

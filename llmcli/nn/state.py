@@ -200,13 +200,10 @@ class State:
 
     def select(self, rows: Sequence[int]) -> State:
         """A new state with copies of these sequences: to fork samples or drop finished ones."""
-        layers = []
-        for layer in self.layers:
-            device = next((tensor.device for tensor in layer.tensors().values()), None)
-            layers.append(layer.select(torch.tensor(rows, dtype=torch.long, device=device)))
-        lengths_B = None
-        if self.lengths_B is not None:
-            lengths_B = self.lengths_B[torch.tensor(rows, device=self.lengths_B.device)]
+        device = next(iter(self.tensors().values())).device
+        index = torch.tensor(rows, dtype=torch.long, device=device)
+        layers = [layer.select(index) for layer in self.layers]
+        lengths_B = None if self.lengths_B is None else self.lengths_B[index]
         chosen = State(layers, [self.lengths[row] for row in rows], self.capacity, lengths_B)
         chosen.read_for = [self.read_for[row] for row in rows]
         return chosen

@@ -167,14 +167,10 @@ def document(text):
     return found
 
 
-@pytest.mark.parametrize(
-    "argv",
-    few([
-        ["generate", "ab", "-n", "2", "--chat"], ["load", "--check"],
-        ["generate", "ab", "-n", "2"], ["tokens", "ab"], ["tokens", "ab", "--chat"], ["info"],
-    ], 2),
-    ids=" ".join,
-)  # fmt: skip
+@pytest.mark.parametrize("argv", few([
+    ["generate", "ab", "-n", "2", "--chat"], ["load", "--check"],
+    ["generate", "ab", "-n", "2"], ["tokens", "ab"], ["tokens", "ab", "--chat"], ["info"],
+], 2), ids=" ".join)  # fmt: skip
 def test_a_directory_that_is_not_utf8(run, argv):
     found = document(run(*argv, "--json")[0])
     assert found["model"]["name"] == "./m\\udcff"

@@ -341,11 +341,10 @@ def test_the_second_run_makes_no_network_call(hub, start):
     assert not hub.requests
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    few([pytest.param(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9),
-         pytest.param(signal.SIGTERM, 143)], 2),
-)  # fmt: skip
+@pytest.mark.parametrize(("number", "code"), few([
+    pytest.param(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9),
+    pytest.param(signal.SIGTERM, 143),
+], 2))  # fmt: skip
 def test_what_stops_a_download_leaves_nothing_that_is_used(hub, start, tmp_path, number, code):
     hub.hold["model.safetensors"] = 1_500_000
     process = start()

@@ -78,7 +78,7 @@ class FakeDecoder:
         self.capacities.append((batch, capacity))
         return FakeState([()] * batch, capacity)
 
-    def outdated(self, state: FakeState, totals: Sequence[int]) -> bool:
+    def needs_reprefill(self, state: FakeState, totals: Sequence[int]) -> bool:
         return False
 
     @torch.inference_mode()
@@ -91,7 +91,7 @@ class FakeDecoder:
         totals: Sequence[int] | None = None,
         tap: None = None,
         edits: tuple[()] = (),
-        ahead: bool = False,
+        verify: bool = False,
         clock: None = None,
         logits: str,
         until: int | None = None,

@@ -16,7 +16,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.drafts import ModelDraft
 from llmcli.engine.sampling import Sampling
-from llmcli.engine.speculation import Pace, Speculation
+from llmcli.engine.speculation import DraftLengthController, Speculation
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 from llmcli.model import Model
 from llmcli.records.text import LEAD, Message
@@ -325,17 +325,6 @@ def test_the_oldest_turns_are_dropped_until_an_answer_fits(model):
     assert talk.missing(1) > 0
 
 
-def test_the_system_message_is_replaced_and_taken_away(model):
-    talk = talking(model)
-    for text, roles in (("be long", ["system", "user"]), (None, ["user"])):
-        talk.set_system(text)
-        assert talk.system == text
-        assert [one.role for one in talk.messages] == roles
-    talk.set_system("x")
-    talk.clear()
-    assert talk.messages == [Message(role="system", content="x")]
-
-
 def test_an_answer_without_a_mark_behind_it_is_encoded_with_what_follows(model):
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
     talk = talking(with_template(model, plain))
@@ -358,7 +347,7 @@ def test_what_cannot_be_a_conversation_is_refused(model):
 
 @pytest.mark.parametrize("room", range(20, 34))
 def test_a_draft_reads_no_further_than_the_context(model, monkeypatch, room):
-    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 8))
+    monkeypatch.setattr(DraftLengthController, "rows", lambda self, key, most: min(most, 8))
     texts = []
     for draft in (None, ModelDraft(model, model)):
         talk = Conversation(model, room=room)

@@ -252,7 +252,7 @@ def test_a_driver_that_is_old_fails_or_hangs(smi, monkeypatch):
     assert nvidia_gpus({}) == ()
 
 
-def test_the_header_says_what_torch_says():
+def test_the_header_says_what_torch_and_the_system_say(monkeypatch):
     header = environment(kernels=("k",))
     assert header.torch == torch.__version__
     assert header.threads == torch.get_num_threads()
@@ -261,14 +261,8 @@ def test_the_header_says_what_torch_says():
     assert header.kernel_level == native.status()
     assert header.cores >= 1
     assert header.processor
-
-
-def test_a_container_limit_is_the_memory(monkeypatch):
-    monkeypatch.setattr(module, "memory_limit", lambda: 2**20)
+    monkeypatch.setattr(module, "memory_limit", lambda: 2**20)  # of a container
     assert memory_bytes() == 2**20
-
-
-def test_gpus_come_from_the_drivers_files(monkeypatch):
     text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  555.42.06  Tue Jun 4"
     said = {"/proc/driver/nvidia/version": text}
     monkeypatch.setattr(module, "system_text", said.get)
@@ -298,9 +292,9 @@ def machine(monkeypatch, tmp_path):
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.0, 0.0))
-    read(0)
 
     def load(threads=2, **taken):
+        read(0)
         begun = CpuContention(tmp_path)
         read(10, **taken)
         return begun.load(threads)
@@ -308,7 +302,7 @@ def machine(monkeypatch, tmp_path):
     return load
 
 
-def test_others_are_what_is_not_our_own(machine):
+def test_others_are_what_is_not_our_own_and_the_host_of_a_virtual_machine_counts(machine):
     found = machine(others=9.0, own=11.0)
     assert (found.seconds, found.processors, found.threads) == (10.0, 2, 2)
     assert found.others == pytest.approx(0.9)
@@ -318,6 +312,9 @@ def test_others_are_what_is_not_our_own(machine):
         "other programs took 0.90 of 2 processors: on an idle machine this is faster"
     )
     assert members(found) == vars(found) | {"slowed": True}
+    found = machine(others=0.1, stolen=4.0, own=15.0)
+    assert found.slowed
+    assert "took 0.01 of 2 processors and the virtual machine's host 0.40" in found.words
 
 
 @pytest.mark.parametrize(("others", "own", "threads", "slowed"), [
@@ -325,12 +322,6 @@ def test_others_are_what_is_not_our_own(machine):
 ], ids=["idle", "busy", "a processor to spare is for the others"])
 def test_only_who_needs_the_processors_of_others_is_slowed(machine, others, own, threads, slowed):
     assert machine(threads, others=others, own=own).slowed is slowed
-
-
-def test_the_host_of_a_virtual_machine_counts(machine):
-    found = machine(others=0.1, stolen=4.0, own=15.0)
-    assert found.slowed
-    assert "took 0.01 of 2 processors and the virtual machine's host 0.40" in found.words
 
 
 def test_without_proc_the_load_average_decides(tmp_path, monkeypatch):

@@ -104,15 +104,6 @@ def test_the_lengths_on_the_device_follow_those_of_the_host(decoder):
     torch.testing.assert_close(session.logits_BV[2], alone.logits_BV[0], rtol=0, atol=1e-9)
 
 
-def test_a_full_state_is_refused(decoder):
-    session = fixed(decoder, 1, 3)
-    session.extend([[1, 2]])
-    session.extend([[3]])
-    with pytest.raises(ValueError, match="4 tokens do not fit a state of 3"):
-        session.extend([[4]])
-    assert session.ids == [[1, 2, 3]]
-
-
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_without_a_card_it_is_off(device):
     assert not Decoder(MODELS["llama"], device=device, dtype=torch.float32).fixed_shapes

@@ -80,7 +80,7 @@ def test_tokens_that_are_read_ahead_have_the_bits_of_single_steps(model):
     # elsewhere keys are rounded to bfloat16 behind products of other sizes
     close = torch.equal if recorded else partial(torch.allclose, atol=0.03, rtol=0)
     for ids in ([5, 1, 8], [2, 2], [7, 3, 9], [4]):
-        many = one.extend(torch.tensor([ids]), logits="all", ahead=True)[0]
+        many = one.extend(torch.tensor([ids]), logits="all", verify=True)[0]
         single = torch.cat([two.extend(torch.tensor([[id]])) for id in ids])
         assert close(many, single)
         assert close(one.logits_BV, two.logits_BV)
@@ -124,6 +124,14 @@ def test_more_slots_other_rows_and_a_step_back(model):
     one.rewind(4)
     one.logits_BV = session(model, PROMPTS[:1]).logits_BV
     assert torch.equal(decoded(one, 3), first)
+
+
+def test_a_full_state_is_refused_where_a_step_would_be_replayed(model):
+    one = session(model, PROMPTS[:1], capacity=6)
+    decoded(one, 2)
+    with pytest.raises(ValueError, match="7 tokens do not fit a state of 6"):
+        decoded(one, 1)
+    assert len(one.ids[0]) == 6
 
 
 def multiplied(x, y, clamp=None):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from llmcli.graph import ops, recurrence
-from llmcli.graph.evaluation.numbers import constant, fact, leaf
+from llmcli.graph.evaluation.numbers import fact, leaf
 from llmcli.graph.evaluation.pointwise import heads_of
 from llmcli.graph.evaluation.rule import Numbers, Rule, largest, total
 from llmcli.records.explanation import Element, Fact, Sum, Term
@@ -45,9 +45,13 @@ class _Rows(Rule[OfRows]):
             return torch.zeros_like(x[..., :1])
         return x.sum(-1, keepdim=True) / x.shape[-1]
 
-    def statistics(self, x: Sequence[float], row: Sequence[int]) -> Element:
-        """The divisor of row `x` with index `row`; `before` has the mean of a LayerNorm."""
-        size, cell, mean = len(x), self.cell(self.op.source, *row, "i"), None
+    def statistics(self, x: Sequence[float], row: Sequence[int], first: int = 0) -> Element:
+        """The divisor of row `x` with index `row`; `before` has the mean of a LayerNorm.
+
+        `first`: the index of the first number of `x`, which may be a part of the row.
+        """
+        size, mean = len(x), None
+        cell = self.cell(self.op.source, *row, f"{first}+i" if first else "i")
         before: tuple[Fact, ...] = ()
         if self.op.norm.kind == "layer":
             mean = math.fsum(x) / size
@@ -133,10 +137,10 @@ class Normalize(_Rows[ops.Normalize]):
         if self.op.groups > 1:
             size = rows.shape[-1]
             rows, i = rows[own // size], own % size
-            first = own - i
-            notes.append(f"its group are the numbers {first} to {first + size - 1} of the row")
+            last = own - i + size - 1
+            notes.append(f"its group are the numbers {own - i} to {last} of the row")
         x = rows[tuple(row)].tolist()
-        found = self.statistics(x, row)
+        found = self.statistics(x, row, own - i)
         y = leaf(x[i], self.cell(self.op.source, *row, own))
         for mean in found.before:
             y = y - leaf(mean.value, "μ")
@@ -172,7 +176,7 @@ class UnitLength(Rule[recurrence.UnitLength]):
         length = math.sqrt(found.value + op.eps)
         root = fact(f"ℓ = √(Σ + ε) = √({{}} + {op.eps:g})", length, found.value)
         y = leaf(row[i], self.cell(cut.source, token, first + i)) / leaf(length, "ℓ")
-        y = y if op.scale == 1 else y * constant(op.scale, f"{op.scale:.6g}")
+        y = y if op.scale == 1 else y * op.scale
         return replace(
             found, value=float(y.x), after=(root, *y.facts()),
             follow=((cut.source, (token, first + i)),),

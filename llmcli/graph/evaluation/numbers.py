@@ -39,12 +39,14 @@ class Number:
     binds: int = _ATOM
     lines: tuple[Fact, ...] = ()
 
-    def _with(self, other: Number, sign: str, x: Tensor, off: Errors) -> Number:
+    def _with(self, other: Number, sign: str, x: Tensor, errors: Errors) -> Number:
+        own, off = (EXACT if one.off is None else one.off for one in (self, other))
+        unknown = self.off is None and other.off is None
         binds = _SUM if sign in "+−" else _PRODUCT
         (words, digits), right = self._inside(binds), other._inside(binds + (sign in "/−"))
         return Number(
             x=x,
-            off=_propagated(off, self, other),
+            off=None if unknown else errors(own, off),
             words=f"{words} {sign} {right[0]}",
             digits=f"{digits} {sign} {right[1]}",
             parts=(*self.parts, *other.parts),
@@ -137,14 +139,6 @@ class Number:
         return self.lines or (fact(self.words, float(self.x)),)
 
 
-def _propagated(errors: Errors, *of: Number) -> Tensor | None:
-    """The error of a result, if that of an operand is computed; one without is exact then."""
-    if all(one.off is None for one in of):
-        return None
-    own, other = (EXACT if one.off is None else one.off for one in of)
-    return errors(own, other)
-
-
 def fact(formula: str, value: float, *parts: float) -> Fact:
     """A line: `formula` has a `{}` for each of `parts`, and gives `value`."""
     return Fact(formula=formula, parts=parts, value=value)
@@ -156,7 +150,9 @@ def leaf(x: float, words: str) -> Number:
 
 
 def constant(x: float, words: str = "") -> Number:
-    """A number that is not spelled out in digits, such as `√2`."""
+    """A number that stands for itself, such as `√2` or `1.702`; one of many digits is a part."""
+    if not words and float(f"{x:g}") != x:
+        return leaf(x, f"{x:g}")
     words = words or f"{x:g}"
     return Number(x=torch.tensor(x, dtype=torch.float64), words=words, digits=words)
 

@@ -72,10 +72,10 @@ class Attention(SoftmaxMap):
                 step.write(k_BKSd, state["k"])
                 step.write(v_BKSe, state["v"])
                 k_BKSd, v_BKSe = state["k"], state["v"]
-            step.lend(self.name, k_BKSd, v_BKSe)
+            step.share_kv(self.name, k_BKSd, v_BKSe)
         else:
             q_BHTd, gate_BTG = self._queries(x_BTD, step)
-            k_BKSd, v_BKSe = step.lent[self.keys_of]
+            k_BKSd, v_BKSe = step.shared_kv[self.keys_of]
         q_BHTd = self._grown(q_BHTd, step.positions)
         # only our kernels, which read float32 queries, support a cap and sinks
         unfused = config.cap is not None or config.sinks
@@ -106,7 +106,7 @@ class Attention(SoftmaxMap):
                     cap=config.cap,
                     sinks_H=self.sinks_H,
                 )
-                for seen in step.visible(config.window)
+                for seen in step.key_ranges(config.window)
             ]
             z_BHTe = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         z_BTG = step.emit(f"{self.name}.z", z_BHTe).transpose(1, 2).flatten(2)

@@ -78,7 +78,7 @@ class LatentAttention(SoftmaxMap):
             joined = state.joined("latent") if step.cached else torch.cat((latent_BTc, k_BTr), -1)
             z_BHTe = self._absorbed(q_BHTd, joined, step)
         else:
-            (seen,) = step.visible(None)
+            (seen,) = step.key_ranges(None)
             k_BHSn, v_BHSe = self._expanded(latent_BSc)
             z_BHTe = attend(
                 q_BHTd, self._joined(k_BHSn, k_BSr), v_BHSe, scale=self.config.scale,
