@@ -28,12 +28,13 @@ from llmcli.parts.latent.config import LatentConfig
 PROMPT_CHUNK = 512  # tokens per prefill call (`Session.prefill`)
 # Numbers of a matrix converted to float32 at a time: 2 MiB, in L2 (`ops.product`).
 HEAD_NUMBERS = 1 << 19
-# Small tensors that the plan lacks, such as sums of rows and orders of experts: 3 % were measured.
-_MARGIN = 1.05
+# Small tensors that the plan lacks, such as sums of rows and orders of experts: 5 % were measured.
+_MARGIN = 1.06
 # Processors with AMX have 2 MiB of L2 cache per core; oneDNN fills three quarters.
 _PACKED = 3 << 19
 _QUERIES = 256  # per block of scores without a fused kernel (`ops.attention`)
 _TILE = (64, 512)  # queries and keys per tile of PyTorch's fused CPU attention
+_SCANNED = 64  # tokens per chunk of a recurrence (`ops.recurrence`)
 # Bytes per decoded number: float32, codes and intermediate values.
 _DECODING = 8
 
@@ -146,6 +147,8 @@ class _Chunk:
                 return copied + 4 * min(inputs * columns, HEAD_NUMBERS) * (self.size < 4)
             if isinstance(op, Project) and op.clip is not None:  # the product and a copy, wide
                 copied += 2 * self.rows * columns * self.wide
+            if isinstance(op, ExpertProject) and self.numbers.formats:  # ordered by expert
+                copied += spec.count // spec.shape[-1] * (spec.shape[-1] + inputs) * self.wide
             return copied + self._product(inputs, columns)
         if isinstance(op, Normalize | SumExperts):  # in float32
             return spec.count * self.wide
@@ -154,7 +157,10 @@ class _Chunk:
                 other.count for other in self.specs.values()
                 if other.name == name or (spec.shares is not None and other.shares == spec.shares)
             )  # fmt: skip
-            return both * (self.size if self.size >= 4 else 16)
+            return both * (self.size if self.size == 4 else 16)
+        if isinstance(op, Mix) and op.state and self.size > 4:  # no kernel: a chunk at a time
+            sizes = self._sizes(name)
+            return self.rows * sizes["H"] * (4 * _SCANNED + 6 * sizes["dv"]) * self.size
         score = self.model.score(op) if isinstance(op, Mix) else None
         if not isinstance(op, Mix) or score is None:
             return 0
