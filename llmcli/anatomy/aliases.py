@@ -261,21 +261,16 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
     projections are the attention, the feed-forward and their block.
     """
     model = graph(config)
-    branches = [
-        (f"blocks.{i}", one)
-        for i, layer in enumerate(config.layers)
-        for sublayer in block_names(layer, f"blocks.{i}")
-        for one in sublayer.branches
-    ]
     # output → (block around its module, whether it mixes tokens)
     outputs: dict[str, tuple[str | None, bool]] = {}
-    for block, one in branches:
-        mixes = part_of(one.config.part).mixes
-        alone = len(config.layers[int(block.rpartition(".")[2])].parts) == 1
-        outputs[one.makes] = (block if mixes or alone else None, mixes)
-    # a mixture's output has no matrix; its shared expert is a separate module
-    mixtures = {f"{one.part}.W_router": one.makes for _, one in branches}
-    shared: dict[str, list[str]] = {}
+    mixtures: dict[str, str] = {}  # a mixture's output has no matrix
+    for i, layer in enumerate(config.layers):
+        block = f"blocks.{i}"
+        for one in (one for sublayer in block_names(layer, block) for one in sublayer.branches):
+            mixes = part_of(one.config.part).mixes
+            outputs[one.makes] = (block if mixes or len(layer.parts) == 1 else None, mixes)
+            mixtures[f"{one.part}.W_router"] = one.makes
+    shared: dict[str, list[str]] = {}  # a shared expert is a separate module
     for row in model.parameters.values():
         if row.name.endswith(".shared.W_down"):
             outputs[row.makes], shared[row.name] = (None, False), []
