@@ -20,7 +20,7 @@ from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.registry import part_of
+from llmcli.parts.registry import PARTS, part_of
 
 Sources = Mapping[str, tuple[str, ...]]
 """Checkpoint tensor → parameters that it fills; a fused one (`c_attn`) fills several."""
@@ -86,21 +86,22 @@ moe.out|mlp_out         mlp.hook_out
 """,
 }
 
-# Names that end in a pattern, in a block or outside, and the tensors to suggest.
+# Names that end in a pattern, in a block or outside, and the tensors to suggest; `>a`: the one that
+# the parameter a makes.
 _FOREIGN = r"""
 (attn|self_attn|attention)\.(weights|probs)             attn.pattern
-(attn|self_attn|attention)\.(out|output|context)        attn.out|attn_out attn.z
+(attn|self_attn|attention)\.(out|output|context)        >attn.W_o attn.z
 ([qkv])_proj                                            attn.\1 attn.W_\1
-o_proj                                                  attn.out|attn_out attn.W_o
+o_proj                                                  >attn.W_o attn.W_o
 ([qkvo])_proj\.weight                                   attn.W_\1
 attn_([qkv])(\.weight)?                                 attn.W_\1
 (mlp|ffn)\.hidden                                       mlp.post
 (gate|up)_proj                                          mlp.\1 mlp.W_\1
 (gate|up)_proj                                          moe.\1 moe.W_\1
-down_proj                                               mlp.out|mlp_out mlp.W_down
+down_proj                                               >mlp.W_down mlp.W_down
 down_proj                                               moe.expert_out moe.W_down
 (gate|up|down)_proj\.weight                             mlp.W_\1
-mlp\.gate|block_sparse_moe\.gate|ffn_gate_inp           moe.router_logits moe.W_router
+((mlp|block_sparse_moe)\.gate|ffn_gate_inp)(\..+)?       moe.router_logits moe.W_router
 (input_layernorm|ln_1)(\.weight)?                       ln1.out ln1.w
 (post_attention_layernorm|ln_2)(\.weight)?              ln2.out ln2.w
 """
@@ -199,8 +200,8 @@ def _rows(
         if layer is not None:
             choices = [f"blocks.{layer}.{one}" for one in choices]
         meant = next((one for one in choices if one in model or one in model.parameters), "")
-        if meant and ours[0] == "<":
-            meant = reads
+        if ours[0] == "<":
+            names, meant = names if meant else [], reads
         for name in names:
             yield from _forms(name, meant or choices[0], layer)
 
@@ -234,16 +235,20 @@ def foreign_names(name: str, known: Collection[str], config: ModelConfig) -> lis
     """At most two of `known` that another program's name may mean, in its block or the first."""
     number = re.search(r"\.(\d{1,9})\.", name)
     layers = [int(number[1])] if number else range(len(config.layers))
-    places = [*((f"blocks.{layer}.", _FOREIGN) for layer in layers), ("", _FOREIGN_OUTSIDE)]
+    parameters = graph(config).parameters
+    inside = "\n".join((_FOREIGN, *(part.foreign for part in PARTS.values())))
+    places = [*((f"blocks.{layer}.", inside) for layer in layers), ("", _FOREIGN_OUTSIDE)]
     for block, table in places:
         for ending, *ours in _expanded(table):
             found = re.search(rf"(?:^|\.)(?:{ending})$", name)
             if found is None:
                 continue
             close = []
-            for choices in ours:
-                names = (block + found.expand(one) for one in choices.split("|"))
-                close += [one for one in names if one in known][:1]
+            for one in ours:
+                meant = block + found.expand(one.removeprefix(">"))
+                if one[0] == ">":
+                    meant = parameters[meant].makes if meant in parameters else ""
+                close += [meant] if meant in known else []
             if close:
                 return close[:2]
     return []

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.anatomy.counts import PROMPT_CHUNK
+from llmcli.anatomy.memory import PROMPT_CHUNK
 from llmcli.devices import release_freed_memory, require_memory
 from llmcli.nn.decoder import Decoder, inference
 from llmcli.nn.state import State

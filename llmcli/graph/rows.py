@@ -8,11 +8,9 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-from llmcli.graph.node import Absent, Kernel, Node, Parameter, PartGraph, Site, State
+from llmcli.graph.node import Kernel, Node, Parameter, PartGraph, Site, State
 from llmcli.graph.ops import Normalize, Op, Project
 from llmcli.parts.norm.config import NormConfig
-
-_BY_LEAF: Mapping[str, str] = {}
 
 
 @lru_cache(maxsize=64)
@@ -34,18 +32,17 @@ class Rows:
     `lines`: a table with a line for each activation: leaf name, symbol, axes, group with optional
     flags of `Node` (`scan wide`), and description; for a parameter that does not follow from its
     activation: name and description. `kind`: the row of `info` that counts the parameters. `sizes`:
-    of the part's axes. `theirs`: a table of TransformerLens' names. Methods return full names.
+    of the part's axes. Methods return full names.
     """
 
     def __init__(
         self,
         name: str,
         lines: str,
-        *,
-        layer: int | None,
         kind: str,
         sizes: Mapping[str, int] | None = None,
-        theirs: str = "",
+        *,
+        layer: int | None,
     ) -> None:
         self.name = name
         self.layer = layer
@@ -54,108 +51,119 @@ class Rows:
         self.nodes: list[Node] = []
         self.parameters: list[Parameter] = []
         self.states: list[State] = []
-        self.missing: list[Absent] = []
         self._lines = table(lines)
-        self._theirs = table(theirs)
 
     def named(self, leaf: str) -> str:
         """The full name of a tensor of the part; full names stay."""
         return f"{self.name}.{leaf}" if self.name and not leaf.startswith("blocks.") else leaf
 
-    def names(self, leaf: str) -> tuple[str, ...]:
-        """TransformerLens' names of a tensor."""
-        return tuple(" ".join(self._theirs.get(leaf, ())).split())
-
     def node(self, leaf: str, op: Op, *, name: str = "", **other: Any) -> str:
         """An activation as the table describes it, except `other` fields of `Node`."""
         letter, axes, place, *words = self._lines[leaf]
         group, *flags = place.split()
-        found: dict[str, Any] = {
-            "letter": letter, "words": " ".join(words), "theirs": self.names(leaf),
-        }  # fmt: skip
+        found: dict[str, Any] = {"letter": letter, "words": " ".join(words), "group": group}
         found |= dict.fromkeys(flags, True) | other
-        self.nodes.append(Node(
-            name=self.named(name or leaf), axes=tuple(axes.split()), op=op, group=group,
-            layer=self.layer, **found,
-        ))  # fmt: skip
-        return self.nodes[-1].name
+        name, shape = self.named(name or leaf), tuple(axes.split())
+        self.nodes.append(Node(name=name, axes=shape, op=op, layer=self.layer, **found))
+        return name
 
-    def parameter(
-        self, leaf: str, axes: str, makes: str, words: str = "", *, letter: str = "",
-        kind: str = "", **other: Any,
-    ) -> str:  # fmt: skip
-        """A parameter with `axes` (`D H·dh`), a symbol equal to its leaf name if none is given."""
-        self.parameters.append(Parameter(
-            name=self.named(leaf), axes=tuple(axes.split()), makes=self.named(makes),
-            words=words or self._lines[leaf][-1], kind=kind or self.kind, letter=letter or leaf,
-            layer=self.layer, theirs=self.names(leaf), **other,
-        ))  # fmt: skip
-        return self.parameters[-1].name
+    def parameter(self, leaf: str, axes: str, makes: str, words: str = "", **other: Any) -> str:
+        """A parameter with `axes` (`D H·dh`); its symbol is the leaf name if `other` has none."""
+        name, shape, makes = self.named(leaf), tuple(axes.split()), self.named(makes)
+        found = {"letter": leaf, "kind": self.kind, "layer": self.layer, **other}
+        words = words or self._lines[leaf][-1]
+        self.parameters.append(Parameter(name=name, axes=shape, makes=makes, words=words, **found))
+        return name
 
     def project(
-        self, leaf: str, source: str, *, symbol: str = "", name: str = "", over: str = "D",
-        bias: bool = False, fused: str = "", head: str = "head", mark: str = "",
-        dense: bool = False, clip: float | None = None, **other: Any,
-    ) -> str:  # fmt: skip
+        self,
+        leaf: str,
+        source: str,
+        *,
+        symbol: str = "",
+        name: str = "",
+        over: str = "D",
+        bias: bool = False,
+        fused: str = "",
+        head: str = "head",
+        mark: str = "",
+        dense: bool = False,
+        clip: float | None = None,
+        **other: Any,
+    ) -> str:
         """`X W + b`, with the matrix `W_<symbol>` (by default the leaf name) and its bias.
 
         Three axes are columns split into heads. `fused`: the product that computes several such
         activations, in whose memory matrix and bias are. `mark`: suffix of the parameters' symbols.
         """
-        symbol, axes = symbol or leaf, self._lines[leaf][1].split()
+        axes, words = self._lines[leaf][1].split(), self._lines[leaf][-1]
         columns = "·".join(axis for axis in axes if axis != "T")
-        made = {}
-        for letter, shape, to in (("W", f"{over} {columns}", "projection to"),
-                                  ("b", columns, "bias of"))[: 1 + bias]:  # fmt: skip
-            own = f"{letter}_{symbol}"
-            words = "" if own in self._lines else f"{to} {self._lines[leaf][-1]}"
-            made[letter] = self.parameter(
-                own, shape, name or leaf, words, letter=f"{own}{mark}", turned=letter == "W",
-                dense=dense, shares=self.named(f"{letter}_{fused}") if fused else None,
-            )  # fmt: skip
-        op = Project(
-            source=source, weight=made["W"], bias=made.get("b"), over=over, columns=columns,
-            heads=self.sizes[axes[0]] if len(axes) == 3 else 0, head=head,
-            fused=self.named(fused) if fused else "", clip=clip,
-        )  # fmt: skip
+        shapes = (f"{over} {columns}", columns)
+        how: dict[str, Any] = {"bias": bias, "fused": fused, "mark": mark, "dense": dense}
+        made = self.weights(symbol or leaf, name or leaf, shapes, words, **how)
+        heads = self.sizes[axes[0]] if len(axes) == 3 else 0
+        made |= {"over": over, "columns": columns, "heads": heads, "head": head, "clip": clip}
+        op = Project(source=source, **made)
         return self.node(leaf, op, name=name, **other)
 
-    def output(
-        self, site: Site, noun: str, leaf: str, source: str, *theirs: str, **other: Any
-    ) -> str:
-        """The last projection, back to the width: the output of the part `noun` at `site`.
+    def weights(
+        self,
+        symbol: str,
+        makes: str,
+        shapes: tuple[str, str],
+        words: str,
+        *,
+        bias: bool,
+        fused: str = "",
+        mark: str = "",
+        dense: bool = False,
+    ) -> dict[str, Any]:
+        """A product's matrix and bias with axes `shapes`, as the fields of its op."""
+        found: dict[str, Any] = {"fused": self.named(fused) if fused else ""}
+        kinds = (("weight", "W", "projection to"), ("bias", "b", "bias of"))
+        for (field, letter, of), axes in zip(kinds[: 1 + bias], shapes, strict=False):
+            leaf = f"{letter}_{symbol}"
+            how: dict[str, Any] = {"letter": f"{leaf}{mark}", "turned": letter == "W"}
+            how["dense"] = dense or (letter == "b" and " " in axes)
+            how["shares"] = self.named(f"{letter}_{fused}") if fused else None
+            said = "" if leaf in self._lines else f"{of} {words}"
+            found[field] = self.parameter(leaf, axes, makes, said, **how)
+        return found
 
-        `theirs`: see `Site.output`.
-        """
-        words, names = site.output(noun, *theirs)
+    def output(self, site: Site, noun: str, leaf: str, source: str, **other: Any) -> str:
+        """The last projection, back to the width: the output of the part `noun` at `site`."""
+        words, letter = site.output(noun), site.letter
         return self.project(
-            leaf, source, name=site.makes, letter=site.letter, words=words, theirs=names, wide=True,
-            **other,
-        )  # fmt: skip
+            leaf, source, name=site.makes, letter=letter, words=words, wide=True, **other
+        )
 
     def normalize(
-        self, leaf: str, source: str, norm: NormConfig, which: str, *, weights: str | None = None,
-        joined: bool = False, groups: int = 1, **other: Any,
-    ) -> str:  # fmt: skip
+        self,
+        leaf: str,
+        source: str,
+        norm: NormConfig,
+        which: str,
+        *,
+        prefix: str | None = None,
+        joined: bool = False,
+        groups: int = 1,
+        **other: Any,
+    ) -> str:
         """A normalized activation, and its weights `w` and bias `b` if the norm `which` has them.
 
-        `weights`: the prefix of their names, `<leaf>.` by default. See `Normalize` for `joined` and
-        `groups`.
+        `prefix`: of their names, `<leaf>.` by default. See `Normalize` for `joined` and `groups`.
         """
-        axes, prefix = self._lines[leaf][1].split(), f"{leaf}." if weights is None else weights
-        made = {
-            letter: self.parameter(
-                f"{prefix}{letter}",
-                f"{axes[0]}·{axes[-1]}" if joined else axes[-1], leaf, f"{words} of {which}",
-                letter=letter, kind="norms",
-            )
-            for letter, words, there in (("w", "weights", norm.weights), ("b", "bias", norm.bias))
-            if there
-        }  # fmt: skip
+        axes, made = self._lines[leaf][1].split(), dict[str, str]()
+        axis = f"{axes[0]}·{axes[-1]}" if joined else axes[-1]
+        for letter, words, there in (("w", "weights", norm.weights), ("b", "bias", norm.bias)):
+            if there:
+                name = f"{leaf}.{letter}" if prefix is None else f"{prefix}{letter}"
+                found = {"letter": letter, "kind": "norms"}
+                made[letter] = self.parameter(name, axis, leaf, f"{words} of {which}", **found)
+        weight, bias = made.get("w"), made.get("b")
         op = Normalize(
-            source=source, norm=norm, weight=made.get("w"), bias=made.get("b"), joined=joined,
-            groups=groups,
-        )  # fmt: skip
+            source=source, norm=norm, weight=weight, bias=bias, joined=joined, groups=groups
+        )
         return self.node(leaf, op, **other)
 
     def state(
@@ -163,26 +171,19 @@ class Rows:
     ) -> None:
         """The state `cache.<layer>.<leaf>`, see `State`."""
         assert self.layer is not None
-        self.states.append(State(
-            name=f"cache.{self.layer}.{leaf}", axes=tuple(axes.split()), holds=self.named(holds),
-            before=self.named(before), formula=formula, words=words, layer=self.layer, **other,
-        ))  # fmt: skip
+        found: dict[str, Any] = {"formula": formula, "words": words, **other}
+        found |= {"holds": self.named(holds), "before": self.named(before)}
+        name, shape = f"cache.{self.layer}.{leaf}", tuple(axes.split())
+        self.states.append(State(name=name, axes=shape, layer=self.layer, **found))
 
     def ring(self, holds: str, channels: str) -> None:
         """The state of the convolution `conv`: the last inputs, `[L, channels]`, as a ring."""
-        self.state(
-            "conv", f"L {channels}", holds, "conv", ring=True,
-            formula="the last L rows of Y, that of position p in row p mod L",
-            words="the last inputs of the convolution",
-        )  # fmt: skip
-
-    def absent(self, names: str, why: str, theirs: Mapping[str, str] = _BY_LEAF) -> None:
-        """Tensors of other models that are missing here, see `Absent`."""
-        self.missing.append(Absent(names=names, why=why, theirs=theirs))
+        formula = "the last L rows of Y, that of position p in row p mod L"
+        words = "the last inputs of the convolution"
+        self.state("conv", f"L {channels}", holds, "conv", formula, words, ring=True)
 
     def graph(self, *kernels: Kernel, **other: Any) -> PartGraph:
         """The collected tensors, and `other` fields of `PartGraph`."""
-        return PartGraph(
-            nodes=tuple(self.nodes), parameters=tuple(self.parameters), states=tuple(self.states),
-            kernels=kernels, sizes=self.sizes, absent=tuple(self.missing), **other,
-        )  # fmt: skip
+        found: dict[str, Any] = {"kernels": kernels, "sizes": self.sizes, **other}
+        found |= {"parameters": tuple(self.parameters), "states": tuple(self.states)}
+        return PartGraph(nodes=tuple(self.nodes), **found)

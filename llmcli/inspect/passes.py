@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import Graph, graph
+from llmcli.anatomy.memory import PROMPT_CHUNK
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session

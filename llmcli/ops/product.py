@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.anatomy.arithmetic import FAST_WIDE
-from llmcli.anatomy.counts import HEAD_NUMBERS
+from llmcli.anatomy.memory import HEAD_NUMBERS
 from llmcli.graph.blocks import DEEP
 from llmcli.kernels import native, program
 from llmcli.ops import compiled, on_card

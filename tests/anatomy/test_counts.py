@@ -15,14 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from llmcli import processor
 from llmcli.anatomy.arithmetic import Arithmetic, matrices
-from llmcli.anatomy.counts import (
-    PROMPT_CHUNK,
-    count_parameters,
-    layer_types,
-    longest_context,
-    memory_need,
-    prefill_peak,
-)
+from llmcli.anatomy.counts import count_parameters, layer_types, longest_context, memory_need
+from llmcli.anatomy.memory import PROMPT_CHUNK, prefill_peak
 from llmcli.config import Branch, LayerConfig, sequential
 from llmcli.engine.session import Session
 from llmcli.graph.blocks import RUN

@@ -17,9 +17,9 @@ from linear_family import RMS, family_of, write
 from planned import departures
 from safetensors.torch import load_file
 from unplanned import family as unplanned
-from unplanned.experts.part import PART as EXPERTS
+from unplanned.experts import part as experts
 from unplanned.running_mean import forward
-from unplanned.running_mean.part import PART as MEAN
+from unplanned.running_mean import part as mean
 
 import llmcli.anatomy.graph
 from llmcli.config import ModelConfig, sequential
@@ -61,8 +61,8 @@ FAMILIES = {"linear": linear_family.config, "sunk": sunk, "unplanned": unplanned
 def paths(tmp_path_factory):
     folder = tmp_path_factory.mktemp("foreign")
     with pytest.MonkeyPatch.context() as patch:
-        for part in (MEAN, EXPERTS):
-            patch.setitem(PARTS, part.config, part)
+        patch.setitem(PARTS, mean.RunningMeanConfig, mean.PART)
+        patch.setitem(PARTS, experts.ExpertsConfig, experts.PART)
         yield {name: str(write(folder / name, config)) for name, config in FAMILIES.items()}
 
 
@@ -238,7 +238,7 @@ def in_place_of(of, name, change):
 
 def a_graph_with_another_value(monkeypatch):
     def graph(c, site):
-        made = MEAN.graph(c, site)
+        made = mean.graph(c, site)
         nodes = [
             replace(node, op=replace(node.op, value=node.op.value.replace("mean.v", "mean.sum")))
             if node.name.endswith(".mean.z") else node
@@ -246,7 +246,7 @@ def a_graph_with_another_value(monkeypatch):
         ]  # fmt: skip
         return replace(made, nodes=tuple(nodes))
 
-    monkeypatch.setitem(PARTS, MEAN.config, replace(MEAN, graph=graph))
+    monkeypatch.setitem(PARTS, mean.RunningMeanConfig, replace(mean.PART, graph=graph))
 
 
 FAULTS = {

@@ -16,7 +16,7 @@ from llmcli.commands.generate.command import read_batch
 from llmcli.commands.generate.measure import groups
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
-from llmcli.engine.speculation import Pace
+from llmcli.engine.speculation import DraftLengthController
 from llmcli.errors import UsageError
 from llmcli.kernels import native
 from llmcli.loading import load
@@ -237,7 +237,7 @@ def test_groups_hold_every_prompt_once_with_similar_lengths():
 @pytest.fixture
 def run(cli, tmp_path, monkeypatch):
     """A command on a model that drafts are checked with, at most 16 tokens at a time."""
-    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 16))
+    monkeypatch.setattr(DraftLengthController, "rows", lambda self, key, most: min(most, 16))
     folder = write_tiny(tmp_path / "m", weights=True)
     return lambda command, *argv: cli(command, "-m", folder, "--dtype", "float64", *argv)
 

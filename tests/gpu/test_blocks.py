@@ -19,8 +19,8 @@ from zoo import BLOCKS, IN_BLOCKS, gpt2, in_blocks, layer, llama
 
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic, arithmetic, in_no_blocks, matrices
-from llmcli.anatomy.counts import prefill_peak
 from llmcli.anatomy.graph import Graph
+from llmcli.anatomy.memory import prefill_peak
 from llmcli.checkpoints import open_model
 from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory

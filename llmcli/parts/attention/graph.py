@@ -25,6 +25,7 @@ _ROWS = """
     q       Q       H T dh   qkv   a query for each token and head
     k       K       Hk T dh  qkv   a key for each token and kv head
     v       V       Hk T dv  qkv   a value for each token and kv head
+    k_as_v  V       Hk T dv  qkv   the keys, not normalized or rotated
     gate    G_o     H T dv   qkv   the gates of each head's result, before their sigmoid
     q_norm  Q_norm  H T dh   norm  the queries, normalized
     k_norm  K_norm  Hk T dh  norm  the keys, normalized
@@ -41,29 +42,6 @@ _ROWS = """
     b_gate  bias of the gates
     sink    a learned score per head, added to the softmax's denominator
 """
-MIXED_NAMES = """
-    scores   attn.hook_attn_scores
-    pattern  attn.hook_pattern
-    gated    attn.o.hook_in
-    result   attn.hook_result
-    W_o      attn.W_O
-    b_o      attn.b_O
-"""
-_NAMES = """
-    q       attn.hook_q attn.q.hook_out
-    k       attn.hook_k attn.k.hook_out
-    v       attn.hook_v attn.v.hook_out
-    q_norm  attn.q_norm.hook_out attn.hook_q_normed
-    k_norm  attn.k_norm.hook_out attn.hook_k_normed
-    q_rot   attn.hook_rot_q
-    k_rot   attn.hook_rot_k
-    W_q     attn.W_Q
-    W_k     attn.W_K
-    W_v     attn.W_V
-    b_q     attn.b_Q
-    b_k     attn.b_K
-    b_v     attn.b_V
-"""
 _OF = {"q": ("query", "queries"), "k": ("key", "keys")}
 
 
@@ -74,10 +52,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     so is `result` after it, the heads' shares of `attn_out`. With gates: `gate` after the values,
     and `gate_act gated` after `z`.
     """
-    r = Rows(
-        site.name, _ROWS + MIXED_ROWS, layer=site.layer, kind="attention",
-        sizes=sizes_of(a, AXES), theirs=_NAMES + MIXED_NAMES,
-    )  # fmt: skip
+    r = Rows(site.name, _ROWS + MIXED_ROWS, "attention", sizes_of(a, AXES), layer=site.layer)
     own = "qkv" if a.kv.layer is None else "q"
     fused = "" if len(a.entering) == 1 else "qkv_gate" if a.gated else "qkv"
     last: dict[str, str] = {}  # the form used by the attention
@@ -89,10 +64,8 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
             x, site.source, bias=a.qkv_bias, fused=fused, head=head, clip=a.clip, wide=wide
         )
     if a.kv.equal and own == "qkv":
-        last["v"] = r.node(
-            "v", Add(parts=(last["k"],), before=()), shares=last["k"], wide=a.kv.norm is not None,
-            words="the keys, not normalized or rotated",
-        )  # fmt: skip
+        same, wide = Add(parts=(last["k"],), before=()), a.kv.norm is not None
+        last["v"] = r.node("k_as_v", same, name="v", shares=last["k"], wide=wide)
     if a.kv.norm is not None and own == "qkv":
         last["v"] = r.normalize("v_norm", last["v"], a.kv.norm, "the norm of every value")
     if a.gated:
@@ -111,10 +84,9 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     if a.kv.layer is None:
         for x, size, what in (("k", "dh", "keys"), ("v", "dv", "values")):
             rotated = "rotated " if x == "k" and a.rope is not None else ""
-            r.state(
-                x, f"Hk S {size}", last[x], "scores", cached=True, words=f"the cached {what}",
-                formula=f"the {rotated}{what} of every position so far",
-            )  # fmt: skip
+            formula = f"the {rotated}{what} of every position so far"
+            words = f"the cached {what}"
+            r.state(x, f"Hk S {size}", last[x], "scores", formula, words, cached=True)
     else:
         lender = of_layer(site.name, a.kv.layer)
         last["k"] = f"{lender}.k{'_rot' if a.rope else '_norm' if a.qk_norm else ''}"
@@ -128,52 +100,40 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
         pattern=r.named("pattern"), value=last["v"], query=last["q"], group=group, window=a.window
     )
     mixed_rows(r, site, score, mix, bias=a.out_bias, sinks=a.sinks, gated=a.gated)
-    _absent(r, a, site)
     number = "d/h" if divides else "d_k"
-    p = site.name
-    return r.graph(
-        fused_kernel(p),
-        documents={
-            "H": "h", "Hk": "h" if a.kv_heads == a.heads else "h_kv", "dh": number,
-            "dv": number if a.value_dim == a.head_dim else "d_v",
-        },
-        entering=("attn.hook_in", *(f"attn.{part}.hook_in" for part in a.entering)),
-        similar=(
-            (r"(attn|self_attn|attention)\.(weights|probs)", (f"{p}.pattern",)),
-            (r"(attn|self_attn|attention)\.(out|output|context)", (site.makes, f"{p}.z")),
-            (r"([qkv])_proj", (rf"{p}.\1", rf"{p}.W_\1")),
-            (r"o_proj", (site.makes, f"{p}.W_o")),
-            (r"([qkvo])_proj\.weight", (rf"{p}.W_\1",)),
-            (r"attn_([qkv])(\.weight)?", (rf"{p}.W_\1",)),
-        ),
-    )  # fmt: skip
+    documents = {"H": "h", "Hk": "h" if a.kv_heads == a.heads else "h_kv", "dh": number}
+    documents["dv"] = number if a.value_dim == a.head_dim else "d_v"
+    return r.graph(fused_kernel(site.name), documents=documents)
 
 
 def mixed_rows(
-    r: Rows, site: Site, score: Score, mix: Mix, *, bias: bool, sinks: bool = False,
+    r: Rows,
+    site: Site,
+    score: Score,
+    mix: Mix,
+    *,
+    bias: bool,
+    sinks: bool = False,
     gated: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """`scores pattern z result`, of which the kernel only stores `z`, and the output.
 
     `gated`: the last projection reads `gated`, `z` times `gate_act`.
     """
     capped = "" if score.cap is None else ", capped"
-    scores = r.node(
-        "scores", score, words=f"query times key, scaled{capped}, −∞ where the mask hides the key"
-    )
+    words = f"query times key, scaled{capped}, −∞ where the mask hides the key"
+    scores = r.node("scores", score, words=words)
     minus = " minus the sink's weight" if sinks else ""
-    r.node(
-        "pattern", Softmax(source=scores, sink=r.named("sink") if sinks else None),
-        words=f"attention weights: the softmax of the scores, rows that sum to 1{minus}",
-    )  # fmt: skip
-    enters = r.node("z", mix, theirs=("attn.hook_z", "attn.o.hook_in")[: 2 - gated])
+    words = f"attention weights: the softmax of the scores, rows that sum to 1{minus}"
+    softmax = Softmax(source=scores, sink=r.named("sink") if sinks else None)
+    r.node("pattern", softmax, words=words)
+    enters = r.node("z", mix)
     if gated:
         act = r.node("gate_act", Activate(source=r.named("gate"), function="sigmoid"))
         enters = r.node("gated", Gate(act=act, up=enters))
     biased = r.named("b_o") if bias else None
     r.node("result", HeadShare(source=enters, weight=r.named("W_o"), whole=site.makes, bias=biased))
-    names = ("hook_attn_out", "attn.o.hook_out", "attn.hook_out")
-    r.output(site, "attention", "o", enters, *names, over="H·dv", bias=bias)
+    r.output(site, "attention", "o", enters, over="H·dv", bias=bias)
     if sinks:
         r.parameter("sink", "H", "pattern", wide=True)
 
@@ -220,55 +180,3 @@ def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
         "value_dim": a.value_dim, "rotary": a.rope is not None, "qk_norm": a.qk_norm is not None,
         "details": details,
     }  # fmt: skip
-
-
-def _absent(r: Rows, a: AttentionConfig, site: Site) -> None:
-    if not a.gated:
-        r.absent(r"attn\.(gate(_act|d)?|[Wb]_gate)\b", "its attention has no gate")
-    if not a.sinks:
-        r.absent(r"attn\.sink\b", "its attention has no sinks")
-    r.absent(r"(linattn|ssm)\b", "its mixer is softmax attention")
-    r.absent(r"cache\.(state|conv|latent|k_pe)\b", "its cache is of keys and values only")
-    why = "its queries and keys are projections of what enters the attention, not of latents"
-    r.absent(r"attn\.([Wb]_)?(q_latent|kv_latent|[qk]_pe)", why)
-    if a.rope is not None:
-        absent_positions(r, site)
-    else:
-        learned = ", it has learned positions" if site.learned_positions else ""
-        theirs = {f"attn.hook_rot_{x}": f"attn.{x}_rot" for x in "qk"}
-        r.absent(r"attn\.[qk]_rot$", f"no rotation{learned}", theirs)
-    if a.kv.layer is not None:
-        theirs = {f"attn.{one}": f"attn.{x}" for x in "kv"
-                  for one in (f"hook_{x}", f"{x}.hook_out", f"{x}.hook_in")}  # fmt: skip
-        theirs |= {"attn.hook_rot_k": "attn.k_rot", "attn.k_norm.hook_out": "attn.k_norm"}
-        theirs |= {f"attn.W_{x.upper()}": f"attn.W_{x}" for x in "kv"}
-        why = f"its keys and values are those of block {a.kv.layer}"
-        r.absent(r"(attn\.([kv](_norm|_rot)?|[Wb]_[kv])|cache\.[kv])\b", why, theirs)
-    elif a.kv.equal:
-        why = "its values are its keys before norm and rotation"
-        r.absent(r"attn\.[Wb]_v\b", why, {"attn.W_V": "attn.W_v"})
-    if a.kv.norm is None:
-        r.absent(r"attn\.v_norm", "it does not normalize values")
-    if a.qk_norm is None:
-        absent_norms(r, "it does not normalize queries and keys")
-    absent_biases(r, ("" if a.qkv_bias else "qkv") + ("" if a.out_bias else "o"))
-
-
-def absent_positions(r: Rows, site: Site) -> None:
-    """Learned positions, of attention with rotation."""
-    if not site.learned_positions:
-        why = "it has no learned positions, it rotates queries and keys instead"
-        r.absent(r"(hook_)?pos_embed\b", why)
-
-
-def absent_norms(r: Rows, why: str) -> None:
-    """Norms of queries and keys."""
-    theirs = {f"attn.{x}_norm.hook_out": f"attn.{x}_norm" for x in "qk"}
-    theirs |= {f"attn.hook_{x}_normed": f"attn.{x}_norm" for x in "qk"}
-    r.absent(r"attn\.[qk]_norm", why, theirs)
-
-
-def absent_biases(r: Rows, letters: str) -> None:
-    """Biases; those of `letters` are missing."""
-    theirs = {f"attn.b_{x.upper()}": f"attn.b_{x}" for x in letters}
-    r.absent(r"attn\.b_\w+$", "it has no such bias", theirs)

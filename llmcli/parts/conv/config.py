@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-AXES = {"L": "length", "C": "channels"}  # letter of an axis → field of `ShortConvConfig`
+AXES = {"C": "channels", "L": "length"}  # letter of an axis → field of `ShortConvConfig`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,24 +30,18 @@ _ROWS = """
 
 def conv_graph(c: ShortConvConfig, site: Site) -> PartGraph:
     """All `[B, T, C]`, the output `[B, T, D]`; the state holds the last L rows of `in`."""
-    p = site.name
-    sizes = {"C": site.width} | sizes_of(c, AXES)
-    r = Rows(p, _ROWS, layer=site.layer, kind="mixers", sizes=sizes)
+    sizes = {"C": site.width, **sizes_of(c, AXES)}
+    r = Rows(site.name, _ROWS, "mixers", sizes, layer=site.layer)
     b, gate, x = (
         r.project(leaf, site.source, bias=c.bias, fused="B_gate_x") for leaf in ("B", "gate", "x")
     )
     enters = r.node("in", Gate(act=b, up=x))
-    conv = r.node("conv", Convolve(
-        source=enters, weight=r.parameter("w", "C L", "conv"),
-        bias=r.parameter("b", "C", "conv") if c.bias else None, length=c.length,
-    ), words=f"the weighted sum of the last {c.length} tokens")  # fmt: skip
+    w, bias = r.parameter("w", "C L", "conv"), r.parameter("b", "C", "conv") if c.bias else None
+    op = Convolve(source=enters, weight=w, bias=bias, length=c.length)
+    conv = r.node("conv", op, words=f"the weighted sum of the last {c.length} tokens")
     out = r.node("out", Gate(act=gate, up=conv))
-    r.output(
-        site, "the short convolution", "leave", out, "hook_attn_out", symbol="out", over="C",
-        bias=c.bias,
-    )  # fmt: skip
+    r.output(site, "the short convolution", "leave", out, symbol="out", over="C", bias=c.bias)
     r.ring(enters, "C")
-    r.absent(rf"{p.rpartition('.')[2]}\.b", "it has no such bias")
     return r.graph(documents={"C": "d"} if c.channels is None else {})
 
 

@@ -55,10 +55,8 @@ def experts_graph(c: ExpertsConfig, site: Site) -> PartGraph:
     """
     p = site.name
     axis, mark = ("Fe", "ₑ") if site.second else ("F", "")
-    r = Rows(
-        p, _ROWS.format(F=axis, mark=mark), layer=site.layer, kind="mlp",
-        sizes={"E": c.experts, "K": c.routing.chosen, axis: c.hidden},
-    )  # fmt: skip
+    sizes = {"E": c.experts, "K": c.routing.chosen, axis: c.hidden}
+    r = Rows(p, _ROWS.format(F=axis, mark=mark), "mlp", sizes, layer=site.layer)
     documents = {"E": "E", "K": "K", axis: axis.replace("e", "ₑ")}
     share = _routing(r, c, site)
     value = _experts(r, c, site, axis, mark)
@@ -67,22 +65,9 @@ def experts_graph(c: ExpertsConfig, site: Site) -> PartGraph:
         also = f"{p}.shared_out"
         own = _shared(r, c.shared, c, site)
         documents |= own.documents
-    words, theirs = site.output("the mixture of experts", "hook_mlp_out", "mlp.hook_out")
-    r.node(
-        "out", SumExperts(share=share, value=value, also=also), name=site.makes,
-        letter=site.letter, words=words, theirs=() if site.second else theirs,
-    )  # fmt: skip
-    _absent(r, c)
-    return r.graph(
-        documents=documents,
-        entering=() if site.second else ("mlp.hook_in",),
-        similar=(
-            (r"(gate|up)_proj", (rf"{p}.\1", rf"{p}.W_\1")),
-            (r"down_proj", (f"{p}.expert_out", f"{p}.W_down")),
-            (r"mlp\.gate|block_sparse_moe\.gate|ffn_gate_inp",
-             (f"{p}.router_logits", f"{p}.W_router")),
-        ),
-    )  # fmt: skip
+    total, words = SumExperts(share=share, value=value, also=also), "the mixture of experts"
+    r.node("out", total, name=site.makes, letter=site.letter, words=site.output(words))
+    return r.graph(documents=documents)
 
 
 def _routing(rows: Rows, c: ExpertsConfig, site: Site) -> str:
@@ -92,11 +77,9 @@ def _routing(rows: Rows, c: ExpertsConfig, site: Site) -> str:
     """
     r, source = c.routing, site.source
     if r.norm is not None:
-        words = "the residual stream, normalized, as it enters the router"
-        norm = norm_graph(
-            r.norm, f"{site.name}.router_norm", site.stream, "Tᵣ",
-            ("the router's norm", words, ""), layer=site.layer,
-        )  # fmt: skip
+        name, enters = rows.named("router_norm"), "normalized, as it enters the router"
+        words = ("the router's norm", f"the residual stream, {enters}", "")
+        norm = norm_graph(r.norm, name, site.stream, "Tᵣ", words, layer=site.layer)
         rows.nodes += norm.nodes
         rows.parameters += (replace(one, wide=True) for one in norm.parameters)
         source = norm.nodes[-1].name
@@ -124,18 +107,10 @@ def _experts(r: Rows, c: ExpertsConfig, site: Site, hidden: str, mark: str) -> s
     def project(
         leaf: str, source: str, symbol: str, over: str, columns: str, fused: str = ""
     ) -> str:
-        made = {}
-        for letter, axes in (("W", f"E {over} {columns}"), ("b", f"E {columns}"))[: 1 + c.bias]:
-            made[letter] = r.parameter(
-                f"{letter}_{symbol}", axes, leaf, letter=f"{letter}_{symbol}{mark}",
-                turned=letter == "W", dense=letter == "b",
-                shares=r.named(f"{letter}_{fused}") if fused else None,
-            )  # fmt: skip
-        return r.node(leaf, ExpertProject(
-            source=source, weight=made["W"], bias=made.get("b"), chosen=r.named("expert_idx"),
-            over=over, columns=columns, by_token=source == site.source,
-            fused=r.named(fused) if fused else "",
-        ))  # fmt: skip
+        shapes = (f"E {over} {columns}", f"E {columns}")
+        found = r.weights(symbol, leaf, shapes, "", bias=c.bias, fused=fused, mark=mark)
+        found |= {"chosen": r.named("expert_idx"), "by_token": source == site.source}
+        return r.node(leaf, ExpertProject(source=source, over=over, columns=columns, **found))
 
     if c.gated:
         limit = None if c.clamp is None else c.clamp.limit
@@ -151,10 +126,8 @@ def _experts(r: Rows, c: ExpertsConfig, site: Site, hidden: str, mark: str) -> s
 
 def _shared(r: Rows, s: SharedConfig, c: ExpertsConfig, site: Site) -> PartGraph:
     """The shared expert, times `σ` of a logit if weighed."""
-    own = replace(
-        site, name=r.named("shared"), makes=r.named("shared.out" if s.weighed else "shared_out"),
-        letter="Oₛ" if s.weighed else "Z", adds=False,
-    )  # fmt: skip
+    leaf, letter = ("shared.out", "Oₛ") if s.weighed else ("shared_out", "Z")
+    own = replace(site, name=r.named("shared"), makes=r.named(leaf), letter=letter, adds=False)
     config = MlpConfig(hidden=s.hidden, activation=c.activation, gated=c.gated)
     mlp = mlp_graph(config, own, shared=True)
     r.nodes += mlp.nodes
@@ -186,26 +159,3 @@ def experts_facts(c: ExpertsConfig) -> Mapping[str, Any]:
         weighed = " with a learned weight" if c.shared.weighed else ""
         details.append(f"a shared expert of {c.shared.hidden}{weighed}")
     return {"activation": c.activation, "gated": c.gated, "details": tuple(details)}
-
-
-def _absent(r: Rows, c: ExpertsConfig) -> None:
-    if c.shared is None:
-        r.absent(r"moe\.(W_)?shared", "it has no shared expert")
-    elif not c.shared.weighed:
-        why = "its shared expert has no weight of its own, all of it is added"
-        r.absent(r"moe\.(W_shared|shared_logit|shared_weight|shared\.out)$", why)
-    if c.routing.scores == "softmax of the chosen":
-        why = "logits choose, and only the chosen ones are normalized"
-        r.absent(r"moe\.router_probs$", why)
-    if c.routing.norm is None:
-        r.absent(r"moe\.router_norm\b", "its router reads what its experts read")
-    if not c.routing.factors:
-        r.absent(r"moe\.expert_factor$", "its experts have no factors")
-    if c.gated:
-        why = "its experts are gated, the neurons are `moe.gate`, `up`, `act` and `post`"
-        r.absent(r"moe\.(shared\.)?pre$", why)
-    else:
-        why = "its experts have no gates, the neurons are `moe.pre` and `moe.post`"
-        r.absent(r"moe\.(shared\.)?(gate|up|act|W_gate|b_gate)$", why)
-    r.absent(r"moe\.b_(gate|up|down)$", "its experts have no biases")
-    r.absent(r"moe\.b_\w+$", "its router has no such bias")

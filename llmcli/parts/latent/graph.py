@@ -8,15 +8,7 @@ from typing import Any
 from llmcli.graph.node import PartGraph, Site
 from llmcli.graph.ops import Join, Mix, Rotate, Score
 from llmcli.graph.rows import Rows, sizes_of
-from llmcli.parts.attention.graph import (
-    MIXED_NAMES,
-    MIXED_ROWS,
-    absent_biases,
-    absent_norms,
-    absent_positions,
-    fused_kernel,
-    mixed_rows,
-)
+from llmcli.parts.attention.graph import MIXED_ROWS, fused_kernel, mixed_rows
 from llmcli.parts.latent.config import AXES, LatentConfig
 
 _ROWS = """
@@ -42,10 +34,7 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
     `k`, `v` and `k_rot` are of the new tokens, for a tap only; they are not cached. `scores`,
     `pattern`, `z` and `result` as in `parts.attention`.
     """
-    r = Rows(
-        site.name, _ROWS + MIXED_ROWS, layer=site.layer, kind="attention",
-        sizes=sizes_of(a, AXES), theirs=MIXED_NAMES + "v  attn.hook_v",
-    )  # fmt: skip
+    r = Rows(site.name, _ROWS + MIXED_ROWS, "attention", sizes_of(a, AXES), layer=site.layer)
     queries, over = site.source, "D"
     if a.query_rank is not None:
         queries, over = r.project("q_latent", site.source, bias=a.bias), "dq"
@@ -64,46 +53,25 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
     k_pe = r.node("k_pe_rot", Rotate(source=k_pe, rope=a.rope))
     k, v = (r.project(x, latent, over="dc", fused="k_v", dense=True) for x in "kv")
     key = r.node("k_rot", Join(start=k, end=k_pe))
-    for leaf, size, holds, what in (
-        ("latent", "dc", latent, "normalized latents"), ("k_pe", "dr", k_pe, "rotated keys"),
-    ):  # fmt: skip
-        r.state(
-            leaf, f"S {size}", holds, "scores", f"the {what} of every position so far",
-            f"the cached {what}", cached=True, shares=f"cache.{site.layer}.latent_k_pe",
-        )  # fmt: skip
+    kept = (("latent", "dc", latent, "normalized latents"), ("k_pe", "dr", k_pe, "rotated keys"))
+    for leaf, size, holds, what in kept:
+        formula, words = f"the {what} of every position so far", f"the cached {what}"
+        both = f"cache.{site.layer}.latent_k_pe"
+        r.state(leaf, f"S {size}", holds, "scores", formula, words, cached=True, shares=both)
     score = Score(
         query=query, key=key, scale=a.scale, head_dim=a.head_dim, group=1, window=None, root="√d_k"
     )
     mix = Mix(pattern=r.named("pattern"), value=v, query=query, group=1, window=None, latent=a)
     mixed_rows(r, site, score, mix, bias=a.bias)
-    _absent(r, a, site)
-    return r.graph(
-        fused_kernel(site.name), documents={"H": "h", "dh": "d_k", "dv": "d_v"},
-        entering=("attn.hook_in",),
-    )  # fmt: skip
+    return r.graph(fused_kernel(site.name), documents={"H": "h", "dh": "d_k", "dv": "d_v"})
 
 
 def latent_facts(a: LatentConfig) -> Mapping[str, Any]:
     """Facts for `info`."""
     queries = "" if a.query_rank is None else f", queries of {a.query_rank}"
-    details = (
-        f"latents of {a.rank}{queries}", f"{a.rope.dims} of {a.head_dim} numbers rotated",
-    )  # fmt: skip
+    rotated = f"{a.rope.dims} of {a.head_dim} numbers rotated"
+    details = (f"latents of {a.rank}{queries}", rotated)
     return {
         "kind": "latent attention", "heads": a.heads, "kv_heads": a.heads, "head_dim": a.head_dim,
         "value_dim": a.value_dim, "rotary": True, "qk_norm": False, "details": details,
     }  # fmt: skip
-
-
-def _absent(r: Rows, a: LatentConfig, site: Site) -> None:
-    r.absent(r"attn\.(sink|gate)\b", "its attention has neither sinks nor a gate")
-    r.absent(r"(linattn|ssm)\b", "its mixer is softmax attention")
-    absent_positions(r, site)
-    why = "it keeps latents and rotated keys, from which keys and values follow"
-    r.absent(r"cache\.[kv]\b", why)
-    r.absent(r"cache\.(state|conv)\b", "its cache is of latents and rotated keys")
-    absent_norms(r, "it normalizes the latents that queries and keys are made of, not these")
-    if a.query_rank is None:
-        why = "its queries are projections of what enters the attention"
-        r.absent(r"attn\.(W_|b_)?q_latent", why)
-    absent_biases(r, "qkv" if a.bias else "qkvo")

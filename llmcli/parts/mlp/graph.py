@@ -24,29 +24,17 @@ _ROWS = """
     W_down  projection of the hidden layer back to the width
     b_down  bias of the feed-forward's output
 """
-_NAMES = """
-    gate    mlp.gate.hook_out mlp.hook_pre
-    up      mlp.hook_pre_linear mlp.in.hook_out
-    pre     mlp.hook_pre mlp.in.hook_out
-    post    mlp.hook_post mlp.out.hook_in
-    W_up    mlp.W_in
-    b_up    mlp.b_in
-    W_down  mlp.W_out
-    b_down  mlp.b_out
-"""
 
 
 def mlp_graph(m: MlpConfig, site: Site, *, shared: bool = False) -> PartGraph:
     """Gated: `gate up act post`; plain: `pre post`. All `[B, T, F]`; `post` enters `W_down`.
 
-    `shared`: of the shared expert of a mixture, with the axis `Fs`, which TransformerLens lacks.
+    `shared`: of the shared expert of a mixture, with the axis `Fs`.
     """
     axis, mark, noun = ("Fs", "ₛ", "the shared expert") if shared else ("F", "", "the feed-forward")
     up, act, down = ("shared",) * 3 if shared else ("ffn_up", "ffn_act", "ffn_down")
-    r = Rows(
-        site.name, _ROWS.format(F=axis, mark=mark, up=up, act=act, down=down), layer=site.layer,
-        kind="mlp", sizes={axis: m.hidden}, theirs="" if shared else _NAMES,
-    )  # fmt: skip
+    lines = _ROWS.format(F=axis, mark=mark, up=up, act=act, down=down)
+    r = Rows(site.name, lines, "mlp", {axis: m.hidden}, layer=site.layer)
     if m.gated:
         limit = None if m.clamp is None else m.clamp.limit
         gate = r.project("gate", site.source, fused="gate_up", bias=m.bias, mark=mark)
@@ -56,38 +44,13 @@ def mlp_graph(m: MlpConfig, site: Site, *, shared: bool = False) -> PartGraph:
     else:
         pre = r.project("pre", site.source, symbol="up", bias=m.bias, mark=mark)
         post = r.node("post", Activate(source=pre, function=m.activation))
-    names = () if shared else ("hook_mlp_out", "mlp.out.hook_out", "mlp.hook_out")
-    r.output(site, noun, "down", post, *names, over=axis, bias=m.bias, mark=mark)
-    _absent(r, m)
-    p = site.name
-    return r.graph(
-        documents={axis: "4d" if not shared and m.hidden == 4 * site.width else f"F{mark}"},
-        entering=("mlp.hook_in", "mlp.in.hook_in", *(("mlp.gate.hook_in",) if m.gated else ())),
-        similar=(
-            (r"(mlp|ffn)\.hidden", (f"{p}.post",)),
-            (r"(gate|up)_proj", (rf"{p}.\1", rf"{p}.W_\1")),
-            (r"down_proj", (site.makes, f"{p}.W_down")),
-            (r"(gate|up|down)_proj\.weight", (rf"{p}.W_\1",)),
-        ),
-    )
+    r.output(site, noun, "down", post, over=axis, bias=m.bias, mark=mark)
+    number = "4d" if not shared and m.hidden == 4 * site.width else f"F{mark}"
+    return r.graph(documents={axis: number})
 
 
 def mlp_facts(m: MlpConfig) -> Mapping[str, Any]:
     """Facts for `info`."""
     details = () if m.clamp is None else (f"gates clamped at {m.clamp.limit:g}",)
-    return {
-        "hidden": m.hidden, "activation": m.activation, "gated": m.gated, "details": details,
-    }  # fmt: skip
-
-
-def _absent(r: Rows, m: MlpConfig) -> None:
-    r.absent(r"moe\b", "its feed-forward is one network, no mixture of experts")
-    if m.gated:
-        why = "its feed-forward is gated, the neurons are `mlp.gate`, `up`, `act` and `post`"
-        r.absent(r"mlp\.pre$", why)
-    else:
-        why = "its feed-forward has no gate, the neurons are `mlp.pre` and `mlp.post`"
-        theirs = {"mlp.gate.hook_out": "mlp.gate", "mlp.hook_pre_linear": "mlp.up"}
-        r.absent(r"mlp\.(gate|up|act|W_gate|b_gate)$", why, theirs)
-    theirs = {} if m.bias else {"mlp.b_in": "mlp.b_up", "mlp.b_out": "mlp.b_down"}
-    r.absent(r"mlp\.b_\w+$", "it has no such bias", theirs)
+    network = {"hidden": m.hidden, "activation": m.activation, "gated": m.gated}
+    return {**network, "details": details}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from llmcli.graph.node import Parameter, PartGraph
+from typing import Any
+
+from llmcli.graph.node import PartGraph
 from llmcli.graph.ops import Scale
 from llmcli.graph.rows import Rows
 from llmcli.parts.norm.config import NormConfig
@@ -21,41 +23,18 @@ def norm_graph(
     words: tuple[str, str, str],
     *,
     layer: int | None,
-    theirs: tuple[str, ...] = (),
     wide: bool = False,
 ) -> PartGraph:
     """`<name>.scale` `[T, 1]`, the divisor, and `<name>.out` `[T, D]`.
 
     `letter`: symbol of the output. `words`: descriptions of the norm and the output, and a remark
-    for derivations. `theirs`: other names of the output. `wide`: the output is added to the stream,
-    and is not the input of a product.
+    for derivations. `wide`: the output is added to the stream, and is not the input of a product.
     """
     which, out, aside = words
-    short, ends = name.rpartition(".")[2], layer is None
-    r = Rows(name, _ROWS, layer=layer, kind="norms")
-    r.node(
-        "scale", Scale(source=source, norm=norm), words=f"the divisor of each row in {which}",
-        theirs=(f"{short}.hook_scale",), ends=ends,
-    )  # fmt: skip
-    r.normalize(
-        "out", source, norm, which, weights="", letter=letter, words=out, aside=aside, ends=ends,
-        theirs=(f"{short}.hook_out", *theirs), wide=wide,
-    )  # fmt: skip
-    if not norm.bias:
-        r.absent(rf"{short}\.b$", "it has no such bias")
+    ends = layer is None
+    r = Rows(name, _ROWS, "norms", layer=layer)
+    divisor = f"the divisor of each row in {which}"
+    r.node("scale", Scale(source=source, norm=norm), words=divisor, ends=ends)
+    how: dict[str, Any] = {"letter": letter, "words": out, "aside": aside, "wide": wide}
+    r.normalize("out", source, norm, which, prefix="", ends=ends, **how)
     return r.graph()
-
-
-def norm_parameters(
-    norm: NormConfig, name: str, makes: str, axis: str, layer: int | None, which: str
-) -> tuple[Parameter, ...]:
-    """`<name>.w` and `<name>.b`, if the norm has them, both with one axis."""
-    found = (("w", f"weights of {which}"), ("b", f"bias of {which}"))
-    return tuple(
-        Parameter(
-            name=f"{name}.{leaf}", axes=(axis,), makes=makes, words=words, kind="norms",
-            letter=leaf, layer=layer,
-        )
-        for leaf, words in found
-        if (norm.weights if leaf == "w" else norm.bias)
-    )  # fmt: skip

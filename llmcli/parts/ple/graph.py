@@ -38,23 +38,23 @@ def layer_embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
     config = embedding.per_layer
     assert config is not None
     sizes = {"Lp": config.layers, "Dp": config.size, "Vp": config.vocab}
-    r = Rows("ple", _INPUT_ROWS, layer=None, kind="embedding", sizes=sizes)
+    r = Rows("ple", _INPUT_ROWS, "embedding", sizes, layer=None)
     proj = r.project("proj", "embed", head="layer")
     proj = r.normalize("proj_norm", proj, config.norm, "the norm of that projection")
     table = r.parameter("embed.W", "Vp Lp·Dp", "embed", letter="W_I")
-    rows = r.node("embed", LookUp(
-        table=table, by_position=False, scale=config.scale, rounded=embedding.rounded_scale,
-        heads=config.layers,
-    ), words="the tokens' rows of the table of embeddings for each layer, scaled")  # fmt: skip
-    r.node("in", Add(parts=(proj, rows), before=(), scale=BOTH))
-    return r.graph(
-        similar=((r"embed_tokens_per_layer(\.weight)?", ("ple.embed", "ple.embed.W")),)
+    scale, rounded = config.scale, embedding.rounded_scale
+    look_up = LookUp(
+        table=table, by_position=False, scale=scale, rounded=rounded, heads=config.layers
     )
+    words = "the tokens' rows of the table of embeddings for each layer, scaled"
+    rows = r.node("embed", look_up, words=words)
+    r.node("in", Add(parts=(proj, rows), before=(), scale=BOTH))
+    return r.graph()
 
 
 def ple_graph(p: PleConfig, site: Site) -> PartGraph:
     """`gate act post` `[B, T, Dp]`, and the output."""
-    r = Rows(site.name, _ROWS, layer=site.layer, kind="mlp", sizes={"Dp": p.size})
+    r = Rows(site.name, _ROWS, "mlp", {"Dp": p.size}, layer=site.layer)
     gate = r.project("gate", site.source)
     act = r.node("act", Activate(source=gate, function=p.activation))
     post = r.node("post", Gate(act=act, up="ple.in", item=site.layer))

@@ -12,8 +12,8 @@ from small_models import ids
 from timed_models import CEILINGS, PROMPT, FakeDevice, red, small, timed, tries
 from zoo import CONFIGS
 
-from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import graph
+from llmcli.anatomy.memory import PROMPT_CHUNK
 from llmcli.commands.timing.measure import clock as clock_module
 from llmcli.commands.timing.measure import run as timing_run
 from llmcli.commands.timing.measure.clock import EventClock, HostClock, OperationCount, in_order
