@@ -205,7 +205,8 @@ _WITH_EXPERTS = _DENSE.but("""
 
 
 def _names(config: ModelConfig) -> Names:
-    return _DENSE if mixture.found_in(config) is None else _WITH_EXPERTS
+    mixes = any(isinstance(part, ExpertsConfig) for part in config.layers[0].parts)
+    return _WITH_EXPERTS if mixes else _DENSE
 
 
 FAMILIES = (llama_like(

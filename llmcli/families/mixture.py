@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
-from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.values import MOST, Values, require_divisible, shortened
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, Scores, SharedConfig
@@ -124,9 +122,3 @@ def _checked(experts: ExpertsConfig) -> ExpertsConfig:
             f"{r.kept_groups} of {r.groups} groups of {size} leave no {r.chosen} to choose"
         )
     return experts
-
-
-def found_in(config: ModelConfig) -> ExpertsConfig | None:
-    """The mixture of the first layer that has one; all mixtures of a model are equal."""
-    parts = chain.from_iterable(layer.parts for layer in config.layers)
-    return next((part for part in parts if isinstance(part, ExpertsConfig)), None)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from llmcli.config import ModelConfig
-from llmcli.families.read import hf_head
 from llmcli.families.rope import GGUF_FACTORS, GGUF_LONGROPE
 from llmcli.families.rules import (
     NOWHERE,
@@ -101,7 +100,9 @@ class Names:
                     continue
                 if ours == "head":  # without a prefix
                     if prefix == self.prefixes[0]:
-                        rules.append(hf_head(config, f"{theirs}.weight"))
+                        head = Rename(f"{theirs}.weight", "head.W")
+                        tied = Drop(f"{theirs}.weight", "tied: the head is `embed.W`")
+                        rules.append(tied if config.head.tied else head)
                 else:
                     source = f"{prefix if _is_outer(ours) else f'{layer}.'}{theirs}"
                     own = self._row(model, ours, source, self.interleaved == "always")

@@ -6,10 +6,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.rope import GGUF_YARN
-from llmcli.families.rules import Drop, Rename, Rule
 from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values, shortened
 from llmcli.parts.mlp.config import Activation
@@ -67,13 +65,6 @@ def end_ids(
     begin = values.ids("bos_token_id", () if bos is None else (bos,), vocab=vocab)
     end = values.ids("eos_token_id", () if eos is None else (eos,), vocab=vocab)
     return (begin[0] if begin else None), end
-
-
-def hf_head(config: ModelConfig, name: str = "lm_head.weight") -> Rule:
-    """The rule for the output head; if tied, `name` is an equal copy of the embedding, dropped."""
-    if config.head.tied:
-        return Drop(name, "tied: the head is `embed.W`")
-    return Rename(name, "head.W")
 
 
 def hf_window(values: Values) -> int | None:
