@@ -325,6 +325,17 @@ def test_the_oldest_turns_are_dropped_until_an_answer_fits(model):
     assert talk.missing(1) > 0
 
 
+def test_the_system_message_is_replaced_and_taken_away(model):
+    talk = talking(model)
+    for text, roles in (("be long", ["system", "user"]), (None, ["user"])):
+        talk.set_system(text)
+        assert talk.system == text
+        assert [one.role for one in talk.messages] == roles
+    talk.set_system("x")
+    talk.clear()
+    assert talk.messages == [Message(role="system", content="x")]
+
+
 def test_an_answer_without_a_mark_behind_it_is_encoded_with_what_follows(model):
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
     talk = talking(with_template(model, plain))
