@@ -1,5 +1,7 @@
 """Help, topics and version: what they say, what they import, how long they take."""
 
+from __future__ import annotations
+
 import importlib
 import io
 import re
@@ -139,6 +141,13 @@ def test_version(cli):
         assert tomllib.load(file)["project"]["version"] == __version__
 
 
+def test_root_help_lists_every_command(cli):
+    text = cli("--help").out
+    assert all(f" {name} " in text and f"\n{one.heading} " in text for name, one in ENTRIES.items())
+    assert len(text.splitlines()) < 24, "it stays on the first screen"
+    assert cli().out == text
+
+
 @pytest.mark.parametrize("name", [*ENTRIES, *NESTED])
 def test_the_help_of_a_command(cli, monkeypatch, name):
     """Grouped, no wider than the terminal; `help NAME` says the same, or explains a topic.
@@ -200,6 +209,16 @@ def test_a_long_help_goes_through_the_pager_on_a_terminal(cli, monkeypatch):
 
 
 # `llmcli help`: topics on a terminal and in a pipe, the help of commands, and what it costs
+
+
+def test_alone_it_lists_commands_and_topics(cli):
+    result = cli("help")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(cli("--help").out.rstrip())
+    assert cli("help", "help").out == cli("help", "--help").out
+    for name, topic in TOPICS.items():
+        assert f"  {name} " in result.out
+        assert topic.summary.split()[0] in result.out
 
 
 @pytest.mark.parametrize("name", list(TOPICS))

@@ -1,4 +1,6 @@
-"""SmolLM2: each view is green, and keeps little of what it sees."""
+"""SmolLM2: each view runs it once, changes no bit of it, and keeps little of what it sees."""
+
+from __future__ import annotations
 
 import re
 from collections.abc import Callable
@@ -8,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from continued import stream
+from decoder_parameters import parameters_of
+from torch import Tensor
 
 from llmcli.anatomy.names import known
 from llmcli.commands.attention.command import synthetic
@@ -19,6 +23,7 @@ from llmcli.engine.sampling import Sampling
 from llmcli.graph.spec import TensorSpec
 from llmcli.inspect.passes import Passes
 from llmcli.model import Model
+from llmcli.nn.decoder import Decoder
 
 pytestmark = pytest.mark.real
 
@@ -59,6 +64,61 @@ def dump(model: Model, ids: list[int], new: int, begin: str = "") -> Any:
     return measure_dump(Passes(model, ids, new), plan, write=write)
 
 
+@pytest.mark.parametrize(
+    ("view", "dtype", "new"),
+    [
+        (attention, "float32", 0),
+        (attention, "bfloat16", NEW),
+        (lens, "bfloat16", NEW),
+        (dump, "bfloat16", NEW),
+    ],
+)
+def test_one_pass_whose_numbers_are_the_usual_ones(
+    view: Callable[..., Any],
+    dtype: str,
+    new: int,
+    models: Callable[[str], Model],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each call of the decoder gives bit for bit what it gives when nobody looks."""
+    smollm2 = models(dtype)
+    assert smollm2.tokenizer is not None
+    ids = smollm2.tokenizer.encode(TEXT)
+    usual = [token.id for token in stream(smollm2, [ids], GREEDY, limit=NEW)]
+    before = sums(smollm2)
+    calls: list[tuple[Tensor, dict[str, Any], Tensor]] = []
+    plain = Decoder.__call__
+
+    def counted(decoder: Decoder, tokens: Tensor, state: Any = None, **options: Any) -> Tensor:
+        out = plain(decoder, tokens, state, **options)
+        calls.append((tokens, options, out.clone()))
+        return out
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "__call__", counted)
+        report = view(smollm2, ids, new)
+    assert report.ok, report.checks
+    every = [token.id for token in report.tokens]
+    assert every == [*ids, *usual][: len(ids) + new]
+    *steps, (read, *_) = calls  # new tokens are generated first, then all are read at once
+    assert [tokens.shape[1] for tokens, *_ in steps] == ([len(ids), *[1] * new] if new else [])
+    assert read[0].tolist() == every
+    with torch.inference_mode():
+        state = smollm2.decoder.new_state(1, len(ids) + NEW)
+        for number, (tokens, options, out) in enumerate(calls):
+            state = None if number == len(steps) else state
+            assert options.pop("tap") is not None
+            assert torch.equal(plain(smollm2.decoder, tokens, state, **options), out)
+    assert sums(smollm2) == before
+
+
+def sums(model: Model) -> dict[str, int]:
+    """The bits of each parameter, read as whole numbers and added up."""
+    whole = {2: torch.int16, 4: torch.int32}
+    slots = parameters_of(model.decoder).items()
+    return {name: int(slot.view(whole[slot.itemsize]).sum()) for name, slot in slots}
+
+
 def resident(mark: str) -> int:
     """Bytes of memory: `VmRSS` now, `VmHWM` the most since it was last reset."""
     found = re.search(rf"{mark}:\s*(\d+) kB", STATUS.read_text())
@@ -66,20 +126,7 @@ def resident(mark: str) -> int:
     return int(found[1]) * 1024
 
 
-@pytest.mark.parametrize(("view", "dtype", "new"), [
-    (attention, "float32", 0), (attention, "bfloat16", NEW), (lens, "bfloat16", NEW),
-    (dump, "bfloat16", NEW),
-])
-def test_every_view_is_green_and_goes_on_as_generate_does(view, dtype, new, models):
-    smollm2 = models(dtype)
-    ids = smollm2.tokenizer.encode(TEXT)
-    usual = [token.id for token in stream(smollm2, [ids], GREEDY, limit=NEW)]
-    report = view(smollm2, ids, new)
-    assert report.ok, report.checks
-    assert [token.id for token in report.tokens] == [*ids, *usual][: len(ids) + new]
-
-
-def test_heads_of_every_kind_are_found_and_all_is_proven(models):
+def test_heads_of_every_kind_are_found_and_all_is_proven(models: Callable[[str], Model]) -> None:
     smollm2 = models("float32")
     report = measure_attention(Passes(smollm2, synthetic(smollm2, 40, 0)))
     assert report.ok, report.checks
@@ -100,7 +147,9 @@ def most_during(look: Callable[[], Any]) -> tuple[Any, int]:
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="memory is read from /proc")
-def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(models):
+def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(
+    models: Callable[[str], Model],
+) -> None:
     smollm2 = models("float32")
     ids = torch.randint(5, 40_000, (64,), generator=torch.Generator().manual_seed(0)).tolist()
     dump(smollm2, ids[:10], 0, "blocks.")  # what is allocated once
