@@ -80,9 +80,11 @@ class LayerConfig:
 
 
 def sequential(
-    *parts: object, norm: NormConfig | None, after: NormConfig | None = None,
+    *parts: object,
+    norm: NormConfig | None,
+    after: NormConfig | None = None,
     multiplier: float = 1.0,
-) -> LayerConfig:  # fmt: skip
+) -> LayerConfig:
     """The usual block: `x + multiplier · after(part(norm(x)))` for each part in sequence."""
     return LayerConfig(
         sublayers=tuple(

@@ -71,7 +71,7 @@ def float64_device(device: torch.device) -> torch.device:
     return device if device.type in ("cpu", "cuda") else torch.device("cpu")
 
 
-def on_the_way(x: Tensor) -> Callable[[], Tensor]:
+def copy_to_host_async(x: Tensor) -> Callable[[], Tensor]:
     """Start copying `x` to the host; the returned function waits for the copy only.
 
     For CUDA; on other devices the copy is synchronous.

@@ -32,8 +32,9 @@ def processors(root: str | os.PathLike[str] = "/") -> int:
     count = len(processor_numbers())
     for group in _groups(root, "cpu"):
         words = _words(root, group, "cpu.max") or [
-            *_words(root, group, "cpu.cfs_quota_us"), *_words(root, group, "cpu.cfs_period_us"),
-        ]  # fmt: skip
+            *_words(root, group, "cpu.cfs_quota_us"),
+            *_words(root, group, "cpu.cfs_period_us"),
+        ]
         if len(words) == 2 and all(map(str.isdigit, words)) and int(words[1]):  # not max, not -1
             count = min(count, max(1, int(words[0]) // int(words[1])))
     return count

@@ -5,8 +5,6 @@ The processor seconds of the tests, their children's too, are printed at the end
 each time, so that a table of several runs can be made of it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

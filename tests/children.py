@@ -4,8 +4,6 @@ A child inherits which signals its parent ignores. Under a parent that ignores S
 background job, some CI runners) Ctrl-C would not reach it, and it would run on for ever.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`engine.stream` for tests: the request's fields as arguments; the same in a plain loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,14 +20,14 @@ def stream(
     sampling: Sampling,
     *,
     on_prefill: Callable[[int, int], None] | None = None,
-    on_reread: Callable[[int], None] | None = None,
+    on_reprefill: Callable[[int], None] | None = None,
     speculation: Speculation | None = None,
     **fields: Any,
 ) -> Iterator[Token]:
     """Tokens behind the prompts; `fields` are those of `TextRequest`."""
     request = TextRequest(prompts=prompts, sampling=sampling, **fields)
     return stream_request(
-        model, request, on_prefill=on_prefill, on_reread=on_reread, speculation=speculation
+        model, request, on_prefill=on_prefill, on_reprefill=on_reprefill, speculation=speculation
     )
 
 

@@ -6,8 +6,6 @@ variants of the zoo, at the end; `test_covers.py` works `KINDS` out again, so th
 something new is added here. `python tests/covers.py` prints it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, pairwise, product

@@ -15,7 +15,7 @@ from zoo import CONFIGS, in_blocks
 from llmcli.formats.dense import Dense, writable
 from llmcli.nn import step
 from llmcli.nn.block import Block
-from llmcli.nn.step import Step, Visible
+from llmcli.nn.step import KeyRange, Step
 from llmcli.parts.attention import forward as attention
 from llmcli.parts.attention.forward import Attention
 from llmcli.parts.mlp import forward as mlp
@@ -59,7 +59,7 @@ def in_the_model(find, name, value):
 
 
 def everything_seen(see, self, window):
-    return (Visible(slice(None), 0, self.keys, False, None),)
+    return (KeyRange(slice(None), 0, self.keys, False, None),)
 
 
 def scaled_by_the_width(patch, of):
@@ -181,9 +181,9 @@ in_a_block = partial(wrap, Block, "__call__")
 FAULTS = {
     "mask shifted by one": ("window", wrap(
         step, "visible_keys", lambda visible, at, keys, w: visible(at + 1, keys, w))),
-    "no mask": ("llama", wrap(Step, "_see", everything_seen)),
+    "no mask": ("llama", wrap(Step, "_ranges", everything_seen)),
     "window too wide by one": ("window", wrap(
-        Step, "_see", lambda see, self, window: see(self, window + 1))),
+        Step, "_ranges", lambda see, self, window: see(self, window + 1))),
     "no scale": ("gpt2", attending(
         lambda attend, *qkv, scale, **mask: attend(*qkv, scale=1.0, **mask))),
     "scale by the width and not the heads size": ("llama", scaled_by_the_width),

@@ -49,8 +49,8 @@ class Times:
         y = self._weight.matmul(x) * self._by
         return y if bias_N is None else y + bias_N
 
-    def matmul_wide(self, x, bias_N=None):
-        y = self._weight.matmul_wide(x) * self._by
+    def matmul_fp32_out(self, x, bias_N=None):
+        y = self._weight.matmul_fp32_out(x) * self._by
         return y if bias_N is None else y + bias_N
 
 

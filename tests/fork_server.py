@@ -7,8 +7,6 @@ signal it as for any other. Run as a program, with the modules to import, this f
 it reads requests and file descriptors from the socket that is its stdin.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import io

@@ -1,7 +1,5 @@
 """A disk that is full, for this process."""
 
-from __future__ import annotations
-
 import resource
 from contextlib import contextmanager
 

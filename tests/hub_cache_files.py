@@ -1,7 +1,5 @@
 """A hub cache written file by file, for tests of what looks at one and removes from it."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping, Sequence

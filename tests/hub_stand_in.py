@@ -119,19 +119,12 @@ class HubStandIn:
     def environment(self, tmp_path: Path, **more: str) -> dict[str, str]:
         """Variables for a process that knows this hub and caches below `tmp_path` alone."""
         return {
-            "HF_ENDPOINT": self.url,
-            "HF_HOME": str(tmp_path / "hf"),
-            "HF_HUB_CACHE": str(tmp_path / "hf" / "hub"),
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_TOKEN": "",
+            "HF_ENDPOINT": self.url, "HF_HOME": str(tmp_path / "hf"),
+            "HF_HUB_CACHE": str(tmp_path / "hf" / "hub"), "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_TOKEN": "",
             "HF_TOKEN_PATH": str(tmp_path / "hf" / "token"),
-            "LLMCLI_CACHE": str(tmp_path / "llmcli"),
-            "LLMCLI_OFFLINE": "0",
-            "LLMCLI_MODEL": "",
-            "NO_PROXY": "*",
-            "no_proxy": "*",
+            "LLMCLI_CACHE": str(tmp_path / "llmcli"), "LLMCLI_OFFLINE": "0", "LLMCLI_MODEL": "",
+            "NO_PROXY": "*", "no_proxy": "*",
         } | more
 
     def here(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:

@@ -1,7 +1,5 @@
 """The schemas of JSON documents that ship with the package, and what is wrong with a document."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """How much memory the tensors take that a piece of code makes."""
 
-from __future__ import annotations
-
 import weakref
 
 import torch

@@ -4,8 +4,6 @@
 names of 60 and of 8 characters, and a CUDA build of PyTorch on a machine without a driver.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from dataclasses import dataclass, field

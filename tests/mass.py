@@ -4,8 +4,6 @@ Lines and files; functions, and those of one statement; dataclasses; `# fmt: ski
 upwards (from a folder to one that lies above it) and pairs of folders that import each other.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

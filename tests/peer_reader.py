@@ -5,8 +5,6 @@ comparison script asks: the fields that it needs, typed columns, and a self-join
 make two rows the same test, where a NULL is equal to nothing.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -6,8 +6,6 @@ What commands share is in `common.1.json`, where the model, which is no dataclas
 checks are written by hand. So are the files of reports that are put together for the document.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json
@@ -90,48 +88,11 @@ def bad(*conditions: Any) -> dict[str, Any]:
     return {"if": {"anyOf": known}, "then": FAILED}
 
 
-# where nothing was loaded of a model, its file is known and no more
-LOADED = {
-    "if": {"properties": {"dtype": {"type": "null"}}},
-    "then": {"properties": {"model": {"required": ["stored_formats"]}}},
-    "else": {"properties": {"model": WHOLE_MODEL}},
-}
-# a known architecture has all that follows from it; otherwise the reason is given
-KNOWN = {
-    "if": {"properties": {"architecture": {"type": "object"}}},
-    "then": {"properties": {
-        "model": {"required": ["model_type", "parameters", "context", "weight_bytes", "device"]},
-        "flops": {"type": "object"}, "memory": {"minItems": 1},
-    }},
-    "else": {"properties": {"unknown": {"minItems": 1}}},
-}  # fmt: skip
-REFUSED = {"properties": {"claims": {
-    "contains": {"properties": {"ok": {"const": False}, "must": {"const": True}}}
-}}}  # fmt: skip
-
-# of `attention`: maps of tokens, or with `--what state` what recurrences remember of them
-OF_MAPS = ("metrics", "rows", "labels", "pairs", "skipped", "unlabelled")
-STATES = {
-    "if": {"properties": {"what": {"const": "state"}}},
-    "then": {
-        "required": ["positions"],
-        "properties": {
-            "layers": {"items": {"$ref": "#/$defs/LayerStates"}},
-            "checks": {"required": ["state", "values", "formulas"]},
-        },
-    },
-    "else": {
-        "required": list(OF_MAPS),
-        "properties": {
-            "layers": {"items": {"$ref": "#/$defs/LayerReport"}},
-            "checks": {"required": ["values", "formulas"]},
-        },
-    },
-}
-MATRIX = {
-    "description": "with --patterns, and in files: a row for each query, a column for each key",
-    "type": "array", "items": {"type": "array", "items": {"type": ["number", "null"]}},
-}
+# Keywords about whole documents. LOADED: where nothing was loaded of a model, its file is known and
+# no more. KNOWN: a known architecture has all that follows from it; otherwise the reason is given.
+# STATES: `attention` has maps of tokens, or with `--what state` what recurrences remember of them.
+RULES = json.loads(Path(__file__).with_name("schema_rules.json").read_text("utf-8"))
+OF_MAPS = tuple(RULES["STATES"]["else"]["required"])
 
 
 def schema_of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -215,10 +176,8 @@ def of_dataclass(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
         hint = hints_of(one.fget, owner).get("return", Any)
         found[name] = schema_of(hint, definitions) | {"description": words(one)}
     return {
-        "description": words(kind),
-        "type": "object",
-        "required": [name for name in found if name not in optional],
-        "properties": found,
+        "description": words(kind), "type": "object",
+        "required": [name for name in found if name not in optional], "properties": found,
         **({"dependentRequired": together} if together else {}),
     }
 
@@ -247,14 +206,6 @@ def hints_of(of: Any, owner: type | None = None) -> dict[str, Any]:
 def words(documented: Any) -> str:
     """A docstring on one line, with JSON's word for None."""
     return re.sub(r"\bNone\b", "null", " ".join((inspect.getdoc(documented) or "").split()))
-
-
-FAILED_ROW = {
-    "if": {"properties": {"error": {"type": "string"}}},
-    "then": {"properties": {
-        "error_code": {"type": "integer"}, "error_kind": {"type": "string"}, "runs": {"const": 0},
-    }},
-}  # fmt: skip
 
 
 def paired_caches() -> dict[str, Any]:
@@ -295,12 +246,12 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
         },
     ),
     "attention": Document(
-        report="commands.attention.report:AttentionReport", judged=True, rules=STATES,
+        report="commands.attention.report:AttentionReport", judged=True, rules=RULES["STATES"],
         others={
             "what": Literal["pattern", "scores", "state"], "positions": tuple[int, ...],
             "layers": tuple[LayerReport, ...] | tuple[LayerStates, ...],
         },
-        added={"HeadReport": {"pattern": MATRIX, "scores": MATRIX}},
+        added={"HeadReport": {"pattern": RULES["MATRIX"], "scores": RULES["MATRIX"]}},
         optional=(*OF_MAPS, "positions"),
     ),
     "experts": Document(
@@ -321,7 +272,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
     ),
     "load": Document(
         report="commands.load.report:LoadReport", model=MODEL, judged=True,
-        rules={**bad("not_finite", "fault", REFUSED), "allOf": [LOADED]},
+        rules={**bad("not_finite", "fault", RULES["REFUSED"]), "allOf": [RULES["LOADED"]]},
     ),
     "bench": Document(
         report="commands.bench.report.row:BenchReport",
@@ -330,7 +281,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
             "models": {"type": "array", "items": WHOLE_MODEL},
             "checks": CHECKS,
         },
-        rules={"allOf": [{"properties": {"rows": {"items": FAILED_ROW}}}]},
+        rules={"allOf": [{"properties": {"rows": {"items": RULES["FAILED_ROW"]}}}]},
     ),
     "timing": Document(report="commands.timing.report:TimingReport", judged=True),
     "selftest": Document(
@@ -339,7 +290,7 @@ DOCUMENTS: dict[str, Document | tuple[Document, ...]] = {
     ),
     "info": (
         Document(
-            report="commands.info.report:InfoReport", judged=True, rules=KNOWN,
+            report="commands.info.report:InfoReport", judged=True, rules=RULES["KNOWN"],
             model=MODEL | {"required": ["family", "stored_formats"]},
         ),
         Document(report="commands.info.report:FamiliesReport", model=NONE),
@@ -424,10 +375,8 @@ def document_schema(name: str, document: Document, definitions: dict[str, Any]) 
         for shared in ("checks", "ok"):
             whole["properties"].pop(shared, None)
     found = {
-        "schema": {"const": f"llmcli.{name}/1"},
-        "model": document.model,
-        "environment": {"$ref": "common.1.json#/$defs/environment"},
-        **whole["properties"],
+        "schema": {"const": f"llmcli.{name}/1"}, "model": document.model,
+        "environment": {"$ref": "common.1.json#/$defs/environment"}, **whole["properties"],
     }
     for kind in document.defines:
         schema_of(kind, definitions)

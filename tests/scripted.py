@@ -4,8 +4,6 @@ As a program: llmcli, whose answers are those of $ANSWERS, a JSON list of lists 
 every $PACE seconds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -229,7 +229,7 @@ def test_a_rounding_is_the_others_where_it_is_as_good_and_only_there():
     x[:3] = torch.tensor([0.1049999, 0.1050001, 0.104])  # a step is 0.01
     other = x.clone()
     other[:3] = torch.tensor([0.1050001, 0.1049999, 0.106])
-    found = settled(x, weight.seen(x), weight.seen(other), 1e-6)
+    found = settled(x, weight.quantized_input(x), weight.quantized_input(other), 1e-6)
     assert torch.allclose(found[:3], torch.tensor([0.11, 0.1, 0.1]))
-    assert torch.equal(found[3:], weight.seen(x)[3:])
+    assert torch.equal(found[3:], weight.quantized_input(x)[3:])
     assert concatenated(x[None]).shape == (1, 32)

@@ -12,7 +12,7 @@ from llmcli import devices
 from llmcli.checkpoints import open_checkpoint, open_model
 from llmcli.errors import OutOfMemory
 from llmcli.formats.dense import writable
-from llmcli.formats.packed import Mapped
+from llmcli.formats.packed import MappedWeight
 from llmcli.loading.load import load, load_checkpoint
 
 pytestmark = needs_kernels
@@ -42,7 +42,7 @@ def test_weights_prompts_and_steps_have_the_same_bits(monkeypatch):
     whole, mapped = both(monkeypatch)
     check_weights(whole, mapped)
     rotated = mapped.decoder.weight("blocks.3.attn.W_q")  # its rows are unpaired
-    assert isinstance(rotated, Mapped)
+    assert isinstance(rotated, MappedWeight)
     with pytest.raises(TypeError):
         rotated.write(torch.arange(1), rotated.data[:1])
     ids = torch.randint(0, 40_000, (2, 37), generator=torch.Generator().manual_seed(0))
@@ -55,7 +55,7 @@ def test_weights_prompts_and_steps_have_the_same_bits(monkeypatch):
     assert torch.equal(*logits(ids))
     for _ in range(4):
         assert torch.equal(*logits(ids[:, :1]))
-    assert all(state.replays for state in states)
+    assert all(state.recorded for state in states)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

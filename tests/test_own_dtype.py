@@ -4,7 +4,6 @@ No part has such a parameter yet: here it is the norms' weights.
 """
 
 import io
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from planned import departures
 from rich.console import Console
 from tiny_checkpoints import llama_tensors, write_llama
 
-import llmcli.parts.norm.graph as norms
 from llmcli.anatomy import model, parameters
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import memory_need
@@ -24,6 +22,7 @@ from llmcli.commands.load.measure.run import measure_load
 from llmcli.commands.load.view import render_load
 from llmcli.commands.shapes.measure import ShapesRequest
 from llmcli.devices import DTYPES
+from llmcli.graph.rows import Rows
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.nn.parameters import Parameters
@@ -34,10 +33,12 @@ NORMS = 32 * 5  # numbers of two norms in each of two layers, and of the last on
 
 @pytest.fixture(autouse=True)
 def wide_norms(monkeypatch):
-    plain = norms.norm_parameters
-    monkeypatch.setattr(
-        norms, "norm_parameters", lambda *a: tuple(replace(p, wide=True) for p in plain(*a))
-    )
+    plain = Rows.parameter
+
+    def parameter(*args, **how):
+        return plain(*args, **how, **{"wide": True} if how.get("kind") == "norms" else {})
+
+    monkeypatch.setattr(Rows, "parameter", parameter)
     caches = graph, model._parameters
     for cached in caches:
         cached.cache_clear()

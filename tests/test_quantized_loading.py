@@ -91,20 +91,17 @@ UNPAIRED = [12 * head + row for head in (0, 1) for row in _HEAD]
 
 
 @pytest.mark.parametrize("block", [(5, 7), (1, None), (None, None), (3, 4)])
-@pytest.mark.parametrize(
-    ("ops", "right"),
-    [
-        ((Rows(5, 17),), lambda w: w[5:17]),
-        ((UnpairRows(2, 10),), lambda w: w[UNPAIRED]),
-        ((UnpairRows(2, 10), Rows(2, 20)), lambda w: w[UNPAIRED][2:20]),
-        ((Rows(1, 4, groups=3),), lambda w: w[[r for r in range(24) if 1 <= r % 8 < 4]]),
-        ((CollectRows(2, (3, 7, 2)),), lambda w: w[[12 * g + r
-                                                    for part in ((0, 3), (3, 10), (10, 12))
-                                                    for g in (0, 1) for r in range(*part)]]),
-        ((Transpose(),), lambda w: w.t()),
-        ((Transpose(), Rows(3, 11)), lambda w: w.t()[3:11]),
-    ],
-)
+@pytest.mark.parametrize(("ops", "right"), [
+    ((Rows(5, 17),), lambda w: w[5:17]),
+    ((UnpairRows(2, 10),), lambda w: w[UNPAIRED]),
+    ((UnpairRows(2, 10), Rows(2, 20)), lambda w: w[UNPAIRED][2:20]),
+    ((Rows(1, 4, groups=3),), lambda w: w[[r for r in range(24) if 1 <= r % 8 < 4]]),
+    ((CollectRows(2, (3, 7, 2)),), lambda w: w[[12 * g + r
+                                                for part in ((0, 3), (3, 10), (10, 12))
+                                                for g in (0, 1) for r in range(*part)]]),
+    ((Transpose(),), lambda w: w.t()),
+    ((Transpose(), Rows(3, 11)), lambda w: w.t()[3:11]),
+])
 def test_a_row_keeps_its_scale_wherever_it_goes(tmp_path, monkeypatch, block, ops, right):
     """The scale belongs to the stored row: it is applied before the operations move it."""
     numbers, scales = quantize(torch.randn(24, 18), FP8, block)
@@ -148,20 +145,17 @@ def planted(name, value):
 SCALE = f"{UP}.weight_scale_inv"
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (without(SCALE), rf"is stored as F8_E4M3 but there is no `{SCALE}`"),
-        (put(SCALE, torch.ones(6, 1)), r"scale of shape \[6, 1\], which should be \[6, 2\]"),
-        (put(SCALE, torch.ones(2, 6)), r"scale of shape \[2, 6\]"),
-        (put(SCALE, torch.ones(6, 2, dtype=torch.int32)), "scale that is stored as I32"),
-        (put(SCALE, torch.ones(6, 2).to(FP8)), "scale that is stored as F8_E4M3"),
-        (planted(SCALE, float("nan")), f"the scale `{SCALE}` has a number that is not finite"),
-        (planted(SCALE, float("inf")), "not finite"),
-        (put(f"{UP}.weight", torch.ones(48, 32)), "has a scale but is stored as F32"),
-        (put(f"{UP}.weight", torch.ones(48, 32, dtype=torch.int8)), "is stored as I8, not as"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    (without(SCALE), rf"is stored as F8_E4M3 but there is no `{SCALE}`"),
+    (put(SCALE, torch.ones(6, 1)), r"scale of shape \[6, 1\], which should be \[6, 2\]"),
+    (put(SCALE, torch.ones(2, 6)), r"scale of shape \[2, 6\]"),
+    (put(SCALE, torch.ones(6, 2, dtype=torch.int32)), "scale that is stored as I32"),
+    (put(SCALE, torch.ones(6, 2).to(FP8)), "scale that is stored as F8_E4M3"),
+    (planted(SCALE, float("nan")), f"the scale `{SCALE}` has a number that is not finite"),
+    (planted(SCALE, float("inf")), "not finite"),
+    (put(f"{UP}.weight", torch.ones(48, 32)), "has a scale but is stored as F32"),
+    (put(f"{UP}.weight", torch.ones(48, 32, dtype=torch.int8)), "is stored as I8, not as"),
+])
 def test_scales_that_cannot_be_right(tmp_path, change, says):
     folder, _ = write_quantized(tmp_path, "fp8-blocks", change=change)
     with pytest.raises(CheckpointError, match=says) as caught:

@@ -94,9 +94,7 @@ def test_sampling_is_told_as_it_is():
         cells = next(c for head, c in told.items() if f"--{name.replace('_', '-')}`" in head)
         assert float(cells[2]) == getattr(defaults, name)
         said = {
-            "> 0": (0, None, True),
-            "≥ 0": (0, None, False),
-            "(0, 1]": (0, 1, True),
+            "> 0": (0, None, True), "≥ 0": (0, None, False), "(0, 1]": (0, 1, True),
             "[0, 1]": (0, 1, False),
         }.get(cells[1])
         assert said is None or said == (limits.low, limits.high, limits.above)

@@ -35,8 +35,7 @@ from llmcli.families import (
     families,
     plan,
 )
-from llmcli.families.llama import LLAMA as FAMILY
-from llmcli.families.llama import from_hf
+from llmcli.families.dense import LLAMAS as FAMILY
 from llmcli.formats.dense import Dense
 from llmcli.loading import filling
 from llmcli.loading.load import load_checkpoint
@@ -56,12 +55,12 @@ def family(monkeypatch):
     def register(*rules):
         filled = {rule.target.partition("[")[0] for rule in rules if isinstance(rule, Rename)}
         usual = [
-            rule for rule in FAMILY.rules_hf(from_hf(LLAMA))
+            rule for rule in FAMILY.rules_hf(FAMILY.from_hf(LLAMA))
             if not (isinstance(rule, Rename) and rule.target in filled)
         ]  # fmt: skip
 
         def translated(settings):
-            config = from_hf({**settings, "model_type": "llama"})
+            config = FAMILY.from_hf({**settings, "model_type": "llama"})
             return replace(config, family="other", model_type="other")
 
         other = replace(
@@ -409,7 +408,7 @@ E, D, F = 5, 6, 8
 def fill(folder, rules, **shapes):
     """What the rules make of a folder's tensors: planned, validated and filled as by `load`."""
     checkpoint = open_checkpoint(folder)
-    config = from_hf(LLAMA)
+    config = FAMILY.from_hf(LLAMA)
     todo = plan(checkpoint.tensors, rules, config)
     check_fit(todo, checkpoint.tensors, shapes)
     decoder = Stand(**{name: torch.full(shape, torch.nan) for name, shape in shapes.items()})

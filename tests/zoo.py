@@ -4,8 +4,6 @@
 that can go wrong. `MODELS` are small ones of every kind that our configuration can express.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -15,17 +15,13 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from llmcli.config import Branch, LayerConfig
-from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site
+from llmcli.graph.node import Node, Parameter, PartGraph, Site
 from llmcli.graph.ops import Add
 from llmcli.parts.norm.config import NormConfig
 from llmcli.parts.norm.graph import norm_graph
-from llmcli.parts.registry import PARTS, part_of
+from llmcli.parts.registry import part_of
 
 _NUMBERS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-_NORMS = {  # other programs' names (`PartGraph.similar`)
-    "ln1": r"(input_layernorm|ln_1)(\.weight)?",
-    "ln2": r"(post_attention_layernorm|ln_2)(\.weight)?",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +120,6 @@ def block_rows(
     number: int,
     *,
     width: int,
-    learned_positions: bool,
     enters: Add,
     copied: str | None,
 ) -> tuple[tuple[PartGraph, ...], tuple[str, ...]]:
@@ -135,27 +130,22 @@ def block_rows(
     names = block_names(layer, f"blocks.{number}")
     letters = _letters(names)
     parts = {
-        one.part: _part(one, sublayer, letters, number, width, learned_positions)
+        one.part: _part(one, sublayer, letters, number, width)
         for sublayer in names
         for one in sublayer.branches
     }
 
     def residual(
-        name: str, op: Add, words: str, group: str, *theirs: str, shares: str | None = None
+        name: str, op: Add, words: str, group: str = "residual", shares: str | None = None
     ) -> PartGraph:
-        readers = [one for sub in names for one in sub.branches if sub.stream == name]
-        hooks = [f"{one.norm.rpartition('.')[2]}.hook_in" for one in readers if one.norm]
-        hooks += [hook for one in readers if one.reads == name for hook in parts[one.part].entering]
         node = Node(
             name=name, letter=letters.get(name, "X"), axes=("T", "D"), op=op, group=group,
             layer=number, words=f"the residual stream {words}", wide=True, shares=shares,
-            theirs=(*theirs, *hooks),
         )  # fmt: skip
         return PartGraph(nodes=(node,))
 
     rows = [residual(
-        names[0].stream, enters, "as it enters the block", "gaps" if number else "embed",
-        "hook_resid_pre", "hook_in", shares=copied,
+        names[0].stream, enters, "as it enters the block", "gaps" if number else "embed", copied,
     )]  # fmt: skip
     made_of = enters.before
     for sublayer in names:
@@ -170,22 +160,10 @@ def block_rows(
             parts=(*added, sublayer.stream), before=made_of, scale=layer.scale if last else 1,
             weight=f"blocks.{number}.out_scale.w" if layer.scaled and last else None,
         )  # fmt: skip
-        nouns = _nouns(sublayer)
-        leaf = sublayer.leaves.rpartition(".")[2]
-        rows.append(residual(
-            sublayer.leaves, op, "as it leaves the block" if last else f"after {nouns}",
-            "residual", *(("hook_resid_mid",) if leaf == "resid_mid" else ()),
-            *(("hook_resid_post", "hook_out") if last else ()),
-        ))  # fmt: skip
+        words = "as it leaves the block" if last else f"after {_nouns(sublayer)}"
+        rows.append(residual(sublayer.leaves, op, words))
         made_of = made_of if op.plain else (sublayer.leaves,)
-    similar = tuple(
-        (theirs, (f"blocks.{number}.{norm}.out", f"blocks.{number}.{norm}.w"))
-        for norm, theirs in _NORMS.items()
-    )
-    rest = PartGraph(
-        nodes=(), parameters=_scale(number) if layer.scaled else (), similar=similar,
-        absent=tuple(_absent(layer, names)),
-    )  # fmt: skip
+    rest = PartGraph(nodes=(), parameters=_scale(number) if layer.scaled else ())
     return (*rows, rest), made_of
 
 
@@ -226,15 +204,14 @@ def _letters(names: Sequence[SublayerNames]) -> dict[str, str]:
 
 
 def _part(
-    one: BranchNames, sublayer: SublayerNames, letters: Mapping[str, str], number: int, width: int,
-    learned: bool,
-) -> PartGraph:  # fmt: skip
+    one: BranchNames, sublayer: SublayerNames, letters: Mapping[str, str], number: int, width: int
+) -> PartGraph:
     part = one.config.part
     mixes = part_of(sublayer.branches[0].config.part).mixes
     return part_of(part).graph(part, Site(
         name=one.part, source=one.reads, stream=sublayer.stream, makes=one.makes,
         letter=letters[one.makes], adds=one.makes in sublayer.adds, layer=number, width=width,
-        learned_positions=learned, second=one is not sublayer.branches[0] and not mixes,
+        second=one is not sublayer.branches[0] and not mixes,
     ))  # fmt: skip
 
 
@@ -247,13 +224,8 @@ def _same(name: str, words: str, post: PartGraph, number: int) -> Node:
     normed = post.nodes[-1]
     return Node(
         name=name, letter=normed.letter, axes=("T", "D"), op=normed.op, words=words, group="norm",
-        layer=number, wide=True, shares=normed.name, theirs=_hook(name),
+        layer=number, wide=True, shares=normed.name,
     )  # fmt: skip
-
-
-def _hook(name: str) -> tuple[str, ...]:
-    leaf = name.rpartition(".")[2]
-    return (f"hook_{leaf}",) if leaf in ("attn_out", "mlp_out") else ()
 
 
 def _sum(
@@ -286,12 +258,10 @@ def _branch(
     """Norm, part, norm, and the added tensor."""
     branch, noun = one.config, part_of(one.config.part).noun
     if one.norm is not None and branch.pre_norm is not None:
-        readers = [other for other in sublayer.branches if other.reads == one.reads]
         words = (f"the norm before {noun}",
                  f"the residual stream, normalized, as it enters {noun}", "")  # fmt: skip
         yield norm_graph(
             branch.pre_norm, one.norm, sublayer.stream, letters[one.reads], words, layer=number,
-            theirs=tuple(hook for other in readers for hook in parts[other.part].entering),
         )  # fmt: skip
     yield parts[one.part]
     source = one.makes
@@ -311,33 +281,4 @@ def _branch(
     yield PartGraph(nodes=(Node(
         name=one.adds, letter=letters[one.adds], axes=("T", "D"), words=adds, group="residual",
         op=Add(parts=(source,), before=(), scale=branch.multiplier), layer=number, wide=True,
-        theirs=_hook(one.adds),
     ),))  # fmt: skip
-
-
-def _absent(layer: LayerConfig, names: Sequence[SublayerNames]) -> Iterator[Absent]:
-    """Norms, streams and parts that only other blocks have."""
-    branches = [one for sublayer in names for one in sublayer.branches]
-    nouns = [part_of(one.config.part).noun for one in branches]
-    for number in range(1, 4):
-        here = branches[number - 1] if number <= len(branches) else None
-        if here is None:
-            yield Absent(names=rf"ln{number}(_post)?\b", why=f"its block has {' and '.join(nouns)}")
-            continue
-        noun = nouns[number - 1]
-        if here.post is None:
-            yield Absent(
-                names=rf"ln{number}_post\b", why="no norm follows its attention or feed-forward"
-            )
-        if here.norm is None:
-            yield Absent(names=rf"ln{number}\b", why=f"no separate norm precedes {noun}")
-    if all(sublayer.summed is None for sublayer in names):
-        yield Absent(names=r"(branch_sum|sum_norm)\b", why="the sum of its parts has no norm")
-    if not layer.scaled:
-        yield Absent(names=r"out_scale\b", why="no parameter multiplies its block's output")
-    own = {part_of(one.config.part).prefix for one in branches}
-    for part in PARTS.values():
-        if part.prefix not in own:
-            yield Absent(
-                names=rf"{part.prefix}\b", why=f"its block is {' and '.join(nouns)}"
-            )

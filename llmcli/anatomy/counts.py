@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 from typing import Any
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import Graph, graph
+from llmcli.anatomy.memory import PROMPT_CHUNK, prefill_peak
 from llmcli.anatomy.model import parameters
 from llmcli.config import LayerConfig, ModelConfig
-from llmcli.graph.blocks import DECODED_AT_ONCE, DEQUANTIZED_AT_ONCE
 from llmcli.graph.ops import Mix, size
 from llmcli.graph.recurrence import LinearMap
 from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import DTYPE_BYTES, TensorSpec
-from llmcli.graph.workspace import Reading
-from llmcli.parts.ple.part import layer_embedding_workspace
 from llmcli.parts.registry import part_of
 from llmcli.records.info import LayerType, MemoryNeed, ParameterCounts, StateNeed
-
-PROMPT_CHUNK = 512  # tokens per prefill call (`Session.prefill`)
 
 # Measured on x86 with PyTorch 2.13 and two threads (tests/benchmarks/memory_estimate.py): code
 # pages loaded by computing, and freed memory not returned to the system. Less if matrices are in
@@ -32,10 +28,6 @@ _CODE_OF_KERNELS = 27 << 20
 # Code that oneDNN generates and caches per 16-bit product and number of rows. Measured with
 # AVX512-BF16 and one thread.
 _GENERATED = 600 << 10
-# numbers of a matrix converted to float32 at a time: 2 MiB, in L2 (`ops.product`)
-HEAD_NUMBERS = 1 << 19
-# Bytes per decoded number: float32, codes and intermediate values.
-_DECODING = 8
 _CUBLAS = 32 << 20  # PyTorch's workspace for cuBLAS on Hopper; 8 MiB on others
 
 
@@ -234,59 +226,3 @@ def longest_context(
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
-
-
-def prefill_peak(
-    config: ModelConfig,
-    numbers: Arithmetic,
-    batch: int,
-    context: int,
-    *,
-    cuda: bool = False,
-    native: bool = False,
-    chunk: int = PROMPT_CHUNK,
-) -> int:
-    """Peak bytes while the last chunk of a prompt is processed.
-
-    A conservative estimate from the code in `nn`: the largest part's memory, plus shared RoPE
-    tables and masks. `native`: see `memory_need`.
-
-    PyTorch's tensors, smollm2 on one CPU thread: estimated 17.9 MiB for 512 tokens (measured 17.9),
-    and 21.1 MiB for 3,072 (measured 19.1). The process grows by 13 to 19 MiB more: see `_CODE`.
-    """
-    size = DTYPE_BYTES[numbers.dtype]
-    wide = max(size, 4)
-    reading = Reading(
-        width=config.width, batch=batch, tokens=min(context, chunk), keys=context, size=size,
-        kept=DTYPE_BYTES[numbers.cache], cuda=cuda,
-        native=native and numbers.dtype == "bfloat16",
-        digits=numbers.activations // 8 if numbers.formats and not numbers.as_stored else 0,
-        pairs=numbers.pairs, portable=numbers.portable,
-    )  # fmt: skip
-    peak = batch * config.vocab * 2 * wide  # the logits of the last position, with their bias
-    if size < 4:
-        peak += 4 * min(config.vocab * config.width, HEAD_NUMBERS)
-    shared: dict[Hashable, int] = {}
-    if config.embedding.per_layer is not None:
-        workspace = layer_embedding_workspace(config.embedding.per_layer, reading)
-        peak, shared = max(peak, workspace.peak), dict(workspace.shared)
-    for layer in dict.fromkeys(config.layers):
-        for branch in layer.branches:
-            workspace = part_of(branch.part).workspace(branch.part, reading)
-            # a post-norm holds the part's output and its own; a sum the other branches' outputs
-            following = (branch.post_norm is not None) + (layer.sum_norm is not None)
-            after = following * reading.rows * config.width * wide
-            peak = max(peak, workspace.peak + after)
-            shared |= workspace.shared
-    peak += _dequantized(config, numbers)
-    return peak + sum(shared.values()) + 8 * reading.tokens  # the last: int64 positions
-
-
-def _dequantized(config: ModelConfig, numbers: Arithmetic) -> int:
-    """Bytes for dequantized weights in products of many rows on a GPU."""
-    if not numbers.as_stored:
-        return 0
-    specs = [spec for spec in numbers.parameters(config) if spec.name in numbers.formats]
-    largest = max(spec.count // (spec.shape[0] if len(spec.axes) == 3 else 1) for spec in specs)
-    held = DTYPE_BYTES[numbers.dtype] * min(largest, DEQUANTIZED_AT_ONCE)
-    return held + _DECODING * min(largest, DECODED_AT_ONCE)

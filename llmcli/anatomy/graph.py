@@ -8,8 +8,8 @@ from functools import cached_property, lru_cache
 
 from llmcli.anatomy.block import block_rows
 from llmcli.config import ModelConfig
-from llmcli.graph.node import Absent, Kernel, Node, Parameter, PartGraph, State
-from llmcli.graph.ops import Add, Mix, Scale, Score, Softmax
+from llmcli.graph.node import Kernel, Node, Parameter, PartGraph, State
+from llmcli.graph.ops import Add, Mix, Score, Softmax, size
 from llmcli.parts.embedding.graph import embedding_graph, head_graph
 from llmcli.parts.norm.graph import norm_graph
 from llmcli.parts.ple.graph import layer_embedding_graph
@@ -29,11 +29,11 @@ class Graph:
         self.parameters: dict[str, Parameter] = {}
         self.states: dict[str, State] = {}
         self.kernels: list[Kernel] = []
+        self.returns: dict[str, str] = {}  # activation → the last one of its part
         whole = {"D": config.width, "V": config.vocab, "1": 1}
         self._sizes: dict[int | None, dict[str, int]] = {None: whole}
         self._documents: dict[int | None, dict[str, str]] = {None: {}}
-        self.absent: dict[int | None, list[Absent]] = {}
-        self.similar: dict[int | None, list[tuple[str, tuple[str, ...]]]] = {}
+        self._segments: dict[int | None, dict[str, str]] = {}
         self._build()
         self._derived = self.derived(edited=())
 
@@ -106,6 +106,10 @@ class Graph:
         """Letter of an axis → size: of the model, plus those of `layer` if given."""
         return self._sizes[layer]
 
+    def segments(self, layer: int | None) -> Mapping[str, str]:
+        """Letter of an axis → the axes concatenated in it, such as `Hk·dk|Hk·dk|H·dv`."""
+        return self._segments.get(layer, {})
+
     def documents(self, layer: int | None) -> Mapping[str, str]:
         """The documents' notation of letters specific to a part."""
         return self._documents[layer]
@@ -122,23 +126,14 @@ class Graph:
 
     def _build(self) -> None:
         config = self.config
-        ends = embedding_graph(config.embedding)
-        self._add(ends, None)
-        read = {name for node in ends.nodes for name in node.op.inputs}
-        stream = tuple(
-            node.name for node in ends.nodes
-            if node.name not in read and not isinstance(node.op, Scale)
-        )  # fmt: skip
+        self._add(embedding_graph(config.embedding), None)
+        stream = config.embedding.adds
         enters = Add(parts=stream, before=stream)
         copied = stream[0] if len(stream) == 1 else None
         if config.embedding.per_layer is not None:
             self._add(layer_embedding_graph(config.embedding), None)
-        learned = config.embedding.positions is not None
         for i, layer in enumerate(config.layers):
-            rows, stream = block_rows(
-                layer, i, width=config.width, learned_positions=learned, enters=enters,
-                copied=copied,
-            )  # fmt: skip
+            rows, stream = block_rows(layer, i, width=config.width, enters=enters, copied=copied)
             for part in rows:
                 self._add(part, i)
             copied = f"blocks.{i}.resid_post"
@@ -148,12 +143,7 @@ class Graph:
         last = f"blocks.{len(config.layers) - 1}.resid_post" if config.layers else stream[0]
         words = ("the final norm", "the last residual stream, normalized, as it enters the head",
                  ", H of the last block")  # fmt: skip
-        final = norm_graph(
-            config.final_norm, "ln_final", last, "H′", words, layer=None,
-            theirs=("unembed.hook_in",),
-        )  # fmt: skip
-        theirs = r"(norm|ln_f|final_norm)(\.weight)?"
-        self._add(replace(final, similar=((theirs, ("ln_final.out", "ln_final.w")),)), None)
+        self._add(norm_graph(config.final_norm, "ln_final", last, "H′", words, layer=None), None)
         self._add(head_graph(config.head, "ln_final.out"), None)
 
     def derived(self, edited: Container[str]) -> frozenset[str]:
@@ -201,6 +191,7 @@ class Graph:
     def _add(self, part: PartGraph, layer: int | None) -> None:
         whole = self._sizes[None]
         self.nodes |= {node.name: node for node in part.nodes}
+        self.returns |= {node.name: part.nodes[-1].name for node in part.nodes}
         self.parameters |= {parameter.name: parameter for parameter in part.parameters}
         for state in part.states:
             other = self.states.setdefault(state.name, state)
@@ -208,12 +199,12 @@ class Graph:
                 raise ValueError(f"`{other.holds}` and `{state.holds}` are both `{state.name}`")
         self.kernels += part.kernels
         sizes = self._sizes.setdefault(layer, dict(whole))
-        for letter, size in part.sizes.items():
-            if sizes.setdefault(letter, size) != size:
-                raise ValueError(f"layer {layer}: `{letter}` is {sizes[letter]} and {size}")
+        joined = {letter: size(axis, part.sizes) for letter, axis in part.segments.items()}
+        for letter, count in {**part.sizes, **joined}.items():
+            if sizes.setdefault(letter, count) != count:
+                raise ValueError(f"layer {layer}: `{letter}` is {sizes[letter]} and {count}")
+        self._segments.setdefault(layer, {}).update(part.segments)
         self._documents.setdefault(layer, {}).update(part.documents)
-        self.absent.setdefault(layer, []).extend(part.absent)
-        self.similar.setdefault(layer, []).extend(part.similar)
 
 
 @lru_cache(maxsize=64)

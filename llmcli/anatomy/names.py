@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cached_property
 from types import MappingProxyType
 
-from llmcli.anatomy.aliases import UNLIKE, Sources, others
+from llmcli.anatomy.absent import absence_reason, blocks_of
+from llmcli.anatomy.aliases import UNLIKE, Sources, foreign_names, others
 from llmcli.anatomy.graph import graph
-from llmcli.anatomy.missing import either, layers_there_are, near, why_absent
 from llmcli.anatomy.model import parameters, states
 from llmcli.anatomy.plan import plan
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
 from llmcli.graph.spec import Call, Kind, TensorSpec
+from llmcli.records.numbers import either
 
 NO_SOURCES: Sources = MappingProxyType({})
 LOOKED_AT: tuple[Kind, ...] = ("activation", "state")
@@ -40,22 +41,12 @@ _BARE_NUMBER = re.compile(r"-?\d{1,6}(?:--?\d{1,6})?\.")  # `3.attn.z`, `0-3.mlp
 _NUMBER = re.compile(r"(?:blocks\.)?(\d{1,6})\.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Named:
-    """A name with its kind, block, axes (`B H T dh`) and formula."""
-
-    name: str
-    kind: Kind
-    layer: int | None
-    axes: tuple[str, ...]
-    formula: str
-
-
-def known(config: ModelConfig) -> dict[str, Named]:
+def known(config: ModelConfig) -> dict[str, TensorSpec]:
     """Every tensor of the model: parameters, then activations and states in execution order.
 
-    Includes tensors that fused attention does not store: `attn.scores`, `attn.pattern`,
-    `attn.result`. A layer's cache comes where it is written, before its scores.
+    Described for one token of one sequence. Includes tensors that fused attention does not store:
+    `attn.scores`, `attn.pattern`, `attn.result`. A layer's cache comes where it is written, before
+    its scores.
     """
     specs = list(parameters(config))
     kept: dict[str, list[TensorSpec]] = {}
@@ -67,59 +58,32 @@ def known(config: ModelConfig) -> dict[str, Named]:
     for spec in plan(config, call).tensors:
         specs += kept.get(spec.name, ())
         specs.append(spec)
-    return {
-        spec.name: Named(
-            name=spec.name, kind=spec.kind, layer=spec.layer, axes=spec.axes, formula=spec.formula
-        )
-        for spec in specs
-    }
-
-
-def canonical(name: str, config: ModelConfig, sources: Sources = NO_SOURCES) -> str | None:
-    """Our name for a name of any program; None if this model has no such tensor.
-
-    `sources`: `families.sources.sources(config)`, for names of transformers and llama.cpp. Raises
-    UsageError for ambiguous names: several tensors (`c_attn`), or version-dependent ones.
-    """
-    return Names(config, sources).canonical(name)
-
-
-def select(
-    pattern: str,
-    config: ModelConfig,
-    *,
-    kinds: Sequence[Kind] = LOOKED_AT,
-    sources: Sources = NO_SOURCES,
-) -> tuple[str, ...]:
-    """The names of these kinds that match `pattern`; see `Names.select`."""
-    return Names(config, sources).select(pattern, kinds)
-
-
-def aliases(name: str, config: ModelConfig, sources: Sources = NO_SOURCES) -> tuple[str, ...]:
-    """Other programs' names for one of ours: TransformerLens first, checkpoint names last.
-
-    Each alias means exactly this tensor; fused tensors are no aliases. Of names that differ by a
-    prefix or suffix (`layers.0…` of a bare decoder) only the longest.
-    """
-    return Names(config, sources).aliases(name)
+    return {spec.name: spec for spec in specs}
 
 
 class Names:
-    """The names of one model and other programs' names for them."""
+    """The names of one model and other programs' names for them.
+
+    `sources`: `families.sources.sources(config)`, for names of transformers and llama.cpp.
+    """
 
     def __init__(self, config: ModelConfig, sources: Sources = NO_SOURCES) -> None:
         self.config = config
         self.sources = sources
-        self.known: Mapping[str, Named] = known(config)
+        self.known: Mapping[str, TensorSpec] = known(config)
 
     def canonical(self, name: str) -> str | None:
-        """See the function `canonical`."""
+        """Our name for a name of any program; None if this model has no such tensor.
+
+        Raises UsageError for ambiguous names: several tensors (`c_attn`), or version-dependent
+        ones.
+        """
         if name in self.known:
             return name
         _refuse_unlike(name)
         meant = self._others.get(name, ())
         if len(meant) > 1:
-            raise UsageError(f"`{name}` holds several tensors in one", hint=f"use {either(meant)}")
+            raise UsageError(f"`{name}` holds several tensors in one", hint=f"use {_either(meant)}")
         return meant[0] if meant and meant[0] in self.known else None
 
     def one(self, name: str, kinds: Sequence[Kind]) -> str | None:
@@ -136,12 +100,16 @@ class Names:
             few = meant if len(meant) <= 4 else [*meant[:2], meant[-1]]
             raise UsageError(
                 f"{len(meant)} names end in `{name}`",
-                hint=f"name one of them: {either(few)}",
+                hint=f"name one of them: {_either(few)}",
             )
         return meant[0] if meant else None
 
     def aliases(self, name: str) -> tuple[str, ...]:
-        """See the function `aliases`."""
+        """Other programs' names for one of ours: TransformerLens first, checkpoint names last.
+
+        Each alias means exactly this tensor; fused tensors are no aliases. Of names that differ by
+        a prefix or suffix (`layers.0…` of a bare decoder) only the longest.
+        """
         theirs = self._theirs.get(name, [])
         # without names contained in another: a bare decoder's names lack a prefix, and
         # `blk.0.attn_q` is `blk.0.attn_q.weight`
@@ -248,7 +216,7 @@ class Names:
     ) -> UsageError:
         """The error for an unknown name; `globs`: suggest `blocks.*.attn.q` without a block."""
         plain = self._others.get(example, (example,))[0]
-        reason = why_absent(plain, self.config) or self._why_no_name_ends(plain)
+        reason = absence_reason(plain, self.config) or self._why_no_name_ends(plain)
         *others, last = kinds
         sought = f"{', '.join(others)} or {last}" if others else last
         message = f"there is no {sought} `{typed}`"
@@ -257,7 +225,7 @@ class Names:
         elif _GLOB.search(typed):
             message = f"`{typed}` matches no {sought}"
         there = [n for n, named in self.known.items() if named.kind in kinds]
-        close = near(plain, there, graph(self.config))
+        close = near(plain, there, self.config)
         if not close:
             return UsageError(message, hint=otherwise)
         # keep the given blocks, such as `blocks.*.`
@@ -266,17 +234,17 @@ class Names:
             close = tuple(name.replace(one[0], blocks[0], 1) for name in close)
         elif globs:
             close = tuple(dict.fromkeys(_IN_A_BLOCK.sub(r"\1.*.", name) for name in close))
-        return UsageError(message, hint=f"did you mean {either(close)}?")
+        return UsageError(message, hint=f"did you mean {_either(close)}?")
 
     def _why_no_name_ends(self, tail: str) -> str:
         """The reason why no name has this suffix; empty if unknown."""
         tail = _NUMBER.sub("", tail)
         for name, meant in self._others.items():
-            if name.endswith(f".{tail}") and (why := why_absent(meant[0], self.config)):
+            if name.endswith(f".{tail}") and (why := absence_reason(meant[0], self.config)):
                 return why
         for part in ("attn", "mlp"):
-            why = why_absent(f"{part}.{tail}", self.config)
-            if why and why != why_absent(f"{part}.-", self.config):  # a specific reason
+            why = absence_reason(f"{part}.{tail}", self.config)
+            if why and why != absence_reason(f"{part}.-", self.config):  # a specific reason
                 return why
         return ""
 
@@ -295,7 +263,7 @@ def _expanded(item: str, config: ModelConfig) -> Iterator[str]:
     if not all(-layers <= number < layers for number in numbers):
         part = "cache" if found["part"] == "cache" else "blocks"
         raise UsageError(
-            f"this model has no `{typed}`: {layers_there_are(config, part)}",
+            f"this model has no `{typed}`: {blocks_of(config, part)}",
             hint=f"the last is `{part}.-1`, all are `{part}.*`",
         )
     first, last = numbers[0] % layers, numbers[-1] % layers
@@ -312,8 +280,54 @@ def _refuse_unlike(name: str) -> None:
         ways = (re.fullmatch(pattern, one) for one in (name, whole, f"ln1.{name}"))
         if found := next(filter(None, ways), None):
             instead = [use.format(**found.groupdict()) for use in ours]
-            raise UsageError(f"`{name}` {words}", hint=f"use {either(instead)}, {which}")
+            raise UsageError(f"`{name}` {words}", hint=f"use {_either(instead)}, {which}")
 
 
 def _a(kind: Kind) -> str:
     return f"{'an' if kind[0] == 'a' else 'a'} {kind}"
+
+
+def near(name: str, known: Collection[str], config: ModelConfig) -> tuple[str, ...]:
+    """At most three of `known` that may be meant: by another program's name, a typo, a suffix."""
+    close = foreign_names(name, known, config)
+    typed = re.match(r"blocks\.\d+\.", name)
+    block = typed[0] if typed else ""
+    inside = [n for n in known if n.startswith(block)]  # keep a given block
+    if not close:
+        parts = {n.removeprefix(block): n for n in inside}
+        close = [parts[n] for n in get_close_matches(name.removeprefix(block), parts, 1, 0.8)]
+    if not close:
+        close = get_close_matches(name, inside, 3, 0.75)
+    if not close:  # a short name such as `pattern`: add its block and part
+        inner = near_ends(name, known)
+        close = inner[:1] + inner[-1:] if len(inner) > 1 else inner
+    return tuple(close)
+
+
+def near_ends(name: str, known: Collection[str]) -> list[str]:
+    """Names with this or a similar suffix: `pattern`, `attn.patern`, `wq`, `resid`."""
+    inner = [n for n in known if n.endswith(f".{name}")]
+    inner = inner or [n for n in known if n.rpartition(".")[2] == name.rpartition(".")[2]]
+    return inner or _misspelled(name, known)
+
+
+def _misspelled(name: str, known: Collection[str]) -> list[str]:
+    ends: dict[str, list[str]] = {}
+    for one in known:
+        inside = _IN_A_BLOCK.sub("", one)
+        for end in dict.fromkeys((inside, inside.rpartition(".")[2])):
+            ends.setdefault(end, []).append(one)
+    close = get_close_matches(name, ends, 1, 0.75)
+    close = close or [end for end in ends if _letters(end) == _letters(name)]
+    if not close and len(name) >= 3:
+        close = [end for end in ends if end.startswith(name)]
+    return [one for end in close for one in ends[end]]
+
+
+def _letters(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def _either(names: Sequence[str]) -> str:
+    """`a`, `b` or `c`, each in backticks."""
+    return either([f"`{name}`" for name in names])

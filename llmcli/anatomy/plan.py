@@ -37,18 +37,28 @@ class Plan:
 
 
 def plan(
-    config: ModelConfig, call: Call, *, logits: Logits = "all", edited: Collection[str] = ()
+    config: ModelConfig,
+    call: Call,
+    *,
+    logits: Logits = "all",
+    edited: Collection[str] = (),
+    layers: Collection[int | None] | None = None,
 ) -> Plan:
     """The activations of `call`.
 
     With `logits="last"` final norm and head are computed for the last position only, with `none`
     for no position. A kernel is not used in layers where a covered activation is `edited`.
+    `layers`: only of these (None: outside the layers), by default of all.
     """
-    return Plan(call=call, tensors=tuple(_tensors(graph(config), call, logits, edited)))
+    return Plan(call=call, tensors=tuple(_tensors(graph(config), call, logits, edited, layers)))
 
 
 def _tensors(
-    model: Graph, call: Call, logits: Logits, edited: Collection[str]
+    model: Graph,
+    call: Call,
+    logits: Logits,
+    edited: Collection[str],
+    layers: Collection[int | None] | None,
 ) -> Iterator[TensorSpec]:
     derived = model.derived(edited)
     wide = {
@@ -56,7 +66,7 @@ def _tensors(
     }
     cached = {row.holds for row in model.states.values() if row.cached}
     for node in model.nodes.values():
-        if node.ends and logits == "none":
+        if (node.ends and logits == "none") or (layers is not None and node.layer not in layers):
             continue
         tokens = 1 if node.ends and logits == "last" else call.tokens
         sizes = {**model.sizes(node.layer), "B": call.batch, "T": tokens, "S": call.keys}

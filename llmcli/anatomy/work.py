@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import Place, graph
+from llmcli.anatomy.memory import PROMPT_CHUNK
 from llmcli.anatomy.plan import plan
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.graph.node import Node, State

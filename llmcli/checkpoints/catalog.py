@@ -207,7 +207,7 @@ CATALOG = {
             sha256="ae70d4e39891050f14e6182c5f612af47b888ab46e5ebe1ea464fcd9f39a4cf2",
         ),
     )
-}  # fmt: skip
+}
 
 
 def cache_dir() -> Path:

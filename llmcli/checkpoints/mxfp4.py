@@ -39,8 +39,9 @@ def paired(
         if not name.endswith(_BLOCKS) or scales is None:
             continue
         if (blocks.format, scales.format) != ("U8", "U8") or blocks.shape != (
-            *scales.shape, _CODES,
-        ):  # fmt: skip
+            *scales.shape,
+            _CODES,
+        ):
             stored = f"{blocks.format} {list(blocks.shape)}"
             raise CheckpointError(
                 f"`{shown(name)}` is {stored} and its scales are {scales.format} "

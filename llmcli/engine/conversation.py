@@ -222,7 +222,7 @@ class Conversation:
                 yield token
                 if token.finish is not None:
                     return
-                wanted = min(session.lengths[0] + 1, self.room)  # tokens may have been read ahead
+                wanted = min(session.lengths[0] + 1, self.room)  # drafted tokens may have been read
                 make_room(session, wanted, self.room, _FULL)
         finally:
             if written:

@@ -37,17 +37,17 @@ class Draft(Protocol):
     def add(self, id: int) -> None:
         """Append a token to the text."""
 
-    def ground(self) -> int | None:
-        """The basis of a proposal now; None if there is none.
+    def context_key(self) -> int | None:
+        """The kind of context for a proposal now; None if none is possible.
 
-        Proposals with the same basis have a similar acceptance rate.
+        Proposals with the same key have a similar acceptance rate.
         """
 
     def catch_up(self) -> None:
         """Read the text if much of it is unread; not counted as proposal time."""
 
     def propose(self, count: int) -> list[int]:
-        """Propose at most `count` next tokens; requires a `ground` that is not None."""
+        """Propose at most `count` next tokens; requires a `context_key` that is not None."""
 
 
 class NgramDraft:
@@ -72,7 +72,7 @@ class NgramDraft:
             self._behind[tuple(ids[-size:])] = len(ids)
         ids.append(id)
 
-    def ground(self) -> int | None:
+    def context_key(self) -> int | None:
         """The length of the matched n-gram."""
         for size in range(min(_LONGEST, len(self._ids)), _SHORTEST - 1, -1):
             if tuple(self._ids[-size:]) in self._behind:
@@ -84,7 +84,7 @@ class NgramDraft:
 
     def propose(self, count: int) -> list[int]:
         """See `Draft`. A repetition with a shorter period is continued."""
-        size = self.ground()
+        size = self.context_key()
         assert size is not None
         found = self._ids[self._behind[tuple(self._ids[-size:])] :]
         return [found[at % len(found)] for at in range(count)]
@@ -120,7 +120,7 @@ class ModelDraft:
         self._ids.append(id)
         self._known = self._known and id < self.model.config.vocab
 
-    def ground(self) -> int | None:
+    def context_key(self) -> int | None:
         """See `Draft`: constant, as long as the text fits the model."""
         return 0 if self._known and len(self._ids) < self._room else None
 

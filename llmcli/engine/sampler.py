@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from llmcli.devices import float64_device, on_the_way
+from llmcli.devices import copy_to_host_async, float64_device
 from llmcli.engine.output import Choice
 from llmcli.engine.sampling import Sampling, choose, penalized, top
 from llmcli.engine.seeds import uniforms
@@ -51,14 +51,14 @@ class Sampler:
         self._step = 0
         self._steps = _STEPS if limit is None else min(_STEPS, limit)
         self._u_BS = torch.empty(0, device=device)
-        self._prompt_BV: Tensor | None = None
-        self._output_BV: Tensor | None = None
+        prompt_BV = output_BV = None
         if sampling.penalizes_prompt:
             counts = [torch.bincount(torch.tensor(ids), minlength=vocab) for ids in prompts]
-            self._prompt_BV = torch.stack(counts).repeat_interleave(samples, 0).to(device)
+            prompt_BV = torch.stack(counts).repeat_interleave(samples, 0).to(device)
         if sampling.penalizes_output:
             shape = (len(self._sequences), vocab)
-            self._output_BV = torch.zeros(shape, dtype=torch.int64, device=device)
+            output_BV = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._counts: list[Tensor | None] = [prompt_BV, output_BV]
 
     def pick(self, logits_BV: Tensor) -> tuple[Tensor, list[Choice]]:
         """`draw`, then wait for the choices."""
@@ -75,14 +75,14 @@ class Sampler:
         device, logits_BV = logits_BV.device, logits_BV.to(self._device)
         u_B = None if self._sampling.greedy else self._uniforms()
         free_BV = self._sampling.suppressed(logits_BV, self._step)
-        ids_B, best_B = choose(free_BV, self._sampling, u_B, self._prompt_BV, self._output_BV)
+        ids_B, best_B = choose(free_BV, self._sampling, u_B, *self._counts)
         margins = None if self._ties is None else self._margins(self._ties, free_BV, ids_B)
-        if self._output_BV is not None:
-            self._output_BV.scatter_add_(1, ids_B[:, None], torch.ones_like(ids_B)[:, None])
+        if (output_BV := self._counts[1]) is not None:
+            output_BV.scatter_add_(1, ids_B[:, None], torch.ones_like(ids_B)[:, None])
         columns = torch.stack((ids_B.double(), best_B.double()), 1)
         if self._logprobs is not None:
             columns = torch.cat((columns, *_logprobs(logits_BV, ids_B, self._logprobs)), 1)
-        rows, sequences, step = on_the_way(columns), self._sequences, self._step
+        rows, sequences, step = copy_to_host_async(columns), self._sequences, self._step
         self._step += 1
 
         def choices() -> list[Choice]:
@@ -108,10 +108,8 @@ class Sampler:
         if not self._sampling.greedy:
             numbers = uniforms(self._sampling.seed, 0, self._step + ahead, 1)
             u_B = torch.tensor(numbers, dtype=torch.float64, device=self._device)
-        counts = [
-            one if one is None else one[:, : logits_1V.shape[1]]
-            for one in (self._prompt_BV, self._output_BV)
-        ]
+        vocab = logits_1V.shape[1]
+        counts = [None if one is None else one[:, :vocab] for one in self._counts]
         free_1V = self._sampling.suppressed(logits_1V, self._step + ahead)
         return int(choose(free_1V, self._sampling, u_B, *counts)[0])
 
@@ -121,10 +119,7 @@ class Sampler:
         self._sequences = [self._sequences[row] for row in rows]
         if self._u_BS.numel():
             self._u_BS = self._u_BS[index]
-        if self._prompt_BV is not None:
-            self._prompt_BV = self._prompt_BV[index]
-        if self._output_BV is not None:
-            self._output_BV = self._output_BV[index]
+        self._counts = [None if one is None else one[index] for one in self._counts]
 
     def _uniforms(self) -> Tensor:
         """The random number of every row for this step, `[B]`; a new table every S steps."""
@@ -140,8 +135,7 @@ class Sampler:
         self, ties: NearTies, logits_BV: Tensor, ids_B: Tensor
     ) -> list[tuple[float, float]]:
         """Per row the margin to the best other token, and the bound of its rounding error."""
-        counts = (self._prompt_BV, self._output_BV)
-        scores_BV = penalized(logits_BV, self._sampling, *counts)
+        scores_BV = penalized(logits_BV, self._sampling, *self._counts)
         others_B = scores_BV.scatter(1, ids_B[:, None], float("-inf")).argmax(-1)
         ids_B2 = torch.stack((ids_B, others_B), 1)
 
@@ -149,13 +143,14 @@ class Sampler:
             return each_BV.gather(1, ids_B2).cpu().double()  # some devices lack float64
 
         scores_B2, logits_B2 = pair(scores_BV), pair(logits_BV)
-        both = (None if one is None else pair(one) for one in counts)
+        both = (None if one is None else pair(one) for one in self._counts)
         # a score is linear in its logit (repetition scales it, other penalties are constant)
         doubled_B2 = penalized(2 * logits_B2, self._sampling, *both)
         slopes_B2 = torch.where(logits_B2 == 0, 1.0, (doubled_B2 - scores_B2) / logits_B2)
         margins_B = scores_B2[:, 0] - scores_B2[:, 1]
         bounds_B = ties.bound(ids_B2, logits_B2, slopes_B2)
         return list(zip(margins_B.tolist(), bounds_B.tolist(), strict=True))
+
 
 def _choice(sequence: int, step: int, id: float, best: float, *logprobs: float) -> Choice:
     if not float("-inf") < best < float("inf"):

@@ -12,7 +12,7 @@ import ctypes
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -171,9 +171,10 @@ def _by_kernel(
     first, stride = logits.data_ptr(), 4 * vocab
     room = torch.empty(4 * vocab, dtype=torch.float64)
     ids, scores, best = [], [], ctypes.c_double()
+    kernel = native.function("llmcli_choose", "pnpppdppn", returns=True)
     for row, draw in enumerate([0.0] * len(logits) if u is None else u.tolist()):
         beside = (None if one is None else one[row].data_ptr() for one in counts)
-        ids.append(_kernel()(
+        ids.append(kernel(
             first + row * stride, vocab, ctypes.byref(numbers), *beside, draw,
             ctypes.byref(best), room.data_ptr(), native.level_number(),
         ))  # fmt: skip
@@ -188,11 +189,6 @@ def _numbers(sampling: Sampling, penalties: bool) -> _Numbers:
         sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty,
         sampling.presence_penalty, sampling.frequency_penalty,
     )  # fmt: skip
-
-
-@cache
-def _kernel() -> Any:
-    return native.function("llmcli_choose", "pnpppdppn", returns=True)
 
 
 def sample(probs: Tensor, u: Tensor) -> Tensor:

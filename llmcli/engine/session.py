@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.anatomy.counts import PROMPT_CHUNK
+from llmcli.anatomy.memory import PROMPT_CHUNK
 from llmcli.devices import release_freed_memory, require_memory
 from llmcli.nn.decoder import Decoder, inference
 from llmcli.nn.state import State
@@ -48,22 +48,22 @@ class Session:
     """`batch` sequences of up to `capacity` tokens each, empty at first.
 
     `logits_BV`: of each sequence's last token, None if unknown: before the first token, and after a
-    call that did not compute them. `on_reread(tokens)` is called when `tokens` tokens of the
-    longest sequence are processed again (`Decoder.outdated`).
+    call that did not compute them. `on_reprefill(tokens)` is called when `tokens` tokens of the
+    longest sequence are processed again (`Decoder.needs_reprefill`).
     """
 
     def __init__(
         self, decoder: Decoder, batch: int, capacity: int, *,
-        on_reread: Callable[[int], None] | None = None,
+        on_reprefill: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
         self.decoder = decoder
-        self._on_reread = on_reread
+        self._on_reprefill = on_reprefill
         self.state = decoder.new_state(batch, capacity)
         self.logits_BV: Tensor | None = None
         self._ids = Ids.none(batch, capacity, decoder.device)
         self._chosen_B: Tensor | None = None
         self._kept: dict[int, _Place] = {}  # by length
-        self._before: State | None = None  # state before reading ahead that cannot be rewound
+        self._unverified: State | None = None  # state before `verify`, without slots
         self._torn = False  # a call was interrupted: layers may be inconsistent
 
     @property
@@ -87,15 +87,15 @@ class Session:
         tap: Tap | None = None,
         edits: Sequence[Edit] = (),
         clock: Clock | None = None,
-        ahead: bool = False,
+        verify: bool = False,
     ) -> Tensor:
         """Read new tokens of every sequence, `[B, T]` or lists of unequal length, in one call.
 
         Returns the logits of `all` new tokens, `[B, T, V]`, or of the `last` one of each sequence,
         `[B, V]`. With `none`, and with `until=i`, final norm and head are skipped: returns the
         residual stream `[B, T, D]` after the last layer (without a tap: after the last layer with a
-        state), or after layer i. `totals`, `tap`, `edits`, `clock` and `ahead` as in the decoder:
-        tokens read `ahead` can be removed (`forget`). Raises ValueError if the tokens do not fit.
+        state), or after layer i. `totals`, `tap`, `edits`, `clock` and `verify` as in the decoder;
+        `rollback` removes tokens read with it. Raises ValueError if the tokens do not fit.
         """
         lengths = None
         if not isinstance(ids, Tensor):
@@ -108,15 +108,15 @@ class Session:
             until = (len(self.decoder.blocks) if observed else self.decoder.readers) - 1
         new = lengths or [ids.shape[1]] * len(ids)
         after = totals or [start + more for start, more in zip(self.lengths, new, strict=True)]
-        if self.decoder.outdated(self.state, after):
-            self._read_again(after, edits)
+        if self.decoder.needs_reprefill(self.state, after):
+            self._reprefill(after, edits)
         starts = self.lengths
-        if ahead and not self.state.rewinds:
-            self._before = self.state.snapshot(slots=False)
+        if verify and not self.state.rewinds:
+            self._unverified = self.state.snapshot(slots=False)
         self._torn = True
         out = self.decoder(
             ids, self.state, lengths=lengths, totals=totals, tap=tap, edits=edits, clock=clock,
-            logits="all" if logits == "all" else "last", until=until, ahead=ahead,
+            logits="all" if logits == "all" else "last", until=until, verify=verify,
         )  # fmt: skip
         if self.state.lengths_B is not None and ids.shape[1] == 1 and lengths is None:
             self._ids.write_last(ids, self.state.lengths_B)
@@ -228,9 +228,9 @@ class Session:
             raise ValueError("no token was chosen since the last call")
         return self.extend(self._chosen_B[:, None], tap=tap, edits=edits, clock=clock)
 
-    def reads_ahead(self, tokens: int) -> bool:
+    def can_verify(self, tokens: int) -> bool:
         """Whether `tokens` tokens can be read at once with the same results as single steps."""
-        return self.decoder.reads_ahead(self.state, tokens)
+        return self.decoder.can_verify(self.state, tokens)
 
     def select(self, rows: Sequence[int]) -> None:
         """Continue with copies of these sequences, in this order: forks or drops samples."""
@@ -278,17 +278,17 @@ class Session:
         self.rewind(length)
         return length
 
-    def forget(self, length: int) -> None:
-        """Remove tokens from `length` on, of the only sequence, which were last read `ahead`."""
+    def rollback(self, length: int) -> None:
+        """Remove the only sequence's tokens from `length` on; the last call had `verify`."""
         if length == self.lengths[0]:
             return
         if self.state.rewinds:
             self.rewind(length)
             return
-        assert self._before is not None
+        assert self._unverified is not None
         (ids,) = self.ids
         self._torn = True
-        self.state.restore(self._before)
+        self.state.restore(self._unverified)
         self.extend([ids[self.lengths[0] : length]], logits="none")
 
     def keep(self) -> None:
@@ -329,12 +329,12 @@ class Session:
         self._ids.grow(capacity)
         self.state.grow(capacity)
 
-    def _read_again(self, totals: Sequence[int], edits: Sequence[Edit]) -> None:
+    def _reprefill(self, totals: Sequence[int], edits: Sequence[Edit]) -> None:
         """Read all tokens again, as prefixes of sequences with lengths `totals`."""
         rows = self.ids
         longest = max(map(len, rows))
-        if self._on_reread is not None:
-            self._on_reread(longest)
+        if self._on_reprefill is not None:
+            self._on_reprefill(longest)
         self._kept = {}
         self.state.rewind([0] * len(rows))
         for start in range(0, longest, PROMPT_CHUNK):

@@ -60,7 +60,7 @@ def stream(
     request: TextRequest,
     *,
     on_prefill: Callable[[int, int], None] | None = None,
-    on_reread: Callable[[int], None] | None = None,
+    on_reprefill: Callable[[int], None] | None = None,
     speculation: Speculation | None = None,
 ) -> Iterator[Token]:
     """Return an iterator over the generated tokens.
@@ -69,8 +69,9 @@ def stream(
 
     Sample i of every prompt only depends on `sample_seed(sampling.seed, i)`: the text equals that
     of a single run with this seed, up to rounding of the logits. `on_prefill(done, total)` is
-    called with the prompt tokens read, every 512 tokens of the longest prompt, `on_reread(tokens)`
-    when all are read again (`Session`). `speculation` is used for a single sequence.
+    called with the prompt tokens read, every 512 tokens of the longest prompt,
+    `on_reprefill(tokens)` when all are read again (`Session`). `speculation` is used for a single
+    sequence.
 
     Raises immediately UsageError (no prompt, an id outside the vocabulary, a number below 1, an
     empty stop string) and PromptTooLong; while running NotFinite and OutOfMemory.
@@ -98,7 +99,7 @@ def stream(
             model.decoder.state_bytes(copies * len(outputs), capacity), model.device,
             f"the caches of {len(outputs)} × {capacity} tokens", _FULL,
         )  # fmt: skip
-        session = Session(model.decoder, len(prompts), capacity, on_reread=on_reread)
+        session = Session(model.decoder, len(prompts), capacity, on_reprefill=on_reprefill)
         session.prefill(prompts, on_prefill=on_prefill)
         if request.samples > 1:
             session.select([number // request.samples for number in range(len(outputs))])

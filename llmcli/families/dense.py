@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmcli.errors import UnsupportedModel
@@ -10,11 +11,39 @@ from llmcli.families.draft import Draft, llama_like
 from llmcli.families.family import Family
 from llmcli.families.names import AFTER, LLAMA, QWEN
 from llmcli.families.read import GGUF_CLIP, GGUF_PARALLEL, GGUF_SCALES, GGUF_WINDOWS, hf_window
-from llmcli.families.rope import GGUF_YARN, yarn_as_written
+from llmcli.families.rope import GGUF_YARN, of_layer_type, yarn_as_written
 from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import QueryGrowth
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.experts.config import ExpertsConfig
+
+
+def _llama(m: Draft) -> None:
+    """Llama 2 and 3, SmolLM, Mistral: a Mistral has a window, by layer in a Ministral.
+
+    A GGUF file of the architecture is a Mixtral if it has experts.
+    """
+    if m.hf and m.kind != "llama":
+        m.set_windows([True] * len(m.ffn), listed=m.kind == "ministral")
+    elif isinstance(m.ffn[-1], ExpertsConfig):
+        m.others["family"] = "mixtral"
+
+
+def _mistral_biases(settings: dict[str, Any]) -> Mapping[str, Any]:
+    return settings if settings["model_type"] == "llama" else {**settings, **NO_BIASES}
+
+
+NO_BIASES = {"attention_bias": False, "mlp_bias": False}
+MISTRAL = {"max_position_embeddings": 131_072, "num_key_value_heads": 8}
+LLAMAS = llama_like(
+    _llama,
+    name="llama",
+    words="RMSNorm, rotary positions (linear, dynamic, llama3, yarn, longrope), grouped queries, "
+    "gated SiLU MLP; biases, window and tied head as configured",
+    hf=("llama", "mistral", "ministral"), hf_multimodal=("mistral3",), gguf=("llama",),
+    ran=("smollm2",), prepare=_mistral_biases, by_type={"mistral": MISTRAL, "ministral": MISTRAL},
+)  # fmt: skip
 
 
 def _longrope(settings: dict[str, Any]) -> Mapping[str, Any]:
@@ -43,7 +72,7 @@ PHI3 = llama_like(
     _phi3,
     name="phi3", words="as llama with fused projections, partial rotary positions, a window",
     hf=("phi3",), gguf=("phi3",), gguf_reads=GGUF_WINDOWS,
-    prepare=_longrope, rotated=1.0, fixed={"attention_bias": False, "mlp_bias": False},
+    prepare=_longrope, rotated=1.0, fixed=NO_BIASES,
     defaults={
         "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "bos_token_id": 1,
         "original_max_position_embeddings": 4096, "eos_token_id": 32000,
@@ -85,7 +114,7 @@ GLM = llama_like(
 _GRANITE = ("attention_multiplier", "residual_multiplier", "embedding_multiplier", "logits_scaling")
 
 
-def _granite(m: Draft) -> None:
+def granite(m: Draft) -> None:
     """Granite (IBM 2024, arXiv 2405.04324): Llama with multipliers.
 
     In GGUF `rope.scaling.finetuned` says whether queries and keys use RoPE.
@@ -103,7 +132,7 @@ def _granite(m: Draft) -> None:
 
 
 GRANITE = llama_like(
-    _granite,
+    granite,
     name="granite",
     words="as llama with multipliers of embeddings, scores, residual parts and logits",
     hf=("granite",), gguf=("granite",), gguf_reads=GGUF_SCALES,
@@ -149,6 +178,44 @@ SMOLLM3 = llama_like(
 )  # fmt: skip
 
 
+_OLMO_THETA = 500_000.0
+
+
+def _olmo2(m: Draft) -> None:
+    """OLMo 2 and 3 (OLMo et al. 2024, arXiv 2501.00656; 2025, arXiv 2512.13961).
+
+    Each part has a post-norm and no pre-norm; queries and keys are normalized over their full
+    width. In OLMo 3 three of four layers have a sliding window and unscaled RoPE.
+    """
+    m.pre, m.post = False, True
+    m.set_attention(qk_norm=m.norm, qk_norm_wide=True)
+    if m.kind == "olmo2" and m.hf:
+        return
+    rope = m.attention[0].rope
+    assert rope is not None
+    local = m.hf_rope_of_windows(_OLMO_THETA) if m.hf else replace(rope, scaling=None)
+    windows = m.windows(4, hf_default=4096)
+    m.by_layer(window=windows, rope=[rope if one is None else local for one in windows])
+
+
+def _full_attention(settings: dict[str, Any]) -> Mapping[str, Any]:
+    if settings["model_type"] == "olmo2":
+        return settings
+    return of_layer_type(settings, "full_attention", theta=_OLMO_THETA)
+
+
+OLMO2 = llama_like(
+    _olmo2,
+    name="olmo",
+    words="norms after the parts, queries and keys normalized over the width (olmo2); windows "
+    "in three of four layers (olmo3)",
+    hf=("olmo2", "olmo3"), gguf=("olmo2",), gguf_reads=GGUF_WINDOWS,
+    prepare=_full_attention, fixed={"mlp_bias": False},
+    defaults={"rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": 50279},
+    names=QWEN.but(AFTER, without="ln1 ln2"),
+)  # fmt: skip
+
+
 def _exaone4(m: Draft) -> None:
     """EXAONE 4 (LG AI Research 2025, arXiv 2507.11407): post-norms and per-head q/k norms.
 
@@ -170,7 +237,7 @@ EXAONE4 = llama_like(
     words="norms after the parts, normalized queries and keys; windows in three of four "
     "layers, which alone have rotary positions",
     hf=("exaone4",), gguf=("exaone4",), gguf_reads=GGUF_WINDOWS,
-    fixed={"attention_bias": False, "mlp_bias": False},
+    fixed=NO_BIASES,
     defaults={
         "num_key_value_heads": 32, "rms_norm_eps": 1e-5, "bos_token_id": 0, "eos_token_id": 2,
         "sliding_window": 4096,
@@ -321,7 +388,7 @@ MINISTRAL3 = llama_like(
     _ministral3,
     name="ministral3", words="as mistral with queries that grow with their position",
     hf=("ministral3",), hf_multimodal=("mistral3",), gguf=("mistral3",), gguf_reads=GGUF_YARN,
-    prepare=_ministral3_rope, fixed={"attention_bias": False, "mlp_bias": False},
+    prepare=_ministral3_rope, fixed=NO_BIASES,
     defaults={
         "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262_144,
         "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2, "rope_parameters": _YARN,

@@ -8,10 +8,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
+from llmcli.errors import CheckpointError
 from llmcli.families import llama
 from llmcli.families.family import Family
 from llmcli.families.names import LLAMA, Names
-from llmcli.families.read import gguf_windows, hf_windows
+from llmcli.families.read import gguf_windows, hf_window, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
 from llmcli.families.values import NO_KEYS, Values
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
@@ -31,7 +32,8 @@ class Draft:
     `attention` and `ffn` are the parts of each layer, each with the norm `norm`, before it (`pre`)
     and after it (`post`). `parallel`: they read the same input, through one norm or two.
     `multiplier`: of what they add. `kind`: the model type, in GGUF the architecture. `values` reads
-    the settings, `tensors` are those of a GGUF file. `others`: changes of the ModelConfig.
+    the settings, `tensors` are those of a GGUF file. `others`: changes of the ModelConfig, `change`
+    of a finished layer.
     """
 
     def __init__(
@@ -47,6 +49,12 @@ class Draft:
         self.parallel: int = 0  # norms of parallel parts; 0: one part after the other
         self.multiplier = 1.0
         self.others: dict[str, Any] = {}
+        self.change: Callable[[int, LayerConfig], LayerConfig] = lambda number, layer: layer
+        self._parts: dict[int, tuple[object, ...]] = {}
+
+    def layer(self, number: int, *parts: object) -> None:
+        """Give a layer these parts, one after the other, instead of attention and feed-forward."""
+        self._parts[number] = parts
 
     def set_attention(self, **changes: Any) -> None:
         """Change the attention of all layers."""
@@ -78,6 +86,27 @@ class Draft:
         """Normalize with LayerNorm."""
         self.norm = NormConfig(kind="layer", eps=self.norm.eps, bias=bias, weights=weights)
 
+    def set_windows(
+        self, usual: Sequence[bool], *, listed: bool = True, switched: bool = False
+    ) -> None:
+        """Give layers of a config.json the window `sliding_window`.
+
+        `usual`: which layers have it, unless `layer_types` says so (if `listed`). `switched`: only
+        with `use_sliding_window`. Raises CheckpointError for listed layers without a size.
+        """
+        values, slides = self.values, usual
+        window = None if switched and not values.flag("use_sliding_window", False) else (
+            hf_window(values) if values.says("sliding_window") else 4096
+        )  # fmt: skip
+        if listed and values.has("layer_types"):
+            kinds = values.layer_types(len(usual), ("full_attention", "sliding_attention"))
+            slides = [kind == "sliding_attention" for kind in kinds]
+            if any(slides) and window is None:
+                raise CheckpointError(
+                    "`layer_types` has windows but `sliding_window` is not in use"
+                )
+        self.by_layer(window=[window if one else None for one in slides])
+
     def windows(
         self, period: int, hf_default: int | None = None, gguf_default: int | None = None
     ) -> list[int | None]:
@@ -106,20 +135,26 @@ class Draft:
 
     def finished(self, family: str, model_type: str) -> ModelConfig:
         """The model with all changes."""
-        layers = map(self._layer, self.attention, self.ffn)
-        return replace(
-            self.model, family=family, model_type=model_type, layers=tuple(layers),
-            final_norm=self.norm, **self.others,
-        )  # fmt: skip
+        usual = enumerate(zip(self.attention, self.ffn, strict=True))
+        layers = (
+            self.change(number, self._layer(*self._parts.get(number, parts)))
+            for number, parts in usual
+        )
+        changes: dict[str, Any] = {
+            "family": family, "model_type": model_type, "final_norm": self.norm,
+            "layers": tuple(layers), **self.others,
+        }  # fmt: skip
+        return replace(self.model, **changes)
 
-    def _layer(self, attention: AttentionConfig, ffn: object) -> LayerConfig:
+    def _layer(self, *parts: object) -> LayerConfig:
         if self.parallel:
+            attention, ffn = parts
             second = Branch(part=ffn, pre_norm=self.norm)
             if self.parallel == 1:
                 second = Branch(part=ffn, shares_norm=True)
             return LayerConfig(sublayers=((Branch(part=attention, pre_norm=self.norm), second),))
         return sequential(
-            attention, ffn, norm=self.norm if self.pre else None,
+            *parts, norm=self.norm if self.pre else None,
             after=self.norm if self.post else None, multiplier=self.multiplier,
         )  # fmt: skip
 
@@ -128,28 +163,31 @@ def llama_like(
     build: Callable[[Draft], None] = lambda m: None, *,
     name: str, hf: tuple[str, ...], gguf: tuple[str, ...],
     names: Names | Callable[[ModelConfig], Names] = LLAMA,
-    like: str | None = "llama", defaults: Mapping[str, Any] = NONE,
-    by_type: Mapping[str, Mapping[str, Any]] = NONE, fixed: Mapping[str, Any] = NONE,
+    defaults: Mapping[str, Any] = NONE, fixed: Mapping[str, Any] = NONE,
+    by_type: Mapping[str, Mapping[str, Any]] = NONE,
     eps: str | None = None, rotated: float | None = None, function: Activation = "silu",
     prepare: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda settings: settings,
-    keys: Mapping[str, str] = NO_KEYS,
+    keys: Mapping[str, str] = NO_KEYS, rotary: bool = True,
+    fill: Callable[[Values], Mapping[str, Any]] = lambda values: NONE,
     **record: Any,
 ) -> Family:  # fmt: skip
     """A family that changes the Llama of a checkpoint by `build`; `record`: fields of `Family`.
 
-    Of a config.json: `like` is the type of Llama (None: `prepare` gives it); `defaults` are those
-    that differ from it, and `by_type` more of a model type; `fixed` are settings that the types do
-    not read; `eps` is the key of LayerNorm's ε; `rotated` the default share of a head with RoPE;
-    `prepare` rewrites the settings that Llama reads; `keys` are other names of these, by Llama's.
-    `function`: the activation in GGUF.
+    Of a config.json: `defaults` are those that differ from Llama's, and `by_type` more of a model
+    type; `fixed` are settings that the types do not read; `eps` is the key of the norms' ε;
+    `rotated` the default share of a head with RoPE; `prepare` rewrites the settings that Llama
+    reads; `keys` are other names of these, by Llama's. In GGUF `function` is the activation, and
+    `fill` gives the metadata that Llama reads instead of the file's. Without `rotary` no layer has
+    RoPE, and its settings are not read.
     """
     def from_hf(config: Mapping[str, Any]) -> ModelConfig:
         kind = config["model_type"]
         settings = {**defaults, **by_type.get(kind, {}), **config}
-        own = {**fixed} if like is None else {**fixed, "model_type": like}
+        own = dict(fixed)
         if eps is not None:
             own["rms_norm_eps"] = Values(settings).number(eps, 1e-5, above=False)
-        model = llama.from_hf({**prepare(settings), **own}, rotated=rotated, keys=keys)
+        whole = {**prepare(settings), **own}
+        model = llama.from_hf(whole, rotated=rotated, keys=keys, rotary=rotary)
         draft = Draft(model, Values(settings, keys=keys), kind, None)
         build(draft)
         return draft.finished(name, kind)
@@ -157,9 +195,12 @@ def llama_like(
     def from_gguf(
         metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
     ) -> ModelConfig:
-        model = llama.from_gguf(metadata, tensors, function=function)
-        kind = model.model_type
-        draft = Draft(model, Values(metadata, prefix=f"{kind}."), kind, tensors)
+        kind = Values(metadata).text("general.architecture")
+        values = Values(metadata, prefix=f"{kind}.")
+        filled = {f"{kind}.{key}": value for key, value in fill(values).items()}
+        whole = {**metadata, **filled}
+        model = llama.from_gguf(whole, tensors, function=function, rotary=rotary)
+        draft = Draft(model, values, kind, tensors)
         build(draft)
         return draft.finished(name, hf[0] if len(hf) == 1 else kind)
 

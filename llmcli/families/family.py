@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint, TensorInfo
 
 _FILES = (
-    "gpt2", "llama", "olmo2", "gemma", "gemma4", "dense", "gpts", "qwen_vl",
-    "lfm2", "mixtral", "qwen_moe", "qwen_next", "olmoe", "glm4_moe", "gpt_oss", "deepseek",
-    "mamba2", "granite_hybrid", "nemotron_h",
+    "gpt2", "dense", "gpts", "gemma", "gemma4", "qwen", "mixtures", "deepseek", "hybrids",
 )  # modules of this package; each defines `FAMILIES`
 _PIECE = 1 << 22  # bytes compared at a time
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Container
+from typing import NamedTuple
 
 from llmcli.errors import UnsupportedModel
 from llmcli.families.values import MOST, Values, require_divisible, shortened
@@ -13,13 +13,21 @@ from llmcli.parts.ssm.config import SsmConfig
 
 _RECURRENT = ("mamba", "linear_attention")  # layer types, old and new
 _ATTENDS = ("attention", "full_attention")
-HEADS, KV_HEADS = "attention.head_count", "attention.head_count_kv"  # of a GGUF file
-NEURONS = "feed_forward_length"
-LONGEST = 1 << 20  # tokens: nominal context of a model without a limit
+
+MIXER = """
+    ssm.gate+ssm.in+ssm.dt  mixer.in_proj              ssm_in
+    ssm.out                 mixer.out_proj             ssm_out
+    =ssm.w                  mixer.conv1d.weight|shape  ssm_conv1d.weight|shape
+    =ssm.b                  mixer.conv1d.bias          ssm_conv1d.bias
+    =ssm.norm.w             mixer.norm.weight          ssm_norm.weight|shape
+    =ssm.A_log              mixer.A_log                ssm_a|shape|log
+    =ssm.dt_bias            mixer.dt_bias              ssm_dt.bias
+    =ssm.D                  mixer.D                    ssm_d|shape
+"""  # rows of names
 
 
 class Keys(NamedTuple):
-    """Keys of a mixer's settings in config.json."""
+    """Keys of a mixer's settings in config.json, in this order."""
 
     heads: str
     head_dim: str
@@ -97,28 +105,3 @@ def attending_hf(values: Values, layers: int) -> list[bool]:
     named = Values({"layer_types": values.raw(key)})
     kinds = named.layer_types(layers, (*_RECURRENT, *_ATTENDS))
     return [kind in _ATTENDS for kind in kinds]
-
-
-def as_llama(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    """GGUF metadata in the form of a Llama's, and each layer's numbers of heads and neurons.
-
-    A layer with 0 key/value heads has no attention, one with 0 neurons no feed-forward; in the
-    returned metadata such layers get the number of the others.
-    """
-    arch, found = Values(metadata).text("general.architecture"), {}
-    values, filled = Values(metadata, prefix=f"{arch}."), dict(metadata)
-    layers = values.integer("block_count", most=MOST["layers"])
-    layers -= values.integer("nextn_predict_layers", 0, least=0, most=layers - 1)
-    for key in (HEADS, KV_HEADS, NEURONS):
-        listed = values.raw(key)
-        if not isinstance(listed, list):
-            continue
-        if len(listed) < layers:
-            raise values.wrong(key, f"numbers for {layers} layers")
-        numbers = found[key] = [
-            Values({key: n}).integer(key, least=0, most=MOST["hidden"]) for n in listed[:layers]
-        ]
-        filled[f"{arch}.{key}"] = [n or max(numbers) or 1 for n in numbers]
-    if KV_HEADS not in found:
-        raise values.wrong(KV_HEADS, f"numbers for {layers} layers")
-    return filled, found

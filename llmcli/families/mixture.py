@@ -1,22 +1,13 @@
-"""Settings and tensor names of mixtures of experts."""
+"""Settings of mixtures of experts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+from typing import Any
 
-from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families.rules import Drop, PerExpert, Rename, Reshape, Rows, Rule
 from llmcli.families.values import MOST, Values, require_divisible, shortened
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, Scores, SharedConfig
-from llmcli.parts.mlp.config import Activation, MlpConfig
-
-Leaves = tuple[str, str, str]  # of gate, up and down
-
-_GATE_UP_DOWN = ("gate", "up", "down")
-PROJECTIONS: Leaves = ("gate_proj", "up_proj", "down_proj")
-MTP = "multi-token prediction, which the next token does not need"
+from llmcli.parts.mlp.config import Activation
 
 # `expert_gating_func` of llama.cpp (`llama_expert_gating_func_type`); 0: not set
 _GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}
@@ -59,7 +50,7 @@ def from_gguf(
     elif times := values.integer("expert_shared_count", 0, least=0, most=MOST["heads"]):
         shared = SharedConfig(hidden=times * own)
     groups = values.integer("expert_group_count", 1, most=count)
-    return checked(ExpertsConfig(
+    return _checked(ExpertsConfig(
         experts=count, hidden=own, activation=function, shared=shared,
         routing=RoutingConfig(
             chosen=chosen, scores=scores,
@@ -73,20 +64,29 @@ def from_gguf(
     ))  # fmt: skip
 
 
-def of_mlps(values: Values, count: str, mlp: MlpConfig, *, renormalized: bool) -> ExpertsConfig:
-    """Read experts of the size and activation of `mlp`; `count`: the key of their number."""
+def read(
+    values: Values, count: str, function: Activation, *, hidden: str = "moe_intermediate_size",
+    chosen: str = "num_experts_per_tok", shared: SharedConfig | None = None, **routing: Any,
+) -> ExpertsConfig:  # fmt: skip
+    """Read a mixture of a config.json; `routing`: fields of `RoutingConfig`.
+
+    `count`, `hidden` and `chosen` are the keys of the number of experts, their width, and the
+    number that a token chooses. Raises CheckpointError.
+    """
     experts = values.integer(count, most=MOST["heads"])
-    chosen = values.integer("num_experts_per_tok", most=experts)
-    routing = RoutingConfig(chosen=chosen, renormalized=renormalized)
-    hidden, function = mlp.hidden, mlp.activation
-    return ExpertsConfig(experts=experts, hidden=hidden, activation=function, routing=routing)
+    return _checked(ExpertsConfig(
+        experts=experts, hidden=values.integer(hidden, most=MOST["hidden"]),
+        activation=function, shared=shared, routing=RoutingConfig(
+            chosen=values.integer(chosen, most=experts), **routing
+        ),
+    ))  # fmt: skip
 
 
-def from_hf(values: Values, function: Activation, *, second: bool = False) -> ExpertsConfig:
+def read_deepseek(values: Values, function: Activation, *, second: bool = False) -> ExpertsConfig:
     """Read a mixture in the format of DeepSeek-V3, or (`second`) of V2.
 
-    Required keys: the numbers of experts and of chosen ones, an expert's width, and how many such
-    widths the shared expert has. Raises CheckpointError and UnsupportedModel.
+    `n_shared_experts` is the shared expert's width in those of an expert. Raises CheckpointError
+    and UnsupportedModel.
     """
     count = values.integer("n_routed_experts", most=MOST["heads"])
     hidden = values.integer("moe_intermediate_size", most=MOST["hidden"])
@@ -99,24 +99,19 @@ def from_hf(values: Values, function: Activation, *, second: bool = False) -> Ex
         if values.flag("mlp_bias", False):
             raise UnsupportedModel("`mlp_bias` = `true` is not supported beside experts")
     groups = values.integer("n_group", 1, most=count) if grouped else 1
-    return checked(ExpertsConfig(
-        experts=count, hidden=hidden, activation=function,
-        shared=SharedConfig(
-            hidden=values.integer("n_shared_experts", most=MOST["heads"]) * hidden
-        ),
-        routing=RoutingConfig(
-            chosen=values.integer("num_experts_per_tok", most=count),
-            scores="softmax" if second else "sigmoid", correction=not second,
-            # transformers never does so in V2
-            renormalized=not second and values.flag("norm_topk_prob", True),
-            scale=values.number("routed_scaling_factor", 1.0), groups=groups,
-            kept_groups=values.integer("topk_group", 1, most=groups) if grouped else 1,
-            group_best=1 if second else 2,
-        ),
-    ))  # fmt: skip
+    return read(
+        values, "n_routed_experts", function,
+        shared=SharedConfig(hidden=values.integer("n_shared_experts", most=MOST["heads"]) * hidden),
+        scores="softmax" if second else "sigmoid", correction=not second,
+        # transformers never does so in V2
+        renormalized=not second and values.flag("norm_topk_prob", True),
+        scale=values.number("routed_scaling_factor", 1.0), groups=groups,
+        kept_groups=values.integer("topk_group", 1, most=groups) if grouped else 1,
+        group_best=1 if second else 2,
+    )  # fmt: skip
 
 
-def checked(experts: ExpertsConfig) -> ExpertsConfig:
+def _checked(experts: ExpertsConfig) -> ExpertsConfig:
     """Return `experts`; raises CheckpointError if groups do not divide it or leave too few."""
     r = experts.routing
     of = "the number of experts", experts.experts
@@ -127,74 +122,3 @@ def checked(experts: ExpertsConfig) -> ExpertsConfig:
             f"{r.kept_groups} of {r.groups} groups of {size} leave no {r.chosen} to choose"
         )
     return experts
-
-
-def rules_hf(
-    config: ModelConfig, block: str = "mlp", leaves: Leaves = PROJECTIONS
-) -> Iterator[Rule]:
-    """Rules for transformers' names: one tensor per expert, as published, or all experts in one.
-
-    `block` and `leaves` are the published names; version 5 fuses gate and up, mostly in `mlp`.
-    """
-    found = found_in(config)
-    if found is None:
-        return
-    names = [f"{block}.experts.{{expert}}.{leaf}" for leaf in leaves]
-    within = {"layer": range(len(config.layers)), "expert": range(found.experts)}
-    for layers in ("model.layers", "layers"):
-        h, moe = f"{layers}.{{layer}}", "blocks.{layer}.moe"
-        for name, leaf in zip(names, _GATE_UP_DOWN, strict=True):
-            target = f"{moe}.W_{leaf}[{{expert}}]"
-            yield Rename(f"{h}.{name}.weight", target, within=within)
-        for one in dict.fromkeys((block, "mlp")):
-            for rows, leaf in zip(halves(found), _GATE_UP_DOWN, strict=False):
-                yield Rename(f"{h}.{one}.experts.gate_up_proj", f"{moe}.W_{leaf}", rows)
-            yield Rename(f"{h}.{one}.experts.down_proj", f"{moe}.W_down")
-            yield Rename(f"{h}.{one}.gate.weight", f"{moe}.W_router")
-        yield Rename(f"{h}.mlp.gate.e_score_correction_bias", f"{moe}.b_choice")
-        yield Rename(f"{h}.mlp.shared_expert_gate.weight", f"{moe}.W_shared")
-        for shared in ("shared_expert", "shared_experts"):
-            for leaf in _GATE_UP_DOWN:
-                source = f"{h}.mlp.{shared}.{leaf}_proj.weight"
-                yield Rename(source, f"{moe}.shared.W_{leaf}")
-
-
-def rules_gguf(config: ModelConfig) -> Iterator[Rule]:
-    """Rules for llama.cpp's names: one tensor for all experts of a layer; one row may be a vector.
-
-    Gate and up may be fused, gate first (`--fuse-gate-up-exps` of its converter).
-    """
-    found = found_in(config)
-    if found is None:
-        return
-    g, moe = "blk.{layer}", "blocks.{layer}.moe"
-    yield Rename(f"{g}.ffn_gate_inp.weight", f"{moe}.W_router")
-    yield Rename(f"{g}.ffn_gate_inp.bias", f"{moe}.b_router")
-    yield Rename(f"{g}.exp_probs_b.bias", f"{moe}.b_choice")
-    row = Reshape((1, config.width))
-    yield Rename(f"{g}.ffn_gate_inp_shexp.weight", f"{moe}.W_shared", row)
-    for leaf in _GATE_UP_DOWN:
-        yield Rename(f"{g}.ffn_{leaf}_exps.weight", f"{moe}.W_{leaf}")
-        yield Rename(f"{g}.ffn_{leaf}_exps.bias", f"{moe}.b_{leaf}")
-        yield Rename(f"{g}.ffn_{leaf}_shexp.weight", f"{moe}.shared.W_{leaf}")
-    for rows, leaf in zip(halves(found), _GATE_UP_DOWN, strict=False):
-        yield Rename(f"{g}.ffn_gate_up_exps.weight", f"{moe}.W_{leaf}", rows)
-        yield Rename(f"{g}.ffn_gate_up_exps.bias", f"{moe}.b_{leaf}", rows)
-
-
-def later_layers(pattern: str, config: ModelConfig) -> Drop:
-    """Drop layers after the last one; `pattern` has `{later}` for their number."""
-    count = len(config.layers)
-    return Drop(pattern, MTP, {"later": range(count, count + 16)})
-
-
-def halves(experts: ExpertsConfig) -> tuple[PerExpert, PerExpert]:
-    """The row operations that split a fused tensor into gate and up."""
-    f = experts.hidden
-    return PerExpert(Rows(0, f)), PerExpert(Rows(f, 2 * f))
-
-
-def found_in(config: ModelConfig) -> ExpertsConfig | None:
-    """The mixture of the first layer that has one; all mixtures of a model are equal."""
-    parts = chain.from_iterable(layer.parts for layer in config.layers)
-    return next((part for part in parts if isinstance(part, ExpertsConfig)), None)

@@ -2,51 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from llmcli.config import ModelConfig
-from llmcli.families import mixture
-from llmcli.families.read import hf_head
 from llmcli.families.rope import GGUF_FACTORS, GGUF_LONGROPE
 from llmcli.families.rules import (
+    NOWHERE,
     AddConstant,
+    CollectRows,
     Drop,
     LaterRows,
+    LogNeg,
+    Multiply,
     Op,
+    PerExpert,
     Rename,
+    Reshape,
     Rows,
     Rule,
     Transpose,
     UnpairRows,
 )
 from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.conv.config import ShortConvConfig
+from llmcli.parts.delta.config import DeltaConfig
+from llmcli.parts.experts.config import ExpertsConfig
+from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.ssm.config import SsmConfig
 
 Row = tuple[str, str, str]  # our name, transformers', llama.cpp's
 
-_OUTER = ("embed", "embed_norm", "pos_embed", "ln_final", "head")  # outside the blocks
+_OUTER = (  # outside the blocks
+    "embed", "embed_norm", "pos_embed", "ln_final", "head", "ple.embed.W", "ple.W_proj",
+    "ple.proj_norm.w",
+)  # fmt: skip
 _COMPUTED = "RoPE frequencies, which are computed"
 _READ = "read into the configuration as the rotation's frequency factors"
+_KEPT = ("attn.W_k", "attn.W_v", "attn.b_k", "attn.b_v", "attn.k_norm.w")
+_LENT = "its layer reads the keys and values of another"
+MTP = "multi-token prediction, which the next token does not need"
+_MIXERS = {AttentionConfig: "attn", LatentConfig: "attn", DeltaConfig: "linattn",
+           SsmConfig: "ssm", ShortConvConfig: "conv"}  # fmt: skip
+_KINDS = {**_MIXERS, MlpConfig: "mlp", ExpertsConfig: "moe"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
     """A table of tensor names: for each of ours, those of transformers and of llama.cpp.
 
-    Names are without `.weight` and `.bias`: `attn.q` is `W_q` and `b_q`, `ln1` its `w` and `b`; `-`
-    is none. `attn.q+attn.k+attn.v` are rows of one tensor, one part after another, or with `@head`
-    for each head. A tensor without a parameter in the model is surplus.
+    Names are without `.weight` and `.bias`: `attn.q` is `W_q` and `b_q`, `ln1` its `w` and `b`;
+    after `=` all names of a row are complete. `-`, or a missing last name, is none. Several rows
+    may name the same parameter, the usual one first. `attn.q+attn.k+attn.v` are rows of one tensor,
+    one part after another: with `@head` for each head, with `@row` by turns. `{expert}`: one tensor
+    for each. `|` before operations on the stored tensor: `shape`, `log` (the file has `−exp(x)`),
+    `turned` (each expert's matrix is `[in, out]`), `by_head` (each head's is), `by_width` (divided
+    by √D). A tensor without a parameter in the model is surplus.
 
     transformers' names begin with one of `prefixes` (a bare decoder's has none), in a block also
     with `layer`; `buffers` are names in a block that are dropped, and the reasons. `conv1d`: its
     matrices are `[in, out]`. `rotary`: files may have RoPE frequencies or their factors.
     `interleaved`: the files in which RoPE pairs adjacent query and key rows. For `gguf` the
-    converter has reordered them, in layers without RoPE, too. `experts`: transformers' names of a
-    mixture's block and of its gate, up and down. `predicts`: later layers are for multi-token
-    prediction. `first_position`: the row of position 0 in the table of positions. `also`: other
-    names in transformers, beside these.
+    converter has reordered them, in layers without RoPE, too. `experts`: rows of transformers'
+    names in a mixture. `predicts`: `mtp` and later layers are for multi-token prediction.
+    `first_position`: the row of position 0 in the table of positions. `also`: other names in
+    transformers, beside these.
     """
 
     rows: tuple[Row, ...]
@@ -56,7 +78,7 @@ class Names:
     conv1d: bool = False
     rotary: bool = True
     interleaved: Literal["never", "gguf", "always"] = "never"
-    experts: tuple[str, mixture.Leaves] | None = ("mlp", mixture.PROJECTIONS)
+    experts: str = ""
     predicts: bool = False
     first_position: int = 0
     also: Names | None = None
@@ -71,70 +93,86 @@ class Names:
     def hf(self, config: ModelConfig) -> tuple[Rule, ...]:
         """Rules for transformers' names."""
         rules: list[Rule] = []
+        model, rows = _Parts(config), (*self.rows, *_table(self.experts))
         for prefix in self.prefixes:
             layer = prefix + self.layer
-            for ours, theirs, _ in self.rows:
+            for ours, theirs, _ in rows:
                 if theirs == "-":
                     continue
                 if ours == "head":  # without a prefix
                     if prefix == self.prefixes[0]:
-                        rules.append(hf_head(config, f"{theirs}.weight"))
+                        head = Rename(f"{theirs}.weight", "head.W")
+                        tied = Drop(f"{theirs}.weight", "tied: the head is `embed.W`")
+                        rules.append(tied if config.head.tied else head)
                 else:
-                    source = f"{prefix if ours in _OUTER else f'{layer}.'}{theirs}"
-                    own = self._row(config, ours, source, self.interleaved == "always")
+                    source = f"{prefix if _is_outer(ours) else f'{layer}.'}{theirs}"
+                    own = self._row(model, ours, source, self.interleaved == "always")
                     rules += map(_transposed, own) if self.conv1d else own
             rules += [Drop(f"{layer}.{buffer}", reason) for buffer, reason in self.buffers]
             if self.rotary:
                 rules.append(Drop(f"{prefix}rotary_emb.inv_freq", _COMPUTED))
             if self.predicts:
                 later = f"{layer}.*".replace("{layer}", "{later}")
-                rules.append(mixture.later_layers(later, config))
-        experts = () if self.experts is None else mixture.rules_hf(config, *self.experts)
+                rules += [_later_layers(later, config), Drop(f"{prefix}mtp.*", MTP)]
         also = () if self.also is None else self.also.hf(config)
-        return (*rules, *experts, *also)
+        return (*_without_lent(rules, config), *also)
 
     def gguf(self, config: ModelConfig) -> tuple[Rule, ...]:
         """Rules for llama.cpp's names; norms are stored with their offset."""
         rules: list[Rule] = []
-        for ours, _, theirs in self.rows:
+        model = _Parts(config)
+        offset, interleaved = config.final_norm.offset, self.interleaved != "never"
+        for ours, _, theirs in (*self.rows, *_GGUF_EXPERTS):
             if theirs != "-" and not (ours == "head" and config.head.tied):
-                source = theirs if ours in _OUTER else f"blk.{{layer}}.{theirs}"
-                offset, interleaved = config.final_norm.offset, self.interleaved != "never"
-                rules += self._row(config, ours, source, interleaved, offset)
+                source = theirs if _is_outer(ours) else f"blk.{{layer}}.{theirs}"
+                rules += self._row(model, ours, source, interleaved, offset)
         if self.rotary:
             rules += [Drop(name, _READ) for name in (GGUF_FACTORS, *GGUF_LONGROPE)]
             rules.append(Drop("blk.{layer}.attn_rot_embd.weight", _COMPUTED))
         if self.predicts:
-            rules.append(mixture.later_layers("blk.{later}.*", config))
-        return (*rules, *mixture.rules_gguf(config))
+            rules.append(_later_layers("blk.{later}.*", config))
+        return tuple(_without_lent(rules, config))
 
     def _row(
-        self, config: ModelConfig, ours: str, source: str, interleaved: bool, offset: float = 0.0
+        self, model: _Parts, ours: str, source: str, interleaved: bool, offset: float = 0.0
     ) -> Iterator[Rename]:
         """Rules of one row; GGUF norms have `offset` added."""
-        parts, first = ours.removesuffix("@head").split("+"), 0
-        gated = _first(config, gated=True) if ours == "attn.q" else None
-        if gated is not None:  # the gate rows of each head follow its query rows
-            size = gated.head_dim
-            yield from _renames(source, "attn.q", Rows(0, size, gated.heads))
-            gates = Rows(size, size + gated.value_dim, gated.heads)
-            yield from _renames(source, "attn.gate", gates)
-        elif ours in ("attn.q", "attn.k") and interleaved:
-            yield from self._unpaired(config, source, ours)
-        elif ours == "pos_embed" and (start := self.first_position):
-            stop = start + (config.embedding.positions or 0)
-            yield from _renames(source, ours, LaterRows(start, stop))
-        elif len(parts) == 1:
-            yield from _renames(source, ours, offset=offset)
-        else:
-            for part in parts:
-                size, heads = _size(config, part)
-                groups = heads if ours.endswith("@head") else 1
+        names, _, by = ours.removeprefix("=").partition("@")
+        parts, first = names.split("+"), 0
+        source, *words = source.split("|")
+        for name in parts:
+            kind = name.partition(".")[0]
+            part = model.first.get(kind)
+            if part is None and kind in _KINDS.values():
+                return
+            within = model.within(kind)
+            ops = [_operation(word, part, name, model.width) for word in words]
+            if name == "pos_embed" and (start := self.first_position):
+                ops.append(LaterRows(start, start + (model.config.embedding.positions or 0)))
+            if len(parts) > 1:
+                size, heads = _size(part, name, model.width)
+                groups = {"": 1, "head": heads, "row": size}[by]
                 rows = Rows(first, first + size // groups, groups)
                 first = rows.stop
-                yield from _renames(source, part, rows)
+                ops.append(PerExpert(rows) if _is_stacked(name) else rows)
+            if ours.startswith("="):
+                index = "[{expert}]" * ("{expert}" in source)
+                yield Rename(source, f"{_where(name)}{name}{index}", *ops, within=within)
+            elif name in ("attn.q", "attn.k") and interleaved:
+                yield from self._unpaired(model.config, source, name, ops)
+            elif name == "attn.q" and isinstance(part, AttentionConfig) and part.gated:
+                # the gate rows of each head follow its query rows
+                both = part.head_dim + part.value_dim
+                for own, rows in (("q", Rows(0, part.head_dim, part.heads)),
+                                  ("gate", Rows(part.head_dim, both, part.heads))):  # fmt: skip
+                    yield from _renames(source, f"attn.{own}", *ops, rows, within=within)
+            else:
+                ops += _reordered(part, name, by)
+                yield from _renames(source, name, *ops, offset=offset, within=within)
 
-    def _unpaired(self, config: ModelConfig, source: str, part: str) -> Iterator[Rename]:
+    def _unpaired(
+        self, config: ModelConfig, source: str, part: str, ops: Sequence[Op]
+    ) -> Iterator[Rename]:
         """Rules for query or key rows of which adjacent ones are rotated together."""
         for index, layer in enumerate(config.layers):
             if (a := layer.attention) is None:
@@ -142,60 +180,200 @@ class Names:
             dims = a.head_dim if self.interleaved == "gguf" else 0
             dims = a.rope.dims if a.rope is not None else dims
             heads = a.heads if part == "attn.q" else a.kv_heads
-            for rule in _renames(source, part, UnpairRows(heads, dims)):
+            for rule in _renames(source, part, *ops, UnpairRows(heads, dims)):
                 own, target = (one.format(layer=index) for one in (rule.source, rule.target))
                 yield Rename(own, target, *rule.ops)
 
 
-def _renames(source: str, part: str, *ops: Op, offset: float = 0.0) -> Iterator[Rename]:
+class _Parts:
+    """A model's parts by the first word of their names: the first one, and the layers with it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config, self.width = config, config.width
+        self.first: dict[str, Any] = {}
+        self._layers: dict[str, list[int]] = {}
+        for index, layer in enumerate(config.layers):
+            for part in layer.parts:
+                if (kind := _KINDS.get(type(part))) is not None:
+                    self.first.setdefault(kind, part)
+                    self._layers.setdefault(kind, []).append(index)
+
+    def within(self, kind: str) -> Mapping[str, Sequence[int]]:
+        """The ranges of a rule; mixers of several kinds may use the same names."""
+        found: dict[str, Sequence[int]] = {}
+        if kind in _MIXERS.values() and len(self._layers[kind]) < len(self.config.layers):
+            found["layer"] = self._layers[kind]
+        if kind == "moe":
+            found["expert"] = range(self.first[kind].experts)
+        return found
+
+
+def _renames(
+    source: str, part: str, *ops: Op, offset: float = 0.0,
+    within: Mapping[str, Sequence[int]] = NOWHERE,
+) -> Iterator[Rename]:  # fmt: skip
     """Rules for the weight and the bias of a part by our name; norms have `offset` added."""
     where, _, symbol = part.rpartition(".")
-    norm = symbol.startswith("ln") or symbol.endswith("_norm")
-    block = "" if part in _OUTER else "blocks.{layer}."
+    norm = symbol.startswith("ln") or symbol.endswith("norm")
+    block, each = _where(part), "{expert}" in source
     for kind, letter in (("weight", "w"), ("bias", "b")):
         if norm:
             shift = (AddConstant(-offset),) if offset and letter == "w" else ()
-            yield Rename(f"{source}.{kind}", f"{block}{part}.{letter}", *shift)
-        elif where:
+            yield Rename(f"{source}.{kind}", f"{block}{part}.{letter}", *shift, within=within)
+        elif where and not (each and letter == "b"):
             name = f"{block}{where}.{letter if letter == 'b' else 'W'}_{symbol}"
-            yield Rename(f"{source}.{kind}", name, *ops)
+            name += "[{expert}]" * each
+            yield Rename(f"{source}.{kind}", name, *ops, within=within)
         elif kind == "weight":
             yield Rename(f"{source}.weight", f"{part}.W", *ops)
+
+
+def _is_outer(ours: str) -> bool:
+    return ours.removeprefix("=") in _OUTER
+
+
+def _where(name: str) -> str:
+    return "" if _is_outer(name) else "blocks.{layer}."
+
+
+def _is_stacked(name: str) -> bool:
+    """Whether the parameter has a matrix or vector for each expert."""
+    return name.startswith("moe.") and not name.startswith("moe.shared.")
+
+
+def _operation(word: str, part: Any, name: str, width: int) -> Op:
+    """The operation on a stored tensor that a word of the table means."""
+    match word:
+        case "shape":
+            return Reshape(_shape(part, name, width))
+        case "log":
+            return LogNeg()
+        case "by_width":
+            return Multiply(width**-0.5)
+        case "turned":
+            return PerExpert(Transpose())
+        case _:
+            return PerExpert(Transpose(), of="head")
+
+
+def _shape(part: Any, name: str, width: int) -> tuple[int, ...]:
+    """The shape of a parameter that files may store in another one."""
+    match part, name.partition(".")[2]:
+        case ExpertsConfig(), _:
+            return (1, width)
+        case LatentConfig(), _:
+            return (_size(part, name, width)[0], part.rank)
+        case ShortConvConfig(), _:
+            return (width, part.length)
+        case SsmConfig() | DeltaConfig(), "w":
+            return (part.channels, part.length)
+        case SsmConfig(), "norm.w":
+            return (part.inner,)
+        case _:
+            return (part.heads,)
+
+
+def _size(part: Any, name: str, width: int) -> tuple[int, int]:
+    """Output rows of a projection, and heads."""
+    leaf = name.rpartition(".")[2].removeprefix("W_").removeprefix("b_")
+    match part:
+        case AttentionConfig():
+            q = part.head_dim + part.value_dim * part.gated
+            k, v = part.kv_heads * part.head_dim, part.kv_heads * part.value_dim
+            return {"q": part.heads * q, "k": k, "v": v}[leaf], part.heads
+        case LatentConfig():
+            r = part.rope.dims
+            if leaf in ("kv_latent", "k_pe"):
+                return {"kv_latent": part.rank, "k_pe": r}[leaf], 1
+            each = {"q": part.content, "q_pe": r, "k": part.content, "v": part.value_dim}[leaf]
+            return part.heads * each, part.heads
+        case DeltaConfig():
+            sizes = {"in": part.channels, "gate": part.heads * part.value_dim}
+            return sizes.get(leaf, part.heads), part.key_heads
+        case SsmConfig():
+            return {"gate": part.inner, "in": part.channels, "dt": part.heads}[leaf], part.heads
+        case ShortConvConfig():
+            return width, 1
+        case ExpertsConfig(shared=shared) if shared is not None and ".shared." in name:
+            return shared.hidden, 1
+        case _:
+            return part.hidden, 1
+
+
+def _reordered(part: Any, name: str, by: str) -> tuple[Op, ...]:
+    """The operation on rows that a file stores in another order than ours."""
+    if isinstance(part, LatentConfig) and name.endswith("_pe"):  # RoPE pairs are adjacent rows
+        return (UnpairRows(_size(part, name, 0)[1], part.rope.dims),)
+    if isinstance(part, DeltaConfig) and name == "linattn.in" and by == "head":
+        values = part.heads // part.key_heads * part.value_dim
+        return (CollectRows(part.key_heads, (part.key_dim, part.key_dim, values)),)
+    return ()
+
+
+def _without_lent(rules: Iterable[Rule], config: ModelConfig) -> Iterator[Rule]:
+    """Keep rules for keys and values only in layers that compute them; drop the others' tensors."""
+    found = [layer.attention for layer in config.layers]
+    lent = [i for i, a in enumerate(found) if a is not None and a.kv.layer is not None]
+    own = [i for i in range(len(found)) if i not in lent]
+    for rule in rules:
+        if lent and isinstance(rule, Rename) and rule.target.endswith(_KEPT):
+            yield Rename(rule.source, rule.target, *rule.ops, within={"layer": own})
+            yield Drop(rule.source, _LENT, within={"layer": lent})
+        else:
+            yield rule
+
+
+def _later_layers(pattern: str, config: ModelConfig) -> Drop:
+    """Drop layers after the last one; `pattern` has `{later}` for their number."""
+    count = len(config.layers)
+    return Drop(pattern, MTP, {"later": range(count, count + 16)})
 
 
 def _transposed(rule: Rename) -> Rename:
     """The rule with the matrix of a projection, if it fills one, stored `[in, out]`."""
     if ".W_" not in rule.target:
         return rule
-    return Rename(rule.source, rule.target, Transpose(), *rule.ops)
+    return Rename(rule.source, rule.target, Transpose(), *rule.ops, within=rule.within)
 
 
 def _table(text: str) -> tuple[Row, ...]:
-    rows = (line.split() for line in text.strip().splitlines())
-    return tuple((ours, hf, gguf) for ours, hf, gguf in rows)
+    rows = ((*line.split(), "-") for line in text.splitlines() if line.strip())
+    return tuple((ours, hf, gguf) for ours, hf, gguf, *_ in rows)
 
 
-def _first(config: ModelConfig, *, gated: bool) -> AttentionConfig | None:
-    """The first attention, or the first gated one."""
-    found = (layer.attention for layer in config.layers)
-    return next((one for one in found if one is not None and (one.gated or not gated)), None)
+def experts(block: str, gate: str, up: str, down: str) -> str:
+    """Rows of a mixture: one tensor for each expert, as published, or all experts in one.
+
+    `block` and its leaves are the published names; transformers 5 fuses gate and up, mostly in
+    `mlp`.
+    """
+    leaves = {"gate": gate, "up": up, "down": down}
+    rows = [f"moe.{ours} {block}.experts.{{expert}}.{name}" for ours, name in leaves.items()]
+    for one in dict.fromkeys((block, "mlp")):
+        rows += [
+            f"=moe.W_gate+moe.W_up {one}.experts.gate_up_proj",
+            f"=moe.W_down {one}.experts.down_proj", f"moe.router {one}.gate",
+        ]  # fmt: skip
+    rows += ["=moe.b_choice mlp.gate.e_score_correction_bias", "moe.shared mlp.shared_expert_gate"]
+    for shared in ("shared_expert", "shared_experts"):
+        rows += [f"moe.shared.{leaf} mlp.{shared}.{leaf}_proj" for leaf in leaves]
+    return "\n".join(rows)
 
 
-def _size(config: ModelConfig, part: str) -> tuple[int, int]:
-    """Output rows of a projection in the first layer, and heads."""
-    if part.startswith("conv."):
-        return config.width, 1
-    if part.startswith("mlp."):
-        mlp = config.layers[0].parts[-1]
-        assert isinstance(mlp, MlpConfig)
-        return mlp.hidden, 1
-    a = _first(config, gated=False)
-    assert a is not None
-    heads = a.heads if part == "attn.q" else a.kv_heads
-    return heads * (a.value_dim if part == "attn.v" else a.head_dim), a.heads
-
-
-LLAMA = Names(interleaved="gguf", rows=_table("""
+_GGUF_EXPERTS = _table("""
+    moe.router       -  ffn_gate_inp
+    =moe.b_choice    -  exp_probs_b.bias
+    moe.shared       -  ffn_gate_inp_shexp|shape
+    moe.gate         -  ffn_gate_exps
+    moe.up           -  ffn_up_exps
+    moe.down         -  ffn_down_exps
+    moe.gate+moe.up  -  ffn_gate_up_exps
+    moe.shared.gate  -  ffn_gate_shexp
+    moe.shared.up    -  ffn_up_shexp
+    moe.shared.down  -  ffn_down_shexp
+""")
+MLP = experts("mlp", "gate_proj", "up_proj", "down_proj")
+LLAMA = Names(interleaved="gguf", experts=MLP, rows=_table("""
     embed        embed_tokens              token_embd
     ln_final     norm                      output_norm
     head         lm_head                   output

@@ -93,7 +93,7 @@ def scale_names(weight: str, found: Scheme | None) -> tuple[str, ...]:
     return () if found is None else tuple(f"{stem}.{suffix}" for suffix in found.grids)
 
 
-def _unused(stem: str, within: Mapping[str, range]) -> dict[str, Rule]:
+def _unused(stem: str, within: Mapping[str, Sequence[int]]) -> dict[str, Rule]:
     """Drops of activation and cache scales, under the names of a module and its parent."""
     parent = stem.rpartition(".")[0]
     patterns = {f"{stem}.{suffix}": "activations" for suffix in _ACTIVATIONS}

@@ -6,10 +6,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.rope import GGUF_YARN
-from llmcli.families.rules import Drop, Rename, Rule
 from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values, shortened
 from llmcli.parts.mlp.config import Activation
@@ -67,13 +65,6 @@ def end_ids(
     begin = values.ids("bos_token_id", () if bos is None else (bos,), vocab=vocab)
     end = values.ids("eos_token_id", () if eos is None else (eos,), vocab=vocab)
     return (begin[0] if begin else None), end
-
-
-def hf_head(config: ModelConfig, name: str = "lm_head.weight") -> Rule:
-    """The rule for the output head; if tied, `name` is an equal copy of the embedding, dropped."""
-    if config.head.tied:
-        return Drop(name, "tied: the head is `embed.W`")
-    return Rename(name, "head.W")
 
 
 def hf_window(values: Values) -> int | None:
@@ -185,19 +176,44 @@ def gguf_header(
         for i in general.ids(f"tokenizer.ggml.{key}", (), vocab=vocab)
     ]
     begin = general.ids("tokenizer.ggml.bos_token_id", (), vocab=vocab)
-    layers = values.integer("block_count", most=MOST["layers"])
-    later = values.integer("nextn_predict_layers", 0, least=0, most=layers - 1)
+    layers = gguf_layers(values)
     return GgufHeader(
         arch=arch,
         values=values,
         vocab=vocab,
         width=width,
-        layers=layers - later,
+        layers=layers,
         context=values.integer("context_length", most=MOST["positions"]),
         tied="output.weight" not in tensors,
         bos=begin[0] if begin else None,
         eos=tuple(dict.fromkeys(ends)),
     )
+
+
+def gguf_layers(values: Values) -> int:
+    """The number of layers, without those for multi-token prediction."""
+    layers = values.integer("block_count", most=MOST["layers"])
+    return layers - values.integer("nextn_predict_layers", 0, least=0, most=layers - 1)
+
+
+def gguf_numbers(values: Values, key: str) -> list[int] | None:
+    """A number per layer, 0 where it lacks the part; None if all layers have the same."""
+    listed, layers = values.raw(key), gguf_layers(values)
+    if not isinstance(listed, list):
+        return None
+    if len(listed) < layers:
+        raise values.wrong(key, f"numbers for {layers} layers")
+    each = (Values({key: number}) for number in listed[:layers])
+    return [one.integer(key, least=0, most=MOST["hidden"]) for one in each]
+
+
+def without_zeros(values: Values, *keys: str) -> dict[str, list[int]]:
+    """Lists of GGUF metadata in which layers without the part have the number of the others."""
+    found = {key: gguf_numbers(values, key) for key in keys}
+    return {
+        key: [number or max(numbers) or 1 for number in numbers]
+        for key, numbers in found.items() if numbers is not None
+    }  # fmt: skip
 
 
 def gguf_ignored(

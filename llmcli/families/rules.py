@@ -153,7 +153,7 @@ class PerExpert:
 
 Op = RowOp | Transpose | Reshape | Elementwise | PerExpert
 
-_NOWHERE: Mapping[str, range] = {}
+NOWHERE: Mapping[str, Sequence[int]] = {}
 
 
 class Rename:
@@ -165,7 +165,7 @@ class Rename:
     __slots__ = ("ops", "source", "target", "within")
 
     def __init__(
-        self, source: str, target: str, *ops: Op, within: Mapping[str, range] = _NOWHERE
+        self, source: str, target: str, *ops: Op, within: Mapping[str, Sequence[int]] = NOWHERE
     ) -> None:
         self.source = source
         self.target = target
@@ -186,7 +186,7 @@ class Drop:
 
     pattern: str
     reason: str
-    within: Mapping[str, range] = field(default_factory=dict, hash=False)
+    within: Mapping[str, Sequence[int]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Beside:
     pattern: str
     weight: str
     grid: Grid | None
-    within: Mapping[str, range] = field(default_factory=dict, hash=False)
+    within: Mapping[str, Sequence[int]] = field(default_factory=dict, hash=False)
 
 
 Rule = Rename | Drop | Beside
@@ -343,7 +343,7 @@ def plan(names: Iterable[str], rules: Sequence[Rule], config: ModelConfig) -> Pl
     )
 
 
-_Ranges = tuple[tuple[str, range], ...]  # the placeholders of a pattern, in order
+_Ranges = tuple[tuple[str, Sequence[int]], ...]  # the placeholders of a pattern, in order
 _Found = dict[str, list[tuple[Rule, _Ranges]]]
 
 
@@ -452,7 +452,7 @@ def _pattern(rule: Rule) -> str:
 
 
 def _ranges(rule: Rule, config: ModelConfig) -> _Ranges:
-    within = {"layer": range(len(config.layers)), **rule.within}
+    within: dict[str, Sequence[int]] = {"layer": range(len(config.layers)), **rule.within}
     return tuple((name, within[name]) for name in _PLACEHOLDER.findall(_pattern(rule)))
 
 

@@ -171,6 +171,10 @@ class Values:
                 raise UnsupportedModel(f"layers of type `{shortened(name)}` are not supported")
         return listed
 
+    def divide(self, key: str, size: int, by: str, parts: int) -> int:
+        """`size / parts`, the values of `key` and `by`, without remainder."""
+        return require_divisible(f"`{self._name(key)}`", size, f"`{self._name(by)}`", parts)
+
     def wrong(self, key: str, expected: str) -> CheckpointError:
         """The error for a key with a wrong or missing value."""
         name = self._name(key)

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.formats.routes import Routes
+from llmcli.formats.routes import ExpertAssignment
 from llmcli.formats.weight import Weight
 from llmcli.ops import compiled
-from llmcli.ops.linear import each_own, in_lots, lies_by_columns, linear, linear_wide
+from llmcli.ops.linear import each_own, lies_by_columns, linear, linear_fp32_out
 from llmcli.ops.norm import at_least_float32
-from llmcli.ops.product import has_kernel, product_float32, product_pairs, routed_by_kernel
+from llmcli.ops.product import has_kernel, product_bf16_dot, product_float32, routed_by_kernel
 
 
 class Dense(Weight):
@@ -21,7 +21,7 @@ class Dense(Weight):
 
     `tensor` has the stored shape and is written by loading; others read `dense`. `inputs`: dtype of
     the inputs, by default the weight's; 16-bit weights can have float32 inputs, which are rounded
-    to bfloat16 with `pairs`, except in `matmul_float32`. `in_file`: read-only mapped memory.
+    to bfloat16 with `bf16_dot`, except in `matmul_float32`. `in_file`: read-only mapped memory.
     """
 
     def __init__(
@@ -29,12 +29,14 @@ class Dense(Weight):
         tensor: Tensor,
         inputs: torch.dtype | None = None,
         *,
-        pairs: bool = False,
+        bf16_dot: bool = False,
         in_file: bool = False,
     ) -> None:
         self.tensor = tensor
+        self.format = str(tensor.dtype).removeprefix("torch.")
+        self.shape = tuple(tensor.shape)
         self._inputs = inputs or tensor.dtype
-        self._pairs = pairs
+        self._bf16_dot = bf16_dot
         self.in_file = in_file
 
     @classmethod
@@ -46,57 +48,49 @@ class Dense(Weight):
         device: torch.device,
         dtype: torch.dtype,
         inputs: torch.dtype | None = None,
-        pairs: bool = False,
+        bf16_dot: bool = False,
     ) -> Dense:
         """An uninitialized matrix, in the memory layout with the fastest products."""
         if lies_by_columns(rows, device, dtype):
             return cls(torch.empty(columns, rows, device=device, dtype=dtype).t(), inputs)
-        return cls(torch.empty(rows, columns, device=device, dtype=dtype), inputs, pairs=pairs)
+        tensor = torch.empty(rows, columns, device=device, dtype=dtype)
+        return cls(tensor, inputs, bf16_dot=bf16_dot)
 
-    def in_pairs(self) -> Dense:
+    def with_bf16_dot(self) -> Dense:
         """The same weight with inputs rounded to bfloat16."""
-        return Dense(self.tensor, self._inputs, pairs=True, in_file=self.in_file)
+        return Dense(self.tensor, self._inputs, bf16_dot=True, in_file=self.in_file)
 
     def split(self, rows: Sequence[int], axis: int = 0) -> list[Dense]:
         """Split into views of `rows` rows each: the parameters of a fused product."""
         parts = self.tensor.split_with_sizes(list(rows), axis)
         return [
-            Dense(part, self._inputs, pairs=self._pairs, in_file=self.in_file) for part in parts
+            Dense(part, self._inputs, bf16_dot=self._bf16_dot, in_file=self.in_file)
+            for part in parts
         ]
-
-    @property
-    def format(self) -> str:
-        """The name of the dtype."""
-        return str(self.tensor.dtype).removeprefix("torch.")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the tensor."""
-        return tuple(self.tensor.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the numbers."""
-        return self.tensor.nbytes
 
     def memory(self) -> list[Tensor]:
         """The tensor, possibly a view."""
         return [self.tensor]
 
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """See `ops.linear.linear`, and `ops.product.product_pairs` for a weight in pairs."""
-        return (product_pairs if self._pairs else linear)(x, self.tensor, bias_N)
+        """See `ops.linear.linear`, and with `bf16_dot` `ops.product.product_bf16_dot`."""
+        return (product_bf16_dot if self._bf16_dot else linear)(x, self.tensor, bias_N)
 
-    def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """See `ops.linear.linear_wide`."""
-        return (product_pairs if self._pairs else linear_wide)(x, self.tensor, bias_N)
+    def matmul_fp32_out(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
+        """See `ops.linear.linear_fp32_out`."""
+        return (product_bf16_dot if self._bf16_dot else linear_fp32_out)(x, self.tensor, bias_N)
 
     def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """See `ops.product.product_float32`."""
         return product_float32(x, self.tensor, bias_N)
 
     def matmul_routed(
-        self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None, *, wide: bool = False
+        self,
+        x_MK: Tensor,
+        routes: ExpertAssignment,
+        bias_EN: Tensor | None = None,
+        *,
+        wide: bool = False,
     ) -> Tensor:
         """One product per expert with pairs, or per pair if shapes must be fixed.
 
@@ -108,8 +102,8 @@ class Dense(Weight):
         few = routes.static or len(routes.expert_N) <= len(self.tensor)
         if few and compiled.runs(x_MK) and has_kernel(x_MK[:1], self.tensor[0]):
             sums_PN = routed_by_kernel(
-                x_MK, self.tensor, routes.expert_N, routes.row_N, routes.each, bias_EN,
-                pairs=self._pairs,
+                x_MK, self.tensor, routes.expert_N, routes.row_N, routes.experts_per_row, bias_EN,
+                bf16_dot=self._bf16_dot,
             )  # fmt: skip
             return sums_PN if wide else sums_PN.to(x_MK.dtype)
         if routes.static:
@@ -118,16 +112,8 @@ class Dense(Weight):
             return each_own(
                 x_PK, self.tensor, routes.expert_N, bias_EN, at_once=routes.at_once, wide=wide
             )
-        product = product_pairs if self._pairs else linear_wide if wide else linear
-        out_PN: Tensor | None = None
-        for expert, pairs, rows in routes.groups:
-            bias_N = None if bias_EN is None else bias_EN[expert]
-            y = product(x_MK[in_lots(rows, x_MK)], self.tensor[expert], bias_N)
-            if out_PN is None:
-                out_PN = y.new_empty(len(routes.expert_N), y.shape[-1])
-            out_PN[pairs] = y[: len(pairs)] if isinstance(pairs, Tensor) else y
-        assert out_PN is not None
-        return out_PN
+        product = product_bf16_dot if self._bf16_dot else linear_fp32_out if wide else linear
+        return routes.by_expert(x_MK, bias_EN, lambda e, x, b: product(x, self.tensor[e], b))
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows `ids`, copied and widened."""
@@ -141,9 +127,9 @@ class Dense(Weight):
         """A view in the weight's dtype, a copy in any other."""
         return self.tensor[rows].to(dtype or self.tensor.dtype)
 
-    def seen(self, x: Tensor) -> Tensor:
-        """`x` in the dtype of the inputs, rounded with `pairs`."""
-        return (x.bfloat16() if self._pairs else x).to(self._inputs)
+    def quantized_input(self, x: Tensor) -> Tensor:
+        """`x` in the dtype of the inputs, rounded with `bf16_dot`."""
+        return (x.bfloat16() if self._bf16_dot else x).to(self._inputs)
 
 
 def writable(weight: Weight) -> Tensor:

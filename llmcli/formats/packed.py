@@ -1,8 +1,8 @@
 """Weights in GGUF blocks, used directly in products.
 
-Kernels round activations to 16- or 8-bit integers, 32 columns at a time (`seen`); sums are float32
-and bit-identical for any number of rows, threads and processor level. Inputs and results are
-float32.
+Kernels round activations to 16- or 8-bit integers, 32 columns at a time (`quantized_input`); sums
+are float32 and bit-identical for any number of rows, threads and processor level. Inputs and
+results are float32.
 
 Axes: M rows of the input, K columns of it, N outputs; E experts, P pairs of a row and an expert.
 """
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
+from math import prod
 
 import torch
 from torch import Tensor
 
-from llmcli.formats.routes import Routes
-from llmcli.formats.weight import InBlocks, Weight
+from llmcli.formats.routes import ExpertAssignment
+from llmcli.formats.weight import BlockQuantized, Weight
 from llmcli.graph.blocks import ACTIVATION_BYTES, PACKED, ROWS, RUN, packed_bytes
 from llmcli.kernels import native, program
 from llmcli.ops import compiled
@@ -25,7 +26,7 @@ from llmcli.ops import compiled
 _Multiplies = Callable[[Tensor, Tensor | None], Tensor]
 
 
-class Packed(InBlocks):
+class Packed(BlockQuantized):
     """One matrix `[rows, columns]` in `format` with 16 interleaved rows; `write` fills it.
 
     `memory`: where to store it, if given. With `experts` the matrices are stacked, each in whole
@@ -39,9 +40,8 @@ class Packed(InBlocks):
     ) -> None:  # fmt: skip
         if rows % (ROWS * (experts or 1)) and experts:
             raise ValueError(f"{rows} rows of {experts} experts are not whole groups of {ROWS}")
-        self._format = format
-        self._shape = rows, columns
-        self._experts = experts
+        self.format = format
+        self.shape = (rows, columns) if experts is None else (experts, rows // experts, columns)
         self.digits = digits
         size = packed_bytes(format, rows, columns)
         if isinstance(memory, Tensor):
@@ -53,19 +53,6 @@ class Packed(InBlocks):
             if rows % ROWS and not self.data.is_meta:  # zero the padding rows of the last group
                 self.data[size * (rows // ROWS) // -(-rows // ROWS) :].zero_()
 
-    @property
-    def format(self) -> str:
-        """`Q4_K` and so on."""
-        return self._format
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`[N, K]`, or `[E, N, K]` of experts."""
-        rows, columns = self._shape
-        return self._shape if self._experts is None else (
-            self._experts, rows // self._experts, columns
-        )
-
     def expert(self, number: int) -> Packed:
         """The matrix of one expert, in the same memory."""
         _, rows, columns = self.shape
@@ -76,35 +63,35 @@ class Packed(InBlocks):
         )
 
     @property
-    def nbytes(self) -> int:
-        """Bytes, including padding rows of the last group."""
-        return self.data.nbytes
-
-    @property
     def additions(self) -> int:
         """Number of sequential float32 additions per output of a product."""
-        return self._shape[1] // RUN * PACKED[self.format].sums
+        return self.shape[-1] // RUN * PACKED[self.format].sums
 
     def write(self, rows: Tensor, raw: Tensor) -> None:
         """Those rows, int64 `[n]`, from blocks as a file has them, uint8 `[n, bytes]`."""
         native.function("llmcli_pack", "npnpnpnp")(
             PACKED[self.format].number, raw.data_ptr(), raw.stride(0), self.data.data_ptr(),
-            self._shape[1], rows.data_ptr(), len(rows), native.team(torch.get_num_threads()),
+            self.shape[-1], rows.data_ptr(), len(rows), native.team(torch.get_num_threads()),
         )  # fmt: skip
 
     def memory(self) -> list[Tensor]:
-        """Its blocks."""
+        """Its blocks, with padding rows in the last group."""
         return [self.data]
 
     def matmul_routed(
-        self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None, *, wide: bool = False
+        self,
+        x_MK: Tensor,
+        routes: ExpertAssignment,
+        bias_EN: Tensor | None = None,
+        *,
+        wide: bool = False,
     ) -> Tensor:
         """See `Weight`; float32 → float32, bit-identical for a pair independent of others."""
         return self._routed(x_MK, routes, bias_EN)
 
     @cached_property
     def _product(self) -> _Product:
-        if self._experts is not None:
+        if len(self.shape) == 3:
             raise TypeError("matrices of experts are multiplied with by `matmul_routed` alone")
         return _Product([self])
 
@@ -116,14 +103,16 @@ class Packed(InBlocks):
         """`X Wᵀ + b`, float32 → float32, from unrounded sums."""
         return self._product(x, bias_N)
 
-    matmul_wide = matmul_float32 = matmul
+    matmul_fp32_out = matmul_float32 = matmul
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows `ids`, dequantized to float32 as in `ops.quant`."""
         if self.data.is_meta:
-            return torch.empty(*ids.shape, self._shape[1], device="meta")
-        number = PACKED[self.format].number
-        return compiled.look_up(self.data, number, *self._shape, ids, stored=self.stored)
+            return torch.empty(*ids.shape, self.shape[-1], device="meta")
+        number, rows = PACKED[self.format].number, prod(self.shape[:-1])
+        return compiled.look_up(
+            self.data, number, rows, self.shape[-1], ids, stored=self.stored
+        )
 
     @property
     def stored(self) -> int:
@@ -135,14 +124,14 @@ class Packed(InBlocks):
 
         For experts `rows` selects matrices.
         """
-        if self._experts is not None:
-            numbers = range(self._experts)[rows]
+        if len(self.shape) == 3:
+            numbers = range(self.shape[0])[rows]
             return torch.stack([self.expert(number).dense(dtype) for number in numbers])
-        chosen = range(self._shape[0])[rows]
+        chosen = range(self.shape[0])[rows]
         ids = torch.arange(chosen.start, chosen.stop, chosen.step, device=self.data.device)
         return self.rows(ids).to(dtype or torch.float32)
 
-    def seen(self, x: Tensor) -> Tensor:
+    def quantized_input(self, x: Tensor) -> Tensor:
         """Round `x`: each 32 columns to multiples of their largest magnitude ÷ 127 (or ÷ 32512)."""
         x = x.to(torch.float32).contiguous()
         out = torch.empty_like(x)
@@ -152,7 +141,7 @@ class Packed(InBlocks):
         return out
 
 
-class Mapped(Packed):
+class MappedWeight(Packed):
     """A packed weight in a mapped file: rows of blocks, packed again for each product.
 
     For weights that do not fit into memory: the system loads and evicts pages of the file. `data`:
@@ -165,73 +154,61 @@ class Mapped(Packed):
         self, format: str, columns: int, data: Tensor, order: Tensor | None,
         experts: int | None = None, digits: int = 2,
     ) -> None:  # fmt: skip
-        self._format = format
-        self._experts = experts
+        rows = len(data) if order is None else len(order)
+        self.format = format
+        self.shape = (rows, columns) if experts is None else (experts, rows // experts, columns)
         self.digits = digits
-        self._shape = len(data) if order is None else len(order), columns
         self.data = data
         self._order = order
         address = 0 if order is None else order.data_ptr()
         self._numbers = (ctypes.c_int64 * 3)(data.data_ptr(), data.stride(0), address)
 
-    def expert(self, number: int) -> Mapped:
+    def expert(self, number: int) -> MappedWeight:
         """The matrix of one expert, in the same memory."""
         _, rows, columns = self.shape
         own = slice(number * rows, (number + 1) * rows)
         if self._order is None:
-            return Mapped(self.format, columns, self.data[own], None, digits=self.digits)
-        return Mapped(self.format, columns, self.data, self._order[own], digits=self.digits)
+            return MappedWeight(self.format, columns, self.data[own], None, digits=self.digits)
+        return MappedWeight(self.format, columns, self.data, self._order[own], digits=self.digits)
 
     @property
     def stored(self) -> int:
         """The address of `struct stored` (formats.h)."""
         return ctypes.addressof(self._numbers)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the stored rows, which are not in the process's own memory."""
-        return self.data.nbytes
-
     def write(self, rows: Tensor, raw: Tensor) -> None:
         """Raise TypeError: mapped weights are read-only."""
         raise TypeError("a mapped weight is not written")
 
 
-class SideBySide(Weight):
+class FusedWeight(Weight):
     """Matrices of one width in a fused product: q, k and v, each in its format.
 
-    Packed ones share a call and the rounded activations; others have separate products.
+    Packed ones share a call and the rounded activations; others have separate products. `format`:
+    the distinct ones, `Q4_K + Q6_K`; `shape`: of all rows together.
     """
 
     def __init__(self, pieces: Sequence[Weight]) -> None:
         self._pieces = tuple(pieces)
+        self.format = " + ".join(dict.fromkeys(piece.format for piece in pieces))
+        *experts, _, columns = pieces[0].shape
+        self.shape = *experts, sum(piece.shape[-2] for piece in pieces), columns
         packed = [piece for piece in pieces if isinstance(piece, Packed)]
         routed = len(pieces[0].shape) == 3
         self._product = _Product(packed) if len(packed) == len(pieces) and not routed else None
         self._routed = RoutedProduct(packed) if routed and len(packed) == len(pieces) else None
-
-    @property
-    def format(self) -> str:
-        """The distinct formats: `Q4_K + Q6_K`."""
-        return " + ".join(dict.fromkeys(piece.format for piece in self._pieces))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`[N, K]`, all rows together; `[E, N, K]` of experts."""
-        *experts, _, columns = self._pieces[0].shape
-        return *experts, sum(piece.shape[-2] for piece in self._pieces), columns
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all pieces."""
-        return sum(piece.nbytes for piece in self._pieces)
 
     def memory(self) -> list[Tensor]:
         """The tensors of all pieces."""
         return [one for piece in self._pieces for one in piece.memory()]
 
     def matmul_routed(
-        self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None, *, wide: bool = False
+        self,
+        x_MK: Tensor,
+        routes: ExpertAssignment,
+        bias_EN: Tensor | None = None,
+        *,
+        wide: bool = False,
     ) -> Tensor:
         """See `Packed`."""
         if self._routed is not None:
@@ -247,9 +224,9 @@ class SideBySide(Weight):
         """`X Wᵀ + b`: float32 → float32 if packed, else in the dtype of `x`."""
         return self._each(lambda piece: piece.matmul, x, bias_N)
 
-    def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    def matmul_fp32_out(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """`X Wᵀ + b` in at least float32."""
-        return self._each(lambda piece: piece.matmul_wide, x, bias_N)
+        return self._each(lambda piece: piece.matmul_fp32_out, x, bias_N)
 
     def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """`X Wᵀ + b` in at least float32, from unrounded sums."""
@@ -273,9 +250,9 @@ class SideBySide(Weight):
         """The concatenated matrices, dequantized: a copy."""
         return torch.cat([piece.dense(dtype or torch.float32) for piece in self._pieces], -2)[rows]
 
-    def seen(self, x: Tensor) -> Tensor:
+    def quantized_input(self, x: Tensor) -> Tensor:
         """As rounded by the first matrix; others may differ."""
-        return self._pieces[0].seen(x)
+        return self._pieces[0].quantized_input(x)
 
 
 class _Pieces:
@@ -341,27 +318,24 @@ class RoutedProduct(_Pieces):
     def __init__(self, pieces: Sequence[Packed]) -> None:
         super().__init__(pieces)
         self._experts = pieces[0].shape[0]
-        self._products: dict[int, _Product] = {}
+        self._product = cache(lambda e: _Product([piece.expert(e) for piece in pieces]))
         self._mapped = any(piece.stored for piece in pieces)
 
-    def __call__(self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x_MK: Tensor, routes: ExpertAssignment, bias_EN: Tensor | None = None
+    ) -> Tensor:
         """`[M, K]` → `[P, N]`."""
         pairs = len(routes.expert_N)
         out_PN = x_MK.new_empty(pairs, self._outputs, dtype=torch.float32)
         if x_MK.is_meta:
             return out_PN
         if self._mapped or (pairs > self._experts and not routes.static):
-            for expert, own, rows in routes.groups:
-                if expert not in self._products:
-                    self._products[expert] = _Product([one.expert(expert) for one in self._pieces])
-                bias_N = None if bias_EN is None else bias_EN[expert]
-                out_PN[own] = self._products[expert](x_MK[rows], bias_N)
-            return out_PN
+            return routes.by_expert(x_MK, bias_EN, lambda e, x, b: self._product(e)(x, b))
         x_MK = x_MK.to(torch.float32).contiguous()
         expert_N = routes.expert_N.contiguous()
         row_N = None if routes.row_N is None else routes.row_N.contiguous()
         bias_EN = None if bias_EN is None else bias_EN.to(torch.float32)
         return self._run(
             x_MK, program.MULTIPLY_EXPERTS, out_PN, pairs, self._columns, expert_N, row_N,
-            routes.each, bias_EN, 0 if bias_EN is None else bias_EN.stride(0), own=True,
+            routes.experts_per_row, bias_EN, 0 if bias_EN is None else bias_EN.stride(0), own=True,
         )  # fmt: skip

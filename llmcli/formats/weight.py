@@ -12,31 +12,27 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from llmcli.formats.routes import Routes
+from llmcli.formats.routes import ExpertAssignment
 
 
 class Weight(ABC):
     """A parameter with its format; callers do not depend on its memory layout.
 
     Vectors (a norm's weight, a bias) are weights too, without products and lookups.
+
+    `format`: a dtype (`bfloat16`) or a block format (`Q4_K`). `shape`: as stored, `[N, K]` of a
+    matrix, `[E, N, K]` of experts', `[N]` of a vector. `in_file`: its numbers stay in a mapped
+    file.
     """
 
-    in_file = False  # whether its numbers stay in a mapped file
+    format: str
+    shape: tuple[int, ...]
+    in_file = False
 
     @property
-    @abstractmethod
-    def format(self) -> str:
-        """The storage format: a dtype (`bfloat16`) or a block format."""
-
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, ...]:
-        """The stored shape: `[N, K]` of a matrix, `[E, N, K]` of experts', `[N]` of a vector."""
-
-    @property
-    @abstractmethod
     def nbytes(self) -> int:
-        """Bytes in memory, of its own rows if several weights share a tensor."""
+        """Bytes in memory, or of mapped rows; of its own rows if several weights share a tensor."""
+        return sum(tensor.nbytes for tensor in self.memory())
 
     @property
     def count(self) -> int:
@@ -52,7 +48,7 @@ class Weight(ABC):
         """`X Wᵀ + b`, `[…, K]` → `[…, N]` in the dtype of `x`: for the input of a next product."""
 
     @abstractmethod
-    def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    def matmul_fp32_out(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """`X Wᵀ + b` in at least float32, by the fastest product.
 
         For results that are added to the residual stream or normalized; sums may have been rounded
@@ -64,12 +60,17 @@ class Weight(ABC):
         """`X Wᵀ + b` in at least float32 with unrounded sums, for logits."""
 
     def matmul_routed(
-        self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None, *, wide: bool = False
+        self,
+        x_MK: Tensor,
+        routes: ExpertAssignment,
+        bias_EN: Tensor | None = None,
+        *,
+        wide: bool = False,
     ) -> Tensor:
         """Rows of (token, expert) pairs times their experts' matrices, plus biases: `[P, N]`.
 
-        In the dtype of `x`; with `wide` like `matmul_wide`. Additional memory is bounded by as many
-        matrices as a token chooses. Raises TypeError for a weight without experts.
+        In the dtype of `x`; with `wide` like `matmul_fp32_out`. Additional memory is bounded by as
+        many matrices as a token chooses. Raises TypeError for a weight without experts.
         """
         raise TypeError(f"a weight in {self.format} of shape {self.shape} has no experts")
 
@@ -88,11 +89,11 @@ class Weight(ABC):
         """
 
     @abstractmethod
-    def seen(self, x: Tensor) -> Tensor:
+    def quantized_input(self, x: Tensor) -> Tensor:
         """The activations `[…, K]` as rounded by the products."""
 
 
-class InBlocks(Weight):
+class BlockQuantized(Weight):
     """A matrix that keeps the blocks of a GGUF file, in any layout."""
 
     @abstractmethod

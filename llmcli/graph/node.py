@@ -18,8 +18,7 @@ class Node:
 
     `letter`: its symbol in formulas; `axes`: without the batch; `words`: its description. `group`:
     the row of `timing` that counts it. `wide`: kept in at least float32. `shares`: the memory that
-    it is a view of. `theirs`: TransformerLens' names, the legacy name first, with `{i}` for the
-    layer.
+    it is a view of.
 
     `formula_letter`: the symbol in its formula if it differs. `aside`: a remark that derivations
     append to the formula. `ends`: only for positions whose logits are needed. `integer`: integer
@@ -36,7 +35,6 @@ class Node:
     layer: int | None = None
     wide: bool = False
     shares: str | None = None
-    theirs: tuple[str, ...] = ()
     formula_letter: str = ""
     aside: str = ""
     ends: bool = False
@@ -66,7 +64,6 @@ class Parameter:
     wide: bool = False
     dense: bool = False
     shares: str | None = None
-    theirs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +73,7 @@ class State:
     `before`: the first activation computed from it. Additional `axes` are tokens: `S` for all,
     another letter for this many last ones; without any, the last token's row. `wide`: kept in at
     least float32; `cached`: in the dtype of keys and values. `ring`: position p of the last L
-    tokens is in slot p mod L.
+    tokens is in slot p mod L. `shares`: the memory of several rows, side by side in the last axis.
     """
 
     name: str
@@ -89,18 +86,7 @@ class State:
     wide: bool = False
     cached: bool = False
     ring: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Absent:
-    """Tensors of other models that are missing here: a pattern of names, and the reason.
-
-    `names` are without the block's prefix. `theirs`: TransformerLens' names → ours.
-    """
-
-    names: str
-    why: str
-    theirs: Mapping[str, str] = field(default_factory=dict)
+    shares: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +108,8 @@ class Kernel:
 class PartGraph:
     """The description of one part's tensors.
 
-    `sizes`: of its axes by letter; `documents`: how the documents write these letters. `entering`:
-    TransformerLens' names of its input. `similar`: (pattern of the end of other programs' names,
-    suggested names, which may refer to the pattern's groups).
+    `sizes`: of its axes by letter. `segments`: the axes that are concatenated in an axis, such as
+    `C` → `Hk·dk|Hk·dk|H·dv`; its size is their sum. `documents`: how the documents write letters.
     """
 
     nodes: tuple[Node, ...]
@@ -132,10 +117,8 @@ class PartGraph:
     states: tuple[State, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
+    segments: Mapping[str, str] = field(default_factory=dict)
     documents: Mapping[str, str] = field(default_factory=dict)
-    absent: tuple[Absent, ...] = ()
-    entering: tuple[str, ...] = ()
-    similar: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +127,8 @@ class Site:
 
     `source`: its input, computed from the residual `stream` by its norm, if any. `makes` and
     `letter`: its output. `adds`: the output is added to the residual stream directly, without a
-    norm or multiplier. `learned_positions`: whether the embedding has them. `second`: another
-    feed-forward precedes it in the block and has the usual letters.
+    norm or multiplier. `second`: another feed-forward precedes it in the block and has the usual
+    letters.
     """
 
     name: str
@@ -156,14 +139,10 @@ class Site:
     adds: bool
     layer: int
     width: int
-    learned_positions: bool
     second: bool = False
 
-    def output(self, what: str, *theirs: str) -> tuple[str, tuple[str, ...]]:
-        """The description of the output of `what`, and its TransformerLens names.
-
-        The first of `theirs` is the name of the tensor added to the stream.
-        """
+    def output(self, what: str) -> str:
+        """The description of the output of `what`."""
         if self.adds:
-            return f"what {what} adds to the residual stream", theirs
-        return f"the output of {what}, before its norm or multiplier", theirs[1:]
+            return f"what {what} adds to the residual stream"
+        return f"the output of {what}, before its norm or multiplier"

@@ -23,8 +23,10 @@ Sizes = Mapping[str, int]  # of axes, by their letters
 
 
 def size(axis: str, sizes: Sizes) -> int:
-    """The size of an axis, or of a product of axes such as `H·dh`."""
-    return prod(sizes[letter] for letter in axis.split("·"))
+    """The size of an axis, of a product such as `H·dh`, or of segments: `H·dv|G·N|G·N`."""
+    return sum(
+        prod(sizes[letter] for letter in segment.split("·")) for segment in axis.split("|")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.errors import NotFinite
-from llmcli.formats.blocks import Blocks
+from llmcli.formats.blocks import FileLayoutWeight
 from llmcli.formats.packed import Packed
 from llmcli.formats.weight import Weight
 from llmcli.graph.evaluation.rule import Rule, symbol
@@ -204,12 +204,10 @@ def worst_number(own: Kernel, name: str) -> NumberCheck:
     return _found(own, name, at, ours[at], theirs[at], allowed[at])
 
 
-def number_found(
-    own: Kernel, name: str, index: tuple[int, ...], value: float, magnitude: float
-) -> NumberCheck:
-    """One number that its formula makes `value`, its terms in sum as large as `magnitude`."""
+def number_found(own: Kernel, name: str, index: tuple[int, ...], value: float) -> NumberCheck:
+    """One number that its formula makes `value`."""
     theirs = own.kernel_row(name, index)[index[-1]]
-    ours, whole = theirs.new_tensor(value), theirs.new_tensor(magnitude)
+    ours, whole = (theirs.new_tensor(one) for one in (value, own.rules[name].bound(own, index)))
     allowed = _allowed(whole, 2 * whole, own, name)  # no rule has more halves
     ours = own.as_kept(name, ours, theirs, allowed)
     return _found(own, name, index, ours, theirs, allowed)
@@ -243,7 +241,7 @@ def _allowed(magnitude: Tensor, halves: Tensor, own: Kernel, name: str) -> Tenso
         allowed = allowed + ROUNDINGS * (wide.eps * magnitude + wide.tiny)
     else:
         allowed = NARROW_ROUNDINGS_GPU * (found.eps * magnitude + found.tiny)
-    if isinstance(_weight(own, name), Blocks):  # each of its numbers may have been rounded
+    if isinstance(_weight(own, name), FileLayoutWeight):  # its numbers may have been rounded
         allowed = allowed + torch.finfo(own.model.dtype).eps / 2 * magnitude
     return torch.where(magnitude > 0, allowed, 0.0)
 

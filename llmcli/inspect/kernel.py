@@ -71,6 +71,24 @@ class Kernel:
         states = self.graph.states.values() if rounded else ()
         self._cached = frozenset(state.holds for state in states if state.cached)
 
+    @staticmethod
+    def of(other: Kernel, positions: Sequence[int], alone: Sequence[bool]) -> Kernel:
+        """The kernel's own numbers as `other` has them, at `positions`."""
+        return Kernel(
+            other.model,
+            other.rules,
+            other.ids,
+            other.texts,
+            emitted=other.emitted,
+            positions=positions,
+            prompt_tokens=other.prompt_tokens,
+            alone=alone,
+        )
+
+    def at(self, position: int) -> Kernel:
+        """The kernel's own numbers of one of the tokens."""
+        return Kernel.of(self, [position], [self.alone[self.positions.index(position)]])
+
     def __getitem__(self, name: str) -> Tensor:
         """The input of a formula: written by the kernel, or derived from what it wrote."""
         node = self.graph[name]
@@ -87,11 +105,11 @@ class Kernel:
         return self._seen(concatenated(self[name]), weight)
 
     def _seen(self, x_TK: Tensor, weight: str) -> Tensor:
-        """See `Weight.seen`; a dense weight reads `x_TK` itself."""
+        """See `Weight.quantized_input`; a dense weight reads `x_TK` itself."""
         if not self.rounded(weight):
             return x_TK
         matrix = self.model.decoder.weight(weight)
-        return exact(matrix.seen(x_TK.to(self.model.device, torch.float32)))
+        return exact(matrix.quantized_input(x_TK.to(self.model.device, torch.float32)))
 
     def rounded(self, weight: str) -> int:
         """To how many bits the input of products with that matrix is rounded; 0: to none."""

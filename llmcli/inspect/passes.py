@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import Graph, graph
+from llmcli.anatomy.memory import PROMPT_CHUNK
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
@@ -83,7 +83,7 @@ class Passes:
             return
         model, prompt, ids = self.model, self.ids, list(self.ids)
         self.require_cache(self.most)
-        session = Session(model.decoder, 1, self.most, on_reread=lambda tokens: proof.reread())
+        session = Session(model.decoder, 1, self.most, on_reprefill=lambda tokens: proof.reread())
         proof = _Steps(model, len(prompt), session.state)
         tap = _tap(proof.watch, session) if prove else None
         sampler = Sampler(

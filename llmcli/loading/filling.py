@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from math import prod
 
 import torch
@@ -29,8 +28,8 @@ from llmcli.families import (
     moves_rows,
 )
 from llmcli.formats.dense import Dense, writable
-from llmcli.formats.packed import Mapped
-from llmcli.formats.weight import InBlocks, Weight
+from llmcli.formats.packed import MappedWeight
+from llmcli.formats.weight import BlockQuantized, Weight
 from llmcli.kernels import native
 from llmcli.loading.scales import Scaler
 from llmcli.ops.quant import PLAIN, dequantize, quantize
@@ -49,39 +48,109 @@ _GAP_BYTES = 1 << 17  # gaps between used rows from this size on are skipped
 def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: Stages) -> None:
     """Copy one checkpoint tensor through its operations into a weight or an item of it.
 
-    Matrices and stacks are copied some rows at a time, stacks of transposed matrices one matrix at
+    Some rows at a time if every row is one of the file, stacks of transposed matrices one matrix at
     a time, vectors and a single transposed matrix as a whole. Raises CheckpointError for numbers
     outside an operation's domain.
     """
-    info = checkpoint.tensors[load_.source]
     if weight.in_file:
         return
-    if isinstance(weight, InBlocks):
-        if info.format == weight.format:
-            _fill_packed(weight, checkpoint, info, load_.ops, stages)
-        else:
-            _fill_quantized(weight, checkpoint, load_, stages)
-        return
-    slot = writable(weight)
-    slot = slot if load_.index is None else slot[load_.index]
-    scaler = None if load_.scale is None else Scaler(checkpoint, load_, slot)
-    if _goes_by_rows(info, load_.ops):
-        _fill_rows(slot, checkpoint, info, load_.ops, scaler, stages)
-    elif len(info.shape) == 3 and _goes_by_item(load_.ops):
-        ops = [op.op if isinstance(op, PerExpert) else op for op in load_.ops]
-        for item in range(info.shape[0]):
-            values = read_values(checkpoint, info, slot, stages, item=item)
-            with stages("convert"):
-                slot[item].copy_(_with_operations(values, ops, info.name))
-    else:
-        values = read_values(checkpoint, info, slot, stages)
+    info, ops = checkpoint.tensors[load_.source], load_.ops
+    target = _Blocks(weight, load_) if isinstance(weight, BlockQuantized) else _Slot(weight, load_)
+    like, packed = target.like, None
+    scaler = None if load_.scale is None else Scaler(checkpoint, load_, like)
+    by_rows = _goes_by_rows(info, ops)
+    changes = [op for op in ops if not (by_rows and moves_rows(op))]
+    decoded = by_rows and scaler is None and not changes  # without a change
+    dtype = like.dtype if decoded else _wide(like)
+    if decoded and isinstance(weight, BlockQuantized) and weight.format == info.format:
+        packed = weight
+    pieces = _items(info, ops)
+    if by_rows:
+        pieces = _row_chunks(info, ops, 0 if packed else info.shape[-1] * dtype.itemsize)
+    for start, stop, chosen, to in pieces:
+        with stages("read", (stop - start) * _row_bytes(info)):
+            raw = _raw_rows(checkpoint, info, start, stop, like.device)
+            scales = None if scaler is None else scaler.read(start, stop)
+        whole = len(chosen) == len(raw)
+        if packed is not None:
+            with stages("pack"):
+                packed.write(to, raw if whole else raw[chosen])
+            continue
         with stages("convert"):
-            if scaler is not None:
-                scaler.apply(values, scaler.read(0, len(values)), 0)
-            slot.copy_(_with_operations(values, load_.ops, info.name))
+            out = target.part(to) if decoded and whole else None
+            values = dequantize(raw, info.format, dtype=dtype, out=out)
+            if out is not None:
+                continue
+            if scaler is not None and scales is not None:
+                scaler.apply(values, scales, start)
+            if by_rows:
+                values = _with_operations(values, changes, info.name)
+                values = values if whole else values[chosen.to(like.device)]
+            else:
+                values = values.view(-1, *info.shape[1:])
+                values = _with_operations(values, changes, info.name)
+                values = values.reshape(-1, values.shape[-1])
+                to = torch.arange(len(values)) + start // len(raw) * len(values)
+        with stages(target.stage):
+            target.write(to, values)
 
 
-def mapped(checkpoint: Checkpoint, load_: Load) -> Mapped:
+class _Slot:
+    """A dense weight or an item of it, to which numbers are copied."""
+
+    stage = "convert"
+
+    def __init__(self, weight: Weight, load_: Load) -> None:
+        slot = writable(weight)
+        slot = slot if load_.index is None else slot[load_.index]
+        self.like = slot if slot.ndim > 1 else slot[None]
+
+    def part(self, to: Tensor) -> Tensor | None:
+        """A view of the rows `to`, if they are consecutive in memory."""
+        slot, first, rows = self.like, int(to[0]), self.like.shape[-2]
+        if not bool((to.diff() == 1).all()):
+            return None
+        if slot.ndim == 2 or slot.is_contiguous():
+            slot = slot.view(-1, slot.shape[-1])
+        elif first // rows == int(to[-1]) // rows:  # each matrix is part of a larger one
+            slot, first = slot[first // rows], first % rows
+        else:
+            return None
+        return slot[first : first + len(to)]
+
+    def write(self, to: Tensor, numbers: Tensor) -> None:
+        """Copy to the rows `to`, counted through all matrices."""
+        part, slot = self.part(to), self.like
+        if part is not None:
+            part.copy_(numbers)
+            return
+        to, rows = to.to(slot.device), slot.shape[-2]
+        slot[(to,) if slot.ndim == 2 else (to // rows, to % rows)] = numbers.to(slot.dtype)
+
+
+class _Blocks:
+    """A weight in blocks or an item of it, for which numbers are quantized."""
+
+    stage = "pack"
+
+    def __init__(self, weight: BlockQuantized, load_: Load) -> None:
+        self.like = torch.empty(0)
+        self._weight = weight
+        self._first = (load_.index or 0) * weight.shape[-2]
+
+    def part(self, to: Tensor) -> Tensor | None:
+        """None: numbers are not stored."""
+
+    def write(self, to: Tensor, numbers: Tensor) -> None:
+        """Quantize and write to the rows `to`, a few MiB at a time."""
+        step = max(32, _CHUNK_BYTES // (4 * numbers.shape[1]))
+        for start in range(0, len(to), step):
+            part = numbers[start : start + step].contiguous()
+            places = self._first + to[start : start + step]
+            self._weight.write(places, quantize(part, self._weight.format))
+
+
+def mapped(checkpoint: Checkpoint, load_: Load) -> MappedWeight:
     """A mapped matrix (or experts') in the file's blocks, whose rows `load_` at most reorders.
 
     Raises CheckpointError if the file has changed or cannot be mapped.
@@ -92,7 +161,7 @@ def mapped(checkpoint: Checkpoint, load_: Load) -> Mapped:
     order = row_order(load_.ops, info.shape[:-1], info.name).flatten().contiguous()
     in_order = len(order) == len(rows) and bool((order == rows).all())
     data = _in_file(checkpoint, info).view(len(rows), _row_bytes(info))
-    return Mapped(
+    return MappedWeight(
         info.format, columns, data, None if in_order else order, experts[0] if experts else None
     )
 
@@ -140,100 +209,6 @@ def _is_elementwise(op: Op) -> bool:
     return isinstance(op, Elementwise)
 
 
-def _fill_rows(
-    slot: Tensor,
-    checkpoint: Checkpoint,
-    info: TensorInfo,
-    ops: Sequence[Op],
-    scaler: Scaler | None,
-    stages: Stages,
-) -> None:
-    """Copy rows of a matrix or a stack in file order, a few MiB at a time.
-
-    Small gaps between used rows are read too.
-    """
-    changes = [op for op in ops if not moves_rows(op)]
-    as_they_are = scaler is None and not changes
-    dtype = slot.dtype if as_they_are else _wide(slot)
-    flat = slot.ndim == 2 or slot.is_contiguous()  # otherwise each matrix is part of a larger one
-    rows = slot.shape[-2]
-    slot = slot.view(-1, slot.shape[-1]) if flat else slot
-    for start, stop, chosen, to in _row_chunks(info, ops, info.shape[-1] * dtype.itemsize):
-        with stages("read", (stop - start) * _row_bytes(info)):
-            raw = _raw_rows(checkpoint, info, start, stop, slot.device)
-            scales = None if scaler is None else scaler.read(start, stop)
-        with stages("convert"):
-            in_order = flat and stop - start == len(to) and bool((to.diff() == 1).all())
-            part = slot[int(to[0]) : int(to[0]) + len(to)] if flat else slot
-            if in_order and as_they_are:
-                dequantize(raw, info.format, dtype=slot.dtype, out=part)
-                continue
-            values = dequantize(raw, info.format, dtype=dtype)
-            if scaler is not None and scales is not None:
-                scaler.apply(values, scales, start)
-            values = _with_operations(values, changes, info.name)
-            if in_order:
-                part.copy_(values)
-            else:
-                to = to.to(slot.device)
-                place = (to,) if flat else (to // rows, to % rows)
-                slot[place] = values[chosen.to(slot.device)].to(slot.dtype)
-
-
-def _fill_packed(
-    weight: InBlocks,
-    checkpoint: Checkpoint,
-    info: TensorInfo,
-    ops: Sequence[Op],
-    stages: Stages,
-) -> None:
-    """Copy rows of a weight that keeps the file's blocks."""
-    for start, stop, chosen, to in _row_chunks(info, ops, _row_bytes(info)):
-        with stages("read", (stop - start) * _row_bytes(info)):
-            raw = _raw_rows(checkpoint, info, start, stop, torch.device("cpu"))
-        with stages("pack"):
-            weight.write(to, raw if len(chosen) == len(raw) else raw[chosen])
-
-
-def _fill_quantized(
-    weight: InBlocks, checkpoint: Checkpoint, load_: Load, stages: Stages
-) -> None:
-    """Copy and quantize a weight, some rows at a time.
-
-    Tensors stored in another order are read as a whole, or one expert at a time.
-    """
-    info = checkpoint.tensors[load_.source]
-    *experts, rows, columns = weight.shape
-    if experts and load_.index is None:
-        ops = [op.op if isinstance(op, PerExpert) else op for op in load_.ops]
-        scaler = None if load_.scale is None else Scaler(checkpoint, load_, torch.empty(0))
-        for item in range(experts[0]):
-            values = read_values(checkpoint, info, torch.empty(0), stages, item=item)
-            if scaler is not None:
-                first = item * info.shape[1]
-                scaler.apply(values, scaler.read(first, first + info.shape[1]), first)
-            _write(weight, _with_operations(values, ops, info.name), item * rows, stages)
-        return
-    if load_.scale is None and all(isinstance(op, Transpose) for op in load_.ops):
-        values = read_values(checkpoint, info, torch.empty(0), stages)
-        numbers = _with_operations(values, load_.ops, info.name)
-    else:
-        whole = Dense(torch.empty(rows, columns))
-        fill(whole, checkpoint, replace(load_, index=None), stages)
-        numbers = whole.tensor
-    _write(weight, numbers, (load_.index or 0) * rows, stages)
-
-
-def _write(weight: InBlocks, numbers: Tensor, first: int, stages: Stages) -> None:
-    """Quantize and write numbers `[rows, columns]` from row `first` on."""
-    step = max(32, _CHUNK_BYTES // (4 * numbers.shape[1]))
-    with stages("pack"):
-        for start in range(0, len(numbers), step):
-            part = numbers[start : start + step].contiguous()
-            places = torch.arange(first + start, first + start + len(part))
-            weight.write(places, quantize(part, weight.format))
-
-
 def _row_bytes(info: TensorInfo) -> int:
     return info.nbytes // max(1, prod(info.shape[:-1]))
 
@@ -258,6 +233,14 @@ def _row_chunks(
             here = slice(done, done + int(gaps[0]) + 1)
         done, stop = here.stop, int(stored[here.stop - 1]) + 1
         yield start, stop, stored[here] - start, place[here]
+
+
+def _items(info: TensorInfo, ops: Sequence[Op]) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """Like `_row_chunks`, all rows at once, or those of one matrix of a stack at a time."""
+    rows = prod(info.shape[:-1])
+    step = info.shape[1] if len(info.shape) == 3 and _goes_by_item(ops) else rows
+    for start in range(0, rows, step):
+        yield start, start + step, torch.arange(step), torch.arange(step)
 
 
 def _with_operations(values: Tensor, ops: Sequence[Op], source: str) -> Tensor:
@@ -285,6 +268,8 @@ def _with_operation(values: Tensor, op: Op, source: str) -> Tensor:
             return values.transpose(0, 1)
         case Reshape(shape=shape):
             return values.reshape(shape)
+        case PerExpert(op=inner) if len(values) == 1:
+            return _with_operation(values[0], inner, source)[None]
         case PerExpert(op=inner):
             return torch.stack([_with_operation(item, inner, source) for item in values])
         case AddConstant(value=constant):
@@ -304,26 +289,10 @@ def _wide(like: Tensor) -> torch.dtype:
     return torch.float64 if like.dtype == torch.float64 else torch.float32
 
 
-def read_values(
-    checkpoint: Checkpoint,
-    info: TensorInfo,
-    like: Tensor,
-    stages: Stages | None = None,
-    *,
-    item: int | None = None,
-) -> Tensor:
-    """A tensor's numbers in at least float32 on the device of `like`; with `item` only that item.
-
-    Items are along the first axis.
-    """
-    shape = info.shape if item is None else info.shape[1:]
-    rows = prod(shape[:-1])
-    first = (item or 0) * rows
-    stages = stages or Stages()
-    with stages("read", rows * info.nbytes // max(1, prod(info.shape[:-1]))):
-        raw = _raw_rows(checkpoint, info, first, first + rows, like.device)
-    with stages("convert"):
-        return dequantize(raw, info.format, dtype=_wide(like)).view(shape)
+def read_values(checkpoint: Checkpoint, info: TensorInfo, like: Tensor) -> Tensor:
+    """A tensor's numbers in at least float32 on the device of `like`."""
+    raw = _raw_rows(checkpoint, info, 0, prod(info.shape[:-1]), like.device)
+    return dequantize(raw, info.format, dtype=_wide(like)).view(info.shape)
 
 
 def _raw_rows(
@@ -331,6 +300,6 @@ def _raw_rows(
 ) -> Tensor:
     """The bytes of some rows, uint8 `[rows, bytes]`; a vector is one row, a stack has all its own.
     """
-    row_bytes = info.nbytes // max(1, prod(info.shape[:-1]))
+    row_bytes = _row_bytes(info)
     data = checkpoint.read(info.name, start * row_bytes, stop * row_bytes)
     return torch.frombuffer(data, dtype=torch.uint8).view(stop - start, row_bytes).to(device)

@@ -14,7 +14,7 @@ from llmcli.devices import threads, wait_for
 from llmcli.errors import CheckpointError, WeightMismatch
 from llmcli.families import LaterRows, Load, Plan, parts_to_fill, shape_after
 from llmcli.formats.dense import writable
-from llmcli.formats.weight import InBlocks
+from llmcli.formats.weight import BlockQuantized
 from llmcli.graph.ops import Normalize
 from llmcli.loading.ahead import Ahead
 from llmcli.loading.filling import fill
@@ -59,7 +59,7 @@ def load_weights(
             done += weight.nbytes // (1 if load_.index is None else weight.shape[0])
             if progress is not None:
                 progress("loading weights", done, total)
-    packed = sum(weight.nbytes for weight in weights.values() if isinstance(weight, InBlocks))
+    packed = sum(weight.nbytes for weight in weights.values() if isinstance(weight, BlockQuantized))
     if packed:
         stages.add("pack", 0.0, packed)
     with stages("convert", total - packed):
@@ -98,7 +98,7 @@ def randomize(decoder: Decoder, seed: int) -> None:
     generator = torch.Generator(decoder.device).manual_seed(seed)
     for name in decoder.weight_names:
         weight = decoder.weight(name)
-        if isinstance(weight, InBlocks):
+        if isinstance(weight, BlockQuantized):
             _randomize_packed(weight, generator)
             continue
         slot = writable(weight)
@@ -110,7 +110,7 @@ def randomize(decoder: Decoder, seed: int) -> None:
             slot.normal_(0.0, 0.02, generator=generator)
 
 
-def _randomize_packed(weight: InBlocks, generator: torch.Generator) -> None:
+def _randomize_packed(weight: BlockQuantized, generator: torch.Generator) -> None:
     """Fill a packed matrix with quantized random numbers, some rows at a time."""
     columns = weight.shape[-1]
     rows = weight.count // columns

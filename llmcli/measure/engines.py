@@ -17,8 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import llmcli
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.counts import memory_need, prefill_peak
+from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.graph import graph
+from llmcli.anatomy.memory import prefill_peak
 from llmcli.anatomy.work import Works, added, calls_work, decode_work, prompt_calls, step_bytes
 from llmcli.config import ModelConfig
 from llmcli.engine.session import Session

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from llmcli.anatomy.block import BranchNames, SublayerNames, block_names
 from llmcli.config import LayerConfig
 from llmcli.nn.parameters import Parameters
-from llmcli.nn.state import Beside, LayerState
+from llmcli.nn.state import LayerState
 from llmcli.nn.step import Step
 from llmcli.ops.elements import add, scale
 from llmcli.parts.norm.forward import Norm
@@ -29,14 +28,12 @@ class Mixer(Protocol):
 
     name: str
 
-    def new_state(
-        self, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype
-    ) -> LayerState:
-        """An empty state for `batch` sequences of up to `capacity` tokens."""
-        ...
+    def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]` in at least float32; appends the new tokens to `state`.
 
-    def __call__(self, x_BTD: Tensor, state: LayerState | None, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]` in at least float32; appends the new tokens to `state`."""
+        `state` has the tensors of all mixers of the layer, by the names in their `State` rows; it
+        has no slots to write to if not `step.cached`.
+        """
         ...
 
     def derive(
@@ -73,7 +70,7 @@ class Branch:
         self.adds_norm = names.adds == f"{names.post}.out"  # emitted by the norm
 
     def __call__(
-        self, x_BTD: Tensor, state: LayerState | None, step: Step, stream_BTD: Tensor
+        self, x_BTD: Tensor, state: LayerState, step: Step, stream_BTD: Tensor
     ) -> Tensor:
         """The part's input from the stream, `[B, T, D]` → `[B, T, D]` in at least float32."""
         names, multiplier = self.names, self.names.config.multiplier
@@ -127,23 +124,13 @@ class Block:
         every = (branch.mixer for _, branches in self.sublayers for branch in branches)
         return [mixer for mixer in every if mixer is not None]
 
-    def new_state(
-        self, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype
-    ) -> LayerState:
-        """The empty state of its mixer, or of all its mixers."""
-        states = [
-            mixer.new_state(batch, capacity, device=device, dtype=dtype) for mixer in self.mixers
-        ]
-        return states[0] if len(states) == 1 else Beside(states)
-
     def _scaled(self, x_BTD: Tensor) -> Tensor:
         if self.scale != 1:
             x_BTD = scale(x_BTD, self.scale)
         return x_BTD if self.factor is None else scale(x_BTD, self.factor)
 
-    def __call__(self, x_BTD: Tensor, state: LayerState | None, step: Step) -> Tensor:
+    def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]`; appends the new tokens to `state`."""
-        states = iter(state.states if isinstance(state, Beside) else (state,))
         x_BTD = step.emit(f"{self.name}.resid_pre", x_BTD)
         for names, branches in self.sublayers:
             out_BTD: Tensor | None = x_BTD if names.summed is None else None
@@ -153,8 +140,7 @@ class Block:
                     reads = branch.pre_norm.observed(x_BTD, step)
                 elif not branch.names.config.shares_norm:
                     reads = x_BTD.to(self.dtype)
-                own = None if branch.mixer is None or state is None else next(states)
-                added_BTD = branch(reads, own, step, x_BTD)
+                added_BTD = branch(reads, state, step, x_BTD)
                 out_BTD = added_BTD if out_BTD is None else add(out_BTD, added_BTD)
             assert out_BTD is not None
             if (summed := names.summed) is not None:

@@ -5,9 +5,8 @@ Axes: B batch, T new tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
-from time import perf_counter_ns
 from typing import Literal, ParamSpec, TypeVar
 
 import torch
@@ -17,16 +16,22 @@ from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.devices import available_bytes
-from llmcli.errors import UsageError, first_line
+from llmcli.errors import UsageError
 from llmcli.formats.weight import Weight
 from llmcli.graph.ops import Rotate
 from llmcli.kernels import native
 from llmcli.nn.block import Block
-from llmcli.nn.captured import FIRST_BUCKET, Capture, CapturedSteps, CudaCapture, bucket
 from llmcli.nn.parameters import Memory, Parameters
-from llmcli.nn.replay import Replay, ReplayClock
-from llmcli.nn.state import State
+from llmcli.nn.state import LayerState, State, allocate
 from llmcli.nn.step import Clock, Edit, RopeTables, Step, Tap
+from llmcli.nn.steps import (
+    FIRST_BUCKET,
+    GraphRecorder,
+    KernelRecorder,
+    ReplayClock,
+    Steps,
+    bucket,
+)
 from llmcli.ops.activations import soft_cap
 from llmcli.ops.elements import scale
 from llmcli.ops.rope import depends_on_length
@@ -131,26 +136,22 @@ class Decoder:
         # the host knows.
         self.by_length = dynamic
         self.fixed_shapes = self.device.type == "cuda" and not dynamic
-        self.capture: Capture | None = None
-        if self.device.type == "cuda":
-            self.capture = CudaCapture(self.device)
         self.first_bucket = FIRST_BUCKET
-        # the reason why decode steps are not captured; None if they are
-        self.not_captured: str | None = None
-        if self.device.type != "cuda":
-            self.not_captured = "only a CUDA device captures its launches"
-        elif dynamic:
-            self.not_captured = "the frequencies of its rotation depend on the length"
-        # Whether decode steps are recorded and replayed; False once that proved impossible, and if
-        # queries or scores depend on the position, for which there is no kernel.
         scores = [one.attention for one in config.layers if one.attention is not None]
         shared = {attention.kv.layer for attention in scores} - {None}
-        self._lenders = frozenset(f"blocks.{layer}.attn" for layer in shared)
+        self._kv_sources = frozenset(f"blocks.{layer}.attn" for layer in shared)
+        # there is no kernel for queries or scores that depend on the position
         kernels = not dynamic and not any(one.growth or one.slopes for one in scores)
         packed = bool(formats) and dtype == torch.float32 and native.level() is not None
-        self._replays = packed and self.device.type == "cpu" and kernels
         tables = torch.float64 if dtype == torch.float64 else torch.float32
         self._ropes = {rope: RopeTables(rope, self.device, tables) for rope in rotations}
+        recorder: GraphRecorder | KernelRecorder | None = None
+        if self.fixed_shapes:
+            recorder = GraphRecorder(self.device)
+        elif packed and self.device.type == "cpu" and kernels:
+            recorder = KernelRecorder(self._weights.values(), self._ropes.values())
+        off = "the frequencies of its rotation depend on the length" if dynamic else None
+        self.steps = Steps(recorder, off)
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -166,7 +167,7 @@ class Decoder:
         """The parameter `name`; `head.W` of a tied head is `embed.W`. Raises KeyError."""
         return self._weights[name]
 
-    def outdated(self, state: State, totals: Sequence[int]) -> bool:
+    def needs_reprefill(self, state: State, totals: Sequence[int]) -> bool:
         """Whether sequences of these lengths have different rotations than their cached keys.
 
         This happens when a sequence crosses the length at which LongRoPE changes its frequencies:
@@ -178,18 +179,19 @@ class Decoder:
             for read, was, total in each for switch in self._switches
         )  # fmt: skip
 
-    def reads_ahead(self, state: State, tokens: int) -> bool:
+    def can_verify(self, state: State, tokens: int) -> bool:
         """Whether `tokens` tokens per sequence can be read together like single steps.
 
         They need the same rotation, and memory for a recorded step.
         """
         after = [length + tokens for length in state.lengths]
-        if self._stretches or self.outdated(state, after):
+        if self._stretches or self.needs_reprefill(state, after):
             return False
-        if tokens in state.replays or 1 not in state.replays:
+        single, many = (state.recorded.get((n, self._slots(state, n))) for n in (1, tokens))
+        if single is None or many is not None:
             return True
         free = available_bytes(self.device)
-        return free is None or tokens * state.replays[1].nbytes <= free
+        return free is None or tokens * single.nbytes <= free
 
     def state_bytes(self, batch: int, capacity: int) -> int:
         """Bytes that `new_state` would allocate."""
@@ -198,14 +200,14 @@ class Decoder:
 
     def new_state(self, batch: int, capacity: int) -> State:
         """Empty caches for `batch` sequences of up to `capacity` tokens, allocated once."""
-        layers = [
-            block.new_state(batch, capacity, device=self.device, dtype=self.dtype)
-            for block in self.blocks
-        ]
+        layers = self._layers(batch, capacity)
         lengths_B = None
         if self.fixed_shapes:
             lengths_B = torch.zeros(batch, dtype=torch.long, device=self.device)
         return State(layers, [0] * batch, capacity, lengths_B)
+
+    def _layers(self, batch: int, capacity: int) -> Iterator[LayerState]:
+        return allocate(self.config, self.arithmetic, batch, capacity, self.device)
 
     @inference
     def __call__(
@@ -220,7 +222,7 @@ class Decoder:
         clock: Clock | None = None,
         logits: Literal["all", "last"] = "all",
         until: int | None = None,
-        ahead: bool = False,
+        verify: bool = False,
     ) -> Tensor:
         """Logits of the new tokens, `[B, T, V]`, in at least float32; appends them to `state`.
 
@@ -234,17 +236,16 @@ class Decoder:
         edited values. Raises ValueError if the tokens, padding included, do not fit the state or
         the learned positions, UsageError for an edit of an activation that cannot be edited.
 
-        `ahead`: read tokens of one sequence as single steps would, bit-identical if those are
+        `verify`: read tokens of one sequence as single steps would, bit-identical if those are
         replayed.
         """
         watched = tap is not None or edits or until is not None
         late = clock if clock is not None and isinstance(clock, ReplayClock) else None
-        steps = (ahead or ids_BT.shape[1] == 1) and lengths is None
+        steps = (verify or ids_BT.shape[1] == 1) and lengths is None
         if state is not None and steps and clock is late and not watched:
-            if state.lengths_B is None:
-                replayed = self._replayed(ids_BT, state, late)
-            else:  # graphs support no clock
-                replayed = self._captured(ids_BT, state) if late is None else None
+            self._check_room(state.lengths, ids_BT.shape[1], state)
+            slots = self._slots(state, ids_BT.shape[1])
+            replayed = self.steps(ids_BT, state, slots, self._fixed, late)
             if replayed is not None:
                 return replayed
         step = self._step(ids_BT, state, lengths, totals, tap, edits, clock)
@@ -267,12 +268,13 @@ class Decoder:
         narrows = logits == "last" and step.tokens > 1 and until is None
         narrows = narrows and self._late.isdisjoint(step.edits)
         last_B1V: Tensor | None = None
-        for i, block in enumerate(self.blocks):
+        layers = self._layers(len(x_BTD), 0) if state is None else state.layers
+        for i, (block, layer) in enumerate(zip(self.blocks, layers, strict=True)):
             if narrows and i == self.readers:
-                last_B1V = self._last_alone(x_BTD, state, step)
+                last_B1V = self._last_alone(x_BTD, step)
                 if step.tap is None:
                     return last_B1V
-            x_BTD = block(x_BTD, None if state is None else state.layers[i], step)
+            x_BTD = block(x_BTD, layer, step)
             if i == until:
                 break
         if until is None:
@@ -280,127 +282,29 @@ class Decoder:
         # these layers' values for the tap may have different rounding and must not change logits
         return x_BTD if last_B1V is None else last_B1V
 
-    def _last_alone(self, x_BTD: Tensor, state: State | None, step: Step) -> Tensor:
+    def _last_alone(self, x_BTD: Tensor, step: Step) -> Tensor:
         """The logits `[B, 1, V]` from the input of the first layer without a state."""
         last = step.last(None if step.per_layer is None else _last(step.per_layer, step))
-        x_B1D = _last(x_BTD, step)
-        for i in range(self.readers, len(self.blocks)):
-            x_B1D = self.blocks[i](x_B1D, None if state is None else state.layers[i], last)
+        x_B1D, none = _last(x_BTD, step), LayerState(())
+        for block in self.blocks[self.readers :]:
+            x_B1D = block(x_B1D, none, last)
         return self._unembed(x_B1D, last)
 
-    def _replayed(
-        self, ids_BT: Tensor, state: State, clock: ReplayClock | None
-    ) -> Tensor | None:
-        """Logits for one token per sequence by replay; None if they must be computed.
-
-        Several tokens belong to one sequence (lanes). The first step of a state is not recorded,
-        since it may be the only one. If recording fails the step is computed again, from a copy of
-        state that cannot be rewound.
-        """
-        if not self._replays or torch.compiler.is_compiling():
-            return None
-        tokens = ids_BT.shape[1]
-        if tokens > 1 and not state.rewinds and 1 not in state.replays:
-            # a single step shows whether our kernels compute everything: only they can write to
-            # memory shared by lanes
-            saved = state.snapshot(slots=False)
-            if self._replayed(ids_BT[:, :1], state, None) is None:
-                return None
-            state.restore(saved)
-        if state.steps == 0 and tokens == 1:
-            state.steps = 1
-            return None
-        self._check_room(state.lengths, tokens, state)
-        ids, starts = ids_BT.flatten().tolist(), state.lengths
-        if tokens > 1:
-            starts = [starts[0] + token for token in range(tokens)]
-        new = [tokens] * state.batch
-        if tokens in state.replays:
-            logits = state.replays[tokens].run(ids, starts, clock)
-            state.advance(new)
-            return logits.view(*ids_BT.shape, -1)
-
-        lanes = state if tokens == 1 else state.lanes(tokens)
-        names, times = list[str](), list[int]()
-
-        def run(ids_B1: Tensor, starts_B: Tensor, mark: Clock) -> Tensor:
-            def seen(name: str) -> None:
-                mark(name)
-                names.append(name)
-                times.append(perf_counter_ns())
-
-            step = Step(
-                starts, 1, [1] * len(ids), self._ropes, device=self.device,
-                fixed=(starts_B, state.capacity), recorded=True, clock=seen,
-                lenders=self._lenders,
-            )  # fmt: skip
-            return self._pass(ids_B1, lanes, step, "all", None)
-
-        tables = [one for rope in self._ropes.values() for one in rope.upto(state.capacity)]
-        weights = [one for weight in self._weights.values() for one in weight.memory()]
-        caches = list(state.tensors().values())
-        before = None if state.rewinds else state.snapshot(slots=False)
-        replay = Replay(run, ids, starts, weights=[*weights, *tables], caches=caches)
-        if not replay.complete:
-            self._replays = False
-            if before is not None:
-                state.restore(before)
-            return None
-        if clock is not None:  # not for a recomputed step
-            clock.replayed(names, times)
-        state.replays[tokens] = replay
-        state.advance(new)
-        return replay.logits.clone().view(*ids_BT.shape, -1)
-
-    def _captured(self, ids_B1: Tensor, state: State) -> Tensor | None:
-        """Logits for one token per sequence by a captured step; None if there is none.
-
-        The first step of a state is not captured, since it may be the only one. A failed capture is
-        not retried.
-        """
-        assert state.lengths_B is not None
-        if ids_B1.shape[1] > 1 or torch.compiler.is_compiling():
-            return None
-        if isinstance(self.capture, CudaCapture) and self.capture.busy:
-            return None  # the caller is capturing
-        if state.steps == 0:
-            state.steps = 1
-            return None
-        self._check_room(state.lengths, 1, state)
-        if state.captured is None:
-            state.captured = CapturedSteps(state.batch, self.device, self.capture)
-        new = [1] * state.batch
-        slots = self._slots(state, 1)
-        fixed = state.lengths_B, slots
-        before = None
-        if not state.rewinds and not state.captured.ready(slots):
-            before = state.snapshot(slots=False)
-
-        def run(ids_B1: Tensor) -> Tensor:
-            step = Step(
-                state.lengths, 1, new, self._ropes, device=self.device, fixed=fixed,
-                lenders=self._lenders,
-            )  # fmt: skip
-            return self._pass(ids_B1, state, step, "all", None)
-
-        def undo() -> None:
-            if before is not None:
-                state.restore(before)
-
-        try:
-            logits = state.captured.run(ids_B1, slots, run, undo)
-        except RuntimeError as error:
-            if self.capture is None:
-                raise
-            self.capture, self.not_captured = None, f"the capture failed: {first_line(error)}"
-            state.captured = None
-            undo()
-            return None
-        state.advance(new)
-        return logits
+    def _fixed(
+        self, ids_B1: Tensor, state: State, starts: Sequence[int], fixed: tuple[Tensor, int],
+        clock: Clock | None,
+    ) -> Tensor:  # fmt: skip
+        """Logits `[B, 1, V]` of a step with fixed shapes; see `Steps`."""
+        step = Step(
+            starts, 1, [1] * len(starts), self._ropes, device=self.device, fixed=fixed,
+            recorded=state.lengths_B is None, clock=clock, kv_sources=self._kv_sources,
+        )  # fmt: skip
+        return self._pass(ids_B1, state, step, "all", None)
 
     def _slots(self, state: State, tokens: int) -> int:
-        """Number of slots read by a step with fixed shapes."""
+        """Number of slots read by a step with fixed shapes: all, or a bucket on a GPU."""
+        if state.lengths_B is None:
+            return state.capacity
         return bucket(max(state.lengths) + tokens, state.capacity, self.first_bucket)
 
     def _check_room(self, starts: Sequence[int], tokens: int, state: State | None) -> None:
@@ -440,10 +344,11 @@ class Decoder:
             totals=totals,
             device=self.device,
             fixed=fixed,
+            cached=state is not None,
             tap=tap,
             edits=edits,
             clock=clock,
-            lenders=self._lenders,
+            kv_sources=self._kv_sources,
         )
 
     def _embed(self, ids_BT: Tensor, step: Step) -> Tensor:

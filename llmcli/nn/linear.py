@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from llmcli.formats.routes import Routes
+from llmcli.formats.routes import ExpertAssignment
 from llmcli.nn.parameters import Parameters
 
 
@@ -38,7 +38,7 @@ class Linear:
 
     def wide(self, x_BTD: Tensor) -> Tensor:
         """All segments in at least float32, for results added to the stream or normalized."""
-        return self.weight.matmul_wide(x_BTD, self.bias)
+        return self.weight.matmul_fp32_out(x_BTD, self.bias)
 
     def split(self, y: Tensor) -> tuple[Tensor, ...]:
         """The columns of each segment, views of `y`."""
@@ -60,7 +60,7 @@ class RoutedLinear:
         self.segments = tuple((name, parameters.weights[name]) for name in weights)
         self.rows = [weight.shape[1] for _, weight in self.segments]
 
-    def __call__(self, x_MD: Tensor, routes: Routes, *, wide: bool = False) -> Tensor:
+    def __call__(self, x_MD: Tensor, routes: ExpertAssignment, *, wide: bool = False) -> Tensor:
         """All segments at once: `[M, D]` → `[pairs, rows]`; `wide`: in at least float32."""
         found = [
             whole.matmul_routed(x_MD, routes, bias_EN, wide=wide) for whole, bias_EN in self._wholes

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from llmcli.anatomy import TensorSpec
 from llmcli.devices import DTYPES
-from llmcli.formats.blocks import Blocks
+from llmcli.formats.blocks import FileLayoutWeight
 from llmcli.formats.dense import Dense
-from llmcli.formats.packed import Packed, SideBySide
+from llmcli.formats.packed import FusedWeight, Packed
 from llmcli.formats.weight import Weight
 from llmcli.graph.blocks import PACKED, packed_bytes
 
@@ -85,12 +85,12 @@ class Parameters:
         dtypes = {self._dtypes.get(name, self.dtype) for name in names}
         if any(map(self._is_apart, names)) or len(dtypes) > 1:
             pieces = self._pieces(names, exact=exact)
-            return pieces[0] if len(pieces) == 1 else SideBySide(pieces)
+            return pieces[0] if len(pieces) == 1 else FusedWeight(pieces)
         rows, columns = self._stacked_shape(names)
         dtype = self._dtype(names)
         whole = Dense.for_products(
             rows, columns, device=self.device, dtype=dtype, inputs=self.dtype,
-            pairs=self._in_pairs(dtype, exact),
+            bf16_dot=self._in_pairs(dtype, exact),
         )  # fmt: skip
         return self._claim(names, whole)
 
@@ -104,12 +104,12 @@ class Parameters:
             together = list(group)
             if dtype is None:
                 pieces = self._pieces(together)
-                wholes.append(pieces[0] if len(pieces) == 1 else SideBySide(pieces))
+                wholes.append(pieces[0] if len(pieces) == 1 else FusedWeight(pieces))
                 continue
             rows = [self._shapes[name][1] for name in together]
             experts, _, columns = self._shapes[together[0]]
             tensor = torch.empty(experts, sum(rows), columns, device=self.device, dtype=dtype)
-            whole = Dense(tensor, self.dtype, pairs=self._in_pairs(dtype, False))
+            whole = Dense(tensor, self.dtype, bf16_dot=self._in_pairs(dtype, False))
             parts = [whole] if len(together) == 1 else whole.split(rows, axis=1)
             self.weights.update(zip(together, parts, strict=True))
             wholes.append(whole)
@@ -145,16 +145,16 @@ class Parameters:
             if name in self._in_file:
                 weight = self._in_file[name]
                 if isinstance(weight, Dense) and self._in_pairs(weight.tensor.dtype, exact):
-                    weight = weight.in_pairs()
+                    weight = weight.with_bf16_dot()
                 if isinstance(weight, Packed):
                     weight.digits = self._digits
                 pieces.append(weight)
             elif format is None:
                 dtype = self._dtypes.get(name, self.dtype)
                 tensor = torch.empty(rows, columns, device=self.device, dtype=dtype)
-                pieces.append(Dense(tensor, self.dtype, pairs=self._in_pairs(dtype, exact)))
+                pieces.append(Dense(tensor, self.dtype, bf16_dot=self._in_pairs(dtype, exact)))
             elif self._as_stored:
-                pieces.append(Blocks(
+                pieces.append(FileLayoutWeight(
                     format, rows, columns, device=self.device, inputs=self.dtype,
                     experts=experts[0] if experts else None,
                 ))  # fmt: skip

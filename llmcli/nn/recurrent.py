@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from llmcli.errors import UsageError
-from llmcli.nn.state import FixedState, LayerState
+from llmcli.nn.state import LayerState
 from llmcli.nn.step import Step
 from llmcli.ops import conv
 from llmcli.ops.activations import activation
-from llmcli.ops.conv import causal_conv_chunk, causal_conv_step, new_ring, ring_slots
+from llmcli.ops.conv import causal_conv_chunk, causal_conv_step, ring_slots
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.recurrence import (
     Inputs,
@@ -51,19 +51,7 @@ class Recurrent(ABC):
     def shape(self) -> tuple[int, int, int]:
         """Number of heads, and rows and columns of a head's state."""
 
-    def new_state(
-        self, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype
-    ) -> FixedState:
-        """The states `conv` `[B, L, C]` and `state` `[B, H, d·e]`, of fixed size."""
-        channels, length = self.filter_CL.shape
-        heads, rows, columns = self.shape
-        wide = torch.promote_types(dtype, torch.float32)
-        return FixedState(
-            conv=new_ring(batch, length, channels, device=device, dtype=dtype),
-            state=torch.zeros(batch, heads, rows * columns, device=device, dtype=wide),
-        )
-
-    def activated(self, x_BTC: Tensor, state: FixedState, step: Step) -> Tensor:
+    def activated(self, x_BTC: Tensor, state: LayerState, step: Step) -> Tensor:
         """`[B, T, C]` → `act` of the same shape; stores the tokens in the ring."""
         made_BTC, act_BTC = convolved(
             x_BTC, self.filter_CL, self.bias_C, state["conv"], step,
@@ -86,7 +74,7 @@ class Recurrent(ABC):
             log_BTH = log_decays(dt_BTH, self.A_log_H)
         return dt_BTH, step.emit(f"{self.name}.log_decay", log_BTH)
 
-    def scanned(self, inputs: Inputs, state: FixedState, step: Step) -> Tensor:
+    def scanned(self, inputs: Inputs, state: LayerState, step: Step) -> Tensor:
         """The output `[B, H, T, e]` in at least float32; padding does not change the state."""
         if min(step.lengths) < step.tokens:
             lengths_B = torch.tensor(step.lengths, device=inputs.v_BHTe.device)
@@ -95,7 +83,7 @@ class Recurrent(ABC):
         state_BHde = state["state"].view(len(inputs.v_BHTe), *self.shape)
         return recur(inputs, state_BHde)
 
-    def mixed(self, inputs: Inputs, state: FixedState, step: Step) -> Tensor:
+    def mixed(self, inputs: Inputs, state: LayerState, step: Step) -> Tensor:
         """Like `scanned`; with an edited map, by products of its rows and the values.
 
         Raises UsageError for an edited map if the state has earlier tokens, which the map lacks.
@@ -175,14 +163,6 @@ def convolved(
     return causal_conv_chunk(
         x_BTC, filter_CL, bias_C, ring_BkC=ring_BLC, positions_B=starts_B, lengths_B=lengths_B
     ), None
-
-
-def own_state(state: LayerState | None, mixer: Recurrent, x_BTD: Tensor) -> FixedState:
-    """The state of the mixer; a new empty one for None."""
-    if state is None:
-        return mixer.new_state(len(x_BTD), 0, device=x_BTD.device, dtype=x_BTD.dtype)
-    assert isinstance(state, FixedState)
-    return state
 
 
 def in_heads(x: Tensor, heads: int) -> Tensor:

@@ -80,7 +80,7 @@ class SoftmaxMap(ABC):
         numbers = range(self.config.heads)[heads]
         if name.endswith(".result"):
             z_BtHe = emitted[self.mixed][:, :, first:stop].transpose(1, 2)
-            seen_BtHe = self.out.weight.seen(z_BtHe.flatten(2)).view(z_BtHe.shape)
+            seen_BtHe = self.out.weight.quantized_input(z_BtHe.flatten(2)).view(z_BtHe.shape)
             sizes = (self.config.heads, self.config.value_dim)
             w_DHe = self.out.weight.dense().view(-1, *sizes)
             w_HeD = at_least_float32(w_DHe[:, heads]).permute(1, 2, 0)

@@ -2,232 +2,148 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.nn.captured import CapturedSteps
-from llmcli.nn.replay import Replay
+from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.anatomy.graph import graph
+from llmcli.config import ModelConfig
+from llmcli.devices import DTYPES
+from llmcli.graph.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from llmcli.nn.steps import GraphStep, KernelStep
 
 
-class LayerState(ABC):
-    """The state of one layer's mixer for B sequences, created by the mixer (`new_state`).
+@dataclass(frozen=True, kw_only=True)
+class Buffer:
+    """The memory `[B, …]` of one `State` row, or of several that share it.
 
-    A cache has one slot per token. A recurrent state has no slots: it ignores `grow`, is copied
-    completely for a `snapshot`, and cannot `rewind`.
+    `columns`: each row's name and its size in the last axis. `slots`: the axis with one slot per
+    token; None if the size is fixed.
     """
 
-    rewinds = True  # whether single tokens can be removed
+    tensor: Tensor
+    columns: Mapping[str, int]
+    slots: int | None
 
-    @abstractmethod
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors (not copies), `[B, …]`, by the end of their names (`k` of `cache.3.k`)."""
+    def views(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield each row's name and tensor."""
+        at = 0
+        for name, size in self.columns.items():
+            yield name, self.tensor.narrow(-1, at, size)
+            at += size
 
-    @abstractmethod
-    def grow(self, capacity: int) -> None:
-        """Make room for `capacity` tokens per sequence; the contents are kept."""
+    def first(self, tokens: int) -> Tensor:
+        """A view of the first `tokens` slots, or of everything if the size is fixed."""
+        return self.tensor if self.slots is None else self.tensor.narrow(self.slots, 0, tokens)
 
-    @abstractmethod
-    def select(self, rows: Tensor) -> Self:
-        """A copy with these rows of the batch, in this order; rows may be repeated."""
-
-    @abstractmethod
-    def snapshot(self, tokens: int) -> Self:
-        """A copy, in caches of the first `tokens` tokens only."""
-
-    @abstractmethod
-    def restore(self, saved: Self) -> None:
-        """Restore a snapshot into the same tensors."""
-
-    @abstractmethod
-    def rewind(self, lengths: Sequence[int]) -> None:
-        """Remove sequence b's tokens from `lengths[b]` on; ValueError if impossible."""
-
-    @abstractmethod
-    def lanes(self, count: int) -> Self:
-        """For one sequence: `count` sequences sharing its memory."""
+    def grown(self, capacity: int) -> Tensor:
+        """The tensor with empty slots appended up to `capacity`."""
+        if self.slots is None:
+            return self.tensor
+        behind = [0, 0] * (self.tensor.ndim - 1 - self.slots)
+        return F.pad(self.tensor, (*behind, 0, capacity - self.tensor.shape[self.slots]))
 
 
-class KVCache(LayerState):
-    """Keys `[B, Hk, C, dh]` and values `[B, Hk, C, dv]` of one attention layer, C slots each.
+class LayerState:
+    """What one layer keeps of B sequences between calls, as the graph's `State` rows say.
 
-    A token's slot is its position. Zeroed, since a masked slot still contributes 0 · v to the
-    product with values, and 0 · NaN is NaN.
+    Keys, values and latents have one slot per token: its position. Recurrent states and windows of
+    convolutions have a fixed size: they ignore `grow`, are copied completely for a `snapshot`, and
+    cannot `rewind`. A layer that uses another layer's keys and values has no tensors.
     """
 
-    def __init__(self, k_BKCd: Tensor, v_BKCe: Tensor) -> None:
-        self.k = k_BKCd
-        self.v = v_BKCe
+    def __init__(self, buffers: Iterable[Buffer]) -> None:
+        self._set(buffers)
+        self.rewinds = all(one.slots is not None for one in self._buffers)
 
-    @classmethod
-    def zeros(
-        cls,
-        shape: tuple[int, int, int],
-        key_size: int,
-        value_size: int,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> Self:
-        """Empty slots for `shape` = (batch, kv heads, capacity)."""
-        return cls(
-            torch.zeros(*shape, key_size, device=device, dtype=dtype),
-            torch.zeros(*shape, value_size, device=device, dtype=dtype),
-        )
+    def _set(self, buffers: Iterable[Buffer]) -> None:
+        self._buffers = tuple(buffers)
+        self._tensors = dict(view for one in self._buffers for view in one.views())
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Keys and values, all slots."""
-        return {"k": self.k, "v": self.v}
-
-    def grow(self, capacity: int) -> None:
-        """Append empty slots up to `capacity`."""
-        more = (0, 0, 0, capacity - self.k.shape[2])
-        self.k, self.v = F.pad(self.k, more), F.pad(self.v, more)
-
-    def select(self, rows: Tensor) -> Self:
-        """Copies of the sequences `rows`."""
-        return type(self)(self.k.index_select(0, rows), self.v.index_select(0, rows))
-
-    def snapshot(self, tokens: int) -> Self:
-        """A copy of the first `tokens` slots."""
-        return type(self)(self.k[:, :, :tokens].clone(), self.v[:, :, :tokens].clone())
-
-    def restore(self, saved: Self) -> None:
-        """Restore the snapshot's slots; later slots are written before they are read."""
-        tokens = saved.k.shape[2]
-        self.k[:, :, :tokens] = saved.k
-        self.v[:, :, :tokens] = saved.v
-
-    def rewind(self, lengths: Sequence[int]) -> None:
-        """Nothing to do: slots are rewritten before they are read."""
-
-    def lanes(self, count: int) -> Self:
-        """Views: all read what one sequence writes into a slot."""
-        return type(self)(*(one.expand(count, -1, -1, -1) for one in (self.k, self.v)))
-
-
-class FixedState(LayerState):
-    """Tensors `[B, …]` of fixed size for any number of tokens: recurrences, windows.
-
-    Initially zero. Accessed as `state["conv"]`.
-    """
-
-    rewinds = False
-
-    def __init__(self, **tensors: Tensor) -> None:
-        self._tensors = tensors
+    def _each(self, change: Callable[[Buffer], Tensor]) -> LayerState:
+        return LayerState(replace(one, tensor=change(one)) for one in self._buffers)
 
     def __getitem__(self, name: str) -> Tensor:
+        """The tensor of a row by the end of its name (`k` of `cache.3.k`). Raises KeyError."""
         return self._tensors[name]
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors."""
+        """The tensors (not copies), `[B, …]`, by the end of their names."""
         return dict(self._tensors)
 
+    def joined(self, name: str) -> Tensor:
+        """The memory of a row together with the rows that share it."""
+        return next(one.tensor for one in self._buffers if name in one.columns)
+
     def grow(self, capacity: int) -> None:
-        """Nothing to do: it has no slots."""
+        """Make room for `capacity` tokens per sequence; the contents are kept."""
+        self._set(replace(one, tensor=one.grown(capacity)) for one in self._buffers)
 
-    def select(self, rows: Tensor) -> Self:
-        """Copies of the sequences `rows`."""
-        found = {name: one.index_select(0, rows) for name, one in self._tensors.items()}
-        return type(self)(**found)
+    def select(self, rows: Tensor) -> LayerState:
+        """A copy with these rows of the batch, in this order; rows may be repeated."""
+        return self._each(lambda one: one.tensor.index_select(0, rows))
 
-    def snapshot(self, tokens: int) -> Self:
-        """Copies of all tensors, independent of `tokens`."""
-        return type(self)(**{name: one.clone() for name, one in self._tensors.items()})
+    def lanes(self, count: int) -> LayerState:
+        """For one sequence: `count` sequences sharing its memory (views).
 
-    def restore(self, saved: Self) -> None:
-        """Restore all tensors."""
-        for name, one in self._tensors.items():
-            one.copy_(saved[name])
+        Each reads what the others write; our kernels process their tokens in order.
+        """
+        return self._each(lambda one: one.tensor.expand(count, *one.tensor.shape[1:]))
+
+    def snapshot(self, tokens: int) -> LayerState:
+        """A copy, of slots only the first `tokens`."""
+        return self._each(lambda one: one.first(tokens).clone())
+
+    def restore(self, saved: LayerState) -> None:
+        """Restore a snapshot into the same tensors; later slots are written before being read."""
+        for one, was in zip(self._buffers, saved._buffers, strict=True):
+            one.first(0 if was.slots is None else was.tensor.shape[was.slots]).copy_(was.tensor)
 
     def rewind(self, lengths: Sequence[int]) -> None:
-        """Rewind to the beginning; raises ValueError for other lengths."""
-        if any(lengths):
+        """Remove sequence b's tokens from `lengths[b]` on; slots are written before being read.
+
+        Raises ValueError if something has a fixed size, which can only rewind to the beginning.
+        """
+        if not self.rewinds and any(lengths):
             raise ValueError("a recurrent state cannot forget its last tokens: restore a snapshot")
-        for one in self._tensors.values():
-            one.zero_()
-
-    def lanes(self, count: int) -> Self:
-        """Views: our kernels process tokens that share memory sequentially."""
-        return type(self)(
-            **{name: one.expand(count, *one.shape[1:]) for name, one in self._tensors.items()}
-        )
+        for one in self._buffers:
+            if one.slots is None:
+                one.tensor.zero_()
 
 
-class Nothing(LayerState):
-    """The state of a mixer that uses another layer's state."""
+def allocate(
+    config: ModelConfig, arithmetic: Arithmetic, batch: int, capacity: int, device: torch.device
+) -> Iterator[LayerState]:
+    """Yield each layer's empty state for `batch` sequences of up to `capacity` tokens.
 
-    def tensors(self) -> dict[str, Tensor]:
-        """No tensors."""
-        return {}
-
-    def grow(self, capacity: int) -> None:
-        """Nothing to do."""
-
-    def select(self, rows: Tensor) -> Self:
-        """A new empty state."""
-        return type(self)()
-
-    def snapshot(self, tokens: int) -> Self:
-        """A new empty state."""
-        return type(self)()
-
-    def restore(self, saved: Self) -> None:
-        """Nothing to do."""
-
-    def rewind(self, lengths: Sequence[int]) -> None:
-        """Nothing to do."""
-
-    def lanes(self, count: int) -> Self:
-        """A new empty state."""
-        return type(self)()
-
-
-class Beside(LayerState):
-    """The states of parallel mixers in one layer, possibly none.
-
-    Their tensors have different names, as checked by `Graph`.
+    Shapes and dtypes are those of the graph's `State` rows; rows that share memory lie side by side
+    in the last axis. All are zero: a masked slot contributes 0 · v to the product with values, and
+    0 · NaN is NaN.
     """
+    rows = graph(config).states
+    shared: list[dict[str, list[TensorSpec]]] = [{} for _ in config.layers]
+    for spec in arithmetic.states(config, batch=batch, capacity=capacity):
+        assert spec.layer is not None
+        shared[spec.layer].setdefault(rows[spec.name].shares or spec.name, []).append(spec)
+    for layer in shared:
+        yield LayerState(_buffer(specs, device) for specs in layer.values())
 
-    def __init__(self, states: Sequence[LayerState]) -> None:
-        self.states = tuple(states)
-        self.rewinds = all(state.rewinds for state in states)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors of all states."""
-        return {name: one for state in self.states for name, one in state.tensors().items()}
-
-    def grow(self, capacity: int) -> None:
-        """Grow each state."""
-        for state in self.states:
-            state.grow(capacity)
-
-    def select(self, rows: Tensor) -> Self:
-        """Select in each state."""
-        return type(self)([state.select(rows) for state in self.states])
-
-    def snapshot(self, tokens: int) -> Self:
-        """A snapshot of each state."""
-        return type(self)([state.snapshot(tokens) for state in self.states])
-
-    def restore(self, saved: Self) -> None:
-        """Restore each state."""
-        for state, was in zip(self.states, saved.states, strict=True):
-            state.restore(was)
-
-    def rewind(self, lengths: Sequence[int]) -> None:
-        """Rewind each state."""
-        for state in self.states:
-            state.rewind(lengths)
-
-    def lanes(self, count: int) -> Self:
-        """The lanes of each state."""
-        return type(self)([state.lanes(count) for state in self.states])
+def _buffer(specs: Sequence[TensorSpec], device: torch.device) -> Buffer:
+    columns = {spec.name.split(".", 2)[2]: spec.shape[-1] for spec in specs}
+    shape, axes = (*specs[0].shape[:-1], sum(columns.values())), specs[0].axes
+    dtype = DTYPES[specs[0].dtype or ""]
+    return Buffer(
+        tensor=torch.zeros(shape, dtype=dtype, device=device), columns=columns,
+        slots=axes.index("S") if "S" in axes else None,
+    )  # fmt: skip
 
 
 class State:
@@ -241,20 +157,20 @@ class State:
 
     def __init__(
         self,
-        layers: Sequence[LayerState],
+        layers: Iterable[LayerState],
         lengths: list[int],
         capacity: int,
         lengths_B: Tensor | None = None,
     ) -> None:
         self.layers = tuple(layers)
+        self.rewinds = all(layer.rewinds for layer in self.layers)  # can remove single tokens
         self.lengths = lengths
         self.capacity = capacity
         self.lengths_B = lengths_B
         self.read_for = list(lengths)
-        # recorded steps with this memory, by tokens per sequence
-        self.replays: dict[int, Replay] = {}
-        self.captured: CapturedSteps | None = None  # captured steps on a GPU
-        self.steps = 0  # number of steps eligible for recording or capture
+        # steps that are recorded with this memory, by tokens per sequence and slots
+        self.recorded: dict[tuple[int, int], KernelStep | GraphStep] = {}
+        self.stepped = False  # a step that could have been recorded was computed
 
     @property
     def batch(self) -> int:
@@ -265,11 +181,6 @@ class State:
     def nbytes(self) -> int:
         """Bytes of all layers together."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
-
-    @property
-    def rewinds(self) -> bool:
-        """Whether single tokens can be removed in every layer."""
-        return all(layer.rewinds for layer in self.layers)
 
     def tensors(self) -> dict[str, Tensor]:
         """`cache.{layer}.k` and so on → the tensor itself, with all its slots."""
@@ -285,18 +196,14 @@ class State:
             for layer in self.layers:
                 layer.grow(capacity)
             self.capacity = capacity
-            self.replays.clear()
-            self.captured = None
+            self.recorded.clear()
 
     def select(self, rows: Sequence[int]) -> State:
         """A new state with copies of these sequences: to fork samples or drop finished ones."""
-        layers = []
-        for layer in self.layers:
-            device = next((tensor.device for tensor in layer.tensors().values()), None)
-            layers.append(layer.select(torch.tensor(rows, dtype=torch.long, device=device)))
-        lengths_B = None
-        if self.lengths_B is not None:
-            lengths_B = self.lengths_B[torch.tensor(rows, device=self.lengths_B.device)]
+        device = next(iter(self.tensors().values())).device
+        index = torch.tensor(rows, dtype=torch.long, device=device)
+        layers = [layer.select(index) for layer in self.layers]
+        lengths_B = None if self.lengths_B is None else self.lengths_B[index]
         chosen = State(layers, [self.lengths[row] for row in rows], self.capacity, lengths_B)
         chosen.read_for = [self.read_for[row] for row in rows]
         return chosen

@@ -36,7 +36,7 @@ class Edit:
 _BAND = 512  # rows computed together with a window
 
 
-class Visible(NamedTuple):
+class KeyRange(NamedTuple):
     """The keys read by new tokens `rows`: slots `first` … `last`-1, with a mask or a triangle."""
 
     rows: slice
@@ -85,7 +85,8 @@ class Step:
     on the device and the number of slots to read. One token per sequence then sees all slots under
     a mask, independent of the position in shapes and host values, so that the call can be captured
     as a CUDA graph and replayed. `recorded`: the equivalent on a CPU, recorded by our kernels.
-    `lenders`: attentions whose keys and values are shared; `lent` has them once computed.
+    `cached`: whether new keys and values are written to the state, and read from there.
+    `kv_sources`: attentions whose keys and values are shared; `shared_kv` has them once computed.
     """
 
     def __init__(
@@ -99,10 +100,11 @@ class Step:
         device: torch.device,
         fixed: tuple[Tensor, int] | None = None,
         recorded: bool = False,
+        cached: bool = True,
         tap: Tap | None = None,
         edits: Sequence[Edit] = (),
         clock: Clock | None = None,
-        lenders: Container[str] = (),
+        kv_sources: Container[str] = (),
     ) -> None:
         self.starts = starts
         self.tokens = tokens
@@ -115,8 +117,8 @@ class Step:
         for edit in edits:
             self.edits.setdefault(edit.name, []).append(edit)
         self.clock = clock
-        self._lenders = lenders
-        self.lent: dict[str, tuple[Tensor, Tensor]] = {}
+        self._kv_sources = kv_sources
+        self.shared_kv: dict[str, tuple[Tensor, Tensor]] = {}
         # per-layer embeddings of the new tokens, if any
         self.per_layer: Tensor | None = None
         # one shared start: keys are a slice and positions a range, no index tensors needed
@@ -126,12 +128,13 @@ class Step:
         self._starts: Tensor | None = None
         self.fixed = fixed is not None
         self.recorded = recorded
+        self.cached = cached
         if fixed is not None:
             starts_B, self.keys = fixed
             self.uniform = False
             self._starts, self._positions = starts_B, starts_B.unsqueeze(1)
         self._ropes = ropes
-        self._visible: dict[int | None, tuple[Visible, ...]] = {}
+        self._key_ranges: dict[int | None, tuple[KeyRange, ...]] = {}
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor]] = {}
 
     def last(self, per_layer: Tensor | None) -> Step:
@@ -143,9 +146,9 @@ class Step:
         ends = [start + max(length - 1, 0) for start, length in pairs]
         step = Step(
             ends, 1, [1] * len(ends), self._ropes, totals=self.totals, device=self.device,
-            clock=self.clock if self.tap is None else None,
+            cached=self.cached, clock=self.clock if self.tap is None else None,
         )  # fmt: skip
-        step.lent, step.per_layer, step.edits = self.lent, per_layer, self.edits
+        step.shared_kv, step.per_layer, step.edits = self.shared_kv, per_layer, self.edits
         return step
 
     @property
@@ -243,28 +246,28 @@ class Step:
             return cos[rows].unsqueeze(-2), sin[rows].unsqueeze(-2)
         return cos[self.positions].unsqueeze(-2), sin[self.positions].unsqueeze(-2)
 
-    def visible(self, window: int | None) -> tuple[Visible, ...]:
+    def key_ranges(self, window: int | None) -> tuple[KeyRange, ...]:
         """The keys that new tokens see, at most the last `window` of each (None: all earlier ones).
 
         Split into bands of rows if the window hides most keys.
         """
-        if window not in self._visible:
-            self._visible[window] = self._see(window)
-        return self._visible[window]
+        if window not in self._key_ranges:
+            self._key_ranges[window] = self._ranges(window)
+        return self._key_ranges[window]
 
-    def _see(self, window: int | None) -> tuple[Visible, ...]:
+    def _ranges(self, window: int | None) -> tuple[KeyRange, ...]:
         every = slice(0, self.tokens)
         if self.uniform and self.tokens == 1:
             first = 0 if window is None else max(0, self.keys - window)
-            return (Visible(every, first, self.keys, False, None),)
+            return (KeyRange(every, first, self.keys, False, None),)
         if self.uniform and self.starts[0] == 0 and (window is None or self.tokens <= window):
-            return (Visible(every, 0, self.keys, True, None),)
+            return (KeyRange(every, 0, self.keys, True, None),)
         if self.uniform and window is not None:
             return tuple(self._bands(window))
         mask = visible_keys(self.positions, self.keys, window)
-        return (Visible(every, 0, self.keys, False, mask if self.uniform else mask.unsqueeze(1)),)
+        return (KeyRange(every, 0, self.keys, False, mask if self.uniform else mask.unsqueeze(1)),)
 
-    def _bands(self, window: int) -> Iterator[Visible]:
+    def _bands(self, window: int) -> Iterator[KeyRange]:
         """Yield blocks of rows, each with the keys that some row sees.
 
         A mask of all rows would have T · S elements, all computed by the kernel; with bands memory
@@ -278,12 +281,12 @@ class Step:
             shape = (at - first, last - first)
             if shape not in masks:
                 masks[shape] = visible_keys(self.positions[rows] - first, last - first, window)
-            yield Visible(rows, first, last, False, masks[shape])
+            yield KeyRange(rows, first, last, False, masks[shape])
 
-    def lend(self, name: str, k_BKSd: Tensor, v_BKSe: Tensor) -> None:
+    def share_kv(self, name: str, k_BKSd: Tensor, v_BKSe: Tensor) -> None:
         """Keep all keys and values of attention `name` if other layers share them."""
-        if name in self._lenders:
-            self.lent[name] = k_BKSd, v_BKSe
+        if name in self._kv_sources:
+            self.shared_kv[name] = k_BKSd, v_BKSe
 
     def write(self, x_BKTd: Tensor, cache_BKCd: Tensor) -> None:
         """Write the new tokens' keys or values into their slots.

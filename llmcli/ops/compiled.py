@@ -16,7 +16,7 @@ from llmcli.kernels.program import bits, call
 
 SLOTS = 256  # read by one item of ATTEND (attention.c)
 _MOST_SIZE = 512  # of a head (attention.c)
-_MOST_GROUP = 128  # query heads that share keys and values (attention.c)
+MAX_GROUP = 128  # query heads that share keys and values (attention.c)
 _PASS = 4  # of these share a pass over one token's keys and values (attention.c)
 NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # `enum numbers` in program.h
 
@@ -88,7 +88,7 @@ def attends(
         (k_BKCd.dtype in IN_16_BITS or unfused)
         and native.level() != "portable"
         and max(sizes) <= _MOST_SIZE
-        and q_BHTd.shape[1] <= _MOST_GROUP * k_BKCd.shape[1]
+        and q_BHTd.shape[1] <= MAX_GROUP * k_BKCd.shape[1]
         and v_BKCe.stride(2) == sizes[1]
     )
     return (

@@ -60,17 +60,6 @@ def causal_conv(
     return _finish(y_BTC, b_C, silu).to(x_BTC.dtype)
 
 
-def new_ring(
-    batch: int, taps: int, channels: int, *, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    """An empty ring `[B, k, C]` of zeros: the input at position p is in slot p % k.
-
-    It has one slot more than the R past inputs: the current input is written first, and the step is
-    one weighted sum of all slots.
-    """
-    return torch.zeros(batch, taps, channels, device=device, dtype=dtype)
-
-
 def causal_conv_chunk(
     x_BTC: Tensor,
     w_Ck: Tensor,

@@ -66,7 +66,7 @@ def clip(x: Tensor, limit: float) -> Tensor:
     )  # fmt: skip
 
 
-def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` converted to `dtype`, or `x` itself if it has that dtype."""
     if dtype not in compiled.IN_16_BITS or not compiled.takes(x):
         return x.to(dtype)

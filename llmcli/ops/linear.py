@@ -1,8 +1,8 @@
 """Products with a weight matrix.
 
 16-bit numbers are always multiplied and accumulated in float32, but on a CPU PyTorch rounds the
-sums to 16 bits. `linear` accepts this for inputs of further products; `linear_wide`, for sums that
-are added to a float32 stream or normalized, avoids it if a kernel is available;
+sums to 16 bits. `linear` accepts this for inputs of further products; `linear_fp32_out`, for sums
+that are added to a float32 stream or normalized, avoids it if a kernel is available;
 `product.product_float32` never rounds sums.
 
 Axes: M rows of the input, K columns of it, N outputs. Weights are `[N, K]`, one row per output, but
@@ -53,7 +53,7 @@ def linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     return F.linear(x, w_NK, b_N)
 
 
-def in_lots(rows: Tensor | slice, x: Tensor) -> Tensor | slice:
+def pad_rows(rows: Tensor | slice, x: Tensor) -> Tensor | slice:
     """Pad a selection of rows by repeating some, so that 16-bit products have few shapes.
 
     For every number of rows oneDNN generates code, 0.6 MiB each (AVX512-BF16), and caches 1,024
@@ -66,7 +66,7 @@ def in_lots(rows: Tensor | slice, x: Tensor) -> Tensor | slice:
     return torch.cat((rows, rows[:1].expand(-len(rows) % _LOT)))
 
 
-def linear_wide(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
+def linear_fp32_out(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """`X Wᵀ + b`: `[…, K]` → `[…, N]` in at least float32, by the fastest available product."""
     if x.is_cuda:
         return product_float32(x, w_NK, b_N)
@@ -103,7 +103,7 @@ def each_own(
 
 
 def rounds_sums(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `linear_wide` may round sums to `dtype` before widening: many rows on a CPU."""
+    """Whether `linear_fp32_out` may round sums to `dtype` before widening: many rows on a CPU."""
     return dtype.itemsize < 4 and device.type != "cuda"
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.anatomy.arithmetic import FAST_WIDE
-from llmcli.anatomy.counts import HEAD_NUMBERS
+from llmcli.anatomy.memory import HEAD_NUMBERS
 from llmcli.graph.blocks import DEEP
 from llmcli.kernels import native, program
 from llmcli.ops import compiled, on_card
@@ -51,7 +51,7 @@ def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tenso
     return _finished(out_MN, b_N, x)
 
 
-def product_pairs(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
+def product_bf16_dot(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
     """`X Wᵀ + b` of float32 x rounded to bfloat16, like W: `[…, K]` → `[…, N]` in float32.
 
     Uses dot products of pairs if the processor has them: the same bits for any number of rows.
@@ -107,27 +107,27 @@ def by_kernel(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
 
 
 def routed_by_kernel(
-    x_MK: Tensor, w_ENK: Tensor, expert_P: Tensor, row_P: Tensor | None, each: int,
-    bias_EN: Tensor | None, *, pairs: bool = False,
+    x_MK: Tensor, w_ENK: Tensor, expert_P: Tensor, row_P: Tensor | None, experts_per_row: int,
+    bias_EN: Tensor | None, *, bf16_dot: bool = False,
 ) -> Tensor:  # fmt: skip
     """Rows times the matrices of their experts, plus biases: `[P, N]` in float32.
 
-    Pair p is row `row_P[p]`, or p // `each`, of x with matrix `expert_P[p]`, both int64.
-    Bit-identical to `by_kernel`, or with `pairs` to `product_pairs`. Requires `has_kernel` for one
-    row and one matrix; matrices are stored by rows.
+    Pair p is row `row_P[p]`, or p // `experts_per_row`, of x with matrix `expert_P[p]`, both int64.
+    Bit-identical to `by_kernel`, or with `bf16_dot` to `product_bf16_dot`. Requires `has_kernel`
+    for one row and one matrix; matrices are stored by rows.
     """
     x_MK, expert_P = x_MK.contiguous(), expert_P.contiguous()
     row_P = None if row_P is None else row_P.contiguous()
     bias_EN = None if bias_EN is None else bias_EN.float()
     out_PN = torch.empty(len(expert_P), w_ENK.shape[1])
-    if pairs and native.level() != "bf16":
-        x_MK, pairs = x_MK.bfloat16().float(), False
+    if bf16_dot and native.level() != "bf16":
+        x_MK, bf16_dot = x_MK.bfloat16().float(), False
     halves = w_ENK.dtype == torch.float16
-    prepare, wide = _paired(x_MK) if pairs else _widened(x_MK, halves, own=True)
+    prepare, wide = _paired(x_MK) if bf16_dot else _widened(x_MK, halves, own=True)
     multiply = (
         program.MULTIPLY_EXPERTS_BFLOAT16, wide, w_ENK, w_ENK.stride(1), out_PN, *out_PN.shape,
-        x_MK.shape[1], 2 if pairs else halves, w_ENK.stride(0), expert_P, row_P, each, bias_EN,
-        0 if bias_EN is None else bias_EN.stride(0), len(x_MK),
+        x_MK.shape[1], 2 if bf16_dot else halves, w_ENK.stride(0), expert_P, row_P,
+        experts_per_row, bias_EN, 0 if bias_EN is None else bias_EN.stride(0), len(x_MK),
     )  # fmt: skip
     program.run(prepare, multiply, writes=(wide, out_PN))
     return out_PN

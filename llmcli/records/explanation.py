@@ -51,12 +51,11 @@ class Sum:
 class Element:
     """One number and its arithmetic: `before`, the `terms` of `sum`, and `after`.
 
-    `origins`: what was added up to it, block by block. `magnitude`: Σ|terms|, see
-    `Rule.magnitudes`; 0 if nothing is rounded. `follow`: the most important inputs, in order.
+    `origins`: what was added up to it, block by block. `follow`: the most important inputs, in
+    order.
     """
 
     value: float
-    magnitude: float = field(metadata=APART)
     note: str = ""
     before: tuple[Fact, ...] = ()
     sum: Sum | None = None

@@ -34,7 +34,7 @@ from llmcli.text.sentencepiece import (
     check_charsmap,
 )
 from llmcli.text.spelling import Spelling, byte_letters
-from llmcli.text.tokenizer import Tokenizer, Vocabulary
+from llmcli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -415,22 +415,20 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
     stripping = bool(usual) and any(text in model for text in _STRIPPING)
     added, silent = _matched(strings, types, stripping=stripping)
     return Tokenizer(
-        encoder.backend,
-        Vocabulary(
-            strings=strings,
-            spelling=encoder.spelling,
-            literal=added.ids,
-            silent=silent,
-            special_ids=added.special_ids,
-            bos_id=ids["bos"],
-            eos_ids=ends,
-            prefix=prefix_of(metadata, ids["bos"], usual=encoder.add_bos),
-        ),
+        backend=encoder.backend,
+        strings=strings,
+        spelling=encoder.spelling,
+        literal=added.ids,
+        silent=silent,
+        special_ids=added.special_ids,
+        bos_id=ids["bos"],
+        eos_ids=ends,
+        prefix=prefix_of(metadata, ids["bos"], usual=encoder.add_bos),
         name=encoder.name,
         added=added,
         filler=encoder.filler,
         chat_template=template_of(metadata, strings, ids),
-        notes=notes,
+        notes=tuple(notes),
         line_ends=line_ends,
     )
 

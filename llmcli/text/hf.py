@@ -47,7 +47,7 @@ from llmcli.text.portions import state_of
 from llmcli.text.pretokenizers import PRE_TOKENIZERS
 from llmcli.text.sentencepiece import CONTROL, PieceEncoder, PieceModel, read_pieces
 from llmcli.text.spelling import Spelling, spelling_of
-from llmcli.text.tokenizer import Tokenizer, Vocabulary
+from llmcli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -139,15 +139,13 @@ def _build(
     added = backend.get_added_tokens_decoder()
     strings = _strings(backend, added)
     return Tokenizer(
-        backend,
-        Vocabulary(
-            strings=strings,
-            spelling=spelling_of(state_of(backend.decoder) or None),
-            special_ids=frozenset(special).union(i for i in added if added[i].special),
-            bos_id=ids.get("bos_token"),
-            eos_ids=_present([*ends, ids.get("eos_token")], strings),
-            prefix=_prefix(backend),
-        ),
+        backend=backend,
+        strings=strings,
+        spelling=spelling_of(state_of(backend.decoder) or None),
+        special_ids=frozenset(special).union(i for i in added if added[i].special),
+        bos_id=ids.get("bos_token"),
+        eos_ids=_present([*ends, ids.get("eos_token")], strings),
+        prefix=_prefix(backend),
         name=name,
         chat_template=chat_template_of(directory, settings, named),
         split_special=settings.get("split_special_tokens") is True,
@@ -344,20 +342,18 @@ def from_piece_file(
         inside = replace(model, normalizer=replace(model.normalizer, space_prefix=False))
     matched = AddedTokens(tuple(added.values()), leftmost=True)
     return Tokenizer(
-        PieceEncoder(model),
-        Vocabulary(
-            strings=strings,
-            spelling=Spelling(
-                replace=(("▁", " "),),
-                byte_fallback=True,
-                strip=1 if model.normalizer.space_prefix else 0,
-            ),
-            literal=matched.ids,
-            special_ids=matched.special_ids,
-            bos_id=bos,
-            eos_ids=_present([*eos_ids(config), *eos_ids(generation), eos], strings),
-            prefix=(bos,) if adds_bos and bos is not None else (),
+        backend=PieceEncoder(model),
+        strings=strings,
+        spelling=Spelling(
+            replace=(("▁", " "),),
+            byte_fallback=True,
+            strip=1 if model.normalizer.space_prefix else 0,
         ),
+        literal=matched.ids,
+        special_ids=matched.special_ids,
+        bos_id=bos,
+        eos_ids=_present([*eos_ids(config), *eos_ids(generation), eos], strings),
+        prefix=(bos,) if adds_bos and bos is not None else (),
         name=f"{path.name}, {'Unigram' if model.unigram else 'BPE'}",
         added=matched,
         inside=None if inside is None else PieceEncoder(inside),

@@ -85,7 +85,7 @@ def _read(data: bytes, at: int) -> tuple[int, int]:
 
 
 _BLOCK = 256  # units: a step is an XOR with one byte, which stays in the block
-_HINT = "the file is damaged; fetch or convert it again"
+BROKEN = "the file is damaged; fetch or convert it again"
 
 
 def check_charsmap(data: bytes) -> None:
@@ -101,7 +101,7 @@ def check_charsmap(data: bytes) -> None:
 
     size = int.from_bytes(data[:4], "little")
     if len(data) <= 4 + size or size == 0 or size % (4 * _BLOCK):
-        raise CheckpointError("the table of replacements has an impossible size", hint=_HINT)
+        raise CheckpointError("the table of replacements has an impossible size", hint=BROKEN)
     units = np.frombuffer(data, "<u4", size // 4, offset=4).astype(np.int64)
     texts = data[4 + size :]
     at = np.arange(len(units))
@@ -109,11 +109,11 @@ def check_charsmap(data: bytes) -> None:
     offset = (units >> 10) << ((units >> 6) & 8)
     target = np.where(is_value, 0, at ^ offset)
     if (target >= len(units)).any():
-        raise CheckpointError("the table of replacements has an offset outside of it", hint=_HINT)
+        raise CheckpointError("the table of replacements has an offset outside of it", hint=BROKEN)
     # Units with bit 8 have a value, in the unit at their offset.
     values = units[target[~is_value & ((units >> 8) & 1 == 1)]] & 0x7FFFFFFF
     if (values >= len(texts)).any() or texts[-1:] != b"\0":
-        raise CheckpointError("the table of replacements has a text outside of it", hint=_HINT)
+        raise CheckpointError("the table of replacements has a text outside of it", hint=BROKEN)
 
 
 # ModelProto.SentencePiece.Type
@@ -220,7 +220,6 @@ class PieceEncoder:
     """
 
     def __init__(self, model: PieceModel) -> None:
-        self.encode_special_tokens = False  # added tokens are cut out before
         self._model = model
 
     @cached_property
@@ -283,7 +282,6 @@ def _is_utf8(string: str) -> bool:
 
 
 MAX_FILE = 1 << 26  # bytes; Gemma's, the largest known, has 4.7 million
-_BROKEN = "the file is damaged; fetch it again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +300,7 @@ def read_pieces(path: Path) -> PieceFile:
     Raises CheckpointError for an invalid or contradictory file, and UnsupportedModel for kinds that
     no language model uses (words, characters).
     """
-    data = read_bytes(path, MAX_FILE, hint=_BROKEN)
+    data = read_bytes(path, MAX_FILE, hint=BROKEN)
     try:
         return parse_pieces(data)
     except UnsupportedModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
@@ -24,25 +24,6 @@ if TYPE_CHECKING:
     from llmcli.text.sentencepiece import PieceEncoder, Pieces
 
 
-@dataclass(frozen=True, kw_only=True)
-class Vocabulary:
-    """Data of a tokenizer other than merges.
-
-    `strings[id]`: the token as in the file (None: no token); `literal`: ids that decode to their
-    own string, independent of the spelling; `silent`: ids that decode to nothing. `prefix`: ids
-    that the tokenizer prepends by default (usually BOS).
-    """
-
-    strings: Sequence[str | None]
-    spelling: Spelling
-    literal: frozenset[int] = frozenset()
-    silent: frozenset[int] = frozenset()
-    special_ids: frozenset[int]
-    bos_id: int | None
-    eos_ids: frozenset[int]
-    prefix: tuple[int, ...]
-
-
 _LINE_ENDS = re.compile(r"\n+|[^\n]+")
 
 
@@ -57,48 +38,49 @@ def table_bytes(entries: int, each: int = _FROM_GGUF) -> int:
     return _MODULES + each * entries
 
 
+@dataclass(eq=False, kw_only=True)
 class Tokenizer:
-    """Text ↔ ids.
+    """Text ↔ ids. Created by `load_tokenizer`; `name` describes its kind.
 
-    Created by `load_tokenizer`; `name` describes its kind. `added`: tokens matched in the text
-    here; None (tokenizer.json): the `tokenizers` library matches them by its own rules. `inside`:
-    encodes stretches that do not begin the text, if they differ (no leading space). `filler`: an id
-    of the library for bytes that the vocabulary lacks; such bytes are dropped, as in llama.cpp and
-    transformers. `split_special`: special tokens in a text are always plain text (transformers'
-    `split_special_tokens`). `line_ends` (with `added`): tokens for whole runs of line ends, not
-    merged from parts. `notes`: hints for users.
+    `strings[id]`: the token as in the file (None: no token); `literal`: ids that decode to their
+    own string, independent of the spelling; `silent`: ids that decode to nothing. `prefix`: ids
+    that the tokenizer prepends by default (usually BOS).
+
+    `added`: tokens matched in the text here; None (tokenizer.json): the `tokenizers` library
+    matches them by its own rules. `inside`: encodes stretches that do not begin the text, if they
+    differ (no leading space). `filler`: an id of the library for bytes that the vocabulary lacks;
+    such bytes are dropped, as in llama.cpp and transformers. `split_special`: special tokens in a
+    text are always plain text (transformers' `split_special_tokens`). `line_ends` (with `added`):
+    tokens for whole runs of line ends, not merged from parts. `notes`: hints for users.
     """
 
-    def __init__(
-        self,
-        backend: tokenizers.Tokenizer | PieceEncoder,
-        vocabulary: Vocabulary,
-        *,
-        name: str,
-        added: AddedTokens | None = None,
-        inside: PieceEncoder | None = None,
-        filler: int | None = None,
-        chat_template: ChatTemplate | None = None,
-        split_special: bool = False,
-        line_ends: Mapping[str, int] | None = None,
-        notes: Iterable[str] = (),
-    ) -> None:
-        self.name = name
-        self.vocab_size = len(vocabulary.strings)
-        self.bos_id = vocabulary.bos_id
-        self.eos_ids = vocabulary.eos_ids
-        self.add_bos = bool(vocabulary.prefix)
-        self.special_ids = vocabulary.special_ids
-        self.spelling = vocabulary.spelling
-        self.chat_template = chat_template
-        self._vocabulary = vocabulary
-        self._backend = backend
-        self._added = added
-        self._inside = inside or backend
-        self._filler = filler
-        self._split_special = split_special
-        self._line_ends = line_ends or {}
-        self.notes = tuple(notes)
+    name: str
+    backend: tokenizers.Tokenizer | PieceEncoder
+    strings: Sequence[str | None]
+    spelling: Spelling
+    literal: frozenset[int] = frozenset()
+    silent: frozenset[int] = frozenset()
+    special_ids: frozenset[int]
+    bos_id: int | None
+    eos_ids: frozenset[int]
+    prefix: tuple[int, ...]
+    added: AddedTokens | None = None
+    inside: PieceEncoder | None = None
+    filler: int | None = None
+    chat_template: ChatTemplate | None = None
+    split_special: bool = False
+    line_ends: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return len(self.strings)
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether ids are prepended by default."""
+        return bool(self.prefix)
 
     @property
     def nbytes(self) -> int:
@@ -106,8 +88,8 @@ class Tokenizer:
         import tokenizers
 
         each = _PIECES
-        if isinstance(self._backend, tokenizers.Tokenizer):
-            each = _FROM_JSON if self._added is None else _FROM_GGUF
+        if isinstance(self.backend, tokenizers.Tokenizer):
+            each = _FROM_JSON if self.added is None else _FROM_GGUF
         return table_bytes(self.vocab_size, each)
 
     def encode(
@@ -123,10 +105,10 @@ class Tokenizer:
         for part, _, _ in self._parts(clean(text), parse_special):
             if isinstance(part, int):
                 ids.append(part)
-            elif self._filler is None:
+            elif self.filler is None:
                 ids.extend(part.ids)
             else:
-                ids.extend(token for token in part.ids if token != self._filler)
+                ids.extend(token for token in part.ids if token != self.filler)
         return ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> list[int]:
@@ -146,10 +128,10 @@ class Tokenizer:
         In transformers `apply_chat_template` adds nothing; llama.cpp (GGUF) follows the tokenizer's
         default unless the text begins with BOS (or the whole prefix).
         """
-        if self._added is None or self._added.leftmost:
+        if self.added is None or self.added.leftmost:
             return False
-        fronts = [self._vocabulary.prefix, (self.bos_id,) if self.bos_id is not None else ()]
-        written = ["".join(self._vocabulary.strings[i] or "" for i in front) for front in fronts]
+        fronts = [self.prefix, (self.bos_id,) if self.bos_id is not None else ()]
+        written = ["".join(self.strings[i] or "" for i in front) for front in fronts]
         begins = any(front and text.startswith(front) for front in written)
         return False if begins else None
 
@@ -165,12 +147,12 @@ class Tokenizer:
 
     def has(self, token: int) -> bool:
         """Whether `token` is an id of the vocabulary (padding rows of an embedding are not)."""
-        strings = self._vocabulary.strings
+        strings = self.strings
         return 0 <= token < len(strings) and strings[token] is not None
 
     def agrees(self, other: Tokenizer) -> bool:
         """Whether both tokenizers have equal tokens for all common ids, except special tokens."""
-        pairs = zip(self._vocabulary.strings, other._vocabulary.strings, strict=False)
+        pairs = zip(self.strings, other.strings, strict=False)
         differing = {id for id, (one, two) in enumerate(pairs) if one != two}
         return differing <= self.special_ids | other.special_ids
 
@@ -179,10 +161,10 @@ class Tokenizer:
 
         `first`: the first token of a text, which some vocabularies spell differently.
         """
-        if not self.has(token) or token in self._vocabulary.silent:
+        if not self.has(token) or token in self.silent:
             return b""
-        string = self._vocabulary.strings[token] or ""
-        if token in self._vocabulary.literal:
+        string = self.strings[token] or ""
+        if token in self.literal:
             return literal_bytes(string)
         return self.spelling.to_bytes(string, first=first)
 
@@ -243,7 +225,7 @@ class Tokenizer:
         self, part: tokenizers.Encoding | Pieces, text: str, data: bytes, begin: int
     ) -> Iterator[tuple[int, int, int]]:
         """Yield (id, start, end) of tokens of `text`, whose UTF-8 `data` begins at byte `begin`."""
-        ids = [token for token in part.ids if token != self._filler]
+        ids = [token for token in part.ids if token != self.filler]
         chunks = [self.token_bytes(token) for token in ids]
         spelled = b"".join(chunks)
         # An added leading space covers no byte of the text.
@@ -252,7 +234,7 @@ class Tokenizer:
             ends = [max(begin, begin + n - lead) for n in accumulate(map(len, chunks))]
             return zip(ids, [begin, *ends], ends, strict=False)
         offsets = zip(part.ids, part.offsets, strict=True)
-        aligned = [place for token, place in offsets if token != self._filler]
+        aligned = [place for token, place in offsets if token != self.filler]
         begins, ends = self._aligned(text, begin, chunks, aligned)
         return zip(ids, begins, ends, strict=True)
 
@@ -271,7 +253,7 @@ class Tokenizer:
         tokens.
         """
         at_byte = list(accumulate((len(char.encode()) for char in text), initial=start))
-        normalizer = getattr(self._backend, "normalizer", None)
+        normalizer = getattr(self.backend, "normalizer", None)
         begins: list[int] = []
         ends: list[int] = []
         first = 0
@@ -299,8 +281,8 @@ class Tokenizer:
     def _front(self, add_bos: bool | None) -> tuple[int, ...]:
         if add_bos is False:
             return ()
-        if self._vocabulary.prefix or add_bos is None:
-            return self._vocabulary.prefix
+        if self.prefix or add_bos is None:
+            return self.prefix
         if self.bos_id is None:
             raise UsageError("the model has no BOS token", hint="leave BOS out")
         return (self.bos_id,)
@@ -309,19 +291,20 @@ class Tokenizer:
         self, text: str, parse_special: bool
     ) -> Iterator[tuple[int | tokenizers.Encoding | Pieces, int, int]]:
         """Yield special ids and encoded stretches of `text`, each with character start and end."""
-        parse_special = parse_special and not self._split_special
-        if self._added is None:
-            self._backend.encode_special_tokens = not parse_special
+        parse_special = parse_special and not self.split_special
+        if self.added is None:
+            library: Any = self.backend  # a `tokenizers.Tokenizer`, without `added`
+            library.encode_special_tokens = not parse_special
             yield from self._in_portions(text, 0)
             return
-        for token, at, end in self._added.cut(text, parse_special):
+        for token, at, end in self.added.cut(text, parse_special):
             if token is not None:
                 yield token.id, at, end
-            elif not self._line_ends:
+            elif not self.line_ends:
                 yield from self._in_portions(text[at:end], at)
             else:
                 for run in _LINE_ENDS.finditer(text, at, end):
-                    if (line_end := self._line_ends.get(run[0])) is not None:
+                    if (line_end := self.line_ends.get(run[0])) is not None:
                         yield line_end, *run.span()
                     else:
                         yield from self._in_portions(run[0], run.start())
@@ -338,10 +321,10 @@ class Tokenizer:
     def _divisible(self) -> bool:
         import tokenizers
 
-        return isinstance(self._backend, tokenizers.Tokenizer) and divisible(self._backend)
+        return isinstance(self.backend, tokenizers.Tokenizer) and divisible(self.backend)
 
     def _run(self, text: str, at: int) -> tokenizers.Encoding | Pieces:
-        backend = self._inside if at else self._backend
+        backend = self.backend if self.inside is None or not at else self.inside
         try:
             return backend.encode(text, add_special_tokens=False)
         except (KeyboardInterrupt, SystemExit, LlmcliError):

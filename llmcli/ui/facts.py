@@ -194,8 +194,11 @@ def _counted(words: str, values: Sequence[int]) -> str:
     return re.sub(r"^(\w+ )?(\w+)s\b", r"\1\2", words) if tuple(values) == (1,) else words
 
 
-def axis_line(letter: str, documents: str, values: tuple[int, ...]) -> str:
-    """`T = 12 new tokens, then 1 (n, N)`: an axis, its sizes, and what the documents call it."""
+def axis_line(letter: str, documents: str, values: tuple[int, ...], segments: str = "") -> str:
+    """`T = 12 new tokens, then 1 (n, N)`: an axis, its sizes, and what the documents call it.
+
+    An axis of `segments` is stated by them: `C = Hk·dk|Hk·dk|H·dv = 64 channels of a convolution`.
+    """
     first, later = values, ""
     if letter in "TS":  # one size in each phase
         first, later = values[:1], "".join(f", then {n}" for n in values[1:])
@@ -204,4 +207,5 @@ def axis_line(letter: str, documents: str, values: tuple[int, ...]) -> str:
     others = [name for name in (documents, *known) if name != letter]
     called = f" ({', '.join(others)})" if others else ""
     words = AXES.get(letter, "")  # of a part that is not known here it is nothing
-    return f"{letter} = {sizes} {_counted(words, first)}{later}{called}".rstrip()
+    named = f"{letter} = {segments}" if segments else letter
+    return f"{named} = {sizes} {_counted(words, first)}{later}{called}".rstrip()

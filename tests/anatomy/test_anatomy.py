@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmcli.anatomy import parameters, plan, states
-from llmcli.anatomy.letters import Letters
-from llmcli.graph.ops import visible_pairs
+from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.anatomy.graph import graph
+from llmcli.commands.shapes.measure import ShapesRequest
+from llmcli.graph.ops import size, visible_pairs
 from llmcli.graph.spec import Call
 from llmcli.inspect.kernel import rules
 
@@ -33,7 +35,7 @@ def test_specs_as_they_are_written(as_written):
         kept = states(config, batch=2, capacity=10, dtype="float16")
         lines = found[title] = []
         for spec in (*parameters(config), *plan(config, Call(**size)).tensors, *kept):
-            documented = letters(config).documented(spec.axes, spec.layer)
+            documented = request(config).documented(spec.axes, spec.layer)
             lines.append(f"{spec.name}: {' '.join(spec.axes)} ({' '.join(documented)})")
             if config is QWEN or spec.kind == "state":
                 shape = " × ".join(map(str, spec.shape))
@@ -94,15 +96,15 @@ def test_last_logits_narrow_only_the_end():
     assert last["blocks.0.resid_post"] == everything["blocks.0.resid_post"]
 
 
-def letters(config, batch=2, tokens=5, past=0):
-    return Letters(config=config, batch=batch, tokens=tokens, past=past)
+def request(config, tokens=5):
+    numbers = Arithmetic.of("float32")
+    return ShapesRequest(config=config, batch=2, tokens=tokens, numbers=numbers)
 
 
 @settings(max_examples=60, deadline=None)
 @given(models(), st.integers(1, 9), st.integers(1, 9), st.integers(0, 9))
 def test_every_shape_is_what_its_letters_say(config, batch, tokens, past):
     """Small sizes: T = D, H = Hk, dh = dv and other collisions are all among the examples."""
-    call = letters(config, batch, tokens, past)
     given = {"batch": batch, "tokens": tokens, "past": past, "phase": "prefill"}
     specs = (
         *parameters(config),
@@ -110,8 +112,9 @@ def test_every_shape_is_what_its_letters_say(config, batch, tokens, past):
         *states(config, batch=batch, capacity=past + tokens),
     )
     for spec in specs:
-        assert tuple(call.size(axis, spec.layer) for axis in spec.axes) == spec.shape, spec.name
-        assert len(call.documented(spec.axes, spec.layer)) == len(spec.axes)
+        sizes = {**graph(config).sizes(spec.layer), "B": batch, "T": tokens, "S": past + tokens}
+        assert tuple(size(axis, sizes) for axis in spec.axes) == spec.shape, spec.name
+        assert len(request(config).documented(spec.axes, spec.layer)) == len(spec.axes)
 
 
 def test_a_letter_does_not_follow_a_size_that_happens_to_be_equal():
@@ -127,16 +130,13 @@ def test_a_letter_does_not_follow_a_size_that_happens_to_be_equal():
 
 
 def test_unknown_letters_are_errors():
-    with pytest.raises(KeyError):
-        letters(QWEN).size("Z", 0)
-    with pytest.raises(KeyError):
-        letters(QWEN).size("H", None)
-    with pytest.raises(KeyError):
-        letters(QWEN).size("P", None)
-    assert letters(GPT).size("P", None) == 64
+    for letter, layer in (("Z", 0), ("H", None), ("P", None)):
+        with pytest.raises(KeyError):
+            size(letter, request(QWEN).sizes("prefill", layer))
+    assert size("P", request(GPT).sizes("prefill", None)) == 64
 
 
 def test_a_step_computes_the_last_row_only():
-    step = letters(GPT, tokens=1, past=7)
-    assert step.documented(("B", "H", "T", "S"), 0) == ("b", "h", "1", "n")
-    assert step.size("S", None) == 8
+    step = request(GPT, tokens=7)
+    assert step.documented(("B", "H", "T", "S"), 0, "decode") == ("b", "h", "1", "n")
+    assert step.sizes("decode", None)["S"] == 8

@@ -62,13 +62,8 @@ def test_a_call_emits_and_keeps_what_the_specs_say(config, call, dtype, logits):
             assert seen[spec.name].data_ptr() == seen[spec.shares].data_ptr()
 
     kept = states(config, batch=batch, capacity=past + tokens, dtype=dtype)
-    caches = {
-        f"cache.{i}.{name}": cache
-        for i, layer in enumerate(state.layers)
-        for name, cache in (("k", layer.k), ("v", layer.v))
-    }
     assert {spec.name: spec.shape for spec in kept} == {
-        n: tuple(t.shape) for n, t in caches.items()
+        n: tuple(t.shape) for n, t in state.tensors().items()
     }
     assert sum(spec.bytes for spec in kept) == state.nbytes
 
@@ -113,7 +108,7 @@ def test_what_is_never_written_is_derived_from_what_is(config, call):
     for i, block in enumerate(decoder.blocks):
         mixer = config.layers[i].attention
         q = seen[f"blocks.{i}.attn.q" if mixer.rope is None else f"blocks.{i}.attn.q_rot"]
-        rows = block.mixers[0].score_rows(q, state.layers[i].k, past)
+        rows = block.mixers[0].score_rows(q, state.layers[i]["k"], past)
         for name in ("scores", "pattern"):
             spec = specs[f"blocks.{i}.attn.{name}"]
             assert (spec.shape, spec.dtype) == (tuple(rows.shape), "float32")

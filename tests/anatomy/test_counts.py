@@ -15,23 +15,20 @@ from torch.profiler import ProfilerActivity, profile
 
 from llmcli import processor
 from llmcli.anatomy.arithmetic import Arithmetic, matrices
-from llmcli.anatomy.counts import (
-    PROMPT_CHUNK,
-    count_parameters,
-    layer_types,
-    longest_context,
-    memory_need,
-    prefill_peak,
-)
+from llmcli.anatomy.counts import count_parameters, layer_types, longest_context, memory_need
+from llmcli.anatomy.memory import PROMPT_CHUNK, prefill_peak
 from llmcli.config import Branch, LayerConfig, sequential
 from llmcli.engine.session import Session
 from llmcli.graph.blocks import RUN
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.conv.config import ShortConvConfig
+from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.embedding.config import HeadConfig
-from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig
+from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
+from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.ssm.config import SsmConfig
 
 FLOAT32 = Arithmetic.of("float32")
 
@@ -154,19 +151,39 @@ def allocated(config, batch, tokens, past, numbers):
 
 
 ATTENTION, MLP = small(hidden=512).layers[0].parts
+NARROW = replace(MLP, hidden=64)
+EXPERTS = ExpertsConfig(
+    experts=16, hidden=96, activation="silu", routing=RoutingConfig(chosen=4),
+    shared=SharedConfig(hidden=64),
+)  # fmt: skip
 PEAKS = {
     "plain": small(), "normalized keys of their own": small(kv=8, qk_norm=True),
     "wide": small(hidden=3000), "narrow": small(hidden=64),
     "ungated": small(gated=False, hidden=64, rotary=False), "a window": small(window=100),
 } | {
     name: replace(small(), layers=(block,) * 2) for name, block in {
-        "convolutions": sequential(ShortConvConfig(length=3), replace(MLP, hidden=64), norm=RMS),
+        "convolutions": sequential(ShortConvConfig(length=3), NARROW, norm=RMS),
         "norms after": LayerConfig(
             sublayers=tuple((Branch(part=part, post_norm=RMS),) for part in (ATTENTION, MLP))
         ),
         "parallel": LayerConfig(
             sublayers=((Branch(part=ATTENTION, pre_norm=RMS), Branch(part=MLP, shares_norm=True)),)
         ),
+        "gates": sequential(replace(ATTENTION, gated=True), NARROW, norm=RMS),
+        "sinks": sequential(replace(ATTENTION, sinks=True), NARROW, norm=RMS),
+        "clipped": sequential(replace(ATTENTION, clip=2.0), NARROW, norm=RMS),
+        "latents": sequential(LatentConfig(
+            heads=8, content=32, value_dim=32, rank=64, query_rank=96, scale=0.1, norm=RMS,
+            rope=RopeConfig(theta=1e4, dims=16),
+        ), MLP, norm=RMS),
+        "experts": sequential(ATTENTION, EXPERTS, norm=RMS),
+        "ungated experts": sequential(ATTENTION, replace(EXPERTS, gated=False), norm=RMS),
+        "delta": sequential(DeltaConfig(
+            heads=8, key_heads=4, key_dim=32, value_dim=32, length=4, norm=RMS,
+        ), NARROW, norm=RMS),
+        "Mamba-2": sequential(SsmConfig(
+            heads=16, head_dim=32, groups=1, state=64, length=4, norm=RMS,
+        ), NARROW, norm=RMS),
     }.items()
 }  # fmt: skip
 
@@ -182,14 +199,14 @@ def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(name, dtype)
     config = PEAKS[name]
     numbers = packed_in(config) if dtype == "packed" else Arithmetic.of(dtype)
     narrow = dtype == "bfloat16"
-    most = 4 if narrow else 2  # with instructions for 16 bits, products copy nothing
+    most = 2 if narrow else 1.5  # with instructions for 16 bits, products copy nothing
     for batch, past in ((1, 0), (2, 1500)):
         real = allocated(config, batch, PROMPT_CHUNK, past, numbers)
         guess = prefill_peak(config, numbers, batch, PROMPT_CHUNK + past)
         assert real <= guess <= most * real, f"{guess / real:.2f} at {past}"
         if narrow and processor.has_bfloat16():
             guess = prefill_peak(config, numbers, batch, PROMPT_CHUNK + past, native=True)
-            assert real <= guess <= 2 * real, f"{guess / real:.2f} at {past}, native"
+            assert real <= guess <= 1.5 * real, f"{guess / real:.2f} at {past}, native"
 
 
 def test_a_prompt_is_read_in_the_pieces_that_are_counted():

@@ -10,9 +10,9 @@ from anatomy_configs import models
 from hypothesis import given, settings
 from zoo import ZOO, attending, three_layers, variant
 
-from llmcli import anatomy
+from llmcli.anatomy import parameters, plan, states
 from llmcli.anatomy.aliases import listed, modules
-from llmcli.anatomy.names import Names, aliases, canonical, known, select
+from llmcli.anatomy.names import Names, known
 from llmcli.errors import UsageError
 from llmcli.families.sources import sources
 from llmcli.graph.spec import Call
@@ -24,9 +24,9 @@ model = three_layers
 @settings(max_examples=60, deadline=None)
 @given(models())
 def test_the_names_are_those_of_the_specs_each_once(config):
-    run = anatomy.plan(config, Call(batch=2, tokens=3, past=1, phase="prefill")).tensors
-    kept = anatomy.states(config, batch=2, capacity=4)
-    every = [*anatomy.parameters(config), *run, *kept]
+    run = plan(config, Call(batch=2, tokens=3, past=1, phase="prefill")).tensors
+    kept = states(config, batch=2, capacity=4)
+    every = [*parameters(config), *run, *kept]
     named = known(config)
     assert sorted(named) == sorted(spec.name for spec in every)
     for spec in every:
@@ -144,15 +144,15 @@ def meant():
 @pytest.mark.parametrize(("family", "theirs", "ours"), list(meant()))
 def test_names_of_others(family, theirs, ours):
     config = model(family)
-    assert canonical(theirs, config, sources(config)) == ours
+    assert Names(config, sources(config)).canonical(theirs) == ours
 
 
 def test_without_the_familys_names_the_others_are_known():
-    config = model("llama")
-    assert canonical("pattern1", config) == "blocks.1.attn.pattern"
-    assert canonical("model.norm", config) is None
-    assert aliases("blocks.1.attn.q_rot", config) == ("blocks.1.attn.hook_rot_q", "rot_q1")
-    assert aliases("blocks.1.ln1.w", config) == ()
+    names = Names(model("llama"))
+    assert names.canonical("pattern1") == "blocks.1.attn.pattern"
+    assert names.canonical("model.norm") is None
+    assert names.aliases("blocks.1.attn.q_rot") == ("blocks.1.attn.hook_rot_q", "rot_q1")
+    assert names.aliases("blocks.1.ln1.w") == ()
 
 
 NONE = (
@@ -164,14 +164,14 @@ NONE = (
 @pytest.mark.parametrize("typed", NONE)
 def test_what_is_no_name_is_none(typed):
     config = model("llama")
-    assert canonical(typed, config, sources(config)) is None
+    assert Names(config, sources(config)).canonical(typed) is None
 
 
 # what is wrong with other names is in transcripts/dump-names.txt
 @pytest.mark.parametrize("typed", ["blocks.1.attn.W_q", "blocks.*.attn.W_q", "W_q"])
 def test_a_parameter_is_said_to_be_one_where_none_is_asked_for(typed):
     with pytest.raises(UsageError, match="is a parameter, not an activation or a state") as caught:
-        select(typed, model("llama"))
+        Names(model("llama")).select(typed)
     assert f"`{typed}`" in caught.value.message
     assert "for example" in caught.value.hint
 
@@ -179,7 +179,7 @@ def test_a_parameter_is_said_to_be_one_where_none_is_asked_for(typed):
 def test_no_number_of_a_block_is_too_long():
     typed = "blocks." + "9" * 5000 + ".attn.q"
     with pytest.raises(UsageError, match=f"there is no activation or state `{typed}`") as caught:
-        select(typed, model("llama"))
+        Names(model("llama")).select(typed)
     assert "`" in caught.value.hint
 
 
@@ -206,7 +206,7 @@ def test_names_of_twice_as_many_layers_take_twice_as_many_calls():
 
 def test_three_kinds_are_listed_as_people_list_them():
     with pytest.raises(UsageError, match="there is no parameter, activation or state `nope`"):
-        select("nope", model("llama"), kinds=("parameter", "activation", "state"))
+        Names(model("llama")).select("nope", ("parameter", "activation", "state"))
 
 
 HOOKS = json.loads(

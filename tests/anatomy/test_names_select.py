@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo import three_layers as model
 
-from llmcli.anatomy.names import Names, select
+from llmcli.anatomy.names import Names
 from llmcli.errors import UsageError
 from llmcli.families.sources import sources
 
@@ -127,23 +127,24 @@ def test_a_pattern_means_what_it_says(data, config, kinds):
 )
 def test_examples(pattern, count, first, last):
     config = model("llama")
-    found = select(pattern, config, sources=sources(config))
+    found = Names(config, sources(config)).select(pattern)
     assert (len(found), found[0], found[-1]) == (count, first, last)
     assert len(set(found)) == count
 
 
 def test_a_whole_name_is_never_the_end_of_others():
-    assert select("embed", model("llama")) == ("embed",)
-    assert "blocks.0.mlp.post" not in select("resid_post", model("llama"))
+    names = Names(model("llama"))
+    assert names.select("embed") == ("embed",)
+    assert "blocks.0.mlp.post" not in names.select("resid_post")
 
 
 def test_a_fused_tensor_in_a_glob_is_all_that_it_holds():
     config = model("gpt2")
-    found = select("transformer.h.*.attn.c_attn", config, sources=sources(config))
+    found = Names(config, sources(config)).select("transformer.h.*.attn.c_attn")
     assert found == tuple(f"blocks.{i}.attn.{part}" for i in range(3) for part in "qkv")
 
 
 def test_parameters_are_chosen_where_they_are_asked_for():
     config = model("llama")
-    found = select("blk.0-1.attn_q.weight", config, kinds=("parameter",), sources=sources(config))
+    found = Names(config, sources(config)).select("blk.0-1.attn_q.weight", ("parameter",))
     assert found == ("blocks.0.attn.W_q", "blocks.1.attn.W_q")

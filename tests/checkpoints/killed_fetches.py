@@ -7,8 +7,6 @@ the fetch went that came later. A test reads them. Every fetch is a process of i
 the pip that it starts: a command that copies a wheel.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Models from the hub into its cache: the right files, whole and once; and looked up offline."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

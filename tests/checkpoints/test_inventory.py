@@ -1,12 +1,11 @@
 """What is in the two caches, and what removing from them leaves: nothing else is ever touched."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,13 +52,13 @@ def hub_bytes():
     return Inventory.read().caches()[1].bytes
 
 
+def planned(*names):
+    return pieces_of(names, Inventory.read())
+
+
 def take(*names):
     """What is removed under these names: all of it, or WriteFailed."""
-
-    def planned():
-        return pieces_of(names, Inventory.read())
-
-    gone, kept = remove(planned(), planned, passing_over=False)
+    gone, kept = remove(planned(*names), partial(planned, *names), passing_over=False)
     assert not kept
     return [removal.bytes for removal in gone]
 
@@ -81,10 +80,10 @@ def emptied(hub, *names):
 
 
 def clear(since=None):
-    def planned():
+    def found():
         return left_over(Inventory.read(), since)
 
-    return remove(planned(), planned, passing_over=True)
+    return remove(found(), found, passing_over=True)
 
 
 def aged(path: Path, days: float) -> None:
@@ -436,9 +435,9 @@ def test_what_another_process_fetches_stays(hub, snapshot):
 
 def test_a_download_that_ends_before_the_lock_is_ours(hub, snapshot):
     """Its snapshot links to a blob that the plan was going to remove."""
-    pieces = pieces_of(["org/name"], Inventory.read())
+    pieces = planned("org/name")
     write_revision(hub, "org/name", SAFE, commit=OLD, refs=["v2"])
-    remove(pieces, lambda: pieces_of(["org/name"], Inventory.read()), passing_over=False)
+    remove(pieces, lambda: planned("org/name"), passing_over=False)
     assert rows()["org/name@v2"].complete
     assert "org/name" not in rows()
 
@@ -448,11 +447,11 @@ def test_a_branch_that_moves_on_after_the_listing(hub, snapshot, alone):
     """The name then denotes a commit that was not listed: nothing goes."""
     if not alone:
         write_revision(hub, "org/name", SAFE, commit="9" * 40, refs=["v1"])
-    pieces = pieces_of(["org/name"], Inventory.read())
+    pieces = planned("org/name")
     write_revision(hub, "org/name", {**SAFE, "model.safetensors": b"new"}, commit=OLD)
     before = tree_of(hub)
     with pytest.raises(WriteFailed, match="`org/name` has changed since it was listed"):
-        remove(pieces, lambda: pieces_of(["org/name"], Inventory.read()), passing_over=False)
+        remove(pieces, lambda: planned("org/name"), passing_over=False)
     assert tree_of(hub) == before
 
 
@@ -462,15 +461,15 @@ def test_a_download_that_ends_while_the_removal_is_planned(hub, snapshot):
     with contextlib.ExitStack() as fetch:
         lock = lock_of(hub, "org/name", "e1")
         fetch.enter_context(locked(lock))
-        pieces = pieces_of(["org/name"], Inventory.read())
+        pieces = planned("org/name")
 
-        def planned():
-            found = pieces_of(["org/name"], Inventory.read())
+        def ended():
+            found = planned("org/name")
             fetch.close()
             return found
 
         with pytest.raises(WriteFailed, match="in use"):
-            remove(pieces, planned, passing_over=False)
+            remove(pieces, ended, passing_over=False)
     lock.unlink()
     assert tree_of(hub) == before
 

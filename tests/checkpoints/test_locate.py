@@ -58,30 +58,24 @@ def cache_hub(tmp_path, repository, files, **more):
     ("hf:o/n/sub/f.gguf@r", HubId(repository="o/n", file="sub/f.gguf", revision="r")),
     ("hf:org/name.gguf", HubId(repository="org/name.gguf")), ("smollm2", "smollm2"),
     ("anything", "anything"),
+    *((path, Path(path))
+      for path in ("./a", "../a", "/a", "a.gguf", "o/n.safetensors", "A.GGUF", ".")),
 ])  # fmt: skip
 def test_what_a_name_means(spec, expected):
     assert parse(spec) == expected
 
 
-@pytest.mark.parametrize("spec", ["./a", "../a", "/a", "a.gguf", "o/n.safetensors", "A.GGUF", "."])
-def test_what_is_a_path(spec):
-    assert parse(spec) == Path(spec)
-
-
-def test_the_home_directory(monkeypatch, tmp_path):
+def test_the_home_directory_and_a_path_of_no_file_system(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "m.gguf").write_bytes(GGUF)
     assert locate("~/m.gguf") == tmp_path / "m.gguf"
+    with pytest.raises(ModelNotFound):
+        locate("./none/none/x\0y.gguf")
 
 
 def test_a_revision_is_one_wherever_it_stands():
     for spec in ("o/n", "o/n@r"):
         assert parse(spec, revision="r") == HubId(repository="o/n", revision="r")
-
-
-def test_a_path_of_no_file_system_is_not_there():
-    with pytest.raises(ModelNotFound):
-        locate("./none/none/x\0y.gguf")
 
 
 def test_a_directory_of_that_name_is_hinted_at(tmp_path):
@@ -217,20 +211,12 @@ def test_a_hub_snapshot_in_the_shared_cache(tmp_path):
         assert locate(spec) == snapshot / "model.gguf"
     checkpoint = open_model("o/n")
     assert (checkpoint.kind, checkpoint.name) == ("gguf", "o/n")
-    for spec in ("o/n@v2", "o/m", "hf:o/n/other.gguf"):
+    folder = cache_hub(tmp_path, "o/f", {"Q4/m.gguf": GGUF})
+    assert locate("hf:o/f/Q4/m.gguf") == folder / "Q4" / "m.gguf"
+    cache_hub(tmp_path, "o/bare", {"config.json": b"{}"})  # a snapshot without weights is no model
+    for spec in ("o/n@v2", "o/m", "hf:o/n/other.gguf", "o/bare"):
         with pytest.raises(NetworkError):
             locate(spec)
-
-
-def test_a_file_in_a_folder_of_the_repository(tmp_path):
-    snapshot = cache_hub(tmp_path, "o/n", {"Q4/m.gguf": GGUF})
-    assert locate("hf:o/n/Q4/m.gguf") == snapshot / "Q4" / "m.gguf"
-
-
-def test_a_snapshot_without_weights_is_not_the_model(tmp_path):
-    cache_hub(tmp_path, "o/n", {"config.json": b"{}"})
-    with pytest.raises(NetworkError):
-        locate("o/n")
 
 
 def test_what_is_not_cached_says_what_is_in_the_way():

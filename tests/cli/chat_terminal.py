@@ -1,7 +1,5 @@
 """`llmcli chat` on a terminal of its own, for tests that type into it."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json

@@ -1,7 +1,5 @@
 """The small model of these tests, written to a directory: configuration and tokenizer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -44,21 +42,11 @@ def write_tiny(
         described["chat_template"] = TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
     values = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": len(vocab),
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": True,
-        "hidden_act": "silu",
-        "eos_token_id": 0,
-        "bos_token_id": 4,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": len(vocab),
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
+        "hidden_act": "silu", "eos_token_id": 0, "bos_token_id": 4,
     }
     values |= config
     (folder / "config.json").write_text(json.dumps(values))

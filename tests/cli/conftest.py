@@ -1,7 +1,5 @@
 """A model with random weights and a byte tokenizer, small enough for every test, and a runner."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable, Iterator

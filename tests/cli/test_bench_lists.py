@@ -1,7 +1,5 @@
 """The spelling of lists and ranges, and the configurations that come of them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 

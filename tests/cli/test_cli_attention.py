@@ -1,7 +1,5 @@
 """`llmcli attention`: matrices on the screen and in files, what it proposes, what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

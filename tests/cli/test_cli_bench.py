@@ -1,7 +1,5 @@
 """`llmcli bench`: llama-bench's options, what is written where, peers, and how it ends."""
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3
@@ -48,11 +46,10 @@ def rows(result):
     return json.loads(result.out)
 
 
-@pytest.mark.parametrize(
-    ("format", "first", "second"),
-    [("md", "pp8", "tg3"), ("csv", '"8"', '"3"'), ("json", '"n_prompt": 8', '"n_gen": 3'),
-     ("jsonl", '"n_prompt": 8', '"n_gen": 3'), ("sql", "INSERT INTO", "INSERT INTO")],
-)  # fmt: skip
+@pytest.mark.parametrize(("format", "first", "second"), [
+    ("md", "pp8", "tg3"), ("csv", '"8"', '"3"'), ("json", '"n_prompt": 8', '"n_gen": 3'),
+    ("jsonl", '"n_prompt": 8', '"n_gen": 3'), ("sql", "INSERT INTO", "INSERT INTO"),
+])  # fmt: skip
 def test_rows_are_written_as_they_are_measured(weighted, tmp_path, format, first, second):
     """A pipe has each before the next one begins."""
     argv = ["bench", "-m", weighted, "-p", "8", "-n", "3", "-r", "1", "--dtype", "float32"]
@@ -95,14 +92,6 @@ def test_an_array_without_a_row_is_one(cli, weighted, monkeypatch, place):
     model = [] if place == "find" else ["-m", weighted]
     result = cli("bench", *model, "-p", "8", "-n", "0", "-o", "json")
     assert (result.code, result.out) == (130, "[]\n")
-
-
-@needs_kernels
-def test_a_quantization_without_effect_is_said_once_a_model(bench, tmp_path):
-    narrow = write_tiny(tmp_path / "narrow", weights=True, hidden_size=16)
-    more = ("-p", "4,8", "-n", "0", "-t", "1,2", "-o", "none", "--dtype", "auto")
-    result = bench("-m", str(narrow), "--quantize", "int8", *more)
-    assert (result.code, result.err.count("`--quantize int8` has no effect: ")) == (0, 1)
 
 
 @needs_kernels
@@ -325,11 +314,10 @@ def test_each_dtype_has_its_own_check(against, tmp_path):
     assert (found["checks"], found["against"]) == ({}, [])
 
 
-@pytest.mark.parametrize(
-    ("name", "module", "package"),
-    [("transformers", "transformers", "transformers"),
-     ("llama.cpp", "llama_cpp", "llama-cpp-python")],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "module", "package"), [
+    ("transformers", "transformers", "transformers"),
+    ("llama.cpp", "llama_cpp", "llama-cpp-python"),
+])  # fmt: skip
 def test_a_peer_that_is_not_installed_is_a_usage_error(against, monkeypatch, name, module, package):
     find = util.find_spec
     monkeypatch.setitem(sys.modules, module, None)

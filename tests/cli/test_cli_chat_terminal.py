@@ -117,11 +117,10 @@ def test_ctrl_c_is_not_echoed_and_said_on_a_line_of_its_own(chat, tmp_path):
 ENDS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 
 
-@pytest.mark.parametrize(
-    ("number", "when"),
-    [*in_turn(ENDS, ["an answer", "the only answer"]),
-     *few([pytest.param(number, "a prompt") for number in ENDS[1:]], 1)],
-)  # fmt: skip
+@pytest.mark.parametrize(("number", "when"), [
+    *in_turn(ENDS, ["an answer", "the only answer"]),
+    *few([pytest.param(number, "a prompt") for number in ENDS[1:]], 1),
+])  # fmt: skip
 def test_the_terminal_is_as_before_whatever_ends_it(chat, number, when):
     talk = chat(WORDS, argv=("--prompt", "hello") if when == "the only answer" else ())
     if when != "the only answer":
@@ -236,18 +235,14 @@ def test_lines_go_on_behind_a_backslash_and_in_quotes(chat, tmp_path):
     assert [one["content"] for one in messages[::2]] == ["a\nb", "c \\"]
 
 
-@pytest.mark.parametrize(
-    ("keys", "line"),
-    [
-        ("/load fi\t", "/load file with spaces.json"), ("/save nes\t", "/save nested"),
-        ("/look ti\t", "/look timing"), ("/look e\t", "/look experts"),
-        ("/set tem\t", "/set temperature"),
-        ("/set le\t", "/set lead"), ("/reasoning f\t", "/reasoning fold"),
-        ("see @fi\t", 'see @"file with spaces.json"'),
-        ("see @'fi\t", "see @'file with spaces.json"),
-        ("see @nested/o\t", "see @nested/other"), ("see @nested/t\t", 'see @"nested/t o"'),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("keys", "line"), [
+    ("/load fi\t", "/load file with spaces.json"), ("/save nes\t", "/save nested"),
+    ("/look ti\t", "/look timing"), ("/look e\t", "/look experts"),
+    ("/set tem\t", "/set temperature"), ("/set le\t", "/set lead"),
+    ("/reasoning f\t", "/reasoning fold"), ("see @fi\t", 'see @"file with spaces.json"'),
+    ("see @'fi\t", "see @'file with spaces.json"), ("see @nested/o\t", "see @nested/other"),
+    ("see @nested/t\t", 'see @"nested/t o"'),
+])  # fmt: skip
 def test_completion(keys, line, tmp_path, monkeypatch):
     from prompt_toolkit.completion import CompleteEvent
     from prompt_toolkit.document import Document
@@ -359,13 +354,10 @@ def test_nothing_that_was_shown_is_changed(chat):
     assert "is.\r\n" in answer
 
 
-@pytest.mark.parametrize(
-    ("before", "argv", "stop_at", "shown"),
-    [
-        ("", (), "two", r"One two x+\r\n"),
-        ("<think>", ("--reasoning", "fold"), "thinking", r"thought: \d+ tokens, \d\.\d s"),
-    ],
-)
+@pytest.mark.parametrize(("before", "argv", "stop_at", "shown"), [
+    ("", (), "two", r"One two x+\r\n"),
+    ("<think>", ("--reasoning", "fold"), "thinking", r"thought: \d+ tokens, \d\.\d s"),
+])
 def test_ctrl_c_flushes_the_last_word(before, argv, stop_at, shown, chat):
     how = NARROW | {"argv": (*NARROW["argv"], *argv)}
     talk = chat(f"{before}One two " + "x" * 300, **how)

@@ -1,7 +1,5 @@
 """Completion: real shells complete with the scripts of the package, which ask `_complete`."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -220,14 +218,11 @@ def own_home(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(
-    ("shell", "file", "start_up"),
-    [
-        ("bash", ".local/share/llmcli/llmcli.bash", ".bashrc"),
-        ("zsh", ".local/share/llmcli/zsh/_llmcli", ".zshrc"),
-        ("fish", ".config/fish/completions/llmcli.fish", None),
-    ],
-)
+@pytest.mark.parametrize(("shell", "file", "start_up"), [
+    ("bash", ".local/share/llmcli/llmcli.bash", ".bashrc"),
+    ("zsh", ".local/share/llmcli/zsh/_llmcli", ".zshrc"),
+    ("fish", ".config/fish/completions/llmcli.fish", None),
+])
 def test_install(cli, own_home, tmp_path, shell, file, start_up):
     """The shell that is named, whatever the tests were started from."""
     for _ in range(2):
@@ -242,18 +237,15 @@ def test_install(cli, own_home, tmp_path, shell, file, start_up):
             assert len(lines) == 1  # the second time adds nothing
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["--install-completion", "--help"], 0, "usage: llmcli COMMAND"),
-        (["-h", "--install-completion"], 0, "usage: llmcli COMMAND"),
-        (["--show-completion", "zsh", "-h"], 0, "usage: llmcli COMMAND"),
-        (["--install-completion", "nosuch"], 2, "for the shell `nosuch`\nhint: name one of bash,"),
-        (["--show-completion", "tcsh"], 2, "no completion for the shell `tcsh`"),
-        (["--install-completion", "zsh", "fish"], 2, "takes one shell, not `zsh fish`"),
-        (["--install-completion", "generate"], 2, "for the shell `generate`"),
-    ],
-)
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (["--install-completion", "--help"], 0, "usage: llmcli COMMAND"),
+    (["-h", "--install-completion"], 0, "usage: llmcli COMMAND"),
+    (["--show-completion", "zsh", "-h"], 0, "usage: llmcli COMMAND"),
+    (["--install-completion", "nosuch"], 2, "for the shell `nosuch`\nhint: name one of bash,"),
+    (["--show-completion", "tcsh"], 2, "no completion for the shell `tcsh`"),
+    (["--install-completion", "zsh", "fish"], 2, "takes one shell, not `zsh fish`"),
+    (["--install-completion", "generate"], 2, "for the shell `generate`"),
+])
 def test_nothing_is_installed_where_something_else_was_asked(
     cli, own_home, tmp_path, words, code, said
 ):

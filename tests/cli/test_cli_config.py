@@ -1,7 +1,5 @@
 """The configuration file: what it sets, what wins over it, and what is wrong with it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -186,14 +184,6 @@ def test_a_prompt_leaves_no_stdin_in_force(configured):
     configured("no-stdin = true\n")
     for words, no_stdin in ((["hello"], True), (["-"], False)):
         assert parsed("tokens", *words)[0]["no_stdin"] is no_stdin
-
-
-def test_variables_win_over_the_file(configured, monkeypatch):
-    configured('model = "tiny"\noffline = true\nthreads = 2\n')
-    for name, value in (("LLMCLI_MODEL", "x"), ("HF_HUB_OFFLINE", "0"), ("MKL_NUM_THREADS", "3")):
-        monkeypatch.setenv(name, value)
-    assert parsed("bench")[0]["model"] is parsed("bench")[0]["threads"] is None
-    assert parsed("generate")[0]["offline"] is False
 
 
 def settings(cli, *argv):

@@ -1,7 +1,5 @@
 """What `env` says about paths, about what is not set, and about threads."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

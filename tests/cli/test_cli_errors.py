@@ -1,7 +1,5 @@
 """Wrong command lines: one line, a hint, an exit code, and the same as JSON."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -65,14 +63,11 @@ def test_every_exception_has_an_exit_code_and_the_users_ones_a_hint(capsys, exce
     assert error["hint"] or kind == "interrupted"
 
 
-@pytest.mark.parametrize(
-    ("exception", "cause", "hint"),
-    [
-        (OSError(24, "Too many open files"), "too many open files", "ulimit -n"),
-        (OSError(23, "Too many open files in system"), "too many open files", "ulimit -n"),
-        (RuntimeError("Failed to initialize cpuinfo!"), "`/proc/cpuinfo`", "mount /proc"),
-    ],
-)
+@pytest.mark.parametrize(("exception", "cause", "hint"), [
+    (OSError(24, "Too many open files"), "too many open files", "ulimit -n"),
+    (OSError(23, "Too many open files in system"), "too many open files", "ulimit -n"),
+    (RuntimeError("Failed to initialize cpuinfo!"), "`/proc/cpuinfo`", "mount /proc"),
+])
 def test_what_the_system_lacks_is_no_internal_error(capsys, exception, cause, hint):
     assert exits.run(raising(exception), ["x"]) == 1
     error, told = capsys.readouterr().err.splitlines()
@@ -83,19 +78,16 @@ def test_what_the_system_lacks_is_no_internal_error(capsys, exception, cause, hi
     assert hint in failure(exception).hint
 
 
-@pytest.mark.parametrize(
-    ("exception", "lines"),
-    [
-        (MemoryError(), ["error: out of memory"]),
-        (MemoryError("so much"), ["error: out of memory: so much"]),
-        (KeyError("lost"), ["error: internal error: KeyError: 'lost'",
-                            "hint: run it again with --debug for the traceback"]),
-        # messages cannot send terminal codes
-        (CheckpointError("tensor `\x1b]0;evil\x07\nhint: no`"),
-         ["error: tensor `\\x1b]0;evil\\x07\\nhint: no`"]),
-        (KeyboardInterrupt(), []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("exception", "lines"), [
+    (MemoryError(), ["error: out of memory"]),
+    (MemoryError("so much"), ["error: out of memory: so much"]),
+    (KeyError("lost"), ["error: internal error: KeyError: 'lost'",
+                        "hint: run it again with --debug for the traceback"]),
+    # messages cannot send terminal codes
+    (CheckpointError("tensor `\x1b]0;evil\x07\nhint: no`"),
+     ["error: tensor `\\x1b]0;evil\\x07\\nhint: no`"]),
+    (KeyboardInterrupt(), []),
+])  # fmt: skip
 def test_what_is_told(capsys, exception, lines):
     exits.run(raising(exception), ["x"])
     captured = capsys.readouterr()

@@ -1,7 +1,5 @@
 """`llmcli explain` through the command line."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -96,10 +94,8 @@ def test_every_line_fits_the_terminal(columns, explain, monkeypatch):
 
 
 NUMBERS = [
-    ("blocks.3.attn.pattern[2,7,4]", "A"),
-    ("blocks.3.attn.scores[2,7,4]", "S"),
-    ("blocks.3.ln1.out[7,5]", "T¹"),
-    ("blocks.3.mlp.post[3,77]", "L"),
+    ("blocks.3.attn.pattern[2,7,4]", "A"), ("blocks.3.attn.scores[2,7,4]", "S"),
+    ("blocks.3.ln1.out[7,5]", "T¹"), ("blocks.3.mlp.post[3,77]", "L"),
     ("logits[7,' Paris']", "logits"),
 ]
 
@@ -138,10 +134,9 @@ def test_the_examples_of_the_help_name_tokens_of_the_real_model(cli, smollm2_pat
         assert cli("explain", number, "-m", str(smollm2_path)).code == 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [("deepseek_v2", "by their largest"), ("deepseek_v3", "by the sum of their 2 largest")],
-)
+@pytest.mark.parametrize(("kind", "words"), [
+    ("deepseek_v2", "by their largest"), ("deepseek_v3", "by the sum of their 2 largest"),
+])
 def test_the_groups_that_experts_are_chosen_from(cli, tmp_path, kind, words):
     """Their scores are those of their experts, whatever a group is scored by."""
     own = {"topk_method": "group_limited_greedy"} if kind == "deepseek_v2" else {}

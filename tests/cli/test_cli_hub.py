@@ -3,8 +3,6 @@
 Whole ones as a user meets them: a run, one without network, and what stops it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -158,15 +156,10 @@ def test_the_weights_stay_where_they_are(hub, ask, served):
     assert hub.bytes_of("tokenizer.json") == 0, "cached the first time"
 
 
-@pytest.mark.parametrize(
-    ("name", "ranges", "most"),
-    [
-        ("org/short", True, 1 << 20),
-        ("hf:org/short/a.gguf", False, 1 << 20),
-        ("org/long", True, 1 << 22),
-        ("org/long", False, 6 << 20),
-    ],
-)
+@pytest.mark.parametrize(("name", "ranges", "most"), [
+    ("org/short", True, 1 << 20), ("hf:org/short/a.gguf", False, 1 << 20),
+    ("org/long", True, 1 << 22), ("org/long", False, 6 << 20),
+])
 def test_the_header_of_a_gguf_file(hub, ask, served, tmp_path, same_as_here, name, ranges, most):
     hub.ranges = ranges
     document, _ = ask("-m", name, "--json")
@@ -266,20 +259,17 @@ def test_a_cache_that_cannot_be_written_is_not_needed(ask, tmp_path):
     assert not list(tmp_path.glob("llmcli-headers-*"))
 
 
-@pytest.mark.parametrize(
-    ("argv", "answer", "environ", "code", "words"),
-    [
-        (["-m", "org/gone"], {}, {}, 3, "no model `org/gone` on the hub"),
-        (["-m", "org/ggufs"], {}, {}, 4, "not a usable GGUF file"),
-        (["-m", "org/several"], {}, {}, 4, "several models: `a.gguf`, `b.gguf`"),
-        (["-m", "org/none"], {}, {}, 4, "pickled weights only"),
-        (["-m", "org/m"], {"/api/": Answer(status=500)}, {}, 6, "error (500"),
-        (["-m", "org/m"], {}, {"HF_ENDPOINT": "http://127.0.0.1:9"}, 6, "cannot be reached"),
-        (["-m", "org/m", "--offline"], {}, {}, 6, "offline mode allows no download"),
-        (["-m", "org/m"], {}, {"HF_HUB_OFFLINE": "1"}, 6, "offline mode allows no download"),
-        (["-m", "hf:org/short/x.gguf"], {}, {}, 3, "no file `x.gguf`"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "answer", "environ", "code", "words"), [
+    (["-m", "org/gone"], {}, {}, 3, "no model `org/gone` on the hub"),
+    (["-m", "org/ggufs"], {}, {}, 4, "not a usable GGUF file"),
+    (["-m", "org/several"], {}, {}, 4, "several models: `a.gguf`, `b.gguf`"),
+    (["-m", "org/none"], {}, {}, 4, "pickled weights only"),
+    (["-m", "org/m"], {"/api/": Answer(status=500)}, {}, 6, "error (500"),
+    (["-m", "org/m"], {}, {"HF_ENDPOINT": "http://127.0.0.1:9"}, 6, "cannot be reached"),
+    (["-m", "org/m", "--offline"], {}, {}, 6, "offline mode allows no download"),
+    (["-m", "org/m"], {}, {"HF_HUB_OFFLINE": "1"}, 6, "offline mode allows no download"),
+    (["-m", "hf:org/short/x.gguf"], {}, {}, 3, "no file `x.gguf`"),
+])
 def test_what_cannot_be_had_is_said(hub, ask, argv, answer, environ, code, words):
     hub.answers |= answer
     out, err = ask(*argv, code=code, **environ)
@@ -351,11 +341,10 @@ def test_the_second_run_makes_no_network_call(hub, start):
     assert not hub.requests
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    few([pytest.param(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9),
-         pytest.param(signal.SIGTERM, 143)], 2),
-)  # fmt: skip
+@pytest.mark.parametrize(("number", "code"), few([
+    pytest.param(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9),
+    pytest.param(signal.SIGTERM, 143),
+], 2))  # fmt: skip
 def test_what_stops_a_download_leaves_nothing_that_is_used(hub, start, tmp_path, number, code):
     hub.hold["model.safetensors"] = 1_500_000
     process = start()

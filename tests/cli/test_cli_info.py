@@ -1,7 +1,5 @@
 """`llmcli info` as a shell sees it, and a GGUF model in several files or with unknown rules."""
 
-from __future__ import annotations
-
 import gguf_bytes as g
 import pytest
 from cli_tiny import write_tiny
@@ -71,17 +69,6 @@ def test_metadata_that_is_not_text_and_long_lists_in_json(cli, tmp_path):
     assert metadata["odd"] == "\\udcff!"
     assert metadata["few"] == [0.5, 1.5]
     assert metadata["many"] == {"length": 50, "first": list(range(16))}
-
-
-@needs_kernels
-@pytest.mark.parametrize("words", [["info"], ["shapes"], ["load"], ["generate", "--ids", "1,2"]])
-def test_a_quantization_without_effect_is_noted(cli, tmp_path, words):
-    """By every command that says what is in memory: rows of 16 numbers are half a block."""
-    narrow = write_tiny(tmp_path / "m", weights=True, hidden_size=16)
-    result = cli(*words, "-m", narrow, "--quantize", "int8")
-    assert result.code == 0
-    assert result.err.count("note: `--quantize int8` has no effect: ") == 1
-    assert "no effect" not in cli(*words, "-m", narrow).err
 
 
 # a model in GGUF, whatever the command

@@ -1,7 +1,5 @@
 """What is left of a run that Ctrl-C ends, and what a terminal shows meanwhile."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -113,10 +111,9 @@ def small(tiny):
     return lambda *argv: ["-m", "llmcli", *argv, "-m", tiny, "--random-weights", "--seed", "1"]
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "word"),
-    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
-)
+@pytest.mark.parametrize(("number", "code", "word"), [
+    (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated"),
+])
 def test_a_terminal_is_left_on_a_new_line_with_a_word(small, number, code, word):
     def send(process, controller):
         time.sleep(0.5)

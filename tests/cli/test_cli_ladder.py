@@ -1,7 +1,5 @@
 """`llmcli ladder`: what it writes, and how it ends."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """`llmcli load` as a shell sees it: the table, verdicts, the document, exit codes."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

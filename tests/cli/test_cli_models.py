@@ -1,7 +1,5 @@
 """`llmcli models` as somebody types it: what it prints, what it removes, and when it does not."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -82,10 +80,9 @@ def test_prune(cli, hub):
     assert tree_of(hub) == {}
 
 
-@pytest.mark.parametrize(
-    ("typed", "gone"),
-    [("y\n", True), ("Yes\n", True), ("\n", False), ("n\n", False), ("", False), ("yep\n", False)],
-)
+@pytest.mark.parametrize(("typed", "gone"), [
+    ("y\n", True), ("Yes\n", True), ("\n", False), ("n\n", False), ("", False), ("yep\n", False),
+])
 def test_it_asks_on_a_terminal(cli, hub, monkeypatch, typed, gone):
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     for stream in (sys.stdin, sys.stderr):

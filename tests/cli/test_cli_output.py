@@ -1,7 +1,5 @@
 """What is written: JSON of anything, colour and width by the rules, lines, bars and notes."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json
@@ -38,22 +36,19 @@ class Terminal(io.StringIO):
         return 77
 
 
-@pytest.mark.parametrize(
-    ("stream", "environ", "colour", "animate"),
-    [
-        (Terminal(), {}, True, True),
-        (io.StringIO(), {}, False, False),
-        (None, {"FORCE_COLOR": "1"}, True, False),
-        (Terminal(), {"NO_COLOR": "1"}, False, True),
-        (Terminal(), {"NO_COLOR": ""}, True, True),
-        (Terminal(), {"NO_COLOR": "1", "FORCE_COLOR": "1"}, False, True),
-        (io.StringIO(), {"FORCE_COLOR": "1"}, True, False),
-        (io.StringIO(), {"FORCE_COLOR": "0"}, False, False),
-        (io.StringIO(), {"FORCE_COLOR": ""}, False, False),
-        (Terminal(), {"TERM": "dumb"}, False, False),
-        (Terminal(), {"TERM": "dumb", "FORCE_COLOR": "1"}, False, False),
-    ],
-)
+@pytest.mark.parametrize(("stream", "environ", "colour", "animate"), [
+    (Terminal(), {}, True, True),
+    (io.StringIO(), {}, False, False),
+    (None, {"FORCE_COLOR": "1"}, True, False),
+    (Terminal(), {"NO_COLOR": "1"}, False, True),
+    (Terminal(), {"NO_COLOR": ""}, True, True),
+    (Terminal(), {"NO_COLOR": "1", "FORCE_COLOR": "1"}, False, True),
+    (io.StringIO(), {"FORCE_COLOR": "1"}, True, False),
+    (io.StringIO(), {"FORCE_COLOR": "0"}, False, False),
+    (io.StringIO(), {"FORCE_COLOR": ""}, False, False),
+    (Terminal(), {"TERM": "dumb"}, False, False),
+    (Terminal(), {"TERM": "dumb", "FORCE_COLOR": "1"}, False, False),
+])
 def test_colour_and_animation(stream, environ, colour, animate):
     screen = Screen.of(stream, environ)
     assert (screen.colour, screen.animate) == (colour, animate)

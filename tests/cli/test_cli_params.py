@@ -113,11 +113,10 @@ def test_an_option_has_names_that_no_help_lists(name):
     assert seen["named"] == Named(most_words=-1)
 
 
-@pytest.mark.parametrize(
-    ("typed", "dtype"),
-    [("fp16", "float16"), ("half", "float16"), ("bf16", "bfloat16"), ("BF16", "bfloat16"),
-     ("f32", "float32"), ("fp32", "float32"), ("fp64", "float64"), ("float16", "float16")],
-)  # fmt: skip
+@pytest.mark.parametrize(("typed", "dtype"), [
+    ("fp16", "float16"), ("half", "float16"), ("bf16", "bfloat16"), ("BF16", "bfloat16"),
+    ("f32", "float32"), ("fp32", "float32"), ("fp64", "float64"), ("float16", "float16"),
+])  # fmt: skip
 def test_dtypes_have_the_names_that_other_programs_give_them(typed, dtype):
     conversion = Conversion(str, choices=("auto", "float64", "float32", "bfloat16", "float16"))
     assert conversion("--dtype", typed) == dtype

@@ -1,7 +1,5 @@
 """Where a text comes from: argument, file, pipe, ids, a conversation; and a run once more."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json
@@ -51,15 +49,11 @@ def prompt(text=None, **options):
     return read_prompt(PromptOptions(prompt=text, **options)).text
 
 
-@pytest.mark.parametrize(
-    ("data", "encoding"),
-    [
-        ("hé".encode("utf-16"), "utf-16"), ("h".encode("utf-32"), "utf-32"),
-        (b"\xfe\xff\0h", "utf-16"), ("two".encode("utf-16-le"), "utf-16le"),
-        ("two".encode("utf-16-be"), "utf-16be"),
-        ('{"messages": [{"role": "user", "content": "x"}]}'.encode("utf-16"), "utf-16"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("data", "encoding"), [
+    ("hé".encode("utf-16"), "utf-16"), ("h".encode("utf-32"), "utf-32"), (b"\xfe\xff\0h", "utf-16"),
+    ("two".encode("utf-16-le"), "utf-16le"), ("two".encode("utf-16-be"), "utf-16be"),
+    ('{"messages": [{"role": "user", "content": "x"}]}'.encode("utf-16"), "utf-16"),
+])  # fmt: skip
 def test_utf16_is_named_with_the_command_that_converts_it(stdin, tmp_path, data, encoding):
     (tmp_path / "f.json").write_bytes(data)
     stdin(data)
@@ -107,18 +101,15 @@ def test_an_endless_pipe_is_refused():
     assert done.stderr.startswith("error: stdin has more than 64 MiB, which is too much text")
 
 
-@pytest.mark.parametrize(
-    ("argv", "written", "way_out"),
-    [
-        (["tokens", "-m", "tiny", "In the"], b"", True),
-        (["tokens", "-m", "tiny"], b"begun, and not ended", True),
-        (["generate", "-m", "tiny", "-n", "1", "--raw", "In the"], b"", True),
-        (["tokens", "-m", "tiny", "-"], b"", False),
-        (["shapes", "-m", "tiny", "-"], b"a", False),
-        (["generate", "-m", "tiny", "-n", "1", "--batch", "-"], b"", False),
-        (["bench", "compare", "-", "none.json"], b"", False),
-    ],
-)
+@pytest.mark.parametrize(("argv", "written", "way_out"), [
+    (["tokens", "-m", "tiny", "In the"], b"", True),
+    (["tokens", "-m", "tiny"], b"begun, and not ended", True),
+    (["generate", "-m", "tiny", "-n", "1", "--raw", "In the"], b"", True),
+    (["tokens", "-m", "tiny", "-"], b"", False),
+    (["shapes", "-m", "tiny", "-"], b"a", False),
+    (["generate", "-m", "tiny", "-n", "1", "--batch", "-"], b"", False),
+    (["bench", "compare", "-", "none.json"], b"", False),
+])
 def test_an_open_pipe_is_said_to_be_waited_for(cli, monkeypatch, argv, written, way_out):
     """A pipe of a job, an editor or an agent, in which nothing is written or no end comes."""
     reading, writing = os.pipe()
@@ -167,24 +158,6 @@ def test_a_conversation_is_timed_and_climbed(run_tiny, tmp_path):
     assert run_tiny(*timed).json()["prompt_tokens"] == len("hi") + 3
     climbed = run_tiny("ladder", "-f", str(file), "--rung", "6", "--json").json()
     assert len(climbed["ids"]) == len("hi") + 3
-
-
-def test_text_that_happens_to_be_json_is_text(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", None)
-    talk = '{"messages": [{"role": "user", "content": "x"}]}'
-    for name, text in (
-        ("talk.txt", talk), ("talk", talk), ("a.json", '{"messages": {"hello": "Hallo"}}'),
-        ("b.json", '["messages"]'), ("c.json", '{"text": 1}'), ("d.json", "{"), ("e.json", "x"),
-    ):  # fmt: skip
-        (tmp_path / name).write_text(text)
-        prompt = read_prompt(PromptOptions(file=str(tmp_path / name)))
-        assert (prompt.text, prompt.conversation) == (text, None)
-    assert capsys.readouterr().err == ""
-    (tmp_path / "f.JSON").write_text(talk)
-    assert read_prompt(PromptOptions(file=str(tmp_path / "f.JSON"))).conversation is not None
-    (tmp_path / "g.json").write_text(talk[:-1])
-    assert read_prompt(PromptOptions(file=str(tmp_path / "g.json"))).text == talk[:-1]
-    assert "g.json` is not JSON: expecting ',' delimiter at column 48;" in capsys.readouterr().err
 
 
 def test_what_is_wrong_with_a_conversation_is_said_with_its_place(as_written):
@@ -266,20 +239,16 @@ def test_messages_as_other_programs_write_them():
 # the command line of a run once more
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ((ModelOptions(), PromptOptions(), AttentionOptions()), ""),
-        ((PromptOptions(prompt="a b"), ModelOptions(model="tiny")), " 'a b' -m tiny"),
-        ((AttentionOptions(layer="0", synthetic=32),), " --layer 0 --synthetic 32"),
-        ((NewTokensOptions(generate=4), AttentionOptions(key="-2:")), " --generate 4 --key -2:"),
-        ((PromptOptions(prompt="a " * 30),), " PROMPT"),
-        ((PromptOptions(prompt="a\nb"),), " PROMPT"),
-        ((PromptOptions(ids=",".join("1" * 30)),), " --ids 1,2,3"),
-        ((PromptOptions(file="/a" * 30),), f" -f {'/a' * 30}"),
-        ((PromptOptions(prompt="it's $HOME"),), " 'it'\"'\"'s $HOME'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "line"), [
+    ((ModelOptions(), PromptOptions(), AttentionOptions()), ""),
+    ((PromptOptions(prompt="a b"), ModelOptions(model="tiny")), " 'a b' -m tiny"),
+    ((AttentionOptions(layer="0", synthetic=32),), " --layer 0 --synthetic 32"),
+    ((NewTokensOptions(generate=4), AttentionOptions(key="-2:")), " --generate 4 --key -2:"),
+    ((PromptOptions(prompt="a " * 30),), " PROMPT"), ((PromptOptions(prompt="a\nb"),), " PROMPT"),
+    ((PromptOptions(ids=",".join("1" * 30)),), " --ids 1,2,3"),
+    ((PromptOptions(file="/a" * 30),), f" -f {'/a' * 30}"),
+    ((PromptOptions(prompt="it's $HOME"),), " 'it'\"'\"'s $HOME'"),
+])  # fmt: skip
 def test_only_what_is_not_as_by_default_is_repeated(given, line):
     assert replay_command(*given) == f"llmcli attention{line}"
 

@@ -67,11 +67,10 @@ assert {line.split()[-1] for line in maps.splitlines() if "libtorch_cpu" in line
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "read"),
-    [("generate x", True), ("bench", True), ("generate --help", False), ("generate -h", False),
-     ("info", False), ("bench compare a b", False)],
-)  # fmt: skip
+@pytest.mark.parametrize(("words", "read"), [
+    ("generate x", True), ("bench", True), ("generate --help", False), ("generate -h", False),
+    ("info", False), ("bench compare a b", False),
+])  # fmt: skip
 def test_only_commands_that_compute_read_them(words, read, monkeypatch):
     calls: list[int] = []
     monkeypatch.setattr(tree, "read_ahead", lambda: calls.append(1))

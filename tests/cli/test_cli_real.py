@@ -1,7 +1,5 @@
 """The real model through the command line; everything else is tested on a small one."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -49,10 +47,8 @@ def test_an_answer_through_the_chat_template(cli, smollm2_path):
 def test_every_command_names_the_same_formats_and_bytes(cli, smollm2_path):
     path = ("-m", str(smollm2_path), "--device", "cpu", "--json")
     documents = {
-        "info": cli("info", *path).json(),
-        "shapes": cli("shapes", *path).json(),
-        "load": cli("load", *path).json(),
-        "score": cli("score", "Hello there", *path).json(),
+        "info": cli("info", *path).json(), "shapes": cli("shapes", *path).json(),
+        "load": cli("load", *path).json(), "score": cli("score", "Hello there", *path).json(),
         "generate": cli("generate", "Hello", "-n", "2", *path).json(),
     }
     for name, document in documents.items():

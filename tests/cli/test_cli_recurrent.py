@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from json_schemas import errors
-from linear_family import DELTA, FAMILY, SSM, config, write
+from linear_family import DELTA, FAMILY, SSM, write
 from safetensors.torch import load_file
 
 import llmcli.nn.recurrent as nn
@@ -163,20 +163,6 @@ def test_info_and_shapes_tell_what_is_kept(run, cli, path):
     said = cli("info", "-m", path, "--all").out
     assert "0 B a token" in said
     assert "less than keys and values of as many of its attention layers from" in said
-
-
-def test_a_model_without_attention_is_compared_with_its_own_keys_and_values():
-    from llmcli.anatomy.arithmetic import Arithmetic
-    from llmcli.anatomy.counts import state_need
-
-    whole = config()
-    alone = replace(whole, layers=whole.layers[:1])
-    need = state_need(alone, Arithmetic.of("bfloat16"))
-    assert need.against == "same_size"
-    assert need.against_per_token == 2 * (2 * 8 + 4 * 6)
-    assert need.bytes == 4 * 4 * 8 * 6 + 2 * 4 * DELTA.channels
-    assert need.smaller_from == need.bytes // 80 + 1
-    assert state_need(replace(whole, layers=whole.layers[2:]), Arithmetic.of("float32")) is None
 
 
 # faults

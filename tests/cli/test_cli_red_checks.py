@@ -1,7 +1,5 @@
 """A check that does not hold: the result is shown all the same, and the command exits 1."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -101,13 +99,10 @@ def test_a_view(cli, weighted, mixture, monkeypatch, tmp_path, words, plant, che
         assert json.loads(json.loads(str(np.load(file)["metadata"]))["ok"]) is False
 
 
-@pytest.mark.parametrize(
-    ("number", "depth", "plant", "name"),
-    [
-        ("blocks.0.attn.z[0,1,2]", "4", unmasked, "blocks.0.attn.z"),
-        ("blocks.1.resid_post[3,2]", "all", norm_times(1.00002), "blocks.0.ln1.out"),
-    ],
-)
+@pytest.mark.parametrize(("number", "depth", "plant", "name"), [
+    ("blocks.0.attn.z[0,1,2]", "4", unmasked, "blocks.0.attn.z"),
+    ("blocks.1.resid_post[3,2]", "all", norm_times(1.00002), "blocks.0.ln1.out"),
+])
 def test_explain_names_the_first_formula(cli, weighted, monkeypatch, number, depth, plant, name):
     """Also of a small fault at the end of a long way, which the number itself does not tell."""
     plant(monkeypatch)

@@ -1,7 +1,5 @@
 """What `score` prints: without a tokenizer, of long texts, of two models."""
 
-from __future__ import annotations
-
 import json
 import math
 import tracemalloc
@@ -17,15 +15,10 @@ def folder(tmp_path):
     return write_tiny(tmp_path / "m", weights=True)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "🙂 日本語 né<|end|>",
-        "🙂 日本語 ne\u0301<|end|>",
-        "ne\u0301\u0323 \u1112\u1161\u11ab日",
-        "a🙂  <|begin|> \n b日\u0301",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "🙂 日本語 né<|end|>", "🙂 日本語 ne\u0301<|end|>", "ne\u0301\u0323 \u1112\u1161\u11ab日",
+    "a🙂  <|begin|> \n b日\u0301",
+])
 def test_each_byte_of_the_text_is_scored_once(cli, folder, text):
     """Byte-level tokens share the characters that a normalizer or a special token touches."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())

@@ -1,7 +1,5 @@
 """The process as a shell sees it: closed pipes, full disks, signals, closed streams."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -45,15 +43,12 @@ def test_a_closed_pipe_is_silent_and_succeeds(tiny):
     assert finished(process, 0)[1] == ""
 
 
-@pytest.mark.parametrize(
-    ("argv", "code", "said"),
-    [
-        (["--help"], 0, ""), (["env"], 0, ""), (["tokens", "x", "-q"], 0, ""),
-        (["generate", "--raw", "-n", "3", "x", "-q"], 0, ""),
-        # an error keeps its code where nobody reads it
-        (["generate", "-n", "x", "--json"], 2, "takes a whole number"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("argv", "code", "said"), [
+    (["--help"], 0, ""), (["env"], 0, ""), (["tokens", "x", "-q"], 0, ""),
+    (["generate", "--raw", "-n", "3", "x", "-q"], 0, ""),
+    # an error keeps its code where nobody reads it
+    (["generate", "-n", "x", "--json"], 2, "takes a whole number"),
+])  # fmt: skip
 def test_a_pipe_closed_before_the_first_word(tiny, argv, code, said):
     reading, writing = os.pipe()
     os.close(reading)
@@ -64,11 +59,10 @@ def test_a_pipe_closed_before_the_first_word(tiny, argv, code, said):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-@pytest.mark.parametrize(
-    "argv",
-    few([["generate", "--raw", "-n", "3", "--json", "x", "-q"], ["--help"],
-         ["generate", "--raw", "-n", "3", "x", "-q"], ["tokens", "x", "-q"]], 1),
-)  # fmt: skip
+@pytest.mark.parametrize("argv", few([
+    ["generate", "--raw", "-n", "3", "--json", "x", "-q"], ["--help"],
+    ["generate", "--raw", "-n", "3", "x", "-q"], ["tokens", "x", "-q"],
+], 1))  # fmt: skip
 def test_a_full_disk_is_one_line_and_exit_1(tiny, argv):
     with open("/dev/full", "wb") as full:
         err = finished(start(tiny, *argv, stdout=full), 1)[1]
@@ -84,11 +78,10 @@ def whole(tiny):
     return finished(start(tiny, "generate", "x", *ENDLESS, "-n", "60"), 0)[0]
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    few([pytest.param(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143),
-         pytest.param(signal.SIGHUP, 143)], 2),
-)  # fmt: skip
+@pytest.mark.parametrize(("number", "code"), few([
+    pytest.param(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143),
+    pytest.param(signal.SIGHUP, 143),
+], 2))  # fmt: skip
 def test_signals_keep_what_was_printed(tiny, whole, number, code):
     process = start(tiny, "generate", "x", *ENDLESS)
     first = process.stdout.read(5)
@@ -204,17 +197,14 @@ def test_statistics_begin_a_line_of_their_own_where_streams_are_merged(tiny, lev
     assert merged.stdout.startswith(apart.stdout + b"\n" + first)
 
 
-@pytest.mark.parametrize(
-    ("argv", "shown"),
-    few([
-        pytest.param(["tokens", "中 T¹"], "7 tokens . 7 bytes"),
-        pytest.param(["attention", "中 abcabc", "--checks"], "ok in the pattern shown every query"),
-        pytest.param(["tokens", "中 T¹", "--json"], r"\u00b9"),
-        pytest.param(["score", "中 T¹"], "bits per byte"),
-        pytest.param(["explain", "blocks.0.resid_mid[0,0]", "中", "--depth", "1"], "T^3[0,0] = "),
-        pytest.param(["attention", "中 abcabc"], " checks . --checks"),
-    ], 2),
-)
+@pytest.mark.parametrize(("argv", "shown"), few([
+    pytest.param(["tokens", "中 T¹"], "7 tokens . 7 bytes"),
+    pytest.param(["attention", "中 abcabc", "--checks"], "ok in the pattern shown every query"),
+    pytest.param(["tokens", "中 T¹", "--json"], r"\u00b9"),
+    pytest.param(["score", "中 T¹"], "bits per byte"),
+    pytest.param(["explain", "blocks.0.resid_mid[0,0]", "中", "--depth", "1"], "T^3[0,0] = "),
+    pytest.param(["attention", "中 abcabc"], " checks . --checks"),
+], 2))
 def test_an_encoding_without_the_character_is_no_error(tiny, argv, shown):
     """The locale C, where Python's own streams escape surrogates and refuse everything else."""
     plain = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -227,15 +217,10 @@ def test_an_encoding_without_the_character_is_no_error(tiny, argv, shown):
 
 # signs that a stream's encoding lacks; in the locale C.UTF-8 Python writes the bytes that a lone
 # surrogate stands for
-@pytest.mark.parametrize(
-    ("encoding", "text", "written"),
-    [
-        ("ascii", "✓ a · b ≥ −1 × 2 → 中", b"ok a . b >= -1 x 2 -> ?"),
-        ("ascii", "✗✓", b"FAILok"),
-        ("latin-1", "✗ × ² …", b"FAIL \xd7 \xb2 ..."),
-        ("utf-8", "✗ ä \udcff", "✗ ä ?".encode()),
-    ],
-)
+@pytest.mark.parametrize(("encoding", "text", "written"), [
+    ("ascii", "✓ a · b ≥ −1 × 2 → 中", b"ok a . b >= -1 x 2 -> ?"), ("ascii", "✗✓", b"FAILok"),
+    ("latin-1", "✗ × ² …", b"FAIL \xd7 \xb2 ..."), ("utf-8", "✗ ä \udcff", "✗ ä ?".encode()),
+])
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape", "backslashreplace"])
 def test_what_an_encoding_lacks_is_spelled(encoding, text, written, errors):
     if encoding == "utf-8" and errors == "backslashreplace":

@@ -1,7 +1,5 @@
 """A chat template without an end, or too long: exit code 4, and Ctrl-C ends the program before."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,9 +4,9 @@ The schemas are in `llmcli/assets/schemas`, one for each name in a document's `s
 `llmcli.lens/1` is `lens.1.json`.
 """
 
-from __future__ import annotations
-
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -21,76 +21,16 @@ from llmcli.cli.tree import ENTRIES, NESTED, root
 from llmcli.commands.selftest.measure import arithmetic, run
 
 DATA = Path(__file__).parents[1] / "data"
-# Words for models stand for what `models` makes; every other word is the user's own.
 TEXT = ["hello there"]
-RUNS = {
-    "shapes": ["shapes"],
-    "shapes decode": ["shapes", "--phase", "decode", "--batch", "2", "--tokens", "5"],
-    "shapes names": ["shapes", "--names"],
-    "shapes of a file": ["shapes", "-m", "LONE", "--params"],
-    "attention": ["attention", *TEXT],
-    "attention of one token": ["attention", "a", "--metrics", "all", "--patterns"],
-    "attention scores": [
-        "attention", *TEXT, "--what", "scores", "--layer", "1", "--head", "0,2", "--patterns",
-    ],
-    "attention pairs, generate": [
-        "attention", *TEXT, "--generate", "2", "--top-pairs", "3",
-    ],
-    "attention ids": ["attention", "-m", "BARE", "--ids", "1,2,3"],
-    "experts": ["experts", "-m", "MIXTURE", "--random-weights", *TEXT],
-    "selftest": ["selftest", "--no-speed"],
-    "lens": ["lens", *TEXT],
-    "lens ids": ["lens", "-m", "BARE", "--ids", "1,2,3", "--position", "-1"],
-    "dump": ["dump", *TEXT, "--name", "blocks.0.attn.*,cache.*,logits", "--generate", "2"],
-    "dump parameter": ["dump", "--name", "embed.W"],
-    "dump ids": ["dump", "-m", "BARE", "--ids", "1,2", "--name", "blocks.1.mlp.post"],
-    "load": ["load"],
-    "load without a tokenizer": ["load", "-m", "BARE", "--filter", "blocks.0.*"],
-    "load check of a file": ["load", "-m", "LONE", "--check"],
-    "info": ["info"],
-    "info without a tokenizer": ["info", "-m", "BARE"],
-    "info of a file": ["info", "-m", "LONE"],
-    "info families": ["info", "--families"],
-    "generate": ["generate", *TEXT, "-n", "3", "--logprobs", "2", "--num-samples", "2"],
-    "chat": ["chat", "-m", "CHAT", "--prompt", *TEXT, "-n", "3", "--no-stdin"],
-    "score versus": ["score", *TEXT, "--versus", "tiny"],
-    "tokens": ["tokens", *TEXT],
-    "env": ["env"],
-    "models": ["models"],
-    "models pull": ["models", "pull", "tiny"],
-    "models pull, in part": ["models", "pull", "tinny", "tiny"],
-    "models path": ["models", "path", "org/name"],
-    "models rm": ["models", "rm", "org/name", "--dry-run"],
-    "models prune": ["models", "prune", "--dry-run"],
-    "timing": ["timing", "hello", "-n", "2", "--pairs", "1", "--threads", "1"],
-    "timing of a prompt": [
-        "timing", "-m", "BARE", "--ids", "1,2", "--phase", "prefill", "--pairs", "1",
-    ],
-    "bench": ["bench", "-p", "4", "-n", "2", "-pg", "3,1", "-r", "2", "--delay", "0"],
-    "bench, a row that fails": ["bench", "-p", "4", "-n", "0", "-r", "1", "-ctk", "auto,q8_0"],
-    "bench on meta": ["bench", "-m", "BARE", "-p", "4", "-n", "2", "-dev", "meta"],
-    "bench against": [
-        "bench", "-p", "3", "-n", "0", "-r", "2", "--against", "transformers", "--no-ceilings",
-    ],
-    "bench compare, slower": ["bench", "compare", "BEFORE", "AFTER", "--fail-if-slower", "5%"],
-    "ladder": ["ladder", "hello", "--rung", "5,6", "-n", "1"],
-    "explain": ["explain", "blocks.0.attn.scores[0,-1,1]", *TEXT, "--depth", "3"],
-    "explain ids": ["explain", "-m", "BARE", "logits[-1,7]", "--ids", "1,2", "--depth", "2"],
-}  # fmt: skip
-CODES = {"bench compare, slower": 1, "models pull, in part": 3}
-WRONG = {
-    "no command": (2, ["generat"]),
-    "no option": (2, ["lens", "--positon", "1"]),
-    "no prompt": (2, ["score"]),
-    "too long": (2, ["generate", "a" * 3000]),
-    "no such name": (2, ["dump", *TEXT, "--name", "blocks.0.attn.patern"]),
-    "no model": (3, ["lens", *TEXT, "-m", "./nowhere"]),
-    "not here": (3, ["models", "rm", "org/nam", "--yes"]),
-    "nobody to ask": (2, ["models", "rm", "org/name"]),
-    "no experts": (2, ["experts", *TEXT]),
-    "no configuration": (4, ["attention", "--ids", "1", "-m", "LONE"]),
-    "not written": (1, ["lens", *TEXT, "-o", "/proc/nowhere/lens.json"]),
-}
+# Command lines and exit codes that are not 0, then those that end in an error. Words for models
+# stand for what `models` makes; every other word is the user's own.
+RUNS, WRONG = (
+    {
+        name: (shlex.split(line), int(code or 0))
+        for name, line, code in re.findall(r"(?m)^(.*?): (.*?)(?: → (\d))?$", part)
+    }
+    for part in Path(__file__).with_name("schema-runs.txt").read_text("utf-8").split("\n\n")
+)
 
 # keys that a document may go without, and objects whose keys are names of things
 OPTIONAL = {"pattern", "scores", "logprobs", "versus", "index"}
@@ -103,7 +43,7 @@ def models(tmp_path_factory):
     """CHAT has weights and a template, BARE no tokenizer, LONE is a file by itself.
 
     MIXTURE has experts, and no weights. BEFORE and AFTER are results of a benchmark which differ
-    in everything that may.
+    in everything that may. LONG is a text that does not fit.
     """
     folder = tmp_path_factory.mktemp("schemas")
     whole = write_tiny(folder / "chat", weights=True)
@@ -123,7 +63,7 @@ def models(tmp_path_factory):
     return {
         "CHAT": str(whole), "BARE": str(bare), "LONE": str(lone), "HUB": str(folder / "hub"),
         "BEFORE": str(before), "AFTER": str(after),
-        "MIXTURE": str(write_mixture(folder / "mixture")),
+        "MIXTURE": str(write_mixture(folder / "mixture")), "LONG": "a" * 3000,
     }  # fmt: skip
 
 
@@ -183,7 +123,7 @@ SHORT = (
 
 @pytest.mark.parametrize("name", RUNS)
 def test_what_a_command_prints(name, document):
-    said, command = document(RUNS[name], CODES.get(name, 0)), schema_of(RUNS[name])
+    said, command = document(*RUNS[name]), schema_of(RUNS[name][0])
     assert errors(said, command) == []
     if name in SHORT:
         assert not_refused(shortened(said), command) == []
@@ -195,8 +135,8 @@ def test_what_a_command_prints(name, document):
         assert errors(more, command) == []
 
 
-@pytest.mark.parametrize(("code", "argv"), WRONG.values(), ids=WRONG.keys())
-def test_an_error(code, argv, document):
+@pytest.mark.parametrize(("argv", "code"), WRONG.values(), ids=WRONG.keys())
+def test_an_error(argv, code, document):
     said = document(argv, code)
     assert errors(said, "error") == []
     assert said["error"]["code"] == code
@@ -246,16 +186,13 @@ def not_refused(said, command):
     return missed
 
 
-@pytest.mark.parametrize(
-    ("argv", "file"),
-    [
-        (["attention", *TEXT, "-o"], "heads.json"),
-        (["experts", "-m", "MIXTURE", "--random-weights", *TEXT, "-o"], "experts.json"),
-        (["lens", *TEXT, "--mid", "-o"], "lens.json"),
-        (["ladder", "hello", "--rung", "6", "-n", "1", "-o"], "climb.json"),
-        (["dump", *TEXT, "--name", "embed", "-o"], "embed.npz"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "file"), [
+    (["attention", *TEXT, "-o"], "heads.json"),
+    (["experts", "-m", "MIXTURE", "--random-weights", *TEXT, "-o"], "experts.json"),
+    (["lens", *TEXT, "--mid", "-o"], "lens.json"),
+    (["ladder", "hello", "--rung", "6", "-n", "1", "-o"], "climb.json"),
+    (["dump", *TEXT, "--name", "embed", "-o"], "embed.npz"),
+])
 def test_files(argv, file, document, tmp_path):
     path = tmp_path / file
     said = document([*argv, str(path)])
@@ -279,7 +216,7 @@ def test_every_command_that_prints_json_has_itsschema_of():
     assert names == {*ENTRIES, *NESTED}
     names = {name.replace(" ", "-") for name in names - {"models"}}
     assert set(SCHEMAS) == {f"{name}.1.json" for name in (*names, "error", "common")}
-    assert {schema_of(argv) for argv in RUNS.values()} == names
+    assert {schema_of(argv) for argv, _ in RUNS.values()} == names
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

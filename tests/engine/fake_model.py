@@ -14,7 +14,7 @@ import tokenizers
 import torch
 
 from llmcli.text.spelling import Spelling, byte_letters
-from llmcli.text.tokenizer import Tokenizer, Vocabulary
+from llmcli.text.tokenizer import Tokenizer
 
 LETTERS = {byte: letter for letter, byte in byte_letters().items()}
 EOS = 256
@@ -78,7 +78,7 @@ class FakeDecoder:
         self.capacities.append((batch, capacity))
         return FakeState([()] * batch, capacity)
 
-    def outdated(self, state: FakeState, totals: Sequence[int]) -> bool:
+    def needs_reprefill(self, state: FakeState, totals: Sequence[int]) -> bool:
         return False
 
     @torch.inference_mode()
@@ -91,7 +91,7 @@ class FakeDecoder:
         totals: Sequence[int] | None = None,
         tap: None = None,
         edits: tuple[()] = (),
-        ahead: bool = False,
+        verify: bool = False,
         clock: None = None,
         logits: str,
         until: int | None = None,
@@ -118,12 +118,12 @@ class FakeDecoder:
 def tokenizer() -> Tokenizer:
     """Byte-level ids 0 … 255 for the bytes, two special tokens, four longer ones."""
     spelled = ["".join(LETTERS[b] for b in text.encode()) for text in EXTRA[2:]]
-    vocabulary = Vocabulary(
+    return Tokenizer(
+        name="bytes", backend=tokenizers.Tokenizer(tokenizers.models.BPE()),
         strings=[*(LETTERS[byte] for byte in range(256)), *EXTRA[:2], *spelled],
         spelling=Spelling(byte_level=True), literal=frozenset({256, 257}), silent=frozenset(),
         special_ids=frozenset({256, 257}), bos_id=None, eos_ids=frozenset({EOS}), prefix=(),
     )  # fmt: skip
-    return Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), vocabulary, name="bytes")
 
 
 def fake_model(

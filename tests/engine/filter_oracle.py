@@ -1,7 +1,5 @@
 """The distribution that sampling claims, slowly and in plain Python; no code of ours."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

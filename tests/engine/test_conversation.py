@@ -16,7 +16,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.engine.conversation import Conversation
 from llmcli.engine.drafts import ModelDraft
 from llmcli.engine.sampling import Sampling
-from llmcli.engine.speculation import Pace, Speculation
+from llmcli.engine.speculation import DraftLengthController, Speculation
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 from llmcli.model import Model
 from llmcli.records.text import LEAD, Message
@@ -358,7 +358,7 @@ def test_what_cannot_be_a_conversation_is_refused(model):
 
 @pytest.mark.parametrize("room", range(20, 34))
 def test_a_draft_reads_no_further_than_the_context(model, monkeypatch, room):
-    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 8))
+    monkeypatch.setattr(DraftLengthController, "rows", lambda self, key, most: min(most, 8))
     texts = []
     for draft in (None, ModelDraft(model, model)):
         talk = Conversation(model, room=room)

@@ -1,8 +1,5 @@
 """20,000 draws are distributed as the oracle's filtered distribution says (chi-square)."""
 
-from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
@@ -62,7 +59,7 @@ def draw(sampling: Sampling) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_draws_follow_the_filtered_distribution(name: str) -> None:
+def test_draws_follow_the_filtered_distribution(name):
     sampling = Sampling(**{**OFF, **CASES[name]}, seed=2026)  # type: ignore[arg-type]
     probs, margin = distribution(LOGITS, PROMPT, OUTPUT, sampling)
     assert margin > 1e-9
@@ -70,13 +67,13 @@ def test_draws_follow_the_filtered_distribution(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "plain"])
-def test_the_statistic_sees_a_filter_that_is_missing(name: str) -> None:
+def test_the_statistic_sees_a_filter_that_is_missing(name):
     probs, _ = distribution(LOGITS, PROMPT, OUTPUT, Sampling(**OFF))  # type: ignore[arg-type]
     sampling = Sampling(**{**OFF, **CASES[name]}, seed=2026)  # type: ignore[arg-type]
     assert chi_square_p(draw(sampling), probs) < 1e-9
 
 
-def test_the_statistic_sees_the_crossing_token_left_out() -> None:
+def test_the_statistic_sees_the_crossing_token_left_out():
     sampling = Sampling(**{**OFF, "top_p": 0.8}, seed=2026)  # type: ignore[arg-type]
     probs, _ = distribution(LOGITS, PROMPT, OUTPUT, sampling)
     last = max(i for i in range(SIZE) if 0 < probs[i] <= min(p for p in probs if p))
@@ -89,9 +86,7 @@ WARM = {"temperature": 1.3, "top_k": 25, "top_p": 0.9, "min_p": 0.04}
 
 
 @pytest.mark.parametrize(("options", "limit", "samples"), [(WARM, 1, DRAWS), ({}, 4000, 1)])
-def test_tokens_of_many_samples_and_of_one_text(
-    options: dict[str, Any], limit: int, samples: int
-) -> None:
+def test_tokens_of_many_samples_and_of_one_text(options, limit, samples):
     """The whole way through the engine: sample i draws with its own seed."""
     model = fake_model(script(WIDE), text=False, context=4000)
     sampling = Sampling(**options, seed=5)
@@ -105,7 +100,7 @@ def test_tokens_of_many_samples_and_of_one_text(
 # random numbers that depend on (seed, sequence, step) alone
 
 
-def test_a_number_depends_on_its_key_alone() -> None:
+def test_a_number_depends_on_its_key_alone():
     whole = uniforms(7, 0, 0, 600)
     assert uniforms(7, 0, 0, 600) == whole
     assert uniforms(7, 0, 256, 100) == whole[256:356]
@@ -116,19 +111,19 @@ def test_a_number_depends_on_its_key_alone() -> None:
         assert uniforms(sample_seed(5, sample), 0, 0, 20) == uniforms(5, sample, 0, 20)
 
 
-def test_frozen_numbers() -> None:
+def test_frozen_numbers():
     """A seed must give the same text in every version."""
     assert uniforms(0, 0, 0, 3) == [0.07000858729146686, 0.01827966528692393, 0.3281910999056221]
     assert sample_seed(0, 1) == 800278779541541
 
 
-def test_neighbouring_seeds_share_no_samples() -> None:
+def test_neighbouring_seeds_share_no_samples():
     seeds = [sample_seed(seed, sample) for seed in range(50) for sample in range(50)]
     assert len(set(seeds)) == 2500
     assert all(0 <= seed < 2**53 for seed in seeds)
 
 
-def test_numbers_are_uniform_over_steps_seeds_and_samples() -> None:
+def test_numbers_are_uniform_over_steps_seeds_and_samples():
     runs = {
         "steps": uniforms(1, 0, 0, 20_000),
         "seeds": [uniforms(seed, 0, 0, 1)[0] for seed in range(20_000)],

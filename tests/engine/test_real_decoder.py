@@ -1,7 +1,5 @@
 """The engine over a real decoder with random weights: batched == alone == without any cache."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,9 +59,7 @@ def generate(model: Any, prompts: list[list[int]], sampling: Sampling, **options
 @pytest.mark.parametrize("variant", [{}, {"window": 3}, {"learned": True}])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_batched_is_alone_is_without_cache(
-    name: str, dtype: torch.dtype, variant: dict[str, Any]
-) -> None:
+def test_batched_is_alone_is_without_cache(name, dtype, variant):
     model, sampling = real_model(dtype, **variant), SAMPLINGS[name]
     together = generate(model, PROMPTS, sampling)
     for prompt, ids in zip(PROMPTS, together, strict=True):
@@ -75,7 +71,7 @@ def test_batched_is_alone_is_without_cache(
 
 
 @pytest.mark.parametrize("learned", [False, True])
-def test_a_full_context_is_used_to_the_last_slot(learned: bool) -> None:
+def test_a_full_context_is_used_to_the_last_slot(learned):
     model = real_model(torch.float64, learned=learned)
     prompts = [[7] * 60, [9] * 64, [3] * 50]
     got = generate(model, prompts, SAMPLINGS["sampled"], limit=1000, ignore_eos=True)

@@ -1,7 +1,5 @@
 """The filtered distribution against a slow oracle in plain Python, and the ranges of options."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -27,7 +25,7 @@ def kept(logits: torch.Tensor, **options: float) -> list[int]:
     return probs[0].nonzero()[:, 0].tolist()
 
 
-def test_what_may_not_begin_a_text_may_follow() -> None:
+def test_what_may_not_begin_a_text_may_follow():
     sampling = Sampling(suppress_tokens=(2, 9), begin_suppress_tokens=(1,))
     hidden = [sampling.suppressed(torch.zeros(1, 4), step).isinf()[0].tolist() for step in (0, 1)]
     assert hidden == [[False, True, True, False], [False, False, True, False]]
@@ -56,9 +54,7 @@ def cases(draw: st.DrawFn) -> tuple[list[float], list[int], list[int], Sampling]
 
 @settings(max_examples=250, deadline=None)
 @given(case=cases(), double=st.booleans())
-def test_filtered_equals_the_oracle(
-    case: tuple[list[float], list[int], list[int], Sampling], double: bool
-) -> None:
+def test_filtered_equals_the_oracle(case, double):
     logits, prompt, output, sampling = case
     expected, margin = distribution(logits, prompt, output, sampling)
     assume(margin > 1e-9)  # a threshold met within rounding may fall either way
@@ -75,9 +71,7 @@ def test_filtered_equals_the_oracle(
 
 @settings(max_examples=120, deadline=None)
 @given(case=cases(), u=st.floats(0, 1, exclude_max=True))
-def test_choose_is_sample_of_filtered(
-    case: tuple[list[float], list[int], list[int], Sampling], u: float
-) -> None:
+def test_choose_is_sample_of_filtered(case, u):
     logits, prompt, output, sampling = case
     counts = (torch.tensor([prompt]), torch.tensor([output]))
     scores = torch.tensor([logits], dtype=torch.float64)
@@ -117,20 +111,18 @@ KEPT: list[tuple[list[float], dict[str, float], list[int]]] = [
 
 
 @pytest.mark.parametrize(("logits", "options", "left"), KEPT)
-def test_which_tokens_may_be_drawn(
-    logits: list[float], options: dict[str, float], left: list[int]
-) -> None:
+def test_which_tokens_may_be_drawn(logits, options, left):
     assert kept(row(*logits), **options) == left
 
 
-def test_temperature_zero_is_the_first_of_the_best_after_penalties() -> None:
+def test_temperature_zero_is_the_first_of_the_best_after_penalties():
     logits, counts = row(1, 4, 4, 3), torch.tensor([[0, 1, 0, 0]])
     greedy = Sampling(temperature=0, repetition_penalty=1.5)
     assert filtered(logits, greedy, counts)[0].tolist() == [0, 0, 1, 0]
     assert choose(logits, greedy, None, counts)[0].tolist() == [2]
 
 
-def test_penalties_see_what_they_should() -> None:
+def test_penalties_see_what_they_should():
     logits = row(2, 2, 2, -2)
     prompt, output = torch.tensor([[1, 0, 0, 1]]), torch.tensor([[0, 2, 0, 0]])
 
@@ -148,7 +140,7 @@ def test_penalties_see_what_they_should() -> None:
 
 @settings(max_examples=240, deadline=None)
 @given(double=st.booleans(), data=st.data())
-def test_top_is_ordered_by_score_then_id(double: bool, data: st.DataObject) -> None:
+def test_top_is_ordered_by_score_then_id(double, data):
     """Of float64 by its own digits."""
     numbers = st.floats(width=64 if double else 32, allow_nan=False) | grid
     scores = data.draw(st.lists(numbers, min_size=1, max_size=20))
@@ -158,7 +150,7 @@ def test_top_is_ordered_by_score_then_id(double: bool, data: st.DataObject) -> N
     assert top(both, k).tolist()[0] == expected
 
 
-def test_filters_and_greedy_agree_where_float32_sees_no_difference() -> None:
+def test_filters_and_greedy_agree_where_float32_sees_no_difference():
     logits = torch.zeros(1, 3000, dtype=torch.float64)
     logits[0, :4] = torch.tensor([7.0, 7.0 + 1e-10, 7.0 + 2e-10, 7.0], dtype=torch.float64)
     greedy, _ = choose(logits, Sampling(temperature=0), None)
@@ -175,7 +167,7 @@ def test_filters_and_greedy_agree_where_float32_sees_no_difference() -> None:
 
 @pytest.mark.parametrize("spread", [0.02, 1.0, 4.0])
 @pytest.mark.parametrize("top_p", [0.2, 0.95])
-def test_top_p_over_a_large_vocabulary(spread: float, top_p: float) -> None:
+def test_top_p_over_a_large_vocabulary(spread, top_p):
     """From a handful of tokens in the nucleus to nearly all: each way of finding it."""
     vocab = 20_000
     generator = torch.Generator().manual_seed(3)
@@ -191,7 +183,7 @@ def test_top_p_over_a_large_vocabulary(spread: float, top_p: float) -> None:
         np.testing.assert_allclose(row_probs, expected / expected.sum(), rtol=1e-9)
 
 
-def test_sample_inverts_the_cumulative_sum() -> None:
+def test_sample_inverts_the_cumulative_sum():
     probs = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]], dtype=torch.float64)
     almost = math.nextafter(1.0, 0.0)
     cases = {0.0: 1, 0.2499: 1, 0.25: 3, 0.7499: 3, 0.75: 4, almost: 4}
@@ -201,7 +193,7 @@ def test_sample_inverts_the_cumulative_sum() -> None:
             assert got.tolist() == [expected], (u, scale)
 
 
-def test_rows_of_a_batch_do_not_touch_each_other() -> None:
+def test_rows_of_a_batch_do_not_touch_each_other():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(5, 300, generator=generator) * 3
     counts = torch.randint(0, 3, (5, 300), generator=generator)
@@ -214,7 +206,7 @@ def test_rows_of_a_batch_do_not_touch_each_other() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, INF])
 @pytest.mark.parametrize("temperature", [0, 1.0])
-def test_best_tells_of_logits_that_are_not_finite(bad: float, temperature: float) -> None:
+def test_best_tells_of_logits_that_are_not_finite(bad, temperature):
     u = torch.tensor([0.3], dtype=torch.float64)
     logits = torch.zeros(1, 100)
     logits[0, 70] = bad
@@ -225,7 +217,7 @@ def test_best_tells_of_logits_that_are_not_finite(bad: float, temperature: float
     assert best.item() == -INF
 
 
-def test_sampling_without_a_random_number_is_an_error() -> None:
+def test_sampling_without_a_random_number_is_an_error():
     with pytest.raises(ValueError, match="random number"):
         choose(row(1, 2), Sampling(), None)
 
@@ -236,14 +228,14 @@ def test_sampling_without_a_random_number_is_an_error() -> None:
     ("repetition_penalty", 0.0), ("repetition_penalty", -1.0), ("repetition_penalty", INF),
     ("presence_penalty", math.nan), ("frequency_penalty", -INF), ("seed", -1),
 ])  # fmt: skip
-def test_ranges(option: str, value: float) -> None:
+def test_ranges(option, value):
     with pytest.raises(UsageError, match=option.replace("_", "-")) as caught:
         Sampling(**{option: value})  # type: ignore[arg-type]
     assert caught.value.hint
     assert caught.value.code == 2
 
 
-def test_extremes_in_range_stay_finite() -> None:
+def test_extremes_in_range_stay_finite():
     logits = torch.tensor(np.linspace(-1e4, 1e4, 50), dtype=torch.float32)[None]
     for temperature in (5e-324, 1e-30, 1e300):
         probs = filtered(logits, Sampling(temperature=temperature, top_p=1.0, min_p=0.0))

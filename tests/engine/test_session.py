@@ -300,7 +300,7 @@ def test_long_prompts_and_those_that_follow_them_come_in_chunks(decoder):
 
 def test_a_sequence_that_outgrows_the_short_factors_of_longrope_is_read_again():
     decoder, heard = random_decoder(MODELS["longrope"]), []  # which end at 4 tokens
-    session = Session(decoder, 3, 12, on_reread=heard.append)
+    session = Session(decoder, 3, 12, on_reprefill=heard.append)
     session.prefill([[5, 9, 2, 7, 11], [3], [8, 1, 4]])
     for new in ([6, 2, 1], [2, 2, 5], [0, 3, 3], [1, 1, 8]):
         session.extend([[id] for id in new])
@@ -314,7 +314,7 @@ def test_a_sequence_that_outgrows_the_short_factors_of_longrope_is_read_again():
 
 def test_what_longrope_was_read_for_is_kept_by_samples_and_snapshots():
     decoder, heard = random_decoder(MODELS["longrope"]), []
-    session = Session(decoder, 2, 12, on_reread=heard.append)
+    session = Session(decoder, 2, 12, on_reprefill=heard.append)
     session.prefill([[5, 9, 2, 7], [3, 1, 2, 2]])
     saved = session.snapshot()
     for _ in range(2):

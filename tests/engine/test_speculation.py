@@ -16,7 +16,7 @@ from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling, filtered
 from llmcli.engine.seeds import uniforms
 from llmcli.engine.session import Session
-from llmcli.engine.speculation import ROWS, Pace, Speculation
+from llmcli.engine.speculation import ROWS, DraftLengthController, Speculation
 from llmcli.formats.dense import writable
 from llmcli.kernels import native
 from llmcli.nn.decoder import Decoder
@@ -43,7 +43,7 @@ class Liar:
     def add(self, id):
         self.begun.append(id)
 
-    def ground(self):
+    def context_key(self):
         return 0
 
     def catch_up(self):
@@ -56,7 +56,7 @@ class Liar:
 @pytest.fixture
 def eager(monkeypatch):
     """As many tokens as fit are drafted from the first one on, whatever they take."""
-    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 16))
+    monkeypatch.setattr(DraftLengthController, "rows", lambda self, key, most: min(most, 16))
 
 
 @pytest.fixture(params=NAMES)
@@ -136,7 +136,7 @@ def test_packed_weights_have_the_same_bits(name, monkeypatch):
         settings = {"limit": 40, "capacity": 50, "logprobs": 0, "speculation": speculation}
         tokens = list(stream(model, [PROMPT], SAMPLINGS["sampled"], **settings))
         found.append([(token.id, token.logprob) for token in tokens])
-    rows = {count for state in states for count in state.replays}
+    rows = {count for state in states for count, _ in state.recorded}
     if name in COMPUTED or not rows:  # several rows are read as a prompt is
         assert name in COMPUTED or native.level() == "portable"
         assert rows == set()
@@ -237,7 +237,7 @@ def test_a_draft_near_its_end_proposes_what_was_recorded(monkeypatch):
     assert ids == written(model, **settings)[0]
     assert speculation.accepted > 5
     if native.level() != "portable":
-        assert {1} < {rows for state in states for rows in state.replays} <= {1, *ROWS}
+        assert {1} < {rows for state in states for rows, _ in state.recorded} <= {1, *ROWS}
 
 
 @pytest.mark.usefixtures("eager")
@@ -246,7 +246,8 @@ def test_tokens_are_counted_where_they_are_chosen():
     alone, _ = written(model, limit=12)
     wanted = max(map(alone.index, alone)) + 1
     ending = dataclasses.replace(model, eos_ids=frozenset({alone[wanted - 1]}))
-    _, speculation = written(ending, draft=ModelDraft(model, ending), limit=40)
+    found, speculation = written(ending, draft=ModelDraft(model, ending), limit=40)
+    assert found == alone[:wanted], "an end in the middle of a proposal ends the text"
     assert wanted > 3
     # all but the first one were proposed; nothing is known of those behind the end
     assert (speculation.accepted, speculation.proposed) == (wanted - 1, wanted - 1)
@@ -262,19 +263,19 @@ def test_no_more_is_read_ahead_than_there_is_memory_for(monkeypatch):
     session.prefill([PROMPT])
     for _ in range(3):
         session.extend(torch.tensor([[7]]))
-    if not session.state.replays:
+    if not session.state.recorded:
         pytest.skip("there are no kernels")
-    nbytes = session.state.replays[1].nbytes
+    nbytes = session.state.recorded[1, 60].nbytes
     assert nbytes > config.width * 4 * 5
     monkeypatch.setattr("llmcli.nn.decoder.available_bytes", lambda device: 8 * nbytes)
-    assert [session.reads_ahead(rows) for rows in ROWS] == [True, True, False]
+    assert [session.can_verify(rows) for rows in ROWS] == [True, True, False]
 
 
 @pytest.mark.exhaustive
 def test_sampled_text_has_the_models_distribution(monkeypatch):
     """Three tokens of 3,000 seeds: Pearson's χ² of the 20 likeliest texts of two, then the rest."""
     model = random_model(MODELS["llama"])
-    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 2))
+    monkeypatch.setattr(DraftLengthController, "rows", lambda self, key, most: min(most, 2))
     monkeypatch.setattr("llmcli.engine.speculation.ROWS", (2,))
     near = another(model, 3)
     head = writable(near.decoder.weight("head.W"))
@@ -319,17 +320,6 @@ def distribution(model, sampling):
 
 
 @pytest.mark.usefixtures("eager")
-def test_an_end_in_the_middle_of_a_proposal_ends_the_text(model):
-    alone, _ = written(model, limit=12)
-    ending = dataclasses.replace(model, eos_ids=frozenset({alone[5]}))
-    wanted = alone[: alone.index(alone[5]) + 1]
-    speculation = Speculation(ModelDraft(model, ending))
-    found = list(stream(ending, [PROMPT], SAMPLINGS["greedy"], limit=12, speculation=speculation))
-    assert [token.id for token in found] == wanted
-    assert found[-1].finish == "eos"
-
-
-@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("speedup", [0.9, 1.1, None])
 def test_a_draft_that_makes_it_slower_is_turned_off(speedup, monkeypatch):
     model = random_model(dataclasses.replace(MODELS["llama"], context=512))
@@ -362,13 +352,13 @@ def test_a_guess_is_the_pick_it_stands_for(model):
 def test_ngrams_look_up_the_last_place_and_go_round():
     draft = NgramDraft()
     draft.begin([1, 2, 3, 4, 1, 2, 5, 6, 1, 2], None)
-    assert draft.ground() == 2
+    assert draft.context_key() == 2
     assert draft.propose(3) == [5, 6, 1]
     draft.add(3)
-    assert draft.ground() == 3
+    assert draft.context_key() == 3
     assert draft.propose(2) == [4, 1]
     draft.add(8)
-    assert draft.ground() is None
+    assert draft.context_key() is None
     draft.begin([7, 7, 7], None)
     assert draft.propose(5) == [7] * 5
 
@@ -377,26 +367,26 @@ def test_ngrams_look_up_the_last_place_and_go_round():
 
 
 def made(prior=0.6, **seconds):
-    pace = Pace(prior)
+    pace = DraftLengthController(prior)
     for rows, each in seconds.items():
         for _ in range(5):
-            pace.took(int(rows[1:]), each)
+            pace.record_step(int(rows[1:]), each)
     return pace
 
 
 def test_how_many_tokens_are_read_at_once():
     """None are drafted before a step was measured, nor where it promises little."""
-    assert Pace(0.6).rows(0, 16) == 1
+    assert DraftLengthController(0.6).rows(0, 16) == 1
     assert made(prior=0.45, _1=1.0).rows(0, 4) == 1, "to be recorded first"
     assert made(prior=0.45, _1=1.0, _4=1.45).rows(0, 4) == 4
     pace = made(_1=1.0, _4=1.6, _8=2.4, _16=4.6)
     for _ in range(60):
-        pace.saw(0, True)
+        pace.record_acceptance(0, True)
     assert [pace.rows(0, most) for most in (16, 15, 1)] == [16, 8, 1], "right ones in large pieces"
     pace = made(_1=1.0, _4=1.5)
     for _ in range(20):
-        pace.saw(2, False)
-    assert (pace.rows(2, 4), pace.rows(4, 4)) == (1, 4), "each ground by itself"
+        pace.record_acceptance(2, False)
+    assert (pace.rows(2, 4), pace.rows(4, 4)) == (1, 4), "each key by itself"
 
 
 def test_proposals_that_are_wrong_end_soon_and_are_tried_now_and_then():
@@ -404,14 +394,14 @@ def test_proposals_that_are_wrong_end_soon_and_are_tried_now_and_then():
     for _ in range(400):
         if pace.rows(0, 4) > 1:
             tried += 1
-            pace.saw(0, False)
+            pace.record_acceptance(0, False)
     assert 2 <= tried <= 12
 
 
 def test_a_draft_that_takes_as_long_as_the_model_is_not_asked():
     pace = made(_1=1.0, _4=1.2)
     assert pace.rows(0, 4) > 1
-    pace.drafted(1.0)
+    pace.record_draft(1.0)
     assert pace.rows(0, 4) == 1
     asked = [pace.rows(0, 4) > 1 for _ in range(400)]
     assert asked[-1], "it may have been a neighbour that took the time"

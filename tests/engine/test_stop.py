@@ -1,7 +1,5 @@
 """Stop strings across any cut of the text, against a reader of single characters."""
 
-from __future__ import annotations
-
 from itertools import groupby
 
 import pytest
@@ -50,7 +48,7 @@ def run(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
     pieces=st.lists(st.text("ab<>", max_size=4), max_size=10),
     stops=st.lists(st.text("ab<>", min_size=1, max_size=4), max_size=3),
 )
-def test_any_cut_of_the_text_stops_at_the_same_place(pieces: list[str], stops: list[str]) -> None:
+def test_any_cut_of_the_text_stops_at_the_same_place(pieces, stops):
     expected = oracle("".join(pieces), stops)
     assert run(pieces, stops) == expected
     assert run(list("".join(pieces)), stops) == expected
@@ -61,9 +59,7 @@ def test_any_cut_of_the_text_stops_at_the_same_place(pieces: list[str], stops: l
     pieces=st.lists(st.text("ab", max_size=3), max_size=10),
     stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
 )
-def test_only_what_may_begin_a_stop_string_is_held_back(
-    pieces: list[str], stops: list[str]
-) -> None:
+def test_only_what_may_begin_a_stop_string_is_held_back(pieces, stops):
     matcher = StopMatcher(stops)
     seen = shown = ""
     for piece in pieces:
@@ -78,7 +74,7 @@ def test_only_what_may_begin_a_stop_string_is_held_back(
         assert not any(stop.startswith(end) for end in longer for stop in stops)
 
 
-def test_a_stop_string_may_be_a_special_token_or_reach_into_it_or_across_it() -> None:
+def test_a_stop_string_may_be_a_special_token_or_reach_into_it_or_across_it():
     for stop, shown in {"<|end|>": "one", "e<|end|>": "on", "|>\nt": "one", "e\n": "on"}.items():
         matcher = StopMatcher([stop])
         passed = matcher.push("one") + matcher.push("<|end|>", hidden=True) + matcher.push("\ntwo")
@@ -88,6 +84,6 @@ def test_a_stop_string_may_be_a_special_token_or_reach_into_it_or_across_it() ->
     assert passed + matcher.finish() == "onetwo"
 
 
-def test_an_empty_stop_string_is_refused() -> None:
+def test_an_empty_stop_string_is_refused():
     with pytest.raises(UsageError, match="empty"):
         StopMatcher(["a", ""])

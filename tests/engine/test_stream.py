@@ -1,7 +1,5 @@
 """The loop that prefills and decodes, over a fake model that notices any mix-up of sequences."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from typing import Any
@@ -11,7 +9,7 @@ import torch
 from continued import plain_loop, stream
 from fake_model import EOS, EXTRA, VOCAB, fake_model, hashed, script
 
-from llmcli.anatomy.counts import PROMPT_CHUNK
+from llmcli.anatomy.memory import PROMPT_CHUNK
 from llmcli.engine.output import Token
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.seeds import sample_seed
@@ -51,7 +49,7 @@ def by_hand(prompt: list[int], sampling: Sampling, limit: int, end: int | None =
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, HOT, Sampling(seed=3), Sampling(top_k=2)])
-def test_a_batch_is_every_prompt_alone_and_the_plain_loop(sampling: Sampling) -> None:
+def test_a_batch_is_every_prompt_alone_and_the_plain_loop(sampling):
     model = fake_model()
     together = run(model, PROMPTS, sampling)
     assert list(together) == list(range(len(PROMPTS)))
@@ -68,7 +66,7 @@ def test_a_batch_is_every_prompt_alone_and_the_plain_loop(sampling: Sampling) ->
         assert call == (sum(len(tokens) > step for tokens in together.values()), 1)
 
 
-def test_samples_are_runs_with_their_own_seeds_that_share_a_prefill() -> None:
+def test_samples_are_runs_with_their_own_seeds_that_share_a_prefill():
     model = fake_model()
     together = run(model, PROMPTS[:2], HOT, samples=3)
     assert model.decoder.calls[:2] == [(2, 3), (6, 1)]
@@ -82,12 +80,12 @@ def test_samples_are_runs_with_their_own_seeds_that_share_a_prefill() -> None:
     assert len(set(texts)) == 6
 
 
-def test_random_numbers_go_on_over_the_table_s_end() -> None:
+def test_random_numbers_go_on_over_the_table_s_end():
     ids_of = ids(run(fake_model(), [[4]], HOT, limit=STEPS, ignore_eos=True)[0])
     assert ids_of == by_hand([4], HOT, STEPS, None)
 
 
-def test_prefill_in_chunks() -> None:
+def test_prefill_in_chunks():
     long = [[n % 97 for n in range(2 * PROMPT_CHUNK + 9)], [5] * (PROMPT_CHUNK + 1), [7]]
     seen: list[tuple[int, int]] = []
     model = fake_model()
@@ -131,16 +129,14 @@ for ignored in (True, False):
 
 
 @pytest.mark.parametrize(("steps", "options", "shown", "count", "finish"), ENDS)
-def test_how_a_text_ends(
-    steps: tuple[int, ...], options: dict[str, Any], shown: str, count: int, finish: str
-) -> None:
+def test_how_a_text_ends(steps, options, shown, count, finish):
     tokens = run(fake_model(script(*steps)), [[0]], **options)[0]
     assert ids(tokens) == [*steps, *steps[-1:] * count][:count]
     assert text(tokens) == shown
     assert [token.finish for token in tokens] == [*[None] * (count - 1), finish]
 
 
-def test_an_end_token_with_text_is_not_printed() -> None:
+def test_an_end_token_with_text_is_not_printed():
     model = fake_model(script(104, 105))
     model.eos_ids = frozenset({105})
     tokens = run(model, [[0]])[0]
@@ -152,22 +148,20 @@ def test_an_end_token_with_text_is_not_printed() -> None:
     ((TH,), {"stop": ["ththx"], "limit": 2}, ["", "thth"]),
     ((*EURO, EOS), {}, ["", "", "€", ""]),  # characters come whole
 ])  # fmt: skip
-def test_when_text_comes(
-    steps: tuple[int, ...], options: dict[str, Any], texts: list[str]
-) -> None:
+def test_when_text_comes(steps, options, texts):
     tokens = run(fake_model(script(*steps)), [[0]], **options)[0]
     assert [token.text for token in tokens] == texts
     assert tokens[-1].finish == ("length" if "limit" in options else "eos")
 
 
-def test_without_a_tokenizer_there_are_ids_only() -> None:
+def test_without_a_tokenizer_there_are_ids_only():
     with_text, without = fake_model(), fake_model(text=False)
     assert ids(run(with_text, [[9]])[0]) == ids(run(without, [[9]])[0])
     assert text(run(without, [[9]])[0]) == ""
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, HOT])
-def test_log_probabilities_are_the_model_s_own(sampling: Sampling) -> None:
+def test_log_probabilities_are_the_model_s_own(sampling):
     plain = run(fake_model(), PROMPTS, sampling)
     with_logprobs = run(fake_model(), PROMPTS, sampling, logprobs=3)
     for number, tokens in with_logprobs.items():
@@ -181,7 +175,7 @@ def test_log_probabilities_are_the_model_s_own(sampling: Sampling) -> None:
             assert [value for _, value in token.top] == pytest.approx(best.values.tolist())
 
 
-def test_log_probabilities_on_request_only() -> None:
+def test_log_probabilities_on_request_only():
     assert run(fake_model(), [[1]])[0][0].logprob is None
     token = run(fake_model(), [[1]], logprobs=0)[0][0]
     assert token.logprob is not None
@@ -191,7 +185,7 @@ def test_log_probabilities_on_request_only() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 100])
-def test_a_full_context_ends_the_sequence_alone(limit: int) -> None:
+def test_a_full_context_ends_the_sequence_alone(limit):
     model = fake_model(context=12)
     got = run(model, [[1] * 12, [2] * 10, [3]], HOT, limit=limit, ignore_eos=True)
     assert [len(tokens) for tokens in got.values()] == [min(limit, room) for room in (1, 3, 12)]
@@ -199,21 +193,18 @@ def test_a_full_context_ends_the_sequence_alone(limit: int) -> None:
     assert model.decoder.capacities == [(3, 12)]
 
 
-def test_capacity_is_given_in_buckets_below_the_context() -> None:
+def test_capacity_is_in_buckets_below_the_context_or_given_or_the_learned_positions():
     for prompt, limit, expected in ((10, 20, 64), (60, 5, 64), (60, 6, 128), (100, 10**6, 1000)):
         model = fake_model(script(EOS), context=1000)
         run(model, [[1] * prompt], limit=limit)
         assert model.decoder.capacities == [(1, expected)]
-
-
-def test_a_given_capacity_bounds_and_learned_positions_bound_it() -> None:
     wide = {"limit": 50, "ignore_eos": True}
     assert len(run(fake_model(context=9), [[1]], capacity=20, **wide)[0]) == 20
     assert len(run(fake_model(context=9), [[1]], capacity=5, **wide)[0]) == 5
     assert len(run(fake_model(context=9, positions=7), [[1]], capacity=20, **wide)[0]) == 7
 
 
-def test_what_cannot_be_continued_is_refused_at_once() -> None:
+def test_what_cannot_be_continued_is_refused_at_once():
     model = fake_model(context=10)
     with pytest.raises(PromptTooLong, match="12 tokens, 2 more than the context of 10"):
         stream(model, [[1] * 12], GREEDY, limit=1)
@@ -231,7 +222,7 @@ def test_what_cannot_be_continued_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None])
 @pytest.mark.parametrize("sampling", [GREEDY, HOT])
-def test_logits_that_are_not_finite(bad: float | None, sampling: Sampling) -> None:
+def test_logits_that_are_not_finite(bad, sampling):
     def scores(ids: tuple[int, ...]) -> torch.Tensor:
         values = hashed(ids)
         values[EOS] = -math.inf
@@ -249,7 +240,7 @@ def test_logits_that_are_not_finite(bad: float | None, sampling: Sampling) -> No
 
 
 @pytest.mark.parametrize("at", ["prefill", "decode"])
-def test_an_interruption_passes_through(at: str) -> None:
+def test_an_interruption_passes_through(at):
     def scores(ids: tuple[int, ...]) -> torch.Tensor:
         if len(ids) == (1 if at == "prefill" else 3):
             raise KeyboardInterrupt
@@ -261,7 +252,7 @@ def test_an_interruption_passes_through(at: str) -> None:
     assert text(tokens) == ("" if at == "prefill" else "hh")
 
 
-def test_a_closed_stream_computes_nothing_more() -> None:
+def test_a_closed_stream_computes_nothing_more():
     model = fake_model()
     tokens = stream(model, [[0]], GREEDY, limit=9)
     next(tokens)
@@ -270,7 +261,7 @@ def test_a_closed_stream_computes_nothing_more() -> None:
     assert torch.zeros(1, requires_grad=True).mul(2).requires_grad  # no mode leaks out
 
 
-def test_tokens_come_before_the_next_step_is_computed() -> None:
+def test_tokens_come_before_the_next_step_is_computed():
     model = fake_model(script(104))
     for token in stream(model, [[0]], GREEDY, limit=5):
         assert len(model.decoder.calls) == token.index + 1

@@ -1,7 +1,5 @@
 """Near ties: greedy choices that another rounding would have made otherwise."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

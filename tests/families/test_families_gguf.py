@@ -3,7 +3,6 @@
 That names, rows and biases are those of llama.cpp's converter, `test_gguf_parity` shows.
 """
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,9 +14,6 @@ from llmcli.families.read import GGUF_WINDOWS, gguf_ignored
 from llmcli.loading.load import check_loadable
 from llmcli.loading.prepared import prepare
 from llmcli.parts.attention.config import FrequencyFactors
-from llmcli.parts.delta.config import DeltaConfig
-from llmcli.parts.experts.config import RoutingConfig, SharedConfig
-from llmcli.parts.norm.config import NormConfig
 
 SIZES = {
     "block_count": 3, "context_length": 96, "embedding_length": 24, "feed_forward_length": 40,
@@ -65,21 +61,6 @@ def config(arch="llama", shapes=EMBEDDING, **changes):
     return find(arch, "gguf").from_gguf(metadata(arch, **changes), tensors)
 
 
-def test_other_metadata():
-    one = config(
-        attention__key_length=10, attention__value_length=12, tokenizer__ggml__bos_token_id=1,
-        tokenizer__ggml__eos_token_id=2, tokenizer__ggml__eot_token_id=7,
-        tokenizer__ggml__eom_token_id=2,
-    )  # fmt: skip
-    mixer = one.layers[0].attention
-    assert (mixer.head_dim, mixer.value_dim, mixer.rope.dims) == (10, 12, 10)
-    assert mixer.scale == 10**-0.5
-    assert (one.bos, one.eos) == (1, (2, 7))
-    assert config(attention__head_count_kv=None).layers[0].attention.kv_heads == 6
-    assert config("gpt2").layers[0].parts[-1].activation == "gelu_tanh"
-    assert config("gpt2").embedding.positions == 96
-
-
 def test_vocabulary_without_an_embedding_is_the_tokenizers():
     named = {"tokenizer__ggml__tokens": ["a", "b", "c"]}
     assert config(shapes={}, **named).vocab == 3
@@ -118,43 +99,14 @@ def test_metadata_that_llama_cpp_reads_for_others_is_ignored_and_told(changes):
 EXPERTS = {"expert_count": 8, "expert_used_count": 2}
 
 
-def mixture(arch="llama", *names, **changes):
-    """The feed-forward of the last layer, where the file has a router in all of them."""
-    return with_experts(arch, *names, **changes).layers[-1].parts[-1]
-
-
-def with_experts(arch, *names, **changes):
-    given = metadata(arch, **(EXPERTS | changes))
+def with_experts(arch="llama", names=(), **changes):
+    """A model with a router in all layers, and with more tensors."""
+    given = metadata(arch, **(EXPERTS | (DEEPSEEK if arch == "deepseek2" else {}) | changes))
     names = ("ffn_gate_inp.weight", *names)
     names = [f"blk.{layer}.{name}" for layer in range(3) for name in names]
     tensors = {name: SimpleNamespace(shape=(8, 24)) for name in names}
     tensors["token_embd.weight"] = SimpleNamespace(shape=(67, 24))
     return find(arch, "gguf").from_gguf(given, tensors)
-
-
-def test_what_an_architecture_says_of_its_experts():
-    """What its converter leaves out is the architecture's own."""
-    assert mixture().routing == RoutingConfig(chosen=2, renormalized=True)
-    assert mixture().hidden == 40
-    assert mixture("olmoe").routing == RoutingConfig(chosen=2)
-    qwen2 = mixture("qwen2moe", expert_feed_forward_length=12)
-    assert (qwen2.hidden, qwen2.shared) == (12, SharedConfig(hidden=40, weighed=True))
-    assert not qwen2.routing.renormalized
-    assert mixture("qwen2moe").hidden == 20
-    qwen3 = mixture("qwen3moe", attention__key_length=8, attention__value_length=8)
-    assert qwen3.routing == RoutingConfig(chosen=2, renormalized=True)
-    assert qwen3.shared is None
-    glm = mixture(
-        "glm4moe", "exp_probs_b.bias", expert_gating_func=2, expert_weights_norm=True,
-        expert_weights_scale=2.5, expert_shared_count=3, expert_feed_forward_length=10,
-        expert_group_count=4, expert_group_used_count=1,
-    )  # fmt: skip
-    assert glm.shared == SharedConfig(hidden=30)
-    assert glm.routing == RoutingConfig(
-        chosen=2, scores="sigmoid", renormalized=True, scale=2.5, correction=True, groups=4,
-        kept_groups=1,
-    )  # fmt: skip
-    assert mixture(expert_gating_func=3).routing.scores == "softmax of the chosen"
 
 
 DEEPSEEK = {
@@ -165,26 +117,6 @@ DEEPSEEK = {
 }  # fmt: skip
 
 
-def test_files_of_deepseek_2_are_told_from_those_of_3():
-    """Old ones say nothing of the function: those with a correction are of 3."""
-    second = mixture("deepseek2", expert_weights_scale=16.0, **DEEPSEEK)
-    assert (second.hidden, second.shared) == (10, SharedConfig(hidden=20))
-    assert second.routing == RoutingConfig(
-        chosen=2, scale=16.0, groups=4, kept_groups=2, group_best=1
-    )
-    assert with_experts("deepseek2", **DEEPSEEK).model_type == "deepseek_v2"
-    same = mixture("deepseek2", expert_gating_func=1, **DEEPSEEK).routing
-    assert same == replace(second.routing, scale=1.0)
-    for function in ({}, {"expert_gating_func": 2}):
-        said = DEEPSEEK | function | {"expert_weights_norm": True}
-        model = with_experts("deepseek2", "exp_probs_b.bias", **said)
-        assert model.model_type == "deepseek_v3"
-        third = model.layers[-1].parts[-1]
-        assert third.routing == RoutingConfig(
-            chosen=2, scores="sigmoid", renormalized=True, correction=True, groups=4, kept_groups=2
-        )
-
-
 DELTA = {
     "attention__key_length": 8, "attention__value_length": 8, "ssm__conv_kernel": 3,
     "ssm__state_size": 5, "ssm__group_count": 2, "ssm__time_step_rank": 4, "ssm__inner_size": 24,
@@ -192,58 +124,12 @@ DELTA = {
 
 
 def hybrid(arch="qwen35", **changes):
-    """A model of gated DeltaNet and attention, and which of its layers attend."""
+    """A model of gated DeltaNet and attention."""
     tensors = {"token_embd.weight": SimpleNamespace(shape=(67, 24))}
     if arch != "qwen35":
+        changes = EXPERTS | changes
         tensors |= {f"blk.{i}.ffn_gate_inp.weight": SimpleNamespace(shape=(8, 24)) for i in (0, 2)}
-    model = find(arch, "gguf").from_gguf(metadata(arch, **(DELTA | changes)), tensors)
-    return model, [layer.attention is not None for layer in model.layers]
-
-
-def test_sizes_of_gated_deltanet():
-    model, attends = hybrid(full_attention_interval=3)
-    assert attends == [False, False, True]
-    delta, attention = model.layers[0].parts[0], model.layers[2].attention
-    norm = NormConfig(kind="rms", eps=1e-5)
-    assert delta == DeltaConfig(
-        heads=4, key_heads=2, key_dim=5, value_dim=6, length=3, norm=norm, tiled=True
-    )
-    assert (attention.gated, attention.qk_norm) == (True, replace(norm, offset=1.0))
-    assert model.final_norm == model.layers[0].sublayers[0][0].pre_norm == attention.qk_norm
-
-
-@pytest.mark.parametrize(("arch", "changes", "tiled"), [
-    ("qwen35", {}, True), ("qwen3next", EXPERTS, False), ("qwen35moe", EXPERTS, True),
-    ("qwen35", {"ssm__group_count": 4}, False), ("qwen35", {"ssm__group_count": 1}, False),
-    ("qwen35moe", EXPERTS | {"ssm__v_head_reordered": False}, False),
-    ("qwen3next", EXPERTS | {"ssm__v_head_reordered": True}, True),
-])  # fmt: skip
-def test_orders_of_value_heads(arch, changes, tiled):
-    """llama.cpp's go by the architecture; Ollama says it. Of one key head there is one order."""
-    assert hybrid(arch, **changes)[0].layers[0].parts[0].tiled == tiled
-
-
-@pytest.mark.parametrize(("changes", "attends"), [
-    ({"block_count": 5}, [False, False, False, True, False]),
-    ({"full_attention_interval": 2}, [False, True, False]),
-    ({"attention__recurrent_layers": [False, True, False]}, [True, False, True]),
-    ({"attention__head_count_kv": [0, 2, 0]}, [False, True, False]),
-    ({"attention__recurrent_layers": [True, False, True, False], "block_count": 4,
-      "nextn_predict_layers": 1}, [False, True, False]),
-])  # fmt: skip
-def test_which_layers_attend(changes, attends):
-    assert hybrid(**changes)[1] == attends
-
-
-def test_a_file_of_experts_alone_says_no_other_size():
-    for hidden in (None, 0):
-        model, _ = hybrid(
-            "qwen35moe", feed_forward_length=hidden, expert_feed_forward_length=7,
-            expert_shared_feed_forward_length=9, **EXPERTS,
-        )  # fmt: skip
-        experts = model.layers[0].parts[1]
-        assert (experts.hidden, experts.shared) == (7, SharedConfig(hidden=9, weighed=True))
-        assert experts.routing == RoutingConfig(chosen=2, renormalized=True)
+    return find(arch, "gguf").from_gguf(metadata(arch, **(DELTA | changes)), tensors)
 
 
 @pytest.mark.parametrize("arch", ["glm4moe", "deepseek2", "qwen35", "qwen35moe"])

@@ -8,7 +8,6 @@ from operator import attrgetter
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-from zoo import TYPES
 
 from llmcli.anatomy import states, stored_shapes
 from llmcli.errors import UnsupportedModel
@@ -108,29 +107,7 @@ def test_absent_keys_of_gated_deltanet_have_transformers_defaults(model_type):
 
 HYBRID = {"vocab_size": 67, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
           "intermediate_size": 40}  # fmt: skip
-
-
-def test_larger_qwen_3_5_always_renormalize():
-    """transformers reads neither of these keys of them."""
-    said = {"norm_topk_prob": False, "mlp_only_layers": [0]}
-    layers = read("qwen3_5_moe_text", **HYBRID | said).layers
-    assert all(layer.parts[1].routing.renormalized for layer in layers)
-
-
 CHOOSING = {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_group": 4, "topk_group": 2}
-
-
-@pytest.mark.parametrize(("limit", "clamp"), [(7.0, 7.0), (3, 3.0), (None, 7.0)])
-def test_gates_of_gpt_oss_are_clamped_as_it_says(limit, clamp):
-    ffn = read("gpt_oss", **TYPES["gpt_oss"].base, swiglu_limit=limit).layers[1].parts[-1]
-    assert (ffn.clamp.limit, ffn.clamp.offset, ffn.activation) == (clamp, 1.0, "quick_gelu")
-
-
-def test_every_so_many_layers_have_experts():
-    raw = ROPED | CHOOSING | {"num_hidden_layers": 5}
-    layers = read("deepseek_v2", **raw, first_k_dense_replace=1, moe_layer_freq=2).layers
-    kinds = [isinstance(layer.parts[1], ExpertsConfig) for layer in layers]
-    assert kinds == [False, False, True, False, True]
 
 
 def test_layers_that_predict_further_tokens_are_dropped():
@@ -169,26 +146,6 @@ def test_keys_that_are_absent_have_transformers_defaults(model_type):
     assert mixer.rope.theta == theirs.rope_parameters["rope_theta"]
     assert mixer.window == (4096 if model_type == "mistral" else None)
     assert (ours.final_norm.eps, mlp.activation) == (theirs.rms_norm_eps, theirs.hidden_act)
-
-
-def test_absent_and_null_key_value_heads_differ_where_transformers_says_so():
-    raw = ROPED | {"num_attention_heads": 24, "head_dim": 4}
-    del raw["num_key_value_heads"]
-    assert read("mistral", **raw).layers[0].attention.kv_heads == 8
-    null = read("mistral", **raw, num_key_value_heads=None)
-    assert null.layers[0].attention.kv_heads == 24
-
-
-def test_windows_by_layer():
-    def windows(**settings):
-        model = read("qwen3", **ROPED, head_dim=8, sliding_window=5, **settings)
-        return [layer.attention.window for layer in model.layers]
-
-    assert windows() == [None, None, None]
-    assert windows(use_sliding_window=True) == [None, None, None]  # from layer 28 on
-    assert windows(use_sliding_window=True, max_window_layers=2) == [None, None, 5]
-    mixed = ["sliding_attention", "full_attention", "sliding_attention"]
-    assert windows(use_sliding_window=True, layer_types=mixed) == [5, None, 5]
 
 
 # published sizes of Gemma 4, and the bytes of a token in their caches, in 16 bits

@@ -12,16 +12,16 @@ from decoder_parameters import parameters_of
 from llmcli import processor
 from llmcli.formats import dense
 from llmcli.formats.dense import Dense, writable
-from llmcli.formats.routes import Routes
+from llmcli.formats.routes import ExpertAssignment
 from llmcli.formats.weight import Weight
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.linear import Linear
-from llmcli.ops.linear import linear, linear_wide
+from llmcli.ops.linear import linear, linear_fp32_out
 from llmcli.ops.product import product_float32
 
 N, K = 30, 8
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-PRODUCTS = {"matmul": linear, "matmul_wide": linear_wide, "matmul_float32": product_float32}
+PRODUCTS = {"matmul": linear, "matmul_fp32_out": linear_fp32_out, "matmul_float32": product_float32}
 
 
 def numbers(*shape, dtype, seed=0):
@@ -92,9 +92,9 @@ def test_dense_is_a_view_in_its_own_dtype_and_a_copy_in_another(lying, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_its_products_see_makes_the_same_products(lying, dtype):
     weight, x = lying(dtype), numbers(5, K, dtype=dtype, seed=1)
-    assert weight.seen(x) is x
+    assert weight.quantized_input(x) is x
     wide = numbers(5, K, dtype=torch.float64, seed=1)
-    assert torch.equal(weight.seen(wide), x)
+    assert torch.equal(weight.quantized_input(wide), x)
 
 
 def test_parts_of_one_product_are_views_of_it(lying):
@@ -159,7 +159,7 @@ def test_experts_of_16_bits_have_products_of_few_shapes(monkeypatch, dtype):
     x_MK = numbers(tokens, K, dtype=dtype, seed=1)
     drawn = torch.rand(1, tokens, experts, generator=torch.Generator().manual_seed(2))
     chosen_BTK = (drawn * torch.linspace(1, 3, experts)).topk(chosen).indices
-    routes = Routes.of(chosen_BTK, static=False)
+    routes = ExpertAssignment.of(chosen_BTK, static=False)
     expected = torch.stack([
         x_MK[token].double() @ weight.dense()[expert].double().T
         for expert, token in zip(routes.expert_N.tolist(), [*range(tokens)] * chosen, strict=True)

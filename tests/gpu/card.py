@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from llmcli.nn.steps import GraphRecorder
+
 aten = torch.ops.aten
 # they have no parts: which kernel computes it is chosen from the device
 WHOLE = {aten.scaled_dot_product_attention.default}
@@ -101,13 +103,24 @@ class Tape:
                     out.fill_(torch.nan if out.is_floating_point() else 0)
 
     def replay(self):
-        """See `Replayable`."""
+        """As `torch.cuda.CUDAGraph`."""
         with torch.inference_mode():
             for run, args, kwargs, outs, fresh in self.calls:
                 again = _leaves(run(*args, **kwargs))
                 for out, new, one in zip(outs, fresh, again, strict=True):
                     if new and _is(out):
                         out.copy_(one)
+
+
+class CardRecorder(GraphRecorder):
+    """Captures on that device."""
+
+    def __init__(self, capture):
+        super().__init__(torch.device("cuda:0"))
+        self.capture = capture
+
+    def busy(self):
+        return False
 
 
 class Card(TorchDispatchMode):
@@ -160,8 +173,15 @@ class Card(TorchDispatchMode):
         """Within `queued`: what may wait."""
         return self.queued(False)
 
+    def put(self, decoder, first):
+        """Its steps are captured here, with buckets of `first` slots and more."""
+        decoder.first_bucket = first
+        if decoder.steps.recorder is not None:
+            decoder.steps.recorder = CardRecorder(self.capture)
+        return decoder
+
     def capture(self, step, undo, pool):
-        """As `nn.captured.CudaCapture`: what is captured has no effect before it is replayed."""
+        """As that of `GraphRecorder`: what is captured has no effect before it is replayed."""
         with self.waiting():
             step()
             undo()

@@ -19,14 +19,14 @@ from zoo import BLOCKS, IN_BLOCKS, gpt2, in_blocks, layer, llama
 
 from llmcli import devices
 from llmcli.anatomy.arithmetic import Arithmetic, arithmetic, in_no_blocks, matrices
-from llmcli.anatomy.counts import prefill_peak
 from llmcli.anatomy.graph import Graph
+from llmcli.anatomy.memory import prefill_peak
 from llmcli.checkpoints import open_model
 from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
-from llmcli.formats.blocks import Blocks
+from llmcli.formats.blocks import FileLayoutWeight
 from llmcli.formats.dense import writable
-from llmcli.formats.packed import SideBySide
+from llmcli.formats.packed import FusedWeight
 from llmcli.graph.blocks import ON_CARD
 from llmcli.kernels import native
 from llmcli.loading.load import load, load_checkpoint
@@ -87,7 +87,7 @@ def filled(name, device, dtype=torch.float32):
     generator = torch.Generator().manual_seed(5)
     for name in there.weight_names:
         weight, slot = there.weight(name), writable(here.weight(name))
-        if isinstance(weight, Blocks):
+        if isinstance(weight, FileLayoutWeight):
             raw = random_blocks(weight.format, slot[..., 0].numel(), slot.shape[-1], generator)
             slot.copy_(dequantize(raw, weight.format, dtype=torch.float32).view(slot.shape))
             order = torch.randperm(len(raw), generator=generator)
@@ -101,8 +101,7 @@ def filled(name, device, dtype=torch.float32):
 def pair(name, card, dtype=torch.float32):
     """The same with steps that are captured."""
     here, there = filled(name, "cuda", dtype)
-    there.capture, there.first_bucket = card.capture, FIRST
-    return here, there
+    return here, card.put(there, FIRST)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +131,7 @@ def test_a_captured_step_is_that_of_the_dequantized_model(name, batch):
         calls.clear()
         tokens = ids(batch, 7)
         same(decoded(captured, tokens), decoded(ordinary, tokens), 1e-4)
-        assert captured.state.captured.captured == len(card.tapes) == 2
+        assert len(captured.state.recorded) == len(card.tapes) == 2
         assert set(calls) == set(MODELS[name][1].values())
 
 
@@ -158,25 +157,25 @@ def test_a_weight_in_blocks(format, rows, monkeypatch):
     x, b = (torch.randn(*shape, generator=generator) for shape in ((rows, columns), (13,)))
     with torch.inference_mode(), Card():
         device = torch.device("cuda")
-        weight = Blocks(format, 13, columns, device=device, inputs=torch.bfloat16)
+        weight = FileLayoutWeight(format, 13, columns, device=device, inputs=torch.bfloat16)
         weight.write(torch.arange(13), raw)
         assert (weight.shape, weight.format, weight.nbytes) == ((13, columns), format, raw.nbytes)
         asked = torch.tensor([[3, 3], [12, 0]])
         assert torch.equal(weight.rows(asked.to("cuda")).cpu(), numbers[asked])
         part = weight.dense(torch.bfloat16, rows=slice(2, 5)).cpu()
         assert torch.equal(part, numbers[2:5].bfloat16())
-        whole = SideBySide([weight, weight])
+        whole = FusedWeight([weight, weight])
         for dtype in (torch.float32, torch.bfloat16):
-            read = weight.seen(x.to("cuda")).cpu() if dtype == torch.bfloat16 else x
+            read = weight.quantized_input(x.to("cuda")).cpu() if dtype == torch.bfloat16 else x
             used = numbers.to(dtype).float() if rows > 1 else numbers
             added = b.to(dtype).float()
             want = F.linear(read.float(), used, added)
             given = read.to("cuda", dtype), b.to("cuda", dtype)
-            for product in ("matmul_wide", "matmul_float32"):
+            for product in ("matmul_fp32_out", "matmul_float32"):
                 got = getattr(weight, product)(*given)
                 assert got.dtype == torch.float32
                 torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-5)
-            both = whole.matmul_wide(given[0], torch.cat((given[1], -given[1]))).cpu()
+            both = whole.matmul_fp32_out(given[0], torch.cat((given[1], -given[1]))).cpu()
             other = F.linear(read.float(), used, -added)
             torch.testing.assert_close(both, torch.cat((want, other), -1), rtol=1e-5, atol=1e-5)
             got = weight.matmul(*given)
@@ -277,7 +276,7 @@ def test_drawn_numbers_are_quantized():
     decoder = Decoder(config, device="cpu", dtype=torch.float32, formats=formats, as_stored=True)
     randomize(decoder, 3)
     weight = decoder.weight("blocks.0.attn.W_q")
-    assert isinstance(weight, Blocks)
+    assert isinstance(weight, FileLayoutWeight)
     assert 0.015 < float(weight.dense().std()) < 0.025
 
 

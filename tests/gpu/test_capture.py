@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from llmcli.nn.captured import CudaCapture
+from llmcli.nn.steps import GraphRecorder
 
 
 @pytest.fixture
@@ -40,24 +40,24 @@ def asked(monkeypatch):
 
 
 def test_steps_are_warmed_up_and_undone_on_the_stream_of_the_capture(asked):
-    capture = CudaCapture(torch.device("cuda:1"))
+    recorder = GraphRecorder(torch.device("cuda:1"))
 
     def step():
         asked.append("step")
         return torch.ones(1)
 
-    _, out, pool = capture(step, lambda: asked.append("undo"), None)
+    _, out, pool = recorder.capture(step, lambda: asked.append("undo"), None)
     warm = ["step", "undo"] * 2
     order = ["cuda:1", "wait", "in", *warm, "begin pool thread_local", "step", "end", "wait"]
     assert asked == order
     assert (float(out), pool) == (1, "pool")
-    stream = capture._stream
+    stream = recorder._stream
     asked.clear()
-    capture(step, lambda: asked.append("undo"), "its own")
+    recorder.capture(step, lambda: asked.append("undo"), "its own")
     assert "begin its own thread_local" in asked
-    assert capture._stream is stream
+    assert recorder._stream is stream
     asked.clear()
-    assert not capture.busy
+    assert not recorder.busy()
     assert asked == ["cuda:1", "asked"]
 
 
@@ -71,5 +71,5 @@ def test_a_capture_that_fails_is_ended(asked):
         return torch.ones(1)
 
     with pytest.raises(RuntimeError, match="not permitted"):
-        CudaCapture(torch.device("cuda"))(step, lambda: None, None)
+        GraphRecorder(torch.device("cuda")).capture(step, lambda: None, None)
     assert asked[-1] == "end"

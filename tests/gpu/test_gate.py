@@ -35,8 +35,7 @@ def put(decoder, card, dtype=torch.float64):
     there = Decoder(decoder.config, device="cuda", dtype=dtype)
     for name in decoder.weight_names:
         writable(there.weight(name)).copy_(writable(decoder.weight(name)))
-    there.capture, there.first_bucket = card.capture, FIRST
-    return there
+    return card.put(there, FIRST)
 
 
 def decoded(session, tokens, **rest):
@@ -63,25 +62,19 @@ def test_a_captured_step_is_the_ordinary_one(name, card):
     assert captured.lengths == ordinary.lengths
     assert captured.ids == ordinary.ids
     if name in LENGTH_ROPES:
-        assert there.not_captured == "the frequencies of its rotation depend on the length"
+        assert there.steps.off == "the frequencies of its rotation depend on the length"
         assert not card.tapes
     else:
-        assert there.not_captured is None
-        assert captured.state.captured.buckets == {8, 12}
-        assert captured.state.captured.captured == len(card.tapes) == 2
+        assert there.steps.off is None
+        assert set(captured.state.recorded) == {(1, 8), (1, 12)}
+        assert len(card.tapes) == 2
         assert captured.state.lengths_B.tolist() == captured.lengths
 
 
 def calls_of(card, session):
     """What a step launches."""
-    def step(ids_B1, slots, step, undo):
-        with card.captured():
-            return step(ids_B1)
-
-    run = session.state.captured.run
-    session.state.captured.run = step
+    session.state.recorded.clear()
     session.extend(torch.full((session.state.batch, 1), 5, device="cuda"))
-    session.state.captured.run = run
     return card.calls
 
 
@@ -92,8 +85,7 @@ def test_every_step_of_a_bucket_launches_the_same(name, batch):
     """Shapes, strides, numbers of the host and what is allocated; and nothing in float64."""
     with torch.inference_mode(), Card(float64=False) as card:
         decoder = Decoder(MODELS[name], device="cuda", dtype=torch.bfloat16)
-        decoder.capture = card.capture
-        session = Session(decoder, batch, CAPACITY)
+        session = Session(card.put(decoder, CAPACITY), batch, CAPACITY)
         for _ in range(2):
             session.extend(torch.ones(batch, 1, dtype=torch.long, device="cuda"))
         first, second = calls_of(card, session), calls_of(card, session)
@@ -162,8 +154,7 @@ def test_planted_float64_is_found(monkeypatch):
     planted(monkeypatch, lambda x, step: x.double().to(x.dtype))
     with torch.inference_mode(), Card(float64=False) as card:
         decoder = Decoder(MODELS["llama"], device="cuda", dtype=torch.float32)
-        decoder.capture = card.capture
-        session = Session(decoder, 1, CAPACITY)
+        session = Session(card.put(decoder, FIRST), 1, CAPACITY)
         session.extend(torch.tensor([[3, 4]], device="cuda"))
         session.extend(torch.tensor([[3]], device="cuda"))  # not captured
         with pytest.raises(Refused, match="makes float64"):
@@ -202,19 +193,19 @@ def test_more_slots_other_rows_and_a_step_back(name, card):
     same(decoded(captured, tokens), decoded(ordinary, tokens))
     for session in (ordinary, captured):
         session.grow(20)
-    assert captured.state.captured is None
+    assert not captured.state.recorded
     same(decoded(captured, ids(2, 2, 1)), decoded(ordinary, ids(2, 2, 1)))
-    assert captured.state.captured.captured == 2
+    assert len(captured.state.recorded) == 2
     saved = [session.snapshot() for session in (ordinary, captured)]
     same(decoded(captured, ids(2, 2, 2)), decoded(ordinary, ids(2, 2, 2)))
     for session, was in zip((ordinary, captured), saved, strict=True):
         session.restore(was)
-    graphs = captured.state.captured.captured
+    graphs = len(captured.state.recorded)
     same(decoded(captured, ids(2, 2, 3)), decoded(ordinary, ids(2, 2, 3)))
-    assert captured.state.captured.captured == graphs  # the memory is the same
+    assert len(captured.state.recorded) == graphs  # the memory is the same
     for session in (ordinary, captured):
         session.select([1, 0, 1])
-    assert captured.state.captured is None
+    assert not captured.state.recorded
     same(decoded(captured, ids(3, 3, 4)), decoded(ordinary, ids(3, 3, 4)))
     if captured.state.rewinds:
         for session in (ordinary, captured):
@@ -263,10 +254,10 @@ def test_a_capture_that_fails_is_not_tried_again(card):
         tried.append(1)
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    captured.decoder.capture = fails
+    captured.decoder.steps.recorder.capture = fails
     same(decoded(captured, ids(1, 5)), decoded(ordinary, ids(1, 5)))
     assert len(tried) == 1
-    assert captured.decoder.not_captured == (
+    assert captured.decoder.steps.off == (
         "the capture failed: operation not permitted when stream is capturing"
     )
 

@@ -14,8 +14,8 @@ from needs import needs_kernels
 from test_packed import file_rows, inputs
 
 from llmcli.formats.dense import Dense
-from llmcli.formats.packed import Packed, SideBySide
-from llmcli.formats.routes import Routes
+from llmcli.formats.packed import FusedWeight, Packed
+from llmcli.formats.routes import ExpertAssignment
 from llmcli.ops import compiled, elements, routing
 from llmcli.ops.product import product_float32
 from llmcli.parts.experts.config import RoutingConfig
@@ -133,14 +133,14 @@ def test_sums_of_experts_have_the_bits_of_the_twin(levels, monkeypatch, shape):
 
 
 def routes(experts, batch, count, tokens, seed=5):
-    """`Routes` of random choices, and of each pair the row that it reads and its expert."""
+    """Random choices, and of each pair the row that it reads and its expert."""
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.stack([
         torch.randperm(experts, generator=generator)[:count] for _ in range(batch * tokens)
     ]).view(batch, tokens, count)  # fmt: skip
     pairs = itertools.product(range(batch), range(count), range(tokens))
     listed = [(b * tokens + t, int(chosen[b, t, k])) for b, k, t in pairs]
-    return Routes.of(chosen, static=True), listed
+    return ExpertAssignment.of(chosen, static=True), listed
 
 
 # experts, batch, chosen, tokens
@@ -175,7 +175,7 @@ def test_packed_experts_have_the_bits_of_the_twin(levels, mixture, shape, biased
             expected[p] = np.concatenate(parts, 1)
             if bias is not None:
                 expected[p] += bias[expert].numpy()
-        both = SideBySide(pieces)
+        both = FusedWeight(pieces)
         for _ in levels():
             taken = route.by_pair if by_pair else route
             found = both.matmul_routed(torch.from_numpy(x), taken, bias)

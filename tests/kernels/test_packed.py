@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_calls import Kernels, copied
 
-from llmcli.formats.packed import Packed, SideBySide
+from llmcli.formats.packed import FusedWeight, Packed
 from llmcli.graph.blocks import FORMATS, PACKED, packed_bytes
 from llmcli.kernels import native
 from llmcli.ops.quant import dequantize
@@ -287,7 +287,7 @@ def test_any_blocks(all_kernels, f, data):
 
 
 def test_the_weights_of_a_model_are_these_kernels(library, use):
-    """`Packed` and `SideBySide`: any shape of x, bias, rows in pieces."""
+    """`Packed` and `FusedWeight`: any shape of x, bias, rows in pieces."""
     use(library)
     pieces, raws = [], []
     for i, f in enumerate(("Q6_K", "Q4_K", "Q8_0")):
@@ -307,11 +307,11 @@ def test_the_weights_of_a_model_are_these_kernels(library, use):
     bias = torch.arange(71.0)
     flat = np.ascontiguousarray(x.numpy()).reshape(6, 512)
     product = np.concatenate([packed_twin.product(f, raw, flat) for f, raw in raws], 1)
-    both = SideBySide(pieces)
+    both = FusedWeight(pieces)
     assert both.shape == (71, 512)
     same(both.matmul(x).numpy(), product.reshape(3, 2, 71))
     for b in (bias, bias.double(), torch.arange(142.0)[::2] / 2):
         same(both.matmul(x, b).numpy(), product.reshape(3, 2, 71) + bias.numpy())
     same(pieces[1].matmul(x.transpose(0, 1)).numpy(),
          product[:, 40:64].reshape(3, 2, 24).swapaxes(0, 1))  # fmt: skip
-    same(pieces[0].seen(x).numpy(), packed_twin.seen(flat).reshape(3, 2, 512))
+    same(pieces[0].quantized_input(x).numpy(), packed_twin.seen(flat).reshape(3, 2, 512))

@@ -14,7 +14,7 @@ from llmcli.kernels import native
 from llmcli.ops import compiled, product
 from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, visible_keys
-from llmcli.ops.elements import gate, narrowed
+from llmcli.ops.elements import cast, gate
 from llmcli.ops.heads import join, to_columns, to_rows
 from llmcli.parts.mlp.config import ACTIVATIONS, GateClamp
 
@@ -104,7 +104,7 @@ def test_numbers_for_the_cache_are_rounded_as_by_pytorch(levels, dtype):
     x = x[: len(x) // 2 * 2].view(2, -1)
     for _ in levels():
         torch.testing.assert_close(
-            narrowed(x, dtype), x.to(dtype), rtol=0, atol=0, equal_nan=True
+            cast(x, dtype), x.to(dtype), rtol=0, atol=0, equal_nan=True
         )
 
 
@@ -266,12 +266,12 @@ def test_pairs_are_products_of_rounded_rows_and_the_same_for_any_number_of_rows(
     x[0, 0], x[-1, -1] = 1 + 2**-8, 1 + 3 * 2**-8  # in the middle: to even
     expected = x.bfloat16().double() @ w.double().T + bias.double()
     for level in levels():
-        found = product.product_pairs(x, w, bias)
+        found = product.product_bf16_dot(x, w, bias)
         assert (found - expected).norm() <= 1e-6 * expected.norm()
         if level == "bf16":
             for some in (1, 2, 7, 8, 9, 32, 33, 500):
-                assert torch.equal(found[:some], product.product_pairs(x[:some], w, bias))
-            assert torch.equal(found[-1:], product.product_pairs(x[-1:], w, bias))
+                assert torch.equal(found[:some], product.product_bf16_dot(x[:some], w, bias))
+            assert torch.equal(found[-1:], product.product_bf16_dot(x[-1:], w, bias))
 
 
 def test_experts_in_pairs_have_the_bits_of_the_product(levels):
@@ -281,9 +281,9 @@ def test_experts_in_pairs_have_the_bits_of_the_product(levels):
     bias = torch.randn(4, 50, generator=generator)
     experts, rows = torch.tensor([2, 0, 2, 3, 0, 1]), torch.tensor([0, 1, 2, 2, 0, 1])
     for _ in levels():
-        found = product.routed_by_kernel(x, w, experts, rows, 2, bias, pairs=True)
+        found = product.routed_by_kernel(x, w, experts, rows, 2, bias, bf16_dot=True)
         for i, (expert, row) in enumerate(zip(experts, rows, strict=True)):
-            one = product.product_pairs(x[row : row + 1], w[expert], bias[expert])[0]
+            one = product.product_bf16_dot(x[row : row + 1], w[expert], bias[expert])[0]
             torch.testing.assert_close(found[i], one, rtol=0, atol=2e-5)
             if native.level() == "bf16":
                 assert torch.equal(found[i], one)

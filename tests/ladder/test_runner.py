@@ -10,7 +10,7 @@ from decoder_parameters import parameters_of
 from small_models import weights as small_weights
 from zoo import CONFIGS, GATED, layer, llama
 
-from llmcli import anatomy
+from llmcli.anatomy import plan
 from llmcli.commands.ladder.measure import runner
 from llmcli.commands.ladder.measure.loops import multiply_adds
 from llmcli.commands.ladder.measure.record import count
@@ -181,7 +181,7 @@ def test_fused_attention_is_two_products_over_the_square():
 def test_the_decoder_runs_the_flops_that_the_anatomy_says(kind):
     decoder = random_weights(kind).decoder
     ids = torch.tensor([[1, 2, 3, 4, 5]])
-    specs = anatomy.plan(decoder.config, Call(batch=1, tokens=5, past=0, phase="prefill")).written
+    specs = plan(decoder.config, Call(batch=1, tokens=5, past=0, phase="prefill")).written
     assert count(lambda: decoder(ids)).flops == sum(spec.flops_full for spec in specs)
     state = decoder.new_state(1, 8)
     decoder(ids, state)

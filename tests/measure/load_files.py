@@ -1,7 +1,5 @@
 """Checkpoints for the tests of `llmcli load`: whole ones, and ways to plant a fault in them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

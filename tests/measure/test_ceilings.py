@@ -1,7 +1,5 @@
 """What this machine can do at most: which sets are read, that all of them is, and by whom."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -92,17 +90,14 @@ def test_rates_are_those_of_a_processor():
 L2, L3, RAM = (MIB, 9.0, "L2"), (4 * MIB, 5.0, "L3"), (32 * MIB, 1.0, "memory")
 
 
-@pytest.mark.parametrize(
-    ("rates", "nbytes", "level", "rate"),
-    [
-        ((L2, L3, RAM), MIB, "L2", 9.0), ((L2, L3, RAM), 2 * MIB, "L3", 5.0),
-        ((L2, L3, RAM), 4 * MIB, "L3", 5.0), ((L2, L3, RAM), 99 * MIB, "memory", 1.0),
-        # no cache is claimed for more than it holds, where a larger set was not measured
-        ((L3,), 2 * MIB, "L3", 5.0), ((L3,), 5 * MIB, "L3", 5.0),
-        ((L3,), 9 * MIB, "memory, not measured", 5.0),
-        ((L2,), 2 * MIB, "L3, not measured", 9.0), ((L2,), 9 * MIB, "memory, not measured", 9.0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("rates", "nbytes", "level", "rate"), [
+    ((L2, L3, RAM), MIB, "L2", 9.0), ((L2, L3, RAM), 2 * MIB, "L3", 5.0),
+    ((L2, L3, RAM), 4 * MIB, "L3", 5.0), ((L2, L3, RAM), 99 * MIB, "memory", 1.0),
+    # no cache is claimed for more than it holds, where a larger set was not measured
+    ((L3,), 2 * MIB, "L3", 5.0), ((L3,), 5 * MIB, "L3", 5.0),
+    ((L3,), 9 * MIB, "memory, not measured", 5.0),
+    ((L2,), 2 * MIB, "L3, not measured", 9.0), ((L2,), 9 * MIB, "memory, not measured", 9.0),
+])  # fmt: skip
 def test_a_set_is_read_where_it_fits(rates, nbytes, level, rate):
     reads = tuple(ReadRate(nbytes=n, bytes_per_s=rate, level=level) for n, rate, level in rates)
     found = Ceilings(
@@ -130,10 +125,9 @@ def test_products_with_packed_weights_have_a_rate_of_their_own():
     assert found.matrices[0].flops_per_s > 0
 
 
-@pytest.mark.parametrize(
-    ("free", "cache", "sets"),
-    [(80 * MIB, 32, [10]), (100, 32, [1]), (None, 40, [20, 40, 160, 256])],
-)
+@pytest.mark.parametrize(("free", "cache", "sets"), [
+    (80 * MIB, 32, [10]), (100, 32, [1]), (None, 40, [20, 40, 160, 256]),
+])
 def test_no_more_than_an_eighth_of_the_free_memory_is_taken(monkeypatch, free, cache, sets):
     """Of 256 MiB where nobody knows what is free."""
     monkeypatch.setattr(devices, "available_bytes", lambda device: free)

@@ -18,7 +18,7 @@ from llmcli.commands.lens.measure import Stream, measure_lens
 from llmcli.engine.session import Session
 from llmcli.inspect.passes import Passes
 from llmcli.nn.decoder import Decoder
-from llmcli.nn.step import Step, Visible
+from llmcli.nn.step import KeyRange, Step
 from llmcli.ops import compiled
 from llmcli.ops.attention import visible_keys
 from llmcli.parts.attention import forward
@@ -149,7 +149,7 @@ def keys_rotated_by_another_position(fault):
     rotated(fault, "k")
 
 
-def unseen(fault, visible, by):
+def unseen(fault, key_ranges, by):
     """Another mask; for our kernel, which has none, its first query at another position."""
 
     def attention(plain, own, *given):
@@ -163,27 +163,27 @@ def unseen(fault, visible, by):
             within.setattr(compiled, "attend", other)
             return plain(own, *given)
 
-    fault.wrap(Step, "visible", visible)
+    fault.wrap(Step, "key_ranges", key_ranges)
     fault.wrap(Attention, "__call__", attention)
 
 
 def first_query_sees_one_key_more(fault):
-    def visible(plain, own, window):
+    def key_ranges(plain, own, window):
         mask = visible_keys(own.positions, own.keys, window)
         mask[0] = visible_keys(own.positions[:1] + 1, own.keys, window)[0]
-        return (Visible(slice(0, own.tokens), 0, own.keys, False, mask),)
+        return (KeyRange(slice(0, own.tokens), 0, own.keys, False, mask),)
 
-    unseen(fault, visible, 1)
+    unseen(fault, key_ranges, 1)
 
 
 def first_query_misses_its_own_key(fault):
-    def visible(plain, own, window):
+    def key_ranges(plain, own, window):
         mask = visible_keys(own.positions, own.keys, window)
         mask[0, own.starts[0]] = own.starts[0] == 0  # the very first has no other
         mask[1, own.starts[0]] = False
-        return (Visible(slice(0, own.tokens), 0, own.keys, False, mask),)
+        return (KeyRange(slice(0, own.tokens), 0, own.keys, False, mask),)
 
-    unseen(fault, visible, -1 if fault.begin else 1)
+    unseen(fault, key_ranges, -1 if fault.begin else 1)
 
 
 def another_token(fault):

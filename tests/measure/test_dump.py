@@ -1,7 +1,5 @@
 """Dumped tensors: bit for bit what ran, in parts of any size, with faults planted."""
 
-from __future__ import annotations
-
 import math
 from itertools import cycle
 
@@ -29,9 +27,7 @@ IDS = (5, 17, 3, 17, 42, 8, 30)
 
 
 CONFIGS = {
-    "gpt2": MODELS["gpt2"],
-    "llama": MODELS["llama"],
-    "mistral": MODELS["window"],
+    "gpt2": MODELS["gpt2"], "llama": MODELS["llama"], "mistral": MODELS["window"],
     "qwen3": MODELS["qk norm"],
 }
 
@@ -71,10 +67,7 @@ def seen_by_a_tap(model, ids):
     model.decoder(
         torch.tensor([ids]), state, tap=lambda name, it: found.update({name: it[0]}), logits="all"
     )
-    for i, layer in enumerate(state.layers):
-        found[f"cache.{i}.k"] = layer.k[0, :, : len(ids)]
-        found[f"cache.{i}.v"] = layer.v[0, :, : len(ids)]
-    return found
+    return found | {name: one[0, :, : len(ids)] for name, one in state.tensors().items()}
 
 
 @pytest.mark.parametrize("generate", [0, 3])

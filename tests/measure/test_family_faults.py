@@ -204,7 +204,7 @@ FAULTS |= {
         lambda plain: lambda logits, chosen, *_: logits.softmax(-1).gather(-1, chosen))),
     # the experts' products in the order of the tokens and not of the pairs
     "pairs of other experts": ("experts", instead(
-        experts.Routes, "of", lambda of: lambda chosen, *, static: replace(
+        experts.ExpertAssignment, "of", lambda of: lambda chosen, *, static: replace(
             of(chosen, static=static), expert_N=chosen.reshape(-1)))),
     "latents not normalized": ("latent attention", unnormalized(
         lambda decoder: decoder.blocks[0].mixers[0].kv_norm)),

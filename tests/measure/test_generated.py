@@ -1,7 +1,5 @@
 """New tokens: the likeliest ones, up to the end of the text, read from a cache that fits."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

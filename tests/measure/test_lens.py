@@ -1,7 +1,5 @@
 """The logit lens: against the formula written out, with faults planted, chunk by chunk."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 
@@ -307,15 +305,12 @@ def test_what_does_not_fit_in_memory_is_refused_before_the_run(monkeypatch):
             look(model, **options, progress=lambda *reported: pytest.fail("it runs"))
 
 
-@pytest.mark.parametrize(
-    ("parameter", "number", "reported"),
-    [
-        ("blocks.1.attn.W_o", torch.nan, "`blocks.1.resid_mid` is not finite at position 0"),
-        ("blocks.1.mlp.W_down", torch.nan, "`blocks.1.resid_post` is not finite at position 0"),
-        # the logits that the run itself gave out come first
-        ("head.W", torch.inf, "the logits at position 6 are not finite"),
-    ],
-)
+@pytest.mark.parametrize(("parameter", "number", "reported"), [
+    ("blocks.1.attn.W_o", torch.nan, "`blocks.1.resid_mid` is not finite at position 0"),
+    ("blocks.1.mlp.W_down", torch.nan, "`blocks.1.resid_post` is not finite at position 0"),
+    # the logits that the run itself gave out come first
+    ("head.W", torch.inf, "the logits at position 6 are not finite"),
+])
 def test_what_is_not_finite_is_named(parameter, number, reported):
     model = made()
     parameters_of(model.decoder)[parameter].view(-1)[99 * (parameter == "head.W")] = number

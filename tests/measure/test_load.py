@@ -3,8 +3,6 @@
 load_reports.txt has what `llmcli load` and `load --check` report of each of `CASES`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -349,12 +347,9 @@ def test_layers_that_are_alike_are_one_row_and_others_are_not():
         line(None, "left", reason="computed"),
     ])  # fmt: skip
     assert [(row.parameter, row.source, row.tensors, row.bytes) for row in rows] == [
-        ("embed.W", "wte", 1, 16),
-        ("blocks.{0-1,3-4}.ln1.w", "h.{0-1,3-4}.n", 4, 64),
-        ("blocks.2.ln1.w", "h.2.n", 1, 16),
-        ("blocks.0.ln2.w", "h.1.n", 1, 16),
-        (None, "old.{7,9}.inv", 2, 32),
-        (None, "left", 1, 16),
+        ("embed.W", "wte", 1, 16), ("blocks.{0-1,3-4}.ln1.w", "h.{0-1,3-4}.n", 4, 64),
+        ("blocks.2.ln1.w", "h.2.n", 1, 16), ("blocks.0.ln2.w", "h.1.n", 1, 16),
+        (None, "old.{7,9}.inv", 2, 32), (None, "left", 1, 16),
     ]
 
 

@@ -1,7 +1,5 @@
 """Numbers that are probable of no tensor: found where a bit is wrong, and in no clean tensor."""
 
-from __future__ import annotations
-
 import math
 
 import gguf
@@ -86,10 +84,9 @@ def test_none_in_blocks(format):
 
 # Bits of the scale, then of the minimum, in half precision: the exponent begins at the tenth, the
 # last is the sign. Each changes the scale at least 16-fold and the minimum at least 4-fold.
-@pytest.mark.parametrize(
-    ("format", "bits"),
-    [("Q4_1", [14, 13, 12, 15]), ("Q4_1", [16 + 14, 16 + 11, 16 + 15]), ("Q8_0", [14])],
-)
+@pytest.mark.parametrize(("format", "bits"), [
+    ("Q4_1", [14, 13, 12, 15]), ("Q4_1", [16 + 14, 16 + 11, 16 + 15]), ("Q8_0", [14]),
+])
 def test_a_wrong_bit_of_a_scale_is_found_in_its_block(format, bits):
     clean = quantize(0.1 * drawn(512, 576), format)
     size = FORMATS[format][1]

@@ -1,7 +1,5 @@
 """What `info` says of a checkpoint, against what loading it really takes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

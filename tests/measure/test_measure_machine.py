@@ -1,7 +1,5 @@
 """The machine: its software, its memory and GPUs, what other programs take, and estimates."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -132,13 +130,10 @@ def test_files_kept_in_memory_are_free_in_a_nested_group(tmp_path, version):
     assert memory_limit(tmp_path) == 1000
 
 
-@pytest.mark.parametrize(
-    ("quota", "right"),
-    [
-        ("max 100000", 4), ("-1 100000", 4), ("100000 100000", 1), ("250000 100000", 2),
-        ("50000 100000", 1), ("900000 100000", 4), ("300000 0", 4), ("", 4),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("quota", "right"), [
+    ("max 100000", 4), ("-1 100000", 4), ("100000 100000", 1), ("250000 100000", 2),
+    ("50000 100000", 1), ("900000 100000", 4), ("300000 0", 4), ("", 4),
+])  # fmt: skip
 @pytest.mark.parametrize("version", [1, 2])
 def test_processors_are_within_the_quota_of_a_nested_group(
     tmp_path, monkeypatch, version, quota, right
@@ -230,13 +225,10 @@ def test_gpus_are_those_that_the_driver_lists(smi, monkeypatch):
     assert [gpu.usable for gpu in nvidia_gpus({})] == [False] * 3
 
 
-@pytest.mark.parametrize(
-    ("chosen", "names"),
-    [
-        ("1,0", ["Tesla V100-PCIE-16GB", "NVIDIA A100-SXM4-80GB"]), ("", []), ("-1", []),
-        ("0,9,1", ["NVIDIA A100-SXM4-80GB"]), ("GPU-bb33", ["Odd Card"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("chosen", "names"), [
+    ("1,0", ["Tesla V100-PCIE-16GB", "NVIDIA A100-SXM4-80GB"]), ("", []), ("-1", []),
+    ("0,9,1", ["NVIDIA A100-SXM4-80GB"]), ("GPU-bb33", ["Odd Card"]),
+])  # fmt: skip
 def test_visible_gpus_are_chosen_and_ordered(smi, chosen, names):
     smi(f"print({LINES!r}, end='')")
     found = nvidia_gpus({"CUDA_VISIBLE_DEVICES": chosen})
@@ -260,7 +252,7 @@ def test_a_driver_that_is_old_fails_or_hangs(smi, monkeypatch):
     assert nvidia_gpus({}) == ()
 
 
-def test_the_header_says_what_torch_says():
+def test_the_header_says_what_torch_and_the_system_say(monkeypatch):
     header = environment(kernels=("k",))
     assert header.torch == torch.__version__
     assert header.threads == torch.get_num_threads()
@@ -269,14 +261,8 @@ def test_the_header_says_what_torch_says():
     assert header.kernel_level == native.status()
     assert header.cores >= 1
     assert header.processor
-
-
-def test_a_container_limit_is_the_memory(monkeypatch):
-    monkeypatch.setattr(module, "memory_limit", lambda: 2**20)
+    monkeypatch.setattr(module, "memory_limit", lambda: 2**20)  # of a container
     assert memory_bytes() == 2**20
-
-
-def test_gpus_come_from_the_drivers_files(monkeypatch):
     text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  555.42.06  Tue Jun 4"
     said = {"/proc/driver/nvidia/version": text}
     monkeypatch.setattr(module, "system_text", said.get)
@@ -306,9 +292,9 @@ def machine(monkeypatch, tmp_path):
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.0, 0.0))
-    read(0)
 
     def load(threads=2, **taken):
+        read(0)
         begun = CpuContention(tmp_path)
         read(10, **taken)
         return begun.load(threads)
@@ -316,7 +302,7 @@ def machine(monkeypatch, tmp_path):
     return load
 
 
-def test_others_are_what_is_not_our_own(machine):
+def test_others_are_what_is_not_our_own_and_the_host_of_a_virtual_machine_counts(machine):
     found = machine(others=9.0, own=11.0)
     assert (found.seconds, found.processors, found.threads) == (10.0, 2, 2)
     assert found.others == pytest.approx(0.9)
@@ -326,21 +312,16 @@ def test_others_are_what_is_not_our_own(machine):
         "other programs took 0.90 of 2 processors: on an idle machine this is faster"
     )
     assert members(found) == vars(found) | {"slowed": True}
-
-
-@pytest.mark.parametrize(
-    ("others", "own", "threads", "slowed"),
-    [(1.0, 19.0, 2, False), (9.0, 10.0, 2, True), (9.0, 10.0, 1, False)],
-    ids=["idle", "busy", "a processor to spare is for the others"],
-)
-def test_only_who_needs_the_processors_of_others_is_slowed(machine, others, own, threads, slowed):
-    assert machine(threads, others=others, own=own).slowed is slowed
-
-
-def test_the_host_of_a_virtual_machine_counts(machine):
     found = machine(others=0.1, stolen=4.0, own=15.0)
     assert found.slowed
     assert "took 0.01 of 2 processors and the virtual machine's host 0.40" in found.words
+
+
+@pytest.mark.parametrize(("others", "own", "threads", "slowed"), [
+    (1.0, 19.0, 2, False), (9.0, 10.0, 2, True), (9.0, 10.0, 1, False),
+], ids=["idle", "busy", "a processor to spare is for the others"])
+def test_only_who_needs_the_processors_of_others_is_slowed(machine, others, own, threads, slowed):
+    assert machine(threads, others=others, own=own).slowed is slowed
 
 
 def test_without_proc_the_load_average_decides(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """The shapes that are shown are those that ran: held against hooks of PyTorch's own dispatcher."""
 
-from collections import Counter, namedtuple
+from collections import namedtuple
 from dataclasses import replace
 
 import pytest
@@ -16,7 +16,7 @@ from tiny_checkpoints import write_gpt2, write_llama
 from torch.utils._python_dispatch import TorchDispatchMode
 from zoo import MODELS
 
-from llmcli.anatomy import fold, plan
+from llmcli.anatomy import plan
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.commands.shapes import measure as shapes
 from llmcli.commands.shapes.measure import (
@@ -31,8 +31,9 @@ from llmcli.config import sequential
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load
 from llmcli.loading.prepared import prepare
+from llmcli.nn import decoder
 from llmcli.nn.decoder import Decoder
-from llmcli.nn.state import KVCache
+from llmcli.nn.state import allocate
 from llmcli.nn.step import Step
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.attention.forward import Attention
@@ -158,11 +159,8 @@ def fewer_keys(self, q, k, first):
     return Attention.honest_rows(self, q, k[:, :, 1:], first)
 
 
-def larger_cache(cls, shape, key_size, value_size, *, device, dtype):
-    size = (shape[0], shape[1], shape[2] + 1)
-    return cls(
-        torch.zeros(*size, key_size, dtype=dtype), torch.zeros(*size, value_size, dtype=dtype)
-    )
+def larger_cache(config, arithmetic, batch, capacity, device):
+    return allocate(config, arithmetic, batch, capacity + 1, device)
 
 
 def cloned_v(model):
@@ -180,7 +178,7 @@ FAULTS = {
     "a norm in another dtype": ("decode", (Norm, "observed", broken_norm)),
     "keys and values are written changed": ("copies", (Step, "write", broken_write)),
     "scores lack a key": ("derived", (Attention, "score_rows", fewer_keys)),
-    "a cache with one slot more": ("cache", (KVCache, "zeros", classmethod(larger_cache))),
+    "a cache with one slot more": ("cache", (decoder, "allocate", larger_cache)),
     "a weight by itself": ("memory of parameters", cloned_v),
     "a weight of another shape": ("parameters", turned),
 }
@@ -274,12 +272,10 @@ def test_a_checkpoint_names_its_tensors_and_a_lie_is_seen():
 
 
 def test_eighty_layers_are_looked_at_once(monkeypatch):
-    """`tests/benchmarks/startup.py` has the seconds."""
-    looked = Counter()
-    honest = fold._template
-    monkeypatch.setattr(
-        fold, "_template", lambda spec: (looked.update([(spec.name, spec.phase)]), honest(spec))[1]
-    )
+    """To fold them, and once to check it. `tests/benchmarks/startup.py` has the seconds."""
+    moved = []
+    honest = shapes._moved
+    monkeypatch.setattr(shapes, "_moved", lambda *of: (moved.append(of), honest(*of))[1])
     config = replace(llama(), vocab=128256, width=8192)
     mixer = replace(config.layers[0].attention, heads=64, kv_heads=8, head_dim=128, value_dim=128)
     ffn = replace(config.layers[0].parts[-1], hidden=28672)
@@ -291,7 +287,7 @@ def test_eighty_layers_are_looked_at_once(monkeypatch):
     assert report.cache.per_token == 80 * 2 * 8 * 128 * 2
     assert len(report.rows) < 50
     layers = [tensor for tensor in report.tensors if tensor.layer is not None]
-    assert looked == Counter((tensor.name, tensor.phase) for tensor in layers)
+    assert len(moved) == 2 * len(layers)
 
 
 @pytest.mark.parametrize("write", [write_llama, write_gpt2])

@@ -1,7 +1,5 @@
 """The most memory that was held during something."""
 
-from __future__ import annotations
-
 from mmap import mmap
 from types import SimpleNamespace
 

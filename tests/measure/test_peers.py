@@ -194,13 +194,10 @@ def test_more_tokens_than_learned_positions_are_refused(tmp_path):
         peer.start(33, 1, 32)
 
 
-@pytest.mark.parametrize(
-    ("name", "module", "pip", "package", "old"),
-    [
-        ("transformers", "transformers", "transformers", "transformers", "4.57.1"),
-        ("llama.cpp", "llama_cpp", "llama-cpp-python", "llama-cpp-python", "0.2.90"),
-    ],
-)
+@pytest.mark.parametrize(("name", "module", "pip", "package", "old"), [
+    ("transformers", "transformers", "transformers", "transformers", "4.57.1"),
+    ("llama.cpp", "llama_cpp", "llama-cpp-python", "llama-cpp-python", "0.2.90"),
+])
 def test_a_peer_that_is_not_installed_or_too_old_is_a_usage_error(
     ours, monkeypatch, name, module, pip, package, old
 ):

@@ -79,18 +79,13 @@ def test_formats_and_bytes_of_the_file_are_counted_with_its_scales(tmp_path):
     assert sum(one.stored_bytes for one in stored) == total
 
 
-@pytest.mark.parametrize(
-    ("stored", "with_bfloat16", "without"),
-    [
-        ({"F8_E4M3", "F32", "BF16"}, "bfloat16", "float16"),
-        ({"F8_E4M3", "F32", "F16"}, "float16", "float16"),
-        ({"I8", "U8", "F32", "F16"}, "float16", "float16"),
-        ({"I8", "F32"}, "bfloat16", "float16"),
-        ({"F8_E5M2"}, "bfloat16", "float16"),
-        ({"F32"}, "float32", "float32"),
-        ({"Q8_0", "F32"}, "bfloat16", "float16"),
-    ],
-)
+@pytest.mark.parametrize(("stored", "with_bfloat16", "without"), [
+    ({"F8_E4M3", "F32", "BF16"}, "bfloat16", "float16"),
+    ({"F8_E4M3", "F32", "F16"}, "float16", "float16"),
+    ({"I8", "U8", "F32", "F16"}, "float16", "float16"), ({"I8", "F32"}, "bfloat16", "float16"),
+    ({"F8_E5M2"}, "bfloat16", "float16"), ({"F32"}, "float32", "float32"),
+    ({"Q8_0", "F32"}, "bfloat16", "float16"),
+])
 def test_a_gpu_computes_in_what_is_not_quantized(stored, with_bfloat16, without):
     assert auto_dtype("cuda", stored, bfloat16=True) == with_bfloat16
     assert auto_dtype("cuda", stored, bfloat16=False) == without

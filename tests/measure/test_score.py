@@ -1,7 +1,5 @@
 """Scoring against one plain pass over the whole text, and windows against a list of rules."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -14,7 +14,7 @@ from decoder_parameters import Times
 from needs import needs_kernels
 from small_models import as_model, ids
 
-from llmcli.anatomy.names import select
+from llmcli.anatomy.names import Names
 from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.commands.lens.measure import measure_lens
@@ -56,7 +56,7 @@ def lens(of):
 
 
 def dump(of, generate=0):
-    plan = plan_dump(of, select("*", of.config), len(PROMPT) + generate)
+    plan = plan_dump(of, Names(of.config).select("*"), len(PROMPT) + generate)
     return measure_dump(Passes(of, PROMPT, generate), plan).checks
 
 

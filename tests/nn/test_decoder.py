@@ -1,5 +1,7 @@
 """The decoder against itself: cached == whole, batched == alone, looked at == not looked at."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -138,6 +140,17 @@ def test_fused_projections_are_views():
     parts = [parameters_of(model)[f"blocks.0.attn.W_{part}"] for part in "qkv"]
     assert torch.equal(torch.cat(parts), fused)
     assert all(part.untyped_storage().data_ptr() == fused.data_ptr() for part in parts)
+
+
+def test_weights_are_freed_with_the_decoder(model):
+    """At once, since the next model needs their memory: nothing in it refers back to it."""
+    decoder = random_decoder(model.config)
+    freed = weakref.ref(decoder)
+    gc.disable()
+    del decoder
+    gone = freed() is None
+    gc.enable()
+    assert gone
 
 
 def test_what_does_not_fit_is_refused(model):

@@ -12,6 +12,7 @@ from zoo import COMPUTED, IN_BLOCKS
 from llmcli.engine.session import Session
 from llmcli.kernels import native
 from llmcli.nn.step import Edit
+from llmcli.nn.steps import KernelRecorder
 from llmcli.ops import elements
 
 pytestmark = needs_kernels
@@ -28,7 +29,7 @@ def model(request):
 
 def session(model, prompts=PROMPTS, *, capacity=40):
     one = Session(model.decoder, len(prompts), capacity)
-    one.state.steps = 1  # a first step is never recorded
+    one.state.stepped = True  # a first step is never recorded
     one.prefill(prompts)
     return one
 
@@ -53,7 +54,7 @@ def whether_replayed(model, prompts=PROMPTS):
     """A rotation or learned positions by PyTorch, or a head of another size, are not recorded."""
     one = session(model, prompts)
     decoded(one, 2)
-    return bool(one.state.replays)
+    return bool(one.state.recorded)
 
 
 @pytest.mark.parametrize("name", IN_BLOCKS)
@@ -79,13 +80,13 @@ def test_tokens_that_are_read_ahead_have_the_bits_of_single_steps(model):
     # elsewhere keys are rounded to bfloat16 behind products of other sizes
     close = torch.equal if recorded else partial(torch.allclose, atol=0.03, rtol=0)
     for ids in ([5, 1, 8], [2, 2], [7, 3, 9], [4]):
-        many = one.extend(torch.tensor([ids]), logits="all", ahead=True)[0]
+        many = one.extend(torch.tensor([ids]), logits="all", verify=True)[0]
         single = torch.cat([two.extend(torch.tensor([[id]])) for id in ids])
         assert close(many, single)
         assert close(one.logits_BV, two.logits_BV)
     assert one.ids == two.ids
     if recorded:
-        assert set(one.state.replays) == {1, 2, 3}
+        assert {tokens for tokens, _ in one.state.recorded} == {1, 2, 3}
     if one.state.rewinds:
         one.rewind(6)
         two.rewind(6)
@@ -106,14 +107,14 @@ def test_more_slots_other_rows_and_a_step_back(model):
     one = session(model, capacity=8)
     first = decoded(one, 2)
     one.grow(40)
-    assert not one.state.replays
+    assert not one.state.recorded
     assert torch.equal(torch.cat((first, decoded(one, 6))), eager(model, 8))
     selected = []
     for clock in (None, ignored):  # PyTorch's products of three rows may round otherwise
         one = session(model)
         decoded(one, 2, clock=clock)
         one.select([1, 0, 1])
-        assert not one.state.replays
+        assert not one.state.recorded
         selected.append(decoded(one, 6, clock=clock))
     assert torch.equal(*selected)
     one = session(model, PROMPTS[:1])
@@ -123,6 +124,14 @@ def test_more_slots_other_rows_and_a_step_back(model):
     one.rewind(4)
     one.logits_BV = session(model, PROMPTS[:1]).logits_BV
     assert torch.equal(decoded(one, 3), first)
+
+
+def test_a_full_state_is_refused_where_a_step_would_be_replayed(model):
+    one = session(model, PROMPTS[:1], capacity=6)
+    decoded(one, 2)
+    with pytest.raises(ValueError, match="7 tokens do not fit a state of 6"):
+        decoded(one, 1)
+    assert len(one.ids[0]) == 6
 
 
 def multiplied(x, y, clamp=None):
@@ -137,12 +146,13 @@ def test_what_is_not_recorded_is_found(name, model, monkeypatch):
     for module in ("nn.block", "parts.mlp.forward"):
         monkeypatch.setattr(f"llmcli.{module}.{name}", plain, raising=False)
     monkeypatch.setattr(elements, name, plain)
-    monkeypatch.setattr(model.decoder, "_replays", True)
+    recorder = KernelRecorder(model.decoder._weights.values(), model.decoder._ropes.values())
+    monkeypatch.setattr(model.decoder.steps, "recorder", recorder)
     one = session(model)
     assert torch.equal(decoded(one), expected)
     if name == "add":
-        assert not one.state.replays
-        assert not model.decoder._replays
+        assert not one.state.recorded
+        assert model.decoder.steps.recorder is None
 
 
 class Marks:

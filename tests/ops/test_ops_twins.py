@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmcli.graph import ops
-from llmcli.graph.evaluation.rule import products
+from llmcli.graph.evaluation.dots import products
 from llmcli.ops import activations, elements, norm, rope
 from llmcli.ops.attention import attend, scores, visible_keys
 from llmcli.ops.linear import linear

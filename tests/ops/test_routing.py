@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llmcli.formats.dense import Dense
-from llmcli.formats.routes import Routes
+from llmcli.formats.routes import ExpertAssignment
 from llmcli.formats.weight import Weight
 from llmcli.ops.routing import choose, weigh
 from llmcli.parts.experts.config import RoutingConfig
@@ -91,7 +91,7 @@ def test_every_pair_has_the_product_of_its_expert(static, by_pair, wide, biased,
     ]).view(batch, tokens, count)  # fmt: skip
     w_ENK = random(experts, 6, 32, seed=1, dtype=dtype)
     x = random(batch * (count if by_pair else 1) * tokens, 32, seed=2, dtype=dtype)
-    routes = Routes.of(chosen, static=static)
+    routes = ExpertAssignment.of(chosen, static=static)
     bias = random(experts, 6, seed=3, dtype=dtype) if biased else None
     out = Dense(w_ENK).matmul_routed(x, routes.by_pair if by_pair else routes, bias, wide=wide)
     out_BKTN = out.view(batch, count, tokens, 6)
@@ -108,7 +108,7 @@ def test_every_pair_has_the_product_of_its_expert(static, by_pair, wide, biased,
 
 
 def test_a_matrix_has_no_experts():
-    routes = Routes.of(torch.zeros(1, 1, 1, dtype=torch.long), static=False)
+    routes = ExpertAssignment.of(torch.zeros(1, 1, 1, dtype=torch.long), static=False)
     with pytest.raises(TypeError, match="no experts"):
         Dense(random(3, 4)).matmul_routed(random(1, 4), routes)
     with pytest.raises(TypeError, match="no experts"):

@@ -17,7 +17,7 @@ from parity_reference import load_reference, reference_logprobs
 from safetensors.torch import save_file
 from zoo import PACKED, TYPES, ZOO, Variant, packed, variant
 
-from llmcli.formats.packed import Mapped
+from llmcli.formats.packed import MappedWeight
 from llmcli.ops.quant import DECODERS
 
 # d·q is exact in float32; d·q + m is not, so that float64 sees the decoder's rounding there
@@ -204,7 +204,7 @@ def test_experts_stay_in_blocks(model_type, tmp_path, monkeypatch):
     assert 0 <= kl < 5e-3  # some tokens take another expert where two are nearly as good
     without_room(monkeypatch)
     mapped = opened(tmp_path / "model.gguf").decoder
-    assert isinstance(mapped.weight(f"{moe}.W_up"), Mapped)
+    assert isinstance(mapped.weight(f"{moe}.W_up"), MappedWeight)
     assert torch.equal(mapped(ids), found)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from zoo import Variant
 
-from llmcli.formats.packed import Mapped, Packed
+from llmcli.formats.packed import MappedWeight, Packed
 from llmcli.kernels import native
 
 ONE = Variant("gpt_oss", "gpt_oss", {
@@ -148,7 +148,7 @@ def test_a_gguf_file_is_the_same_model(fused, published, tmp_path, monkeypatch):
         model = opened(folder).decoder
         weights = [model.weight(f"blocks.1.moe.W_{leaf}") for leaf in LEAVES]
         assert {weight.format for weight in weights} == {"MXFP4"}
-        assert all(isinstance(weight, Mapped) for weight in weights) == bool(found[1:])
+        assert all(isinstance(weight, MappedWeight) for weight in weights) == bool(found[1:])
         found.append((model(ids), [weight.dense(torch.float32) for weight in weights]))
     assert torch.equal(found[2][0], found[0][0])
     for blocks, other in zip(found[0][1], found[1][1], strict=True):

@@ -266,7 +266,7 @@ def test_a_text_that_outgrows_longropes_short_factors(references, models):
     )  # fmt: skip
     read = []
     decoder = models("phi3-longrope", "float64").decoder
-    session = Session(decoder, 1, 140, on_reread=read.append)
+    session = Session(decoder, 1, 140, on_reprefill=read.append)
     session.prefill(given.tolist())
     for id, logits in zip(theirs.sequences[0, 122:].tolist(), theirs.logits, strict=True):
         assert session.logits_BV is not None

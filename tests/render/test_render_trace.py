@@ -112,6 +112,11 @@ def test_gaps_are_left_empty_and_stages_come_before_on_a_thread_of_their_own():
         parts = [part for part in complete(document, "part") if part["args"]["phase"] == phase.name]
         left = event["dur"] - sum(part["dur"] for part in parts)
         assert left == pytest.approx(phase.gaps_s * 1e6, abs=0.1)
+        for total in phase.totals[:-1]:
+            own = [part for part in parts if part["name"] == total.part]
+            assert sum(part["dur"] for part in own) / 1e6 == pytest.approx(total.seconds)
+            flops = sum(part["args"].get("flops", 0) for part in own)
+            assert flops == pytest.approx(total.work.flops)
     stages = complete(document, "stage")
     assert [stage["name"] for stage in stages] == [stage.name for stage in report.stages]
     assert stages[2]["args"] == {"bytes": 100_000_000}

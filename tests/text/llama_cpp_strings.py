@@ -3,8 +3,6 @@
 Deterministic; used by make_llama_cpp_ids.py, which freezes what llama.cpp makes of them.
 """
 
-from __future__ import annotations
-
 import random
 import unicodedata
 

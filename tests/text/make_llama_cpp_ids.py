@@ -12,8 +12,6 @@ Needs llama-cpp-python (the fixtures were made with 0.3.36). Writes into data/ n
 - spaced_ids.json.gz (llama.cpp v0.5.0 too): the same for BPE over characters, with `▁` for spaces.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gzip
 import hashlib

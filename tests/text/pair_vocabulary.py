@@ -4,8 +4,6 @@ Where a pre-tokenizer cuts, no merge happens: two splits of a text that differ n
 give different ids.
 """
 
-from __future__ import annotations
-
 import random
 
 

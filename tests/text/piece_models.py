@@ -1,7 +1,5 @@
 """SentencePiece models trained here, as a `tokenizer.model` and as a GGUF file's metadata."""
 
-from __future__ import annotations
-
 import io
 import tempfile
 from functools import cache

@@ -78,7 +78,7 @@ def test_smollm2_stream_equals_decode(smollm2, ids, skip):
 @pytest.mark.parametrize("pre", frozen("pretokenizer_ids.json.gz")["rows"])
 def test_pre_tokenizer_splits_equal_llama_cpp(pair_tokenizer, pre):
     fixture = frozen("pretokenizer_ids.json.gz")
-    backend = pair_tokenizer._backend
+    backend = pair_tokenizer.backend
     backend.pre_tokenizer = build_pre_tokenizer(PRE_TOKENIZERS[pre])
     compared = 0
     for text, ids in zip(fixture["texts"], fixture["rows"][pre], strict=True):
@@ -103,7 +103,7 @@ def test_a_wrong_rule_is_noticed(pair_tokenizer):
     """The fixture can tell the rules apart: no rule passes for another one."""
     fixture = frozen("pretokenizer_ids.json.gz")
     for pre in fixture["rows"]:
-        pair_tokenizer._backend.pre_tokenizer = build_pre_tokenizer(PRE_TOKENIZERS[pre])
+        pair_tokenizer.backend.pre_tokenizer = build_pre_tokenizer(PRE_TOKENIZERS[pre])
         ours = [pair_tokenizer.encode(text) for text in fixture["texts"]]
         for other, rows in fixture["rows"].items():
             same = all(a == b for a, b in zip(ours, rows, strict=True) if b is not None)

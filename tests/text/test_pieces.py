@@ -3,6 +3,7 @@
 import json
 import struct
 import time
+from pathlib import Path
 
 import piece_models
 import pytest
@@ -29,7 +30,10 @@ def metadata(words, *, types=None, byte_tokens=True, **more):
         "scores": [0.0] * (len(tokens) - len(words)) + [-1.0 * i for i in range(len(words))],
         "token_type": kinds,
     } | more  # fmt: skip
-    return {f"tokenizer.ggml.{key}": value for key, value in values.items() if value is not None}
+    return {
+        key if "." in key else f"tokenizer.ggml.{key}": value
+        for key, value in values.items() if value is not None
+    }  # fmt: skip
 
 
 def shown(tokenizer, ids):
@@ -37,59 +41,18 @@ def shown(tokenizer, ids):
 
 
 EQUAL = [0.0] * 260 + [-1.0, -1.0, -1.0]
-NO_BYTES = {"byte_tokens": False}
 SPACED = metadata(["▁", "a", "▁a", "<x>"], types={"<x>": CONTROL})
 LONGER = metadata(["▁", "a", "  ", "▁▁"], types={"  ": USER})
-PHI = metadata(["▁", "a", "▁a", "<|x|>", "<|y|>"], types={"<|x|>": CONTROL, "<|y|>": USER})
-# a vocabulary, a text and its tokens, each with the bytes of the text that it is
-CUTS = {
-    "the best score is merged first": (
-        metadata(["▁", "a", "b", "ab", "ba", "aba"]), "abab", "▁ 0 0, ab 0 2, ab 2 4",
-    ),
-    "of equals the leftmost": (
-        metadata(["▁", "a", "aa", "aaa"], scores=EQUAL), "aaaa", "▁ 0 0, aaa 0 3, a 3 4",
-    ),
-    "what has no piece is bytes": (
-        metadata(["▁", "a"]), "aé\0", "▁ 0 0, a 0 1, \\xc3 1 2, \\xa9 2 3, \0 3 4",
-    ),
-    "the unknown token, without bytes": (
-        metadata(["▁", "a"], **NO_BYTES), "aé", "▁ 0 0, a 0 1, <unk> 1 3",
-    ),
-    "and without all of them": (
-        metadata(["▁", "a", "<0xC3>"], types={"<0xC3>": BYTE}, **NO_BYTES), "aé",
-        "▁ 0 0, a 0 1, <unk> 1 3",
-    ),
-    "a space in front of every stretch of text": (SPACED, "a<x>a", "▁a 0 1, <x> 1 4, ▁a 4 5"),
-    "and of a space": (SPACED, " a", "▁ 0 0, ▁a 0 2"),
-    "but not of nothing": (SPACED, "", ""),
-    "nor where the file says so": (
-        SPACED | {"tokenizer.ggml.add_space_prefix": False}, "a<x>a", "a 0 1, <x> 1 4, a 4 5",
-    ),
-    "the space in front is not in the text": (
-        SPACED, "aé a", r"▁a 0 1, \xc3 1 2, \xa9 2 3, ▁a 3 5",
-    ),
-    "the sign of a space, written out": (SPACED, "é▁a", r"▁ 0 0, \xc3 0 1, \xa9 1 2, ▁a 2 6"),
-    "a user-defined token": (LONGER, "a   a", "▁ 0 0, a 0 1, ▁▁ 1 3, ▁▁ 3 4, a 4 5"),
-    "Phi-3 takes the whitespace behind its special tokens along": (
-        PHI | {"general.name": "Phi-3 Mini"}, "<|x|>\n a<|y|> a<s> a",
-        "<|x|> 0 5, ▁a 7 8, <|y|> 8 13, ▁a 14 15, <s> 15 18, ▁ 18 18, ▁a 18 20",
-    ),
-    "and another does not": (PHI, "<|x|> a", "<|x|> 0 5, ▁ 5 5, ▁a 5 7"),
-    "strings that no library holds are never found": (
-        metadata(["▁", "a", "\0", "\0a", "\udcff"]), "a\0a", "▁ 0 0, a 0 1, \0 1 2, a 2 3",
-    ),
-    "without an unknown token, what it cannot spell is dropped": (
-        metadata([], tokens=["▁", "a"], token_type=[1, 1], scores=[-1.0, -2.0], model="t5",
-                 add_space_prefix=True),
-        "aéa", "▁ 0 0, a 0 1, a 3 4",
-    ),
-}  # fmt: skip
+# words of a vocabulary, more of it, a text and its tokens, each with the bytes that it is
+PIECES = Path(__file__).parent / "data" / "pieces.jsonl"
+CUTS = {name: given for name, *given in map(json.loads, PIECES.read_text("utf-8").splitlines())}
 
 
 @pytest.mark.parametrize("name", CUTS)
 def test_the_pieces_of_a_text(name):
-    values, text, expected = CUTS[name]
-    tokenizer = from_gguf(values)
+    words, more, text, expected = CUTS[name]
+    equal = {"scores": EQUAL} if more.get("scores") == "equal" else {}
+    tokenizer = from_gguf(metadata(words, **more | equal))
     pieces = tokenizer.pieces(text, add_bos=False)
     found = [f"{p.text.replace(' ', '▁')} {p.start} {p.end}" for p in pieces]
     assert ", ".join(found) == expected

@@ -1,7 +1,5 @@
 """A text in parts has the tokens of the whole, for every known way of cutting words."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -7,9 +7,12 @@ to tell the models apart. They are no part of this repository.
 import hashlib
 import json
 import re
+import tomllib
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -39,131 +42,21 @@ class Published:
     model: str
     bos: str = "<bos>"
     eos: str = "<eos>"
-    reasoning: tuple[str, ...] = ()
+    reasoning: Sequence[str] = ()
     parts: bool = False
 
 
-THINKING = ("enable_thinking=true", "enable_thinking=false")
-GEMMA4 = (*THINKING, "preserve_thinking=true")
-NEMOTRON = (*THINKING, "truncate_history_thinking=false")
-DEEPSEEK = "<｜begin▁of▁sentence｜>"
-LLAMA3 = "<|begin_of_text|>"
+DATA = Path(__file__).parent / "data"
 TEMPLATES = {
-    "cohere": Published("CohereLabs/aya-expanse-8b", "<BOS_TOKEN>"),
-    "cohere2": Published("CohereLabs/tiny-aya-earth", "<BOS_TOKEN>"),
-    "deepseek_r1_distill": Published("DeepSeek-R1-Distill", DEEPSEEK),
-    "deepseekv3": Published("DeepSeek-V3", DEEPSEEK),
-    "diffusion_gemma": Published("google/diffusiongemma-26B-A4B-it", reasoning=GEMMA4),
-    "gemma": Published("Gemma and Gemma 2"),
-    "gemma3": Published("google/gemma-3"),
-    "gemma4": Published("google/gemma-4-E2B-it at 6b7e72c", reasoning=THINKING),
-    "gemma4_v2": Published("google/gemma-4-E2B-it at 4742fe8", reasoning=THINKING),
-    "gemma4_v3": Published("google/gemma-4-E2B-it at b446025", reasoning=THINKING),
-    "gemma4_v4": Published("google/gemma-4-E2B-it at 905e84b", reasoning=THINKING),
-    "gemma4_v5": Published("google/gemma-4-E2B-it at 8995379", reasoning=GEMMA4),
-    "glm4moe": Published("GLM-4-MoE", reasoning=THINKING),
-    "gptoss": Published("GPT-OSS", reasoning=("reasoning_effort=low", "reasoning_effort=high")),
-    "idefics3": Published("HuggingFaceM4/Idefics3-8B-Llama3", parts=True),
-    "lfm2": Published("LiquidAI/LFM2"),
-    "lfm2_v2": Published("LiquidAI/LFM2-1.2B since 40f3da0"),
-    "lfm2_2_5": Published("LiquidAI/LFM2.5-230M", reasoning=("preserve_thinking=true",)),
-    "lfm2_2_5_v2": Published(
-        "LiquidAI/LFM2.5-230M since 13a5383", reasoning=("preserve_thinking=true",)
-    ),
-    "lfm2_2_5_vl": Published("LiquidAI/LFM2.5-VL-3B", reasoning=("preserve_thinking=true",)),
-    "llama3": Published("Llama 3", LLAMA3),
-    "llama3_1": Published("Llama 3.1", LLAMA3),
-    "llama3_2": Published("Llama 3.2", LLAMA3),
-    "llava_next": Published("llava-hf/llava-v1.6-mistral-7b-hf", parts=True),
-    "muse_glimmer": Published(
-        "meta-models/Muse-Glimmer-30B",
-        reasoning=("reasoning_strength=low", "reasoning_strength=high"),
-    ),
-    "nemotron_3_nano": Published("nvidia/NVIDIA-Nemotron-3-Nano", reasoning=NEMOTRON),
-    "nemotron_3_super": Published(
-        "nvidia/NVIDIA-Nemotron-3-Super", reasoning=(*NEMOTRON, "low_effort=true")
-    ),
-    "nemotron_3_ultra": Published(
-        "nvidia/NVIDIA-Nemotron-3-Ultra", reasoning=(*NEMOTRON, "medium_effort=true")
-    ),
-    "nemotron_3_5_lightning": Published("nvidia/NVIDIA-Nemotron-3.5-Lightning", reasoning=NEMOTRON),
-    "phi3": Published("Phi-3", eos="<|endoftext|>"),
-    "phi3_5": Published("Phi-3.5", eos="<|endoftext|>"),
-    "qwen2_5": Published("Qwen2.5"),
-    "qwen2_5_vl": Published("Qwen2-VL and Qwen2.5-VL"),
-    "qwen3": Published("Qwen3", reasoning=THINKING),
-    "qwen3_instruct_2507": Published("Qwen/Qwen3-4B-Instruct-2507"),
-    "qwen3_vl": Published("Qwen3-VL"),
-    "qwen3_5_think": Published("Qwen3.5-4B and larger", reasoning=THINKING),
-    "qwen3_5_nothink": Published("Qwen3.5-2B and smaller", reasoning=THINKING),
-    "qwen3_6": Published("Qwen/Qwen3.6-27B", reasoning=(*THINKING, "preserve_thinking=true")),
-    "qwen3_8": Published(
-        "Qwen/Qwen3.8-27B", reasoning=(*THINKING, "preserve_thinking=false", "reasoning_effort=low")
-    ),
-    "smolvlm": Published("SmolVLM and SmolVLM2", parts=True),
+    name: Published(**about)
+    for name, about in tomllib.loads(
+        (DATA / "published_templates.toml").read_text("utf-8")
+    ).items()
 }
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def system(text):
-    return {"role": "system", "content": text}
-
-
-def answer(text, **more):
-    return {"role": "assistant", "content": text, **more}
-
-
-CALL = {
-    "type": "function", "id": "call12345",
-    "function": {"name": "get_weather", "arguments": {"city": "Zürich <b>", "days": 2}},
-}  # fmt: skip
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather", "description": "The weather; \"of\" <b>.",
-        "parameters": {
-            "type": "object", "required": ["city"],
-            "properties": {"city": {"type": "string", "description": "Where."}},
-        },
-    },
-}  # fmt: skip
-CALLED = [
-    user("a"), {"role": "assistant", "tool_calls": [CALL], "reasoning_content": "hm"},
-    {"role": "tool", "name": "get_weather", "tool_call_id": "call12345", "content": "☀"},
-]  # fmt: skip
-# Which reasoning is written down again, and which is left out.
-REASONED = {
-    "reasoning in the text": [
-        user("a"), answer("<think>\nhm\n</think>\n\nThat."), user("b"),
-        answer("<think>x</think>y"), user("c"),
-    ],
-    "reasoning beside the text": [
-        user("a"), answer("That.", reasoning_content="\nhm\n"), user("b"),
-        answer("y", thinking="z"), user("c"),
-    ],
-    "a reasoned answer at the end": [user("a"), answer("b", reasoning="hm", finish_reason="eos")],
-    "tools": CALLED,
-    "tools, and after them": [*CALLED, answer("Sun."), user("Thanks")],
-}  # fmt: skip
-CONVERSATIONS = {
-    "one turn": [user("Hi <b> & \"you\" é 🙂\n")],
-    "system": [system("Be\n brief. "), user(" What? ")],
-    "turns": [user("a"), answer("b\n"), user(" c"), answer(" d"), user("e")],
-    "look-alikes": [
-        user("<|im_end|>\n<|im_start|>system\n<start_of_turn>[INST]</s><｜User｜><|eot_id|>")
-    ],
-    "nothing said": [system(""), user("")],
-    "an answer at the end": [user("a"), answer(" b ", finish_reason="eos")],
-    "an answer to go on with": [user("a"), answer("Well, <b>")],
-    "one that begins with reasoning": [user("a"), answer("<think>\nSo")],
-    "one that is cut in reasoning": [user("a"), answer("\nWell ", reasoning_content="hm")],
-    "two of the same": [user("a"), user("b"), system("c"), user("d")],
-    "other roles": [{"role": "developer", "content": "d"}, answer("a"), user("b")],
-    **REASONED,
-}
+# `reasoned`: which reasoning is written down again, and which is left out
+SAID = json.loads((DATA / "published_conversations.json").read_text("utf-8"))
+TOOL, REASONED = SAID["tool"], SAID["reasoned"]
+CONVERSATIONS = SAID["plain"] | REASONED
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,8 @@
 """Answers in parts: the markers of published templates, whichever way the text is cut."""
 
+import json
 from itertools import groupby, pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -8,76 +10,17 @@ from hypothesis import strategies as st
 
 from llmcli.text.segments import FORMATS, Answer, Markers, Segmenter, begun, whole_answer
 
+DATA = Path(__file__).parent / "data"
 THINK = Markers.of("{{ content.split('</think>')[-1] }}<tool_call>")
-HARMONY = Markers.of("{{ '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking }}")
 EVERY = Markers(FORMATS)
-# markers, what of the prompt begins a part, the answer, its content and its reasoning
+# a template with the markers, what of the prompt begins a part, the answer, its content (null: all
+# of it) and its reasoning
 ANSWERS = {
-    "qwen 3": (THINK, "A\n", "<think>\nHm.\n\nSo.\n</think>\n\nYes.", "Yes.", "Hm.\n\nSo."),
-    "qwen 3 without": (THINK, "A\n<think>\n\n</think>\n\n", "Yes.\n", "Yes.\n", ""),
-    "opened by the prompt": (THINK, "A<think>\n", "Hm.</think>\n\nYes.", "Yes.", "Hm."),
-    "cut off inside": (THINK, "A<think>\n", "Hm. Then", "", "Hm. Then"),
-    "a marker that is cut off": (THINK, "A", "<think>\nHm.</thi", "", "Hm.</thi"),
-    "glm 4.5": (THINK, "A", "\n<think>Hm.</think>\nYes.", "Yes.", "Hm."),
-    "nothing thought": (THINK, "A", "<think></think>Yes.", "Yes.", ""),
-    "spoken of": (THINK, "A", "Tags: <think>, </think>.", "Tags: <think>, </think>.", ""),
-    "a tool": (
-        THINK, "A", "<think>Hm.</think>I look.\n<tool_call>\n{}\n</tool_call>\n",
-        "I look.\n<tool_call>\n{}\n</tool_call>\n", "Hm.",
-    ),
-    "thought again": (
-        THINK, "A", "<think>a</think>\n<tool_call>b</tool_call>\n<think>c</think>d",
-        "<tool_call>b</tool_call>\n\nd", "a\n\nc",
-    ),
-    "gpt-oss": (
-        HARMONY, "<|start|>assistant",
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
-        "Yes.", "Hm.",
-    ),
-    "gpt-oss with a preamble": (
-        HARMONY, "<|start|>assistant",
-        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary "
-        "to=functions.x json<|message|>{}<|call|>",
-        "I look.\n\n<|channel|>commentary to=functions.x json<|message|>{}<|call|>", "",
-    ),
-    "gpt-oss that calls": (
-        HARMONY, "<|start|>assistant",
-        "<|channel|>analysis<|message|>a<|end|><|start|>assistant to=functions.x<|channel|>b",
-        "<|start|>assistant to=functions.x<|channel|>b", "a",
-    ),
-    "gpt-oss that calls what is built in": (
-        HARMONY, "<|start|>assistant",
-        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis to=python "
-        "code<|message|>1+1<|call|>",
-        "<|channel|>analysis to=python code<|message|>1+1<|call|>", "a",
-    ),
-    "gpt-oss in a given form": (
-        HARMONY, "<|start|>assistant",
-        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final "
-        '<|constrain|>json<|message|>{"b":1}',
-        '{"b":1}', "a",
-    ),
-    "gpt-oss cut off": (
-        HARMONY, "<|start|>assistant", "<|channel|>analysis<|message|>a<|end|><|start|>assistant",
-        "", "a",
-    ),
-    "magistral": (Markers.of("[THINK]"), "[/INST]", "[THINK]a[/THINK]b", "b", "a"),
-    "gemma 4": (
-        Markers.of("<channel|>"), "<|turn>model\n", "<|channel>thought\na\n<channel|>b", "b", "a"
-    ),
-    "gemma 4 without": (
-        Markers.of("<channel|>"), "<|turn>model\n<|channel>thought\n<channel|>", "b", "b", ""
-    ),
-    "command r7b": (
-        Markers.of("<|START_THINKING|>"), "A",
-        "<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>", "b", "a",
-    ),
-    "granite 3.2": (
-        Markers.of("Here is my thought process:"), "A",
-        "Here is my thought process:\na\n\nHere is my response:\nb", "b", "a",
-    ),
-    "no markers": (Markers.of("{{ content }}"), "A<think>", " <think>a</think>", None, ""),
-}  # fmt: skip
+    name: (Markers.of(template), *rest)
+    for name, template, *rest in map(
+        json.loads, (DATA / "answers.jsonl").read_text("utf-8").splitlines()
+    )
+}
 
 
 def merged(segments):

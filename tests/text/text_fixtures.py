@@ -1,7 +1,5 @@
 """What the tests of text share: frozen fixtures, GGUF metadata made by hand."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Small tokenizers of every kind, trained here and written as checkpoints write them."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the transcripts run on: a machine that is made up, and small models."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json
@@ -285,6 +283,7 @@ MODELS = {
     "bare": _llama(without=("tokenizer.json", "tokenizer_config.json")),
     "plain": _llama(template=False),
     "twins": _llama(changed=_twins),
+    "narrow": _llama(hidden_size=16),
     "nan": _llama(changed=_nan),
     "deep": _llama(num_hidden_layers=20, changed=_nan),
     "outlier": _llama(changed=_outlier),

@@ -21,8 +21,6 @@ machine is one that was made up and times are replaced; numbers are of float64 w
 shown, so that no processor's rounding is in them.
 """
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json
@@ -42,6 +40,7 @@ from pathlib import Path
 import pytest
 from json_schemas import errors
 from made_up import MODELS, made_up_machine
+from needs import needs_kernels
 from rich.cells import cell_len
 
 from llmcli.cli.app import main
@@ -330,7 +329,11 @@ def on_terminal(argv, columns, patch):
     return code, b"".join(read).decode(), err.getvalue()
 
 
-@pytest.mark.parametrize("name", FILES)
+# whatever is quantized needs kernels
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=needs_kernels) if name.startswith("quantize") else name
+    for name in FILES
+])
 def test_transcript(name, home, models, monkeypatch, as_written):
     file = HERE / f"{name}.txt"
     text = file.read_text(encoding="utf-8")

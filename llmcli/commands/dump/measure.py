@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmcli import anatomy, devices
+from llmcli import devices
+from llmcli.anatomy import parameters, plan, states
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.names import known
 from llmcli.commands.dump.report import DumpedTensor, DumpReport
@@ -61,9 +62,9 @@ def plan_dump(model: Model, names: Iterable[str], tokens: int) -> tuple[TensorSp
     dtype, cache = dtype_name(model.dtype), dtype_name(model.decoder.cache_dtype)
     call = Call(batch=1, tokens=tokens, past=0, phase="prefill", dtype=dtype, cache=cache)
     specs = [
-        *anatomy.parameters(config, dtype=dtype),
-        *anatomy.plan(config, call).tensors,
-        *anatomy.states(config, batch=1, capacity=tokens, dtype=dtype, cache=cache),
+        *parameters(config, dtype=dtype),
+        *plan(config, call).tensors,
+        *states(config, batch=1, capacity=tokens, dtype=dtype, cache=cache),
     ]
     plans = {}
     for spec in specs:

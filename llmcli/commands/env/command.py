@@ -137,7 +137,8 @@ def settings(
         token,
         replace(
             pick("offline", None, "", *VARIABLES["offline"]),
-            value=offline, words="on" if offline else "off",
+            value=offline,
+            words="on" if offline else "off",
         ),
         pick("revision", None, "the hub's default branch"),
         pick("device", "auto"),
@@ -150,7 +151,7 @@ def settings(
         pick("seed", None, "drawn for each run"),
         pick("weights", None, "the checkpoint's"),
         _colour(environ),
-    )  # fmt: skip
+    )
 
 
 def _setting(name: str, value: str | bool | None, words: str, variable: str = "") -> Setting:

@@ -99,10 +99,12 @@ def _machine(environment: Environment) -> RenderableType:
         ("GPU", environment.gpus or ("none found",)),
         ("driver", (environment.driver or "none found",)),
         ("kernels", (environment.kernel_level,)),
-        ("software", (f"llmcli {environment.llmcli}", f"PyTorch {torch}",
-                      f"Python {environment.python}")),
+        (
+            "software",
+            (f"llmcli {environment.llmcli}", f"PyTorch {torch}", f"Python {environment.python}"),
+        ),
         ("platform", (environment.platform,)),
-    ]  # fmt: skip
+    ]
     return _grid((name, SEPARATOR.join(words)) for name, words in rows)
 
 

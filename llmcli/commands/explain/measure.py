@@ -122,16 +122,7 @@ class Values(Kernel):
 
         What a fused kernel never writes is derived from what it wrote.
         """
-        return Kernel(
-            self.model,
-            self.rules,
-            self.ids,
-            self.texts,
-            emitted=self.emitted,
-            positions=self.positions,
-            prompt_tokens=self.prompt_tokens,
-            alone=self.alone,
-        )
+        return Kernel.of(self, self.positions, self.alone)
 
     def formulas(self, name: str) -> int:
         """How many formulas follow one another up to `name`, at least its own."""
@@ -203,7 +194,7 @@ def local(values: Values, steps: Sequence[Step]) -> LocalCheck | None:
             found.append(worst_number(own, name))
         for step in shown.get(name, ()):
             element = own.rules[name].element(own, step.index)
-            found.append(number_found(own, name, step.index, element.value, element.magnitude))
+            found.append(number_found(own, name, step.index, element.value))
     if not found:
         return None
     wrong = [one for one in found if one.share > 1]
@@ -335,7 +326,6 @@ def parameter_step(model: Model, spec: TensorSpec, index: tuple[int, ...]) -> St
         where=where(spec, index, (), model.tokenizer),
         source="weights",
         value=value,
-        magnitude=0.0,
         kernel=value,
         tolerance=0.0,
         note=origin(model, spec.name),
@@ -384,7 +374,7 @@ class _Tree:
         """The number with the inputs that are followed from it: deep down only the first."""
         (name, index), values = cell, self.values
         if not values.derives(name):
-            return Element(value=float(values[name][index]), magnitude=0.0)
+            return Element(value=float(values[name][index]))
         values.derived.add(name)
         element = self._kept(cell, values.rules[name].element(values, index))
         if values.depth is not None and level >= values.depth:

@@ -8,8 +8,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from llmcli import anatomy
-from llmcli.anatomy import TensorSpec
+from llmcli.anatomy import TensorSpec, parameters, plan
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.indexed import NumberRef
 from llmcli.anatomy.names import Names
@@ -49,9 +48,9 @@ def names(config: ModelConfig, tokens: int) -> dict[str, TensorSpec]:
     call = Call(batch=1, tokens=tokens, past=0, phase="prefill")
     found = {
         spec.name: replace(spec, axes=_letters(config, spec)[1:], shape=spec.shape[1:])
-        for spec in anatomy.plan(config, call).tensors
+        for spec in plan(config, call).tensors
     }
-    for spec in anatomy.parameters(config):
+    for spec in parameters(config):
         found[spec.name] = replace(spec, axes=_letters(config, spec))
     return found
 

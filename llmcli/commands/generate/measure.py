@@ -165,7 +165,7 @@ class Run:
                     self.model,
                     replace(request, prompts=prompts),
                     on_prefill=read,
-                    on_reread=self.reread.append,
+                    on_reprefill=self.reread.append,
                     speculation=self.speculation,
                 )
                 watched = self.watch.watch(tokens, sum(map(len, prompts)))

@@ -165,7 +165,7 @@ class Stream:
     def __init__(self, model: Model, names: tuple[str, ...], positions: range) -> None:
         self.names = names
         # what is added, and the places of the stream, each with what its sum is multiplied by
-        self._added = {"embed_norm.out" if model.config.embedding.norm else "embed", "pos_embed"}
+        self._added = set(model.config.embedding.adds)
         self._places: dict[str, float] = {}
         for number, layer in enumerate(model.config.layers):
             for sublayer in block_names(layer, f"blocks.{number}"):
@@ -352,8 +352,8 @@ def _require_finite(logits: Tensor, positions: range, model: Model) -> None:
 def unembed(model: Model, h_ND: Tensor) -> Tensor:
     """`Norm_f(h) W_Uᵀ + b_U`, `[N, V]` in at least float32, with every row's own statistics.
 
-    A matrix in blocks rounds its input (`Packed.seen`). Where a number of the formula's norm and
-    of the model's differ by rounding only, it is rounded as the model's is.
+    A matrix in blocks rounds its input (`Packed.quantized_input`). Where a number of the formula's
+    norm and of the model's differ by rounding only, it is rounded as the model's is.
     """
     weight, config = model.decoder.weight, model.config
     bias = weight("ln_final.b").dense() if config.final_norm.bias else None
@@ -363,7 +363,7 @@ def unembed(model: Model, h_ND: Tensor) -> Tensor:
     if isinstance(head, Packed):
         own_ND = model.decoder.ln_final(h_ND)
         off_N1 = ROUNDINGS * torch.finfo(own_ND.dtype).eps * x_ND.abs().amax(-1, keepdim=True)
-        x_ND = rule.settled(x_ND, head.seen(x_ND), head.seen(own_ND), off_N1)
+        x_ND = rule.settled(x_ND, head.quantized_input(x_ND), head.quantized_input(own_ND), off_N1)
     rows, columns = head.shape
     logits_NV = x_ND.new_empty(len(x_ND), rows)
     step = max(1, _BLOCK // columns)

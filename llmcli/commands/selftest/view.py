@@ -73,11 +73,13 @@ def _groups(groups: tuple[GroupResult, ...]) -> Rows:
 
 def _rates(rates: tuple[RateResult, ...]) -> Rows:
     columns = [
-        Column("shape", right=False), Column("phase", right=False),
+        Column("shape", right=False),
+        Column("phase", right=False),
         Column("weights", right=False, drop=2),
-        Column("tok/s"), Column("share", right=False),
+        Column("tok/s"),
+        Column("share", right=False),
         Column("÷ transformers", labelled=True, drop=1),
-    ]  # fmt: skip
+    ]
     rows = [
         (
             shape_words(rate.shape, rate.layers, rate.all_layers),

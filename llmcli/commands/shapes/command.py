@@ -114,7 +114,7 @@ class ShapesOptions:
         Raises UsageError for unknown layers and names, PromptTooLong where a model has learned too
         few positions.
         """
-        from llmcli.anatomy.names import select
+        from llmcli.anatomy.names import Names
         from llmcli.commands.shapes.measure import ShapesRequest
         from llmcli.families.sources import sources
         from llmcli.graph.spec import PHASES
@@ -126,7 +126,7 @@ class ShapesOptions:
         if self.layer is not None:
             layers = parse_numbers(self.layer, len(config.layers), "--layer", "layers")
         if self.filter is not None:
-            names = frozenset(select(self.filter, config, kinds=kinds, sources=sources(config)))
+            names = frozenset(Names(config, sources(config)).select(self.filter, kinds))
         found = ShapesRequest(
             config=config,
             numbers=numbers,

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache
 from math import prod
 
 from llmcli.anatomy import Plan, TensorSpec, plan
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import state_need
-from llmcli.anatomy.fold import Folded, Phases, fold_kinds, numbered, unfold
 from llmcli.anatomy.graph import Graph, graph
-from llmcli.anatomy.letters import Letters
 from llmcli.anatomy.names import Names
 from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.commands.shapes.report import (
     CacheGrowth,
     CallFlops,
+    Folded,
     LayerKind,
     LetterValue,
     NameRow,
     NamesReport,
+    Phases,
     ShapeRow,
     ShapesReport,
     ShapeTensor,
@@ -31,6 +32,7 @@ from llmcli.commands.shapes.report import (
 from llmcli.config import ModelConfig
 from llmcli.families import parts_to_fill
 from llmcli.families.sources import sources
+from llmcli.graph.ops import size
 from llmcli.graph.spec import PHASES, Call, Kind, Phase
 from llmcli.loading.prepared import Prepared
 from llmcli.measure.fit import misfits, unscaled
@@ -39,6 +41,14 @@ from llmcli.records.numbers import counted, spans, together
 from llmcli.records.text import Token
 
 LETTERS = ("B", "T", "S", "D", "H", "Hk", "dh", "dv", "F", "V", "P")
+
+# a layer's number in a name or formula: `blocks.3.`, `cache.3.`, `H of block 3`
+_NUMBER = re.compile(r"((?<=blocks\.)\d+|(?<=cache\.)\d+|(?<=of block )\d+)")
+# a layer's input, whose formula differs in the first layer and is ignored
+_ENTRY = ".resid_pre"
+
+Member = tuple[Phases, Phases]  # with the specs as if its layer were the first
+Extra = Callable[[TensorSpec], Hashable]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,25 +79,43 @@ class ShapesRequest:
         )
 
     @cached_property
-    def letters(self) -> dict[Phase, Letters]:
-        """The sizes of each phase's axes."""
-        of = partial(Letters, config=self.config, batch=self.batch)
+    def calls(self) -> dict[Phase, Call]:
+        """The call of each phase."""
         return {
-            "prefill": of(tokens=self.tokens, past=0),
-            "decode": of(tokens=1, past=self.tokens),
+            "prefill": Call(batch=self.batch, tokens=self.tokens, past=0, phase="prefill"),
+            "decode": Call(batch=self.batch, tokens=1, past=self.tokens, phase="decode"),
         }
+
+    def sizes(self, phase: Phase, layer: int | None) -> Mapping[str, int]:
+        """Letter of an axis → size in a phase: of the model, plus those of `layer` if given.
+
+        They come from the parts, independent of the specs that are compared with them.
+        """
+        call = self.calls[phase]
+        sizes = graph(self.config).sizes(layer)
+        return {**sizes, "B": call.batch, "T": call.tokens, "S": call.keys}
+
+    def documented(
+        self, axes: Sequence[str], layer: int | None, phase: Phase | None = None
+    ) -> tuple[str, ...]:
+        """The axes in the documents' notation: `b`, `h`, `n`, `d/h`. n is all tokens so far.
+
+        A decode step only computes the last row, so its T is `1`. All heads are `d` if they divide
+        the width.
+        """
+        letters = {"B": "b", "S": "n", "D": "d", "V": "v", "T": "1" if phase == "decode" else "n"}
+        letters |= graph(self.config).documents(layer)
+        written = ("·".join(letters.get(one, one) for one in axis.split("·")) for axis in axes)
+        return tuple("d" if axis == "h·d/h" else axis for axis in written)
 
     def plan(self, phase: Phase) -> Plan:
         """The activations of that phase."""
-        of = self.letters[phase]
-        call = Call(batch=of.batch, tokens=of.tokens, past=of.past, phase=phase)
-        return plan(self.config, self.numbers.call(call))
+        return plan(self.config, self.numbers.call(self.calls[phase]))
 
     def states(self, phase: Phase) -> tuple[TensorSpec, ...]:
         """What is kept after that phase, as large as it has to be then."""
-        call = self.letters[phase]
-        capacity = call.past + call.tokens
-        kept = self.numbers.states(self.config, batch=call.batch, capacity=capacity)
+        call = self.calls[phase]
+        kept = self.numbers.states(self.config, batch=call.batch, capacity=call.keys)
         return tuple(replace(spec, phase=phase) for spec in kept)
 
     def parameters(self) -> tuple[TensorSpec, ...]:
@@ -150,8 +178,8 @@ def symbols_check(tensors: Sequence[Phases], request: ShapesRequest) -> ViewChec
     specs = [spec for item in tensors for spec in item]
     wrong = []
     for spec in specs:
-        sizes = request.letters[spec.phase or "prefill"]
-        if tuple(sizes.size(axis, spec.layer) for axis in spec.axes) != spec.shape:
+        sizes = request.sizes(spec.phase or "prefill", spec.layer)
+        if tuple(size(axis, sizes) for axis in spec.axes) != spec.shape:
             wrong.append(spec.name)
     count = counted(len(specs), "shape")
     return difference("symbols", f"{count} as the sizes of the letters say", wrong)
@@ -168,9 +196,107 @@ def folded_check(tensors: Sequence[Phases], rows: Sequence[Folded]) -> ViewCheck
     return difference("folded", words, wrong)
 
 
+# repeated layers in one row
+
+
+def fold_kinds(tensors: Sequence[Phases], config: ModelConfig, extra: Extra) -> tuple[Folded, ...]:
+    """Rows of the parameters, then of the activations, then of the states."""
+    rows: list[Folded] = []
+    for kind in ("parameter", "activation", "state"):
+        rows += fold([item for item in tensors if item[0].kind == kind], config, extra)
+    return tuple(rows)
+
+
+def fold(tensors: Sequence[Phases], config: ModelConfig, extra: Extra) -> tuple[Folded, ...]:
+    """The rows of `tensors`, with equal layers merged at the first one's place.
+
+    Layers are equal if their configurations and specs are, up to the layer's number; any difference
+    (a window, a head count, a stored format) keeps them separate. `extra`: an additional key that
+    must be equal, without layer numbers.
+    """
+    layers: dict[int, list[Member]] = {}
+    for phases in tensors:
+        if (number := phases[0].layer) is not None:
+            template = tuple(_moved(spec, -number) for spec in phases)
+            layers.setdefault(number, []).append((phases, template))
+    alike: dict[Hashable, list[int]] = {}
+    for layer, members in layers.items():
+        alike.setdefault(_kind(layer, members, config), []).append(layer)
+    kinds = {numbers[0]: numbers for numbers in alike.values()}
+    rows: list[Folded] = []
+    for phases in tensors:
+        layer_ = phases[0].layer
+        if layer_ is None:
+            rows.append(Folded(name=phases[0].name, layers=(), phases=phases))
+        elif layer_ in kinds:
+            rows += _rows([layers[number] for number in kinds.pop(layer_)], extra)
+    return tuple(rows)
+
+
+def unfold(row: Folded) -> tuple[Phases, ...]:
+    """Expand a row to its layers: the first one's specs with the others' numbers."""
+    if not row.layers:
+        return (row.phases,)
+    first = row.layers[0]
+    return tuple(tuple(_moved(spec, layer - first) for spec in row.phases) for layer in row.layers)
+
+
+def numbered(text: str, layer: int, number: str) -> str:
+    """`text` with `number` in place of the layer's number between dots."""
+    return re.sub(rf"(?<![^.]){layer}(?![^.])", lambda _: number, text)
+
+
+def _kind(layer: int, members: Sequence[Member], config: ModelConfig) -> Hashable:
+    inside = (template for phases, template in members if not phases[0].name.endswith(_ENTRY))
+    return config.layers[layer], tuple(inside)
+
+
+def _rows(layers: Sequence[Sequence[Member]], extra: Extra) -> list[Folded]:
+    """The rows of equal layers, tensor by tensor."""
+    rows = []
+    for same in zip(*layers, strict=True):
+        parts: dict[Hashable, list[Phases]] = {}
+        for phases, template in same:
+            parts.setdefault((template, extra(phases[0])), []).append(phases)
+        rows += [_folded(part) for part in parts.values()]
+    return rows
+
+
+def _folded(part: Sequence[Phases]) -> Folded:
+    first = part[0][0]
+    numbers = tuple(phases[0].layer for phases in part if phases[0].layer is not None)
+    label = spans(numbers)
+    label = f"{{{label}}}" if len(numbers) > 1 else label
+    name = numbered(first.name, numbers[0], label)
+    return Folded(name=name, layers=numbers, phases=part[0])
+
+
+def _moved(spec: TensorSpec, by: int) -> TensorSpec:
+    """The same tensor `by` layers later."""
+    assert spec.layer is not None
+    shares = None if spec.shares is None else _moved_text(spec.shares, by)
+    name, formula = _moved_text(spec.name, by), _moved_text(spec.formula, by)
+    return replace(spec, name=name, formula=formula, shares=shares, layer=spec.layer + by)
+
+
+def _moved_text(text: str, by: int) -> str:
+    pieces = _pieces(text)
+    if len(pieces) == 1:
+        return text
+    return "".join(str(int(one) + by) if at % 2 else one for at, one in enumerate(pieces))
+
+
+@lru_cache(maxsize=1 << 14)
+def _pieces(text: str) -> tuple[str, ...]:
+    """Split at layer numbers, every second piece a number; cached, since layers repeat texts."""
+    return tuple(_NUMBER.split(text))
+
+
+# the report
+
+
 def _tensor(spec: TensorSpec, request: ShapesRequest, stored: Stored | None) -> ShapeTensor:
-    letters = request.letters[spec.phase or "prefill"]
-    documents = letters.documented(spec.axes, spec.layer)
+    documents = request.documented(spec.axes, spec.layer, spec.phase)
     return ShapeTensor(**vars(spec), documents=documents, stored=stored)
 
 
@@ -211,17 +337,19 @@ def letter_values(request: ShapesRequest, phases: Sequence[Phase]) -> tuple[Lett
     for letter in known:
         values: dict[int, None] = {}
         documents: dict[str, None] = {}
+        segments = [axis for block in blocks if (axis := model.segments(block).get(letter))]
         for phase in phases:
-            letters = request.letters[phase]
             for block in blocks:
-                sizes = letters.sizes(block)
+                sizes = request.sizes(phase, block)
                 if letter in sizes:
                     values[sizes[letter]] = None
-                    call = replace(letters, past=0)  # so that T is n
-                    documents[call.documented((letter,), block)[0]] = None
+                    documents[request.documented((letter,), block)[0]] = None
         if values:
             called = "/".join(documents)
-            found.append(LetterValue(letter=letter, documents=called, values=tuple(values)))
+            found.append(LetterValue(
+                letter=letter, documents=called, values=tuple(values),
+                segments=" or ".join(dict.fromkeys(segments)),
+            ))  # fmt: skip
     return tuple(found)
 
 
@@ -287,7 +415,7 @@ def model_names(request: ShapesRequest) -> NamesReport:
                 kind=spec.kind,
                 axes=spec.axes,
                 shape=spec.shape,
-                documents=request.letters["prefill"].documented(spec.axes, spec.layer),
+                documents=request.documented(spec.axes, spec.layer),
                 words=graph(config).words(spec.name),
                 formula=row.formula,
                 aliases=others,

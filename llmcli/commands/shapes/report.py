@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from llmcli.anatomy.fold import Folded
 from llmcli.graph.spec import Kind, TensorSpec
-from llmcli.records.document import APART, FLAT, ViewCheck
+from llmcli.records.document import APART, FLAT, ViewCheck, derived
 from llmcli.records.info import StateNeed
 from llmcli.records.text import Token
+
+Phases = tuple[TensorSpec, ...]  # a tensor in every phase: only shapes and dtypes differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,23 @@ class ShapeTensor(TensorSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Folded:
+    """A row: `phases` of its first layer; `layers` is empty outside the blocks."""
+
+    name: str
+    layers: tuple[int, ...]
+    phases: Phases = field(metadata=APART)
+
+    @derived
+    def formula(self) -> str:
+        """The formula; a reference to the previous block is generalized for all layers."""
+        formula = self.phases[0].formula
+        if len(self.layers) < 2:
+            return formula
+        return formula.replace(f"of block {self.layers[0] - 1}", "of the block before")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShapeRow(Folded):
     """A tensor, or the same one of several `layers` (empty outside the blocks).
 
@@ -64,6 +82,8 @@ class LetterValue:
     letter: str
     documents: str
     values: tuple[int, ...]
+    # the axes concatenated in it (`Hk·dk|Hk·dk|H·dv`), empty for all others
+    segments: str = field(default="", metadata=APART)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,9 @@ def render_shapes(
     if detailed:
         parts += sizes_of_letters(report.letters, report.example)
     else:
-        letters = [axis_line(one.letter, one.letter, one.values) for one in report.letters]
+        letters = [
+            axis_line(one.letter, one.letter, one.values, one.segments) for one in report.letters
+        ]
         example = ["T is an example: --tokens"] if report.example else []
         parts.append(Line([*letters, *example], FAINT))
     if report.prompt:
@@ -180,7 +182,7 @@ def render_stored(tensors: Sequence[Stored], title: str) -> RenderableType:
 
 def sizes_of_letters(letters: Sequence[LetterValue], example: bool) -> Iterator[RenderableType]:
     """The letters with their sizes."""
-    lines = [axis_line(one.letter, one.documents, one.values) for one in letters]
+    lines = [axis_line(one.letter, one.documents, one.values, one.segments) for one in letters]
     yield Line(lines, FAINT)
     if example:
         yield Text("T is an example: --tokens sets it, and a prompt has its own", style=FAINT)

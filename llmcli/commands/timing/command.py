@@ -101,7 +101,7 @@ class TimingOptions:
 
     def check_trace(self, layers: int, tokens: int) -> None:
         """Raises UsageError or WriteFailed where the trace of a prompt of `tokens` is too large."""
-        from llmcli.anatomy.counts import PROMPT_CHUNK
+        from llmcli.anatomy.memory import PROMPT_CHUNK
         from llmcli.commands.timing.trace import trace_size
 
         if self.trace is not None:

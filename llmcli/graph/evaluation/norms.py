@@ -1,31 +1,34 @@
-"""Rules of the normalizations: RMSNorm and LayerNorm of a row, as in the papers."""
+"""Rules of the normalizations of rows: RMSNorm and LayerNorm as in the papers, and to length 1."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from llmcli.graph import ops
+from llmcli.graph import ops, recurrence
+from llmcli.graph.evaluation.numbers import fact, leaf
+from llmcli.graph.evaluation.pointwise import heads_of
 from llmcli.graph.evaluation.rule import Numbers, Rule, largest, total
 from llmcli.records.explanation import Element, Fact, Sum, Term
 
 OfRows = TypeVar("OfRows", bound=ops.Scale | ops.Normalize)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Statistics:
-    """Mean (LayerNorm only), squares and divisor of a row."""
-
-    mean: float | None
-    sum: Sum
-    terms: tuple[Term, ...]
-    before: tuple[Fact, ...]
-    scale: Fact
+def squares(x: Sequence[float], cell: str, mean: float | None = None) -> Element:
+    """The sum of squares of a row, whose numbers have the symbol `cell`; less the mean if given."""
+    centred = x if mean is None else [number - mean for number in x]
+    parts = [(c,) if mean is None else (a, c) for a, c in zip(x, centred, strict=True)]
+    terms = tuple(Term(at=i, parts=part, value=part[-1] ** 2) for i, part in enumerate(parts))
+    columns = (cell,) if mean is None else (cell, f"{cell} − μ")
+    squared = f"{cell}²" if mean is None else f"({cell} − μ)²"
+    summed = total(terms)
+    found = Sum(formula=squared, over="i", columns=(*columns, squared), value=summed)
+    return Element(value=summed, sum=found, terms=terms)
 
 
 class _Rows(Rule[OfRows]):
@@ -42,28 +45,21 @@ class _Rows(Rule[OfRows]):
             return torch.zeros_like(x[..., :1])
         return x.sum(-1, keepdim=True) / x.shape[-1]
 
-    def statistics(self, x: Sequence[float], row: Sequence[int]) -> _Statistics:
-        """The statistics of row `x` with index `row`."""
-        size = len(x)
-        cell = self.cell(self.op.source, *row, "i")
-        mean, before = None, []
+    def statistics(self, x: Sequence[float], row: Sequence[int], first: int = 0) -> Element:
+        """The divisor of row `x` with index `row`; `before` has the mean of a LayerNorm.
+
+        `first`: the index of the first number of `x`, which may be a part of the row.
+        """
+        size, mean = len(x), None
+        cell = self.cell(self.op.source, *row, f"{first}+i" if first else "i")
+        before: tuple[Fact, ...] = ()
         if self.op.norm.kind == "layer":
             mean = math.fsum(x) / size
-            formula = f"μ = Σᵢ {cell} / {size} = {{}} / {size}"
-            before = [Fact(formula=formula, parts=(math.fsum(x),), value=mean)]
-        centred = [number - (mean or 0.0) for number in x]
-        parts = [(c,) if mean is None else (a, c) for a, c in zip(x, centred, strict=True)]
-        terms = tuple(Term(at=i, parts=part, value=part[-1] ** 2) for i, part in enumerate(parts))
-        columns = (cell, f"{cell} − μ") if mean is not None else (cell,)
-        squares = f"({cell} − μ)²" if mean is not None else f"{cell}²"
-        summed = total(terms)
-        scale = Fact(
-            formula=f"s = √(Σ / {size} + ε) = √({{}} / {size} + {self.op.norm.eps:g})",
-            parts=(summed,),
-            value=math.sqrt(summed / size + self.op.norm.eps),
-        )
-        sum_ = Sum(formula=squares, over="i", columns=(*columns, squares), value=summed)
-        return _Statistics(mean=mean, sum=sum_, terms=terms, before=tuple(before), scale=scale)
+            before = (fact(f"μ = Σᵢ {cell} / {size} = {{}} / {size}", mean, math.fsum(x)),)
+        found, eps = squares(x, cell, mean), self.op.norm.eps
+        words = f"s = √(Σ / {size} + ε) = √({{}} / {size} + {eps:g})"
+        scale = fact(words, math.sqrt(found.value / size + eps), found.value)
+        return replace(found, value=scale.value, before=before, after=(scale,))
 
 
 class Scale(_Rows[ops.Scale]):
@@ -82,15 +78,7 @@ class Scale(_Rows[ops.Scale]):
         """The mean, the squares, the root."""
         *row, _ = index
         found = self.statistics(values[self.op.source][tuple(row)].tolist(), row)
-        return Element(
-            value=found.scale.value,
-            magnitude=found.scale.value + abs(found.mean or 0.0),
-            before=found.before,
-            sum=found.sum,
-            terms=found.terms,
-            after=(found.scale,),
-            follow=((self.op.source, (*row, largest(found.terms).at)),),
-        )
+        return replace(found, follow=((self.op.source, (*row, largest(found.terms).at)),))
 
 
 class Normalize(_Rows[ops.Normalize]):
@@ -122,69 +110,74 @@ class Normalize(_Rows[ops.Normalize]):
         return torch.stack(x.chunk(heads, -1)) if self.op.joined else x
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """|x| and the terms of the mean, scaled, plus |bias|."""
+        """|x| and the terms of the mean, scaled, plus |bias|.
+
+        A kernel subtracts a mean, with a rounding error of Σ|x|, in a LayerNorm, and in an RMSNorm
+        of a single row, which `ops.norm.rms_norm` computes as the LayerNorm of (x, -x), whose mean
+        is 0 up to rounding.
+        """
         x = self._rows(values)
-        spread = x.abs() + x.abs().mean(-1, keepdim=True) * self._mean_is_rounded(values, x)
+        one_head = x.ndim == 2 or len(x) == 1
+        taken = [self.op.norm.kind == "layer" or (one_head and alone) for alone in values.alone]
+        spread = x.abs() + x.abs().mean(-1, keepdim=True) * torch.tensor(taken)[:, None]
         out = spread / self.scales(x) * self._factors(values).abs()
         out = out if self.op.bias is None else out + values.vector(self.op.bias).abs()
         return self._split(out, values)
 
-    def _mean_is_rounded(self, values: Numbers, x: Tensor) -> Tensor:
-        """Whether the kernel subtracts a mean, with a rounding error of Σ|x|, per row: `[T, 1]`.
-
-        True for a LayerNorm, and for an RMSNorm of a single row, which `ops.norm.rms_norm` computes
-        as the LayerNorm of (x, -x), whose mean is 0 up to rounding.
-        """
-        one_head = x.ndim == 2 or len(x) == 1
-        taken = [self.op.norm.kind == "layer" or (one_head and alone) for alone in values.alone]
-        return torch.tensor(taken)[:, None]
-
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The row's statistics, then the normalized number."""
         *row, i = index
-        rows = self._rows(values)
-        note = ""
+        rows, notes = self._rows(values), []
         if self.op.joined:
             (head, token), wide = row, values[self.op.source].shape[-1]
-            note = f"{self.letter_of(self.op.source)} with its heads side by side: "
-            note += f"{head * wide + i} = {head} · {wide} + {i}"
             row, i = [token], head * wide + i
+            heads = f"{self.letter_of(self.op.source)} with its heads side by side"
+            notes.append(f"{heads}: {i} = {head} · {wide} + {i - head * wide}")
         own = i  # index in the whole row
         if self.op.groups > 1:
             size = rows.shape[-1]
             rows, i = rows[own // size], own % size
-            note = f"{note}; " * bool(note)
-            note += f"its group are the numbers {own - i} to {own - i + size - 1} of the row"
+            last = own - i + size - 1
+            notes.append(f"its group are the numbers {own - i} to {last} of the row")
         x = rows[tuple(row)].tolist()
-        found = self.statistics(x, row)
-        w = 1.0 if self.op.weight is None else float(values.weight(self.op.weight)[own])
-        b = None if self.op.bias is None else float(values.weight(self.op.bias)[own])
-        scale = found.scale.value
-        offset = self.op.norm.offset if self.op.weight is not None else 0.0
-        value = (x[i] - (found.mean or 0.0)) / scale * (offset + w) + (b or 0.0)
-        cell = self.cell(self.op.source, *row, own)
-        words = cell if found.mean is None else f"({cell} − μ)"
-        numbers = "{}" if found.mean is None else "({} − {})"
-        factor = (f"w[{own}]", "{}")
-        if offset:
-            factor = (f"({offset:g} + w[{own}])", f"({offset:g} + {{}})")
-        words, numbers = f"{words} / s", f"{numbers} / {{}}"
-        parts = [x[i], *([] if found.mean is None else [found.mean]), scale]
+        found = self.statistics(x, row, own - i)
+        y = leaf(x[i], self.cell(self.op.source, *row, own))
+        for mean in found.before:
+            y = y - leaf(mean.value, "μ")
+        y = y / leaf(found.value, "s")
         if self.op.weight is not None:
-            words, numbers = f"{words} · {factor[0]}", f"{numbers} · {factor[1]}"
-            parts.append(w)
-        if b is not None:
-            words, numbers, parts = f"{words} + b[{own}]", f"{numbers} + {{}}", [*parts, b]
-        last = Fact(formula=f"{words} = {numbers}", parts=tuple(parts), value=value)
-        rounded = bool(self._mean_is_rounded(values, rows)[row[-1]])
-        mean = math.fsum(map(abs, x)) / len(x) if rounded else 0.0
-        return Element(
-            value=value,
-            magnitude=(abs(x[i]) + mean) / scale * abs(offset + w) + abs(b or 0.0),
-            note=note,
-            before=found.before,
-            sum=found.sum,
-            terms=found.terms,
-            after=(found.scale, last),
+            w = leaf(float(values.weight(self.op.weight)[own]), f"w[{own}]")
+            y = y * (self.op.norm.offset + w if self.op.norm.offset else w)
+        if self.op.bias is not None:
+            y = y + leaf(float(values.weight(self.op.bias)[own]), f"b[{own}]")
+        return replace(
+            found, value=float(y.x), note="; ".join(notes), after=(*found.after, *y.facts()),
             follow=((self.op.source, index),),
-        )
+        )  # fmt: skip
+
+
+class UnitLength(Rule[recurrence.UnitLength]):
+    """`Q = x / √(Σ x² + ε) · s`, head by head."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """Row by row."""
+        x = heads_of(self.op.cut, values)
+        return x / ((x * x).sum(-1, keepdim=True) + self.op.eps) ** 0.5 * self.op.scale
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """The absolute results."""
+        return self.tensor(values).abs()
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """The squares of the head's numbers, the root, the quotient."""
+        op, cut, (head, token, i) = self.op, self.op.cut, index
+        row, first = heads_of(cut, values)[head, token].tolist(), cut.first + head * cut.size
+        found = squares(row, self.cell(cut.source, token, f"{first}+i" if first else "i"))
+        length = math.sqrt(found.value + op.eps)
+        root = fact(f"ℓ = √(Σ + ε) = √({{}} + {op.eps:g})", length, found.value)
+        y = leaf(row[i], self.cell(cut.source, token, first + i)) / leaf(length, "ℓ")
+        y = y if op.scale == 1 else y * op.scale
+        return replace(
+            found, value=float(y.x), after=(root, *y.facts()),
+            follow=((cut.source, (token, first + i)),),
+        )  # fmt: skip

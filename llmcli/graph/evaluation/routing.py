@@ -7,54 +7,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from llmcli.graph import routing
-from llmcli.graph.evaluation.rule import (
-    Numbers,
-    Rule,
-    ordinal,
-    symbol,
-    total,
-)
+from llmcli.graph.evaluation.numbers import Number, fact, leaf, sigmoid
+from llmcli.graph.evaluation.pointwise import Pointwise, Reader
+from llmcli.graph.evaluation.rule import Numbers, Rule, ordinal, symbol, total
+from llmcli.graph.evaluation.softmax import share, softmax, uncertainty
 from llmcli.records.explanation import Element, Fact, Sum, Term
 from llmcli.records.numbers import scored
 
 
-class Share(Rule[routing.Share]):
+class Share(Pointwise[routing.Share]):
     """`P = softmax(R)` row by row, or `P = σ(R)` number by number."""
 
+    def compute(self, read: Reader) -> Number:
+        """The sigmoid."""
+        return sigmoid(read(self.op.source))
+
     def tensor(self, values: Numbers) -> Tensor:
-        """After subtracting the row's maximum."""
-        x = values[self.op.source]
+        """Row by row, or number by number."""
         if self.op.function == "sigmoid":
-            return 1 / (1 + torch.exp(-x))
-        return _softmax(x)
+            return super().tensor(values)
+        return softmax(values[self.op.source])
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """The error of the exponent is the relative error of the result."""
-        x, made = values[self.op.source], self.tensor(values)
         if self.op.function == "sigmoid":
-            return made
-        return made * (1 + (x - x.amax(-1, keepdim=True)).abs())
+            return super().magnitudes(values)
+        return uncertainty(values[self.op.source])
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The number, or its share of the row's exponentials."""
-        row = values[self.op.source][index[:-1]].tolist()
-        follow = ((self.op.source, index),)
+        *before, at = index
+        x = values[self.op.source][tuple(before)].tolist()
         if self.op.function == "sigmoid":
-            x = row[index[-1]]
-            value = float(self.tensor(values)[index])
-            cell = self.cell(self.op.source, *index)
-            fact = Fact(formula=f"σ({cell}) = 1 / (1 + e^−{cell})", parts=(), value=value)
-            before = (Fact(formula=cell, parts=(), value=x),)
-            return Element(
-                value=value, magnitude=value, before=before, after=(fact,), follow=follow
-            )
-        top, at = max(row), index[-1]
-        return _share(self.cell(self.op.source, *index[:-1], "j"), row, at, top, follow[0])
+            own = leaf(x[at], self.cell(self.op.source, *index))
+            return replace(super().element(values, index), before=own.facts())
+        found = share(
+            dict(enumerate(x)), at, lambda at: self.cell(self.op.source, *before, at), "j"
+        )
+        return replace(found, follow=((self.op.source, index),))
 
 
 class Choose(Rule[routing.Choose]):
@@ -91,31 +87,26 @@ class Choose(Rule[routing.Choose]):
         before = tuple(self._score(values, token, e, chosen_K) for e in (*chosen_K, *refused))
         if self.op.groups > 1:
             before = (*self._group_facts(score_E), *before)
-        own = Fact(
-            formula=f"the {ordinal(place)} largest is that of expert", parts=(),
-            value=float(chosen_K[place]),
-        )  # fmt: skip
+        own = fact(f"the {ordinal(place)} largest is that of expert", float(chosen_K[place]))
         note = f"the {self.op.count} largest choose"
         if self.op.groups > 1:
             note += f", of the best {self.op.kept} groups by {scored(self.op.best)}"
         return Element(
-            value=float(chosen_K[place]), magnitude=0.0, note=note, before=before, after=(own,),
+            value=float(chosen_K[place]), note=note, before=before, after=(own,),
             follow=((self.op.source, (token, chosen_K[place])),),
         )  # fmt: skip
 
     def _score(self, values: Numbers, token: int, expert: int, chosen: Sequence[int]) -> Fact:
         """The score of an expert, and whether it is chosen."""
-        given = float(values[self.op.source][token, expert])
-        formula = self.cell(self.op.source, token, expert)
-        parts: tuple[float, ...] = ()
-        value = given
+        score = leaf(
+            float(values[self.op.source][token, expert]), self.cell(self.op.source, token, expert)
+        )
         if (name := self.op.correction) is not None:
-            c = float(values.vector(name)[expert])
-            formula += f" + {self.cell(name, expert)} = {{}} + {{}}"
-            parts, value = (given, c), given + c
-        if expert not in chosen:
-            formula = f"the largest of the others: {formula}"
-        return Fact(formula=formula, parts=parts, value=value)
+            score = score + leaf(float(values.vector(name)[expert]), self.cell(name, expert))
+        (line,) = score.facts()
+        if expert in chosen:
+            return line
+        return replace(line, formula=f"the largest of the others: {line.formula}")
 
     def _group_facts(self, score_E: Tensor) -> Iterator[Fact]:
         """The scores of kept groups, best first, and the best score of the others."""
@@ -128,7 +119,7 @@ class Choose(Rule[routing.Choose]):
             formula = f"group {group} (experts {first}–{last})" + " = {} + {}" * bool(parts)
             if rank == self.op.kept:
                 formula = f"the best of the other groups: {formula}"
-            yield Fact(formula=formula, parts=parts, value=sum(largest))
+            yield fact(formula, sum(largest), *parts)
 
     def _scores(self, values: Numbers) -> Tensor:
         """The corrected scores, `[T, E]`."""
@@ -193,7 +184,7 @@ class Weigh(Rule[routing.Weigh]):
         """The scores of the chosen, or their softmax; divided by their sum; times the scale."""
         picked_TK = self._picked(values)
         if self.op.softmax:
-            picked_TK = _softmax(picked_TK)
+            picked_TK = softmax(picked_TK)
         elif self.op.renormalized:
             picked_TK = picked_TK / (picked_TK.sum(-1, keepdim=True) + self.op.least)
         return picked_TK * self._factor(values)
@@ -207,10 +198,9 @@ class Weigh(Rule[routing.Weigh]):
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """Zero for a copy, the result for a quotient; a softmax as in `Share`."""
-        made_TK = self.tensor(values).abs()
         if self.op.softmax:
-            x_TK = self._picked(values)
-            return made_TK * (1 + (x_TK - x_TK.amax(-1, keepdim=True)).abs())
+            return uncertainty(self._picked(values)) * self._factor(values)
+        made_TK = self.tensor(values).abs()
         copied = not self.op.renormalized and self.op.scale == 1 and self.op.factors is None
         return torch.zeros(1, dtype=torch.float64) if copied else made_TK
 
@@ -218,82 +208,43 @@ class Weigh(Rule[routing.Weigh]):
         """The scores of all chosen experts, and the weight of one."""
         token, place = index
         chosen_K = values[self.op.chosen][token].long().tolist()
-        row = self._picked(values)[token].tolist()
-        follow = ((self.op.source, (token, chosen_K[place])), (self.op.chosen, index))
-        value, magnitude = (
-            float(found.expand(len(values.positions), len(row))[token, place])
-            for found in (self.tensor(values), self.magnitudes(values))
-        )
-        e = self.cell(self.op.chosen, token, "j")
-        cell = symbol(self.letter_of(self.op.source), token, e)
-        scale, product, numbers = self._factors(values, chosen_K[place])
+        expert, row = chosen_K[place], self._picked(values)[token].tolist()
+        follow = ((self.op.source, (token, expert)), (self.op.chosen, index))
+        choice = self.cell(self.op.chosen, token, "j")
+
+        def cell(at: int | str) -> str:
+            """Of the running index; of a place among the chosen."""
+            inside = choice if at == "j" else self.cell(self.op.chosen, token, at)
+            return symbol(self.letter_of(self.op.source), token, inside)
+
         if self.op.softmax:
-            found = _share(cell, row, place, max(row), follow[0])
-            after = found.after
-            if scale:
-                scaled = f"{scale}that = {product}{{}}"
-                parts = (*numbers, found.value)
-                after = (*after, Fact(formula=scaled, parts=parts, value=value))
-            return Element(
-                value=value, magnitude=magnitude, before=found.before, sum=found.sum,
-                terms=found.terms, after=after, follow=follow,
-            )  # fmt: skip
-        own = self.cell(self.op.source, token, chosen_K[place])
+            found = share(dict(enumerate(row)), place, cell, "j")
+            made = self._scaled(values, expert, leaf(found.value, "that"))
+            after = (*found.after, *(made.facts() if made.digits != "{}" else ()))
+            return replace(found, value=after[-1].value, after=after, follow=follow)
+        own = leaf(row[place], self.cell(self.op.source, token, expert))
+        made = self._scaled(values, expert, own)
         if not self.op.renormalized:
-            formula = f"{scale}{own} = {product}{{}}" if scale else own
-            parts = (*numbers, row[place]) if scale else ()
-            fact = Fact(formula=formula, parts=parts, value=value)
-            return Element(value=value, magnitude=magnitude, after=(fact,), follow=follow)
+            return Element(value=float(made.x), after=made.facts(), follow=follow)
         terms = tuple(
             Term(at=j, parts=(), value=x, label=f"expert {e}")
             for j, (e, x) in enumerate(zip(chosen_K, row, strict=True))
         )
         summed = total(terms)
-        share = Fact(
-            formula=f"{scale}{own} / Σ = {product}{{}} / {{}}",
-            parts=(*numbers, row[place], summed), value=value,
-        )  # fmt: skip
+        made = made / leaf(summed, "Σ")
         return Element(
-            value=value, magnitude=magnitude, terms=terms, after=(share,), follow=follow,
-            sum=Sum(formula=cell, over="j", columns=(cell,), value=summed),
+            value=float(made.x), terms=terms, after=made.facts(), follow=follow,
+            sum=Sum(formula=cell("j"), over="j", columns=(cell("j"),), value=summed),
         )  # fmt: skip
 
-    def _factors(self, values: Numbers, expert: int) -> tuple[str, str, tuple[float, ...]]:
-        """The factor on one weight: in letters, with `{}` for numbers, and the numbers."""
-        scale = "" if self.op.scale == 1 else f"{self.op.scale:g} · "
-        if (name := self.op.factors) is None:
-            return scale, scale, ()
-        own = float(values.vector(name)[expert])
-        return f"{scale}{self.cell(name, expert)} · ", f"{scale}{{}} · ", (own,)
+    def _scaled(self, values: Numbers, expert: int, y: Number) -> Number:
+        """A weight times the expert's factor and the scale."""
+        if (name := self.op.factors) is not None:
+            y = leaf(float(values.vector(name)[expert]), self.cell(name, expert)) * y
+        return y if self.op.scale == 1 else self.op.scale * y
 
     def _picked(self, values: Numbers) -> Tensor:
         return values[self.op.source].gather(-1, values[self.op.chosen].long())
-
-
-def _softmax(x: Tensor) -> Tensor:
-    e = torch.exp(x - x.amax(-1, keepdim=True))
-    return e / e.sum(-1, keepdim=True)
-
-
-def _share(
-    cell: str, row: list[float], at: int, top: float, follow: tuple[str, tuple[int, ...]]
-) -> Element:
-    """One number of a softmax with its row; `cell` contains the index `j`."""
-    exps = [math.exp(x - top) for x in row]
-    summed = math.fsum(exps)
-    terms = tuple(Term(at=j, parts=(), value=e) for j, e in enumerate(exps))
-    value = exps[at] / summed
-    peak = Fact(formula=f"max = max {cell} over j", parts=(), value=top)
-    own = cell.replace("j", str(at))
-    share = Fact(
-        formula=f"e^({own} − max) / Σ = {{}} / {{}}", parts=(exps[at], summed), value=value
-    )
-    formula = f"e^({cell} − max)"
-    return Element(
-        value=value, magnitude=value * (1 + abs(row[at] - top)), before=(peak,), terms=terms,
-        sum=Sum(formula=formula, over="j", columns=(formula,), value=summed), after=(share,),
-        follow=(follow,),
-    )  # fmt: skip
 
 
 def _largest(x: Tensor, count: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from llmcli.graph.node import Node
 from llmcli.graph.ops import Letter, Op
-from llmcli.records.explanation import Element, Sum, Term
+from llmcli.records.explanation import Element, Term
 
 
 class Numbers(Protocol):
@@ -95,18 +95,16 @@ class Numbers(Protocol):
         """The source of a parameter, for display."""
         ...
 
+    def at(self, position: int) -> Numbers:
+        """The same with the row of one token, which is among `positions`."""
+        ...
+
     def length(self, position: int) -> int:
         """The length of the sequence when the token at `position` was computed."""
         ...
 
 
 AnyOp = TypeVar("AnyOp", bound=Op)
-
-
-def in_bits(values: Numbers, weight: str) -> str:
-    """` in 16 bits` if products with this matrix round their input, else empty."""
-    bits = values.rounded(weight)
-    return f" in {bits} bits" if bits else ""
 
 
 class Rule(ABC, Generic[AnyOp]):
@@ -160,6 +158,17 @@ class Rule(ABC, Generic[AnyOp]):
         cancellation, and none where it is 0. Broadcastable to the shape of `tensor`.
         """
 
+    def bound(self, values: Numbers, index: tuple[int, ...]) -> float:
+        """The magnitude of the number at `index`, from the rows of its token alone."""
+        found = self.magnitudes(values.at(index[-2]))
+        return float(found[place((*index[:-2], 0, index[-1]), found)])
+
+    def bias(self, values: Numbers, name: str | None, *index: int) -> tuple[str, float] | None:
+        """The symbol and the value of a number of a bias, if there is one."""
+        if name is None:
+            return None
+        return self.cell(name, *index), float(values.vector(name)[index])
+
     def halves(self, values: Numbers, result: Tensor) -> Tensor:
         """The sum of the magnitudes that a kernel rounds to 16 bits, each by half an eps.
 
@@ -180,25 +189,15 @@ def symbol(letter: str, *index: int | str) -> str:
     return f"{letter}[{','.join(map(str, index))}]" if index else letter
 
 
-def products(xs: Sequence[float], ys: Sequence[float]) -> tuple[Term, ...]:
-    """The terms of a dot product."""
-    pairs = zip(xs, ys, strict=True)
-    return tuple(Term(at=i, parts=(x, y), value=x * y) for i, (x, y) in enumerate(pairs))
-
-
-def dot(columns: tuple[str, str], value: float, over: str = "i") -> Sum:
-    """The sum of products, over the numbers `i` of a row or over the keys `s`."""
-    return Sum(formula=" · ".join(columns), over=over, columns=(*columns, "product"), value=value)
+def place(index: tuple[int, ...], x: Tensor) -> tuple[int, ...]:
+    """The index of `x`, which broadcasts, for the number at `index` of the result."""
+    own = zip(index[len(index) - x.ndim :], x.shape, strict=True)
+    return tuple(min(i, size - 1) for i, size in own)
 
 
 def total(terms: Sequence[Term]) -> float:
     """The sum of the terms, rounded once."""
     return math.fsum(term.value for term in terms)
-
-
-def size(terms: Sequence[Term]) -> float:
-    """The sum of the terms' absolute values."""
-    return math.fsum(abs(term.value) for term in terms)
 
 
 def largest(terms: Sequence[Term]) -> Term:

@@ -1,59 +1,84 @@
-"""Maps a node to its rule, by the type of its op."""
+"""Maps a node to its rule, by the type of its op; one without a rule is evaluated as a whole."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
+
+from torch import Tensor
 
 from llmcli.graph import ops
 from llmcli.graph import recurrence as recurrent
 from llmcli.graph import routing as mixture
 from llmcli.graph.evaluation import (
     attention,
-    convolve,
-    experts,
-    join,
-    linear,
-    mlp,
+    dots,
     norms,
-    opaque,
+    pointwise,
     recurrence,
     rope,
     routing,
 )
-from llmcli.graph.evaluation.rule import Rule
+from llmcli.graph.evaluation.rule import Numbers, Rule
 from llmcli.graph.node import Node
 from llmcli.graph.ops import Letter
+from llmcli.records.explanation import Element
+
+
+class Opaque(Rule[ops.Opaque]):
+    """An activation and its magnitudes; a derivation ends here."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """The activation, from the part's function."""
+        return self._made(values)[0]
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """The magnitudes, from the part's function."""
+        return self._made(values)[1]
+
+    def _made(self, values: Numbers) -> tuple[Tensor, Tensor]:
+        module, _, function = self.op.evaluate.partition(":")
+        made: tuple[Tensor, Tensor] = vars(import_module(module))[function](self.op, values)
+        return made
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """One number, without a derivation."""
+        return Element(
+            value=float(self.tensor(values)[index]),
+            note="evaluated as a whole: how its single numbers follow cannot be derived yet",
+        )
+
 
 RULES: dict[type[ops.Op], type[Rule[Any]]] = {
-    ops.LookUp: linear.LookUp,
-    ops.Add: linear.Add,
-    ops.SoftCap: linear.SoftCap,
-    ops.Project: linear.Project,
-    ops.HeadShare: linear.HeadShare,
+    ops.LookUp: pointwise.LookUp,
+    ops.Add: pointwise.Add,
+    ops.SoftCap: pointwise.SoftCap,
+    ops.Project: dots.Project,
+    ops.HeadShare: dots.HeadShare,
     ops.Scale: norms.Scale,
     ops.Normalize: norms.Normalize,
     ops.Rotate: rope.Rotate,
-    ops.Join: join.Join,
+    ops.Join: pointwise.Join,
     ops.Score: attention.Score,
     ops.Softmax: attention.Softmax,
     ops.Mix: attention.Mix,
-    ops.Activate: mlp.Activate,
-    ops.Gate: mlp.Gate,
-    ops.Convolve: convolve.Convolve,
+    ops.Activate: pointwise.Activate,
+    ops.Gate: pointwise.Gate,
+    ops.Convolve: dots.Convolve,
     mixture.Share: routing.Share,
     mixture.Choose: routing.Choose,
     mixture.Weigh: routing.Weigh,
-    mixture.ExpertProject: experts.ExpertProject,
-    mixture.SumExperts: experts.SumExperts,
-    recurrent.Cut: recurrence.Cut,
-    recurrent.UnitLength: recurrence.UnitLength,
-    recurrent.StepSize: recurrence.StepSize,
-    recurrent.LogDecay: recurrence.LogDecay,
+    mixture.ExpertProject: dots.ExpertProject,
+    mixture.SumExperts: dots.SumExperts,
+    recurrent.Cut: pointwise.Cut,
+    recurrent.UnitLength: norms.UnitLength,
+    recurrent.StepSize: pointwise.StepSize,
+    recurrent.LogDecay: pointwise.LogDecay,
     recurrent.LinearMap: recurrence.LinearMap,
     recurrent.StateAfter: recurrence.StateAfter,
-    recurrent.Skip: recurrence.Skip,
-    ops.Opaque: opaque.Opaque,
+    recurrent.Skip: pointwise.Skip,
+    ops.Opaque: Opaque,
 }
 
 

@@ -90,6 +90,9 @@ class ProportionalScaling:
     factor: float = 1.0
 
 
+# letter of an axis → field of `AttentionConfig`
+AXES = {"H": "heads", "Hk": "kv_heads", "dh": "head_dim", "dv": "value_dim"}
+
 RopeScaling = (
     LinearScaling
     | DynamicScaling

@@ -22,12 +22,12 @@ from torch import Tensor
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.softmax_map import SoftmaxMap
-from llmcli.nn.state import KVCache, LayerState, Nothing
+from llmcli.nn.state import LayerState
 from llmcli.nn.step import Step
 from llmcli.ops import compiled, on_card
 from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, scores, visible_keys, weights
-from llmcli.ops.elements import clip, gate, narrowed
+from llmcli.ops.elements import cast, clip, gate
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.rope import rotate
 from llmcli.parts.attention.config import AttentionConfig
@@ -67,41 +67,22 @@ class Attention(SoftmaxMap):
         if config.kv.norm is not None and config.kv.layer is None:
             self.v_norm = Norm(config.kv.norm, f"{name}.v_norm", parameters)
 
-    def new_state(
-        self, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype
-    ) -> LayerState:
-        """An empty cache for `batch` sequences of up to `capacity` tokens.
-
-        No cache if keys and values are those of another layer.
-        """
-        config = self.config
-        if config.kv.layer is not None:
-            return Nothing()
-        return KVCache.zeros(
-            (batch, config.kv_heads, capacity),
-            config.head_dim,
-            config.value_dim,
-            device=device,
-            dtype=self._cache_dtype,
-        )
-
-    def __call__(self, x_BTD: Tensor, cache: LayerState | None, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]` in at least float32; appends keys and values to `cache`."""
+    def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]` in at least float32; appends keys and values to `state`."""
         config = self.config
         if config.kv.layer is None:
             q_BHTd, k_BKSd, v_BKSe, gate_BTG = self._project(x_BTD, step)
-            if cache is not None:
-                assert isinstance(cache, KVCache)
-                step.write(k_BKSd, cache.k)
-                step.write(v_BKSe, cache.v)
-                k_BKSd, v_BKSe = cache.k, cache.v
-            step.lend(self.name, k_BKSd, v_BKSe)
+            if step.cached:
+                step.write(k_BKSd, state["k"])
+                step.write(v_BKSe, state["v"])
+                k_BKSd, v_BKSe = state["k"], state["v"]
+            step.share_kv(self.name, k_BKSd, v_BKSe)
         else:
             q_BHTd, gate_BTG = self._queries(x_BTD, step)
-            k_BKSd, v_BKSe = step.lent[self.keys_of]
+            k_BKSd, v_BKSe = step.shared_kv[self.keys_of]
         q_BHTd = self._grown(q_BHTd, step.positions)
         # only our kernels, which read float32 queries, support a cap and sinks; none has slopes
-        kernels = cache is not None and self.slopes_H is None
+        kernels = step.cached and self.slopes_H is None
         unfused = config.cap is not None or config.sinks
         widened = unfused and compiled.runs(q_BHTd)
         wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
@@ -132,7 +113,7 @@ class Attention(SoftmaxMap):
                     slopes_H=self.slopes_H,
                     positions=None if self.slopes_H is None else step.positions[..., seen.rows],
                 )
-                for seen in step.visible(config.window)
+                for seen in step.key_ranges(config.window)
             ]
             z_BHTe = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         z_BTG = step.emit(f"{self.name}.z", z_BHTe).transpose(1, 2).flatten(2)
@@ -186,13 +167,13 @@ class Attention(SoftmaxMap):
         if limit is None:
             return self.qkv.wide(x_BTD) if wide else self.qkv(x_BTD)
         product = clip(self.qkv.wide(x_BTD), limit)
-        return product if wide else narrowed(product, self._dtype)
+        return product if wide else cast(product, self._dtype)
 
     def _gates(self, raw_BTG: Tensor, step: Step) -> Tensor | None:
         """The emitted gates before their sigmoid, in the model's dtype."""
         if not self.config.gated:
             return None
-        return self._emit_gates("gate", narrowed(raw_BTG, self._dtype), step)
+        return self._emit_gates("gate", cast(raw_BTG, self._dtype), step)
 
     def _emit_gates(self, leaf: str, gate_BTG: Tensor, step: Step) -> Tensor:
         """Emit gates per head, `[B, H, T, e]`; returns the same tensor unless edited."""
@@ -206,7 +187,7 @@ class Attention(SoftmaxMap):
         if self.v_norm is not None:
             emitted_BKTe = step.emit(name, self._heads(v_BTKe))
             v_BTKe, name = self.v_norm(emitted_BKTe.transpose(1, 2)), f"{name}_norm"
-        narrow = narrowed(v_BTKe.flatten(2), self._cache_dtype)  # one row per token
+        narrow = cast(v_BTKe.flatten(2), self._cache_dtype)  # one row per token
         return step.emit(name, self._heads(narrow.view(shape)))
 
     def _queries(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
@@ -269,7 +250,7 @@ class Attention(SoftmaxMap):
 
     def _enter(self, q_BTHd: Tensor, k_BTKd: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Queries and keys as they enter the scores; keys in the cache's dtype."""
-        narrow = narrowed(k_BTKd.flatten(2), self._cache_dtype)  # one row per token
+        narrow = cast(k_BTKd.flatten(2), self._cache_dtype)  # one row per token
         k_BKTd = self._heads(narrow.view(k_BTKd.shape))
         q_BHTd = step.emit(self.entering[0], self._heads(q_BTHd))
         return q_BHTd, step.emit(self.entering[1], k_BKTd)

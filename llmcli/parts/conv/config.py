@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+AXES = {"C": "channels", "L": "length"}  # letter of an axis → field of `ShortConvConfig`
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShortConvConfig:
     """`(C ∘ conv(B ∘ U)) W_out`, where B, C and U are projections of the input.
 
     The convolution is causal and depthwise: each dimension is a weighted sum over the last `length`
-    tokens. `bias`: in all projections and the convolution.
+    tokens. `bias`: in all projections and the convolution. `channels`: number of dimensions of B, C
+    and U (None: the model's width; fewer in a rank's share).
     """
 
     length: int
     bias: bool = False
+    channels: int | None = None

@@ -9,15 +9,13 @@ Axes: B batch, T new tokens, D width, L tokens of the convolution's window.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.recurrent import convolved
-from llmcli.nn.state import FixedState, LayerState
+from llmcli.nn.state import LayerState
 from llmcli.nn.step import Step
-from llmcli.ops.conv import new_ring
 from llmcli.ops.elements import gate
 from llmcli.parts.conv.config import ShortConvConfig
 
@@ -38,14 +36,7 @@ class ShortConv:
         out_bias = (f"{name}.b_out",) if config.bias else ()
         self.out = Linear(parameters, (f"{name}.W_out",), out_bias)
 
-    def new_state(
-        self, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype
-    ) -> FixedState:
-        """`conv` `[B, L, D]`: a ring buffer of the last rows of every sequence."""
-        width, length = self.filter_DL.shape
-        return FixedState(conv=new_ring(batch, length, width, device=device, dtype=dtype))
-
-    def __call__(self, x_BTD: Tensor, state: LayerState | None, step: Step) -> Tensor:
+    def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; stores the last rows in `state`."""
         p, entered = self.name, self.enter.split(self.enter(x_BTD))
         b_BTD, gate_BTD, u_BTD = (
@@ -53,9 +44,6 @@ class ShortConv:
             for leaf, one in zip(("B", "gate", "x"), entered, strict=True)
         )
         y_BTD = step.emit(f"{p}.in", gate(b_BTD, u_BTD))
-        if state is None:
-            state = self.new_state(len(y_BTD), 0, device=y_BTD.device, dtype=y_BTD.dtype)
-        assert isinstance(state, FixedState)
         z_BTD, _ = convolved(y_BTD, self.filter_DL, self.bias, state["conv"], step)
         out_BTD = step.emit(f"{p}.out", gate(gate_BTD, step.emit(f"{p}.conv", z_BTD)))
         return self.out.wide(out_BTD)

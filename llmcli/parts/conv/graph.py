@@ -1,6 +1,6 @@
 """The gated short convolution: `B gate x`, then `in`, `conv`, `out`, and the output.
 
-Letters: T tokens, D width, L tokens of the convolution's window.
+Letters: T tokens, D width, C channels, L tokens of the convolution's window.
 """
 
 from __future__ import annotations
@@ -8,84 +8,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site, State
-from llmcli.graph.ops import Convolve, Gate, Op, Project
-from llmcli.parts.conv.config import ShortConvConfig
+from llmcli.graph.node import PartGraph, Site
+from llmcli.graph.ops import Convolve, Gate
+from llmcli.graph.rows import Rows, sizes_of
+from llmcli.parts.conv.config import AXES, ShortConvConfig
 
-_ENTER = {  # letters and words of the projections
-    "B": ("B", "the input gates"), "gate": ("C", "the output gates"),
-    "x": ("U", "the values that the input gates multiply"),
-}  # fmt: skip
+_ROWS = """
+    B      B  T C  conv_in   the input gates
+    gate   C  T C  conv_in   the output gates
+    x      U  T C  conv_in   the values that the input gates multiply
+    in     Y  T C  conv      the input of the convolution
+    conv   Z  T C  conv      the weighted sum of the last tokens
+    out    O  T C  conv      the result, gated, as it enters the last projection
+    leave  T  T D  conv_out
+    w      a filter for each dimension
+    b      bias of the convolution
+    W_out  projection to the output
+    b_out  bias of the output
+"""
 
 
 def conv_graph(c: ShortConvConfig, site: Site) -> PartGraph:
-    """All `[B, T, D]`; the state holds the last L rows of `in`."""
-    p = site.name
-
-    def bias(leaf: str) -> str | None:
-        return f"{p}.b{leaf}" if c.bias else None
-
-    def node(leaf: str, letter: str, op: Op, words: str, group: str) -> Node:
-        return Node(
-            name=f"{p}.{leaf}", letter=letter, axes=("T", "D"), op=op, words=words, group=group,
-            layer=site.layer,
-        )  # fmt: skip
-
-    def project(source: str, leaf: str, fused: str = "") -> Project:
-        return Project(
-            source=source, weight=f"{p}.W_{leaf}", bias=bias(f"_{leaf}"), over="D", columns="D",
-            fused=fused,
-        )  # fmt: skip
-
-    words, theirs = site.output("the short convolution", "hook_attn_out")
-    nodes = (
-        *(
-            node(leaf, letter, project(site.source, leaf, f"{p}.B_gate_x"), said, "conv_in")
-            for leaf, (letter, said) in _ENTER.items()
-        ),
-        node("in", "Y", Gate(act=f"{p}.B", up=f"{p}.x"), "the input of the convolution", "conv"),
-        node("conv", "Z", Convolve(
-            source=f"{p}.in", weight=f"{p}.w", bias=bias(""), length=c.length,
-        ), f"the weighted sum of the last {c.length} tokens", "conv"),
-        node("out", "O", Gate(act=f"{p}.gate", up=f"{p}.conv"),
-             "the result, gated, as it enters the last projection", "conv"),
-        Node(
-            name=site.makes, letter=site.letter, axes=("T", "D"), op=project(f"{p}.out", "out"),
-            words=words, group="conv_out", layer=site.layer, wide=True, theirs=theirs,
-        ),
-    )  # fmt: skip
-    state = State(
-        name=f"cache.{site.layer}.conv", axes=("L", "D"), holds=f"{p}.in", before=f"{p}.conv",
-        formula="the last L rows of Y, that of position p in row p mod L",
-        words="the last inputs of the convolution", layer=site.layer, ring=True,
-    )  # fmt: skip
-    return PartGraph(
-        nodes=nodes, parameters=tuple(_parameters(c, site)), states=(state,),
-        sizes={"L": c.length},
-        absent=(Absent(names=rf"{p.rpartition('.')[2]}\.b", why="it has no such bias"),),
-    )  # fmt: skip
-
-
-def _parameters(c: ShortConvConfig, site: Site) -> list[Parameter]:
-    """`W_B`, `W_gate`, `W_x`, `W_out` `[D, D]`, the filter `w` `[D, L]`, and biases."""
-    p, found = site.name, []
-    made = {leaf: f"{p}.{leaf}" for leaf in _ENTER} | {"out": site.makes}
-    for kind in "Wb" if c.bias else "W":
-        for leaf, makes in made.items():
-            found.append(Parameter(
-                name=f"{p}.{kind}_{leaf}", axes=("D", "D") if kind == "W" else ("D",), makes=makes,
-                words=f"{'projection to' if kind == 'W' else 'bias of'} "
-                      f"{_ENTER[leaf][1] if leaf in _ENTER else 'the output'}",
-                kind="mixers", letter=f"{kind}_{leaf}", layer=site.layer, turned=kind == "W",
-                shares=f"{p}.{kind}_B_gate_x" if leaf in _ENTER else None,
-            ))  # fmt: skip
-    for leaf, axes, words in (("w", ("D", "L"), "a filter for each dimension"),
-                              ("b", ("D",), "bias of the convolution"))[: 1 + c.bias]:  # fmt: skip
-        found.append(Parameter(
-            name=f"{p}.{leaf}", axes=axes, makes=f"{p}.conv", words=words, kind="mixers",
-            letter=leaf, layer=site.layer,
-        ))  # fmt: skip
-    return found
+    """All `[B, T, C]`, the output `[B, T, D]`; the state holds the last L rows of `in`."""
+    sizes = {"C": site.width, **sizes_of(c, AXES)}
+    r = Rows(site.name, _ROWS, "mixers", sizes, layer=site.layer)
+    b, gate, x = (
+        r.project(leaf, site.source, bias=c.bias, fused="B_gate_x") for leaf in ("B", "gate", "x")
+    )
+    enters = r.node("in", Gate(act=b, up=x))
+    w, bias = r.parameter("w", "C L", "conv"), r.parameter("b", "C", "conv") if c.bias else None
+    op = Convolve(source=enters, weight=w, bias=bias, length=c.length)
+    conv = r.node("conv", op, words=f"the weighted sum of the last {c.length} tokens")
+    out = r.node("out", Gate(act=gate, up=conv))
+    r.output(site, "the short convolution", "leave", out, symbol="out", over="C", bias=c.bias)
+    r.ring(enters, "C")
+    return r.graph(documents={"C": "d"} if c.channels is None else {})
 
 
 def conv_facts(c: ShortConvConfig) -> Mapping[str, Any]:

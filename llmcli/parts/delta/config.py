@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from llmcli.parts.norm.config import NormConfig
 
+# letter of an axis → field of `DeltaConfig`, or the axes that are concatenated in it
+AXES = {"H": "heads", "Hk": "key_heads", "dk": "key_dim", "dv": "value_dim", "L": "length"}
+SEGMENTS = {"C": "Hk·dk|Hk·dk|H·dv"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaConfig:
@@ -32,6 +36,12 @@ class DeltaConfig:
             raise ValueError(f"{self.key_heads} key heads do not divide {self.heads} value heads")
 
     @property
+    def segments(self) -> tuple[int, int, int]:
+        """Sizes in the channels of queries, keys and values, concatenated."""
+        keys = self.key_heads * self.key_dim
+        return keys, keys, self.heads * self.value_dim
+
+    @property
     def channels(self) -> int:
-        """Channels of the convolution: queries, keys and values concatenated."""
-        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+        """Channels of the convolution."""
+        return sum(self.segments)

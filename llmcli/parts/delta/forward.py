@@ -16,7 +16,7 @@ from torch import Tensor
 
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
-from llmcli.nn.recurrent import Recurrent, in_heads, own_state, side_by_side
+from llmcli.nn.recurrent import Recurrent, in_heads, side_by_side
 from llmcli.nn.state import LayerState
 from llmcli.nn.step import Step
 from llmcli.ops.activations import activation
@@ -49,18 +49,18 @@ class GatedDelta(Recurrent):
         """Value heads, key size, value size."""
         return self.config.heads, self.config.key_dim, self.config.value_dim
 
-    def __call__(self, x_BTD: Tensor, state: LayerState | None, step: Step) -> Tensor:
+    def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; updates `state`."""
-        p, own = self.name, own_state(state, self, x_BTD)
+        p = self.name
         entered = self.enter.split(self.enter(x_BTD))
         in_BTC, gate_BTV, beta_BTH, decay_BTH = entered
         in_BTC = step.emit(f"{p}.in", in_BTC)
         gate_BHTe = step.emit(f"{p}.gate", in_heads(gate_BTV, self.config.heads))
         beta_BTH = step.emit(f"{p}.beta_in", beta_BTH)
         decay_BTH = step.emit(f"{p}.decay_in", decay_BTH)
-        act_BTC = self.activated(in_BTC, own, step)
+        act_BTC = self.activated(in_BTC, state, step)
         inputs = self._inputs(act_BTC, beta_BTH, decay_BTH, step)
-        z_BHTe = step.emit(f"{p}.z", self.mixed(inputs, own, step))
+        z_BHTe = step.emit(f"{p}.z", self.mixed(inputs, state, step))
         z_BHTe = self.norm(z_BHTe.transpose(1, 2)).transpose(1, 2)
         z_BHTe = step.emit(f"{p}.z_norm", z_BHTe)
         act_BTV = activation("silu")(at_least_float32(side_by_side(gate_BHTe)))
@@ -74,8 +74,7 @@ class GatedDelta(Recurrent):
     ) -> Inputs:
         """The recurrence's inputs, in at least float32."""
         p, config = self.name, self.config
-        keys, values = config.key_heads * config.key_dim, config.heads * config.value_dim
-        q, k, v = act_BTC.split_with_sizes([keys, keys, values], -1)
+        q, k, v = act_BTC.split_with_sizes(config.segments, -1)
         q_BTKd, k_BTKd = (
             at_least_float32(one).view(*one.shape[:2], config.key_heads, -1) for one in (q, k)
         )

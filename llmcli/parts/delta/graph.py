@@ -6,11 +6,12 @@ Hk key heads, dk size of a query and key, dv of a value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from llmcli.graph.node import Absent, Kernel, Node, Parameter, PartGraph, Site, State
-from llmcli.graph.ops import Activate, Convolve, Gate, Mix, Normalize, Op, Project
+from llmcli.graph.node import Kernel, PartGraph, Site
+from llmcli.graph.ops import Activate, Convolve, Gate, Mix
 from llmcli.graph.recurrence import (
     Cut,
     LinearMap,
@@ -20,15 +21,36 @@ from llmcli.graph.recurrence import (
     StepSize,
     UnitLength,
 )
-from llmcli.parts.delta.config import DeltaConfig
-from llmcli.parts.norm.graph import norm_parameters
+from llmcli.graph.rows import Rows, sizes_of
+from llmcli.parts.delta.config import AXES, SEGMENTS, DeltaConfig
 
-_ENTER = {  # projection: its letter, words, and resulting activation
-    "in": ("Y", "queries, keys and values before the convolution", "in"),
-    "gate": ("Z", "the output gates, before SiLU", "gate"),
-    "beta": ("B", "the write strengths, before σ", "beta_in"),
-    "decay": ("a", "the decays, before softplus", "decay_in"),
-}
+RECURRENT_ROWS = """
+    conv       Y_conv   T C     conv       the weighted sum of the last tokens
+    log_decay  g        T H     scan wide  log decays of the state
+    gate_act   SiLU(Z)  H T dv  scan wide  the output gates
+    leave      T        T D     linear_out
+    w          a filter for each channel
+    dt_bias    bias of the step size
+    A_log      logarithm of each head's decay rate
+    W_out      projection of all heads back to the width
+"""
+_ROWS = """
+    in         Y        T C        linear_in  queries, keys and values before the convolution
+    gate       Z        H T dv     linear_in  the output gates, before SiLU
+    beta_in    B        T H        linear_in  the write strengths, before σ
+    decay_in   a        T H        linear_in  the decays, before softplus
+    act        U        T C        conv       queries, keys and values side by side
+    q          Q        Hk T dk    scan wide  queries of length 1 / √d_k
+    k          K        Hk T dk    scan wide  keys of length 1
+    v          V        H T dv     scan       values, each a mix of the last tokens
+    beta  β  T H  scan wide  write strengths: the replaced share of the value at each key
+    dt         dt       T H        scan wide  step sizes of the decay
+    pattern    A        H T S      scan wide  the weight of each token's value, of either sign
+    state      S        H T dk·dv  scan wide shown  the state after each token
+    z          O        H T dv     scan wide  the state read by the queries
+    z_norm     O_norm   H T dv     scan wide  the read values, normalized
+    out        O_gated  H T dv     scan       the result, gated, as it enters the last projection
+"""
 
 
 def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
@@ -36,131 +58,63 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
 
     `pattern` and `state` are derived: no kernel stores a map, or the state after each token.
     """
-    p = site.name
-    keys = c.key_heads * c.key_dim
-
-    def node(leaf: str, letter: str, axes: tuple[str, ...], op: Op, words: str,
-             group: str = "scan", *, wide: bool = True, shown: bool = False) -> Node:  # fmt: skip
-        return Node(name=f"{p}.{leaf}", letter=letter, axes=axes, op=op, words=words, group=group,
-                    layer=site.layer, wide=wide, shown=shown,
-                    shares=op.source if isinstance(op, Cut) else None)  # fmt: skip
-
-    def enter(leaf: str, axes: tuple[str, ...], columns: str, heads: int = 0) -> Node:
-        letter, words, makes = _ENTER[leaf]
-        op = Project(source=site.source, weight=f"{p}.W_{leaf}", over="D", columns=columns,
-                     heads=heads, fused=f"{p}.in_gate_beta_decay")  # fmt: skip
-        return node(makes, letter, axes, op, words, "linear_in", wide=False)
-
-    def cut(first: int, count: int, size: int) -> Cut:
-        return Cut(source=f"{p}.act", first=first, heads=count, size=size)
-
-    of_key, of_value = ("Hk", "T", "dk"), ("H", "T", "dv")
+    r = Rows(site.name, _ROWS + RECURRENT_ROWS, "mixers", sizes_of(c, AXES), layer=site.layer)
+    enters, gate, beta, decay = (
+        r.project(leaf, site.source, symbol=leaf.removesuffix("_in"), fused="in_gate_beta_decay")
+        for leaf in ("in", "gate", "beta_in", "decay_in")
+    )
+    act = convolved(r, enters, c.length)
+    keys, _, _ = c.segments
+    cuts = [Cut(source=act, first=i * keys, heads=c.key_heads, size=c.key_dim) for i in range(2)]
+    q = r.node("q", UnitLength(cut=cuts[0], eps=c.eps, scale=c.key_dim**-0.5))
+    k = r.node("k", UnitLength(cut=cuts[1], eps=c.eps))
+    values = Cut(source=act, first=2 * keys, heads=c.heads, size=c.value_dim)
+    v = r.node("v", values, shares=act)
+    beta = r.node("beta", Activate(source=beta, function="sigmoid"))
     recurrence = Recurrence(
-        query=f"{p}.q", key=f"{p}.k", step=f"{p}.beta", log_decay=f"{p}.log_decay",
-        heads=c.heads, group=c.heads // c.key_heads, tiled=c.tiled,
+        query=q, key=k, step=beta, log_decay=decays(r, decay)[1], heads=c.heads,
+        group=c.heads // c.key_heads, tiled=c.tiled,
     )  # fmt: skip
-    words, theirs = site.output("the gated DeltaNet", "hook_attn_out")
-    nodes = (
-        enter("in", ("T", "C"), "C"),
-        enter("gate", of_value, "H·dv", c.heads),
-        enter("beta", ("T", "H"), "H"),
-        enter("decay", ("T", "H"), "H"),
-        node("conv", "Y_conv", ("T", "C"), Convolve(
-            source=f"{p}.in", weight=f"{p}.w", bias=None, length=c.length,
-        ), f"the weighted sum of the last {c.length} tokens", "conv", wide=False),
-        node("act", "U", ("T", "C"), Activate(source=f"{p}.conv", function="silu"),
-             "queries, keys and values side by side", "conv", wide=False),
-        node("q", "Q", of_key, UnitLength(
-            cut=cut(0, c.key_heads, c.key_dim), eps=c.eps, scale=c.key_dim**-0.5,
-        ), "queries of length 1 / √d_k"),
-        node("k", "K", of_key, UnitLength(
-            cut=cut(keys, c.key_heads, c.key_dim), eps=c.eps,
-        ),
-             "keys of length 1"),
-        node("v", "V", of_value, cut(2 * keys, c.heads, c.value_dim),
-             "values, each a mix of the last tokens", wide=False),
-        node("beta", "β", ("T", "H"), Activate(source=f"{p}.beta_in", function="sigmoid"),
-             "write strengths: the replaced share of the value at each key"),
-        node("dt", "dt", ("T", "H"), StepSize(source=f"{p}.decay_in", bias=f"{p}.dt_bias"),
-             "step sizes of the decay"),
-        node("log_decay", "g", ("T", "H"), LogDecay(source=f"{p}.dt", rate=f"{p}.A_log"),
-             "log decays of the state"),
-        node("pattern", "A", ("H", "T", "S"), LinearMap(of=recurrence),
-             "the weight of each token's value, of either sign"),
-        node("state", "S", ("H", "T", "dk·dv"), StateAfter(
-            of=recurrence, value=f"{p}.v", columns=c.value_dim,
-        ), "the state after each token", shown=True),
-        node("z", "O", of_value, Mix(
-            pattern=f"{p}.pattern", value=f"{p}.v", query=f"{p}.q", group=1, window=None,
-            signed=True, state="H·dk·dv", passes=3,
-        ), "the state read by the queries"),
-        node("z_norm", "O_norm", of_value, Normalize(
-            source=f"{p}.z", norm=c.norm, weight=f"{p}.norm.w",
-        ), "the read values, normalized"),
-        node("gate_act", "SiLU(Z)", of_value, Activate(source=f"{p}.gate", function="silu"),
-             "the output gates"),
-        node("out", "O_gated", of_value, Gate(act=f"{p}.gate_act", up=f"{p}.z_norm"),
-             "the result, gated, as it enters the last projection", wide=False),
-        Node(
-            name=site.makes, letter=site.letter, axes=("T", "D"), words=words, group="linear_out",
-            op=Project(source=f"{p}.out", weight=f"{p}.W_out", over="H·dv", columns="D"),
-            layer=site.layer, wide=True, theirs=theirs,
-        ),
-    )  # fmt: skip
-    return PartGraph(
-        nodes=nodes, parameters=tuple(_parameters(c, site)), states=recurrent_states(site, "dk"),
-        kernels=recurrent_kernels(p),
-        sizes={"H": c.heads, "Hk": c.key_heads, "dk": c.key_dim, "dv": c.value_dim,
-               "C": c.channels, "L": c.length},
-        documents={"dk": "d_k", "dv": "d_v", "Hk": "h_k", "H": "h"},
-        absent=tuple(recurrent_absent("a gated DeltaNet", "attn|ssm")),
-    )  # fmt: skip
+    z = scanned(r, recurrence, v, "dk", passes=3)
+    z = r.normalize("z_norm", z, c.norm, "the norm of every head's output", prefix="norm.")
+    act = r.node("gate_act", Activate(source=gate, function="silu"))
+    out = r.node("out", Gate(act=act, up=z))
+    r.output(site, "the gated DeltaNet", "leave", out, symbol="out", over="H·dv")
+    documents = {"dk": "d_k", "dv": "d_v", "Hk": "h_k", "H": "h"}
+    return r.graph(*recurrent_kernels(r), segments=SEGMENTS, documents=documents)
 
 
-def recurrent_states(site: Site, rows: str) -> tuple[State, ...]:
-    """The ring of the convolution, and each head's state with the axis `rows`."""
-    p = site.name
-    return (
-        State(name=f"cache.{site.layer}.conv", axes=("L", "C"), holds=f"{p}.in",
-              before=f"{p}.conv", formula="the last L rows of Y, that of position p in row p mod L",
-              words="the last inputs of the convolution", layer=site.layer, ring=True),
-        State(name=f"cache.{site.layer}.state", axes=("H", f"{rows}·dv"), holds=f"{p}.state",
-              before=f"{p}.z", formula="S after the last token", words="the state of each head",
-              layer=site.layer, wide=True),
-    )  # fmt: skip
+def convolved(r: Rows, source: str, length: int, *, bias: bool = False) -> str:
+    """`conv` and `act`, with a ring of the last inputs."""
+    w, b = r.parameter("w", "C L", "conv"), r.parameter("b", "C", "conv") if bias else None
+    op = Convolve(source=source, weight=w, bias=b, length=length)
+    conv = r.node("conv", op, words=f"the weighted sum of the last {length} tokens")
+    r.ring(source, "C")
+    return r.node("act", Activate(source=conv, function="silu"))
 
 
-def recurrent_kernels(name: str) -> tuple[Kernel, ...]:
+def decays(r: Rows, source: str, **bounds: float) -> tuple[str, str]:
+    """`dt`, with `bounds` of `StepSize`, and `log_decay`."""
+    bias = r.parameter("dt_bias", "H", "dt", wide=True)
+    dt = r.node("dt", StepSize(source=source, bias=bias, **bounds))
+    rate = r.parameter("A_log", "H", "log_decay", wide=True)
+    return dt, r.node("log_decay", LogDecay(source=dt, rate=rate))
+
+
+def scanned(r: Rows, of: Recurrence, value: str, rows: str, *, passes: int) -> str:
+    """`pattern`, `state` and `z`: each head's state has the axes `rows` and `dv`."""
+    pattern = r.node("pattern", LinearMap(of=of))
+    state = r.node("state", StateAfter(of=of, value=value, columns=r.sizes["dv"]))
+    formula, words = "S after the last token", "the state of each head"
+    r.state("state", f"H {rows}·dv", state, "z", formula, words, wide=True)
+    mix = Mix(pattern=pattern, value=value, query=of.query, group=1, window=None, signed=True)
+    return r.node("z", replace(mix, state=f"H·{rows}·dv", passes=passes))
+
+
+def recurrent_kernels(r: Rows) -> tuple[Kernel, ...]:
     """The kernels of `z` with a state: the map is only stored if edited, states never."""
-    return Kernel(covers=(f"{name}.pattern",), optional=True), Kernel(covers=(f"{name}.state",))
-
-
-def recurrent_absent(mixer: str, others: str) -> Iterator[Absent]:
-    """Tensors of softmax attention, and of `others` (a pattern of prefixes), that are missing."""
-    yield Absent(names=r"\w+\.scores", why=f"{mixer} has no scores: its map is no softmax")
-    yield Absent(names=rf"({others})\b", why=f"its mixer is {mixer}")
-    yield Absent(names=r"cache\.[kv]\b", why=f"{mixer} keeps a state and no keys and values")
-
-
-def _parameters(c: DeltaConfig, site: Site) -> Iterator[Parameter]:
-    p, shared = site.name, f"{site.name}.W_in_gate_beta_decay"
-
-    def row(leaf: str, axes: tuple[str, ...], makes: str, words: str, *, turned: bool = False,
-            wide: bool = False, shares: str | None = None) -> Parameter:  # fmt: skip
-        return Parameter(name=f"{p}.{leaf}", axes=axes, makes=makes, words=words, kind="mixers",
-                         letter=leaf, layer=site.layer, turned=turned, wide=wide,
-                         shares=shares)  # fmt: skip
-
-    for leaf, columns in (("in", "C"), ("gate", "H·dv"), ("beta", "H"), ("decay", "H")):
-        words, makes = f"projection to {_ENTER[leaf][1]}", f"{p}.{_ENTER[leaf][2]}"
-        yield row(f"W_{leaf}", ("D", columns), makes, words, turned=True, shares=shared)
-    yield row("w", ("C", "L"), f"{p}.conv", "a filter for each channel")
-    yield row("dt_bias", ("H",), f"{p}.dt", "bias of the step size", wide=True)
-    yield row("A_log", ("H",), f"{p}.log_decay", "logarithm of each head's decay rate", wide=True)
-    yield from norm_parameters(c.norm, f"{p}.norm", f"{p}.z_norm", "dv", site.layer,
-                               "the norm of every head's output")  # fmt: skip
-    yield row("W_out", ("H·dv", "D"), site.makes, "projection of all heads back to the width",
-              turned=True)  # fmt: skip
+    state = Kernel(covers=(r.named("state"),))
+    return Kernel(covers=(r.named("pattern"),), optional=True), state
 
 
 def delta_facts(c: DeltaConfig) -> Mapping[str, Any]:

@@ -37,6 +37,12 @@ class EmbeddingConfig:
     norm: NormConfig | None = None
     per_layer: LayerEmbeddingConfig | None = None
 
+    @property
+    def adds(self) -> tuple[str, ...]:
+        """The tensors whose sum enters the first block."""
+        token = "embed" if self.norm is None else "embed_norm.out"
+        return (token,) if self.positions is None else (token, "pos_embed")
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from llmcli.formats.dense import Dense
-from llmcli.formats.routes import Routes
+from llmcli.formats.routes import ExpertAssignment
 from llmcli.nn.linear import Linear, RoutedLinear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.step import Step
@@ -67,7 +67,7 @@ class Experts:
             assert stream_BTD is not None
             reads_BTD = self.norm.observed(stream_BTD, step)
         chosen_BTK, weight_BTK = self._route(reads_BTD, step)
-        routes = Routes.of(chosen_BTK, static=step.fixed)
+        routes = ExpertAssignment.of(chosen_BTK, static=step.fixed)
         batch, tokens, count = chosen_BTK.shape
         hidden_ND = self.enter(x_BTD.flatten(0, 1), routes)
         post_BKTF = self._activated(hidden_ND.view(batch, count, tokens, -1), step)

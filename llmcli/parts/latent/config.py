@@ -11,6 +11,12 @@ from dataclasses import dataclass
 from llmcli.parts.attention.config import RopeConfig
 from llmcli.parts.norm.config import NormConfig
 
+# letter of an axis → field of `LatentConfig`
+AXES = {
+    "H": "heads", "dh": "head_dim", "dn": "content", "dr": "rope.dims", "dv": "value_dim",
+    "dc": "rank", "dq": "query_rank",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class LatentConfig:

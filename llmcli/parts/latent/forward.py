@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.nn.linear import Linear
@@ -27,56 +26,13 @@ from llmcli.nn.state import LayerState
 from llmcli.nn.step import Step
 from llmcli.ops import compiled
 from llmcli.ops.attention import attend, scores, visible_keys
-from llmcli.ops.elements import narrowed
+from llmcli.ops.elements import cast
 from llmcli.ops.heads import join, to_columns, to_rows
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.rope import rotate
 from llmcli.parts.attention.graph import fused_kernel
 from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.norm.forward import Norm
-
-
-class LatentCache(LayerState):
-    """The latent followed by the rotated key of every token: `[B, C, c + r]`, C slots.
-
-    In the absorbed form a row is the key of all heads, and its latent the value. Zeroed like
-    `KVCache`.
-    """
-
-    def __init__(self, kept_BCk: Tensor, rank: int) -> None:
-        self.kept = kept_BCk
-        self._rank = rank
-
-    def pieces(self, slots: int | None = None) -> tuple[Tensor, Tensor]:
-        """Views of latents `[B, C, c]` and rotated keys `[B, C, r]`, of all or `slots` slots."""
-        return self.kept[:, :slots, : self._rank], self.kept[:, :slots, self._rank :]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Views of latents and rotated keys."""
-        return dict(zip(("latent", "k_pe"), self.pieces(), strict=True))
-
-    def grow(self, capacity: int) -> None:
-        """Append empty slots up to `capacity`."""
-        self.kept = F.pad(self.kept, (0, 0, 0, capacity - self.kept.shape[1]))
-
-    def select(self, rows: Tensor) -> LatentCache:
-        """Copies of the sequences `rows`."""
-        return LatentCache(self.kept.index_select(0, rows), self._rank)
-
-    def snapshot(self, tokens: int) -> LatentCache:
-        """A copy of the first `tokens` slots."""
-        return LatentCache(self.kept[:, :tokens].clone(), self._rank)
-
-    def restore(self, saved: LatentCache) -> None:
-        """Restore the snapshot's slots; later slots are written before they are read."""
-        self.kept[:, : saved.kept.shape[1]] = saved.kept
-
-    def rewind(self, lengths: Sequence[int]) -> None:
-        """Nothing to do: slots are rewritten before they are read."""
-
-    def lanes(self, count: int) -> LatentCache:
-        """Views of one sequence's slots for `count` sequences."""
-        return LatentCache(self.kept.expand(count, -1, -1), self._rank)
 
 
 class LatentAttention(SoftmaxMap):
@@ -104,33 +60,25 @@ class LatentAttention(SoftmaxMap):
         self.kv_up = linear("k", "v")
         self.out = linear("o", bias=config.bias)
 
-    def new_state(
-        self, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype
-    ) -> LatentCache:
-        """An empty cache for `batch` sequences of up to `capacity` tokens."""
-        config = self.config
-        kept = torch.zeros(batch, capacity, config.kept, device=device, dtype=self._cache_dtype)
-        return LatentCache(kept, config.rank)
-
-    def __call__(self, x_BTD: Tensor, cache: LayerState | None, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]` in at least float32; appends latents and keys to `cache`."""
+    def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]` in at least float32; appends latents and keys to `state`."""
         q_BHTd = self._queries(x_BTD, step)
         latent_BTc, k_BTr = self._latents(x_BTD, step)
         if step.tap is not None:
             self._show(latent_BTc, k_BTr, step)
         latent_BSc, k_BSr = latent_BTc, k_BTr
-        if cache is not None:
-            assert isinstance(cache, LatentCache)
-            for new, slots in zip((latent_BTc, k_BTr), cache.pieces(), strict=True):
-                step.write(new.unsqueeze(1), slots.unsqueeze(1))
-            latent_BSc, k_BSr = cache.pieces(step.keys)
+        if step.cached:
+            latent_BSc, k_BSr = state["latent"], state["k_pe"]
+            step.write(latent_BTc.unsqueeze(1), latent_BSc.unsqueeze(1))
+            step.write(k_BTr.unsqueeze(1), k_BSr.unsqueeze(1))
+            latent_BSc, k_BSr = latent_BSc[:, : step.keys], k_BSr[:, : step.keys]
         if not self._fused.runs(step.edits):
             z_BHTe = self._attend_in_rows(q_BHTd, latent_BSc, k_BSr, step)
         elif self.config.absorbs(step.tokens, step.keys):
-            kept_BSk = cache.kept if cache is not None else torch.cat((latent_BTc, k_BTr), -1)
-            z_BHTe = self._absorbed(q_BHTd, kept_BSk, cache is not None, step)
+            joined = state.joined("latent") if step.cached else torch.cat((latent_BTc, k_BTr), -1)
+            z_BHTe = self._absorbed(q_BHTd, joined, step)
         else:
-            (seen,) = step.visible(None)
+            (seen,) = step.key_ranges(None)
             k_BHSn, v_BHSe = self._expanded(latent_BSc)
             z_BHTe = attend(
                 q_BHTd, self._joined(k_BHSn, k_BSr), v_BHSe, scale=self.config.scale,
@@ -155,9 +103,9 @@ class LatentAttention(SoftmaxMap):
         """Normalized latents `[B, T, c]` and rotated keys `[B, T, r]`, in the cache's dtype."""
         latent_BTc, k_BTr = self.kv_down.split(self.kv_down.wide(x_BTD))
         latent_BTc = self.kv_norm(step.emit(f"{self.name}.kv_latent", latent_BTc))
-        latent_BTc = step.emit(self.kv_norm.name, narrowed(latent_BTc, self._cache_dtype))
+        latent_BTc = step.emit(self.kv_norm.name, cast(latent_BTc, self._cache_dtype))
         k_BTr = step.emit(f"{self.name}.k_pe", k_BTr.to(x_BTD.dtype))
-        k_BTr = narrowed(self._rotated(k_BTr.unsqueeze(2), step).squeeze(2), self._cache_dtype)
+        k_BTr = cast(self._rotated(k_BTr.unsqueeze(2), step).squeeze(2), self._cache_dtype)
         return latent_BTc, step.emit(f"{self.name}.k_pe_rot", k_BTr)
 
     def _heads(self, linear: Linear, x: Tensor) -> Iterator[Tensor]:
@@ -187,10 +135,10 @@ class LatentAttention(SoftmaxMap):
         k_BHSr = k_BSr.to(k_BHSn.dtype).unsqueeze(1).expand(-1, self.config.heads, -1, -1)
         return torch.cat((k_BHSn, k_BHSr), -1)
 
-    def _absorbed(self, q_BHTd: Tensor, kept_BCk: Tensor, slots: bool, step: Step) -> Tensor:
+    def _absorbed(self, q_BHTd: Tensor, kept_BCk: Tensor, step: Step) -> Tensor:
         """`softmax(scale · ((q W_kᵀ) latentᵀ + q_pe k_peᵀ)) latent W_v`, `[B, H, T, e]`.
 
-        If `kept` are the `slots` of a cache, some may be empty. In 16 bits PyTorch's products with
+        Some of a cache's slots may be empty. In 16 bits PyTorch's products with
         the matrices round queries and results, as the expanded form rounds keys and values; the
         rest is in at least float32.
         """
@@ -203,7 +151,7 @@ class LatentAttention(SoftmaxMap):
         k_B1Ck = kept_BCk.unsqueeze(1)
         v_B1Cc = k_B1Ck[..., : config.rank]
         narrow = kept_BCk.dtype.itemsize == 2  # for float32 PyTorch's products are faster
-        if slots and step.tokens == 1 and narrow and compiled.attends(q_BHTk, k_B1Ck, v_B1Cc):
+        if step.cached and step.tokens == 1 and narrow and compiled.attends(q_BHTk, k_B1Ck, v_B1Cc):
             z_BHTc = compiled.attend(
                 q_BHTk, k_B1Ck, v_B1Cc, step.starts_B, scale=config.scale, window=None
             )

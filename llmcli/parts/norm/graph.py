@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from llmcli.graph.node import Absent, Node, Parameter, PartGraph
-from llmcli.graph.ops import Normalize, Scale
+from typing import Any
+
+from llmcli.graph.node import PartGraph
+from llmcli.graph.ops import Scale
+from llmcli.graph.rows import Rows
 from llmcli.parts.norm.config import NormConfig
+
+_ROWS = """
+    scale  s  T 1  norm wide shown  the divisor of each row
+    out    T  T D  norm             the rows, normalized
+"""
 
 
 def norm_graph(
@@ -15,50 +23,18 @@ def norm_graph(
     words: tuple[str, str, str],
     *,
     layer: int | None,
-    theirs: tuple[str, ...] = (),
     wide: bool = False,
 ) -> PartGraph:
     """`<name>.scale` `[T, 1]`, the divisor, and `<name>.out` `[T, D]`.
 
     `letter`: symbol of the output. `words`: descriptions of the norm and the output, and a remark
-    for derivations. `theirs`: other names of the output. `wide`: the output is added to the stream,
-    and is not the input of a product.
+    for derivations. `wide`: the output is added to the stream, and is not the input of a product.
     """
     which, out, aside = words
-    short = name.rpartition(".")[2]
-    biased = f"{name}.b" if norm.bias else None
-    weights = f"{name}.w" if norm.weights else None
     ends = layer is None
-    return PartGraph(
-        nodes=(
-            Node(
-                name=f"{name}.scale", letter="s", axes=("T", "1"),
-                op=Scale(source=source, norm=norm),
-                words=f"the divisor of each row in {which}", group="norm", layer=layer, wide=True,
-                theirs=(f"{short}.hook_scale",), ends=ends, shown=True,
-            ),
-            Node(
-                name=f"{name}.out", letter=letter, axes=("T", "D"),
-                op=Normalize(source=source, norm=norm, weight=weights, bias=biased),
-                words=out, group="norm", layer=layer, theirs=(f"{short}.hook_out", *theirs),
-                aside=aside, ends=ends, wide=wide,
-            ),
-        ),
-        parameters=norm_parameters(norm, name, f"{name}.out", "D", layer, which),
-        absent=() if biased else (Absent(names=rf"{short}\.b$", why="it has no such bias"),),
-    )  # fmt: skip
-
-
-def norm_parameters(
-    norm: NormConfig, name: str, makes: str, axis: str, layer: int | None, which: str
-) -> tuple[Parameter, ...]:
-    """`<name>.w` and `<name>.b`, if the norm has them, both with one axis."""
-    found = (("w", f"weights of {which}"), ("b", f"bias of {which}"))
-    return tuple(
-        Parameter(
-            name=f"{name}.{leaf}", axes=(axis,), makes=makes, words=words, kind="norms",
-            letter=leaf, layer=layer,
-        )
-        for leaf, words in found
-        if (norm.weights if leaf == "w" else norm.bias)
-    )  # fmt: skip
+    r = Rows(name, _ROWS, "norms", layer=layer)
+    divisor = f"the divisor of each row in {which}"
+    r.node("scale", Scale(source=source, norm=norm), words=divisor, ends=ends)
+    how: dict[str, Any] = {"letter": letter, "words": out, "aside": aside, "wide": wide}
+    r.normalize("out", source, norm, which, prefix="", ends=ends, **how)
+    return r.graph()

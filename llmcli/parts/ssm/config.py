@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from llmcli.parts.norm.config import NormConfig
 
+# letter of an axis → field of `SsmConfig`, or the axes that are concatenated in it
+AXES = {"H": "heads", "G": "groups", "N": "state", "dv": "head_dim", "L": "length"}
+SEGMENTS = {"C": "H·dv|G·N|G·N"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class SsmConfig:
@@ -40,6 +44,12 @@ class SsmConfig:
         return self.heads * self.head_dim
 
     @property
+    def segments(self) -> tuple[int, int, int]:
+        """Sizes in the channels of x, B and C, concatenated."""
+        shared = self.groups * self.state
+        return self.inner, shared, shared
+
+    @property
     def channels(self) -> int:
-        """Channels of the convolution: x, B and C concatenated."""
-        return self.inner + 2 * self.groups * self.state
+        """Channels of the convolution."""
+        return sum(self.segments)

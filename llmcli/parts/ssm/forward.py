@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
-from llmcli.nn.recurrent import Recurrent, in_heads, own_state, side_by_side
+from llmcli.nn.recurrent import Recurrent, in_heads, side_by_side
 from llmcli.nn.state import LayerState
 from llmcli.nn.step import Step
 from llmcli.ops.activations import activation
@@ -51,15 +51,15 @@ class Ssm(Recurrent):
         """Heads, size of B and C, size of a value."""
         return self.config.heads, self.config.state, self.config.head_dim
 
-    def __call__(self, x_BTD: Tensor, state: LayerState | None, step: Step) -> Tensor:
+    def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; updates `state`."""
-        p, own = self.name, own_state(state, self, x_BTD)
+        p = self.name
         gate_BTI, in_BTC, dt_BTH = self.enter.split(self.enter(x_BTD))
         gate_BHTe = step.emit(f"{p}.gate", in_heads(gate_BTI, self.config.heads))
         in_BTC = step.emit(f"{p}.in", in_BTC)
         dt_BTH = step.emit(f"{p}.dt_in", dt_BTH)
-        inputs = self._inputs(self.activated(in_BTC, own, step), dt_BTH, step)
-        z_BHTe = step.emit(f"{p}.z", self.mixed(inputs, own, step))
+        inputs = self._inputs(self.activated(in_BTC, state, step), dt_BTH, step)
+        z_BHTe = step.emit(f"{p}.z", self.mixed(inputs, state, step))
         skip_BHTe = step.emit(f"{p}.skip", with_skip(z_BHTe, inputs.v_BHTe, self.D_H))
         act_BTI = activation("silu")(at_least_float32(side_by_side(gate_BHTe)))
         act_BHTe = step.emit(f"{p}.gate_act", in_heads(act_BTI, self.config.heads))
@@ -72,8 +72,7 @@ class Ssm(Recurrent):
     def _inputs(self, act_BTC: Tensor, dt_BTH: Tensor, step: Step) -> Inputs:
         """The recurrence's inputs, in at least float32."""
         p, config = self.name, self.config
-        shared = config.groups * config.state
-        x, b, c = act_BTC.split_with_sizes([config.inner, shared, shared], -1)
+        x, b, c = act_BTC.split_with_sizes(config.segments, -1)
         x_BHTe = at_least_float32(step.emit(f"{p}.x", in_heads(x, config.heads)))
         b_BGTN = at_least_float32(step.emit(f"{p}.B", in_heads(b, config.groups)))
         c_BGTN = at_least_float32(step.emit(f"{p}.C", in_heads(c, config.groups)))

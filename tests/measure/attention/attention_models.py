@@ -1,7 +1,5 @@
 """Small models for looking at attention, and every metric once more by its definition."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -24,14 +22,9 @@ BASE = AttentionConfig(
     heads=4, kv_heads=2, head_dim=6, value_dim=6, scale=6**-0.5, rope=ROPE
 )
 MIXERS = {
-    "mha": {"kv_heads": 4},
-    "gqa": {},
-    "mqa": {"kv_heads": 1},
-    "window": {"window": 5},
-    "window-1": {"window": 1, "kv_heads": 1},
-    "no-rotation": {"rope": None, "qk_norm": RMS},
-    "sinks": {"sinks": True},
-    "sinks-window": {"sinks": True, "window": 5, "kv_heads": 1},
+    "mha": {"kv_heads": 4}, "gqa": {}, "mqa": {"kv_heads": 1}, "window": {"window": 5},
+    "window-1": {"window": 1, "kv_heads": 1}, "no-rotation": {"rope": None, "qk_norm": RMS},
+    "sinks": {"sinks": True}, "sinks-window": {"sinks": True, "window": 5, "kv_heads": 1},
     "wide-values": {"value_dim": 9, "window": 11, "qkv_bias": True, "out_bias": True},
 }
 

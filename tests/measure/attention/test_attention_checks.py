@@ -3,8 +3,6 @@
 Mistakes that somebody makes when writing a transformer are shown to it by `test_view_faults`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import cycle
 from types import SimpleNamespace
@@ -207,14 +205,11 @@ def test_steps_of_new_tokens_are_held_against_the_formulas_too(model, monkeypatc
     assert ",40," in found["steps"].where
 
 
-@pytest.mark.parametrize(
-    "turn",
-    [
-        lambda rotate: lambda x, cos, sin: rotate(x, cos, -sin),
-        lambda rotate: lambda x, cos, sin: rotate(x, cos.roll(1, 0), sin.roll(1, 0)),
-        lambda rotate: lambda x, cos, sin: x,
-    ],
-)
+@pytest.mark.parametrize("turn", [
+    lambda rotate: lambda x, cos, sin: rotate(x, cos, -sin),
+    lambda rotate: lambda x, cos, sin: rotate(x, cos.roll(1, 0), sin.roll(1, 0)),
+    lambda rotate: lambda x, cos, sin: x,
+])
 def test_a_wrong_rotation_though_pattern_and_values_agree(model, monkeypatch, turn):
     monkeypatch.setattr(nn_attention, "rotate", turn(nn_attention.rotate))
     assert red(model) == {"formulas"}

@@ -1,7 +1,5 @@
 """Metrics against their definitions: whole models in blocks, made-up matrices, known answers."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -4,8 +4,6 @@ Which tests are the same is in transcripts/bench-compare-rows.txt, more files th
 transcripts/bench-compare-refused.txt.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -44,14 +42,11 @@ def side(of: Rate) -> Source:
 # Student's t and Welch's interval
 
 
-@pytest.mark.parametrize(
-    ("confidence", "freedom", "t"),
-    [  # of any table of the distribution
-        (0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 4, 2.776), (0.95, 8, 2.306),
-        (0.95, 30, 2.042), (0.95, 120, 1.980), (0.95, 1e9, 1.960), (0.99, 5, 4.032),
-        (0.90, 10, 1.812), (0.50, 3, 0.765),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("confidence", "freedom", "t"), [  # of any table of the distribution
+    (0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 4, 2.776), (0.95, 8, 2.306),
+    (0.95, 30, 2.042), (0.95, 120, 1.980), (0.95, 1e9, 1.960), (0.99, 5, 4.032),
+    (0.90, 10, 1.812), (0.50, 3, 0.765),
+])  # fmt: skip
 def test_students_t(confidence: float, freedom: float, t: float) -> None:
     assert two_sided(confidence, freedom) == pytest.approx(t, abs=5e-4)
 
@@ -89,10 +84,9 @@ def simulated(draw: random.Random, mean: float, runs: int, likeness: float) -> R
     return Rate.of([mean * (1 + 0.03 * one) for one in off])
 
 
-@pytest.mark.parametrize(
-    ("runs", "likeness", "held", "held_if_independent"),
-    [((4, 9), 0.0, 0.985, 0.95), ((5, 5), 0.7, 0.945, 0.61), ((20, 20), 0.7, 0.98, 0.58)],
-)
+@pytest.mark.parametrize(("runs", "likeness", "held", "held_if_independent"), [
+    ((4, 9), 0.0, 0.985, 0.95), ((5, 5), 0.7, 0.945, 0.61), ((20, 20), 0.7, 0.98, 0.58),
+])
 def test_an_interval_holds_the_true_ratio_whether_or_not_runs_resemble_their_neighbours(
     runs: tuple[int, int], likeness: float, held: float, held_if_independent: float
 ) -> None:
@@ -163,10 +157,9 @@ def test_pooling_is_what_all_runs_together_give() -> None:
 # the bound
 
 
-@pytest.mark.parametrize(
-    ("mean", "bound", "ok"),
-    [(95, 0.05, True), (94.9, 0.05, False), (100, 0.0, True), (99.9, 0.0, False), (1, None, True)],
-)
+@pytest.mark.parametrize(("mean", "bound", "ok"), [
+    (95, 0.05, True), (94.9, 0.05, False), (100, 0.0, True), (99.9, 0.0, False), (1, None, True),
+])
 def test_a_bound_holds_at_its_own_value(mean: float, bound: float | None, ok: bool) -> None:
     report = compare_results(side(rate(100)), side(rate(mean)), slower_than=bound)
     assert report.ok is ok

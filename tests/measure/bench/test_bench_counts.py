@@ -140,16 +140,13 @@ def test_memory_is_that_of_the_device_and_not_of_the_processor(monkeypatch):
     assert found == need.needed_bytes
 
 
-@pytest.mark.parametrize(
-    ("tokens", "batch", "ubatch", "calls"),
-    [
-        (10, 100, 100, [(0, 10, "last")]),
-        (10, 100, 4, [(0, 4, "none"), (4, 4, "none"), (8, 2, "last")]),
-        (10, 6, 4, [(0, 4, "none"), (4, 2, "last"), (6, 4, "last")]),
-        (12, 6, 100, [(0, 6, "last"), (6, 6, "last")]),  # n_batch at a time at most
-        (0, 6, 4, []),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "batch", "ubatch", "calls"), [
+    (10, 100, 100, [(0, 10, "last")]),
+    (10, 100, 4, [(0, 4, "none"), (4, 4, "none"), (8, 2, "last")]),
+    (10, 6, 4, [(0, 4, "none"), (4, 2, "last"), (6, 4, "last")]),
+    (12, 6, 100, [(0, 6, "last"), (6, 6, "last")]),  # n_batch at a time at most
+    (0, 6, 4, []),
+])
 def test_a_prompt_is_read_in_batches_and_those_in_micro_batches(tokens, batch, ubatch, calls):
     chosen = settings(n_batch=batch, n_ubatch=ubatch)
     for depth in (0, 5):

@@ -214,14 +214,11 @@ def test_headers_say_what_a_model_is_that_was_not_loaded(folder, opened, tmp_pat
     assert found.known(settings(model=str(tmp_path / "nowhere"))) is None
 
 
-@pytest.mark.parametrize(
-    ("device", "dtype", "capability", "there"),
-    [
-        ("cpu", "float32", None, True), ("cuda", "bfloat16", (9, 0), True),
-        ("cuda", "float16", (8, 0), True), ("cuda", "float32", (9, 0), False),
-        ("cuda", "bfloat16", (7, 5), False), ("mps", "float16", None, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("device", "dtype", "capability", "there"), [
+    ("cpu", "float32", None, True), ("cuda", "bfloat16", (9, 0), True),
+    ("cuda", "float16", (8, 0), True), ("cuda", "float32", (9, 0), False),
+    ("cuda", "bfloat16", (7, 5), False), ("mps", "float16", None, False),
+])  # fmt: skip
 def test_where_there_is_flash_attention(monkeypatch, device, dtype, capability, there):
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)

@@ -32,21 +32,18 @@ def slow_at_first(number):
     return 1.0 if number == 0 else 0.1
 
 
-@pytest.mark.parametrize(
-    ("bare", "watched", "least", "most"),
-    [
-        # runs that are alike end soon, and a slow first one is no reason to go on to the end
-        (lambda n: 0.1, lambda n: 0.101, FEWEST, FEWEST),
-        (noisy(0.005), noisy(0.005), 1, 2 * FEWEST),
-        (slow_at_first, lambda n: 0.1, 1, FEWEST + 3),
-        # runs that scatter end when the time is up
-        (noisy(0.2), noisy(0.2, 1), 21, 10_000),
-        (noisy(0.5), noisy(0.5, 1), 21, 10_000),
-        # a pair that would end too late is not begun
-        (lambda n: 20.0, lambda n: 20.0, 1, 1), (lambda n: 4.0, lambda n: 4.0, 1, 1),
-        (lambda n: 2.0, lambda n: 2.0, 2, 2), (lambda n: 1.6, lambda n: 1.6, 3, 3),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("bare", "watched", "least", "most"), [
+    # runs that are alike end soon, and a slow first one is no reason to go on to the end
+    (lambda n: 0.1, lambda n: 0.101, FEWEST, FEWEST),
+    (noisy(0.005), noisy(0.005), 1, 2 * FEWEST),
+    (slow_at_first, lambda n: 0.1, 1, FEWEST + 3),
+    # runs that scatter end when the time is up
+    (noisy(0.2), noisy(0.2, 1), 21, 10_000),
+    (noisy(0.5), noisy(0.5, 1), 21, 10_000),
+    # a pair that would end too late is not begun
+    (lambda n: 20.0, lambda n: 20.0, 1, 1), (lambda n: 4.0, lambda n: 4.0, 1, 1),
+    (lambda n: 2.0, lambda n: 2.0, 2, 2), (lambda n: 1.6, lambda n: 1.6, 3, 3),
+])  # fmt: skip
 def test_how_many_pairs_are_run(bare, watched, least, most):
     number, now = pairs_run(StoppingRule(pairs=None, begin=5.0, end=15.0), bare, watched)
     assert least <= number <= most

@@ -1,7 +1,5 @@
 """`measure_timing` on models of every kind: it adds up, and each of its checks can fail."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 
@@ -14,8 +12,8 @@ from small_models import ids
 from timed_models import CEILINGS, PROMPT, FakeDevice, red, small, timed, tries
 from zoo import CONFIGS
 
-from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import graph
+from llmcli.anatomy.memory import PROMPT_CHUNK
 from llmcli.commands.timing.measure import clock as clock_module
 from llmcli.commands.timing.measure import run as timing_run
 from llmcli.commands.timing.measure.clock import EventClock, HostClock, OperationCount, in_order
@@ -251,14 +249,11 @@ def meddling(emit, self, name, tensor, at):
     return emit(self, name, tensor)
 
 
-@pytest.mark.parametrize(
-    ("fault", "at", "checks", "where"),
-    [
-        (silent, "blocks.1.resid_mid", {"marks"}, "blocks.1.resid_mid (prefill)"),
-        (silent, "blocks.1.attn_out", {"marks", "flops"}, ""),  # work that is never timed
-        (meddling, "blocks.0.resid_mid", {"same"}, ""),
-    ],
-)
+@pytest.mark.parametrize(("fault", "at", "checks", "where"), [
+    (silent, "blocks.1.resid_mid", {"marks"}, "blocks.1.resid_mid (prefill)"),
+    (silent, "blocks.1.attn_out", {"marks", "flops"}, ""),  # work that is never timed
+    (meddling, "blocks.0.resid_mid", {"same"}, ""),
+])
 def test_an_activation_without_its_mark_and_a_clock_that_meddles(
     fault, at, checks, where, monkeypatch
 ):
@@ -323,15 +318,12 @@ def test_on_a_gpu_it_adds_up():
 # -- memory
 
 
-@pytest.mark.parametrize(
-    ("base", "taken", "estimated", "ok"),
-    [
-        (300, 1000, 1000, True), (300, 1115, 1000, True), (300, 1117, 1000, False),
-        (300, 885, 1000, True), (300, 883, 1000, False),
-        # of a small model 16 MiB may be more
-        (0, 17, 1, True), (0, 18, 1, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("base", "taken", "estimated", "ok"), [
+    (300, 1000, 1000, True), (300, 1115, 1000, True), (300, 1117, 1000, False),
+    (300, 885, 1000, True), (300, 883, 1000, False),
+    # of a small model 16 MiB may be more
+    (0, 17, 1, True), (0, 18, 1, False),
+])  # fmt: skip
 def test_what_was_held_is_compared_with_the_estimate(base, taken, estimated, ok):
     (check,) = memory_check(base * MIB, (base + taken) * MIB, estimated * MIB)
     assert (check.name, check.ok) == ("memory", ok)

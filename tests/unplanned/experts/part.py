@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from llmcli.graph.node import Node, Parameter, PartGraph
 from llmcli.graph.ops import Opaque, Project
-from llmcli.graph.workspace import Workspace
-from llmcli.parts.part import Part
+from llmcli.parts.registry import Part
 
 HERE = "unplanned.experts"
 
@@ -23,7 +22,7 @@ class ExpertsConfig:
 
 def graph(c, site):
     p = site.name
-    words, theirs = site.output("the experts", "hook_mlp_out")
+    words = site.output("the experts")
     nodes = (
         Node(name=f"{p}.router", letter="R", axes=("T", "E"), words="the router's logits",
              op=Project(source=site.source, weight=f"{p}.W_router", over="D", columns="E"),
@@ -40,7 +39,7 @@ def graph(c, site):
              op=Opaque(sources=(f"{p}.share", f"{p}.hidden"), parameters=(f"{p}.W_out",),
                        text="Σ_e P[e] · L[e] W_out[e]", evaluate=f"{HERE}.evaluation:mixed",
                        multiplies="E·D·F"),
-             layer=site.layer, wide=True, theirs=theirs),
+             layer=site.layer, wide=True),
     )  # fmt: skip
     axes = (("router", ("D", "E"), f"{p}.router"), ("in", ("E", "D", "F"), f"{p}.hidden"),
             ("out", ("E", "F", "D"), site.makes))  # fmt: skip
@@ -53,8 +52,7 @@ def graph(c, site):
 
 
 PART = Part(
-    config=ExpertsConfig, prefix="experts", noun="the experts", mixes=False, graph=graph,
-    workspace=lambda c, of: Workspace(peak=of.rows * 6 * c.experts * c.hidden * of.wide),
+    prefix="experts", noun="the experts", mixes=False, graph=graph,
     facts=lambda c: {"details": (f"{c.experts} experts of {c.hidden}",)},
     forward=f"{HERE}.forward:Experts",
 )  # fmt: skip

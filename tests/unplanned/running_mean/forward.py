@@ -6,7 +6,6 @@ Axes: B batch, T new tokens, t rows, S keys, H heads, e numbers of a head.
 import torch
 
 from llmcli.nn.linear import Linear
-from llmcli.nn.state import FixedState
 from llmcli.ops.norm import at_least_float32
 
 
@@ -21,19 +20,10 @@ class RunningMean:
     def decays(self):
         return torch.sigmoid(self.a)
 
-    def new_state(self, batch, capacity, *, device, dtype):
-        shape = (batch, self.config.heads)
-        return FixedState(
-            sum=torch.zeros(*shape, self.config.size, device=device, dtype=self.a.dtype),
-            count=torch.zeros(*shape, 1, device=device, dtype=self.a.dtype),
-        )
-
     def __call__(self, x_BTD, state, step):
         name = self.name
         v_BHTe = self.enter(x_BTD).unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
         v_BHTe = step.emit(f"{name}.v", v_BHTe)
-        if state is None:
-            state = self.new_state(len(x_BTD), 0, device=x_BTD.device, dtype=x_BTD.dtype)
         sums, counts = self.recur(at_least_float32(v_BHTe), state)
         for held, rows in (("sum", sums), ("count", counts)):
             for row, length in enumerate(step.lengths):

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from llmcli.graph.node import Kernel, Node, Parameter, PartGraph, State
 from llmcli.graph.ops import Mix, Opaque, Project
-from llmcli.graph.workspace import Workspace
-from llmcli.parts.part import Part
+from llmcli.parts.registry import Part
 
 HERE = "unplanned.running_mean"
 
@@ -23,7 +22,7 @@ class RunningMeanConfig:
 
 def graph(c, site):
     p = site.name
-    words, theirs = site.output("the running mean", "hook_attn_out")
+    words = site.output("the running mean")
     at = {"group": "scan", "layer": site.layer}
     project = Project(
         source=site.source, weight=f"{p}.W_v", over="D", columns="H·dv", heads=c.heads
@@ -46,7 +45,7 @@ def graph(c, site):
              op=Mix(pattern=f"{p}.pattern", value=f"{p}.v", query=f"{p}.v", group=1, window=None)),
         Node(name=site.makes, letter=site.letter, axes=("T", "D"), words=words, group="out",
              op=Project(source=f"{p}.z", weight=f"{p}.W_o", over="H·dv", columns="D"),
-             layer=site.layer, wide=True, theirs=theirs),
+             layer=site.layer, wide=True),
     )  # fmt: skip
     matrices = (("v", ("D", "H·dv"), f"{p}.v"), ("o", ("H·dv", "D"), site.makes))
     parameters = (
@@ -67,13 +66,12 @@ def graph(c, site):
     return PartGraph(
         nodes=nodes, parameters=parameters, states=states, sizes={"H": c.heads, "dv": c.size},
         kernels=(Kernel(covers=(f"{p}.pattern",)),),
-        similar=((r"values_proj", (f"{p}.v", f"{p}.W_v")),),
     )
 
 
 PART = Part(
-    config=RunningMeanConfig, prefix="mean", noun="the running mean", mixes=True, graph=graph,
-    workspace=lambda c, of: Workspace(peak=of.rows * 12 * c.heads * c.size * of.wide),
+    prefix="mean", noun="the running mean", mixes=True, graph=graph,
+    foreign="values_proj  mean.v mean.W_v",
     facts=lambda c: {"kind": "running mean", "details": (f"{c.heads} decays",)},
     forward=f"{HERE}.forward:RunningMean",
 )  # fmt: skip

@@ -41,8 +41,9 @@ _RESULTS = {
 }  # fmt: skip
 _BEHIND = {
     "model_n_params": ("dtype", "weight_format", "product_format", "device"),
-    "use_mmap": ("use_direct_io", "load_mode"), "no_host": ("repack",),
-}  # fmt: skip
+    "use_mmap": ("use_direct_io", "load_mode"),
+    "no_host": ("repack",),
+}
 COMPARED = (
     "engine",
     *(name for one in THEIRS if one not in _RESULTS for name in (one, *_BEHIND.get(one, ()))),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -19,7 +19,6 @@ from llmcli.anatomy.graph import Graph
 from llmcli.commands.selftest.measure.models import MODELS, VOCAB, layer, llama
 from llmcli.commands.selftest.report import GroupResult
 from llmcli.config import ModelConfig
-from llmcli.engine.captured import compare_captured
 from llmcli.engine.session import Session
 from llmcli.formats.dense import writable
 from llmcli.formats.packed import Packed
@@ -29,7 +28,7 @@ from llmcli.inspect.kernel import Kernel
 from llmcli.kernels import native
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
-from llmcli.nn.step import Edit
+from llmcli.nn.step import Clock, Edit
 from llmcli.ops.quant import dequantize
 from llmcli.ops.quant.decode import FORMATS as BLOCKS
 from llmcli.ops.quant.encode import quantize
@@ -219,10 +218,46 @@ def captured(config: ModelConfig, device: torch.device) -> tuple[float, str]:
     """
     decoder = copied(random_decoder(config), device, torch.float32)
     decoder.first_bucket = TOKENS - 3
-    check = compare_captured(decoder, prompt_ids().tolist(), 2 * STEPS)
-    if device.type == "cuda" and not decoder.by_length and check.graphs != len(check.buckets):
-        return math.inf, check.reason or f"{check.graphs} graphs of {len(check.buckets)}"
-    return check.difference, "logits"
+    difference, buckets = compare_captured(decoder, prompt_ids().tolist(), 2 * STEPS)
+    if device.type == "cuda" and not decoder.by_length and len(buckets) < 2:
+        return math.inf, decoder.steps.off or f"{len(buckets)} graphs"
+    return difference, "logits"
+
+
+def compare_captured(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], steps: int
+) -> tuple[float, tuple[int, ...]]:
+    """Decode the same tokens after prompts with captured and with computed steps.
+
+    Returns the largest difference of two logits (0 on a GPU, where both launch the same kernels;
+    rounding on a CPU, which runs the GPU's step eagerly) and the slots of each captured graph. To
+    cross a bucket border, prompt and steps must be longer than `decoder.first_bucket`.
+    """
+    tokens: list[Tensor] = []
+    expected, _ = _decoded(decoder, prompts, steps, tokens, clock=lambda name: None)
+    before = decoder.fixed_shapes
+    decoder.fixed_shapes = before or (decoder.device.type == "cpu" and not decoder.by_length)
+    try:
+        found, session = _decoded(decoder, prompts, steps, tokens)
+    finally:
+        decoder.fixed_shapes = before
+    buckets = tuple(sorted(slots for _, slots in session.state.recorded))
+    return float((found - expected).abs().max()), buckets
+
+
+def _decoded(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], steps: int, tokens: list[Tensor],
+    clock: Clock | None = None,
+) -> tuple[Tensor, Session]:  # fmt: skip
+    """Logits `[steps, B, V]` of `tokens`, continued by the most likely ones; a clock: computed."""
+    session, rows = Session(decoder, len(prompts), max(map(len, prompts)) + steps), []
+    session.prefill(prompts)
+    for step in range(steps):
+        assert session.logits_BV is not None
+        if step == len(tokens):
+            tokens.append(session.logits_BV.argmax(-1, keepdim=True))
+        rows.append(session.extend(tokens[step], clock=clock))
+    return torch.stack(rows), session
 
 
 def _of_steps(config: ModelConfig, device: torch.device) -> Decoder:

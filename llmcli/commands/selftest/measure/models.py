@@ -39,52 +39,39 @@ LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)
 ROPE = RopeConfig(theta=100.0, dims=8)
 PLAIN = MlpConfig(hidden=20, activation="gelu", gated=False)
 GATED = MlpConfig(hidden=30, activation="silu", gated=True)
-CLAMPED = MlpConfig(
-    hidden=30, activation="quick_gelu", gated=True, bias=True,
-    clamp=GateClamp(limit=0.7, offset=1.0),
-)  # fmt: skip
+CLAMPED = dataclasses.replace(
+    GATED, activation="quick_gelu", bias=True, clamp=GateClamp(limit=0.7, offset=1.0)
+)
 
 
 def layer(mlp: Any = GATED, norm: NormConfig = RMS, **attention: Any) -> LayerConfig:
     """Attention of two heads that share each key head, and a feed-forward part."""
-    parts: dict[str, Any] = {
-        "heads": 4, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "scale": 8**-0.5, "rope": ROPE,
-    }  # fmt: skip
-    return sequential(AttentionConfig(**(parts | attention)), mlp, norm=norm)
+    own: Any = dict(heads=4, kv_heads=2, head_dim=8, value_dim=8, scale=8**-0.5, rope=ROPE)
+    return sequential(AttentionConfig(**(own | attention)), mlp, norm=norm)
 
 
 def llama(*layers: LayerConfig, **model: Any) -> ModelConfig:
     """A model of those layers, twice the default one where none are given."""
-    layers = layers or (layer(),) * 2
-    defaults: dict[str, Any] = {
-        "embedding": EmbeddingConfig(), "final_norm": RMS, "head": HeadConfig(tied=False),
-    }  # fmt: skip
-    return ModelConfig(
-        family="test", model_type="test", vocab=VOCAB, width=16, context=64, layers=layers,
-        **(defaults | model),
-    )  # fmt: skip
+    own: Any = dict(family="test", model_type="test", vocab=VOCAB, width=16, context=64)
+    own |= dict(embedding=EmbeddingConfig(), final_norm=RMS, head=HeadConfig(tied=False))
+    return ModelConfig(layers=layers or (layer(),) * 2, **(own | model))
 
 
 def gpt2(activation: Any = "gelu_tanh", **attention: Any) -> ModelConfig:
     """Learned positions, LayerNorm and biases everywhere, a plain feed-forward, a tied head."""
     mlp = MlpConfig(hidden=30, activation=activation, gated=False, bias=True)
-    parts: dict[str, Any] = {
-        "rope": None, "heads": 3, "kv_heads": 3, "qkv_bias": True, "out_bias": True,
-    }  # fmt: skip
-    return llama(
-        *(layer(mlp, LAYER, **(parts | attention)),) * 2,
-        embedding=EmbeddingConfig(positions=64), final_norm=LAYER, head=HeadConfig(tied=True),
-    )  # fmt: skip
+    own: Any = dict(rope=None, heads=3, kv_heads=3, qkv_bias=True, out_bias=True)
+    ends: Any = dict(embedding=EmbeddingConfig(positions=64), head=HeadConfig(tied=True))
+    return llama(*(layer(mlp, LAYER, **(own | attention)),) * 2, final_norm=LAYER, **ends)
 
 
 def mixture(
     count: int = 5, hidden: int = 12, activation: Any = "silu", own: Any = None, **routing: Any
 ) -> ExpertsConfig:
     """A mixture of experts, two chosen for each token; `own`: its other fields."""
-    return ExpertsConfig(
-        experts=count, hidden=hidden, activation=activation, **(own or {}),
-        routing=RoutingConfig(**({"chosen": 2} | routing)),
-    )  # fmt: skip
+    chosen = RoutingConfig(**({"chosen": 2} | routing))
+    sizes: Any = dict(experts=count, hidden=hidden, activation=activation)
+    return ExpertsConfig(routing=chosen, **sizes, **(own or {}))
 
 
 def stretched(scaling: Any, dims: int = 8) -> ModelConfig:
@@ -113,27 +100,21 @@ def branch(part: Any, before: Any = RMS, after: Any = None, **more: Any) -> dict
 
 def latent(ffn: Any = GATED, **changes: Any) -> LayerConfig:
     """Heads of 6 and 4 numbers, values of 5, latents of 7."""
-    part: dict[str, Any] = {
-        "heads": 3, "content": 6, "value_dim": 5, "rank": 7, "query_rank": 9, "scale": 0.3,
-        "rope": RopeConfig(theta=100.0, dims=4), "norm": RMS,
-    }  # fmt: skip
-    return sequential(LatentConfig(**(part | changes)), ffn, norm=RMS)
+    own: Any = dict(heads=3, content=6, value_dim=5, rank=7, query_rank=9, scale=0.3, norm=RMS)
+    own |= dict(rope=RopeConfig(theta=100.0, dims=4))
+    return sequential(LatentConfig(**(own | changes)), ffn, norm=RMS)
 
 
 def delta(**changes: Any) -> DeltaConfig:
     """Two value heads for each of two key heads; sizes of keys and values differ."""
-    part: dict[str, Any] = {
-        "heads": 4, "key_heads": 2, "key_dim": 6, "value_dim": 5, "length": 4, "norm": RMS,
-    }  # fmt: skip
-    return DeltaConfig(**(part | changes))
+    own: Any = dict(heads=4, key_heads=2, key_dim=6, value_dim=5, length=4, norm=RMS)
+    return DeltaConfig(**(own | changes))
 
 
 def ssm(**changes: Any) -> SsmConfig:
     """Two heads for each of two groups."""
-    part: dict[str, Any] = {
-        "heads": 4, "head_dim": 8, "groups": 2, "state": 6, "length": 4, "norm": RMS,
-    }  # fmt: skip
-    return SsmConfig(**(part | changes))
+    own: Any = dict(heads=4, head_dim=8, groups=2, state=6, length=4, norm=RMS)
+    return SsmConfig(**(own | changes))
 
 
 CONFIGS: dict[str, ModelConfig] = {
@@ -150,8 +131,7 @@ CONFIGS: dict[str, ModelConfig] = {
     "window": llama(*(layer(window=4),) * 2),
     "window of one": llama(layer(), layer(window=1)),
     "biases and relu": llama(
-        *(layer(MlpConfig(hidden=30, activation="relu", gated=True, bias=True), qkv_bias=True),)
-        * 2
+        *(layer(MlpConfig(hidden=30, activation="relu", gated=True, bias=True), qkv_bias=True),) * 2
     ),
     "wide values": llama(*(layer(value_dim=12),) * 2),
     "partial rotation": llama(*(layer(rope=RopeConfig(theta=100.0, dims=4)),) * 2),
@@ -173,12 +153,15 @@ CONFIGS: dict[str, ModelConfig] = {
         layer(
             MlpConfig(hidden=17, activation="gelu", gated=False, bias=True),
             NormConfig(kind="layer", eps=1e-5),
-            rope=None, heads=4, kv_heads=4, out_bias=True,
+            rope=None,
+            heads=4,
+            kv_heads=4,
+            out_bias=True,
         ),
         layer(heads=2, kv_heads=1, head_dim=10, value_dim=6, scale=0.4),
         embedding=EmbeddingConfig(positions=64),
     ),
-}  # fmt: skip
+}
 
 # other blocks
 BLOCKS: dict[str, ModelConfig] = {

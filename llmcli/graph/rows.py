@@ -1,0 +1,189 @@
+"""Declares the tensors of a part: its table has what is constant, calls add the ops. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+from llmcli.graph.node import Kernel, Node, Parameter, PartGraph, Site, State
+from llmcli.graph.ops import Normalize, Op, Project
+from llmcli.parts.norm.config import NormConfig
+
+
+@lru_cache(maxsize=64)
+def table(text: str) -> Mapping[str, tuple[str, ...]]:
+    """First column → the other columns of its line, separated by two or more spaces."""
+    lines = (re.split(r"\s{2,}", line.strip()) for line in text.splitlines() if line.strip())
+    return {leaf: tuple(columns) for leaf, *columns in lines}
+
+
+def sizes_of(config: object, axes: Mapping[str, str]) -> dict[str, int]:
+    """Letter of an axis → its size in `config`, whose field `axes` names (`H` → `heads`)."""
+    found = {letter: attrgetter(field)(config) for letter, field in axes.items()}
+    return {letter: size for letter, size in found.items() if size is not None}
+
+
+class Rows:
+    """Collects the tensors of the part `name` in execution order, for `graph`.
+
+    `lines`: a table with a line for each activation: leaf name, symbol, axes, group with optional
+    flags of `Node` (`scan wide`), and description; for a parameter that does not follow from its
+    activation: name and description. `kind`: the row of `info` that counts the parameters. `sizes`:
+    of the part's axes. Methods return full names.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        lines: str,
+        kind: str,
+        sizes: Mapping[str, int] | None = None,
+        *,
+        layer: int | None,
+    ) -> None:
+        self.name = name
+        self.layer = layer
+        self.kind = kind
+        self.sizes = dict(sizes or {})
+        self.nodes: list[Node] = []
+        self.parameters: list[Parameter] = []
+        self.states: list[State] = []
+        self._lines = table(lines)
+
+    def named(self, leaf: str) -> str:
+        """The full name of a tensor of the part; full names stay."""
+        return f"{self.name}.{leaf}" if self.name and not leaf.startswith("blocks.") else leaf
+
+    def node(self, leaf: str, op: Op, *, name: str = "", **other: Any) -> str:
+        """An activation as the table describes it, except `other` fields of `Node`."""
+        letter, axes, place, *words = self._lines[leaf]
+        group, *flags = place.split()
+        found: dict[str, Any] = {"letter": letter, "words": " ".join(words), "group": group}
+        found |= dict.fromkeys(flags, True) | other
+        name, shape = self.named(name or leaf), tuple(axes.split())
+        self.nodes.append(Node(name=name, axes=shape, op=op, layer=self.layer, **found))
+        return name
+
+    def parameter(self, leaf: str, axes: str, makes: str, words: str = "", **other: Any) -> str:
+        """A parameter with `axes` (`D H·dh`); its symbol is the leaf name if `other` has none."""
+        name, shape, makes = self.named(leaf), tuple(axes.split()), self.named(makes)
+        found = {"letter": leaf, "kind": self.kind, "layer": self.layer, **other}
+        words = words or self._lines[leaf][-1]
+        self.parameters.append(Parameter(name=name, axes=shape, makes=makes, words=words, **found))
+        return name
+
+    def project(
+        self,
+        leaf: str,
+        source: str,
+        *,
+        symbol: str = "",
+        name: str = "",
+        over: str = "D",
+        bias: bool = False,
+        fused: str = "",
+        head: str = "head",
+        mark: str = "",
+        dense: bool = False,
+        clip: float | None = None,
+        **other: Any,
+    ) -> str:
+        """`X W + b`, with the matrix `W_<symbol>` (by default the leaf name) and its bias.
+
+        Three axes are columns split into heads. `fused`: the product that computes several such
+        activations, in whose memory matrix and bias are. `mark`: suffix of the parameters' symbols.
+        """
+        axes, words = self._lines[leaf][1].split(), self._lines[leaf][-1]
+        columns = "·".join(axis for axis in axes if axis != "T")
+        shapes = (f"{over} {columns}", columns)
+        how: dict[str, Any] = {"bias": bias, "fused": fused, "mark": mark, "dense": dense}
+        made = self.weights(symbol or leaf, name or leaf, shapes, words, **how)
+        heads = self.sizes[axes[0]] if len(axes) == 3 else 0
+        made |= {"over": over, "columns": columns, "heads": heads, "head": head, "clip": clip}
+        op = Project(source=source, **made)
+        return self.node(leaf, op, name=name, **other)
+
+    def weights(
+        self,
+        symbol: str,
+        makes: str,
+        shapes: tuple[str, str],
+        words: str,
+        *,
+        bias: bool,
+        fused: str = "",
+        mark: str = "",
+        dense: bool = False,
+    ) -> dict[str, Any]:
+        """A product's matrix and bias with axes `shapes`, as the fields of its op."""
+        found: dict[str, Any] = {"fused": self.named(fused) if fused else ""}
+        kinds = (("weight", "W", "projection to"), ("bias", "b", "bias of"))
+        for (field, letter, of), axes in zip(kinds[: 1 + bias], shapes, strict=False):
+            leaf = f"{letter}_{symbol}"
+            how: dict[str, Any] = {"letter": f"{leaf}{mark}", "turned": letter == "W"}
+            how["dense"] = dense or (letter == "b" and " " in axes)
+            how["shares"] = self.named(f"{letter}_{fused}") if fused else None
+            said = "" if leaf in self._lines else f"{of} {words}"
+            found[field] = self.parameter(leaf, axes, makes, said, **how)
+        return found
+
+    def output(self, site: Site, noun: str, leaf: str, source: str, **other: Any) -> str:
+        """The last projection, back to the width: the output of the part `noun` at `site`."""
+        words, letter = site.output(noun), site.letter
+        return self.project(
+            leaf, source, name=site.makes, letter=letter, words=words, wide=True, **other
+        )
+
+    def normalize(
+        self,
+        leaf: str,
+        source: str,
+        norm: NormConfig,
+        which: str,
+        *,
+        prefix: str | None = None,
+        joined: bool = False,
+        groups: int = 1,
+        **other: Any,
+    ) -> str:
+        """A normalized activation, and its weights `w` and bias `b` if the norm `which` has them.
+
+        `prefix`: of their names, `<leaf>.` by default. See `Normalize` for `joined` and `groups`.
+        """
+        axes, made = self._lines[leaf][1].split(), dict[str, str]()
+        axis = f"{axes[0]}·{axes[-1]}" if joined else axes[-1]
+        for letter, words, there in (("w", "weights", norm.weights), ("b", "bias", norm.bias)):
+            if there:
+                name = f"{leaf}.{letter}" if prefix is None else f"{prefix}{letter}"
+                found = {"letter": letter, "kind": "norms"}
+                made[letter] = self.parameter(name, axis, leaf, f"{words} of {which}", **found)
+        weight, bias = made.get("w"), made.get("b")
+        op = Normalize(
+            source=source, norm=norm, weight=weight, bias=bias, joined=joined, groups=groups
+        )
+        return self.node(leaf, op, **other)
+
+    def state(
+        self, leaf: str, axes: str, holds: str, before: str, formula: str, words: str, **other: Any
+    ) -> None:
+        """The state `cache.<layer>.<leaf>`, see `State`."""
+        assert self.layer is not None
+        found: dict[str, Any] = {"formula": formula, "words": words, **other}
+        found |= {"holds": self.named(holds), "before": self.named(before)}
+        name, shape = f"cache.{self.layer}.{leaf}", tuple(axes.split())
+        self.states.append(State(name=name, axes=shape, layer=self.layer, **found))
+
+    def ring(self, holds: str, channels: str) -> None:
+        """The state of the convolution `conv`: the last inputs, `[L, channels]`, as a ring."""
+        formula = "the last L rows of Y, that of position p in row p mod L"
+        words = "the last inputs of the convolution"
+        self.state("conv", f"L {channels}", holds, "conv", formula, words, ring=True)
+
+    def graph(self, *kernels: Kernel, **other: Any) -> PartGraph:
+        """The collected tensors, and `other` fields of `PartGraph`."""
+        found: dict[str, Any] = {"kernels": kernels, "sizes": self.sizes, **other}
+        found |= {"parameters": tuple(self.parameters), "states": tuple(self.states)}
+        return PartGraph(nodes=tuple(self.nodes), **found)
