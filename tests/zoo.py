@@ -58,7 +58,8 @@ class Type:
     first and last ones: `<` its input, `/1` the second third of it, `|` whichever the layer has,
     `&` where it has another, too, or (`&!`) has not, nothing where no module does. What the
     converter to GGUF does: `permuted` rows of queries and keys, and `metadata` that other
-    architectures have not, its key in the gguf package → the setting.
+    architectures have not, its key in the gguf package → the setting. `near`: how near activations
+    are in float64, relative to the largest.
     """
 
     base: Mapping[str, Any]
@@ -66,6 +67,7 @@ class Type:
     arch: str | None = None
     blocks: dict[str, Any] = field(default_factory=dict)
     permuted: bool = False
+    near: float = 1e-11
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -220,6 +222,11 @@ _NEOX_MODULES = {
     "resid_mid": "post_attention_layernorm<", "mlp.pre": "mlp.dense_h_to_4h",
     "mlp.post": "mlp.act", "mlp_out": "mlp",
 }  # fmt: skip
+_BLOOM_MODULES = _NEOX_MODULES | {
+    "embed": "word_embeddings", "embed_norm.out": "word_embeddings_layernorm",
+    "ln_final.out": "ln_f", "attn.z": "self_attention.dense<", "attn_out": "self_attention.dense",
+    "mlp.post": "mlp.gelu_impl", "mlp_out": "mlp.dense_4h_to_h",
+}
 _GRANITE = _ROPE | {
     "attention_multiplier": 0.3125, "residual_multiplier": 0.75, "embedding_multiplier": 5.0,
     "logits_scaling": 4.0,  # all of them float32 numbers, for GGUF rounds to these
@@ -428,6 +435,11 @@ TYPES: dict[str, Type] = {
             "resid_mid": "final_layer_norm<", "ln2.out": "final_layer_norm", "mlp.pre": "fc1",
             "mlp.post": "activation_fn", "mlp_out": "fc2",
         },
+    ),
+    "bloom": Type(
+        {"vocab_size": 211, "hidden_size": 48, "n_layer": 2, "n_head": 6, "bos_token_id": 1,
+         "eos_token_id": 2, "seq_length": 512}, _BLOOM_MODULES, "BLOOM",
+        {"hidden_size": 96, "n_head": 4}, near=1e-9,  # √(2/π) has eight digits there
     ),
     "exaone": Type(_ROPE, _MODULES, "EXAONE", _WIDE),
     "stablelm": Type(_OWN_EPS, _MODULES, "STABLELM", _WIDE, metadata=_PARALLEL),
@@ -982,6 +994,11 @@ ZOO: tuple[Variant, ...] = (
         "enable_bias": False, "layer_norm_elementwise_affine": False, "ffn_dim": 40,
         "activation_function": "gelu", "tie_word_embeddings": False,
     }),
+    # BLOOM
+    Variant("bloom", "bloom", typical=True, views=True, gguf=1e-7),
+    Variant("bloom-heads", "bloom", {
+        "n_head": 4, "tie_word_embeddings": False, "layer_norm_epsilon": 1e-3, "n_layer": 3,
+    }, gguf=1e-7),
     # Ministral 3
     Variant("ministral3", "ministral3", typical=True, views=True, gguf=1e-9),
     Variant("ministral3-betas", "ministral3", {"rope_parameters": {

@@ -264,12 +264,17 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
     # output → (block around its module, whether it mixes tokens)
     outputs: dict[str, tuple[str | None, bool]] = {}
     mixtures: dict[str, str] = {}  # a mixture's output has no matrix
+    # BLOOM's modules add the residual stream: output → the stream after it
+    added: dict[str, str] = {}
+    adds = any(".self_attention.dense." in source for source in sources)
     for i, layer in enumerate(config.layers):
         block = f"blocks.{i}"
-        for one in (one for sublayer in block_names(layer, block) for one in sublayer.branches):
-            mixes = part_of(one.config.part).mixes
-            outputs[one.makes] = (block if mixes or len(layer.parts) == 1 else None, mixes)
-            mixtures[f"{one.part}.W_router"] = one.makes
+        for sublayer in block_names(layer, block):
+            for one in sublayer.branches:
+                mixes = part_of(one.config.part).mixes
+                outputs[one.makes] = (block if mixes or len(layer.parts) == 1 else None, mixes)
+                mixtures[f"{one.part}.W_router"] = one.makes
+                added[one.makes] = sublayer.leaves if adds else one.makes
     shared: dict[str, list[str]] = {}  # a shared expert is a separate module
     for row in model.parameters.values():
         if row.name.endswith(".shared.W_down"):
@@ -311,7 +316,7 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
                 part = filled[0].rpartition(".")[0]
                 yield f"{around}.activation_fn", (f"{part}.post",)
             continue
-        yield around, (made[0],)
+        yield around, (added.get(made[0], made[0]),)
         if own is not None:
             block = around.rpartition(".")[0]
             while block and not block.rpartition(".")[2].isdigit():  # GPT-Neo's `attn.attention`
@@ -322,7 +327,9 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
             part = filled[0].rpartition(".")[0]
             act = "act" if f"{part}.act" in model else "post"
             function = "act_fn"
-            if module.endswith((".c_proj", ".dense_4h_to_h")):  # GPT-2, GPT-NeoX
+            if adds:
+                function = "gelu_impl"
+            elif module.endswith((".c_proj", ".dense_4h_to_h")):  # GPT-2, GPT-NeoX
                 function = "act"
             elif module.endswith(".output_linear"):
                 function = "activation"

@@ -126,9 +126,8 @@ class Graph:
 
     def _build(self) -> None:
         config = self.config
-        ends = embedding_graph(config.embedding)
-        self._add(ends, None)
-        stream = tuple(ends_node.name for ends_node in ends.nodes)
+        self._add(embedding_graph(config.embedding), None)
+        stream = config.embedding.adds
         enters = Add(parts=stream, before=stream)
         copied = stream[0] if len(stream) == 1 else None
         if config.embedding.per_layer is not None:
@@ -141,7 +140,7 @@ class Graph:
             left = self.nodes[copied].op
             assert isinstance(left, Add)
             enters = replace(left, before=stream, also=f"H of block {i}")
-        last = f"blocks.{len(config.layers) - 1}.resid_post" if config.layers else "embed"
+        last = f"blocks.{len(config.layers) - 1}.resid_post" if config.layers else stream[0]
         words = ("the final norm", "the last residual stream, normalized, as it enters the head",
                  ", H of the last block")  # fmt: skip
         self._add(norm_graph(config.final_norm, "ln_final", last, "H′", words, layer=None), None)

@@ -20,7 +20,7 @@ from llmcli.graph.blocks import (
     DEQUANTIZED_AT_ONCE,
     RUN,
 )
-from llmcli.graph.ops import Add, Mix, Normalize, Project, Rotate, Softmax, size
+from llmcli.graph.ops import Add, Mix, Normalize, Project, Rotate, Score, Softmax, size
 from llmcli.graph.routing import ExpertProject, SumExperts
 from llmcli.graph.spec import DTYPE_BYTES, Call
 from llmcli.parts.latent.config import LatentConfig
@@ -166,7 +166,7 @@ class _Chunk:
             return 0
         if op.latent is not None:
             return self._expanded(op.latent)
-        return self._attended(name, op, capped=score.cap is not None)
+        return self._attended(name, op, score)
 
     def shared(self) -> int:
         """Bytes that layers share: cos and sin of RoPE, masks, positions in int64.
@@ -211,17 +211,18 @@ class _Chunk:
         sums = 4 * self.rows * min(columns, 1024) if inputs >= 2048 else 0
         return weights + sums + (128 << 10)  # the last: tiles and padding
 
-    def _attended(self, name: str, op: Mix, *, capped: bool) -> int:
+    def _attended(self, name: str, op: Mix, score: Score) -> int:
         """Bytes of softmax attention besides its result."""
         softmax = self.model[op.pattern].op
         sizes, wide, tokens, keys = self._sizes(name), self.wide, self.tokens, self.keys
         heads, few, dims = sizes["H"], sizes["Hk"], sizes["dh"] + sizes["dv"]
         # the fused kernel's sum of every row, and one thread's tile of scores
         found = self.rows * heads * wide + _TILE[0] * (_TILE[1] + 2 + sizes["dv"]) * wide
-        unfused = capped or (isinstance(softmax, Softmax) and softmax.sink is not None)
-        if unfused and self.size <= 4 and not self.cuda:  # our kernel reads and writes float32
+        sinks = isinstance(softmax, Softmax) and softmax.sink is not None
+        unfused, sloped = score.cap is not None or sinks, bool(score.slopes)
+        if unfused and not sloped and self.size <= 4 and not self.cuda:  # our kernel, in float32
             return found + self.rows * heads * dims * wide * (self.size < 4)
-        if unfused and self.size != 4:  # no kernel: blocks of queries
+        if sloped or (unfused and self.size != 4):  # no kernel: blocks of queries
             block = min(tokens, _QUERIES) * keys * 4 + keys * dims
             return found + self.batch * heads * block * wide + tokens * keys
         copied = self.batch * keys * few * dims * self.size  # keys and values

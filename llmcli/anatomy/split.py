@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -77,6 +78,8 @@ def share(config: ModelConfig, *, ranks: int, rank: int) -> Share:
             field, _, inner = _CUT[type(part)][letter].partition(".")
             count = sum(map(len, ranges))
             sizes[field] = replace(attrgetter(field)(part), **{inner: count}) if inner else count
+        if isinstance(part, AttentionConfig) and part.slopes and "H" in cuts[name]:
+            sizes["slopes"] = tuple(part.slopes[head] for head in chain(*cuts[name]["H"]))
         return replace(branch, part=replace(part, **sizes))
 
     def local_layer(layer: LayerConfig, number: int) -> LayerConfig:

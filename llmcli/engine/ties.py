@@ -26,7 +26,9 @@ class NearTies:
         matrices = [entry.stored for entry in model.ledger.entries if len(entry.filled) > 1]
         self.noise = stream_noise(model.config, numbers, matrices)
         self._rounding = rounding(logits_dtype(model.config, numbers))
-        self._norm_D = decoder.weight("ln_final.w").dense().cpu().double()
+        self._norm_D = torch.ones(model.config.width, dtype=torch.float64)
+        if model.config.final_norm.weights:
+            self._norm_D = decoder.weight("ln_final.w").dense().cpu().double()
         self._head = decoder.weight("head.W")
 
     def bound(self, ids_B2: Tensor, logits_B2: Tensor, slopes_B2: Tensor) -> Tensor:

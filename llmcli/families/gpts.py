@@ -1,4 +1,4 @@
-"""Families with learned positions that change a Llama."""
+"""Families without RoPE that change a Llama: learned positions, or ALiBi."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from llmcli.families.family import Family
 from llmcli.families.names import QWEN
 from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values
+from llmcli.parts.embedding.config import EmbeddingConfig
 
 
 def _gpt_neo_hidden(settings: dict[str, Any]) -> Mapping[str, Any]:
@@ -118,6 +119,62 @@ OPT = llama_like(
         mlp.down   fc2                   ffn_down
     """, without="mlp.gate", prefixes=("model.decoder.", "decoder."), rotary=False, buffers=(),
         first_position=2,
+    ),
+)  # fmt: skip
+
+
+def slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
+    """ALiBi's slopes (Press et al. 2021): 2^(−largest · i / heads) for i = 1 … heads.
+
+    Beyond the largest power of two heads have every second slope of twice as many.
+    """
+    power = 1 << heads.bit_length() - 1
+    first = [2 ** (-largest * i / power) for i in range(1, power + 1)]
+    return (*first, *(2 ** (-largest * i / 2 / power) for i in range(1, 2 * power, 2)))[:heads]
+
+
+def _bloom_sizes(settings: dict[str, Any]) -> Mapping[str, Any]:
+    width = settings.get("n_embed") or settings.get("hidden_size")
+    hidden = 4 * width if isinstance(width, int) else width
+    return {**settings, "hidden_size": width, "intermediate_size": hidden}
+
+
+def _bloom(m: Draft) -> None:
+    """BLOOM (BigScience 2022, arXiv 2211.05100): ALiBi, and a norm of the embeddings."""
+    if m.hf and m.values.flag("apply_residual_connection_post_layernorm", False):
+        raise UnsupportedModel(f"this `bloom` is not supported{needs(['a normalized residual'])}")
+    m.layer_norms(bias=True)
+    m.set_ffn(gated=False, bias=True)
+    heads = m.attention[0].heads
+    m.set_attention(rope=None, qkv_bias=True, out_bias=True, slopes=slopes(heads))
+    m.others["embedding"] = EmbeddingConfig(norm=m.norm)
+
+
+BLOOM = llama_like(
+    _bloom,
+    name="bloom", words="LayerNorm, of the embeddings, too; scores lowered by distance (ALiBi)",
+    hf=("bloom",), gguf=("bloom",), feed_forwards=("MLP",),
+    eps="layer_norm_epsilon", prepare=_bloom_sizes, function="gelu_tanh",
+    keys={
+        "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+        "max_position_embeddings": "seq_length",
+    },
+    fixed={"num_key_value_heads": None, "head_dim": None, "hidden_act": "gelu_new"},
+    defaults={
+        "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": True,
+        "max_position_embeddings": 2048,
+    },
+    names=QWEN.but("""
+        embed                      word_embeddings                 token_embd
+        embed_norm                 word_embeddings_layernorm       token_embd_norm
+        ln_final                   ln_f                            output_norm
+        attn.q+attn.k+attn.v@head  self_attention.query_key_value  -
+        attn.q+attn.k+attn.v       -                               attn_qkv
+        attn.o                     self_attention.dense            attn_output
+        mlp.up                     mlp.dense_h_to_4h               ffn_up
+        mlp.down                   mlp.dense_4h_to_h               ffn_down
+    """, without="attn.q attn.k attn.v mlp.gate", prefixes=("transformer.", ""),
+        layer="h.{layer}", rotary=False, buffers=(),
     ),
 )  # fmt: skip
 FAMILIES = tuple(one for one in [*globals().values()] if isinstance(one, Family))

@@ -36,7 +36,8 @@ from llmcli.parts.ssm.config import SsmConfig
 Row = tuple[str, str, str]  # our name, transformers', llama.cpp's
 
 _OUTER = (  # outside the blocks
-    "embed", "pos_embed", "ln_final", "head", "ple.embed.W", "ple.W_proj", "ple.proj_norm.w",
+    "embed", "embed_norm", "pos_embed", "ln_final", "head", "ple.embed.W", "ple.W_proj",
+    "ple.proj_norm.w",
 )  # fmt: skip
 _COMPUTED = "RoPE frequencies, which are computed"
 _READ = "read into the configuration as the rotation's frequency factors"

@@ -12,9 +12,9 @@ Kind = Literal["safetensors", "gguf"]
 _NEEDED_BY = (
     ("a translation of its settings and tensor names",
      "bamba codegen cohere dbrx dots1 ernie4_5 ernie4_5_moe falcon gptj granitemoe minicpm3 "
-     "minimax_m2 phi phimoe",
+     "minimax_m2 mpt phi phimoe",
      "command-r dbrx deepseek dots1 ernie4_5 ernie4_5-moe falcon gptj granitemoe minicpm "
-     "minicpm3 minimax-m2 phi2 phimoe"),
+     "minicpm3 minimax-m2 mpt phi2 phimoe"),
     ("a decay of each channel", "kimi_linear", "kimi-linear"),
     ("a delta rule that overwrites twice", "olmo_hybrid", ""),
     ("Mamba-2 with multipliers of its own", "falcon_h1", "falcon-h1"),
@@ -26,7 +26,6 @@ _NEEDED_BY = (
     ("four residual streams", "gemma3n gemma3n_text", "gemma3n"),
     ("rotary positions in sections", "", "qwen3vlmoe"),
     ("an MLP without a gate", "nemotron", "nemotron"),
-    ("ALiBi", "bloom mpt", "bloom mpt"),
     ("ternary weights", "bitnet", "bitnet"),
     ("bidirectional attention",
      "bert distilbert eurobert modernbert nomic_bert roberta xlm-roberta",

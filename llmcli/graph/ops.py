@@ -318,6 +318,7 @@ class Score(Op):
     `group` query heads share a key head of size `head_dim`. `window`: number of keys that a query
     sees, itself included (None: all before it). `root`: √head_dim as written in the formula. With a
     `cap` c a scaled score s becomes `c · tanh(s / c)`. `growth`: scale queries by position.
+    `slopes` of the heads lower a score by the distance of the key.
     """
 
     query: str
@@ -329,6 +330,7 @@ class Score(Op):
     root: str
     cap: float | None = None
     growth: QueryGrowth | None = None
+    slopes: tuple[float, ...] = ()
 
     def factor(self, position: int) -> float:
         """The factor on the scores of a query at `position`."""
@@ -350,6 +352,8 @@ class Score(Op):
         product = f"{letter(self.query)} {letter(self.key)}ᵀ{scaled}"
         if (grown := self.growth) is not None:
             product += f" · (1 + {grown.beta:g} · ln(1 + ⌊position / {grown.original}⌋))"
+        if self.slopes:
+            product += " − slope · distance"
         if self.cap is not None:
             product = f"{self.cap:g} · tanh({product} / {self.cap:g})"
         return f"{product} + M"

@@ -149,7 +149,9 @@ class LayerMap:
         k_KSd = at_least_float32(seen[self.score.key][groups, keys])
         assert isinstance(mixer, SoftmaxMap)
         first = queries.start - keys.start
-        scores_HtS = mixer.score_rows(q_Htd[None], k_KSd[None], first, before=keys.start)[0]
+        scores_HtS = mixer.score_rows(
+            q_Htd[None], k_KSd[None], first, heads, before=keys.start
+        )[0]
         factors = [self.score.factor(at) for at in range(queries.start, queries.stop)]
         factors_t = torch.tensor(factors, dtype=q_Htd.dtype, device=q_Htd.device)
         return Scores(scores_HtS, (q_Htd.norm(dim=-1) * factors_t.abs(), k_KSd.norm(dim=-1)))

@@ -104,6 +104,9 @@ class Decoder:
         self.pos_embed: Weight | None = None
         if config.embedding.positions is not None:
             self.pos_embed = parameters.table("pos_embed.W")
+        self.embed_norm: Norm | None = None
+        if config.embedding.norm is not None:
+            self.embed_norm = Norm(config.embedding.norm, "embed_norm", parameters, wide=True)
         self.per_layer: LayerEmbeddings | None = None
         if config.embedding.per_layer is not None:
             self.per_layer = LayerEmbeddings(config.embedding, parameters)
@@ -137,8 +140,8 @@ class Decoder:
         scores = [one.attention for one in config.layers if one.attention is not None]
         shared = {attention.kv.layer for attention in scores} - {None}
         self._kv_sources = frozenset(f"blocks.{layer}.attn" for layer in shared)
-        # there is no kernel for queries that are scaled by position
-        kernels = not dynamic and all(attention.growth is None for attention in scores)
+        # there is no kernel for queries or scores that depend on the position
+        kernels = not dynamic and not any(one.growth or one.slopes for one in scores)
         packed = bool(formats) and dtype == torch.float32 and native.level() is not None
         tables = torch.float64 if dtype == torch.float64 else torch.float32
         self._ropes = {rope: RopeTables(rope, self.device, tables) for rope in rotations}
@@ -355,6 +358,8 @@ class Decoder:
         x_BTD = step.emit("embed", x_BTD)
         if self.per_layer is not None:
             step.per_layer = self.per_layer(ids_BT, x_BTD, step)
+        if self.embed_norm is not None:
+            x_BTD = self.embed_norm.observed(x_BTD, step)
         if self.pos_embed is not None:
             rows = self.pos_embed.rows(step.positions)
             pos_BTD = step.emit("pos_embed", rows.expand_as(x_BTD))

@@ -31,16 +31,20 @@ class SoftmaxMap(ABC):
     out: Linear
 
     @abstractmethod
-    def scores(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
-        """Scores `[B, H, t, S]` in at least float32, −∞ where `visible` is False.
+    def scores(
+        self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor,
+        heads: slice | Sequence[int] = slice(None),
+    ) -> Tensor:  # fmt: skip
+        """Scores `[B, H, t, S]` of `heads` in at least float32, −∞ where `visible` is False.
 
         `positions` of the queries, `[t]` or `[B, t]`.
         """
 
     def score_rows(
-        self, q_BHtd: Tensor, k_BKSd: Tensor, first: int, *, before: int = 0
-    ) -> Tensor:
-        """Scores `[B, H, t, S]` of the queries at positions `first` … `first`+t-1.
+        self, q_BHtd: Tensor, k_BKSd: Tensor, first: int,
+        heads: slice | Sequence[int] = slice(None), *, before: int = 0,
+    ) -> Tensor:  # fmt: skip
+        """Scores `[B, H, t, S]` of `heads` and the queries at positions `first` … `first`+t-1.
 
         From emitted queries and all keys as they enter the product (`q_rot`, `k_rot`; without RoPE
         `q`, `k`). Scaled and masked (-∞), in at least float32. `before`: number of keys (and
@@ -48,7 +52,7 @@ class SoftmaxMap(ABC):
         """
         positions = torch.arange(first, first + q_BHtd.shape[2], device=q_BHtd.device)
         visible = visible_keys(positions, k_BKSd.shape[2], self.config.window)
-        return self.scores(q_BHtd, k_BKSd, visible, positions + before)
+        return self.scores(q_BHtd, k_BKSd, visible, positions + before, heads)
 
     def weights(self, scores_BHtS: Tensor, heads: slice | Sequence[int] = slice(None)) -> Tensor:
         """The softmax of scores `[…, H, t, S]` of `heads`."""
@@ -58,7 +62,7 @@ class SoftmaxMap(ABC):
         self, q_BHtd: Tensor, k_BKSd: Tensor, first: int, heads: slice = slice(None)
     ) -> Tensor:
         """The attention pattern of these queries and `heads`: the weights of `score_rows`."""
-        return self.weights(self.score_rows(q_BHtd, k_BKSd, first), heads)
+        return self.weights(self.score_rows(q_BHtd, k_BKSd, first, heads), heads)
 
     def derive(
         self,
@@ -87,5 +91,5 @@ class SoftmaxMap(ABC):
             k_BKSd = k_BKSd[:, [head // group for head in numbers]]
         q_BHtd = q_BHTd[:, heads, first:stop]
         if name.endswith(".scores"):
-            return self.score_rows(q_BHtd, k_BKSd, first)
+            return self.score_rows(q_BHtd, k_BKSd, first, heads)
         return self.attention_rows(q_BHtd, k_BKSd, first, heads)

@@ -24,19 +24,23 @@ def attend(
     mask: Tensor | None = None,
     cap: float | None = None,
     sinks_H: Tensor | None = None,
+    slopes_H: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> Tensor:
     """`softmax(scale · Q Kᵀ + M) V` → `[B, H, T, e]`, with PyTorch's fused kernel.
 
-    `cap` and `sinks_H`: see `scores` and `weights`; without a fused kernel, these are computed in
-    blocks of queries.
+    `cap`, `slopes_H` with the queries' `positions`, and `sinks_H`: see `scores` and `weights`;
+    without a fused kernel, these are computed in blocks of queries.
 
     The arithmetic has the dtype of the queries; narrower keys and values are widened.
 
     `causal` hides keys after the query's own index (T = S); `mask` `[T, S]` or `[B, 1, T, S]`
     is True where a key is visible. With neither, every query sees every key.
     """
-    if cap is not None or sinks_H is not None:
-        return _attend_in_blocks(q_BHTd, k_BKSd, v_BKSe, scale, causal, mask, cap, sinks_H)
+    if cap is not None or sinks_H is not None or slopes_H is not None:
+        return _attend_in_blocks(
+            q_BHTd, k_BKSd, v_BKSe, scale, causal, mask, cap, sinks_H, slopes_H, positions
+        )
     heads, kv_heads = q_BHTd.shape[1], k_BKSd.shape[1]
     k_BKSd, v_BKSe = k_BKSd.to(q_BHTd.dtype), v_BKSe.to(q_BHTd.dtype)
     # with a mask the CPU kernel supports grouped heads, CUDA's fused kernels do not
@@ -89,7 +93,8 @@ _QUERIES = 256  # per block
 
 def _attend_in_blocks(
     q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, scale: float, causal: bool,
-    mask: Tensor | None, cap: float | None, sinks_H: Tensor | None,
+    mask: Tensor | None, cap: float | None, sinks_H: Tensor | None, slopes_H: Tensor | None,
+    positions: Tensor | None,
 ) -> Tensor:  # fmt: skip
     tokens, keys = q_BHTd.shape[2], k_BKSd.shape[2]
     if mask is None:  # every query sees the last key, or those up to its own
@@ -101,21 +106,32 @@ def _attend_in_blocks(
     parts = []
     for first in range(0, tokens, _QUERIES):
         rows = slice(first, first + _QUERIES)
-        found = scores(q_BHTd[:, :, rows], k_BKSd, mask[..., rows, :], scale=scale, cap=cap)
+        at = None if positions is None else positions[..., rows]
+        found = scores(
+            q_BHTd[:, :, rows], k_BKSd, mask[..., rows, :], scale=scale, cap=cap,
+            slopes_H=slopes_H, positions=at,
+        )  # fmt: skip
         parts.append((weights(found, sinks_H) @ v_BHSe).to(q_BHTd.dtype))
     return torch.cat(parts, 2)
 
 
 def scores(
-    q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, *, scale: float, cap: float | None = None
-) -> Tensor:
+    q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, *, scale: float, cap: float | None = None,
+    slopes_H: Tensor | None = None, positions: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """`scale · Q Kᵀ`, -∞ where `visible` is False: `[B, H, t, S]` in at least float32.
 
-    With a `cap` c a score s is `c · tanh(s / c)` (Gemma 2).
+    With a `cap` c a score s is `c · tanh(s / c)` (Gemma 2). `slopes_H` times the distance of each
+    key from the query, at one of `positions` `[t]` or `[B, t]`, is taken off its score (ALiBi).
     """
     group = q_BHtd.shape[1] // k_BKSd.shape[1]
     k_BHSd = at_least_float32(k_BKSd).repeat_interleave(group, dim=1)
     raw_BHtS = at_least_float32(q_BHtd) @ k_BHSd.transpose(-1, -2) * scale
+    if slopes_H is not None:
+        assert positions is not None
+        key_S = torch.arange(k_BKSd.shape[2], device=positions.device)
+        distance_1tS = (positions.unsqueeze(-1) - key_S).unsqueeze(-3)  # [1, t, S] or [B, 1, t, S]
+        raw_BHtS = raw_BHtS - slopes_H.to(raw_BHtS.dtype).view(-1, 1, 1) * distance_1tS
     if cap is not None:
         raw_BHtS = soft_cap(raw_BHtS, cap)
     return raw_BHtS.masked_fill(~visible, -torch.inf)

@@ -184,6 +184,7 @@ PEAKS = {
         "Mamba-2": sequential(SsmConfig(
             heads=16, head_dim=32, groups=1, state=64, length=4, norm=RMS,
         ), NARROW, norm=RMS),
+        "slopes": sequential(replace(ATTENTION, rope=None, slopes=(0.1,) * 8), NARROW, norm=RMS),
     }.items()
 }  # fmt: skip
 

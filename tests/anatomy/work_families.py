@@ -18,11 +18,12 @@ EVERY = {one.model_type: one for one in reversed(ZOO)} | {
 
 
 def _alike(config: ModelConfig) -> bool:
-    """Whether one formula is that of every layer, and of a fused kernel: none caps its scores."""
+    """Whether one formula is that of every layer, and of a fused kernel: of plain scores."""
     attentions = [layer.attention for layer in config.layers]
     if None in attentions or _mixes(config):
         return False
-    return {(one.window, one.cap) for one in attentions} == {(attentions[0].window, None)}
+    same = {(attentions[0].window, None, ())}
+    return {(one.window, one.cap, one.slopes) for one in attentions} == same
 
 
 def _mixes(config: ModelConfig, kind: type = ExpertsConfig) -> bool:

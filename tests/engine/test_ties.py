@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,6 +100,17 @@ def test_the_bound_is_what_noise_of_the_stream_moves(sampling):
         moved = moved_NV[:, pair[0]] - moved_NV[:, pair[1]] - apart
         # what points along the stream itself is taken out again by the norm
         assert float(moved.square().mean().sqrt()) == pytest.approx(bound, rel=0.15)
+
+
+def test_a_final_norm_without_weights_has_the_bound_of_weights_1():
+    model = model_of(torch.float64)
+    weights_D = parameters_of(model.decoder)["ln_final.w"].fill_(1)
+    given = torch.tensor([[5, 20]]), torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.float64)
+    expected = NearTies(model).bound(*given)
+    weights_D.fill_(math.nan)
+    norm = replace(model.config.final_norm, weights=False)
+    model.config = replace(model.config, final_norm=norm)
+    assert torch.equal(NearTies(model).bound(*given), expected)
 
 
 def test_penalties_count_in_margin_and_bound():

@@ -160,6 +160,9 @@ def test_doubled_scores_and_patterns_reach_the_values(model):
             if layer.growth is not None:
                 factors = [layer.growth.at(int(token)) for token in tokens]
                 scores = scores * torch.tensor(factors, dtype=scores.dtype)[:, None]
+            if layer.slopes:
+                slopes_H11 = torch.tensor(layer.slopes, dtype=scores.dtype)[:, None, None]
+                scores = scores - slopes_H11 * (tokens[:, None] - tokens)
             if layer.cap is not None:
                 scores = (scores / layer.cap).tanh() * layer.cap
             scores = scores.masked_fill(hidden, -torch.inf) * (2 if leaf == "scores" else 1)

@@ -200,6 +200,9 @@ class Converter:
             self.writer.add_tensor(f"blk.{found[1]}.{which}.scale", values.numpy())
             return values
         target = self.names.get_name(_stem(name), try_suffixes=(".weight", ".bias"))
+        target = target or self.names.get_name(
+            name.removeprefix("transformer."), try_suffixes=(".weight", ".bias")
+        )
         target = target or self.names.get_name(name) or (name if name.startswith("blk.") else None)
         if name.endswith(FUSED):
             target = f"blk.{name.split('.')[2]}.ffn_gate_up_exps"
@@ -234,7 +237,8 @@ class Converter:
             self._say(**hybrid.metadata(config))
             return
         self._say(
-            context_length=config.max_position_embeddings, embedding_length=config.hidden_size,
+            context_length=getattr(config, "max_position_embeddings", None) or config.seq_length,
+            embedding_length=config.hidden_size,
             block_count=config.num_hidden_layers, head_count=config.num_attention_heads,
             vocab_size=config.vocab_size,
         )  # fmt: skip
@@ -256,20 +260,22 @@ class Converter:
         else:
             if kind != "gemma4_text":  # where they differ by layer
                 self._say(
-                    feed_forward_length=getattr(config, "intermediate_size", None),
+                    feed_forward_length=4 * config.hidden_size if kind == "bloom"
+                    else getattr(config, "intermediate_size", None),
                     head_count_kv=1 if latent else shared,
                 )
             if hasattr(config, "rms_norm_eps"):
                 self._say(layer_norm_rms_eps=config.rms_norm_eps)
             else:
-                own = (getattr(config, one, None) for one in ("norm_epsilon", "layer_norm_eps"))
+                names = ("norm_epsilon", "layer_norm_eps", "layer_norm_epsilon")
+                own = (getattr(config, one, None) for one in names)
                 self._say(layer_norm_eps=next(filter(None, own), 1e-5))
         self._own()
         if latent:
             self._latent()
         elif kind == "gemma4_text":
             self._gemma4()
-        else:
+        elif hasattr(config, "rope_parameters"):
             size = getattr(config, "head_dim", None)
             size = size or config.hidden_size // config.num_attention_heads
             rope = config.rope_parameters

@@ -13,7 +13,7 @@ from zoo import TYPES
 Seen = dict[str, Tensor]
 
 
-ENDS = ("embed", "pos_embed", "ln_final.out")
+ENDS = ("embed", "embed_norm.out", "pos_embed", "ln_final.out")
 LAYERS = ("ple.embed", "ple.proj", "ple.proj_norm")  # of all layers side by side
 PAIRED = ("attn.q", "attn.k", "attn.q_rot", "attn.k_rot")
 KEYS = ("attn.k", "attn.k_norm", "attn.v", "attn.v_norm")
@@ -48,8 +48,9 @@ def record(model, ids):
     patterns = out.attentions if attending_layers(model) else ()
     for i, pattern in zip(attending_layers(model), patterns, strict=True):
         seen[f"blocks.{i}.attn.pattern"] = pattern
-    for name in [name for name in seen if name.endswith("_rot") and not latent]:
-        if (whole := seen.get(name.removesuffix("_rot"))) is not None:  # rotated in part
+    if model.config.model_type == "stablelm":  # whose function takes only what it rotates
+        for name in [name for name in seen if name.endswith("_rot")]:
+            whole = seen[name.removesuffix("_rot")]
             seen[name] = torch.cat((seen[name], whole[..., seen[name].shape[-1] :]), -1)
     if "pos_embed" in seen:  # computed once for all rows
         seen["pos_embed"] = seen["pos_embed"].expand_as(seen["embed"])

@@ -134,6 +134,7 @@ def test_lens(name, made, view):
     said = view(both.path, "lens", *GIVEN, "--mid", "--top", "3")
     stream = reference_hidden(both.theirs, torch.tensor([IDS]))
     base = both.theirs.base_model
+    base = getattr(base, "decoder", base)  # OPT's
     names = ("ln_f", "embedding_norm", "final_layer_norm", "norm", "norm_f")
     norm = next(getattr(base, name) for name in names if hasattr(base, name))
     rows = {row["name"]: row["cells"] for row in said["rows"]}

@@ -295,7 +295,7 @@ MODELS = {
         max_position_embeddings=8, rope_scaling={"rope_type": "dynamic", "factor": 2.0}
     ),
     "dbrx": _llama(model_type="dbrx"),
-    "bloom": _llama(model_type="bloom"),
+    "mpt": _llama(model_type="mpt"),
     "layer_embeddings": _gemma4(hidden_size_per_layer_input=12, vocab_size_per_layer_input=261),
     "keys_as_values": _gemma4(attention_k_eq_v=True, num_global_key_value_heads=1),
     "shared_keys": _gemma4(num_kv_shared_layers=1),

@@ -165,7 +165,7 @@ class Stream:
     def __init__(self, model: Model, names: tuple[str, ...], positions: range) -> None:
         self.names = names
         # what is added, and the places of the stream, each with what its sum is multiplied by
-        self._added = {"embed", "pos_embed"}
+        self._added = set(model.config.embedding.adds)
         self._places: dict[str, float] = {}
         for number, layer in enumerate(model.config.layers):
             for sublayer in block_names(layer, f"blocks.{number}"):
@@ -357,7 +357,7 @@ def unembed(model: Model, h_ND: Tensor) -> Tensor:
     """
     weight, config = model.decoder.weight, model.config
     bias = weight("ln_final.b").dense() if config.final_norm.bias else None
-    norm_D = weight("ln_final.w").dense()
+    norm_D = weight("ln_final.w").dense() if config.final_norm.weights else None
     x_ND = normalized(at_least_float32(h_ND), config.final_norm, norm_D, bias)
     head = weight("head.W")
     if isinstance(head, Packed):
@@ -376,15 +376,18 @@ def unembed(model: Model, h_ND: Tensor) -> Tensor:
     return logits_NV * config.head.scale if cap is None else cap * (logits_NV / cap).tanh()
 
 
-def normalized(x_ND: Tensor, config: NormConfig, w_D: Tensor, b_D: Tensor | None) -> Tensor:
+def normalized(
+    x_ND: Tensor, config: NormConfig, w_D: Tensor | None, b_D: Tensor | None
+) -> Tensor:
     """`x / √(mean(x²) + ε) · w` (RMSNorm), `(x − μ) / √(mean((x − μ)²) + ε) · w + b` (LayerNorm).
 
-    With an offset `offset + w` in place of w. Computed in the dtype of `x`.
+    With an offset `offset + w` in place of w, without weights 1. Computed in the dtype of `x`.
     """
     if config.kind == "layer":
         x_ND = x_ND - x_ND.mean(-1, keepdim=True)
     x_ND = x_ND / ((x_ND * x_ND).mean(-1, keepdim=True) + config.eps).sqrt()
-    x_ND = x_ND * (config.offset + w_D.to(x_ND.dtype))
+    if w_D is not None:
+        x_ND = x_ND * (config.offset + w_D.to(x_ND.dtype))
     return x_ND if b_D is None else x_ND + b_D.to(x_ND.dtype)
 
 

@@ -53,14 +53,22 @@ class Score(Dot[ops.Score]):
         q_d = values.kernel(self.op.query)[head, query]
         k_Sd = values.kernel(self.op.key)[head // self.op.group, : query + 1]
         size = float(q_d.norm() * k_Sd.norm(dim=1).max()) * abs(self.op.factor(query))
-        return size + values.least
+        return size + self._slope(head) * query + values.least
+
+    def _slope(self, head: int) -> float:
+        return self.op.slopes[head] if self.op.slopes else 0.0
 
     def contract(self, values: Numbers, of: Of) -> Tensor:
-        """Head by head, scaled."""
+        """Head by head, scaled and lowered by distance."""
         k_KSd = sizes(values, self.rules, self.op.key, of)
         s_HTS = _by_head("td,sd->ts", of(values[self.op.query]), k_KSd, self.op.group)
         factors = [self.op.factor(position) for position in values.positions]
-        return s_HTS * of(torch.tensor(factors, dtype=torch.float64)[:, None])
+        s_HTS = s_HTS * of(torch.tensor(factors, dtype=torch.float64)[:, None])
+        if not self.op.slopes:
+            return s_HTS
+        slopes_H11 = torch.tensor(self.op.slopes, dtype=torch.float64)[:, None, None]
+        distance_TS = torch.tensor(values.positions)[:, None] - torch.arange(s_HTS.shape[-1])
+        return s_HTS + of(-slopes_H11 * distance_TS.clamp_min(0))
 
     def tensor(self, values: Numbers) -> Tensor:
         """Head by head, capped and masked."""
@@ -70,7 +78,7 @@ class Score(Dot[ops.Score]):
         return s_HTS.masked_fill_(self.hidden(values.positions, s_HTS.shape[-1]), -math.inf)
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """Σ|q·k|, scaled; a mask is exact, and a cap does not amplify rounding errors."""
+        """Σ|q·k|, scaled, + slope · distance; a mask is exact, a cap does not amplify errors."""
         size_HTS = super().magnitudes(values)
         return size_HTS.masked_fill_(self.hidden(values.positions, size_HTS.shape[-1]), 0.0)
 
@@ -89,17 +97,23 @@ class Score(Dot[ops.Score]):
         )
 
     def finish(self, found: Operands, index: tuple[int, ...], summed: float) -> tuple[Fact, ...]:
-        """The scale and the cap."""
+        """The scale, the slope and the cap."""
         width, factor, cap = self.op.head_dim, self.op.factor(index[1]), self.op.cap
         value = summed * factor
         if self.op.usual and self.op.growth is None:
             scaled = fact(f"Σ / √{width} = {{}} / {{}}", value, summed, math.sqrt(width))
         else:
             scaled = fact("Σ · scale = {} · {}", value, summed, factor)
-        if cap is None:
-            return (scaled,)
-        capped = cap * math.tanh(value / cap)
-        return scaled, fact(f"{cap:g} · tanh({{}} / {cap:g})", capped, value)
+        after = [scaled]
+        if self.op.slopes:
+            slope, distance = self._slope(index[0]), float(index[1] - index[2])
+            score, value = value, value - slope * distance
+            formula = "score − slope · distance = {} − {} · {}"
+            after.append(fact(formula, value, score, slope, distance))
+        if cap is not None:
+            capped = cap * math.tanh(value / cap)
+            after.append(fact(f"{cap:g} · tanh({{}} / {cap:g})", capped, value))
+        return tuple(after)
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """A dot product of a query and a key, scaled; or −∞."""

@@ -150,13 +150,14 @@ class AttentionConfig:
 
     `scale` multiplies q·k. `window` W: a query at position p sees keys p-W+1 … p (itself
     included). With a `clip` c what the input projections give is limited to ±c (OLMo). `qk_norm`
-    normalizes each head's query and key before the rotation; with
-    `qk_norm_wide` over all heads together (OLMo 2). With a `cap` c a scaled score s is `c · tanh(s
-    / c)`, before the mask (Gemma 2). `growth` scales the rotated queries. With `sinks` every head
-    has an additional learned score in the softmax's denominator, so weights sum to less than 1
-    (gpt-oss). If `gated`, the heads' results are multiplied by the sigmoid of a gate projection
-    (Qwen3-Next). Raises ValueError if values are normalized but keys are not, or values equal keys
-    and only keys are normalized.
+    normalizes each head's query and key before the rotation; with `qk_norm_wide` over all heads
+    together (OLMo 2). With a `cap` c a scaled score s is `c · tanh(s / c)`, before the mask (Gemma
+    2). `growth` scales the rotated queries. With `slopes`, one per head, a score is lowered by the
+    slope times the key's distance (ALiBi, Press et al. 2021). With `sinks` every head has an
+    additional learned score in the softmax's denominator, so weights sum to less than 1 (gpt-oss).
+    If `gated`, the heads' results are multiplied by the sigmoid of a gate projection
+    (Qwen3-Next). Raises ValueError if slopes are not one per head or go with a window, if values
+    are normalized but keys are not, or values equal keys and only keys are normalized.
     """
 
     heads: int
@@ -171,6 +172,7 @@ class AttentionConfig:
     window: int | None = None
     cap: float | None = None
     growth: QueryGrowth | None = None
+    slopes: tuple[float, ...] = ()
     sinks: bool = False
     gated: bool = False
     kv: KeysValues = KeysValues()
@@ -178,6 +180,8 @@ class AttentionConfig:
     out_bias: bool = False
 
     def __post_init__(self) -> None:
+        if self.slopes and (self.window is not None or len(self.slopes) != self.heads):
+            raise ValueError("slopes are one per head, without a window")
         unlike = (self.kv.norm is None) != (self.qk_norm is None)
         if unlike and (self.kv.norm is not None or self.kv.equal):
             raise ValueError("values are normalized only where keys are, equal ones always then")

@@ -55,6 +55,10 @@ class Attention(SoftmaxMap):
         )
         self.out = Linear(parameters, (f"{name}.W_o",), (f"{name}.b_o",) if config.out_bias else ())
         self.sinks_H = parameters.vector((f"{name}.sink",)) if config.sinks else None
+        self.slopes_H: Tensor | None = None
+        if config.slopes:
+            wide = torch.float64 if parameters.dtype == torch.float64 else torch.float32
+            self.slopes_H = torch.tensor(config.slopes, dtype=wide, device=parameters.device)
         self.q_norm = self.k_norm = self.v_norm = None
         if config.qk_norm is not None:
             self.q_norm = Norm(config.qk_norm, f"{name}.q_norm", parameters)
@@ -77,18 +81,19 @@ class Attention(SoftmaxMap):
             q_BHTd, gate_BTG = self._queries(x_BTD, step)
             k_BKSd, v_BKSe = step.shared_kv[self.keys_of]
         q_BHTd = self._grown(q_BHTd, step.positions)
-        # only our kernels, which read float32 queries, support a cap and sinks
+        # only our kernels, which read float32 queries, support a cap and sinks; none has slopes
+        kernels = step.cached and self.slopes_H is None
         unfused = config.cap is not None or config.sinks
         widened = unfused and compiled.runs(q_BHTd)
         wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
         if not self._fused.runs(step.edits):
             z_BHTe = self._attend_in_rows(q_BHTd, k_BKSd, v_BKSe, step)
-        elif step.cached and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
+        elif kernels and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
             z_BHTe = compiled.attend(
                 wide_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=config.scale,
                 window=config.window, cap=config.cap, sinks_H=self.sinks_H,
             ).to(q_BHTd.dtype)  # fmt: skip
-        elif step.cached and step.fixed and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
+        elif kernels and step.fixed and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
             slots = slice(0, step.keys)
             z_BHTe = on_card.attend(
                 q_BHTd, k_BKSd[:, :, slots], v_BKSe[:, :, slots], step.starts_B,
@@ -105,6 +110,8 @@ class Attention(SoftmaxMap):
                     mask=seen.mask,
                     cap=config.cap,
                     sinks_H=self.sinks_H,
+                    slopes_H=self.slopes_H,
+                    positions=None if self.slopes_H is None else step.positions[..., seen.rows],
                 )
                 for seen in step.key_ranges(config.window)
             ]
@@ -254,7 +261,7 @@ class Attention(SoftmaxMap):
         visible = visible_keys(step.positions, step.keys, self.config.window)
         if not step.uniform:
             visible = visible.unsqueeze(1)
-        scores_BHTS = self._products(q_BHTd, k_BKSd[:, :, keys], visible)
+        scores_BHTS = self._products(q_BHTd, k_BKSd[:, :, keys], visible, step.positions)
         scores_BHTS = step.emit(f"{self.name}.scores", scores_BHTS)
         pattern_BHTS = step.emit(f"{self.name}.pattern", self.weights(scores_BHTS))
         group = self.config.heads // self.config.kv_heads
@@ -272,13 +279,23 @@ class Attention(SoftmaxMap):
         factor_t = factor_t.unsqueeze(1) if factor_t.ndim > 1 else factor_t
         return (q_BHtd * factor_t.unsqueeze(-1)).to(q_BHtd.dtype)
 
-    def scores(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
+    def scores(
+        self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor,
+        heads: slice | Sequence[int] = slice(None),
+    ) -> Tensor:  # fmt: skip
         """Scores of queries as they were emitted, which `growth` has not scaled yet."""
-        return self._products(self._grown(q_BHtd, positions), k_BKSd, visible)
+        grown_BHtd = self._grown(q_BHtd, positions)
+        return self._products(grown_BHtd, k_BKSd, visible, positions, heads)
 
-    def _products(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor) -> Tensor:
+    def _products(
+        self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor,
+        heads: slice | Sequence[int] = slice(None),
+    ) -> Tensor:  # fmt: skip
         """Scores of queries that `growth`, if any, has scaled."""
-        return scores(q_BHtd, k_BKSd, visible, scale=self.config.scale, cap=self.config.cap)
+        return scores(
+            q_BHtd, k_BKSd, visible, scale=self.config.scale, cap=self.config.cap,
+            slopes_H=None if self.slopes_H is None else self.slopes_H[heads], positions=positions,
+        )  # fmt: skip
 
     def weights(self, scores_BHtS: Tensor, heads: slice | Sequence[int] = slice(None)) -> Tensor:
         """The softmax of scores `[…, H, t, S]` of `heads`, with their sinks."""

@@ -95,6 +95,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     score = Score(
         query=last["q"], key=last["k"], scale=a.scale, head_dim=a.head_dim, group=group,
         window=a.window, root="√(d/h)" if divides else "√d_k", cap=a.cap, growth=a.growth,
+        slopes=a.slopes,
     )  # fmt: skip
     mix = Mix(
         pattern=r.named("pattern"), value=last["v"], query=last["q"], group=group, window=a.window
@@ -159,6 +160,8 @@ def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
     details = () if a.cap is None else (f"scores capped at {a.cap:g}",)
     if a.clip is not None:
         details = (*details, f"queries, keys and values clipped at {a.clip:g}")
+    if a.slopes:
+        details = (*details, "scores lowered by the keys' distance (ALiBi)")
     if a.sinks:
         details = (*details, "a learned sink in each head")
     if a.gated:

@@ -27,13 +27,21 @@ class EmbeddingConfig:
     """Token embedding `[V, D]`; `positions`: rows of learned position embeddings, if any.
 
     `scale` multiplies a token's row; with `rounded_scale` it is first rounded to the table's dtype
-    if that has 16 bits. `per_layer`: additional embeddings read by the blocks.
+    if that has 16 bits. `norm` normalizes it (BLOOM). `per_layer`: additional embeddings read by
+    the blocks.
     """
 
     positions: int | None = None
     scale: float = 1.0
     rounded_scale: bool = False
+    norm: NormConfig | None = None
     per_layer: LayerEmbeddingConfig | None = None
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        """The tensors whose sum enters the first block."""
+        token = "embed" if self.norm is None else "embed_norm.out"
+        return (token,) if self.positions is None else (token, "pos_embed")
 
 
 @dataclass(frozen=True, kw_only=True)

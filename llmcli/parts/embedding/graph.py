@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llmcli.graph.node import PartGraph
 from llmcli.graph.ops import Add, LookUp, Op, Project, SoftCap
 from llmcli.graph.rows import Rows
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.norm.graph import norm_graph
 
 _ROWS = """
     embed        E  T D  embed wide  the tokens' rows of the embedding table
@@ -24,6 +27,8 @@ _HEAD_ROWS = """
 def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
     """`embed` and, with learned positions, `pos_embed`, both `[B, T, D]`: table rows.
 
+    With a norm `embed_norm.out` is the token's part of the stream in place of `embed`.
+
     If all sequences are at the same positions, `pos_embed` is looked up once, `[T, D]`, and
     broadcast.
     """
@@ -32,6 +37,13 @@ def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
     look_up = LookUp(table=table, by_position=False, scale=embedding.scale, rounded=rounded)
     scaled = ", scaled" * (embedding.scale != 1)
     r.node("embed", look_up, words=f"the tokens' rows of the embedding table{scaled}")
+    if embedding.norm is not None:
+        words = ("the embeddings' norm", "the embeddings, normalized", "")
+        norm = norm_graph(
+            embedding.norm, "embed_norm", "embed", "E_norm", words, layer=None, wide=True
+        )
+        r.nodes += (replace(node, ends=False, group="embed") for node in norm.nodes)
+        r.parameters += norm.parameters
     if embedding.positions is not None:
         r.sizes["P"] = embedding.positions
         rows = r.parameter("pos_embed.W", "P D", "pos_embed", letter="W_P")

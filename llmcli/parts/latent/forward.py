@@ -14,7 +14,7 @@ query and key, r rotated ones, d = n + r, e of its value, c of the latent, k = c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -201,6 +201,9 @@ class LatentAttention(SoftmaxMap):
             k_BHtn = self._joined(k_BHtn, emitted[f"{self.name}.k_pe_rot"][:, first:stop])
         return (v_BHte if leaf == "v" else k_BHtn)[:, heads]
 
-    def scores(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
+    def scores(
+        self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor,
+        heads: slice | Sequence[int] = slice(None),
+    ) -> Tensor:  # fmt: skip
         """The scaled and masked products."""
         return scores(q_BHtd, k_BKSd, visible, scale=self.config.scale)

@@ -203,6 +203,8 @@ def require_supported(config: ModelConfig) -> None:
                     what, hint = f"the keys and values of block {part.kv.layer}", others
                 case AttentionConfig() if part.kv.equal:
                     what, hint = "values that are the keys", others
+                case AttentionConfig() if part.slopes:
+                    what, hint = "scores lowered by distance", others
                 case AttentionConfig() if part.clip is not None:
                     what, hint = "clipped queries, keys and values", others
                 case AttentionConfig() | MlpConfig():

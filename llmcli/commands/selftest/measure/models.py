@@ -222,6 +222,11 @@ BLOCKS: dict[str, ModelConfig] = {
         layer(growth=QueryGrowth(beta=0.5, original=3)),
         layer(growth=QueryGrowth(beta=0.2, original=2), window=4),
     ),
+    "scores lowered by distance": llama(
+        layer(rope=None, slopes=(0.5, 0.25, 0.125, 0.7), qkv_bias=True),
+        layer(rope=None, slopes=(0.5, 0.1, 0.125, 0.7), kv_heads=1),
+        embedding=EmbeddingConfig(norm=NormConfig(kind="layer", eps=1e-5, bias=True)),
+    ),
     "clipped projections": llama(*(layer(
         clip=0.3, qkv_bias=True, gated=True, norm=NormConfig(kind="layer", eps=1e-5, weights=False),
     ), layer(clip=0.2, qk_norm=RMS))),
