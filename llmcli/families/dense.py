@@ -8,7 +8,6 @@ from typing import Any
 
 from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft, llama_like
-from llmcli.families.family import Family
 from llmcli.families.names import AFTER, LLAMA, QWEN
 from llmcli.families.read import GGUF_CLIP, GGUF_PARALLEL, GGUF_SCALES, GGUF_WINDOWS, hf_window
 from llmcli.families.rope import GGUF_YARN, of_layer_type, yarn_as_written
@@ -471,4 +470,7 @@ OLMO = llama_like(
     fixed={"mlp_bias": False, "head_dim": None, "rms_norm_eps": 1e-5},
     defaults={"bos_token_id": None, "eos_token_id": 50_279},
 )  # fmt: skip
-FAMILIES = tuple(one for one in [*globals().values()] if isinstance(one, Family))
+FAMILIES = (
+    LLAMAS, PHI3, GLM, GRANITE, SMOLLM3, OLMO2, EXAONE4, COHERE2, STARCODER2, GPT_NEOX, MINISTRAL3,
+    EXAONE, STABLELM, OLMO,
+)  # fmt: skip

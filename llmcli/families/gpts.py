@@ -7,7 +7,6 @@ from typing import Any
 
 from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft, llama_like
-from llmcli.families.family import Family
 from llmcli.families.names import QWEN
 from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values
@@ -120,4 +119,4 @@ OPT = llama_like(
         first_position=2,
     ),
 )  # fmt: skip
-FAMILIES = tuple(one for one in [*globals().values()] if isinstance(one, Family))
+FAMILIES = (GPT_NEO, OPT)
