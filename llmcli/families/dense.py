@@ -9,7 +9,14 @@ from typing import Any
 from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft, llama_like
 from llmcli.families.names import AFTER, LLAMA, QWEN
-from llmcli.families.read import GGUF_CLIP, GGUF_PARALLEL, GGUF_SCALES, GGUF_WINDOWS, hf_window
+from llmcli.families.read import (
+    GGUF_CLIP,
+    GGUF_PARALLEL,
+    GGUF_SCALES,
+    GGUF_WINDOWS,
+    hf_slides,
+    hf_window,
+)
 from llmcli.families.rope import GGUF_YARN, of_layer_type, yarn_as_written
 from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values
@@ -160,8 +167,7 @@ def _smollm3(m: Draft) -> None:
     window = hf_window(values) if m.hf and values.flag("use_sliding_window", False) else None
     slides = [not one for one in rotated]
     if m.hf and values.has("layer_types"):
-        kinds = values.layer_types(count, ("full_attention", "sliding_attention"))
-        slides = [kind == "sliding_attention" for kind in kinds]
+        slides = hf_slides(values, count)
     m.by_layer(window=[window if one else None for one in slides])
     m.rotate_only(rotated)
 

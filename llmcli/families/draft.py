@@ -12,7 +12,7 @@ from llmcli.errors import CheckpointError
 from llmcli.families import llama
 from llmcli.families.family import Family
 from llmcli.families.names import LLAMA, Names
-from llmcli.families.read import gguf_windows, hf_window, hf_windows
+from llmcli.families.read import gguf_windows, hf_slides, hf_window, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
 from llmcli.families.values import NO_KEYS, Values
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
@@ -99,8 +99,7 @@ class Draft:
             hf_window(values) if values.says("sliding_window") else 4096
         )  # fmt: skip
         if listed and values.has("layer_types"):
-            kinds = values.layer_types(len(usual), ("full_attention", "sliding_attention"))
-            slides = [kind == "sliding_attention" for kind in kinds]
+            slides = hf_slides(values, len(usual))
             if any(slides) and window is None:
                 raise CheckpointError(
                     "`layer_types` has windows but `sliding_window` is not in use"

@@ -74,6 +74,12 @@ def hf_window(values: Values) -> int | None:
     return values.integer("sliding_window", most=MOST["positions"])
 
 
+def hf_slides(values: Values, layers: int) -> list[bool]:
+    """Whether each layer has a window, by `layer_types`."""
+    kinds = values.layer_types(layers, ("full_attention", "sliding_attention"))
+    return [kind == "sliding_attention" for kind in kinds]
+
+
 def hf_windows(
     values: Values, layers: int, *, period: int, window: int | None
 ) -> list[int | None]:
@@ -82,8 +88,7 @@ def hf_windows(
     `sliding_window_pattern` overrides the period. Raises CheckpointError if the size is missing.
     """
     if values.has("layer_types"):
-        known = ("full_attention", "sliding_attention")
-        slides = [kind == known[1] for kind in values.layer_types(layers, known)]
+        slides = hf_slides(values, layers)
     else:
         period = values.integer("sliding_window_pattern", period, most=MOST["layers"])
         slides = [(index + 1) % period != 0 for index in range(layers)]
