@@ -17,7 +17,7 @@ from llmcli.families.read import (
     hf_slides,
     hf_window,
 )
-from llmcli.families.rope import GGUF_YARN, of_layer_type, yarn_as_written
+from llmcli.families.rope import GGUF_YARN, of_layer_type, renamed_kinds, yarn_as_written
 from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import QueryGrowth
@@ -54,14 +54,7 @@ LLAMAS = llama_like(
 
 def _longrope(settings: dict[str, Any]) -> Mapping[str, Any]:
     """Early files call longrope `su` or `yarn`."""
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = settings.get(key)
-        if isinstance(rope, Mapping):
-            kind = rope.get("rope_type", rope.get("type"))
-            kind = "longrope" if kind in ("su", "yarn") else kind
-            own = {**rope, **({} if kind is None else {"rope_type": kind})}
-            settings = {**settings, key: own}
-    return settings
+    return renamed_kinds(settings, {"su": "longrope", "yarn": "longrope"})
 
 
 def _phi3(m: Draft) -> None:

@@ -12,6 +12,7 @@ from llmcli.families import mixture
 from llmcli.families.draft import Draft, llama_like
 from llmcli.families.names import POST_NORM_2, QWEN, Names
 from llmcli.families.read import gguf_layers, without_zeros
+from llmcli.families.rope import renamed_kinds
 from llmcli.families.values import MOST, Values, require_divisible
 from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.experts.config import ExpertsConfig, SharedConfig
@@ -66,13 +67,7 @@ def _qwen_vl(m: Draft) -> None:
 
 def _without_sections(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings with `mrope` replaced by default RoPE."""
-    for key in ("rope_scaling", "rope_parameters"):
-        rope = settings.get(key)
-        if isinstance(rope, Mapping):
-            named = rope.get("rope_type", rope.get("type", "default"))
-            own = {**rope, "rope_type": "default" if named == "mrope" else named}
-            settings = {**settings, key: own}
-    return settings
+    return renamed_kinds(settings, {"mrope": "default"})
 
 
 _VL2 = {**_QWEN2, "num_key_value_heads": 8, "rope_theta": 1e6}
