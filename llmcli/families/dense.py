@@ -436,7 +436,8 @@ def _stablelm(m: Draft) -> None:
         by_head = "blk.0.attn_q_norm.weight" in m.tensors
         m.parallel = int("blk.0.ffn_norm.weight" not in m.tensors)
     if by_head:
-        raise UnsupportedModel(f"stablelm with `qk_layernorm`{needs(['a norm for each head'])}")
+        parts = needs(["a norm for each head"])
+        raise UnsupportedModel(f"`qk_layernorm` of `stablelm` is not supported{parts}")
 
 
 STABLELM = llama_like(
