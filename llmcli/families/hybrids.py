@@ -201,13 +201,13 @@ def _granite_hybrid(m: Draft) -> None:
         )] * len(m.ffn)  # fmt: skip
     else:
         m.set_ffn(hidden=size, bias=False)
-    attending = mamba2_mixer.attending_hf(values, len(m.ffn))
-    for number in (number for number, attends in enumerate(attending) if not attends):
-        inner = values.integer("mamba_expand", most=64) * m.model.width
-        ssm = mamba2_mixer.from_hf(
-            values, _GRANITE_KEYS, eps, mamba2_mixer.bounds(values), inner=inner
-        )
-        m.layer(number, ssm, m.ffn[number])
+    for number, attends in enumerate(mamba2_mixer.attending_hf(values, len(m.ffn))):
+        if not attends:
+            inner = values.integer("mamba_expand", most=64) * m.model.width
+            ssm = mamba2_mixer.from_hf(
+                values, _GRANITE_KEYS, eps, mamba2_mixer.bounds(values), inner=inner
+            )
+            m.layer(number, ssm, m.ffn[number])
     if values.text("position_embedding_type", "nope") != "rope":
         m.set_attention(rope=None)
 
