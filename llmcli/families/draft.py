@@ -78,8 +78,7 @@ class Draft:
         self.by_layer(rope=[one.rope if rotated else None for one, rotated in rows])
 
     def learned_positions(self) -> None:
-        """Add a learned embedding of each position, and no RoPE."""
-        self.set_attention(rope=None)
+        """Add a learned embedding of each position."""
         self.others["embedding"] = EmbeddingConfig(positions=self.model.context)
 
     def layer_norms(self, *, bias: bool, weights: bool = True) -> None:
