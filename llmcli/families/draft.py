@@ -93,10 +93,9 @@ class Draft:
         `usual`: which layers have it, unless `layer_types` says so (if `listed`). `switched`: only
         with `use_sliding_window`. Raises CheckpointError for listed layers without a size.
         """
-        values, slides = self.values, usual
-        window = None if switched and not values.flag("use_sliding_window", False) else (
-            hf_window(values) if values.says("sliding_window") else 4096
-        )  # fmt: skip
+        values, slides, window = self.values, usual, None
+        if not switched or values.flag("use_sliding_window", False):
+            window = hf_window(values, 4096)
         if listed and values.has("layer_types"):
             slides = hf_slides(values, len(usual))
             if any(slides) and window is None:

@@ -67,10 +67,10 @@ def end_ids(
     return (begin[0] if begin else None), end
 
 
-def hf_window(values: Values) -> int | None:
-    """`sliding_window`: number of keys that a query sees; None if absent."""
+def hf_window(values: Values, default: int | None = None) -> int | None:
+    """`sliding_window`: number of keys that a query sees; None if null, `default` if absent."""
     if not values.has("sliding_window"):
-        return None
+        return None if values.says("sliding_window") else default
     return values.integer("sliding_window", most=MOST["positions"])
 
 
@@ -92,7 +92,7 @@ def hf_windows(
     else:
         period = values.integer("sliding_window_pattern", period, most=MOST["layers"])
         slides = [(index + 1) % period != 0 for index in range(layers)]
-    size = hf_window(values) if values.says("sliding_window") else window
+    size = hf_window(values, window)
     if any(slides) and size is None:
         raise CheckpointError("layers have windows but `sliding_window` says no size")
     return [size if slide else None for slide in slides]
