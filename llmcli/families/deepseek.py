@@ -64,7 +64,9 @@ def _dense(values: Values, layers: int) -> list[bool]:
     """Whether each layer has a dense feed-forward instead of experts."""
     if values.has("mlp_layer_types"):
         listed = values.raw("mlp_layer_types")
-        if not isinstance(listed, list) or len(listed) != layers or set(listed) - {*_KINDS}:
+        if not isinstance(listed, list) or len(listed) != layers or not all(
+            one in _KINDS for one in listed
+        ):  # fmt: skip
             raise values.wrong("mlp_layer_types", "`dense` or `sparse` for each layer")
         return [one == "dense" for one in listed]
     first = values.integer("first_k_dense_replace", 1, least=0, most=MOST["layers"])

@@ -8,10 +8,16 @@ from typing import Any
 
 from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft, llama_like
-from llmcli.families.family import Family
 from llmcli.families.names import AFTER, LLAMA, QWEN
-from llmcli.families.read import GGUF_CLIP, GGUF_PARALLEL, GGUF_SCALES, GGUF_WINDOWS, hf_window
-from llmcli.families.rope import GGUF_YARN, of_layer_type, yarn_as_written
+from llmcli.families.read import (
+    GGUF_CLIP,
+    GGUF_PARALLEL,
+    GGUF_SCALES,
+    GGUF_WINDOWS,
+    hf_slides,
+    hf_window,
+)
+from llmcli.families.rope import GGUF_YARN, of_layer_type, renamed_kinds, yarn_as_written
 from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import QueryGrowth
@@ -48,14 +54,7 @@ LLAMAS = llama_like(
 
 def _longrope(settings: dict[str, Any]) -> Mapping[str, Any]:
     """Early files call longrope `su` or `yarn`."""
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = settings.get(key)
-        if isinstance(rope, Mapping):
-            kind = rope.get("rope_type", rope.get("type"))
-            kind = "longrope" if kind in ("su", "yarn") else kind
-            own = {**rope, **({} if kind is None else {"rope_type": kind})}
-            settings = {**settings, key: own}
-    return settings
+    return renamed_kinds(settings, {"su": "longrope", "yarn": "longrope"})
 
 
 def _phi3(m: Draft) -> None:
@@ -161,8 +160,7 @@ def _smollm3(m: Draft) -> None:
     window = hf_window(values) if m.hf and values.flag("use_sliding_window", False) else None
     slides = [not one for one in rotated]
     if m.hf and values.has("layer_types"):
-        kinds = values.layer_types(count, ("full_attention", "sliding_attention"))
-        slides = [kind == "sliding_attention" for kind in kinds]
+        slides = hf_slides(values, count)
     m.by_layer(window=[window if one else None for one in slides])
     m.rotate_only(rotated)
 
@@ -438,7 +436,8 @@ def _stablelm(m: Draft) -> None:
         by_head = "blk.0.attn_q_norm.weight" in m.tensors
         m.parallel = int("blk.0.ffn_norm.weight" not in m.tensors)
     if by_head:
-        raise UnsupportedModel(f"stablelm with `qk_layernorm`{needs(['a norm for each head'])}")
+        parts = needs(["a norm for each head"])
+        raise UnsupportedModel(f"`qk_layernorm` of `stablelm` is not supported{parts}")
 
 
 STABLELM = llama_like(
@@ -471,4 +470,7 @@ OLMO = llama_like(
     fixed={"mlp_bias": False, "head_dim": None, "rms_norm_eps": 1e-5},
     defaults={"bos_token_id": None, "eos_token_id": 50_279},
 )  # fmt: skip
-FAMILIES = tuple(one for one in [*globals().values()] if isinstance(one, Family))
+FAMILIES = (
+    LLAMAS, PHI3, GLM, GRANITE, SMOLLM3, OLMO2, EXAONE4, COHERE2, STARCODER2, GPT_NEOX, MINISTRAL3,
+    EXAONE, STABLELM, OLMO,
+)  # fmt: skip

@@ -12,7 +12,7 @@ from llmcli.errors import CheckpointError
 from llmcli.families import llama
 from llmcli.families.family import Family
 from llmcli.families.names import LLAMA, Names
-from llmcli.families.read import gguf_windows, hf_window, hf_windows
+from llmcli.families.read import gguf_windows, hf_slides, hf_window, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
 from llmcli.families.values import NO_KEYS, Values
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
@@ -78,8 +78,7 @@ class Draft:
         self.by_layer(rope=[one.rope if rotated else None for one, rotated in rows])
 
     def learned_positions(self) -> None:
-        """Add a learned embedding of each position, and no RoPE."""
-        self.set_attention(rope=None)
+        """Add a learned embedding of each position."""
         self.others["embedding"] = EmbeddingConfig(positions=self.model.context)
 
     def layer_norms(self, *, bias: bool, weights: bool = True) -> None:
@@ -94,13 +93,11 @@ class Draft:
         `usual`: which layers have it, unless `layer_types` says so (if `listed`). `switched`: only
         with `use_sliding_window`. Raises CheckpointError for listed layers without a size.
         """
-        values, slides = self.values, usual
-        window = None if switched and not values.flag("use_sliding_window", False) else (
-            hf_window(values) if values.says("sliding_window") else 4096
-        )  # fmt: skip
+        values, slides, window = self.values, usual, None
+        if not switched or values.flag("use_sliding_window", False):
+            window = hf_window(values, 4096)
         if listed and values.has("layer_types"):
-            kinds = values.layer_types(len(usual), ("full_attention", "sliding_attention"))
-            slides = [kind == "sliding_attention" for kind in kinds]
+            slides = hf_slides(values, len(usual))
             if any(slides) and window is None:
                 raise CheckpointError(
                     "`layer_types` has windows but `sliding_window` is not in use"

@@ -7,7 +7,6 @@ from typing import Any
 
 from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft, llama_like
-from llmcli.families.family import Family
 from llmcli.families.names import QWEN
 from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values
@@ -46,7 +45,7 @@ GPT_NEO = llama_like(
     name="gpt_neo",
     words="LayerNorm, learned positions, unscaled scores, a window in every other layer",
     hf=("gpt_neo",), gguf=(), feed_forwards=("MLP",),
-    eps="layer_norm_epsilon", prepare=_gpt_neo_hidden,
+    eps="layer_norm_epsilon", rotary=False, prepare=_gpt_neo_hidden,
     keys={
         "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
         "hidden_act": "activation_function",
@@ -102,7 +101,7 @@ def _opt(m: Draft) -> None:
 OPT = llama_like(
     _opt,
     name="opt", words="LayerNorm, learned positions, ReLU, biases, tied head",
-    hf=("opt",), gguf=(), feed_forwards=("MLP",),
+    hf=("opt",), gguf=(), feed_forwards=("MLP",), rotary=False,
     keys={"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
     fixed={"num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-5},
     defaults={
@@ -177,4 +176,4 @@ BLOOM = llama_like(
         layer="h.{layer}", rotary=False, buffers=(),
     ),
 )  # fmt: skip
-FAMILIES = tuple(one for one in [*globals().values()] if isinstance(one, Family))
+FAMILIES = (GPT_NEO, OPT, BLOOM)

@@ -35,6 +35,12 @@ def _attending(m: Draft) -> list[bool]:
     return [number > 0 for number in gguf_numbers(m.values, _KV_HEADS) or ()]
 
 
+def _renamed(settings: Mapping[str, Any], first: Mapping[str, str]) -> dict[str, Any]:
+    """Settings by their later names; those of the first releases take precedence."""
+    given = {new: settings[old] for old, new in first.items() if settings.get(old) is not None}
+    return {**settings, **given}
+
+
 def _lfm2(m: Draft) -> None:
     """LFM2 (Liquid AI 2025, arXiv 2511.23404): gated short convolutions, some attention layers.
 
@@ -65,19 +71,17 @@ def _lfm2(m: Draft) -> None:
 
 
 def _lfm2_settings(settings: dict[str, Any]) -> Mapping[str, Any]:
-    """Settings by their later names; those of the first releases take precedence.
-
-    The width of the feed-forward, if auto-adjusted, is 2/3 × the setting × a factor, rounded up.
+    """The width of the feed-forward, if auto-adjusted, is 2/3 × the setting × a factor, rounded up.
     """
     first = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
-    renamed = {new: settings[old] for old, new in first.items() if settings.get(old) is not None}
-    values = Values(settings | renamed)
+    settings = _renamed(settings, first)
+    values = Values(settings)
     hidden = values.integer("intermediate_size", most=MOST["hidden"])
     if values.flag("block_auto_adjust_ff_dim", True):
         hidden = int(values.number("block_ffn_dim_multiplier", 1.0) * int(2 * hidden / 3))
         multiple = values.integer("block_multiple_of", 256, most=MOST["hidden"])
         hidden = -(-hidden // multiple) * multiple
-    return {**settings, **renamed, "intermediate_size": hidden}
+    return {**settings, "intermediate_size": hidden}
 
 
 def _lfm2_attends(values: Values, layers: int) -> list[bool]:
@@ -197,13 +201,13 @@ def _granite_hybrid(m: Draft) -> None:
         )] * len(m.ffn)  # fmt: skip
     else:
         m.set_ffn(hidden=size, bias=False)
-    attending = mamba2_mixer.attending_hf(values, len(m.ffn))
-    for number in (number for number, attends in enumerate(attending) if not attends):
-        inner = values.integer("mamba_expand", most=64) * m.model.width
-        ssm = mamba2_mixer.from_hf(
-            values, _GRANITE_KEYS, eps, mamba2_mixer.bounds(values), inner=inner
-        )
-        m.layer(number, ssm, m.ffn[number])
+    for number, attends in enumerate(mamba2_mixer.attending_hf(values, len(m.ffn))):
+        if not attends:
+            inner = values.integer("mamba_expand", most=64) * m.model.width
+            ssm = mamba2_mixer.from_hf(
+                values, _GRANITE_KEYS, eps, mamba2_mixer.bounds(values), inner=inner
+            )
+            m.layer(number, ssm, m.ffn[number])
     if values.text("position_embedding_type", "nope") != "rope":
         m.set_attention(rope=None)
 
@@ -240,7 +244,7 @@ _NEMOTRON_KEYS = Keys(
     "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "use_bias",
     "use_conv_bias", "mamba_hidden_act",
 )  # fmt: skip
-_FIRST = {  # names of the first releases take precedence
+_FIRST = {  # names of the first releases
     "mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_dt_min": "time_step_min",
     "mamba_conv_bias": "use_conv_bias",
 }  # fmt: skip
@@ -273,10 +277,9 @@ def _nemotron(m: Draft) -> None:
 
 
 def _nemotron_hf(m: Draft) -> None:
-    settings, kinds = m.values.all(), _kinds(m.values)
-    renamed = {new: settings[old] for old, new in _FIRST.items() if settings.get(old) is not None}
+    kinds = _kinds(m.values)
     # one shared expert, whose full width is given
-    values = Values({**settings, **renamed, "n_shared_experts": 1})
+    values = Values({**_renamed(m.values.all(), _FIRST), "n_shared_experts": 1})
     parts: dict[str, object] = {"attention": m.attention[0], "mlp": m.ffn[0]}
     if "mamba" in kinds:  # the only bound of dt that transformers reads
         bounds = values.number("time_step_min", 0.001, above=False), math.inf

@@ -12,6 +12,7 @@ from llmcli.families.dense import MISTRAL, NO_BIASES
 from llmcli.families.draft import Draft, llama_like
 from llmcli.families.names import LLAMA, POST_NORM_2, QWEN, experts
 from llmcli.families.read import GGUF_WINDOWS, hf_window
+from llmcli.families.unsupported import needs
 from llmcli.families.values import Values, shortened
 from llmcli.parts.attention.config import YarnScaling
 from llmcli.parts.experts.config import ExpertsConfig
@@ -46,8 +47,8 @@ def _olmoe(m: Draft) -> None:
     m.set_attention(qk_norm=m.norm, qk_norm_wide=True)
     if m.hf:
         if m.values.has("clip_qkv"):
-            part = "clipped queries and keys"
-            raise UnsupportedModel(f"`clip_qkv` is not supported: it needs `{part}`")
+            parts = needs(["clipped queries and keys"])
+            raise UnsupportedModel(f"`clip_qkv` is not supported{parts}")
         norm = m.values.flag("norm_topk_prob", False)
         m.ffn = [mixture.read(
             m.values, "num_experts", m.ffn[0].activation, hidden="intermediate_size",

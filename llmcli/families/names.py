@@ -94,17 +94,14 @@ class Names:
         """Rules for transformers' names."""
         rules: list[Rule] = []
         model, rows = _Parts(config), (*self.rows, *_table(self.experts))
+        named = [(ours, theirs) for ours, theirs, _ in rows if theirs != "-"]
+        for head in (theirs for ours, theirs in named if ours == "head"):  # without a prefix
+            tied = Drop(f"{head}.weight", "tied: the head is `embed.W`")
+            rules.append(tied if config.head.tied else Rename(f"{head}.weight", "head.W"))
         for prefix in self.prefixes:
             layer = prefix + self.layer
-            for ours, theirs, _ in rows:
-                if theirs == "-":
-                    continue
-                if ours == "head":  # without a prefix
-                    if prefix == self.prefixes[0]:
-                        head = Rename(f"{theirs}.weight", "head.W")
-                        tied = Drop(f"{theirs}.weight", "tied: the head is `embed.W`")
-                        rules.append(tied if config.head.tied else head)
-                else:
+            for ours, theirs in named:
+                if ours != "head":
                     source = f"{prefix if _is_outer(ours) else f'{layer}.'}{theirs}"
                     own = self._row(model, ours, source, self.interleaved == "always")
                     rules += map(_transposed, own) if self.conv1d else own

@@ -12,6 +12,7 @@ from llmcli.families import mixture
 from llmcli.families.draft import Draft, llama_like
 from llmcli.families.names import POST_NORM_2, QWEN, Names
 from llmcli.families.read import gguf_layers, without_zeros
+from llmcli.families.rope import renamed_kinds
 from llmcli.families.values import MOST, Values, require_divisible
 from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.experts.config import ExpertsConfig, SharedConfig
@@ -66,13 +67,7 @@ def _qwen_vl(m: Draft) -> None:
 
 def _without_sections(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings with `mrope` replaced by default RoPE."""
-    for key in ("rope_scaling", "rope_parameters"):
-        rope = settings.get(key)
-        if isinstance(rope, Mapping):
-            named = rope.get("rope_type", rope.get("type", "default"))
-            own = {**rope, "rope_type": "default" if named == "mrope" else named}
-            settings = {**settings, key: own}
-    return settings
+    return renamed_kinds(settings, {"mrope": "default"})
 
 
 _VL2 = {**_QWEN2, "num_key_value_heads": 8, "rope_theta": 1e6}
@@ -180,11 +175,11 @@ def _qwen_next(m: Draft) -> None:
     Norms multiply by 1 + w, except the norm of DeltaNet's output. Qwen3-Next and the larger Qwen
     3.5 have mixtures of experts with a shared expert.
     """
-    values, layers = Values(m.values.all() | _FIXED.get(m.kind, {})), len(m.ffn)
-    values = values if m.hf else m.values
+    values, layers = m.values, len(m.ffn)
     period = values.integer("full_attention_interval", 4, most=MOST["layers"])
     attends = [(number + 1) % period == 0 for number in range(layers)]
     if m.hf:
+        values = Values(values.all() | _FIXED.get(m.kind, {}))
         if values.text("hidden_act", "silu") not in ("silu", "swish"):  # also of convolutions
             raise UnsupportedModel(
                 f"`{m.kind}` with another activation than `silu` is not supported"
@@ -207,14 +202,16 @@ def _qwen_next(m: Draft) -> None:
         tiled = values.flag("ssm.v_head_reordered", m.kind in _TILED)  # written by Ollama
         # otherwise both orders are the same
         delta = replace(delta, tiled=tiled and 1 < delta.key_heads < delta.heads)
+    delta = replace(delta, value_dim=size)
     m.norm = replace(m.norm, offset=1.0)
     m.set_attention(qk_norm=m.norm, gated=True)
-    for number in (number for number, attention in enumerate(attends) if not attention):
-        m.layer(number, replace(delta, value_dim=size), m.ffn[number])
+    for number, attention in enumerate(attends):
+        if not attention:
+            m.layer(number, delta, m.ffn[number])
 
 
 def _delta(m: Draft, keys: Sequence[str]) -> DeltaConfig:
-    """Read DeltaNet's sizes; values have the size of keys."""
+    """Read DeltaNet's sizes; the caller replaces that of values."""
     heads, key_heads = (m.values.integer(key, most=MOST["heads"]) for key in keys[:2])
     require_divisible(f"`{keys[0]}`", heads, f"`{keys[1]}`", key_heads)
     size = m.values.integer(keys[2], most=MOST["head_dim"])

@@ -67,11 +67,17 @@ def end_ids(
     return (begin[0] if begin else None), end
 
 
-def hf_window(values: Values) -> int | None:
-    """`sliding_window`: number of keys that a query sees; None if absent."""
+def hf_window(values: Values, default: int | None = None) -> int | None:
+    """`sliding_window`: number of keys that a query sees; None if null, `default` if absent."""
     if not values.has("sliding_window"):
-        return None
+        return None if values.says("sliding_window") else default
     return values.integer("sliding_window", most=MOST["positions"])
+
+
+def hf_slides(values: Values, layers: int) -> list[bool]:
+    """Whether each layer has a window, by `layer_types`."""
+    kinds = values.layer_types(layers, ("full_attention", "sliding_attention"))
+    return [kind == "sliding_attention" for kind in kinds]
 
 
 def hf_windows(
@@ -82,12 +88,11 @@ def hf_windows(
     `sliding_window_pattern` overrides the period. Raises CheckpointError if the size is missing.
     """
     if values.has("layer_types"):
-        known = ("full_attention", "sliding_attention")
-        slides = [kind == known[1] for kind in values.layer_types(layers, known)]
+        slides = hf_slides(values, layers)
     else:
         period = values.integer("sliding_window_pattern", period, most=MOST["layers"])
         slides = [(index + 1) % period != 0 for index in range(layers)]
-    size = hf_window(values) if values.says("sliding_window") else window
+    size = hf_window(values, window)
     if any(slides) and size is None:
         raise CheckpointError("layers have windows but `sliding_window` says no size")
     return [size if slide else None for slide in slides]

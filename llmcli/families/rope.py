@@ -130,6 +130,18 @@ def _unless_null(values: Values, key: str, default: T) -> T | None:
     return None if values.says(key) else default
 
 
+def renamed_kinds(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """A config.json with other names for some kinds of RoPE."""
+    changed = dict(config)
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = config.get(key)
+        if isinstance(rope, Mapping):
+            kind = rope.get("rope_type", rope.get("type"))
+            if isinstance(kind, str) and kind in names:
+                changed[key] = {**rope, "rope_type": names[kind]}
+    return changed
+
+
 def of_layer_type(config: Mapping[str, Any], kind: str, *, theta: float) -> dict[str, Any]:
     """A config.json as if all layers had type `kind` (`full_attention`, `sliding_attention`).
 

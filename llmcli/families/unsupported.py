@@ -72,18 +72,20 @@ def meant(model_type: str, known: Iterable[str]) -> str | None:
     """The name in `known` that is one typing error away.
 
     An error is one letter inserted, deleted or replaced, or two adjacent ones swapped. Digits do
-    not count: `qwen4` is not `qwen3`.
+    not count: `qwen4` is not `qwen3`. Nor does a replaced one of three letters: `gpt` is not `opt`.
     """
     return next((name for name in known if _is_typo(model_type, name)), None)
 
 
 def _is_typo(one: str, other: str) -> bool:
+    short = len(one) == len(other) <= 3
     start = _alike(one, other)
     one, other = one[start:], other[start:]
     end = _alike(one[::-1], other[::-1])
     one, other = one[: len(one) - end], other[: len(other) - end]
     swapped = len(one) == 2 and one == other[::-1]
-    return swapped or (max(len(one), len(other)) == 1 and not (one + other).isdigit())
+    single = max(len(one), len(other)) == 1 and not (one + other).isdigit()
+    return swapped or (single and not short)
 
 
 def _alike(one: str, other: str) -> int:

@@ -177,7 +177,7 @@ def _entry(
         stored=info.format,
         shape=info.shape,
         bytes=info.nbytes * math.prod(shape) // max(1, math.prod(info.shape)),
-        operations=tuple(str(step) for step in (scale, *load_.ops) if step is not None),
+        operations=load_.words,
         dequantized=scale is not None or not kept,
         dtype=dtype,
         filled=tuple(shape),

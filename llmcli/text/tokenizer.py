@@ -38,7 +38,7 @@ def table_bytes(entries: int, each: int = _FROM_GGUF) -> int:
     return _MODULES + each * entries
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Tokenizer:
     """Text ↔ ids. Created by `load_tokenizer`; `name` describes its kind.
 

@@ -141,7 +141,8 @@ def model_shapes(
     ones, of the headers.
     """
     phases = request.phases
-    tensors = [item for item in request.tensors(phases) if request.takes(item[0])]
+    whole = request.tensors(phases)
+    tensors = [item for item in whole if request.takes(item[0])]
 
     def in_file(spec: TensorSpec) -> object:
         """How it is stored, its layer's number taken out of the name."""
@@ -165,7 +166,7 @@ def model_shapes(
         tensors=tuple(shown.values()),
         rows=tuple(_row(row, shown, graph(request.config)) for row in rows),
         cache=_growth(request),
-        flops=tuple(_flops(phase, request) for phase in phases),
+        flops=tuple(_flops(phase, whole) for phase in phases),
         stored_bytes=sum(item.stored_bytes for item in stored.values()) if stored else None,
         prompt=request.prompt,
         example=request.example,
@@ -363,8 +364,8 @@ def _kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
     )
 
 
-def _flops(phase: Phase, request: ShapesRequest) -> CallFlops:
-    specs = request.plan(phase).tensors
+def _flops(phase: Phase, tensors: Sequence[Phases]) -> CallFlops:
+    specs = [spec for item in tensors for spec in item if spec.phase == phase]
     return CallFlops(
         phase=phase,
         flops=sum(spec.flops for spec in specs),
