@@ -41,7 +41,7 @@ def conv_graph(c: ShortConvConfig, site: Site) -> PartGraph:
     conv = r.node("conv", op, words=f"the weighted sum of the last {c.length} tokens")
     out = r.node("out", Gate(act=gate, up=conv))
     r.output(site, "the short convolution", "leave", out, symbol="out", over="C", bias=c.bias)
-    r.ring(enters, "C")
+    r.ring(enters)
     return r.graph(documents={"C": "d"} if c.channels is None else {})
 
 

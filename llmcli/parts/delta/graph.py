@@ -89,7 +89,7 @@ def convolved(r: Rows, source: str, length: int, *, bias: bool = False) -> str:
     w, b = r.parameter("w", "C L", "conv"), r.parameter("b", "C", "conv") if bias else None
     op = Convolve(source=source, weight=w, bias=b, length=length)
     conv = r.node("conv", op, words=f"the weighted sum of the last {length} tokens")
-    r.ring(source, "C")
+    r.ring(source)
     return r.node("act", Activate(source=conv, function="silu"))
 
 
