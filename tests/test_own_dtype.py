@@ -12,10 +12,11 @@ from planned import departures
 from rich.console import Console
 from tiny_checkpoints import llama_tensors, write_llama
 
-from llmcli.anatomy import model, parameters
+from llmcli.anatomy import parameters
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.graph import graph
+from llmcli.anatomy.plan import _parameters
 from llmcli.anatomy.work import total_work
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.load.measure.run import measure_load
@@ -39,7 +40,7 @@ def wide_norms(monkeypatch):
         return plain(*args, **how, **{"wide": True} if how.get("kind") == "norms" else {})
 
     monkeypatch.setattr(Rows, "parameter", parameter)
-    caches = graph, model._parameters
+    caches = graph, _parameters
     for cached in caches:
         cached.cache_clear()
     yield

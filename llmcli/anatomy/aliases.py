@@ -149,6 +149,13 @@ UNLIKE = (
     ),
 )
 
+# Last projection of a feed-forward → the activation function's module beside it.
+_FUNCTIONS = {
+    "c_proj": "act", "dense_4h_to_h": "act",  # GPT-2, GPT-NeoX
+    "output_linear": "activation",  # Granite
+    "fc2": "activation_fn",  # OPT
+}  # fmt: skip
+
 # llama.cpp has tensors but no modules; names without `.weight` are accepted too
 _GGUF = re.compile(r"blk\.|(?:token_embd|position_embd|output_norm|output)\.")
 
@@ -291,10 +298,10 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
             continue
         if any("E" in model.parameters[one].axes[:1] for one in filled if one in model.parameters):
             continue  # an expert's output has only some tokens' rows
-        made = [_made_by(parameter, model) for parameter in filled]
-        yield module, tuple(made)
+        made = tuple(_made_by(parameter, model) for parameter in filled)
+        yield module, made
+        around, (part, _, leaf) = module.rpartition(".")[0], filled[0].rpartition(".")
         if filled[0] in mixtures:
-            around, part = module.rpartition(".")[0], filled[0].rpartition(".")[0]
             if f"{part}.router_norm.w" in model.parameters:  # the router is a separate module
                 yield around, (f"{part}.router_probs",)
                 around = f"{around.rpartition('.')[0]}.experts"
@@ -304,38 +311,27 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
             yield around, (mixtures[filled[0]],)
             if (own := outputs[mixtures[filled[0]]][0]) is not None:
                 yield around.rpartition(".")[0], (f"{own}.resid_post",)
-        if made[0] not in outputs or not filled[0].rpartition(".")[2].startswith("W"):
+        if made[0] not in outputs or not leaf.startswith("W"):
             continue
         own, mixes = outputs[made[0]]
-        around = module.rpartition(".")[0]
-        if around.rpartition(".")[2].isdigit():  # the block itself: its contents have no module
-            act = f"{made[0].rpartition('.')[0]}.act"
-            if act in model:
-                yield f"{around}.act_fn", (act,)
-            if module.endswith(".fc2"):  # OPT
-                part = filled[0].rpartition(".")[0]
-                yield f"{around}.activation_fn", (f"{part}.post",)
-            continue
-        yield around, (added.get(made[0], made[0]),)
-        if own is not None:
-            block = around.rpartition(".")[0]
-            while block and not block.rpartition(".")[2].isdigit():  # GPT-Neo's `attn.attention`
-                yield block, (made[0],)
-                block = block.rpartition(".")[0]
-            yield block, (f"{own}.resid_post",)
+        if not _is_block(around):
+            yield around, (added.get(made[0], made[0]),)
+            if own is not None:
+                block = around.rpartition(".")[0]
+                while block and not _is_block(block):  # GPT-Neo's `attn.attention`
+                    yield block, made[:1]
+                    block = block.rpartition(".")[0]
+                yield block, (f"{own}.resid_post",)
         if not mixes:
-            part = filled[0].rpartition(".")[0]
-            act = "act" if f"{part}.act" in model else "post"
-            function = "act_fn"
-            if adds:
-                function = "gelu_impl"
-            elif module.endswith((".c_proj", ".dense_4h_to_h")):  # GPT-2, GPT-NeoX
-                function = "act"
-            elif module.endswith(".output_linear"):
-                function = "activation"
-            elif f"{around}.gate_up_proj.weight" in sources:
-                function = "activation_fn"
-            yield f"{around}.{function}", (f"{part}.{act}",)
+            act = f"{part}.act" if f"{part}.act" in model else f"{part}.post"
+            fused = f"{around}.gate_up_proj.weight" in sources  # Phi-3
+            usual = "activation_fn" if fused else "act_fn"
+            own = "gelu_impl" if adds else _FUNCTIONS.get(module.rpartition(".")[2], usual)
+            yield f"{around}.{own}", (act,)
+
+
+def _is_block(module: str) -> bool:
+    return module.rpartition(".")[2].isdigit()
 
 
 def _made_by(parameter: str, model: Graph) -> str:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from llmcli.anatomy.graph import graph
-from llmcli.anatomy.model import parameters, states
-from llmcli.anatomy.plan import plan
+from llmcli.anatomy.plan import parameters, plan, states
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
 from llmcli.graph.blocks import IN_16_BITS, ON_CARD, ROWS, RUN

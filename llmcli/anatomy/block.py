@@ -10,18 +10,24 @@ If the sum of branches has a norm, the normalized sum is added.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from llmcli.config import Branch, LayerConfig
-from llmcli.graph.node import Node, Parameter, PartGraph, Site
-from llmcli.graph.ops import Add
+from llmcli.graph.node import PartGraph, Site
+from llmcli.graph.ops import Add, Op
+from llmcli.graph.rows import Rows
 from llmcli.parts.norm.config import NormConfig
 from llmcli.parts.norm.graph import norm_graph
 from llmcli.parts.registry import part_of
 
 _NUMBERS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_ROWS = """
+    added        T  T D  residual wide
+    out_scale.w  the factor on the block's output
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,57 +133,112 @@ def block_rows(
 
     `enters`: the op of its residual stream, possibly a copy of the activation `copied`.
     """
-    names = block_names(layer, f"blocks.{number}")
-    letters = _letters(names)
-    parts = {
-        one.part: _part(one, sublayer, letters, number, width)
-        for sublayer in names
-        for one in sublayer.branches
-    }
-
-    def residual(
-        name: str, op: Add, words: str, group: str = "residual", shares: str | None = None
-    ) -> PartGraph:
-        node = Node(
-            name=name, letter=letters.get(name, "X"), axes=("T", "D"), op=op, group=group,
-            layer=number, words=f"the residual stream {words}", wide=True, shares=shares,
-        )  # fmt: skip
-        return PartGraph(nodes=(node,))
-
-    rows = [residual(
-        names[0].stream, enters, "as it enters the block", "gaps" if number else "embed", copied,
-    )]  # fmt: skip
-    made_of = enters.before
-    for sublayer in names:
-        for one in sublayer.branches:
-            rows += _branch(one, sublayer, parts, letters, number)
-        if sublayer.summed is not None:
-            rows += _sum(sublayer, sublayer.summed, letters, number)
-        added = sublayer.adds
-        last = sublayer is names[-1]
-        made_of = (*made_of, *added)
-        op = Add(
-            parts=(*added, sublayer.stream), before=made_of, scale=layer.scale if last else 1,
-            weight=f"blocks.{number}.out_scale.w" if layer.scaled and last else None,
-        )  # fmt: skip
-        words = "as it leaves the block" if last else f"after {_nouns(sublayer)}"
-        rows.append(residual(sublayer.leaves, op, words))
-        made_of = made_of if op.plain else (sublayer.leaves,)
-    rest = PartGraph(nodes=(), parameters=_scale(number) if layer.scaled else ())
-    return (*rows, rest), made_of
+    return _Block(layer, number, width).rows(enters, copied)
 
 
-def _scale(number: int) -> tuple[Parameter]:
-    """`out_scale.w` `[1]`, the factor on the block's output."""
-    block = f"blocks.{number}"
-    return (Parameter(
-        name=f"{block}.out_scale.w", axes=("1",), makes=f"{block}.resid_post", kind="norms",
-        words="the factor on the block's output", letter="c", layer=number, wide=True,
-    ),)  # fmt: skip
+class _Block:
+    """The tensors of block `number`: a `PartGraph` for each part, norm, and sum."""
+
+    def __init__(self, layer: LayerConfig, number: int, width: int) -> None:
+        self.layer, self.number, self.width = layer, number, width
+        self.names = block_names(layer, f"blocks.{number}")
+        self.letters = _letters(self.names)
+
+    def rows(
+        self, enters: Add, copied: str | None
+    ) -> tuple[tuple[PartGraph, ...], tuple[str, ...]]:
+        """See `block_rows`."""
+        layer, r = self.layer, self._rows()
+        words = "the residual stream as it enters the block"
+        group = "gaps" if self.number else "embed"
+        rows = [self._added(self.names[0].stream, enters, words, group=group, shares=copied)]
+        made_of = enters.before
+        for sublayer in self.names:
+            for one in sublayer.branches:
+                rows += self._branch(one, sublayer)
+            if sublayer.summed is not None:
+                rows += self._sum(sublayer, sublayer.summed)
+            added, last = sublayer.adds, sublayer is self.names[-1]
+            made_of = (*made_of, *added)
+            op = Add(
+                parts=(*added, sublayer.stream), before=made_of, scale=layer.scale if last else 1,
+                weight=r.named("out_scale.w") if layer.scaled and last else None,
+            )  # fmt: skip
+            where = "as it leaves the block" if last else f"after {_nouns(sublayer)}"
+            rows.append(self._added(sublayer.leaves, op, f"the residual stream {where}"))
+            made_of = made_of if op.plain else (sublayer.leaves,)
+        if layer.scaled:
+            r.parameter("out_scale.w", "1", "resid_post", letter="c", wide=True)
+        return (*rows, r.graph()), made_of
+
+    def _branch(self, one: BranchNames, sublayer: SublayerNames) -> Iterator[PartGraph]:
+        """Norm, part, norm, and the added tensor."""
+        branch, noun = one.config, part_of(one.config.part).noun
+        if one.norm is not None and branch.pre_norm is not None:
+            what = f"the residual stream, normalized, as it enters {noun}"
+            words = (f"the norm before {noun}", what, "")
+            yield self._norm(branch.pre_norm, one.norm, sublayer.stream, words)
+        yield self._part(one, sublayer)
+        if one.post is not None and branch.post_norm is not None:
+            words = (f"the norm after {noun}", f"the output of {noun}, normalized", "")
+            post = self._norm(branch.post_norm, one.post, one.makes, words, wide=True)
+            yield post
+        source = f"{one.post}.out" if one.post is not None else one.makes
+        if one.adds in (one.makes, source):
+            return
+        adds = f"what {noun} adds to the residual stream"
+        if branch.multiplier == 1:
+            yield self._same(one.adds, post, adds)
+        else:
+            op = Add(parts=(source,), before=(), scale=branch.multiplier)
+            yield self._added(one.adds, op, adds)
+
+    def _part(self, one: BranchNames, sublayer: SublayerNames) -> PartGraph:
+        part = one.config.part
+        mixes = part_of(sublayer.branches[0].config.part).mixes
+        return part_of(part).graph(part, Site(
+            name=one.part, source=one.reads, stream=sublayer.stream, makes=one.makes,
+            letter=self.letters[one.makes], adds=one.makes in sublayer.adds, layer=self.number,
+            width=self.width, second=one is not sublayer.branches[0] and not mixes,
+        ))  # fmt: skip
+
+    def _sum(self, sublayer: SublayerNames, summed: SumNames) -> Iterator[PartGraph]:
+        """The sum of branches, its norm, and the added tensor."""
+        nouns, parts = _nouns(sublayer), tuple(one.adds for one in sublayer.branches)
+        yield self._added(summed.sum, Add(parts=parts, before=()), f"the sum of {nouns}")
+        words = (f"the norm after {nouns}", f"the sum of {nouns}, normalized", "")
+        post = self._norm(summed.config, summed.norm, summed.sum, words, wide=True)
+        yield post
+        yield self._same(sublayer.adds[0], post, f"what {nouns} add to the residual stream")
+
+    def _norm(
+        self, norm: NormConfig, name: str, source: str, words: tuple[str, str, str],
+        *, wide: bool = False,
+    ) -> PartGraph:  # fmt: skip
+        letter = self.letters[f"{name}.out"]
+        return norm_graph(norm, name, source, letter, words, layer=self.number, wide=wide)
+
+    def _same(self, name: str, post: PartGraph, words: str) -> PartGraph:
+        """The added tensor, if it is the output of the norm `post`: the same tensor."""
+        normed = post.nodes[-1]
+        return self._added(name, normed.op, words, group="norm", shares=normed.name)
+
+    def _added(self, name: str, op: Op, words: str, **other: Any) -> PartGraph:
+        """An activation of the stream, or one that is added to it."""
+        r = self._rows()
+        r.node("added", op, name=name, letter=self.letters[name], words=words, **other)
+        return r.graph()
+
+    def _rows(self) -> Rows:
+        return Rows(f"blocks.{self.number}", _ROWS, "norms", layer=self.number)
+
+
+def _nouns(sublayer: SublayerNames) -> str:
+    return " and ".join(part_of(one.config.part).noun for one in sublayer.branches)
 
 
 def _letters(names: Sequence[SublayerNames]) -> dict[str, str]:
-    """`T¹`, `T²` … in execution order, and `H` for the block's output."""
+    """`X` for the block's input, `T¹`, `T²` … in execution order, and `H` for its output."""
     numbered: dict[str, str] = {}
 
     def number(name: str) -> None:
@@ -200,85 +261,4 @@ def _letters(names: Sequence[SublayerNames]) -> dict[str, str]:
             number(f"{summed.norm}.out")
             numbered[sublayer.adds[0]] = numbered[f"{summed.norm}.out"]
         number(sublayer.leaves)
-    return numbered | {names[-1].leaves: "H"}
-
-
-def _part(
-    one: BranchNames, sublayer: SublayerNames, letters: Mapping[str, str], number: int, width: int
-) -> PartGraph:
-    part = one.config.part
-    mixes = part_of(sublayer.branches[0].config.part).mixes
-    return part_of(part).graph(part, Site(
-        name=one.part, source=one.reads, stream=sublayer.stream, makes=one.makes,
-        letter=letters[one.makes], adds=one.makes in sublayer.adds, layer=number, width=width,
-        second=one is not sublayer.branches[0] and not mixes,
-    ))  # fmt: skip
-
-
-def _nouns(sublayer: SublayerNames) -> str:
-    return " and ".join(part_of(one.config.part).noun for one in sublayer.branches)
-
-
-def _same(name: str, words: str, post: PartGraph, number: int) -> Node:
-    """The added tensor, if it is the output of a norm: the same tensor."""
-    normed = post.nodes[-1]
-    return Node(
-        name=name, letter=normed.letter, axes=("T", "D"), op=normed.op, words=words, group="norm",
-        layer=number, wide=True, shares=normed.name,
-    )  # fmt: skip
-
-
-def _sum(
-    sublayer: SublayerNames, summed: SumNames, letters: Mapping[str, str], number: int
-) -> Iterator[PartGraph]:
-    """The sum of branches, its norm, and the added tensor."""
-    nouns = _nouns(sublayer)
-    parts = tuple(one.adds for one in sublayer.branches)
-    yield PartGraph(nodes=(Node(
-        name=summed.sum, letter=letters[summed.sum], axes=("T", "D"),
-        op=Add(parts=parts, before=()), words=f"the sum of {nouns}", group="residual",
-        layer=number, wide=True,
-    ),))  # fmt: skip
-    post = norm_graph(
-        summed.config, summed.norm, summed.sum, letters[f"{summed.norm}.out"],
-        (f"the norm after {nouns}", f"the sum of {nouns}, normalized", ""),
-        layer=number, wide=True,
-    )  # fmt: skip
-    words = f"what {nouns} add to the residual stream"
-    yield replace(post, nodes=(*post.nodes, _same(sublayer.adds[0], words, post, number)))
-
-
-def _branch(
-    one: BranchNames,
-    sublayer: SublayerNames,
-    parts: Mapping[str, PartGraph],
-    letters: Mapping[str, str],
-    number: int,
-) -> Iterator[PartGraph]:
-    """Norm, part, norm, and the added tensor."""
-    branch, noun = one.config, part_of(one.config.part).noun
-    if one.norm is not None and branch.pre_norm is not None:
-        words = (f"the norm before {noun}",
-                 f"the residual stream, normalized, as it enters {noun}", "")  # fmt: skip
-        yield norm_graph(
-            branch.pre_norm, one.norm, sublayer.stream, letters[one.reads], words, layer=number,
-        )  # fmt: skip
-    yield parts[one.part]
-    source = one.makes
-    if one.post is not None and branch.post_norm is not None:
-        source = f"{one.post}.out"
-        words = (f"the norm after {noun}", f"the output of {noun}, normalized", "")
-        post = norm_graph(
-            branch.post_norm, one.post, one.makes, letters[source], words, layer=number, wide=True
-        )
-        yield post
-    if one.adds in (one.makes, source):
-        return
-    adds = f"what {noun} adds to the residual stream"
-    if branch.multiplier == 1:
-        yield PartGraph(nodes=(_same(one.adds, adds, post, number),))
-        return
-    yield PartGraph(nodes=(Node(
-        name=one.adds, letter=letters[one.adds], axes=("T", "D"), words=adds, group="residual",
-        op=Add(parts=(source,), before=(), scale=branch.multiplier), layer=number, wide=True,
-    ),))  # fmt: skip
+    return numbered | {names[0].stream: "X", names[-1].leaves: "H"}

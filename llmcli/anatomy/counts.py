@@ -11,7 +11,7 @@ from typing import Any
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import Graph, graph
 from llmcli.anatomy.memory import PROMPT_CHUNK, prefill_peak
-from llmcli.anatomy.model import parameters
+from llmcli.anatomy.plan import parameters
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.graph.ops import Mix, size
 from llmcli.graph.recurrence import LinearMap

@@ -1,7 +1,10 @@
 """Memory of a prompt: the tensors of its last chunk that are alive at once. No torch.
 
-Bytes follow from the plan. Measured on x86 with PyTorch 2.13: `tests/anatomy/test_counts.py` has
-the allocator's record, `tests/benchmarks/memory_estimate.py` the resident memory of processes.
+Bytes follow from the plan and from what operations allocate, except for three terms fitted to
+measurements: `_MARGIN`, oneDNN's tiles and padding (`_Chunk._product`), and what an earlier chunk
+leaves fragmented (`_Chunk._expanded`). Measured on x86 with PyTorch 2.13:
+`tests/anatomy/test_counts.py` compares with the allocator's record,
+`tests/benchmarks/memory_estimate.py` with the resident memory of processes.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from types import MappingProxyType
 from llmcli.anatomy.absent import absence_reason, blocks_of
 from llmcli.anatomy.aliases import UNLIKE, Sources, foreign_names, others
 from llmcli.anatomy.graph import graph
-from llmcli.anatomy.model import parameters, states
-from llmcli.anatomy.plan import plan
+from llmcli.anatomy.plan import parameters, plan, states
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
 from llmcli.graph.spec import Call, Kind, TensorSpec

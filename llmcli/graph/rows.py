@@ -176,12 +176,6 @@ class Rows:
         name, shape = f"cache.{self.layer}.{leaf}", tuple(axes.split())
         self.states.append(State(name=name, axes=shape, layer=self.layer, **found))
 
-    def ring(self, holds: str, channels: str) -> None:
-        """The state of the convolution `conv`: the last inputs, `[L, channels]`, as a ring."""
-        formula = "the last L rows of Y, that of position p in row p mod L"
-        words = "the last inputs of the convolution"
-        self.state("conv", f"L {channels}", holds, "conv", formula, words, ring=True)
-
     def graph(self, *kernels: Kernel, **other: Any) -> PartGraph:
         """The collected tensors, and `other` fields of `PartGraph`."""
         found: dict[str, Any] = {"kernels": kernels, "sizes": self.sizes, **other}

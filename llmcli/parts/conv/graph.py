@@ -36,13 +36,20 @@ def conv_graph(c: ShortConvConfig, site: Site) -> PartGraph:
         r.project(leaf, site.source, bias=c.bias, fused="B_gate_x") for leaf in ("B", "gate", "x")
     )
     enters = r.node("in", Gate(act=b, up=x))
-    w, bias = r.parameter("w", "C L", "conv"), r.parameter("b", "C", "conv") if c.bias else None
-    op = Convolve(source=enters, weight=w, bias=bias, length=c.length)
-    conv = r.node("conv", op, words=f"the weighted sum of the last {c.length} tokens")
+    conv = convolution(r, enters, c.length, bias=c.bias)
     out = r.node("out", Gate(act=gate, up=conv))
     r.output(site, "the short convolution", "leave", out, symbol="out", over="C", bias=c.bias)
-    r.ring(enters, "C")
     return r.graph(documents={"C": "d"} if c.channels is None else {})
+
+
+def convolution(r: Rows, source: str, length: int, *, bias: bool) -> str:
+    """`conv`, with the last inputs in a ring."""
+    w, b = r.parameter("w", "C L", "conv"), r.parameter("b", "C", "conv") if bias else None
+    formula = "the last L rows of Y, that of position p in row p mod L"
+    words = "the last inputs of the convolution"
+    r.state("conv", "L C", source, "conv", formula, words, ring=True)
+    op = Convolve(source=source, weight=w, bias=b, length=length)
+    return r.node("conv", op, words=f"the weighted sum of the last {length} tokens")
 
 
 def conv_facts(c: ShortConvConfig) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmcli.graph.node import Kernel, PartGraph, Site
-from llmcli.graph.ops import Activate, Convolve, Gate, Mix
+from llmcli.graph.ops import Activate, Gate, Mix
 from llmcli.graph.recurrence import (
     Cut,
     LinearMap,
@@ -22,6 +22,7 @@ from llmcli.graph.recurrence import (
     UnitLength,
 )
 from llmcli.graph.rows import Rows, sizes_of
+from llmcli.parts.conv.graph import convolution
 from llmcli.parts.delta.config import AXES, SEGMENTS, DeltaConfig
 
 RECURRENT_ROWS = """
@@ -86,10 +87,7 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
 
 def convolved(r: Rows, source: str, length: int, *, bias: bool = False) -> str:
     """`conv` and `act`, with a ring of the last inputs."""
-    w, b = r.parameter("w", "C L", "conv"), r.parameter("b", "C", "conv") if bias else None
-    op = Convolve(source=source, weight=w, bias=b, length=length)
-    conv = r.node("conv", op, words=f"the weighted sum of the last {length} tokens")
-    r.ring(source, "C")
+    conv = convolution(r, source, length, bias=bias)
     return r.node("act", Activate(source=conv, function="silu"))
 
 

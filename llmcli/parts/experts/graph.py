@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from llmcli.graph.node import PartGraph, Site
-from llmcli.graph.ops import Activate, Gate
+from llmcli.graph.ops import Gate
 from llmcli.graph.routing import Choose, ExpertProject, Share, SumExperts, Weigh
 from llmcli.graph.rows import Rows
 from llmcli.parts.experts.config import ExpertsConfig, SharedConfig
 from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.mlp.graph import mlp_graph
+from llmcli.parts.mlp.graph import hidden_rows, mlp_graph
 from llmcli.parts.norm.graph import norm_graph
 from llmcli.records.numbers import best_groups
 
@@ -112,16 +112,10 @@ def _experts(r: Rows, c: ExpertsConfig, site: Site, hidden: str, mark: str) -> s
         found |= {"chosen": r.named("expert_idx"), "by_token": source == site.source}
         return r.node(leaf, ExpertProject(source=source, over=over, columns=columns, **found))
 
-    if c.gated:
-        limit = None if c.clamp is None else c.clamp.limit
-        gate = project("gate", site.source, "gate", "D", hidden, "gate_up")
-        up = project("up", site.source, "up", "D", hidden, "gate_up")
-        act = r.node("act", Activate(source=gate, function=c.activation, limit=limit))
-        post = r.node("post", Gate(act=act, up=up, clamp=c.clamp))
-    else:
-        pre = project("pre", site.source, "up", "D", hidden)
-        post = r.node("post", Activate(source=pre, function=c.activation))
-    return project("expert_out", post, "down", hidden, "D")
+    def enter(leaf: str, symbol: str, fused: str) -> str:
+        return project(leaf, site.source, symbol, "D", hidden, fused)
+
+    return project("expert_out", hidden_rows(r, c, enter), "down", hidden, "D")
 
 
 def _shared(r: Rows, s: SharedConfig, c: ExpertsConfig, site: Site) -> PartGraph:

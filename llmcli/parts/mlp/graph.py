@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llmcli.graph.node import PartGraph, Site
 from llmcli.graph.ops import Activate, Gate
 from llmcli.graph.rows import Rows
+from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.mlp.config import MlpConfig
 
 _ROWS = """
@@ -35,18 +36,27 @@ def mlp_graph(m: MlpConfig, site: Site, *, shared: bool = False) -> PartGraph:
     up, act, down = ("shared",) * 3 if shared else ("ffn_up", "ffn_act", "ffn_down")
     lines = _ROWS.format(F=axis, mark=mark, up=up, act=act, down=down)
     r = Rows(site.name, lines, "mlp", {axis: m.hidden}, layer=site.layer)
-    if m.gated:
-        limit = None if m.clamp is None else m.clamp.limit
-        gate = r.project("gate", site.source, fused="gate_up", bias=m.bias, mark=mark)
-        neurons = r.project("up", site.source, fused="gate_up", bias=m.bias, mark=mark)
-        acted = r.node("act", Activate(source=gate, function=m.activation, limit=limit))
-        post = r.node("post", Gate(act=acted, up=neurons, clamp=m.clamp))
-    else:
-        pre = r.project("pre", site.source, symbol="up", bias=m.bias, mark=mark)
-        post = r.node("post", Activate(source=pre, function=m.activation))
+
+    def project(leaf: str, symbol: str, fused: str) -> str:
+        return r.project(leaf, site.source, symbol=symbol, fused=fused, bias=m.bias, mark=mark)
+
+    post = hidden_rows(r, m, project)
     r.output(site, noun, "down", post, over=axis, bias=m.bias, mark=mark)
     number = "4d" if not shared and m.hidden == 4 * site.width else f"F{mark}"
     return r.graph(documents={axis: number})
+
+
+def hidden_rows(
+    r: Rows, c: MlpConfig | ExpertsConfig, project: Callable[[str, str, str], str]
+) -> str:
+    """`gate up act post`, or without gates `pre post`; `project(leaf, symbol, fused)`."""
+    if not c.gated:
+        pre = project("pre", "up", "")
+        return r.node("post", Activate(source=pre, function=c.activation))
+    limit = None if c.clamp is None else c.clamp.limit
+    gate, up = (project(leaf, leaf, "gate_up") for leaf in ("gate", "up"))
+    act = r.node("act", Activate(source=gate, function=c.activation, limit=limit))
+    return r.node("post", Gate(act=act, up=up, clamp=c.clamp))
 
 
 def mlp_facts(m: MlpConfig) -> Mapping[str, Any]:

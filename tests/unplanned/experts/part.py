@@ -5,8 +5,8 @@ Letters: T tokens, D width, E experts, F hidden numbers of each.
 
 from dataclasses import dataclass
 
-from llmcli.graph.node import Node, Parameter, PartGraph
-from llmcli.graph.ops import Opaque, Project
+from llmcli.graph.ops import Opaque
+from llmcli.graph.rows import Rows
 from llmcli.parts.registry import Part
 
 HERE = "unplanned.experts"
@@ -20,35 +20,36 @@ class ExpertsConfig:
     experts: int = 2
 
 
+_ROWS = """
+    router    R  T E    ffn_up        the router's logits
+    share     P  T E    ffn_act wide  how much each expert counts
+    hidden    L  E T F  ffn_act       the experts' neurons
+    out       T  T D    ffn_down wide
+    W_router  weights of the experts
+    W_in      weights of the experts
+    W_out     weights of the experts
+"""
+
+
 def graph(c, site):
-    p = site.name
+    r = Rows(site.name, _ROWS, "mlp", {"E": c.experts, "F": c.hidden}, layer=site.layer)
+    router = r.project("router", site.source)
+    share = r.node("share", Opaque(
+        sources=(router,), text="softmax(R)", evaluate=f"{HERE}.evaluation:share"
+    ))  # fmt: skip
+    enter = r.parameter("W_in", "E D F", "hidden", turned=True)
+    hidden = r.node("hidden", Opaque(
+        sources=(site.source,), parameters=(enter,), text="SiLU(X W_in[e])",
+        evaluate=f"{HERE}.evaluation:hidden", multiplies="E·D·F",
+    ))  # fmt: skip
+    leave = r.parameter("W_out", "E F D", site.makes, turned=True)
+    mixed = Opaque(
+        sources=(share, hidden), parameters=(leave,), text="Σ_e P[e] · L[e] W_out[e]",
+        evaluate=f"{HERE}.evaluation:mixed", multiplies="E·D·F",
+    )  # fmt: skip
     words = site.output("the experts")
-    nodes = (
-        Node(name=f"{p}.router", letter="R", axes=("T", "E"), words="the router's logits",
-             op=Project(source=site.source, weight=f"{p}.W_router", over="D", columns="E"),
-             group="ffn_up", layer=site.layer),
-        Node(name=f"{p}.share", letter="P", axes=("T", "E"), words="how much each expert counts",
-             op=Opaque(sources=(f"{p}.router",), text="softmax(R)",
-                       evaluate=f"{HERE}.evaluation:share"),
-             group="ffn_act", layer=site.layer, wide=True),
-        Node(name=f"{p}.hidden", letter="L", axes=("E", "T", "F"), words="the experts' neurons",
-             op=Opaque(sources=(site.source,), parameters=(f"{p}.W_in",), text="SiLU(X W_in[e])",
-                       evaluate=f"{HERE}.evaluation:hidden", multiplies="E·D·F"),
-             group="ffn_act", layer=site.layer),
-        Node(name=site.makes, letter=site.letter, axes=("T", "D"), words=words, group="ffn_down",
-             op=Opaque(sources=(f"{p}.share", f"{p}.hidden"), parameters=(f"{p}.W_out",),
-                       text="Σ_e P[e] · L[e] W_out[e]", evaluate=f"{HERE}.evaluation:mixed",
-                       multiplies="E·D·F"),
-             layer=site.layer, wide=True),
-    )  # fmt: skip
-    axes = (("router", ("D", "E"), f"{p}.router"), ("in", ("E", "D", "F"), f"{p}.hidden"),
-            ("out", ("E", "F", "D"), site.makes))  # fmt: skip
-    parameters = tuple(
-        Parameter(name=f"{p}.W_{leaf}", axes=of, makes=makes, words="weights of the experts",
-                  kind="mlp", letter=f"W_{leaf}", layer=site.layer, turned=True)
-        for leaf, of, makes in axes
-    )  # fmt: skip
-    return PartGraph(nodes=nodes, parameters=parameters, sizes={"E": c.experts, "F": c.hidden})
+    r.node("out", mixed, name=site.makes, letter=site.letter, words=words)
+    return r.graph()
 
 
 PART = Part(

@@ -5,8 +5,9 @@ Letters: T tokens, S keys, D width, H heads, dv numbers of a head.
 
 from dataclasses import dataclass
 
-from llmcli.graph.node import Kernel, Node, Parameter, PartGraph, State
-from llmcli.graph.ops import Mix, Opaque, Project
+from llmcli.graph.node import Kernel
+from llmcli.graph.ops import Mix, Opaque
+from llmcli.graph.rows import Rows
 from llmcli.parts.registry import Part
 
 HERE = "unplanned.running_mean"
@@ -20,53 +21,38 @@ class RunningMeanConfig:
     size: int
 
 
+_ROWS = """
+    v        V  H T dv  qkv        values
+    pattern  A  H T S   scan wide  how much every token counts in the mean
+    sum      N  H T dv  scan wide  the decayed sum
+    count    n  H T 1   scan wide  the decayed count
+    z        C  H T dv  scan       the mean
+    o        T  T D     out
+    W_v      a projection
+    W_o      a projection
+    a        the decays
+"""
+
+
 def graph(c, site):
-    p = site.name
-    words = site.output("the running mean")
-    at = {"group": "scan", "layer": site.layer}
-    project = Project(
-        source=site.source, weight=f"{p}.W_v", over="D", columns="H·dv", heads=c.heads
-    )
-    recurrence = {"sources": (f"{p}.v",), "parameters": (f"{p}.a",)}
-    nodes = (
-        Node(name=f"{p}.v", letter="V", axes=("H", "T", "dv"), op=project, words="values",
-             group="qkv", layer=site.layer),
-        Node(name=f"{p}.pattern", letter="A", axes=("H", "T", "S"), wide=True,
-             words="how much every token counts in the mean", **at,
-             op=Opaque(text="λ^(t−s) / Σ λ^(t−s)", evaluate=f"{HERE}.evaluation:pattern",
-                       **recurrence)),
-        Node(name=f"{p}.sum", letter="N", axes=("H", "T", "dv"), wide=True, words="the decayed sum",
-             op=Opaque(text="λ N[t−1] + V", evaluate=f"{HERE}.evaluation:summed", **recurrence),
-             **at),
-        Node(name=f"{p}.count", letter="n", axes=("H", "T", "1"), wide=True,
-             words="the decayed count", **at,
-             op=Opaque(text="λ n[t−1] + 1", evaluate=f"{HERE}.evaluation:counted", **recurrence)),
-        Node(name=f"{p}.z", letter="C", axes=("H", "T", "dv"), words="the mean", **at,
-             op=Mix(pattern=f"{p}.pattern", value=f"{p}.v", query=f"{p}.v", group=1, window=None)),
-        Node(name=site.makes, letter=site.letter, axes=("T", "D"), words=words, group="out",
-             op=Project(source=f"{p}.z", weight=f"{p}.W_o", over="H·dv", columns="D"),
-             layer=site.layer, wide=True),
-    )  # fmt: skip
-    matrices = (("v", ("D", "H·dv"), f"{p}.v"), ("o", ("H·dv", "D"), site.makes))
-    parameters = (
-        *(
-            Parameter(name=f"{p}.W_{leaf}", axes=axes, makes=makes, words="a projection",
-                      kind="mixers", letter=f"W_{leaf}", layer=site.layer, turned=True)
-            for leaf, axes, makes in matrices
-        ),
-        Parameter(name=f"{p}.a", axes=("H",), makes=f"{p}.sum", words="the decays", kind="mixers",
-                  letter="a", layer=site.layer, wide=True),
-    )  # fmt: skip
-    states = tuple(
-        State(name=f"cache.{site.layer}.{leaf}", axes=axes, holds=f"{p}.{leaf}", before=f"{p}.z",
-              formula=f"the last row of {leaf}", words=f"the {leaf} so far", layer=site.layer,
-              wide=True)
-        for leaf, axes in (("sum", ("H", "dv")), ("count", ("H", "1")))
-    )  # fmt: skip
-    return PartGraph(
-        nodes=nodes, parameters=parameters, states=states, sizes={"H": c.heads, "dv": c.size},
-        kernels=(Kernel(covers=(f"{p}.pattern",)),),
-    )
+    r = Rows(site.name, _ROWS, "mixers", {"H": c.heads, "dv": c.size}, layer=site.layer)
+    v = r.project("v", site.source)
+    decays = r.parameter("a", "H", "sum", wide=True)
+
+    def recurrence(leaf, text, function):
+        return r.node(leaf, Opaque(
+            text=text, evaluate=f"{HERE}.evaluation:{function}", sources=(v,), parameters=(decays,)
+        ))  # fmt: skip
+
+    pattern = recurrence("pattern", "λ^(t−s) / Σ λ^(t−s)", "pattern")
+    recurrence("sum", "λ N[t−1] + V", "summed")
+    recurrence("count", "λ n[t−1] + 1", "counted")
+    z = r.node("z", Mix(pattern=pattern, value=v, query=v, group=1, window=None))
+    r.output(site, "the running mean", "o", z, over="H·dv")
+    for leaf, axes in (("sum", "H dv"), ("count", "H 1")):
+        formula, words = f"the last row of {leaf}", f"the {leaf} so far"
+        r.state(leaf, axes, leaf, "z", formula, words, wide=True)
+    return r.graph(Kernel(covers=(pattern,)))
 
 
 PART = Part(
