@@ -15,6 +15,7 @@ from llmcli.records.explanation import Fact
 _SUM, _PRODUCT, _ATOM = range(3)  # how tightly the last operation of a formula binds
 EXACT = torch.zeros((), dtype=torch.float64)  # an error, or a number, of 0
 _FLUSHED = 2.0**-103  # the smallest normal float32 in its eps: a kernel may take less for 0
+_LARGEST = torch.finfo(torch.float64).max
 
 Of = Callable[[Tensor], Tensor]
 Errors = Callable[[Tensor, Tensor], Tensor]  # of a result, from those of its two operands
@@ -80,6 +81,7 @@ class Number:
 
     def __truediv__(self, other: Number | float) -> Number:
         def errors(own: Tensor, off: Tensor) -> Tensor:
+            off = torch.nan_to_num(off, nan=_LARGEST, posinf=_LARGEST)  # where `b` overflows
             return (own + off * x.abs()) / b.x.abs() + x.abs() / 2 + _FLUSHED
 
         b = number(other)
