@@ -95,10 +95,7 @@ def one_call(model):
     """What a call computes, as the rules read it."""
     prompt, emitted = ids(1, TOKENS), {}
     model.decoder(prompt, tap=lambda name, tensor: emitted.__setitem__(name, tensor[0]))
-    return Kernel(
-        model, rules(model.config), prompt[0].tolist(), [""] * TOKENS, emitted=emitted,
-        positions=range(TOKENS), prompt_tokens=TOKENS, alone=[False] * TOKENS,
-    )  # fmt: skip
+    return Kernel(model, rules(model.config), prompt[0].tolist(), [""] * TOKENS, emitted=emitted)
 
 
 def drawn(shape, seed):
