@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from llmcli.graph import ops
-from llmcli.graph.evaluation.dots import Dot, Of, Operands
+from llmcli.graph.evaluation.dots import Contraction, Dot, Of, Operands
 from llmcli.graph.evaluation.numbers import fact
 from llmcli.graph.evaluation.rule import Numbers, Rule, symbol
 from llmcli.graph.evaluation.softmax import NO_SINK, share, softmax, uncertainty
 from llmcli.records.explanation import Element, Fact
 
 
-class Score(Dot[ops.Score]):
+class Score(Contraction[ops.Score]):
     """`S = Q Kᵀ / √(d/h) + M`, `[H, T, S]`: −∞ for masked keys."""
 
     def hides(self, query: int, key: int) -> str:
@@ -186,10 +186,9 @@ class Mix(Dot[ops.Mix]):
         """The inputs, and the sources of values that are only shown."""
         return (*self.op.inputs, *_shown_from(self.rules, self.op.value))
 
-    def contract(self, values: Numbers, of: Of) -> Tensor:
+    def tensor(self, values: Numbers) -> Tensor:
         """Head by head."""
-        v_KSe = sizes(values, self.rules, self.op.value, of)
-        return self._mixed(of(values[self.op.pattern]), v_KSe)
+        return self._mixed(values[self.op.pattern], values.every(self.op.value))
 
     def _mixed(self, a_HTS: Tensor, v_KSe: Tensor) -> Tensor:
         return _by_head("ts,se->te", a_HTS, v_KSe, self.op.group)
@@ -198,8 +197,6 @@ class Mix(Dot[ops.Mix]):
         """Uncertainty of the weights times the values: a fused kernel stores neither S nor A."""
         v_KSe = sizes(values, self.rules, self.op.value, torch.abs)
         return self._mixed(self.weights.magnitudes(values), v_KSe)
-
-    bound = Rule.bound
 
     def halves(self, values: Numbers, result: Tensor) -> Tensor:
         """Including the weights, which the fused kernel rounds before the product with values.

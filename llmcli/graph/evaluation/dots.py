@@ -1,4 +1,4 @@
-"""Sums of products: `Dot`, and its rules with a matrix, chosen experts, and a convolution.
+"""Sums of products: the base of their rules, and those with a matrix, experts, a convolution.
 
 Letters: T tokens, K numbers of a row (of chosen experts: the experts), N columns, D width, H heads.
 """
@@ -59,29 +59,11 @@ class Operands:
 
 
 class Dot(Rule[AnyOp]):
-    """Every number is a sum of products of two rows: `contract` makes all, `operands` one."""
-
-    @abstractmethod
-    def contract(self, values: Numbers, of: Of) -> Tensor:
-        """The activation made of `of(x)` for every operand x, the bias included."""
+    """Every number is a sum of products of two rows, its `operands`."""
 
     @abstractmethod
     def operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
         """The rows of the number at `index`."""
-
-    def tensor(self, values: Numbers) -> Tensor:
-        """All sums."""
-        return self.contract(values, lambda x: x)
-
-    def magnitudes(self, values: Numbers) -> Tensor:
-        """Σ|products| + |bias|."""
-        return self.contract(values, torch.abs)
-
-    def bound(self, values: Numbers, index: tuple[int, ...]) -> float:
-        """Σ|products| + |bias| of one number, from its own rows."""
-        found = self.operands(values, index)
-        absolute = math.fsum(abs(term.value) for term in found.terms)
-        return absolute + (abs(found.bias[1]) if found.bias else 0.0)
 
     def finish(self, found: Operands, index: tuple[int, ...], summed: float) -> tuple[Fact, ...]:
         """The lines from the sum to the number: the scale or the bias, if there is one."""
@@ -109,7 +91,29 @@ class Dot(Rule[AnyOp]):
         )
 
 
-class Project(Dot[ops.Project]):
+class Contraction(Dot[AnyOp]):
+    """Sums of products whose bound is the same sum of absolute values: `contract` makes both."""
+
+    @abstractmethod
+    def contract(self, values: Numbers, of: Of) -> Tensor:
+        """The activation made of `of(x)` for every operand x, the bias included."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """All sums."""
+        return self.contract(values, lambda x: x)
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """Σ|products| + |bias|."""
+        return self.contract(values, torch.abs)
+
+    def bound(self, values: Numbers, index: tuple[int, ...]) -> float:
+        """Σ|products| + |bias| of one number, from its own rows."""
+        found = self.operands(values, index)
+        absolute = math.fsum(abs(term.value) for term in found.terms)
+        return absolute + (abs(found.bias[1]) if found.bias else 0.0)
+
+
+class Project(Contraction[ops.Project]):
     """`Q = T¹ W_q + b_q`: every number is a row times a column, plus a bias."""
 
     def contract(self, values: Numbers, of: Of) -> Tensor:
@@ -198,7 +202,7 @@ class Project(Dot[ops.Project]):
         )
 
 
-class HeadShare(Dot[ops.HeadShare]):
+class HeadShare(Contraction[ops.HeadShare]):
     """`C W_o`, head by head: the contribution of one head to the attention output, `[H, T, D]`."""
 
     def contract(self, values: Numbers, of: Of) -> Tensor:
@@ -229,7 +233,7 @@ class HeadShare(Dot[ops.HeadShare]):
         )
 
 
-class ExpertProject(Dot[routing.ExpertProject]):
+class ExpertProject(Contraction[routing.ExpertProject]):
     """`G[k] = X W[e_k] + b[e_k]`: each row times the matrix of its expert, `[K, T, N]`."""
 
     def contract(self, values: Numbers, of: Of) -> Tensor:
@@ -269,7 +273,7 @@ class ExpertProject(Dot[routing.ExpertProject]):
         return x.expand(count, *x.shape) if self.op.by_token else torch.stack(x.chunk(count, -1))
 
 
-class SumExperts(Dot[routing.SumExperts]):
+class SumExperts(Contraction[routing.SumExperts]):
     """`Y = Σ_k g[k] · O[k] + Z`: weighted outputs of the chosen experts plus the shared one."""
 
     def contract(self, values: Numbers, of: Of) -> Tensor:
@@ -303,7 +307,7 @@ class SumExperts(Dot[routing.SumExperts]):
         )
 
 
-class Convolve(Dot[ops.Convolve]):
+class Convolve(Contraction[ops.Convolve]):
     """`Z[t] = Σ_j w[j] ∘ Y[t − L + 1 + j] + b`."""
 
     def contract(self, values: Numbers, of: Of) -> Tensor:
