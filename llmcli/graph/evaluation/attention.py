@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from llmcli.graph import ops
-from llmcli.graph.evaluation.dots import Contraction, Dot, Of, Operands
-from llmcli.graph.evaluation.numbers import fact
+from llmcli.graph.evaluation.dots import Contraction, Dot, Operands
+from llmcli.graph.evaluation.numbers import Of, fact
 from llmcli.graph.evaluation.rule import Numbers, Rule, symbol
 from llmcli.graph.evaluation.softmax import NO_SINK, share, softmax, uncertainty
 from llmcli.records.explanation import Element, Fact

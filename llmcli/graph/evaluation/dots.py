@@ -16,7 +16,7 @@ from torch import Tensor
 
 from llmcli.graph import ops, routing
 from llmcli.graph.blocks import RUN
-from llmcli.graph.evaluation.numbers import fact
+from llmcli.graph.evaluation.numbers import Of, fact
 from llmcli.graph.evaluation.rule import (
     AnyOp,
     Numbers,
@@ -28,8 +28,6 @@ from llmcli.graph.evaluation.rule import (
     total,
 )
 from llmcli.records.explanation import Cell, Element, Fact, Sum, Term
-
-Of = Callable[[Tensor], Tensor]  # what is contracted: operands themselves, or absolute values
 
 _NUMBERS = 1 << 22  # of a matrix, copied to float64 at a time: 32 MiB
 
@@ -96,7 +94,7 @@ class Contraction(Dot[AnyOp]):
 
     @abstractmethod
     def contract(self, values: Numbers, of: Of) -> Tensor:
-        """The activation made of `of(x)` for every operand x, the bias included."""
+        """The activation made of `of(x)`, x or |x|, for every operand x, the bias included."""
 
     def tensor(self, values: Numbers) -> Tensor:
         """All sums."""
@@ -148,10 +146,9 @@ class Project(Contraction[ops.Project]):
         op, (*head, token, column), note = self.op, index, ""
         if head:
             wide = values.size(op.weight)[1] // op.heads
-            which = f"({op.head} {head[0]}, number {column})"
-            note = f"{head[0]} · {wide} + {column} {which}"
+            place = f"{head[0]} · {wide} + {column} ({op.head} {head[0]}, number {column})"
             column += head[0] * wide
-            note = f"{self.letter_of(op.weight)}: column {column} = {note}"
+            note = f"{self.letter_of(op.weight)}: column {column} = {place}"
         x = values[op.source]
 
         def inputs(at: int) -> tuple[Cell, ...]:

@@ -1,4 +1,4 @@
-"""Rules of what is computed number by number: each states its formula once, of `Number`s."""
+"""Rules of what is computed number by number: each states its formula once, in `Number`s."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llmcli.graph.evaluation.numbers import (
     softplus,
     tanh,
 )
-from llmcli.graph.evaluation.rule import AnyOp, Numbers, Rule, exact, place
+from llmcli.graph.evaluation.rule import AnyOp, Numbers, Rule, place
 from llmcli.records.explanation import Cell, Element, Term
 
 
@@ -51,7 +51,7 @@ class Reader:
 
     def parameter(self, name: str, *, by_head: bool = False) -> Number:
         """A vector, with a number for every column or for every head of `[H, T, d]`; a scalar."""
-        x = exact(self.values.weight(name))
+        x = self.values.vector(name)
         return self._read(x[:, None, None] if by_head else x, name, axes=x.ndim)[0]
 
     def _read(
