@@ -55,7 +55,7 @@ class Score(Contraction[ops.Score]):
         size = float(q_d.norm() * k_Sd.norm(dim=1).max()) * abs(self.op.factor(query))
         return size + values.least
 
-    def contract(self, values: Numbers, of: Of) -> Tensor:
+    def _contract(self, values: Numbers, of: Of) -> Tensor:
         """Head by head, scaled."""
         k_KSd = sizes(values, self.rules, self.op.key, of)
         s_HTS = _by_head("td,sd->ts", of(values[self.op.query]), k_KSd, self.op.group)
@@ -76,7 +76,7 @@ class Score(Contraction[ops.Score]):
 
     bound = Rule.bound
 
-    def operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
+    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
         """A query and a key."""
         op, (head, query, key) = self.op, index
         shared = head // op.group
@@ -88,7 +88,7 @@ class Score(Contraction[ops.Score]):
             note=_shared(op.group, head),
         )
 
-    def finish(self, found: Operands, index: tuple[int, ...], summed: float) -> tuple[Fact, ...]:
+    def _finish(self, found: Operands, index: tuple[int, ...], summed: float) -> tuple[Fact, ...]:
         """The scale and the cap."""
         width, factor, cap = self.op.head_dim, self.op.factor(index[1]), self.op.cap
         value = summed * factor
@@ -210,7 +210,7 @@ class Mix(Dot[ops.Mix]):
             rounded_HTS = rounded_HTS + self.weights.magnitudes(values)
         return result.abs() + self._mixed(rounded_HTS, v_KSe)
 
-    def operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
+    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
         """The weights and values of all keys up to the query's."""
         op, (head, query, i) = self.op, index
         shared, seen = head // op.group, slice(query + 1)

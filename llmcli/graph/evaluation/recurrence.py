@@ -77,7 +77,7 @@ class LinearMap(Dot[ops.LinearMap]):
         found: Tensor = own.sizes_HTS(values.positions) * q_HT[..., None]
         return found
 
-    def operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
+    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
         """The remaining query and the key."""
         op, (head, t, s) = self.op.of, index
         own, of = _Inputs(op, values), op.key_head(head)

@@ -24,8 +24,7 @@ from llmcli.records.numbers import scored
 class Share(Pointwise[routing.Share]):
     """`P = softmax(R)` row by row, or `P = σ(R)` number by number."""
 
-    def compute(self, read: Reader) -> Number:
-        """The sigmoid."""
+    def _compute(self, read: Reader) -> Number:
         return sigmoid(read(self.op.source))
 
     def tensor(self, values: Numbers) -> Tensor:
