@@ -92,10 +92,10 @@ class Activate(Pointwise[ops.Activate]):
     """`Activation(U)`, or of the gate `Activation(G)`, `[T, F]`."""
 
     def _compute(self, read: Reader) -> Number:
-        x, limit = read(self.op.source), self.op.limit
-        return ACTIVATIONS[self.op.function](
-            x if limit is None else clip(x, -math.inf, limit).line()
-        )
+        x = read(self.op.source)
+        if self.op.limit is not None:
+            x = clip(x, -math.inf, self.op.limit).line()
+        return ACTIVATIONS[self.op.function](x)
 
 
 class Gate(Pointwise[ops.Gate]):
@@ -130,12 +130,12 @@ class Add(Pointwise[ops.Add]):
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The parts' numbers, and all earlier parts of the stream."""
         element = super().element(values, index)
+        shown = self.op.before if self.op.plain and len(self.op.before) > 2 else ()
         origins = tuple(
             Term(at=i, parts=(), value=float(values.kernel_row(name, index)[index[-1]]), label=name)
-            for i, name in enumerate(self.op.before)
+            for i, name in enumerate(shown)
         )
         most = max(element.follow, key=lambda cell: abs(float(values[cell[0]][index])))
-        origins = origins if len(origins) > 2 and self.op.plain else ()
         return replace(element, origins=origins, follow=(most,))
 
 
