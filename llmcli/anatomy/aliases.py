@@ -326,8 +326,8 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
             act = f"{part}.act" if f"{part}.act" in model else f"{part}.post"
             fused = f"{around}.gate_up_proj.weight" in sources  # Phi-3
             usual = "activation_fn" if fused else "act_fn"
-            own = "gelu_impl" if adds else _FUNCTIONS.get(module.rpartition(".")[2], usual)
-            yield f"{around}.{own}", (act,)
+            function = "gelu_impl" if adds else _FUNCTIONS.get(module.rpartition(".")[2], usual)
+            yield f"{around}.{function}", (act,)
 
 
 def _is_block(module: str) -> bool:

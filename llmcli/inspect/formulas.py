@@ -154,7 +154,6 @@ def _parts(
             model,
             known,
             ids,
-            (),
             emitted=emitted,
             positions=part,
             prompt_tokens=prompt,
@@ -207,7 +206,8 @@ def worst_number(own: Kernel, name: str) -> NumberCheck:
 def number_found(own: Kernel, name: str, index: tuple[int, ...], value: float) -> NumberCheck:
     """One number that its formula makes `value`."""
     theirs = own.kernel_row(name, index)[index[-1]]
-    ours, whole = (theirs.new_tensor(one) for one in (value, own.rules[name].bound(own, index)))
+    ours = theirs.new_tensor(value)
+    whole = theirs.new_tensor(own.rules[name].bound(own, index))
     allowed = _allowed(whole, 2 * whole, own, name)  # no rule has more halves
     ours = own.as_kept(name, ours, theirs, allowed)
     return _found(own, name, index, ours, theirs, allowed)

@@ -37,6 +37,7 @@ class Kernel:
     with the last token; a tensor may begin at a later one than the first. The first
     `prompt_tokens` were computed in one call, every other one in a call of its own. `alone` says
     for every position whether its row was the only one that the formula in question was given.
+    By default there are the rows of all tokens, computed in one call; a single row was alone.
     """
 
     def __init__(
@@ -44,12 +45,12 @@ class Kernel:
         model: Model,
         rules: Mapping[str, Rule[Any]],
         ids: Sequence[int],
-        texts: Sequence[str],
+        texts: Sequence[str] = (),
         *,
         emitted: Mapping[str, Tensor],
-        positions: Sequence[int],
-        prompt_tokens: int,
-        alone: Sequence[bool],
+        positions: Sequence[int] | None = None,
+        prompt_tokens: int | None = None,
+        alone: Sequence[bool] | None = None,
     ) -> None:
         self.model = model
         self.rules = rules
@@ -57,9 +58,10 @@ class Kernel:
         self.ids = tuple(ids)
         self.texts = tuple(texts)
         self.emitted = emitted
-        self.positions = tuple(positions)
-        self.prompt_tokens = prompt_tokens
-        self.alone = tuple(alone)
+        self.positions = tuple(range(len(ids)) if positions is None else positions)
+        self.prompt_tokens = len(ids) if prompt_tokens is None else prompt_tokens
+        rows = len(self.positions)
+        self.alone = (rows == 1,) * rows if alone is None else tuple(alone)
         found, wide = torch.finfo(model.dtype), torch.finfo(torch.float32)
         self.eps: float = found.eps
         # The magnitude whose roundings (eps of it) are what a kernel may take for 0: below it they

@@ -144,17 +144,9 @@ class Mixture:
 
     def _margins(self, first: int, seen: dict[str, Tensor], chosen_TK: Tensor) -> Tensor:
         """The last chosen minus the first not chosen, of the scores that choose: float32 `[T]`."""
-        known, tokens = rules(self._model.config), len(chosen_TK)
-        own = Kernel(
-            self._model,
-            known,
-            range(first + tokens),
-            (),
-            emitted={name: tensor[0] for name, tensor in seen.items()},
-            positions=range(first, first + tokens),
-            prompt_tokens=first + tokens,
-            alone=[tokens == 1] * tokens,
-        )
+        known, end = rules(self._model.config), first + len(chosen_TK)
+        emitted = {name: tensor[0] for name, tensor in seen.items()}
+        own = Kernel(self._model, known, range(end), emitted=emitted, positions=range(first, end))
         score_TE = cast("evaluation.Choose", known[self._chosen]).eligible(own)
         index_TK = chosen_TK.long().cpu()
         last_T = score_TE.gather(1, index_TK).amin(1)

@@ -67,17 +67,8 @@ class Values(Kernel):
         progress: Progress = no_progress,
     ) -> None:
         emitted: dict[str, Tensor] = {}
-        count = len(tokens)
-        super().__init__(
-            model,
-            rules,
-            [token.id for token in tokens],
-            [token.text for token in tokens],
-            emitted=emitted,
-            positions=range(count),
-            prompt_tokens=count,
-            alone=[count == 1] * count,
-        )
+        ids, texts = [token.id for token in tokens], [token.text for token in tokens]
+        super().__init__(model, rules, ids, texts, emitted=emitted)
         self.depth = depth
         self.progress = progress
         self.derived: set[str] = set()

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from llmcli.graph import ops
-from llmcli.graph.evaluation.dots import Dot, Of, Operands
-from llmcli.graph.evaluation.numbers import fact
+from llmcli.graph.evaluation.dots import Contraction, Dot, Operands
+from llmcli.graph.evaluation.numbers import Of, fact
 from llmcli.graph.evaluation.rule import Numbers, Rule, symbol
 from llmcli.graph.evaluation.softmax import NO_SINK, share, softmax, uncertainty
 from llmcli.records.explanation import Element, Fact
 
 
-class Score(Dot[ops.Score]):
+class Score(Contraction[ops.Score]):
     """`S = Q Kᵀ / √(d/h) + M`, `[H, T, S]`: −∞ for masked keys."""
 
     def hides(self, query: int, key: int) -> str:
@@ -58,7 +58,7 @@ class Score(Dot[ops.Score]):
     def _slope(self, head: int) -> float:
         return self.op.slopes[head] if self.op.slopes else 0.0
 
-    def contract(self, values: Numbers, of: Of) -> Tensor:
+    def _contract(self, values: Numbers, of: Of) -> Tensor:
         """Head by head, scaled and lowered by distance."""
         k_KSd = sizes(values, self.rules, self.op.key, of)
         s_HTS = _by_head("td,sd->ts", of(values[self.op.query]), k_KSd, self.op.group)
@@ -84,7 +84,7 @@ class Score(Dot[ops.Score]):
 
     bound = Rule.bound
 
-    def operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
+    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
         """A query and a key."""
         op, (head, query, key) = self.op, index
         shared = head // op.group
@@ -96,7 +96,7 @@ class Score(Dot[ops.Score]):
             note=_shared(op.group, head),
         )
 
-    def finish(self, found: Operands, index: tuple[int, ...], summed: float) -> tuple[Fact, ...]:
+    def _finish(self, found: Operands, index: tuple[int, ...], summed: float) -> tuple[Fact, ...]:
         """The scale, the slope and the cap."""
         width, factor, cap = self.op.head_dim, self.op.factor(index[1]), self.op.cap
         value = summed * factor
@@ -200,10 +200,9 @@ class Mix(Dot[ops.Mix]):
         """The inputs, and the sources of values that are only shown."""
         return (*self.op.inputs, *_shown_from(self.rules, self.op.value))
 
-    def contract(self, values: Numbers, of: Of) -> Tensor:
+    def tensor(self, values: Numbers) -> Tensor:
         """Head by head."""
-        v_KSe = sizes(values, self.rules, self.op.value, of)
-        return self._mixed(of(values[self.op.pattern]), v_KSe)
+        return self._mixed(values[self.op.pattern], values.every(self.op.value))
 
     def _mixed(self, a_HTS: Tensor, v_KSe: Tensor) -> Tensor:
         return _by_head("ts,se->te", a_HTS, v_KSe, self.op.group)
@@ -212,8 +211,6 @@ class Mix(Dot[ops.Mix]):
         """Uncertainty of the weights times the values: a fused kernel stores neither S nor A."""
         v_KSe = sizes(values, self.rules, self.op.value, torch.abs)
         return self._mixed(self.weights.magnitudes(values), v_KSe)
-
-    bound = Rule.bound
 
     def halves(self, values: Numbers, result: Tensor) -> Tensor:
         """Including the weights, which the fused kernel rounds before the product with values.
@@ -227,7 +224,7 @@ class Mix(Dot[ops.Mix]):
             rounded_HTS = rounded_HTS + self.weights.magnitudes(values)
         return result.abs() + self._mixed(rounded_HTS, v_KSe)
 
-    def operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
+    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
         """The weights and values of all keys up to the query's."""
         op, (head, query, i) = self.op, index
         shared, seen = head // op.group, slice(query + 1)

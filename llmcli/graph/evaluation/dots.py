@@ -1,4 +1,4 @@
-"""Sums of products: `Dot`, and its rules with a matrix, chosen experts, and a convolution.
+"""Sums of products: the base of their rules, and those with a matrix, experts, a convolution.
 
 Letters: T tokens, K numbers of a row (of chosen experts: the experts), N columns, D width, H heads.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from llmcli.graph import ops, routing
 from llmcli.graph.blocks import RUN
-from llmcli.graph.evaluation.numbers import fact
+from llmcli.graph.evaluation.numbers import Of, fact
 from llmcli.graph.evaluation.rule import (
     AnyOp,
     Numbers,
@@ -28,8 +28,6 @@ from llmcli.graph.evaluation.rule import (
     total,
 )
 from llmcli.records.explanation import Cell, Element, Fact, Sum, Term
-
-Of = Callable[[Tensor], Tensor]  # what is contracted: operands themselves, or absolute values
 
 _NUMBERS = 1 << 22  # of a matrix, copied to float64 at a time: 32 MiB
 
@@ -59,31 +57,13 @@ class Operands:
 
 
 class Dot(Rule[AnyOp]):
-    """Every number is a sum of products of two rows: `contract` makes all, `operands` one."""
+    """Every number is a sum of products of two rows, its `_operands`."""
 
     @abstractmethod
-    def contract(self, values: Numbers, of: Of) -> Tensor:
-        """The activation made of `of(x)` for every operand x, the bias included."""
-
-    @abstractmethod
-    def operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
+    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
         """The rows of the number at `index`."""
 
-    def tensor(self, values: Numbers) -> Tensor:
-        """All sums."""
-        return self.contract(values, lambda x: x)
-
-    def magnitudes(self, values: Numbers) -> Tensor:
-        """Σ|products| + |bias|."""
-        return self.contract(values, torch.abs)
-
-    def bound(self, values: Numbers, index: tuple[int, ...]) -> float:
-        """Σ|products| + |bias| of one number, from its own rows."""
-        found = self.operands(values, index)
-        absolute = math.fsum(abs(term.value) for term in found.terms)
-        return absolute + (abs(found.bias[1]) if found.bias else 0.0)
-
-    def finish(self, found: Operands, index: tuple[int, ...], summed: float) -> tuple[Fact, ...]:
+    def _finish(self, found: Operands, index: tuple[int, ...], summed: float) -> tuple[Fact, ...]:
         """The lines from the sum to the number: the scale or the bias, if there is one."""
         if found.scale is not None:
             cell, factor = found.scale
@@ -95,10 +75,10 @@ class Dot(Rule[AnyOp]):
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The products and their sum."""
-        found = self.operands(values, index)
+        found = self._operands(values, index)
         terms = found.terms
         summed = total(terms)
-        after = self.finish(found, index, summed)
+        after = self._finish(found, index, summed)
         return Element(
             value=after[-1].value if after else summed,
             note=found.note,
@@ -109,10 +89,32 @@ class Dot(Rule[AnyOp]):
         )
 
 
-class Project(Dot[ops.Project]):
+class Contraction(Dot[AnyOp]):
+    """Sums of products whose bound is the same sum of absolute values: `_contract` makes both."""
+
+    @abstractmethod
+    def _contract(self, values: Numbers, of: Of) -> Tensor:
+        """The activation made of `of(x)`, x or |x|, for every operand x, the bias included."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """All sums."""
+        return self._contract(values, lambda x: x)
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """Σ|products| + |bias|."""
+        return self._contract(values, torch.abs)
+
+    def bound(self, values: Numbers, index: tuple[int, ...]) -> float:
+        """Σ|products| + |bias| of one number, from its own rows."""
+        found = self._operands(values, index)
+        absolute = math.fsum(abs(term.value) for term in found.terms)
+        return absolute + (abs(found.bias[1]) if found.bias else 0.0)
+
+
+class Project(Contraction[ops.Project]):
     """`Q = T¹ W_q + b_q`: every number is a row times a column, plus a bias."""
 
-    def contract(self, values: Numbers, of: Of) -> Tensor:
+    def _contract(self, values: Numbers, of: Of) -> Tensor:
         """All rows times all columns, `[T, N]` or `[H, T, d]`."""
         x_TK = of(values.read(self.op.source, self.op.weight))
         parts = [torch.einsum("tk,kn->tn", x_TK, w) for w in _blocks(values, self.op.weight, of)]
@@ -126,9 +128,9 @@ class Project(Dot[ops.Project]):
         found, limit = super().tensor(values), self.op.clip
         return found if limit is None else found.clamp(-limit, limit)
 
-    def finish(self, found: Operands, index: tuple[int, ...], summed: float) -> tuple[Fact, ...]:
+    def _finish(self, found: Operands, index: tuple[int, ...], summed: float) -> tuple[Fact, ...]:
         """The bias, and the clipping."""
-        lines, limit = super().finish(found, index, summed), self.op.clip
+        lines, limit = super()._finish(found, index, summed), self.op.clip
         if limit is None:
             return lines
         x = lines[-1].value if lines else summed
@@ -139,15 +141,14 @@ class Project(Dot[ops.Project]):
         found = super().halves(values, result)
         return found + self.magnitudes(values) if self.rules[self.op.source].node.wide else found
 
-    def operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
+    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
         """The row of a token and a column of the matrix."""
         op, (*head, token, column), note = self.op, index, ""
         if head:
             wide = values.size(op.weight)[1] // op.heads
-            which = f"({op.head} {head[0]}, number {column})"
-            note = f"{head[0]} · {wide} + {column} {which}"
+            place = f"{head[0]} · {wide} + {column} ({op.head} {head[0]}, number {column})"
             column += head[0] * wide
-            note = f"{self.letter_of(op.weight)}: column {column} = {note}"
+            note = f"{self.letter_of(op.weight)}: column {column} = {place}"
         x = values[op.source]
 
         def inputs(at: int) -> tuple[Cell, ...]:
@@ -198,10 +199,10 @@ class Project(Dot[ops.Project]):
         )
 
 
-class HeadShare(Dot[ops.HeadShare]):
+class HeadShare(Contraction[ops.HeadShare]):
     """`C W_o`, head by head: the contribution of one head to the attention output, `[H, T, D]`."""
 
-    def contract(self, values: Numbers, of: Of) -> Tensor:
+    def _contract(self, values: Numbers, of: Of) -> Tensor:
         """Each head times its rows of the matrix."""
         z_THe, parts = of(self._read(values)), []
         for w_KD in _blocks(values, self.op.weight, of):
@@ -214,7 +215,7 @@ class HeadShare(Dot[ops.HeadShare]):
         z_TK = values.read(self.op.source, self.op.weight)
         return z_TK.view(len(z_TK), len(values[self.op.source]), -1)
 
-    def operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
+    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
         """The numbers of the head, and its rows of a column."""
         head, token, i = index
         z_e = self._read(values)[token, head].tolist()
@@ -229,10 +230,10 @@ class HeadShare(Dot[ops.HeadShare]):
         )
 
 
-class ExpertProject(Dot[routing.ExpertProject]):
+class ExpertProject(Contraction[routing.ExpertProject]):
     """`G[k] = X W[e_k] + b[e_k]`: each row times the matrix of its expert, `[K, T, N]`."""
 
-    def contract(self, values: Numbers, of: Of) -> Tensor:
+    def _contract(self, values: Numbers, of: Of) -> Tensor:
         """Expert by expert."""
         chosen_KT = values[self.op.chosen].long().t()
         x_KTM = of(self._read(values, len(chosen_KT)))
@@ -248,7 +249,7 @@ class ExpertProject(Dot[routing.ExpertProject]):
             out_KTN[chosen_KT == expert] = rows
         return out_KTN
 
-    def operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
+    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
         """The row, and a column of the expert's matrix."""
         op, (place, token, column) = self.op, index
         expert = int(values[op.chosen][token, place])
@@ -269,15 +270,15 @@ class ExpertProject(Dot[routing.ExpertProject]):
         return x.expand(count, *x.shape) if self.op.by_token else torch.stack(x.chunk(count, -1))
 
 
-class SumExperts(Dot[routing.SumExperts]):
+class SumExperts(Contraction[routing.SumExperts]):
     """`Y = Σ_k g[k] · O[k] + Z`: weighted outputs of the chosen experts plus the shared one."""
 
-    def contract(self, values: Numbers, of: Of) -> Tensor:
+    def _contract(self, values: Numbers, of: Of) -> Tensor:
         """Expert by expert."""
         out_TD = (of(values[self.op.share]).t()[..., None] * of(values[self.op.value])).sum(0)
         return out_TD if self.op.also is None else out_TD + of(values[self.op.also])
 
-    def operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
+    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
         """The experts' weights and outputs."""
         op, (token, i) = self.op, index
         outputs = values[op.value][:, token, i].tolist()
@@ -303,10 +304,10 @@ class SumExperts(Dot[routing.SumExperts]):
         )
 
 
-class Convolve(Dot[ops.Convolve]):
+class Convolve(Contraction[ops.Convolve]):
     """`Z[t] = Σ_j w[j] ∘ Y[t − L + 1 + j] + b`."""
 
-    def contract(self, values: Numbers, of: Of) -> Tensor:
+    def _contract(self, values: Numbers, of: Of) -> Tensor:
         """Token by token, from the tokens in the windows of the requested positions."""
         length = self.op.length
         first = max(0, min(values.positions) - length + 1)
@@ -316,7 +317,7 @@ class Convolve(Dot[ops.Convolve]):
         out_TD = (seen * of(exact(values.weight(self.op.weight))).t()).sum(1)
         return out_TD if self.op.bias is None else out_TD + of(values.vector(self.op.bias))
 
-    def operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
+    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
         """The weights of the tokens in the window, and these."""
         op, (token, i), length = self.op, index, self.op.length
         first = max(0, token - length + 1)

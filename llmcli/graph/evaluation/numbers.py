@@ -15,9 +15,10 @@ from llmcli.records.explanation import Fact
 _SUM, _PRODUCT, _ATOM = range(3)  # how tightly the last operation of a formula binds
 EXACT = torch.zeros((), dtype=torch.float64)  # an error, or a number, of 0
 _FLUSHED = 2.0**-103  # the smallest normal float32 in its eps: a kernel may take less for 0
+_LARGEST = torch.finfo(torch.float64).max
 
-Of = Callable[[Tensor], Tensor]
-Errors = Callable[[Tensor, Tensor], Tensor]  # of a result, from those of its two operands
+Of = Callable[[Tensor], Tensor]  # a function of every number
+Errors = Callable[[Tensor, Tensor], Tensor]  # the error of a result from those of its operands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,8 @@ class Number:
 
     `off`: how far off a kernel may be, in eps (None: not computed), by running error analysis
     (Higham 2002, section 3.3): an operation by half an eps of its result, a sum by half an eps of
-    its terms, whether they cancel or not, a function by one eps, and what is too small by itself.
+    its terms, whether they cancel or not, a function by one eps; where a result may be flushed to
+    0, by the smallest normal number besides.
     `words`: the formula; `digits`: the same with a `{}` for each of `parts`; `binds`: its last
     operation; `lines`: parts of it on lines of their own.
     """
@@ -80,6 +82,7 @@ class Number:
 
     def __truediv__(self, other: Number | float) -> Number:
         def errors(own: Tensor, off: Tensor) -> Tensor:
+            off = torch.nan_to_num(off, nan=_LARGEST, posinf=_LARGEST)  # where `b` overflows
             return (own + off * x.abs()) / b.x.abs() + x.abs() / 2 + _FLUSHED
 
         b = number(other)
@@ -123,7 +126,7 @@ class Number:
 
     def line(self, name: str = "", *, digits: bool = True) -> Number:
         """The number on a line of its own, as `name`, or as its formula; optionally with digits."""
-        if self.x.ndim:  # of a tensor nobody reads lines
+        if self.x.ndim:  # lines are shown of single numbers only
             return self
         words = f"{name} = {self.words}" if name else self.words
         made = replace(self, words=words).facts()[-1] if digits else fact(words, float(self.x))

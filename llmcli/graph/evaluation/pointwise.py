@@ -1,4 +1,4 @@
-"""Rules of what is computed number by number: each states its formula once, of `Number`s."""
+"""Rules of what is computed number by number: each states its formula once, in `Number`s."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llmcli.graph.evaluation.numbers import (
     softplus,
     tanh,
 )
-from llmcli.graph.evaluation.rule import AnyOp, Numbers, Rule, exact, place
+from llmcli.graph.evaluation.rule import AnyOp, Numbers, Rule, place
 from llmcli.records.explanation import Cell, Element, Term
 
 
@@ -51,7 +51,7 @@ class Reader:
 
     def parameter(self, name: str, *, by_head: bool = False) -> Number:
         """A vector, with a number for every column or for every head of `[H, T, d]`; a scalar."""
-        x = exact(self.values.weight(name))
+        x = self.values.vector(name)
         return self._read(x[:, None, None] if by_head else x, name, axes=x.ndim)[0]
 
     def _read(
@@ -65,45 +65,43 @@ class Reader:
 
 
 class Pointwise(Rule[AnyOp]):
-    """Every number follows from one number of each input, by `compute`."""
+    """Every number follows from one number of each input, by `_compute`."""
 
     @abstractmethod
-    def compute(self, read: Reader) -> Number:
+    def _compute(self, read: Reader) -> Number:
         """The formula: one text for the values, their bounds, and the words."""
 
     def tensor(self, values: Numbers) -> Tensor:
         """Number by number."""
-        return self.compute(Reader(self, values)).x
+        return self._compute(Reader(self, values)).x
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """How far off a kernel may be, in eps, see `Number`."""
-        off = self.compute(Reader(self, values, off=EXACT)).off
+        off = self._compute(Reader(self, values, off=EXACT)).off
         assert off is not None
         return off
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The formula with its numbers."""
         reader = Reader(self, values, index)
-        facts = self.compute(reader).facts()
+        facts = self._compute(reader).facts()
         return Element(value=facts[-1].value, after=facts, follow=tuple(reader.follow))
 
 
 class Activate(Pointwise[ops.Activate]):
     """`Activation(U)`, or of the gate `Activation(G)`, `[T, F]`."""
 
-    def compute(self, read: Reader) -> Number:
-        """The function's own formula."""
-        x, limit = read(self.op.source), self.op.limit
-        return ACTIVATIONS[self.op.function](
-            x if limit is None else clip(x, -math.inf, limit).line()
-        )
+    def _compute(self, read: Reader) -> Number:
+        x = read(self.op.source)
+        if self.op.limit is not None:
+            x = clip(x, -math.inf, self.op.limit).line()
+        return ACTIVATIONS[self.op.function](x)
 
 
 class Gate(Pointwise[ops.Gate]):
     """`L = Activation(G) ∘ U`, `[T, F]`; a gate `[T, 1]` applies to its row."""
 
-    def compute(self, read: Reader) -> Number:
-        """The product."""
+    def _compute(self, read: Reader) -> Number:
         act, clamp = read(self.op.act), self.op.clamp
         up = read(self.op.up, *(() if self.op.item is None else (self.op.item,)))
         if clamp is not None:
@@ -114,16 +112,14 @@ class Gate(Pointwise[ops.Gate]):
 class SoftCap(Pointwise[ops.SoftCap]):
     """`logits = c · tanh(X / c)`."""
 
-    def compute(self, read: Reader) -> Number:
-        """The cap."""
+    def _compute(self, read: Reader) -> Number:
         return self.op.cap * tanh(read(self.op.source) / self.op.cap)
 
 
 class Add(Pointwise[ops.Add]):
     """`T³ = T² + X`: the sum of parts of the residual stream, `[T, D]` each, times a factor."""
 
-    def compute(self, read: Reader) -> Number:
-        """The sum; a single part without a factor is a copy."""
+    def _compute(self, read: Reader) -> Number:
         total, *parts = map(read, self.op.parts)
         for part in parts:
             total = total + part
@@ -134,20 +130,19 @@ class Add(Pointwise[ops.Add]):
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The parts' numbers, and all earlier parts of the stream."""
         element = super().element(values, index)
+        shown = self.op.before if self.op.plain and len(self.op.before) > 2 else ()
         origins = tuple(
             Term(at=i, parts=(), value=float(values.kernel_row(name, index)[index[-1]]), label=name)
-            for i, name in enumerate(self.op.before)
+            for i, name in enumerate(shown)
         )
         most = max(element.follow, key=lambda cell: abs(float(values[cell[0]][index])))
-        origins = origins if len(origins) > 2 and self.op.plain else ()
         return replace(element, origins=origins, follow=(most,))
 
 
 class StepSize(Pointwise[recurrent.StepSize]):
     """`dt = clip(softplus(X + b), least, most)`, `[T, H]`."""
 
-    def compute(self, read: Reader) -> Number:
-        """log(1 + e^x), between bounds."""
+    def _compute(self, read: Reader) -> Number:
         dt = softplus((read(self.op.source) + read.parameter(self.op.bias)).line("x"))
         return clip(dt, self.op.least, self.op.most) if self.op.bounded else dt
 
@@ -155,8 +150,7 @@ class StepSize(Pointwise[recurrent.StepSize]):
 class LogDecay(Pointwise[recurrent.LogDecay]):
     """`g = −e^A · dt`, `[T, H]`."""
 
-    def compute(self, read: Reader) -> Number:
-        """The rate times the step size."""
+    def _compute(self, read: Reader) -> Number:
         return -exp(read.parameter(self.op.rate)).line() * read(self.op.source)
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
@@ -169,8 +163,7 @@ class LogDecay(Pointwise[recurrent.LogDecay]):
 class Skip(Pointwise[recurrent.Skip]):
     """`Y = C + D X`, `[H, T, d]`."""
 
-    def compute(self, read: Reader) -> Number:
-        """Both terms."""
+    def _compute(self, read: Reader) -> Number:
         c, x = read(self.op.source), read(self.op.value)
         return c + read.parameter(self.op.weight, by_head=True) * x
 
@@ -179,7 +172,7 @@ class Copy(Rule[AnyOp]):
     """Numbers of other activations, in another order or shape."""
 
     @abstractmethod
-    def origin(self, values: Numbers, index: tuple[int, ...]) -> Cell:
+    def _origin(self, values: Numbers, index: tuple[int, ...]) -> Cell:
         """The number that the one at `index` is a copy of."""
 
     def magnitudes(self, values: Numbers) -> Tensor:
@@ -188,7 +181,7 @@ class Copy(Rule[AnyOp]):
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The copied number."""
-        name, at = self.origin(values, index)
+        name, at = self._origin(values, index)
         copied = fact(self.cell(name, *at), float(values[name][at]))
         return Element(value=copied.value, after=(copied,), follow=((name, at),))
 
@@ -201,8 +194,7 @@ class Join(Copy[ops.Join]):
         start_HTd, end = values[self.op.start], values[self.op.end]
         return torch.cat((start_HTd, end.expand(len(start_HTd), -1, -1)), -1)
 
-    def origin(self, values: Numbers, index: tuple[int, ...]) -> Cell:
-        """A number of the start, or of the end."""
+    def _origin(self, values: Numbers, index: tuple[int, ...]) -> Cell:
         if (i := index[-1] - values[self.op.start].shape[-1]) < 0:
             return self.op.start, index
         return self.op.end, (*index[:-1], i)[-values[self.op.end].ndim :]
@@ -221,8 +213,7 @@ class Cut(Copy[recurrent.Cut]):
         """The selected numbers."""
         return heads_of(self.op, values)
 
-    def origin(self, values: Numbers, index: tuple[int, ...]) -> Cell:
-        """A number of the row."""
+    def _origin(self, values: Numbers, index: tuple[int, ...]) -> Cell:
         head, token, i = index
         return self.op.source, (token, self.op.first + head * self.op.size + i)
 

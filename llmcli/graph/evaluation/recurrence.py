@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from llmcli.graph import recurrence as ops
-from llmcli.graph.evaluation.dots import Dot, Of, Operands, dot, products
+from llmcli.graph.evaluation.dots import Dot, Operands, dot, products
 from llmcli.graph.evaluation.numbers import leaf
 from llmcli.graph.evaluation.rule import Numbers, Rule, total
 from llmcli.records.explanation import Element
@@ -54,7 +54,7 @@ class _Inputs:
 class LinearMap(Dot[ops.LinearMap]):
     """Row t backwards: r = q_t; A[t,s] = β_s rᵀk_s, then r ← e^(g_s) (r − β_s k_s (k_sᵀ r))."""
 
-    def contract(self, values: Numbers, of: Of) -> Tensor:
+    def tensor(self, values: Numbers) -> Tensor:
         """`[H, T, S]`, all rows at once."""
         own, op = _Inputs(self.op.of, values), self.op.of
         q_HTd = values[op.query][own.heads]
@@ -77,9 +77,7 @@ class LinearMap(Dot[ops.LinearMap]):
         found: Tensor = own.sizes_HTS(values.positions) * q_HT[..., None]
         return found
 
-    bound = Rule.bound
-
-    def operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
+    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
         """The remaining query and the key."""
         op, (head, t, s) = self.op.of, index
         own, of = _Inputs(op, values), op.key_head(head)

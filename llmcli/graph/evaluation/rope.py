@@ -25,11 +25,12 @@ class Rotate(Rule[ops.Rotate]):
     def magnitudes(self, values: Numbers) -> Tensor:
         """Both products of a pair with float64 angles; dimensions without RoPE are copies."""
         x = torch.zeros_like(values[self.op.source][..., self.op.rope.dims :])
-        errors = [half.off for half in self._halves(values) if half.off is not None]
+        halves = self._halves(values, bounds=True)
+        errors = [half.off for half in halves if half.off is not None]
         return torch.cat((*errors, x), -1)
 
-    def _halves(self, values: Numbers) -> tuple[Number, Number]:
-        """The first numbers of all pairs, and the second ones."""
+    def _halves(self, values: Numbers, *, bounds: bool = False) -> tuple[Number, Number]:
+        """The first numbers of all pairs, and the second ones; `bounds`: with their errors."""
         pairs = values[self.op.source][..., : self.op.rope.dims].chunk(2, -1)
         a, b = (Number(x=half) for half in pairs)
         lengths = [values.length(at) for at in values.positions]
@@ -38,8 +39,9 @@ class Rotate(Rule[ops.Rotate]):
         omegas, factors = zip(*(known[length] for length in lengths), strict=True)
         factor_T1 = torch.tensor(factors, dtype=torch.float64)[:, None]
         angle_TN = positions_T1 * torch.tensor(omegas, dtype=torch.float64)
-        # cos and sin of the rounded angle
-        off_TN = angle_TN * (torch.finfo(torch.float64).eps / values.eps) * factor_T1
+        off_TN = None
+        if bounds:  # cos and sin are those of the rounded angle
+            off_TN = angle_TN * (torch.finfo(torch.float64).eps / values.eps) * factor_T1
         cos = Number(x=angle_TN.cos() * factor_T1, off=off_TN)
         sin = Number(x=angle_TN.sin() * factor_T1, off=off_TN)
         return a * cos - b * sin, b * cos + a * sin
@@ -48,7 +50,7 @@ class Rotate(Rule[ops.Rotate]):
         """The angle, its cosine and sine, and the two numbers of the pair."""
         *row, i = index
         position, x = row[-1], values[self.op.source]
-        omegas, factor = frequencies(self.op.rope, x.shape[-2])
+        omegas, factor = frequencies(self.op.rope, values.length(position))
         half = len(omegas)
         own = leaf(float(x[index]), self.cell(self.op.source, *index))
         if i >= 2 * half:

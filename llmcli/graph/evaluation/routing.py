@@ -24,8 +24,7 @@ from llmcli.records.numbers import scored
 class Share(Pointwise[routing.Share]):
     """`P = softmax(R)` row by row, or `P = σ(R)` number by number."""
 
-    def compute(self, read: Reader) -> Number:
-        """The sigmoid."""
+    def _compute(self, read: Reader) -> Number:
         return sigmoid(read(self.op.source))
 
     def tensor(self, values: Numbers) -> Tensor:
@@ -200,9 +199,8 @@ class Weigh(Rule[routing.Weigh]):
         """Zero for a copy, the result for a quotient; a softmax as in `Share`."""
         if self.op.softmax:
             return uncertainty(self._picked(values)) * self._factor(values)
-        made_TK = self.tensor(values).abs()
         copied = not self.op.renormalized and self.op.scale == 1 and self.op.factors is None
-        return torch.zeros(1, dtype=torch.float64) if copied else made_TK
+        return torch.zeros(1, dtype=torch.float64) if copied else self.tensor(values).abs()
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The scores of all chosen experts, and the weight of one."""

@@ -1,4 +1,4 @@
-"""Maps a node to its rule, by the type of its op; one without a rule is evaluated as a whole."""
+"""Maps a node to its rule, by the type of its op; an opaque op is evaluated as a whole."""
 
 from __future__ import annotations
 

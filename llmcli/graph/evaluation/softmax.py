@@ -59,19 +59,18 @@ def share(
     top = max(score, *row.values())
     exps = {i: math.exp(x - top) for i, x in row.items()}
     summed, taken = math.fsum(exps.values()), math.exp(score - top)
-    every, divisor = leaf(summed, "Σ"), leaf(summed + taken, "Σ")
-    peak = f"max {running} over {over}"
+    divisor, peak = leaf(summed, "Σ"), f"max {running} over {over}"
     facts: tuple[Fact, ...] = ()
     if sink is not None:
-        every = every + leaf(taken, f"e^({own} − max)")
+        every = divisor + leaf(taken, f"e^({own} − max)")
         peak, facts = f"max({own}, {peak})", every.facts()
-        divisor = leaf(summed + taken, f"({every.words})")
+        divisor = leaf(float(every.x), f"({every.words})")
     if at in row:
         weight = leaf(exps[at], f"e^({cell(at)} − max)") / divisor
         last = weight.facts()[-1]
     else:
         last = fact(f"e^(−∞ − max) / {divisor.words} = 0 / {{}}", 0.0, *divisor.parts)
-    formula, total = f"e^({running} − max)", summed + taken
+    formula, total = f"e^({running} − max)", float(divisor.x)
     return Element(
         value=last.value,
         before=(fact(f"max = {peak}", top),),
