@@ -23,12 +23,11 @@ from llmcli.kernels import native
 from llmcli.nn.block import Block
 from llmcli.nn.parameters import Memory, Parameters
 from llmcli.nn.state import LayerState, State, allocate
-from llmcli.nn.step import Clock, Edit, RopeTables, Step, Tap
+from llmcli.nn.step import Clock, Edit, ReplayClock, RopeTables, Step, Tap
 from llmcli.nn.steps import (
     FIRST_BUCKET,
     GraphRecorder,
     KernelRecorder,
-    ReplayClock,
     Steps,
     bucket,
 )
