@@ -72,29 +72,42 @@ class Steps:
             state.stepped = True
             return None
         starts = state.lengths if tokens == 1 else [state.lengths[0] + i for i in range(tokens)]
-        step: RecordedStep | None = state.recorded.get((tokens, slots))
+        step = state.recorded.get((tokens, slots))
         if step is not None:
             step.run(ids_BT, starts, clock)
         else:
-            lanes = state if tokens == 1 else state.lanes(tokens)
-            before = None if state.rewinds else state.snapshot(slots=False)
-
-            def step_at(ids_B1: Tensor, starts_B: Tensor, clock: Clock | None) -> Tensor:
-                return run(ids_B1, lanes, starts, (starts_B, slots), clock)
-
-            def undo() -> None:
-                if before is not None:
-                    state.restore(before)
-
-            try:
-                step = self.recorder.record(step_at, undo, ids_BT, starts, state, clock)
-            except NotRecordable as why:
-                self.recorder, self.off = None, str(why)
-                undo()
+            step = self._recorded(ids_BT, state, starts, slots, run, clock)
+            if step is None:
                 return None
-            state.recorded[tokens, slots] = step
         state.advance([tokens] * state.batch)
         return step.logits.clone().view(*ids_BT.shape, -1)
+
+    def _recorded(
+        self, ids_BT: Tensor, state: State, starts: Sequence[int], slots: int, run: Run,
+        clock: ReplayClock | None,
+    ) -> RecordedStep | None:  # fmt: skip
+        """Record the step, which runs it; None if that fails."""
+        assert self.recorder is not None
+        tokens = ids_BT.shape[1]
+        lanes = state if tokens == 1 else state.lanes(tokens)
+        before = None if state.rewinds else state.snapshot(slots=False)
+
+        def step_at(ids_B1: Tensor, starts_B: Tensor, clock: Clock | None) -> Tensor:
+            return run(ids_B1, lanes, starts, (starts_B, slots), clock)
+
+        def undo() -> None:
+            if before is not None:
+                state.restore(before)
+
+        try:
+            step = self.recorder.record(step_at, undo, ids_BT, starts, state, clock)
+        except NotRecordable as why:
+            self.recorder, self.off = None, str(why)
+            state.recorded.clear()  # no longer used, but their memory may be scarce
+            undo()
+            return None
+        state.recorded[tokens, slots] = step
+        return step
 
 
 class KernelRecorder:
