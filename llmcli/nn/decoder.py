@@ -127,10 +127,10 @@ class Decoder:
         self._switches = {
             rope.scaling.original for rope in rotations if isinstance(rope.scaling, LongRopeScaling)
         }
+        self.by_length = dynamic
         # Whether decode steps can be captured as CUDA graphs, which read a masked bucket of slots
         # (a CPU only reads existing keys). Not if RoPE frequencies depend on the length, which only
         # the host knows.
-        self.by_length = dynamic
         self.fixed_shapes = self.device.type == "cuda" and not dynamic
         self.first_bucket = FIRST_BUCKET
         scores = [one.attention for one in config.layers if one.attention is not None]
