@@ -21,7 +21,7 @@ def decoder_in(config, numbers, device="cpu"):
     """A decoder in that arithmetic with random weights."""
     decoder = Decoder(
         config, device=device, dtype=DTYPES[numbers.dtype], formats=numbers.formats,
-        pairs=numbers.pairs, cache_dtype=DTYPES[numbers.cache],
+        bf16_dot=numbers.bf16_dot, cache_dtype=DTYPES[numbers.cache],
     )  # fmt: skip
     if torch.device(device).type != "meta":
         randomize(decoder, 0)

@@ -35,8 +35,8 @@ class Arithmetic:
     in 16 bits, or in blocks, for whose products activations are rounded to integers of
     `activations` (16 or 8) bits. `as_stored`: GPU memory has blocks in the file's layout; products
     of few rows then do not round activations, and for many rows blocks are dequantized to `dtype`.
-    `pairs`: for products with bfloat16 matrices, except head and routers, activations are rounded
-    to bfloat16. `portable`: without known vector instructions PyTorch's attention processes
+    `bf16_dot`: for products with bfloat16 matrices, except head and routers, activations are
+    rounded to bfloat16. `portable`: without known vector instructions PyTorch's attention processes
     prompts, from copies of a narrower cache in `dtype`.
     """
 
@@ -44,7 +44,7 @@ class Arithmetic:
     cache: str
     formats: Mapping[str, str] = field(default_factory=dict, hash=False)
     as_stored: bool = False
-    pairs: bool = False
+    bf16_dot: bool = False
     activations: int = 16
     portable: bool = False
 
@@ -58,7 +58,7 @@ class Arithmetic:
         """The format of inputs multiplied with weights: `int16` or `int8` with packed weights."""
         if self.rounds_inputs:
             return f"int{self.activations}"
-        return "bfloat16" if self.pairs and "bfloat16" in self.formats.values() else self.dtype
+        return "bfloat16" if self.bf16_dot and "bfloat16" in self.formats.values() else self.dtype
 
     @property
     def rounds_inputs(self) -> bool:
@@ -185,7 +185,7 @@ def arithmetic(
         formats = {}
     if formats and not card:
         return Arithmetic(
-            dtype="float32", cache="float16", formats=formats, pairs=kernels == "bf16",
+            dtype="float32", cache="float16", formats=formats, bf16_dot=kernels == "bf16",
             portable=kernels == "portable",
         )  # fmt: skip
     if not given:
@@ -278,8 +278,8 @@ def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[st
     - rows of the stream that enter a product without a norm;
     - every matrix stored (`matrices`: their formats) in a format that 16 bits do not hold exactly;
     packed ones only on a GPU for products of many rows;
-    - inputs of products with packed matrices, head included, to 16 or 8 bits, and inputs of `pairs`
-    products to bfloat16;
+    - inputs of products with packed matrices, head included, to 16 or 8 bits, and inputs of
+    products with `bf16_dot` to bfloat16;
     - sums in products, in at least float32: K sequentially added terms of any sign count as K/2
     roundings of the whole sum.
 
@@ -316,15 +316,15 @@ def _inputs_rounded(config: ModelConfig, numbers: Arithmetic) -> list[float]:
     formats = dict(numbers.formats)
     if config.head.tied and "embed.W" in formats:
         formats["head.W"] = formats["embed.W"]
-    blocks, pairs = set(), set()
+    blocks, narrowed = set(), set()
     for node in graph(config).nodes.values():
         if isinstance(node.op, Project) and node.op.weight in formats:
             if (format := formats[node.op.weight]) not in HELD:
                 blocks.add(node.op.source)
-            elif format == "bfloat16" and numbers.pairs and node.op.weight != "head.W":
-                pairs.add(node.op.source)
+            elif format == "bfloat16" and numbers.bf16_dot and node.op.weight != "head.W":
+                narrowed.add(node.op.source)
     square = INPUT_ROUNDING[numbers.activations] ** 2
-    return [square] * len(blocks) + [rounding("bfloat16") ** 2] * len(pairs)
+    return [square] * len(blocks) + [rounding("bfloat16") ** 2] * len(narrowed)
 
 
 def logits_dtype(config: ModelConfig, numbers: Arithmetic) -> str:

@@ -205,7 +205,7 @@ class _Chunk:
         if numbers.formats and not numbers.as_stored:
             copied = self.rows * inputs // RUN * ACTIVATION_BYTES[numbers.activations // 8]
             deep = 2 * self.rows * -(-inputs // DEEP) * DEEP
-            return max(copied, deep if numbers.pairs else 0)
+            return max(copied, deep if numbers.bf16_dot else 0)
         if self.size >= 4 or self.cuda:
             return 0
         if not self.native:

@@ -267,8 +267,8 @@ class _LayerCall:
             grows, mix = "S" in state.axes, node.op if isinstance(node.op, Mix) else None
             window = None if mix is None else mix.window
             own = node.name == (self.model.after(state) if grows else state.holds)
-            lent = mix is not None and state.layer != node.layer and self._reads(mix, state)
-            if not (own or lent):
+            shared = mix is not None and state.layer != node.layer and self._reads(mix, state)
+            if not (own or shared):
                 continue
             nbytes = self.kept[state.name]
             found += PartWork(

@@ -58,6 +58,7 @@ class Sampler:
         if sampling.penalizes_output:
             shape = (len(self._sequences), vocab)
             output_BV = torch.zeros(shape, dtype=torch.int64, device=device)
+        # how often each token is in the prompts and in the outputs; None if no penalty needs it
         self._counts: list[Tensor | None] = [prompt_BV, output_BV]
 
     def pick(self, logits_BV: Tensor) -> tuple[Tensor, list[Choice]]:

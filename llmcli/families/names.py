@@ -42,7 +42,7 @@ _OUTER = (  # outside the blocks
 _COMPUTED = "RoPE frequencies, which are computed"
 _READ = "read into the configuration as the rotation's frequency factors"
 _KEPT = ("attn.W_k", "attn.W_v", "attn.b_k", "attn.b_v", "attn.k_norm.w")
-_LENT = "its layer reads the keys and values of another"
+_SHARED_KV = "its layer reads the keys and values of another"
 MTP = "multi-token prediction, which the next token does not need"
 _MIXERS = {AttentionConfig: "attn", LatentConfig: "attn", DeltaConfig: "linattn",
            SsmConfig: "ssm", ShortConvConfig: "conv"}  # fmt: skip
@@ -112,7 +112,7 @@ class Names:
                 later = f"{layer}.*".replace("{layer}", "{later}")
                 rules += [_later_layers(later, config), Drop(f"{prefix}mtp.*", MTP)]
         also = () if self.also is None else self.also.hf(config)
-        return (*_without_lent(rules, config), *also)
+        return (*_without_shared_kv(rules, config), *also)
 
     def gguf(self, config: ModelConfig) -> tuple[Rule, ...]:
         """Rules for llama.cpp's names; norms are stored with their offset."""
@@ -128,7 +128,7 @@ class Names:
             rules.append(Drop("blk.{layer}.attn_rot_embd.weight", _COMPUTED))
         if self.predicts:
             rules.append(_later_layers("blk.{later}.*", config))
-        return tuple(_without_lent(rules, config))
+        return tuple(_without_shared_kv(rules, config))
 
     def _row(
         self, model: _Parts, ours: str, source: str, interleaved: bool, offset: float = 0.0
@@ -307,15 +307,15 @@ def _reordered(part: Any, name: str, by: str) -> tuple[Op, ...]:
     return ()
 
 
-def _without_lent(rules: Iterable[Rule], config: ModelConfig) -> Iterator[Rule]:
+def _without_shared_kv(rules: Iterable[Rule], config: ModelConfig) -> Iterator[Rule]:
     """Keep rules for keys and values only in layers that compute them; drop the others' tensors."""
     found = [layer.attention for layer in config.layers]
-    lent = [i for i, a in enumerate(found) if a is not None and a.kv.layer is not None]
-    own = [i for i in range(len(found)) if i not in lent]
+    shared = [i for i, a in enumerate(found) if a is not None and a.kv.layer is not None]
+    own = [i for i in range(len(found)) if i not in shared]
     for rule in rules:
-        if lent and isinstance(rule, Rename) and rule.target.endswith(_KEPT):
+        if shared and isinstance(rule, Rename) and rule.target.endswith(_KEPT):
             yield Rename(rule.source, rule.target, *rule.ops, within={"layer": own})
-            yield Drop(rule.source, _LENT, within={"layer": lent})
+            yield Drop(rule.source, _SHARED_KV, within={"layer": shared})
         else:
             yield rule
 

@@ -326,11 +326,12 @@ class RoutedProduct(_Pieces):
     ) -> Tensor:
         """`[M, K]` → `[P, N]`."""
         pairs = len(routes.expert_N)
+        many = self._mapped or (pairs > self._experts and not routes.static)
+        if many and not x_MK.is_meta:
+            return routes.by_expert(x_MK, bias_EN, lambda e, x, b: self._product(e)(x, b))
         out_PN = x_MK.new_empty(pairs, self._outputs, dtype=torch.float32)
         if x_MK.is_meta:
             return out_PN
-        if self._mapped or (pairs > self._experts and not routes.static):
-            return routes.by_expert(x_MK, bias_EN, lambda e, x, b: self._product(e)(x, b))
         x_MK = x_MK.to(torch.float32).contiguous()
         expert_N = routes.expert_N.contiguous()
         row_N = None if routes.row_N is None else routes.row_N.contiguous()

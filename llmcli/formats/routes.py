@@ -73,7 +73,9 @@ class ExpertAssignment:
             y = product(expert, x_MK[pad_rows(rows, x_MK)], bias_N)
             if out_PN is None:
                 out_PN = y.new_empty(len(self.expert_N), y.shape[-1])
-            out_PN[pairs] = y[: len(pairs)] if isinstance(pairs, Tensor) else y
+            if isinstance(pairs, Tensor) and len(pairs) < len(y):
+                y = y[: len(pairs)]
+            out_PN[pairs] = y
         assert out_PN is not None
         return out_PN
 

@@ -83,7 +83,7 @@ class Passes:
             return
         model, prompt, ids = self.model, self.ids, list(self.ids)
         self.require_cache(self.most)
-        session = Session(model.decoder, 1, self.most, on_reprefill=lambda tokens: proof.reread())
+        session = Session(model.decoder, 1, self.most, on_reprefill=lambda tokens: proof.reset())
         proof = _Steps(model, len(prompt), session.state)
         tap = _tap(proof.watch, session) if prove else None
         sampler = Sampler(
@@ -320,7 +320,7 @@ class _Steps(_Proof):
         where = f"{one.name}, before position {first}" if changed else ""
         return ViewCheck(name="cache", words="", value=float(changed), tolerance=0.0, where=where)
 
-    def reread(self) -> None:
+    def reset(self) -> None:
         """All tokens are read again, with other rotations: the cache is another one."""
         self._sums.clear()
 

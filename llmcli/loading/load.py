@@ -141,7 +141,7 @@ def _decoder(
 ) -> Decoder:  # fmt: skip
     return Decoder(
         config, device=device, dtype=devices.DTYPES[numbers.dtype], formats=numbers.formats,
-        as_stored=numbers.as_stored, pairs=numbers.pairs, activations=numbers.activations,
+        as_stored=numbers.as_stored, bf16_dot=numbers.bf16_dot, activations=numbers.activations,
         in_file=in_file, memory=memory, cache_dtype=devices.DTYPES[numbers.cache],
     )  # fmt: skip
 

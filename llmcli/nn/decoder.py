@@ -23,12 +23,11 @@ from llmcli.kernels import native
 from llmcli.nn.block import Block
 from llmcli.nn.parameters import Memory, Parameters
 from llmcli.nn.state import LayerState, State, allocate
-from llmcli.nn.step import Clock, Edit, RopeTables, Step, Tap
+from llmcli.nn.step import Clock, Edit, ReplayClock, RopeTables, Step, Tap
 from llmcli.nn.steps import (
     FIRST_BUCKET,
     GraphRecorder,
     KernelRecorder,
-    ReplayClock,
     Steps,
     bucket,
 )
@@ -66,9 +65,9 @@ class Decoder:
 
     `weight_names`: their names without duplicates; `head` is the embedding's weight if tied.
     Parameters and activations have `dtype`; parameters in `formats` are packed, or in blocks
-    `as_stored`. `pairs`, `activations`: see `Arithmetic`. Keys and values have `cache_dtype` (None:
-    `dtype`). Packed parameters are placed in `memory` if it provides any; those `in_file` exist
-    already. Works on any device; on the meta device only shapes are computed.
+    `as_stored`. `bf16_dot`, `activations`: see `Arithmetic`. Keys and values have `cache_dtype`
+    (None: `dtype`). Packed parameters are placed in `memory` if it provides any; those `in_file`
+    exist already. Works on any device; on the meta device only shapes are computed.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Decoder:
         dtype: torch.dtype,
         formats: Mapping[str, str] = _DENSE,
         as_stored: bool = False,
-        pairs: bool = False,
+        bf16_dot: bool = False,
         activations: int = 16,
         cache_dtype: torch.dtype | None = None,
         memory: Memory | None = None,
@@ -88,13 +87,13 @@ class Decoder:
         self.config = config
         self.device = torch.device(device)
         self.dtype = dtype
-        self.formats, self.as_stored, self.pairs = formats, as_stored, pairs
+        self.formats, self.as_stored, self.bf16_dot = formats, as_stored, bf16_dot
         self.activations = activations
         self.cache_dtype = cache_dtype or dtype
         specs = self.arithmetic.parameters(config)
         parameters = Parameters(
             specs, device=self.device, dtype=dtype, cache_dtype=self.cache_dtype, memory=memory,
-            in_file=in_file, pairs=pairs, digits=activations // 8,
+            in_file=in_file, bf16_dot=bf16_dot, digits=activations // 8,
         )
         tied = config.head.tied  # the table is also the head's matrix
         self.embed = (
@@ -131,10 +130,10 @@ class Decoder:
         self._switches = {
             rope.scaling.original for rope in rotations if isinstance(rope.scaling, LongRopeScaling)
         }
+        self.by_length = dynamic
         # Whether decode steps can be captured as CUDA graphs, which read a masked bucket of slots
         # (a CPU only reads existing keys). Not if RoPE frequencies depend on the length, which only
         # the host knows.
-        self.by_length = dynamic
         self.fixed_shapes = self.device.type == "cuda" and not dynamic
         self.first_bucket = FIRST_BUCKET
         scores = [one.attention for one in config.layers if one.attention is not None]
@@ -159,7 +158,7 @@ class Decoder:
         narrower = self.cache_dtype.itemsize < self.dtype.itemsize
         return Arithmetic(
             dtype=_name(self.dtype), cache=_name(self.cache_dtype), formats=self.formats,
-            as_stored=self.as_stored, pairs=self.pairs, activations=self.activations,
+            as_stored=self.as_stored, bf16_dot=self.bf16_dot, activations=self.activations,
             portable=narrower and native.kernels_of(self.device.type) == "portable",
         )
 

@@ -30,7 +30,7 @@ class Parameters:
 
     Each has its spec's dtype or block format, by default `dtype`; `cache_dtype`: of keys and
     values. The contents are uninitialized for a loader to fill, except weights in `memory` or
-    `in_file`. `pairs`: round inputs of bfloat16 matrices to bfloat16; `digits`: number of 8-bit
+    `in_file`. `bf16_dot`: round inputs of bfloat16 matrices to bfloat16; `digits`: number of 8-bit
     digits for inputs of packed ones. On the meta device nothing is allocated.
     """
 
@@ -43,11 +43,11 @@ class Parameters:
         cache_dtype: torch.dtype | None = None,
         memory: Memory | None = None,
         in_file: Mapping[str, Weight] | None = None,
-        pairs: bool = False,
+        bf16_dot: bool = False,
         digits: int = 2,
     ) -> None:
         self._memory = memory
-        self._pairs = pairs
+        self._bf16_dot = bf16_dot
         self._digits = digits
         self._in_file = in_file or {}
         self.device = device
@@ -90,7 +90,7 @@ class Parameters:
         dtype = self._dtype(names)
         whole = Dense.for_products(
             rows, columns, device=self.device, dtype=dtype, inputs=self.dtype,
-            bf16_dot=self._in_pairs(dtype, exact),
+            bf16_dot=self._has_bf16_dot(dtype, exact),
         )  # fmt: skip
         return self._claim(names, whole)
 
@@ -109,7 +109,7 @@ class Parameters:
             rows = [self._shapes[name][1] for name in together]
             experts, _, columns = self._shapes[together[0]]
             tensor = torch.empty(experts, sum(rows), columns, device=self.device, dtype=dtype)
-            whole = Dense(tensor, self.dtype, bf16_dot=self._in_pairs(dtype, False))
+            whole = Dense(tensor, self.dtype, bf16_dot=self._has_bf16_dot(dtype, False))
             parts = [whole] if len(together) == 1 else whole.split(rows, axis=1)
             self.weights.update(zip(together, parts, strict=True))
             wholes.append(whole)
@@ -132,8 +132,8 @@ class Parameters:
         """The dtype; None for packed parameters and those in a mapped file."""
         return None if self._is_apart(name) else self._dtypes.get(name, self.dtype)
 
-    def _in_pairs(self, dtype: torch.dtype, exact: bool) -> bool:
-        return self._pairs and not exact and dtype == torch.bfloat16
+    def _has_bf16_dot(self, dtype: torch.dtype, exact: bool) -> bool:
+        return self._bf16_dot and not exact and dtype == torch.bfloat16
 
     def _pieces(self, names: Sequence[str], *, exact: bool = False) -> list[Weight]:
         """Separate weights, packed or dense."""
@@ -144,7 +144,7 @@ class Parameters:
             format = self._packed.get(name)
             if name in self._in_file:
                 weight = self._in_file[name]
-                if isinstance(weight, Dense) and self._in_pairs(weight.tensor.dtype, exact):
+                if isinstance(weight, Dense) and self._has_bf16_dot(weight.tensor.dtype, exact):
                     weight = weight.with_bf16_dot()
                 if isinstance(weight, Packed):
                     weight.digits = self._digits
@@ -152,7 +152,7 @@ class Parameters:
             elif format is None:
                 dtype = self._dtypes.get(name, self.dtype)
                 tensor = torch.empty(rows, columns, device=self.device, dtype=dtype)
-                pieces.append(Dense(tensor, self.dtype, bf16_dot=self._in_pairs(dtype, exact)))
+                pieces.append(Dense(tensor, self.dtype, bf16_dot=self._has_bf16_dot(dtype, exact)))
             elif self._as_stored:
                 pieces.append(FileLayoutWeight(
                     format, rows, columns, device=self.device, inputs=self.dtype,

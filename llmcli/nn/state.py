@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +15,7 @@ from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.devices import DTYPES
 from llmcli.graph.spec import TensorSpec
-
-if TYPE_CHECKING:
-    from llmcli.nn.steps import GraphStep, KernelStep
+from llmcli.nn.step import ReplayClock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +144,19 @@ def _buffer(specs: Sequence[TensorSpec], device: torch.device) -> Buffer:
     )  # fmt: skip
 
 
+class RecordedStep(Protocol):
+    """A decode step that was recorded with a state's memory.
+
+    `logits`: `[B, 1, V]`, rewritten by each run. `nbytes`: of intermediate results, which are kept.
+    """
+
+    logits: Tensor
+    nbytes: int
+
+    def run(self, ids_BT: Tensor, starts: Sequence[int], clock: ReplayClock | None) -> None:
+        """Run it for tokens `ids_BT`, the first of each row of the state at `starts`."""
+
+
 class State:
     """The states of all layers, and the number of tokens of each sequence.
 
@@ -169,7 +180,7 @@ class State:
         self.lengths_B = lengths_B
         self.read_for = list(lengths)
         # steps that are recorded with this memory, by tokens per sequence and slots
-        self.recorded: dict[tuple[int, int], KernelStep | GraphStep] = {}
+        self.recorded: dict[tuple[int, int], RecordedStep] = {}
         self.stepped = False  # a step that could have been recorded was computed
 
     @property

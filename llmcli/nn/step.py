@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,17 @@ from llmcli.parts.attention.config import RopeConfig
 
 Tap = Callable[[str, Tensor], None]
 Clock = Callable[[str], None]
+
+
+@runtime_checkable
+class ReplayClock(Protocol):
+    """A clock that receives the times of a step after it ran."""
+
+    def __call__(self, name: str) -> None:
+        """See `Clock`."""
+
+    def replayed(self, names: Sequence[str], times: Sequence[int]) -> None:
+        """Receive the time of each activation, in nanoseconds of `perf_counter_ns`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter_ns
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ from torch import Tensor
 from llmcli.errors import first_line
 from llmcli.formats.weight import Weight
 from llmcli.kernels import program
-from llmcli.nn.state import State
-from llmcli.nn.step import Clock, RopeTables
+from llmcli.nn.state import RecordedStep, State
+from llmcli.nn.step import Clock, ReplayClock, RopeTables
 
 FIRST_BUCKET = 256  # slots
 _WARM_UPS = 2  # runs before a capture: libraries choose kernels and allocate in the first ones
@@ -30,17 +30,6 @@ _WARM_UPS = 2  # runs before a capture: libraries choose kernels and allocate in
 Run: TypeAlias = Callable[[Tensor, State, Sequence[int], tuple[Tensor, int], Clock | None], Tensor]
 # those of ids, lengths on the device, and a clock
 RunAt: TypeAlias = Callable[[Tensor, Tensor, Clock | None], Tensor]
-
-
-@runtime_checkable
-class ReplayClock(Protocol):
-    """A clock that receives the times of a step after it ran."""
-
-    def __call__(self, name: str) -> None:
-        """See `Clock`."""
-
-    def replayed(self, names: Sequence[str], times: Sequence[int]) -> None:
-        """Receive the time of each activation, in nanoseconds of `perf_counter_ns`."""
 
 
 class NotRecordable(Exception):
@@ -83,29 +72,43 @@ class Steps:
             state.stepped = True
             return None
         starts = state.lengths if tokens == 1 else [state.lengths[0] + i for i in range(tokens)]
-        if (tokens, slots) in state.recorded:
-            step = state.recorded[tokens, slots]
+        step = state.recorded.get((tokens, slots))
+        if step is not None:
             step.run(ids_BT, starts, clock)
         else:
-            lanes = state if tokens == 1 else state.lanes(tokens)
-            before = None if state.rewinds else state.snapshot(slots=False)
-
-            def step_at(ids_B1: Tensor, starts_B: Tensor, clock: Clock | None) -> Tensor:
-                return run(ids_B1, lanes, starts, (starts_B, slots), clock)
-
-            def undo() -> None:
-                if before is not None:
-                    state.restore(before)
-
-            try:
-                step = self.recorder.record(step_at, undo, ids_BT, starts, state, clock)
-            except NotRecordable as why:
-                self.recorder, self.off = None, str(why)
-                undo()
+            step = self._recorded(ids_BT, state, starts, slots, run, clock)
+            if step is None:
                 return None
-            state.recorded[tokens, slots] = step
         state.advance([tokens] * state.batch)
         return step.logits.clone().view(*ids_BT.shape, -1)
+
+    def _recorded(
+        self, ids_BT: Tensor, state: State, starts: Sequence[int], slots: int, run: Run,
+        clock: ReplayClock | None,
+    ) -> RecordedStep | None:  # fmt: skip
+        """Record the step, which runs it; None if that fails."""
+        assert self.recorder is not None
+        tokens = ids_BT.shape[1]
+        lanes = state if tokens == 1 else state.lanes(tokens)
+        before = None if state.rewinds else state.snapshot(slots=False)
+
+        def step_at(ids_B1: Tensor, starts_B: Tensor, clock: Clock | None) -> Tensor:
+            return run(ids_B1, lanes, starts, (starts_B, slots), clock)
+
+        def undo() -> None:
+            if before is not None:
+                state.restore(before)
+
+        try:
+            step = self.recorder.record(step_at, undo, ids_BT, starts, state, clock)
+        except NotRecordable as why:
+            self.recorder, self.off = None, str(why)
+            state.recorded.clear()  # no longer used, but their memory may be scarce
+            undo()
+            return None
+        state.recorded[tokens, slots] = step
+        return step
+
 
 class KernelRecorder:
     """Records a step of which every operation is one of our kernels, on a CPU.
@@ -137,7 +140,6 @@ class KernelRecorder:
 class KernelStep:
     """The operations of a step, recorded while `run` computes it.
 
-    `logits`: `[B, 1, V]`, rewritten by each run. `nbytes`: of intermediate results, which are kept.
     `names`, `times`: when each activation was computed in the recorded run, as in `ReplayClock`.
     """
 
@@ -161,7 +163,7 @@ class KernelStep:
         self.times.append(perf_counter_ns())
 
     def run(self, ids_BT: Tensor, starts: Sequence[int], clock: ReplayClock | None) -> None:
-        """Run it for tokens `ids_BT`, the first of each row of the state at `starts`."""
+        """See `RecordedStep`."""
         self._numbers[:] = [*ids_BT.flatten().tolist(), *starts]
         threads = torch.get_num_threads()
         if clock is None:
@@ -257,6 +259,6 @@ class GraphStep:
         self._graph, self.logits, self.ids_B1, self.pool = graph, logits, ids_B1, pool
 
     def run(self, ids_BT: Tensor, starts: Sequence[int], clock: ReplayClock | None) -> None:
-        """Run it for tokens `ids_BT`; positions are in the state."""
+        """See `RecordedStep`; positions are in the state."""
         self.ids_B1.copy_(ids_BT)
         self._graph.replay()

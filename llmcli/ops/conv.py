@@ -12,6 +12,10 @@ input. (Textbooks use the reverse order.)
 All give the same numbers, and may alternate. Sums are in at least float32, the result has the dtype
 of the input. Shapes do not depend on the data, and the ring is updated in place.
 
+A ring `[B, k, C]` begins as zeros and has the input at position p in slot p % k. It has one slot
+more than the R past inputs: the current input is written first, and a step is one weighted sum of
+all slots.
+
 Axes: B batch, T tokens, C channels, k taps of the filter (2 to 4 in practice), R = k - 1 inputs
 of the past. Tokens come before channels, as in the adjacent projections.
 """

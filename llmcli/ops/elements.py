@@ -59,10 +59,11 @@ def clip(x: Tensor, limit: float) -> Tensor:
     if not compiled.takes(x):
         return x.clamp(-limit, limit)
     rows, out = compiled.in_rows(x), torch.empty(x.shape)
-    one = ones(rows.shape[1]).data_ptr()  # the only row of the gate's first factor
+    # the gate 1 ∘ (clip(x, ±limit) + 0); its first factor is one row with stride 0
+    factor, stride, offset = ones(rows.shape[1]).data_ptr(), 0, bits(0.0)
     return call(
-        program.GATE, one, rows, rows.stride(0), out, *rows.shape, True, bits(limit), bits(0.0), 0,
-        out=out,
+        program.GATE, factor, rows, rows.stride(0), out, *rows.shape, True, bits(limit), offset,
+        stride, out=out,
     )  # fmt: skip
 
 

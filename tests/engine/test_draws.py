@@ -1,6 +1,5 @@
 """20,000 draws are distributed as the oracle's filtered distribution says (chi-square)."""
 
-
 import pytest
 import torch
 from continued import stream

@@ -262,6 +262,20 @@ def test_a_capture_that_fails_is_not_tried_again(card):
     )
 
 
+def test_graphs_are_freed_if_a_further_capture_fails(card):
+    """Which may be for want of memory."""
+    ordinary, captured = pair("llama", card, [[5, 9, 2]])
+    same(decoded(captured, ids(1, 3)), decoded(ordinary, ids(1, 3)))
+    assert set(captured.state.recorded) == {(1, 8)}
+
+    def fails(step, undo, pool):
+        raise RuntimeError("out of memory")
+
+    captured.decoder.steps.recorder.capture = fails
+    same(decoded(captured, ids(1, 5)), decoded(ordinary, ids(1, 5)))
+    assert not captured.state.recorded
+
+
 def test_the_card_refuses_what_a_card_refuses(card):
     x = torch.ones(3, device="cuda")
     assert x.is_cuda

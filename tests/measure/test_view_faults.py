@@ -152,8 +152,8 @@ def test_a_small_fault_turns_a_footer_red(plant, config, dtype, sign, monkeypatc
     assert red(view, of)
 
 
-# what a product may make of the low digits of its activations: of those that `seen` has, rounded to
-# 8 bits and to 16
+# what a product may make of the low digits of its activations: of the results of `quantized_input`,
+# rounded to 8 bits and to 16
 LOW_DIGITS = {
     "left out": lambda high, both: high,
     "negated": lambda high, both: 2 * high - both,
@@ -166,7 +166,7 @@ LOW_DIGITS = {
 @pytest.mark.parametrize("fault", LOW_DIGITS)
 @pytest.mark.parametrize("config", ["gpt2", "llama", "qk norm"])
 def test_a_fault_in_the_low_digits_turns_a_footer_red(fault, config, monkeypatch):
-    of, seen = whole(config, "packed"), Packed.seen
+    of, seen = whole(config, "packed"), Packed.quantized_input
 
     def other(weight, x):
         monkeypatch.setattr(weight, "digits", 1)
@@ -174,5 +174,5 @@ def test_a_fault_in_the_low_digits_turns_a_footer_red(fault, config, monkeypatch
         monkeypatch.setattr(weight, "digits", 2)
         return LOW_DIGITS[fault](high, seen(weight, x))
 
-    monkeypatch.setattr(Packed, "seen", other)
+    monkeypatch.setattr(Packed, "quantized_input", other)
     assert all(red(view, of) for view in (attention, lens, dump))

@@ -122,8 +122,8 @@ class Stopwatch:
 class Run:
     """Generates the texts of a request, group by group, and keeps count on the way.
 
-    `ties`: near ties by the number of their sequence. `reread`: how many tokens were read once
-    more, each time. `side_by_side`: for each prompt, the number of texts generated at once.
+    `ties`: near ties by the number of their sequence. `reprefilled`: how many tokens were read
+    once more, each time. `side_by_side`: for each prompt, the number of texts generated at once.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Run:
         self.watch = Stopwatch(loaded)
         self.tallies = [Tally() for _ in request.prompts]
         self.side_by_side = [1] * len(request.prompts)
-        self.reread: list[int] = []
+        self.reprefilled: list[int] = []
         self.ties: list[tuple[int, Token]] = []
         self.limited = self.full = False  # a text ended at the limit, or with the context
         self._groups = groups(list(map(len, request.prompts)), samples=request.samples)
@@ -165,7 +165,7 @@ class Run:
                     self.model,
                     replace(request, prompts=prompts),
                     on_prefill=read,
-                    on_reprefill=self.reread.append,
+                    on_reprefill=self.reprefilled.append,
                     speculation=self.speculation,
                 )
                 watched = self.watch.watch(tokens, sum(map(len, prompts)))

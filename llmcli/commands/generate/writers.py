@@ -83,7 +83,7 @@ class Presentation(ABC):
                 self.close()  # the error begins on a line of its own
             raise
         self.close()
-        for tokens in run.reread:
+        for tokens in run.reprefilled:
             self.out.note(
                 f"at {tokens:,} tokens the text outgrew LongRoPE's short factors: all of it was "
                 "read again"

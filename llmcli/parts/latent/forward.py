@@ -138,9 +138,9 @@ class LatentAttention(SoftmaxMap):
     def _absorbed(self, q_BHTd: Tensor, kept_BCk: Tensor, step: Step) -> Tensor:
         """`softmax(scale · ((q W_kᵀ) latentᵀ + q_pe k_peᵀ)) latent W_v`, `[B, H, T, e]`.
 
-        Some of a cache's slots may be empty. In 16 bits PyTorch's products with
-        the matrices round queries and results, as the expanded form rounds keys and values; the
-        rest is in at least float32.
+        Some of a cache's slots may be empty. In 16 bits PyTorch's products with the matrices round
+        queries and results, as the expanded form rounds keys and values; the rest is in at least
+        float32.
         """
         config = self.config
         w_Hnc, w_Hec = (

@@ -101,7 +101,7 @@ class LayerWatch:
     """A tap: `settle(of, seen)` is called once for each of `maps`, when its layer is complete.
 
     `seen` are all of `LayerMap.inputs`, which are then forgotten, but for those that are of another
-    layer: keys and values that are lent.
+    layer: keys and values that are shared.
     """
 
     def __init__(self, maps: Iterable[LayerMap], settle: Callable[[LayerMap, Seen], None]) -> None:

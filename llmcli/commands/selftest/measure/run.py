@@ -238,7 +238,7 @@ def built(one: Shape, device: torch.device) -> Decoder:
         cache_dtype=DTYPES[numbers.cache],
         formats=numbers.formats,
         as_stored=numbers.as_stored,
-        pairs=numbers.pairs,
+        bf16_dot=numbers.bf16_dot,
     )
     with torch.inference_mode():
         fill([writable(decoder.weight(name)) for name in decoder.weight_names])
