@@ -176,11 +176,11 @@ class _Block:
         branch, noun = one.config, part_of(one.config.part).noun
         if one.norm is not None and branch.pre_norm is not None:
             what = f"the residual stream, normalized, as it enters {noun}"
-            words = (f"the norm before {noun}", what, "")
+            words = (f"the norm before {noun}", what)
             yield self._norm(branch.pre_norm, one.norm, sublayer.stream, words)
         yield self._part(one, sublayer)
         if one.post is not None and branch.post_norm is not None:
-            words = (f"the norm after {noun}", f"the output of {noun}, normalized", "")
+            words = (f"the norm after {noun}", f"the output of {noun}, normalized")
             post = self._norm(branch.post_norm, one.post, one.makes, words, wide=True)
             yield post
         source = f"{one.post}.out" if one.post is not None else one.makes
@@ -206,13 +206,13 @@ class _Block:
         """The sum of branches, its norm, and the added tensor."""
         nouns, parts = _nouns(sublayer), tuple(one.adds for one in sublayer.branches)
         yield self._added(summed.sum, Add(parts=parts, before=()), f"the sum of {nouns}")
-        words = (f"the norm after {nouns}", f"the sum of {nouns}, normalized", "")
+        words = (f"the norm after {nouns}", f"the sum of {nouns}, normalized")
         post = self._norm(summed.config, summed.norm, summed.sum, words, wide=True)
         yield post
         yield self._same(sublayer.adds[0], post, f"what {nouns} add to the residual stream")
 
     def _norm(
-        self, norm: NormConfig, name: str, source: str, words: tuple[str, str, str],
+        self, norm: NormConfig, name: str, source: str, words: tuple[str, str],
         *, wide: bool = False,
     ) -> PartGraph:  # fmt: skip
         letter = self.letters[f"{name}.out"]

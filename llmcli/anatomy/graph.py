@@ -141,9 +141,12 @@ class Graph:
             assert isinstance(left, Add)
             enters = replace(left, before=stream, also=f"H of block {i}")
         last = f"blocks.{len(config.layers) - 1}.resid_post" if config.layers else stream[0]
-        words = ("the final norm", "the last residual stream, normalized, as it enters the head",
-                 ", H of the last block")  # fmt: skip
-        self._add(norm_graph(config.final_norm, "ln_final", last, "H′", words, layer=None), None)
+        words = ("the final norm", "the last residual stream, normalized, as it enters the head")
+        final = norm_graph(
+            config.final_norm, "ln_final", last, "H′", words, layer=None,
+            aside=", H of the last block",
+        )  # fmt: skip
+        self._add(final, None)
         self._add(head_graph(config.head, "ln_final.out"), None)
 
     def derived(self, edited: Container[str]) -> frozenset[str]:

@@ -78,7 +78,7 @@ def _routing(rows: Rows, c: ExpertsConfig, site: Site) -> str:
     r, source = c.routing, site.source
     if r.norm is not None:
         name, enters = rows.named("router_norm"), "normalized, as it enters the router"
-        words = ("the router's norm", f"the residual stream, {enters}", "")
+        words = ("the router's norm", f"the residual stream, {enters}")
         norm = norm_graph(r.norm, name, site.stream, "Tᵣ", words, layer=site.layer)
         rows.nodes += norm.nodes
         rows.parameters += (replace(one, wide=True) for one in norm.parameters)

@@ -20,17 +20,18 @@ def norm_graph(
     name: str,
     source: str,
     letter: str,
-    words: tuple[str, str, str],
+    words: tuple[str, str],
     *,
     layer: int | None,
     wide: bool = False,
+    aside: str = "",
 ) -> PartGraph:
     """`<name>.scale` `[T, 1]`, the divisor, and `<name>.out` `[T, D]`.
 
-    `letter`: symbol of the output. `words`: descriptions of the norm and the output, and a remark
-    for derivations. `wide`: the output is added to the stream, and is not the input of a product.
+    `letter`: symbol of the output. `words`: descriptions of the norm and the output. `wide`: the
+    output is added to the stream, and is not the input of a product. `aside`: see `Node`.
     """
-    which, out, aside = words
+    which, out = words
     ends = layer is None
     r = Rows(name, _ROWS, "norms", layer=layer)
     divisor = f"the divisor of each row in {which}"
