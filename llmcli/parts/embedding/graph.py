@@ -38,7 +38,7 @@ def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
     scaled = ", scaled" * (embedding.scale != 1)
     r.node("embed", look_up, words=f"the tokens' rows of the embedding table{scaled}")
     if embedding.norm is not None:
-        words = ("the embeddings' norm", "the embeddings, normalized", "")
+        words = ("the embeddings' norm", "the embeddings, normalized")
         norm = norm_graph(
             embedding.norm, "embed_norm", "embed", "E_norm", words, layer=None, wide=True
         )
