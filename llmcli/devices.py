@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from llmcli import processor
-from llmcli.anatomy.arithmetic import WIDE
 from llmcli.errors import OutOfMemory, UsageError
+from llmcli.graph.arithmetic import WIDE
 from llmcli.limits import free_memory
 
 DTYPES = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import Checkpoint
-from llmcli.nn.decoder import Decoder
+from llmcli.decoder.decoder import Decoder
+from llmcli.graph.arithmetic import Arithmetic
 from llmcli.records.ledger import Ledger
 from llmcli.text.load import TextInterface
 

@@ -3,11 +3,11 @@
 from blocks import two_norms
 from hypothesis import strategies as st
 
-from llmcli.config import ModelConfig
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.norm.config import NormConfig
+from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.embedding import EmbeddingConfig, HeadConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import ModelConfig
+from llmcli.config.norm import NormConfig
 
 RMS = NormConfig(kind="rms", eps=1e-5)
 LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)

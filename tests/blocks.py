@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from llmcli.config import Branch, LayerConfig
+from llmcli.config.model import Branch, LayerConfig
 
 
 def two_norms(mixer, ffn, ln1, ln2):

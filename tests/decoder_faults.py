@@ -12,14 +12,12 @@ from blocks import ffn_of, norm_of
 from small_models import random_model, weights
 from zoo import CONFIGS, in_blocks
 
-from llmcli.formats.dense import Dense, writable
+from llmcli.decoder.block import Block
 from llmcli.nn import step
-from llmcli.nn.block import Block
 from llmcli.nn.step import KeyRange, Step
-from llmcli.parts.attention import forward as attention
-from llmcli.parts.attention.forward import Attention
-from llmcli.parts.mlp import forward as mlp
-from llmcli.parts.norm import forward as norm
+from llmcli.parts import attention, mlp, norm
+from llmcli.parts.attention import Attention
+from llmcli.weights.dense import Dense, writable
 
 
 def model(name, dtype):

@@ -2,12 +2,12 @@
 
 import torch
 
-from llmcli.anatomy.arithmetic import Arithmetic, in_no_blocks, matrices
+from llmcli.decoder.decoder import Decoder
 from llmcli.devices import DTYPES
-from llmcli.formats.dense import Dense, writable
+from llmcli.graph.arithmetic import Arithmetic, in_no_blocks, matrices
 from llmcli.kernels import native
 from llmcli.loading.weights import randomize
-from llmcli.nn.decoder import Decoder
+from llmcli.weights.dense import Dense, writable
 
 
 def packed_in(config, format="Q4_1"):

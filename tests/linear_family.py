@@ -7,16 +7,16 @@ from importlib.resources import files
 import torch
 from safetensors.torch import save_file
 
-from llmcli.anatomy import parameters
-from llmcli.config import ModelConfig, sequential
+from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.delta import DeltaConfig
+from llmcli.config.embedding import EmbeddingConfig, HeadConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import ModelConfig, sequential
+from llmcli.config.norm import NormConfig
+from llmcli.config.ssm import SsmConfig
 from llmcli.families.family import Family
 from llmcli.families.rules import Rename
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
-from llmcli.parts.delta.config import DeltaConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.norm.config import NormConfig
-from llmcli.parts.ssm.config import SsmConfig
+from llmcli.graph.plan import parameters
 
 RMS = NormConfig(kind="rms", eps=1e-5)
 FFN = MlpConfig(hidden=48, activation="silu", gated=True)

@@ -7,9 +7,9 @@ file that these were filled from.
 import torch
 import torch.nn.functional as F
 
-from llmcli.anatomy.graph import graph
 from llmcli.commands.shapes.measure import ShapesRequest
 from llmcli.engine.session import Session
+from llmcli.graph.graph import graph
 from llmcli.inspect.kernel import mixer_of
 from llmcli.inspect.passes import remembered
 from llmcli.model import dtype_name

@@ -9,15 +9,15 @@ import torch
 from gguf_model import metadata, shapes, write_file
 from needs import needs_kernels
 
-import llmcli.loading.ahead as ahead_module
+import llmcli.prepare.ahead as ahead_module
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError
-from llmcli.formats.packed import Packed
-from llmcli.loading.ahead import start
 from llmcli.loading.load import load_checkpoint
-from llmcli.loading.prepared import prepare
 from llmcli.ops.quant import quantize
+from llmcli.prepare.ahead import start
+from llmcli.prepare.prepared import prepare
+from llmcli.weights.packed import Packed
 
 pytestmark = needs_kernels
 
@@ -91,7 +91,7 @@ def test_threads_keep_what_they_read_and_write(path):
     """Loading that fails lets go of it while they are at work: this process ended with a crash."""
     program = (
         "import gc, pathlib, sys, time\n"
-        "from llmcli.loading.ahead import start\nfrom llmcli.loading.prepared import prepare\n"
+        "from llmcli.prepare.ahead import start\nfrom llmcli.prepare.prepared import prepare\n"
         "from llmcli.checkpoints import open_checkpoint\n"
         "for _ in range(5):\n"
         "    checkpoint = open_checkpoint(pathlib.Path(sys.argv[1]))\n"

@@ -13,12 +13,12 @@ from llmcli.cli.app import main
 from llmcli.commands.ladder.measure.runner import plan_workload, run_ladder
 from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.commands.selftest.measure.arithmetic import compare_captured
+from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
-from llmcli.formats.dense import writable
 from llmcli.loading.load import load_checkpoint
-from llmcli.nn.decoder import Decoder
 from llmcli.ops.linear import each_own
 from llmcli.ops.product import product_float32
+from llmcli.weights.dense import writable
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,12 +11,12 @@ from covers import covered
 from small_models import ids, random_decoder, random_model
 from zoo import ATTENTION, GATED, MODELS, RMS, block, branch, llama
 
-from llmcli.anatomy.graph import Graph
 from llmcli.commands.selftest.measure.arithmetic import deviations
+from llmcli.config.attention import RopeConfig
+from llmcli.config.embedding import HeadConfig
+from llmcli.evaluate.rules import RULES
 from llmcli.graph import ops
-from llmcli.graph.evaluation.rules import RULES
-from llmcli.parts.attention.config import RopeConfig
-from llmcli.parts.embedding.config import HeadConfig
+from llmcli.graph.graph import Graph
 
 TOKENS = 11
 

@@ -11,19 +11,19 @@ from small_models import ids, random_blocks, random_model
 from test_graph import FAULTS, TOKENS, planted, run
 from zoo import IN_BLOCKS
 
-from llmcli.anatomy.graph import Graph
 from llmcli.commands.explain.measure import Values
+from llmcli.config.formats import PACKED
 from llmcli.engine.session import Session
-from llmcli.formats.packed import Packed
-from llmcli.graph.blocks import PACKED
-from llmcli.graph.evaluation.rule import concatenated, settled
-from llmcli.graph.evaluation.rules import rules
+from llmcli.evaluate.rule import concatenated, settled
+from llmcli.evaluate.rules import rules
+from llmcli.graph.graph import Graph
 from llmcli.graph.ops import Project
 from llmcli.inspect.formulas import worst_number
 from llmcli.inspect.kernel import Kernel
 from llmcli.inspect.passes import filled
 from llmcli.nn.step import Edit
 from llmcli.ops.quant import dequantize
+from llmcli.weights.packed import Packed
 
 pytestmark = needs_kernels
 

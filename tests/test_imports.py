@@ -1,10 +1,11 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
-    errors xdg config limits processor records ← checkpoints families anatomy text ← kernels ←
-    ops devices ← formats ← nn ← model ← loading engine ← measure ← shell ← inspect ←
-    commands ← cli; ui sees only records, and a command's view besides only its own report. In a
-    command's folder `measure`, `report` and `view` (a file or a folder) are what they say,
-    `options` is what was requested and lies where `report` does; all else runs them.
+    errors xdg limits processor records ← config ← checkpoints ← text families ← graph ←
+    evaluate kernels ← prepare ops devices ← weights ← nn ← parts ← decoder ← model ←
+    loading engine ← measure ← shell ← inspect ← commands ← cli; ui sees only records, and a
+    command's view besides only its own report. In a command's folder `measure`, `report` and
+    `view` (a file or a folder) are what they say, `options` is what was requested and lies where
+    `report` does; all else runs them.
     Commands do not import each other: `cli.tree` names them, and what one shows of another's.
 """
 
@@ -23,15 +24,19 @@ ROOT = Path(llmcli.__file__).parent
 # What lies under `assets` is data: the script there trains a model and is run by itself.
 FILES = sorted(file for file in ROOT.rglob("*.py") if not file.is_relative_to(ROOT / "assets"))
 LAYERS = (
-    {"errors", "xdg", "config", "limits", "processor", "records"},
+    {"errors", "xdg", "limits", "processor", "records"},
+    {"config"},
+    {"checkpoints"},
+    {"text", "families"},
     {"graph"},
-    {"parts", "evaluation"},
-    {"checkpoints", "families", "anatomy", "text"},
-    {"ops", "kernels", "triton", "devices"},
-    {"formats"},
+    {"evaluate", "kernels", "triton"},
+    {"prepare", "ops", "devices"},
+    {"weights"},
     {"nn"},
+    {"parts"},
+    {"decoder"},
     {"model"},
-    {"ahead", "loading", "engine"},
+    {"loading", "engine"},
     {"measure"},
     {"shell"},
     {"inspect"},
@@ -43,19 +48,16 @@ LAYERS = (
 )
 LAYER = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # Neighbours of one layer that build on each other, in this direction only.
-BESIDE = {
-    ("families", "checkpoints"), ("text", "checkpoints"), ("ops", "kernels"), ("ops", "triton"),
-    ("devices", "ops"), ("loading", "ahead"), ("processor", "limits"),
-}  # fmt: skip
+BESIDE = {("devices", "ops"), ("processor", "limits")}
 VIEWS = ("ui", "view")
 TORCH_FREE = {
-    *("errors", "xdg", "config", "records", "graph", "parts", "checkpoints", "families", "anatomy"),
-    *("limits", "processor", "text", "kernels", "ahead", "ui", "report", "view", "cli", "shell"),
+    *("errors", "xdg", "config", "records", "graph", "checkpoints", "families"),
+    *("limits", "processor", "text", "kernels", "prepare", "ui", "report", "view", "cli", "shell"),
     *("command", "__main__"),
 }
 # Third-party modules that may be imported when a module is, per part: they are light, or the part
 # is imported only for them. Everything else goes into a function.
-COMPUTES = ("ops", "devices", "formats", "nn", "model", "loading", "engine")
+COMPUTES = ("ops", "devices", "weights", "nn", "parts", "decoder", "model", "loading", "engine")
 AT_TOP = {
     "cli": {"typer"},
     "shell": {"typer"},
@@ -63,7 +65,7 @@ AT_TOP = {
     "ui": {"rich", "numpy"},
     "view": {"rich", "numpy"},
     "text": {"jinja2"},  # `text.template_server`, which runs in a process of its own
-    **{part: {"torch"} for part in (*COMPUTES, "evaluation")},
+    **{part: {"torch"} for part in (*COMPUTES, "evaluate")},
     "triton": {"torch", "triton"},  # the kernels of a card, loaded where they are used
     **{part: {"torch", "numpy"} for part in ("inspect", "measure", "command's measure")},
 }
@@ -83,19 +85,11 @@ FORBIDDEN = {"hasattr", "getattr", "model_type", "family"}
 def part_of(module):
     """`families` for `llmcli.families.rules`; the package itself is ``.
 
-    By file name in `parts`: what it is lies below all, what computes it needs torch. So in a
-    command's folder, see above. `llmcli.graph.evaluation`, `llmcli.kernels.triton` and what
-    `llmcli.loading` does before PyTorch is there, `ahead`, are parts of their own, too.
+    In a command's folder by file name, see above; `llmcli.kernels.triton` is a part of its own.
     """
-    if module in ("llmcli.loading.ahead", "llmcli.loading.prepared"):
-        return "ahead"
-    if module.startswith("llmcli.graph.evaluation"):
-        return "evaluation"
     if module.startswith("llmcli.kernels.triton"):
         return "triton"
-    folder, _, file = module.rpartition(".")
-    if folder.startswith("llmcli.parts.") and file in ("config", "forward"):
-        return {"config": "config", "forward": "nn"}[file]
+    folder, _, _ = module.rpartition(".")
     if folder.startswith("llmcli.commands."):
         kind = module.split(".")[3:4] or [""]
         parts = {"measure": "command's measure", "view": "view"}
@@ -256,7 +250,7 @@ def forks(tree):
 
 
 def test_parts_know_no_family():
-    model = {"nn", "formats", "ops", "parts", "graph", "evaluation", "anatomy"}
+    model = {"nn", "weights", "ops", "parts", "decoder", "graph", "evaluate"}
     found = {m: forks(trees()[m]) for m in sorted(MODULES) if part_of(m) in model}
     assert {module: words for module, words in found.items() if words} == {}
 
@@ -275,7 +269,7 @@ def calls_with_state(tree):
 
 def test_the_session_alone_calls_a_decoder_with_a_state():
     found = {module: list(calls_with_state(tree)) for module, tree in trees().items()}
-    parts = {"nn", "parts"}  # the decoder itself
+    parts = {"nn", "parts", "decoder"}  # the decoder itself
     outside = {m: calls for m, calls in found.items() if calls and part_of(m) not in parts}
     assert set(outside) == {"llmcli.engine.session"}, outside
     assert len(outside["llmcli.engine.session"]) == 2  # it makes the state, and one call
@@ -294,15 +288,15 @@ def test_a_call_with_a_state_is_found(source):
 
 # a module, what it says, and whether it may
 LAYERED = """
-anatomy.x: from llmcli.checkpoints import Checkpoint: no
+graph.x: from llmcli.nn.linear import Linear: no
 families.x: from llmcli.checkpoints import Checkpoint: yes
 checkpoints.x: import llmcli.families: no
 nn.x: from llmcli.loading.load import load: no
 ops.x: from llmcli import nn: no
-graph.evaluation.x: from llmcli.ops import rope: no
-graph.x: from llmcli.graph.evaluation import rule: no
+evaluate.x: from llmcli.ops import rope: no
+graph.x: from llmcli.evaluate import rule: no
 ops.x: from llmcli.kernels import native: yes
-ops.x: from llmcli.formats.weight import Weight: no
+ops.x: from llmcli.weights.weight import Weight: no
 kernels.x: from llmcli.ops import linear: no
 ui.x: from llmcli.errors import LlmcliError: no
 ui.x: from llmcli.records import Report: yes

@@ -9,9 +9,9 @@ from decoder_parameters import parameters_of
 from tiny_checkpoints import gpt2_tensors, in_chunks, llama_tensors, write_gpt2, write_llama
 
 from llmcli import devices, processor
-from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError, WeightMismatch
+from llmcli.graph.arithmetic import Arithmetic
 from llmcli.kernels import native
 from llmcli.loading import weights
 from llmcli.loading.load import load, load_checkpoint, load_shapes
@@ -173,7 +173,7 @@ def test_weights_that_lie_by_columns_are_the_same(tmp_path, monkeypatch):
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     write_llama(tmp_path, tie_word_embeddings=True, tensors=None)
     by_rows = load_tiny(tmp_path, dtype="bfloat16").decoder
-    monkeypatch.setattr("llmcli.formats.dense.lies_by_columns", lambda rows, device, dtype: True)
+    monkeypatch.setattr("llmcli.weights.dense.lies_by_columns", lambda rows, device, dtype: True)
     in_chunks(monkeypatch, 300)
     by_columns = load_tiny(tmp_path, dtype="bfloat16").decoder
     assert ffn_of(by_columns.blocks[0]).gate_up.weight.dense().stride(0) == 1

@@ -11,9 +11,9 @@ from tiny_checkpoints import llama_tensors, write_llama
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint, open_model
 from llmcli.errors import OutOfMemory
-from llmcli.formats.dense import writable
-from llmcli.formats.packed import MappedWeight
 from llmcli.loading.load import load, load_checkpoint
+from llmcli.weights.dense import writable
+from llmcli.weights.packed import MappedWeight
 
 pytestmark = needs_kernels
 

@@ -12,19 +12,18 @@ from planned import departures
 from rich.console import Console
 from tiny_checkpoints import llama_tensors, write_llama
 
-from llmcli.anatomy import parameters
-from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.counts import memory_need
-from llmcli.anatomy.graph import graph
-from llmcli.anatomy.plan import _parameters
-from llmcli.anatomy.work import total_work
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.load.measure.run import measure_load
 from llmcli.commands.load.view import render_load
 from llmcli.commands.shapes.measure import ShapesRequest
 from llmcli.devices import DTYPES
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.counts import memory_need
+from llmcli.graph.graph import graph
+from llmcli.graph.plan import _parameters, parameters
 from llmcli.graph.rows import Rows
 from llmcli.graph.spec import Call
+from llmcli.graph.work import total_work
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.nn.parameters import Parameters
 from llmcli.records.work import Stages

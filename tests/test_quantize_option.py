@@ -12,13 +12,13 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.info.measure import measure_info
 from llmcli.commands.load.measure.run import measure_load
 from llmcli.errors import UsageError
-from llmcli.formats.packed import Packed
 from llmcli.kernels import native
 from llmcli.loading.load import load_checkpoint, load_shapes
-from llmcli.loading.prepared import quantize_without_effect
 from llmcli.ops.quant import dequantize, quantize
+from llmcli.prepare.prepared import quantize_without_effect
 from llmcli.records.info import Device
 from llmcli.records.work import Stages
+from llmcli.weights.packed import Packed
 
 both = pytest.mark.parametrize("quantized", ["int8", "int4"])
 

@@ -16,10 +16,10 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
 from llmcli.families import CollectRows, Load, Plan, Rows, Transpose, UnpairRows
 from llmcli.families.scales import Grid, Scale
-from llmcli.formats.dense import Dense
 from llmcli.loading.load import load_checkpoint
 from llmcli.loading.weights import load_weights
 from llmcli.ops.quant import dequantize
+from llmcli.weights.dense import Dense
 
 UP = "model.layers.1.mlp.up_proj"
 

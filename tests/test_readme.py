@@ -14,9 +14,9 @@ from llmcli.cli.help import TOPICS
 from llmcli.cli.tree import ENTRIES, NESTED, root
 from llmcli.cli.vocabulary import READ, TABLES, vocabulary
 from llmcli.commands.attention.measure.summaries import FEWEST
+from llmcli.config.formats import PACKED
 from llmcli.engine.sampling import Sampling
 from llmcli.errors import LlmcliError
-from llmcli.graph.blocks import PACKED
 from llmcli.kernels import native
 from llmcli.ops.quant import DECODERS, PLAIN
 from llmcli.records.attention import LABELS, METRICS, MOST_RANKED
@@ -143,8 +143,7 @@ def test_a_test_that_is_not_there_is_missed():
 def test_benchmarks_that_are_named_exist():
     for text in TEXTS.values():
         for name in re.findall(r"`(?:python tests/benchmarks/)?(\w+\.py)`", text):
-            places = [ROOT / "tests" / "benchmarks", *(ROOT / "llmcli" / "parts").iterdir()]
-            places += [ROOT / "llmcli" / "graph"]
+            places = [ROOT / "tests" / "benchmarks", ROOT / "llmcli"]
             assert any((place / name).is_file() for place in places), name
 
 

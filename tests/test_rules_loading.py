@@ -36,13 +36,13 @@ from llmcli.families import (
     plan,
 )
 from llmcli.families.dense import LLAMAS as FAMILY
-from llmcli.formats.dense import Dense
 from llmcli.loading import filling
 from llmcli.loading.load import load_checkpoint
-from llmcli.loading.prepared import prepare
 from llmcli.loading.weights import check_fit, load_weights
 from llmcli.measure.machine import cpu
+from llmcli.prepare.prepared import prepare
 from llmcli.records.work import Stages
+from llmcli.weights.dense import Dense
 
 H, B = "model.layers.{layer}", "blocks.{layer}"
 MLP = f"{H}.mlp"

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from llmcli.anatomy.arithmetic import in_no_blocks, matrices
 from llmcli.commands.selftest.measure.models import (  # noqa: F401
     ATTENTION,
     BLOCKS,
@@ -35,17 +34,18 @@ from llmcli.commands.selftest.measure.models import (  # noqa: F401
     ssm,
     stretched,
 )  # fmt: skip
-from llmcli.config import ModelConfig, sequential
+from llmcli.config.attention import AttentionConfig, KeysValues, RopeConfig
+from llmcli.config.delta import DeltaConfig
+from llmcli.config.embedding import EmbeddingConfig, HeadConfig, LayerEmbeddingConfig
+from llmcli.config.experts import ExpertsConfig, SharedConfig
+from llmcli.config.formats import PACKED as BLOCK
+from llmcli.config.latent import LatentConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import ModelConfig, sequential
+from llmcli.config.ple import PleConfig
+from llmcli.config.ssm import SsmConfig
 from llmcli.families import find
-from llmcli.graph.blocks import PACKED as BLOCK
-from llmcli.parts.attention.config import AttentionConfig, KeysValues, RopeConfig
-from llmcli.parts.delta.config import DeltaConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig, LayerEmbeddingConfig
-from llmcli.parts.experts.config import ExpertsConfig, SharedConfig
-from llmcli.parts.latent.config import LatentConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.ple.config import PleConfig
-from llmcli.parts.ssm.config import SsmConfig
+from llmcli.graph.arithmetic import in_no_blocks, matrices
 
 
 @dataclass(frozen=True)

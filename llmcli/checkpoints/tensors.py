@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmcli.graph.blocks import FORMATS
+from llmcli.config.formats import FORMATS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -380,9 +380,9 @@ def _read_tensors(path: Path | None) -> Tensors:
     """From the headers, or the vocabulary of all parts where there are none that can be read."""
     if path is not None:
         try:
-            from llmcli.anatomy.graph import graph
             from llmcli.checkpoints.checkpoint import open_checkpoint
             from llmcli.families import describe
+            from llmcli.graph.graph import graph
 
             model = graph(describe(open_checkpoint(path, name=path.name)))
         except (LlmcliError, OSError):

@@ -256,7 +256,7 @@ def usage_error(exception: Any) -> UsageError:
     if extra:
         split = "" if context is None else _split_index(context)
         if split:
-            from llmcli.anatomy.indexed import split_by_the_shell
+            from llmcli.graph.indexed import split_by_the_shell
 
             return split_by_the_shell(split)
         message = f"unexpected argument `{extra[1]}`"

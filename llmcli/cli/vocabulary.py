@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-from llmcli.anatomy.graph import graph
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.tensors import GGML_TYPES
-from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
-from llmcli.graph.blocks import IN_16_BITS, PACKED
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
-from llmcli.parts.conv.config import ShortConvConfig
-from llmcli.parts.delta.config import DeltaConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig, LayerEmbeddingConfig
-from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
-from llmcli.parts.latent.config import LatentConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.norm.config import NormConfig
-from llmcli.parts.ple.config import PleConfig
-from llmcli.parts.ssm.config import SsmConfig
+from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.conv import ShortConvConfig
+from llmcli.config.delta import DeltaConfig
+from llmcli.config.embedding import EmbeddingConfig, HeadConfig, LayerEmbeddingConfig
+from llmcli.config.experts import ExpertsConfig, RoutingConfig, SharedConfig
+from llmcli.config.formats import IN_16_BITS, PACKED
+from llmcli.config.latent import LatentConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import Branch, LayerConfig, ModelConfig, sequential
+from llmcli.config.norm import NormConfig
+from llmcli.config.ple import PleConfig
+from llmcli.config.ssm import SsmConfig
+from llmcli.graph.graph import graph
 from llmcli.records.attention import METRICS
 
 _BLOCK = re.compile(r"^(blocks|cache)\.\d+\.")

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.anatomy.memory import PROMPT_CHUNK
+from llmcli.decoder.decoder import Decoder, inference
 from llmcli.devices import release_freed_memory, require_memory
-from llmcli.nn.decoder import Decoder, inference
+from llmcli.graph.memory import PROMPT_CHUNK
 from llmcli.nn.state import State
 from llmcli.nn.step import Clock, Edit, Tap
 

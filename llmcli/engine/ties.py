@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llmcli.anatomy.arithmetic import logits_dtype, rounding, stream_noise
+from llmcli.graph.arithmetic import logits_dtype, rounding, stream_noise
 from llmcli.model import Model
 
 

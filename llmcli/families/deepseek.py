@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.config import ModelConfig
+from llmcli.config.experts import ExpertsConfig
+from llmcli.config.latent import LatentConfig
+from llmcli.config.model import ModelConfig
+from llmcli.config.norm import NormConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.families import mixture
 from llmcli.families.draft import Draft, llama_like
 from llmcli.families.names import POST_NORM_2, QWEN, Names
 from llmcli.families.rope import GGUF_YARN, scores_yarn_from_gguf, scores_yarn_from_hf
 from llmcli.families.values import MOST, Values
-from llmcli.parts.experts.config import ExpertsConfig
-from llmcli.parts.latent.config import LatentConfig
-from llmcli.parts.norm.config import NormConfig
 
 _NORM = NormConfig(kind="rms", eps=1e-6)  # of latents, independent of `rms_norm_eps`
 _KINDS = ("dense", "sparse")  # layer types in `mlp_layer_types`

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from llmcli.config.attention import QueryGrowth
+from llmcli.config.embedding import EmbeddingConfig, HeadConfig
+from llmcli.config.experts import ExpertsConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft, llama_like
 from llmcli.families.names import AFTER, LLAMA, QWEN
@@ -20,9 +23,6 @@ from llmcli.families.read import (
 from llmcli.families.rope import GGUF_YARN, of_layer_type, renamed_kinds, yarn_as_written
 from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values
-from llmcli.parts.attention.config import QueryGrowth
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
-from llmcli.parts.experts.config import ExpertsConfig
 
 
 def _llama(m: Draft) -> None:

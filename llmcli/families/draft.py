@@ -7,7 +7,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
+from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.embedding import EmbeddingConfig
+from llmcli.config.mlp import Activation
+from llmcli.config.model import Branch, LayerConfig, ModelConfig, sequential
+from llmcli.config.norm import NormConfig
 from llmcli.errors import CheckpointError
 from llmcli.families import llama
 from llmcli.families.family import Family
@@ -15,10 +19,6 @@ from llmcli.families.names import LLAMA, Names
 from llmcli.families.read import gguf_windows, hf_slides, hf_window, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
 from llmcli.families.values import NO_KEYS, Values
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
-from llmcli.parts.embedding.config import EmbeddingConfig
-from llmcli.parts.mlp.config import Activation
-from llmcli.parts.norm.config import NormConfig
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo

@@ -8,7 +8,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import ModelConfig
+from llmcli.config.model import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.multimodal import text_settings, with_prefixes
 from llmcli.families.quantized import NVFP4, Scheme, scale_names, scheme, with_scales

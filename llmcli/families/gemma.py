@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from llmcli.config import ModelConfig
+from llmcli.config.embedding import EmbeddingConfig, HeadConfig
+from llmcli.config.model import ModelConfig
 from llmcli.families.draft import Draft, llama_like
 from llmcli.families.names import QWEN, Names
 from llmcli.families.read import GGUF_CAPS, GGUF_WINDOWS
 from llmcli.families.rope import of_layer_type
 from llmcli.families.values import Values
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 
 # defaults of transformers' configurations that differ from LlamaConfig's
 _DEFAULTS: Mapping[str, Any] = {

@@ -6,7 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from llmcli.config import Branch, LayerConfig, ModelConfig
+from llmcli.config.attention import KeysValues, RopeConfig
+from llmcli.config.embedding import EmbeddingConfig, LayerEmbeddingConfig
+from llmcli.config.experts import ExpertsConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import Branch, LayerConfig, ModelConfig
+from llmcli.config.ple import PleConfig
 from llmcli.errors import CheckpointError
 from llmcli.families import mixture
 from llmcli.families.draft import Draft, llama_like
@@ -15,11 +20,6 @@ from llmcli.families.names import Names
 from llmcli.families.read import GGUF_WINDOWS, gguf_windows, hf_layer, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
 from llmcli.families.values import MOST, Values
-from llmcli.parts.attention.config import KeysValues, RopeConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, LayerEmbeddingConfig
-from llmcli.parts.experts.config import ExpertsConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.ple.config import PleConfig
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _ROPES: Mapping[str, Any] = {

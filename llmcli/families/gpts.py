@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llmcli.config.embedding import EmbeddingConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft, llama_like
 from llmcli.families.names import QWEN
 from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values
-from llmcli.parts.embedding.config import EmbeddingConfig
 
 
 def _gpt_neo_hidden(settings: dict[str, Any]) -> Mapping[str, Any]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from llmcli.config.conv import ShortConvConfig
+from llmcli.config.experts import ExpertsConfig, SharedConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.families import mamba2_mixer, mixture
 from llmcli.families.dense import NO_BIASES, granite
@@ -15,8 +17,6 @@ from llmcli.families.mamba2_mixer import MIXER, Keys
 from llmcli.families.names import LLAMA, QWEN, Names, experts
 from llmcli.families.read import GGUF_SCALES, gguf_layers, gguf_numbers, without_zeros
 from llmcli.families.values import MOST, Values, shortened
-from llmcli.parts.conv.config import ShortConvConfig
-from llmcli.parts.experts.config import ExpertsConfig, SharedConfig
 
 _HEADS, _KV_HEADS, _NEURONS = (
     "attention.head_count", "attention.head_count_kv", "feed_forward_length",

@@ -10,15 +10,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import LayerConfig, ModelConfig, sequential
+from llmcli.config.attention import AttentionConfig
+from llmcli.config.embedding import EmbeddingConfig, HeadConfig
+from llmcli.config.mlp import Activation, MlpConfig
+from llmcli.config.model import LayerConfig, ModelConfig, sequential
+from llmcli.config.norm import NormConfig
 from llmcli.families import mixture
 from llmcli.families.read import GgufHeader, activation, end_ids, gguf_header
 from llmcli.families.rope import rope_from_gguf, rope_from_hf
 from llmcli.families.values import MOST, NO_KEYS, Values, require_divisible
-from llmcli.parts.attention.config import AttentionConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
-from llmcli.parts.mlp.config import Activation, MlpConfig
-from llmcli.parts.norm.config import NormConfig
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo

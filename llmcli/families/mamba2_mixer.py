@@ -6,10 +6,10 @@ import math
 from collections.abc import Container
 from typing import NamedTuple
 
+from llmcli.config.norm import NormConfig
+from llmcli.config.ssm import SsmConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.families.values import MOST, Values, require_divisible, shortened
-from llmcli.parts.norm.config import NormConfig
-from llmcli.parts.ssm.config import SsmConfig
 
 _RECURRENT = ("mamba", "linear_attention")  # layer types, old and new
 _ATTENDS = ("attention", "full_attention")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmcli.config.experts import ExpertsConfig, RoutingConfig, Scores, SharedConfig
+from llmcli.config.mlp import Activation
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.values import MOST, Values, require_divisible, shortened
-from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, Scores, SharedConfig
-from llmcli.parts.mlp.config import Activation
 
 # `expert_gating_func` of llama.cpp (`llama_expert_gating_func_type`); 0: not set
 _GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from llmcli.config.attention import YarnScaling
+from llmcli.config.experts import ExpertsConfig
+from llmcli.config.mlp import GateClamp
 from llmcli.errors import UnsupportedModel
 from llmcli.families import mixture
 from llmcli.families.dense import MISTRAL, NO_BIASES
@@ -14,9 +17,6 @@ from llmcli.families.names import LLAMA, POST_NORM_2, QWEN, experts
 from llmcli.families.read import GGUF_WINDOWS, hf_window
 from llmcli.families.unsupported import needs
 from llmcli.families.values import Values, shortened
-from llmcli.parts.attention.config import YarnScaling
-from llmcli.parts.experts.config import ExpertsConfig
-from llmcli.parts.mlp.config import GateClamp
 
 
 def _mixtral(m: Draft) -> None:

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from llmcli.config import ModelConfig
+from llmcli.config.attention import AttentionConfig
+from llmcli.config.conv import ShortConvConfig
+from llmcli.config.delta import DeltaConfig
+from llmcli.config.experts import ExpertsConfig
+from llmcli.config.latent import LatentConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import ModelConfig
+from llmcli.config.ssm import SsmConfig
 from llmcli.families.rope import GGUF_FACTORS, GGUF_LONGROPE
 from llmcli.families.rules import (
     NOWHERE,
@@ -25,13 +32,6 @@ from llmcli.families.rules import (
     Transpose,
     UnpairRows,
 )
-from llmcli.parts.attention.config import AttentionConfig
-from llmcli.parts.conv.config import ShortConvConfig
-from llmcli.parts.delta.config import DeltaConfig
-from llmcli.parts.experts.config import ExpertsConfig
-from llmcli.parts.latent.config import LatentConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.ssm.config import SsmConfig
 
 Row = tuple[str, str, str]  # our name, transformers', llama.cpp's
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from llmcli.config import ModelConfig
+from llmcli.config.delta import DeltaConfig
+from llmcli.config.experts import ExpertsConfig, SharedConfig
+from llmcli.config.model import ModelConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.families import mixture
 from llmcli.families.draft import Draft, llama_like
@@ -14,8 +16,6 @@ from llmcli.families.names import POST_NORM_2, QWEN, Names
 from llmcli.families.read import gguf_layers, without_zeros
 from llmcli.families.rope import renamed_kinds
 from llmcli.families.values import MOST, Values, require_divisible
-from llmcli.parts.delta.config import DeltaConfig
-from llmcli.parts.experts.config import ExpertsConfig, SharedConfig
 
 _NO_ENDS = {"bos_token_id": None, "eos_token_id": None}
 _QWEN2 = {"max_position_embeddings": 32768, "num_key_value_heads": 32, **_NO_ENDS}

@@ -6,11 +6,11 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmcli.config.mlp import Activation
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.rope import GGUF_YARN
 from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values, shortened
-from llmcli.parts.mlp.config import Activation
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo

@@ -12,11 +12,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from llmcli.config import ModelConfig
-from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families.values import MOST, Values, shortened
-from llmcli.graph.evaluation.frequencies import frequencies
-from llmcli.parts.attention.config import (
+from llmcli.config.attention import (
     DynamicScaling,
     FrequencyFactors,
     LinearScaling,
@@ -27,6 +23,10 @@ from llmcli.parts.attention.config import (
     RopeScaling,
     YarnScaling,
 )
+from llmcli.config.frequencies import frequencies
+from llmcli.config.model import ModelConfig
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families.values import MOST, Values, shortened
 
 T = TypeVar("T")
 DEFAULT_THETA = 10000.0

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 
-from llmcli.config import ModelConfig
+from llmcli.config.formats import IN_16_BITS, PACKED
+from llmcli.config.model import ModelConfig
 from llmcli.families.scales import Grid, Scale
-from llmcli.graph.blocks import IN_16_BITS, PACKED
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmcli.config import ModelConfig
+from llmcli.config.model import ModelConfig
 from llmcli.families.family import families
 from llmcli.families.rules import Rename, Rule, every_name
 

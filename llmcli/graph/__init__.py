@@ -1,1 +1,1 @@
-"""The algebra of models: nodes, ops, and the evaluation of each op."""
+"""The graph of a model: nodes and their operations, names, work, memory, shares. No torch."""

@@ -1,6 +1,6 @@
 """The tensors of a model as data: activations, parameters, states.
 
-No torch. Each part describes its own tensors by these; a `Graph` (`anatomy.graph`) has those of all
+No torch. Each part describes its own tensors by these; a `Graph` (`graph.graph`) has those of all
 parts of a model.
 """
 

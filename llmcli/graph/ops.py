@@ -1,7 +1,7 @@
 """The algebra of models: ops that compute one activation from others.
 
 No torch. An op has inputs, a formula in the symbols of its inputs, and the FLOPs of its matrix
-products. Its evaluation, derivations and rounding bounds are in `graph.evaluation`, by type.
+products. Its evaluation, derivations and rounding bounds are in `evaluate`, by type.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
+from llmcli.config.attention import QueryGrowth, RopeConfig
+from llmcli.config.latent import LatentConfig
+from llmcli.config.mlp import ACTIVATIONS, Activation, GateClamp
+from llmcli.config.norm import NormConfig
 from llmcli.graph.spec import Call
-from llmcli.parts.attention.config import QueryGrowth, RopeConfig
-from llmcli.parts.latent.config import LatentConfig
-from llmcli.parts.mlp.config import ACTIVATIONS, Activation, GateClamp
-from llmcli.parts.norm.config import NormConfig
 
 Letter = Callable[[str], str]  # the letter of an activation or a parameter, by its name
 Sizes = Mapping[str, int]  # of axes, by their letters

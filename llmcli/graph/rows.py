@@ -8,9 +8,9 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
+from llmcli.config.norm import NormConfig
 from llmcli.graph.node import Kernel, Node, Parameter, PartGraph, Site, State
 from llmcli.graph.ops import Normalize, Op, Project
-from llmcli.parts.norm.config import NormConfig
 
 
 @lru_cache(maxsize=64)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
 
-from llmcli.graph.blocks import PACKED, packed_bytes, stored_bytes
+from llmcli.config.formats import PACKED, packed_bytes, stored_bytes
 from llmcli.records.document import APART, derived
 
 Kind = Literal["parameter", "activation", "state"]

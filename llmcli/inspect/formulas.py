@@ -17,19 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmcli.anatomy.graph import graph
-from llmcli.config import ModelConfig
+from llmcli.config.model import ModelConfig
 from llmcli.errors import NotFinite
-from llmcli.formats.blocks import FileLayoutWeight
-from llmcli.formats.packed import Packed
-from llmcli.formats.weight import Weight
-from llmcli.graph.evaluation.rule import Rule, symbol
+from llmcli.evaluate.rule import Rule, symbol
+from llmcli.graph.graph import graph
 from llmcli.graph.ops import HeadShare, Project
 from llmcli.graph.routing import ExpertProject
 from llmcli.inspect.kernel import Kernel, layer_of, rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.document import ViewCheck
 from llmcli.records.explanation import NumberCheck
+from llmcli.weights.blocks import FileLayoutWeight
+from llmcli.weights.packed import Packed
+from llmcli.weights.weight import Weight
 
 NAME = "formulas"
 

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmcli.anatomy.graph import graph
-from llmcli.config import ModelConfig
-from llmcli.formats.packed import Packed
-from llmcli.graph.evaluation import rules as evaluation
-from llmcli.graph.evaluation.rule import Rule, concatenated, exact, settled
+from llmcli.config.model import ModelConfig
+from llmcli.decoder.block import Mixer
+from llmcli.evaluate import rules as evaluation
+from llmcli.evaluate.rule import Rule, concatenated, exact, settled
+from llmcli.graph.graph import graph
 from llmcli.graph.ops import HeadShare, Project
 from llmcli.graph.routing import ExpertProject
 from llmcli.model import Model
-from llmcli.nn.block import Mixer
 from llmcli.ops.linear import rounds_sums
 from llmcli.records.numbers import together
+from llmcli.weights.packed import Packed
 
 
 @lru_cache(maxsize=8)  # a view asks layer by layer

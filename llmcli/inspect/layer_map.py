@@ -12,10 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llmcli.anatomy.block import block_names
-from llmcli.anatomy.graph import graph
+from llmcli.graph.block import block_names
+from llmcli.graph.graph import graph
 from llmcli.graph.node import State
 from llmcli.graph.ops import Convolve, Mix, Softmax
+from llmcli.graph.parts.registry import part_of
 from llmcli.inspect.formulas import formula_inputs
 from llmcli.inspect.kernel import mixer_of
 from llmcli.model import Model
@@ -23,7 +24,6 @@ from llmcli.nn.recurrent import Recurrent
 from llmcli.nn.softmax_map import SoftmaxMap
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.recurrence import Inputs
-from llmcli.parts.registry import part_of
 
 MapRows = Callable[[slice], Tensor]  # the rows of the queries at these positions
 

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.anatomy.graph import Graph, graph
-from llmcli.anatomy.memory import PROMPT_CHUNK
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
+from llmcli.graph.graph import Graph, graph
+from llmcli.graph.memory import PROMPT_CHUNK
 from llmcli.graph.node import State as NodeState
 from llmcli.inspect.formulas import formula_checks, worst
 from llmcli.inspect.kernel import layer_of

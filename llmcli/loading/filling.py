@@ -27,13 +27,13 @@ from llmcli.families import (
     UnpairRows,
     moves_rows,
 )
-from llmcli.formats.dense import Dense, writable
-from llmcli.formats.packed import MappedWeight
-from llmcli.formats.weight import BlockQuantized, Weight
 from llmcli.kernels import native
 from llmcli.loading.scales import Scaler
 from llmcli.ops.quant import PLAIN, dequantize, quantize
 from llmcli.records.work import Stages
+from llmcli.weights.dense import Dense, writable
+from llmcli.weights.packed import MappedWeight
+from llmcli.weights.weight import BlockQuantized, Weight
 
 # Bytes of a matrix, stored and as numbers, at a time: bounds the memory needed in addition to the
 # weights.

@@ -11,24 +11,24 @@ from functools import cache, partial
 import torch
 
 from llmcli import devices
-from llmcli.anatomy.arithmetic import Arithmetic, matrices
 from llmcli.checkpoints import Checkpoint, open_model
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config.attention import FrequencyFactors, LongRopeScaling, RopeConfig
+from llmcli.config.formats import IN_16_BITS
+from llmcli.config.model import LayerConfig, ModelConfig
+from llmcli.decoder.decoder import Decoder
 from llmcli.errors import CheckpointError, UsageError
-from llmcli.formats.weight import Weight
-from llmcli.graph.blocks import IN_16_BITS
-from llmcli.loading.ahead import Ahead
+from llmcli.graph.arithmetic import Arithmetic, matrices
 from llmcli.loading.filling import in_16_bits, mapped, read_values
-from llmcli.loading.prepared import Prepared, prepare
 from llmcli.loading.weights import check_fit, load_weights, randomize
 from llmcli.model import Model
-from llmcli.nn.decoder import Decoder
 from llmcli.nn.parameters import Memory
-from llmcli.parts.attention.config import FrequencyFactors, LongRopeScaling, RopeConfig
+from llmcli.prepare.ahead import Ahead
+from llmcli.prepare.prepared import Prepared, prepare
 from llmcli.records.ledger import Ledger
 from llmcli.records.work import Progress, Stages
 from llmcli.text import load_tokenizer
 from llmcli.text.load import ending_ids
+from llmcli.weights.weight import Weight
 
 
 def load(

@@ -8,21 +8,21 @@ from collections.abc import Mapping
 
 import torch
 
-from llmcli.anatomy.graph import graph
 from llmcli.checkpoints import Checkpoint, TensorInfo
+from llmcli.decoder.decoder import Decoder
 from llmcli.devices import threads, wait_for
 from llmcli.errors import CheckpointError, WeightMismatch
 from llmcli.families import LaterRows, Load, Plan, parts_to_fill, shape_after
-from llmcli.formats.dense import writable
-from llmcli.formats.weight import BlockQuantized
+from llmcli.graph.graph import graph
 from llmcli.graph.ops import Normalize
-from llmcli.loading.ahead import Ahead
 from llmcli.loading.filling import fill
 from llmcli.loading.scales import check_scale
-from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import PLAIN, check_format, quantize
+from llmcli.prepare.ahead import Ahead
 from llmcli.records.ledger import Ledger, LedgerEntry
 from llmcli.records.work import Progress, Stages
+from llmcli.weights.dense import writable
+from llmcli.weights.weight import BlockQuantized
 
 # Bytes of weights from which threads pay off. Below, they save a few hundredths of a second on an
 # idle machine; on a busy one they wait for each other after each of hundreds of operations, and

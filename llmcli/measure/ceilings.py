@@ -25,15 +25,15 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.work import Works
-from llmcli.formats.packed import Packed
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.work import Works
 from llmcli.kernels import native
 from llmcli.limits import processor_numbers, system_text
 from llmcli.measure.runs import current
 from llmcli.ops.quant import quantize
 from llmcli.records.machine import MEMORY, Cache, Ceilings, MatrixRate, ReadRate, level_of
 from llmcli.records.work import PartWork, Progress, no_progress
+from llmcli.weights.packed import Packed
 
 _MEMORY_SETS = 4  # times the last cache: less of it is left from the round before
 _LEAST_SET = {"cuda": 1 << 30}  # of memory: a kernel takes some µs to start

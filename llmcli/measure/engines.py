@@ -16,16 +16,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import llmcli
 from llmcli import devices
-from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.counts import memory_need
-from llmcli.anatomy.graph import graph
-from llmcli.anatomy.memory import prefill_peak
-from llmcli.anatomy.work import Works, added, calls_work, decode_work, prompt_calls, step_bytes
-from llmcli.config import ModelConfig
+from llmcli.config.model import ModelConfig
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.counts import memory_need
+from llmcli.graph.graph import graph
+from llmcli.graph.memory import prefill_peak
 from llmcli.graph.ops import Score
 from llmcli.graph.spec import Call, Logits
+from llmcli.graph.work import Works, added, calls_work, decode_work, prompt_calls, step_bytes
 from llmcli.measure.ceilings import lower_bound_seconds
 from llmcli.measure.peaks import PhaseMemory
 from llmcli.measure.runs import gc_disabled

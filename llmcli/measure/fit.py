@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.counts import longest_context, memory_need
-from llmcli.anatomy.work import total_work
-from llmcli.config import ModelConfig
+from llmcli.config.model import ModelConfig
 from llmcli.families import parts_to_fill, shape_after
 from llmcli.families.scales import scale_problem
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.counts import longest_context, memory_need
 from llmcli.graph.spec import Call
-from llmcli.loading.prepared import Prepared
+from llmcli.graph.work import total_work
+from llmcli.prepare.prepared import Prepared
 from llmcli.records.info import Device, DeviceFit
 
 

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.graph import graph
 from llmcli.errors import OutOfMemory, UsageError
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.graph import graph
 from llmcli.measure.engines import (
     Engine,
     WorkCounter,

@@ -1,1 +1,1 @@
-"""Parameters and wiring of the decoder; the mathematics is in `ops/`."""
+"""What parts share: linear layers, parameters, state, the facts of one call."""

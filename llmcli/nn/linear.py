@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from llmcli.formats.routes import ExpertAssignment
 from llmcli.nn.parameters import Parameters
+from llmcli.weights.routes import ExpertAssignment
 
 
 class Linear:

@@ -1,4 +1,4 @@
-"""The storage of all parameters, created from the anatomy's specs.
+"""The storage of all parameters, created from the graph's specs.
 
 Parameters of one fused product are contiguous in one tensor; each is a named view of its rows (such
 as `W_k`).
@@ -13,13 +13,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-from llmcli.anatomy import TensorSpec
+from llmcli.config.formats import PACKED, packed_bytes
 from llmcli.devices import DTYPES
-from llmcli.formats.blocks import FileLayoutWeight
-from llmcli.formats.dense import Dense
-from llmcli.formats.packed import FusedWeight, Packed
-from llmcli.formats.weight import Weight
-from llmcli.graph.blocks import PACKED, packed_bytes
+from llmcli.graph.spec import TensorSpec
+from llmcli.weights.blocks import FileLayoutWeight
+from llmcli.weights.dense import Dense
+from llmcli.weights.packed import FusedWeight, Packed
+from llmcli.weights.weight import Weight
 
 # (name, format, size) → memory of a packed parameter; None: allocate it.
 Memory = Callable[[str, str, int], memoryview | None]

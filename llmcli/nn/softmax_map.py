@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from llmcli.config.attention import AttentionConfig
+from llmcli.config.latent import LatentConfig
 from llmcli.nn.linear import Linear
 from llmcli.ops.attention import visible_keys
 from llmcli.ops.norm import at_least_float32
-from llmcli.parts.attention.config import AttentionConfig
-from llmcli.parts.latent.config import LatentConfig
 
 
 class SoftmaxMap(ABC):

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.graph import graph
-from llmcli.config import ModelConfig
+from llmcli.config.model import ModelConfig
 from llmcli.devices import DTYPES
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.graph import graph
 from llmcli.graph.spec import TensorSpec
 from llmcli.nn.step import ReplayClock
 

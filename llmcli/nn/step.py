@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from llmcli.config.attention import RopeConfig
 from llmcli.ops import compiled, rope
 from llmcli.ops.attention import visible_keys
-from llmcli.parts.attention.config import RopeConfig
 
 Tap = Callable[[str, Tensor], None]
 Clock = Callable[[str], None]

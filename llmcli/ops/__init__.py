@@ -1,7 +1,7 @@
 """Pure tensor functions without parameters and state. Axes: see each file's legend.
 
 Every operation of the engine with its fast version, the op of `graph.ops` whose evaluation in
-`graph.evaluation` is its reference, and the models that use it. Without such an op, tests have
+`evaluate` is its reference, and the models that use it. Without such an op, tests have
 their own reference loop. PyTorch's functions are called directly where they suffice.
 
 operation              fast version                   evaluated as         used by

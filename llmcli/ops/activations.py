@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.config.mlp import ACTIVATIONS, Activation
 from llmcli.kernels import program
 from llmcli.kernels.program import bits, call
 from llmcli.ops import compiled
 from llmcli.ops.norm import at_least_float32
-from llmcli.parts.mlp.config import ACTIVATIONS, Activation
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llmcli.graph.blocks import PACKED
+from llmcli.config.formats import PACKED
 from llmcli.kernels import native, program
 from llmcli.kernels.program import bits, call
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from llmcli.config.mlp import GateClamp
 from llmcli.kernels import program
 from llmcli.kernels.program import bits, call
 from llmcli.ops import compiled
 from llmcli.ops.norm import at_least_float32, ones
-from llmcli.parts.mlp.config import GateClamp
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:

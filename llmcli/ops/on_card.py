@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmcli.config.mlp import CARD_ACTIVATIONS, Activation
 from llmcli.kernels import native
-from llmcli.parts.mlp.config import CARD_ACTIVATIONS, Activation
 
 _FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
 _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms

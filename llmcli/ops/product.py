@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.anatomy.arithmetic import FAST_WIDE
-from llmcli.anatomy.memory import HEAD_NUMBERS
-from llmcli.graph.blocks import DEEP
+from llmcli.config.formats import DEEP
+from llmcli.graph.arithmetic import FAST_WIDE
+from llmcli.graph.memory import HEAD_NUMBERS
 from llmcli.kernels import native, program
 from llmcli.ops import compiled, on_card
 

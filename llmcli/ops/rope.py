@@ -11,8 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from llmcli.ops import compiled
-from llmcli.parts.attention.config import (
+from llmcli.config.attention import (
     DynamicScaling,
     FrequencyFactors,
     LinearScaling,
@@ -22,6 +21,7 @@ from llmcli.parts.attention.config import (
     RopeConfig,
     YarnScaling,
 )
+from llmcli.ops import compiled
 
 
 def frequencies(config: RopeConfig, length: int) -> tuple[Tensor, float]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from llmcli.config.experts import RoutingConfig
 from llmcli.kernels import program
 from llmcli.kernels.program import bits, call
 from llmcli.ops import compiled
 from llmcli.ops.product import product_float32
-from llmcli.parts.experts.config import RoutingConfig
 
 
 def logits(x_BTD: Tensor, w_ED: Tensor, bias_E: Tensor | None) -> Tensor:

@@ -1,1 +1,1 @@
-"""The parts of models, one folder each, with a description of their tensors."""
+"""What computes the parts of models, a file for each; `graph.parts` describes their tensors."""

@@ -26,7 +26,7 @@ from llmcli.shell.running import kernels_of, load_model
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from llmcli.config import ModelConfig
+    from llmcli.config.model import ModelConfig
     from llmcli.model import Model
     from llmcli.records.text import Token
 

@@ -19,13 +19,13 @@ from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
 
 if TYPE_CHECKING:
-    from llmcli.anatomy.arithmetic import Arithmetic
     from llmcli.checkpoints import Checkpoint
-    from llmcli.config import ModelConfig
+    from llmcli.config.model import ModelConfig
     from llmcli.engine.speculation import Speculation
-    from llmcli.loading.ahead import Ahead
-    from llmcli.loading.prepared import Prepared
+    from llmcli.graph.arithmetic import Arithmetic
     from llmcli.model import Model
+    from llmcli.prepare.ahead import Ahead
+    from llmcli.prepare.prepared import Prepared
     from llmcli.records.info import Device
     from llmcli.records.text import PhasePeak
 
@@ -85,14 +85,14 @@ def load_model(
     model are read. `wide`: where no dtype is given it is at least float32; packed weights stay
     packed. Raises the errors of `open_model`, `check`, `before` and `load_checkpoint`.
     """
-    from llmcli.anatomy.arithmetic import WIDE
+    from llmcli.graph.arithmetic import WIDE
     from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
     from llmcli.records.text import PhasePeak
 
     options.check()
     with Progress(out) as progress:
         checkpoint, open_s = _opened(options, out, spec, progress)
-    from llmcli.loading.prepared import prepare
+    from llmcli.prepare.prepared import prepare
 
     begin = perf_counter()
     prepared = prepare(checkpoint, random=options.weights_seed is not None)
@@ -175,7 +175,7 @@ def note_tensors(checkpoint: Checkpoint, surplus: Sequence[str], out: Output) ->
 
 def note_quantize(options: ModelOptions, checkpoint: Checkpoint, out: Output) -> None:
     """A note where `--quantize` changes nothing of weights that are known to be readable."""
-    from llmcli.loading.prepared import quantize_without_effect
+    from llmcli.prepare.prepared import quantize_without_effect
 
     if words := quantize_without_effect(checkpoint, options.quantize):
         out.note(words)
@@ -183,8 +183,8 @@ def note_quantize(options: ModelOptions, checkpoint: Checkpoint, out: Output) ->
 
 def _ahead(options: ModelOptions, prepared: Prepared, dtype: str) -> Ahead | None:
     """Starts to read weights that a CPU keeps in blocks, if that is where they will be."""
-    from llmcli.loading.ahead import start
     from llmcli.measure.machine import cpu, machine_devices
+    from llmcli.prepare.ahead import start
 
     if options.device not in ("auto", "cpu") or options.weights_seed is not None:
         return None

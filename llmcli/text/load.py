@@ -13,7 +13,7 @@ from llmcli.text.hf import eos_ids, from_directory
 
 if TYPE_CHECKING:
     from llmcli.checkpoints.checkpoint import Checkpoint
-    from llmcli.config import ModelConfig
+    from llmcli.config.model import ModelConfig
     from llmcli.text.tokenizer import Tokenizer
 
 

@@ -8,11 +8,11 @@ from anatomy_configs import GPT, QWEN, models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmcli.anatomy import parameters, plan, states
-from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.graph import graph
 from llmcli.commands.shapes.measure import ShapesRequest
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.graph import graph
 from llmcli.graph.ops import size, visible_pairs
+from llmcli.graph.plan import parameters, plan, states
 from llmcli.graph.spec import Call
 from llmcli.inspect.kernel import rules
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from planned import partition, roots, storages
 from torch.utils.flop_counter import FlopCounterMode
 
-from llmcli.anatomy import parameters, plan, states
-from llmcli.anatomy.graph import graph
+from llmcli.decoder.decoder import Decoder
+from llmcli.graph.graph import graph
+from llmcli.graph.plan import parameters, plan, states
 from llmcli.graph.spec import Call
-from llmcli.nn.decoder import Decoder
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16")}
 calls = st.tuples(st.integers(1, 3), st.integers(1, 7), st.integers(0, 9))

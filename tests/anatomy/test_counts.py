@@ -14,21 +14,21 @@ from needs import needs_kernels
 from torch.profiler import ProfilerActivity, profile
 
 from llmcli import processor
-from llmcli.anatomy.arithmetic import Arithmetic, matrices
-from llmcli.anatomy.counts import count_parameters, layer_types, longest_context, memory_need
-from llmcli.anatomy.memory import PROMPT_CHUNK, prefill_peak
-from llmcli.config import Branch, LayerConfig, sequential
+from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.conv import ShortConvConfig
+from llmcli.config.delta import DeltaConfig
+from llmcli.config.embedding import HeadConfig
+from llmcli.config.experts import ExpertsConfig, RoutingConfig, SharedConfig
+from llmcli.config.formats import RUN
+from llmcli.config.latent import LatentConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import Branch, LayerConfig, sequential
+from llmcli.config.ssm import SsmConfig
+from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
-from llmcli.graph.blocks import RUN
-from llmcli.nn.decoder import Decoder
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
-from llmcli.parts.conv.config import ShortConvConfig
-from llmcli.parts.delta.config import DeltaConfig
-from llmcli.parts.embedding.config import HeadConfig
-from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
-from llmcli.parts.latent.config import LatentConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.ssm.config import SsmConfig
+from llmcli.graph.arithmetic import Arithmetic, matrices
+from llmcli.graph.counts import count_parameters, layer_types, longest_context, memory_need
+from llmcli.graph.memory import PROMPT_CHUNK, prefill_peak
 
 FLOAT32 = Arithmetic.of("float32")
 

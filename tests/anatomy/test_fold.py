@@ -7,9 +7,9 @@ from anatomy_configs import GPT, QWEN, layers, models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmcli.anatomy import parameters, plan
-from llmcli.anatomy.graph import graph
 from llmcli.commands.shapes.measure import fold, fold_kinds, numbered, unfold
+from llmcli.graph.graph import graph
+from llmcli.graph.plan import parameters, plan
 from llmcli.graph.spec import Call, TensorSpec
 
 CALL = {"batch": 1, "tokens": 3, "past": 0, "phase": "prefill", "dtype": "float32"}

@@ -10,11 +10,11 @@ from anatomy_configs import models
 from hypothesis import given, settings
 from zoo import ZOO, attending, three_layers, variant
 
-from llmcli.anatomy import parameters, plan, states
-from llmcli.anatomy.aliases import listed, modules
-from llmcli.anatomy.names import Names, known
 from llmcli.errors import UsageError
 from llmcli.families.sources import sources
+from llmcli.graph.aliases import listed, modules
+from llmcli.graph.names import Names, known
+from llmcli.graph.plan import parameters, plan, states
 from llmcli.graph.spec import Call
 
 ALL = [one.name for one in ZOO]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo import three_layers as model
 
-from llmcli.anatomy.names import Names
 from llmcli.errors import UsageError
 from llmcli.families.sources import sources
+from llmcli.graph.names import Names
 
 KINDS = st.sampled_from(
     [("activation", "state"), ("activation",), ("parameter",), ("parameter", "activation", "state")]

@@ -10,12 +10,12 @@ import torch
 from small_models import ids, random_decoder
 from zoo import MODELS, RMS, delta, llama
 
-from llmcli.anatomy.graph import graph
-from llmcli.anatomy.split import share
-from llmcli.config import sequential
-from llmcli.formats.dense import writable
-from llmcli.nn.decoder import Decoder
+from llmcli.config.model import sequential
+from llmcli.decoder.decoder import Decoder
+from llmcli.graph.graph import graph
+from llmcli.graph.split import share
 from llmcli.nn.step import Edit
+from llmcli.weights.dense import writable
 
 TILED = delta(heads=8, key_heads=4, tiled=True)  # a rank's value heads are not adjacent
 

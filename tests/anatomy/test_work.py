@@ -14,10 +14,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from work_families import COUNTED, EVERY, FAMILIES, MIXTURES, by_hand, family, without_window
 from zoo import BLOCKS
 
-from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.counts import count_parameters
-from llmcli.anatomy.graph import graph
-from llmcli.anatomy.work import (
+from llmcli.commands.ladder.measure.record import count
+from llmcli.decoder.decoder import Decoder
+from llmcli.engine.session import Session
+from llmcli.families import find
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.counts import count_parameters
+from llmcli.graph.graph import graph
+from llmcli.graph.spec import Call
+from llmcli.graph.work import (
     added,
     calls_work,
     decode_work,
@@ -26,11 +31,6 @@ from llmcli.anatomy.work import (
     prompt_work,
     total_work,
 )
-from llmcli.commands.ladder.measure.record import count
-from llmcli.engine.session import Session
-from llmcli.families import find
-from llmcli.graph.spec import Call
-from llmcli.nn.decoder import Decoder
 from llmcli.records.work import PartWork
 
 FLOAT32 = Arithmetic.of("float32")

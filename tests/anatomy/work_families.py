@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 from zoo import TYPES, ZOO, Variant, variant
 
-from llmcli.config import ModelConfig
-from llmcli.parts.delta.config import DeltaConfig
-from llmcli.parts.experts.config import ExpertsConfig
-from llmcli.parts.ssm.config import SsmConfig
+from llmcli.config.delta import DeltaConfig
+from llmcli.config.experts import ExpertsConfig
+from llmcli.config.model import ModelConfig
+from llmcli.config.ssm import SsmConfig
 
 # the first of every type, one of them under a narrow window: those with attention in all layers
 EVERY = {one.model_type: one for one in reversed(ZOO)} | {

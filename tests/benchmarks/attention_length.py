@@ -24,18 +24,18 @@ MIXER = """AttentionConfig(
 CODE = """
 import json, re, time
 import torch
-from llmcli.config import *
+from llmcli.config.model import *
 from llmcli.loading.load import randomize
 from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.inspect.passes import Passes
 from llmcli.model import Model
-from llmcli.nn.decoder import Decoder
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
-from llmcli.parts.delta.config import DeltaConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.norm.config import NormConfig
-from llmcli.parts.ssm.config import SsmConfig
+from llmcli.decoder.decoder import Decoder
+from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.delta import DeltaConfig
+from llmcli.config.embedding import EmbeddingConfig, HeadConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.norm import NormConfig
+from llmcli.config.ssm import SsmConfig
 
 def held(mark):
     return int(re.search(mark + r":\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024

@@ -9,20 +9,20 @@ from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from zoo import in_blocks, layer, llama
 
-from llmcli.anatomy import parameters
 from llmcli.checkpoints import mxfp4, open_checkpoint
+from llmcli.config.formats import packed_bytes
 from llmcli.errors import CheckpointError
 from llmcli.families.family import Family
 from llmcli.families.rules import Load, PerExpert, Rename, Rows
-from llmcli.formats.dense import Dense
-from llmcli.formats.packed import Packed
-from llmcli.graph.blocks import packed_bytes
-from llmcli.loading.ahead import start
+from llmcli.graph.plan import parameters
 from llmcli.loading.filling import fill, mapped, read_values
 from llmcli.loading.load import load_checkpoint
-from llmcli.loading.prepared import prepare
 from llmcli.ops.quant import dequantize
+from llmcli.prepare.ahead import start
+from llmcli.prepare.prepared import prepare
 from llmcli.records.work import Stages
+from llmcli.weights.dense import Dense
+from llmcli.weights.packed import Packed
 
 NAME = "model.layers.0.mlp.experts.gate_up_proj"
 QUANTIZED = {

@@ -12,8 +12,8 @@ from zoo import TYPES
 
 from llmcli.commands.explain import measure
 from llmcli.commands.explain.options import names
+from llmcli.decoder.decoder import Decoder
 from llmcli.loading.load import load
-from llmcli.nn.decoder import Decoder
 
 
 @pytest.fixture

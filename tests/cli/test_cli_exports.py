@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import llmcli.shell.files
-from llmcli.nn.decoder import Decoder
+from llmcli.decoder.decoder import Decoder
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 CUT = {

@@ -18,21 +18,23 @@ from planned import departures
 from safetensors.torch import load_file
 from unplanned import family as unplanned
 from unplanned.experts import part as experts
+from unplanned.experts.forward import Experts
 from unplanned.running_mean import forward
 from unplanned.running_mean import part as mean
 
-import llmcli.anatomy.graph
-from llmcli.config import ModelConfig, sequential
+import llmcli.graph.graph
+from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.embedding import EmbeddingConfig, HeadConfig
+from llmcli.config.mlp import GateClamp, MlpConfig
+from llmcli.config.model import ModelConfig, sequential
+from llmcli.decoder.block import FORWARDS
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
+from llmcli.graph.parts.registry import PARTS
 from llmcli.loading.load import load
 from llmcli.measure import ceilings
 from llmcli.nn.state import LayerState
 from llmcli.nn.step import Edit
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
-from llmcli.parts.mlp.config import GateClamp, MlpConfig
-from llmcli.parts.registry import PARTS
 
 TEXT = "The old house stood at the end of the road, and the old"
 MIXER = AttentionConfig(
@@ -63,6 +65,8 @@ def paths(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PARTS, mean.RunningMeanConfig, mean.PART)
         patch.setitem(PARTS, experts.ExpertsConfig, experts.PART)
+        patch.setitem(FORWARDS, mean.RunningMeanConfig, forward.RunningMean)
+        patch.setitem(FORWARDS, experts.ExpertsConfig, Experts)
         yield {name: str(write(folder / name, config)) for name, config in FAMILIES.items()}
 
 
@@ -269,11 +273,11 @@ FAULTS = {
 def test_faults_are_seen(cli, paths, monkeypatch, fault):
     plant, commands = FAULTS[fault]
     plant(monkeypatch)
-    llmcli.anatomy.graph.graph.cache_clear()
+    llmcli.graph.graph.graph.cache_clear()
     for command in commands:
         argv = ["--name", "*"] if command == "dump" else []
         argv += ["--generate", "3", "--json", "--dtype", "float64"]
         result = cli(command, "-m", paths["unplanned"], TEXT, *argv)
         assert result.code == 1, command
         assert not all(check["ok"] for check in result.json()["checks"].values())
-    llmcli.anatomy.graph.graph.cache_clear()
+    llmcli.graph.graph.graph.cache_clear()

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import llmcli.nn.recurrent as nn
 from llmcli.ops.recurrence import Map
-from llmcli.parts.delta import forward as delta
+from llmcli.parts import delta
 
 TEXT = "The old house stood at the end of the road, and the old"
 

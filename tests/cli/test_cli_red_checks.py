@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from json_schemas import errors
 
-from llmcli.nn.block import Block
-from llmcli.parts.attention import forward as attention
-from llmcli.parts.experts import forward as experts
-from llmcli.parts.norm.forward import Norm
+from llmcli.decoder.block import Block
+from llmcli.parts import attention, experts
+from llmcli.parts.norm import Norm
 
 
 def unmasked(patch):

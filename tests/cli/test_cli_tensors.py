@@ -16,11 +16,11 @@ from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
 
 import llmcli.commands.lens.measure
-from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.work import total_work
 from llmcli.checkpoints import open_checkpoint
 from llmcli.families import translate
+from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.spec import Call
+from llmcli.graph.work import total_work
 from llmcli.loading.load import load
 
 

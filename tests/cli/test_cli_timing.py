@@ -16,14 +16,14 @@ from safetensors.numpy import load_file, save_file
 import llmcli.loading.load
 import llmcli.measure.ceilings
 import llmcli.shell.files
-from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.work import step_bytes
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.timing.command import TimingOptions, prompt_tokens
 from llmcli.commands.timing.measure import run as timing_run
 from llmcli.commands.timing.measure.run import Workload
 from llmcli.errors import UsageError
 from llmcli.families import translate
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.work import step_bytes
 from llmcli.shell.prompts import LOOKED_AT, Prompt
 
 TEXT = "abcabcab"

@@ -11,11 +11,11 @@ from tiny_checkpoints import write_llama
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.score import measure as score
+from llmcli.decoder.decoder import Decoder
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
 from llmcli.loading.load import load_checkpoint
-from llmcli.nn.decoder import Decoder
 
 SCALINGS = {
     "none": None,

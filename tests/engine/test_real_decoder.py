@@ -8,13 +8,13 @@ import torch
 from continued import plain_loop, stream
 from decoder_parameters import parameters_of
 
-from llmcli.config import ModelConfig, sequential
+from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.embedding import EmbeddingConfig, HeadConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import ModelConfig, sequential
+from llmcli.config.norm import NormConfig
+from llmcli.decoder.decoder import Decoder
 from llmcli.engine.sampling import Sampling
-from llmcli.nn.decoder import Decoder
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.norm.config import NormConfig
 
 RMS = NormConfig(kind="rms", eps=1e-6)
 VOCAB = 97

@@ -6,8 +6,8 @@ from covers import covered
 from small_models import ids, random_decoder
 from zoo import MODELS, VOCAB
 
-from llmcli.anatomy.graph import graph
 from llmcli.engine.session import Session
+from llmcli.graph.graph import graph
 from llmcli.inspect.passes import remembered
 
 PROMPTS = [[5, 9, 2, 7, 11], [3], [8, 1, 4]]

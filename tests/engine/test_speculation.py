@@ -11,16 +11,16 @@ from needs import needs_kernels
 from small_models import random_decoder, random_model
 from zoo import COMPUTED, IN_BLOCKS, MODELS
 
+from llmcli.decoder.decoder import Decoder
 from llmcli.engine.drafts import ModelDraft, NgramDraft
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling, filtered
 from llmcli.engine.seeds import uniforms
 from llmcli.engine.session import Session
 from llmcli.engine.speculation import ROWS, DraftLengthController, Speculation
-from llmcli.formats.dense import writable
 from llmcli.kernels import native
-from llmcli.nn.decoder import Decoder
 from llmcli.ui.facts import draft_words
+from llmcli.weights.dense import writable
 
 PROMPT = [3, 9, 1, 4, 3, 9, 1, 4, 3, 9]
 NAMES = (
@@ -277,7 +277,7 @@ def test_no_more_is_read_ahead_than_there_is_memory_for(monkeypatch):
         pytest.skip("there are no kernels")
     nbytes = session.state.recorded[1, 60].nbytes
     assert nbytes > config.width * 4 * 5
-    monkeypatch.setattr("llmcli.nn.decoder.available_bytes", lambda device: 8 * nbytes)
+    monkeypatch.setattr("llmcli.decoder.decoder.available_bytes", lambda device: 8 * nbytes)
     assert [session.can_verify(rows) for rows in ROWS] == [True, True, False]
 
 

@@ -9,11 +9,11 @@ import torch
 from continued import plain_loop, stream
 from fake_model import EOS, EXTRA, VOCAB, fake_model, hashed, script
 
-from llmcli.anatomy.memory import PROMPT_CHUNK
 from llmcli.engine.output import Token
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.seeds import sample_seed
 from llmcli.errors import NotFinite, PromptTooLong, UsageError
+from llmcli.graph.memory import PROMPT_CHUNK
 
 GREEDY = Sampling(temperature=0)
 HOT = Sampling(

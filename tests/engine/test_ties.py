@@ -15,11 +15,11 @@ from fake_model import fake_model
 from needs import needs_kernels
 from test_real_decoder import VOCAB, real_model
 
-from llmcli.anatomy.arithmetic import Arithmetic, matrices, stream_noise
 from llmcli.checkpoints import locate, open_checkpoint
 from llmcli.engine import stream as engine
 from llmcli.engine.sampling import Sampling, penalized
 from llmcli.engine.ties import NearTies
+from llmcli.graph.arithmetic import Arithmetic, matrices, stream_noise
 from llmcli.loading.load import load_checkpoint
 from llmcli.model import Model
 from llmcli.ops.norm import at_least_float32

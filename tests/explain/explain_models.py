@@ -12,12 +12,12 @@ from zoo import ATTENTION, GATED, RMS, gpt2, in_blocks, layer, llama
 
 from llmcli.commands.explain.measure import explain
 from llmcli.commands.explain.options import names
-from llmcli.config import ModelConfig
+from llmcli.config.attention import Llama3Scaling, RopeConfig
+from llmcli.config.embedding import HeadConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import ModelConfig
+from llmcli.config.norm import NormConfig
 from llmcli.model import Model
-from llmcli.parts.attention.config import Llama3Scaling, RopeConfig
-from llmcli.parts.embedding.config import HeadConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.norm.config import NormConfig
 from llmcli.records.text import Token
 
 IDS = (5, 17, 3, 17, 42, 8, 30)

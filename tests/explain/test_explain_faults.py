@@ -14,7 +14,7 @@ from small_models import as_model
 
 import llmcli.ops.rope
 from llmcli.errors import NotFinite
-from llmcli.parts.attention import forward
+from llmcli.parts import attention as forward
 
 # what only tokens after the prompt show, which an explanation reads in one call
 LATER = {

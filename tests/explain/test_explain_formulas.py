@@ -10,13 +10,13 @@ from explain_models import IDS, NAMES, make
 from small_models import random_model
 from zoo import stretched
 
+from llmcli.config.attention import DynamicScaling, LongRopeScaling
 from llmcli.errors import NotFinite
-from llmcli.formats.dense import Dense
 from llmcli.inspect import formulas
 from llmcli.inspect.formulas import formula_checks, formula_inputs, worst
 from llmcli.inspect.kernel import rules
-from llmcli.parts.attention.config import DynamicScaling, LongRopeScaling
 from llmcli.records.document import ViewCheck
+from llmcli.weights.dense import Dense
 
 LONG = {
     "dynamic": stretched(DynamicScaling(factor=2.0, original=5)),

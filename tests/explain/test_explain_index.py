@@ -4,9 +4,9 @@ import pytest
 from explain_models import TEXTS, make
 from zoo import BLOCKS
 
-from llmcli.anatomy.indexed import NumberRef, parse
 from llmcli.commands.explain.options import find, names, place
 from llmcli.errors import UsageError
+from llmcli.graph.indexed import NumberRef, parse
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from decoder_parameters import parameters_of
 from explain_models import NAMES, TOKENS, deep_model, emitted, explained, make
 
 from llmcli.commands.explain.measure import Values
-from llmcli.formats.dense import Dense
 from llmcli.inspect import formulas
 from llmcli.inspect.kernel import rules
 from llmcli.loading.load import load
+from llmcli.weights.dense import Dense
 
 
 def values_of(model):

@@ -12,8 +12,8 @@ from needs import needs_kernels
 from small_models import ids, random_model
 from zoo import MODELS
 
-from llmcli.graph.evaluation.numbers import ACTIVATIONS, EXACT, Number
-from llmcli.graph.evaluation.rule import concatenated, exact
+from llmcli.evaluate.numbers import ACTIVATIONS, EXACT, Number
+from llmcli.evaluate.rule import concatenated, exact
 from llmcli.inspect.kernel import Kernel, rules
 from llmcli.ops.activations import activation
 

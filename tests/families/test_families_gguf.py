@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.config.attention import FrequencyFactors
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import UnpairRows, find, plan
 from llmcli.families.read import GGUF_WINDOWS, gguf_ignored
 from llmcli.loading.load import check_loadable
-from llmcli.loading.prepared import prepare
-from llmcli.parts.attention.config import FrequencyFactors
+from llmcli.prepare.prepared import prepare
 
 SIZES = {
     "block_count": 3, "context_length": 96, "embedding_length": 24, "feed_forward_length": 40,

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from llmcli.anatomy import states, stored_shapes
+from llmcli.config.experts import ExpertsConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.families import find, parts_to_fill, plan
-from llmcli.parts.experts.config import ExpertsConfig
+from llmcli.graph.plan import states, stored_shapes
 
 ROPED = {
     "vocab_size": 67, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,

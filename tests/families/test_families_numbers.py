@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from zoo import variant
 
+from llmcli.config.frequencies import frequencies
 from llmcli.errors import CheckpointError
 from llmcli.families import describe
-from llmcli.graph.evaluation.frequencies import frequencies
 
 # a kind of rotation each, and mixers whose sizes are products
 NAMES = ("rope-yarn", "rope-llama3", "rope-longrope", "rope-dynamic", "rope-linear", "gemma4",

@@ -8,10 +8,7 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from llmcli.families.rope import rope_from_gguf, rope_from_hf
-from llmcli.families.values import Values
-from llmcli.ops.rope import frequencies
-from llmcli.parts.attention.config import (
+from llmcli.config.attention import (
     DynamicScaling,
     FrequencyFactors,
     LinearScaling,
@@ -20,6 +17,9 @@ from llmcli.parts.attention.config import (
     RopeConfig,
     YarnScaling,
 )
+from llmcli.families.rope import rope_from_gguf, rope_from_hf
+from llmcli.families.values import Values
+from llmcli.ops.rope import frequencies
 
 HEAD, CONTEXT = 16, 128
 SIZES = {

@@ -14,7 +14,7 @@ from zoo import TYPES
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.checkpoints.files import read_object
-from llmcli.config import ModelConfig
+from llmcli.config.model import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import families, find, plan, translate, unsupported
 from llmcli.families.values import Values, shortened

@@ -23,11 +23,11 @@ from types import SimpleNamespace
 import pytest
 from families_ledger import after
 
-from llmcli.anatomy import parameters
 from llmcli.checkpoints import mxfp4
 from llmcli.checkpoints.tensors import TensorInfo
 from llmcli.families import parts_to_fill, plan, translate
 from llmcli.families.scales import scale_problem
+from llmcli.graph.plan import parameters
 
 BESIDE = ("vision", "visual", "multi_modal_projector")  # a text model
 DATA = Path(__file__).parents[1] / "data"

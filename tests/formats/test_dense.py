@@ -10,14 +10,14 @@ import zoo
 from decoder_parameters import parameters_of
 
 from llmcli import processor
-from llmcli.formats import dense
-from llmcli.formats.dense import Dense, writable
-from llmcli.formats.routes import ExpertAssignment
-from llmcli.formats.weight import Weight
-from llmcli.nn.decoder import Decoder
+from llmcli.decoder.decoder import Decoder
 from llmcli.nn.linear import Linear
 from llmcli.ops.linear import linear, linear_fp32_out
 from llmcli.ops.product import product_float32
+from llmcli.weights import dense
+from llmcli.weights.dense import Dense, writable
+from llmcli.weights.routes import ExpertAssignment
+from llmcli.weights.weight import Weight
 
 N, K = 30, 8
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llmcli.nn.steps import GraphRecorder
+from llmcli.decoder.steps import GraphRecorder
 
 aten = torch.ops.aten
 # they have no parts: which kernel computes it is chosen from the device

@@ -18,23 +18,23 @@ from test_graph_packed import wrong
 from zoo import BLOCKS, IN_BLOCKS, gpt2, in_blocks, layer, llama
 
 from llmcli import devices
-from llmcli.anatomy.arithmetic import Arithmetic, arithmetic, in_no_blocks, matrices
-from llmcli.anatomy.graph import Graph
-from llmcli.anatomy.memory import prefill_peak
 from llmcli.checkpoints import open_model
+from llmcli.config.embedding import HeadConfig
+from llmcli.config.formats import ON_CARD
+from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
-from llmcli.formats.blocks import FileLayoutWeight
-from llmcli.formats.dense import writable
-from llmcli.formats.packed import FusedWeight
-from llmcli.graph.blocks import ON_CARD
+from llmcli.graph.arithmetic import Arithmetic, arithmetic, in_no_blocks, matrices
+from llmcli.graph.graph import Graph
+from llmcli.graph.memory import prefill_peak
 from llmcli.kernels import native
 from llmcli.loading.load import load, load_checkpoint
 from llmcli.loading.weights import randomize
-from llmcli.nn.decoder import Decoder
 from llmcli.ops import on_card
 from llmcli.ops.quant import FORMATS, dequantize
-from llmcli.parts.embedding.config import HeadConfig
+from llmcli.weights.blocks import FileLayoutWeight
+from llmcli.weights.dense import writable
+from llmcli.weights.packed import FusedWeight
 
 HEADS = {"heads": 8, "kv_heads": 2, "head_dim": 32, "value_dim": 32, "scale": 32**-0.5}
 CLAMPED = "experts, a matrix of them dense"
@@ -150,7 +150,7 @@ def test_every_step_of_a_bucket_launches_the_same(name):
 def test_a_weight_in_blocks(format, rows, monkeypatch):
     """Products of few rows have its numbers; those of many a part of it at a time, rounded once."""
     columns = 2 * FORMATS[format][0]
-    monkeypatch.setattr("llmcli.formats.blocks.DEQUANTIZED_AT_ONCE", 5 * columns)
+    monkeypatch.setattr("llmcli.weights.blocks.DEQUANTIZED_AT_ONCE", 5 * columns)
     generator = torch.Generator().manual_seed(0)
     raw = random_blocks(format, 13, columns, generator)
     numbers = dequantize(raw, format, dtype=torch.float32)

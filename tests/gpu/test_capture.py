@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from llmcli.nn.steps import GraphRecorder
+from llmcli.decoder.steps import GraphRecorder
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from covers import covered, in_turn
 from small_models import ids, random_decoder
 from zoo import MODELS
 
+from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
-from llmcli.formats.dense import writable
-from llmcli.nn.decoder import Decoder
 from llmcli.nn.state import State
 from llmcli.nn.step import Edit
-from llmcli.parts.mlp.forward import GatedMlp
+from llmcli.parts.mlp import GatedMlp
+from llmcli.weights.dense import writable
 
 LENGTH_ROPES = {"dynamic", "dynamic, within its length", "longrope"}
 CAPACITY, FIRST = 12, 4

@@ -5,8 +5,8 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from llmcli.config.mlp import CARD_ACTIVATIONS
 from llmcli.kernels.triton import attention, packed, products
-from llmcli.parts.mlp.config import CARD_ACTIVATIONS
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32),

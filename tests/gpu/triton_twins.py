@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llmcli.graph.blocks import ON_CARD
+from llmcli.config.formats import ON_CARD
+from llmcli.config.mlp import CARD_ACTIVATIONS
 from llmcli.kernels.triton.attention import attend_one
 from llmcli.kernels.triton.packed import PACKED, packed_product, routed_product
 from llmcli.kernels.triton.products import normalize, product
@@ -16,7 +17,6 @@ from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, visible_keys
 from llmcli.ops.norm import layer_norm, rms_norm
 from llmcli.ops.quant import FORMATS, dequantize
-from llmcli.parts.mlp.config import CARD_ACTIVATIONS
 
 DTYPES = {torch.float32: 3e-6, torch.float16: 3e-3}
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 
-from llmcli.graph.blocks import ACTIVATION_BYTES, PACKED
+from llmcli.config.formats import ACTIVATION_BYTES, PACKED
 from llmcli.kernels import program
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmcli.graph.blocks import FORMATS
+from llmcli.config.formats import FORMATS
 
 # Format -> where a block has float16 numbers.
 FLOAT16_AT = {

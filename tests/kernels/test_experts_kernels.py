@@ -13,12 +13,12 @@ from kernel_sources import same
 from needs import needs_kernels
 from test_packed import file_rows, inputs
 
-from llmcli.formats.dense import Dense
-from llmcli.formats.packed import FusedWeight, Packed
-from llmcli.formats.routes import ExpertAssignment
+from llmcli.config.experts import RoutingConfig
 from llmcli.ops import compiled, elements, routing
 from llmcli.ops.product import product_float32
-from llmcli.parts.experts.config import RoutingConfig
+from llmcli.weights.dense import Dense
+from llmcli.weights.packed import FusedWeight, Packed
+from llmcli.weights.routes import ExpertAssignment
 
 SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e38, -1e38, 1e-40)
 KINDS = ("usual", "equal", "ties", "special")

@@ -13,11 +13,11 @@ import pytest
 import torch
 from kernel_sources import EXTENSION, ROOT, SOURCES, same
 
+from llmcli.config.formats import PACKED
+from llmcli.config.mlp import ACTIVATIONS
 from llmcli.errors import UsageError
-from llmcli.graph.blocks import PACKED
 from llmcli.kernels import native, program
 from llmcli.ops import product
-from llmcli.parts.mlp.config import ACTIVATIONS
 
 COLUMNS = (1, 7, 31, 32, 33, 64, 65, 576, 577)
 ROWS = (*range(1, 10), 16, 17, 24)

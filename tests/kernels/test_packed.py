@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_calls import Kernels, copied
 
-from llmcli.formats.packed import FusedWeight, Packed
-from llmcli.graph.blocks import FORMATS, PACKED, packed_bytes
+from llmcli.config.formats import FORMATS, PACKED, packed_bytes
 from llmcli.kernels import native
 from llmcli.ops.quant import dequantize
+from llmcli.weights.packed import FusedWeight, Packed
 
 # Rows of weights, columns (of blocks of 32; of 256 a multiple), rows of x.
 SHAPES = (

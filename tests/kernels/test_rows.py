@@ -9,14 +9,14 @@ import pytest
 import torch
 from kernel_sources import same
 
-from llmcli.anatomy.arithmetic import FAST_WIDE
+from llmcli.config.mlp import ACTIVATIONS, GateClamp
+from llmcli.graph.arithmetic import FAST_WIDE
 from llmcli.kernels import native
 from llmcli.ops import compiled, product
 from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, visible_keys
 from llmcli.ops.elements import cast, gate
 from llmcli.ops.heads import join, to_columns, to_rows
-from llmcli.parts.mlp.config import ACTIVATIONS, GateClamp
 
 
 def exact(q_BHTd, k_BKCd, v_BKCe, starts, scale, window, cap=None, sinks=None):

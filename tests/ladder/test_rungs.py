@@ -16,7 +16,7 @@ from llmcli.commands.ladder.measure.runner import RUNGS
 from llmcli.commands.ladder.measure.texts import first_attention, first_mlp, text_of
 from llmcli.commands.ladder.measure.weights import AttentionWeights
 from llmcli.commands.ladder.report import NAMES
-from llmcli.parts.attention.config import DynamicScaling
+from llmcli.config.attention import DynamicScaling
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 BY_NAME = dict(zip(NAMES, RUNGS, strict=True))

@@ -10,7 +10,6 @@ from decoder_parameters import parameters_of
 from small_models import weights as small_weights
 from zoo import CONFIGS, GATED, layer, llama
 
-from llmcli.anatomy import plan
 from llmcli.commands.ladder.measure import runner
 from llmcli.commands.ladder.measure.loops import multiply_adds
 from llmcli.commands.ladder.measure.record import count
@@ -19,6 +18,7 @@ from llmcli.commands.ladder.measure.runner import plan_workload, run_ladder
 from llmcli.commands.ladder.measure.texts import axis_sizes
 from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.errors import NotFinite, UnsupportedModel
+from llmcli.graph.plan import plan
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load
 
@@ -178,7 +178,7 @@ def test_fused_attention_is_two_products_over_the_square():
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_the_decoder_runs_the_flops_that_the_anatomy_says(kind):
+def test_the_decoder_runs_the_flops_of_the_graph(kind):
     decoder = random_weights(kind).decoder
     ids = torch.tensor([[1, 2, 3, 4, 5]])
     specs = plan(decoder.config, Call(batch=1, tokens=5, past=0, phase="prefill")).written

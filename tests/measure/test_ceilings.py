@@ -7,7 +7,7 @@ import torch
 from needs import needs_kernels
 
 from llmcli import devices
-from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.graph.arithmetic import Arithmetic
 from llmcli.kernels import native
 from llmcli.measure import ceilings as module
 from llmcli.measure.ceilings import cpu_caches, measure_ceilings

@@ -13,16 +13,16 @@ from small_models import ids, random_decoder
 from test_view_faults import whole
 from zoo import MODELS
 
-from llmcli.anatomy.graph import graph
 from llmcli.commands.lens.measure import Stream, measure_lens
+from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
+from llmcli.graph.graph import graph
 from llmcli.inspect.passes import Passes
-from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import KeyRange, Step
 from llmcli.ops import compiled
 from llmcli.ops.attention import visible_keys
-from llmcli.parts.attention import forward
-from llmcli.parts.attention.forward import Attention
+from llmcli.parts import attention as forward
+from llmcli.parts.attention import Attention
 
 IDS = (5, 17, 3, 17, 42, 8, 30, 1, 9, 11)
 

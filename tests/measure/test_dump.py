@@ -15,9 +15,9 @@ from zoo import MODELS
 
 import llmcli.commands.dump.measure as dump_module
 import llmcli.devices
-from llmcli.anatomy.names import known
 from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.errors import OutOfMemory
+from llmcli.graph.names import known
 from llmcli.inspect.passes import Passes
 from llmcli.inspect.statistics import Statistics
 from llmcli.nn.step import Step

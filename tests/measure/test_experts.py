@@ -12,7 +12,7 @@ from zoo import MODELS
 from llmcli.commands.experts import measure
 from llmcli.commands.experts.command import ExpertsOptions
 from llmcli.inspect.passes import Passes
-from llmcli.parts.experts import forward as experts
+from llmcli.parts import experts
 
 MIXTURES = (
     "experts", "experts beside dense layers", "experts by groups", "experts after the choice",

@@ -16,18 +16,14 @@ from test_experts import instead
 from test_view_faults import first_red, red_without_a_fault
 from zoo import MODELS
 
-from llmcli.nn import block
-from llmcli.nn import decoder as nn_decoder
+from llmcli.decoder import block
+from llmcli.decoder import decoder as nn_decoder
 from llmcli.nn.step import Step
 from llmcli.ops import compiled
 from llmcli.ops.activations import activation, quick_gelu
-from llmcli.parts.attention import forward as attention
-from llmcli.parts.attention.forward import Attention
-from llmcli.parts.experts import forward as experts
-from llmcli.parts.latent import forward as latent
-from llmcli.parts.latent.forward import LatentAttention
-from llmcli.parts.mlp import forward as mlp
-from llmcli.parts.norm import forward as norm
+from llmcli.parts import attention, experts, latent, mlp, norm
+from llmcli.parts.attention import Attention
+from llmcli.parts.latent import LatentAttention
 
 # What plants a fault: called with the monkeypatch and the decoder.
 

@@ -15,14 +15,14 @@ from zoo import BLOCKS, MODELS, VOCAB, layer, llama
 import llmcli.commands.lens.measure as lens_module
 import llmcli.devices
 from llmcli.commands.lens.measure import Agreement, measure_lens, places
+from llmcli.config.embedding import HeadConfig
+from llmcli.config.norm import NormConfig
+from llmcli.decoder.block import Block
 from llmcli.errors import NotFinite, OutOfMemory
-from llmcli.formats.dense import Dense
 from llmcli.inspect.passes import Passes
-from llmcli.nn.block import Block
 from llmcli.nn.step import Step
-from llmcli.parts.embedding.config import HeadConfig
-from llmcli.parts.norm.config import NormConfig
 from llmcli.records.work import no_progress
+from llmcli.weights.dense import Dense
 
 IDS = (5, 17, 3, 17, 42, 8, 30)
 CPU = torch.device("cpu")

@@ -22,7 +22,6 @@ from tokenizers import Tokenizer, models
 
 import llmcli.commands.load.measure.numbers as numbers_module
 import llmcli.commands.load.measure.run as run_module
-from llmcli.anatomy import parameters
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.load.measure.ledger import claims
 from llmcli.commands.load.measure.numbers import parameter_numbers
@@ -30,6 +29,7 @@ from llmcli.commands.load.measure.run import NO_DIGEST, measure_load
 from llmcli.commands.load.report import folded, pooled
 from llmcli.errors import LlmcliError
 from llmcli.families import translate
+from llmcli.graph.plan import parameters
 from llmcli.inspect.statistics import Statistics
 from llmcli.kernels import native
 from llmcli.measure.peaks import Peak

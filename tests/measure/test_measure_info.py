@@ -17,18 +17,18 @@ from zoo import TYPES, ZOO
 
 from llmcli.checkpoints import open_checkpoint, open_model
 from llmcli.commands.info.measure import measure_info
+from llmcli.config.attention import AttentionConfig
+from llmcli.config.conv import ShortConvConfig
+from llmcli.config.delta import DeltaConfig
+from llmcli.config.experts import ExpertsConfig
+from llmcli.config.latent import LatentConfig
+from llmcli.config.ple import PleConfig
+from llmcli.config.ssm import SsmConfig
+from llmcli.decoder.decoder import Decoder
 from llmcli.errors import LlmcliError
 from llmcli.families import find
 from llmcli.kernels import native
 from llmcli.loading.load import load_checkpoint
-from llmcli.nn.decoder import Decoder
-from llmcli.parts.attention.config import AttentionConfig
-from llmcli.parts.conv.config import ShortConvConfig
-from llmcli.parts.delta.config import DeltaConfig
-from llmcli.parts.experts.config import ExpertsConfig
-from llmcli.parts.latent.config import LatentConfig
-from llmcli.parts.ple.config import PleConfig
-from llmcli.parts.ssm.config import SsmConfig
 from llmcli.records.info import Device
 from llmcli.records.text import Token
 

@@ -22,7 +22,6 @@ from llmcli.errors import UsageError
 from llmcli.kernels import native
 from llmcli.limits import free_memory, memory_limit, processors
 from llmcli.loading.load import arithmetic_on
-from llmcli.loading.prepared import prepare
 from llmcli.measure import machine as module
 from llmcli.measure.machine import (
     CpuContention,
@@ -33,6 +32,7 @@ from llmcli.measure.machine import (
     nvidia_gpus,
 )
 from llmcli.measure.peaks import resident_bytes
+from llmcli.prepare.prepared import prepare
 from llmcli.records.document import members
 from llmcli.records.info import Device
 from llmcli.records.machine import MachineLoad

@@ -16,8 +16,6 @@ from tiny_checkpoints import write_gpt2, write_llama
 from torch.utils._python_dispatch import TorchDispatchMode
 from zoo import MODELS
 
-from llmcli.anatomy import plan
-from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.commands.shapes import measure as shapes
 from llmcli.commands.shapes.measure import (
     ShapesRequest,
@@ -27,18 +25,20 @@ from llmcli.commands.shapes.measure import (
     stored_tensors,
     symbols_check,
 )
-from llmcli.config import sequential
+from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import sequential
+from llmcli.decoder import decoder
+from llmcli.decoder.decoder import Decoder
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.plan import plan
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load
-from llmcli.loading.prepared import prepare
-from llmcli.nn import decoder
-from llmcli.nn.decoder import Decoder
 from llmcli.nn.state import allocate
 from llmcli.nn.step import Step
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
-from llmcli.parts.attention.forward import Attention
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.norm.forward import Norm
+from llmcli.parts.attention import Attention
+from llmcli.parts.norm import Norm
+from llmcli.prepare.prepared import prepare
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16")}
 

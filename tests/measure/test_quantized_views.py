@@ -6,13 +6,13 @@ from planned import wrongly_filled
 from quantized_checkpoints import SCHEMES, write_quantized
 from tiny_checkpoints import write_llama
 
-from llmcli.anatomy.arithmetic import auto_dtype
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.info.measure import measure_info
 from llmcli.commands.shapes.measure import stored_check, stored_tensors
+from llmcli.graph.arithmetic import auto_dtype
 from llmcli.inspect.kernel import origin
 from llmcli.loading.load import load_checkpoint
-from llmcli.loading.prepared import prepare
+from llmcli.prepare.prepared import prepare
 
 SCALE = "model.layers.1.mlp.up_proj.weight_scale_inv"
 FAULTS = {

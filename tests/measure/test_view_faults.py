@@ -14,13 +14,13 @@ from decoder_parameters import Times
 from needs import needs_kernels
 from small_models import as_model, ids
 
-from llmcli.anatomy.names import Names
 from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.commands.lens.measure import measure_lens
-from llmcli.formats.packed import Packed
+from llmcli.graph.names import Names
 from llmcli.inspect.passes import Passes
-from llmcli.parts.attention import forward as nn_attention
+from llmcli.parts import attention as nn_attention
+from llmcli.weights.packed import Packed
 
 ARITHMETIC = [
     torch.float32, torch.float16, torch.bfloat16, pytest.param("packed", marks=needs_kernels)

@@ -13,17 +13,17 @@ from continued import stream
 from decoder_parameters import parameters_of
 from torch import Tensor
 
-from llmcli.anatomy.names import known
 from llmcli.commands.attention.command import synthetic
 from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.commands.lens.measure import measure_lens
+from llmcli.decoder.decoder import Decoder
 from llmcli.engine.sampling import Sampling
+from llmcli.graph.names import known
 from llmcli.graph.spec import TensorSpec
 from llmcli.inspect.passes import Passes
 from llmcli.model import Model
-from llmcli.nn.decoder import Decoder
 
 pytestmark = pytest.mark.real
 

@@ -10,10 +10,10 @@ from small_models import random_decoder
 from zoo import IN_BLOCKS, MODELS
 
 from llmcli.commands.selftest.measure.arithmetic import compare_captured
+from llmcli.decoder.decoder import Decoder
+from llmcli.decoder.steps import bucket
 from llmcli.engine.session import Session
 from llmcli.kernels import native
-from llmcli.nn.decoder import Decoder
-from llmcli.nn.steps import bucket
 
 PROMPTS = [[3, 9, 1], [7]]
 # PyTorch computes it: products with a mask round as those of live keys alone need not

@@ -11,12 +11,12 @@ from decoder_parameters import parameters_of
 from small_models import ids, random_decoder
 from zoo import CONFIGS, MODELS, VOCAB, layer, llama, stretched
 
-from llmcli.anatomy.graph import graph
+from llmcli.config.attention import DynamicScaling
+from llmcli.decoder.decoder import Decoder
+from llmcli.graph.graph import graph
 from llmcli.kernels import native
 from llmcli.nn import step
-from llmcli.nn.decoder import Decoder
 from llmcli.ops import compiled
-from llmcli.parts.attention.config import DynamicScaling
 
 
 @pytest.fixture(params=covered(MODELS))

@@ -6,15 +6,15 @@ from covers import covered
 from small_models import random_model
 from zoo import MODELS, keeping_keys
 
-from llmcli.anatomy.graph import graph
-from llmcli.anatomy.plan import plan
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
+from llmcli.graph.graph import graph
+from llmcli.graph.plan import plan
 from llmcli.graph.recurrence import Cut
 from llmcli.graph.spec import Call
 from llmcli.inspect.formulas import formula_checks, formula_inputs
 from llmcli.nn.step import Edit, Step
-from llmcli.parts.attention import forward as attention
+from llmcli.parts import attention
 
 TOKENS = torch.tensor([[5, 17, 3, 17, 42, 8, 30]])
 

@@ -9,16 +9,16 @@ from small_models import random_decoder, random_model
 from torch.utils.flop_counter import FlopCounterMode
 from zoo import IN_BLOCKS, VOCAB, latent, llama
 
-from llmcli.anatomy.arithmetic import arithmetic, matrices
-from llmcli.anatomy.graph import graph
-from llmcli.anatomy.plan import plan
+from llmcli.config.latent import LatentConfig
+from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
+from llmcli.graph.arithmetic import arithmetic, matrices
+from llmcli.graph.graph import graph
+from llmcli.graph.plan import plan
 from llmcli.graph.spec import Call
-from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Edit
 from llmcli.ops import compiled, heads
-from llmcli.parts.latent.config import LatentConfig
 
 MODEL = llama(latent(), latent(query_rank=None, bias=True))
 IDS = torch.randint(VOCAB, (2, 12), generator=torch.Generator().manual_seed(1))

@@ -7,10 +7,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from zoo import MODELS, VOCAB
 
+from llmcli.decoder.decoder import Decoder
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.inspect.statistics import Statistics
-from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant.codes import mxfp4
 
 META = torch.device("meta")

@@ -9,10 +9,10 @@ from needs import needs_kernels
 from small_models import random_model
 from zoo import COMPUTED, IN_BLOCKS
 
+from llmcli.decoder.steps import KernelRecorder
 from llmcli.engine.session import Session
 from llmcli.kernels import native
 from llmcli.nn.step import Edit
-from llmcli.nn.steps import KernelRecorder
 from llmcli.ops import elements
 
 pytestmark = needs_kernels
@@ -143,7 +143,7 @@ def test_what_is_not_recorded_is_found(name, model, monkeypatch):
     """Computed by PyTorch, a sum or a product would keep the numbers of the recorded step."""
     expected = decoded(session(model))
     plain = {"add": lambda x, y: x + y, "gate": multiplied}[name]
-    for module in ("nn.block", "parts.mlp.forward"):
+    for module in ("decoder.block", "parts.mlp"):
         monkeypatch.setattr(f"llmcli.{module}.{name}", plain, raising=False)
     monkeypatch.setattr(elements, name, plain)
     recorder = KernelRecorder(model.decoder._weights.values(), model.decoder._ropes.values())

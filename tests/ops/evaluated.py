@@ -1,15 +1,15 @@
 """An op of `llmcli.graph.ops` evaluated on numbers that are given: the slow twin of a fast version.
 
-Letters as in `llmcli.graph.evaluation.rule`.
+Letters as in `llmcli.evaluate.rule`.
 """
 
 from itertools import product
 
 import torch
 
+from llmcli.evaluate.rule import concatenated
+from llmcli.evaluate.rules import RULES
 from llmcli.graph import ops
-from llmcli.graph.evaluation.rule import concatenated
-from llmcli.graph.evaluation.rules import RULES
 from llmcli.graph.node import Node
 
 

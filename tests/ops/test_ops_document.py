@@ -12,19 +12,19 @@ from evaluated import activated, attention, derive, evaluate, project, softmax
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmcli import ops
-from llmcli.anatomy import parameters
-from llmcli.config import ModelConfig
+from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.embedding import EmbeddingConfig, HeadConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import ModelConfig
+from llmcli.config.norm import NormConfig
+from llmcli.decoder.decoder import Decoder
 from llmcli.engine.sampling import Sampling, choose, filtered
-from llmcli.graph.evaluation.rules import RULES
+from llmcli.evaluate.rules import RULES
 from llmcli.graph.ops import Gate, Normalize, Scale, Score
-from llmcli.nn.decoder import Decoder
+from llmcli.graph.plan import parameters
 from llmcli.ops import activations, norm
 from llmcli.ops.attention import attend, scores
 from llmcli.ops.linear import linear
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.norm.config import NormConfig
 
 F64 = torch.float64
 X = [1.0, 2.0, 3.0, 4.0]

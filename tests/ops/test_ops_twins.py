@@ -10,12 +10,7 @@ from evaluated import activated, attention, derive, evaluate, project, softmax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmcli.graph import ops
-from llmcli.graph.evaluation.dots import products
-from llmcli.ops import activations, elements, norm, rope
-from llmcli.ops.attention import attend, scores, visible_keys
-from llmcli.ops.linear import linear
-from llmcli.parts.attention.config import (
+from llmcli.config.attention import (
     DynamicScaling,
     FrequencyFactors,
     LinearScaling,
@@ -24,8 +19,13 @@ from llmcli.parts.attention.config import (
     RopeConfig,
     YarnScaling,
 )
-from llmcli.parts.mlp.config import GateClamp
-from llmcli.parts.norm.config import NormConfig
+from llmcli.config.mlp import GateClamp
+from llmcli.config.norm import NormConfig
+from llmcli.evaluate.dots import products
+from llmcli.graph import ops
+from llmcli.ops import activations, elements, norm, rope
+from llmcli.ops.attention import attend, scores, visible_keys
+from llmcli.ops.linear import linear
 
 F64 = torch.float64
 numbers = st.floats(-50, 50)

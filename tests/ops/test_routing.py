@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from llmcli.formats.dense import Dense
-from llmcli.formats.routes import ExpertAssignment
-from llmcli.formats.weight import Weight
+from llmcli.config.experts import RoutingConfig
 from llmcli.ops.routing import choose, weigh
-from llmcli.parts.experts.config import RoutingConfig
+from llmcli.weights.dense import Dense
+from llmcli.weights.routes import ExpertAssignment
+from llmcli.weights.weight import Weight
 
 
 def random(*shape, seed=0, dtype=torch.float64):

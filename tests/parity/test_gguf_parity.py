@@ -17,8 +17,8 @@ from parity_reference import load_reference, reference_logprobs
 from safetensors.torch import save_file
 from zoo import PACKED, TYPES, ZOO, Variant, packed, variant
 
-from llmcli.formats.packed import MappedWeight
 from llmcli.ops.quant import DECODERS
+from llmcli.weights.packed import MappedWeight
 
 # d·q is exact in float32; d·q + m is not, so that float64 sees the decoder's rounding there
 EXACT = {"F64", "F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0"}

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from zoo import Variant
 
-from llmcli.formats.packed import MappedWeight, Packed
 from llmcli.kernels import native
+from llmcli.weights.packed import MappedWeight, Packed
 
 ONE = Variant("gpt_oss", "gpt_oss", {
     "hidden_size": 96, "intermediate_size": 64, "rms_norm_eps": 2.0**-17,  # a float32 of a GGUF

@@ -14,9 +14,9 @@ from parity_recorder import PAIRED, numbers_of_a_head
 from parity_reference import fresh_rope, precision
 from zoo import TYPES, ZOO, variant
 
-from llmcli.anatomy.names import Names
 from llmcli.errors import UsageError
 from llmcli.families.sources import sources
+from llmcli.graph.names import Names
 
 # modules without a tensor of their own here: the whole model and its decoder, what only passes on
 # (of experts, each with some of the tokens, too), experts without the shared one, and a norm

@@ -13,9 +13,9 @@ from parity_reference import OnlyFloat64, reference_logprobs
 from torch import Tensor
 from zoo import PACKED, TYPES, ZOO, variant
 
+from llmcli.config.experts import ExpertsConfig
 from llmcli.engine.session import Session
 from llmcli.families import families
-from llmcli.parts.experts.config import ExpertsConfig
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-9}
 ALL = [one.name for one in ZOO]

@@ -20,15 +20,15 @@ from parity_gguf import write_gguf
 from parity_models import build, prompt
 from zoo import TYPES, ZOO, variant
 
-from llmcli.anatomy import stored_shapes
 from llmcli.checkpoints import open_checkpoint
+from llmcli.config.attention import QueryGrowth, RopeConfig
+from llmcli.config.norm import NormConfig
+from llmcli.decoder.decoder import Decoder
 from llmcli.families import Rename, Rows, plan
+from llmcli.graph.plan import stored_shapes
 from llmcli.loading.load import check_loadable, configured
-from llmcli.loading.prepared import Prepared, prepare
 from llmcli.loading.weights import load_weights
-from llmcli.nn.decoder import Decoder
-from llmcli.parts.attention.config import QueryGrowth, RopeConfig
-from llmcli.parts.norm.config import NormConfig
+from llmcli.prepare.prepared import Prepared, prepare
 
 SHORT, LONG = 20, 150  # tokens; the second is beyond windows and original lengths
 WORDS = {

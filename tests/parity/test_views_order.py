@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from parity_models import prompt
 
-from llmcli.anatomy.names import known
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.commands.lens.measure import measure_lens
+from llmcli.graph.names import known
 from llmcli.inspect.passes import Passes
 from llmcli.loading.load import load_checkpoint
 

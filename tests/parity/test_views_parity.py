@@ -21,13 +21,13 @@ from planned import departures, wrongly_filled
 from transformers import PreTrainedModel
 from zoo import ZOO, attending, recurring, variant
 
-from llmcli.anatomy.names import known
 from llmcli.checkpoints import open_checkpoint
 from llmcli.cli.app import main
 from llmcli.commands.shapes.measure import stored_tensors
 from llmcli.families import describe, translate
+from llmcli.graph.names import known
 from llmcli.loading.load import load_checkpoint
-from llmcli.loading.prepared import prepare
+from llmcli.prepare.prepared import prepare
 
 NEW = 3
 VIEWED = [one for one in ZOO if one.views]

@@ -2,8 +2,8 @@
 
 from linear_family import RMS
 
-from llmcli.config import ModelConfig, sequential
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.config.embedding import EmbeddingConfig, HeadConfig
+from llmcli.config.model import ModelConfig, sequential
 from unplanned.experts.part import ExpertsConfig
 from unplanned.running_mean.part import RunningMeanConfig
 

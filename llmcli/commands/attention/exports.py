@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llmcli.anatomy.graph import graph
 from llmcli.commands.attention.options import AttentionOptions, recurrent_layers
 from llmcli.commands.attention.report import AttentionReport, grouped
 from llmcli.commands.attention.view.files import (
@@ -17,6 +16,7 @@ from llmcli.commands.attention.view.files import (
     head_map_png,
     page_size,
 )
+from llmcli.graph.graph import graph
 from llmcli.records.document import members
 from llmcli.records.numbers import numbered, spans
 from llmcli.records.text import Token

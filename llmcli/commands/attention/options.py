@@ -31,7 +31,7 @@ from llmcli.shell.inspection import check_span, parse_numbers, parse_span
 from llmcli.shell.params import opt
 
 if TYPE_CHECKING:
-    from llmcli.config import ModelConfig
+    from llmcli.config.model import ModelConfig
     from llmcli.graph.recurrence import Recurrence
 
 Span = tuple[int, int]  # positions `first` … `last`-1
@@ -234,7 +234,7 @@ class AttentionOptions:
         With `--what state` all layers are those with a state. Raises UsageError for layers without
         `what`, and for heads that none of them has.
         """
-        from llmcli.anatomy.graph import graph
+        from llmcli.graph.graph import graph
 
         mixers, counts = graph(config).mixers, head_counts(self.what, config)
         scores, (what, why) = self.what == "scores", HAS[self.what]
@@ -280,7 +280,7 @@ class AttentionOptions:
 
 def head_counts(what: str, config: ModelConfig) -> dict[int, int]:
     """How many heads each layer has that has a `pattern`, `scores` or a `state`."""
-    from llmcli.anatomy.graph import graph
+    from llmcli.graph.graph import graph
     from llmcli.graph.ops import Mix
 
     model, found = graph(config), {}
@@ -326,7 +326,7 @@ def unknown_metrics(config: ModelConfig) -> dict[str, str]:
 
 def recurrent_layers(config: ModelConfig) -> dict[int, Recurrence]:
     """The layers whose map is the equivalent of a recurrence: its weights have signs."""
-    from llmcli.anatomy.graph import graph
+    from llmcli.graph.graph import graph
     from llmcli.graph.recurrence import LinearMap
 
     model = graph(config)

@@ -22,7 +22,7 @@ from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_default
 
 if TYPE_CHECKING:
     from llmcli.commands.dump.report import DumpReport
-    from llmcli.config import ModelConfig
+    from llmcli.config.model import ModelConfig
 
 FILES = ("safetensors", "npz")
 STREAM = "embed,blocks.*.resid_post,ln_final.out"
@@ -77,8 +77,8 @@ class DumpOptions:
 
         Raises UsageError for a name that matches nothing.
         """
-        from llmcli.anatomy.names import Names
         from llmcli.families.sources import sources
+        from llmcli.graph.names import Names
 
         names = Names(config, sources(config))
         found: set[str] = set()
@@ -110,8 +110,8 @@ def command(
     pattern must reproduce the kernel's own z from the values; otherwise the command exits 1. NaN
     and infinity (except the −∞ of masked scores) exit 7, after the output is written.
     """
-    from llmcli.anatomy.names import known
     from llmcli.commands.dump.view import render_dump
+    from llmcli.graph.names import known
 
     look = Inspection("dump", dump, FILES, output)
     notes: list[str] = []

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.anatomy import parameters, plan, states
-from llmcli.anatomy.graph import graph
-from llmcli.anatomy.names import known
 from llmcli.commands.dump.report import DumpedTensor, DumpReport
-from llmcli.config import ModelConfig
+from llmcli.config.model import ModelConfig
 from llmcli.errors import NotFinite
+from llmcli.graph.graph import graph
+from llmcli.graph.names import known
 from llmcli.graph.ops import HeadShare, size
+from llmcli.graph.plan import parameters, plan, states
 from llmcli.graph.spec import Call, TensorSpec
 from llmcli.inspect.attention import AttentionChecks, Tokens, checked_rows
 from llmcli.inspect.formulas import formula_checks, formula_inputs, formula_words, worst

@@ -22,7 +22,7 @@ from llmcli.shell.params import opt
 
 if TYPE_CHECKING:
     from llmcli.commands.experts.report import ExpertsReport
-    from llmcli.config import ModelConfig
+    from llmcli.config.model import ModelConfig
 
 FILES = ("html", "png", "json")
 
@@ -71,7 +71,7 @@ class ExpertsOptions(PlacesOptions):
 
     def layers(self, config: ModelConfig) -> tuple[int, ...]:
         """The chosen layers in order. Raises UsageError for a layer without experts."""
-        from llmcli.anatomy.graph import graph
+        from llmcli.graph.graph import graph
         from llmcli.graph.routing import Choose
 
         nodes = graph(config).nodes.values()
@@ -135,8 +135,8 @@ def exports(look: Subject, experts: ExpertsOptions) -> dict[str, Export]:
     What a file has besides, and for each token in each layer some numbers and K experts. A picture
     has a bounded size.
     """
-    from llmcli.anatomy.graph import graph
     from llmcli.commands.experts.view import experts_page, experts_png
+    from llmcli.graph.graph import graph
 
     layers, tokens = experts.layers(look.model.config), len(look.ids) + look.generate
     cells = len(layers) * len(experts.span(tokens))

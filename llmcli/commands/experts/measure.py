@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.anatomy.graph import graph
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
-from llmcli.graph.evaluation import routing as evaluation
+from llmcli.evaluate import routing as evaluation
+from llmcli.graph.graph import graph
 from llmcli.graph.ops import Op
 from llmcli.graph.routing import Choose, Share, SumExperts, Weigh
 from llmcli.inspect.formulas import formula_checks, formula_inputs, worst

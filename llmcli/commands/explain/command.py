@@ -17,8 +17,8 @@ from llmcli.shell.prompts import BUILTIN, Prompt, prompt_or_default
 from llmcli.shell.running import kernels_of, load_model
 
 if TYPE_CHECKING:
-    from llmcli.anatomy.indexed import NumberRef
     from llmcli.commands.explain.report import Explanation
+    from llmcli.graph.indexed import NumberRef
     from llmcli.model import Model
 
 EPILOG = """
@@ -107,8 +107,8 @@ def command(
     1. The text is used as it stands, without chat template; a parameter needs no text. The default
     number is the top logit of the last token.
     """
-    from llmcli.anatomy.indexed import parse
     from llmcli.commands.explain.view import render_explanation
+    from llmcli.graph.indexed import parse
     from llmcli.ui.facts import LETTERS, model_line
 
     out = Output("explain", output)

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.anatomy import TensorSpec
-from llmcli.anatomy.graph import graph
-from llmcli.anatomy.indexed import NumberRef
 from llmcli.commands.explain.options import letters_of, shape_in_letters, where
 from llmcli.commands.explain.report import Check, Explanation, LocalCheck, Step
-from llmcli.config import ModelConfig
+from llmcli.config.model import ModelConfig
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
-from llmcli.graph.evaluation.attention import Softmax
-from llmcli.graph.evaluation.rule import Rule, concatenated, settled, symbol
+from llmcli.evaluate.attention import Softmax
+from llmcli.evaluate.rule import Rule, concatenated, settled, symbol
+from llmcli.graph.graph import graph
+from llmcli.graph.indexed import NumberRef
 from llmcli.graph.ops import Mix
+from llmcli.graph.spec import TensorSpec
 from llmcli.inspect.formulas import number_found, worst_number
 from llmcli.inspect.kernel import Kernel, layer_of, origin, rules
 from llmcli.model import Model, dtype_name

@@ -8,15 +8,15 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from llmcli.anatomy import TensorSpec, parameters, plan
-from llmcli.anatomy.graph import graph
-from llmcli.anatomy.indexed import NumberRef
-from llmcli.anatomy.names import Names
 from llmcli.commands.explain.report import Coordinate, Letter
-from llmcli.config import ModelConfig
+from llmcli.config.model import ModelConfig
 from llmcli.errors import UsageError
 from llmcli.families.sources import sources
-from llmcli.graph.spec import Call, Kind
+from llmcli.graph.graph import graph
+from llmcli.graph.indexed import NumberRef
+from llmcli.graph.names import Names
+from llmcli.graph.plan import parameters, plan
+from llmcli.graph.spec import Call, Kind, TensorSpec
 
 if TYPE_CHECKING:
     from llmcli.text import Tokenizer

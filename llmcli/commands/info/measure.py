@@ -7,9 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.counts import count_parameters, layer_types
-from llmcli.anatomy.work import total_work
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.sniff import no_model
 from llmcli.commands.info.report import (
@@ -26,9 +23,12 @@ from llmcli.commands.info.report import (
 )
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
 from llmcli.families import families, ignored_metadata
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.counts import count_parameters, layer_types
 from llmcli.graph.spec import DTYPE_BYTES, Call
-from llmcli.loading.prepared import Prepared, prepare
+from llmcli.graph.work import total_work
 from llmcli.measure.fit import Run, fit, misfits, unscaled
+from llmcli.prepare.prepared import Prepared, prepare
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.info import Device, DeviceFit
 from llmcli.records.ledger import EACH_HAS_ITS_PLACE
@@ -38,7 +38,7 @@ from llmcli.text import load_tokenizer
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint, TensorInfo
-    from llmcli.config import ModelConfig
+    from llmcli.config.model import ModelConfig
     from llmcli.text import Tokenizer
 
 

@@ -21,7 +21,7 @@ from llmcli.shell.prompts import BUILTIN, prompt_or_default
 from llmcli.shell.running import kernels_of, load_model
 
 if TYPE_CHECKING:
-    from llmcli.config import ModelConfig
+    from llmcli.config.model import ModelConfig
     from llmcli.model import Model
 
 EPILOG = """

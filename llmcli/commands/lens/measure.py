@@ -23,18 +23,18 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.anatomy.block import block_names
 from llmcli.commands.lens.report import LensCell, LensReport, LensRow, LensToken
-from llmcli.config import ModelConfig
+from llmcli.config.model import ModelConfig
+from llmcli.config.norm import NormConfig
 from llmcli.errors import NotFinite
-from llmcli.formats.packed import Packed
-from llmcli.graph.evaluation import rule
+from llmcli.evaluate import rule
+from llmcli.graph.block import block_names
 from llmcli.inspect.kernel import layer_of
 from llmcli.inspect.passes import Passes
 from llmcli.model import Model, dtype_name
 from llmcli.ops.norm import at_least_float32
-from llmcli.parts.norm.config import NormConfig
 from llmcli.records.document import ViewCheck
+from llmcli.weights.packed import Packed
 
 Target = Literal["output", "next"] | int
 

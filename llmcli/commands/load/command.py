@@ -62,7 +62,7 @@ class LoadOptions:
 
 def chosen(report: LoadReport, load: LoadOptions) -> Sequence[LedgerEntry]:
     """The requested lines; raises UsageError for a pattern that matches none."""
-    from llmcli.anatomy.names import near_ends
+    from llmcli.graph.names import near_ends
 
     if load.filter is None:
         return report.ledger if load.all else report.rows

@@ -28,13 +28,13 @@ from llmcli.shell.running import (
 )
 
 if TYPE_CHECKING:
-    from llmcli.anatomy.arithmetic import Arithmetic
     from llmcli.checkpoints import Checkpoint
     from llmcli.commands.shapes.measure import ShapesRequest
     from llmcli.commands.shapes.report import Stored
-    from llmcli.config import ModelConfig
+    from llmcli.config.model import ModelConfig
+    from llmcli.graph.arithmetic import Arithmetic
     from llmcli.graph.spec import Kind
-    from llmcli.loading.prepared import Prepared
+    from llmcli.prepare.prepared import Prepared
     from llmcli.shell.prompts import Prompt
 
 TOKENS = 12  # of the example prompt, where none is given
@@ -114,9 +114,9 @@ class ShapesOptions:
         Raises UsageError for unknown layers and names, PromptTooLong where a model has learned too
         few positions.
         """
-        from llmcli.anatomy.names import Names
         from llmcli.commands.shapes.measure import ShapesRequest
         from llmcli.families.sources import sources
+        from llmcli.graph.names import Names
         from llmcli.graph.spec import PHASES
 
         kinds: tuple[Kind, ...] = ("parameter", "activation", "state")
@@ -189,7 +189,7 @@ def command(
     PyTorch. A PROMPT gives the number of tokens. Layers that are identical are one row. A model as
     a whole is one table; `--all`, or a choice of tensors, shows everything about each of them.
     """
-    from llmcli.loading.prepared import prepare
+    from llmcli.prepare.prepared import prepare
 
     out = Output("shapes", output)
     text = None

@@ -9,11 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
-from llmcli.anatomy import Plan, TensorSpec, plan
-from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.counts import state_need
-from llmcli.anatomy.graph import Graph, graph
-from llmcli.anatomy.names import Names
 from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.commands.shapes.report import (
     CacheGrowth,
@@ -29,13 +24,18 @@ from llmcli.commands.shapes.report import (
     ShapeTensor,
     Stored,
 )
-from llmcli.config import ModelConfig
+from llmcli.config.model import ModelConfig
 from llmcli.families import parts_to_fill
 from llmcli.families.sources import sources
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.counts import state_need
+from llmcli.graph.graph import Graph, graph
+from llmcli.graph.names import Names
 from llmcli.graph.ops import size
-from llmcli.graph.spec import PHASES, Call, Kind, Phase
-from llmcli.loading.prepared import Prepared
+from llmcli.graph.plan import Plan, plan
+from llmcli.graph.spec import PHASES, Call, Kind, Phase, TensorSpec
 from llmcli.measure.fit import misfits, unscaled
+from llmcli.prepare.prepared import Prepared
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.numbers import counted, spans, together
 from llmcli.records.text import Token

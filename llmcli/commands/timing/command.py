@@ -101,8 +101,8 @@ class TimingOptions:
 
     def check_trace(self, layers: int, tokens: int) -> None:
         """Raises UsageError or WriteFailed where the trace of a prompt of `tokens` is too large."""
-        from llmcli.anatomy.memory import PROMPT_CHUNK
         from llmcli.commands.timing.trace import trace_size
+        from llmcli.graph.memory import PROMPT_CHUNK
 
         if self.trace is not None:
             calls = self.new_tokens
@@ -221,12 +221,12 @@ def _baseline(
     import torch
 
     from llmcli import devices
-    from llmcli.anatomy.counts import memory_need
-    from llmcli.anatomy.work import step_bytes
+    from llmcli.graph.counts import memory_need
+    from llmcli.graph.work import step_bytes
     from llmcli.loading.load import arithmetic_on
-    from llmcli.loading.prepared import prepare
     from llmcli.measure.ceilings import measure_ceilings
     from llmcli.measure.peaks import resident_bytes
+    from llmcli.prepare.prepared import prepare
 
     prepared = prepare(checkpoint, random=options.weights_seed is not None)
     config = prepared.config
@@ -324,9 +324,9 @@ def look(chat: InChat, _given: dict[str, str]) -> Shown:
     """Times in `/look` the conversation's last tokens as a prompt, and a few new ones."""
     import torch
 
-    from llmcli.anatomy.work import step_bytes
     from llmcli.commands.timing.measure.run import measure_timing
     from llmcli.commands.timing.view import render_timing
+    from llmcli.graph.work import step_bytes
     from llmcli.measure.ceilings import measure_ceilings
 
     model, tokens = chat.model, min(len(chat.ids), chat.room - LOOK_NEW)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from llmcli.graph.blocks import FORMATS
+from llmcli.config.formats import FORMATS
 
 ROWS = 8  # of a program
 UNITS = 8  # of a block of columns of it

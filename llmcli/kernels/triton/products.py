@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from llmcli.parts.mlp.config import CARD_ACTIVATIONS, Activation
+from llmcli.config.mlp import CARD_ACTIVATIONS, Activation
 
 ROWS = 8  # of a program
 COLUMNS = 512  # of a block of them

@@ -17,9 +17,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from llmcli.config.formats import DECODED_AT_ONCE
+from llmcli.config.formats import FORMATS as IN_FILES
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.graph.blocks import DECODED_AT_ONCE
-from llmcli.graph.blocks import FORMATS as IN_FILES
 from llmcli.ops.quant import codes, iq, k_quants, simple
 
 # Elements decoded at a time: 4 MiB of float32. The fastest of 2^16 … 2^21 on two cores (smaller

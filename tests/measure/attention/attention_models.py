@@ -8,12 +8,12 @@ import torch
 from small_models import random_model
 from unfused import attention_of
 
-from llmcli.config import ModelConfig, sequential
+from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.embedding import EmbeddingConfig, HeadConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import ModelConfig, sequential
+from llmcli.config.norm import NormConfig
 from llmcli.model import Model
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.norm.config import NormConfig
 
 VOCAB = 23
 RMS = NormConfig(kind="rms", eps=1e-6)

@@ -16,13 +16,13 @@ from decoder_parameters import parameters_of
 
 from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.errors import NotFinite
-from llmcli.formats.dense import Dense
 from llmcli.inspect import formulas
 from llmcli.inspect.attention import AttentionChecks, Block, Tokens
 from llmcli.inspect.passes import Passes
 from llmcli.nn import softmax_map
 from llmcli.nn.step import Step
-from llmcli.parts.attention import forward as nn_attention
+from llmcli.parts import attention as nn_attention
+from llmcli.weights.dense import Dense
 
 OF = SimpleNamespace(pattern="blocks.0.attn.pattern", mixed="blocks.0.attn.z")  # of a LayerMap
 

@@ -27,9 +27,9 @@ from llmcli.commands.attention.measure import layers
 from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.attention.measure.summaries import Pooled
 from llmcli.commands.attention.options import AttentionOptions
+from llmcli.decoder.decoder import Decoder
 from llmcli.errors import OutOfMemory, UsageError
 from llmcli.inspect.passes import Passes
-from llmcli.nn.decoder import Decoder
 
 ALL = AttentionOptions(layer="0-1")  # their matrices are drawn
 

@@ -25,9 +25,9 @@ from llmcli.commands.attention.measure import layers
 from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.attention.measure.summaries import RowMeans, effective_rank, labels_of
 from llmcli.commands.attention.options import AttentionOptions
+from llmcli.config.attention import AttentionConfig
 from llmcli.inspect.attention import Block, Tokens
 from llmcli.inspect.passes import Passes
-from llmcli.parts.attention.config import AttentionConfig
 from llmcli.records.attention import LABELS, USUAL
 
 NEAR = {"float64": 1e-10, "float32": 1e-5}

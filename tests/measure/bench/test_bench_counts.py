@@ -11,10 +11,10 @@ from bench_engines import CEILINGS, settings
 from zoo import CONFIGS, llama
 
 from llmcli import devices
-from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.counts import memory_need
-from llmcli.anatomy.work import part_work, total_work
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.counts import memory_need
 from llmcli.graph.spec import Call
+from llmcli.graph.work import part_work, total_work
 from llmcli.measure.engines import WorkCounter, random_ids
 from llmcli.records.engines import SpeedTest
 from llmcli.records.machine import MatrixRate, ReadRate

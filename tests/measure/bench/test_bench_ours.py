@@ -14,10 +14,10 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.bench.measure import loader
 from llmcli.commands.bench.measure.loader import EngineLoader, refuse_for
 from llmcli.commands.bench.report.plan import BenchOutput
+from llmcli.decoder.decoder import Decoder
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.measure.engines import LlmcliEngine, engine_info, has_flash
-from llmcli.nn.decoder import Decoder
 from llmcli.shell.output import Output
 
 IDS = [5, 17, 96, 0, 3, 44, 8, 12, 60]

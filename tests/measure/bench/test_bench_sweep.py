@@ -14,9 +14,9 @@ from bench_engines import CEILINGS, TESTS, FakeEngine, all_tests, info, settings
 from fake_process import MIB, FakeProcess
 from zoo import llama
 
-from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.commands.bench.measure import sweep as module
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
+from llmcli.graph.arithmetic import Arithmetic
 from llmcli.measure.engines import WorkCounter
 from llmcli.measure.peaks import PhaseMemory
 from llmcli.records.engines import SpeedTest

@@ -12,8 +12,6 @@ from small_models import ids
 from timed_models import CEILINGS, PROMPT, FakeDevice, red, small, timed, tries
 from zoo import CONFIGS
 
-from llmcli.anatomy.graph import graph
-from llmcli.anatomy.memory import PROMPT_CHUNK
 from llmcli.commands.timing.measure import clock as clock_module
 from llmcli.commands.timing.measure import run as timing_run
 from llmcli.commands.timing.measure.clock import EventClock, HostClock, OperationCount, in_order
@@ -21,6 +19,8 @@ from llmcli.commands.timing.measure.run import Workload, measure_timing, memory_
 from llmcli.commands.timing.report import Stage
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite, OutOfMemory
+from llmcli.graph.graph import graph
+from llmcli.graph.memory import PROMPT_CHUNK
 from llmcli.measure import runs as measured_runs
 from llmcli.nn.step import Step
 

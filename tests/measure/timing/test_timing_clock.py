@@ -8,8 +8,6 @@ import pytest
 import torch
 from timed_models import CEILINGS, FakeDevice, small, timed
 
-from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.graph import graph
 from llmcli.commands.timing.measure import clock as clock_module
 from llmcli.commands.timing.measure.clock import (
     EventClock,
@@ -24,6 +22,8 @@ from llmcli.commands.timing.measure.clock import (
 )
 from llmcli.commands.timing.report import PartTime
 from llmcli.families import find
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.graph import graph
 from llmcli.ops.elements import add
 from llmcli.records.work import PartWork
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from llmcli.graph.evaluation.rule import exact
+from llmcli.evaluate.rule import exact
 
 
 def share(op, values):

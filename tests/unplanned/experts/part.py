@@ -6,8 +6,8 @@ Letters: T tokens, D width, E experts, F hidden numbers of each.
 from dataclasses import dataclass
 
 from llmcli.graph.ops import Opaque
+from llmcli.graph.parts.registry import Part
 from llmcli.graph.rows import Rows
-from llmcli.parts.registry import Part
 
 HERE = "unplanned.experts"
 
@@ -55,5 +55,4 @@ def graph(c, site):
 PART = Part(
     prefix="experts", noun="the experts", mixes=False, graph=graph,
     facts=lambda c: {"details": (f"{c.experts} experts of {c.hidden}",)},
-    forward=f"{HERE}.forward:Experts",
 )  # fmt: skip

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from llmcli.graph.node import Kernel
 from llmcli.graph.ops import Mix, Opaque
+from llmcli.graph.parts.registry import Part
 from llmcli.graph.rows import Rows
-from llmcli.parts.registry import Part
 
 HERE = "unplanned.running_mean"
 
@@ -59,5 +59,4 @@ PART = Part(
     prefix="mean", noun="the running mean", mixes=True, graph=graph,
     foreign="values_proj  mean.v mean.W_v",
     facts=lambda c: {"kind": "running mean", "details": (f"{c.heads} decays",)},
-    forward=f"{HERE}.forward:RunningMean",
 )  # fmt: skip

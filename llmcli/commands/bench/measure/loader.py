@@ -9,20 +9,20 @@ from typing import Any, Protocol
 
 import torch
 
-from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import Checkpoint, open_checkpoint
 from llmcli.checkpoints.locate import find
 from llmcli.commands.bench.report.plan import Plan
 from llmcli.commands.bench.report.settings import Settings, Weights
 from llmcli.devices import free_unreferenced, resolve_device
 from llmcli.errors import LlmcliError, UsageError
+from llmcli.graph.arithmetic import Arithmetic
 from llmcli.loading.load import load_checkpoint, load_shapes
-from llmcli.loading.prepared import quantize_without_effect
 from llmcli.measure import ceilings
 from llmcli.measure.engines import LlmcliEngine, engine_info, has_flash
 from llmcli.measure.peaks import Peak, phase_peak, resident_bytes
 from llmcli.measure.peers import PeerEngine, open_peer, same_model
 from llmcli.model import Model
+from llmcli.prepare.prepared import quantize_without_effect
 from llmcli.records.document import ViewCheck
 from llmcli.records.engines import CACHE_OF, EngineInfo
 from llmcli.records.machine import Ceilings

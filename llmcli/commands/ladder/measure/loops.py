@@ -21,9 +21,9 @@ from llmcli.commands.ladder.measure.weights import (
     Weights,
 )
 from llmcli.commands.ladder.report import Work
-from llmcli.config import ModelConfig
-from llmcli.parts.attention.config import AttentionConfig
-from llmcli.parts.mlp.config import MlpConfig
+from llmcli.config.attention import AttentionConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import ModelConfig
 
 Vector = list[float]
 Vectors = list[Vector]

@@ -33,9 +33,9 @@ from llmcli.commands.ladder.measure.weights import (
     Weights,
     side_by_side,
 )
+from llmcli.config.attention import AttentionConfig
 from llmcli.engine.session import Session
-from llmcli.parts.attention.config import AttentionConfig
-from llmcli.parts.attention.forward import Attention
+from llmcli.parts.attention import Attention
 
 
 class HeadByHead(Walk):

@@ -6,9 +6,9 @@ import math
 import re
 from dataclasses import dataclass
 
-from llmcli.config import ModelConfig
-from llmcli.parts.attention.config import AttentionConfig
-from llmcli.parts.mlp.config import MlpConfig
+from llmcli.config.attention import AttentionConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,10 +34,10 @@ from llmcli.commands.ladder.measure.weights import (
     SublayerWeights,
     Weights,
 )
+from llmcli.config.attention import RopeConfig
+from llmcli.config.mlp import Activation, MlpConfig
 from llmcli.nn.step import Tap
 from llmcli.ops.rope import frequencies
-from llmcli.parts.attention.config import RopeConfig
-from llmcli.parts.mlp.config import Activation, MlpConfig
 
 Function = Callable[..., Any]  # of floats to a float, of tensors to a tensor
 Rows = Any  # the rows of a prompt: lists of floats, vectors `[d]`, a matrix `[n, d]`, `[b, n, d]`

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llmcli.anatomy.block import block_names
 from llmcli.commands.ladder.measure.record import shown
-from llmcli.config import Branch, LayerConfig, ModelConfig
+from llmcli.config.attention import AttentionConfig, DynamicScaling, LongRopeScaling
+from llmcli.config.latent import LatentConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import Branch, LayerConfig, ModelConfig
+from llmcli.config.norm import NormConfig
+from llmcli.config.ple import PleConfig
+from llmcli.decoder.decoder import Decoder
 from llmcli.errors import UnsupportedModel
-from llmcli.nn.decoder import Decoder
-from llmcli.parts.attention.config import AttentionConfig, DynamicScaling, LongRopeScaling
-from llmcli.parts.latent.config import LatentConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.norm.config import NormConfig
-from llmcli.parts.ple.config import PleConfig
-from llmcli.parts.registry import part_of
+from llmcli.graph.block import block_names
+from llmcli.graph.parts.registry import part_of
 
 
 @dataclass(frozen=True)

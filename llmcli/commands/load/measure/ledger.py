@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmcli.anatomy import parameters
 from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.checkpoints.files import read_object
 from llmcli.checkpoints.folder import INDEX, SINGLE
 from llmcli.commands.load.report import MetadataCheck
-from llmcli.config import ModelConfig
+from llmcli.config.model import ModelConfig
+from llmcli.graph.plan import parameters
 from llmcli.records.document import ViewCheck
 from llmcli.records.ledger import Ledger, LedgerEntry, Numbers
 from llmcli.records.numbers import counted

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from llmcli import devices
-from llmcli.anatomy.graph import graph
 from llmcli.checkpoints import CATALOG, Checkpoint, TensorInfo
 from llmcli.checkpoints.files import shown
 from llmcli.commands.load.measure.ledger import (
@@ -30,14 +29,15 @@ from llmcli.commands.load.report import (
     Shared,
     Stage,
 )
-from llmcli.config import ModelConfig
+from llmcli.config.model import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.graph.graph import graph
 from llmcli.inspect.statistics import not_finite
 from llmcli.loading.load import check_loadable, configured, load_checkpoint
-from llmcli.loading.prepared import prepare
 from llmcli.loading.weights import ledger_of
 from llmcli.measure.peaks import Peak, resident_bytes
 from llmcli.model import Model, dtype_name
+from llmcli.prepare.prepared import prepare
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.ledger import LedgerEntry, Numbers
 from llmcli.records.numbers import counted

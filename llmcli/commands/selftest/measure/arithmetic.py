@@ -14,27 +14,27 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from llmcli.anatomy.arithmetic import in_no_blocks, matrices
-from llmcli.anatomy.graph import Graph
 from llmcli.commands.selftest.measure.models import MODELS, VOCAB, layer, llama
 from llmcli.commands.selftest.report import GroupResult
-from llmcli.config import ModelConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import ModelConfig
+from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
-from llmcli.formats.dense import writable
-from llmcli.formats.packed import Packed
-from llmcli.graph.evaluation.rules import rules
+from llmcli.evaluate.rules import rules
+from llmcli.graph.arithmetic import in_no_blocks, matrices
+from llmcli.graph.graph import Graph
 from llmcli.graph.node import Node
 from llmcli.inspect.kernel import Kernel
 from llmcli.kernels import native
 from llmcli.model import Model
-from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Clock, Edit
 from llmcli.ops.quant import dequantize
 from llmcli.ops.quant.decode import FORMATS as BLOCKS
 from llmcli.ops.quant.encode import quantize
-from llmcli.parts.mlp.config import MlpConfig
 from llmcli.records.document import ViewCheck
 from llmcli.records.work import Progress, no_progress
+from llmcli.weights.dense import writable
+from llmcli.weights.packed import Packed
 
 TOKENS, STEPS = 11, 4
 # Differences of logits as shares of the largest one, and divergences in nats: several times the

@@ -8,8 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
-from llmcli.parts.attention.config import (
+from llmcli.config.attention import (
     AttentionConfig,
     DynamicScaling,
     FrequencyFactors,
@@ -22,15 +21,16 @@ from llmcli.parts.attention.config import (
     RopeConfig,
     YarnScaling,
 )
-from llmcli.parts.conv.config import ShortConvConfig
-from llmcli.parts.delta.config import DeltaConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig, LayerEmbeddingConfig
-from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
-from llmcli.parts.latent.config import LatentConfig
-from llmcli.parts.mlp.config import GateClamp, MlpConfig
-from llmcli.parts.norm.config import NormConfig
-from llmcli.parts.ple.config import PleConfig
-from llmcli.parts.ssm.config import SsmConfig
+from llmcli.config.conv import ShortConvConfig
+from llmcli.config.delta import DeltaConfig
+from llmcli.config.embedding import EmbeddingConfig, HeadConfig, LayerEmbeddingConfig
+from llmcli.config.experts import ExpertsConfig, RoutingConfig, SharedConfig
+from llmcli.config.latent import LatentConfig
+from llmcli.config.mlp import GateClamp, MlpConfig
+from llmcli.config.model import Branch, LayerConfig, ModelConfig, sequential
+from llmcli.config.norm import NormConfig
+from llmcli.config.ple import PleConfig
+from llmcli.config.ssm import SsmConfig
 
 VOCAB = 43
 RMS = NormConfig(kind="rms", eps=1e-6)

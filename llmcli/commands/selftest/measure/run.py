@@ -26,8 +26,6 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.anatomy.arithmetic import Arithmetic, arithmetic, matrices
-from llmcli.anatomy.counts import memory_need
 from llmcli.commands.selftest.measure.arithmetic import as_model, measure_groups
 from llmcli.commands.selftest.report import (
     GroupResult,
@@ -36,11 +34,13 @@ from llmcli.commands.selftest.report import (
     SelftestReport,
     shape_words,
 )
-from llmcli.config import ModelConfig
+from llmcli.config.model import ModelConfig
+from llmcli.decoder.decoder import Decoder
 from llmcli.devices import DTYPES, available_bytes
 from llmcli.errors import UsageError, WriteFailed
 from llmcli.families import find
-from llmcli.formats.dense import writable
+from llmcli.graph.arithmetic import Arithmetic, arithmetic, matrices
+from llmcli.graph.counts import memory_need
 from llmcli.graph.spec import Phase
 from llmcli.kernels import native
 from llmcli.measure.ceilings import matrix_rate, measure_ceilings, read_rate
@@ -49,10 +49,10 @@ from llmcli.measure.peaks import Peak, PhaseMemory, resident_bytes
 from llmcli.measure.peers import Transformers, import_transformers, silent
 from llmcli.measure.runs import in_turns
 from llmcli.model import Model
-from llmcli.nn.decoder import Decoder
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.engines import SpeedTest
 from llmcli.records.work import Progress, no_progress
+from llmcli.weights.dense import writable
 
 # layers of each shape that are run, at most: five minutes are enough for all of it
 _LAYERS = {"cpu": {"1B": 16, "8B": 3}, "cuda": {"1B": 16, "8B": 32}}

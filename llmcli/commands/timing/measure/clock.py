@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.anatomy.graph import Graph, Place
-from llmcli.anatomy.work import Works
 from llmcli.commands.timing.report import CALLS, GAPS, KERNEL, PartTime, Piece
 from llmcli.devices import wait_for
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.graph import Graph, Place
+from llmcli.graph.work import Works
 from llmcli.measure.ceilings import time_lower_bound
 from llmcli.records.machine import Ceilings
 from llmcli.records.work import PartWork

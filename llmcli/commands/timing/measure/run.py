@@ -15,18 +15,6 @@ from time import perf_counter
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.anatomy import plan
-from llmcli.anatomy.counts import memory_need
-from llmcli.anatomy.graph import Place, graph
-from llmcli.anatomy.work import (
-    added,
-    calls_work,
-    decode_calls,
-    part_work,
-    prompt_calls,
-    step_bytes,
-    total_work,
-)
 from llmcli.commands.timing.measure.clock import (
     END,
     SAMPLE,
@@ -47,8 +35,20 @@ from llmcli.commands.timing.report import Overhead, PhaseTime, Stage, TimingRepo
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
+from llmcli.graph.counts import memory_need
+from llmcli.graph.graph import Place, graph
+from llmcli.graph.plan import plan
 from llmcli.graph.routing import Choose
 from llmcli.graph.spec import PHASES, Call, Logits, Phase
+from llmcli.graph.work import (
+    added,
+    calls_work,
+    decode_calls,
+    part_work,
+    prompt_calls,
+    step_bytes,
+    total_work,
+)
 from llmcli.measure.machine import CpuContention
 from llmcli.measure.peaks import Peak, most
 from llmcli.measure.runs import StoppingRule, current, in_turns, timed

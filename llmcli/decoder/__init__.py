@@ -1,0 +1,1 @@
+"""The decoder: blocks of parts, recorded and captured steps."""

@@ -1,0 +1,182 @@
+"""One layer of the decoder: a sequence of sublayers `x + Σ branches`.
+
+x ──┬── pre-norm ── part ── post-norm ── · multiplier ──(+)── x of the next sublayer
+    └─────────────────────────────────────────────────────┘
+
+If the sum of branches has a norm, the normalized sum is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from llmcli.config.attention import AttentionConfig
+from llmcli.config.conv import ShortConvConfig
+from llmcli.config.delta import DeltaConfig
+from llmcli.config.experts import ExpertsConfig
+from llmcli.config.latent import LatentConfig
+from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import LayerConfig
+from llmcli.config.ple import PleConfig
+from llmcli.config.ssm import SsmConfig
+from llmcli.graph.block import BranchNames, SublayerNames, block_names
+from llmcli.graph.parts.registry import part_of
+from llmcli.nn.parameters import Parameters
+from llmcli.nn.state import LayerState
+from llmcli.nn.step import Step
+from llmcli.ops.elements import add, scale
+from llmcli.parts.attention import Attention
+from llmcli.parts.conv import ShortConv
+from llmcli.parts.delta import GatedDelta
+from llmcli.parts.experts import Experts
+from llmcli.parts.latent import LatentAttention
+from llmcli.parts.mlp import build_mlp
+from llmcli.parts.norm import Norm
+from llmcli.parts.ple import Ple
+from llmcli.parts.ssm import Ssm
+
+
+class Mixer(Protocol):
+    """A part that mixes tokens, with a state."""
+
+    name: str
+
+    def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]` in at least float32; appends the new tokens to `state`.
+
+        `state` has the tensors of all mixers of the layer, by the names in their `State` rows; it
+        has no slots to write to if not `step.cached`.
+        """
+        ...
+
+    def derive(
+        self,
+        name: str,
+        emitted: Mapping[str, Tensor],
+        first: int,
+        stop: int,
+        *,
+        heads: slice = slice(None),
+    ) -> Tensor:
+        """Rows `first` … `stop`-1 of an activation that no kernel stores, `[B, H, t, …]`.
+
+        Derived in at least float32 from `emitted` tensors of all tokens, for `heads` only.
+        """
+        ...
+
+
+# what computes a part of a configuration with its name, and claims its parameters
+FORWARDS: dict[type, Callable[[Any, str, Parameters], Any]] = {
+    AttentionConfig: Attention,
+    ShortConvConfig: ShortConv,
+    DeltaConfig: GatedDelta,
+    ExpertsConfig: Experts,
+    LatentConfig: LatentAttention,
+    MlpConfig: build_mlp,
+    PleConfig: Ple,
+    SsmConfig: Ssm,
+}
+
+
+class Branch:
+    """A part with its norms: a sublayer's output, or one term of it."""
+
+    def __init__(self, names: BranchNames, parameters: Parameters) -> None:
+        config = names.config
+        self.names = names
+        self.pre_norm = self.post_norm = None
+        if names.norm is not None and config.pre_norm is not None:
+            self.pre_norm = Norm(config.pre_norm, names.norm, parameters)
+        self.part = FORWARDS[type(config.part)](config.part, names.part, parameters)
+        if names.post is not None and config.post_norm is not None:
+            self.post_norm = Norm(config.post_norm, names.post, parameters, wide=True)
+        kind = part_of(config.part)
+        self.mixer: Mixer | None = self.part if kind.mixes else None
+        self.reads_stream = kind.reads_stream(config.part)
+        self.adds_norm = names.adds == f"{names.post}.out"  # emitted by the norm
+
+    def __call__(
+        self, x_BTD: Tensor, state: LayerState, step: Step, stream_BTD: Tensor
+    ) -> Tensor:
+        """The part's input from the stream, `[B, T, D]` → `[B, T, D]` in at least float32."""
+        names, multiplier = self.names, self.names.config.multiplier
+        if self.mixer is not None:
+            out = self.mixer(x_BTD, state, step)
+        elif self.reads_stream:
+            out = self.part(x_BTD, step, stream_BTD)
+        else:
+            out = self.part(x_BTD, step)
+        if names.makes != names.adds:
+            out = step.emit(names.makes, out)
+        if self.post_norm is not None:
+            out = self.post_norm.observed(out, step)
+        if self.adds_norm:
+            return out
+        if multiplier != 1:
+            out = scale(out, multiplier)
+        return step.emit(names.adds, out)
+
+
+class Block:
+    """A block of sublayers on the stream x in at least float32."""
+
+    def __init__(self, config: LayerConfig, name: str, parameters: Parameters) -> None:
+        self.name = name
+        self.dtype = parameters.dtype  # of product inputs
+        self.scale = config.scale
+        self.factor: Tensor | None = None
+        if config.scaled:
+            self.factor = parameters.vector((f"{name}.out_scale.w",))
+        self.sublayers: list[tuple[SublayerNames, list[Branch]]] = [
+            (names, [Branch(one, parameters) for one in names.branches])
+            for names in block_names(config, name)
+        ]
+        self.sum_norms = {
+            one.sum: Norm(one.config, one.norm, parameters, wide=True)
+            for names, _ in self.sublayers
+            if (one := names.summed) is not None
+        }
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The parts by name (`blocks.3.attn`)."""
+        return {
+            branch.names.part: branch.part for _, branches in self.sublayers for branch in branches
+        }
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        """The parts with a state."""
+        every = (branch.mixer for _, branches in self.sublayers for branch in branches)
+        return [mixer for mixer in every if mixer is not None]
+
+    def _scaled(self, x_BTD: Tensor) -> Tensor:
+        if self.scale != 1:
+            x_BTD = scale(x_BTD, self.scale)
+        return x_BTD if self.factor is None else scale(x_BTD, self.factor)
+
+    def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]`; appends the new tokens to `state`."""
+        x_BTD = step.emit(f"{self.name}.resid_pre", x_BTD)
+        for names, branches in self.sublayers:
+            out_BTD: Tensor | None = x_BTD if names.summed is None else None
+            reads = x_BTD
+            for branch in branches:
+                if branch.pre_norm is not None:
+                    reads = branch.pre_norm.observed(x_BTD, step)
+                elif not branch.names.config.shares_norm:
+                    reads = x_BTD.to(self.dtype)
+                added_BTD = branch(reads, state, step, x_BTD)
+                out_BTD = added_BTD if out_BTD is None else add(out_BTD, added_BTD)
+            assert out_BTD is not None
+            if (summed := names.summed) is not None:
+                out_BTD = step.emit(summed.sum, out_BTD)
+                out_BTD = self.sum_norms[summed.sum].observed(out_BTD, step)
+                out_BTD = add(x_BTD, step.emit(names.adds[0], out_BTD))
+            if names is self.sublayers[-1][0]:
+                out_BTD = self._scaled(out_BTD)
+            x_BTD = step.emit(names.leaves, out_BTD)
+        return x_BTD

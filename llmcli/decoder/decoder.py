@@ -1,0 +1,423 @@
+"""The decoder of all models: embedding, blocks, final norm, head. Models differ in values.
+
+Axes: B batch, T new tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Literal, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from llmcli.config.attention import DynamicScaling, LongRopeScaling
+from llmcli.config.model import ModelConfig
+from llmcli.decoder.block import Block
+from llmcli.decoder.steps import FIRST_BUCKET, GraphRecorder, KernelRecorder, Steps, bucket
+from llmcli.devices import available_bytes
+from llmcli.errors import UsageError
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.graph import graph
+from llmcli.graph.ops import Rotate
+from llmcli.kernels import native
+from llmcli.nn.parameters import Memory, Parameters
+from llmcli.nn.state import LayerState, State, allocate
+from llmcli.nn.step import Clock, Edit, ReplayClock, RopeTables, Step, Tap
+from llmcli.ops.activations import soft_cap
+from llmcli.ops.elements import scale
+from llmcli.ops.rope import depends_on_length
+from llmcli.parts.norm import Norm
+from llmcli.parts.ple import LayerEmbeddings, rounded
+from llmcli.weights.weight import Weight
+
+_DENSE: Mapping[str, str] = {}
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+
+
+def inference(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """Decorator: run the call in inference mode.
+
+    `torch.compile` cannot trace a change of modes, so the caller's mode holds while it traces.
+    """
+
+    @wraps(function)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        with torch.inference_mode():
+            return function(*args, **kwargs)
+
+    return call
+
+
+class Decoder:
+    """A causal language model with uninitialized parameters, accessed by `weight(name)`.
+
+    `weight_names`: their names without duplicates; `head` is the embedding's weight if tied.
+    Parameters and activations have `dtype`; parameters in `formats` are packed, or in blocks
+    `as_stored`. `bf16_dot`, `activations`: see `Arithmetic`. Keys and values have `cache_dtype`
+    (None: `dtype`). Packed parameters are placed in `memory` if it provides any; those `in_file`
+    exist already. Works on any device; on the meta device only shapes are computed.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        formats: Mapping[str, str] = _DENSE,
+        as_stored: bool = False,
+        bf16_dot: bool = False,
+        activations: int = 16,
+        cache_dtype: torch.dtype | None = None,
+        memory: Memory | None = None,
+        in_file: Mapping[str, Weight] | None = None,
+    ) -> None:
+        self.config = config
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.formats, self.as_stored, self.bf16_dot = formats, as_stored, bf16_dot
+        self.activations = activations
+        self.cache_dtype = cache_dtype or dtype
+        specs = self.arithmetic.parameters(config)
+        parameters = Parameters(
+            specs, device=self.device, dtype=dtype, cache_dtype=self.cache_dtype, memory=memory,
+            in_file=in_file, bf16_dot=bf16_dot, digits=activations // 8,
+        )
+        tied = config.head.tied  # the table is also the head's matrix
+        self.embed = (
+            parameters.matrix(("embed.W",), exact=True) if tied else parameters.table("embed.W")
+        )
+        self._embed_scale = rounded(config.embedding.scale, config.embedding, self.embed)
+        self.pos_embed: Weight | None = None
+        if config.embedding.positions is not None:
+            self.pos_embed = parameters.table("pos_embed.W")
+        self.embed_norm: Norm | None = None
+        if config.embedding.norm is not None:
+            self.embed_norm = Norm(config.embedding.norm, "embed_norm", parameters, wide=True)
+        self.per_layer: LayerEmbeddings | None = None
+        if config.embedding.per_layer is not None:
+            self.per_layer = LayerEmbeddings(config.embedding, parameters)
+        self.blocks = [
+            Block(layer, f"blocks.{i}", parameters) for i, layer in enumerate(config.layers)
+        ]
+        self.ln_final = Norm(config.final_norm, "ln_final", parameters)
+        self.head = self.embed if tied else parameters.matrix(("head.W",), exact=True)
+        self.head_bias = parameters.vector(("head.b",)) if config.head.bias else None
+        if parameters.unclaimed():
+            raise AssertionError(f"parameters that no part uses: {parameters.unclaimed()}")
+        self.weight_names = parameters.weights.keys()
+        self._weights = {**parameters.weights, "head.W": self.head}
+        model = graph(config)
+        self.readers = model.readers
+        nodes = model.nodes.values()
+        behind = range(self.readers, len(config.layers))
+        self._late = {node.name for node in nodes if node.layer in behind}
+        rotations = {node.op.rope for node in nodes if isinstance(node.op, Rotate)}
+        dynamic = any(map(depends_on_length, rotations))
+        self._stretches = any(isinstance(rope.scaling, DynamicScaling) for rope in rotations)
+        self._switches = {
+            rope.scaling.original for rope in rotations if isinstance(rope.scaling, LongRopeScaling)
+        }
+        self.by_length = dynamic
+        # Whether decode steps can be captured as CUDA graphs, which read a masked bucket of slots
+        # (a CPU only reads existing keys). Not if RoPE frequencies depend on the length, which only
+        # the host knows.
+        self.fixed_shapes = self.device.type == "cuda" and not dynamic
+        self.first_bucket = FIRST_BUCKET
+        scores = [one.attention for one in config.layers if one.attention is not None]
+        shared = {attention.kv.layer for attention in scores} - {None}
+        self._kv_sources = frozenset(f"blocks.{layer}.attn" for layer in shared)
+        # there is no kernel for queries or scores that depend on the position
+        kernels = not dynamic and not any(one.growth or one.slopes for one in scores)
+        packed = bool(formats) and dtype == torch.float32 and native.level() is not None
+        tables = torch.float64 if dtype == torch.float64 else torch.float32
+        self._ropes = {rope: RopeTables(rope, self.device, tables) for rope in rotations}
+        recorder: GraphRecorder | KernelRecorder | None = None
+        if self.fixed_shapes:
+            recorder = GraphRecorder(self.device)
+        elif packed and self.device.type == "cpu" and kernels:
+            recorder = KernelRecorder(self._weights.values(), self._ropes.values())
+        off = "the frequencies of its rotation depend on the length" if dynamic else None
+        self.steps = Steps(recorder, off)
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """The decoder's arithmetic, as data without torch."""
+        narrower = self.cache_dtype.itemsize < self.dtype.itemsize
+        return Arithmetic(
+            dtype=_name(self.dtype), cache=_name(self.cache_dtype), formats=self.formats,
+            as_stored=self.as_stored, bf16_dot=self.bf16_dot, activations=self.activations,
+            portable=narrower and native.kernels_of(self.device.type) == "portable",
+        )
+
+    def weight(self, name: str) -> Weight:
+        """The parameter `name`; `head.W` of a tied head is `embed.W`. Raises KeyError."""
+        return self._weights[name]
+
+    def needs_reprefill(self, state: State, totals: Sequence[int]) -> bool:
+        """Whether sequences of these lengths have different rotations than their cached keys.
+
+        This happens when a sequence crosses the length at which LongRoPE changes its frequencies:
+        it must be read again from the start (as in Phi-3's `generate` in transformers).
+        """
+        each = zip(state.lengths, state.read_for, totals, strict=True)
+        return any(
+            read and (was > switch) != (total > switch)
+            for read, was, total in each for switch in self._switches
+        )  # fmt: skip
+
+    def can_verify(self, state: State, tokens: int) -> bool:
+        """Whether `tokens` tokens per sequence can be read together like single steps.
+
+        They need the same rotation, and memory for a recorded step.
+        """
+        after = [length + tokens for length in state.lengths]
+        if self._stretches or self.needs_reprefill(state, after):
+            return False
+        single, many = (state.recorded.get((n, self._slots(state, n))) for n in (1, tokens))
+        if single is None or many is not None:
+            return True
+        free = available_bytes(self.device)
+        return free is None or tokens * single.nbytes <= free
+
+    def state_bytes(self, batch: int, capacity: int) -> int:
+        """Bytes that `new_state` would allocate."""
+        specs = self.arithmetic.states(self.config, batch=batch, capacity=capacity)
+        return sum(spec.bytes for spec in specs)
+
+    def new_state(self, batch: int, capacity: int) -> State:
+        """Empty caches for `batch` sequences of up to `capacity` tokens, allocated once."""
+        layers = self._layers(batch, capacity)
+        lengths_B = None
+        if self.fixed_shapes:
+            lengths_B = torch.zeros(batch, dtype=torch.long, device=self.device)
+        return State(layers, [0] * batch, capacity, lengths_B)
+
+    def _layers(self, batch: int, capacity: int) -> Iterator[LayerState]:
+        return allocate(self.config, self.arithmetic, batch, capacity, self.device)
+
+    @inference
+    def __call__(
+        self,
+        ids_BT: Tensor,
+        state: State | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+        totals: Sequence[int] | None = None,
+        tap: Tap | None = None,
+        edits: Sequence[Edit] = (),
+        clock: Clock | None = None,
+        logits: Literal["all", "last"] = "all",
+        until: int | None = None,
+        verify: bool = False,
+    ) -> Tensor:
+        """Logits of the new tokens, `[B, T, V]`, in at least float32; appends them to `state`.
+
+        `lengths[b]`: number of real tokens in row b, the rest is padding on the right. `totals[b]`:
+        final length of sequence b for a prompt in chunks, which determines rotations of dynamic NTK
+        and LongRoPE. `last` only gives the row of each sequence's last real token, `[B, 1, V]`: the
+        last layers without a state (`Graph.readers`) only compute this row, unless there is a tap
+        or they are edited. `until=i` stops after layer i and returns the residual stream `[B, T,
+        D]`. `clock(name)` is called when an activation is computed (on a GPU: enqueued), with
+        `step` for work shared by all layers. `edits` change activations, in order; the tap sees the
+        edited values. Raises ValueError if the tokens, padding included, do not fit the state or
+        the learned positions, UsageError for an edit of an activation that cannot be edited.
+
+        `verify`: read tokens of one sequence as single steps would, bit-identical if those are
+        replayed.
+        """
+        watched = tap is not None or edits or until is not None
+        late = clock if clock is not None and isinstance(clock, ReplayClock) else None
+        steps = (verify or ids_BT.shape[1] == 1) and lengths is None
+        if state is not None and steps and clock is late and not watched:
+            self._check_room(state.lengths, ids_BT.shape[1], state)
+            slots = self._slots(state, ids_BT.shape[1])
+            replayed = self.steps(ids_BT, state, slots, self._fixed, late)
+            if replayed is not None:
+                return replayed
+        step = self._step(ids_BT, state, lengths, totals, tap, edits, clock)
+        out = self._pass(ids_BT, state, step, logits, until)
+        if state is not None:  # last, so that a tap sees the previous lengths
+            state.advance(step.lengths, step.totals)
+        return out
+
+    def _pass(
+        self,
+        ids_BT: Tensor,
+        state: State | None,
+        step: Step,
+        logits: Literal["all", "last"],
+        until: int | None,
+    ) -> Tensor:
+        """The computation of `__call__`, without updating the state's lengths."""
+        step.mark("step")
+        x_BTD = self._embed(ids_BT, step)
+        narrows = logits == "last" and step.tokens > 1 and until is None
+        narrows = narrows and self._late.isdisjoint(step.edits)
+        last_B1V: Tensor | None = None
+        layers = self._layers(len(x_BTD), 0) if state is None else state.layers
+        for i, (block, layer) in enumerate(zip(self.blocks, layers, strict=True)):
+            if narrows and i == self.readers:
+                last_B1V = self._last_alone(x_BTD, step)
+                if step.tap is None:
+                    return last_B1V
+            x_BTD = block(x_BTD, layer, step)
+            if i == until:
+                break
+        if until is None:
+            x_BTD = self._unembed(x_BTD if logits == "all" else _last(x_BTD, step), step)
+        # these layers' values for the tap may have different rounding and must not change logits
+        return x_BTD if last_B1V is None else last_B1V
+
+    def _last_alone(self, x_BTD: Tensor, step: Step) -> Tensor:
+        """The logits `[B, 1, V]` from the input of the first layer without a state."""
+        last = step.last(None if step.per_layer is None else _last(step.per_layer, step))
+        x_B1D, none = _last(x_BTD, step), LayerState(())
+        for block in self.blocks[self.readers :]:
+            x_B1D = block(x_B1D, none, last)
+        return self._unembed(x_B1D, last)
+
+    def _fixed(
+        self, ids_B1: Tensor, state: State, starts: Sequence[int], fixed: tuple[Tensor, int],
+        clock: Clock | None,
+    ) -> Tensor:  # fmt: skip
+        """Logits `[B, 1, V]` of a step with fixed shapes; see `Steps`."""
+        step = Step(
+            starts, 1, [1] * len(starts), self._ropes, device=self.device, fixed=fixed,
+            recorded=state.lengths_B is None, clock=clock, kv_sources=self._kv_sources,
+        )  # fmt: skip
+        return self._pass(ids_B1, state, step, "all", None)
+
+    def _slots(self, state: State, tokens: int) -> int:
+        """Number of slots read by a step with fixed shapes: all, or a bucket on a GPU."""
+        if state.lengths_B is None:
+            return state.capacity
+        return bucket(max(state.lengths) + tokens, state.capacity, self.first_bucket)
+
+    def _check_room(self, starts: Sequence[int], tokens: int, state: State | None) -> None:
+        """Raise ValueError if the tokens do not fit the state or the learned positions."""
+        longest = max(starts) + tokens
+        if state is not None and longest > state.capacity:
+            raise ValueError(f"{longest} tokens do not fit a state of {state.capacity}")
+        positions = self.config.embedding.positions
+        if positions is not None and longest > positions:
+            raise ValueError(f"{longest} tokens do not fit {positions} learned positions")
+
+    def _step(
+        self,
+        ids_BT: Tensor,
+        state: State | None,
+        lengths: Sequence[int] | None,
+        totals: Sequence[int] | None,
+        tap: Tap | None,
+        edits: Sequence[Edit],
+        clock: Clock | None,
+    ) -> Step:
+        _check_edits(self.config, edits)
+        batch, tokens = ids_BT.shape
+        starts = [0] * batch if state is None else state.lengths
+        if len(starts) != batch:
+            raise ValueError(f"a batch of {batch} does not fit a state of {len(starts)}")
+        self._check_room(starts, tokens, state)
+        lengths = [tokens] * batch if lengths is None else lengths
+        fixed = None
+        if state is not None and state.lengths_B is not None and set(lengths) == {1} == {tokens}:
+            fixed = state.lengths_B, self._slots(state, tokens)
+        return Step(
+            starts,
+            tokens,
+            lengths,
+            self._ropes,
+            totals=totals,
+            device=self.device,
+            fixed=fixed,
+            cached=state is not None,
+            tap=tap,
+            edits=edits,
+            clock=clock,
+            kv_sources=self._kv_sources,
+        )
+
+    def _embed(self, ids_BT: Tensor, step: Step) -> Tensor:
+        x_BTD = self.embed.rows(ids_BT)
+        if self._embed_scale != 1:
+            x_BTD = scale(x_BTD, self._embed_scale)
+        x_BTD = step.emit("embed", x_BTD)
+        if self.per_layer is not None:
+            step.per_layer = self.per_layer(ids_BT, x_BTD, step)
+        if self.embed_norm is not None:
+            x_BTD = self.embed_norm.observed(x_BTD, step)
+        if self.pos_embed is not None:
+            rows = self.pos_embed.rows(step.positions)
+            pos_BTD = step.emit("pos_embed", rows.expand_as(x_BTD))
+            x_BTD = x_BTD + pos_BTD
+        return x_BTD
+
+    def _unembed(self, x_BTD: Tensor, step: Step) -> Tensor:
+        raw_BTV = step.emit("logits_raw", self._raw_logits(self.ln_final.observed(x_BTD, step)))
+        logits_BTV = self._finished(raw_BTV)
+        step.emit("logits", logits_BTV)  # for taps only
+        return logits_BTV
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Apply the head: normalized rows `[…, D]` → `[…, V]`, never rounded to 16 bits.
+
+        In bfloat16 the best two of 49k logits are often equal: the spacing near 16 is 1/8.
+        """
+        return self._finished(self._raw_logits(x))
+
+    def _raw_logits(self, x: Tensor) -> Tensor:
+        return self.head.matmul_float32(x, self.head_bias)
+
+    def _finished(self, raw: Tensor) -> Tensor:
+        """Apply the head's cap or scale."""
+        head = self.config.head
+        if head.cap is not None:
+            return soft_cap(raw, head.cap)
+        return scale(raw, head.scale) if head.scale != 1 else raw
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _last(x_BTD: Tensor, step: Step) -> Tensor:
+    """The row of each sequence's last real token: `[B, 1, …]` (row 0 if it has none)."""
+    if all(length == step.tokens for length in step.lengths):
+        return x_BTD[:, -1:]
+    last_B = torch.tensor([max(n - 1, 0) for n in step.lengths], device=x_BTD.device)
+    return x_BTD[torch.arange(len(last_B), device=x_BTD.device), last_B].unsqueeze(1)
+
+
+def _check_edits(config: ModelConfig, edits: Sequence[Edit]) -> None:
+    """Raise UsageError for an unknown activation, or one that nothing is computed from.
+
+    The latter includes activations covered by a kernel that is not optional.
+    """
+    if not edits:
+        return
+    model = graph(config)
+    nodes = model.nodes
+    # a block's stream is the memory of the previous block's output
+    used = {name for node in nodes.values() for name in (*node.op.inputs, node.shares)}
+    for edit in edits:
+        if edit.name not in nodes:
+            raise UsageError(
+                f"there is no activation `{edit.name}` to edit",
+                hint="`llmcli shapes` lists the activations of a model",
+            )
+        node = nodes[edit.name]
+        if edit.name not in used or node.shown or edit.name in model.derived([edit.name]):
+            before = (node.shares,) if node.shares in nodes else node.op.inputs
+            before = tuple(name for name in before if not nodes[name].shown)
+            made_of = " or ".join(f"`{name}`" for name in before)
+            raise UsageError(
+                f"`{edit.name}` is only shown, nothing is computed from it: it cannot be edited",
+                hint=f"edit {made_of}, which it is computed from",
+            )

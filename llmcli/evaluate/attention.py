@@ -1,0 +1,283 @@
+"""Rules of softmax attention per element: masked scores, softmax, `A V`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmcli.evaluate.dots import Contraction, Dot, Operands
+from llmcli.evaluate.numbers import Of, fact
+from llmcli.evaluate.rule import Numbers, Rule, symbol
+from llmcli.evaluate.softmax import NO_SINK, share, softmax, uncertainty
+from llmcli.graph import ops
+from llmcli.records.explanation import Element, Fact
+
+
+class Score(Contraction[ops.Score]):
+    """`S = Q Kᵀ / √(d/h) + M`, `[H, T, S]`: −∞ for masked keys."""
+
+    def hides(self, query: int, key: int) -> str:
+        """The reason why the key is masked for the query; empty if it is not."""
+        window = self.op.window
+        mask = symbol("M", query, key)
+        masked = f"mask {mask} = −∞: token {query} may not attend to token {key}"
+        if key > query:
+            return f"{masked}, which comes after it"
+        if window == 1 and query != key:
+            return f"{masked}: it sees only itself"
+        if window is not None and query - key >= window:
+            return f"{masked}: it sees the last {window} tokens, itself included"
+        return ""
+
+    def hidden(self, positions: Sequence[int], keys: int) -> Tensor:
+        """Mask of keys hidden from the queries at `positions`, `[T, S]`."""
+        at_T1, at_S = torch.tensor(positions)[:, None], torch.arange(keys)
+        hidden_TS = at_S > at_T1
+        if self.op.window is not None:
+            hidden_TS = hidden_TS | (at_T1 - at_S >= self.op.window)
+        return hidden_TS
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The inputs, and the sources of keys that are only shown."""
+        return (*self.op.inputs, *_shown_from(self.rules, self.op.key))
+
+    def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
+        """Bound by ‖q‖ · ‖k‖ · scale, since a small score may be a sum of large products."""
+        head, query, _ = index
+        q_d = values.kernel(self.op.query)[head, query]
+        k_Sd = values.kernel(self.op.key)[head // self.op.group, : query + 1]
+        size = float(q_d.norm() * k_Sd.norm(dim=1).max()) * abs(self.op.factor(query))
+        return size + self._slope(head) * query + values.least
+
+    def _slope(self, head: int) -> float:
+        return self.op.slopes[head] if self.op.slopes else 0.0
+
+    def _contract(self, values: Numbers, of: Of) -> Tensor:
+        """Head by head, scaled and lowered by distance."""
+        k_KSd = sizes(values, self.rules, self.op.key, of)
+        s_HTS = _by_head("td,sd->ts", of(values[self.op.query]), k_KSd, self.op.group)
+        factors = [self.op.factor(position) for position in values.positions]
+        s_HTS = s_HTS * of(torch.tensor(factors, dtype=torch.float64)[:, None])
+        if not self.op.slopes:
+            return s_HTS
+        slopes_H11 = torch.tensor(self.op.slopes, dtype=torch.float64)[:, None, None]
+        distance_TS = torch.tensor(values.positions)[:, None] - torch.arange(s_HTS.shape[-1])
+        return s_HTS + of(-slopes_H11 * distance_TS.clamp_min(0))
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """Head by head, capped and masked."""
+        s_HTS, cap = super().tensor(values), self.op.cap
+        if cap is not None:
+            s_HTS = (s_HTS / cap).tanh() * cap
+        return s_HTS.masked_fill_(self.hidden(values.positions, s_HTS.shape[-1]), -math.inf)
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """Σ|q·k|, scaled, + slope · distance; a mask is exact, a cap does not amplify errors."""
+        size_HTS = super().magnitudes(values)
+        return size_HTS.masked_fill_(self.hidden(values.positions, size_HTS.shape[-1]), 0.0)
+
+    bound = Rule.bound
+
+    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
+        """A query and a key."""
+        op, (head, query, key) = self.op, index
+        shared = head // op.group
+        return Operands(
+            x=values[op.query][head, query].tolist(),
+            y=values[op.key][shared, key].tolist(),
+            cells=(self.cell(op.query, head, query, "i"), self.cell(op.key, shared, key, "i")),
+            inputs=lambda at: ((op.query, (head, query, at)), (op.key, (shared, key, at))),
+            note=_shared(op.group, head),
+        )
+
+    def _finish(self, found: Operands, index: tuple[int, ...], summed: float) -> tuple[Fact, ...]:
+        """The scale, the slope and the cap."""
+        width, factor, cap = self.op.head_dim, self.op.factor(index[1]), self.op.cap
+        value = summed * factor
+        if self.op.usual and self.op.growth is None:
+            scaled = fact(f"Σ / √{width} = {{}} / {{}}", value, summed, math.sqrt(width))
+        else:
+            scaled = fact("Σ · scale = {} · {}", value, summed, factor)
+        after = [scaled]
+        if self.op.slopes:
+            slope, distance = self._slope(index[0]), float(index[1] - index[2])
+            score, value = value, value - slope * distance
+            formula = "score − slope · distance = {} − {} · {}"
+            after.append(fact(formula, value, score, slope, distance))
+        if cap is not None:
+            capped = cap * math.tanh(value / cap)
+            after.append(fact(f"{cap:g} · tanh({{}} / {cap:g})", capped, value))
+        return tuple(after)
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """A dot product of a query and a key, scaled; or −∞."""
+        reason = self.hides(*index[1:])
+        return Element(value=-math.inf, note=reason) if reason else super().element(values, index)
+
+
+class Softmax(Rule[ops.Softmax]):
+    """`A = softmax(S)` row by row after subtracting the row's maximum, `[H, T, S]`.
+
+    A sink is included in the maximum and the sum.
+    """
+
+    @property
+    def formula(self) -> str:
+        """The formula, continued by that of S."""
+        product = self.scores.op.product(self.letter_of)
+        return f"{super().formula} = {self.op.of(product, self.letter_of)}"
+
+    @property
+    def scores(self) -> Score:
+        """The rule of the scores."""
+        found = self.rules[self.op.source]
+        assert isinstance(found, Score)
+        return found
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """Row by row."""
+        return softmax(values[self.op.source], self._sinks(values))
+
+    def row(self, values: Numbers, head: int, query: int) -> Tensor:
+        """One row of A, `[S]`."""
+        return softmax(values[self.op.source][head, query], self._sinks(values)[head, 0])
+
+    def _sinks(self, values: Numbers) -> Tensor:
+        """The heads' sink scores, `[H, 1, 1]`; −∞ without sinks."""
+        if self.op.sink is None:
+            return NO_SINK.expand(len(values[self.op.source]), 1, 1)
+        return values.vector(self.op.sink)[:, None, None]
+
+    def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
+        """The largest weight of the row; exactly 0 for masked keys."""
+        hidden = self.scores.hides(*index[1:])
+        return 0.0 if hidden else super().magnitude(values, name, index)
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """A weight times the magnitude of its score, as for an exponential.
+
+        The kernel does not store scores: their rounding errors are in the weights.
+        """
+        size_HTS = self.scores.magnitudes(values)
+        return uncertainty(values[self.op.source], size_HTS, self._sinks(values))
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """The whole row of scores, their exponentials, and one weight."""
+        head, query, key = index
+        row = values[self.op.source][head, query].tolist()
+        sink = None
+        if self.op.sink is not None:
+            sink = self.cell(self.op.sink, head), float(self._sinks(values)[head])
+        found = share(
+            {at: row[at] for at in range(len(row)) if not self.scores.hides(query, at)},
+            key,
+            lambda at: symbol("S", head, query, at),
+            "s",
+            columns=("S", "e^(S − max)", "A"),
+            labels=dict(enumerate(values.texts)),
+            sink=sink,
+        )
+        reason = self.scores.hides(query, key)
+        return replace(found, note=reason, follow=((self.op.source, index),))
+
+
+class Mix(Dot[ops.Mix]):
+    """`C = A V`: per query, the weighted sum of all keys' values, `[H, T, e]`."""
+
+    @property
+    def weights(self) -> Rule[Any]:
+        """The rule of the weights."""
+        return self.rules[self.op.pattern]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The inputs, and the sources of values that are only shown."""
+        return (*self.op.inputs, *_shown_from(self.rules, self.op.value))
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """Head by head."""
+        return self._mixed(values[self.op.pattern], values.every(self.op.value))
+
+    def _mixed(self, a_HTS: Tensor, v_KSe: Tensor) -> Tensor:
+        return _by_head("ts,se->te", a_HTS, v_KSe, self.op.group)
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """Uncertainty of the weights times the values: a fused kernel stores neither S nor A."""
+        v_KSe = sizes(values, self.rules, self.op.value, torch.abs)
+        return self._mixed(self.weights.magnitudes(values), v_KSe)
+
+    def halves(self, values: Numbers, result: Tensor) -> Tensor:
+        """Including the weights, which the fused kernel rounds before the product with values.
+
+        Subnormal float16 weights have the absolute rounding of the smallest normal one. Keys and
+        values that are only shown are themselves rounded.
+        """
+        v_KSe, a_HTS = values.every(self.op.value).abs(), values[self.op.pattern]
+        rounded_HTS = torch.where(a_HTS > 0, a_HTS + torch.finfo(values.dtype).tiny, 0.0)
+        if _is_shown(self.rules, self.op.value):
+            rounded_HTS = rounded_HTS + self.weights.magnitudes(values)
+        return result.abs() + self._mixed(rounded_HTS, v_KSe)
+
+    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
+        """The weights and values of all keys up to the query's."""
+        op, (head, query, i) = self.op, index
+        shared, seen = head // op.group, slice(query + 1)
+        return Operands(
+            x=values[op.pattern][head, query, seen].tolist(),
+            y=values[op.value][shared, seen, i].tolist(),
+            cells=(symbol("A", head, query, "s"), symbol("V", shared, "s", i)),
+            inputs=lambda at: ((op.pattern, (head, query, at)), (op.value, (shared, at, i))),
+            over="s",
+            labels=values.texts[seen],
+            note=_shared(op.group, head),
+        )
+
+
+def _by_head(product: str, x_HTa: Tensor, y_KSb: Tensor, group: int) -> Tensor:
+    """The products of every head's rows with those of the key head that its group shares."""
+    return torch.stack([torch.einsum(product, x, y_KSb[h // group]) for h, x in enumerate(x_HTa)])
+
+
+def sizes(values: Numbers, rules: Mapping[str, Rule[Any]], name: str, of: Of) -> Tensor:
+    """`of` all keys or values, `[K, S, d]`; absolute values are as large as what is rounded.
+
+    Kernels do not read those that are only shown, but compute with their sources.
+    """
+    if of is not torch.abs or not _is_shown(rules, name):
+        return of(values.every(name))
+    node = rules[name].node
+    if isinstance(node.op, ops.Join):
+        start_HSd = sizes(values, rules, node.op.start, of)
+        end = values.every(node.op.end).abs().expand(len(start_HSd), -1, -1)
+        return torch.cat((start_HSd, end), -1)
+    assert isinstance(node.op, ops.Project)
+    w_KN = values.columns(node.op.weight, slice(None)).abs()
+    size_SN = torch.einsum("sk,kn->sn", values.every(node.op.source).abs(), w_KN)
+    return torch.stack(size_SN.chunk(node.op.heads, dim=-1))
+
+
+def _shown_from(rules: Mapping[str, Rule[Any]], name: str) -> Iterator[str]:
+    """Yield the sources of keys or values that are only shown; nothing for others."""
+    if _is_shown(rules, name):
+        for source in rules[name].op.inputs:
+            yield from (() if _is_shown(rules, source) else (source,))
+            yield from _shown_from(rules, source)
+
+
+def _is_shown(rules: Mapping[str, Rule[Any]], name: str) -> bool:
+    return name in rules and rules[name].node.shown
+
+
+def _shared(group: int, head: int) -> str:
+    if group == 1:
+        return ""
+    first = head // group * group
+    return (
+        f"heads {first} to {first + group - 1} share the keys and values of kv head {head // group}"
+    )

@@ -1,0 +1,169 @@
+"""Rules of recurrences, token by token as in the papers.
+
+Letters: T requested tokens, S all tokens, H heads, d numbers of a key, e of a value.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from llmcli.evaluate.dots import Dot, Operands, dot, products
+from llmcli.evaluate.numbers import leaf
+from llmcli.evaluate.rule import Numbers, Rule, total
+from llmcli.graph import recurrence as ops
+from llmcli.records.explanation import Element
+
+# Tokens per chunk of the kernels: each number has rounding errors of its whole chunk.
+CHUNK = 64
+
+
+class _Inputs:
+    """Inputs of all tokens: keys, β and log-decays of each head."""
+
+    def __init__(self, op: ops.Recurrence, values: Numbers) -> None:
+        heads = [op.key_head(head) for head in range(op.heads)]
+        self.k_HSd = values.every(op.key)[heads]
+        self.heads = heads
+        self.beta_HS = values.every(op.step).t()
+        self.g_HS = values.every(op.log_decay).t()
+
+    def sizes_HTS(self, positions: tuple[int, ...]) -> Tensor:
+        """Bound of the rounding error of token s's write in token t's read.
+
+        The size e^(Σ g) β ‖k‖, times the number of tokens between, of a chunk, and of the decay's
+        exponent: the delta rule never amplifies the state, so errors do not grow. 0 for later
+        tokens.
+        """
+        sums_HS = self.g_HS.cumsum(-1)
+        at_T = torch.tensor(positions)
+        apart_HTS = sums_HS[:, at_T, None] - sums_HS[:, None, :]
+        tokens = torch.arange(self.g_HS.shape[1])
+        between_TS = at_T[:, None] - tokens
+        apart_HTS = apart_HTS.masked_fill(between_TS < 0, -math.inf)
+        written_HS = self.beta_HS.abs() * self.k_HSd.norm(dim=-1)
+        roundings_HTS = between_TS + 2 * CHUNK + torch.nan_to_num(apart_HTS.abs(), posinf=0.0)
+        found_HTS = apart_HTS.exp() * written_HS[:, None] * roundings_HTS
+        # a fully decayed state is below the smallest number, but not 0
+        least = torch.finfo(torch.float64).tiny
+        return torch.where(between_TS < 0, 0.0, found_HTS.clamp_min(least))
+
+
+class LinearMap(Dot[ops.LinearMap]):
+    """Row t backwards: r = q_t; A[t,s] = β_s rᵀk_s, then r ← e^(g_s) (r − β_s k_s (k_sᵀ r))."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """`[H, T, S]`, all rows at once."""
+        own, op = _Inputs(self.op.of, values), self.op.of
+        q_HTd = values[op.query][own.heads]
+        at_T = torch.tensor(values.positions)
+        r_HTd, columns = torch.zeros_like(q_HTd), []
+        for s in reversed(range(own.g_HS.shape[1])):
+            r_HTd = torch.where((at_T == s)[:, None], q_HTd, r_HTd)
+            k_Hd1, beta_H1 = own.k_HSd[:, s, :, None], own.beta_HS[:, s, None]
+            seen_HT = (r_HTd @ k_Hd1)[..., 0]
+            columns.append(beta_H1 * seen_HT)
+            if not op.plain:
+                r_HTd = r_HTd - (beta_H1 * seen_HT)[..., None] * own.k_HSd[:, s, None]
+            r_HTd = r_HTd * own.g_HS[:, s, None, None].exp()
+        return torch.stack(columns[::-1], -1)
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """`_Inputs.sizes_HTS`, times the lengths of the queries."""
+        own = _Inputs(self.op.of, values)
+        q_HT = values[self.op.of.query][own.heads].norm(dim=-1)
+        found: Tensor = own.sizes_HTS(values.positions) * q_HT[..., None]
+        return found
+
+    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
+        """The remaining query and the key."""
+        op, (head, t, s) = self.op.of, index
+        own, of = _Inputs(op, values), op.key_head(head)
+        r_d = values.every(op.query)[of, t]
+        for m in range(t, s, -1):
+            k_d = own.k_HSd[head, m]
+            if not op.plain:
+                r_d = r_d - own.beta_HS[head, m] * (r_d @ k_d) * k_d
+            r_d = r_d * own.g_HS[head, m].exp()
+        taken = "the query, from which each token in between has taken its key, and decayed"
+        return Operands(
+            x=r_d.tolist(),
+            y=own.k_HSd[head, s].tolist(),
+            cells=("r[i]", self.cell(op.key, of, s, "i")),
+            inputs=lambda at: (
+                (op.query, (of, t, at)), (op.key, (of, s, at)), (op.step, (s, head)),
+            ),
+            note=f"r: {'the decayed query' if op.plain else taken}",
+            scale=(self.cell(op.step, s, head), float(own.beta_HS[head, s])),
+        )  # fmt: skip
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """A dot product of the remaining query and the key, times β; or 0."""
+        if index[2] > index[1]:
+            return Element(value=0.0, note="the key comes after the query")
+        return super().element(values, index)
+
+
+class StateAfter(Rule[ops.StateAfter]):
+    """`S = e^g S[t−1] + β k (v − kᵀ e^g S[t−1])`, `[H, T, d·e]`."""
+
+    def _after(self, values: Numbers, tokens: int) -> Tensor:
+        """The state after `tokens` tokens, `[H, d, e]`; the last one of `_each`."""
+        return self._each(values, (tokens - 1,))[0] if tokens else self._none(values)
+
+    def _none(self, values: Numbers) -> Tensor:
+        op = self.op
+        rows = values.every(op.of.key).shape[-1]
+        return torch.zeros(op.of.heads, rows, op.columns, dtype=torch.float64)
+
+    def _each(self, values: Numbers, positions: tuple[int, ...]) -> list[Tensor]:
+        own = _Inputs(self.op.of, values)
+        v_HSe, state_Hde, found = values.every(self.op.value), self._none(values), {}
+        for s in range(max(positions) + 1):
+            state_Hde = state_Hde * own.g_HS[:, s, None, None].exp()
+            k_Hd1, written_H1e = own.k_HSd[:, s, :, None], v_HSe[:, s, None]
+            if not self.op.of.plain:
+                written_H1e = written_H1e - k_Hd1.mT @ state_Hde
+            state_Hde = state_Hde + own.beta_HS[:, s, None, None] * k_Hd1 * written_H1e
+            if s in positions:
+                found[s] = state_Hde
+        return [found[s] for s in positions]
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """Token by token."""
+        return torch.stack([one.flatten(1) for one in self._each(values, values.positions)], 1)
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """`_Inputs.sizes_HTS`, times the sizes of the values, equal within a column."""
+        sizes_HTS = _Inputs(self.op.of, values).sizes_HTS(values.positions)
+        found_HTe = sizes_HTS @ values.every(self.op.value).abs()
+        # reads have the magnitude of all rows, like the product that is subtracted
+        return found_HTe.repeat(1, 1, values.every(self.op.of.key).shape[-1])
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """The decayed state, its read by the key, and the write."""
+        op, (head, t, at) = self.op.of, index
+        d, e = divmod(at, self.op.columns)
+        own, of = _Inputs(op, values), op.key_head(head)
+        before_de, k_d = self._after(values, t)[head], own.k_HSd[head, t].tolist()
+        left = leaf(math.exp(float(own.g_HS[head, t])), f"e^{self.cell(op.log_decay, t, head)}")
+        old = f"{self.letter}[{head},{t - 1},{at}]" if t else "0"
+        decayed = (left * leaf(float(before_de[d, e]), old)).line("decayed")
+        v = leaf(float(values.every(self.op.value)[head, t, e]),
+                 self.cell(self.op.value, head, t, e))  # fmt: skip
+        read, terms = None, products(k_d, (left.x * before_de[:, e]).tolist())
+        if not op.plain:
+            column = f"{left.words} {self.letter}[{head},{t - 1},{self.op.columns}i+{e}]"
+            read = dot((self.cell(op.key, of, t, "i"), column), total(terms))
+            v = v - leaf(read.value, "Σ")
+        beta = leaf(float(own.beta_HS[head, t]), self.cell(op.step, t, head))
+        written = (beta * leaf(k_d[d], self.cell(op.key, of, t, d)) * v).line("written")
+        first, *after = (decayed + written).facts()
+        return Element(
+            value=after[-1].value,
+            note=f"row {d} (of the key) and column {e} (of the value)",
+            before=(first,), terms=terms if read else (), sum=read, after=tuple(after),
+            follow=((self.op.value, (head, t, e)), (op.key, (of, t, d)), (op.step, (t, head))),
+        )  # fmt: skip

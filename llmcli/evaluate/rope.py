@@ -1,0 +1,83 @@
+"""The rule of RoPE (Su et al. 2021): rotation of pairs by an angle per position."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from llmcli.config.frequencies import frequencies
+from llmcli.evaluate.numbers import Number, fact, leaf
+from llmcli.evaluate.rule import Numbers, Rule
+from llmcli.graph import ops
+from llmcli.records.explanation import Element, Fact
+
+
+class Rotate(Rule[ops.Rotate]):
+    """`Q_rot = R(position) Q`: dimension i of a head is paired with i + R/2."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """Position by position; dimensions without RoPE are copies."""
+        x = values[self.op.source][..., self.op.rope.dims :]
+        return torch.cat((*(half.x for half in self._halves(values)), x), -1)
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """Both products of a pair with float64 angles; dimensions without RoPE are copies."""
+        x = torch.zeros_like(values[self.op.source][..., self.op.rope.dims :])
+        halves = self._halves(values, bounds=True)
+        errors = [half.off for half in halves if half.off is not None]
+        return torch.cat((*errors, x), -1)
+
+    def _halves(self, values: Numbers, *, bounds: bool = False) -> tuple[Number, Number]:
+        """The first numbers of all pairs, and the second ones; `bounds`: with their errors."""
+        pairs = values[self.op.source][..., : self.op.rope.dims].chunk(2, -1)
+        a, b = (Number(x=half) for half in pairs)
+        lengths = [values.length(at) for at in values.positions]
+        known = {length: frequencies(self.op.rope, length) for length in set(lengths)}
+        positions_T1 = torch.tensor(values.positions, dtype=torch.float64)[:, None]
+        omegas, factors = zip(*(known[length] for length in lengths), strict=True)
+        factor_T1 = torch.tensor(factors, dtype=torch.float64)[:, None]
+        angle_TN = positions_T1 * torch.tensor(omegas, dtype=torch.float64)
+        off_TN = None
+        if bounds:  # cos and sin are those of the rounded angle
+            off_TN = angle_TN * (torch.finfo(torch.float64).eps / values.eps) * factor_T1
+        cos = Number(x=angle_TN.cos() * factor_T1, off=off_TN)
+        sin = Number(x=angle_TN.sin() * factor_T1, off=off_TN)
+        return a * cos - b * sin, b * cos + a * sin
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """The angle, its cosine and sine, and the two numbers of the pair."""
+        *row, i = index
+        position, x = row[-1], values[self.op.source]
+        omegas, factor = frequencies(self.op.rope, values.length(position))
+        half = len(omegas)
+        own = leaf(float(x[index]), self.cell(self.op.source, *index))
+        if i >= 2 * half:
+            note = f"only the first {2 * half} numbers of a head are rotated, this is number {i}"
+            return Element(value=float(own.x), note=note, after=own.facts(),
+                           follow=((self.op.source, index),))  # fmt: skip
+        at = i - half if i >= half else i + half
+        other = leaf(float(x[*row, at]), self.cell(self.op.source, *row, at))
+        before = self._turn(position, i % half, omegas[i % half], factor)
+        kept = own * leaf(before[2].value, "cos φ")
+        taken = other * leaf(before[3].value, "sin φ")
+        turned = kept + taken if i >= half else kept - taken
+        leads = at if abs(taken.x) > abs(kept.x) else i
+        return Element(
+            value=float(turned.x), before=before, after=turned.facts(),
+            follow=((self.op.source, (*row, leads)),),
+        )  # fmt: skip
+
+    def _turn(self, position: int, pair: int, omega: float, factor: float) -> tuple[Fact, ...]:
+        """The frequency, the angle, its cosine and sine."""
+        words = f"ω = {self.op.rope.theta:g}^(−2·{pair}/{self.op.rope.dims})"
+        if (scaling := self.op.rope.scaling) is not None:
+            words += f", stretched ({type(scaling).__name__.removesuffix('Scaling')})"
+        angle, times = position * omega, "" if factor == 1.0 else f" · {factor:g}"
+        return (
+            fact(words, omega),
+            fact(f"φ = position · ω = {position} · {{}}", angle, omega),
+            fact(f"cos φ{times}", math.cos(angle) * factor),
+            fact(f"sin φ{times}", math.sin(angle) * factor),
+        )

@@ -1,0 +1,264 @@
+"""A block of sublayers and branches: its tensors and their names. No torch.
+
+x ──┬── pre-norm ── part ── post-norm ── · multiplier ──(+)── x of the next sublayer
+    ├── … a branch beside it ────────────────────────────┤
+    └────────────────────────────────────────────────────┘
+
+If the sum of branches has a norm, the normalized sum is added.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from llmcli.config.model import Branch, LayerConfig
+from llmcli.config.norm import NormConfig
+from llmcli.graph.node import PartGraph, Site
+from llmcli.graph.ops import Add, Op
+from llmcli.graph.parts.norm import norm_graph
+from llmcli.graph.parts.registry import part_of
+from llmcli.graph.rows import Rows
+
+_NUMBERS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_ROWS = """
+    added        T  T D  residual wide
+    out_scale.w  the factor on the block's output
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchNames:
+    """The names of a branch: its part's input and output, norms, and the added tensor.
+
+    `norm` and `post` are modules (`blocks.3.ln1`); None if there is none, or the norm is shared
+    with the branch before.
+    """
+
+    config: Branch
+    norm: str | None
+    reads: str
+    part: str
+    makes: str
+    post: str | None
+    adds: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumNames:
+    """The names of a sum of branches and of its norm module."""
+
+    config: NormConfig
+    sum: str
+    norm: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SublayerNames:
+    """The residual stream before and after a sublayer, and its branches.
+
+    `adds`: tensors added to the stream. `summed`: the sum of branches, if it has a norm.
+    """
+
+    stream: str
+    leaves: str
+    branches: tuple[BranchNames, ...]
+    adds: tuple[str, ...]
+    summed: SumNames | None = None
+
+
+def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
+    """The names in `block` (`blocks.3`): norms are numbered by branch (`ln1`, `ln1_post`, `ln2`).
+
+    The first mixer of any kind adds `attn_out`, the first feed-forward `mlp_out`, others
+    `<prefix>_out`. The normalized sum of branches has one of these names.
+    """
+    numbers, found, used = count(1), [], Counter[str]()
+    stream = f"{block}.resid_pre"
+    for at, sublayer in enumerate(layer.sublayers):
+        branches, reads = [], stream
+        summed = None
+        if layer.sum_norm is not None and len(sublayer) > 1:
+            summed = SumNames(
+                config=layer.sum_norm, sum=f"{block}.branch_sum", norm=f"{block}.sum_norm"
+            )
+        for branch in sublayer:
+            kind, number = part_of(branch.part), next(numbers)
+            norm = f"{block}.ln{number}" if branch.pre_norm is not None else None
+            if norm is not None:
+                reads = f"{norm}.out"
+            elif not branch.shares_norm:
+                reads = stream
+            used[kind.prefix] += 1
+            times = used[kind.prefix]
+            part = f"{block}.{kind.prefix}{times if times > 1 else ''}"
+            role = "attn" if kind.mixes else "mlp"
+            out = f"{part}_out" if used[f"{role}_out"] else f"{block}.{role}_out"
+            post = f"{block}.ln{number}_post" if branch.post_norm is not None else None
+            makes, adds = f"{part}.{kind.gives}", out
+            if summed is not None:
+                adds = makes if post is None else f"{post}.out"
+            else:
+                used[f"{role}_out"] += 1
+                if post is None and branch.multiplier == 1:
+                    makes = adds
+            branches.append(BranchNames(
+                config=branch, norm=norm, reads=reads, part=part, makes=makes, post=post, adds=adds,
+            ))  # fmt: skip
+        last = at == len(layer.sublayers) - 1
+        leaves = f"{block}.resid_{'post' if last else 'mid' if at == 0 else f'mid{at + 1}'}"
+        added = tuple(one.adds for one in branches)
+        if summed is not None:
+            added = (out,)
+            used[f"{role}_out"] += 1
+        found.append(SublayerNames(
+            stream=stream, leaves=leaves, branches=tuple(branches), adds=added, summed=summed,
+        ))  # fmt: skip
+        stream = leaves
+    return tuple(found)
+
+
+def block_rows(
+    layer: LayerConfig,
+    number: int,
+    *,
+    width: int,
+    enters: Add,
+    copied: str | None,
+) -> tuple[tuple[PartGraph, ...], tuple[str, ...]]:
+    """The tensors of block `number` in execution order, and the parts of the stream after it.
+
+    `enters`: the op of its residual stream, possibly a copy of the activation `copied`.
+    """
+    return _Block(layer, number, width).rows(enters, copied)
+
+
+class _Block:
+    """The tensors of block `number`: a `PartGraph` for each part, norm, and sum."""
+
+    def __init__(self, layer: LayerConfig, number: int, width: int) -> None:
+        self.layer, self.number, self.width = layer, number, width
+        self.names = block_names(layer, f"blocks.{number}")
+        self.letters = _letters(self.names)
+
+    def rows(
+        self, enters: Add, copied: str | None
+    ) -> tuple[tuple[PartGraph, ...], tuple[str, ...]]:
+        """See `block_rows`."""
+        layer, r = self.layer, self._rows()
+        words = "the residual stream as it enters the block"
+        group = "gaps" if self.number else "embed"
+        rows = [self._added(self.names[0].stream, enters, words, group=group, shares=copied)]
+        made_of = enters.before
+        for sublayer in self.names:
+            for one in sublayer.branches:
+                rows += self._branch(one, sublayer)
+            if sublayer.summed is not None:
+                rows += self._sum(sublayer, sublayer.summed)
+            added, last = sublayer.adds, sublayer is self.names[-1]
+            made_of = (*made_of, *added)
+            op = Add(
+                parts=(*added, sublayer.stream), before=made_of, scale=layer.scale if last else 1,
+                weight=r.named("out_scale.w") if layer.scaled and last else None,
+            )  # fmt: skip
+            where = "as it leaves the block" if last else f"after {_nouns(sublayer)}"
+            rows.append(self._added(sublayer.leaves, op, f"the residual stream {where}"))
+            made_of = made_of if op.plain else (sublayer.leaves,)
+        if layer.scaled:
+            r.parameter("out_scale.w", "1", "resid_post", letter="c", wide=True)
+        return (*rows, r.graph()), made_of
+
+    def _branch(self, one: BranchNames, sublayer: SublayerNames) -> Iterator[PartGraph]:
+        """Norm, part, norm, and the added tensor."""
+        branch, noun = one.config, part_of(one.config.part).noun
+        if one.norm is not None and branch.pre_norm is not None:
+            what = f"the residual stream, normalized, as it enters {noun}"
+            words = (f"the norm before {noun}", what)
+            yield self._norm(branch.pre_norm, one.norm, sublayer.stream, words)
+        yield self._part(one, sublayer)
+        if one.post is not None and branch.post_norm is not None:
+            words = (f"the norm after {noun}", f"the output of {noun}, normalized")
+            post = self._norm(branch.post_norm, one.post, one.makes, words, wide=True)
+            yield post
+        source = f"{one.post}.out" if one.post is not None else one.makes
+        if one.adds in (one.makes, source):
+            return
+        adds = f"what {noun} adds to the residual stream"
+        if branch.multiplier == 1:
+            yield self._same(one.adds, post, adds)
+        else:
+            op = Add(parts=(source,), before=(), scale=branch.multiplier)
+            yield self._added(one.adds, op, adds)
+
+    def _part(self, one: BranchNames, sublayer: SublayerNames) -> PartGraph:
+        part = one.config.part
+        mixes = part_of(sublayer.branches[0].config.part).mixes
+        return part_of(part).graph(part, Site(
+            name=one.part, source=one.reads, stream=sublayer.stream, makes=one.makes,
+            letter=self.letters[one.makes], adds=one.makes in sublayer.adds, layer=self.number,
+            width=self.width, second=one is not sublayer.branches[0] and not mixes,
+        ))  # fmt: skip
+
+    def _sum(self, sublayer: SublayerNames, summed: SumNames) -> Iterator[PartGraph]:
+        """The sum of branches, its norm, and the added tensor."""
+        nouns, parts = _nouns(sublayer), tuple(one.adds for one in sublayer.branches)
+        yield self._added(summed.sum, Add(parts=parts, before=()), f"the sum of {nouns}")
+        words = (f"the norm after {nouns}", f"the sum of {nouns}, normalized")
+        post = self._norm(summed.config, summed.norm, summed.sum, words, wide=True)
+        yield post
+        yield self._same(sublayer.adds[0], post, f"what {nouns} add to the residual stream")
+
+    def _norm(
+        self, norm: NormConfig, name: str, source: str, words: tuple[str, str],
+        *, wide: bool = False,
+    ) -> PartGraph:  # fmt: skip
+        letter = self.letters[f"{name}.out"]
+        return norm_graph(norm, name, source, letter, words, layer=self.number, wide=wide)
+
+    def _same(self, name: str, post: PartGraph, words: str) -> PartGraph:
+        """The added tensor, if it is the output of the norm `post`: the same tensor."""
+        normed = post.nodes[-1]
+        return self._added(name, normed.op, words, group="norm", shares=normed.name)
+
+    def _added(self, name: str, op: Op, words: str, **other: Any) -> PartGraph:
+        """An activation of the stream, or one that is added to it."""
+        r = self._rows()
+        r.node("added", op, name=name, letter=self.letters[name], words=words, **other)
+        return r.graph()
+
+    def _rows(self) -> Rows:
+        return Rows(f"blocks.{self.number}", _ROWS, "norms", layer=self.number)
+
+
+def _nouns(sublayer: SublayerNames) -> str:
+    return " and ".join(part_of(one.config.part).noun for one in sublayer.branches)
+
+
+def _letters(names: Sequence[SublayerNames]) -> dict[str, str]:
+    """`X` for the block's input, `T¹`, `T²` … in execution order, and `H` for its output."""
+    numbered: dict[str, str] = {}
+
+    def number(name: str) -> None:
+        numbered[name] = f"T{len(set(numbered.values())) + 1}".translate(_NUMBERS)
+
+    for sublayer in names:
+        for one in sublayer.branches:
+            if one.norm is not None:
+                number(f"{one.norm}.out")
+            if one.makes != one.adds:
+                number(one.makes)
+            if one.post is not None:
+                number(f"{one.post}.out")
+            if one.post is not None and one.config.multiplier == 1:  # the same tensor
+                numbered[one.adds] = numbered[f"{one.post}.out"]
+            elif one.adds not in numbered:
+                number(one.adds)
+        if (summed := sublayer.summed) is not None:
+            number(summed.sum)
+            number(f"{summed.norm}.out")
+            numbered[sublayer.adds[0]] = numbered[f"{summed.norm}.out"]
+        number(sublayer.leaves)
+    return numbered | {names[0].stream: "X", names[-1].leaves: "H"}

@@ -1,0 +1,267 @@
+"""Memory of a prompt: the tensors of its last chunk that are alive at once. No torch.
+
+Bytes follow from the plan and from what operations allocate, except for three terms fitted to
+measurements: `_MARGIN`, oneDNN's tiles and padding (`_Chunk._product`), and what an earlier chunk
+leaves fragmented (`_Chunk._expanded`). Measured on x86 with PyTorch 2.13:
+`tests/anatomy/test_counts.py` compares with the allocator's record,
+`tests/benchmarks/memory_estimate.py` with the resident memory of processes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from llmcli.config.formats import ACTIVATION_BYTES, DECODED_AT_ONCE, DEEP, DEQUANTIZED_AT_ONCE, RUN
+from llmcli.config.latent import LatentConfig
+from llmcli.config.model import ModelConfig
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.graph import Graph, graph
+from llmcli.graph.ops import Add, Mix, Normalize, Project, Rotate, Score, Softmax, size
+from llmcli.graph.plan import plan
+from llmcli.graph.routing import ExpertProject, SumExperts
+from llmcli.graph.spec import DTYPE_BYTES, Call
+
+PROMPT_CHUNK = 512  # tokens per prefill call (`Session.prefill`)
+# Numbers of a matrix converted to float32 at a time: 2 MiB, in L2 (`ops.product`).
+HEAD_NUMBERS = 1 << 19
+# Small tensors that the plan lacks, such as sums of rows and orders of experts: 5 % were measured.
+_MARGIN = 1.06
+# Processors with AMX have 2 MiB of L2 cache per core; oneDNN fills three quarters.
+_PACKED = 3 << 19
+_QUERIES = 256  # per block of scores without a fused kernel (`ops.attention`)
+_TILE = (64, 512)  # queries and keys per tile of PyTorch's fused CPU attention
+_SCANNED = 64  # tokens per chunk of a recurrence (`ops.recurrence`)
+# Bytes per decoded number: float32, codes and intermediate values.
+_DECODING = 8
+
+
+def prefill_peak(
+    config: ModelConfig,
+    numbers: Arithmetic,
+    batch: int,
+    context: int,
+    *,
+    cuda: bool = False,
+    native: bool = False,
+    chunk: int = PROMPT_CHUNK,
+) -> int:
+    """Peak bytes while the last chunk of a prompt is processed; `native`: see `memory_need`.
+
+    An upper estimate: of tensors alive at once (`_spans`) and an operation's temporary memory, plus
+    what layers share (tables of RoPE, masks, positions). Of equal layers one is enough.
+    """
+    chunked = _Chunk(
+        graph(config), numbers, batch, min(context, chunk), context, cuda=cuda,
+        native=native and numbers.dtype == "bfloat16",
+    )  # fmt: skip
+    made, freed = chunked.spans()
+    now = peak = 0
+    for name in chunked.specs:
+        now += made[name]
+        peak = max(peak, now + chunked.temporary(name))
+        now -= freed[name]
+    return round(peak * _MARGIN) + chunked.shared() + _dequantized(config, numbers)
+
+
+class _Chunk:
+    """The last chunk of a prompt: `tokens` per sequence, with `keys` in its cache.
+
+    `size`: bytes of a number; `wide`: in at least float32; `kept`: in the cache. `native`: the
+    processor multiplies the dtype's 16 bits. `specs`: tensors of one layer of each kind by name.
+    """
+
+    def __init__(
+        self, model: Graph, numbers: Arithmetic, batch: int, tokens: int, keys: int, *, cuda: bool,
+        native: bool,
+    ) -> None:  # fmt: skip
+        self.model = model
+        self.numbers = numbers
+        self.batch, self.tokens, self.keys = batch, tokens, keys
+        self.rows = batch * tokens
+        self.cuda, self.native = cuda, native
+        self.size, self.kept = DTYPE_BYTES[numbers.dtype], DTYPE_BYTES[numbers.cache]
+        self.wide = max(self.size, 4)
+        first = {layer: i for i, layer in reversed([*enumerate(model.config.layers)])}
+        call = Call(batch=batch, tokens=tokens, past=keys - tokens, phase="prefill")
+        found = plan(
+            model.config, numbers.call(call), logits="last", layers={None, *first.values()}
+        )
+        self.specs = {spec.name: spec for spec in found.written if not model[spec.name].shown}
+        self._columns = Counter[str]()  # of products
+        for name in self.specs:
+            op = model[name].op
+            if isinstance(op, Project | ExpertProject):
+                self._columns[op.fused or name] += size(op.columns, self._sizes(name))
+
+    def spans(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """Bytes allocated before, and freed after, an activation is computed.
+
+        The tensors of a part are its locals: they and its inputs live until it returns. Summands of
+        the residual stream are locals of the block; of several branches there is a partial sum.
+        """
+        model, names = self.model, list(self.specs)
+        at = {name: i for i, name in enumerate(names)}
+        blocks = {spec.layer: at[name] for name, spec in self.specs.items()}
+        held, born, dies = Counter[str](), dict[str, int](), Counter[str]()
+
+        def memory(name: str) -> str:
+            """The tensor with the memory of `name`, or a name for several."""
+            shares = self.specs[name].shares
+            return name if shares is None else memory(shares) if shares in at else shares
+
+        def read(name: str, until: int) -> None:
+            if name in at:
+                dies[memory(name)] = max(dies[memory(name)], until)
+            elif name in model and not model.written(name):  # derived from others
+                for source in model[name].op.inputs:
+                    read(source, until)
+
+        for i, (name, spec) in enumerate(self.specs.items()):
+            op, own, returns = model[name].op, memory(name), at[model.returns[name]]
+            born.setdefault(own, i)
+            held[own] += spec.bytes if own == name or own not in at else 0
+            read(name, returns)
+            summed = isinstance(op, Add) and model[name].group == "residual"
+            for source in op.inputs:
+                read(source, blocks[spec.layer] if summed else returns)
+            if isinstance(op, Add) and len(op.parts) > 2:
+                partial = f"{name}.partial"
+                held[partial], born[partial], dies[partial] = spec.bytes, at[op.parts[0]], i
+        made, freed = Counter[str](), Counter[str]()
+        for own, i in born.items():
+            made[names[i]] += held[own]
+            freed[names[dies[own]]] += held[own]
+        return made, freed
+
+    def temporary(self, name: str) -> int:
+        """Bytes that are only needed while the activation is computed."""
+        op, spec = self.model[name].op, self.specs[name]
+        if isinstance(op, Project | ExpertProject):
+            inputs, columns = size(op.over, self._sizes(name)), self._columns[op.fused or name]
+            copied = spec.count * self.size if self.size < 4 and spec.dtype == "float32" else 0
+            if self.model[name].ends:  # the head, a piece at a time in float32
+                return copied + 4 * min(inputs * columns, HEAD_NUMBERS) * (self.size < 4)
+            if isinstance(op, Project) and op.clip is not None:  # the product and a copy, wide
+                copied += 2 * self.rows * columns * self.wide
+            if isinstance(op, ExpertProject) and self.numbers.formats:  # ordered by expert
+                copied += spec.count // spec.shape[-1] * (spec.shape[-1] + inputs) * self.wide
+            return copied + self._product(inputs, columns)
+        if isinstance(op, Normalize | SumExperts):  # in float32
+            return spec.count * self.wide
+        if isinstance(op, Rotate):  # narrower numbers are converted to float32 and back
+            both = sum(
+                other.count for other in self.specs.values()
+                if other.name == name or (spec.shares is not None and other.shares == spec.shares)
+            )  # fmt: skip
+            return both * (self.size if self.size == 4 else 16)
+        if isinstance(op, Mix) and op.state and self.size > 4:  # no kernel: a chunk at a time
+            sizes = self._sizes(name)
+            return self.rows * sizes["H"] * (4 * _SCANNED + 6 * sizes["dv"]) * self.size
+        score = self.model.score(op) if isinstance(op, Mix) else None
+        if not isinstance(op, Mix) or score is None:
+            return 0
+        if op.latent is not None:
+            return self._expanded(op.latent)
+        return self._attended(name, op, score)
+
+    def shared(self) -> int:
+        """Bytes that layers share: cos and sin of RoPE, masks, positions in int64.
+
+        The tables double in length when too short.
+        """
+        ops = [self.model[name].op for name in self.specs]
+        ropes = {op.rope for op in ops if isinstance(op, Rotate)}
+        tables = sum(rope.dims for rope in ropes) * 2 * self.wide
+        windows = {op.window for op in ops if isinstance(op, Mix) and self.model.score(op)}
+        masks = [window for window in windows if self._is_masked(window)]
+        if self.kept < self.size and not self.numbers.portable:
+            masks = []
+        positions = 1 << max(self.keys - 1, 255).bit_length()
+        return tables * positions + len(masks) * self.tokens * self.keys + 8 * self.tokens
+
+    def _sizes(self, name: str) -> Mapping[str, int]:
+        return self.model.sizes(self.specs[name].layer)
+
+    def _is_masked(self, window: int | None) -> bool:
+        """Whether a mask is needed: not for a triangle from position 0 (`nn.step`)."""
+        return self.keys > self.tokens or (window is not None and window < self.tokens)
+
+    def _product(self, inputs: int, columns: int) -> int:
+        """Maximum bytes of a kernel for `[rows, inputs] · [inputs, columns]`, one thread.
+
+        For packed weights: the rounded inputs. For 16 bits, oneDNN's AMX kernels copy the weights
+        into blocks of 32 inputs, as many as fit the cache, and keep the sums in float32 if not all
+        inputs fit; its AVX512-BF16 kernels take less (oneDNN 3.12,
+        `matmul/amx_blocking_heuristics.cpp`). Without 16-bit instructions all is in float32.
+        """
+        numbers = self.numbers
+        if numbers.formats and not numbers.as_stored:
+            copied = self.rows * inputs // RUN * ACTIVATION_BYTES[numbers.activations // 8]
+            deep = 2 * self.rows * -(-inputs // DEEP) * DEEP
+            return max(copied, deep if numbers.bf16_dot else 0)
+        if self.size >= 4 or self.cuda:
+            return 0
+        if not self.native:
+            return 4 * columns * (inputs + self.rows)
+        weights = min(2 * columns * (-(-inputs // 32) * 32), _PACKED)
+        sums = 4 * self.rows * min(columns, 1024) if inputs >= 2048 else 0
+        return weights + sums + (128 << 10)  # the last: tiles and padding
+
+    def _attended(self, name: str, op: Mix, score: Score) -> int:
+        """Bytes of softmax attention besides its result."""
+        softmax = self.model[op.pattern].op
+        sizes, wide, tokens, keys = self._sizes(name), self.wide, self.tokens, self.keys
+        heads, few, dims = sizes["H"], sizes["Hk"], sizes["dh"] + sizes["dv"]
+        # the fused kernel's sum of every row, and one thread's tile of scores
+        found = self.rows * heads * wide + _TILE[0] * (_TILE[1] + 2 + sizes["dv"]) * wide
+        sinks = isinstance(softmax, Softmax) and softmax.sink is not None
+        unfused, sloped = score.cap is not None or sinks, bool(score.slopes)
+        if unfused and not sloped and self.size <= 4 and not self.cuda:  # our kernel, in float32
+            return found + self.rows * heads * dims * wide * (self.size < 4)
+        if sloped or (unfused and self.size != 4):  # no kernel: blocks of queries
+            block = min(tokens, _QUERIES) * keys * 4 + keys * dims
+            return found + self.batch * heads * block * wide + tokens * keys
+        copied = self.batch * keys * few * dims * self.size  # keys and values
+        if self.kept < self.size:  # new keys in the cache's dtype, as our kernel reads them
+            found += self.rows * few * sizes["dh"] * self.kept
+            if not self.numbers.portable:
+                return found
+            found += copied
+        if self._is_masked(op.window):
+            found += tokens * keys * self.size  # the mask as 0 and -∞
+            if self.cuda and heads != few:
+                # no fused kernel: keys and values are copied for every head, in float32
+                each = self.size + (4 if self.size < 4 else 0)
+                found += self.batch * heads * keys * (dims * each + tokens * 2 * wide)
+        if self.size < 4 and self.native and not self.cuda:
+            # AMX: the fused kernel copies all keys and values, and a tile of the pattern twice
+            found += copied + 2 * _TILE[0] * _TILE[1] * self.size
+        return found
+
+    def _expanded(self, a: LatentConfig) -> int:
+        """Bytes of latent attention: keys and values of all positions, or absorbed queries.
+
+        Expanded: the product, keys joined with their rotated part, padded values, and as much
+        fragmented memory of an earlier chunk.
+        """
+        keys = self.batch * self.keys
+        if a.absorbs(self.tokens, self.keys):
+            narrow = keys * a.kept * self.wide if self.kept < self.wide else 0
+            return narrow + self.rows * a.heads * (2 * a.kept + 2 * self.keys) * self.wide
+        product = a.heads * (a.content + a.value_dim)
+        padded = 0 if self.cuda else a.heads * max(a.value_dim, a.head_dim)
+        found = keys * (product + a.heads * a.head_dim + padded + a.rank * (self.kept < self.size))
+        found += max(0, keys - self.rows) * product
+        found += self.tokens * self.keys if self.keys > self.tokens else 0  # the mask as 0 and -∞
+        return found * self.size + self._product(a.rank, product)
+
+
+def _dequantized(config: ModelConfig, numbers: Arithmetic) -> int:
+    """Bytes for dequantized weights in products of many rows on a GPU."""
+    if not numbers.as_stored:
+        return 0
+    specs = [spec for spec in numbers.parameters(config) if spec.name in numbers.formats]
+    largest = max(spec.count // (spec.shape[0] if len(spec.axes) == 3 else 1) for spec in specs)
+    held = DTYPE_BYTES[numbers.dtype] * min(largest, DEQUANTIZED_AT_ONCE)
+    return held + _DECODING * min(largest, DECODED_AT_ONCE)

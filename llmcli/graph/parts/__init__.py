@@ -1,0 +1,1 @@
+"""The rows of each part: its tensors, formulas, parameters and state. No torch."""

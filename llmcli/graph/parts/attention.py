@@ -1,0 +1,185 @@
+"""Softmax attention: H query heads over Hk key/value heads (Vaswani et al. 2017; GQA 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmcli.config.attention import AXES, AttentionConfig, ProportionalScaling
+from llmcli.graph.node import Kernel, PartGraph, Site
+from llmcli.graph.ops import Activate, Add, Gate, HeadShare, Mix, Rotate, Score, Softmax
+from llmcli.graph.rows import Rows, sizes_of
+
+MIXED_ROWS = """
+    scores    S  H T S   attention wide  query times key, scaled
+    pattern   A  H T S   attention wide  attention weights: the softmax of the scores
+    z         C  H T dv  attention       for each head the values, mixed by its attention weights
+    gate_act  Activation(G_o)  H T dv  attention  the gates after their sigmoid, from 0 to 1
+    gated     C_gated  H T dv  attention  for each head the mixed values times its gates
+    result    R  H T D   attention wide  the contribution of each head to the residual stream
+    o         T  T D     out
+    W_o       projection of all heads' results back to the width
+    b_o       bias of the attention's output
+"""
+_ROWS = """
+    q       Q       H T dh   qkv   a query for each token and head
+    k       K       Hk T dh  qkv   a key for each token and kv head
+    v       V       Hk T dv  qkv   a value for each token and kv head
+    k_as_v  V       Hk T dv  qkv   the keys, not normalized or rotated
+    gate    G_o     H T dv   qkv   the gates of each head's result, before their sigmoid
+    q_norm  Q_norm  H T dh   norm  the queries, normalized
+    k_norm  K_norm  Hk T dh  norm  the keys, normalized
+    v_norm  V_norm  Hk T dv  norm  the values, normalized
+    q_rot   Q_rot   H T dh   rope  the queries, rotated by their positions
+    k_rot   K_rot   Hk T dh  rope  the keys, rotated by their positions
+    W_q     projection to the queries of all heads
+    W_k     projection to the keys of all kv heads
+    W_v     projection to the values of all kv heads
+    W_gate  projection to the gates of all heads' results
+    b_q     bias of the queries
+    b_k     bias of the keys
+    b_v     bias of the values
+    b_gate  bias of the gates
+    sink    a learned score per head, added to the softmax's denominator
+"""
+_OF = {"q": ("query", "queries"), "k": ("key", "keys")}
+
+
+def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
+    """`q k v`, then optional `q_norm k_norm` and `q_rot k_rot`, then `z` and `attn_out`.
+
+    `scores` and `pattern` before `z` are derived, since the fused kernel does not store them, and
+    so is `result` after it, the heads' shares of `attn_out`. With gates: `gate` after the values,
+    and `gate_act gated` after `z`.
+    """
+    r = Rows(site.name, _ROWS + MIXED_ROWS, "attention", sizes_of(a, AXES), layer=site.layer)
+    own = "qkv" if a.kv.layer is None else "q"
+    fused = "" if len(a.entering) == 1 else "qkv_gate" if a.gated else "qkv"
+    last: dict[str, str] = {}  # the form used by the attention
+    for x in a.projections:
+        # inputs of norms have at least float32
+        wide = (a.kv.norm if x == "v" else a.qk_norm) is not None
+        head = "head" if x == "q" or a.kv_heads == a.heads else "kv head"
+        last[x] = r.project(
+            x, site.source, bias=a.qkv_bias, fused=fused, head=head, clip=a.clip, wide=wide
+        )
+    if a.kv.equal and own == "qkv":
+        same, wide = Add(parts=(last["k"],), before=()), a.kv.norm is not None
+        last["v"] = r.node("k_as_v", same, name="v", shares=last["k"], wide=wide)
+    if a.kv.norm is not None and own == "qkv":
+        last["v"] = r.normalize("v_norm", last["v"], a.kv.norm, "the norm of every value")
+    if a.gated:
+        r.project("gate", site.source, bias=a.qkv_bias, fused=fused, clip=a.clip)
+    if a.qk_norm is not None:
+        for x in own[:2]:
+            one, several = _OF[x]
+            which = f"all {several} of a token" if a.qk_norm_wide else f"every {one}"
+            last[x] = r.normalize(
+                f"{x}_norm", last[x], a.qk_norm, f"the norm of {which}", joined=a.qk_norm_wide
+            )
+    if a.rope is not None:
+        both = r.named("qk_rot") if a.qk_norm is None and own == "qkv" else None
+        for x in own[:2]:
+            last[x] = r.node(f"{x}_rot", Rotate(source=last[x], rope=a.rope), shares=both)
+    if a.kv.layer is None:
+        for x, size, what in (("k", "dh", "keys"), ("v", "dv", "values")):
+            rotated = "rotated " if x == "k" and a.rope is not None else ""
+            formula = f"the {rotated}{what} of every position so far"
+            words = f"the cached {what}"
+            r.state(x, f"Hk S {size}", last[x], "scores", formula, words, cached=True)
+    else:
+        lender = of_layer(site.name, a.kv.layer)
+        last["k"] = f"{lender}.k{'_rot' if a.rope else '_norm' if a.qk_norm else ''}"
+        last["v"] = f"{lender}.v{'_norm' if a.kv.norm else ''}"
+    divides, group = a.divides(site.width), a.heads // a.kv_heads
+    score = Score(
+        query=last["q"], key=last["k"], scale=a.scale, head_dim=a.head_dim, group=group,
+        window=a.window, root="√(d/h)" if divides else "√d_k", cap=a.cap, growth=a.growth,
+        slopes=a.slopes,
+    )  # fmt: skip
+    mix = Mix(
+        pattern=r.named("pattern"), value=last["v"], query=last["q"], group=group, window=a.window
+    )
+    mixed_rows(r, site, score, mix, bias=a.out_bias, sinks=a.sinks, gated=a.gated)
+    number = "d/h" if divides else "d_k"
+    documents = {"H": "h", "Hk": "h" if a.kv_heads == a.heads else "h_kv", "dh": number}
+    documents["dv"] = number if a.value_dim == a.head_dim else "d_v"
+    return r.graph(fused_kernel(site.name), documents=documents)
+
+
+def mixed_rows(
+    r: Rows,
+    site: Site,
+    score: Score,
+    mix: Mix,
+    *,
+    bias: bool,
+    sinks: bool = False,
+    gated: bool = False,
+) -> None:
+    """`scores pattern z result`, of which the kernel only stores `z`, and the output.
+
+    `gated`: the last projection reads `gated`, `z` times `gate_act`.
+    """
+    capped = "" if score.cap is None else ", capped"
+    words = f"query times key, scaled{capped}, −∞ where the mask hides the key"
+    scores = r.node("scores", score, words=words)
+    minus = " minus the sink's weight" if sinks else ""
+    words = f"attention weights: the softmax of the scores, rows that sum to 1{minus}"
+    softmax = Softmax(source=scores, sink=r.named("sink") if sinks else None)
+    r.node("pattern", softmax, words=words)
+    enters = r.node("z", mix)
+    if gated:
+        act = r.node("gate_act", Activate(source=r.named("gate"), function="sigmoid"))
+        enters = r.node("gated", Gate(act=act, up=enters))
+    biased = r.named("b_o") if bias else None
+    r.node("result", HeadShare(source=enters, weight=r.named("W_o"), whole=site.makes, bias=biased))
+    r.output(site, "attention", "o", enters, over="H·dv", bias=bias)
+    if sinks:
+        r.parameter("sink", "H", "pattern", wide=True)
+
+
+def fused_kernel(name: str) -> Kernel:
+    """`softmax(Q Kᵀ) V` of the part `name`: a block of scores at a time, in registers."""
+    return Kernel(covers=(f"{name}.scores", f"{name}.pattern"), optional=True)
+
+
+def of_layer(name: str, layer: int) -> str:
+    """The same part in block `layer`: `blocks.20.attn` → `blocks.13.attn`."""
+    blocks, _, part = name.split(".", 2)
+    return f"{blocks}.{layer}.{part}"
+
+
+def mixed(name: str, *, gated: bool) -> str:
+    """The input of the last projection of the part `name`."""
+    return f"{name}.gated" if gated else f"{name}.z"
+
+
+def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
+    """Facts for `info`."""
+    details = () if a.cap is None else (f"scores capped at {a.cap:g}",)
+    if a.clip is not None:
+        details = (*details, f"queries, keys and values clipped at {a.clip:g}")
+    if a.slopes:
+        details = (*details, "scores lowered by the keys' distance (ALiBi)")
+    if a.sinks:
+        details = (*details, "a learned sink in each head")
+    if a.gated:
+        details = (*details, "results gated")
+    if a.rope is not None and a.rope.dims < a.head_dim:
+        details = (f"{a.rope.dims} of {a.head_dim} numbers rotated", *details)
+    if a.rope is not None and isinstance(a.rope.scaling, ProportionalScaling):
+        rotated = 2 * a.rope.scaling.pairs
+        details = (f"{rotated} of {a.head_dim} numbers rotated", *details)
+    if a.kv.layer is not None:
+        details = (*details, f"keys and values of block {a.kv.layer}")
+    elif a.kv.equal:
+        details = (*details, "values are the keys' projection")
+    if a.kv.norm is not None:
+        details = (*details, "values normalized")
+    return {
+        "kind": "full attention" if a.window is None else "sliding window",
+        "window": a.window, "heads": a.heads, "kv_heads": a.kv_heads, "head_dim": a.head_dim,
+        "value_dim": a.value_dim, "rotary": a.rope is not None, "qk_norm": a.qk_norm is not None,
+        "details": details,
+    }  # fmt: skip

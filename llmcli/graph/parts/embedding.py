@@ -1,0 +1,78 @@
+"""Token and position embeddings, and the output head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmcli.config.embedding import EmbeddingConfig, HeadConfig
+from llmcli.graph.node import PartGraph
+from llmcli.graph.ops import Add, LookUp, Op, Project, SoftCap
+from llmcli.graph.parts.norm import norm_graph
+from llmcli.graph.rows import Rows
+
+_ROWS = """
+    embed        E  T D  embed wide  the tokens' rows of the embedding table
+    pos_embed    P  T D  embed wide  the positions' rows of the table of positions
+    embed.W      embedding table, a row for each token of the vocabulary
+    pos_embed.W  table of learned positions, a row for each
+"""
+_HEAD_ROWS = """
+    logits_raw  logits_raw  T V  head wide  a score for every token of the vocabulary
+    logits      logits      T V  head wide  logits_raw in at least float32, for the softmax
+    head.W      output head, a column for each token of the vocabulary
+    head.b      bias of the output head
+"""
+
+
+def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
+    """`embed` and, with learned positions, `pos_embed`, both `[B, T, D]`: table rows.
+
+    With a norm `embed_norm.out` is the token's part of the stream in place of `embed`.
+
+    If all sequences are at the same positions, `pos_embed` is looked up once, `[T, D]`, and
+    broadcast.
+    """
+    r = Rows("", _ROWS, "embedding", layer=None)
+    table, rounded = r.parameter("embed.W", "V D", "embed", letter="W_E"), embedding.rounded_scale
+    look_up = LookUp(table=table, by_position=False, scale=embedding.scale, rounded=rounded)
+    scaled = ", scaled" * (embedding.scale != 1)
+    r.node("embed", look_up, words=f"the tokens' rows of the embedding table{scaled}")
+    if embedding.norm is not None:
+        words = ("the embeddings' norm", "the embeddings, normalized")
+        norm = norm_graph(
+            embedding.norm, "embed_norm", "embed", "E_norm", words, layer=None, wide=True
+        )
+        r.nodes += (replace(node, ends=False, group="embed") for node in norm.nodes)
+        r.parameters += norm.parameters
+    if embedding.positions is not None:
+        r.sizes["P"] = embedding.positions
+        rows = r.parameter("pos_embed.W", "P D", "pos_embed", letter="W_P")
+        r.node("pos_embed", LookUp(table=rows, by_position=True), shares="pos_embed.rows")
+    return r.graph()
+
+
+def head_graph(head: HeadConfig, source: str) -> PartGraph:
+    """`logits_raw` and `logits`, both `[B, T, V]`, and the head's matrix unless tied.
+
+    They are the same tensor unless the head scales or caps logits.
+    """
+    r = Rows("", _HEAD_ROWS, "head", layer=None)
+    if not head.tied:
+        r.parameter("head.W", "D V", "logits_raw", letter="W_head", turned=True)
+    if head.bias:
+        r.parameter("head.b", "V", "logits_raw", letter="b")
+    bias, tied = "head.b" if head.bias else None, ", W_head = W_Eᵀ (tied)" if head.tied else ""
+    product = Project(source=source, weight="head.W", bias=bias, over="D", columns="V", remark=tied)
+    finish: Op | None = None
+    remark = "logits_raw in at least float32, for the softmax"
+    if head.cap is not None:
+        finish, remark = SoftCap(source="logits_raw", cap=head.cap), "logits_raw, capped"
+    elif head.scale != 1:
+        finish = Add(parts=("logits_raw",), before=(), scale=head.scale)
+        remark = f"logits_raw times {head.scale:g}"
+    same = finish is None
+    letter = "logits" if same else ""
+    words = "a score for every token of the vocabulary, in the model's arithmetic"
+    raw = r.node("logits_raw", product, words=words, formula_letter=letter, ends=True)
+    r.node("logits", finish or product, words=remark, shares=raw if same else None, ends=True)
+    return r.graph()

@@ -1,0 +1,77 @@
+"""Latent attention: the cache keeps a latent and a rotated key per token (arXiv 2405.04434)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmcli.config.latent import AXES, LatentConfig
+from llmcli.graph.node import PartGraph, Site
+from llmcli.graph.ops import Join, Mix, Rotate, Score
+from llmcli.graph.parts.attention import MIXED_ROWS, fused_kernel, mixed_rows
+from llmcli.graph.rows import Rows, sizes_of
+
+_ROWS = """
+    q_latent        C_q         T dq    qkv wide         the latents of queries
+    q_latent_norm   C_q_norm    T dq    norm             the latents of queries, normalized
+    q               Q           H T dn  qkv              queries for content
+    q_pe            Q_pe        H T dr  qkv              queries for positions
+    q_pe_rot        Q_pe_rot    H T dr  rope             the queries for positions, rotated by them
+    q_rot           Q_rot       H T dh  rope             the queries as they enter the scores
+    kv_latent       C_kv        T dc    qkv wide         the latents of keys and values
+    kv_latent_norm  C_kv_norm   T dc    norm             the latents of keys and values, normalized
+    k_pe            K_pe        T dr    qkv              the key for positions, one for all heads
+    k_pe_rot        K_pe_rot    T dr    rope             the key for positions, rotated by them
+    k               K           H T dn  attention shown  keys of content
+    v               V           H T dv  attention shown  values
+    k_rot           K_rot       H T dh  attention shown  the keys as they enter the scores
+"""
+
+
+def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
+    """`q_latent`, `q`, `q_pe`, `kv_latent`, `k_pe`, their norms, rotations, and `q_rot`.
+
+    `k`, `v` and `k_rot` are of the new tokens, for a tap only; they are not cached. `scores`,
+    `pattern`, `z` and `result` as in `parts.attention`.
+    """
+    r = Rows(site.name, _ROWS + MIXED_ROWS, "attention", sizes_of(a, AXES), layer=site.layer)
+    queries, over = site.source, "D"
+    if a.query_rank is not None:
+        queries, over = r.project("q_latent", site.source, bias=a.bias), "dq"
+        queries = r.normalize(
+            "q_latent_norm", queries, a.norm, "the norm of the latents of queries"
+        )
+    q = r.project("q", queries, over=over, fused="q_q_pe")
+    q_pe = r.project("q_pe", queries, over=over, fused="q_q_pe")
+    q_pe = r.node("q_pe_rot", Rotate(source=q_pe, rope=a.rope))
+    query = r.node("q_rot", Join(start=q, end=q_pe))
+    latent = r.project("kv_latent", site.source, bias=a.bias, fused="kv_latent_k_pe")
+    latent = r.normalize(
+        "kv_latent_norm", latent, a.norm, "the norm of the latents of keys and values"
+    )
+    k_pe = r.project("k_pe", site.source, bias=a.bias, fused="kv_latent_k_pe")
+    k_pe = r.node("k_pe_rot", Rotate(source=k_pe, rope=a.rope))
+    k, v = (r.project(x, latent, over="dc", fused="k_v", dense=True) for x in "kv")
+    key = r.node("k_rot", Join(start=k, end=k_pe))
+    kept = (("latent", "dc", latent, "normalized latents"), ("k_pe", "dr", k_pe, "rotated keys"))
+    for leaf, size, holds, what in kept:
+        formula, words = f"the {what} of every position so far", f"the cached {what}"
+        both = f"cache.{site.layer}.latent_k_pe"
+        r.state(leaf, f"S {size}", holds, "scores", formula, words, cached=True, shares=both)
+    score = Score(
+        query=query, key=key, scale=a.scale, head_dim=a.head_dim, group=1, window=None, root="√d_k"
+    )
+    mix = Mix(pattern=r.named("pattern"), value=v, query=query, group=1, window=None, latent=a)
+    mixed_rows(r, site, score, mix, bias=a.bias)
+    return r.graph(fused_kernel(site.name), documents={"H": "h", "dh": "d_k", "dv": "d_v"})
+
+
+def latent_facts(a: LatentConfig) -> Mapping[str, Any]:
+    """Facts for `info`."""
+    queries = "" if a.query_rank is None else f", queries of {a.query_rank}"
+    rotated = f"{a.rope.dims} of {a.head_dim} numbers rotated"
+    details = (f"latents of {a.rank}{queries}", rotated)
+    return {
+        "kind": "latent attention", "heads": a.heads, "kv_heads": a.heads, "head_dim": a.head_dim,
+        "value_dim": a.value_dim, "rotary": True, "qk_norm": False, "details": details,
+    }  # fmt: skip

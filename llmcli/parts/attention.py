@@ -1,0 +1,302 @@
+"""Softmax attention with its projections.
+
+    x ── W_q|W_k|W_v ──┬─ q ─(norm)─ rope ─┐
+                       ├─ k ─(norm)─ rope ─┼─ softmax(q kᵀ · scale + mask) v ── z ─(∘)─ W_o ──
+                       ├─ v ─(norm)────────┘                                     │
+                       └─(gate)── σ ─────────────────────────────────────────────┘
+
+Values may be the keys before their norm, and both may be those of another layer.
+
+Axes: B batch, T new tokens, S keys, D width, H heads, K key/value heads, d size of a head's
+query and key, e of its value, G = H·e gates of a token. Query head h reads key/value head
+h // (H/K).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from llmcli.config.attention import AttentionConfig
+from llmcli.graph.parts.attention import fused_kernel, mixed, of_layer
+from llmcli.nn.linear import Linear
+from llmcli.nn.parameters import Parameters
+from llmcli.nn.softmax_map import SoftmaxMap
+from llmcli.nn.state import LayerState
+from llmcli.nn.step import Step
+from llmcli.ops import compiled, on_card
+from llmcli.ops.activations import activation
+from llmcli.ops.attention import attend, scores, visible_keys, weights
+from llmcli.ops.elements import cast, clip, gate
+from llmcli.ops.norm import at_least_float32
+from llmcli.ops.rope import rotate
+from llmcli.parts.norm import Norm
+
+
+class Attention(SoftmaxMap):
+    """Multi-head, grouped-query or multi-query attention, with or without a window."""
+
+    def __init__(self, config: AttentionConfig, name: str, parameters: Parameters) -> None:
+        self.config: AttentionConfig = config
+        self.name = name
+        last = "_rot" if config.rope is not None else "_norm" if config.qk_norm is not None else ""
+        self.keys_of = name if config.kv.layer is None else of_layer(name, config.kv.layer)
+        self.entering = (f"{name}.q{last}", f"{self.keys_of}.k{last}")
+        self.mixed = mixed(name, gated=config.gated)
+        self._dtype, self._cache_dtype = parameters.dtype, parameters.cache_dtype
+        self._fused = fused_kernel(name)
+        parts = config.entering
+        self.qkv = Linear(
+            parameters,
+            [f"{name}.W_{part}" for part in parts],
+            [f"{name}.b_{part}" for part in parts] if config.qkv_bias else (),
+        )
+        self.out = Linear(parameters, (f"{name}.W_o",), (f"{name}.b_o",) if config.out_bias else ())
+        self.sinks_H = parameters.vector((f"{name}.sink",)) if config.sinks else None
+        self.slopes_H: Tensor | None = None
+        if config.slopes:
+            wide = torch.float64 if parameters.dtype == torch.float64 else torch.float32
+            self.slopes_H = torch.tensor(config.slopes, dtype=wide, device=parameters.device)
+        self.q_norm = self.k_norm = self.v_norm = None
+        if config.qk_norm is not None:
+            self.q_norm = Norm(config.qk_norm, f"{name}.q_norm", parameters)
+            if config.kv.layer is None:
+                self.k_norm = Norm(config.qk_norm, f"{name}.k_norm", parameters)
+        if config.kv.norm is not None and config.kv.layer is None:
+            self.v_norm = Norm(config.kv.norm, f"{name}.v_norm", parameters)
+
+    def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]` in at least float32; appends keys and values to `state`."""
+        config = self.config
+        if config.kv.layer is None:
+            q_BHTd, k_BKSd, v_BKSe, gate_BTG = self._project(x_BTD, step)
+            if step.cached:
+                step.write(k_BKSd, state["k"])
+                step.write(v_BKSe, state["v"])
+                k_BKSd, v_BKSe = state["k"], state["v"]
+            step.share_kv(self.name, k_BKSd, v_BKSe)
+        else:
+            q_BHTd, gate_BTG = self._queries(x_BTD, step)
+            k_BKSd, v_BKSe = step.shared_kv[self.keys_of]
+        q_BHTd = self._grown(q_BHTd, step.positions)
+        # only our kernels, which read float32 queries, support a cap and sinks; none has slopes
+        kernels = step.cached and self.slopes_H is None
+        unfused = config.cap is not None or config.sinks
+        widened = unfused and compiled.runs(q_BHTd)
+        wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
+        if not self._fused.runs(step.edits):
+            z_BHTe = self._attend_in_rows(q_BHTd, k_BKSd, v_BKSe, step)
+        elif kernels and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
+            z_BHTe = compiled.attend(
+                wide_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=config.scale,
+                window=config.window, cap=config.cap, sinks_H=self.sinks_H,
+            ).to(q_BHTd.dtype)  # fmt: skip
+        elif kernels and step.fixed and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
+            slots = slice(0, step.keys)
+            z_BHTe = on_card.attend(
+                q_BHTd, k_BKSd[:, :, slots], v_BKSe[:, :, slots], step.starts_B,
+                scale=config.scale, window=config.window, cap=config.cap, sinks_H=self.sinks_H,
+            )  # fmt: skip
+        else:
+            parts = [
+                attend(
+                    q_BHTd[:, :, seen.rows],
+                    k_BKSd[:, :, seen.first : seen.last],
+                    v_BKSe[:, :, seen.first : seen.last],
+                    scale=config.scale,
+                    causal=seen.causal,
+                    mask=seen.mask,
+                    cap=config.cap,
+                    sinks_H=self.sinks_H,
+                    slopes_H=self.slopes_H,
+                    positions=None if self.slopes_H is None else step.positions[..., seen.rows],
+                )
+                for seen in step.key_ranges(config.window)
+            ]
+            z_BHTe = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        z_BTG = step.emit(f"{self.name}.z", z_BHTe).transpose(1, 2).flatten(2)
+        if gate_BTG is not None:
+            act_BTG = self._emit_gates("gate_act", activation("sigmoid")(gate_BTG), step)
+            z_BTG = self._emit_gates("gated", gate(act_BTG, z_BTG), step)
+        return self.out.wide(z_BTG)
+
+    def _project(
+        self, x_BTD: Tensor, step: Step
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries `[B, H, T, d]`, keys `[B, K, T, d]` and values `[B, K, T, e]` of the scores.
+
+        And the gates `[B, T, G]`, if any.
+
+        Up to the q/k norm (if any) queries and keys are the N = H + K heads of one tensor, so that
+        common ops run once. Keys and values are finally rounded to the cache's dtype.
+        """
+        config = self.config
+        batch, tokens, _ = x_BTD.shape
+        heads = config.heads + config.kv_heads
+        qkv = self._product(x_BTD)
+        values = 0 if config.kv.equal else config.kv_heads * config.value_dim
+        gates = config.gated * config.heads * config.value_dim
+        qk, v, raw_BTG = qkv.split_with_sizes([heads * config.head_dim, values, gates], -1)
+        qk_BTNd = qk.view(batch, tokens, heads, config.head_dim)
+        v_BTKe = v.view(batch, tokens, -1, config.value_dim)
+        del qkv, qk, v  # the normalized tensors are copies: free the product
+        if self.q_norm is None and config.rope is None:
+            q_BHTd, k_BKTd = self._enter(*self._split(qk_BTNd), step)
+            v_BTKe = k_BKTd.transpose(1, 2) if config.kv.equal else v_BTKe
+            v_BKTe = self._values(v_BTKe, step)
+            return q_BHTd, k_BKTd, v_BKTe, self._gates(raw_BTG, step)
+        qk_BTNd = self._emit_both("", qk_BTNd, step)
+        v_BTKe = self._split(qk_BTNd)[1] if config.kv.equal else v_BTKe
+        v_BKTe, gate_BTG = self._values(v_BTKe, step), self._gates(raw_BTG, step)
+        if self.q_norm is None or self.k_norm is None:
+            qk_BTNd = self._rotated(qk_BTNd, step)
+            return *self._enter(*self._split(qk_BTNd), step), v_BKTe, gate_BTG
+        q_BTHd, k_BTKd = self._split(qk_BTNd)
+        del qk_BTNd
+        q_BTHd, k_BTKd = self._normed(self.q_norm, q_BTHd), self._normed(self.k_norm, k_BTKd)
+        if config.rope is not None:
+            q_BTHd, k_BTKd = self._emit_each("_norm", q_BTHd, k_BTKd, step)
+            q_BTHd, k_BTKd = self._rotated(q_BTHd, step), self._rotated(k_BTKd, step)
+        return *self._enter(q_BTHd, k_BTKd, step), v_BKTe, gate_BTG
+
+    def _product(self, x_BTD: Tensor) -> Tensor:
+        """All input projections side by side; wide if norms follow."""
+        wide, limit = self.config.qk_norm is not None, self.config.clip
+        if limit is None:
+            return self.qkv.wide(x_BTD) if wide else self.qkv(x_BTD)
+        product = clip(self.qkv.wide(x_BTD), limit)
+        return product if wide else cast(product, self._dtype)
+
+    def _gates(self, raw_BTG: Tensor, step: Step) -> Tensor | None:
+        """The emitted gates before their sigmoid, in the model's dtype."""
+        if not self.config.gated:
+            return None
+        return self._emit_gates("gate", cast(raw_BTG, self._dtype), step)
+
+    def _emit_gates(self, leaf: str, gate_BTG: Tensor, step: Step) -> Tensor:
+        """Emit gates per head, `[B, H, T, e]`; returns the same tensor unless edited."""
+        gate_BHTe = self._heads(gate_BTG.view(*gate_BTG.shape[:2], self.config.heads, -1))
+        emitted = step.emit(f"{self.name}.{leaf}", gate_BHTe)
+        return gate_BTG if emitted is gate_BHTe else emitted.transpose(1, 2).flatten(2)
+
+    def _values(self, v_BTKe: Tensor, step: Step) -> Tensor:
+        """Values for attention, `[B, K, T, e]`, in the cache's dtype."""
+        name, shape = f"{self.name}.v", v_BTKe.shape
+        if self.v_norm is not None:
+            emitted_BKTe = step.emit(name, self._heads(v_BTKe))
+            v_BTKe, name = self.v_norm(emitted_BKTe.transpose(1, 2)), f"{name}_norm"
+        narrow = cast(v_BTKe.flatten(2), self._cache_dtype)  # one row per token
+        return step.emit(name, self._heads(narrow.view(shape)))
+
+    def _queries(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
+        """Only queries, `[B, H, T, d]`, as they enter the scores, and the gates, if any."""
+        config, last = self.config, self.entering[0]
+        q, *gates = self.qkv.split(self._product(x_BTD))
+        q_BHTd = self._heads(q.view(*x_BTD.shape[:2], config.heads, config.head_dim))
+        q_BHTd = step.emit(f"{self.name}.q", q_BHTd)
+        gate_BTG = self._gates(gates[0], step) if gates else None
+        if self.q_norm is not None:
+            normed = self._heads(self._normed(self.q_norm, q_BHTd.transpose(1, 2)))
+            q_BHTd = step.emit(f"{self.name}.q_norm", normed)
+        if config.rope is not None:
+            q_BHTd = step.emit(last, self._heads(self._rotated(q_BHTd.transpose(1, 2), step)))
+        return q_BHTd, gate_BTG
+
+    def _split(self, qk_BTNd: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries `[B, T, H, d]` and keys `[B, T, K, d]`, views of both."""
+        sizes = [self.config.heads, self.config.kv_heads]
+        q_BTHd, k_BTKd = qk_BTNd.split_with_sizes(sizes, 2)
+        return q_BTHd, k_BTKd
+
+    def _heads(self, x_BTNd: Tensor) -> Tensor:
+        """A view `[B, N, T, d]`."""
+        return x_BTNd.transpose(1, 2)
+
+    def _normed(self, norm: Norm, x_BTNd: Tensor) -> Tensor:
+        """Normalize each head, or all heads of a token together."""
+        if self.config.qk_norm_wide:
+            return norm(x_BTNd.flatten(2)).view(x_BTNd.shape)
+        return norm(x_BTNd)
+
+    def _rotated(self, x_BTNd: Tensor, step: Step) -> Tensor:
+        rope = self.config.rope
+        assert rope is not None
+        return step.rotate(x_BTNd, rope) if step.recorded else rotate(x_BTNd, *step.rope(rope))
+
+    def _emit_both(self, suffix: str, qk_BTNd: Tensor, step: Step) -> Tensor:
+        """Emit queries and keys; returns the same tensor unless one of them is edited."""
+        if step.tap is None and not step.edits:  # computed together and not observed
+            step.mark(f"{self.name}.q{suffix}")
+            step.mark(f"{self.name}.k{suffix}")
+            return qk_BTNd
+        q_BTHd, k_BTKd = self._split(qk_BTNd)
+        emitted = self._emit_each(suffix, q_BTHd, k_BTKd, step)
+        if emitted[0] is q_BTHd and emitted[1] is k_BTKd:
+            return qk_BTNd
+        return torch.cat(emitted, 2)
+
+    def _emit_each(
+        self, suffix: str, q_BTHd: Tensor, k_BTKd: Tensor, step: Step
+    ) -> tuple[Tensor, Tensor]:
+        """Emit queries and keys; returns the same tensors unless edited."""
+        found = []
+        for symbol, x_BTNd in (("q", q_BTHd), ("k", k_BTKd)):
+            x_BNTd = self._heads(x_BTNd)
+            emitted = step.emit(f"{self.name}.{symbol}{suffix}", x_BNTd)
+            found.append(x_BTNd if emitted is x_BNTd else emitted.transpose(1, 2))
+        return found[0], found[1]
+
+    def _enter(self, q_BTHd: Tensor, k_BTKd: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """Queries and keys as they enter the scores; keys in the cache's dtype."""
+        narrow = cast(k_BTKd.flatten(2), self._cache_dtype)  # one row per token
+        k_BKTd = self._heads(narrow.view(k_BTKd.shape))
+        q_BHTd = step.emit(self.entering[0], self._heads(q_BTHd))
+        return q_BHTd, step.emit(self.entering[1], k_BKTd)
+
+    def _attend_in_rows(self, q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, step: Step) -> Tensor:
+        """`attend` with stored and emitted scores and pattern, for a layer that edits them."""
+        keys = slice(0, step.keys)
+        visible = visible_keys(step.positions, step.keys, self.config.window)
+        if not step.uniform:
+            visible = visible.unsqueeze(1)
+        scores_BHTS = self._products(q_BHTd, k_BKSd[:, :, keys], visible, step.positions)
+        scores_BHTS = step.emit(f"{self.name}.scores", scores_BHTS)
+        pattern_BHTS = step.emit(f"{self.name}.pattern", self.weights(scores_BHTS))
+        group = self.config.heads // self.config.kv_heads
+        v_BHSe = at_least_float32(v_BKSe[:, :, keys]).repeat_interleave(group, dim=1)
+        return (pattern_BHTS @ v_BHSe).to(q_BHTd.dtype)
+
+    def _grown(self, q_BHtd: Tensor, positions: Tensor) -> Tensor:
+        """Queries scaled by `growth` at positions `[t]` or `[B, t]`."""
+        growth = self.config.growth
+        if growth is None:
+            return q_BHtd
+        wide = torch.promote_types(q_BHtd.dtype, torch.float32)
+        steps = torch.div(positions, growth.original, rounding_mode="floor").to(wide)
+        factor_t = 1 + growth.beta * torch.log1p(steps)
+        factor_t = factor_t.unsqueeze(1) if factor_t.ndim > 1 else factor_t
+        return (q_BHtd * factor_t.unsqueeze(-1)).to(q_BHtd.dtype)
+
+    def scores(
+        self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor,
+        heads: slice | Sequence[int] = slice(None),
+    ) -> Tensor:  # fmt: skip
+        """Scores of queries as they were emitted, which `growth` has not scaled yet."""
+        grown_BHtd = self._grown(q_BHtd, positions)
+        return self._products(grown_BHtd, k_BKSd, visible, positions, heads)
+
+    def _products(
+        self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor,
+        heads: slice | Sequence[int] = slice(None),
+    ) -> Tensor:  # fmt: skip
+        """Scores of queries that `growth`, if any, has scaled."""
+        return scores(
+            q_BHtd, k_BKSd, visible, scale=self.config.scale, cap=self.config.cap,
+            slopes_H=None if self.slopes_H is None else self.slopes_H[heads], positions=positions,
+        )  # fmt: skip
+
+    def weights(self, scores_BHtS: Tensor, heads: slice | Sequence[int] = slice(None)) -> Tensor:
+        """The softmax of scores `[…, H, t, S]` of `heads`, with their sinks."""
+        return weights(scores_BHtS, None if self.sinks_H is None else self.sinks_H[heads])

@@ -1,1 +1,0 @@
-"""Softmax attention."""

@@ -1,1 +1,0 @@
-"""The gated short convolution."""

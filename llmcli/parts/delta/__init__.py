@@ -1,1 +1,0 @@
-"""The gated delta rule after a short convolution."""

@@ -1,1 +1,0 @@
-"""Per-layer embeddings, and the part of a block that uses them."""

@@ -1,0 +1,95 @@
+"""Mamba-2 with its projections.
+
+    x ──┬─ W_in ── conv ── SiLU ── x, B, C ─┬─ S ← e^g S + dt B xᵀ; z = SᵀC ── + D x ──∘── norm ── W_out ──
+        ├─ W_dt ── softplus ── dt, g ───────┘                                           │
+        └─ W_gate ── SiLU ──────────────────────────────────────────────────────────────┘
+
+Axes: B batch, T new tokens, D width, C channels, H heads, G groups, N size of B and C per group, e
+size of a head, I of all heads. """  # noqa: E501
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from llmcli.config.ssm import SsmConfig
+from llmcli.nn.linear import Linear
+from llmcli.nn.parameters import Parameters
+from llmcli.nn.recurrent import Recurrent, in_heads, side_by_side
+from llmcli.nn.state import LayerState
+from llmcli.nn.step import Step
+from llmcli.ops.activations import activation
+from llmcli.ops.elements import gate
+from llmcli.ops.norm import at_least_float32, rms_norm
+from llmcli.ops.recurrence import Inputs, with_skip
+from llmcli.parts.norm import Norm
+
+
+class Ssm(Recurrent):
+    """`norm((z + D x) ∘ SiLU(gate)) W_out`, z read from the state by C."""
+
+    leaves = ("C", "B", "x", "dt", "log_decay")
+    plain, tiled = True, False
+
+    def __init__(self, config: SsmConfig, name: str, parameters: Parameters) -> None:
+        self.config, self.name = config, name
+        self.dtype = parameters.dtype
+        leaves = ("gate", "in", "dt")
+        biases = [f"{name}.b_{leaf}" for leaf in leaves] if config.bias else ()
+        self.enter = Linear(parameters, [f"{name}.W_{leaf}" for leaf in leaves], biases)
+        self.filter_CL = parameters.vector((f"{name}.w",))
+        self.bias_C = parameters.vector((f"{name}.b",)) if config.conv_bias else None
+        self.A_log_H = parameters.vector((f"{name}.A_log",))
+        self.dt_bias_H = parameters.vector((f"{name}.dt_bias",))
+        self.D_H = parameters.vector((f"{name}.D",))
+        self.norm = Norm(config.norm, f"{name}.norm", parameters)
+        self.out = Linear(
+            parameters, (f"{name}.W_out",), (f"{name}.b_out",) if config.bias else ()
+        )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Heads, size of B and C, size of a value."""
+        return self.config.heads, self.config.state, self.config.head_dim
+
+    def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]` in at least float32; updates `state`."""
+        p = self.name
+        gate_BTI, in_BTC, dt_BTH = self.enter.split(self.enter(x_BTD))
+        gate_BHTe = step.emit(f"{p}.gate", in_heads(gate_BTI, self.config.heads))
+        in_BTC = step.emit(f"{p}.in", in_BTC)
+        dt_BTH = step.emit(f"{p}.dt_in", dt_BTH)
+        inputs = self._inputs(self.activated(in_BTC, state, step), dt_BTH, step)
+        z_BHTe = step.emit(f"{p}.z", self.mixed(inputs, state, step))
+        skip_BHTe = step.emit(f"{p}.skip", with_skip(z_BHTe, inputs.v_BHTe, self.D_H))
+        act_BTI = activation("silu")(at_least_float32(side_by_side(gate_BHTe)))
+        act_BHTe = step.emit(f"{p}.gate_act", in_heads(act_BTI, self.config.heads))
+        gated_BTI = gate(side_by_side(act_BHTe), side_by_side(skip_BHTe))
+        gated_BHTe = step.emit(f"{p}.gated", in_heads(gated_BTI, self.config.heads))
+        out_BTI = self._normed(side_by_side(gated_BHTe))
+        out_BHTe = step.emit(f"{p}.out", in_heads(out_BTI, self.config.heads))
+        return self.out.wide(side_by_side(out_BHTe))
+
+    def _inputs(self, act_BTC: Tensor, dt_BTH: Tensor, step: Step) -> Inputs:
+        """The recurrence's inputs, in at least float32."""
+        p, config = self.name, self.config
+        x, b, c = act_BTC.split_with_sizes(config.segments, -1)
+        x_BHTe = at_least_float32(step.emit(f"{p}.x", in_heads(x, config.heads)))
+        b_BGTN = at_least_float32(step.emit(f"{p}.B", in_heads(b, config.groups)))
+        c_BGTN = at_least_float32(step.emit(f"{p}.C", in_heads(c, config.groups)))
+        dt_BTH, log_BTH = self.decays(dt_BTH, step, least=config.least, most=config.most)
+        return Inputs(
+            q_BKTd=c_BGTN, k_BKTd=b_BGTN, v_BHTe=x_BHTe, beta_BHT=dt_BTH.mT,
+            log_decay_BHT=log_BTH.mT, plain=True,
+        )  # fmt: skip
+
+    def _normed(self, x_BTI: Tensor) -> Tensor:
+        """Normalize each group separately."""
+        groups = self.config.groups
+        if groups == 1:
+            return self.norm(x_BTI)
+        assert self.norm.w is not None
+        out_BTGn = rms_norm(
+            x_BTI.view(*x_BTI.shape[:2], groups, -1), self.norm.w.view(groups, -1),
+            self.norm.config.eps, self.dtype, offset=self.norm.config.offset,
+        )  # fmt: skip
+        return out_BTGn.flatten(2)

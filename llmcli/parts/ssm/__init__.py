@@ -1,1 +1,0 @@
-"""Mamba-2: a state space with one decay per head, after a short convolution."""

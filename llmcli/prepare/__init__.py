@@ -1,0 +1,1 @@
+"""What loading plans and reads ahead, before PyTorch is there."""

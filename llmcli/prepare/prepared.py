@@ -1,0 +1,95 @@
+"""A checkpoint's model and what fills its parameters, from the headers. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from llmcli.checkpoints import Checkpoint
+from llmcli.config.formats import PACKED, RUN
+from llmcli.config.model import ModelConfig
+from llmcli.families import Plan, Rule, packable, plan, planned, translate
+from llmcli.graph.arithmetic import QUANTIZED, Arithmetic, arithmetic, matrices, quantizable
+from llmcli.graph.plan import stored_shapes
+from llmcli.kernels import native
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What is known before any weight is read; prefetching, loading and the views share it.
+
+    `random`: the weights are drawn, not read.
+    """
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    rules: tuple[Rule, ...]
+    random: bool = False
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every parameter as stored."""
+        return stored_shapes(self.config)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """How the tensors fill the parameters; of no tensors for random weights."""
+        if self.random:
+            return plan((), self.rules, self.config)
+        return planned(self.checkpoint, self.rules, self.config, self.shapes)
+
+    @cached_property
+    def packable(self) -> dict[str, str]:
+        """Matrices that can keep the file's format, with this format."""
+        formats = {name: info.format for name, info in self.checkpoint.tensors.items()}
+        return packable(self.plan.loads, formats, matrices(self.config))
+
+    def arithmetic(
+        self,
+        device: str,
+        *,
+        bfloat16: bool,
+        dtype: str = "auto",
+        quantize: str = "auto",
+        activations: str = "auto",
+        cache: str = "auto",
+    ) -> Arithmetic:
+        """The arithmetic on a device with these options.
+
+        `device` may have a number (`cuda:0`); `bfloat16`: whether it has bfloat16 multiplication.
+        Raises UsageError for impossible options.
+        """
+        kind = device.partition(":")[0]
+        return arithmetic(
+            self.config,
+            dtype=dtype,
+            quantize=quantize,
+            device=kind,
+            stored=set(self.checkpoint.formats),
+            bfloat16=bfloat16,
+            kernels=native.kernels_of(kind),
+            packable=self.packable,
+        ).given(activations, cache)
+
+
+def prepare(checkpoint: Checkpoint, *, random: bool = False) -> Prepared:
+    """Read the checkpoint's configuration. Raises the errors of `translate`."""
+    config, rules = translate(checkpoint)
+    return Prepared(checkpoint=checkpoint, config=config, rules=rules, random=random)
+
+
+def quantize_without_effect(checkpoint: Checkpoint, quantize: str) -> str:
+    """A message with the reason if `--quantize int8` or `int4` has no effect; else empty.
+
+    Raises the errors of `prepare`.
+    """
+    if quantize not in QUANTIZED or not checkpoint.tensors:
+        return ""
+    prepared = prepare(checkpoint)
+    if quantizable(prepared.config, prepared.packable):
+        return ""
+    packed = " + ".join(sorted({name for name in prepared.packable.values() if name in PACKED}))
+    why = f"has no matrix whose rows are whole blocks of {RUN} numbers"
+    if packed:
+        why = f"is already quantized ({packed})"
+    return f"`--quantize {quantize}` has no effect: `{checkpoint.name}` {why}"
