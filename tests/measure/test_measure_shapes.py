@@ -155,8 +155,8 @@ def broken_norm(self, x, step):
     return out
 
 
-def fewer_keys(self, q, k, first):
-    return Attention.honest_rows(self, q, k[:, :, 1:], first)
+def fewer_keys(self, q, k, first, *heads):
+    return Attention.honest_rows(self, q, k[:, :, 1:], first, *heads)
 
 
 def larger_cache(config, arithmetic, batch, capacity, device):
