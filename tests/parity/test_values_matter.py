@@ -125,7 +125,7 @@ def other_values(checkpoint, right):
         for field in dataclasses.fields(part):
             if field.name in NOT_CHANGED:
                 continue
-            if field.name == "offset" and not part.weights:
+            if field.name == "offset" and isinstance(part, NormConfig) and not part.weights:
                 continue  # of a norm's weights
             value, name = getattr(part, field.name), f"{type(part).__name__}.{field.name}"
             told = f" {value}" if value is None or isinstance(value, bool) else ""
