@@ -3,7 +3,7 @@
 Bytes follow from the plan and from what operations allocate, except for three terms fitted to
 measurements: `_MARGIN`, oneDNN's tiles and padding (`_Chunk._product`), and what an earlier chunk
 leaves fragmented (`_Chunk._expanded`). Measured on x86 with PyTorch 2.13:
-`tests/anatomy/test_counts.py` compares with the allocator's record,
+`tests/graph/test_counts.py` compares with the allocator's record,
 `tests/benchmarks/memory_estimate.py` with the resident memory of processes.
 """
 
