@@ -160,7 +160,7 @@ def test_packed_experts_have_the_bits_of_the_twin(levels, mixture, shape, biased
             for f, rows in zip(formats, (shape[0], 16), strict=True)]  # fmt: skip
     pieces = []
     for f, raw in zip(formats, raws, strict=True):
-        piece = Packed(f, len(raw), columns, device=torch.device("cpu"), experts=experts)
+        piece = Packed(f, (experts, len(raw) // experts, columns), torch.device("cpu"))
         piece.write(torch.arange(len(raw)), torch.from_numpy(raw))
         pieces.append(piece)
     outputs = shape[0] + 16
