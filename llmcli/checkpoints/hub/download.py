@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from llmcli.checkpoints.cache.hub import spelled_out
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.folder import INDEX, SINGLE
 from llmcli.checkpoints.hub.calls import explained
@@ -29,7 +28,7 @@ from llmcli.checkpoints.hub.files import (
     shards_of,
     state_of,
 )
-from llmcli.checkpoints.hub.library import check_settings, has_odd_reference
+from llmcli.checkpoints.hub.library import check_settings, has_odd_reference, spelled_out
 from llmcli.checkpoints.hub.listing import listed
 from llmcli.checkpoints.names import CLASSICS, HubId
 from llmcli.checkpoints.split import part_names
