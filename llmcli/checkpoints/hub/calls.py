@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import math
 import re
 import socket
 import threading
@@ -30,9 +31,7 @@ ANSWER_S = 10.0  # for requests after the first; a long listing takes time
 _MAX_ERROR_BYTES = 100_000
 _LONGEST_TAG = 128  # SHA-256: 64; the library appends to it; file systems allow 255
 _COMMITS = re.compile(r"(?<=/)[0-9a-f]{40}(?=/)")  # in the path of a file
-_WHOLE_S = 30.0  # for an answer from first to last byte,
-_SLOWEST = 20_000  # and, of part of a file, one second more for each so many bytes
-_LEAST = 1_000  # minimum bytes/s of a whole file
+_LEAST = 1_000  # bytes/s of a file on average, after `_patience`
 
 # called with a received file and its path in the cache, before it is moved there
 before_move: ContextVar[Callable[[Path, Path], None]] = ContextVar(
@@ -77,28 +76,13 @@ def explained(model: HubId) -> Iterator[None]:
         raise as_ours(model, error) from None
 
 
-def deadline(size: int) -> Callable[[], None]:
-    """Return a function to call for each piece of an answer of `size` bytes.
-
-    It raises NetworkError once the total time is too long: connection timeouts only limit the wait
-    for the next byte.
-    """
-    end = time.monotonic() + _WHOLE_S + size / _SLOWEST
-
-    def late() -> None:
-        if time.monotonic() > end:
-            raise _endless()
-
-    return late
-
-
 def _endless() -> NetworkError:
     return NetworkError("the hub's answer does not end", hint="try again later")
 
 
 def _patience(request: Any) -> float:
     """Seconds for the head of an answer: `patience` of the request, or 3 × its read timeout."""
-    read = request.extensions.get("timeout", {}).get("read") or _WHOLE_S / 3
+    read = request.extensions.get("timeout", {}).get("read") or ANSWER_S
     return float(request.extensions.get("patience", 3 * read))
 
 
@@ -115,14 +99,12 @@ def bytes_of(model: HubId, name: str, commit: str, start: int, stop: int) -> byt
         "Accept-Encoding": "identity",
     }
     url, data = hf_hub_url(model.repository, name, revision=commit), bytearray()
-    late = deadline(stop - start)
     with get_session().stream(
         "GET", url, headers=headers, timeout=ANSWER_S, follow_redirects=True
     ) as answer:
         hf_raise_for_status(answer)
         skip = start if answer.status_code == 200 else 0
         for chunk in answer.iter_bytes():
-            late()
             data += chunk[skip:]
             skip = max(0, skip - len(chunk))
             if len(data) >= stop - start:
@@ -231,7 +213,7 @@ def _guard(answer: Any) -> None:
     whole = answer.request.extensions.get("whole", False)
     most = MAX_JSON_BYTES if whole or "content-encoding" in answer.headers else None
     limit = _MAX_ERROR_BYTES if status >= 300 else most
-    answer.stream = _bounded()(answer, limit, deadline(0) if whole else lambda: None)
+    answer.stream = _bounded()(answer, limit, math.inf if whole else _LEAST)
 
 
 @functools.cache
@@ -242,24 +224,21 @@ def _bounded() -> type[Any]:
     client = importlib.import_module(type(get_session()).__module__.partition(".")[0])
 
     class Bounded(client.SyncByteStream):  # type: ignore[name-defined, misc]
-        """A body of at most `limit` bytes at `_LEAST` bytes/s or more; raises NetworkError.
+        """A body of at most `limit` bytes, in `_patience` and a second for each `least` bytes.
 
-        `check_time` is called for each piece. A reset connection counts as closed, so that the
-        library resumes the download.
+        Raises NetworkError if it takes longer: the client's timeouts limit the wait for the next
+        byte only. A reset connection counts as closed, so that the library resumes the download.
         """
 
-        def __init__(
-            self, answer: Any, limit: int | None, check_time: Callable[[], None]
-        ) -> None:
-            self._answer, self._stream, self._limit = answer, answer.stream, limit
-            self._check_time = check_time
+        def __init__(self, answer: Any, limit: int | None, least: float) -> None:
+            self._answer, self._stream = answer, answer.stream
+            self._limit, self._least = limit, least
             self._done, self._late, self._over = 0, False, threading.Event()
 
         def __iter__(self) -> Iterator[bytes]:
             threading.Thread(target=self._watch, daemon=True).start()
             try:
                 for chunk in self._stream:
-                    self._check_time()
                     self._done += len(chunk)
                     yield chunk
                     if self._limit is not None and self._done > self._limit:
@@ -273,17 +252,15 @@ def _bounded() -> type[Any]:
                 raise _endless()
 
         def _watch(self) -> None:
-            """Close the connection after two slow half periods; one may be a stopped process."""
-            half, slow = _patience(self._answer.request) / 2, 0
-            while slow < 2 and not self._over.is_set():
-                before = self._done
-                self._over.wait(half)
-                slow = slow + 1 if self._done - before < half * _LEAST else 0
-            connection = self._answer.extensions.get("network_stream")
-            if not self._over.is_set() and connection is not None:
-                self._late = True
-                with contextlib.suppress(OSError):
-                    connection.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            """Close the connection once the body is late."""
+            begin, patience = time.monotonic(), _patience(self._answer.request)
+            while not self._over.wait(patience / 10):
+                self._late = time.monotonic() - begin > patience + self._done / self._least
+                connection = self._answer.extensions.get("network_stream")
+                if self._late and connection is not None:
+                    with contextlib.suppress(OSError):
+                        connection.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+                    return
 
         def close(self) -> None:
             self._over.set()
