@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, cache_dir
 from llmcli.checkpoints.files import shown, why
 from llmcli.checkpoints.folder import INDEX
-from llmcli.checkpoints.hub.files import BROKEN, COMPLETE, WEIGHTS, absent, emptied, state_of
 from llmcli.checkpoints.hub.library import PREFIX, hub_cache
+from llmcli.checkpoints.hub.listing import BROKEN, COMPLETE, WEIGHTS, absent, emptied, state_of
 from llmcli.checkpoints.split import part_names
 from llmcli.records.models import CacheUse, StoredModel
 
@@ -200,9 +200,7 @@ def pinned(repository: CachedRepository, revision: CachedRevisionInfo) -> bool:
     return any(_is_of(entry, repository, revision) for entry in CATALOG.values())
 
 
-def _is_of(
-    entry: CatalogEntry, repository: CachedRepository, revision: CachedRevisionInfo
-) -> bool:
+def _is_of(entry: CatalogEntry, repository: CachedRepository, revision: CachedRevisionInfo) -> bool:
     return entry.repository == repository.name and entry.revision == revision.commit_hash
 
 

@@ -13,7 +13,7 @@ from llmcli.checkpoints.catalog import CATALOG, offline_from_environment
 from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.hub.download import broken_link, cached, download
-from llmcli.checkpoints.hub.files import WEIGHTS
+from llmcli.checkpoints.hub.listing import WEIGHTS
 from llmcli.checkpoints.names import CLASSICS, HubId, hub_name, parse
 from llmcli.errors import WITHOUT_NETWORK, ModelNotFound, NetworkError, WriteFailed
 from llmcli.records.work import Progress

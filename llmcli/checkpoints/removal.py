@@ -31,8 +31,8 @@ from llmcli.checkpoints.cache import (
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.fetch import SCRATCH
 from llmcli.checkpoints.files import shown, why
-from llmcli.checkpoints.hub.files import SMALL, WEIGHTS
 from llmcli.checkpoints.hub.library import lengthened
+from llmcli.checkpoints.hub.listing import SMALL, WEIGHTS
 from llmcli.checkpoints.names import HubId, parse, typed
 from llmcli.checkpoints.split import part_names
 from llmcli.errors import ModelNotFound, UsageError, WriteFailed
@@ -304,9 +304,7 @@ def _paths_of(
     return _piece(name, place, reason, strategy)
 
 
-def _piece(
-    name: str, place: Place, reason: str, plan: DeleteCacheStrategy, *first: Path
-) -> Piece:
+def _piece(name: str, place: Place, reason: str, plan: DeleteCacheStrategy, *first: Path) -> Piece:
     """A piece that shows the deleted paths, after the location of the model (`first`)."""
     kinds = (plan.files, plan.repos, plan.snapshots, plan.refs, plan.blobs)
     paths = dict.fromkeys([*first, *(path for kind in kinds for path in sorted(kind))])

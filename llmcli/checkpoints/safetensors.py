@@ -112,9 +112,7 @@ def _metadata(found: Any) -> dict[str, str]:
     return found
 
 
-def _tensors(
-    document: dict[str, Any], path: Path, begin: int, size: int
-) -> dict[str, TensorInfo]:
+def _tensors(document: dict[str, Any], path: Path, begin: int, size: int) -> dict[str, TensorInfo]:
     """The entries as tensors, which fill bytes `begin` to `size` without holes."""
     tensors = {name: _tensor(name, entry, path, begin) for name, entry in document.items()}
     end = begin
@@ -159,6 +157,4 @@ def _tensor(name: str, entry: Any, path: Path, begin: int) -> TensorInfo:
 
 def _naturals(values: Any) -> TypeGuard[list[int]]:
     """Whether `values` is a list of unsigned 64-bit integers."""
-    return isinstance(values, list) and all(
-        type(value) is int and value < _U64 for value in values
-    )
+    return isinstance(values, list) and all(type(value) is int and value < _U64 for value in values)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hub_stand_in import SHA, HubStandIn, commit_of
 
-from llmcli.checkpoints.hub.calls import reachable
+from llmcli.checkpoints.hub.client import reachable
 from llmcli.checkpoints.hub.download import cached, download
 from llmcli.checkpoints.names import parse
 from llmcli.errors import CheckpointError, ModelNotFound

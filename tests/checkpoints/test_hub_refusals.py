@@ -16,10 +16,9 @@ from covers import few
 from hub_stand_in import SHA, Answer, HubStandIn
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.checkpoints.hub import fetching
-from llmcli.checkpoints.hub.calls import prepare, reachable
+from llmcli.checkpoints.hub import download as hub_download
+from llmcli.checkpoints.hub.client import as_ours, no_client, prepare, reachable
 from llmcli.checkpoints.hub.download import cached, download
-from llmcli.checkpoints.hub.errors import as_ours, no_client
 from llmcli.checkpoints.hub.headers import fetched_headers
 from llmcli.checkpoints.hub.library import check_settings, hub_cache
 from llmcli.checkpoints.names import HubId, parse
@@ -196,7 +195,7 @@ def test_answers_that_cannot_be_are_refused_and_not_kept(hub, tmp_path, answer):
 @pytest.mark.parametrize("place", ["/api/models/", "/config.json"])
 @pytest.mark.parametrize("status", [200, 404])
 def test_answers_without_an_end(hub, monkeypatch, place, status):
-    monkeypatch.setattr("llmcli.checkpoints.hub.calls.MAX_JSON_BYTES", 1_000_000)
+    monkeypatch.setattr("llmcli.checkpoints.hub.client.MAX_JSON_BYTES", 1_000_000)
     hub.answers[place] = Answer(status=status, body=b" " * 65536, endless=True)
     refused(LlmcliError)
     assert sum(hub.sent.values()) < 50_000_000
@@ -205,7 +204,7 @@ def test_answers_without_an_end(hub, monkeypatch, place, status):
 
 @pytest.mark.parametrize("endless", ["/api/models/", "/elsewhere"])
 def test_redirections_without_an_end(hub, monkeypatch, endless):
-    monkeypatch.setattr("llmcli.checkpoints.hub.calls.MAX_JSON_BYTES", 1_000_000)
+    monkeypatch.setattr("llmcli.checkpoints.hub.client.MAX_JSON_BYTES", 1_000_000)
     hub.answers["/api/models/"] = Answer(status=307, headers={"Location": "/elsewhere"})
     hub.answers["/elsewhere"] = Answer(body=b"{")
     found = hub.answers[endless]
@@ -215,7 +214,7 @@ def test_redirections_without_an_end(hub, monkeypatch, endless):
 
 
 def test_a_file_is_no_listing_whatever_its_folder(hub, monkeypatch):
-    monkeypatch.setattr("llmcli.checkpoints.hub.calls.MAX_JSON_BYTES", 1_000_000)
+    monkeypatch.setattr("llmcli.checkpoints.hub.client.MAX_JSON_BYTES", 1_000_000)
     file = hub.repositories["org/name"] / "api" / "models" / "a.gguf"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"w" * 3_000_000)
@@ -248,14 +247,14 @@ def test_a_wrong_body_is_removed(hub, name):
 
 @pytest.mark.parametrize("spec", ["org/name", "hf:org/name/model.safetensors"])
 def test_who_is_killed_before_the_digest_leaves_nothing_that_counts(hub, monkeypatch, spec):
-    verify = fetching._verify
+    verify = hub_download._verify
 
     def killed(name, *arguments):
         if name == "model.safetensors":
             os.kill(os.getpid(), signal.SIGKILL)
         verify(name, *arguments)
 
-    monkeypatch.setattr(fetching, "_verify", killed)
+    monkeypatch.setattr(hub_download, "_verify", killed)
     child = os.fork()
     if not child:
         try:
@@ -277,11 +276,13 @@ def test_who_is_killed_before_the_digest_leaves_nothing_that_counts(hub, monkeyp
 def test_a_blob_without_a_snapshot_is_verified_before_it_is_used(hub):
     """Another program's, or of a killed process between the blob and the link to it."""
     blob = (download(parse("org/name")) / "model.safetensors").resolve()
-    blob.write_bytes(b"x" * 3_000_000)
-    next(hub.cache.rglob("snapshots/*/model.safetensors")).unlink()
-    refused(CheckpointError, "wrong sha256 and was removed")
-    assert not blob.exists()
-    assert (download(parse("org/name")) / "model.safetensors").read_bytes() == b"w" * 3_000_000
+    for bytes_, fetched in ((b"x" * 3_000_000, 3_000_000), (FILES["model.safetensors"], 0)):
+        blob.write_bytes(bytes_)
+        next(hub.cache.rglob("snapshots/*/model.safetensors")).unlink()
+        hub.sent.clear()
+        assert download(parse("org/name")) == cached(parse("org/name"))
+        assert blob.read_bytes() == FILES["model.safetensors"]
+        assert hub.bytes_of("model.safetensors") == fetched
 
 
 def test_a_blob_in_the_store_that_repositories_share(hub):
@@ -531,9 +532,9 @@ def test_every_wait_has_an_end(hub, monkeypatch, place, method, drip):
     """Though something comes before each timeout of a read."""
     hub.answers[place] = Answer(method=method, drip=drip)
     with monkeypatch.context() as patched:
-        patched.setattr("llmcli.checkpoints.hub.calls._patience", lambda request: 0.6)
+        patched.setattr("llmcli.checkpoints.hub.client._patience", lambda request: 0.6)
         refused(NetworkError, "does not end")
-        patched.setattr("llmcli.checkpoints.hub.calls._LEAST", 1)
+        patched.setattr("llmcli.checkpoints.hub.client._LEAST", 1)
         if place == "/api/models/":  # read into memory: to be whole in time, however it comes
             refused(NetworkError, "does not end")
     hub.answers.clear()
@@ -541,7 +542,7 @@ def test_every_wait_has_an_end(hub, monkeypatch, place, method, drip):
 
 
 def test_an_encoded_body_without_content_ends(hub, monkeypatch):
-    monkeypatch.setattr("llmcli.checkpoints.hub.calls.MAX_JSON_BYTES", 1_000_000)
+    monkeypatch.setattr("llmcli.checkpoints.hub.client.MAX_JSON_BYTES", 1_000_000)
     about = {"ETag": "x", "X-Repo-Commit": SHA, "Content-Encoding": "deflate"}
     nothing = b"\0\0\0\xff\xff" * 10_000  # blocks of no bytes
     hub.answers["/config.json"] = Answer(
@@ -552,8 +553,8 @@ def test_an_encoded_body_without_content_ends(hub, monkeypatch):
 
 
 def test_a_slow_line_is_no_drip(hub, monkeypatch):
-    monkeypatch.setattr("llmcli.checkpoints.hub.calls._patience", lambda request: 0.6)
-    monkeypatch.setattr("llmcli.checkpoints.hub.calls._LEAST", 10)
+    monkeypatch.setattr("llmcli.checkpoints.hub.client._patience", lambda request: 0.6)
+    monkeypatch.setattr("llmcli.checkpoints.hub.client._LEAST", 10)
     body = b"{" + b" " * 60 + b"}"
     length = b"Content-Length: %d\r\n\r\n" % len(body)
     hub.answers["/config.json"] = Answer(method="GET", drip=(_OK + length, body))

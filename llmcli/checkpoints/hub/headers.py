@@ -13,11 +13,9 @@ from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.files import MAX_JSON_BYTES, shown, why
 from llmcli.checkpoints.folder import INDEX
 from llmcli.checkpoints.gguf import read_gguf
-from llmcli.checkpoints.hub.calls import bytes_of, explained
-from llmcli.checkpoints.hub.download import cached
-from llmcli.checkpoints.hub.fetching import fetch_files, pin, snapshot_of
-from llmcli.checkpoints.hub.files import choose, shards_of
-from llmcli.checkpoints.hub.listing import Listing, listed
+from llmcli.checkpoints.hub.client import bytes_of, explained
+from llmcli.checkpoints.hub.download import cached, fetch_files, pin
+from llmcli.checkpoints.hub.listing import Listing, choose, listing_of, shards_of
 from llmcli.checkpoints.names import HubId, parse
 from llmcli.errors import CheckpointError, LlmcliError, WriteFailed
 from llmcli.records.work import Progress
@@ -55,7 +53,7 @@ def fetched_headers(
     """
     with _scratch() as folder:
         with explained(model):
-            listing = listed(model)
+            listing = listing_of(model)
             choice = choose(model, listing.sizes)
             target = Path(folder)
             what = f"reading the headers of {model.repository}"
@@ -71,7 +69,7 @@ def fetched_headers(
                 and (target / small[0]).is_symlink()
                 and (not weights or cached(model, whole=False) is None)  # already cached
             ):
-                pin(model, listing.commit, snapshot_of(model, listing.commit))
+                pin(model, listing.commit)
             for number, name in enumerate(names):
                 if progress is not None:
                     progress(what, number, len(names))

@@ -1,4 +1,4 @@
-"""Calls to the hub: reachability, bytes of files, translation of errors.
+"""Calls to the hub: reachability, bytes of files, limits, and errors with their cause and a hint.
 
 All go through huggingface_hub's session, which knows $HF_ENDPOINT, $HF_TOKEN and proxies. Servers
 are untrusted: sizes and times that the library does not limit are limited here.
@@ -20,11 +20,17 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from llmcli.checkpoints.files import MAX_JSON_BYTES, shown, sync
-from llmcli.checkpoints.hub.errors import as_ours, no_client
+from llmcli.checkpoints.files import MAX_JSON_BYTES, is_full, shown, sync, why
 from llmcli.checkpoints.hub.library import check_settings
 from llmcli.checkpoints.names import HubId
-from llmcli.errors import CheckpointError, LlmcliError, NetworkError
+from llmcli.errors import (
+    CheckpointError,
+    LlmcliError,
+    ModelNotFound,
+    NetworkError,
+    WriteFailed,
+    first_line,
+)
 
 _REACH_S = 3.0
 ANSWER_S = 10.0  # for requests after the first; a long listing takes time
@@ -32,6 +38,10 @@ _MAX_ERROR_BYTES = 100_000
 _LONGEST_TAG = 128  # SHA-256: 64; the library appends to it; file systems allow 255
 _COMMITS = re.compile(r"(?<=/)[0-9a-f]{40}(?=/)")  # in the path of a file
 _LEAST = 1_000  # bytes/s of a file on average, after `_patience`
+
+_LOGIN = "log in with `hf auth login`"
+# client errors (of either client library) for answers that no hub sends
+_NO_HUB = ("UnsupportedProtocol", "TooManyRedirects", "InvalidURL", "DecodingError")
 
 # called with a received file and its path in the cache, before it is moved there
 before_move: ContextVar[Callable[[Path, Path], None]] = ContextVar(
@@ -267,3 +277,128 @@ def _bounded() -> type[Any]:
             self._stream.close()
 
     return Bounded
+
+
+def as_ours(model: HubId, error: Exception) -> LlmcliError:
+    """The error to raise for `error` of huggingface_hub, its client, or the file system.
+
+    ModelNotFound for missing models, WriteFailed for the cache, otherwise NetworkError.
+    """
+    from huggingface_hub import errors, get_token
+
+    cause = error.__cause__
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(cause, Exception):
+        return as_ours(model, cause)
+    name = shown(model.repository)
+    if isinstance(error, errors.HfHubHTTPError):
+        return _refused(model, error)
+    if isinstance(error, errors.HFValidationError):
+        return ModelNotFound(
+            f"`{name}` cannot be a hub id", hint="a hub id is `org/name`, as on the model's page"
+        )
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return NetworkError(
+            f"`{name}` is not in the hub cache, and offline mode allows no download",
+            hint="unset HF_HUB_OFFLINE where there is a network",
+        )
+    if isinstance(error, UnicodeEncodeError) and not (get_token() or "").isascii():
+        return NetworkError("the hub token has invalid characters", hint="check HF_TOKEN")
+    full = "No space left" in str(error)  # Xet writes files itself and reports errors as text
+    if full or (isinstance(error, OSError) and _of_the_disk(error)):
+        return unwritable(error if isinstance(error, OSError) else None)
+    hint = "run the command again: files that are complete are kept"
+    strange = type(error).__name__ in _NO_HUB or "location header" in str(error)
+    if strange or isinstance(error, errors.FileMetadataError | ValueError):
+        hint = "check HF_ENDPOINT and the proxy, if any: the server is not a hub"
+    return NetworkError(
+        f"the download of `{name}` failed: {shown(str(error) or type(error).__name__, 120)}",
+        hint=hint,
+    )
+
+
+def unwritable(error: OSError | None, *, room: int | None = None) -> WriteFailed:
+    """The error for an unwritable hub cache; None: out of space. `room`: bytes still needed."""
+    from huggingface_hub import constants
+
+    full = error is None or is_full(error)
+    cause = "no space left on device" if error is None else why(error)
+    free = f"free {room / 1e6:,.0f} MB there, or " if room and full else ""
+    free = free or ("free some space there, or " if full else "")
+    return WriteFailed(
+        f"the hub cache `{shown(constants.HF_HUB_CACHE, 200)}` cannot be written: {cause}",
+        hint=f"{free}set HF_HOME to a directory {'with room' if full else 'that can be written'}",
+    )
+
+
+def no_client(error: Exception) -> NetworkError:
+    """The error for invalid proxy or certificate settings, before any connection."""
+    if isinstance(error, OSError) and not isinstance(error, UnicodeError):
+        cause, hint = f"the certificates cannot be read: {why(error)}", "check SSL_CERT_FILE"
+    else:
+        cause = f"the proxy cannot be used: {shown(first_line(error), 120)}"
+        hint = "check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY; socks needs `pip install socksio`"
+    return NetworkError(f"no connection to the hub: {cause}", hint=hint)
+
+
+def _of_the_disk(error: OSError) -> bool:
+    """Whether the file system raised it: the library raises bare OSErrors for bodies too."""
+    return error.errno is not None and not isinstance(error, ConnectionError | TimeoutError)
+
+
+# HTTP answers, the first that applies: class or status, kind of error, message, hint
+_REFUSALS = """
+GatedRepoError network
+`{name}` is gated: the hub requires accepting its terms
+accept them on its page, then {login}
+
+RevisionNotFoundError missing
+`{name}` has no revision `{revision}` on the hub
+leave the revision out for the newest version
+
+EntryNotFoundError missing
+`{name}` does not have the file that the hub lists in it
+run the command again: it may have changed just now
+
+DisabledRepoError network
+`{name}` is disabled on the hub
+look for a copy of it
+
+RepositoryNotFoundError missing
+there is no model `{name}` on the hub, or it is private
+check its name; for a private one {login}
+
+404 missing
+no model `{name}` at the configured hub
+check its name, HF_ENDPOINT and the proxy, if any
+
+401- 403- network
+the hub wants a login for `{name}` ({status})
+{login}, or set HF_TOKEN; where HF_ENDPOINT is set, check that it is a hub
+
+401 network
+the hub rejected the token
+correct HF_TOKEN or unset it; or {login}
+
+403 network
+the hub token has no read access to `{name}`
+grant read access to the token on the hub's settings page
+
+Exception network
+the hub answers for `{name}` with an error ({status})
+check HF_ENDPOINT, or try again later
+"""
+
+
+def _refused(model: HubId, error: Exception) -> LlmcliError:
+    """The error for an HTTP answer. The hub hides private repositories: they are not found."""
+    from huggingface_hub import get_token
+
+    response = getattr(error, "response", None)
+    status = response.status_code if response is not None else 0
+    known = {*(one.__name__ for one in type(error).__mro__), str(status)}
+    known |= set() if get_token() else {f"{status}-"}
+    values = {"name": shown(model.repository), "revision": shown(model.revision), "status": status}
+    rows = (row.splitlines() for row in _REFUSALS.strip().split("\n\n"))
+    keys, message, hint = next(row for row in rows if not known.isdisjoint(row[0].split()))
+    kind = ModelNotFound if keys.endswith("missing") else NetworkError
+    return kind(message.format(**values), hint=hint.format(login=_LOGIN))
