@@ -21,21 +21,6 @@ from llmcli.records.work import Progress
 DEFAULT_MODEL, BUNDLED_MODEL = "smollm2", "tiny"
 
 
-def locate(
-    spec: str | None,
-    *,
-    revision: str | None = None,
-    offline: bool = False,
-    progress: Progress | None = None,
-    note: Callable[[str], None] | None = None,
-) -> Path:
-    """The file or directory of the model `spec`, fetched if necessary.
-
-    None: $LLMCLI_MODEL, else `smollm2`, else `tiny`; see `find`.
-    """
-    return find(spec, revision=revision, offline=offline, progress=progress, note=note)[1]
-
-
 def find(
     spec: str | None,
     *,

@@ -74,14 +74,12 @@ def explained(model: HubId) -> Iterator[None]:
     prepare()
     try:
         yield
-    except LlmcliError:
-        raise
-    except (OSError, ValueError, RuntimeError, EOFError) as error:
-        raise as_ours(model, error) from None
     except Exception as error:  # the library's client has its own exception classes
         from huggingface_hub import errors
 
-        if not isinstance(error, errors.HTTPError | errors.XetDownloadError):  # type: ignore[attr-defined]
+        of_library = (errors.HTTPError, errors.XetDownloadError)  # type: ignore[attr-defined]
+        known = (OSError, ValueError, RuntimeError, EOFError, *of_library)
+        if isinstance(error, LlmcliError) or not isinstance(error, known):
             raise
         raise as_ours(model, error) from None
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from llmcli.checkpoints.files import listed, read_json, shown
-from llmcli.checkpoints.folder import INDEX, SINGLE, is_shard
+from llmcli.checkpoints.files import listed, shown
+from llmcli.checkpoints.folder import INDEX, SINGLE, weight_map
 from llmcli.checkpoints.hub.client import ANSWER_S, reachable
 from llmcli.checkpoints.names import HubId
 from llmcli.checkpoints.sniff import PICKLE_SUFFIXES
@@ -193,14 +193,11 @@ def _safetensors(names: Collection[str]) -> list[tuple[str, ...]]:
 
 def shards_of(index: Path, names: Collection[str]) -> tuple[str, ...]:
     """The weight files of an index; CheckpointError unless all are in `names`."""
-    document = read_json(index)
-    found = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(found, dict) or not found:
-        raise CheckpointError(f"`{shown(INDEX)}` has no `weight_map`")
-    for name in found.values():
-        if not isinstance(name, str) or name not in names or not is_shard(name):
+    found = sorted(set(weight_map(index).values()))
+    for name in found:
+        if name not in names:
             raise CheckpointError(f"`{INDEX}` names `{shown(name)}`, which is not beside it")
-    return tuple(sorted(set(found.values())))
+    return tuple(found)
 
 
 def emptied(path: Path) -> bool:
