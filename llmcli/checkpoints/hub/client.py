@@ -9,18 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import math
 import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
-from llmcli.checkpoints.files import MAX_JSON_BYTES, is_full, shown, sync, why
+from llmcli.checkpoints.files import MAX_JSON_BYTES, is_full, shown, why
 from llmcli.checkpoints.hub.library import check_settings
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import (
@@ -42,11 +39,6 @@ _LEAST = 1_000  # bytes/s of a file on average, after `_patience`
 _LOGIN = "log in with `hf auth login`"
 # client errors (of either client library) for answers that no hub sends
 _NO_HUB = ("UnsupportedProtocol", "TooManyRedirects", "InvalidURL", "DecodingError")
-
-# called with a received file and its path in the cache, before it is moved there
-before_move: ContextVar[Callable[[Path, Path], None]] = ContextVar(
-    "before_move", default=lambda part, blob: None
-)
 
 
 def reachable() -> bool:
@@ -127,23 +119,13 @@ def prepare() -> None:
     Raises UsageError for an invalid library setting, NetworkError for proxies or certificates.
     """
     check_settings()
-    from huggingface_hub import constants, file_download, get_session, set_client_factory
+    from huggingface_hub import constants, get_session, set_client_factory
     from huggingface_hub.utils import logging
 
     # resumed connections need no warning
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     # bytes per write, lost if the connection breaks; the default is 10 MB
     constants.DOWNLOAD_CHUNK_SIZE = 1 << 20
-    # check and sync contents before a name in the cache refers to them
-    move: Any = getattr(file_download, "_chmod_and_move", None)
-    if move is not None and move.__module__ == file_download.__name__:  # not patched yet
-
-        def put(src: Path, dst: Path) -> None:
-            before_move.get()(src, dst)
-            sync(src)
-            move(src, dst)
-
-        file_download._chmod_and_move = put
     try:
         made = get_session()
     except Exception as error:  # any client error about the environment
@@ -160,10 +142,10 @@ def prepare() -> None:
 
 
 def _hasty(send: Callable[..., Any]) -> Callable[..., Any]:
-    """A client's `send` that raises NetworkError unless the answer begins in time.
+    """A client's `send` that raises NetworkError unless it returns in time.
 
-    It notes on the request, and so on those that redirections make of it, whether the body is read
-    into memory as a `whole`.
+    That is with the head of an answer, or all of it if it is read into memory: `whole`, a note on
+    the request, and so on those that redirections make of it.
 
     The client's timeout is per read and not for name resolution: headers could continue forever.
     """
@@ -220,8 +202,7 @@ def _guard(answer: Any) -> None:
     # an encoded body may be endless and decode to nothing
     whole = answer.request.extensions.get("whole", False)
     most = MAX_JSON_BYTES if whole or "content-encoding" in answer.headers else None
-    limit = _MAX_ERROR_BYTES if status >= 300 else most
-    answer.stream = _bounded()(answer, limit, math.inf if whole else _LEAST)
+    answer.stream = _bounded()(answer, _MAX_ERROR_BYTES if status >= 300 else most)
 
 
 @functools.cache
@@ -232,15 +213,14 @@ def _bounded() -> type[Any]:
     client = importlib.import_module(type(get_session()).__module__.partition(".")[0])
 
     class Bounded(client.SyncByteStream):  # type: ignore[name-defined, misc]
-        """A body of at most `limit` bytes, in `_patience` and a second for each `least` bytes.
+        """A body of at most `limit` bytes, in `_patience` and a second for each `_LEAST` bytes.
 
         Raises NetworkError if it takes longer: the client's timeouts limit the wait for the next
         byte only. A reset connection counts as closed, so that the library resumes the download.
         """
 
-        def __init__(self, answer: Any, limit: int | None, least: float) -> None:
-            self._answer, self._stream = answer, answer.stream
-            self._limit, self._least = limit, least
+        def __init__(self, answer: Any, limit: int | None) -> None:
+            self._answer, self._stream, self._limit = answer, answer.stream, limit
             self._done, self._late, self._over = 0, False, threading.Event()
 
         def __iter__(self) -> Iterator[bytes]:
@@ -263,7 +243,7 @@ def _bounded() -> type[Any]:
             """Close the connection once the body is late."""
             begin, patience = time.monotonic(), _patience(self._answer.request)
             while not self._over.wait(patience / 10):
-                self._late = time.monotonic() - begin > patience + self._done / self._least
+                self._late = time.monotonic() - begin > patience + self._done / _LEAST
                 connection = self._answer.extensions.get("network_stream")
                 if self._late and connection is not None:
                     with contextlib.suppress(OSError):

@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmcli.checkpoints.files import is_full, put, shown
+from llmcli.checkpoints.files import is_full, put, shown, sync
 from llmcli.checkpoints.folder import INDEX, SINGLE
-from llmcli.checkpoints.hub.client import before_move, explained, unwritable
+from llmcli.checkpoints.hub.client import explained, unwritable
 from llmcli.checkpoints.hub.library import (
     check_settings,
     folder_of,
@@ -117,7 +117,8 @@ def _cached(model: HubId, weights: bool, whole: bool) -> Path | None:
 
 def _usable(folder: Path, weights: bool, whole: bool) -> Path | None:
     """The directory, or the GGUF file in it, if all needed files are present."""
-    names = held(folder)
+    found = (path for path in folder.rglob("*") if path.is_file() and not emptied(path))
+    names = {path.relative_to(folder).as_posix() for path in found}
     tensors = any(name.endswith(".safetensors") for name in names)
     if whole and (tensors or not weights) and any(emptied(folder / name) for name in SMALL):
         return None
@@ -127,15 +128,6 @@ def _usable(folder: Path, weights: bool, whole: bool) -> Path | None:
     if state == COMPLETE:
         return folder if tensors else folder / gguf_groups(names)[0][0]
     return None if whole or state in (BROKEN, NO_WEIGHTS) else folder
-
-
-def held(snapshot: Path) -> set[str]:
-    """Names of the usable files of a snapshot."""
-    return {
-        path.relative_to(snapshot).as_posix()
-        for path in snapshot.rglob("*")
-        if path.is_file() and not emptied(path)
-    }
 
 
 def download(model: HubId, *, weights: bool = True, progress: Progress | None = None) -> Path:
@@ -216,38 +208,50 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
             _verify(name, blob, etag, listing)
         except CheckpointError:
             _remove(blob)
-    token = before_move.set(lambda part, blob: _verify(name, part, blob.name, listing))
+    drawn = bar(count, _check_room)
     try:
-        drawn = bar(count, _check_room)
-        path = hf_hub_download(model.repository, name, revision=listing.commit, tqdm_class=drawn)
+        with _before_move(lambda part, etag: _verify(name, part, etag, listing)):
+            path = hf_hub_download(
+                model.repository, name, revision=listing.commit, tqdm_class=drawn
+            )
     except BaseException as error:
         with suppress(OSError):
             (folder_of(model) / "snapshots" / listing.commit).rmdir()
         if isinstance(error, OSError) and is_full(error):
             raise unwritable(error, room=count.total - count.done) from None
         raise
-    finally:
-        before_move.reset(token)
-    _remove_left_overs(blob)
+    for left in blob.parent.glob(f"{glob.escape(blob.name)}.*.incomplete"):  # of killed processes
+        with suppress(OSError):
+            left.unlink()
     return Path(path)
+
+
+@contextlib.contextmanager
+def _before_move(check: Callable[[Path, str], None]) -> Iterator[None]:
+    """Call `check(part, etag)` for a received file before the library moves it into the cache.
+
+    The file is synced then, too.
+    """
+    from huggingface_hub import file_download
+
+    move: Any = file_download._chmod_and_move
+
+    def put(src: Path, dst: Path) -> None:
+        check(src, dst.name)
+        sync(src)
+        move(src, dst)
+
+    file_download._chmod_and_move = put
+    try:
+        yield
+    finally:
+        file_download._chmod_and_move = move
 
 
 def _remove(path: Path) -> None:
     """Remove a file of the cache, and the bytes that it links to."""
     path.resolve().unlink(missing_ok=True)
     path.unlink(missing_ok=True)
-
-
-def _remove_left_overs(blob: Path) -> None:
-    """Remove stale partial downloads of the same file; a running download's stay."""
-    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
-
-    lock = blob.parents[2] / ".locks" / blob.parents[1].name / f"{blob.name}.lock"
-    left = list(blob.parent.glob(f"{glob.escape(blob.name)}.*.incomplete"))
-    if left:
-        with suppress(OSError), WeakFileLock(lock, timeout=0.1):
-            for path in left:
-                path.unlink(missing_ok=True)
 
 
 def _check_room(needed: int) -> None:
