@@ -299,7 +299,7 @@ class Tokenizer:
             return
         for token, at, end in self.added.cut(text, parse_special):
             if token is not None:
-                yield token.id, at, end
+                yield token, at, end
             elif not self.line_ends:
                 yield from self._in_portions(text[at:end], at)
             else:
