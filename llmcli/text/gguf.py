@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, UnsupportedModel
@@ -34,11 +33,9 @@ from llmcli.text.sentencepiece import (
 from llmcli.text.spelling import Spelling, byte_letters, is_unicode
 from llmcli.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    import tokenizers
-
 KEY = "tokenizer.ggml."
 ID_NAMES = ("bos", "eos", "eot", "eom", "unknown", "padding", "fim_pad", "fim_rep", "fim_sep")
+Ids = Mapping[str, int | None]  # the special ids by their names
 Keys = dict[str, Any]  # the metadata's `tokenizer.ggml.*` without that prefix, untrusted
 
 
@@ -121,9 +118,7 @@ def _prefix(keys: Keys, bos: int | None, *, usual: bool) -> tuple[int, ...]:
     return () if bos is None or not (usual if asked is None else asked) else (bos,)
 
 
-def _template(
-    metadata: Mapping[str, Any], strings: Sequence[str], ids: Mapping[str, int | None]
-) -> ChatTemplate | None:
+def _template(metadata: Mapping[str, Any], strings: Sequence[str], ids: Ids) -> ChatTemplate | None:
     """The chat template with its special tokens; without a default, the first named one."""
     key = "tokenizer.chat_template"
     source = metadata.get(key)
@@ -178,7 +173,7 @@ _KNOWN = frozenset(
 
 
 def _classified(
-    strings: Sequence[str], numbers: Sequence[int], ids: Mapping[str, int | None]
+    strings: Sequence[str], numbers: Sequence[int], ids: Ids
 ) -> tuple[list[int], frozenset[int]]:
     """Determine the attributes of every token, and the ids that end a generation.
 
@@ -252,27 +247,13 @@ def _matched(
     return AddedTokens(added, leftmost=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Encoder:
-    """What depends on the kind of tokenizer.
-
-    `name`: for display; `add_bos`: default of the file's `add_bos_token`; `filler`: an id of the
-    library for bytes or characters that the vocabulary lacks (None: it lacks none).
-    """
-
-    backend: tokenizers.Tokenizer | PieceEncoder
-    spelling: Spelling
-    name: str
-    add_bos: bool
-    filler: int | None
-
-
 def _pieces(
-    keys: Keys, strings: list[str], types: list[int], unknown: int | None, *, unigram: bool
-) -> _Encoder:
-    """SentencePiece; a space is put before a text, and BOS, by default only if it merges.
+    keys: Keys, strings: list[str], types: list[int], ids: Ids, *, unigram: bool
+) -> dict[str, Any]:
+    """The tokenizer's fields of SentencePiece.
 
-    The merging kind has no other normalization, as in llama.cpp.
+    A space is put before a text, and BOS, by default only if it merges. The merging kind has no
+    other normalization, as in llama.cpp.
     """
     count = len(strings)
     prefixed = _flag(keys, "add_space_prefix", not unigram)
@@ -284,19 +265,19 @@ def _pieces(
     model = PieceModel(
         strings=strings,
         scores=_scores(keys, count),
-        kinds=_kinds(strings, types, unknown, unigram),
+        kinds=_kinds(strings, types, ids["unknown"], unigram),
         unigram=unigram,
         space_prefix=prefixed,
         merge_spaces=unigram and _flag(keys, "remove_extra_whitespaces", False),
         charsmap=charsmap,
     )
-    return _Encoder(
-        backend=PieceEncoder(model.checked()),
-        spelling=Spelling(replace=(("▁", " "),), byte_fallback=True, strip=int(prefixed)),
-        name=f"gguf {'Unigram' if unigram else 'SentencePiece'}",
-        add_bos=not unigram,
-        filler=None if sentencepiece.UNKNOWN in model.kinds else count,
-    )
+    return {
+        "backend": PieceEncoder(model.checked()),
+        "spelling": Spelling(replace=(("▁", " "),), byte_fallback=True, strip=int(prefixed)),
+        "name": f"gguf {'Unigram' if unigram else 'SentencePiece'}",
+        "prefix": _prefix(keys, ids["bos"], usual=not unigram),
+        "filler": None if sentencepiece.UNKNOWN in model.kinds else count,
+    }
 
 
 def _kinds(strings: list[str], types: list[int], unknown: int | None, unigram: bool) -> list[int]:
@@ -350,34 +331,25 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
     strings = _tokens(keys)
     ids = _ids(keys, len(strings), notes, usual or {})
     types, ends = _classified(strings, _types(keys, len(strings)), ids)
-    line_ends: dict[str, int] = {}
     if usual:
-        encoder = _pieces(keys, strings, types, ids["unknown"], unigram=kind == "t5")
+        fields = _pieces(keys, strings, types, ids, unigram=kind == "t5")
     else:
-        encoder = _bpe(keys, strings, pre)
-        if PRE_TOKENIZERS[pre].line_ends:
-            keys["add_bos_token"] = True
-            line_ends = {string: i for i, string in enumerate(strings) if not string.strip("\n")}
+        fields = _bpe(keys, strings, ids, pre)
     model = str(metadata.get("general.name", "")).lower()
     stripping = bool(usual) and any(text in model for text in _STRIPPING)
     odd = [index for index, kind in enumerate(types) if kind != NORMAL]  # few of very many
     added = _matched(strings, types, odd, stripping=stripping)
     return Tokenizer(
-        backend=encoder.backend,
+        **fields,
         strings=strings,
-        spelling=encoder.spelling,
         literal=frozenset(added.tokens),
         silent=frozenset(index for index in odd if types[index] in (UNUSED, UNDEFINED)),
         special_ids=added.special_ids,
         bos_id=ids["bos"],
         eos_ids=ends,
-        prefix=_prefix(keys, ids["bos"], usual=encoder.add_bos),
-        name=encoder.name,
         added=added,
-        filler=encoder.filler,
         chat_template=_template(metadata, strings, ids),
         notes=tuple(notes),
-        line_ends=line_ends,
     )
 
 
@@ -405,8 +377,8 @@ def _merges(keys: Keys) -> list[tuple[str, str]]:
     return list(dict.fromkeys(pairs))  # the first of equal merges counts
 
 
-def _bpe(keys: Keys, strings: list[str], pre: str) -> _Encoder:
-    """The library's BPE, with a filler for bytes without a token.
+def _bpe(keys: Keys, strings: list[str], ids: Ids, pre: str) -> dict[str, Any]:
+    """The tokenizer's fields of the library's BPE, with a filler for bytes without a token.
 
     Real vocabularies lack bytes (SmolLM2's has no 0x04). Without the filler the library would merge
     across a dropped byte, unlike llama.cpp.
@@ -443,10 +415,14 @@ def _bpe(keys: Keys, strings: list[str], pre: str) -> _Encoder:
     if rule.raw:
         backend.normalizer = tokenizers.normalizers.Replace(" ", "▁")
     raw = Spelling(replace=(("▁", " "),), byte_fallback=True)
-    return _Encoder(
-        backend=backend,
-        spelling=raw if rule.raw else Spelling(byte_level=True),
-        name=f"gguf {'' if rule.raw else 'byte-level '}BPE, {pre}",
-        add_bos=rule.add_bos,
-        filler=filler,
-    )
+    runs = ((string, index) for index, string in enumerate(strings) if not string.strip("\n"))
+    if rule.line_ends:
+        keys["add_bos_token"] = True
+    return {
+        "backend": backend,
+        "spelling": raw if rule.raw else Spelling(byte_level=True),
+        "name": f"gguf {'' if rule.raw else 'byte-level '}BPE, {pre}",
+        "prefix": _prefix(keys, ids["bos"], usual=rule.add_bos),
+        "filler": filler,
+        "line_ends": dict(runs) if rule.line_ends else {},
+    }

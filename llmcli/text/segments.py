@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -96,40 +95,35 @@ FORMATS = (
 
 @dataclass(frozen=True)
 class Markers:
-    """The formats of one chat template."""
+    """The parts and ignored markers of one chat template's formats.
 
-    formats: tuple[Format, ...] = ()
+    `apart`: the template takes only the content of past answers.
+    """
+
+    parts: tuple[Part, ...] = ()
+    ignored: tuple[str, ...] = ()
+    apart: bool = False
 
     @classmethod
     def of(cls, source: str) -> Markers:
-        """The formats whose signs occur in a template's source."""
-        return cls(tuple(one for one in FORMATS if any(sign in source for sign in one.signs)))
+        """The markers of the formats whose signs occur in a template's source."""
+        formats = [one for one in FORMATS if any(sign in source for sign in one.signs)]
+        return cls(
+            parts=tuple(part for one in formats for part in one.parts),
+            ignored=tuple(text for one in formats for text in one.ignored),
+            apart=any(one.apart for one in formats),
+        )
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Tokenizer | None) -> Markers:
-        """The formats of the tokenizer's chat template; empty without one."""
+        """The markers of the tokenizer's chat template; empty without one."""
         template = None if tokenizer is None else tokenizer.chat_template
         return cls() if template is None else cls.of(template.source)
-
-    @cached_property
-    def parts(self) -> tuple[Part, ...]:
-        """The parts of all formats."""
-        return tuple(part for one in self.formats for part in one.parts)
-
-    @cached_property
-    def ignored(self) -> tuple[str, ...]:
-        """Markers without a part."""
-        return tuple(text for one in self.formats for text in one.ignored)
 
     @property
     def reasoning(self) -> bool:
         """Whether a format marks reasoning."""
         return any(part.kind == "reasoning" for part in self.parts)
-
-    @property
-    def apart(self) -> bool:
-        """Whether the template takes only the content of past answers."""
-        return any(one.apart for one in self.formats)
 
     def special_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Ids of special tokens in markers, which must be shown in the text."""
