@@ -232,6 +232,13 @@ class Step:
             return self._starts
         return torch.tensor(self.starts[:1] if self.uniform else self.starts)
 
+    @property
+    def lengths_B(self) -> Tensor | None:
+        """The lengths on the device if some new tokens are padding."""
+        if min(self.lengths) == self.tokens:
+            return None
+        return torch.tensor(self.lengths, device=self.device)
+
     def rotate(self, x_BTNd: Tensor, config: RopeConfig) -> Tensor:
         """Apply RoPE to queries and keys of a recorded step."""
         return compiled.rotate(x_BTNd, *self._ropes[config].upto(self.keys), self.starts_B)
