@@ -37,7 +37,7 @@ class _Letters:
         self.op, self.letter = op, letter
 
     def __getitem__(self, field: str) -> object:
-        value = getattr(self.op, field)
+        value = attrgetter(field)(self.op)
         return self.letter(value) if isinstance(value, str) else value
 
 
