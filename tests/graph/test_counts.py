@@ -27,7 +27,9 @@ from llmcli.config.ssm import SsmConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
 from llmcli.graph.arithmetic import Arithmetic, matrices
-from llmcli.graph.counts import count_parameters, layer_types, longest_context, memory_need
+from llmcli.graph.cost import count_parameters
+from llmcli.graph.memory import longest_context, memory_need
+from llmcli.graph.parts.registry import layer_types
 from llmcli.graph.memory import PROMPT_CHUNK, prefill_peak
 
 FLOAT32 = Arithmetic.of("float32")

@@ -19,17 +19,15 @@ from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
 from llmcli.families import find
 from llmcli.graph.arithmetic import Arithmetic
-from llmcli.graph.counts import count_parameters
+from llmcli.graph.cost import count_parameters
 from llmcli.graph.graph import graph
 from llmcli.graph.spec import Call
-from llmcli.graph.work import (
-    added,
-    calls_work,
-    decode_work,
-    part_work,
+from llmcli.graph.cost import (
+    cost_by_part,
+    decode_calls,
     prompt_calls,
-    prompt_work,
-    total_work,
+    total,
+    total_cost,
 )
 from llmcli.records.work import PartWork
 
@@ -66,7 +64,7 @@ def counted(config, batch, tokens, past, device="meta", logits="last"):
 @every_family
 def test_flops_are_those_of_the_formula_in_both_conventions(name, batch, tokens, past, logits):
     call = a_call(batch, tokens, past)
-    work = total_work(family(name), call, numbers=FLOAT32, logits=logits)
+    work = total_cost(family(name), call, numbers=FLOAT32, logits=logits)
     heads = tokens if logits == "all" else 1
     assert (work.flops, work.flops_full) == by_hand(name).flops(batch, tokens, past, heads)
 
@@ -75,7 +73,7 @@ def test_flops_are_those_of_the_formula_in_both_conventions(name, batch, tokens,
 def test_the_full_square_is_what_pytorch_counts(name, shape):
     """Of mixtures that of the experts that run."""
     config = EVERY[name].config()
-    work = total_work(config, a_call(*shape), numbers=FLOAT32)
+    work = total_cost(config, a_call(*shape), numbers=FLOAT32)
     assert work.flops_full == counted(without_window(config), *shape)
     if name in FAMILIES:  # the decoder leaves out the rows and keys that nobody sees, too
         assert work.flops <= counted(config, *shape) <= work.flops_full
@@ -95,7 +93,7 @@ def test_a_token_reads_the_experts_that_it_chooses(name, dtype):
         idle += slot.numel() * (1 - share)
         looked_up = key == "embed.W" and not config.head.tied
         read += slot.nbytes * (1 / config.vocab if looked_up else share)
-    assert total_work(config, a_call(1, 1, 20), numbers=Arithmetic.of(dtype)).weights == round(read)
+    assert total_cost(config, a_call(1, 1, 20), numbers=Arithmetic.of(dtype)).weights == round(read)
     counts = count_parameters(config)
     assert counts.total - counts.active == round(idle) > 0
 
@@ -116,7 +114,7 @@ def test_of_experts_those_count_that_ran():
     config = MIXTURES["glm4_moe"].config()
     call = a_call(1, 9, 0), "last"
     least, more = (
-        dict_of(calls_work(config, [call], numbers=FLOAT32, ran=ran))
+        dict_of(cost_by_part(config, [call], numbers=FLOAT32, ran=ran))
         for ran in (None, {1: 8, 2: 5})
     )
     each = 3 * 4 * 48 * 24
@@ -135,12 +133,12 @@ def test_a_prompt_in_pieces_and_the_steps_after_it_are_what_pytorch_counts(name)
     session = Session(decoder, 2, 40)
     with FlopCounterMode(display=False) as counter:
         session.prefill([[0] * 17] * 2, chunk=7)
-    read = added(prompt_work(config, batch=2, tokens=17, chunk=7, numbers=FLOAT32))
+    read = total(prompt_work(config, batch=2, tokens=17, chunk=7, numbers=FLOAT32))
     assert read.flops_full == counter.get_total_flops()
     with FlopCounterMode(display=False) as counter:
         for _ in range(2):
             session.extend(torch.zeros(2, 1, dtype=torch.long, device="meta"))
-    written = added(decode_work(config, batch=2, tokens=2, past=17, numbers=FLOAT32))
+    written = total(decode_work(config, batch=2, tokens=2, past=17, numbers=FLOAT32))
     assert written.flops_full == counter.get_total_flops()
 
 
@@ -157,7 +155,7 @@ def test_only_the_last_call_of_a_prompt_has_final_norm_and_head(name):
     calls = list(prompt_calls(batch=2, tokens=17, past=3, chunk=5))
     assert [(call.past, call.tokens) for call, _ in calls] == [(3, 5), (8, 5), (13, 5), (18, 2)]
     assert [logits for _, logits in calls] == ["none", "none", "none", "last"]
-    before = calls_work(config, calls[:-1], numbers=FLOAT32)
+    before = cost_by_part(config, calls[:-1], numbers=FLOAT32)
     assert {part for part, layer, _ in before if layer is None} == {"embed"}
 
 
@@ -167,9 +165,9 @@ def test_flops_do_not_change_with_the_kernel(name):
     config, shape = without_window(family(name)), (1, 9, 0)
     parts = part_work(config, a_call(*shape), numbers=FLOAT32)
     attention = sum(work.flops_full for part, _, work in parts if part == "attention")
-    assert counted(config, *shape, device="cpu") == added(parts).flops_full - attention
+    assert counted(config, *shape, device="cpu") == total(parts).flops_full - attention
     with sdpa_kernel(SDPBackend.MATH):
-        assert counted(config, *shape, device="cpu") == added(parts).flops_full
+        assert counted(config, *shape, device="cpu") == total(parts).flops_full
 
 
 @pytest.mark.parametrize(("name", "shape"), in_turn([*FAMILIES], CALLS))
@@ -177,7 +175,7 @@ def test_products_with_weights_are_the_kernels_that_run(name, shape):
     config, (_, tokens, _) = family(name), shape
     decoder, state, ids = ready(config, *shape)
     ran = count(lambda: decoder(ids, state, logits="last"))
-    work = total_work(config, a_call(*shape), numbers=FLOAT32)
+    work = total_cost(config, a_call(*shape), numbers=FLOAT32)
     # beside them each layer has one attention: a group's heads are rows of a single query
     mixer, layers = config.layers[0].attention, len(config.layers)
     single = (mixer.heads // mixer.kv_heads if tokens == 1 else tokens) == 1
@@ -195,7 +193,7 @@ def test_a_token_reads_the_weights_as_they_lie_in_memory_and_the_cache(name, dty
     not_read = 0 if config.head.tied else slots["embed.W"] * (config.vocab - 1) // config.vocab
     if config.embedding.positions:
         not_read += slots["pos_embed.W"] * (config.context - 1) // config.context
-    work = total_work(config, a_call(1, 1, past), numbers=Arithmetic.of(dtype))
+    work = total_cost(config, a_call(1, 1, past), numbers=Arithmetic.of(dtype))
     assert work.weights == sum(slots.values()) - not_read
     window = by_hand(name).W or config.context
     kept = decoder.new_state(1, min(past + 1, window)).nbytes
@@ -221,8 +219,8 @@ def test_packed_weights_are_read_in_their_blocks_and_keys_as_they_are_kept(name)
         looked_up += held["pos_embed.W"] // config.context
     assert found["embed", None] == looked_up
     assert found["head", None] == held["embed.W" if config.head.tied else "head.W"]
-    dense = total_work(config, a_call(1, 1, past), numbers=FLOAT32)
-    narrow = total_work(config, a_call(1, 1, past), numbers=numbers)
+    dense = total_cost(config, a_call(1, 1, past), numbers=FLOAT32)
+    narrow = total_cost(config, a_call(1, 1, past), numbers=numbers)
     assert 2 * narrow.cache == dense.cache
     assert (narrow.flops, narrow.gemv) == (dense.flops, dense.gemv)
 
@@ -275,18 +273,18 @@ def test_last_layers_that_keep_nothing_compute_the_tokens_with_logits(batch, tok
     config = BLOCKS["keys and values of another layer"]
     assert graph(config).readers == 2
     call, width = a_call(batch, tokens, past), without_window(config)
-    works = [calls_work(config, [(call, logits)], numbers=FLOAT32, whole=whole) for whole in (0, 1)]
+    works = [cost_by_part(config, [(call, logits)], numbers=FLOAT32, whole=whole) for whole in (0, 1)]
     decoder, state, ids = ready(width, batch, tokens, past)
     session = Session(decoder, batch, past + tokens)
     session.state = state
     with FlopCounterMode(display=False) as counter:
         session.extend(ids, logits=logits)
-    assert added(works[0]).flops_full == counter.get_total_flops()
+    assert total(works[0]).flops_full == counter.get_total_flops()
     if logits == "all" or (logits == "last" and tokens == 1):
         assert works[0] == works[1]
         return
     narrow, whole = map(dict_of, works)
-    both = dict_of(calls_work(config, [(call, "none"), (call, "last")], numbers=FLOAT32))
+    both = dict_of(cost_by_part(config, [(call, "none"), (call, "last")], numbers=FLOAT32))
     for place, work in whole.items():
         part, layer = place
         if layer is not None and layer >= 2 and logits == "last":
