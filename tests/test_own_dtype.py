@@ -18,12 +18,12 @@ from llmcli.commands.load.view import render_load
 from llmcli.commands.shapes.measure import ShapesRequest
 from llmcli.devices import DTYPES
 from llmcli.graph.arithmetic import Arithmetic
-from llmcli.graph.memory import memory_need
+from llmcli.graph.cost import total_cost
 from llmcli.graph.graph import graph
+from llmcli.graph.memory import memory_need
 from llmcli.graph.plan import _parameters, parameters
 from llmcli.graph.rows import Rows
 from llmcli.graph.spec import Call
-from llmcli.graph.cost import total_cost
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.nn.parameters import Parameters
 from llmcli.records.work import Stages

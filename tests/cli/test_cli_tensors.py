@@ -19,8 +19,8 @@ import llmcli.commands.lens.measure
 from llmcli.checkpoints import open_checkpoint
 from llmcli.families import translate
 from llmcli.graph.arithmetic import Arithmetic
-from llmcli.graph.spec import Call
 from llmcli.graph.cost import total_cost
+from llmcli.graph.spec import Call
 from llmcli.loading.load import load
 
 

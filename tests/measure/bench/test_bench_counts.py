@@ -12,9 +12,9 @@ from zoo import CONFIGS, llama
 
 from llmcli import devices
 from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.cost import cost_by_part, total_cost
 from llmcli.graph.memory import memory_need
 from llmcli.graph.spec import Call
-from llmcli.graph.cost import cost_by_part, total_cost
 from llmcli.measure.engines import WorkCounter, random_ids
 from llmcli.records.engines import SpeedTest
 from llmcli.records.machine import MatrixRate, ReadRate
