@@ -176,6 +176,11 @@ class Rows:
         name, shape = f"cache.{self.layer}.{leaf}", tuple(axes.split())
         self.states.append(State(name=name, axes=shape, layer=self.layer, **found))
 
+    def cache(self, leaf: str, axes: str, holds: str, what: str, plain: str = "", **o: Any) -> None:
+        """A state read by the scores: `what` of all positions, called `plain` in its words."""
+        formula, words = f"the {what} of every position so far", f"the cached {plain or what}"
+        self.state(leaf, axes, holds, "scores", formula, words, cached=True, **o)
+
     def graph(self, *kernels: Kernel, **other: Any) -> PartGraph:
         """The collected tensors, and `other` fields of `PartGraph`."""
         found: dict[str, Any] = {"kernels": kernels, "sizes": self.sizes, **other}

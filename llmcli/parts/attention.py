@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from llmcli.config.attention import AttentionConfig
-from llmcli.graph.parts.attention import fused_kernel, mixed, of_layer
+from llmcli.graph.parts.attention import entering, fused_kernel, mixed
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.softmax_map import SoftmaxMap
@@ -41,9 +41,8 @@ class Attention(SoftmaxMap):
     def __init__(self, config: AttentionConfig, name: str, parameters: Parameters) -> None:
         self.config: AttentionConfig = config
         self.name = name
-        last = "_rot" if config.rope is not None else "_norm" if config.qk_norm is not None else ""
-        self.keys_of = name if config.kv.layer is None else of_layer(name, config.kv.layer)
-        self.entering = (f"{name}.q{last}", f"{self.keys_of}.k{last}")
+        self.entering = entering(config, name)[:2]
+        self.keys_of = self.entering[1].rpartition(".")[0]
         self.mixed = mixed(name, gated=config.gated)
         self._dtype, self._cache_dtype = parameters.dtype, parameters.cache_dtype
         self._fused = fused_kernel(name)

@@ -53,11 +53,9 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
     k_pe = r.node("k_pe_rot", Rotate(source=k_pe, rope=a.rope))
     k, v = (r.project(x, latent, over="dc", fused="k_v", dense=True) for x in "kv")
     key = r.node("k_rot", Join(start=k, end=k_pe))
-    kept = (("latent", "dc", latent, "normalized latents"), ("k_pe", "dr", k_pe, "rotated keys"))
-    for leaf, size, holds, what in kept:
-        formula, words = f"the {what} of every position so far", f"the cached {what}"
-        both = f"cache.{site.layer}.latent_k_pe"
-        r.state(leaf, f"S {size}", holds, "scores", formula, words, cached=True, shares=both)
+    both = f"cache.{site.layer}.latent_k_pe"
+    r.cache("latent", "S dc", latent, "normalized latents", shares=both)
+    r.cache("k_pe", "S dr", k_pe, "rotated keys", shares=both)
     score = Score(
         query=query, key=key, scale=a.scale, head_dim=a.head_dim, group=1, window=None, root="√d_k"
     )
