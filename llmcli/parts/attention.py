@@ -46,13 +46,8 @@ class Attention(SoftmaxMap):
         self.mixed = mixed(name, gated=config.gated)
         self._dtype, self._cache_dtype = parameters.dtype, parameters.cache_dtype
         self._fused = fused_kernel(name)
-        parts = config.entering
-        self.qkv = Linear(
-            parameters,
-            [f"{name}.W_{part}" for part in parts],
-            [f"{name}.b_{part}" for part in parts] if config.qkv_bias else (),
-        )
-        self.out = Linear(parameters, (f"{name}.W_o",), (f"{name}.b_o",) if config.out_bias else ())
+        self.qkv = Linear(parameters, name, *config.entering, bias=config.qkv_bias)
+        self.out = Linear(parameters, name, "o", bias=config.out_bias)
         self.sinks_H = parameters.vector((f"{name}.sink",)) if config.sinks else None
         self.slopes_H: Tensor | None = None
         if config.slopes:
