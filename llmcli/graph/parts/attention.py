@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.config.attention import AXES, AttentionConfig, ProportionalScaling
+from llmcli.config.attention import AttentionConfig, ProportionalScaling
 from llmcli.graph.node import Kernel, PartGraph, Site
 from llmcli.graph.ops import Activate, Add, Gate, HeadShare, Mix, Rotate, Score, Softmax
 from llmcli.graph.rows import Rows, sizes_of
@@ -52,7 +52,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     so is `result` after it, the heads' shares of `attn_out`. With gates: `gate` after the values,
     and `gate_act gated` after `z`.
     """
-    r = Rows(site.name, _ROWS + MIXED_ROWS, "attention", sizes_of(a, AXES), layer=site.layer)
+    r = Rows(site.name, _ROWS + MIXED_ROWS, "attention", sizes_of(a), layer=site.layer)
     own = "qkv" if a.kv.layer is None else "q"
     fused = "" if len(a.entering) == 1 else "qkv_gate" if a.gated else "qkv"
     query, key, value = entering(a, site.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.config.latent import AXES, LatentConfig
+from llmcli.config.latent import LatentConfig
 from llmcli.graph.node import PartGraph, Site
 from llmcli.graph.ops import Join, Mix, Rotate, Score
 from llmcli.graph.parts.attention import MIXED_ROWS, fused_kernel, mixed_rows
@@ -34,7 +34,7 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
     `k`, `v` and `k_rot` are of the new tokens, for a tap only; they are not cached. `scores`,
     `pattern`, `z` and `result` as in `parts.attention`.
     """
-    r = Rows(site.name, _ROWS + MIXED_ROWS, "attention", sizes_of(a, AXES), layer=site.layer)
+    r = Rows(site.name, _ROWS + MIXED_ROWS, "attention", sizes_of(a), layer=site.layer)
     queries, over = site.source, "D"
     if a.query_rank is not None:
         queries, over = r.project("q_latent", site.source, bias=a.bias), "dq"
