@@ -130,7 +130,7 @@ class Softmax(Rule[ops.Softmax]):
     @property
     def formula(self) -> str:
         """The formula, continued by that of S."""
-        product = self.scores.op.product(self.letter_of)
+        product = self.scores.op.right_side(self.scores.letter, self.letter_of)
         return f"{super().formula} = {self.op.of(product, self.letter_of)}"
 
     @property

@@ -12,7 +12,10 @@ from llmcli.weights.routes import ExpertAssignment
 
 
 class Segments:
-    """Weights by name with a common input, whose outputs are concatenated: `q|k|v`, `gate|up`."""
+    """Weights with a common input, whose outputs are concatenated: `q|k|v`, `gate|up`.
+
+    `segments`: the weights by name, in order; `rows`: their numbers of outputs.
+    """
 
     def __init__(self, parameters: Parameters, names: Sequence[str]) -> None:
         self.segments = tuple((name, parameters.weights[name]) for name in names)
@@ -26,15 +29,18 @@ class Segments:
 class Linear(Segments):
     """`Y = X W + b`, where W is one or several concatenated weights.
 
+    The weights are `<part>.W_<leaf>` for each of `leaves`; with `bias` their biases `<part>.b_…`.
+
     `weight`: all of them as one for the product. `exact`: inputs are not rounded, except to 8 bits.
     """
 
     def __init__(
-        self, parameters: Parameters, weights: Sequence[str], biases: Sequence[str] = (), *,
+        self, parameters: Parameters, part: str, *leaves: str, bias: bool = False,
         exact: bool = False,
     ) -> None:  # fmt: skip
+        weights, biases = _names(part, leaves)
         self.weight = parameters.matrix(weights, exact=exact)
-        self.bias = parameters.vector(biases) if biases else None
+        self.bias = parameters.vector(biases) if bias else None
         super().__init__(parameters, weights)
 
     def __call__(self, x_BTD: Tensor) -> Tensor:
@@ -50,11 +56,12 @@ class RoutedLinear(Segments):
     """A `Linear` with experts' matrices: each (token, expert) pair has its own `X W + b`."""
 
     def __init__(
-        self, parameters: Parameters, weights: Sequence[str], biases: Sequence[str] = ()
+        self, parameters: Parameters, part: str, *leaves: str, bias: bool = False
     ) -> None:
+        weights, biases = _names(part, leaves)
         wholes = parameters.experts(weights)
         each: Sequence[Tensor | None] = [None] * len(wholes)
-        if biases:
+        if bias:
             rows = [whole.shape[1] for whole in wholes]
             each = parameters.expert_vectors(biases).split_with_sizes(rows, 1)
         self._wholes = list(zip(wholes, each, strict=True))
@@ -64,3 +71,8 @@ class RoutedLinear(Segments):
         """All segments at once: `[M, D]` → `[pairs, rows]`; `wide`: in at least float32."""
         found = [one.matmul_routed(x_MD, routes, bias, wide) for one, bias in self._wholes]
         return found[0] if len(found) == 1 else torch.cat(found, -1)
+
+
+def _names(part: str, leaves: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names of matrices and biases."""
+    return [f"{part}.W_{leaf}" for leaf in leaves], [f"{part}.b_{leaf}" for leaf in leaves]
