@@ -75,19 +75,19 @@ class Attention(SoftmaxMap):
             q_BHTd, gate_BTG = self._queries(x_BTD, step)
             k_BKSd, v_BKSe = step.shared_kv[self.keys_of]
         q_BHTd = self._grown(q_BHTd, step.positions)
-        # only our kernels, which read float32 queries, support a cap and sinks; none has slopes
-        kernels = step.cached and self.slopes_H is None
-        unfused = config.cap is not None or config.sinks
+        # only our kernels, which read float32 queries, support a cap, sinks and slopes
+        unfused = config.cap is not None or config.sinks or self.slopes_H is not None
+        on_a_card = step.cached and step.fixed and self.slopes_H is None
         widened = unfused and compiled.runs(q_BHTd)
         wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
         if not self._fused.runs(step.edits):
             z_BHTe = self._attend_in_rows(q_BHTd, k_BKSd, v_BKSe, step)
-        elif kernels and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
+        elif step.cached and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
             z_BHTe = compiled.attend(
                 wide_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=config.scale,
-                window=config.window, cap=config.cap, sinks_H=self.sinks_H,
+                window=config.window, cap=config.cap, sinks_H=self.sinks_H, slopes_H=self.slopes_H,
             ).to(q_BHTd.dtype)  # fmt: skip
-        elif kernels and step.fixed and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
+        elif on_a_card and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
             slots = slice(0, step.keys)
             z_BHTe = on_card.attend(
                 q_BHTd, k_BKSd[:, :, slots], v_BKSe[:, :, slots], step.starts_B,
