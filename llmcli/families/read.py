@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config.mlp import Activation
@@ -135,64 +134,25 @@ def gguf_windows(
     return [size if slide and size else None for slide in slides]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GgufHeader:
-    """Metadata that every architecture has: sizes, the BOS and EOS ids, the head.
-
-    `values` reads the architecture's keys. `tied`: the file has no `output.weight`.
-    """
-
-    arch: str
-    values: Values
-    vocab: int
-    width: int
-    layers: int
-    context: int
-    tied: bool
-    bos: int | None
-    eos: tuple[int, ...]
+def gguf_ends(general: Values, vocab: int) -> tuple[int | None, tuple[int, ...]]:
+    """Read the BOS id and the ids that end a text (EOS, EOT, EOM) of GGUF metadata."""
+    named = {
+        key: general.ids(f"tokenizer.ggml.{key}_token_id", (), vocab=vocab)
+        for key in ("eos", "eot", "eom", "bos")
+    }
+    begin = named.pop("bos")
+    ends = dict.fromkeys(i for found in named.values() for i in found)
+    return (begin[0] if begin else None), tuple(ends)
 
 
-def gguf_header(
-    metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], *,
-    mixtures: Container[str] = (),
-) -> GgufHeader:  # fmt: skip
-    """Read the header.
-
-    Raises CheckpointError, and UnsupportedModel for unsupported parts. `mixtures`: the
-    architectures that may have experts. Multi-token prediction layers are not counted.
-    """
-    general = Values(metadata)
-    arch = general.text("general.architecture")
-    values = Values(metadata, prefix=f"{arch}.")
+def refuse_other_parts(values: Values, *, mixtures: bool) -> None:
+    """Raise UnsupportedModel if GGUF metadata needs an unsupported part; `mixtures` may be read."""
     for key, (neutral, part) in _GGUF_NEUTRAL.items():
-        if key == "expert_count" and arch in mixtures:
-            continue
-        if values.has(key) and values.raw(key) != neutral:
+        if values.raw(key) not in (None, neutral) and not (mixtures and key == "expert_count"):
             raise UnsupportedModel(
-                f"`{arch}.{key}` = `{shortened(values.raw(key))}` is not supported"
+                f"`{values.name(key)}` = `{shortened(values.raw(key))}` is not supported"
                 f"{needs([part])}"
             )
-    width = values.integer("embedding_length", most=MOST["width"])
-    vocab = _gguf_vocab(metadata, values, tensors)
-    ends = [
-        i
-        for key in ("eos_token_id", "eot_token_id", "eom_token_id")
-        for i in general.ids(f"tokenizer.ggml.{key}", (), vocab=vocab)
-    ]
-    begin = general.ids("tokenizer.ggml.bos_token_id", (), vocab=vocab)
-    layers = gguf_layers(values)
-    return GgufHeader(
-        arch=arch,
-        values=values,
-        vocab=vocab,
-        width=width,
-        layers=layers,
-        context=values.integer("context_length", most=MOST["positions"]),
-        tied="output.weight" not in tensors,
-        bos=begin[0] if begin else None,
-        eos=tuple(dict.fromkeys(ends)),
-    )
 
 
 def gguf_layers(values: Values) -> int:
@@ -232,7 +192,7 @@ def gguf_ignored(
     return {key: shortened(metadata[key]) for key in keys if metadata.get(key) is not None}
 
 
-def _gguf_vocab(
+def gguf_vocab(
     metadata: Mapping[str, Any], values: Values, tensors: Mapping[str, TensorInfo]
 ) -> int:
     """Rows of the embedding, which may be padded beyond the tokenizer's vocabulary."""
