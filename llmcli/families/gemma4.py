@@ -14,10 +14,11 @@ from llmcli.config.model import Branch, LayerConfig, ModelConfig
 from llmcli.config.ple import PleConfig
 from llmcli.errors import CheckpointError
 from llmcli.families import mixture
-from llmcli.families.draft import Draft, llama_like
+from llmcli.families.draft import Draft
 from llmcli.families.gemma import NAMES
 from llmcli.families.names import Names
-from llmcli.families.read import GGUF_WINDOWS, gguf_windows, hf_layer, hf_windows
+from llmcli.families.read import gguf_windows, hf_layer, hf_windows
+from llmcli.families.record import family
 from llmcli.families.rope import of_layer_type, rope_from_hf
 from llmcli.families.values import MOST, Values
 
@@ -27,26 +28,6 @@ _ROPES: Mapping[str, Any] = {
     _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
 _CAP = "final_logit_softcapping"
-
-
-def _gemma4(m: Draft) -> None:
-    """Pre- and post-norms as in Gemma 3 but multiplying by w, not 1 + w, and normalized values.
-
-    Layers without a window have another head size, rotate only some pairs and may use keys as
-    values. The last layers may share keys and values of earlier ones; per-layer embeddings enter
-    each block. A mixture of experts may run in parallel to each dense feed-forward.
-    """
-    m.post = True
-    m.set_attention(scale=1.0, qk_norm=m.norm, kv=KeysValues(norm=replace(m.norm, weights=False)))
-    shared = (_hf if m.hf else _gguf)(m)
-    windows, first = [one.window for one in m.attention], len(m.attention) - shared
-    for number in range(first, len(windows)):
-        alike = [n for n in range(first) if windows[n] == windows[number]]
-        if not alike:
-            raise CheckpointError(f"no layer has keys and values for layer {number} to share")
-        attention = m.attention[number]
-        kv = replace(attention.kv, equal=False, layer=alike[-1])
-        m.attention[number] = replace(attention, kv=kv)
 
 
 def _hf(m: Draft) -> int:
@@ -189,7 +170,8 @@ _DENSE = NAMES.but("""
     ple.out           per_layer_projection               proj
     ln3_post          post_per_layer_input_norm          post_norm
     =out_scale.w      layer_scalar                       layer_output_scale.weight
-""", experts="")
+    experts: -
+""")
 _WITH_EXPERTS = _DENSE.but("""
     ln3                   pre_feedforward_layernorm_2   pre_ffw_norm_2
     ln2_post              post_feedforward_layernorm_1  post_ffw_norm_1
@@ -209,18 +191,37 @@ def _names(config: ModelConfig) -> Names:
     return _WITH_EXPERTS if mixes else _DENSE
 
 
-FAMILIES = (llama_like(
-    _gemma4,
-    name="gemma4",
-    words="normalized values, keys as values or of other layers, embeddings for each layer, "
-    "experts beside the MLP",
-    hf=("gemma4_text",), gguf=("gemma4",), hf_multimodal=("gemma4",),
-    gguf_reads=(*GGUF_WINDOWS, _CAP), function="gelu_tanh", fixed={"mlp_bias": False},
+@family(
+    """
+    gemma4: normalized values, keys as values or of other layers, embeddings for each layer,
+        experts beside the MLP
+    types: gemma4_text | gemma4
+    hf_multimodal: gemma4
+    gguf_reads: windows final_logit_softcapping
+    feed_forwards: gated MLP, mixture of experts, per-layer embeddings
+    options: function=gelu_tanh
+    fixed: mlp_bias=false
+    defaults: vocab_size=262144 num_key_value_heads=4 head_dim=256 rms_norm_eps=1e-6
+        max_position_embeddings=131072 tie_word_embeddings=true bos_token_id=2 eos_token_id=1
+    """,
+    names=_names,
     prepare=lambda settings: of_layer_type(_settings(settings), _SLIDING, theta=10_000.0),
-    feed_forwards=("gated MLP", "mixture of experts", "per-layer embeddings"), names=_names,
-    defaults={
-        "vocab_size": 262_144, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 131_072, "tie_word_embeddings": True, "bos_token_id": 2,
-        "eos_token_id": 1,
-    },
-),)  # fmt: skip
+)
+def gemma4(m: Draft) -> None:
+    """Pre- and post-norms as in Gemma 3 but multiplying by w, not 1 + w, and normalized values.
+
+    Layers without a window have another head size, rotate only some pairs and may use keys as
+    values. The last layers may share keys and values of earlier ones; per-layer embeddings enter
+    each block. A mixture of experts may run in parallel to each dense feed-forward.
+    """
+    m.post = True
+    m.set_attention(scale=1.0, qk_norm=m.norm, kv=KeysValues(norm=replace(m.norm, weights=False)))
+    shared = (_hf if m.hf else _gguf)(m)
+    windows, first = [one.window for one in m.attention], len(m.attention) - shared
+    for number in range(first, len(windows)):
+        alike = [n for n in range(first) if windows[n] == windows[number]]
+        if not alike:
+            raise CheckpointError(f"no layer has keys and values for layer {number} to share")
+        attention = m.attention[number]
+        kv = replace(attention.kv, equal=False, layer=alike[-1])
+        m.attention[number] = replace(attention, kv=kv)

@@ -11,11 +11,11 @@ from llmcli.config.conv import ShortConvConfig
 from llmcli.config.experts import ExpertsConfig, SharedConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.families import mamba2_mixer, mixture
-from llmcli.families.dense import NO_BIASES, granite
-from llmcli.families.draft import Draft, llama_like
-from llmcli.families.mamba2_mixer import MIXER, Keys
-from llmcli.families.names import LLAMA, QWEN, Names, experts
-from llmcli.families.read import GGUF_SCALES, gguf_layers, gguf_numbers, without_zeros
+from llmcli.families.dense import granite
+from llmcli.families.draft import Draft
+from llmcli.families.mamba2_mixer import Keys
+from llmcli.families.read import gguf_layers, gguf_numbers, without_zeros
+from llmcli.families.record import family
 from llmcli.families.values import MOST, Values, shortened
 
 _HEADS, _KV_HEADS, _NEURONS = (
@@ -41,7 +41,63 @@ def _renamed(settings: Mapping[str, Any], first: Mapping[str, str]) -> dict[str,
     return {**settings, **given}
 
 
-def _lfm2(m: Draft) -> None:
+def _lfm2_settings(settings: dict[str, Any]) -> Mapping[str, Any]:
+    """The width of the feed-forward, if auto-adjusted, is 2/3 × the setting × a factor, rounded up.
+    """
+    first = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
+    settings = _renamed(settings, first)
+    values = Values(settings)
+    hidden = values.integer("intermediate_size", most=MOST["hidden"])
+    if values.flag("block_auto_adjust_ff_dim", True):
+        hidden = int(values.number("block_ffn_dim_multiplier", 1.0) * int(2 * hidden / 3))
+        multiple = values.integer("block_multiple_of", 256, most=MOST["hidden"])
+        hidden = -(-hidden // multiple) * multiple
+    return {**settings, "intermediate_size": hidden}
+
+
+def _lfm2_attends(values: Values, layers: int) -> list[bool]:
+    kinds, listed = values.raw("layer_types"), values.raw("full_attn_idxs")
+    mixes = values.text("model_type") == "lfm2_moe"  # its configuration has no default
+    if kinds is None and not mixes:  # first releases list the attention layers
+        return [not isinstance(listed, list) or i in listed for i in range(layers)]
+    types = values.layer_types(layers, ("conv", "full_attention"))
+    return [kind == "full_attention" for kind in types]
+
+
+@family(
+    """
+    lfm2: gated short convolutions, attention as in qwen3 in some layers; experts by sigmoids with
+        a correction behind the first layers (lfm2_moe)
+    types: lfm2 lfm2_moe | lfm2 lfm2moe
+    keys: rms_norm_eps=norm_eps
+    mixers: short convolution, attention
+    feed_forwards: gated MLP, mixture of experts
+    fixed: hidden_act=silu attention_bias=false mlp_bias=false
+    defaults: norm_eps=1e-5 rope_theta=1e6 num_key_value_heads=8 max_position_embeddings=128000
+        tie_word_embeddings=true bos_token_id=1 eos_token_id=2
+    defaults lfm2_moe: vocab_size=65536 num_dense_layers=2 num_experts=32 num_experts_per_tok=4
+        moe_intermediate_size=1792 block_auto_adjust_ff_dim=false
+    names: qwen
+        ln_final                 embedding_norm         token_embd_norm
+        ln1                      operator_norm          attn_norm
+        ln2                      ffn_norm               ffn_norm
+        attn.q_norm              self_attn.q_layernorm  attn_q_norm
+        attn.k_norm              self_attn.k_layernorm  attn_k_norm
+        attn.o                   self_attn.out_proj     attn_output
+        mlp.gate                 feed_forward.w1        ffn_gate
+        mlp.up                   feed_forward.w3        ffn_up
+        mlp.down                 feed_forward.w2        ffn_down
+        conv.B+conv.gate+conv.x  conv.in_proj           shortconv.in_proj
+        conv.out                 conv.out_proj          shortconv.out_proj
+        =conv.w                  conv.conv.weight|shape shortconv.conv.weight|shape
+        =conv.b                  conv.conv.bias         shortconv.conv.bias
+        =moe.b_choice            feed_forward.expert_bias
+        experts: feed_forward w1 w3 w2
+    """,
+    prepare=_lfm2_settings,
+    fill=_filled,
+)
+def lfm2(m: Draft) -> None:
     """LFM2 (Liquid AI 2025, arXiv 2511.23404): gated short convolutions, some attention layers.
 
     LFM2-MoE has experts in all but the first layers.
@@ -70,68 +126,35 @@ def _lfm2(m: Draft) -> None:
     m.others["model_type"] = "lfm2_moe" if mixes else "lfm2"
 
 
-def _lfm2_settings(settings: dict[str, Any]) -> Mapping[str, Any]:
-    """The width of the feed-forward, if auto-adjusted, is 2/3 × the setting × a factor, rounded up.
-    """
-    first = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
-    settings = _renamed(settings, first)
-    values = Values(settings)
-    hidden = values.integer("intermediate_size", most=MOST["hidden"])
-    if values.flag("block_auto_adjust_ff_dim", True):
-        hidden = int(values.number("block_ffn_dim_multiplier", 1.0) * int(2 * hidden / 3))
-        multiple = values.integer("block_multiple_of", 256, most=MOST["hidden"])
-        hidden = -(-hidden // multiple) * multiple
-    return {**settings, "intermediate_size": hidden}
-
-
-def _lfm2_attends(values: Values, layers: int) -> list[bool]:
-    kinds, listed = values.raw("layer_types"), values.raw("full_attn_idxs")
-    mixes = values.text("model_type") == "lfm2_moe"  # its configuration has no default
-    if kinds is None and not mixes:  # first releases list the attention layers
-        return [not isinstance(listed, list) or i in listed for i in range(layers)]
-    types = values.layer_types(layers, ("conv", "full_attention"))
-    return [kind == "full_attention" for kind in types]
-
-
-LFM2 = llama_like(
-    _lfm2,
-    name="lfm2", words="gated short convolutions, attention as in qwen3 in some layers; "
-    "experts by sigmoids with a correction behind the first layers (lfm2_moe)",
-    hf=("lfm2", "lfm2_moe"), gguf=("lfm2", "lfm2moe"),
-    mixers=("short convolution", "attention"), feed_forwards=("gated MLP", "mixture of experts"),
-    eps="norm_eps", prepare=_lfm2_settings, fill=_filled,
-    fixed={"hidden_act": "silu", **NO_BIASES},
-    defaults={
-        "rope_theta": 1e6, "num_key_value_heads": 8, "max_position_embeddings": 128_000,
-        "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
-    },
-    by_type={"lfm2_moe": {
-        "vocab_size": 65_536, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4,
-        "moe_intermediate_size": 1792, "block_auto_adjust_ff_dim": False,
-    }},
-    names=QWEN.but("""
-        ln_final                 embedding_norm         token_embd_norm
-        ln1                      operator_norm          attn_norm
-        ln2                      ffn_norm               ffn_norm
-        attn.q_norm              self_attn.q_layernorm  attn_q_norm
-        attn.k_norm              self_attn.k_layernorm  attn_k_norm
-        attn.o                   self_attn.out_proj     attn_output
-        mlp.gate                 feed_forward.w1        ffn_gate
-        mlp.up                   feed_forward.w3        ffn_up
-        mlp.down                 feed_forward.w2        ffn_down
-        conv.B+conv.gate+conv.x  conv.in_proj           shortconv.in_proj
-        conv.out                 conv.out_proj          shortconv.out_proj
-        =conv.w                  conv.conv.weight|shape shortconv.conv.weight|shape
-        =conv.b                  conv.conv.bias         shortconv.conv.bias
-        =moe.b_choice            feed_forward.expert_bias
-    """, experts=experts("feed_forward", "w1", "w3", "w2")),
-)  # fmt: skip
-
 _MAMBA2_KEYS = Keys("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_bias",
                     "use_conv_bias", "hidden_act")  # fmt: skip
 
 
-def _mamba2(m: Draft) -> None:
+@family("""
+    mamba2: blocks of a Mamba-2 mixer alone, without attention and feed-forwards
+    types: mamba2 | mamba2
+    keys: rms_norm_eps=layer_norm_epsilon
+    mixers: Mamba-2
+    feed_forwards:
+    options: rotary=false
+    metadata: attention.head_count=1 attention.head_count_kv=1 feed_forward_length=1
+        attention.layer_norm_epsilon=null attention.key_length=2 attention.value_length=2
+    fixed: num_attention_heads=1 num_key_value_heads=1 head_dim=2 intermediate_size=1
+        hidden_act=silu attention_bias=false mlp_bias=false max_position_embeddings=1048576
+    defaults: layer_norm_epsilon=1e-5 num_heads=128 head_dim=64 state_size=128 n_groups=8
+        conv_kernel=4 bos_token_id=0 eos_token_id=2
+    names: none
+        mixer: mixer.
+        embed     embeddings  token_embd
+        embed     embedding
+        ln_final  norm_f      output_norm
+        head      lm_head     output
+        ln1       norm        attn_norm
+        buffers: -
+        rotary: false
+        prefixes: backbone. -
+""")
+def mamba2(m: Draft) -> None:
     """Mamba-2 (Dao & Gu 2024, arXiv 2405.21060): blocks of one norm and one mixer."""
     for number in range(len(m.ffn)):
         if m.hf:
@@ -144,45 +167,45 @@ def _mamba2(m: Draft) -> None:
         m.layer(number, ssm)
 
 
-MAMBA2 = llama_like(
-    _mamba2,
-    name="mamba2", words="blocks of a Mamba-2 mixer alone, without attention and feed-forwards",
-    hf=("mamba2",), gguf=("mamba2",), mixers=("Mamba-2",), feed_forwards=(),
-    eps="layer_norm_epsilon", rotary=False, fixed={
-        "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2, "intermediate_size": 1,
-        "hidden_act": "silu", **NO_BIASES,
-        "max_position_embeddings": 1 << 20,  # tokens: nominal, there is no limit
-    },
-    fill=lambda values: {
-        _HEADS: 1, _KV_HEADS: 1, _NEURONS: 1, "attention.layer_norm_epsilon": None,
-        "attention.key_length": 2, "attention.value_length": 2,
-    },
-    defaults={
-        "num_heads": 128, "head_dim": 64, "state_size": 128, "n_groups": 8, "conv_kernel": 4,
-        "bos_token_id": 0, "eos_token_id": 2,
-    },
-    # `embedding` in the checkpoints of state-spaces
-    names=Names(rows=(), buffers=(), rotary=False, prefixes=("backbone.", "")).but(MIXER + """
-        embed     embeddings  token_embd
-        embed     embedding
-        ln_final  norm_f      output_norm
-        head      lm_head     output
-        ln1       norm        attn_norm
-    """),
-)  # fmt: skip
-
 _GRANITE_KEYS = Keys(
     "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv",
     "mamba_proj_bias", "mamba_conv_bias", "hidden_act",
 )  # fmt: skip
 
 
-def _granite_hybrid(m: Draft) -> None:
+@family(
+    """
+    granite_hybrid: as granite with Mamba-2 in most layers, rotary positions where it says so, a
+        shared expert beside others (softmax of the chosen) or alone
+    types: granitemoehybrid | granitehybrid
+    gguf_reads: scales
+    mixers: Mamba-2, attention
+    feed_forwards: gated MLP, mixture of experts
+    defaults: bos_token_id=1 eos_token_id=2 num_local_experts=8 num_experts_per_tok=2
+        shared_intermediate_size=1024 mamba_n_heads=128 mamba_n_groups=1 mamba_d_state=256
+        mamba_d_conv=4 mamba_expand=2
+    names: llama
+        mixer: mamba.
+        mlp.gate+mlp.up  shared_mlp.input_linear
+        mlp.down         shared_mlp.output_linear  ffn_down
+        experts: -
+        =moe.W_gate+moe.W_up           block_sparse_moe.input_linear.weight
+        =moe.W_gate+moe.W_up           block_sparse_moe.experts.gate_up_proj
+        =moe.W_down                    block_sparse_moe.output_linear.weight
+        =moe.W_down                    block_sparse_moe.experts.down_proj
+        moe.router                     block_sparse_moe.router.layer
+        moe.router                     block_sparse_moe.router
+        moe.shared.gate+moe.shared.up  shared_mlp.input_linear
+        moe.shared.down                shared_mlp.output_linear
+    """,
+    fill=lambda values: _filled(values, _HEADS, _NEURONS),
+)
+def granite_hybrid(m: Draft) -> None:
     """Granite 4 (IBM 2025): Granite with Mamba-2 in most layers, experts and a shared one.
 
     Without routed experts, the shared expert is the feed-forward.
     """
-    granite(m)
+    granite.build(m)
     eps = m.norm.eps
     if not m.hf:
         for number, attends in enumerate(_attending(m)):
@@ -212,34 +235,6 @@ def _granite_hybrid(m: Draft) -> None:
         m.set_attention(rope=None)
 
 
-GRANITE_HYBRID = llama_like(
-    _granite_hybrid,
-    name="granite_hybrid", words="as granite with Mamba-2 in most layers, rotary positions where "
-    "it says so, a shared expert beside others (softmax of the chosen) or alone",
-    hf=("granitemoehybrid",), gguf=("granitehybrid",), gguf_reads=GGUF_SCALES,
-    fill=lambda values: _filled(values, _HEADS, _NEURONS),
-    mixers=("Mamba-2", "attention"), feed_forwards=("gated MLP", "mixture of experts"),
-    defaults={
-        "bos_token_id": 1, "eos_token_id": 2, "num_local_experts": 8, "num_experts_per_tok": 2,
-        "shared_intermediate_size": 1024, "mamba_n_heads": 128, "mamba_n_groups": 1,
-        "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2,
-    },
-    # experts as published and as in memory; gate and up are always one tensor
-    names=LLAMA.but(MIXER.replace("mixer.", "mamba.") + """
-        mlp.gate+mlp.up  shared_mlp.input_linear
-        mlp.down         shared_mlp.output_linear  ffn_down
-    """, experts="""
-        =moe.W_gate+moe.W_up           block_sparse_moe.input_linear.weight
-        =moe.W_gate+moe.W_up           block_sparse_moe.experts.gate_up_proj
-        =moe.W_down                    block_sparse_moe.output_linear.weight
-        =moe.W_down                    block_sparse_moe.experts.down_proj
-        moe.router                     block_sparse_moe.router.layer
-        moe.router                     block_sparse_moe.router
-        moe.shared.gate+moe.shared.up  shared_mlp.input_linear
-        moe.shared.down                shared_mlp.output_linear
-    """),
-)  # fmt: skip
-
 _NEMOTRON_KEYS = Keys(
     "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "use_bias",
     "use_conv_bias", "mamba_hidden_act",
@@ -251,29 +246,6 @@ _FIRST = {  # names of the first releases
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _KINDS = {**{kind: kind for kind in _PATTERN.values()},
           "linear_attention": "mamba", "full_attention": "attention"}  # fmt: skip
-
-
-def _nemotron(m: Draft) -> None:
-    """Nemotron-H and Nemotron 3 (NVIDIA 2025, arXiv 2504.03624): blocks of one part each.
-
-    The part is Mamba-2, attention without positions, an ungated feed-forward, or ungated experts
-    with sigmoid routing, a correction bias and a shared expert. In GGUF a block without key/value
-    heads and neurons is Mamba-2.
-    """
-    if not m.hf:
-        _no_latents(m.values)
-    m.set_ffn(gated=False)
-    if m.hf:
-        _nemotron_hf(m)
-        return
-    heads, neurons = (gguf_numbers(m.values, key) or () for key in (_KV_HEADS, _NEURONS))
-    for number, (attends, feeds) in enumerate(zip(heads, neurons, strict=True)):
-        if attends:
-            m.layer(number, m.attention[number])
-        elif feeds:
-            m.layer(number, m.ffn[number])
-        else:
-            m.layer(number, mamba2_mixer.from_gguf(m.values, m.tensors, number, m.norm.eps))
 
 
 def _nemotron_hf(m: Draft) -> None:
@@ -318,8 +290,7 @@ def _kinds(values: Values) -> list[str]:
 
 def _nemotron_settings(settings: dict[str, Any]) -> Mapping[str, Any]:
     values = Values(settings)
-    function = values.text("mlp_hidden_act", "relu2")
-    return {**settings, "num_hidden_layers": len(_kinds(values)), "hidden_act": function}
+    return {**settings, "num_hidden_layers": len(_kinds(values))}
 
 
 def _nemotron_metadata(values: Values) -> dict[str, Any]:
@@ -329,23 +300,23 @@ def _nemotron_metadata(values: Values) -> dict[str, Any]:
     return filled
 
 
-NEMOTRON_H = llama_like(
-    _nemotron,
-    name="nemotron_h", words="blocks of one part each: Mamba-2, attention without positions, a "
-    "feed-forward without gates (ReLU²), or experts of that kind by sigmoids and a shared one",
-    hf=("nemotron_h",), gguf=("nemotron_h", "nemotron_h_moe"), function="relu2",
-    mixers=("Mamba-2", "attention"), feed_forwards=("MLP", "mixture of experts"),
-    eps="layer_norm_epsilon", prepare=_nemotron_settings, fill=_nemotron_metadata,
-    # transformers ties no embeddings
-    fixed={"attention_bias": False, "tie_word_embeddings": False}, rotary=False,
-    defaults={
-        "bos_token_id": 1, "eos_token_id": 2, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "head_dim": 128, "intermediate_size": 21504, "max_position_embeddings": 4096,
-        "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128,
-        "conv_kernel": 4, "n_routed_experts": 8, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688,
-    },
-    names=LLAMA.but(MIXER + """
+@family(
+    """
+    nemotron_h: blocks of one part each: Mamba-2, attention without positions, a feed-forward
+        without gates (ReLU²), or experts of that kind by sigmoids and a shared one
+    types: nemotron_h | nemotron_h nemotron_h_moe
+    keys: rms_norm_eps=layer_norm_epsilon hidden_act=mlp_hidden_act
+    mixers: Mamba-2, attention
+    feed_forwards: MLP, mixture of experts
+    options: function=relu2 rotary=false
+    fixed: attention_bias=false tie_word_embeddings=false
+    defaults: layer_norm_epsilon=1e-5 bos_token_id=1 eos_token_id=2 num_attention_heads=32
+        num_key_value_heads=8 head_dim=128 intermediate_size=21504 max_position_embeddings=4096
+        mamba_num_heads=128 mamba_head_dim=64 n_groups=8 ssm_state_size=128 conv_kernel=4
+        n_routed_experts=8 num_experts_per_tok=2 moe_intermediate_size=7688
+        moe_shared_expert_intermediate_size=7688
+    names: llama
+        mixer: mixer.
         embed     embeddings       token_embd
         ln_final  norm_f           output_norm
         ln1       norm             attn_norm
@@ -355,7 +326,10 @@ NEMOTRON_H = llama_like(
         attn.o    mixer.o_proj     attn_output
         mlp.up    mixer.up_proj    ffn_up
         mlp.down  mixer.down_proj  ffn_down
-    """, without="ln2 mlp.gate", prefixes=("model.", "backbone.", ""), predicts=True, experts="""
+        without: ln2 mlp.gate
+        prefixes: model. backbone. -
+        predicts: true
+        experts: -
         moe.router       mixer.gate
         =moe.b_choice    mixer.gate.e_score_correction_bias
         moe.up           mixer.experts.{expert}.up_proj
@@ -364,6 +338,28 @@ NEMOTRON_H = llama_like(
         =moe.W_down      mixer.experts.down_proj
         moe.shared.up    mixer.shared_experts.up_proj
         moe.shared.down  mixer.shared_experts.down_proj
-    """),
-)  # fmt: skip
-FAMILIES = (LFM2, MAMBA2, GRANITE_HYBRID, NEMOTRON_H)
+    """,
+    prepare=_nemotron_settings,
+    fill=_nemotron_metadata,
+)
+def nemotron_h(m: Draft) -> None:
+    """Nemotron-H and Nemotron 3 (NVIDIA 2025, arXiv 2504.03624): blocks of one part each.
+
+    The part is Mamba-2, attention without positions, an ungated feed-forward, or ungated experts
+    with sigmoid routing, a correction bias and a shared expert. In GGUF a block without key/value
+    heads and neurons is Mamba-2.
+    """
+    if not m.hf:
+        _no_latents(m.values)
+    m.set_ffn(gated=False)
+    if m.hf:
+        _nemotron_hf(m)
+        return
+    heads, neurons = (gguf_numbers(m.values, key) or () for key in (_KV_HEADS, _NEURONS))
+    for number, (attends, feeds) in enumerate(zip(heads, neurons, strict=True)):
+        if attends:
+            m.layer(number, m.attention[number])
+        elif feeds:
+            m.layer(number, m.ffn[number])
+        else:
+            m.layer(number, mamba2_mixer.from_gguf(m.values, m.tensors, number, m.norm.eps))

@@ -25,28 +25,33 @@ from llmcli.families.read import (
     refuse_other_parts,
 )
 from llmcli.families.rope import rope_from_gguf, rope_from_hf
-from llmcli.families.values import MOST, NO_KEYS, Values, require_divisible
+from llmcli.families.values import MOST, Values, require_divisible
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
 
 def from_hf(
-    config: Mapping[str, Any], *, rotated: float | None = None, keys: Mapping[str, str] = NO_KEYS,
+    values: Values,
+    *,
+    function: Activation = "silu",
     rotary: bool = True,
-) -> ModelConfig:  # fmt: skip
+    rotated: float | None = None,
+    expansion: int | None = None,
+) -> ModelConfig:
     """config.json → ModelConfig.
 
-    Sizes are required. `rotated`: default share of a head with RoPE, for types with partial RoPE.
-    `keys`: the type's own names of some settings.
+    Sizes are required, but of a hidden layer of `expansion` widths. `rotated`: default share of a
+    head with RoPE, for types with partial RoPE.
     """
-    values = Values(config, keys=keys)
     vocab = values.integer("vocab_size", most=MOST["vocab"])
     width = values.integer("hidden_size", most=MOST["width"])
     norm = NormConfig(kind="rms", eps=values.number("rms_norm_eps", 1e-6, above=False))
     mlp = MlpConfig(
-        hidden=values.integer("intermediate_size", most=MOST["hidden"]),
-        activation=activation(values, "hidden_act", "silu"),
+        hidden=values.integer(
+            "intermediate_size", expansion and expansion * width, most=MOST["hidden"]
+        ),
+        activation=activation(values, "hidden_act", function),
         gated=True,
         bias=values.flag("mlp_bias", False),
     )
@@ -75,9 +80,12 @@ def from_hf(
 
 
 def from_gguf(
-    metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], *,
-    function: Activation = "silu", rotary: bool = True,
-) -> ModelConfig:  # fmt: skip
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, TensorInfo],
+    *,
+    function: Activation = "silu",
+    rotary: bool = True,
+) -> ModelConfig:
     """GGUF metadata → ModelConfig. Biases, q/k norms and mixtures depend on the tensors present."""
     general = Values(metadata)
     arch = general.text("general.architecture")

@@ -14,18 +14,6 @@ from llmcli.families.values import MOST, Values, require_divisible, shortened
 _RECURRENT = ("mamba", "linear_attention")  # layer types, old and new
 _ATTENDS = ("attention", "full_attention")
 
-MIXER = """
-    ssm.gate+ssm.in+ssm.dt  mixer.in_proj              ssm_in
-    ssm.out                 mixer.out_proj             ssm_out
-    =ssm.w                  mixer.conv1d.weight|shape  ssm_conv1d.weight|shape
-    =ssm.b                  mixer.conv1d.bias          ssm_conv1d.bias
-    =ssm.norm.w             mixer.norm.weight          ssm_norm.weight|shape
-    =ssm.A_log              mixer.A_log                ssm_a|shape|log
-    =ssm.dt_bias            mixer.dt_bias              ssm_dt.bias
-    =ssm.D                  mixer.D                    ssm_d|shape
-"""  # rows of names
-
-
 class Keys(NamedTuple):
     """Keys of a mixer's settings in config.json, in this order."""
 

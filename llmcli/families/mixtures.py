@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from llmcli.config.attention import YarnScaling
 from llmcli.config.experts import ExpertsConfig
 from llmcli.config.mlp import GateClamp
 from llmcli.errors import UnsupportedModel
 from llmcli.families import mixture
-from llmcli.families.dense import MISTRAL, NO_BIASES
-from llmcli.families.draft import Draft, llama_like
-from llmcli.families.names import LLAMA, POST_NORM_2, QWEN, experts
-from llmcli.families.read import GGUF_WINDOWS, hf_window
+from llmcli.families.draft import Draft
+from llmcli.families.read import hf_window
+from llmcli.families.record import family
 from llmcli.families.unsupported import needs
-from llmcli.families.values import Values, shortened
+from llmcli.families.values import shortened
 
 
-def _mixtral(m: Draft) -> None:
+@family("""
+    mixtral: as mistral, with a mixture of experts in every layer (in GGUF a llama)
+    types: mixtral |
+    feed_forwards: mixture of experts
+    fixed: attention_bias=false mlp_bias=false
+    defaults: max_position_embeddings=131072 num_key_value_heads=8 rms_norm_eps=1e-5 rope_theta=1e6
+        sliding_window=null num_local_experts=8 num_experts_per_tok=2
+    names: llama
+        experts: block_sparse_moe w1 w3 w2
+""")
+def mixtral(m: Draft) -> None:
     """Mixtral (Jiang et al. 2024, arXiv 2401.04088): a Mistral with experts."""
     m.set_attention(window=hf_window(m.values))
     function = m.ffn[0].activation
@@ -28,21 +35,16 @@ def _mixtral(m: Draft) -> None:
     )] * len(m.ffn)  # fmt: skip
 
 
-MIXTRAL = llama_like(
-    _mixtral,
-    name="mixtral",
-    words="as mistral, with a mixture of experts in every layer (in GGUF a llama)",
-    hf=("mixtral",), gguf=(), feed_forwards=("mixture of experts",),
-    fixed=NO_BIASES,
-    defaults={
-        **MISTRAL, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None,
-        "num_local_experts": 8, "num_experts_per_tok": 2,
-    },
-    names=LLAMA.but(experts=experts("block_sparse_moe", "w1", "w3", "w2")),
-)  # fmt: skip
-
-
-def _olmoe(m: Draft) -> None:
+@family("""
+    olmoe: experts in every layer, queries and keys normalized over the width
+    types: olmoe | olmoe
+    feed_forwards: mixture of experts
+    fixed: mlp_bias=false
+    defaults: rms_norm_eps=1e-5 max_position_embeddings=4096 bos_token_id=null eos_token_id=50279
+        num_experts=64 num_experts_per_tok=8
+    names: qwen
+""")
+def olmoe(m: Draft) -> None:
     """OLMoE (Muennighoff et al. 2024, arXiv 2409.02060): full-width q/k norms."""
     m.set_attention(qk_norm=m.norm, qk_norm_wide=True)
     if m.hf:
@@ -56,32 +58,34 @@ def _olmoe(m: Draft) -> None:
         )] * len(m.ffn)  # fmt: skip
 
 
-OLMOE = llama_like(
-    _olmoe,
-    name="olmoe", words="experts in every layer, queries and keys normalized over the width",
-    hf=("olmoe",), gguf=("olmoe",), feed_forwards=("mixture of experts",),
-    fixed={"mlp_bias": False},
-    defaults={
-        "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "bos_token_id": None,
-        "eos_token_id": 50279, "num_experts": 64, "num_experts_per_tok": 8,
-    },
-    names=QWEN,
-)  # fmt: skip
-
-_ROPE = {
-    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
-    "original_max_position_embeddings": 4096,
-}  # fmt: skip
 _SLOPE, _LIMIT = 1.702, 7.0  # of gates; the slope is that of `quick_gelu`
 
 
-def _with_rope(settings: dict[str, Any]) -> Mapping[str, Any]:
-    values = Values(settings)
-    given = values.has("rope_scaling") or values.has("rope_parameters")
-    return settings if given else {**settings, "rope_parameters": _ROPE}
-
-
-def _gpt_oss(m: Draft) -> None:
+@family("""
+    gpt_oss: experts with biases and clamped gates in every layer, attention sinks, a window in
+        every other layer
+    types: gpt_oss | gpt-oss
+    gguf_reads: windows
+    feed_forwards: mixture of experts
+    options: function=quick_gelu
+    fixed: mlp_bias=false
+    defaults: num_key_value_heads=8 head_dim=64 max_position_embeddings=131072 rms_norm_eps=1e-5
+        rope_theta=150000.0 attention_bias=true sliding_window=128 bos_token_id=null
+        eos_token_id=null num_local_experts=128 num_experts_per_tok=4
+    rope: rope_type=yarn factor=32.0 beta_fast=32.0 beta_slow=1.0 truncate=false
+        original_max_position_embeddings=4096
+    names: post_norm_2
+        =attn.sink  self_attn.sinks  attn_sinks.weight
+        experts: -
+        moe.router                mlp.router
+        =moe.W_down               mlp.experts.down_proj|turned
+        =moe.W_down               mlp.experts.down_proj_blocks
+        =moe.b_down               mlp.experts.down_proj_bias
+        =moe.W_gate+moe.W_up@row  mlp.experts.gate_up_proj|turned
+        =moe.W_gate+moe.W_up@row  mlp.experts.gate_up_proj_blocks
+        =moe.b_gate+moe.b_up@row  mlp.experts.gate_up_proj_bias
+""")
+def gpt_oss(m: Draft) -> None:
     """gpt-oss (OpenAI 2025, arXiv 2508.10925): attention sinks, experts with biases.
 
     Gates are clamped; every other layer, from the first on, has a sliding window. Experts are
@@ -116,32 +120,3 @@ def _gpt_oss(m: Draft) -> None:
         replace(one, bias=True, clamp=clamp, routing=replace(one.routing, bias=True))
         for one in m.ffn
     ]
-
-
-GPT_OSS = llama_like(
-    _gpt_oss,
-    name="gpt_oss",
-    words="experts with biases and clamped gates in every layer, attention sinks, a window in "
-    "every other layer",
-    hf=("gpt_oss",), gguf=("gpt-oss",), gguf_reads=GGUF_WINDOWS,
-    feed_forwards=("mixture of experts",), function="quick_gelu",
-    prepare=_with_rope, fixed={"mlp_bias": False},
-    defaults={
-        "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131_072,
-        "rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "attention_bias": True,
-        "sliding_window": 128, "bos_token_id": None, "eos_token_id": None,
-        "num_local_experts": 128, "num_experts_per_tok": 4,
-    },
-    names=POST_NORM_2.but("""
-        =attn.sink  self_attn.sinks  attn_sinks.weight
-    """, experts="""
-        moe.router                mlp.router
-        =moe.W_down               mlp.experts.down_proj|turned
-        =moe.W_down               mlp.experts.down_proj_blocks
-        =moe.b_down               mlp.experts.down_proj_bias
-        =moe.W_gate+moe.W_up@row  mlp.experts.gate_up_proj|turned
-        =moe.W_gate+moe.W_up@row  mlp.experts.gate_up_proj_blocks
-        =moe.b_gate+moe.b_up@row  mlp.experts.gate_up_proj_bias
-    """),
-)  # fmt: skip
-FAMILIES = (MIXTRAL, OLMOE, GPT_OSS)

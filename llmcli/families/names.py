@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -83,10 +84,39 @@ class Names:
     first_position: int = 0
     also: Names | None = None
 
-    def but(self, text: str = "", without: str = "", **changes: Any) -> Names:
-        """The table with rows replaced or added by `text`, and without the rows of some names."""
-        rows = _table(text)
-        gone = {*(row[0] for row in rows), *without.split()}
+    def but(self, text: str) -> Names:
+        """The table changed by lines of `text`: rows, which replace their namesakes, and fields.
+
+        A field is `word: value`, of those above as their types say. `prefixes` and `experts` are
+        words (`-`: none), `buffers` names and their reason (`none: …` without names). `without`:
+        names whose rows go. `mixer`: the rows of Mamba-2 in a module with this prefix.
+        """
+        gone, changes, buffers = list[str](), dict[str, Any](), list[tuple[str, str]]()
+        rows = list[Row]()
+        for line in text.splitlines():
+            word, _, value = line.strip().partition(": ")
+            match word:
+                case "without":
+                    gone += value.split()
+                case "mixer":
+                    rows += _table(MIXER.replace("mixer.", value))
+                case "prefixes":
+                    changes[word] = tuple("" if one == "-" else one for one in value.split())
+                case "experts":
+                    changes[word] = "" if value == "-" else experts(*value.split())
+                case "buffers":
+                    named, _, reason = value.partition(": ")
+                    buffers += [(name, reason) for name in named.split() if name != "-"]
+                    changes[word] = tuple(buffers)
+                case "also":
+                    changes[word] = TABLES[value]
+                case "layer" | "interleaved":
+                    changes[word] = value
+                case "conv1d" | "rotary" | "predicts" | "first_position":
+                    changes[word] = json.loads(value)
+                case _:
+                    rows += _table(line)
+        gone += [name for name, _, _ in rows]
         kept = (row for row in self.rows if row[0] not in gone)
         return replace(self, rows=(*rows, *kept), **changes)
 
@@ -369,6 +399,16 @@ _GGUF_EXPERTS = _table("""
     moe.shared.up    -  ffn_up_shexp
     moe.shared.down  -  ffn_down_shexp
 """)
+MIXER = """
+    ssm.gate+ssm.in+ssm.dt  mixer.in_proj              ssm_in
+    ssm.out                 mixer.out_proj             ssm_out
+    =ssm.w                  mixer.conv1d.weight|shape  ssm_conv1d.weight|shape
+    =ssm.b                  mixer.conv1d.bias          ssm_conv1d.bias
+    =ssm.norm.w             mixer.norm.weight          ssm_norm.weight|shape
+    =ssm.A_log              mixer.A_log                ssm_a|shape|log
+    =ssm.dt_bias            mixer.dt_bias              ssm_dt.bias
+    =ssm.D                  mixer.D                    ssm_d|shape
+"""
 MLP = experts("mlp", "gate_proj", "up_proj", "down_proj")
 LLAMA = Names(interleaved="gguf", experts=MLP, rows=_table("""
     embed        embed_tokens              token_embd
@@ -386,9 +426,11 @@ LLAMA = Names(interleaved="gguf", experts=MLP, rows=_table("""
     mlp.up       mlp.up_proj               ffn_up
     mlp.down     mlp.down_proj             ffn_down
 """))
-QWEN = LLAMA.but(interleaved="never")
+QWEN = LLAMA.but("interleaved: never")
 POST_NORM_2 = QWEN.but("ln2  post_attention_layernorm  post_attention_norm")
-AFTER = """
-    ln1_post     post_attention_layernorm    post_attention_norm
-    ln2_post     post_feedforward_layernorm  post_ffw_norm
-"""  # norms after the parts, and none before
+TABLES = {
+    "llama": LLAMA,
+    "qwen": QWEN,
+    "post_norm_2": POST_NORM_2,
+    "none": Names(rows=()),
+}

@@ -34,21 +34,23 @@ _GGUF_NEUTRAL: dict[str, tuple[float, str]] = {
 
 # llama.cpp reads these for other architectures only; neither `llama_model_base::load_hparams` nor
 # the `load_arch_hparams` of our architectures uses them.
-GGUF_WINDOWS = ("attention.sliding_window", "attention.sliding_window_pattern")
-# multipliers of scores, part outputs, embeddings and logits
-GGUF_SCALES = ("attention.scale", "residual_scale", "embedding_scale", "logit_scale")
-GGUF_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")  # of scores and of logits
-GGUF_PARALLEL = "use_parallel_residual"
-GGUF_CLIP = "attention.clamp_kqv"
-_GGUF_IGNORED = (
-    *GGUF_WINDOWS, *GGUF_YARN, "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor",
-    *GGUF_SCALES, *GGUF_CAPS, GGUF_PARALLEL, GGUF_CLIP, "attention.max_alibi_bias",
-)  # fmt: skip
+GGUF_READS = {
+    "windows": ("attention.sliding_window", "attention.sliding_window_pattern"),
+    "scales": ("attention.scale", "residual_scale", "embedding_scale", "logit_scale"),
+    "caps": ("attn_logit_softcapping", "final_logit_softcapping"),  # of scores and of logits
+    "yarn": GGUF_YARN,
+    "none": ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"),
+    "parallel": ("use_parallel_residual",),
+    "clip": ("attention.clamp_kqv",),
+    "alibi": ("attention.max_alibi_bias",),
+}
 
 
-def activation(values: Values, key: str, default: str) -> Activation:
+def activation(values: Values, key: str, default: Activation) -> Activation:
     """Read an activation function; raises UnsupportedModel for an unknown one."""
-    name = values.text(key, default)
+    if not values.has(key):
+        return default
+    name = values.text(key)
     if name not in _ACTIVATIONS:
         raise UnsupportedModel(
             f"the activation `{shortened(name)}` is not supported",
@@ -188,7 +190,8 @@ def gguf_ignored(
 
     `reads`: the exceptions that it does read for `arch`.
     """
-    keys = [f"{arch}.{key}" for key in _GGUF_IGNORED if key not in reads]
+    known = (key for keys in GGUF_READS.values() for key in keys)
+    keys = [f"{arch}.{key}" for key in known if key not in reads]
     return {key: shortened(metadata[key]) for key in keys if metadata.get(key) is not None}
 
 

@@ -45,7 +45,7 @@ class Values:
         """The key as the configuration names it."""
         usual = self._prefix + key
         own = self._keys.get(key, usual)
-        return usual if own not in self._mapping and usual in self._mapping else own
+        return usual if self._mapping.get(own) is None and usual in self._mapping else own
 
     def has(self, key: str) -> bool:
         """Whether the key has a value other than null."""
