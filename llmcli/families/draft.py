@@ -11,6 +11,7 @@ from llmcli.config.embedding import EmbeddingConfig
 from llmcli.config.model import Branch, LayerConfig, ModelConfig, sequential
 from llmcli.config.norm import NormConfig
 from llmcli.errors import CheckpointError
+from llmcli.families import mixture
 from llmcli.families.read import gguf_windows, hf_slides, hf_window, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
 from llmcli.families.values import Values
@@ -55,6 +56,17 @@ class Draft:
     def set_ffn(self, **changes: Any) -> None:
         """Change the feed-forward of all layers."""
         self.ffn = [replace(one, **changes) for one in self.ffn]
+
+    def set_experts(
+        self, count: str, *, mixes: Sequence[bool] | None = None, **reading: Any
+    ) -> None:
+        """Give layers of a config.json a mixture, as `mixture.read` reads it; `mixes`: which ones.
+
+        `count`: the key of the number of experts.
+        """
+        experts = mixture.read(self.values, count, self.ffn[0].activation, **reading)
+        given = zip(self.ffn, mixes or [True] * len(self.ffn), strict=True)
+        self.ffn = [experts if mixed else mlp for mlp, mixed in given]
 
     def by_layer(self, **changes: Sequence[Any]) -> None:
         """Change the attention of each layer: one value per layer for each field."""

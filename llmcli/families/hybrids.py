@@ -13,7 +13,6 @@ from llmcli.errors import UnsupportedModel
 from llmcli.families import mamba2_mixer, mixture
 from llmcli.families.dense import granite
 from llmcli.families.draft import Draft
-from llmcli.families.mamba2_mixer import Keys
 from llmcli.families.read import gguf_layers, gguf_numbers, without_zeros
 from llmcli.families.record import family
 from llmcli.families.values import MOST, Values, shortened
@@ -104,16 +103,19 @@ def lfm2(m: Draft) -> None:
     """
     values = m.values
     if m.hf:
-        attends, experts_from = _lfm2_attends(values, len(m.ffn)), len(m.ffn)
+        attends = _lfm2_attends(values, len(m.ffn))
         length, bias = "conv_L_cache", values.flag("conv_bias", False)
         if m.kind == "lfm2_moe":
-            experts_from = values.integer("num_dense_layers", least=0, most=MOST["layers"])
-            m.ffn[experts_from:] = [mixture.read(
-                values, "num_experts", "silu", scores="sigmoid", least=1e-6,
+            dense = values.integer("num_dense_layers", least=0, most=MOST["layers"])
+            m.set_experts(
+                "num_experts",
+                mixes=[number >= dense for number in range(len(m.ffn))],
+                scores="sigmoid",
+                least=1e-6,
                 renormalized=values.flag("norm_topk_prob", True),
                 correction=values.flag("use_expert_bias", True),
                 scale=values.number("routed_scaling_factor", 1.0),
-            )] * len(m.ffn[experts_from:])  # fmt: skip
+            )
     else:
         attends, length, bias = _attending(m), "shortconv.l_cache", False
     default = 3 if m.hf else None
@@ -126,8 +128,7 @@ def lfm2(m: Draft) -> None:
     m.others["model_type"] = "lfm2_moe" if mixes else "lfm2"
 
 
-_MAMBA2_KEYS = Keys("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_bias",
-                    "use_conv_bias", "hidden_act")  # fmt: skip
+_MAMBA2 = "num_heads n_groups state_size conv_kernel head_dim use_bias use_conv_bias hidden_act"
 
 
 @family("""
@@ -160,17 +161,17 @@ def mamba2(m: Draft) -> None:
         if m.hf:
             inner = int(m.values.number("expand", 2.0) * m.model.width)
             ssm = mamba2_mixer.from_hf(
-                m.values, _MAMBA2_KEYS, m.norm.eps, mamba2_mixer.bounds(m.values), inner=inner
+                m.values, _MAMBA2, m.norm.eps, mamba2_mixer.bounds(m.values), inner=inner
             )
         else:
             ssm = mamba2_mixer.from_gguf(m.values, m.tensors, number, m.norm.eps)
         m.layer(number, ssm)
 
 
-_GRANITE_KEYS = Keys(
-    "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv",
-    "mamba_proj_bias", "mamba_conv_bias", "hidden_act",
-)  # fmt: skip
+_GRANITE = (
+    "mamba_n_heads mamba_n_groups mamba_d_state mamba_d_conv mamba_d_head mamba_proj_bias"
+    " mamba_conv_bias hidden_act"
+)
 
 
 @family(
@@ -218,27 +219,25 @@ def granite_hybrid(m: Draft) -> None:
         values = Values(values.all() | {"mamba_d_head": None})
     size = values.integer("shared_intermediate_size", most=MOST["hidden"])
     if values.integer("num_local_experts", least=0, most=MOST["heads"]):
-        m.ffn = [mixture.read(
-            values, "num_local_experts", m.ffn[0].activation, hidden="intermediate_size",
-            shared=SharedConfig(hidden=size), scores="softmax of the chosen",
-        )] * len(m.ffn)  # fmt: skip
+        shared, scores = SharedConfig(hidden=size), "softmax of the chosen"
+        m.set_experts("num_local_experts", hidden="intermediate_size", shared=shared, scores=scores)
     else:
         m.set_ffn(hidden=size, bias=False)
     for number, attends in enumerate(mamba2_mixer.attending_hf(values, len(m.ffn))):
         if not attends:
             inner = values.integer("mamba_expand", most=64) * m.model.width
             ssm = mamba2_mixer.from_hf(
-                values, _GRANITE_KEYS, eps, mamba2_mixer.bounds(values), inner=inner
+                values, _GRANITE, eps, mamba2_mixer.bounds(values), inner=inner
             )
             m.layer(number, ssm, m.ffn[number])
     if values.text("position_embedding_type", "nope") != "rope":
         m.set_attention(rope=None)
 
 
-_NEMOTRON_KEYS = Keys(
-    "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "use_bias",
-    "use_conv_bias", "mamba_hidden_act",
-)  # fmt: skip
+_NEMOTRON = (
+    "mamba_num_heads n_groups ssm_state_size conv_kernel mamba_head_dim use_bias use_conv_bias"
+    " mamba_hidden_act"
+)
 _FIRST = {  # names of the first releases
     "mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_dt_min": "time_step_min",
     "mamba_conv_bias": "use_conv_bias",
@@ -255,7 +254,7 @@ def _nemotron_hf(m: Draft) -> None:
     parts: dict[str, object] = {"attention": m.attention[0], "mlp": m.ffn[0]}
     if "mamba" in kinds:  # the only bound of dt that transformers reads
         bounds = values.number("time_step_min", 0.001, above=False), math.inf
-        parts["mamba"] = mamba2_mixer.from_hf(values, _NEMOTRON_KEYS, m.norm.eps, bounds)
+        parts["mamba"] = mamba2_mixer.from_hf(values, _NEMOTRON, m.norm.eps, bounds)
     if "moe" in kinds:
         _no_latents(values)
         if values.flag("mlp_bias", False):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
-from typing import NamedTuple
+from collections.abc import Container, Sequence
+from dataclasses import replace
 
 from llmcli.config.norm import NormConfig
 from llmcli.config.ssm import SsmConfig
@@ -13,49 +13,51 @@ from llmcli.families.values import MOST, Values, require_divisible, shortened
 
 _RECURRENT = ("mamba", "linear_attention")  # layer types, old and new
 _ATTENDS = ("attention", "full_attention")
-
-class Keys(NamedTuple):
-    """Keys of a mixer's settings in config.json, in this order."""
-
-    heads: str
-    head_dim: str
-    groups: str
-    state: str
-    length: str
-    bias: str
-    conv_bias: str
-    function: str
-
+# heads, groups, state (DeltaNet: a key's size), length of the convolution
+GGUF_SIZES = ("ssm.time_step_rank", "ssm.group_count", "ssm.state_size", "ssm.conv_kernel")
 
 def from_hf(
-    values: Values, keys: Keys, eps: float, bounds: tuple[float, float], *,
-    inner: int | None = None,
-) -> SsmConfig:  # fmt: skip
-    """Read the mixer under these keys; all but the flags are required.
+    values: Values, keys: str, eps: float, bounds: tuple[float, float], *, inner: int | None = None
+) -> SsmConfig:
+    """Read the mixer; all settings but the flags are required.
 
-    `bounds`: of dt. `inner`: total width of all heads if known otherwise; the head size is then
-    optional. Raises CheckpointError and UnsupportedModel.
+    `keys`: those of heads, groups, state, length of the convolution, head size, the biases of
+    projections and of the convolution, and the activation. `bounds`: of dt. `inner`: total width of
+    all heads if known otherwise; the head size is then optional. Raises CheckpointError and
+    UnsupportedModel.
     """
-    if (function := values.text(keys.function, "silu")) not in ("silu", "swish"):
+    *sizes, head_size, bias, conv_bias, function = keys.split()
+    if (name := values.text(function, "silu")) not in ("silu", "swish"):
         raise UnsupportedModel(
-            f"`{keys.function}` = `{shortened(function)}` is not supported: Mamba-2 has `silu`"
+            f"`{function}` = `{shortened(name)}` is not supported: Mamba-2 has `silu`"
         )
-    heads = values.integer(keys.heads, most=MOST["heads"])
-    groups = values.integer(keys.groups, most=heads)
-    require_divisible(f"`{keys.heads}`", heads, f"`{keys.groups}`", groups)
-    usual = None
+    ssm, usual = _sizes(values, sizes, eps), None
     if inner is not None:
-        usual = require_divisible("the inner size", inner, f"`{keys.heads}`", heads)
-    head_dim = values.integer(keys.head_dim, usual, most=MOST["head_dim"])
+        usual = require_divisible("the inner size", inner, f"`{sizes[0]}`", ssm.heads)
+    head_dim = values.integer(head_size, usual, most=MOST["head_dim"])
     if usual not in (None, head_dim):
-        raise values.wrong(keys.head_dim, f"{usual}, as {inner} numbers are in {heads} heads")
+        raise values.wrong(head_size, f"{usual}, as {inner} numbers are in {ssm.heads} heads")
+    return replace(
+        ssm,
+        head_dim=head_dim,
+        least=bounds[0],
+        most=bounds[1],
+        bias=values.flag(bias, False),
+        conv_bias=values.flag(conv_bias, True),
+    )
+
+
+def _sizes(values: Values, keys: Sequence[str], eps: float) -> SsmConfig:
+    """The mixer by heads, groups, state and length of the convolution, with heads of no size."""
+    heads = values.integer(keys[0], most=MOST["heads"])
+    groups = values.integer(keys[1], most=heads)
+    require_divisible(f"`{keys[0]}`", heads, f"`{keys[1]}`", groups)
+    state = values.integer(keys[2], most=MOST["head_dim"])
+    length = values.integer(keys[3], least=2, most=64)
+    norm = NormConfig(kind="rms", eps=eps)
     return SsmConfig(
-        heads=heads, groups=groups, head_dim=head_dim,
-        state=values.integer(keys.state, most=MOST["head_dim"]),
-        length=values.integer(keys.length, least=2, most=64),
-        norm=NormConfig(kind="rms", eps=eps), least=bounds[0], most=bounds[1],
-        bias=values.flag(keys.bias, False), conv_bias=values.flag(keys.conv_bias, True),
-    )  # fmt: skip
+        heads=heads, groups=groups, head_dim=0, state=state, length=length, norm=norm
+    )
 
 
 def bounds(values: Values) -> tuple[float, float]:
@@ -71,18 +73,14 @@ def bounds(values: Values) -> tuple[float, float]:
 
 def from_gguf(values: Values, tensors: Container[str], layer: int, eps: float) -> SsmConfig:
     """The mixer of a GGUF layer; dt is not clamped. `values` has the architecture as prefix."""
-    heads = values.integer("ssm.time_step_rank", most=MOST["heads"])
+    ssm = _sizes(values, GGUF_SIZES, eps)
     inner = values.integer("ssm.inner_size", most=MOST["width"])
-    groups = values.integer("ssm.group_count", most=heads)
-    require_divisible("`ssm.time_step_rank`", heads, "`ssm.group_count`", groups)
-    return SsmConfig(
-        heads=heads, groups=groups,
-        head_dim=require_divisible("`ssm.inner_size`", inner, "`ssm.time_step_rank`", heads),
-        state=values.integer("ssm.state_size", most=MOST["head_dim"]),
-        length=values.integer("ssm.conv_kernel", least=2, most=64),
-        norm=NormConfig(kind="rms", eps=eps), bias=f"blk.{layer}.ssm_in.bias" in tensors,
+    return replace(
+        ssm,
+        head_dim=require_divisible("`ssm.inner_size`", inner, f"`{GGUF_SIZES[0]}`", ssm.heads),
+        bias=f"blk.{layer}.ssm_in.bias" in tensors,
         conv_bias=f"blk.{layer}.ssm_conv1d.bias" in tensors,
-    )  # fmt: skip
+    )
 
 
 def attending_hf(values: Values, layers: int) -> list[bool]:

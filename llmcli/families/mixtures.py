@@ -8,7 +8,6 @@ from llmcli.config.attention import YarnScaling
 from llmcli.config.experts import ExpertsConfig
 from llmcli.config.mlp import GateClamp
 from llmcli.errors import UnsupportedModel
-from llmcli.families import mixture
 from llmcli.families.draft import Draft
 from llmcli.families.read import hf_window
 from llmcli.families.record import family
@@ -29,10 +28,7 @@ from llmcli.families.values import shortened
 def mixtral(m: Draft) -> None:
     """Mixtral (Jiang et al. 2024, arXiv 2401.04088): a Mistral with experts."""
     m.set_attention(window=hf_window(m.values))
-    function = m.ffn[0].activation
-    m.ffn = [mixture.read(
-        m.values, "num_local_experts", function, hidden="intermediate_size", renormalized=True
-    )] * len(m.ffn)  # fmt: skip
+    m.set_experts("num_local_experts", hidden="intermediate_size", renormalized=True)
 
 
 @family("""
@@ -52,10 +48,7 @@ def olmoe(m: Draft) -> None:
             parts = needs(["clipped queries and keys"])
             raise UnsupportedModel(f"`clip_qkv` is not supported{parts}")
         norm = m.values.flag("norm_topk_prob", False)
-        m.ffn = [mixture.read(
-            m.values, "num_experts", m.ffn[0].activation, hidden="intermediate_size",
-            renormalized=norm,
-        )] * len(m.ffn)  # fmt: skip
+        m.set_experts("num_experts", hidden="intermediate_size", renormalized=norm)
 
 
 _SLOPE, _LIMIT = 1.702, 7.0  # of gates; the slope is that of `quick_gelu`
@@ -104,10 +97,9 @@ def gpt_oss(m: Draft) -> None:
             raise UnsupportedModel(
                 f"`swiglu_alpha` = `{shortened(slope)}` is not supported: gates have {_SLOPE}"
             )
-        m.ffn = [mixture.read(
-            values, "num_local_experts", "quick_gelu", hidden="intermediate_size",
-            scores="softmax of the chosen",
-        )] * len(m.ffn)  # fmt: skip
+        m.set_ffn(activation="quick_gelu")
+        scores = "softmax of the chosen"
+        m.set_experts("num_local_experts", hidden="intermediate_size", scores=scores)
         limit = values.number("swiglu_limit", _LIMIT)
     elif not all(isinstance(one, ExpertsConfig) for one in m.ffn):
         raise UnsupportedModel("a gpt-oss model with layers without experts is not supported")

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from llmcli.config.delta import DeltaConfig
-from llmcli.config.experts import ExpertsConfig, SharedConfig
+from llmcli.config.experts import SharedConfig
 from llmcli.config.model import ModelConfig
 from llmcli.errors import UnsupportedModel
-from llmcli.families import mixture
 from llmcli.families.draft import Draft
+from llmcli.families.mamba2_mixer import GGUF_SIZES
 from llmcli.families.names import POST_NORM_2, Names
 from llmcli.families.read import gguf_layers, without_zeros
 from llmcli.families.record import family
@@ -84,24 +84,19 @@ def _with_head_size(settings: dict[str, Any]) -> Mapping[str, Any]:
     return settings
 
 
-def _experts(
-    values: Values, function: Any, *, shared: bool, count: str = "num_experts"
-) -> ExpertsConfig:
-    """Read the experts of a layer, optionally with a `shared` one; `count`: of their number."""
-    beside, key = None, "shared_expert_intermediate_size"
+def _set_experts(m: Draft, *, shared: bool, count: str = "num_experts") -> None:
+    """Read experts of some layers, optionally with a shared one; `count`: of their number."""
+    values, layers = m.values, len(m.ffn)
+    step = values.integer("decoder_sparse_step", 1, most=MOST["layers"])
+    dense, key = values.raw("mlp_only_layers") or [], "shared_expert_intermediate_size"
+    if not isinstance(dense, list) or not all(type(one) is int for one in dense):
+        raise values.wrong("mlp_only_layers", "a list of layers")
+    mixes = [number not in dense and (number + 1) % step == 0 for number in range(layers)]
+    beside = None
     if shared:
         beside = SharedConfig(hidden=values.integer(key, most=MOST["hidden"]), weighed=True)
     renormalized = values.flag("norm_topk_prob", False)
-    return mixture.read(values, count, function, shared=beside, renormalized=renormalized)
-
-
-def _sparse(values: Values, layers: int) -> list[bool]:
-    """Whether each layer has experts."""
-    step = values.integer("decoder_sparse_step", 1, most=MOST["layers"])
-    dense = values.raw("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(type(one) is int for one in dense):
-        raise values.wrong("mlp_only_layers", "a list of layers")
-    return [number not in dense and (number + 1) % step == 0 for number in range(layers)]
+    m.set_experts(count, mixes=mixes, shared=beside, renormalized=renormalized)
 
 
 @family(
@@ -134,16 +129,11 @@ def qwen_moe(m: Draft) -> None:
     m.set_windows(slides, listed=two, switched=True)
     # written by transformers 5 for Qwen 3
     count = "num_local_experts" if m.values.says("num_local_experts") else "num_experts"
-    experts = _experts(m.values, m.ffn[0].activation, shared=two, count=count)
-    m.ffn = [
-        experts if mixes else mlp
-        for mlp, mixes in zip(m.ffn, _sparse(m.values, layers), strict=True)
-    ]
+    _set_experts(m, shared=two, count=count)
 
 # value heads, key heads, a key's size, tokens of the convolution
 _SIZES_HF = ("linear_num_value_heads", "linear_num_key_heads", "linear_key_head_dim",
              "linear_conv_kernel_dim")  # fmt: skip
-_SIZES_GGUF = ("ssm.time_step_rank", "ssm.group_count", "ssm.state_size", "ssm.conv_kernel")
 _TILED = ("qwen35", "qwen35moe")  # architectures with reordered value heads
 _KV_HEADS, _RECURRENT = "attention.head_count_kv", "attention.recurrent_layers"
 
@@ -244,15 +234,14 @@ def qwen_next(m: Draft) -> None:
         delta = _delta(m, _SIZES_HF)
         size = values.integer("linear_value_head_dim", most=MOST["head_dim"])
         if values.integer("num_experts", least=0, most=MOST["heads"]):
-            experts, mixes = _experts(values, "silu", shared=True), _sparse(values, layers)
-            m.ffn = [experts if mixed else mlp for mlp, mixed in zip(m.ffn, mixes, strict=True)]
+            _set_experts(m, shared=True)
     else:
         for key, recurs in ((_KV_HEADS, False), (_RECURRENT, True)):
             if isinstance(listed := values.raw(key), list):
                 attends = [bool(one) != recurs for one in listed[:layers]]
-        delta = _delta(m, _SIZES_GGUF)
+        delta = _delta(m, GGUF_SIZES)
         inner = values.integer("ssm.inner_size", most=MOST["hidden"])
-        size = require_divisible("`ssm.inner_size`", inner, f"`{_SIZES_GGUF[0]}`", delta.heads)
+        size = require_divisible("`ssm.inner_size`", inner, f"`{GGUF_SIZES[0]}`", delta.heads)
         tiled = values.flag("ssm.v_head_reordered", m.kind in _TILED)  # written by Ollama
         # otherwise both orders are the same
         delta = replace(delta, tiled=tiled and 1 < delta.key_heads < delta.heads)
