@@ -407,3 +407,18 @@ def olmo(m: Draft) -> None:
     m.layer_norms(bias=False, weights=False)
     clip = m.values.optional_number("clip_qkv" if m.hf else "attention.clamp_kqv", above=m.hf)
     m.set_attention(clip=clip or None)  # llama.cpp: 0 is none
+
+
+@family("""
+    internlm3: as llama, one setting for the biases of q, k, v and one for all others (in GGUF a
+        llama)
+    types: internlm3 |
+    keys: attention_bias=qkv_bias mlp_bias=bias
+    defaults: num_key_value_heads=2 head_dim=128 max_position_embeddings=32768 rms_norm_eps=1e-5
+""")
+def internlm3(m: Draft) -> None:
+    """InternLM3 (Shanghai AI Lab 2025): `qkv_bias` is of q, k and v, `bias` of all other matrices.
+
+    transformers' configuration calls them `attention_bias` and `mlp_bias`.
+    """
+    m.set_attention(out_bias=m.ffn[0].bias)

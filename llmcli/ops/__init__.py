@@ -44,8 +44,8 @@ weights of experts     routing.weigh                  Weigh                the s
 products with experts  product.routed_by_kernel       ExpertProject        the same
 sum of experts         *, +                           SumExperts           the same
 argmax                 engine.sampling.choose     –                    greedy decoding
-temperature            engine.sampling.filtered   –                    sampling
-top-k, top-p           engine.sampling.filtered   –                    sampling
+temperature            engine.sampling.choose     –                    sampling
+top-k, top-p           engine.sampling.choose     –                    sampling
 sum, mean, max         torch.sum, mean, amax          –                    softmax, norms
 reduction as a tree    inside the GPU's kernels       –                    every reduction
 add                    +                              Add                  residual stream
