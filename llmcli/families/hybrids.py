@@ -13,25 +13,17 @@ from llmcli.errors import UnsupportedModel
 from llmcli.families import mamba2_mixer, mixture
 from llmcli.families.dense import granite
 from llmcli.families.draft import Draft
-from llmcli.families.read import gguf_layers, gguf_numbers, without_zeros
+from llmcli.families.read import gguf_layers, gguf_numbers
 from llmcli.families.record import family
 from llmcli.families.values import MOST, Values, shortened
 
-_HEADS, _KV_HEADS, _NEURONS = (
-    "attention.head_count", "attention.head_count_kv", "feed_forward_length",
-)  # fmt: skip
 
-
-def _filled(values: Values, *keys: str) -> dict[str, Any]:
-    filled = without_zeros(values, _KV_HEADS, *keys)
-    if _KV_HEADS not in filled:
-        raise values.wrong(_KV_HEADS, f"numbers for {gguf_layers(values)} layers")
-    return filled
-
-
-def _attending(m: Draft) -> list[bool]:
-    """Whether each layer of a GGUF file has key/value heads."""
-    return [number > 0 for number in gguf_numbers(m.values, _KV_HEADS) or ()]
+def _having(m: Draft, key: str) -> list[bool]:
+    """Whether each layer of a GGUF file has the parts whose numbers are listed there."""
+    numbers = gguf_numbers(m.values, key)
+    if numbers is None:
+        raise m.values.wrong(key, f"numbers for {gguf_layers(m.values)} layers")
+    return [number > 0 for number in numbers]
 
 
 def _renamed(settings: Mapping[str, Any], first: Mapping[str, str]) -> dict[str, Any]:
@@ -68,6 +60,7 @@ def _lfm2_attends(values: Values, layers: int) -> list[bool]:
     lfm2: gated short convolutions, attention as in qwen3 in some layers; experts by sigmoids with
         a correction behind the first layers (lfm2_moe)
     types: lfm2 lfm2_moe | lfm2 lfm2moe
+    options: lacking=true
     keys: rms_norm_eps=norm_eps
     mixers: short convolution, attention
     feed_forwards: gated MLP, mixture of experts
@@ -94,7 +87,6 @@ def _lfm2_attends(values: Values, layers: int) -> list[bool]:
         experts: feed_forward w1 w3 w2
     """,
     prepare=_lfm2_settings,
-    fill=_filled,
 )
 def lfm2(m: Draft) -> None:
     """LFM2 (Liquid AI 2025, arXiv 2511.23404): gated short convolutions, some attention layers.
@@ -117,7 +109,7 @@ def lfm2(m: Draft) -> None:
                 scale=values.number("routed_scaling_factor", 1.0),
             )
     else:
-        attends, length, bias = _attending(m), "shortconv.l_cache", False
+        attends, length, bias = _having(m, "attention.head_count_kv"), "shortconv.l_cache", False
     default = 3 if m.hf else None
     conv = ShortConvConfig(length=values.integer(length, default, least=2, most=64), bias=bias)
     m.set_attention(qk_norm=m.norm)
@@ -174,11 +166,11 @@ _GRANITE = (
 )
 
 
-@family(
-    """
+@family("""
     granite_hybrid: as granite with Mamba-2 in most layers, rotary positions where it says so, a
         shared expert beside others (softmax of the chosen) or alone
     types: granitemoehybrid | granitehybrid
+    options: lacking=true
     gguf_reads: scales
     mixers: Mamba-2, attention
     feed_forwards: gated MLP, mixture of experts
@@ -198,9 +190,7 @@ _GRANITE = (
         moe.router                     block_sparse_moe.router
         moe.shared.gate+moe.shared.up  shared_mlp.input_linear
         moe.shared.down                shared_mlp.output_linear
-    """,
-    fill=lambda values: _filled(values, _HEADS, _NEURONS),
-)
+""")
 def granite_hybrid(m: Draft) -> None:
     """Granite 4 (IBM 2025): Granite with Mamba-2 in most layers, experts and a shared one.
 
@@ -209,7 +199,7 @@ def granite_hybrid(m: Draft) -> None:
     granite.build(m)
     eps = m.norm.eps
     if not m.hf:
-        for number, attends in enumerate(_attending(m)):
+        for number, attends in enumerate(_having(m, "attention.head_count_kv")):
             if not attends:
                 ssm = mamba2_mixer.from_gguf(m.values, m.tensors, number, eps)
                 m.layer(number, ssm, m.ffn[number])
@@ -292,13 +282,6 @@ def _nemotron_settings(settings: dict[str, Any]) -> Mapping[str, Any]:
     return {**settings, "num_hidden_layers": len(_kinds(values))}
 
 
-def _nemotron_metadata(values: Values) -> dict[str, Any]:
-    filled = _filled(values, _HEADS, _NEURONS)
-    if _NEURONS not in filled:
-        raise values.wrong(_NEURONS, "numbers for all layers")
-    return filled
-
-
 @family(
     """
     nemotron_h: blocks of one part each: Mamba-2, attention without positions, a feed-forward
@@ -307,7 +290,7 @@ def _nemotron_metadata(values: Values) -> dict[str, Any]:
     keys: rms_norm_eps=layer_norm_epsilon hidden_act=mlp_hidden_act
     mixers: Mamba-2, attention
     feed_forwards: MLP, mixture of experts
-    options: function=relu2 rotary=false
+    options: function=relu2 rotary=false lacking=true
     fixed: attention_bias=false tie_word_embeddings=false
     defaults: layer_norm_epsilon=1e-5 bos_token_id=1 eos_token_id=2 num_attention_heads=32
         num_key_value_heads=8 head_dim=128 intermediate_size=21504 max_position_embeddings=4096
@@ -339,7 +322,6 @@ def _nemotron_metadata(values: Values) -> dict[str, Any]:
         moe.shared.down  mixer.shared_experts.down_proj
     """,
     prepare=_nemotron_settings,
-    fill=_nemotron_metadata,
 )
 def nemotron_h(m: Draft) -> None:
     """Nemotron-H and Nemotron 3 (NVIDIA 2025, arXiv 2504.03624): blocks of one part each.
@@ -354,8 +336,8 @@ def nemotron_h(m: Draft) -> None:
     if m.hf:
         _nemotron_hf(m)
         return
-    heads, neurons = (gguf_numbers(m.values, key) or () for key in (_KV_HEADS, _NEURONS))
-    for number, (attends, feeds) in enumerate(zip(heads, neurons, strict=True)):
+    parts = (_having(m, key) for key in ("attention.head_count_kv", "feed_forward_length"))
+    for number, (attends, feeds) in enumerate(zip(*parts, strict=True)):
         if attends:
             m.layer(number, m.attention[number])
         elif feeds:

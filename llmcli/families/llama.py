@@ -5,7 +5,7 @@ Defaults of a config.json are those of transformers' `LlamaConfig`.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from llmcli.families.read import (
     end_ids,
     gguf_ends,
     gguf_layers,
+    gguf_numbers,
     gguf_vocab,
     refuse_other_parts,
 )
@@ -85,8 +86,12 @@ def from_gguf(
     *,
     function: Activation = "silu",
     rotary: bool = True,
+    lacking: bool = False,
 ) -> ModelConfig:
-    """GGUF metadata → ModelConfig. Biases, q/k norms and mixtures depend on the tensors present."""
+    """GGUF metadata → ModelConfig. Biases, q/k norms and mixtures depend on the tensors present.
+
+    `lacking`: layers may have 0 heads or neurons, and are given those of the others.
+    """
     general = Values(metadata)
     arch = general.text("general.architecture")
     values = Values(metadata, prefix=f"{arch}.")
@@ -100,9 +105,16 @@ def from_gguf(
     eps = "attention.layer_norm_epsilon"
     eps = eps if values.has(eps) else "attention.layer_norm_rms_epsilon"
     norm = NormConfig(kind="rms", eps=values.number(eps, above=False))
-    heads = values.per_layer("attention.head_count", count, most=MOST["heads"])
-    kv_heads = values.per_layer("attention.head_count_kv", count, heads, most=MOST["heads"])
-    hidden = values.per_layer("feed_forward_length", count, most=MOST["hidden"])
+
+    def numbers(key: str, most: int, default: Sequence[int] | None = None) -> Sequence[int]:
+        found = gguf_numbers(values, key, most) if lacking else None
+        if found is None:
+            return values.per_layer(key, count, default, most=most)
+        return [number or max(found) or 1 for number in found]
+
+    heads = numbers("attention.head_count", MOST["heads"])
+    kv_heads = numbers("attention.head_count_kv", MOST["heads"], heads)
+    hidden = numbers("feed_forward_length", MOST["hidden"])
 
     def layer(index: int) -> LayerConfig:
         has = partial(_has, tensors, index)

@@ -12,17 +12,18 @@ from llmcli.families.values import MOST, Values, require_divisible, shortened
 # `expert_gating_func` of llama.cpp (`llama_expert_gating_func_type`); 0: not set
 _GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}
 # implied by the architecture in llama.cpp's converters: whether weights are renormalized
-_RENORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False,
-                 "glm4moe": False, "deepseek2": False, "gpt-oss": False,
-                 "gemma4": True, "lfm2moe": True, "qwen3next": True, "qwen35moe": True,
-                 "granitehybrid": False, "nemotron_h_moe": True}  # fmt: skip
+_OTHERS = ("qwen2moe", "olmoe", "glm4moe", "deepseek2", "gpt-oss", "granitehybrid")
+_RENORMALIZED = (
+    *("llama", "qwen3moe", "gemma4", "lfm2moe", "qwen3next", "qwen35moe", "nemotron_h_moe"),
+)
 # … and the scores that choose experts, unless a softmax over all
-_SCORES: dict[str, Scores] = {"glm4moe": "sigmoid", "gpt-oss": "softmax of the chosen",
-                            "lfm2moe": "sigmoid", "granitehybrid": "softmax of the chosen",
-                            "nemotron_h_moe": "sigmoid"}
+_SCORES: dict[str, Scores] = {
+    **dict.fromkeys(("glm4moe", "lfm2moe", "nemotron_h_moe"), "sigmoid"),
+    **dict.fromkeys(("gpt-oss", "granitehybrid"), "softmax of the chosen"),
+}
 _LEAST = {"lfm2moe": 1e-6}  # lower bound added to the sum of weights
 _SHARES = ("qwen2moe", "qwen3next", "qwen35moe")  # with a gated shared expert
-GGUF_ARCHS = tuple(_RENORMALIZED)
+GGUF_ARCHS = (*_RENORMALIZED, *_OTHERS)
 
 
 def from_gguf(
@@ -54,7 +55,7 @@ def from_gguf(
         experts=count, hidden=own, activation=function, shared=shared,
         routing=RoutingConfig(
             chosen=chosen, scores=scores,
-            renormalized=values.flag("expert_weights_norm", _RENORMALIZED[arch]),
+            renormalized=values.flag("expert_weights_norm", arch in _RENORMALIZED),
             least=_LEAST.get(arch, RoutingConfig.least),
             scale=values.number("expert_weights_scale", 1.0),
             correction=correction, groups=groups,

@@ -13,7 +13,7 @@ from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft
 from llmcli.families.mamba2_mixer import GGUF_SIZES
 from llmcli.families.names import POST_NORM_2, Names
-from llmcli.families.read import gguf_layers, without_zeros
+from llmcli.families.read import gguf_layers
 from llmcli.families.record import family
 from llmcli.families.values import MOST, Values, require_divisible
 
@@ -150,7 +150,7 @@ def _delta(m: Draft, keys: Sequence[str]) -> DeltaConfig:
 
 
 def _next_metadata(values: Values) -> dict[str, Any]:
-    filled: dict[str, Any] = dict(without_zeros(values, _KV_HEADS))
+    filled: dict[str, Any] = {}
     if not values.raw("feed_forward_length"):  # all layers have experts
         filled["feed_forward_length"] = values.raw("expert_feed_forward_length")
     listed, layers = values.raw(_RECURRENT), gguf_layers(values)
@@ -196,7 +196,7 @@ def _next_names(config: ModelConfig) -> Names:
     hf_multimodal: qwen3_5 qwen3_5_moe
     mixers: gated DeltaNet, attention
     feed_forwards: gated MLP, mixture of experts
-    options: rotated=0.25
+    options: rotated=0.25 lacking=true
     ropes: mrope=default
     fixed: mlp_bias=false
     fixed qwen3_5_text: num_experts=0

@@ -163,7 +163,7 @@ def gguf_layers(values: Values) -> int:
     return layers - values.integer("nextn_predict_layers", 0, least=0, most=layers - 1)
 
 
-def gguf_numbers(values: Values, key: str) -> list[int] | None:
+def gguf_numbers(values: Values, key: str, most: int = MOST["hidden"]) -> list[int] | None:
     """A number per layer, 0 where it lacks the part; None if all layers have the same."""
     listed, layers = values.raw(key), gguf_layers(values)
     if not isinstance(listed, list):
@@ -171,16 +171,7 @@ def gguf_numbers(values: Values, key: str) -> list[int] | None:
     if len(listed) < layers:
         raise values.wrong(key, f"numbers for {layers} layers")
     each = (Values({key: number}) for number in listed[:layers])
-    return [one.integer(key, least=0, most=MOST["hidden"]) for one in each]
-
-
-def without_zeros(values: Values, *keys: str) -> dict[str, list[int]]:
-    """Lists of GGUF metadata in which layers without the part have the number of the others."""
-    found = {key: gguf_numbers(values, key) for key in keys}
-    return {
-        key: [number or max(numbers) or 1 for number in numbers]
-        for key, numbers in found.items() if numbers is not None
-    }  # fmt: skip
+    return [one.integer(key, least=0, most=most) for one in each]
 
 
 def gguf_ignored(

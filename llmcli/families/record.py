@@ -44,7 +44,8 @@ class Family:
     any; `ropes`: kinds of RoPE → the kind that is meant. `expansion`: the default size of a hidden
     layer in widths.
 
-    In GGUF, `metadata` and `fill` are what Llama reads instead of the file's.
+    In GGUF, `metadata` and `fill` are what Llama reads instead of the file's. `lacking`: layers may
+    have 0 heads or neurons.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Family:
     rope: Mapping[str, Any] = field(default_factory=dict)
     ropes: Mapping[str, str] = field(default_factory=dict)
     expansion: int | None = None
+    lacking: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
     fill: Callable[[Values], Mapping[str, Any]] | None = None
 
@@ -103,7 +105,9 @@ class Family:
         values = Values(metadata, prefix=f"{kind}.")
         filled = {**self.metadata, **(self.fill(values) if self.fill else {})}
         whole = {**metadata, **{f"{kind}.{key}": value for key, value in filled.items()}}
-        model = llama.from_gguf(whole, tensors, function=self.function, rotary=self.rotary)
+        model = llama.from_gguf(
+            whole, tensors, function=self.function, rotary=self.rotary, lacking=self.lacking
+        )
         called = self.hf_types[0] if len(self.hf_types) == 1 else kind
         return self._built(Draft(model, values, kind, tensors), called)
 
