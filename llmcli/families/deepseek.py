@@ -17,18 +17,14 @@ from llmcli.families.rope import scores_yarn_from_gguf, scores_yarn_from_hf
 from llmcli.families.values import MOST, Values
 
 _NORM = NormConfig(kind="rms", eps=1e-6)  # of latents, independent of `rms_norm_eps`
-_KINDS = ("dense", "sparse")  # layer types in `mlp_layer_types`
 
 
 def _dense(values: Values, layers: int) -> list[bool]:
     """Whether each layer has a dense feed-forward instead of experts."""
     if values.has("mlp_layer_types"):
-        listed = values.raw("mlp_layer_types")
-        if not isinstance(listed, list) or len(listed) != layers or not all(
-            one in _KINDS for one in listed
-        ):  # fmt: skip
-            raise values.wrong("mlp_layer_types", "`dense` or `sparse` for each layer")
-        return [one == "dense" for one in listed]
+        expected = "`dense` or `sparse` for each layer"
+        kinds = values.each("mlp_layer_types", layers, ("dense", "sparse"), expected)
+        return [one == "dense" for one in kinds]
     first = values.integer("first_k_dense_replace", 1, least=0, most=MOST["layers"])
     step = values.integer("moe_layer_freq", 1, most=MOST["layers"])
     return [layer < first or layer % step > 0 for layer in range(layers)]
@@ -42,11 +38,9 @@ def _lengths(values: Values) -> tuple[str, str]:
 
 
 def _rotated_metadata(values: Values) -> dict[str, Any]:
+    heads, keys = values.raw("attention.head_count"), ("key_length", "value_length")
     rotated = values.integer("rope.dimension_count", most=MOST["head_dim"])
-    return {
-        "attention.head_count_kv": values.raw("attention.head_count"),
-        "attention.key_length": rotated, "attention.value_length": rotated,
-    }  # fmt: skip
+    return {"attention.head_count_kv": heads, **{f"attention.{key}": rotated for key in keys}}
 
 
 # content dimensions of a head come first; old GGUF files have `attn_kv_b`
@@ -125,12 +119,16 @@ def deepseek(m: Draft) -> None:
     if values.has(keys[0]):
         query_rank = values.integer(keys[0], most=MOST["width"])
     attention = LatentConfig(
-        heads=m.attention[0].heads, content=content, query_rank=query_rank, rope=rope, norm=_NORM,
+        heads=m.attention[0].heads,
+        content=content,
+        query_rank=query_rank,
+        rope=rope,
+        norm=_NORM,
         rank=values.integer(keys[1], most=MOST["width"]),
         value_dim=values.integer(keys[2], most=MOST["head_dim"]),
         scale=(content + rope.dims) ** -0.5 * factor,
         bias=m.hf and values.flag("attention_bias", False),
-    )  # fmt: skip
+    )
     for number, ffn in enumerate(m.ffn):
         m.layer(number, attention, ffn)
 

@@ -126,12 +126,8 @@ def smollm3(m: Draft) -> None:
     """
     values, count = m.values, len(m.attention)
     if m.hf and values.has("no_rope_layers"):  # 1: a layer with rotary positions
-        listed = values.raw("no_rope_layers")
-        if not isinstance(listed, list) or len(listed) != count or not all(
-            isinstance(one, int) and one in (0, 1) for one in listed
-        ):  # fmt: skip
-            raise values.wrong("no_rope_layers", f"0 or 1 for each of {count} layers")
-        rotated = [bool(one) for one in listed]
+        expected = f"0 or 1 for each of {count} layers"
+        rotated = list(map(bool, values.each("no_rope_layers", count, (0, 1), expected)))
     else:
         interval = 4
         if m.hf:

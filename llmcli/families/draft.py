@@ -19,6 +19,8 @@ from llmcli.families.values import Values
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
+    Tensors = Mapping[str, TensorInfo]
+
 class Draft:
     """The Llama that a config.json (`hf`) or GGUF metadata describes, for a family to change.
 
@@ -30,9 +32,8 @@ class Draft:
     """
 
     def __init__(
-        self, model: ModelConfig, values: Values, kind: str,
-        tensors: Mapping[str, TensorInfo] | None,
-    ) -> None:  # fmt: skip
+        self, model: ModelConfig, values: Values, kind: str, tensors: Tensors | None
+    ) -> None:
         self.model, self.values, self.kind = model, values, kind
         self.hf, self.tensors = tensors is None, tensors or {}
         found = [layer.attention for layer in model.layers]
@@ -141,11 +142,8 @@ class Draft:
             self.change(number, self._layer(*self._parts.get(number, parts)))
             for number, parts in usual
         )
-        changes: dict[str, Any] = {
-            "family": family, "model_type": model_type, "final_norm": self.norm,
-            "layers": tuple(layers), **self.others,
-        }  # fmt: skip
-        return replace(self.model, **changes)
+        named = {"family": family, "model_type": model_type, **self.others}
+        return replace(self.model, final_norm=self.norm, layers=tuple(layers), **named)
 
     def _layer(self, *parts: object) -> LayerConfig:
         if self.parallel:
@@ -154,7 +152,5 @@ class Draft:
             if self.parallel == 1:
                 second = Branch(part=ffn, shares_norm=True)
             return LayerConfig(sublayers=((Branch(part=attention, pre_norm=self.norm), second),))
-        return sequential(
-            *parts, norm=self.norm if self.pre else None,
-            after=self.norm if self.post else None, multiplier=self.multiplier,
-        )  # fmt: skip
+        before, after = self.norm if self.pre else None, self.norm if self.post else None
+        return sequential(*parts, norm=before, after=after, multiplier=self.multiplier)

@@ -90,10 +90,12 @@ def translate(checkpoint: Checkpoint) -> tuple[ModelConfig, tuple[Rule, ...]]:
     return config, with_scales(rules, found)
 
 
+Shapes = Mapping[str, tuple[int, ...]]
+
+
 def planned(
-    checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig,
-    shapes: Mapping[str, tuple[int, ...]],
-) -> Plan:  # fmt: skip
+    checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig, shapes: Shapes
+) -> Plan:
     """Plan how tensors fill the parameters in `shapes`; in GGUF, surplus tensors are unexpected.
 
     Surplus tensors are accepted by transformers and refused by llama.cpp. An unused scale of an
@@ -103,10 +105,8 @@ def planned(
     if checkpoint.kind == "gguf":
         return todo
     matrices = {name: f"{name.rpartition('.')[0]}.weight" for name in todo.unexpected}
-    scales = [
-        name for name, matrix in matrices.items()
-        if matrix in tensors and tensors[matrix].format in FLOAT8
-    ]  # fmt: skip
+    in_8_bits = {name for name, info in tensors.items() if info.format in FLOAT8}
+    scales = [name for name, matrix in matrices.items() if matrix in in_8_bits]
     return todo.without_surplus(shapes, keep=scales)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -47,11 +47,14 @@ def _hf(m: Draft) -> int:
         size = own.integer("head_dim", attention.head_dim, most=MOST["head_dim"])
         turned = Values(of_layer_type(settings, kind, theta=1e6))
         m.attention[number] = replace(
-            attention, head_dim=size, value_dim=size, window=window,
+            attention,
+            head_dim=size,
+            value_dim=size,
+            window=window,
             kv_heads=own.integer("num_key_value_heads", attention.kv_heads, most=MOST["heads"]),
             rope=rope_from_hf(turned, head_dim=size, context=m.model.context),
             kv=replace(attention.kv, equal=equal and window is None),
-        )  # fmt: skip
+        )
         if wide and number >= layers - shared:
             m.ffn[number] = replace(m.ffn[number], hidden=2 * m.ffn[number].hidden)
     experts = None
@@ -75,22 +78,16 @@ def _windows(values: Values) -> list[int | None]:
 
 
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with RoPE by layer type; `rope_theta` is required for every type of a layer."""
     values = Values(settings)
-    kinds = {_SLIDING if window else _FULL for window in _windows(values)}
-    return {
-        **settings, "hidden_act": values.text("hidden_activation", "gelu_pytorch_tanh"),
-        "rope_parameters": _ropes(values, kinds),
-    }  # fmt: skip
-
-
-def _ropes(values: Values, kinds: Collection[str]) -> Mapping[str, Any]:
-    """RoPE settings by layer type; `rope_theta` is required for every type in `kinds`."""
-    if not values.has("rope_parameters"):
-        return _ROPES
-    written = values.section("rope_parameters") or Values({})
-    for kind in kinds:
-        (written.section(kind) or Values({})).number("rope_theta")
-    return written.all()
+    function, ropes = values.text("hidden_activation", "gelu_pytorch_tanh"), _ROPES
+    if values.has("rope_parameters"):
+        written = values.section("rope_parameters") or Values({})
+        for window in _windows(values):
+            kind = _SLIDING if window else _FULL
+            (written.section(kind) or Values({})).number("rope_theta")
+        ropes = written.all()
+    return {**settings, "hidden_act": function, "rope_parameters": ropes}
 
 
 def _gguf(m: Draft) -> int:
@@ -135,10 +132,10 @@ def _embed(m: Draft, size: int, rows: int) -> None:
     width, own = m.model.width, None
     if size:
         # normalizing a projection scaled by width^-½ equals normalizing it with a larger ε
+        norm, count = replace(m.norm, eps=m.norm.eps * width), len(m.ffn)
         own = LayerEmbeddingConfig(
-            vocab=rows, layers=len(m.ffn), size=size, scale=size**0.5,
-            norm=replace(m.norm, eps=m.norm.eps * width),
-        )  # fmt: skip
+            vocab=rows, layers=count, size=size, scale=size**0.5, norm=norm
+        )
     m.others["embedding"] = EmbeddingConfig(scale=width**0.5, rounded_scale=m.hf, per_layer=own)
 
 

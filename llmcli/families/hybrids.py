@@ -228,13 +228,11 @@ _NEMOTRON = (
     "mamba_num_heads n_groups ssm_state_size conv_kernel mamba_head_dim use_bias use_conv_bias"
     " mamba_hidden_act"
 )
-_FIRST = {  # names of the first releases
-    "mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_dt_min": "time_step_min",
-    "mamba_conv_bias": "use_conv_bias",
-}  # fmt: skip
+_OLD = ("mamba_n_groups", "mamba_d_conv", "mamba_dt_min", "mamba_conv_bias")  # first releases
+_FIRST = dict(zip(_OLD, ["n_groups", "conv_kernel", "time_step_min", "use_conv_bias"], strict=True))
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-_KINDS = {**{kind: kind for kind in _PATTERN.values()},
-          "linear_attention": "mamba", "full_attention": "attention"}  # fmt: skip
+_KINDS = {kind: kind for kind in _PATTERN.values()}
+_KINDS |= {"linear_attention": "mamba", "full_attention": "attention"}
 
 
 def _nemotron_hf(m: Draft) -> None:

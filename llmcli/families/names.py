@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from llmcli.families.rules import (
     Multiply,
     Op,
     PerExpert,
+    Ranges,
     Rename,
     Reshape,
     Rows,
@@ -37,16 +38,16 @@ from llmcli.families.rules import (
 Row = tuple[str, str, str]  # our name, transformers', llama.cpp's
 
 _OUTER = (  # outside the blocks
-    "embed", "embed_norm", "pos_embed", "ln_final", "head", "ple.embed.W", "ple.W_proj",
-    "ple.proj_norm.w",
-)  # fmt: skip
+    *("embed", "embed_norm", "pos_embed", "ln_final", "head"),
+    *("ple.embed.W", "ple.W_proj", "ple.proj_norm.w"),
+)
 _COMPUTED = "RoPE frequencies, which are computed"
 _READ = "read into the configuration as the rotation's frequency factors"
 _KEPT = ("attn.W_k", "attn.W_v", "attn.b_k", "attn.b_v", "attn.k_norm.w")
 _SHARED_KV = "its layer reads the keys and values of another"
 MTP = "multi-token prediction, which the next token does not need"
-_MIXERS = {AttentionConfig: "attn", LatentConfig: "attn", DeltaConfig: "linattn",
-           SsmConfig: "ssm", ShortConvConfig: "conv"}  # fmt: skip
+_MIXERS = {AttentionConfig: "attn", LatentConfig: "attn", DeltaConfig: "linattn"}
+_MIXERS |= {SsmConfig: "ssm", ShortConvConfig: "conv"}
 _KINDS = {**_MIXERS, MlpConfig: "mlp", ExpertsConfig: "moe"}
 
 
@@ -189,10 +190,10 @@ class Names:
                 yield from self._unpaired(model.config, source, name, ops)
             elif name == "attn.q" and isinstance(part, AttentionConfig) and part.gated:
                 # the gate rows of each head follow its query rows
-                both = part.head_dim + part.value_dim
-                for own, rows in (("q", Rows(0, part.head_dim, part.heads)),
-                                  ("gate", Rows(part.head_dim, both, part.heads))):  # fmt: skip
-                    yield from _renames(source, f"attn.{own}", *ops, rows, within=within)
+                q, both = part.head_dim, part.head_dim + part.value_dim
+                for own, start, stop in (("q", 0, q), ("gate", q, both)):
+                    taken = Rows(start, stop, part.heads)
+                    yield from _renames(source, f"attn.{own}", *ops, taken, within=within)
             else:
                 ops += _reordered(part, name, by)
                 yield from _renames(source, name, *ops, offset=offset, within=within)
@@ -225,7 +226,7 @@ class _Parts:
                     self.first.setdefault(kind, part)
                     self._layers.setdefault(kind, []).append(index)
 
-    def within(self, kind: str) -> Mapping[str, Sequence[int]]:
+    def within(self, kind: str) -> Ranges:
         """The ranges of a rule; mixers of several kinds may use the same names."""
         found: dict[str, Sequence[int]] = {}
         if kind in _MIXERS.values() and len(self._layers[kind]) < len(self.config.layers):
@@ -236,9 +237,8 @@ class _Parts:
 
 
 def _renames(
-    source: str, part: str, *ops: Op, offset: float = 0.0,
-    within: Mapping[str, Sequence[int]] = NOWHERE,
-) -> Iterator[Rename]:  # fmt: skip
+    source: str, part: str, *ops: Op, offset: float = 0.0, within: Ranges = NOWHERE
+) -> Iterator[Rename]:
     """Rules for the weight and the bias of a part by our name; norms have `offset` added."""
     where, _, symbol = part.rpartition(".")
     norm = symbol.startswith("ln") or symbol.endswith("norm")
@@ -377,10 +377,8 @@ def experts(block: str, gate: str, up: str, down: str) -> str:
     leaves = {"gate": gate, "up": up, "down": down}
     rows = [f"moe.{ours} {block}.experts.{{expert}}.{name}" for ours, name in leaves.items()]
     for one in dict.fromkeys((block, "mlp")):
-        rows += [
-            f"=moe.W_gate+moe.W_up {one}.experts.gate_up_proj",
-            f"=moe.W_down {one}.experts.down_proj", f"moe.router {one}.gate",
-        ]  # fmt: skip
+        rows.append(f"=moe.W_gate+moe.W_up {one}.experts.gate_up_proj")
+        rows += [f"=moe.W_down {one}.experts.down_proj", f"moe.router {one}.gate"]
     rows += ["=moe.b_choice mlp.gate.e_score_correction_bias", "moe.shared mlp.shared_expert_gate"]
     for shared in ("shared_expert", "shared_experts"):
         rows += [f"moe.shared.{leaf} mlp.{shared}.{leaf}_proj" for leaf in leaves]

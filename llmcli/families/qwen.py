@@ -132,8 +132,10 @@ def qwen_moe(m: Draft) -> None:
     _set_experts(m, shared=two, count=count)
 
 # value heads, key heads, a key's size, tokens of the convolution
-_SIZES_HF = ("linear_num_value_heads", "linear_num_key_heads", "linear_key_head_dim",
-             "linear_conv_kernel_dim")  # fmt: skip
+_SIZES_HF = (
+    *("linear_num_value_heads", "linear_num_key_heads"),
+    *("linear_key_head_dim", "linear_conv_kernel_dim"),
+)
 _TILED = ("qwen35", "qwen35moe")  # architectures with reordered value heads
 _KV_HEADS, _RECURRENT = "attention.head_count_kv", "attention.recurrent_layers"
 

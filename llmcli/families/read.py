@@ -127,9 +127,8 @@ def gguf_windows(
     key = "attention.sliding_window_pattern"
     pattern = values.raw(key)
     if isinstance(pattern, list):
-        if len(pattern) != layers or not all(isinstance(one, bool) for one in pattern):
-            raise values.wrong(key, f"a period, or true or false for each of {layers} layers")
-        slides = pattern
+        expected = f"a period, or true or false for each of {layers} layers"
+        slides = values.each(key, layers, (True, False), expected)
     else:
         period = values.integer(key, period, most=MOST["layers"])
         slides = [index % period < period - 1 for index in range(layers)]

@@ -153,7 +153,8 @@ class PerExpert:
 
 Op = RowOp | Transpose | Reshape | Elementwise | PerExpert
 
-NOWHERE: Mapping[str, Sequence[int]] = {}
+Ranges = Mapping[str, Sequence[int]]  # of placeholders
+NOWHERE: Ranges = {}
 
 
 class Rename:
@@ -164,9 +165,7 @@ class Rename:
 
     __slots__ = ("ops", "source", "target", "within")
 
-    def __init__(
-        self, source: str, target: str, *ops: Op, within: Mapping[str, Sequence[int]] = NOWHERE
-    ) -> None:
+    def __init__(self, source: str, target: str, *ops: Op, within: Ranges = NOWHERE) -> None:
         self.source = source
         self.target = target
         self.ops = ops
@@ -186,7 +185,7 @@ class Drop:
 
     pattern: str
     reason: str
-    within: Mapping[str, Sequence[int]] = field(default_factory=dict, hash=False)
+    within: Ranges = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ class Beside:
     pattern: str
     weight: str
     grid: Grid | None
-    within: Mapping[str, Sequence[int]] = field(default_factory=dict, hash=False)
+    within: Ranges = field(default_factory=dict, hash=False)
 
 
 Rule = Rename | Drop | Beside

@@ -161,6 +161,13 @@ class Values:
             raise self.wrong(key, "a token id or a list of them")
         return tuple(dict.fromkeys(i for i in listed if 0 <= i < vocab))
 
+    def each(self, key: str, layers: int, known: Container[object], expected: str) -> list[Any]:
+        """A list with one of `known` for each layer; `expected`: what an error says of it."""
+        listed = self.raw(key)
+        if isinstance(listed, list) and len(listed) == layers and all(x in known for x in listed):
+            return listed
+        raise self.wrong(key, expected)
+
     def layer_types(self, layers: int, known: Container[str]) -> list[str]:
         """The type of each layer. Raises UnsupportedModel for types that are not in `known`."""
         listed = self.raw("layer_types")
