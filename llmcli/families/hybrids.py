@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from llmcli.config.conv import ShortConvConfig
 from llmcli.config.experts import ExpertsConfig, SharedConfig
+from llmcli.config.norm import NormConfig
+from llmcli.config.ssm import SsmConfig
 from llmcli.errors import UnsupportedModel
-from llmcli.families import mamba2_mixer, mixture
+from llmcli.families import mixture
 from llmcli.families.dense import granite
 from llmcli.families.draft import Draft
-from llmcli.families.read import gguf_layers, gguf_numbers
+from llmcli.families.read import GGUF_SIZES, gguf_layers, gguf_numbers
 from llmcli.families.record import family
-from llmcli.families.values import MOST, Values, shortened
+from llmcli.families.values import MOST, Values, require_divisible, shortened
 
 
 def _having(m: Draft, key: str) -> list[bool]:
@@ -24,6 +26,72 @@ def _having(m: Draft, key: str) -> list[bool]:
     if numbers is None:
         raise m.values.wrong(key, f"numbers for {gguf_layers(m.values)} layers")
     return [number > 0 for number in numbers]
+
+
+def _mamba_hf(
+    values: Values,
+    keys: str,
+    eps: float,
+    inner: int | None = None,
+    bounds: tuple[float, float] | None = None,
+) -> SsmConfig:
+    """Read a Mamba-2 mixer of config.json; all settings but the flags are required.
+
+    `keys`: those of heads, groups, state, length of the convolution, head size, the biases of
+    projections and of the convolution, and the activation. `inner`: total width of all heads if
+    known otherwise; the head size is then optional. `bounds`: of dt, by default those of
+    `time_step_limit`, else none. Raises CheckpointError and UnsupportedModel.
+    """
+    *sizes, head_size, bias, conv_bias, function = keys.split()
+    if (name := values.text(function, "silu")) not in ("silu", "swish"):
+        raise UnsupportedModel(
+            f"`{function}` = `{shortened(name)}` is not supported: Mamba-2 has `silu`"
+        )
+    ssm, usual, limit = _mamba_sizes(values, sizes, eps), None, "time_step_limit"
+    if inner is not None:
+        usual = require_divisible("the inner size", inner, f"`{sizes[0]}`", ssm.heads)
+    head_dim = values.integer(head_size, usual, most=MOST["head_dim"])
+    if usual not in (None, head_dim):
+        raise values.wrong(head_size, f"{usual}, as {inner} numbers are in {ssm.heads} heads")
+    least, most = bounds or (0.0, math.inf)
+    if bounds is None and values.has(limit):
+        least, most = values.numbers(limit, 2, above=False, infinite=True)
+    if least > most:
+        raise values.wrong(limit, "two numbers, the lower one first")
+    biases = values.flag(bias, False), values.flag(conv_bias, True)
+    ssm = replace(ssm, head_dim=head_dim, bias=biases[0], conv_bias=biases[1])
+    return replace(ssm, least=least, most=most)
+
+
+def _mamba_sizes(values: Values, keys: Sequence[str], eps: float) -> SsmConfig:
+    """The mixer by heads, groups, state and length of the convolution, with heads of no size."""
+    heads = values.integer(keys[0], most=MOST["heads"])
+    groups = values.integer(keys[1], most=heads)
+    require_divisible(f"`{keys[0]}`", heads, f"`{keys[1]}`", groups)
+    state = values.integer(keys[2], most=MOST["head_dim"])
+    length = values.integer(keys[3], least=2, most=64)
+    norm = NormConfig(kind="rms", eps=eps)
+    return SsmConfig(heads=heads, groups=groups, head_dim=0, state=state, length=length, norm=norm)
+
+
+def _mamba_gguf(m: Draft, layer: int) -> SsmConfig:
+    """The Mamba-2 mixer of a GGUF layer; dt is not clamped."""
+    ssm = _mamba_sizes(m.values, GGUF_SIZES, m.norm.eps)
+    inner = m.values.integer("ssm.inner_size", most=MOST["width"])
+    head_dim = require_divisible("`ssm.inner_size`", inner, f"`{GGUF_SIZES[0]}`", ssm.heads)
+    names = (f"blk.{layer}.{name}.bias" for name in ("ssm_in", "ssm_conv1d"))
+    bias, conv_bias = (name in m.tensors for name in names)
+    return replace(ssm, head_dim=head_dim, bias=bias, conv_bias=conv_bias)
+
+
+def _mixing(values: Values, layers: int) -> list[bool]:
+    """Whether each layer is Mamba-2, by old or new layer types; without types, all are."""
+    key = "layer_types" if values.has("layer_types") else "layers_block_type"
+    if not values.has(key):
+        return [True] * layers
+    named, mixing = Values({"layer_types": values.raw(key)}), ("mamba", "linear_attention")
+    kinds = named.layer_types(layers, (*mixing, "attention", "full_attention"))
+    return [kind in mixing for kind in kinds]
 
 
 def _renamed(settings: Mapping[str, Any], first: Mapping[str, str]) -> dict[str, Any]:
@@ -152,12 +220,9 @@ def mamba2(m: Draft) -> None:
     for number in range(len(m.ffn)):
         if m.hf:
             inner = int(m.values.number("expand", 2.0) * m.model.width)
-            ssm = mamba2_mixer.from_hf(
-                m.values, _MAMBA2, m.norm.eps, mamba2_mixer.bounds(m.values), inner=inner
-            )
+            m.layer(number, _mamba_hf(m.values, _MAMBA2, m.norm.eps, inner))
         else:
-            ssm = mamba2_mixer.from_gguf(m.values, m.tensors, number, m.norm.eps)
-        m.layer(number, ssm)
+            m.layer(number, _mamba_gguf(m, number))
 
 
 _GRANITE = (
@@ -197,12 +262,10 @@ def granite_hybrid(m: Draft) -> None:
     Without routed experts, the shared expert is the feed-forward.
     """
     granite.build(m)
-    eps = m.norm.eps
     if not m.hf:
         for number, attends in enumerate(_having(m, "attention.head_count_kv")):
             if not attends:
-                ssm = mamba2_mixer.from_gguf(m.values, m.tensors, number, eps)
-                m.layer(number, ssm, m.ffn[number])
+                m.layer(number, _mamba_gguf(m, number), m.ffn[number])
         return
     values = m.values
     if values.raw("mamba_d_head") == "auto":
@@ -213,13 +276,10 @@ def granite_hybrid(m: Draft) -> None:
         m.set_experts("num_local_experts", hidden="intermediate_size", shared=shared, scores=scores)
     else:
         m.set_ffn(hidden=size, bias=False)
-    for number, attends in enumerate(mamba2_mixer.attending_hf(values, len(m.ffn))):
-        if not attends:
+    for number, mixes in enumerate(_mixing(values, len(m.ffn))):
+        if mixes:
             inner = values.integer("mamba_expand", most=64) * m.model.width
-            ssm = mamba2_mixer.from_hf(
-                values, _GRANITE, eps, mamba2_mixer.bounds(values), inner=inner
-            )
-            m.layer(number, ssm, m.ffn[number])
+            m.layer(number, _mamba_hf(values, _GRANITE, m.norm.eps, inner), m.ffn[number])
     if values.text("position_embedding_type", "nope") != "rope":
         m.set_attention(rope=None)
 
@@ -242,7 +302,7 @@ def _nemotron_hf(m: Draft) -> None:
     parts: dict[str, object] = {"attention": m.attention[0], "mlp": m.ffn[0]}
     if "mamba" in kinds:  # the only bound of dt that transformers reads
         bounds = values.number("time_step_min", 0.001, above=False), math.inf
-        parts["mamba"] = mamba2_mixer.from_hf(values, _NEMOTRON, m.norm.eps, bounds)
+        parts["mamba"] = _mamba_hf(values, _NEMOTRON, m.norm.eps, bounds=bounds)
     if "moe" in kinds:
         _no_latents(values)
         if values.flag("mlp_bias", False):
@@ -341,4 +401,4 @@ def nemotron_h(m: Draft) -> None:
         elif feeds:
             m.layer(number, m.ffn[number])
         else:
-            m.layer(number, mamba2_mixer.from_gguf(m.values, m.tensors, number, m.norm.eps))
+            m.layer(number, _mamba_gguf(m, number))

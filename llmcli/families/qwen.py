@@ -11,9 +11,8 @@ from llmcli.config.experts import SharedConfig
 from llmcli.config.model import ModelConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft
-from llmcli.families.mamba2_mixer import GGUF_SIZES
 from llmcli.families.names import POST_NORM_2, Names
-from llmcli.families.read import gguf_layers
+from llmcli.families.read import GGUF_SIZES, gguf_layers
 from llmcli.families.record import family
 from llmcli.families.values import MOST, Values, require_divisible
 

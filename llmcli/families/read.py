@@ -44,6 +44,8 @@ GGUF_READS = {
     "clip": ("attention.clamp_kqv",),
     "alibi": ("attention.max_alibi_bias",),
 }
+# heads, groups, state (DeltaNet: a key's size), length of the convolution
+GGUF_SIZES = ("ssm.time_step_rank", "ssm.group_count", "ssm.state_size", "ssm.conv_kernel")
 
 
 def activation(values: Values, key: str, default: Activation) -> Activation:
