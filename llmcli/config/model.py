@@ -65,7 +65,7 @@ class LayerConfig:
     @property
     def window(self) -> int | None:
         """The most keys that a query of its attention sees; None: all earlier ones."""
-        return None if self.attention is None else self.attention.window
+        return None if self.attention is None else self.attention.scores.window
 
     def with_attention(self, attention: AttentionConfig) -> LayerConfig:
         """The layer with its attention replaced."""

@@ -134,7 +134,7 @@ class Decoder:
         shared = {attention.kv.layer for attention in scores} - {None}
         self._kv_sources = frozenset(f"blocks.{layer}.attn" for layer in shared)
         # there is no kernel for queries or scores that depend on the position
-        kernels = not dynamic and not any(one.growth or one.slopes for one in scores)
+        kernels = not dynamic and not any(one.scores.growth or one.scores.slopes for one in scores)
         packed = bool(formats) and dtype == torch.float32 and native.level() is not None
         tables = torch.float64 if dtype == torch.float64 else torch.float32
         self._ropes = {rope: RopeTables(rope, self.device, tables) for rope in rotations}

@@ -9,6 +9,7 @@ from typing import Any
 from llmcli.config.attention import QueryGrowth
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.experts import ExpertsConfig
+from llmcli.config.norm import JoinedNorm
 from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft, llama_like
 from llmcli.families.names import AFTER, LLAMA, QWEN
@@ -118,7 +119,7 @@ def granite(m: Draft) -> None:
 
     In GGUF `rope.scaling.finetuned` says whether queries and keys use RoPE.
     """
-    defaults = (m.attention[0].scale, 1.0, 1.0, 1.0)
+    defaults = (m.attention[0].scores.scale, 1.0, 1.0, 1.0)
     scale, m.multiplier, embedding, logits = (
         m.multiplier_of(hf, gguf, gguf_default=default)
         for hf, gguf, default in zip(_GRANITE, GGUF_SCALES, defaults, strict=True)
@@ -186,7 +187,7 @@ def _olmo2(m: Draft) -> None:
     width. In OLMo 3 three of four layers have a sliding window and unscaled RoPE.
     """
     m.pre, m.post = False, True
-    m.set_attention(qk_norm=m.norm, qk_norm_wide=True)
+    m.set_attention(qk_norm=JoinedNorm(**vars(m.norm)))
     if m.kind == "olmo2" and m.hf:
         return
     rope = m.attention[0].rope

@@ -9,6 +9,7 @@ from typing import Any
 from llmcli.config.attention import YarnScaling
 from llmcli.config.experts import ExpertsConfig
 from llmcli.config.mlp import GateClamp
+from llmcli.config.norm import JoinedNorm
 from llmcli.errors import UnsupportedModel
 from llmcli.families import mixture
 from llmcli.families.dense import MISTRAL, NO_BIASES
@@ -44,7 +45,7 @@ MIXTRAL = llama_like(
 
 def _olmoe(m: Draft) -> None:
     """OLMoE (Muennighoff et al. 2024, arXiv 2409.02060): full-width q/k norms."""
-    m.set_attention(qk_norm=m.norm, qk_norm_wide=True)
+    m.set_attention(qk_norm=JoinedNorm(**vars(m.norm)))
     if m.hf:
         if m.values.has("clip_qkv"):
             parts = needs(["clipped queries and keys"])

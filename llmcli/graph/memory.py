@@ -216,7 +216,7 @@ class _Chunk:
         # the fused kernel's sum of every row, and one thread's tile of scores
         found = self.rows * heads * wide + _TILE[0] * (_TILE[1] + 2 + sizes["dv"]) * wide
         sinks = isinstance(softmax, Softmax) and softmax.sink is not None
-        unfused, sloped = score.cap is not None or sinks, bool(score.slopes)
+        unfused, sloped = score.config.cap is not None or sinks, bool(score.config.slopes)
         if unfused and not sloped and self.size <= 4 and not self.cuda:  # our kernel, in float32
             return found + self.rows * heads * dims * wide * (self.size < 4)
         if sloped or (unfused and self.size != 4):  # no kernel: blocks of queries

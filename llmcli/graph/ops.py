@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from llmcli.config.attention import QueryGrowth, RopeConfig
+from llmcli.config.attention import RopeConfig, ScoreConfig
 from llmcli.config.latent import LatentConfig
 from llmcli.config.mlp import ACTIVATIONS, Activation, GateClamp
 from llmcli.config.norm import NormConfig
@@ -315,26 +315,21 @@ class Join(Op):
 class Score(Op):
     """`S = Q Kᵀ / √(d/h) + M`, `[H, T, S]`: −∞ for masked keys.
 
-    `group` query heads share a key head of size `head_dim`. `window`: number of keys that a query
-    sees, itself included (None: all before it). `root`: √head_dim as written in the formula. With a
-    `cap` c a scaled score s becomes `c · tanh(s / c)`. `growth`: scale queries by position.
-    `slopes` of the heads lower a score by the distance of the key.
+    `group` query heads share a key head of size `head_dim`. `root`: √head_dim as written in the
+    formula.
     """
 
     query: str
     key: str
-    scale: float
+    config: ScoreConfig
     head_dim: int
     group: int
-    window: int | None
     root: str
-    cap: float | None = None
-    growth: QueryGrowth | None = None
-    slopes: tuple[float, ...] = ()
 
     def factor(self, position: int) -> float:
         """The factor on the scores of a query at `position`."""
-        return self.scale * (1.0 if self.growth is None else self.growth.at(position))
+        growth = self.config.growth
+        return self.config.scale * (1.0 if growth is None else growth.at(position))
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -344,18 +339,19 @@ class Score(Op):
     @property
     def usual(self) -> bool:
         """Whether the scale is the usual 1 / √head_dim."""
-        return math.isclose(self.scale, self.head_dim**-0.5, rel_tol=1e-12)
+        return math.isclose(self.config.scale, self.head_dim**-0.5, rel_tol=1e-12)
 
     def product(self, letter: Letter) -> str:
         """`Q Kᵀ / √(d/h) + M`: √d_k if heads do not divide the width, or a custom scale."""
-        scaled = f" / {self.root}" if self.usual else f" · {self.scale:g}" * (self.scale != 1)
+        own = self.config
+        scaled = f" / {self.root}" if self.usual else f" · {own.scale:g}" * (own.scale != 1)
         product = f"{letter(self.query)} {letter(self.key)}ᵀ{scaled}"
-        if (grown := self.growth) is not None:
+        if (grown := own.growth) is not None:
             product += f" · (1 + {grown.beta:g} · ln(1 + ⌊position / {grown.original}⌋))"
-        if self.slopes:
+        if own.slopes:
             product += " − slope · distance"
-        if self.cap is not None:
-            product = f"{self.cap:g} · tanh({product} / {self.cap:g})"
+        if own.cap is not None:
+            product = f"{own.cap:g} · tanh({product} / {own.cap:g})"
         return f"{product} + M"
 
     def formula(self, own: str, letter: Letter) -> str:

@@ -51,7 +51,7 @@ class SoftmaxMap(ABC):
         positions) before the first given one.
         """
         positions = torch.arange(first, first + q_BHtd.shape[2], device=q_BHtd.device)
-        visible = visible_keys(positions, k_BKSd.shape[2], self.config.window)
+        visible = visible_keys(positions, k_BKSd.shape[2], self.config.scores.window)
         return self.scores(q_BHtd, k_BKSd, visible, positions + before, heads)
 
     def weights(self, scores_BHtS: Tensor, heads: slice | Sequence[int] = slice(None)) -> Tensor:

@@ -22,8 +22,8 @@ def _alike(config: ModelConfig) -> bool:
     attentions = [layer.attention for layer in config.layers]
     if None in attentions or _mixes(config):
         return False
-    same = {(attentions[0].window, None, ())}
-    return {(one.window, one.cap, one.slopes) for one in attentions} == same
+    same = {(attentions[0].scores.window, None, ())}
+    return {(one.scores.window, one.scores.cap, one.scores.slopes) for one in attentions} == same
 
 
 def _mixes(config: ModelConfig, kind: type = ExpertsConfig) -> bool:
@@ -50,7 +50,7 @@ def without_window(config: ModelConfig) -> ModelConfig:
     return replace(
         config,
         layers=tuple(
-            x if x.attention is None else x.with_attention(replace(x.attention, window=None))
+            x if x.attention is None else x.with_attention(x.attention.changed(window=None))
             for x in config.layers
         ),
     )

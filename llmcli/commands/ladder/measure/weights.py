@@ -17,7 +17,7 @@ from llmcli.config.attention import AttentionConfig, DynamicScaling, LongRopeSca
 from llmcli.config.latent import LatentConfig
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import Branch, LayerConfig, ModelConfig
-from llmcli.config.norm import NormConfig
+from llmcli.config.norm import JoinedNorm, NormConfig
 from llmcli.config.ple import PleConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.errors import UnsupportedModel
@@ -203,7 +203,7 @@ def require_supported(config: ModelConfig) -> None:
                     what, hint = f"the keys and values of block {part.kv.layer}", others
                 case AttentionConfig() if part.kv.equal:
                     what, hint = "values that are the keys", others
-                case AttentionConfig() if part.slopes:
+                case AttentionConfig() if part.scores.slopes:
                     what, hint = "scores lowered by distance", others
                 case AttentionConfig() if part.clip is not None:
                     what, hint = "clipped queries, keys and values", others
@@ -297,7 +297,7 @@ class _Named:
                 **vars(self.matrix(name, leaf)),
                 heads=heads,
                 norm=self.norm(f"{name}.{leaf}_norm", norm),
-                together=leaf != "v" and config.qk_norm_wide,
+                together=isinstance(norm, JoinedNorm),
             )
 
         return AttentionWeights(

@@ -19,6 +19,7 @@ from llmcli.config.attention import (
     ProportionalScaling,
     QueryGrowth,
     RopeConfig,
+    ScoreConfig,
     YarnScaling,
 )
 from llmcli.config.conv import ShortConvConfig
@@ -28,7 +29,7 @@ from llmcli.config.experts import ExpertsConfig, RoutingConfig, SharedConfig
 from llmcli.config.latent import LatentConfig
 from llmcli.config.mlp import GateClamp, MlpConfig
 from llmcli.config.model import Branch, LayerConfig, ModelConfig, sequential
-from llmcli.config.norm import NormConfig
+from llmcli.config.norm import JoinedNorm, NormConfig
 from llmcli.config.ple import PleConfig
 from llmcli.config.ssm import SsmConfig
 
@@ -46,8 +47,9 @@ CLAMPED = dataclasses.replace(
 
 def layer(mlp: Any = GATED, norm: NormConfig = RMS, **attention: Any) -> LayerConfig:
     """Attention of two heads that share each key head, and a feed-forward part."""
-    own: Any = dict(heads=4, kv_heads=2, head_dim=8, value_dim=8, scale=8**-0.5, rope=ROPE)
-    return sequential(AttentionConfig(**(own | attention)), mlp, norm=norm)
+    own: Any = dict(heads=4, kv_heads=2, head_dim=8, value_dim=8, rope=ROPE)
+    plain = AttentionConfig(scores=ScoreConfig(scale=8**-0.5), **own)
+    return sequential(plain.changed(**attention), mlp, norm=norm)
 
 
 def llama(*layers: LayerConfig, **model: Any) -> ModelConfig:
@@ -268,7 +270,7 @@ BLOCKS: dict[str, ModelConfig] = {
         *(dataclasses.replace(layer(), scaled=True),) * 2, dataclasses.replace(layer(), scale=0.5),
     ),
     "qk norm over the width": llama(
-        *(layer(qk_norm=NormConfig(kind="rms", eps=1e-5), qk_norm_wide=True),) * 2
+        *(layer(qk_norm=JoinedNorm(kind="rms", eps=1e-5)),) * 2
     ),
     "experts": llama(*(layer(mixture(renormalized=True)),) * 2),
     "experts beside dense layers": llama(
