@@ -442,6 +442,9 @@ TYPES: dict[str, Type] = {
         {"hidden_size": 96, "n_head": 4}, near=1e-9,  # √(2/π) has eight digits there
     ),
     "exaone": Type(_ROPE, _MODULES, "EXAONE", _WIDE),
+    "internlm3": Type(
+        _ROPE | {"head_dim": 10}, _MODULES, "LLAMA", _WIDE | {"head_dim": 16}, permuted=True
+    ),
     "stablelm": Type(_OWN_EPS, _MODULES, "STABLELM", _WIDE, metadata=_PARALLEL),
     "ministral3": Type(_ROPE | {"head_dim": 8, "rope_parameters": {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.25,
@@ -576,6 +579,13 @@ def _exaone_settings(path: Path) -> None:
         "num_hidden_layers": "num_layers", "rms_norm_eps": "layer_norm_epsilon",
         "hidden_act": "activation_function",
     }  # fmt: skip
+    _reconfigure(path, lambda config: {names.get(key, key): one for key, one in config.items()})
+
+
+def _internlm3_settings(path: Path) -> None:
+    """As published for code of their own, with transformers 4's rotary settings."""
+    _old_rope(path)
+    names = {"attention_bias": "qkv_bias", "mlp_bias": "bias"}
     _reconfigure(path, lambda config: {names.get(key, key): one for key, one in config.items()})
 
 
@@ -971,6 +981,15 @@ ZOO: tuple[Variant, ...] = (
     # EXAONE 3
     Variant("exaone", "exaone", typical=True, views=True, gguf=1e-9),
     Variant("exaone-hub-settings", "exaone", _TIED | {"rms_norm_eps": 1e-3}, edit=_exaone_settings),
+    # InternLM3
+    Variant("internlm3", "internlm3", typical=True, views=True, gguf=1e-9),
+    Variant("internlm3-bias", "internlm3", {
+        "qkv_bias": True, "bias": True, "num_key_value_heads": 6, "tie_word_embeddings": True,
+    }, gguf=1e-9),
+    Variant("internlm3-hub-settings", "internlm3", {
+        "qkv_bias": True, "bias": True, "max_position_embeddings": 128,
+        **_rope("dynamic", 5e7, factor=6.0),
+    }, dtype=torch.bfloat16, edit=_internlm3_settings, history=True),
     # StableLM
     Variant("stablelm", "stablelm", typical=True, views=True, gguf=1e-7),
     Variant("stablelm-parallel", "stablelm", {

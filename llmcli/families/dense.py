@@ -471,7 +471,28 @@ OLMO = llama_like(
     fixed={"mlp_bias": False, "head_dim": None, "rms_norm_eps": 1e-5},
     defaults={"bos_token_id": None, "eos_token_id": 50_279},
 )  # fmt: skip
+
+
+def _internlm3(m: Draft) -> None:
+    """InternLM3 (Shanghai AI Lab 2025): `qkv_bias` is of q, k and v, `bias` of all other matrices.
+
+    transformers' configuration calls them `attention_bias` and `mlp_bias`.
+    """
+    m.set_attention(out_bias=m.ffn[0].bias)
+
+
+INTERNLM3 = llama_like(
+    _internlm3,
+    name="internlm3",
+    words="as llama, one setting for the biases of q, k, v and one for all others (in GGUF a "
+    "llama)",
+    hf=("internlm3",), gguf=(), keys={"attention_bias": "qkv_bias", "mlp_bias": "bias"},
+    defaults={
+        "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+    },
+)  # fmt: skip
 FAMILIES = (
     LLAMAS, PHI3, GLM, GRANITE, SMOLLM3, OLMO2, EXAONE4, COHERE2, STARCODER2, GPT_NEOX, MINISTRAL3,
-    EXAONE, STABLELM, OLMO,
+    EXAONE, STABLELM, OLMO, INTERNLM3,
 )  # fmt: skip

@@ -122,7 +122,7 @@ def test_rotated_halves_are_refused():
         read("deepseek_v3", **ROPED, rope_interleave=False)
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3", "internlm3"])
 def test_keys_that_are_absent_have_transformers_defaults(model_type):
     """Only the sizes are given; what is left out has to mean what it means to transformers."""
     raw = GPT2 | {"vocab_size": 60000} if model_type == "gpt2" else {
