@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from llmcli.config.norm import NormConfig
 
@@ -121,14 +121,41 @@ class RopeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryGrowth:
-    """Queries at position p times `1 + beta · ln(1 + ⌊p / original⌋)` (Ministral 3)."""
+    """Queries at position p times `1 + beta · ln(1 + ⌊(p + first) / original⌋)`.
+
+    `first`: the number of the first position, 0 (Ministral 3) or 1 (Llama 4).
+    """
 
     beta: float
     original: int
+    first: int = 0
 
     def at(self, position: int) -> float:
         """The factor at `position`."""
-        return 1 + self.beta * math.log1p(position // self.original)
+        return 1 + self.beta * math.log1p((position + self.first) // self.original)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """A query sees the keys of its own chunk alone; chunks begin at multiples of `size`."""
+
+    size: int
+
+
+Window = int | Chunk
+P = TypeVar("P")  # a position, or a tensor of some
+
+
+def first_key(position: P, window: Window) -> P:
+    """The first key that a query sees; negative where a window reaches beyond the first one."""
+    at: Any = position
+    first: P = at - at % window.size if isinstance(window, Chunk) else at - window + 1
+    return first
+
+
+def most_keys(window: Window | None) -> int | None:
+    """The most keys that a query sees; None: all earlier ones."""
+    return window.size if isinstance(window, Chunk) else window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,14 +177,15 @@ class ScoreConfig:
     """What the softmax is taken of, from queries and keys.
 
     `scale` multiplies q·k. `window` W: a query at position p sees keys p-W+1 … p (itself
-    included). With a `cap` c a scaled score s is `c · tanh(s / c)`, before the mask (Gemma 2).
-    `growth` scales the rotated queries. With `slopes`, one per head, a score is lowered by the
-    slope times the key's distance (ALiBi, Press et al. 2021). With `sinks` every head has an
-    additional learned score in the softmax's denominator, so weights sum to less than 1 (gpt-oss).
+    included), or those of its `Chunk` up to p (Llama 4). With a `cap` c a scaled score s is
+    `c · tanh(s / c)`, before the mask (Gemma 2). `growth` scales the rotated queries. With
+    `slopes`, one per head, a score is lowered by the slope times the key's distance (ALiBi, Press
+    et al. 2021). With `sinks` every head has an additional learned score in the softmax's
+    denominator, so weights sum to less than 1 (gpt-oss).
     """
 
     scale: float
-    window: int | None = None
+    window: Window | None = None
     cap: float | None = None
     growth: QueryGrowth | None = None
     slopes: tuple[float, ...] = ()

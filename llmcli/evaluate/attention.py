@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmcli.config.attention import Chunk
 from llmcli.evaluate.dots import Contraction, Dot, Operands
 from llmcli.evaluate.numbers import Of, fact
 from llmcli.evaluate.rule import Numbers, Rule, symbol
@@ -28,6 +29,10 @@ class Score(Contraction[ops.Score]):
         masked = f"mask {mask} = −∞: token {query} may not attend to token {key}"
         if key > query:
             return f"{masked}, which comes after it"
+        if isinstance(window, Chunk):
+            first = query // window.size * window.size
+            own = f"its chunk of {window.size} tokens, which begins with token {first}"
+            return f"{masked}: it sees only {own}" if key < first else ""
         if window == 1 and query != key:
             return f"{masked}: it sees only itself"
         if window is not None and query - key >= window:
@@ -38,7 +43,9 @@ class Score(Contraction[ops.Score]):
         """Mask of keys hidden from the queries at `positions`, `[T, S]`."""
         at_T1, at_S = torch.tensor(positions)[:, None], torch.arange(keys)
         hidden_TS = at_S > at_T1
-        if (window := self.op.config.window) is not None:
+        if isinstance(window := self.op.config.window, Chunk):
+            return hidden_TS | (at_S // window.size != at_T1 // window.size)
+        if window is not None:
             hidden_TS = hidden_TS | (at_T1 - at_S >= window)
         return hidden_TS
 

@@ -18,6 +18,7 @@ from llmcli.families.read import (
     GGUF_PARALLEL,
     GGUF_SCALES,
     GGUF_WINDOWS,
+    hf_rotated,
     hf_slides,
     hf_window,
 )
@@ -146,18 +147,7 @@ def _smollm3(m: Draft) -> None:
     GGUF files do not record which layers lack RoPE, and llama.cpp has no windows here.
     """
     values, count = m.values, len(m.attention)
-    if m.hf and values.has("no_rope_layers"):  # 1: a layer with rotary positions
-        listed = values.raw("no_rope_layers")
-        if not isinstance(listed, list) or len(listed) != count or not all(
-            isinstance(one, int) and one in (0, 1) for one in listed
-        ):  # fmt: skip
-            raise values.wrong("no_rope_layers", f"0 or 1 for each of {count} layers")
-        rotated = [bool(one) for one in listed]
-    else:
-        interval = 4
-        if m.hf:
-            interval = values.integer("no_rope_layer_interval", interval, most=MOST["layers"])
-        rotated = [(index + 1) % interval != 0 for index in range(count)]
+    rotated = hf_rotated(values if m.hf else Values({}), count)
     window = hf_window(values) if m.hf and values.flag("use_sliding_window", False) else None
     slides = [not one for one in rotated]
     if m.hf and values.has("layer_types"):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from llmcli.config.attention import Window, most_keys
 from llmcli.config.formats import ACTIVATION_BYTES, DECODED_AT_ONCE, DEEP, DEQUANTIZED_AT_ONCE, RUN
 from llmcli.config.latent import LatentConfig
 from llmcli.config.model import ModelConfig
@@ -183,9 +184,10 @@ class _Chunk:
     def _sizes(self, name: str) -> Mapping[str, int]:
         return self.model.sizes(self.specs[name].layer)
 
-    def _is_masked(self, window: int | None) -> bool:
+    def _is_masked(self, window: Window | None) -> bool:
         """Whether a mask is needed: not for a triangle from position 0 (`nn.step`)."""
-        return self.keys > self.tokens or (window is not None and window < self.tokens)
+        most = most_keys(window)
+        return self.keys > self.tokens or (most is not None and most < self.tokens)
 
     def _product(self, inputs: int, columns: int) -> int:
         """Maximum bytes of a kernel for `[rows, inputs] · [inputs, columns]`, one thread.

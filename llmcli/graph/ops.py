@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from llmcli.config.attention import RopeConfig, ScoreConfig
+from llmcli.config.attention import Chunk, RopeConfig, ScoreConfig, Window, first_key
 from llmcli.config.latent import LatentConfig
 from llmcli.config.mlp import ACTIVATIONS, Activation, GateClamp
 from llmcli.config.norm import NormConfig
@@ -347,7 +347,8 @@ class Score(Op):
         scaled = f" / {self.root}" if self.usual else f" · {own.scale:g}" * (own.scale != 1)
         product = f"{letter(self.query)} {letter(self.key)}ᵀ{scaled}"
         if (grown := own.growth) is not None:
-            product += f" · (1 + {grown.beta:g} · ln(1 + ⌊position / {grown.original}⌋))"
+            at = f"(position + {grown.first})" if grown.first else "position"
+            product += f" · (1 + {grown.beta:g} · ln(1 + ⌊{at} / {grown.original}⌋))"
         if own.slopes:
             product += " − slope · distance"
         if own.cap is not None:
@@ -411,7 +412,7 @@ class Mix(Op):
     value: str
     query: str
     group: int
-    window: int | None
+    window: Window | None
     latent: LatentConfig | None = None
     signed: bool = False
     state: str = ""
@@ -553,17 +554,24 @@ class Opaque(Op):
         return 2 * call.batch * tokens * each, 0
 
 
-def visible_pairs(tokens: int, past: int, window: int | None) -> int:
+def visible_pairs(tokens: int, past: int, window: Window | None) -> int:
     """Number of (query, key) pairs not hidden by a causal mask with an optional window.
 
-    A query at position p sees p + 1 keys, or the last `window` of them, itself included.
+    A query at position p sees p + 1 keys, or the last `window` of them, itself included, or those
+    of its chunk.
     """
+    if isinstance(window, Chunk):
+        size = window.size
+        starts = ((end // size, end % size) for end in (past, past + tokens))
+        whole = size * (size + 1) // 2
+        before, after = (n * whole + rest * (rest + 1) // 2 for n, rest in starts)
+        return after - before
     if window is None or window >= past + tokens:
         return tokens * past + tokens * (tokens + 1) // 2
     growing = max(0, min(tokens, window - past))  # queries that still see every key before them
     return growing * past + growing * (growing + 1) // 2 + (tokens - growing) * window
 
 
-def visible_keys(call: Call, window: int | None) -> int:
+def visible_keys(call: Call, window: Window | None) -> int:
     """Number of keys per sequence that at least one new token sees."""
-    return call.keys if window is None else min(call.keys, call.tokens + window - 1)
+    return call.keys if window is None else call.keys - max(0, first_key(call.past, window))

@@ -97,6 +97,23 @@ class Weigh(Op):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WeighInput(Op):
+    """`Xₑ[k] = g[k] · X`: the input of each chosen expert, `[K, T, D]`."""
+
+    share: str
+    source: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Weights, and the input of all experts."""
+        return (self.share, self.source)
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`Xₑ = g[k] · X`."""
+        return f"{own} = {letter(self.share)}[k] · {letter(self.source)}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExpertProject(Op):
     """`G[k] = X W[e_k] + b[e_k]`: each token's rows times its chosen matrices, `[K, T, N]`.
 
@@ -137,9 +154,12 @@ class ExpertProject(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class SumExperts(Op):
-    """`Y = Σ_k g[k] · O[k] + Z`: weighted outputs of chosen experts plus `also`, `[T, D]`."""
+    """`Y = Σ_k g[k] · O[k] + Z`: weighted outputs of chosen experts plus `also`, `[T, D]`.
 
-    share: str
+    Without a `share` the outputs are not weighted.
+    """
+
+    share: str | None
     value: str
     also: str | None
 
@@ -151,4 +171,5 @@ class SumExperts(Op):
     def formula(self, own: str, letter: Letter) -> str:
         """`Y = Σ_k g O + Z`."""
         also = "" if self.also is None else f" + {letter(self.also)}"
-        return f"{own} = Σ_k {letter(self.share)}[k] · {letter(self.value)}[k]{also}"
+        share = "" if self.share is None else f"{letter(self.share)}[k] · "
+        return f"{own} = Σ_k {share}{letter(self.value)}[k]{also}"

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from llmcli.config.attention import AttentionConfig
+from llmcli.config.attention import AttentionConfig, Chunk
 from llmcli.config.norm import JoinedNorm
 from llmcli.graph.parts.attention import fused_kernel, mixed, of_layer
 from llmcli.nn.linear import Linear
@@ -83,8 +83,10 @@ class Attention(SoftmaxMap):
             q_BHTd, gate_BTG = self._queries(x_BTD, step)
             k_BKSd, v_BKSe = step.shared_kv[self.keys_of]
         q_BHTd = self._grown(q_BHTd, step.positions)
-        # only our kernels, which read float32 queries, support a cap and sinks; none has slopes
-        kernels = step.cached and self.slopes_H is None
+        # only our kernels, which read float32 queries, support a cap and sinks; none has slopes or
+        # chunks
+        window = None if isinstance(own.window, Chunk) else own.window
+        kernels = step.cached and self.slopes_H is None and window == own.window
         unfused = own.cap is not None or own.sinks
         widened = unfused and compiled.runs(q_BHTd)
         wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
@@ -93,13 +95,13 @@ class Attention(SoftmaxMap):
         elif kernels and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
             z_BHTe = compiled.attend(
                 wide_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=own.scale,
-                window=own.window, cap=own.cap, sinks_H=self.sinks_H,
+                window=window, cap=own.cap, sinks_H=self.sinks_H,
             ).to(q_BHTd.dtype)  # fmt: skip
         elif kernels and step.fixed and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
             slots = slice(0, step.keys)
             z_BHTe = on_card.attend(
                 q_BHTd, k_BKSd[:, :, slots], v_BKSe[:, :, slots], step.starts_B,
-                scale=own.scale, window=own.window, cap=own.cap, sinks_H=self.sinks_H,
+                scale=own.scale, window=window, cap=own.cap, sinks_H=self.sinks_H,
             )  # fmt: skip
         else:
             parts = [
@@ -276,7 +278,8 @@ class Attention(SoftmaxMap):
         if growth is None:
             return q_BHtd
         wide = torch.promote_types(q_BHtd.dtype, torch.float32)
-        steps = torch.div(positions, growth.original, rounding_mode="floor").to(wide)
+        at = positions + growth.first
+        steps = torch.div(at, growth.original, rounding_mode="floor").to(wide)
         factor_t = 1 + growth.beta * torch.log1p(steps)
         factor_t = factor_t.unsqueeze(1) if factor_t.ndim > 1 else factor_t
         return (q_BHtd * factor_t.unsqueeze(-1)).to(q_BHtd.dtype)

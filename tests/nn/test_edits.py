@@ -6,6 +6,7 @@ from covers import covered
 from small_models import random_model
 from zoo import MODELS, keeping_keys
 
+from llmcli.config.attention import first_key
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.graph.graph import graph
@@ -153,7 +154,7 @@ def test_doubled_scores_and_patterns_reach_the_values(model):
         group = layer.heads // layer.kv_heads
         hidden = tokens[None] > tokens[:, None]
         if own.window is not None:
-            hidden |= tokens[None] <= tokens[:, None] - own.window
+            hidden |= tokens[None] < first_key(tokens[:, None], own.window)
         for leaf in ("scores", "pattern"):
             _, seen = run(model, double(f"{prefix}.{leaf}"))
             q, k = (seen[name] for name in graph(model.config).entering(i))

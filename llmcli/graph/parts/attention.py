@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.config.attention import AXES, AttentionConfig, ProportionalScaling
+from llmcli.config.attention import AXES, AttentionConfig, Chunk, ProportionalScaling, most_keys
 from llmcli.config.norm import JoinedNorm
 from llmcli.graph.node import Kernel, PartGraph, Site
 from llmcli.graph.ops import Activate, Add, Gate, HeadShare, Mix, Rotate, Score, Softmax
@@ -179,9 +179,10 @@ def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
         details = (*details, "values are the keys' projection")
     if a.kv.norm is not None:
         details = (*details, "values normalized")
+    kind = "full attention" if own.window is None else "sliding window"
+    kind = "chunked attention" if isinstance(own.window, Chunk) else kind
     return {
-        "kind": "full attention" if own.window is None else "sliding window",
-        "window": own.window, "heads": a.heads, "kv_heads": a.kv_heads, "head_dim": a.head_dim,
-        "value_dim": a.value_dim, "rotary": a.rope is not None, "qk_norm": a.qk_norm is not None,
-        "details": details,
+        "kind": kind, "window": most_keys(own.window), "heads": a.heads, "kv_heads": a.kv_heads,
+        "head_dim": a.head_dim, "value_dim": a.value_dim, "rotary": a.rope is not None,
+        "qk_norm": a.qk_norm is not None, "details": details,
     }  # fmt: skip

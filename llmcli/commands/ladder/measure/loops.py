@@ -21,7 +21,7 @@ from llmcli.commands.ladder.measure.weights import (
     Weights,
 )
 from llmcli.commands.ladder.report import Work
-from llmcli.config.attention import AttentionConfig, ScoreConfig
+from llmcli.config.attention import AttentionConfig, ScoreConfig, first_key
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig
 from llmcli.config.norm import JoinedNorm
@@ -109,7 +109,7 @@ class Loops(Walk):
         """The query of token i as it enters the scores."""
         growth = layer.config.scores.growth
         q_k = self._rotated(self.head_of(t_d, layer.q, head), i, layer.config)
-        factor = 1.0 if growth is None else 1 + growth.beta * math.log1p(i // growth.original)
+        factor = 1.0 if growth is None else growth.at(i)
         return [x * factor for x in q_k]
 
     def key(self, t_d: Vector, j: int, layer: AttentionWeights, head: int) -> Vector:
@@ -162,7 +162,7 @@ def add_weighted(total: Vector, weight: float, v: Vector) -> Vector:
 
 def seen(i: int, scores: ScoreConfig) -> range:
     """The tokens that token i may see: those up to itself, or the last `window` of them."""
-    return range(0 if scores.window is None else max(0, i + 1 - scores.window), i + 1)
+    return range(0 if scores.window is None else max(0, first_key(i, scores.window)), i + 1)
 
 
 @shown

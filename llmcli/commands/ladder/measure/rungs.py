@@ -33,7 +33,7 @@ from llmcli.commands.ladder.measure.weights import (
     Weights,
     side_by_side,
 )
-from llmcli.config.attention import AttentionConfig, ScoreConfig
+from llmcli.config.attention import AttentionConfig, ScoreConfig, first_key
 from llmcli.engine.session import Session
 from llmcli.parts.attention import Attention
 
@@ -107,7 +107,8 @@ class HeadByHead(Walk):
         growth = mixer.scores.growth
         if letter == "Q" and growth is not None:
             # 1 + β ln(1 + ⌊p / original⌋) of each position p
-            steps = torch.div(self.positions, growth.original, rounding_mode="floor")
+            at = self.positions + growth.first
+            steps = torch.div(at, growth.original, rounding_mode="floor")
             factors = (1 + growth.beta * torch.log1p(steps.double())).to(self.weights.W_E)
             x_nk = self.each(lambda x, f: x * f, x_nk, self.unstacked(factors.unsqueeze(-1)))
         return x_nk
@@ -146,7 +147,7 @@ class VectorRows(HeadByHead):
         """`softmax(q Kᵀ / √(d/h)) V` of every query, over the tokens that it may see."""
         c_ne = []
         for i, q_k in enumerate(q_nk):
-            first = 0 if scores.window is None else max(0, i + 1 - scores.window)
+            first = 0 if scores.window is None else max(0, first_key(i, scores.window))
             k_mk, v_me = k_nk[first : i + 1], v_ne[first : i + 1]
             k_km = k_mk.mT  # Kᵀ
             s_m = q_k @ k_km * scores.scale  # s = q Kᵀ / √(d/h)
@@ -203,7 +204,8 @@ class Matrices(HeadByHead):
             hidden = torch.full((self.count, self.count), -torch.inf)
             m_nm = hidden.triu(1)
             if scores.window is not None:
-                m_nm = m_nm + hidden.tril(-scores.window)
+                at = torch.arange(self.count)
+                m_nm = m_nm.masked_fill(at < first_key(at[:, None], scores.window), -torch.inf)
             self.masks[scores.window] = m_nm.to(self.weights.W_E)
         return self.masks[scores.window]
 
@@ -357,7 +359,7 @@ class KeyValueCache(CombinedQKV):
         window, cache = layer.config.scores.window, self.caches[layer.block]
         cache.write(k_gnk, v_gne, self.first)
         last = self.first + self.count
-        first = 0 if window is None or not self.first else max(0, last - window)
+        first = 0 if window is None or not self.first else max(0, first_key(last - 1, window))
         k_gmk, v_gme = cache.keys[..., first:last, :], cache.values[..., first:last, :]
         return k_gmk, v_gme
 

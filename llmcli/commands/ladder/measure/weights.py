@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from llmcli.commands.ladder.measure.record import shown
-from llmcli.config.attention import AttentionConfig, DynamicScaling, LongRopeScaling
+from llmcli.config.attention import AttentionConfig, Chunk, DynamicScaling, LongRopeScaling
 from llmcli.config.latent import LatentConfig
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import Branch, LayerConfig, ModelConfig
@@ -203,6 +203,8 @@ def require_supported(config: ModelConfig) -> None:
                     what, hint = f"the keys and values of block {part.kv.layer}", others
                 case AttentionConfig() if part.kv.equal:
                     what, hint = "values that are the keys", others
+                case AttentionConfig() if isinstance(part.scores.window, Chunk):
+                    what, hint = "attention within chunks", others
                 case AttentionConfig() if part.scores.slopes:
                     what, hint = "scores lowered by distance", others
                 case AttentionConfig() if part.clip is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from llmcli.config.attention import (
     AttentionConfig,
+    Chunk,
     DynamicScaling,
     FrequencyFactors,
     KeysValues,
@@ -219,6 +220,16 @@ BLOCKS: dict[str, ModelConfig] = {
     ),
     "caps": llama(
         layer(cap=1.5), layer(cap=0.7, window=3), head=HeadConfig(tied=True, cap=2.0),
+    ),
+    "chunks": llama(
+        layer(window=Chunk(size=3)), layer(window=Chunk(size=5), qk_norm=WEIGHTLESS, kv_heads=1),
+        layer(rope=None, growth=QueryGrowth(beta=0.5, original=3, first=1)),
+    ),
+    "weighted inputs of experts": llama(
+        layer(mixture(
+            chosen=1, scores="sigmoid", weighs_input=True, own={"shared": SharedConfig(hidden=14)}
+        )),
+        layer(mixture(scores="sigmoid", weighs_input=True)),
     ),
     "growing queries": llama(
         layer(growth=QueryGrowth(beta=0.5, original=3)),
