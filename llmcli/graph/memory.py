@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+from llmcli.config.attention import Window, most_keys
 from llmcli.config.formats import ACTIVATION_BYTES, DECODED_AT_ONCE, DEEP, DEQUANTIZED_AT_ONCE, RUN
 from llmcli.config.latent import LatentConfig
 from llmcli.config.model import ModelConfig
@@ -195,9 +196,10 @@ class _Chunk:
     def _sizes(self, name: str) -> Mapping[str, int]:
         return self.model.sizes(self.specs[name].layer)
 
-    def _is_masked(self, window: int | None) -> bool:
+    def _is_masked(self, window: Window | None) -> bool:
         """Whether a mask is needed: not for a triangle from position 0 (`nn.step`)."""
-        return self.keys > self.tokens or (window is not None and window < self.tokens)
+        most = most_keys(window)
+        return self.keys > self.tokens or (most is not None and most < self.tokens)
 
     def _product(self, inputs: int, columns: int) -> int:
         """Maximum bytes of a kernel for `[rows, inputs] · [inputs, columns]`, one thread.
@@ -228,7 +230,7 @@ class _Chunk:
         # the fused kernel's sum of every row, and one thread's tile of scores
         found = self.rows * heads * wide + _TILE[0] * (_TILE[1] + 2 + sizes["dv"]) * wide
         sinks = isinstance(softmax, Softmax) and softmax.sink is not None
-        unfused, sloped = score.cap is not None or sinks, bool(score.slopes)
+        unfused, sloped = score.config.cap is not None or sinks, bool(score.config.slopes)
         if unfused and not sloped and self.size <= 4 and not self.cuda:  # our kernel, in float32
             return found + self.rows * heads * dims * wide * (self.size < 4)
         if sloped or (unfused and self.size != 4):  # no kernel: blocks of queries
