@@ -128,21 +128,21 @@ class Inventory:
             for revision in repository.revisions:
                 if revision.files and _is_of(entry, repository, revision):
                     return stored_as(entry.name, repository, revision, files_of(revision))
+        model = StoredModel(name=entry.name, place="nowhere", bytes=entry.size, state="not fetched")
         if entry.repository is not None or entry.file is None or not entry.is_cached():
-            return Stored(model=StoredModel(
-                name=entry.name, place="nowhere", bytes=entry.size, revision=entry.revision,
-                state="not fetched",
-            ))  # fmt: skip
+            return Stored(model=replace(model, revision=entry.revision))
         files = list(sizes(entry.file))
-        return Stored(model=StoredModel(
-            name=entry.name,
-            place="llmcli cache" if entry.folder is None else "package",
+        own = entry.folder is None
+        found = replace(
+            model,
+            place="llmcli cache" if own else "package",
             path=str(entry.file),
             bytes=sum(size for size, _ in files),
             files=len(files),
-            last_used=max(used for _, used in files) if entry.folder is None else None,
+            last_used=max((used for _, used in files), default=None) if own else None,
             state=COMPLETE,
-        ))  # fmt: skip
+        )
+        return Stored(model=found)
 
 
 def _scan(path: Path) -> CachedRepository:
@@ -283,23 +283,24 @@ def _on_disk(files: Iterable[CachedFileInfo]) -> int:
 
 def sizes(path: Path) -> Iterator[tuple[int, float]]:
     """Bytes and last use of a file, or of each below a directory; links count 0 bytes."""
-    files = [path]
-    if path.is_dir() and not path.is_symlink():
-        files = [Path(where) / name for where, _, names in os.walk(path) for name in names]
-    for file in files:
+    for file in [path] if path.is_symlink() else _files_at(path):
         with contextlib.suppress(OSError):
             status = os.lstat(file)
             size = status.st_size if stat.S_ISREG(status.st_mode) else 0
             yield size, max(status.st_atime, status.st_mtime)
 
 
+def _files_at(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    return [Path(where) / name for where, _, names in os.walk(path) for name in names]
+
+
 def bytes_at(path: Path) -> int:
     """Bytes of the model at `path`: a file with all its parts, or the files of a directory."""
-    found = [path.with_name(name) for name in part_names(path.name) or (path.name,)]
-    if path.is_dir():
-        found = [Path(where) / name for where, _, names in os.walk(path) for name in names]
+    parts = map(path.with_name, part_names(path.name) or (path.name,))
     sizes = {}
-    for file in found:
+    for file in _files_at(path) if path.is_dir() else parts:
         with contextlib.suppress(OSError):
             status = file.stat()
             sizes[status.st_dev, status.st_ino] = status.st_size

