@@ -18,6 +18,7 @@ from llmcli.checkpoints.files import shown, why
 from llmcli.checkpoints.folder import INDEX
 from llmcli.checkpoints.hub.library import PREFIX, hub_cache
 from llmcli.checkpoints.hub.listing import BROKEN, COMPLETE, WEIGHTS, absent, emptied, state_of
+from llmcli.checkpoints.names import HubId
 from llmcli.checkpoints.split import part_names
 from llmcli.records.models import CacheUse, StoredModel
 
@@ -126,11 +127,12 @@ class Inventory:
     def _of_catalog(self, entry: CatalogEntry) -> Stored:
         for repository in self.repositories:
             for revision in repository.revisions:
-                if revision.files and _is_of(entry, repository, revision):
+                if revision.files and _commit(repository, revision) == entry.hub_id:
                     return stored_as(entry.name, repository, revision, files_of(revision))
         model = StoredModel(name=entry.name, place="nowhere", bytes=entry.size, state="not fetched")
-        if entry.repository is not None or entry.file is None or not entry.is_cached():
-            return Stored(model=replace(model, revision=entry.revision))
+        if entry.file is None or not entry.is_cached():
+            commit = entry.hub_id.revision if entry.hub_id else None
+            return Stored(model=replace(model, revision=commit))
         files = list(sizes(entry.file))
         own = entry.folder is None
         found = replace(
@@ -197,11 +199,11 @@ def _within(repository: CachedRepoInfo) -> CachedRepoInfo:
 
 def pinned(repository: CachedRepository, revision: CachedRevisionInfo) -> bool:
     """Whether the revision is pinned by a catalog entry."""
-    return any(_is_of(entry, repository, revision) for entry in CATALOG.values())
+    return any(_commit(repository, revision) == entry.hub_id for entry in CATALOG.values())
 
 
-def _is_of(entry: CatalogEntry, repository: CachedRepository, revision: CachedRevisionInfo) -> bool:
-    return entry.repository == repository.name and entry.revision == revision.commit_hash
+def _commit(repository: CachedRepository, revision: CachedRevisionInfo) -> HubId:
+    return HubId(repository=repository.name, revision=revision.commit_hash)
 
 
 def name_of(repository: CachedRepository, revision: CachedRevisionInfo) -> str:

@@ -37,7 +37,7 @@ def on_the_hub(spec: str, revision: str | None) -> HubId | None:
         if entry.hub_id is not None:
             return entry.hub_id
         if (hub := entry.hub) and entry.wheel is None and not entry.is_cached():
-            return HubId(repository=hub.repository, revision=hub.revision, file=hub.file)
+            return hub
     return found if isinstance(found, HubId) else None
 
 
