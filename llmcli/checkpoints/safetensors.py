@@ -119,7 +119,7 @@ def _tensors(document: dict[str, Any], path: Path, begin: int, size: int) -> dic
             raise ValueError(
                 f"`{shown(info.name)}` overlaps its neighbour or leaves a hole at {end - begin}"
             )
-        end += info.nbytes
+        end = info.offset + info.nbytes
     if end != size:
         cause = "is truncated" if end > size else "has bytes that no tensor owns"
         raise ValueError(f"it {cause}: {end} bytes expected, {size} found")
