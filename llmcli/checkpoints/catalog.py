@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from llmcli import xdg
-from llmcli.checkpoints.names import HubId
+from llmcli.checkpoints.names import HubId, parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +194,16 @@ CATALOG = {
         ),
     )
 }
+
+
+def named(spec: str, revision: str | None = None) -> Path | HubId | CatalogEntry | str:
+    """The path, hub id or file of the catalog that `spec` names; `spec` itself if it is unknown.
+
+    No lookups. Raises errors of `parse`.
+    """
+    found = parse(spec, revision=revision)
+    entry = CATALOG.get(found) if isinstance(found, str) else None
+    return found if entry is None else entry.hub_id or entry
 
 
 def cache_dir() -> Path:
