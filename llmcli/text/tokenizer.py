@@ -37,23 +37,22 @@ _PIECES, _FROM_GGUF, _FROM_JSON = 235, 570, 890  # pieces: 170 until a text is e
 class Tokenizer:
     """Text ↔ ids. Created by `load_tokenizer`; `name` describes its kind.
 
-    `strings[id]`: the token as in the file (None: no token); `literal`: ids that decode to their
-    own string, independent of the spelling; `silent`: ids that decode to nothing. `prefix`: ids
-    that the tokenizer prepends by default (usually BOS).
+    `strings[id]`: the token as in the file (None: no token); `silent`: ids that decode to nothing.
+    `prefix`: ids that the tokenizer prepends by default (usually BOS).
 
-    `added`: tokens matched in the text here; None (tokenizer.json): the `tokenizers` library
-    matches them by its own rules. `inside`: encodes stretches that do not begin the text, if they
-    differ (no leading space). `filler`: an id of the library for bytes that the vocabulary lacks;
-    such bytes are dropped, as in llama.cpp and transformers. `split_special`: special tokens in a
-    text are always plain text (transformers' `split_special_tokens`). `line_ends` (with `added`):
-    tokens for whole runs of line ends, not merged from parts. `notes`: hints for users.
+    `added`: tokens matched in the text here, which decode to their own string, independent of the
+    spelling; None (tokenizer.json): the `tokenizers` library matches them by its own rules.
+    `inside`: encodes stretches that do not begin the text, if they differ (no leading space).
+    `filler`: an id of the library for bytes that the vocabulary lacks; such bytes are dropped, as
+    in llama.cpp and transformers. `split_special`: special tokens in a text are always plain text
+    (transformers' `split_special_tokens`). `line_ends` (with `added`): tokens for whole runs of
+    line ends, not merged from parts. `notes`: hints for users.
     """
 
     name: str
     backend: tokenizers.Tokenizer | PieceEncoder
     strings: Sequence[str | None]
     spelling: Spelling
-    literal: frozenset[int] = frozenset()
     silent: frozenset[int] = frozenset()
     special_ids: frozenset[int]
     bos_id: int | None
@@ -159,7 +158,7 @@ class Tokenizer:
         if not self.has(token) or token in self.silent:
             return b""
         string = self.strings[token] or ""
-        if token in self.literal:
+        if self.added is not None and token in self.added.tokens:
             return literal_bytes(string)
         return self.spelling.to_bytes(string, first=first)
 
