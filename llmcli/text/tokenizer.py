@@ -13,6 +13,7 @@ from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, LlmcliError, UsageError
 from llmcli.records.text import TokenPiece
 from llmcli.text.portions import PORTION, divisible, portions
+from llmcli.text.segments import Markers
 from llmcli.text.spelling import Spelling, literal_bytes
 from llmcli.text.stream import StreamDecoder
 
@@ -76,6 +77,11 @@ class Tokenizer:
         """Whether ids are prepended by default."""
         return bool(self.prefix)
 
+    @cached_property
+    def marker_ids(self) -> frozenset[int]:
+        """Special tokens in the markers of the chat template, which belong to an answer's text."""
+        return Markers.of_tokenizer(self).special_ids(self)
+
     @property
     def nbytes(self) -> int:
         """Approximate bytes of memory, including modules."""
@@ -130,13 +136,13 @@ class Tokenizer:
         return False if begins else None
 
     def decode(
-        self, ids: Iterable[int], *, skip_special: bool = True, shown: frozenset[int] = frozenset()
+        self, ids: Iterable[int], *, skip_special: bool = True, markers: bool = False
     ) -> str:
         """Text of `ids`; invalid UTF-8 becomes U+FFFD, unknown ids are skipped.
 
-        `shown`: special tokens that are not hidden.
+        `markers`: special tokens in `marker_ids` are not hidden.
         """
-        stream = StreamDecoder(self, skip_special=skip_special, shown=shown)
+        stream = StreamDecoder(self, skip_special=skip_special, markers=markers)
         return b"".join(map(stream.push_bytes, ids)).decode("utf-8", "replace")
 
     def has(self, token: int) -> bool:
