@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmcli.config.attention import Chunk
 from llmcli.evaluate.dots import Contraction, Dot, Operands
 from llmcli.evaluate.numbers import Of, fact
 from llmcli.evaluate.rule import Numbers, Rule, symbol
@@ -23,11 +24,15 @@ class Score(Contraction[ops.Score]):
 
     def hides(self, query: int, key: int) -> str:
         """The reason why the key is masked for the query; empty if it is not."""
-        window = self.op.window
+        window = self.op.config.window
         mask = symbol("M", query, key)
         masked = f"mask {mask} = −∞: token {query} may not attend to token {key}"
         if key > query:
             return f"{masked}, which comes after it"
+        if isinstance(window, Chunk):
+            first = query // window.size * window.size
+            own = f"its chunk of {window.size} tokens, which begins with token {first}"
+            return f"{masked}: it sees only {own}" if key < first else ""
         if window == 1 and query != key:
             return f"{masked}: it sees only itself"
         if window is not None and query - key >= window:
@@ -38,8 +43,10 @@ class Score(Contraction[ops.Score]):
         """Mask of keys hidden from the queries at `positions`, `[T, S]`."""
         at_T1, at_S = torch.tensor(positions)[:, None], torch.arange(keys)
         hidden_TS = at_S > at_T1
-        if self.op.window is not None:
-            hidden_TS = hidden_TS | (at_T1 - at_S >= self.op.window)
+        if isinstance(window := self.op.config.window, Chunk):
+            return hidden_TS | (at_S // window.size != at_T1 // window.size)
+        if window is not None:
+            hidden_TS = hidden_TS | (at_T1 - at_S >= window)
         return hidden_TS
 
     @property
@@ -56,7 +63,8 @@ class Score(Contraction[ops.Score]):
         return size + self._slope(head) * query + values.least
 
     def _slope(self, head: int) -> float:
-        return self.op.slopes[head] if self.op.slopes else 0.0
+        slopes = self.op.config.slopes
+        return slopes[head] if slopes else 0.0
 
     def _contract(self, values: Numbers, of: Of) -> Tensor:
         """Head by head, scaled and lowered by distance."""
@@ -64,15 +72,15 @@ class Score(Contraction[ops.Score]):
         s_HTS = _by_head("td,sd->ts", of(values[self.op.query]), k_KSd, self.op.group)
         factors = [self.op.factor(position) for position in values.positions]
         s_HTS = s_HTS * of(torch.tensor(factors, dtype=torch.float64)[:, None])
-        if not self.op.slopes:
+        if not self.op.config.slopes:
             return s_HTS
-        slopes_H11 = torch.tensor(self.op.slopes, dtype=torch.float64)[:, None, None]
+        slopes_H11 = torch.tensor(self.op.config.slopes, dtype=torch.float64)[:, None, None]
         distance_TS = torch.tensor(values.positions)[:, None] - torch.arange(s_HTS.shape[-1])
         return s_HTS + of(-slopes_H11 * distance_TS.clamp_min(0))
 
     def tensor(self, values: Numbers) -> Tensor:
         """Head by head, capped and masked."""
-        s_HTS, cap = super().tensor(values), self.op.cap
+        s_HTS, cap = super().tensor(values), self.op.config.cap
         if cap is not None:
             s_HTS = (s_HTS / cap).tanh() * cap
         return s_HTS.masked_fill_(self.hidden(values.positions, s_HTS.shape[-1]), -math.inf)
@@ -98,14 +106,14 @@ class Score(Contraction[ops.Score]):
 
     def _finish(self, found: Operands, index: tuple[int, ...], summed: float) -> tuple[Fact, ...]:
         """The scale, the slope and the cap."""
-        width, factor, cap = self.op.head_dim, self.op.factor(index[1]), self.op.cap
+        width, factor, cap = self.op.head_dim, self.op.factor(index[1]), self.op.config.cap
         value = summed * factor
-        if self.op.usual and self.op.growth is None:
+        if self.op.usual and self.op.config.growth is None:
             scaled = fact(f"Σ / √{width} = {{}} / {{}}", value, summed, math.sqrt(width))
         else:
             scaled = fact("Σ · scale = {} · {}", value, summed, factor)
         after = [scaled]
-        if self.op.slopes:
+        if self.op.config.slopes:
             slope, distance = self._slope(index[0]), float(index[1] - index[2])
             score, value = value, value - slope * distance
             formula = "score − slope · distance = {} − {} · {}"
@@ -130,7 +138,7 @@ class Softmax(Rule[ops.Softmax]):
     @property
     def formula(self) -> str:
         """The formula, continued by that of S."""
-        product = self.scores.op.product(self.letter_of)
+        product = self.scores.op.right_side(self.scores.letter, self.letter_of)
         return f"{super().formula} = {self.op.of(product, self.letter_of)}"
 
     @property

@@ -266,7 +266,10 @@ class SumExperts(Contraction[routing.SumExperts]):
 
     def _contract(self, values: Numbers, of: Of) -> Tensor:
         """Expert by expert."""
-        out_TD = (of(values[self.op.share]).t()[..., None] * of(values[self.op.value])).sum(0)
+        out_KTD = of(values[self.op.value])
+        if self.op.share is not None:
+            out_KTD = of(values[self.op.share]).t()[..., None] * out_KTD
+        out_TD = out_KTD.sum(0)
         return out_TD if self.op.also is None else out_TD + of(values[self.op.also])
 
     def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
@@ -278,17 +281,20 @@ class SumExperts(Contraction[routing.SumExperts]):
             bias = self.cell(op.also, *index), float(values[op.also][index])
 
         def inputs(at: int) -> tuple[Cell, ...]:
-            found = [(op.value, (at, token, i)), (op.share, (token, at))]
+            found: list[Cell] = [(op.value, (at, token, i))]
+            found += [] if op.share is None else [(op.share, (token, at))]
             if op.also is not None and bias is not None:
                 leads = abs(bias[1]) > abs(weights[at] * outputs[at])
-                found.insert(0 if leads else 2, (op.also, (token, i)))
+                found.insert(0 if leads else len(found), (op.also, (token, i)))
             return tuple(found)
 
-        weights = values[op.share][token].tolist()
+        weights, weight = [1.0] * len(outputs), "1"
+        if op.share is not None:
+            weights, weight = values[op.share][token].tolist(), self.cell(op.share, token, "k")
         return Operands(
             x=weights,
             y=outputs,
-            cells=(self.cell(op.share, token, "k"), self.cell(op.value, "k", token, i)),
+            cells=(weight, self.cell(op.value, "k", token, i)),
             inputs=inputs,
             over="k",
             bias=bias,

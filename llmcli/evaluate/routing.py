@@ -245,6 +245,26 @@ class Weigh(Rule[routing.Weigh]):
         return values[self.op.source].gather(-1, values[self.op.chosen].long())
 
 
+class WeighInput(Rule[routing.WeighInput]):
+    """`Xₑ[k] = g[k] · X`: the input of each chosen expert, `[K, T, D]`."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """Expert by expert."""
+        return values[self.op.share].t()[..., None] * values[self.op.source]
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """The result: one product."""
+        return self.tensor(values).abs()
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """A weight and a number of the input."""
+        place, token, i = index
+        follow = ((self.op.source, (token, i)), (self.op.share, (token, place)))
+        x, weight = (leaf(float(values[name][at]), self.cell(name, *at)) for name, at in follow)
+        made = weight * x
+        return Element(value=float(made.x), after=made.facts(), follow=follow)
+
+
 def _largest(x: Tensor, count: int) -> Tensor:
     """Indices of the `count` largest; the first of equal ones."""
     return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
