@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ from llmcli.commands.timing.report import Stage
 from llmcli.families.family import families
 from llmcli.records.machine import Ceilings, Environment, MachineLoad, MatrixRate, ReadRate
 
+RESULTS = Path(__file__).parents[1] / "data" / "llama_bench"
 # which kernels computed is shown for what was measured alone
 MACHINE = {
     "python": "3.11.7", "platform": "Linux-6.1.0-x86_64-with-glibc2.36", "cores": 2,
@@ -276,6 +278,7 @@ def _twins(tensors):
 
 MODELS = {
     "tiny": _tiny,  # the package's own
+    "results": partial(shutil.copytree, RESULTS),  # no model: what llama-bench wrote
     "mixture": _mixtral,
     "glm": write_mixture,  # a dense layer, then 8 experts in groups and a shared one; no weights
     "llama": _llama(),  # over bytes, with a chat template
