@@ -17,7 +17,7 @@ import torch  # noqa: F401  # before OMP_NUM_THREADS goes, which it reads
 from cli_tiny import write_mixture, write_tiny
 from gguf_bytes import ARRAY, F32, STRING, U32, pair
 from gguf_model import write_model
-from hub_cache_files import write_revision
+from hub_cache_files import OLD, write_revision
 from linear_family import FAMILY, write
 from safetensors.numpy import load_file, save_file
 from timing_reports import variant
@@ -206,6 +206,23 @@ def _mixtral(folder):
     (folder / "config.json").write_text(json.dumps(config))
 
 
+FILES = {"config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}"}
+
+
+def _hub(folder):
+    write_revision(folder, "org/name", FILES)
+
+
+def _commits(folder):
+    """Three commits of it, a name that would move the cursor, and what is no model."""
+    _hub(folder)
+    for commit, config in ((OLD, b"{ }"), (f"{OLD[:20]}{'c' * 20}", b"{  }")):
+        changed = FILES | {"config.json": config}
+        write_revision(folder, "org/name", changed, commit=commit, refs=[])
+    write_revision(folder, "org/\x1b[2Jx", {"\x1b]0;title\x07.gguf": b"x"}, refs=["\x1b[1m"])
+    (folder / "datasets--org--data" / "snapshots").mkdir(parents=True)
+
+
 def _llama(*, weights=True, without=(), beside=None, changed=None, **config):
     """A small Llama: without some files, with others beside it, and its tensors changed."""
 
@@ -324,7 +341,6 @@ MODELS = {
     "heads": _llama(weights=False, num_attention_heads=32, num_key_value_heads=8, head_dim=4),
     "talker": _talker,
     "thinker": lambda folder: _talker(folder, THOUGHTS, "{# <think> </think> <tool_call> #}"),
-    "hf_hub_cache": lambda folder: write_revision(folder, "org/name", {
-        "config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}",
-    }),
+    "hf_hub_cache": _hub,
+    "hf_hub_cache-commits": _commits,
 }  # fmt: skip
