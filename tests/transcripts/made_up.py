@@ -15,7 +15,7 @@ sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "c
 import numpy as np
 import torch  # noqa: F401  # before OMP_NUM_THREADS goes, which it reads
 from cli_tiny import write_mixture, write_tiny
-from gguf_bytes import ARRAY, F32, STRING, U32, pair
+from gguf_bytes import ARRAY, F32, STRING, U32, gguf, pair, tensor
 from gguf_model import write_model
 from hub_cache_files import OLD, write_revision
 from linear_family import FAMILY, write
@@ -264,6 +264,20 @@ def _gguf(folder):
     ])  # fmt: skip
 
 
+def _odd(folder):
+    """GGUF files with metadata that is no text, of an unknown kind; and an unknown pre-tokenizer.
+    """
+    folder.mkdir()
+    (folder / "x.gguf").write_bytes(gguf([
+        pair("general.architecture", STRING, "unheard_of"), pair("odd", STRING, b"\xff!"),
+        pair("general.license", STRING, b"\xff!"),
+        pair("general.languages", ARRAY, (STRING, [b"\xff", "de"])),
+        pair("many", ARRAY, (U32, list(range(50)))), pair("few", ARRAY, (F32, [0.5, 1.5])),
+    ], [tensor("w", (32,), 0, 0)], bytes(128)))  # fmt: skip
+    (path,) = write_model(folder / "m.gguf")
+    path.write_bytes(path.read_bytes().replace(b"smollm", b"newone"))
+
+
 def _lone(folder):
     """A file alone, with names that would move a cursor or mean something to a shell."""
     folder.mkdir()
@@ -315,6 +329,11 @@ MODELS = {
         max_position_embeddings=8, rope_scaling={"rope_type": "dynamic", "factor": 2.0}
     ),
     "dbrx": _llama(model_type="dbrx"),
+    "few": _llama(weights=False, vocab_size=100, eos_token_id=0, bos_token_id=0),  # of 261 tokens
+    "digits": _llama(weights=False, beside={
+        "generation_config.json": {"do_sample": True, "top_k": 10**400, "temperature": 10**400},
+    }),
+    "odd": _odd,
     "mpt": _llama(model_type="mpt"),
     "layer_embeddings": _gemma4(hidden_size_per_layer_input=12, vocab_size_per_layer_input=261),
     "keys_as_values": _gemma4(attention_k_eq_v=True, num_global_key_value_heads=1),
