@@ -90,22 +90,8 @@ def read_index(path: Path) -> dict[str, Path]:
 
     A shard must be a file in or below this directory, since the index is untrusted.
     """
-    where = shown(path / INDEX)
-    document = read_json(path / INDEX)
-    found = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(found, dict) or not found:
-        raise CheckpointError(f"`{where}` has no `weight_map`")
-    shards: dict[Any, Path] = {}
-    for name in found.values():
-        if not isinstance(name, str):
-            raise CheckpointError(f"`{where}` names `{shown(name)}` as a file")
-        if name in shards:
-            continue
-        if not is_shard(name):
-            raise CheckpointError(
-                f"`{where}` names `{shown(name)}`, not a .safetensors file beside it"
-            )
-        shards[name] = path / name
+    found = weight_map(path / INDEX)
+    shards = {name: path / name for name in found.values()}
     for name in sorted(shards):
         if not os.path.exists(shards[name]):
             raise CheckpointError(
@@ -115,8 +101,21 @@ def read_index(path: Path) -> dict[str, Path]:
     return {tensor: shards[name] for tensor, name in found.items()}
 
 
-def is_shard(name: str) -> bool:
-    """Whether an index may name this file: a .safetensors file in or below its directory."""
+def weight_map(index: Path) -> dict[str, str]:
+    """The index of a sharded checkpoint: tensor name -> file name, in or below its directory."""
+    document = read_json(index)
+    found = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(found, dict) or not found:
+        raise CheckpointError(f"`{shown(index)}` has no `weight_map`")
+    for name in found.values():
+        if not isinstance(name, str) or not _is_shard(name):
+            raise CheckpointError(
+                f"`{shown(index)}` names `{shown(name)}`, not a .safetensors file beside it"
+            )
+    return found
+
+
+def _is_shard(name: str) -> bool:
     inside = all(part not in ("", ".", "..") for part in name.split("/"))
     return inside and name.endswith(".safetensors") and not set(name) & set("\\\0")
 

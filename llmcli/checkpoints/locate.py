@@ -13,27 +13,12 @@ from llmcli.checkpoints.catalog import CATALOG, offline_from_environment
 from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.hub.download import broken_link, cached, download
-from llmcli.checkpoints.hub.files import WEIGHTS
+from llmcli.checkpoints.hub.listing import WEIGHTS
 from llmcli.checkpoints.names import CLASSICS, HubId, hub_name, parse
 from llmcli.errors import WITHOUT_NETWORK, ModelNotFound, NetworkError, WriteFailed
 from llmcli.records.work import Progress
 
 DEFAULT_MODEL, BUNDLED_MODEL = "smollm2", "tiny"
-
-
-def locate(
-    spec: str | None,
-    *,
-    revision: str | None = None,
-    offline: bool = False,
-    progress: Progress | None = None,
-    note: Callable[[str], None] | None = None,
-) -> Path:
-    """The file or directory of the model `spec`, fetched if necessary.
-
-    None: $LLMCLI_MODEL, else `smollm2`, else `tiny`; see `find`.
-    """
-    return find(spec, revision=revision, offline=offline, progress=progress, note=note)[1]
 
 
 def find(

@@ -295,7 +295,7 @@ def model_names(*, local: bool = False, owned: bool = False) -> Iterator[str]:
 
     `local`: that are on this machine; `owned`: that are in a cache, not in the package.
     """
-    from llmcli.checkpoints.cache.inventory import Inventory
+    from llmcli.checkpoints.cache import Inventory
 
     for stored in Inventory.read().stored():
         fetched = stored.model.state != "not fetched"
@@ -337,9 +337,9 @@ def _model_path(spec: str | None) -> Path | None:
 
 def _snapshot(model: HubId) -> Path:
     """Where a model of the hub's cache would be: without the library, which takes 0.2 s."""
-    from llmcli.checkpoints.cache.hub import PREFIX, hub_cache
+    from llmcli.checkpoints.hub.library import folder_of
 
-    place = hub_cache() / (PREFIX + model.repository.replace("/", "--"))
+    place = folder_of(model)
     revision = model.revision or "main"
     reference = place / "refs" / revision
     commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmcli.engine.messages import AnswerIds
@@ -202,14 +203,11 @@ class Conversation:
         session.keep()  # a second answer begins here
         seed = sample_seed(sampling.seed, self.answers)
         self.answers += 1
-        sampler = Sampler(
-            replace(sampling, seed=seed), [ids], samples=1, vocab=self.model.config.vocab,
-            device=self.model.device, logprobs=None, limit=limit,
-        )  # fmt: skip
-        output = Output(
-            0, ids, room=room if limit is None else min(limit, room),
-            tokenizer=self.tokenizer, stop=stop, eos_ids=self.model.eos_ids, shown=self._shown,
-        )  # fmt: skip
+        vocab, device, eos_ids = self.model.config.vocab, self.model.device, self.model.eos_ids
+        sampling = replace(sampling, seed=seed)
+        sampler = Sampler(sampling, [ids], vocab=vocab, device=device, limit=limit)
+        begin = partial(Output, tokenizer=self.tokenizer, eos_ids=eos_ids, shown=self._shown)
+        output = begin(0, ids, room=room if limit is None else min(limit, room), stop=stop)
         written: list[int] = []
         pieces: list[str] = []
         end: Finish = "interrupted"
@@ -237,9 +235,14 @@ class Conversation:
         lead = before[-LEAD:] if own else ""
         parts = whole_answer(self._markers, text, before)
         return Message(
-            role="assistant", content=parts.content, reasoning=parts.reasoning,
-            raw=None if parts.content == text else text, ids=own, lead=lead, finish_reason=end,
-        )  # fmt: skip
+            role="assistant",
+            content=parts.content,
+            reasoning=parts.reasoning,
+            raw=None if parts.content == text else text,
+            ids=own,
+            lead=lead,
+            finish_reason=end,
+        )
 
     def _rendered(
         self,

@@ -97,10 +97,8 @@ class Output:
         if self.finish in ("eos", "length"):
             text += self._rest(choice.id)
         self._index += 1
-        return Token(
-            self.sequence, self._index - 1, choice.id, text, choice.logprob, choice.top,
-            self.finish, choice.margin, choice.tied,
-        )  # fmt: skip
+        index, finish = self._index - 1, self.finish
+        return Token(self.sequence, index, text=text, finish=finish, **choice._asdict())
 
     def _unseen(self, id: int) -> str:
         """The text that becomes certain by a hidden token."""

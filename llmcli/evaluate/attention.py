@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmcli.config.attention import Chunk
 from llmcli.evaluate.numbers import Number, Of, leaf, tanh
 from llmcli.evaluate.rule import Axis, Numbers, Reader, Rule, symbol
 from llmcli.evaluate.softmax import NO_SINK, share, softmax, uncertainty
@@ -21,11 +22,15 @@ class Score(Rule[ops.Score]):
 
     def hides(self, query: int, key: int) -> str:
         """The reason why the key is masked for the query; empty if it is not."""
-        window = self.op.window
+        window = self.op.config.window
         mask = symbol("M", query, key)
         masked = f"mask {mask} = −∞: token {query} may not attend to token {key}"
         if key > query:
             return f"{masked}, which comes after it"
+        if isinstance(window, Chunk):
+            first = query // window.size * window.size
+            own = f"its chunk of {window.size} tokens, which begins with token {first}"
+            return f"{masked}: it sees only {own}" if key < first else ""
         if window == 1 and query != key:
             return f"{masked}: it sees only itself"
         if window is not None and query - key >= window:
@@ -36,8 +41,10 @@ class Score(Rule[ops.Score]):
         """Mask of keys hidden from the queries at `positions`, `[T, S]`."""
         at_T1, at_S = torch.tensor(positions)[:, None], torch.arange(keys)
         hidden_TS = at_S > at_T1
-        if self.op.window is not None:
-            hidden_TS = hidden_TS | (at_T1 - at_S >= self.op.window)
+        if isinstance(window := self.op.config.window, Chunk):
+            return hidden_TS | (at_S // window.size != at_T1 // window.size)
+        if window is not None:
+            hidden_TS = hidden_TS | (at_T1 - at_S >= window)
         return hidden_TS
 
     @property
@@ -54,24 +61,24 @@ class Score(Rule[ops.Score]):
         return size + self._slope(head) * query + values.least
 
     def _slope(self, head: int) -> float:
-        return self.op.slopes[head] if self.op.slopes else 0.0
+        slopes = self.op.config.slopes
+        return slopes[head] if slopes else 0.0
 
     def _contract(self, values: Numbers, k_KSd: Tensor, of: Of) -> Tensor:
         """Head by head, scaled and lowered by distance; of the queries, factors and slopes `of`."""
         s_HTS = _by_head("td,sd->ts", of(values[self.op.query]), k_KSd, self.op.group)
         factors = [self.op.factor(position) for position in values.positions]
         s_HTS = s_HTS * of(torch.tensor(factors, dtype=torch.float64)[:, None])
-        if not self.op.slopes:
+        if not self.op.config.slopes:
             return s_HTS
-        slopes_H11 = torch.tensor(self.op.slopes, dtype=torch.float64)[:, None, None]
+        slopes_H11 = torch.tensor(self.op.config.slopes, dtype=torch.float64)[:, None, None]
         distance_TS = torch.tensor(values.positions)[:, None] - torch.arange(s_HTS.shape[-1])
         return s_HTS + of(-slopes_H11 * distance_TS.clamp_min(0))
 
     def tensor(self, values: Numbers) -> Tensor:
         """Head by head, capped and masked."""
         s_HTS = self._contract(values, values.every(self.op.key), lambda x: x)
-        cap = self.op.cap
-        if cap is not None:
+        if (cap := self.op.config.cap) is not None:
             s_HTS = (s_HTS / cap).tanh() * cap
         return s_HTS.masked_fill_(self.hidden(values.positions, s_HTS.shape[-1]), -math.inf)
 
@@ -94,13 +101,14 @@ class Score(Rule[ops.Score]):
             self.row(values[op.key][shared, key], op.key, shared, key, Axis()),
         )
         made = summed * leaf(factor, "scale")
-        if op.usual and op.growth is None:
+        if op.usual and op.config.growth is None:
             root = leaf(math.sqrt(op.head_dim), f"√{op.head_dim}")
             made = replace(summed / root, x=made.x)
-        if op.slopes:
+        if op.config.slopes:
             slope, distance = leaf(self._slope(head), "slope"), leaf(float(query - key), "distance")
             made = made.line("score") - slope * distance
-        return made if op.cap is None else op.cap * tanh(made.line("score") / op.cap)
+        cap = op.config.cap
+        return made if cap is None else cap * tanh(made.line("score") / cap)
 
 
 class Softmax(Rule[ops.Softmax]):
@@ -112,7 +120,7 @@ class Softmax(Rule[ops.Softmax]):
     @property
     def formula(self) -> str:
         """The formula, continued by that of S."""
-        product = self.scores.op.product(self.letter_of)
+        product = self.scores.op.right_side(self.scores.letter, self.letter_of)
         return f"{super().formula} = {self.op.of(product, self.letter_of)}"
 
     @property

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from llmcli.config.formats import RUN
 from llmcli.evaluate.numbers import Number, Of, clip, fact
-from llmcli.evaluate.rule import AnyOp, Axis, Numbers, Reader, Rule, concatenated, largest, ordinal
+from llmcli.evaluate.rule import (
+    AnyOp,
+    Axis,
+    Numbers,
+    Reader,
+    Row,
+    Rule,
+    concatenated,
+    largest,
+    ordinal,
+)
 from llmcli.graph import ops, routing
 from llmcli.records.explanation import Fact
 
@@ -184,23 +194,27 @@ class SumExperts(Contraction[routing.SumExperts]):
 
     def _contract(self, values: Numbers, of: Of) -> Tensor:
         """Expert by expert."""
-        out_TD = (of(values[self.op.share]).t()[..., None] * of(values[self.op.value])).sum(0)
+        out_KTD = of(values[self.op.value])
+        if self.op.share is not None:
+            out_KTD = of(values[self.op.share]).t()[..., None] * out_KTD
+        out_TD = out_KTD.sum(0)
         return out_TD if self.op.also is None else out_TD + of(values[self.op.also])
 
     def _compute(self, read: Reader) -> Number:
         """The experts' weights times their outputs."""
         op, values, (token, i), k = self.op, read.values, read.index, Axis(over="k")
-        shares = self.row(values[op.share][token], op.share, token, k)
         outputs = self.row(values[op.value][:, token, i], op.value, k, token, i)
-        if op.also is None:
-            made = read.dot(shares, outputs)
-            read.follow.reverse()  # an output leads before its weight
-            return made
-        also = self.leaf(values[op.also][token, i], op.also, token, i)
+        shares = Row(numbers=[1.0] * len(outputs.numbers), words="1", over="k")
+        if op.share is not None:
+            shares = self.row(values[op.share][token], op.share, token, k)
+        also = None
+        if op.also is not None:
+            also = self.leaf(values[op.also][token, i], op.also, token, i)
         made = read.dot(shares, outputs, also)
-        read.follow.reverse()
-        leads = abs(float(also.x)) > abs(largest(read.terms).value)
-        read.follow.insert(0 if leads else 2, (op.also, (token, i)))
+        read.follow.reverse()  # an output leads before its weight
+        if also is not None and op.also is not None:
+            leads = abs(float(also.x)) > abs(largest(read.terms).value)
+            read.follow.insert(0 if leads else len(read.follow), (op.also, (token, i)))
         return made
 
 

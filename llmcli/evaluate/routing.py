@@ -225,6 +225,24 @@ class Weigh(Rule[routing.Weigh]):
         return values[self.op.source].gather(-1, values[self.op.chosen].long())
 
 
+class WeighInput(Rule[routing.WeighInput]):
+    """`Xₑ[k] = g[k] · X`: the input of each chosen expert, `[K, T, D]`."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """Expert by expert."""
+        return values[self.op.share].t()[..., None] * values[self.op.source]
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """The result: one product."""
+        return self.tensor(values).abs()
+
+    def _compute(self, read: Reader) -> Number:
+        """A weight and a number of the input."""
+        place, token, i = read.index
+        x = read.at(self.op.source, token, i)
+        return read.at(self.op.share, token, place) * x
+
+
 def _largest(x: Tensor, count: int) -> Tensor:
     """Indices of the `count` largest; the first of equal ones."""
     return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]

@@ -59,6 +59,7 @@ RULES: dict[type[ops.Op], type[Rule[Any]]] = {
     mixture.Share: routing.Share,
     mixture.Choose: routing.Choose,
     mixture.Weigh: routing.Weigh,
+    mixture.WeighInput: routing.WeighInput,
     mixture.ExpertProject: dots.ExpertProject,
     mixture.SumExperts: dots.SumExperts,
     recurrent.Cut: pointwise.Cut,

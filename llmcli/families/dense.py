@@ -9,6 +9,7 @@ from typing import Any
 from llmcli.config.attention import QueryGrowth
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.experts import ExpertsConfig
+from llmcli.config.norm import JoinedNorm
 from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft, llama_like
 from llmcli.families.names import AFTER, LLAMA, QWEN
@@ -17,6 +18,7 @@ from llmcli.families.read import (
     GGUF_PARALLEL,
     GGUF_SCALES,
     GGUF_WINDOWS,
+    hf_rotated,
     hf_slides,
     hf_window,
 )
@@ -118,7 +120,7 @@ def granite(m: Draft) -> None:
 
     In GGUF `rope.scaling.finetuned` says whether queries and keys use RoPE.
     """
-    defaults = (m.attention[0].scale, 1.0, 1.0, 1.0)
+    defaults = (m.attention[0].scores.scale, 1.0, 1.0, 1.0)
     scale, m.multiplier, embedding, logits = (
         m.multiplier_of(hf, gguf, gguf_default=default)
         for hf, gguf, default in zip(_GRANITE, GGUF_SCALES, defaults, strict=True)
@@ -145,18 +147,7 @@ def _smollm3(m: Draft) -> None:
     GGUF files do not record which layers lack RoPE, and llama.cpp has no windows here.
     """
     values, count = m.values, len(m.attention)
-    if m.hf and values.has("no_rope_layers"):  # 1: a layer with rotary positions
-        listed = values.raw("no_rope_layers")
-        if not isinstance(listed, list) or len(listed) != count or not all(
-            isinstance(one, int) and one in (0, 1) for one in listed
-        ):  # fmt: skip
-            raise values.wrong("no_rope_layers", f"0 or 1 for each of {count} layers")
-        rotated = [bool(one) for one in listed]
-    else:
-        interval = 4
-        if m.hf:
-            interval = values.integer("no_rope_layer_interval", interval, most=MOST["layers"])
-        rotated = [(index + 1) % interval != 0 for index in range(count)]
+    rotated = hf_rotated(values if m.hf else Values({}), count)
     window = hf_window(values) if m.hf and values.flag("use_sliding_window", False) else None
     slides = [not one for one in rotated]
     if m.hf and values.has("layer_types"):
@@ -186,7 +177,7 @@ def _olmo2(m: Draft) -> None:
     width. In OLMo 3 three of four layers have a sliding window and unscaled RoPE.
     """
     m.pre, m.post = False, True
-    m.set_attention(qk_norm=m.norm, qk_norm_wide=True)
+    m.set_attention(qk_norm=JoinedNorm(**vars(m.norm)))
     if m.kind == "olmo2" and m.hf:
         return
     rope = m.attention[0].rope

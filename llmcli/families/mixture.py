@@ -15,11 +15,11 @@ _GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the cho
 _RENORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False,
                  "glm4moe": False, "deepseek2": False, "gpt-oss": False,
                  "gemma4": True, "lfm2moe": True, "qwen3next": True, "qwen35moe": True,
-                 "granitehybrid": False, "nemotron_h_moe": True}  # fmt: skip
+                 "granitehybrid": False, "nemotron_h_moe": True, "llama4": False}  # fmt: skip
 # … and the scores that choose experts, unless a softmax over all
 _SCORES: dict[str, Scores] = {"glm4moe": "sigmoid", "gpt-oss": "softmax of the chosen",
                             "lfm2moe": "sigmoid", "granitehybrid": "softmax of the chosen",
-                            "nemotron_h_moe": "sigmoid"}
+                            "nemotron_h_moe": "sigmoid", "llama4": "sigmoid"}
 _LEAST = {"lfm2moe": 1e-6}  # lower bound added to the sum of weights
 _SHARES = ("qwen2moe", "qwen3next", "qwen35moe")  # with a gated shared expert
 GGUF_ARCHS = tuple(_RENORMALIZED)

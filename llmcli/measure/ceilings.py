@@ -26,7 +26,7 @@ from torch import Tensor
 
 from llmcli import devices
 from llmcli.graph.arithmetic import Arithmetic
-from llmcli.graph.work import Works
+from llmcli.graph.cost import CostByPart
 from llmcli.kernels import native
 from llmcli.limits import processor_numbers, system_text
 from llmcli.measure.runs import current
@@ -379,7 +379,7 @@ def time_lower_bound(
 
 
 def lower_bound_seconds(
-    works: Works, calls: int, ceilings: Ceilings, *, numbers: Arithmetic, working_set: int
+    works: CostByPart, calls: int, ceilings: Ceilings, *, numbers: Arithmetic, working_set: int
 ) -> float | None:
     """Seconds of all parts one after the other: `works` is the sum over `calls` forward calls.
 
@@ -389,5 +389,5 @@ def lower_bound_seconds(
         return None
     return sum(
         time_lower_bound(work, calls, ceilings, numbers=numbers, working_set=working_set).seconds
-        for *_, work in works
+        for work in works.values()
     )

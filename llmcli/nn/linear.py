@@ -14,6 +14,8 @@ from llmcli.weights.routes import ExpertAssignment
 class Linear:
     """`Y = X W + b`, where W is one or several concatenated weights: `q|k|v`, `gate|up`.
 
+    The weights are `<part>.W_<leaf>` for each of `leaves`; with `bias` their biases `<part>.b_…`.
+
     `segments`: these weights by name, in order. `weight`: all of them as one for the product, of
     which `split` returns each segment's columns as a view. `exact`: inputs are not rounded, except
     to 8 bits.
@@ -22,14 +24,15 @@ class Linear:
     def __init__(
         self,
         parameters: Parameters,
-        weights: Sequence[str],
-        biases: Sequence[str] = (),
-        *,
+        part: str,
+        *leaves: str,
+        bias: bool = False,
         exact: bool = False,
     ) -> None:
+        weights, biases = _names(part, leaves)
         self.weight = parameters.matrix(weights, exact=exact)
         self.segments = tuple((name, parameters.weights[name]) for name in weights)
-        self.bias = parameters.vector(biases) if biases else None
+        self.bias = parameters.vector(biases) if bias else None
         self.rows = [weight.shape[0] for _, weight in self.segments]
 
     def __call__(self, x_BTD: Tensor) -> Tensor:
@@ -49,11 +52,12 @@ class RoutedLinear:
     """A `Linear` with experts' matrices: each (token, expert) pair has its own `X W + b`."""
 
     def __init__(
-        self, parameters: Parameters, weights: Sequence[str], biases: Sequence[str] = ()
+        self, parameters: Parameters, part: str, *leaves: str, bias: bool = False
     ) -> None:
+        weights, biases = _names(part, leaves)
         wholes = parameters.experts(weights)
         each: Sequence[Tensor | None] = [None] * len(wholes)
-        if biases:
+        if bias:
             rows = [whole.shape[1] for whole in wholes]
             each = parameters.expert_vectors(biases).split_with_sizes(rows, 1)
         self._wholes = list(zip(wholes, each, strict=True))
@@ -70,3 +74,8 @@ class RoutedLinear:
     def split(self, y: Tensor) -> tuple[Tensor, ...]:
         """The columns of each segment, views of `y`."""
         return y.split_with_sizes(self.rows, -1)
+
+
+def _names(part: str, leaves: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names of matrices and biases."""
+    return [f"{part}.W_{leaf}" for leaf in leaves], [f"{part}.b_{leaf}" for leaf in leaves]

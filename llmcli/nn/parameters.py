@@ -18,7 +18,7 @@ from llmcli.devices import DTYPES
 from llmcli.graph.spec import TensorSpec
 from llmcli.weights.blocks import FileLayoutWeight
 from llmcli.weights.dense import Dense
-from llmcli.weights.packed import FusedWeight, Packed
+from llmcli.weights.packed import Packed, fused
 from llmcli.weights.weight import Weight
 
 # (name, format, size) → memory of a packed parameter; None: allocate it.
@@ -84,8 +84,7 @@ class Parameters:
         """
         dtypes = {self._dtypes.get(name, self.dtype) for name in names}
         if any(map(self._is_apart, names)) or len(dtypes) > 1:
-            pieces = self._pieces(names, exact=exact)
-            return pieces[0] if len(pieces) == 1 else FusedWeight(pieces)
+            return fused(self._pieces(names, exact=exact))
         rows, columns = self._stacked_shape(names)
         dtype = self._dtype(names)
         whole = Dense.for_products(
@@ -103,8 +102,7 @@ class Parameters:
         for dtype, group in groupby(names, self._experts_dtype):
             together = list(group)
             if dtype is None:
-                pieces = self._pieces(together)
-                wholes.append(pieces[0] if len(pieces) == 1 else FusedWeight(pieces))
+                wholes.append(fused(self._pieces(together)))
                 continue
             rows = [self._shapes[name][1] for name in together]
             experts, _, columns = self._shapes[together[0]]

@@ -14,7 +14,7 @@ from llmcli.errors import CheckpointError, LlmcliError, UsageError
 from llmcli.records.text import TokenPiece
 from llmcli.text.portions import PORTION, divisible, portions
 from llmcli.text.spelling import Spelling, literal_bytes
-from llmcli.text.stream import ByteStream
+from llmcli.text.stream import StreamDecoder
 
 if TYPE_CHECKING:
     import tokenizers
@@ -31,11 +31,6 @@ _LINE_ENDS = re.compile(r"\n+|[^\n]+")
 # backend.
 _MODULES = 4 << 20
 _PIECES, _FROM_GGUF, _FROM_JSON = 235, 570, 890  # pieces: 170 until a text is encoded, then 300
-
-
-def table_bytes(entries: int, each: int = _FROM_GGUF) -> int:
-    """Bytes of a tokenizer with `entries` entries, including modules."""
-    return _MODULES + each * entries
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -84,13 +79,13 @@ class Tokenizer:
 
     @property
     def nbytes(self) -> int:
-        """Approximate bytes of memory."""
+        """Approximate bytes of memory, including modules."""
         import tokenizers
 
         each = _PIECES
         if isinstance(self.backend, tokenizers.Tokenizer):
             each = _FROM_JSON if self.added is None else _FROM_GGUF
-        return table_bytes(self.vocab_size, each)
+        return _MODULES + each * self.vocab_size
 
     def encode(
         self, text: str, *, add_bos: bool | None = None, parse_special: bool = True
@@ -142,8 +137,8 @@ class Tokenizer:
 
         `shown`: special tokens that are not hidden.
         """
-        stream = ByteStream(self, skip_special=skip_special, shown=shown)
-        return b"".join(map(stream.push, ids)).decode("utf-8", "replace")
+        stream = StreamDecoder(self, skip_special=skip_special, shown=shown)
+        return b"".join(map(stream.push_bytes, ids)).decode("utf-8", "replace")
 
     def has(self, token: int) -> bool:
         """Whether `token` is an id of the vocabulary (padding rows of an embedding are not)."""
@@ -186,9 +181,9 @@ class Tokenizer:
 
     def spelled(self, ids: Iterable[int]) -> list[TokenPiece]:
         """Tokens of given ids with byte offsets in the decoded text, special tokens included."""
-        stream = ByteStream(self, skip_special=False)
+        stream = StreamDecoder(self, skip_special=False)
         ids = list(ids)
-        ends = list(accumulate(len(stream.push(token)) for token in ids))
+        ends = list(accumulate(len(stream.push_bytes(token)) for token in ids))
         return self._placed(zip(ids, [0, *ends], ends, strict=False))
 
     def _placed(self, spans: Iterable[tuple[int, int, int]]) -> list[TokenPiece]:
@@ -299,7 +294,7 @@ class Tokenizer:
             return
         for token, at, end in self.added.cut(text, parse_special):
             if token is not None:
-                yield token.id, at, end
+                yield token, at, end
             elif not self.line_ends:
                 yield from self._in_portions(text[at:end], at)
             else:

@@ -112,8 +112,8 @@ def main(settings: dict[str, Any]) -> None:
         # all imports, once and not in every process: the library makes them at the first use
         from huggingface_hub import get_hf_file_metadata, hf_hub_download  # noqa: F401
 
-        from llmcli.checkpoints.hub import bar, errors  # noqa: F401
-        from llmcli.checkpoints.hub.calls import reachable
+        from llmcli.checkpoints.hub import download  # noqa: F401
+        from llmcli.checkpoints.hub.client import reachable
 
         reachable()
 

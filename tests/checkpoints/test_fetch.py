@@ -25,11 +25,12 @@ import pytest
 from full_disk import largest_file
 from hub_stand_in import SHA, Answer, HubStandIn
 
-from llmcli.checkpoints import locate, wheel
+from llmcli.checkpoints import wheel
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, HubFile, WheelFile
 from llmcli.checkpoints.fetch import fetch
 from llmcli.checkpoints.hub.download import cached, download
 from llmcli.checkpoints.hub.headers import fetched_headers
+from llmcli.checkpoints.locate import find
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError, LlmcliError, NetworkError, WriteFailed
 
@@ -146,13 +147,13 @@ def failed(kind, entry=ENTRY, *, match=None, **how):
 def test_a_name_of_the_catalog_is_fetched_verified_and_fetched_once(
     hub, tmp_path, monkeypatch, source
 ):
-    """And `locate` hands on whom to tell."""
+    """And `find` hands on whom to tell."""
     monkeypatch.setitem(CATALOG, "fake", ENTRY if source == "hub" else WHEEL)
     heard = []
-    path = locate("fake", note=pytest.fail, progress=lambda *words: heard.append(words))
+    _, path = find("fake", note=pytest.fail, progress=lambda *words: heard.append(words))
     assert whole(path)
     asked = len(hub.requests)
-    assert locate("fake", note=pytest.fail) == path
+    assert find("fake", note=pytest.fail) == ("fake", path)
     assert len(hub.requests) == asked
     assert (asked > 0, int(pip_calls(tmp_path))) == ((True, 0) if source == "hub" else (False, 1))
     assert hub.bytes_of(NAME) == (len(CONTENT) if source == "hub" else 0)
@@ -162,7 +163,7 @@ def test_a_name_of_the_catalog_is_fetched_verified_and_fetched_once(
     assert all(0 <= done <= total for _, done, total in heard)
     assert not (tmp_path / "hf" / "hub").exists()
     path.write_bytes(CONTENT[:-1])
-    assert whole(locate("fake")), "a file of another size is fetched again"
+    assert whole(find("fake")[1]), "a file of another size is fetched again"
     assert replace(ENTRY, sha256="f" * 64).file.parent != path.parent, "another version"
 
 

@@ -12,8 +12,9 @@ import pytest
 from gguf_bytes import STRING, gguf, pair
 from hub_cache_files import write_revision
 
-from llmcli.checkpoints import CATALOG, cache_dir, fetch, locate, open_model
+from llmcli.checkpoints import CATALOG, cache_dir, fetch, open_model
 from llmcli.checkpoints.catalog import offline_from_environment
+from llmcli.checkpoints.locate import find
 from llmcli.checkpoints.names import HubId, parse
 from llmcli.errors import ModelNotFound, NetworkError, UsageError, WriteFailed
 from llmcli.shell.sampling import RANGES
@@ -39,6 +40,10 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
+
+
+def locate(spec, **options):
+    return find(spec, **options)[1]
 
 
 def cache_hub(tmp_path, repository, files, **more):

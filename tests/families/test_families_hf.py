@@ -144,7 +144,7 @@ def test_keys_that_are_absent_have_transformers_defaults(model_type):
     assert mixer.kv_heads == theirs.num_key_value_heads
     assert mixer.head_dim == theirs.head_dim if model_type != "qwen2" else 6
     assert mixer.rope.theta == theirs.rope_parameters["rope_theta"]
-    assert mixer.window == (4096 if model_type == "mistral" else None)
+    assert mixer.scores.window == (4096 if model_type == "mistral" else None)
     assert (ours.final_norm.eps, mlp.activation) == (theirs.rms_norm_eps, theirs.hidden_act)
 
 

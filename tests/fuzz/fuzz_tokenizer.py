@@ -70,11 +70,11 @@ def check(data: bytes) -> bool:
 def _use(data: bytes) -> bool:
     kind, body = data[0] if data else 0, data[1:]
     if kind == PIECES:
-        _encode_all(PieceEncoder(parse_pieces(body).model))
+        _encode_all(PieceEncoder(parse_pieces(body)))
         return True
     if kind == CHARSMAP:
         check_charsmap(body)
-        _encode_all(PieceEncoder(parse_pieces(_model(1, charsmap=body)).model))
+        _encode_all(PieceEncoder(parse_pieces(_model(1, charsmap=body))))
         return True
     tokenizer = _tokenizer(kind, body)
     if tokenizer is None:

@@ -17,7 +17,7 @@ from llmcli.config.experts import RoutingConfig
 from llmcli.ops import compiled, elements, routing
 from llmcli.ops.product import product_float32
 from llmcli.weights.dense import Dense
-from llmcli.weights.packed import FusedWeight, Packed
+from llmcli.weights.packed import Packed, fused
 from llmcli.weights.routes import ExpertAssignment
 
 SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e38, -1e38, 1e-40)
@@ -175,7 +175,7 @@ def test_packed_experts_have_the_bits_of_the_twin(levels, mixture, shape, biased
             expected[p] = np.concatenate(parts, 1)
             if bias is not None:
                 expected[p] += bias[expert].numpy()
-        both = FusedWeight(pieces)
+        both = fused(pieces)
         for _ in levels():
             taken = route.by_pair if by_pair else route
             found = both.matmul_routed(torch.from_numpy(x), taken, bias)

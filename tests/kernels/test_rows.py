@@ -281,7 +281,7 @@ def test_experts_in_pairs_have_the_bits_of_the_product(levels):
     bias = torch.randn(4, 50, generator=generator)
     experts, rows = torch.tensor([2, 0, 2, 3, 0, 1]), torch.tensor([0, 1, 2, 2, 0, 1])
     for _ in levels():
-        found = product.routed_by_kernel(x, w, experts, rows, 2, bias, bf16_dot=True)
+        found = product.routed_by_kernel(x, w, (experts, rows, 2), bias, True)
         for i, (expert, row) in enumerate(zip(experts, rows, strict=True)):
             one = product.product_bf16_dot(x[row : row + 1], w[expert], bias[expert])[0]
             torch.testing.assert_close(found[i], one, rtol=0, atol=2e-5)

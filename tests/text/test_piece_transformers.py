@@ -43,12 +43,12 @@ def slow(request, directories):
 
 def rebuilt(kind):
     """transformers' own class for the model, as it makes one from a `tokenizer.model`."""
-    model = parse_pieces(piece_models.trained(kind)).model
+    model = parse_pieces(piece_models.trained(kind))
     vocab = {string: index for index, string in enumerate(model.strings)}
     if kind == "t5":
         return T5Tokenizer(
             vocab=list(zip(model.strings, model.scores, strict=True)), extra_ids=0,
-            _spm_precompiled_charsmap=model.normalizer.charsmap,
+            _spm_precompiled_charsmap=model.charsmap,
         )  # fmt: skip
     merges = generate_merges(vocab)
     if kind == "llama":

@@ -12,7 +12,7 @@ from llmcli.text.segments import FORMATS, Answer, Markers, Segmenter, begun, who
 
 DATA = Path(__file__).parent / "data"
 THINK = Markers.of("{{ content.split('</think>')[-1] }}<tool_call>")
-EVERY = Markers(FORMATS)
+EVERY = Markers.of("".join(sign for one in FORMATS for sign in one.signs))
 # a template with the markers, what of the prompt begins a part, the answer, its content (null: all
 # of it) and its reasoning
 ANSWERS = {

@@ -428,7 +428,7 @@ class _Tree:
 
     def _mixes(self, layer: int, head: int, query: int) -> Check:
         values = self.values
-        node = values.graph.mixing(layer)
+        node = values.graph.mixers.get(layer)
         assert node is not None
         assert isinstance(node.op, Mix)
         above = values.rules[node.op.pattern]
