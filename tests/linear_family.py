@@ -7,7 +7,7 @@ from importlib.resources import files
 import torch
 from safetensors.torch import save_file
 
-from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.delta import DeltaConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.mlp import MlpConfig
@@ -23,7 +23,7 @@ FFN = MlpConfig(hidden=48, activation="silu", gated=True)
 DELTA = DeltaConfig(heads=4, key_heads=2, key_dim=8, value_dim=6, length=4, norm=RMS)
 SSM = SsmConfig(heads=4, head_dim=6, groups=2, state=8, length=4, norm=RMS)
 SOFTMAX = AttentionConfig(
-    heads=4, kv_heads=2, head_dim=8, value_dim=8, scale=8**-0.5,
+    heads=4, kv_heads=2, head_dim=8, value_dim=8, scores=ScoreConfig(scale=8**-0.5),
     rope=RopeConfig(theta=1000.0, dims=8),
 )  # fmt: skip
 

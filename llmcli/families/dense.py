@@ -9,9 +9,10 @@ from typing import Any
 from llmcli.config.attention import QueryGrowth
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.experts import ExpertsConfig
+from llmcli.config.norm import JoinedNorm
 from llmcli.errors import UnsupportedModel
 from llmcli.families.draft import Draft
-from llmcli.families.read import GGUF_READS, hf_slides, hf_window
+from llmcli.families.read import GGUF_READS, hf_rotated, hf_slides, hf_window
 from llmcli.families.record import family
 from llmcli.families.rope import of_layer_type, yarn_as_written
 from llmcli.families.unsupported import needs
@@ -101,7 +102,7 @@ def granite(m: Draft) -> None:
 
     In GGUF `rope.scaling.finetuned` says whether queries and keys use RoPE.
     """
-    defaults = (m.attention[0].scale, 1.0, 1.0, 1.0)
+    defaults = (m.attention[0].scores.scale, 1.0, 1.0, 1.0)
     scale, m.multiplier, embedding, logits = (
         m.multiplier_of(hf, gguf, gguf_default=default)
         for hf, gguf, default in zip(_GRANITE, GGUF_READS["scales"], defaults, strict=True)
@@ -125,14 +126,7 @@ def smollm3(m: Draft) -> None:
     GGUF files do not record which layers lack RoPE, and llama.cpp has no windows here.
     """
     values, count = m.values, len(m.attention)
-    if m.hf and values.has("no_rope_layers"):  # 1: a layer with rotary positions
-        expected = f"0 or 1 for each of {count} layers"
-        rotated = list(map(bool, values.each("no_rope_layers", count, (0, 1), expected)))
-    else:
-        interval = 4
-        if m.hf:
-            interval = values.integer("no_rope_layer_interval", interval, most=MOST["layers"])
-        rotated = [(index + 1) % interval != 0 for index in range(count)]
+    rotated = hf_rotated(values if m.hf else Values({}), count)
     window = hf_window(values) if m.hf and values.flag("use_sliding_window", False) else None
     slides = [not one for one in rotated]
     if m.hf and values.has("layer_types"):
@@ -172,7 +166,7 @@ def olmo2(m: Draft) -> None:
     width. In OLMo 3 three of four layers have a sliding window and unscaled RoPE.
     """
     m.pre, m.post = False, True
-    m.set_attention(qk_norm=m.norm, qk_norm_wide=True)
+    m.set_attention(qk_norm=JoinedNorm(**vars(m.norm)))
     if m.kind == "olmo2" and m.hf:
         return
     rope = m.attention[0].rope

@@ -51,8 +51,8 @@ class Draft:
         self._parts[number] = parts
 
     def set_attention(self, **changes: Any) -> None:
-        """Change the attention of all layers."""
-        self.attention = [replace(one, **changes) for one in self.attention]
+        """Change the attention of all layers, and its scores."""
+        self.attention = [one.changed(**changes) for one in self.attention]
 
     def set_ffn(self, **changes: Any) -> None:
         """Change the feed-forward of all layers."""
@@ -73,7 +73,7 @@ class Draft:
         """Change the attention of each layer: one value per layer for each field."""
         rows = zip(*changes.values(), strict=True)
         self.attention = [
-            replace(one, **dict(zip(changes, row, strict=True)))
+            one.changed(**dict(zip(changes, row, strict=True)))
             for one, row in zip(self.attention, rows, strict=True)
         ]
 

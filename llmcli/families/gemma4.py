@@ -46,8 +46,7 @@ def _hf(m: Draft) -> int:
         own = hf_layer(values, number, whole if window is None else {})
         size = own.integer("head_dim", attention.head_dim, most=MOST["head_dim"])
         turned = Values(of_layer_type(settings, kind, theta=1e6))
-        m.attention[number] = replace(
-            attention,
+        m.attention[number] = attention.changed(
             head_dim=size,
             value_dim=size,
             window=window,
@@ -104,7 +103,7 @@ def _gguf(m: Draft) -> int:
     for number, window in enumerate(windows):
         attention = m.attention[number]
         kv = replace(attention.kv, equal=f"blk.{number}.attn_v.weight" not in m.tensors)
-        m.attention[number] = attention = replace(attention, window=window, kv=kv)
+        m.attention[number] = attention = attention.changed(window=window, kv=kv)
         if window is not None:
             size = attention.head_dim
             size = values.integer("attention.key_length_swa", size, most=MOST["head_dim"])
@@ -214,7 +213,7 @@ def gemma4(m: Draft) -> None:
     m.post = True
     m.set_attention(scale=1.0, qk_norm=m.norm, kv=KeysValues(norm=replace(m.norm, weights=False)))
     shared = (_hf if m.hf else _gguf)(m)
-    windows, first = [one.window for one in m.attention], len(m.attention) - shared
+    windows, first = [one.scores.window for one in m.attention], len(m.attention) - shared
     for number in range(first, len(windows)):
         alike = [n for n in range(first) if windows[n] == windows[number]]
         if not alike:

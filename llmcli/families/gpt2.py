@@ -49,6 +49,6 @@ def gpt2(m: Draft) -> None:
     if m.values.flag("add_cross_attention", False):
         raise UnsupportedModel("GPT-2 with cross-attention is not supported")
     m.values.integer("max_position_embeddings", most=MOST["positions"])  # is required
-    scale = m.attention[0].scale if m.values.flag("scale_attn_weights", True) else 1.0
+    scale = m.attention[0].scores.scale if m.values.flag("scale_attn_weights", True) else 1.0
     by_layer = m.values.flag("scale_attn_by_inverse_layer_idx", False)
     m.by_layer(scale=[scale / (i + 1 if by_layer else 1) for i in range(len(m.attention))])

@@ -350,11 +350,11 @@ def _nemotron_settings(settings: dict[str, Any]) -> Mapping[str, Any]:
     feed_forwards: MLP, mixture of experts
     options: function=relu2 rotary=false lacking=true
     fixed: attention_bias=false tie_word_embeddings=false
-    defaults: layer_norm_epsilon=1e-5 bos_token_id=1 eos_token_id=2 num_attention_heads=32
-        num_key_value_heads=8 head_dim=128 intermediate_size=21504 max_position_embeddings=4096
-        mamba_num_heads=128 mamba_head_dim=64 n_groups=8 ssm_state_size=128 conv_kernel=4
-        n_routed_experts=8 num_experts_per_tok=2 moe_intermediate_size=7688
-        moe_shared_expert_intermediate_size=7688
+    defaults: mlp_hidden_act=relu2 layer_norm_epsilon=1e-5 bos_token_id=1 eos_token_id=2
+        num_attention_heads=32 num_key_value_heads=8 head_dim=128 intermediate_size=21504
+        max_position_embeddings=4096 mamba_num_heads=128 mamba_head_dim=64 n_groups=8
+        ssm_state_size=128 conv_kernel=4 n_routed_experts=8 num_experts_per_tok=2
+        moe_intermediate_size=7688 moe_shared_expert_intermediate_size=7688
     names: llama
         mixer: mixer.
         embed     embeddings       token_embd

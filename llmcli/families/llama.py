@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config.attention import AttentionConfig
+from llmcli.config.attention import AttentionConfig, ScoreConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.mlp import Activation, MlpConfig
 from llmcli.config.model import LayerConfig, ModelConfig, sequential
@@ -168,7 +168,7 @@ def _hf_attention(values: Values, width: int) -> AttentionConfig:
         kv_heads=kv_heads,
         head_dim=head_dim,
         value_dim=head_dim,
-        scale=head_dim**-0.5,
+        scores=ScoreConfig(scale=head_dim**-0.5),
         rope=None,
         qkv_bias=biased,
         out_bias=biased,
@@ -186,7 +186,7 @@ def _gguf_attention(values: Values, width: int, heads: int, kv_heads: int) -> At
         kv_heads=kv_heads,
         head_dim=head_dim,
         value_dim=values.integer("attention.value_length", usual, most=MOST["head_dim"]),
-        scale=head_dim**-0.5,
+        scores=ScoreConfig(scale=head_dim**-0.5),
         rope=None,
     )
 

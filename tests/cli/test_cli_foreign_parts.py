@@ -7,7 +7,6 @@ for each); they are registered here, and nothing else is changed.
 
 import json
 from dataclasses import replace
-from functools import partial
 
 import linear_family
 import numpy as np
@@ -23,7 +22,7 @@ from unplanned.running_mean import forward
 from unplanned.running_mean import part as mean
 
 import llmcli.graph.graph
-from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.mlp import GateClamp, MlpConfig
 from llmcli.config.model import ModelConfig, sequential
@@ -32,14 +31,13 @@ from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.graph.parts.registry import PARTS
 from llmcli.loading.load import load
-from llmcli.measure import ceilings
 from llmcli.nn.state import LayerState
 from llmcli.nn.step import Edit
 
 TEXT = "The old house stood at the end of the road, and the old"
 MIXER = AttentionConfig(
-    heads=4, kv_heads=2, head_dim=16, value_dim=16, scale=0.25, qkv_bias=True, out_bias=True,
-    rope=RopeConfig(theta=1000.0, dims=16), sinks=True,
+    heads=4, kv_heads=2, head_dim=16, value_dim=16, qkv_bias=True, out_bias=True,
+    rope=RopeConfig(theta=1000.0, dims=16), scores=ScoreConfig(scale=0.25, sinks=True),
 )  # fmt: skip
 FFN = MlpConfig(
     hidden=48, activation="quick_gelu", gated=True, bias=True,
@@ -48,7 +46,7 @@ FFN = MlpConfig(
 
 
 def sunk(_=None):
-    mixers = (replace(MIXER, window=6), MIXER)
+    mixers = (MIXER.changed(window=6), MIXER)
     return ModelConfig(
         family="sunk", model_type="sunk", vocab=2048, width=32, context=256,
         layers=tuple(sequential(mixer, FFN, norm=RMS) for mixer in mixers),
@@ -146,10 +144,8 @@ def test_texts_scores_and_shapes(run):
     assert run("unplanned", "shapes", TEXT)["cache"]["decode"] == held
 
 
-def test_times_and_rates(run, cli, paths, monkeypatch, tmp_path):
+def test_times_and_rates(run, cli, paths, tmp_path):
     """`scan` of the running mean is a group that the mixer alone has."""
-    quick = partial(ceilings.measure_ceilings, seconds=0.01)
-    monkeypatch.setattr(ceilings, "measure_ceilings", quick)
     trace = tmp_path / "trace.json"
     of = (TEXT, "-n", "3", "--pairs", "2")
     run("sunk", "timing", *of)

@@ -189,5 +189,5 @@ def test_the_largest_gemma_3_scales_its_queries_by_the_width_of_a_head_in_the_mo
                          attention__value_length=10)  # fmt: skip
         tensors = {"token_embd.weight": SimpleNamespace(shape=(67, 24))}
         model = find("gemma3", "gguf").from_gguf(given, tensors)
-        scales.append(model.layers[0].attention.scale)
+        scales.append(model.layers[0].attention.scores.scale)
     assert scales == [10**-0.5, 4**-0.5]
