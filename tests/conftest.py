@@ -22,7 +22,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the processors, a t
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
 machines.before()
 
-from llmcli.checkpoints import locate  # noqa: E402
+from llmcli.checkpoints.locate import find  # noqa: E402
 from llmcli.text.template_renderer import RENDERER  # noqa: E402
 
 machines.after()
@@ -161,4 +161,4 @@ def smollm2_path() -> Path:
     For tests marked `real`. Where it cannot be fetched they end in an error: they never
     pass, or are skipped, without having run.
     """
-    return locate("smollm2")
+    return find("smollm2")[1]

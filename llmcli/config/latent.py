@@ -8,14 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmcli.config.attention import RopeConfig
+from llmcli.config.attention import RopeConfig, ScoreConfig
 from llmcli.config.norm import NormConfig
-
-# letter of an axis → field of `LatentConfig`
-AXES = {
-    "H": "heads", "dh": "head_dim", "dn": "content", "dr": "rope.dims", "dv": "value_dim",
-    "dc": "rank", "dq": "query_rank",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +33,8 @@ class LatentConfig:
     norm: NormConfig
     bias: bool = False
 
+    AXES = "H heads, dh head_dim, dn content, dr rope.dims, dv value_dim, dc rank, dq query_rank"
+
     @property
     def head_dim(self) -> int:
         """Size of a head's query and key."""
@@ -50,9 +46,9 @@ class LatentConfig:
         return self.heads
 
     @property
-    def window(self) -> int | None:
-        """None: a query sees all earlier keys."""
-        return None
+    def scores(self) -> ScoreConfig:
+        """Plain ones, without a window."""
+        return ScoreConfig(scale=self.scale)
 
     @property
     def kept(self) -> int:

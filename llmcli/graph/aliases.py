@@ -151,10 +151,11 @@ UNLIKE = (
 
 # Last projection of a feed-forward → the activation function's module beside it.
 _FUNCTIONS = {
-    "c_proj": "act", "dense_4h_to_h": "act",  # GPT-2, GPT-NeoX
+    "c_proj": "act",  # GPT-2
+    "dense_4h_to_h": "act",  # GPT-NeoX
     "output_linear": "activation",  # Granite
     "fc2": "activation_fn",  # OPT
-}  # fmt: skip
+}
 
 # llama.cpp has tensors but no modules; names without `.weight` are accepted too
 _GGUF = re.compile(r"blk\.|(?:token_embd|position_embd|output_norm|output)\.")

@@ -135,10 +135,6 @@ def _tensors(
     layers: Collection[int | None] | None,
 ) -> Iterator[TensorSpec]:
     derived = model.derived(edited)
-    wide = {
-        node.op.fused for node in model.nodes.values() if node.wide and isinstance(node.op, Project)
-    }
-    cached = {row.holds for row in model.states.values() if row.cached}
     for node in model.nodes.values():
         if (node.ends and logits == "none") or (layers is not None and node.layer not in layers):
             continue
@@ -152,28 +148,28 @@ def _tensors(
             name=node.name, kind="activation", axes=axes,
             shape=tuple(size(axis, sizes) for axis in axes),
             formula=model.formula(node),
-            dtype=_dtype(node, call, cached),
+            dtype=_dtype(node, call, model),
             flops=full - masked, flops_full=full, layer=node.layer, phase=call.phase,
-            shares=_memory(node, call, wide, cached), written=node.name not in derived,
+            shares=_memory(node, call, model), written=node.name not in derived,
         )  # fmt: skip
 
 
-def _dtype(node: Node, call: Call, cached: set[str]) -> str | None:
+def _dtype(node: Node, call: Call, model: Graph) -> str | None:
     if node.integer:
         return "int64"
     if node.wide:
         return call.wide_dtype
-    return call.cache_dtype if node.name in cached else call.dtype
+    return call.cache_dtype if node.name in model.cached else call.dtype
 
 
-def _memory(node: Node, call: Call, wide: set[str], cached: set[str]) -> str | None:
+def _memory(node: Node, call: Call, model: Graph) -> str | None:
     """The memory that a node is a view of: a fused product's result has the widest dtype.
 
     Narrower parts are copies, as are keys and values in the cache's dtype.
     """
-    if node.name in cached and call.cache_dtype != call.dtype:
+    if node.name in model.cached and call.cache_dtype != call.dtype:
         return None
     if not isinstance(node.op, Project | ExpertProject) or not node.op.fused:
         return node.shares
-    copied = node.op.fused in wide and not node.wide and call.dtype != call.wide_dtype
-    return None if copied else node.op.fused
+    fused, narrows = node.op.fused, not node.wide and call.dtype != call.wide_dtype
+    return None if narrows and fused in model.wide_products else fused

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from llmcli.config.attention import first_key, most_keys
 from llmcli.errors import NotFinite
 from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.recurrence import CHUNK, ROUNDINGS, Walk, share_of, walk
@@ -351,7 +352,7 @@ def checked_rows(
     for at, kv in _shares(of, heads, count):
         ours = heads[at]
         v, z = at_least_float32(v_KSe[kv]), at_least_float32(z_HTe[ours])
-        most = rows or _block_rows(of.window, len(ours), count)
+        most = rows or _block_rows(most_keys(of.window), len(ours), count)
         if walked is not None and rows is None:
             most = max(most - most % CHUNK, min(most, CHUNK))
         map_rows = of.map(seen, ours) if of.signed else None
@@ -359,7 +360,7 @@ def checked_rows(
             z_Hte = z[:, position : position + most]
             last = position + z_Hte.shape[1]
             # only the keys that some row sees, and one more at both ends: a mask off by one shows
-            low = 0 if of.window is None else max(0, position - of.window)
+            low = 0 if of.window is None else max(0, first_key(position, of.window) - 1)
             keys = slice(low, last + 1)
             if map_rows is not None and walked is not None:
                 a_HtS = map_rows(slice(position, last))[:, :, keys]
@@ -378,7 +379,8 @@ def checked_rows(
                 continue
             scores_HtS, norms = of.rows(seen, ours, slice(position, last), keys)
             seen_t = torch.arange(position + 1, last + 1, device=scores_HtS.device)
-            seen_t = seen_t if of.window is None else seen_t.clamp_max(of.window)
+            if of.window is not None:
+                seen_t = seen_t - first_key(seen_t - 1, of.window).clamp_min(0)
             a_HtS, taken_Ht = of.weights(scores_HtS, ours), of.taken(scores_HtS, ours)
             block = Block(a_HtS, position, low, seen_t, tokens, taken_Ht)
             proof.see(block, scores_HtS, of, ours)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from llmcli.config.attention import Chunk, most_keys
 from llmcli.graph.block import block_names
 from llmcli.graph.graph import graph
 from llmcli.graph.node import State
@@ -45,7 +46,7 @@ class LayerMap:
     def __init__(self, model: Model, number: int) -> None:
         self._model, self.number = model, number
         self._graph = graph(model.config)
-        node = self._graph.mixing(number)
+        node = self._graph.mixers.get(number)
         if node is None or not isinstance(node.op, Mix):
             raise KeyError(number)
         self.pattern, self.value, self.mixed = node.op.pattern, node.op.value, node.name
@@ -90,7 +91,8 @@ class LayerMap:
     def kind(self) -> str:
         """What such a layer is called: `full`, `window 512`, or what its mixer is."""
         if self.score is not None:
-            return "full" if self.window is None else f"window {self.window}"
+            word = "chunk" if isinstance(self.window, Chunk) else "window"
+            return "full" if self.window is None else f"{word} {most_keys(self.window)}"
         kind: str = part_of(self._part).facts(self._part)["kind"]
         return kind
 

@@ -12,6 +12,7 @@ from llmcli.config.experts import RoutingConfig
 from llmcli.kernels import program
 from llmcli.kernels.program import bits, call
 from llmcli.ops import compiled
+from llmcli.ops.norm import ones
 from llmcli.ops.product import product_float32
 
 
@@ -22,12 +23,9 @@ def logits(x_BTD: Tensor, w_ED: Tensor, bias_E: Tensor | None) -> Tensor:
     """
     if w_ED.stride(1) != 1 or not compiled.takes(x_BTD, w_ED, bias_E):
         return product_float32(x_BTD, w_ED, bias_E)
-    rows, (experts, columns) = compiled.in_rows(x_BTD), w_ED.shape
-    out = torch.empty(*x_BTD.shape[:-1], experts)
-    return call(
-        program.MULTIPLY_FLOAT, rows, rows.stride(0), w_ED, w_ED.stride(0), out, len(rows),
-        experts, columns, bias_E, out=out,
-    )  # fmt: skip
+    rows, out = compiled.in_rows(x_BTD), torch.empty(*x_BTD.shape[:-1], len(w_ED))
+    both = rows, rows.stride(0), w_ED, w_ED.stride(0)
+    return call(program.MULTIPLY_FLOAT, *both, out, len(rows), *w_ED.shape, bias_E, out=out)
 
 
 def share(logits_BTE: Tensor, *, sigmoid: bool) -> Tensor:
@@ -48,10 +46,9 @@ def choose(scores_BTE: Tensor, correction_E: Tensor | None, routing: RoutingConf
         x, experts = scores_BTE.contiguous(), scores_BTE.shape[-1]
         out = torch.empty(*x.shape[:-1], routing.chosen, dtype=torch.int64)
         room = torch.empty(3 * x.numel())
-        return call(
-            program.CHOOSE, x, out, x.numel() // experts, experts, routing.chosen, correction_E,
-            routing.groups, routing.kept_groups, room, routing.group_best, out=out, writes=(room,),
-        )  # fmt: skip
+        shape = x.numel() // experts, experts, routing.chosen, correction_E
+        groups = routing.groups, routing.kept_groups, room, routing.group_best
+        return call(program.CHOOSE, x, out, *shape, *groups, out=out, writes=(room,))
     if correction_E is not None:
         scores_BTE = scores_BTE + correction_E
     if routing.groups > 1:
@@ -74,11 +71,10 @@ def weigh(
     if compiled.takes(scores_BTE, factor_E):
         x, chosen = scores_BTE.contiguous(), chosen_BTK.contiguous()
         experts, out = x.shape[-1], torch.empty(chosen.shape)
-        return call(
-            program.WEIGH, x, chosen, out, x.numel() // experts, experts, chosen.shape[-1],
-            softmax, routing.renormalized and not softmax, bits(routing.least),
-            bits(routing.scale), factor_E, out=out,
-        )  # fmt: skip
+        shape = x.numel() // experts, experts, chosen.shape[-1]
+        kind = softmax, routing.renormalized and not softmax
+        factors = bits(routing.least), bits(routing.scale), factor_E
+        return call(program.WEIGH, x, chosen, out, *shape, *kind, *factors, out=out)
     weight_BTK = scores_BTE.gather(-1, chosen_BTK)
     if softmax:
         weight_BTK = weight_BTK.softmax(-1)
@@ -89,19 +85,21 @@ def weigh(
     return weight_BTK if factor_E is None else weight_BTK * factor_E[chosen_BTK]
 
 
-def summed(y_BKTD: Tensor, weight_BTK: Tensor, z_BTD: Tensor | None) -> Tensor:
-    """`Σ_k g[k] · Y[k] + Z`, in the order of the choice: `[B, T, D]`."""
+def summed(y_BKTD: Tensor, weight_BTK: Tensor | None, z_BTD: Tensor | None) -> Tensor:
+    """`Σ_k g[k] · Y[k] + Z`, in the order of the choice, g = 1 without weights: `[B, T, D]`."""
+    batch, chosen, tokens, columns = y_BKTD.shape
     if compiled.takes(y_BKTD, z_BTD):
-        y, weight = y_BKTD.contiguous(), weight_BTK.contiguous()
-        z = None if z_BTD is None else z_BTD.contiguous()
-        batch, chosen, tokens, columns = y.shape
+        y, z = y_BKTD.contiguous(), None if z_BTD is None else z_BTD.contiguous()
+        weight: Tensor | int = ones(batch * tokens * chosen).data_ptr()
+        if weight_BTK is not None:
+            weight = weight_BTK.contiguous()
         out = torch.empty(batch, tokens, columns)
-        return call(
-            program.SUM_EXPERTS, y, weight, z, out, batch * tokens, columns, chosen, tokens,
-            out=out,
-        )
+        shape = batch * tokens, columns, chosen, tokens
+        return call(program.SUM_EXPERTS, y, weight, z, out, *shape, out=out)
+    if weight_BTK is None:
+        weight_BTK = y_BKTD.new_ones(batch, tokens, chosen)
     out_BTD = y_BKTD[:, 0] * weight_BTK[..., :1]
-    for k in range(1, y_BKTD.shape[1]):
+    for k in range(1, chosen):
         out_BTD = out_BTD + y_BKTD[:, k] * weight_BTK[..., k : k + 1]
     return out_BTD if z_BTD is None else out_BTD + z_BTD
 

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from llmcli.config.attention import AttentionConfig
-from llmcli.graph.parts.attention import fused_kernel, mixed, of_layer
+from llmcli.config.attention import AttentionConfig, Chunk
+from llmcli.config.norm import JoinedNorm
+from llmcli.graph.parts.attention import entering, fused_kernel, mixed
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.softmax_map import SoftmaxMap
@@ -41,24 +42,19 @@ class Attention(SoftmaxMap):
     def __init__(self, config: AttentionConfig, name: str, parameters: Parameters) -> None:
         self.config: AttentionConfig = config
         self.name = name
-        last = "_rot" if config.rope is not None else "_norm" if config.qk_norm is not None else ""
-        self.keys_of = name if config.kv.layer is None else of_layer(name, config.kv.layer)
-        self.entering = (f"{name}.q{last}", f"{self.keys_of}.k{last}")
+        self.entering = entering(config, name)[:2]
+        self.keys_of = self.entering[1].rpartition(".")[0]
         self.mixed = mixed(name, gated=config.gated)
         self._dtype, self._cache_dtype = parameters.dtype, parameters.cache_dtype
         self._fused = fused_kernel(name)
-        parts = config.entering
-        self.qkv = Linear(
-            parameters,
-            [f"{name}.W_{part}" for part in parts],
-            [f"{name}.b_{part}" for part in parts] if config.qkv_bias else (),
-        )
-        self.out = Linear(parameters, (f"{name}.W_o",), (f"{name}.b_o",) if config.out_bias else ())
-        self.sinks_H = parameters.vector((f"{name}.sink",)) if config.sinks else None
+        self.qkv = Linear(parameters, name, *config.entering, bias=config.qkv_bias)
+        self.out = Linear(parameters, name, "o", bias=config.out_bias)
+        own = config.scores
+        self.sinks_H = parameters.vector((f"{name}.sink",)) if own.sinks else None
         self.slopes_H: Tensor | None = None
-        if config.slopes:
+        if own.slopes:
             wide = torch.float64 if parameters.dtype == torch.float64 else torch.float32
-            self.slopes_H = torch.tensor(config.slopes, dtype=wide, device=parameters.device)
+            self.slopes_H = torch.tensor(own.slopes, dtype=wide, device=parameters.device)
         self.q_norm = self.k_norm = self.v_norm = None
         if config.qk_norm is not None:
             self.q_norm = Norm(config.qk_norm, f"{name}.q_norm", parameters)
@@ -69,7 +65,7 @@ class Attention(SoftmaxMap):
 
     def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; appends keys and values to `state`."""
-        config = self.config
+        config, own = self.config, self.config.scores
         if config.kv.layer is None:
             q_BHTd, k_BKSd, v_BKSe, gate_BTG = self._project(x_BTD, step)
             if step.cached:
@@ -81,23 +77,25 @@ class Attention(SoftmaxMap):
             q_BHTd, gate_BTG = self._queries(x_BTD, step)
             k_BKSd, v_BKSe = step.shared_kv[self.keys_of]
         q_BHTd = self._grown(q_BHTd, step.positions)
-        # only our kernels, which read float32 queries, support a cap and sinks; none has slopes
-        kernels = step.cached and self.slopes_H is None
-        unfused = config.cap is not None or config.sinks
+        # only our kernels, which read float32 queries, support a cap and sinks; none has slopes or
+        # chunks
+        window = None if isinstance(own.window, Chunk) else own.window
+        kernels = step.cached and self.slopes_H is None and window == own.window
+        unfused = own.cap is not None or own.sinks
         widened = unfused and compiled.runs(q_BHTd)
         wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
         if not self._fused.runs(step.edits):
             z_BHTe = self._attend_in_rows(q_BHTd, k_BKSd, v_BKSe, step)
         elif kernels and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
             z_BHTe = compiled.attend(
-                wide_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=config.scale,
-                window=config.window, cap=config.cap, sinks_H=self.sinks_H,
+                wide_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=own.scale,
+                window=window, cap=own.cap, sinks_H=self.sinks_H,
             ).to(q_BHTd.dtype)  # fmt: skip
         elif kernels and step.fixed and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
             slots = slice(0, step.keys)
             z_BHTe = on_card.attend(
                 q_BHTd, k_BKSd[:, :, slots], v_BKSe[:, :, slots], step.starts_B,
-                scale=config.scale, window=config.window, cap=config.cap, sinks_H=self.sinks_H,
+                scale=own.scale, window=window, cap=own.cap, sinks_H=self.sinks_H,
             )  # fmt: skip
         else:
             parts = [
@@ -105,15 +103,15 @@ class Attention(SoftmaxMap):
                     q_BHTd[:, :, seen.rows],
                     k_BKSd[:, :, seen.first : seen.last],
                     v_BKSe[:, :, seen.first : seen.last],
-                    scale=config.scale,
+                    scale=own.scale,
                     causal=seen.causal,
                     mask=seen.mask,
-                    cap=config.cap,
+                    cap=own.cap,
                     sinks_H=self.sinks_H,
                     slopes_H=self.slopes_H,
                     positions=None if self.slopes_H is None else step.positions[..., seen.rows],
                 )
-                for seen in step.key_ranges(config.window)
+                for seen in step.key_ranges(own.window)
             ]
             z_BHTe = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         z_BTG = step.emit(f"{self.name}.z", z_BHTe).transpose(1, 2).flatten(2)
@@ -216,7 +214,7 @@ class Attention(SoftmaxMap):
 
     def _normed(self, norm: Norm, x_BTNd: Tensor) -> Tensor:
         """Normalize each head, or all heads of a token together."""
-        if self.config.qk_norm_wide:
+        if isinstance(self.config.qk_norm, JoinedNorm):
             return norm(x_BTNd.flatten(2)).view(x_BTNd.shape)
         return norm(x_BTNd)
 
@@ -258,7 +256,7 @@ class Attention(SoftmaxMap):
     def _attend_in_rows(self, q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, step: Step) -> Tensor:
         """`attend` with stored and emitted scores and pattern, for a layer that edits them."""
         keys = slice(0, step.keys)
-        visible = visible_keys(step.positions, step.keys, self.config.window)
+        visible = visible_keys(step.positions, step.keys, self.config.scores.window)
         if not step.uniform:
             visible = visible.unsqueeze(1)
         scores_BHTS = self._products(q_BHTd, k_BKSd[:, :, keys], visible, step.positions)
@@ -270,11 +268,12 @@ class Attention(SoftmaxMap):
 
     def _grown(self, q_BHtd: Tensor, positions: Tensor) -> Tensor:
         """Queries scaled by `growth` at positions `[t]` or `[B, t]`."""
-        growth = self.config.growth
+        growth = self.config.scores.growth
         if growth is None:
             return q_BHtd
         wide = torch.promote_types(q_BHtd.dtype, torch.float32)
-        steps = torch.div(positions, growth.original, rounding_mode="floor").to(wide)
+        at = positions + growth.first
+        steps = torch.div(at, growth.original, rounding_mode="floor").to(wide)
         factor_t = 1 + growth.beta * torch.log1p(steps)
         factor_t = factor_t.unsqueeze(1) if factor_t.ndim > 1 else factor_t
         return (q_BHtd * factor_t.unsqueeze(-1)).to(q_BHtd.dtype)
@@ -292,8 +291,9 @@ class Attention(SoftmaxMap):
         heads: slice | Sequence[int] = slice(None),
     ) -> Tensor:  # fmt: skip
         """Scores of queries that `growth`, if any, has scaled."""
+        own = self.config.scores
         return scores(
-            q_BHtd, k_BKSd, visible, scale=self.config.scale, cap=self.config.cap,
+            q_BHtd, k_BKSd, visible, scale=own.scale, cap=own.cap,
             slopes_H=None if self.slopes_H is None else self.slopes_H[heads], positions=positions,
         )  # fmt: skip
 

@@ -45,20 +45,15 @@ class LatentAttention(SoftmaxMap):
         self.mixed = f"{name}.z"
         self._dtype, self._cache_dtype = parameters.dtype, parameters.cache_dtype
         self._fused = fused_kernel(name)
-
-        def linear(*leaves: str, bias: bool = False) -> Linear:
-            biases = [f"{name}.b_{leaf}" for leaf in leaves] if bias else ()
-            return Linear(parameters, [f"{name}.W_{leaf}" for leaf in leaves], biases)
-
         self.q_down = self.q_norm = None
         if config.query_rank is not None:
-            self.q_down = linear("q_latent", bias=config.bias)
+            self.q_down = Linear(parameters, name, "q_latent", bias=config.bias)
             self.q_norm = Norm(config.norm, f"{name}.q_latent_norm", parameters)
-        self.q_up = linear("q", "q_pe")
-        self.kv_down = linear("kv_latent", "k_pe", bias=config.bias)
+        self.q_up = Linear(parameters, name, "q", "q_pe")
+        self.kv_down = Linear(parameters, name, "kv_latent", "k_pe", bias=config.bias)
         self.kv_norm = Norm(config.norm, f"{name}.kv_latent_norm", parameters)
-        self.kv_up = linear("k", "v")
-        self.out = linear("o", bias=config.bias)
+        self.kv_up = Linear(parameters, name, "k", "v")
+        self.out = Linear(parameters, name, "o", bias=config.bias)
 
     def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; appends latents and keys to `state`."""
@@ -81,7 +76,7 @@ class LatentAttention(SoftmaxMap):
             (seen,) = step.key_ranges(None)
             k_BHSn, v_BHSe = self._expanded(latent_BSc)
             z_BHTe = attend(
-                q_BHTd, self._joined(k_BHSn, k_BSr), v_BHSe, scale=self.config.scale,
+                q_BHTd, self._joined(k_BHSn, k_BSr), v_BHSe, scale=self.config.scores.scale,
                 causal=seen.causal, mask=seen.mask,
             )  # fmt: skip
         z_BHTe = step.emit(f"{self.name}.z", z_BHTe)
@@ -153,13 +148,13 @@ class LatentAttention(SoftmaxMap):
         narrow = kept_BCk.dtype.itemsize == 2  # for float32 PyTorch's products are faster
         if step.cached and step.tokens == 1 and narrow and compiled.attends(q_BHTk, k_B1Ck, v_B1Cc):
             z_BHTc = compiled.attend(
-                q_BHTk, k_B1Ck, v_B1Cc, step.starts_B, scale=config.scale, window=None
+                q_BHTk, k_B1Ck, v_B1Cc, step.starts_B, scale=config.scores.scale, window=None
             )
         else:
             # queries of all heads are rows of one product with the shared latents
             kept_BSk = at_least_float32(kept_BCk[:, : step.keys])
             scores_BNS = q_BHTk.flatten(1, 2) @ kept_BSk.mT
-            scores_BNS *= config.scale
+            scores_BNS *= config.scores.scale
             if step.tokens > 1 or not step.uniform:
                 scores_BHTS = scores_BNS.view(*q_BHTd.shape[:3], -1)
                 scores_BHTS.masked_fill_(~self._seen(step), -torch.inf)
@@ -206,4 +201,4 @@ class LatentAttention(SoftmaxMap):
         heads: slice | Sequence[int] = slice(None),
     ) -> Tensor:  # fmt: skip
         """The scaled and masked products."""
-        return scores(q_BHtd, k_BKSd, visible, scale=self.config.scale)
+        return scores(q_BHtd, k_BKSd, visible, scale=self.config.scores.scale)

@@ -141,21 +141,3 @@ def test_pull_that_is_interrupted_says_what_it_has(stand_in, pulling):
     assert [model["name"] for model in document["models"]] == ["tiny"]
     assert (document["failed"], document["finish_reason"]) == ([], "interrupted")
     assert err == b"interrupted after 1 of 3 models\n"
-
-
-def test_what_is_being_pulled_is_not_removed(cli, stand_in, pulling):
-    """Another process is in the middle of the second file of a repository."""
-    assert cli("models", "pull", "hf:org/quants/a.gguf").code == 0
-    process = pulling("hf:org/quants/b.gguf")
-    removed = cli("models", "rm", "org/quants", "-y")
-    assert removed.code == 1
-    assert "in use: another process holds" in removed.err
-    assert cli("models", "prune", "--older-than", "0h", "-y").code == 0
-    assert cli("models", "path", "hf:org/quants/a.gguf").code == 0
-    stand_in.release.set()
-    out, _ = process.communicate(timeout=20)
-    assert process.returncode == 0
-    assert b"fetched" in out
-    assert (stand_in.cache / "models--org--quants").is_dir()
-    assert cli("models", "rm", "org/quants", "-y").code == 0
-    assert not (stand_in.cache / "models--org--quants").exists()

@@ -23,7 +23,7 @@ from llmcli.commands.timing.measure.run import Workload
 from llmcli.errors import UsageError
 from llmcli.families import translate
 from llmcli.graph.arithmetic import Arithmetic
-from llmcli.graph.work import step_bytes
+from llmcli.graph.cost import step_bytes
 from llmcli.shell.prompts import LOOKED_AT, Prompt
 
 TEXT = "abcabcab"

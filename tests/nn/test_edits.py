@@ -6,6 +6,7 @@ from covers import covered
 from small_models import random_model
 from zoo import MODELS, keeping_keys
 
+from llmcli.config.attention import first_key
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.graph.graph import graph
@@ -46,9 +47,15 @@ def editable(model):
     ]  # fmt: skip
 
 
+def score_of(model, layer):
+    """The scores of a layer: its queries and keys."""
+    found = graph(model.config)
+    return found.score(found.mixers[layer].op)
+
+
 def values(model, layer):
     """What the layer mixes; another one may have made them."""
-    return graph(model.config).mixing(layer).op.value
+    return graph(model.config).mixers[layer].op.value
 
 
 def run(model, *edits, ids=TOKENS, **options):
@@ -149,25 +156,26 @@ def test_doubled_scores_and_patterns_reach_the_values(model):
     tokens = torch.arange(TOKENS.shape[1])
     for i in keeping_keys(model.config):
         layer, prefix = model.config.layers[i].attention, f"blocks.{i}.attn"
+        own = layer.scores
         group = layer.heads // layer.kv_heads
         hidden = tokens[None] > tokens[:, None]
-        if layer.window is not None:
-            hidden |= tokens[None] <= tokens[:, None] - layer.window
+        if own.window is not None:
+            hidden |= tokens[None] < first_key(tokens[:, None], own.window)
         for leaf in ("scores", "pattern"):
             _, seen = run(model, double(f"{prefix}.{leaf}"))
-            q, k = (seen[name] for name in graph(model.config).entering(i))
-            scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * layer.scale
-            if layer.growth is not None:
-                factors = [layer.growth.at(int(token)) for token in tokens]
+            q, k = (seen[name] for name in score_of(model, i).inputs)
+            scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * own.scale
+            if own.growth is not None:
+                factors = [own.growth.at(int(token)) for token in tokens]
                 scores = scores * torch.tensor(factors, dtype=scores.dtype)[:, None]
-            if layer.slopes:
-                slopes_H11 = torch.tensor(layer.slopes, dtype=scores.dtype)[:, None, None]
+            if own.slopes:
+                slopes_H11 = torch.tensor(own.slopes, dtype=scores.dtype)[:, None, None]
                 scores = scores - slopes_H11 * (tokens[:, None] - tokens)
-            if layer.cap is not None:
-                scores = (scores / layer.cap).tanh() * layer.cap
+            if own.cap is not None:
+                scores = (scores / own.cap).tanh() * own.cap
             scores = scores.masked_fill(hidden, -torch.inf) * (2 if leaf == "scores" else 1)
             pattern = scores.softmax(-1)
-            if layer.sinks:  # its share of what all scores have together
+            if own.sinks:  # its share of what all scores have together
                 sink_H11 = model.decoder.weight(f"{prefix}.sink").tensor[:, None, None]
                 pattern = pattern * (scores.logsumexp(-1, keepdim=True) - sink_H11).sigmoid()
             pattern = pattern * (2 if leaf == "pattern" else 1)
@@ -233,7 +241,7 @@ def test_the_last_logits_are_at_the_last_position(model):
 def test_edited_keys_and_values_enter_the_cache(attending):
     model = attending
     layer = keeping_keys(model.config)[0]
-    _, key = graph(model.config).entering(layer)
+    key = score_of(model, layer).key
     value = values(model, layer)
     edits, seen = [double(key), double(value)], {}
     session = Session(model.decoder, 1, 9)

@@ -126,7 +126,7 @@ def attending_layers(model):
 def rotating_layers(model):
     """The layers that rotate queries and keys."""
     config, layers = model.config, attending_layers(model)
-    if config.model_type == "smollm3":
+    if config.model_type in ("smollm3", "llama4_text"):
         return [layer for layer in layers if config.no_rope_layers[layer]]
     windows = config.model_type == "cohere2" or getattr(config, "sliding_window", None)
     if config.model_type in ("cohere2", "exaone4") and windows:

@@ -4,12 +4,15 @@ Random checkpoints of every model type and variant, read by both, over hundreds 
 pass, in pieces through the cache, token by token, and in batches of unequal rows.
 """
 
+import json
+
 import pytest
 import torch
 from covers import covered
 from decoder_parameters import parameters_of
-from parity_models import PROMPT, prompt
-from parity_reference import OnlyFloat64, reference_logprobs
+from parity_models import PROMPT, build, opened, prompt
+from parity_reference import OnlyFloat64, load_reference, reference_logprobs
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from zoo import PACKED, TYPES, ZOO, variant
 
@@ -124,7 +127,7 @@ def test_rounding_turns_no_choice_of_experts(name, models):
     for i, routing in routings.items():
         moe = f"blocks.{i}.moe"
         scores = seen[f"{moe}.router_logits"]
-        if routing.scores == "sigmoid":
+        if routing.scores == "sigmoid" and (routing.correction or routing.groups > 1):
             scores = seen[f"{moe}.router_probs"]
         if routing.correction:
             scores = scores + decoder.weight(f"{moe}.b_choice").dense()
@@ -254,6 +257,29 @@ def test_every_parameter_matters(name, models, references):
     if name.startswith("gemma4"):  # the final norm divides by what the last block is multiplied by
         invisible = [f"blocks.{len(decoder.blocks) - 1}.out_scale.w"]
     assert unseen == invisible
+
+
+@pytest.mark.parametrize("qkv", [True, False])
+@torch.no_grad()
+def test_biases_of_internlm3_that_transformers_refuses(qkv, tmp_path):
+    """Of q, k and v alone, or of all others alone, as in its own code: a Llama, of them zeros."""
+    model = build(variant("llama-bias"))
+    absent = [
+        name for name in model.state_dict()
+        if name.endswith(".bias") and name.endswith(tuple(f"{x}_proj.bias" for x in "qkv")) != qkv
+    ]  # fmt: skip
+    for name in absent:
+        model.get_parameter(name).zero_()
+    model.save_pretrained(tmp_path)
+    theirs = reference_logprobs(load_reference(tmp_path, torch.float64), prompt())
+    (settings := json.loads((tmp_path / "config.json").read_text())).update(model_type="internlm3")
+    del settings["attention_bias"], settings["mlp_bias"]
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"qkv_bias": qkv, "bias": not qkv}))
+    tensors = load_file(file := tmp_path / "model.safetensors")
+    save_file({name: one for name, one in tensors.items() if name not in absent}, file)
+    ours = opened(tmp_path, "float64")
+    assert not ours.ledger.surplus
+    assert difference(logprobs(ours.decoder, prompt()), theirs) < 1e-9
 
 
 @torch.no_grad()

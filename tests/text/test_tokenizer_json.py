@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -298,7 +299,7 @@ def test_a_token_without_an_embedding_stays_text_behind_those_that_the_file_adds
     backend = Library(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
     backend.add_tokens(["<x>", "<y>"])
     listed = {"5": {"content": "<new>"}, "6": {"content": "<more>"}}
-    tokens = listed_tokens({"added_tokens_decoder": listed}, ())
+    tokens = listed_tokens(Path(), {"added_tokens_decoder": listed}, ())
     add_to_library(backend, tokens, [], marks=False, rows=6)
     assert [backend.token_to_id(text) for text in ("<y>", "<new>", "<more>")] == [4, 5, None]
 

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 from timing_reports import variant
 
 from llmcli import OPENMP_SPIN
-from llmcli.checkpoints import locate
+from llmcli.checkpoints import open_model
 from llmcli.commands.bench.report.row import BuildInfo
 from llmcli.commands.timing.report import Stage
 from llmcli.families.family import families
@@ -185,12 +185,12 @@ THOUGHTS = (
 
 
 def _tiny(folder):
-    shutil.copytree(locate("tiny"), folder)
+    shutil.copytree(open_model("tiny").path, folder)
 
 
 def _mixtral(folder):
     """The configuration of a small mixture beside `tiny`'s tokenizer; without weights."""
-    source = locate("tiny")
+    source = open_model("tiny").path
     folder.mkdir()
     for file in source.iterdir():
         if file.name.startswith("tokenizer"):

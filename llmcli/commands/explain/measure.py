@@ -428,12 +428,12 @@ class _Tree:
 
     def _mixes(self, layer: int, head: int, query: int) -> Check:
         values = self.values
-        node = values.graph.mixing(layer)
+        node = values.graph.mixers.get(layer)
         assert node is not None
         assert isinstance(node.op, Mix)
         above = values.rules[node.op.pattern]
         if isinstance(above, Softmax):
-            row_S = above.row(values, head, query)
+            row_S = above.row_of(values, head, query)
         else:
             row_S = values[node.op.pattern][head, query]
         v_Se = values[node.op.value][head // node.op.group]

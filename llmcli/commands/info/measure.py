@@ -24,9 +24,9 @@ from llmcli.commands.info.report import (
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
 from llmcli.families import families, ignored_metadata
 from llmcli.graph.arithmetic import Arithmetic
-from llmcli.graph.counts import count_parameters, layer_types
+from llmcli.graph.cost import count_parameters, total_cost
+from llmcli.graph.parts.registry import layer_types
 from llmcli.graph.spec import DTYPE_BYTES, Call
-from llmcli.graph.work import total_work
 from llmcli.measure.fit import Run, fit, misfits, unscaled
 from llmcli.prepare.prepared import Prepared, prepare
 from llmcli.records.document import ViewCheck, difference
@@ -197,7 +197,7 @@ def _flops(config: ModelConfig, context: int) -> FlopsNeed:
 
     def work(tokens: int, past: int) -> PartWork:
         call = Call(batch=1, tokens=tokens, past=past, phase="decode" if past else "prefill")
-        return total_work(config, call, numbers=Arithmetic.of("float32"), logits="last")
+        return total_cost(config, call, numbers=Arithmetic.of("float32"), logits="last")
 
     prompt = work(context, 0)
     return FlopsNeed(

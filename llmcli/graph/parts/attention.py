@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.config.attention import AXES, AttentionConfig, ProportionalScaling
+from llmcli.config.attention import AttentionConfig, Chunk, ProportionalScaling, most_keys
+from llmcli.config.norm import JoinedNorm
 from llmcli.graph.node import Kernel, PartGraph, Site
 from llmcli.graph.ops import Activate, Add, Gate, HeadShare, Mix, Rotate, Score, Softmax
 from llmcli.graph.rows import Rows, sizes_of
@@ -52,10 +53,11 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     so is `result` after it, the heads' shares of `attn_out`. With gates: `gate` after the values,
     and `gate_act gated` after `z`.
     """
-    r = Rows(site.name, _ROWS + MIXED_ROWS, "attention", sizes_of(a, AXES), layer=site.layer)
+    r = Rows(site.name, _ROWS + MIXED_ROWS, "attention", sizes_of(a), layer=site.layer)
     own = "qkv" if a.kv.layer is None else "q"
     fused = "" if len(a.entering) == 1 else "qkv_gate" if a.gated else "qkv"
-    last: dict[str, str] = {}  # the form used by the attention
+    query, key, value = entering(a, site.name)
+    last: dict[str, str] = {}  # the last form so far
     for x in a.projections:
         # inputs of norms have at least float32
         wide = (a.kv.norm if x == "v" else a.qk_norm) is not None
@@ -73,38 +75,42 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     if a.qk_norm is not None:
         for x in own[:2]:
             one, several = _OF[x]
-            which = f"all {several} of a token" if a.qk_norm_wide else f"every {one}"
+            joined = isinstance(a.qk_norm, JoinedNorm)
+            which = f"all {several} of a token" if joined else f"every {one}"
             last[x] = r.normalize(
-                f"{x}_norm", last[x], a.qk_norm, f"the norm of {which}", joined=a.qk_norm_wide
+                f"{x}_norm", last[x], a.qk_norm, f"the norm of {which}", joined=joined
             )
     if a.rope is not None:
         both = r.named("qk_rot") if a.qk_norm is None and own == "qkv" else None
         for x in own[:2]:
             last[x] = r.node(f"{x}_rot", Rotate(source=last[x], rope=a.rope), shares=both)
     if a.kv.layer is None:
-        for x, size, what in (("k", "dh", "keys"), ("v", "dv", "values")):
-            rotated = "rotated " if x == "k" and a.rope is not None else ""
-            formula = f"the {rotated}{what} of every position so far"
-            words = f"the cached {what}"
-            r.state(x, f"Hk S {size}", last[x], "scores", formula, words, cached=True)
-    else:
-        lender = of_layer(site.name, a.kv.layer)
-        last["k"] = f"{lender}.k{'_rot' if a.rope else '_norm' if a.qk_norm else ''}"
-        last["v"] = f"{lender}.v{'_norm' if a.kv.norm else ''}"
-    divides, group = a.divides(site.width), a.heads // a.kv_heads
+        rotated = "rotated " if a.rope is not None else ""
+        r.cache("k", "Hk S dh", key, f"{rotated}keys", "keys")
+        r.cache("v", "Hk S dv", value, "values")
+    divides, group, scored = a.divides(site.width), a.heads // a.kv_heads, a.scores
     score = Score(
-        query=last["q"], key=last["k"], scale=a.scale, head_dim=a.head_dim, group=group,
-        window=a.window, root="√(d/h)" if divides else "√d_k", cap=a.cap, growth=a.growth,
-        slopes=a.slopes,
+        query=query, key=key, config=scored, head_dim=a.head_dim, group=group,
+        root="√(d/h)" if divides else "√d_k",
     )  # fmt: skip
-    mix = Mix(
-        pattern=r.named("pattern"), value=last["v"], query=last["q"], group=group, window=a.window
-    )
-    mixed_rows(r, site, score, mix, bias=a.out_bias, sinks=a.sinks, gated=a.gated)
+    pattern = r.named("pattern")
+    mix = Mix(pattern=pattern, value=value, query=query, group=group, window=scored.window)
+    mixed_rows(r, site, score, mix, bias=a.out_bias, gated=a.gated)
     number = "d/h" if divides else "d_k"
     documents = {"H": "h", "Hk": "h" if a.kv_heads == a.heads else "h_kv", "dh": number}
     documents["dv"] = number if a.value_dim == a.head_dim else "d_v"
     return r.graph(fused_kernel(site.name), documents=documents)
+
+
+def entering(a: AttentionConfig, name: str) -> tuple[str, str, str]:
+    """The queries, keys and values of the part `name` that enter its scores and map.
+
+    Rotated, normalized or plain; keys and values may be of another layer.
+    """
+    blocks, layer, part = name.split(".", 2)
+    own = f"{blocks}.{layer if a.kv.layer is None else a.kv.layer}.{part}"
+    last = "_rot" if a.rope is not None else "_norm" if a.qk_norm is not None else ""
+    return f"{name}.q{last}", f"{own}.k{last}", f"{own}.v{'_norm' if a.kv.norm else ''}"
 
 
 def mixed_rows(
@@ -114,14 +120,13 @@ def mixed_rows(
     mix: Mix,
     *,
     bias: bool,
-    sinks: bool = False,
     gated: bool = False,
 ) -> None:
     """`scores pattern z result`, of which the kernel only stores `z`, and the output.
 
     `gated`: the last projection reads `gated`, `z` times `gate_act`.
     """
-    capped = "" if score.cap is None else ", capped"
+    capped, sinks = "" if score.config.cap is None else ", capped", score.config.sinks
     words = f"query times key, scaled{capped}, −∞ where the mask hides the key"
     scores = r.node("scores", score, words=words)
     minus = " minus the sink's weight" if sinks else ""
@@ -144,12 +149,6 @@ def fused_kernel(name: str) -> Kernel:
     return Kernel(covers=(f"{name}.scores", f"{name}.pattern"), optional=True)
 
 
-def of_layer(name: str, layer: int) -> str:
-    """The same part in block `layer`: `blocks.20.attn` → `blocks.13.attn`."""
-    blocks, _, part = name.split(".", 2)
-    return f"{blocks}.{layer}.{part}"
-
-
 def mixed(name: str, *, gated: bool) -> str:
     """The input of the last projection of the part `name`."""
     return f"{name}.gated" if gated else f"{name}.z"
@@ -157,12 +156,13 @@ def mixed(name: str, *, gated: bool) -> str:
 
 def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
     """Facts for `info`."""
-    details = () if a.cap is None else (f"scores capped at {a.cap:g}",)
+    own = a.scores
+    details = () if own.cap is None else (f"scores capped at {own.cap:g}",)
     if a.clip is not None:
         details = (*details, f"queries, keys and values clipped at {a.clip:g}")
-    if a.slopes:
+    if own.slopes:
         details = (*details, "scores lowered by the keys' distance (ALiBi)")
-    if a.sinks:
+    if own.sinks:
         details = (*details, "a learned sink in each head")
     if a.gated:
         details = (*details, "results gated")
@@ -177,9 +177,10 @@ def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
         details = (*details, "values are the keys' projection")
     if a.kv.norm is not None:
         details = (*details, "values normalized")
+    kind = "full attention" if own.window is None else "sliding window"
+    kind = "chunked attention" if isinstance(own.window, Chunk) else kind
     return {
-        "kind": "full attention" if a.window is None else "sliding window",
-        "window": a.window, "heads": a.heads, "kv_heads": a.kv_heads, "head_dim": a.head_dim,
-        "value_dim": a.value_dim, "rotary": a.rope is not None, "qk_norm": a.qk_norm is not None,
-        "details": details,
+        "kind": kind, "window": most_keys(own.window), "heads": a.heads, "kv_heads": a.kv_heads,
+        "head_dim": a.head_dim, "value_dim": a.value_dim, "rotary": a.rope is not None,
+        "qk_norm": a.qk_norm is not None, "details": details,
     }  # fmt: skip

@@ -7,7 +7,7 @@ tensors, `llmcli.parts` computes it, and `decoder.block` lists what computes it 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmcli.config.attention import AttentionConfig
@@ -16,6 +16,7 @@ from llmcli.config.delta import DeltaConfig
 from llmcli.config.experts import ExpertsConfig
 from llmcli.config.latent import LatentConfig
 from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import LayerConfig, ModelConfig
 from llmcli.config.ple import PleConfig
 from llmcli.config.ssm import SsmConfig
 from llmcli.graph.node import PartGraph, Site
@@ -27,6 +28,7 @@ from llmcli.graph.parts.latent import latent_facts, latent_graph
 from llmcli.graph.parts.mlp import mlp_facts, mlp_graph
 from llmcli.graph.parts.ple import ple_facts, ple_graph
 from llmcli.graph.parts.ssm import ssm_facts, ssm_graph
+from llmcli.records.info import LayerType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,3 +93,43 @@ PARTS: dict[type, Part] = {
 def part_of(config: object) -> Part:
     """The part of a configuration. Raises KeyError for an unknown type."""
     return PARTS[type(config)]
+
+
+def layer_types(config: ModelConfig) -> tuple[LayerType, ...]:
+    """The layers grouped by their `LayerType`, ordered by first layer."""
+    found: dict[LayerType, list[int]] = {}
+    for index, layer in enumerate(config.layers):
+        found.setdefault(_layer_type(layer), []).append(index)
+    return tuple(replace(kind, layers=tuple(layers)) for kind, layers in found.items())
+
+
+def _layer_type(layer: LayerConfig) -> LayerType:
+    found: dict[str, Any] = {}
+    kinds: list[str] = []
+    details: list[str] = []
+    for part in layer.parts:
+        facts = dict(part_of(part).facts(part))
+        kinds += [facts.pop("kind")] if "kind" in facts else []
+        details += facts.pop("details", ())
+        found |= facts
+    if not kinds:  # without a token mixer
+        kinds = [part_of(part).noun.removeprefix("the ") for part in layer.parts]
+    return LayerType(
+        layers=(), kind=" + ".join(kinds), norm=_norms(layer), details=tuple(details), **found
+    )
+
+
+def _norms(layer: LayerConfig) -> str:
+    """`RMSNorm`, `RMSNorm after`, `RMSNorm before and after` (each part); empty without norms."""
+    places = {
+        "before": [one.pre_norm for one in layer.branches if one.pre_norm is not None],
+        "after": [
+            norm
+            for norm in (*(one.post_norm for one in layer.branches), layer.sum_norm)
+            if norm is not None
+        ],
+    }
+    kinds = {norm.kind for norms in places.values() for norm in norms}
+    names = [{"rms": "RMSNorm", "layer": "LayerNorm"}[kind] for kind in sorted(kinds)]
+    where = " and ".join(place for place, norms in places.items() if norms)
+    return " and ".join(names) + (f" {where}" if places["after"] else "")

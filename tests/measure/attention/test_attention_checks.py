@@ -3,7 +3,6 @@
 Mistakes that somebody makes when writing a transformer are shown to it by `test_view_faults`.
 """
 
-import dataclasses
 from itertools import cycle
 from types import SimpleNamespace
 
@@ -54,7 +53,7 @@ def test_values_of_equal_tokens_which_round_alike_are_no_alarm(dtype):
 @pytest.fixture
 def model():
     """Both kinds of layer, with everything that can go wrong in them."""
-    window = dataclasses.replace(BASE, window=7, qk_norm=RMS)
+    window = BASE.changed(window=7, qk_norm=RMS)
     return model_of(config_of(BASE, window), "float32")
 
 
@@ -109,7 +108,7 @@ def shifted(shift):
 # what is planted, which checks are red at least, and where the last of them is
 MASKS, VALUES, FORMULAS = ("masks",), ("values", "formulas"), ("formulas",)
 FAULTS = {
-    "a scale": (of_mixer(1, scale=BASE.scale * 1.0005), FORMULAS, "blocks.1.attn.scores"),
+    "a scale": (of_mixer(1, scale=BASE.scores.scale * 1.0005), FORMULAS, "blocks.1.attn.scores"),
     "a window of a key less": (of_mixer(1, window=6), MASKS, "blocks.1.attn.pattern"),
     "a window of a key more": (of_mixer(1, window=8), MASKS, "blocks.1.attn.pattern"),
     "no window": (of_mixer(1, window=None), MASKS, "blocks.1.attn.pattern"),
