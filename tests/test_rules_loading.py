@@ -35,7 +35,7 @@ from llmcli.families import (
     families,
     plan,
 )
-from llmcli.families.dense import LLAMAS as FAMILY
+from llmcli.families.dense import llamas as FAMILY
 from llmcli.loading import filling
 from llmcli.loading.load import load_checkpoint
 from llmcli.loading.weights import check_fit, load_weights

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from llmcli.config.frequencies import frequencies
 from llmcli.evaluate.numbers import Number, fact, leaf
-from llmcli.evaluate.rule import Numbers, Rule
+from llmcli.evaluate.rule import Numbers, Reader, Rule
 from llmcli.graph import ops
-from llmcli.records.explanation import Element, Fact
+from llmcli.records.explanation import Fact
 
 
 class Rotate(Rule[ops.Rotate]):
@@ -46,28 +46,23 @@ class Rotate(Rule[ops.Rotate]):
         sin = Number(x=angle_TN.sin() * factor_T1, off=off_TN)
         return a * cos - b * sin, b * cos + a * sin
 
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+    def _compute(self, read: Reader) -> Number:
         """The angle, its cosine and sine, and the two numbers of the pair."""
-        *row, i = index
-        position, x = row[-1], values[self.op.source]
-        omegas, factor = frequencies(self.op.rope, values.length(position))
-        half = len(omegas)
-        own = leaf(float(x[index]), self.cell(self.op.source, *index))
+        source, (*row, i) = self.op.source, read.index
+        omegas, factor = frequencies(self.op.rope, read.values.length(row[-1]))
+        own, half = read.at(source, *row, i), len(omegas)
         if i >= 2 * half:
-            note = f"only the first {2 * half} numbers of a head are rotated, this is number {i}"
-            return Element(value=float(own.x), note=note, after=own.facts(),
-                           follow=((self.op.source, index),))  # fmt: skip
+            read.note = (
+                f"only the first {2 * half} numbers of a head are rotated, this is number {i}"
+            )
+            return own
         at = i - half if i >= half else i + half
-        other = leaf(float(x[*row, at]), self.cell(self.op.source, *row, at))
-        before = self._turn(position, i % half, omegas[i % half], factor)
-        kept = own * leaf(before[2].value, "cos φ")
-        taken = other * leaf(before[3].value, "sin φ")
-        turned = kept + taken if i >= half else kept - taken
-        leads = at if abs(taken.x) > abs(kept.x) else i
-        return Element(
-            value=float(turned.x), before=before, after=turned.facts(),
-            follow=((self.op.source, (*row, leads)),),
-        )  # fmt: skip
+        other = read.at(source, *row, at)
+        read.before = self._turn(row[-1], i % half, omegas[i % half], factor)
+        kept = own * leaf(read.before[2].value, "cos φ")
+        taken = other * leaf(read.before[3].value, "sin φ")
+        del read.follow[0 if abs(taken.x) > abs(kept.x) else 1]
+        return kept + taken if i >= half else kept - taken
 
     def _turn(self, position: int, pair: int, omega: float, factor: float) -> tuple[Fact, ...]:
         """The frequency, the angle, its cosine and sine."""

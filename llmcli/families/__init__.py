@@ -1,7 +1,6 @@
 """Families translate a checkpoint's configuration and tensor names into ours. No torch."""
 
 from llmcli.families.family import (
-    Family,
     describe,
     families,
     find,
@@ -9,6 +8,7 @@ from llmcli.families.family import (
     planned,
     translate,
 )
+from llmcli.families.record import Family
 from llmcli.families.rules import (
     AddConstant,
     CollectRows,

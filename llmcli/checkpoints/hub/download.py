@@ -57,10 +57,9 @@ def cached(model: HubId, *, weights: bool = True, whole: bool = True) -> Path | 
     even if a download could add files: other tools fetch weights without the tokenizer. Copies
     under a classic's old name (`gpt2`) count too. Raises ModelNotFound for an invalid id.
     """
-    if found := _cached(model, weights, whole):
-        return found
-    old = next((name for name, new in CLASSICS.items() if new == model.repository), None)
-    return None if old is None else _cached(replace(model, repository=old), weights, whole)
+    names = [model.repository, *(old for old, new in CLASSICS.items() if new == model.repository)]
+    found = (_cached(replace(model, repository=name), weights, whole) for name in names)
+    return next(filter(None, found), None)
 
 
 def broken_link(model: HubId) -> str:

@@ -433,7 +433,7 @@ class _Tree:
         assert isinstance(node.op, Mix)
         above = values.rules[node.op.pattern]
         if isinstance(above, Softmax):
-            row_S = above.row(values, head, query)
+            row_S = above.row_of(values, head, query)
         else:
             row_S = values[node.op.pattern][head, query]
         v_Se = values[node.op.value][head // node.op.group]
