@@ -417,7 +417,7 @@ def _bpe(keys: Keys, strings: list[str], ids: Ids, pre: str) -> dict[str, Any]:
     line_ends: dict[str, int] = {}
     if rule.line_ends:  # BOS is always added
         keys = keys | {"add_bos_token": True}
-        line_ends = {string: index for index, string in enumerate(strings) if not string.strip("\n")}
+        line_ends = {text: index for index, text in enumerate(strings) if not text.strip("\n")}
     return {
         "backend": backend,
         "spelling": raw if rule.raw else Spelling(byte_level=True),
