@@ -208,7 +208,7 @@ def worst_number(own: Kernel, name: str) -> NumberCheck:
 
 def number_found(own: Kernel, name: str, index: tuple[int, ...], value: float) -> NumberCheck:
     """One number that its formula makes `value`."""
-    theirs = own.kernel_row(name, index)[index[-1]]
+    theirs = own.kernel(name, *index)
     ours = theirs.new_tensor(value)
     whole = theirs.new_tensor(own.rules[name].bound(own, index))
     allowed = _allowed(whole, 2 * whole, own, name)  # no rule has more halves
