@@ -16,7 +16,7 @@ from llmcli.checkpoints import Checkpoint
 from llmcli.checkpoints.files import shown
 from llmcli.config.formats import PACKED, packed_bytes
 from llmcli.errors import CheckpointError, LlmcliError
-from llmcli.families import Load, UnpairRows, shape_after
+from llmcli.families.rules import Load, UnpairRows, shape_after
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.kernels import native
 from llmcli.limits import processors

@@ -9,7 +9,8 @@ from typing import TypedDict
 from llmcli.checkpoints import Checkpoint
 from llmcli.config.formats import PACKED, RUN
 from llmcli.config.model import ModelConfig
-from llmcli.families import Plan, Rule, packable, plan, planned, translate
+from llmcli.families import planned, translate
+from llmcli.families.rules import Plan, Rule, packable, plan
 from llmcli.graph.arithmetic import QUANTIZED, Arithmetic, arithmetic, matrices, quantizable
 from llmcli.graph.plan import stored_shapes
 from llmcli.kernels import native
