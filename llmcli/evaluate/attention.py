@@ -90,15 +90,14 @@ class Score(Rule[ops.Score]):
 
     def _compute(self, read: Reader) -> Number:
         """A dot product of a query and a key, scaled, lowered by distance, capped; or −∞."""
-        op, values, (head, query, key) = self.op, read.values, read.index
+        op, (head, query, key) = self.op, read.index
         read.note = self.hides(query, key)
         if read.note:
             return leaf(-math.inf, "")
         shared, factor = head // op.group, op.factor(query)
         read.note = _shared(op.group, head)
         summed = read.dot(
-            self.row(values[op.query][head, query], op.query, head, query, Axis()),
-            self.row(values[op.key][shared, key], op.key, shared, key, Axis()),
+            read.row(op.query, head, query, Axis()), read.row(op.key, shared, key, Axis())
         )
         made = summed * leaf(factor, "scale")
         if op.usual and op.config.growth is None:
@@ -215,13 +214,12 @@ class Mix(Rule[ops.Mix]):
 
     def _compute(self, read: Reader) -> Number:
         """The weights of all keys up to the query's times their values."""
-        op, values, (head, query, i) = self.op, read.values, read.index
-        shared, seen, s = head // op.group, slice(query + 1), Axis(over="s")
+        op, (head, query, i), s = self.op, read.index, Axis(over="s", end=read.index[1] + 1)
         read.note = _shared(op.group, head)
         return read.dot(
-            self.row(values[op.pattern][head, query, seen], op.pattern, head, query, s),
-            self.row(values[op.value][shared, seen, i], op.value, shared, s, i),
-            labels=values.texts[seen],
+            read.row(op.pattern, head, query, s),
+            read.row(op.value, head // op.group, s, i),
+            labels=read.values.texts[: query + 1],
         )
 
 

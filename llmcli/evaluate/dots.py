@@ -86,9 +86,9 @@ class Project(Contraction[ops.Project]):
         x_K = values.read(op.source, op.weight)[token]
         w_K = values.columns(op.weight, slice(column, column + 1))[:, 0]
         made = read.dot(
-            self.row(x_K, op.source, token, Axis(), note=in_bits(values, op.weight)),
-            self.row(w_K, op.weight, Axis(), column),
-            self.bias(values, op.bias, column),
+            read.row(op.source, token, Axis(), x=x_K, note=in_bits(values, op.weight)),
+            read.row(op.weight, Axis(), column, x=w_K),
+            read.stored(op.bias, column) if op.bias else None,
         )
         at = largest(read.terms).at
         if (x := values[op.source]).ndim == 3:
@@ -143,8 +143,8 @@ class HeadShare(Contraction[ops.HeadShare]):
         first = head * len(z_e)
         w_e = values.columns(op.weight, slice(i, i + 1))[first : first + len(z_e), 0]
         return read.dot(
-            self.row(z_e, op.source, head, token, Axis(), note=in_bits(values, op.weight)),
-            self.row(w_e, op.weight, Axis(first=first), i),
+            read.row(op.source, head, token, Axis(), x=z_e, note=in_bits(values, op.weight)),
+            read.row(op.weight, Axis(first=first), i, x=w_e),
         )
 
 
@@ -176,9 +176,9 @@ class ExpertProject(Contraction[routing.ExpertProject]):
         w_M = values.expert(op.weight, expert)[:, column]
         row = (token,) if op.by_token else (place, token)
         made = read.dot(
-            self.row(x_M, op.source, *row, Axis(), note=in_bits(values, op.weight)),
-            self.row(w_M, op.weight, expert, Axis(), column),
-            self.bias(values, op.bias, expert, column),
+            read.row(op.source, *row, Axis(), x=x_M, note=in_bits(values, op.weight)),
+            read.row(op.weight, expert, Axis(), column, x=w_M),
+            read.stored(op.bias, expert, column) if op.bias else None,
         )
         read.follow.append((op.chosen, (token, place)))
         return made
@@ -203,10 +203,10 @@ class SumExperts(Contraction[routing.SumExperts]):
     def _compute(self, read: Reader) -> Number:
         """The experts' weights times their outputs."""
         op, values, (token, i), k = self.op, read.values, read.index, Axis(over="k")
-        outputs = self.row(values[op.value][:, token, i], op.value, k, token, i)
+        outputs = read.row(op.value, k, token, i)
         shares = Row(numbers=[1.0] * len(outputs.numbers), words="1", over="k")
         if op.share is not None:
-            shares = self.row(values[op.share][token], op.share, token, k)
+            shares = read.row(op.share, token, k)
         also = None
         if op.also is not None:
             also = self.leaf(values[op.also][token, i], op.also, token, i)
@@ -233,16 +233,15 @@ class Convolve(Contraction[ops.Convolve]):
 
     def _compute(self, read: Reader) -> Number:
         """The weights of the tokens in the window times these."""
-        op, values, (token, i), length = self.op, read.values, read.index, self.op.length
+        op, (token, i), length = self.op, read.index, self.op.length
         first = max(0, token - length + 1)
-        y_j = values.every(op.source)[first : token + 1, i]
-        unused = length - len(y_j)  # weights before the first token
-        w_j = values.vector(op.weight)[i, unused:]
-        read.note = f"the weights of the last {len(y_j)} of {length} tokens"
+        unused = length - (token + 1 - first)  # weights before the first token
+        w_j = read.values.vector(op.weight)[i, unused:]
+        read.note = f"the weights of the last {length - unused} of {length} tokens"
         return read.dot(
-            self.row(w_j, op.weight, i, Axis(over="j", first=unused)),
-            self.row(y_j, op.source, Axis(over="j", first=first), i),
-            self.bias(values, op.bias, i),
+            read.row(op.weight, i, Axis(over="j", first=unused), x=w_j),
+            read.row(op.source, Axis(over="j", first=first, end=token + 1), i),
+            read.stored(op.bias, i) if op.bias else None,
         )
 
 

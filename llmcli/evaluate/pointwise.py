@@ -75,7 +75,6 @@ class Add(Pointwise[ops.Add]):
         total, *parts = map(read, self.op.parts)
         for part in parts:
             total = total + part
-        read.lead()
         if self.op.weight is not None:
             total = read.parameter(self.op.weight) * total
         return total if self.op.scale == 1 else self.op.scale * total
@@ -87,7 +86,9 @@ class Add(Pointwise[ops.Add]):
             Term(at=i, parts=(), value=float(values.kernel_row(name, index)[index[-1]]), label=name)
             for i, name in enumerate(shown)
         )
-        return replace(super().element(values, index), origins=origins)
+        element = super().element(values, index)
+        most = max(element.follow, key=lambda cell: abs(float(values[cell[0]][index])))
+        return replace(element, origins=origins, follow=(most,))
 
 
 class StepSize(Pointwise[recurrent.StepSize]):

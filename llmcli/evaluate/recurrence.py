@@ -92,8 +92,8 @@ class LinearMap(Rule[ops.LinearMap]):
         taken = "the query, from which each token in between has taken its key, and decayed"
         read.note = f"r: {'the decayed query' if op.plain else taken}"
         summed = read.dot(
-            replace(self.row(r_d, op.query, of, t, Axis()), words="r[i]"),
-            self.row(own.k_HSd[head, s], op.key, of, s, Axis()),
+            replace(read.row(op.query, of, t, Axis(), x=r_d), words="r[i]"),
+            read.row(op.key, of, s, Axis()),
         )
         return read.at(op.step, s, head) * summed
 
@@ -101,18 +101,11 @@ class LinearMap(Rule[ops.LinearMap]):
 class StateAfter(Rule[ops.StateAfter]):
     """`S = e^g S[t−1] + β k (v − kᵀ e^g S[t−1])`, `[H, T, d·e]`."""
 
-    def _after(self, values: Numbers, tokens: int) -> Tensor:
-        """The state after `tokens` tokens, `[H, d, e]`; the last one of `_each`."""
-        return self._each(values, (tokens - 1,))[0] if tokens else self._none(values)
-
-    def _none(self, values: Numbers) -> Tensor:
-        op = self.op
-        rows = values.every(op.of.key).shape[-1]
-        return torch.zeros(op.of.heads, rows, op.columns, dtype=torch.float64)
-
     def _each(self, values: Numbers, positions: tuple[int, ...]) -> list[Tensor]:
-        own = _Inputs(self.op.of, values)
-        v_HSe, state_Hde, found = values.every(self.op.value), self._none(values), {}
+        """The states `[H, d, e]` after the tokens at `positions`; zeros after -1."""
+        own, v_HSe = _Inputs(self.op.of, values), values.every(self.op.value)
+        state_Hde = v_HSe.new_zeros(len(own.heads), own.k_HSd.shape[-1], self.op.columns)
+        found = {-1: state_Hde}
         for s in range(max(positions) + 1):
             state_Hde = state_Hde * own.g_HS[:, s, None, None].exp()
             k_Hd1, written_H1e = own.k_HSd[:, s, :, None], v_HSe[:, s, None]
@@ -140,7 +133,7 @@ class StateAfter(Rule[ops.StateAfter]):
         d, e = divmod(at, self.op.columns)
         read.note = f"row {d} (of the key) and column {e} (of the value)"
         own, of = _Inputs(op, values), op.key_head(head)
-        before_de, k_d = self._after(values, t)[head], own.k_HSd[head, t]
+        before_de = self._each(values, (t - 1,))[0][head]
         v = read.at(self.op.value, head, t, e)
         key, beta = read.at(op.key, of, t, d), read.at(op.step, t, head)
         left = leaf(math.exp(float(own.g_HS[head, t])), f"e^{self.cell(op.log_decay, t, head)}")
@@ -150,6 +143,6 @@ class StateAfter(Rule[ops.StateAfter]):
         if not op.plain:
             column = f"{left.words} {self.letter}[{head},{t - 1},{self.op.columns}i+{e}]"
             state = Row(numbers=(left.x * before_de[:, e]).tolist(), words=column)
-            v = v - read.dot(self.row(k_d, op.key, of, t, Axis()), state)
+            v = v - read.dot(read.row(op.key, of, t, Axis()), state)
         read.follow = follow[:3]
         return replace(decayed, lines=()) + (beta * key * v).line("written")

@@ -78,7 +78,7 @@ class Choose(Rule[routing.Choose]):
         kept_E = self._kept(score_E[None])[0]
         rest = [e for e in _largest(kept_E, len(kept_E)).tolist() if e not in chosen_K]
         refused = [e for e in rest[:1] if math.isfinite(float(kept_E[e]))]
-        read.before = tuple(self._score(read.values, token, e) for e in (*chosen_K, *refused))
+        read.before = tuple(self._score(read, token, e) for e in (*chosen_K, *refused))
         if refused:
             *_, last = read.before
             others = replace(last, formula=f"the largest of the others: {last.formula}")
@@ -87,14 +87,14 @@ class Choose(Rule[routing.Choose]):
         if self.op.groups > 1:
             read.before = (*self._group_facts(score_E), *read.before)
             read.note += f", of the best {self.op.kept} groups by {scored(self.op.best)}"
-        read.follow.append((self.op.source, (token, chosen_K[place])))
+        read.follow = [(self.op.source, (token, chosen_K[place]))]
         return leaf(float(chosen_K[place]), f"the {ordinal(place)} largest is that of expert")
 
-    def _score(self, values: Numbers, token: int, expert: int) -> Fact:
+    def _score(self, read: Reader, token: int, expert: int) -> Fact:
         """The score of an expert."""
-        score = self.leaf(values[self.op.source][token, expert], self.op.source, token, expert)
+        score = read.at(self.op.source, token, expert)
         if (name := self.op.correction) is not None:
-            score = score + self.leaf(values.vector(name)[expert], name, expert)
+            score = score + read.stored(name, expert)
         (line,) = score.facts()
         return line
 
@@ -211,7 +211,7 @@ class Weigh(Rule[routing.Weigh]):
             own = share(read, dict(enumerate(row)), place, cell, "j")
             own = own if op.scale == 1 and op.factors is None else own.line("a")
         if op.factors is not None:
-            own = self.leaf(values.vector(op.factors)[expert], op.factors, expert) * own
+            own = read.stored(op.factors, expert) * own
         made = own if op.scale == 1 else op.scale * own
         if not op.renormalized or op.softmax:
             return made

@@ -111,10 +111,11 @@ AnyOp = TypeVar("AnyOp", bound=Op)
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """The running index of a row that begins at `first`, as formulas write it: `i`, `64+i`."""
+    """The running index of a row from `first` to `end`, as formulas write it: `i`, `64+i`."""
 
     over: str = "i"
     first: int = 0
+    end: int | None = None
 
     def __str__(self) -> str:
         return f"{self.first}+{self.over}" if self.first else self.over
@@ -172,11 +173,6 @@ class Reader:
         self.follow.append((name, index))
         return self.rule.leaf(self.values[name][index], name, *index)
 
-    def lead(self) -> None:
-        """Keep the largest of the numbers that are followed."""
-        self.follow.sort(key=lambda cell: -abs(float(self.values[cell[0]][cell[1]])))
-        del self.follow[1:]
-
     def parameter(self, name: str, *, by_head: bool = False) -> Number:
         """A vector, with a number for every column or for every head of `[H, T, d]`; a scalar."""
         x = self.values.vector(name)
@@ -185,6 +181,31 @@ class Reader:
             return Number(x=column, off=self.off)
         at = place(self.index, column)[: x.ndim]
         return self.rule.leaf(x[at], name, *at)
+
+    def stored(self, name: str, *index: int) -> Number:
+        """One number of a small parameter."""
+        return self.rule.leaf(self.values.vector(name)[index], name, *index)
+
+    def row(
+        self, name: str, *index: int | Axis, x: Tensor | None = None, note: str = ""
+    ) -> Row:
+        """The numbers of an activation or parameter along the `Axis` in `index`.
+
+        `x`: the numbers, if not those of the activation; `note`, after the symbol: how a product
+        reads them.
+        """
+
+        def cells(at: int) -> tuple[Cell, ...]:
+            if name not in self.rule.rules:
+                return ()
+            return ((name, tuple(i.first + at if isinstance(i, Axis) else i for i in index)),)
+
+        if x is None:
+            places = (slice(i.first, i.end) if isinstance(i, Axis) else i for i in index)
+            x = self.values[name][tuple(places)]
+        (over,) = (at.over for at in index if isinstance(at, Axis))
+        words = self.rule.cell(name, *index) + note
+        return Row(numbers=x.tolist(), words=words, over=over, cells=cells)
 
     def dot(
         self, x: Row, y: Row, bias: Number | None = None, labels: Sequence[str] = ()
@@ -266,21 +287,6 @@ class Rule(ABC, Generic[AnyOp]):
         """A number of another activation or parameter."""
         return leaf(float(x), self.cell(name, *index))
 
-    def row(self, x: Tensor, name: str, *index: int | Axis, note: str = "") -> Row:
-        """The numbers `x` of an activation or parameter, along the `Axis` in `index`.
-
-        `note`: how they are read, which follows the symbol.
-        """
-        (axis,) = (at for at in index if isinstance(at, Axis))
-
-        def cells(at: int) -> tuple[Cell, ...]:
-            if name not in self.rules:
-                return ()
-            return ((name, tuple(i.first + at if isinstance(i, Axis) else i for i in index)),)
-
-        words = self.cell(name, *index) + note
-        return Row(numbers=x.tolist(), words=words, over=axis.over, cells=cells)
-
     @property
     def inputs(self) -> tuple[str, ...]:
         """The activations that this one is computed from."""
@@ -311,10 +317,6 @@ class Rule(ABC, Generic[AnyOp]):
         """The magnitude of the number at `index`, from the rows of its token alone."""
         found = self.magnitudes(values.at(index[-2]))
         return float(found[place((*index[:-2], 0, index[-1]), found)])
-
-    def bias(self, values: Numbers, name: str | None, *index: int) -> Number | None:
-        """A number of a bias, if there is one."""
-        return None if name is None else self.leaf(values.vector(name)[index], name, *index)
 
     def halves(self, values: Numbers, result: Tensor) -> Tensor:
         """The sum of the magnitudes that a kernel rounds to 16 bits, each by half an eps.

@@ -74,8 +74,8 @@ def made_up_machine(monkeypatch, home):
     monkeypatch.setattr("llmcli.families.family.families", lambda: known)
     monkeypatch.setattr("llmcli.processor.name", lambda: MACHINE["processor"])
     monkeypatch.setattr("llmcli.commands.env.command.processors", lambda: MACHINE["cores"])
-    for name in ("measure.ceilings.measure_ceilings", "commands.ladder.command._measured"):
-        _once(monkeypatch, f"llmcli.{name}")
+    _once(monkeypatch, "llmcli.measure.ceilings.measure_ceilings", seconds=0.02)
+    _once(monkeypatch, "llmcli.commands.ladder.command._measured")
     monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     # `--threads` is shown; beside another worker a second thread would only wait for the first
     monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
@@ -84,11 +84,10 @@ def made_up_machine(monkeypatch, home):
         Stage(name="load the weights", seconds=0.4, nbytes=100_000_000),
     ]
     monkeypatch.setattr("llmcli.commands.timing.command._stages", lambda loaded: [*begun])
-    order = []  # stages of loading are listed by their times
+    places = {}  # stages of loading are listed by their times
 
     def add(self, name, seconds, nbytes=0):
-        order.append(name)
-        self.seconds[name] = 0.9 / (1 + list(dict.fromkeys(order)).index(name))
+        self.seconds[name] = 0.9 / (1 + places.setdefault(name, len(places)))
         self.nbytes[name] = self.nbytes.get(name, 0) + nbytes
 
     monkeypatch.setattr("llmcli.records.work.Stages.add", add)
@@ -121,7 +120,7 @@ def _made_up_bench(monkeypatch):
         monkeypatch.setattr(f"llmcli.measure.peaks.{name}", lambda value=value: value)
 
 
-def _once(monkeypatch, target):
+def _once(monkeypatch, target, **more):
     """What a function returns first, it returns again: one screen is shown in several ways."""
     module, _, name = target.rpartition(".")
     function, found = getattr(importlib.import_module(module), name), {}
@@ -129,7 +128,7 @@ def _once(monkeypatch, target):
     def first(*args, **options):
         asked = repr(args[1:4])  # ladder's ids, rungs and options
         if asked not in found:
-            found[asked] = function(*args, **options)
+            found[asked] = function(*args, **options | more)
         return found[asked]
 
     monkeypatch.setattr(target, first)
