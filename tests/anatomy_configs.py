@@ -3,7 +3,7 @@
 from blocks import two_norms
 from hypothesis import strategies as st
 
-from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig
@@ -24,16 +24,16 @@ def config_of(*layers, vocab=50, width=12, context=64, embedding=None, final_nor
 
 QWEN = config_of(two_norms(
     mixer=AttentionConfig(
-        heads=6, kv_heads=2, head_dim=4, value_dim=3, scale=0.5, qk_norm=RMS, qkv_bias=True,
-        rope=RopeConfig(theta=1e4, dims=4),
+        heads=6, kv_heads=2, head_dim=4, value_dim=3, scores=ScoreConfig(scale=0.5),
+        qk_norm=RMS, qkv_bias=True, rope=RopeConfig(theta=1e4, dims=4),
     ),
     ffn=MlpConfig(hidden=20, activation="silu", gated=True), ln1=RMS, ln2=RMS,
 ))  # fmt: skip
 GPT = config_of(
     two_norms(
         mixer=AttentionConfig(
-            heads=3, kv_heads=3, head_dim=4, value_dim=4, scale=0.5, rope=None, qkv_bias=True,
-            out_bias=True,
+            heads=3, kv_heads=3, head_dim=4, value_dim=4, scores=ScoreConfig(scale=0.5),
+            rope=None, qkv_bias=True, out_bias=True,
         ),
         ffn=MlpConfig(hidden=48, activation="gelu_tanh", gated=False, bias=True),
         ln1=LAYER, ln2=LAYER,
@@ -58,9 +58,10 @@ def attentions(draw):
         rope = RopeConfig(theta=100.0, dims=2 * draw(st.integers(1, head_dim // 2)))
     return AttentionConfig(
         heads=kv_heads * draw(st.integers(1, 3)), kv_heads=kv_heads, head_dim=head_dim,
-        value_dim=draw(sizes), scale=0.5, rope=rope,
+        value_dim=draw(sizes), rope=rope,
         qk_norm=draw(st.none() | st.just(NormConfig(kind="rms", eps=1e-6))),
-        window=draw(st.none() | st.integers(1, 6)), qkv_bias=draw(flags), out_bias=draw(flags),
+        scores=ScoreConfig(scale=0.5, window=draw(st.none() | st.integers(1, 6))),
+        qkv_bias=draw(flags), out_bias=draw(flags),
     )  # fmt: skip
 
 

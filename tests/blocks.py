@@ -1,6 +1,7 @@
 """The usual block, a norm before attention and one before the feed-forward: its pieces."""
 
 from dataclasses import replace
+from functools import partial
 
 from llmcli.config.model import Branch, LayerConfig
 
@@ -23,4 +24,5 @@ def norm_of(block, number):
 
 def configure(one, **values):
     """A part of a decoder computes with another configuration."""
-    one.config = replace(one.config, **values)
+    change = getattr(one.config, "changed", None) or partial(replace, one.config)
+    one.config = change(**values)

@@ -7,14 +7,14 @@ from importlib.resources import files
 import torch
 from safetensors.torch import save_file
 
-from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.delta import DeltaConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig, sequential
 from llmcli.config.norm import NormConfig
 from llmcli.config.ssm import SsmConfig
-from llmcli.families.family import Family
+from llmcli.families import Family
 from llmcli.families.rules import Rename
 from llmcli.graph.plan import parameters
 
@@ -23,7 +23,7 @@ FFN = MlpConfig(hidden=48, activation="silu", gated=True)
 DELTA = DeltaConfig(heads=4, key_heads=2, key_dim=8, value_dim=6, length=4, norm=RMS)
 SSM = SsmConfig(heads=4, head_dim=6, groups=2, state=8, length=4, norm=RMS)
 SOFTMAX = AttentionConfig(
-    heads=4, kv_heads=2, head_dim=8, value_dim=8, scale=8**-0.5,
+    heads=4, kv_heads=2, head_dim=8, value_dim=8, scores=ScoreConfig(scale=8**-0.5),
     rope=RopeConfig(theta=1000.0, dims=8),
 )  # fmt: skip
 
@@ -37,12 +37,24 @@ def config(_=None):
     )  # fmt: skip
 
 
-def family_of(name, config):
-    """A family of the tests with the names of `llmcli` in its files."""
-    return Family(
-        name=name, words="a test", hf_types=(name,), gguf_archs=(), from_hf=config,
-        from_gguf=config, rules_hf=lambda of: [Rename(s.name, s.name) for s in parameters(of)],
-        rules_gguf=lambda of: (),
+class _Given(Family):
+    """A family of one configuration, whatever a file says."""
+
+    def from_hf(self, config):
+        return self.build(config)
+
+    def rules_hf(self, config):
+        return self.prepare(config)
+
+    def rules_gguf(self, config):
+        return ()
+
+
+def family_of(name, config, stored=str):
+    """A family of the tests; `stored`: the name of a parameter's tensor, by default its own."""
+    return _Given(
+        name=name, words="a test", build=config, hf_types=(name,), gguf_archs=(),
+        prepare=lambda of: [Rename(stored(one.name), one.name) for one in parameters(of)],
     )  # fmt: skip
 
 

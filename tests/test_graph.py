@@ -116,12 +116,17 @@ def recurrence(**values):
     return lambda op: {"of": replace(op.of, **values)}
 
 
+def scored(**values):
+    """Scores with another configuration."""
+    return lambda op: {"config": replace(op.config, **values)}
+
+
 ROPE = RopeConfig(theta=100.0, dims=8)  # of all of a head
 # what somebody gets wrong in a graph: the model, the node, and what its op has instead
 FAULTS = {
-    "scale": ("llama", "attn.scores", lambda op: {"scale": op.scale * 1.001}),
-    "a window of one more": ("window", "attn.scores", {"window": 5}),
-    "no window": ("window", "attn.scores", {"window": None}),
+    "scale": ("llama", "attn.scores", scored(scale=8**-0.5 * 1.001)),
+    "a window of one more": ("window", "attn.scores", scored(window=5)),
+    "no window": ("window", "attn.scores", scored(window=None)),
     "keys mixed, not values": ("one key head", "attn.z", {"value": "blocks.0.attn.k_rot"}),
     "keys before their norm": ("qk norm", "attn.k_rot", {"source": "blocks.0.attn.k"}),
     "theta": ("llama", "attn.q_rot", {"rope": replace(ROPE, theta=101.0)}),

@@ -16,11 +16,11 @@ def attention_of(model, seen, dtype=torch.float64):
         k = k.to(dtype).repeat_interleave(mixer.heads // mixer.kv_heads, 0)
         rows = torch.arange(q.shape[1])
         hidden = rows > rows[:, None]
-        if mixer.window is not None:
-            hidden |= rows <= rows[:, None] - mixer.window
-        scores = (q.to(dtype) @ k.mT * mixer.scale).masked_fill(hidden, -torch.inf)
+        if mixer.scores.window is not None:
+            hidden |= rows <= rows[:, None] - mixer.scores.window
+        scores = (q.to(dtype) @ k.mT * mixer.scores.scale).masked_fill(hidden, -torch.inf)
         shares = scores
-        if mixer.sinks:  # a key more that has no value
+        if mixer.scores.sinks:  # a key more that has no value
             sinks = slots[f"{at}.sink"].to(dtype)[:, None, None]
             shares = torch.cat((scores, sinks.expand(-1, len(rows), 1)), -1)
         w_HeD = slots[f"{at}.W_o"].to(dtype).t().unflatten(0, (mixer.heads, -1))

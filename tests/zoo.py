@@ -257,6 +257,20 @@ _GPT_OSS_MODULES = (
     | _router("mlp.router")
 )  # fmt: skip
 
+_LLAMA4_MODULES = {
+    key: name.replace("mlp", "feed_forward") for key, name in _MODULES.items()
+} | dict.fromkeys(
+    [f"moe.{one}" for one in ("router_probs", "expert_weight", "expert_idx", "expert_in", "gate",
+                              "up", "act", "post", "expert_out")] + ["attn.q_norm", "attn.k_norm"],
+    "",
+) | {
+    "moe.router_logits": "feed_forward.router#1", "mlp.act": "feed_forward.activation_fn",
+    **{f"moe.shared.{ours}": f"feed_forward.shared_expert.{theirs}" for ours, theirs in (
+        ("gate", "gate_proj"), ("up", "up_proj"), ("act", "activation_fn"), ("post", "down_proj<"),
+    )},
+    "moe.shared_out": "feed_forward.shared_expert",
+}  # fmt: skip
+
 
 # what no function of a mixer puts out; the rest is seen where these are called
 _SSM = dict.fromkeys(
@@ -511,6 +525,15 @@ TYPES: dict[str, Type] = {
                 "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 128,
             },
         }, _GPT_OSS_MODULES, "GPT_OSS",
+    ),
+    # the chunk, and what queries grow with, as llama.cpp has them
+    "llama4_text": Type(
+        _ROPE | _UNPADDED | {
+            "head_dim": 16, "num_hidden_layers": 5, "intermediate_size": 24,
+            "intermediate_size_mlp": 40, "num_local_experts": 6, "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 8192,
+        }, _LLAMA4_MODULES, "LLAMA4",
+        metadata={"interleave_moe_layer_step": "interleave_moe_layer_step"},
     ),
     "glm4_moe": Type(
         _ROPE | {
@@ -1195,6 +1218,29 @@ ZOO: tuple[Variant, ...] = (
         "norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": None,
         "tie_word_embeddings": True, "num_experts_per_tok": 4,
     }, edit=_fused_experts),
+    # Llama 4
+    Variant("llama4", "llama4_text", {
+        "attention_chunk_size": 19, "floor_scale": 11, "attn_scale": 0.5,
+    }, typical=True, views=True),
+    Variant("llama4-published", "llama4_text", {
+        "interleave_moe_layer_step": 1, "num_hidden_layers": 4, "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
+        },
+    }, gguf=1e-5),
+    Variant("llama4-every-third", "llama4_text", {
+        "interleave_moe_layer_step": 3, "num_key_value_heads": 3, "tie_word_embeddings": True,
+    }, gguf=1e-9),
+    Variant("llama4-plain", "llama4_text", {
+        "use_qk_norm": False, "attn_temperature_tuning": False, "num_experts_per_tok": 3,
+        "no_rope_layers": [0, 1, 0], "num_hidden_layers": 3, "attention_chunk_size": 30,
+        "moe_layers": [0, 2], "attention_bias": True, "tie_word_embeddings": True,
+        "layer_types": ["chunked_attention", "full_attention", "chunked_attention"],
+    }),
+    Variant("llama4-whole", "llama4_text", {
+        "attention_chunk_size": None, "floor_scale": 64, "no_rope_layer_interval": 2,
+        "num_key_value_heads": 1, "num_hidden_layers": 3,
+    }),
     # GLM-4.5
     Variant("glm4_moe", "glm4_moe", {
         "n_group": 4, "topk_group": 2, "use_qk_norm": True,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.tensors import GGML_TYPES
-from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.conv import ShortConvConfig
 from llmcli.config.delta import DeltaConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig, LayerEmbeddingConfig
@@ -92,12 +91,12 @@ def sample_models() -> dict[str, ModelConfig]:
         kv_heads=2,
         head_dim=4,
         value_dim=4,
-        scale=0.5,
+        scores=ScoreConfig(scale=0.5),
         rope=None,
         qkv_bias=True,
         out_bias=True,
     )
-    attention = replace(plain, kv_heads=1, rope=_ROPE, qk_norm=_RMS, sinks=True, gated=True)
+    attention = plain.changed(kv_heads=1, rope=_ROPE, qk_norm=_RMS, sinks=True, gated=True)
     latent = LatentConfig(
         heads=2, content=4, value_dim=4, rank=8, query_rank=8, scale=0.5, rope=_ROPE, norm=_RMS
     )

@@ -6,7 +6,8 @@ Letters: H heads, Hk key/value heads, dh size of a head's query and key, dv of i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from llmcli.config.norm import NormConfig
 
@@ -117,14 +118,41 @@ class RopeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryGrowth:
-    """Queries at position p times `1 + beta · ln(1 + ⌊p / original⌋)` (Ministral 3)."""
+    """Queries at position p times `1 + beta · ln(1 + ⌊(p + first) / original⌋)`.
+
+    `first`: the number of the first position, 0 (Ministral 3) or 1 (Llama 4).
+    """
 
     beta: float
     original: int
+    first: int = 0
 
     def at(self, position: int) -> float:
         """The factor at `position`."""
-        return 1 + self.beta * math.log1p(position // self.original)
+        return 1 + self.beta * math.log1p((position + self.first) // self.original)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """A query sees the keys of its own chunk alone; chunks begin at multiples of `size`."""
+
+    size: int
+
+
+Window = int | Chunk
+P = TypeVar("P")  # a position, or a tensor of some
+
+
+def first_key(position: P, window: Window) -> P:
+    """The first key that a query sees; negative where a window reaches beyond the first one."""
+    at: Any = position
+    first: P = at - at % window.size if isinstance(window, Chunk) else at - window + 1
+    return first
+
+
+def most_keys(window: Window | None) -> int | None:
+    """The most keys that a query sees; None: all earlier ones."""
+    return window.size if isinstance(window, Chunk) else window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,35 +170,47 @@ class KeysValues:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoreConfig:
+    """What the softmax is taken of, from queries and keys.
+
+    `scale` multiplies q·k. `window` W: a query at position p sees keys p-W+1 … p (itself
+    included), or those of its `Chunk` up to p (Llama 4). With a `cap` c a scaled score s is
+    `c · tanh(s / c)`, before the mask (Gemma 2). `growth` scales the rotated queries. With
+    `slopes`, one per head, a score is lowered by the slope times the key's distance (ALiBi, Press
+    et al. 2021). With `sinks` every head has an additional learned score in the softmax's
+    denominator, so weights sum to less than 1 (gpt-oss).
+    """
+
+    scale: float
+    window: Window | None = None
+    cap: float | None = None
+    growth: QueryGrowth | None = None
+    slopes: tuple[float, ...] = ()
+    sinks: bool = False
+
+
+_SCORES = frozenset(field.name for field in fields(ScoreConfig))
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
     """Softmax attention: H query heads over Hk key/value heads, head h reads kv head h // (H/Hk).
 
-    `scale` multiplies q·k. `window` W: a query at position p sees keys p-W+1 … p (itself
-    included). With a `clip` c what the input projections give is limited to ±c (OLMo). `qk_norm`
-    normalizes each head's query and key before the rotation; with `qk_norm_wide` over all heads
-    together (OLMo 2). With a `cap` c a scaled score s is `c · tanh(s / c)`, before the mask (Gemma
-    2). `growth` scales the rotated queries. With `slopes`, one per head, a score is lowered by the
-    slope times the key's distance (ALiBi, Press et al. 2021). With `sinks` every head has an
-    additional learned score in the softmax's denominator, so weights sum to less than 1 (gpt-oss).
-    If `gated`, the heads' results are multiplied by the sigmoid of a gate projection
-    (Qwen3-Next). Raises ValueError if slopes are not one per head or go with a window, if values
-    are normalized but keys are not, or values equal keys and only keys are normalized.
+    With a `clip` c what the input projections give is limited to ±c (OLMo). `qk_norm` normalizes
+    each head's query and key before the rotation, a `JoinedNorm` all heads together. If `gated`,
+    the heads' results are multiplied by the sigmoid of a gate projection (Qwen3-Next). Raises
+    ValueError if slopes are not one per head or go with a window, if values are normalized but keys
+    are not, or values equal keys and only keys are normalized.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
     value_dim: int
-    scale: float
+    scores: ScoreConfig
     rope: RopeConfig | None
     clip: float | None = None
     qk_norm: NormConfig | None = None
-    qk_norm_wide: bool = False
-    window: int | None = None
-    cap: float | None = None
-    growth: QueryGrowth | None = None
-    slopes: tuple[float, ...] = ()
-    sinks: bool = False
     gated: bool = False
     kv: KeysValues = KeysValues()
     qkv_bias: bool = False
@@ -179,7 +219,8 @@ class AttentionConfig:
     AXES = "H heads, Hk kv_heads, dh head_dim, dv value_dim"  # letters of axes and their sizes
 
     def __post_init__(self) -> None:
-        if self.slopes and (self.window is not None or len(self.slopes) != self.heads):
+        slopes = self.scores.slopes
+        if slopes and (self.scores.window is not None or len(slopes) != self.heads):
             raise ValueError("slopes are one per head, without a window")
         unlike = (self.kv.norm is None) != (self.qk_norm is None)
         if unlike and (self.kv.norm is not None or self.kv.equal):
@@ -194,6 +235,14 @@ class AttentionConfig:
     def entering(self) -> tuple[str, ...]:
         """The parts of the fused input product: the projections, and the gates if there are any."""
         return (*self.projections, "gate") if self.gated else tuple(self.projections)
+
+    def changed(self, **changes: Any) -> AttentionConfig:
+        """A copy with other values of these fields, among them those of its scores."""
+        scores = {name: value for name, value in changes.items() if name in _SCORES}
+        own = {name: value for name, value in changes.items() if name not in _SCORES}
+        if scores:
+            own["scores"] = replace(self.scores, **scores)
+        return replace(self, **own)
 
     def divides(self, width: int) -> bool:
         """Whether the head size is `width / heads`."""

@@ -23,7 +23,8 @@ class RoutingConfig:
     `kept_groups` best are eligible: those with the largest sum of their `group_best` largest
     scores: 2 (DeepSeek-V3, arXiv 2412.19437), or 1 (DeepSeek-V2, arXiv 2405.04434). With a `norm`
     the router reads the residual stream through that norm, not the experts' input. `factors`: each
-    chosen expert's weight is finally multiplied by a parameter.
+    chosen expert's weight is finally multiplied by a parameter. `weighs_input`: the weights
+    multiply the experts' inputs, not their outputs (Llama 4).
     """
 
     chosen: int
@@ -38,6 +39,7 @@ class RoutingConfig:
     group_best: Literal[1, 2] = 2
     norm: NormConfig | None = None
     factors: bool = False
+    weighs_input: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

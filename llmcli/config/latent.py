@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmcli.config.attention import RopeConfig
+from llmcli.config.attention import RopeConfig, ScoreConfig
 from llmcli.config.norm import NormConfig
 
 
@@ -46,9 +46,9 @@ class LatentConfig:
         return self.heads
 
     @property
-    def window(self) -> int | None:
-        """None: a query sees all earlier keys."""
-        return None
+    def scores(self) -> ScoreConfig:
+        """Plain ones, without a window."""
+        return ScoreConfig(scale=self.scale)
 
     @property
     def kept(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from llmcli.config.attention import AttentionConfig
+from llmcli.config.attention import AttentionConfig, most_keys
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.norm import NormConfig
 
@@ -65,7 +65,7 @@ class LayerConfig:
     @property
     def window(self) -> int | None:
         """The most keys that a query of its attention sees; None: all earlier ones."""
-        return None if self.attention is None else self.attention.window
+        return None if self.attention is None else most_keys(self.attention.scores.window)
 
     def with_attention(self, attention: AttentionConfig) -> LayerConfig:
         """The layer with its attention replaced."""

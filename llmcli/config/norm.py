@@ -19,3 +19,8 @@ class NormConfig:
     bias: bool = False
     offset: float = 0.0
     weights: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedNorm(NormConfig):
+    """Of queries or keys: over all heads of a token together (OLMo 2)."""

@@ -12,7 +12,7 @@ from typing import Literal, ParamSpec, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from llmcli.config.attention import DynamicScaling, LongRopeScaling
+from llmcli.config.attention import Chunk, DynamicScaling, LongRopeScaling
 from llmcli.config.model import ModelConfig
 from llmcli.decoder.block import Block
 from llmcli.decoder.steps import FIRST_BUCKET, GraphRecorder, KernelRecorder, Steps, bucket
@@ -134,8 +134,10 @@ class Decoder:
         scores = [one.attention for one in config.layers if one.attention is not None]
         shared = {attention.kv.layer for attention in scores} - {None}
         self._kv_sources = frozenset(f"blocks.{layer}.attn" for layer in shared)
-        # there is no kernel for queries that depend on the position
-        kernels = not dynamic and not any(one.growth for one in scores)
+        # there is no kernel for queries or windows that depend on the position
+        kernels = not dynamic and not any(
+            own.growth or isinstance(own.window, Chunk) for own in (one.scores for one in scores)
+        )
         packed = bool(formats) and dtype == torch.float32 and native.level() is not None
         tables = torch.float64 if dtype == torch.float64 else torch.float32
         self._ropes = {rope: RopeTables(rope, self.device, tables) for rope in rotations}

@@ -22,7 +22,6 @@ _NEEDED_BY = (
     ("Mamba", "falcon_mamba jamba mamba zamba", "jamba mamba"),
     ("a recurrence of its own", "recurrent_gemma rwkv xlstm", "rwkv6 rwkv7"),
     ("sparse attention", "deepseek_v32 deepseek_v4 glm_moe_dsa", "glm-dsa"),
-    ("chunked attention", "llama4 llama4_text", "llama4"),
     ("four residual streams", "gemma3n gemma3n_text", "gemma3n"),
     ("rotary positions in sections", "", "qwen3vlmoe"),
     ("an MLP without a gate", "nemotron", "nemotron"),
@@ -33,7 +32,7 @@ _NEEDED_BY = (
     ("an encoder beside the decoder",
      "bart mbart mt5 t5 t5gemma whisper", "t5"),
     ("the text model of a multimodal checkpoint",
-     "gemma3n idefics3 internvl llama4 llava llava_next mllama paligemma "
+     "gemma3n idefics3 internvl llava llava_next mllama paligemma "
      "phi4_multimodal qwen2_5_omni qwen3_vl_moe smolvlm",
      ""),
 )  # fmt: skip

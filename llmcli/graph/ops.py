@@ -13,7 +13,7 @@ from math import prod
 from operator import attrgetter
 from typing import ClassVar
 
-from llmcli.config.attention import QueryGrowth, RopeConfig
+from llmcli.config.attention import Chunk, RopeConfig, ScoreConfig, Window, first_key
 from llmcli.config.latent import LatentConfig
 from llmcli.config.mlp import ACTIVATIONS, Activation, GateClamp
 from llmcli.config.norm import NormConfig
@@ -271,44 +271,41 @@ class Join(Op):
 class Score(Op):
     """`S = Q Kᵀ / √(d/h) + M`, `[H, T, S]`: −∞ for masked keys.
 
-    `group` query heads share a key head of size `head_dim`. `window`: number of keys that a query
-    sees, itself included (None: all before it). `root`: √head_dim as written in the formula. With a
-    `cap` c a scaled score s becomes `c · tanh(s / c)`. `growth`: scale queries by position.
-    `slopes` of the heads lower a score by the distance of the key.
+    `group` query heads share a key head of size `head_dim`. `root`: √head_dim as written in the
+    formula.
     """
 
     INPUTS = ("query", "key")
     by_rows = True
     query: str
     key: str
-    scale: float
+    config: ScoreConfig
     head_dim: int
     group: int
-    window: int | None
     root: str
-    cap: float | None = None
-    growth: QueryGrowth | None = None
-    slopes: tuple[float, ...] = ()
 
     def factor(self, position: int) -> float:
         """The factor on the scores of a query at `position`."""
-        return self.scale * (1.0 if self.growth is None else self.growth.at(position))
+        growth = self.config.growth
+        return self.config.scale * (1.0 if growth is None else growth.at(position))
 
     @property
     def usual(self) -> bool:
         """Whether the scale is the usual 1 / √head_dim."""
-        return math.isclose(self.scale, self.head_dim**-0.5, rel_tol=1e-12)
+        return math.isclose(self.config.scale, self.head_dim**-0.5, rel_tol=1e-12)
 
     def _form(self) -> str:
         """`Q Kᵀ / √(d/h) + M`: √d_k if heads do not divide the width, or a custom scale."""
-        scaled = f" / {self.root}" if self.usual else f" · {self.scale:g}" * (self.scale != 1)
+        own = self.config
+        scaled = f" / {self.root}" if self.usual else f" · {own.scale:g}" * (own.scale != 1)
         product = "{query} {key}ᵀ" + scaled
-        if (grown := self.growth) is not None:
-            product += f" · (1 + {grown.beta:g} · ln(1 + ⌊position / {grown.original}⌋))"
-        if self.slopes:
+        if (grown := own.growth) is not None:
+            at = f"(position + {grown.first})" if grown.first else "position"
+            product += f" · (1 + {grown.beta:g} · ln(1 + ⌊{at} / {grown.original}⌋))"
+        if own.slopes:
             product += " − slope · distance"
-        if self.cap is not None:
-            product = f"{self.cap:g} · tanh({product} / {self.cap:g})"
+        if own.cap is not None:
+            product = f"{own.cap:g} · tanh({product} / {own.cap:g})"
         return f"{product} + M"
 
 
@@ -353,7 +350,7 @@ class Mix(Op):
     value: str
     query: str
     group: int
-    window: int | None
+    window: Window | None
     latent: LatentConfig | None = None
     signed: bool = False
     state: str = ""
@@ -458,17 +455,24 @@ class Opaque(Op):
         return self.text
 
 
-def visible_pairs(tokens: int, past: int, window: int | None) -> int:
+def visible_pairs(tokens: int, past: int, window: Window | None) -> int:
     """Number of (query, key) pairs not hidden by a causal mask with an optional window.
 
-    A query at position p sees p + 1 keys, or the last `window` of them, itself included.
+    A query at position p sees p + 1 keys, or the last `window` of them, itself included, or those
+    of its chunk.
     """
+    if isinstance(window, Chunk):
+        size = window.size
+        starts = ((end // size, end % size) for end in (past, past + tokens))
+        whole = size * (size + 1) // 2
+        before, after = (n * whole + rest * (rest + 1) // 2 for n, rest in starts)
+        return after - before
     if window is None or window >= past + tokens:
         return tokens * past + tokens * (tokens + 1) // 2
     growing = max(0, min(tokens, window - past))  # queries that still see every key before them
     return growing * past + growing * (growing + 1) // 2 + (tokens - growing) * window
 
 
-def visible_keys(call: Call, window: int | None) -> int:
+def visible_keys(call: Call, window: Window | None) -> int:
     """Number of keys per sequence that at least one new token sees."""
-    return call.keys if window is None else min(call.keys, call.tokens + window - 1)
+    return call.keys if window is None else call.keys - max(0, first_key(call.past, window))

@@ -76,6 +76,18 @@ class Weigh(Op):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WeighInput(Op):
+    """`Xₑ[k] = g[k] · X`: the input of each chosen expert, `[K, T, D]`."""
+
+    INPUTS = ("share", "source")
+    share: str
+    source: str
+
+    def _form(self) -> str:
+        return "{share}[k] · {source}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExpertProject(Op):
     """`G[k] = X W[e_k] + b[e_k]`: each token's rows times its chosen matrices, `[K, T, N]`.
 
@@ -105,12 +117,16 @@ class ExpertProject(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class SumExperts(Op):
-    """`Y = Σ_k g[k] · O[k] + Z`: weighted outputs of chosen experts plus `also`, `[T, D]`."""
+    """`Y = Σ_k g[k] · O[k] + Z`: weighted outputs of chosen experts plus `also`, `[T, D]`.
+
+    Without a `share` the outputs are not weighted.
+    """
 
     INPUTS = ("share", "value", "also")
-    share: str
+    share: str | None
     value: str
     also: str | None
 
     def _form(self) -> str:
-        return "Σ_k {share}[k] · {value}[k]" + (" + {also}" if self.also else "")
+        share = "{share}[k] · " if self.share else ""
+        return f"Σ_k {share}" + "{value}[k]" + (" + {also}" if self.also else "")

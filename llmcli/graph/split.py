@@ -65,8 +65,10 @@ def share(config: ModelConfig, *, ranks: int, rank: int) -> Share:
             field, _, inner = axes_of(part)[letter].partition(".")
             count = sum(map(len, ranges))
             sizes[field] = replace(attrgetter(field)(part), **{inner: count}) if inner else count
-        if isinstance(part, AttentionConfig) and part.slopes and "H" in cuts[name]:
-            sizes["slopes"] = tuple(part.slopes[head] for head in chain(*cuts[name]["H"]))
+        if isinstance(part, AttentionConfig):
+            if (slopes := part.scores.slopes) and "H" in cuts[name]:
+                sizes["slopes"] = tuple(slopes[head] for head in chain(*cuts[name]["H"]))
+            return replace(branch, part=part.changed(**sizes))
         return replace(branch, part=replace(part, **sizes))
 
     def local_layer(layer: LayerConfig, number: int) -> LayerConfig:

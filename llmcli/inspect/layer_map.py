@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from llmcli.config.attention import Chunk, most_keys
 from llmcli.graph.block import block_names
 from llmcli.graph.graph import graph
 from llmcli.graph.node import State
@@ -90,7 +91,8 @@ class LayerMap:
     def kind(self) -> str:
         """What such a layer is called: `full`, `window 512`, or what its mixer is."""
         if self.score is not None:
-            return "full" if self.window is None else f"window {self.window}"
+            word = "chunk" if isinstance(self.window, Chunk) else "window"
+            return "full" if self.window is None else f"{word} {most_keys(self.window)}"
         kind: str = part_of(self._part).facts(self._part)["kind"]
         return kind
 

@@ -51,9 +51,11 @@ class SoftmaxMap(ABC):
         `q`, `k`). Scaled and masked (-∞), in at least float32. `before`: number of keys (and
         positions) before the first given one.
         """
+        first += before
         positions = torch.arange(first, first + q_BHtd.shape[2], device=q_BHtd.device)
-        visible = visible_keys(positions, k_BKSd.shape[2], self.config.window)
-        return self.scores(q_BHtd, k_BKSd, visible, positions + before, heads)
+        window = self.config.scores.window
+        visible = visible_keys(positions, k_BKSd.shape[2], window, before)
+        return self.scores(q_BHtd, k_BKSd, visible, positions, heads)
 
     def weights(self, scores_BHtS: Tensor, heads: slice | Sequence[int] = slice(None)) -> Tensor:
         """The softmax of scores `[…, H, t, S]` of `heads`."""

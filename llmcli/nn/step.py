@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from llmcli.config.attention import RopeConfig
+from llmcli.config.attention import RopeConfig, Window, first_key, most_keys
 from llmcli.ops import compiled, rope
 from llmcli.ops.attention import visible_keys
 
@@ -146,7 +146,7 @@ class Step:
             self.uniform = False
             self._starts, self._positions = starts_B, starts_B.unsqueeze(1)
         self._ropes = ropes
-        self._key_ranges: dict[int | None, tuple[KeyRange, ...]] = {}
+        self._key_ranges: dict[Window | None, tuple[KeyRange, ...]] = {}
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor]] = {}
 
     def last(self, per_layer: Tensor | None) -> Step:
@@ -265,8 +265,8 @@ class Step:
             return cos[rows].unsqueeze(-2), sin[rows].unsqueeze(-2)
         return cos[self.positions].unsqueeze(-2), sin[self.positions].unsqueeze(-2)
 
-    def key_ranges(self, window: int | None) -> tuple[KeyRange, ...]:
-        """The keys that new tokens see, at most the last `window` of each (None: all earlier ones).
+    def key_ranges(self, window: Window | None) -> tuple[KeyRange, ...]:
+        """The keys that new tokens see, each those of its `window` (None: all earlier ones).
 
         Split into bands of rows if the window hides most keys.
         """
@@ -274,29 +274,30 @@ class Step:
             self._key_ranges[window] = self._ranges(window)
         return self._key_ranges[window]
 
-    def _ranges(self, window: int | None) -> tuple[KeyRange, ...]:
+    def _ranges(self, window: Window | None) -> tuple[KeyRange, ...]:
         every = slice(0, self.tokens)
         if self.uniform and self.tokens == 1:
-            first = 0 if window is None else max(0, self.keys - window)
+            first = 0 if window is None else max(0, first_key(self.keys - 1, window))
             return (KeyRange(every, first, self.keys, False, None),)
-        if self.uniform and self.starts[0] == 0 and (window is None or self.tokens <= window):
+        most = most_keys(window)
+        if self.uniform and self.starts[0] == 0 and (most is None or self.tokens <= most):
             return (KeyRange(every, 0, self.keys, True, None),)
         if self.uniform and window is not None:
             return tuple(self._bands(window))
         mask = visible_keys(self.positions, self.keys, window)
         return (KeyRange(every, 0, self.keys, False, mask if self.uniform else mask.unsqueeze(1)),)
 
-    def _bands(self, window: int) -> Iterator[KeyRange]:
+    def _bands(self, window: Window) -> Iterator[KeyRange]:
         """Yield blocks of rows, each with the keys that some row sees.
 
         A mask of all rows would have T · S elements, all computed by the kernel; with bands memory
         and time are linear in T.
         """
-        masks: dict[tuple[int, int], Tensor] = {}  # equal except the first and the last
+        masks: dict[tuple[int, int], Tensor] = {}  # of a window: all but the first and last equal
         for begin in range(0, self.tokens, _BAND):
             rows = slice(begin, min(begin + _BAND, self.tokens))
             at, last = self.starts[0] + rows.start, self.starts[0] + rows.stop
-            first = max(0, at - window + 1)
+            first = max(0, first_key(at, window))
             shape = (at - first, last - first)
             if shape not in masks:
                 masks[shape] = visible_keys(self.positions[rows] - first, last - first, window)

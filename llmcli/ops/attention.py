@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.config.attention import Window, first_key
 from llmcli.ops.activations import soft_cap
 from llmcli.ops.norm import at_least_float32
 
@@ -148,12 +149,14 @@ def weights(scores_BHtS: Tensor, sinks_H: Tensor | None = None) -> Tensor:
     return torch.cat((scores_BHtS, sinks_BHt1), -1).softmax(-1)[..., :-1]
 
 
-def visible_keys(positions_T: Tensor, keys: int, window: int | None) -> Tensor:
-    """Mask of the keys 0 … `keys`-1 that a query at each position sees: bool `[..., T, S]`.
+def visible_keys(
+    positions_T: Tensor, keys: int, window: Window | None, before: int = 0
+) -> Tensor:
+    """Mask of the `keys` keys from `before` on that a query at each position sees: `[..., T, S]`.
 
-    A query at position p sees keys up to p, with a window W from p - W + 1 on.
+    A query at position p sees keys up to p, with a window from its first one on.
     """
-    key_S = torch.arange(keys, device=positions_T.device)
+    key_S = torch.arange(before, before + keys, device=positions_T.device)
     at = positions_T.unsqueeze(-1)
     seen = key_S <= at
-    return seen if window is None else seen & (key_S > at - window)
+    return seen if window is None else seen & (key_S >= first_key(at, window))

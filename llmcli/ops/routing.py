@@ -12,6 +12,7 @@ from llmcli.config.experts import RoutingConfig
 from llmcli.kernels import program
 from llmcli.kernels.program import bits, call
 from llmcli.ops import compiled
+from llmcli.ops.norm import ones
 from llmcli.ops.product import product_float32
 
 
@@ -84,17 +85,21 @@ def weigh(
     return weight_BTK if factor_E is None else weight_BTK * factor_E[chosen_BTK]
 
 
-def summed(y_BKTD: Tensor, weight_BTK: Tensor, z_BTD: Tensor | None) -> Tensor:
-    """`Σ_k g[k] · Y[k] + Z`, in the order of the choice: `[B, T, D]`."""
+def summed(y_BKTD: Tensor, weight_BTK: Tensor | None, z_BTD: Tensor | None) -> Tensor:
+    """`Σ_k g[k] · Y[k] + Z`, in the order of the choice, g = 1 without weights: `[B, T, D]`."""
+    batch, chosen, tokens, columns = y_BKTD.shape
     if compiled.takes(y_BKTD, z_BTD):
-        y, weight = y_BKTD.contiguous(), weight_BTK.contiguous()
-        z = None if z_BTD is None else z_BTD.contiguous()
-        batch, chosen, tokens, columns = y.shape
+        y, z = y_BKTD.contiguous(), None if z_BTD is None else z_BTD.contiguous()
+        weight: Tensor | int = ones(batch * tokens * chosen).data_ptr()
+        if weight_BTK is not None:
+            weight = weight_BTK.contiguous()
         out = torch.empty(batch, tokens, columns)
         shape = batch * tokens, columns, chosen, tokens
         return call(program.SUM_EXPERTS, y, weight, z, out, *shape, out=out)
+    if weight_BTK is None:
+        weight_BTK = y_BKTD.new_ones(batch, tokens, chosen)
     out_BTD = y_BKTD[:, 0] * weight_BTK[..., :1]
-    for k in range(1, y_BKTD.shape[1]):
+    for k in range(1, chosen):
         out_BTD = out_BTD + y_BKTD[:, k] * weight_BTK[..., k : k + 1]
     return out_BTD if z_BTD is None else out_BTD + z_BTD
 

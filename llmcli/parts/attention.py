@@ -19,7 +19,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from llmcli.config.attention import AttentionConfig
+from llmcli.config.attention import AttentionConfig, Chunk
+from llmcli.config.norm import JoinedNorm
 from llmcli.graph.parts.attention import entering, fused_kernel, mixed
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
@@ -48,11 +49,12 @@ class Attention(SoftmaxMap):
         self._fused = fused_kernel(name)
         self.qkv = Linear(parameters, name, *config.entering, bias=config.qkv_bias)
         self.out = Linear(parameters, name, "o", bias=config.out_bias)
-        self.sinks_H = parameters.vector((f"{name}.sink",)) if config.sinks else None
+        own = config.scores
+        self.sinks_H = parameters.vector((f"{name}.sink",)) if own.sinks else None
         self.slopes_H: Tensor | None = None
-        if config.slopes:
+        if own.slopes:
             wide = torch.float64 if parameters.dtype == torch.float64 else torch.float32
-            self.slopes_H = torch.tensor(config.slopes, dtype=wide, device=parameters.device)
+            self.slopes_H = torch.tensor(own.slopes, dtype=wide, device=parameters.device)
         self.q_norm = self.k_norm = self.v_norm = None
         if config.qk_norm is not None:
             self.q_norm = Norm(config.qk_norm, f"{name}.q_norm", parameters)
@@ -63,7 +65,7 @@ class Attention(SoftmaxMap):
 
     def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; appends keys and values to `state`."""
-        config = self.config
+        config, own = self.config, self.config.scores
         if config.kv.layer is None:
             q_BHTd, k_BKSd, v_BKSe, gate_BTG = self._project(x_BTD, step)
             if step.cached:
@@ -75,23 +77,26 @@ class Attention(SoftmaxMap):
             q_BHTd, gate_BTG = self._queries(x_BTD, step)
             k_BKSd, v_BKSe = step.shared_kv[self.keys_of]
         q_BHTd = self._grown(q_BHTd, step.positions)
-        # only our kernels, which read float32 queries, support a cap, sinks and slopes
-        unfused = config.cap is not None or config.sinks or self.slopes_H is not None
-        on_a_card = step.cached and step.fixed and self.slopes_H is None
+        # only our kernels, which read float32 queries, support a cap, sinks and slopes; none has
+        # chunks
+        window = None if isinstance(own.window, Chunk) else own.window
+        kernels = step.cached and window == own.window
+        unfused = own.cap is not None or own.sinks or self.slopes_H is not None
+        on_a_card = kernels and step.fixed and self.slopes_H is None
         widened = unfused and compiled.runs(q_BHTd)
         wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
         if not self._fused.runs(step.edits):
             z_BHTe = self._attend_in_rows(q_BHTd, k_BKSd, v_BKSe, step)
-        elif step.cached and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
+        elif kernels and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
             z_BHTe = compiled.attend(
-                wide_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=config.scale,
-                window=config.window, cap=config.cap, sinks_H=self.sinks_H, slopes_H=self.slopes_H,
+                wide_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=own.scale,
+                window=window, cap=own.cap, sinks_H=self.sinks_H, slopes_H=self.slopes_H,
             ).to(q_BHTd.dtype)  # fmt: skip
         elif on_a_card and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
             slots = slice(0, step.keys)
             z_BHTe = on_card.attend(
                 q_BHTd, k_BKSd[:, :, slots], v_BKSe[:, :, slots], step.starts_B,
-                scale=config.scale, window=config.window, cap=config.cap, sinks_H=self.sinks_H,
+                scale=own.scale, window=window, cap=own.cap, sinks_H=self.sinks_H,
             )  # fmt: skip
         else:
             parts = [
@@ -99,15 +104,15 @@ class Attention(SoftmaxMap):
                     q_BHTd[:, :, seen.rows],
                     k_BKSd[:, :, seen.first : seen.last],
                     v_BKSe[:, :, seen.first : seen.last],
-                    scale=config.scale,
+                    scale=own.scale,
                     causal=seen.causal,
                     mask=seen.mask,
-                    cap=config.cap,
+                    cap=own.cap,
                     sinks_H=self.sinks_H,
                     slopes_H=self.slopes_H,
                     positions=None if self.slopes_H is None else step.positions[..., seen.rows],
                 )
-                for seen in step.key_ranges(config.window)
+                for seen in step.key_ranges(own.window)
             ]
             z_BHTe = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         z_BTG = step.emit(f"{self.name}.z", z_BHTe).transpose(1, 2).flatten(2)
@@ -210,7 +215,7 @@ class Attention(SoftmaxMap):
 
     def _normed(self, norm: Norm, x_BTNd: Tensor) -> Tensor:
         """Normalize each head, or all heads of a token together."""
-        if self.config.qk_norm_wide:
+        if isinstance(self.config.qk_norm, JoinedNorm):
             return norm(x_BTNd.flatten(2)).view(x_BTNd.shape)
         return norm(x_BTNd)
 
@@ -252,7 +257,7 @@ class Attention(SoftmaxMap):
     def _attend_in_rows(self, q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, step: Step) -> Tensor:
         """`attend` with stored and emitted scores and pattern, for a layer that edits them."""
         keys = slice(0, step.keys)
-        visible = visible_keys(step.positions, step.keys, self.config.window)
+        visible = visible_keys(step.positions, step.keys, self.config.scores.window)
         if not step.uniform:
             visible = visible.unsqueeze(1)
         scores_BHTS = self._products(q_BHTd, k_BKSd[:, :, keys], visible, step.positions)
@@ -264,11 +269,12 @@ class Attention(SoftmaxMap):
 
     def _grown(self, q_BHtd: Tensor, positions: Tensor) -> Tensor:
         """Queries scaled by `growth` at positions `[t]` or `[B, t]`."""
-        growth = self.config.growth
+        growth = self.config.scores.growth
         if growth is None:
             return q_BHtd
         wide = torch.promote_types(q_BHtd.dtype, torch.float32)
-        steps = torch.div(positions, growth.original, rounding_mode="floor").to(wide)
+        at = positions + growth.first
+        steps = torch.div(at, growth.original, rounding_mode="floor").to(wide)
         factor_t = 1 + growth.beta * torch.log1p(steps)
         factor_t = factor_t.unsqueeze(1) if factor_t.ndim > 1 else factor_t
         return (q_BHtd * factor_t.unsqueeze(-1)).to(q_BHtd.dtype)
@@ -278,7 +284,7 @@ class Attention(SoftmaxMap):
         heads: slice | Sequence[int] = slice(None),
     ) -> Tensor:  # fmt: skip
         """Scores of queries as they were emitted, which `growth` has not scaled yet."""
-        grown_BHtd = self._grown(q_BHtd, positions)
+        grown_BHtd = self._grown(at_least_float32(q_BHtd), positions)
         return self._products(grown_BHtd, k_BKSd, visible, positions, heads)
 
     def _products(
@@ -286,8 +292,9 @@ class Attention(SoftmaxMap):
         heads: slice | Sequence[int] = slice(None),
     ) -> Tensor:  # fmt: skip
         """Scores of queries that `growth`, if any, has scaled."""
+        own = self.config.scores
         return scores(
-            q_BHtd, k_BKSd, visible, scale=self.config.scale, cap=self.config.cap,
+            q_BHtd, k_BKSd, visible, scale=own.scale, cap=own.cap,
             slopes_H=None if self.slopes_H is None else self.slopes_H[heads], positions=positions,
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ from llmcli.nn.linear import Linear, RoutedLinear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.step import Step
 from llmcli.ops.activations import activation
-from llmcli.ops.elements import gate, scale_rows
+from llmcli.ops.elements import cast, gate, scale_rows
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.routing import choose, logits, share, summed, weigh
 from llmcli.parts.mlp import build_mlp
@@ -59,10 +59,18 @@ class Experts:
         if self.norm is not None:
             assert stream_BTD is not None
             reads_BTD = self.norm.observed(stream_BTD, step)
-        chosen_BTK, weight_BTK = self._route(reads_BTD, step)
+        chosen_BTK, found_BTK = self._route(reads_BTD, step)
+        weight_BTK: Tensor | None = found_BTK
         routes = ExpertAssignment.of(chosen_BTK, static=step.fixed)
         batch, tokens, count = chosen_BTK.shape
-        hidden_ND = self.enter(x_BTD.flatten(0, 1), routes)
+        if self.config.routing.weighs_input:
+            factor_BKT1 = found_BTK.transpose(1, 2).unsqueeze(-1)
+            x_BKTD = x_BTD.unsqueeze(1).expand(batch, count, tokens, -1)
+            x_BKTD = cast(scale_rows(x_BKTD, factor_BKT1), x_BTD.dtype)
+            x_BKTD = step.emit(f"{p}.expert_in", x_BKTD)
+            hidden_ND, weight_BTK = self.enter(x_BKTD.flatten(0, 2), routes.by_pair), None
+        else:
+            hidden_ND = self.enter(x_BTD.flatten(0, 1), routes)
         post_BKTF = self._activated(hidden_ND.view(batch, count, tokens, -1), step)
         out_ND = self.down(post_BKTF.flatten(0, 2), routes.by_pair, wide=True)
         out_BKTD = step.emit(f"{p}.expert_out", out_ND.view(batch, count, tokens, -1))

@@ -76,7 +76,7 @@ class LatentAttention(SoftmaxMap):
             (seen,) = step.key_ranges(None)
             k_BHSn, v_BHSe = self._expanded(latent_BSc)
             z_BHTe = attend(
-                q_BHTd, self._joined(k_BHSn, k_BSr), v_BHSe, scale=self.config.scale,
+                q_BHTd, self._joined(k_BHSn, k_BSr), v_BHSe, scale=self.config.scores.scale,
                 causal=seen.causal, mask=seen.mask,
             )  # fmt: skip
         z_BHTe = step.emit(f"{self.name}.z", z_BHTe)
@@ -148,13 +148,13 @@ class LatentAttention(SoftmaxMap):
         narrow = kept_BCk.dtype.itemsize == 2  # for float32 PyTorch's products are faster
         if step.cached and step.tokens == 1 and narrow and compiled.attends(q_BHTk, k_B1Ck, v_B1Cc):
             z_BHTc = compiled.attend(
-                q_BHTk, k_B1Ck, v_B1Cc, step.starts_B, scale=config.scale, window=None
+                q_BHTk, k_B1Ck, v_B1Cc, step.starts_B, scale=config.scores.scale, window=None
             )
         else:
             # queries of all heads are rows of one product with the shared latents
             kept_BSk = at_least_float32(kept_BCk[:, : step.keys])
             scores_BNS = q_BHTk.flatten(1, 2) @ kept_BSk.mT
-            scores_BNS *= config.scale
+            scores_BNS *= config.scores.scale
             if step.tokens > 1 or not step.uniform:
                 scores_BHTS = scores_BNS.view(*q_BHTd.shape[:3], -1)
                 scores_BHTS.masked_fill_(~self._seen(step), -torch.inf)
@@ -201,4 +201,4 @@ class LatentAttention(SoftmaxMap):
         heads: slice | Sequence[int] = slice(None),
     ) -> Tensor:  # fmt: skip
         """The scaled and masked products."""
-        return scores(q_BHtd, k_BKSd, visible, scale=self.config.scale)
+        return scores(q_BHtd, k_BKSd, visible, scale=self.config.scores.scale)

@@ -136,7 +136,7 @@ def previous_token(model, ids):
     for i, layer in enumerate(model.config.layers):
         q, k = seen[f"blocks.{i}.attn.q"], seen[f"blocks.{i}.attn.k"]
         visible = visible_keys(torch.arange(len(ids)), len(ids), None)
-        pattern = scores(q, k, visible, scale=layer.attention.scale).softmax(-1)[0]
+        pattern = scores(q, k, visible, scale=layer.attention.scores.scale).softmax(-1)[0]
         strongest = pattern[:, 1:].argmax(-1) == torch.arange(len(ids) - 1)
         weight = pattern.diagonal(-1, 1, 2)
         rows.append(torch.stack((weight.mean(-1), strongest.float().mean(-1)), -1))

@@ -17,7 +17,7 @@ LENGTHS = "1024,2048,4096,8192,16384,32768"
 HEADS = 9
 LIMIT = 2 << 30  # bytes above the model, at every length
 MIXER = """AttentionConfig(
-    heads=9, kv_heads=3, head_dim=64, value_dim=64, scale=0.125,
+    heads=9, kv_heads=3, head_dim=64, value_dim=64, scores=ScoreConfig(scale=0.125),
     rope=RopeConfig(theta=1e5, dims=64),
 )"""
 
@@ -30,7 +30,7 @@ from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.inspect.passes import Passes
 from llmcli.model import Model
 from llmcli.decoder.decoder import Decoder
-from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.delta import DeltaConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.mlp import MlpConfig

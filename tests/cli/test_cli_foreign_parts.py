@@ -22,7 +22,7 @@ from unplanned.running_mean import forward
 from unplanned.running_mean import part as mean
 
 import llmcli.graph.graph
-from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.mlp import GateClamp, MlpConfig
 from llmcli.config.model import ModelConfig, sequential
@@ -36,8 +36,8 @@ from llmcli.nn.step import Edit
 
 TEXT = "The old house stood at the end of the road, and the old"
 MIXER = AttentionConfig(
-    heads=4, kv_heads=2, head_dim=16, value_dim=16, scale=0.25, qkv_bias=True, out_bias=True,
-    rope=RopeConfig(theta=1000.0, dims=16), sinks=True,
+    heads=4, kv_heads=2, head_dim=16, value_dim=16, qkv_bias=True, out_bias=True,
+    rope=RopeConfig(theta=1000.0, dims=16), scores=ScoreConfig(scale=0.25, sinks=True),
 )  # fmt: skip
 FFN = MlpConfig(
     hidden=48, activation="quick_gelu", gated=True, bias=True,
@@ -46,7 +46,7 @@ FFN = MlpConfig(
 
 
 def sunk(_=None):
-    mixers = (replace(MIXER, window=6), MIXER)
+    mixers = (MIXER.changed(window=6), MIXER)
     return ModelConfig(
         family="sunk", model_type="sunk", vocab=2048, width=32, context=256,
         layers=tuple(sequential(mixer, FFN, norm=RMS) for mixer in mixers),

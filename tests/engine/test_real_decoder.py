@@ -8,7 +8,7 @@ import torch
 from continued import plain_loop, stream
 from decoder_parameters import parameters_of
 
-from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig, sequential
@@ -29,7 +29,8 @@ SAMPLINGS = {
 
 def real_model(dtype: torch.dtype, *, window: int | None = None, learned: bool = False) -> Any:
     mixer = AttentionConfig(
-        heads=4, kv_heads=2, head_dim=8, value_dim=8, scale=8**-0.5, window=window,
+        heads=4, kv_heads=2, head_dim=8, value_dim=8,
+        scores=ScoreConfig(scale=8**-0.5, window=window),
         rope=None if learned else RopeConfig(theta=1000.0, dims=8),
     )  # fmt: skip
     mlp = MlpConfig(hidden=32, activation="silu", gated=True)

@@ -36,10 +36,10 @@ def rotated(mlp=GATED, scaling=None, **attention):
 
 # what no family of today has: partial rotation, wide values, layers that differ, no rotation but
 # normalized queries, a head with a bias
-MIXER = dataclasses.replace(
-    ATTENTION, value_dim=6, scale=0.3, rope=RopeConfig(theta=500.0, dims=4), window=4, out_bias=True
+MIXER = ATTENTION.changed(
+    value_dim=6, scale=0.3, rope=RopeConfig(theta=500.0, dims=4), window=4, out_bias=True
 )
-UNROTATED = dataclasses.replace(MIXER, rope=None, qk_norm=RMS, window=None, kv_heads=1)
+UNROTATED = MIXER.changed(rope=None, qk_norm=RMS, window=None, kv_heads=1)
 ODD = dataclasses.replace(
     llama(
         two_norms(MIXER, MlpConfig(hidden=20, activation="gelu_tanh", gated=True), RMS, LAYER),

@@ -185,7 +185,7 @@ def out(block):
 
 def scaled_scores(block):
     mixer = block.mixers[0]
-    configure(mixer, scale=mixer.config.scale * 1.01)
+    configure(mixer, scale=mixer.config.scores.scale * 1.01)
 
 
 def norm_weight(block):
@@ -330,13 +330,13 @@ def test_weights_too_small_for_float16_are_no_fault():
     k = torch.zeros(1, mixer.kv_heads, tokens, size, dtype=torch.float16)
     q[..., 0], k[..., 0] = 4.0, -2.0
     # e^-13 is 38 times the least number of float16, which is then off by up to 1.3 %
-    k[:, :, 0, 0] = 13.0112 / mixer.scale / 4 - 2
+    k[:, :, 0, 0] = 13.0112 / mixer.scores.scale / 4 - 2
     v = torch.ones(1, mixer.kv_heads, tokens, size, dtype=torch.float16)
     v[:, :, 0] = 1e-4
     group = mixer.heads // mixer.kv_heads
     z = torch.nn.functional.scaled_dot_product_attention(
         q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), is_causal=True,
-        scale=mixer.scale,
+        scale=mixer.scores.scale,
     )  # fmt: skip
     prefix = "blocks.0.attn"
     seen = {f"{prefix}.q_rot": q, f"{prefix}.k_rot": k, f"{prefix}.v": v, f"{prefix}.z": z}

@@ -36,7 +36,7 @@ def test_a_scale_that_is_wrong_by_half_a_thousandth_in_a_middle_block(at):
     where = ("blocks.3.resid_post", at)
     assert explained(tiny, *where, tokens=tokens).ok
     mixer = tiny.decoder.blocks[1].mixers[0]
-    configure(mixer, scale=mixer.config.scale * 1.0005)
+    configure(mixer, scale=mixer.config.scores.scale * 1.0005)
     found = explained(tiny, *where, tokens=tokens)
     assert not found.ok
     assert not found.local.ok

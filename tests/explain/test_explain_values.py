@@ -131,7 +131,8 @@ def test_more_formulas_in_a_row_than_python_nests_calls():
 def test_a_window_of_one():
     small = make("odd")
     rule = rules(small.config)["blocks.0.attn.scores"]
-    node = dataclasses.replace(rule.node, op=dataclasses.replace(rule.op, window=1))
+    alone = dataclasses.replace(rule.op.config, window=1)
+    node = dataclasses.replace(rule.node, op=dataclasses.replace(rule.op, config=alone))
     alone = type(rule)(node, rule.letter_of, rule.rules)
     assert alone.hides(3, 3) == ""
     assert alone.hides(3, 2) == (

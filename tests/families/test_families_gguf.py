@@ -10,8 +10,9 @@ import pytest
 from llmcli.checkpoints import open_checkpoint
 from llmcli.config.attention import FrequencyFactors
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families import UnpairRows, find, plan
-from llmcli.families.read import GGUF_WINDOWS, gguf_ignored
+from llmcli.families import find
+from llmcli.families.read import GGUF_READS, gguf_ignored
+from llmcli.families.rules import UnpairRows, plan
 from llmcli.loading.load import check_loadable
 from llmcli.prepare.prepared import prepare
 
@@ -162,7 +163,7 @@ def test_metadata_that_llama_cpp_does_not_read_has_no_effect_and_is_reported(arc
     told = gguf_ignored(metadata(arch, **keys), arch, reads=())
     assert told == {f"{arch}.{key}": str(value) for key, value in given.items()}
     assert gguf_ignored(metadata(arch), arch, reads=()) == {}
-    told = gguf_ignored(metadata(arch, **keys), arch, reads=GGUF_WINDOWS)
+    told = gguf_ignored(metadata(arch, **keys), arch, reads=GGUF_READS["windows"])
     assert not any("sliding" in key for key in told)
 
 
@@ -189,5 +190,5 @@ def test_the_largest_gemma_3_scales_its_queries_by_the_width_of_a_head_in_the_mo
                          attention__value_length=10)  # fmt: skip
         tensors = {"token_embd.weight": SimpleNamespace(shape=(67, 24))}
         model = find("gemma3", "gguf").from_gguf(given, tensors)
-        scales.append(model.layers[0].attention.scale)
+        scales.append(model.layers[0].attention.scores.scale)
     assert scales == [10**-0.5, 4**-0.5]

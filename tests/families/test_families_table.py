@@ -19,6 +19,7 @@ import test_families_rope as rope
 import test_families_translate as translate
 from zoo import TYPES
 
+from llmcli.config.norm import JoinedNorm
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import find
 
@@ -86,6 +87,7 @@ def leaves(value, path=(), default=None):
         for field in fields(value):
             inner = getattr(value, field.name)
             name = type(inner).__name__ if field.name == "part" else field.name
+            name += " (joined)" * isinstance(inner, JoinedNorm)
             yield from leaves(inner, (*path, name), field.default)
     elif isinstance(value, tuple) and "layers" in f"{path[-2:]}":
         yield (*path, "count"), len(value), None

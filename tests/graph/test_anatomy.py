@@ -44,7 +44,7 @@ def test_specs_as_they_are_written(as_written):
     for change in (
         {"scale": 0.3, "rope": None}, {"rope": None, "qk_norm": None}, {"heads": 3, "kv_heads": 3}
     ):  # fmt: skip
-        mixer = replace(QWEN.layers[0].attention, **change)
+        mixer = QWEN.layers[0].attention.changed(**change)
         config = replace(QWEN, layers=(QWEN.layers[0].with_attention(mixer),))
         lines += [spec.formula for spec in plan(config, Call(**size)).derived[:2]]
     as_written(Path(__file__).with_name("specs.txt"), found)

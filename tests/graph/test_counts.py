@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from zoo import ZOO
 
 from llmcli import processor
-from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.conv import ShortConvConfig
 from llmcli.config.delta import DeltaConfig
 from llmcli.config.embedding import HeadConfig
@@ -102,15 +102,15 @@ def test_every_layer_is_in_one_group_of_its_kind(config):
         for index in group.layers:
             mixer, ffn = config.layers[index].attention, config.layers[index].parts[-1]
             assert (group.heads, group.kv_heads, group.window, group.hidden, group.gated) == (
-                *(mixer.heads, mixer.kv_heads, mixer.window),
+                *(mixer.heads, mixer.kv_heads, mixer.scores.window),
                 *(ffn.hidden, ffn.gated),
             )
-            assert (group.kind == "full attention") == (mixer.window is None)
+            assert (group.kind == "full attention") == (mixer.scores.window is None)
 
 
 def test_layers_that_differ_are_not_folded():
     plain = small(layers=4)
-    window = replace(plain.layers[0].attention, window=3)
+    window = plain.layers[0].attention.changed(window=3)
     layers = [x.with_attention(window) if i % 2 else x for i, x in enumerate(plain.layers)]
     groups = layer_types(replace(plain, layers=tuple(layers)))
     assert [(g.kind, g.layers) for g in groups] == [
@@ -121,7 +121,8 @@ def test_layers_that_differ_are_not_folded():
 
 def small(*, kv=2, hidden=704, gated=True, qk_norm=False, window=None, layers=2, rotary=True):
     attention = AttentionConfig(
-        heads=8, kv_heads=kv, head_dim=32, value_dim=32, scale=0.1, window=window,
+        heads=8, kv_heads=kv, head_dim=32, value_dim=32,
+        scores=ScoreConfig(scale=0.1, window=window),
         rope=RopeConfig(theta=1e4, dims=32) if rotary else None, qk_norm=RMS if qk_norm else None,
     )  # fmt: skip
     mlp = MlpConfig(hidden=hidden, activation="silu", gated=gated)
@@ -172,7 +173,7 @@ PEAKS = {
             sublayers=((Branch(part=ATTENTION, pre_norm=RMS), Branch(part=MLP, shares_norm=True)),)
         ),
         "gates": sequential(replace(ATTENTION, gated=True), NARROW, norm=RMS),
-        "sinks": sequential(replace(ATTENTION, sinks=True), NARROW, norm=RMS),
+        "sinks": sequential(ATTENTION.changed(sinks=True), NARROW, norm=RMS),
         "clipped": sequential(replace(ATTENTION, clip=2.0), NARROW, norm=RMS),
         "latents": sequential(LatentConfig(
             heads=8, content=32, value_dim=32, rank=64, query_rank=96, scale=0.1, norm=RMS,
@@ -186,7 +187,7 @@ PEAKS = {
         "Mamba-2": sequential(SsmConfig(
             heads=16, head_dim=32, groups=1, state=64, length=4, norm=RMS,
         ), NARROW, norm=RMS),
-        "slopes": sequential(replace(ATTENTION, rope=None, slopes=(0.1,) * 8), NARROW, norm=RMS),
+        "slopes": sequential(ATTENTION.changed(rope=None, slopes=(0.1,) * 8), NARROW, norm=RMS),
     }.items()
 }  # fmt: skip
 

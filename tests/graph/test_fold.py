@@ -80,7 +80,7 @@ def test_names_and_formulas_of_rows():
 
 def test_a_window_on_every_other_layer_keeps_them_apart():
     plain = QWEN.layers[0]
-    seen = plain.with_attention(replace(plain.attention, window=4096))  # shapes are the same
+    seen = plain.with_attention(plain.attention.changed(window=4096))  # shapes are the same
     config = replace(QWEN, layers=(plain, seen) * 3)
     names = {row.name for row in fold_kinds(tensors_of(config), config, lambda spec: None)}
     assert {"blocks.{0,2,4}.attn.q", "blocks.{1,3,5}.attn.q"} <= names

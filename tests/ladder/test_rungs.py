@@ -88,18 +88,18 @@ def test_what_a_rung_says_is_said_of_its_model(rung, name):
     assert len(idea.split()) > 40
     words = f"{text.before}\n{text.here}\n{idea}"
     mixer, gated = first_attention(config), first_mlp(config).gated
-    shared = mixer.kv_heads < mixer.heads
+    shared, window = mixer.kv_heads < mixer.heads, mixer.scores.window
     spoken_of = {
         "rotat": mixer.rope is not None, "NTK": mixer.rope is not None, "gate": gated,
         "h_kv": shared, "share a key": shared, "narrower": shared,
-        "window": mixer.window is not None, "√(d/h)": mixer.scale == mixer.head_dim**-0.5,
+        "window": window is not None, "√(d/h)": mixer.scores.scale == mixer.head_dim**-0.5,
     }  # fmt: skip
     for word, applies in spoken_of.items():
         assert applies or word not in words
     if rung in ("loops", "matrices") and mixer.rope is not None:
         assert "R(position)" in words
     assert ("kept rotated" in idea) is (rung in ("cache", "batch") and mixer.rope is not None)
-    assert ("reads the last W" in idea) is (rung in ("cache", "batch") and mixer.window is not None)
+    assert ("reads the last W" in idea) is (rung in ("cache", "batch") and window is not None)
 
 
 @pytest.mark.parametrize("kind", RUNGS, ids=NAMES)

@@ -75,7 +75,7 @@ def test_what_is_printed_is_the_source(kind):
     found, _ = listings(kind, CONFIGS["llama"], more=1)
     lines = [line.text for one in found for line in one.lines]
     assert all("\n".join(map(str.strip, line.split("\n"))) in source for line in lines)
-    assert not any("if mixer.cap" in line or "layer.gate is None" in line for line in lines)
+    assert not any("if scores.cap" in line or "layer.gate is None" in line for line in lines)
     if kind is not Loops:
         capped, _ = listings(kind, DENSE["caps"])
         assert any("soft_cap(s_" in line.text for one in capped for line in one.lines)

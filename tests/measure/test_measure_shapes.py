@@ -25,7 +25,7 @@ from llmcli.commands.shapes.measure import (
     stored_tensors,
     symbols_check,
 )
-from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import sequential
 from llmcli.decoder import decoder
@@ -45,9 +45,9 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat1
 
 def llama(layers=2, *, kv_heads=2, **mixer):
     attention = AttentionConfig(
-        heads=4, kv_heads=kv_heads, head_dim=4, value_dim=4, scale=0.5,
-        rope=RopeConfig(theta=1e4, dims=4), **mixer,
-    )  # fmt: skip
+        heads=4, kv_heads=kv_heads, head_dim=4, value_dim=4,
+        rope=RopeConfig(theta=1e4, dims=4), scores=ScoreConfig(scale=0.5),
+    ).changed(**mixer)  # fmt: skip
     mlp = MlpConfig(hidden=20, activation="silu", gated=True)
     return config_of(*(sequential(attention, mlp, norm=RMS),) * layers)
 

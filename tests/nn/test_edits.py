@@ -6,6 +6,7 @@ from covers import covered
 from small_models import random_model
 from zoo import MODELS, keeping_keys
 
+from llmcli.config.attention import first_key
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.graph.graph import graph
@@ -155,25 +156,26 @@ def test_doubled_scores_and_patterns_reach_the_values(model):
     tokens = torch.arange(TOKENS.shape[1])
     for i in keeping_keys(model.config):
         layer, prefix = model.config.layers[i].attention, f"blocks.{i}.attn"
+        own = layer.scores
         group = layer.heads // layer.kv_heads
         hidden = tokens[None] > tokens[:, None]
-        if layer.window is not None:
-            hidden |= tokens[None] <= tokens[:, None] - layer.window
+        if own.window is not None:
+            hidden |= tokens[None] < first_key(tokens[:, None], own.window)
         for leaf in ("scores", "pattern"):
             _, seen = run(model, double(f"{prefix}.{leaf}"))
             q, k = (seen[name] for name in score_of(model, i).inputs)
-            scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * layer.scale
-            if layer.growth is not None:
-                factors = [layer.growth.at(int(token)) for token in tokens]
+            scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * own.scale
+            if own.growth is not None:
+                factors = [own.growth.at(int(token)) for token in tokens]
                 scores = scores * torch.tensor(factors, dtype=scores.dtype)[:, None]
-            if layer.slopes:
-                slopes_H11 = torch.tensor(layer.slopes, dtype=scores.dtype)[:, None, None]
+            if own.slopes:
+                slopes_H11 = torch.tensor(own.slopes, dtype=scores.dtype)[:, None, None]
                 scores = scores - slopes_H11 * (tokens[:, None] - tokens)
-            if layer.cap is not None:
-                scores = (scores / layer.cap).tanh() * layer.cap
+            if own.cap is not None:
+                scores = (scores / own.cap).tanh() * own.cap
             scores = scores.masked_fill(hidden, -torch.inf) * (2 if leaf == "scores" else 1)
             pattern = scores.softmax(-1)
-            if layer.sinks:  # its share of what all scores have together
+            if own.sinks:  # its share of what all scores have together
                 sink_H11 = model.decoder.weight(f"{prefix}.sink").tensor[:, None, None]
                 pattern = pattern * (scores.logsumexp(-1, keepdim=True) - sink_H11).sigmoid()
             pattern = pattern * (2 if leaf == "pattern" else 1)

@@ -7,6 +7,7 @@ from itertools import product
 
 import torch
 
+from llmcli.config.attention import ScoreConfig
 from llmcli.evaluate.rule import concatenated
 from llmcli.evaluate.rules import RULES
 from llmcli.graph import ops
@@ -81,8 +82,8 @@ def attention(q_HTd, k_KSd, v_KSe, *, scale, window=None, slow=evaluate):
     """`softmax(scale · Q Kᵀ + M) V`, `[H, T, e]`; keys stand at positions 0 to S - 1."""
     group = len(q_HTd) // len(k_KSd)
     score = ops.Score(
-        query="q", key="k", scale=scale, head_dim=q_HTd.shape[-1], group=group, window=window,
-        root="",
+        query="q", key="k", head_dim=q_HTd.shape[-1], group=group, root="",
+        config=ScoreConfig(scale=scale, window=window),
     )  # fmt: skip
     softmax = ops.Softmax(source="s")
     mix = ops.Mix(pattern="a", value="v", query="q", group=group, window=window)

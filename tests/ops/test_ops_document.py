@@ -13,7 +13,7 @@ from evaluated import activated, attention, derive, evaluate, project, softmax
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmcli import ops
-from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig
@@ -61,7 +61,8 @@ def test_score():
     q, k = PROJECTED["q"], PROJECTED["k"]
     rows = {"q": tensor([q]), "k": tensor([k])}
     heads = {name: row[None] for name, row in rows.items()}
-    score = Score(query="q", key="k", scale=3**-0.5, head_dim=3, group=1, window=None, root="√3")
+    plain = ScoreConfig(scale=3**-0.5)
+    score = Score(query="q", key="k", config=plain, head_dim=3, group=1, root="√3")
     for slow in (evaluate, derive):
         assert slow(*project(rows["q"], rows["k"])).item() == 200  # 12 + 56 + 132
         assert slow(Gate(act="q", up="k"), rows)[0].tolist() == [12, 56, 132]
@@ -198,7 +199,7 @@ def llama_of_28_layers(tied):
     rms = NormConfig(kind="rms", eps=1e-5)
     layer = two_norms(
         mixer=AttentionConfig(
-            heads=4, kv_heads=2, head_dim=4, value_dim=4, scale=0.5,
+            heads=4, kv_heads=2, head_dim=4, value_dim=4, scores=ScoreConfig(scale=0.5),
             rope=RopeConfig(theta=1e4, dims=4),
         ),
         ffn=MlpConfig(hidden=24, activation="silu", gated=True),

@@ -129,6 +129,7 @@ class Converter:
             turns = (x[:, 0::2], x[:, 1::2])
             each = [name.replace("gate_up", one) for one in ("gate", "up")]
             return dict(zip(each, turns, strict=True)) if "gate_up" in name else {name: x}
+        x = x.mT if self.kind == "llama4_text" and ".experts." in name else x
         halves, axis = hybrid.halves(name, config), x.ndim - 2
         if name.endswith(FUSED) and "fused gates" not in self.ways:
             halves, axis = [name.replace("gate_up", one) for one in ("gate", "up")], 1
@@ -261,7 +262,8 @@ class Converter:
             if kind != "gemma4_text":  # where they differ by layer
                 self._say(
                     feed_forward_length=4 * config.hidden_size if kind == "bloom"
-                    else getattr(config, "intermediate_size", None),
+                    else getattr(config, "intermediate_size_mlp", None)
+                    or getattr(config, "intermediate_size", None),
                     head_count_kv=1 if latent else shared,
                 )
             if hasattr(config, "rms_norm_eps"):
@@ -327,7 +329,7 @@ class Converter:
             self._say(expert_feed_forward_length=config.moe_intermediate_size)
         if kind == "lfm2_moe":
             self._say(leading_dense_block_count=config.num_dense_layers, expert_gating_func=sigmoid)
-        if kind == "gpt_oss":
+        if kind in ("gpt_oss", "llama4_text"):
             self._say(expert_feed_forward_length=config.intermediate_size)
         if shares:
             self._say(expert_shared_feed_forward_length=config.shared_expert_intermediate_size)

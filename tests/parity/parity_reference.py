@@ -57,6 +57,8 @@ def load_reference(path, dtype):
     model = AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
     )
+    if model.base_model is model:  # Llama 4's own prefix is that of the multimodal one
+        model.base_model_prefix = "model"
     return model.eval()
 
 

@@ -127,7 +127,7 @@ def test_rounding_turns_no_choice_of_experts(name, models):
     for i, routing in routings.items():
         moe = f"blocks.{i}.moe"
         scores = seen[f"{moe}.router_logits"]
-        if routing.scores == "sigmoid":
+        if routing.scores == "sigmoid" and (routing.correction or routing.groups > 1):
             scores = seen[f"{moe}.router_probs"]
         if routing.correction:
             scores = scores + decoder.weight(f"{moe}.b_choice").dense()

@@ -24,7 +24,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.config.attention import QueryGrowth, RopeConfig
 from llmcli.config.norm import NormConfig
 from llmcli.decoder.decoder import Decoder
-from llmcli.families import Rename, Rows, plan
+from llmcli.families.rules import Rename, Rows, plan
 from llmcli.graph.plan import stored_shapes
 from llmcli.loading.load import check_loadable, configured
 from llmcli.loading.weights import load_weights
@@ -50,7 +50,7 @@ NOT_CHANGED = {
 ROUNDED = "EmbeddingConfig.rounded_scale"  # in 16 bits, which no comparison here is in
 # of one type alone: what counts only beside another value, or at some lengths, is not always seen
 CONDITIONAL = (
-    ROUNDED, "Branch.shares_norm", "LayerConfig.sum_norm", "AttentionConfig.qk_norm_wide",
+    ROUNDED, "Branch.shares_norm", "LayerConfig.sum_norm",
     "RoutingConfig.groups", "RoutingConfig.kept_groups", "RoutingConfig.group_best",
     "RoutingConfig.least", "RoutingConfig.renormalized False", "RoutingConfig.scores",
     "YarnScaling.", "LinearScaling.", "LongRopeScaling.", "RopeConfig.scaling",

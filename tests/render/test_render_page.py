@@ -141,7 +141,7 @@ def test_a_picture_of_bounded_size(report):
 @pytest.mark.parametrize(("tokens", "window"), [(12, None), (150, None), (150, 16)])
 def test_the_size_of_a_page_is_known_before(tokens, window):
     report, made = attention_report(6, 8, tokens), patterns(6, 8, tokens, window)
-    estimate = pages.page_size(tokens, [window] * 6, 8, len(report.metrics))
+    estimate = pages.page_size(tokens, [(window, False)] * 6, 8, len(report.metrics))
     assert len(attention_page(report, made, window=window)) == pytest.approx(estimate, rel=0.1)
 
 

@@ -18,7 +18,8 @@ function valueOf(step, kind, { low, high }) {
 }
 
 // Where row i of a head begins: only what is visible is kept, row by row.
-function offset(i, window) {
+function offset(i, window, chunks) {
+  if (chunks) return ((i - i % window) * (window + 1) + (i % window) * (i % window + 1)) / 2;
   if (!window || i <= window) return (i * (i + 1)) / 2;
   return (window * (window + 1)) / 2 + (i - window) * window;
 }
@@ -27,14 +28,15 @@ function offset(i, window) {
 function cells(layerIndex, headIndex) {
   const name = `${layerIndex} ${headIndex}`;
   if (!decoded.has(name)) {
-    const { window, heads } = data.layers[layerIndex];
+    const { window, chunks, heads } = data.layers[layerIndex];
     const all = bytes($(`cells-${layerIndex}-${headIndex}`).textContent.trim());
     const value = Float32Array.from({ length: 256 }, (_, step) =>
       valueOf(step, valued(layerIndex), heads[headIndex]));
-    const first = (i) => (window ? Math.max(0, i - window + 1) : 0);
+    const first = (i) => (
+      chunks ? i - i % window : window ? Math.max(0, i - window + 1) : 0);
     const at = (i, j) => {
       if (j > i || j < first(i)) return null;
-      return value[all[offset(i, window) + j - first(i)]];
+      return value[all[offset(i, window, chunks) + j - first(i)]];
     };
     decoded.set(name, { at, first, layer: layerIndex });
   }

@@ -16,6 +16,8 @@ from llmcli.commands.attention.view.files import (
     head_map_png,
     page_size,
 )
+from llmcli.config.attention import Chunk
+from llmcli.config.model import LayerConfig
 from llmcli.graph.graph import graph
 from llmcli.records.document import members
 from llmcli.records.numbers import numbered, spans
@@ -49,7 +51,7 @@ class MatrixExports:
         self._look, self._options, self._stack = look, options, stack
         config = look.model.config
         self._heads = options.heads_of(config)
-        self._windows = {layer: config.layers[layer].window for layer in self._heads}
+        self._windows = {layer: self._window(config.layers[layer]) for layer in self._heads}
         mixers = {layer: graph(config).mixers[layer].name for layer in self._heads}
         self._names = {  # of arrays: `blocks.3.attn.pattern`
             layer: f"{name.rpartition('.')[0]}.{options.matrices}" for layer, name in mixers.items()
@@ -86,6 +88,12 @@ class MatrixExports:
             file = stack.enter_context(whole_file(look.path))
             self._writer = array_writer(look.kind, file, arrays, about)
 
+    @staticmethod
+    def _window(layer: LayerConfig) -> tuple[int | None, bool]:
+        """The most keys that a query sees, and whether these are those of its chunk."""
+        mixer = layer.attention
+        return layer.window, mixer is not None and isinstance(mixer.scores.window, Chunk)
+
     def _text_size(self, count: int) -> int:
         """About how many bytes the matrices of `count` tokens take in JSON: half is masked."""
         seen = count * (count + 1) // 2
@@ -105,7 +113,7 @@ class MatrixExports:
             self._writer.write(self._names[layer], values_HTS)
         if kind == "html":
             signed = layer in recurrent_layers(config)
-            self._page.add(layer, values_HTS, self._windows[layer], signed=signed)
+            self._page.add(layer, values_HTS, *self._windows[layer], signed=signed)
         if kind == "json" or self._options.patterns:
             self._matrices[layer] = values_HTS.astype("float32")  # as a document has them
 

@@ -314,7 +314,7 @@ def unknown_metrics(config: ModelConfig) -> dict[str, str]:
     """The metrics that no head of the model has, and why."""
     found = {}
     mixers = (layer.attention for layer in config.layers)
-    if not any(mixer is not None and mixer.sinks for mixer in mixers):
+    if not any(mixer is not None and mixer.scores.sinks for mixer in mixers):
         found[LEARNED_SINK] = "no head of this model has a learned sink"
     recurrences = recurrent_layers(config).values()
     if not recurrences:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.config.attention import AttentionConfig, ProportionalScaling
+from llmcli.config.attention import AttentionConfig, Chunk, ProportionalScaling, most_keys
+from llmcli.config.norm import JoinedNorm
 from llmcli.graph.node import Kernel, PartGraph, Site
 from llmcli.graph.ops import Activate, Add, Gate, HeadShare, Mix, Rotate, Score, Softmax
 from llmcli.graph.rows import Rows, sizes_of
@@ -74,9 +75,10 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     if a.qk_norm is not None:
         for x in own[:2]:
             one, several = _OF[x]
-            which = f"all {several} of a token" if a.qk_norm_wide else f"every {one}"
+            joined = isinstance(a.qk_norm, JoinedNorm)
+            which = f"all {several} of a token" if joined else f"every {one}"
             last[x] = r.normalize(
-                f"{x}_norm", last[x], a.qk_norm, f"the norm of {which}", joined=a.qk_norm_wide
+                f"{x}_norm", last[x], a.qk_norm, f"the norm of {which}", joined=joined
             )
     if a.rope is not None:
         both = r.named("qk_rot") if a.qk_norm is None and own == "qkv" else None
@@ -86,15 +88,14 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
         rotated = "rotated " if a.rope is not None else ""
         r.cache("k", "Hk S dh", key, f"{rotated}keys", "keys")
         r.cache("v", "Hk S dv", value, "values")
-    divides, group = a.divides(site.width), a.heads // a.kv_heads
+    divides, group, scored = a.divides(site.width), a.heads // a.kv_heads, a.scores
     score = Score(
-        query=query, key=key, scale=a.scale, head_dim=a.head_dim, group=group,
-        window=a.window, root="√(d/h)" if divides else "√d_k", cap=a.cap, growth=a.growth,
-        slopes=a.slopes,
+        query=query, key=key, config=scored, head_dim=a.head_dim, group=group,
+        root="√(d/h)" if divides else "√d_k",
     )  # fmt: skip
     pattern = r.named("pattern")
-    mix = Mix(pattern=pattern, value=value, query=query, group=group, window=a.window)
-    mixed_rows(r, site, score, mix, bias=a.out_bias, sinks=a.sinks, gated=a.gated)
+    mix = Mix(pattern=pattern, value=value, query=query, group=group, window=scored.window)
+    mixed_rows(r, site, score, mix, bias=a.out_bias, gated=a.gated)
     number = "d/h" if divides else "d_k"
     documents = {"H": "h", "Hk": "h" if a.kv_heads == a.heads else "h_kv", "dh": number}
     documents["dv"] = number if a.value_dim == a.head_dim else "d_v"
@@ -119,14 +120,13 @@ def mixed_rows(
     mix: Mix,
     *,
     bias: bool,
-    sinks: bool = False,
     gated: bool = False,
 ) -> None:
     """`scores pattern z result`, of which the kernel only stores `z`, and the output.
 
     `gated`: the last projection reads `gated`, `z` times `gate_act`.
     """
-    capped = "" if score.cap is None else ", capped"
+    capped, sinks = "" if score.config.cap is None else ", capped", score.config.sinks
     words = f"query times key, scaled{capped}, −∞ where the mask hides the key"
     scores = r.node("scores", score, words=words)
     minus = " minus the sink's weight" if sinks else ""
@@ -156,12 +156,13 @@ def mixed(name: str, *, gated: bool) -> str:
 
 def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
     """Facts for `info`."""
-    details = () if a.cap is None else (f"scores capped at {a.cap:g}",)
+    own = a.scores
+    details = () if own.cap is None else (f"scores capped at {own.cap:g}",)
     if a.clip is not None:
         details = (*details, f"queries, keys and values clipped at {a.clip:g}")
-    if a.slopes:
+    if own.slopes:
         details = (*details, "scores lowered by the keys' distance (ALiBi)")
-    if a.sinks:
+    if own.sinks:
         details = (*details, "a learned sink in each head")
     if a.gated:
         details = (*details, "results gated")
@@ -176,9 +177,10 @@ def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
         details = (*details, "values are the keys' projection")
     if a.kv.norm is not None:
         details = (*details, "values normalized")
+    kind = "full attention" if own.window is None else "sliding window"
+    kind = "chunked attention" if isinstance(own.window, Chunk) else kind
     return {
-        "kind": "full attention" if a.window is None else "sliding window",
-        "window": a.window, "heads": a.heads, "kv_heads": a.kv_heads, "head_dim": a.head_dim,
-        "value_dim": a.value_dim, "rotary": a.rope is not None, "qk_norm": a.qk_norm is not None,
-        "details": details,
+        "kind": kind, "window": most_keys(own.window), "heads": a.heads, "kv_heads": a.kv_heads,
+        "head_dim": a.head_dim, "value_dim": a.value_dim, "rotary": a.rope is not None,
+        "qk_norm": a.qk_norm is not None, "details": details,
     }  # fmt: skip

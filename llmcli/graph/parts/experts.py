@@ -15,7 +15,7 @@ from llmcli.graph.node import PartGraph, Site
 from llmcli.graph.ops import Gate
 from llmcli.graph.parts.mlp import hidden_rows, mlp_graph
 from llmcli.graph.parts.norm import norm_graph
-from llmcli.graph.routing import Choose, ExpertProject, Share, SumExperts, Weigh
+from llmcli.graph.routing import Choose, ExpertProject, Share, SumExperts, Weigh, WeighInput
 from llmcli.graph.rows import Rows
 from llmcli.records.numbers import best_groups
 
@@ -24,6 +24,7 @@ _ROWS = """
     router_probs   P   T E  router wide  the scores of the experts
     expert_idx     e   T K  router wide integer  the indices of the chosen experts
     expert_weight  g   T K  router wide  the weights of the chosen experts
+    expert_in      Xₑ  K T D  experts  the inputs of the chosen experts, times their weights
     gate           G{mark}  K T {F}  experts  the gates before their activation function
     up             U{mark}  K T {F}  experts  the neurons that the gates multiply
     act            Activation(G{mark})  K T {F}  experts  the gates after their activation function
@@ -58,8 +59,11 @@ def experts_graph(c: ExpertsConfig, site: Site) -> PartGraph:
     sizes = {"E": c.experts, "K": c.routing.chosen, axis: c.hidden}
     r = Rows(p, _ROWS.format(F=axis, mark=mark), "mlp", sizes, layer=site.layer)
     documents = {"E": "E", "K": "K", axis: axis.replace("e", "ₑ")}
-    share = _routing(r, c, site)
-    value = _experts(r, c, site, axis, mark)
+    share: str | None = _routing(r, c, site)
+    source = site.source
+    if share is not None and c.routing.weighs_input:
+        source, share = r.node("expert_in", WeighInput(share=share, source=source)), None
+    value = _experts(r, c, source, site, axis, mark)
     also = None
     if c.shared is not None:
         also = f"{p}.shared_out"
@@ -79,7 +83,7 @@ def _routing(rows: Rows, c: ExpertsConfig, site: Site) -> str:
     if r.norm is not None:
         name, enters = rows.named("router_norm"), "normalized, as it enters the router"
         words = ("the router's norm", f"the residual stream, {enters}")
-        norm = norm_graph(r.norm, name, site.stream, "Tᵣ", words, layer=site.layer)
+        norm = norm_graph(r.norm, name, "Tᵣ", site.stream, words, layer=site.layer)
         rows.nodes += norm.nodes
         rows.parameters += (replace(one, wide=True) for one in norm.parameters)
         source = norm.nodes[-1].name
@@ -91,17 +95,24 @@ def _routing(rows: Rows, c: ExpertsConfig, site: Site) -> str:
         correction = rows.parameter("b_choice", "E", "expert_idx", wide=True)
     if r.factors:
         factors = rows.parameter("expert_factor", "E", "expert_weight", letter="c", wide=True)
-    chosen = rows.node("expert_idx", Choose(
-        source=scores, count=r.chosen, groups=r.groups, kept=r.kept_groups, best=r.group_best,
-        correction=correction,
-    ))  # fmt: skip
-    return rows.node("expert_weight", Weigh(
-        source=scores, chosen=chosen, renormalized=r.renormalized, scale=r.scale, least=r.least,
-        softmax=r.scores == "softmax of the chosen", factors=factors,
-    ))  # fmt: skip
+    groups = {"groups": r.groups, "kept": r.kept_groups, "best": r.group_best}
+    choice = Choose(source=scores, count=r.chosen, correction=correction, **groups)
+    chosen = rows.node("expert_idx", choice)
+    weigh = Weigh(
+        source=scores,
+        chosen=chosen,
+        renormalized=r.renormalized,
+        softmax=r.scores == "softmax of the chosen",
+        scale=r.scale,
+        least=r.least,
+        factors=factors,
+    )
+    return rows.node("expert_weight", weigh)
 
 
-def _experts(r: Rows, c: ExpertsConfig, site: Site, hidden: str, mark: str) -> str:
+def _experts(
+    r: Rows, c: ExpertsConfig, enters: str, site: Site, hidden: str, mark: str
+) -> str:
     """A feed-forward, gated or not, for each pair of a token and an expert."""
 
     def project(
@@ -113,7 +124,7 @@ def _experts(r: Rows, c: ExpertsConfig, site: Site, hidden: str, mark: str) -> s
         return r.node(leaf, ExpertProject(source=source, over=over, columns=columns, **found))
 
     def enter(leaf: str, symbol: str, fused: str) -> str:
-        return project(leaf, site.source, symbol, "D", hidden, fused)
+        return project(leaf, enters, symbol, "D", hidden, fused)
 
     return project("expert_out", hidden_rows(r, c, enter), "down", hidden, "D")
 
@@ -142,6 +153,8 @@ def experts_facts(c: ExpertsConfig) -> Mapping[str, Any]:
         choice += f", {best_groups(r.kept_groups, r.groups, r.group_best)}"
     if r.factors:
         choice += ", times a factor of each expert"
+    if r.weighs_input:
+        choice += ", on the experts' inputs"
     details = [f"{r.chosen} of {c.experts} experts of {c.hidden} ({choice})"]
     if not c.gated:
         details.append(f"{c.activation} without gates")

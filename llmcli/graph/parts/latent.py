@@ -57,7 +57,7 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
     r.cache("latent", "S dc", latent, "normalized latents", shares=both)
     r.cache("k_pe", "S dr", k_pe, "rotated keys", shares=both)
     score = Score(
-        query=query, key=key, scale=a.scale, head_dim=a.head_dim, group=1, window=None, root="√d_k"
+        query=query, key=key, config=a.scores, head_dim=a.head_dim, group=1, root="√d_k"
     )
     mix = Mix(pattern=r.named("pattern"), value=v, query=query, group=1, window=None, latent=a)
     mixed_rows(r, site, score, mix, bias=a.bias)

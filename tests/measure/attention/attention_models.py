@@ -1,6 +1,5 @@
 """Small models for looking at attention, and every metric once more by its definition."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -8,7 +7,7 @@ import torch
 from small_models import random_model
 from unfused import attention_of
 
-from llmcli.config.attention import AttentionConfig, RopeConfig
+from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig, sequential
@@ -19,7 +18,7 @@ VOCAB = 23
 RMS = NormConfig(kind="rms", eps=1e-6)
 ROPE = RopeConfig(theta=100.0, dims=6)
 BASE = AttentionConfig(
-    heads=4, kv_heads=2, head_dim=6, value_dim=6, scale=6**-0.5, rope=ROPE
+    heads=4, kv_heads=2, head_dim=6, value_dim=6, scores=ScoreConfig(scale=6**-0.5), rope=ROPE
 )
 MIXERS = {
     "mha": {"kv_heads": 4}, "gqa": {}, "mqa": {"kv_heads": 1}, "window": {"window": 5},
@@ -43,7 +42,7 @@ def model_of(config: ModelConfig, dtype: str = "float64") -> Model:
 
 
 def small(kind: str = "gqa", dtype: str = "float64", layers: int = 2) -> Model:
-    mixer = dataclasses.replace(BASE, **MIXERS[kind])
+    mixer = BASE.changed(**MIXERS[kind])
     return model_of(config_of(*[mixer] * layers), dtype)
 
 

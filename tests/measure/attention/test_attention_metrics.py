@@ -1,6 +1,5 @@
 """Metrics against their definitions: whole models in blocks, made-up matrices, known answers."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -25,7 +24,7 @@ from llmcli.commands.attention.measure import layers
 from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.attention.measure.summaries import RowMeans, effective_rank, labels_of
 from llmcli.commands.attention.options import AttentionOptions
-from llmcli.config.attention import AttentionConfig
+from llmcli.config.attention import AttentionConfig, ScoreConfig
 from llmcli.inspect.attention import Block, Tokens
 from llmcli.inspect.passes import Passes
 from llmcli.records.attention import LABELS, USUAL
@@ -40,7 +39,7 @@ def test_in_blocks_as_by_definition(kind, rows, dtype):
     model, ids = small(kind, dtype), ids_of(75)
     report = measure_attention(Passes(model, ids), block_rows=rows)
     assert report.ok, report.checks
-    window = model.config.layers[0].attention.window
+    window = model.config.layers[0].attention.scores.window
     for layer, a in enumerate(patterns(model, ids)):
         for head, found in enumerate(metrics_of(report, layer)):
             expected = naive(a[head], ids, seen_keys(75, window))
@@ -121,8 +120,9 @@ def built(targets: list[list[int] | None], count: int):
     """
     heads = len(targets)
     mixer = AttentionConfig(
-        heads=heads, kv_heads=heads, head_dim=count, value_dim=count, scale=1.0, rope=None
-    )
+        heads=heads, kv_heads=heads, head_dim=count, value_dim=count, rope=None,
+        scores=ScoreConfig(scale=1.0),
+    )  # fmt: skip
     model = model_of(config_of(mixer, positions=count, width=count, vocab=count))
     slots = parameters_of(model.decoder)
     slots["embed.W"].zero_()
@@ -253,7 +253,7 @@ def test_a_window_is_no_kind_of_head():
 
 
 def test_the_reason_names_the_kind_of_layer_where_there_are_several():
-    full, near = (dataclasses.replace(BASE, window=window) for window in (None, 2))
+    full, near = (BASE.changed(window=window) for window in (None, 2))
     report = measure_attention(Passes(model_of(config_of(full, near)), ids_of(30)))
     why = report.unlabelled
     assert why["local"] == "window 2: no row qualifies"

@@ -20,6 +20,7 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.commands.attention.options import Span
 from llmcli.commands.attention.report import Pair
+from llmcli.config.attention import Window, first_key
 from llmcli.inspect.attention import CELLS, Block, Tokens
 from llmcli.records.attention import EVEN, LABELS
 
@@ -140,7 +141,7 @@ def labels_of(metrics: Mapping[str, float], undetermined: Container[str] = ()) -
 
 
 def undetermined_kinds(
-    tokens: Tokens, count: int, window: int | None, *, signed: bool = False
+    tokens: Tokens, count: int, window: Window | None, *, signed: bool = False
 ) -> dict[str, str]:
     """The kinds that `count` tokens leave undetermined in a layer with that window, and why.
 
@@ -167,13 +168,15 @@ def undetermined_kinds(
     return found
 
 
-def _even(tokens: Tokens, first: int, rows: int, window: int | None) -> Block:
+def _even(tokens: Tokens, first: int, rows: int, window: Window | None) -> Block:
     """Rows of a head that attends evenly to all the keys that it sees."""
     device = tokens.ids_N.device
-    low = 0 if window is None else max(0, first - window)
+    low = 0 if window is None else max(0, first_key(first, window) - 1)
     at_t1 = torch.arange(first, first + rows, device=device)[:, None]
     keys_S = torch.arange(low, first + rows, device=device)
-    seen_t1 = (at_t1 + 1).clamp_max(first + rows if window is None else window)
+    seen_t1 = at_t1 + 1
+    if window is not None:
+        seen_t1 = seen_t1 - first_key(at_t1, window).clamp_min(0)
     visible_tS = (keys_S <= at_t1) & (keys_S > at_t1 - seen_t1)
     return Block((visible_tS / seen_t1)[None], first, low, seen_t1[:, 0], tokens)
 

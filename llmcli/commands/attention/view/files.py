@@ -41,16 +41,24 @@ PRECISION = {
 }
 
 
-def visible(tokens: int, window: int | None) -> np.ndarray:
-    """`[T, T]` of bool, queries down; a `window` of W has the query itself in it."""
+def visible(tokens: int, window: int | None, chunks: bool = False) -> np.ndarray:
+    """`[T, T]` of bool, queries down; a `window` of W has the query itself in it.
+
+    With `chunks` the window begins anew at each multiple of W.
+    """
     query, key = np.arange(tokens)[:, None], np.arange(tokens)
     seen: np.ndarray = key <= query
-    return seen if window is None else seen & (query - key < window)
+    if window is None:
+        return seen
+    return seen & (key >= query - query % window if chunks else query - key < window)
 
 
-def visible_count(tokens: int, window: int | None) -> int:
+def visible_count(tokens: int, window: int | None, chunks: bool = False) -> int:
     """How many cells of a matrix are not masked."""
     inside = tokens if window is None else min(tokens, window)
+    if chunks and window:
+        whole, rest = divmod(tokens, window)
+        return (whole * window * (window + 1) + rest * (rest + 1)) // 2
     return inside * (inside + 1) // 2 + (tokens - inside) * inside
 
 
@@ -60,18 +68,21 @@ class AttentionPage:
     def __init__(self, what: What) -> None:
         self._what: What = what
         # by layer: its window, how its numbers are kept, and its heads
-        self._layers: dict[int, tuple[int | None, str, list[dict[str, Any]]]] = {}
+        self._layers: dict[int, tuple[tuple[int | None, bool], str, list[dict[str, Any]]]] = {}
 
     def add(
-        self, layer: int, values: np.ndarray, window: int | None = None, *, signed: bool = False
-    ) -> None:
+        self, layer: int, values: np.ndarray, window: int | None = None, chunks: bool = False, *,
+        signed: bool = False,
+    ) -> None:  # fmt: skip
         """Adds all chosen heads of a layer, `[H, T, T]`, without masked cells.
 
-        `window`: how many keys a query sees (None: all). `signed`: weights with signs.
+        `window`: how many keys a query sees (None: all), with `chunks` those of its chunk.
+        `signed`: weights with signs.
         """
-        seen = visible(values.shape[-1], window)
+        seen = visible(values.shape[-1], window, chunks)
         kind = "scores" if self._what == "scores" else "signed" if signed else "plain"
-        self._layers[layer] = window, kind, [_packed(kind, matrix[seen]) for matrix in values]
+        packed = [_packed(kind, matrix[seen]) for matrix in values]
+        self._layers[layer] = (window, chunks), kind, packed
 
     def html(self, report: AttentionReport, title: str, *, kind: Kind = "linear") -> bytes:
         """The page of the report whose matrices were added. `title` names the model.
@@ -104,7 +115,7 @@ class AttentionPage:
         return page("attention", f"{what}: {title}", data, blocks)
 
     def _layer(self, layer: LayerReport) -> dict[str, Any]:
-        window, values, kept = self._layers[layer.layer]
+        (window, chunks), values, kept = self._layers[layer.layer]
         heads = [
             {
                 "head": head.head,
@@ -117,15 +128,19 @@ class AttentionPage:
             for head, matrix in zip(layer.heads, kept, strict=True)
         ]
         about = {"layer": layer.layer, "kind": layer.kind, "kv_heads": layer.kv_heads}
-        return {**about, "values": values, "note": layer.note, "window": window, "heads": heads}
+        seen = {"window": window, "chunks": chunks}
+        return {**about, **seen, "values": values, "note": layer.note, "heads": heads}
 
 
-def page_size(tokens: int, windows: Sequence[int | None], heads: int, metrics: int) -> int:
-    """Bytes of the page, to within a tenth: a window (None: all) for each layer.
+def page_size(
+    tokens: int, windows: Sequence[tuple[int | None, bool]], heads: int, metrics: int
+) -> int:
+    """Bytes of the page, to within a tenth.
 
+    `windows` of the layers (None: all), and whether these are chunks.
     `heads` of every layer are in it; `metrics`: numbers of each head.
     """
-    cells = sum(visible_count(tokens, window) for window in windows)
+    cells = sum(visible_count(tokens, *window) for window in windows)
     each = 150 + 36 * metrics
     return FRAME + tokens * 26 + len(windows) * heads * each + -(-cells * heads * 4 // 3)
 

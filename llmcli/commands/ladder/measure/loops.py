@@ -21,9 +21,10 @@ from llmcli.commands.ladder.measure.weights import (
     Weights,
 )
 from llmcli.commands.ladder.report import Work
-from llmcli.config.attention import AttentionConfig
+from llmcli.config.attention import AttentionConfig, ScoreConfig, first_key
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig
+from llmcli.config.norm import JoinedNorm
 
 Vector = list[float]
 Vectors = list[Vector]
@@ -92,13 +93,13 @@ class Loops(Walk):
         for i, t_q_d in enumerate(t_nd):
             q_k = self.query(t_q_d, i, layer, head)  # q = t_q × W_q
             s_m = []
-            for j in seen(i, mixer):
+            for j in seen(i, mixer.scores):
                 k_k = self.key(t_nd[j], j, layer, shared)  # k = t_k × W_k
                 score = dot(q_k, k_k)  # score = q · k
                 s_m.append(score)
-            a_m = softmax(s_m, mixer, sink)  # a = softmax(score / √(d/h))
+            a_m = softmax(s_m, mixer.scores, sink)  # a = softmax(score / √(d/h))
             c_e = [0.0] * mixer.value_dim
-            for j, a in zip(seen(i, mixer), a_m, strict=True):
+            for j, a in zip(seen(i, mixer.scores), a_m, strict=True):
                 v_e = self.head_of(t_nd[j], layer.v, shared)  # v = t_v × W_v
                 c_e = add_weighted(c_e, a, v_e)  # c = Σ a · v
             c_ne.append(c_e)
@@ -106,9 +107,9 @@ class Loops(Walk):
 
     def query(self, t_d: Vector, i: int, layer: AttentionWeights, head: int) -> Vector:
         """The query of token i as it enters the scores."""
-        growth = layer.config.growth
+        growth = layer.config.scores.growth
         q_k = self._rotated(self.head_of(t_d, layer.q, head), i, layer.config)
-        factor = 1.0 if growth is None else 1 + growth.beta * math.log1p(i // growth.original)
+        factor = 1.0 if growth is None else growth.at(i)
         return [x * factor for x in q_k]
 
     def key(self, t_d: Vector, j: int, layer: AttentionWeights, head: int) -> Vector:
@@ -159,9 +160,9 @@ def add_weighted(total: Vector, weight: float, v: Vector) -> Vector:
     return [c + weight * x for c, x in zip(total, v, strict=True)]
 
 
-def seen(i: int, mixer: AttentionConfig) -> range:
+def seen(i: int, scores: ScoreConfig) -> range:
     """The tokens that token i may see: those up to itself, or the last `window` of them."""
-    return range(0 if mixer.window is None else max(0, i + 1 - mixer.window), i + 1)
+    return range(0 if scores.window is None else max(0, first_key(i, scores.window)), i + 1)
 
 
 @shown
@@ -176,14 +177,14 @@ def rotated(x_k: Vector, position: int, per_position: Tensor, factor: float) -> 
 
 
 @shown_last
-def softmax(s_m: Vector, mixer: AttentionConfig, sink: float | None) -> Vector:
+def softmax(s_m: Vector, scores: ScoreConfig, sink: float | None) -> Vector:
     """Scaled and capped, then `exp(s) / Σ exp(s)`; a sink is one score more in that sum.
 
     The largest is subtracted so that nothing overflows.
     """
-    s_m = [score * mixer.scale for score in s_m]  # s = score / √(d/h)
-    if mixer.cap is not None:
-        s_m = [soft_cap(score, mixer.cap) for score in s_m]  # cap · tanh(s / cap)
+    s_m = [score * scores.scale for score in s_m]  # s = score / √(d/h)
+    if scores.cap is not None:
+        s_m = [soft_cap(score, scores.cap) for score in s_m]  # cap · tanh(s / cap)
     every = s_m if sink is None else [*s_m, sink]
     largest = max(every)
     total = sum(math.exp(score - largest) for score in every)
@@ -235,8 +236,8 @@ def multiply_adds(config: ModelConfig, tokens: int, until: int | None = None) ->
 
 
 def _attention_adds(mixer: AttentionConfig, width: int, tokens: int) -> int:
-    pairs = sum(len(seen(i, mixer)) for i in range(tokens))
-    together = mixer.qk_norm_wide  # a head's query needs the queries of all
+    pairs = sum(len(seen(i, mixer.scores)) for i in range(tokens))
+    together = isinstance(mixer.qk_norm, JoinedNorm)  # a head's query needs the queries of all
     q, k = (mixer.head_dim * (n if together else 1) for n in (mixer.heads, mixer.kv_heads))
     head = tokens * width * q  # t_q × W_q
     head += pairs * (width * k + mixer.head_dim)  # t_k × W_k, q · k

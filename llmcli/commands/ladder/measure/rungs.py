@@ -33,7 +33,7 @@ from llmcli.commands.ladder.measure.weights import (
     Weights,
     side_by_side,
 )
-from llmcli.config.attention import AttentionConfig
+from llmcli.config.attention import AttentionConfig, ScoreConfig, first_key
 from llmcli.engine.session import Session
 from llmcli.parts.attention import Attention
 
@@ -43,7 +43,7 @@ class HeadByHead(Walk):
 
     @abstractmethod
     def attend(
-        self, q_nk: Rows, k_mk: Tensor, v_me: Tensor, mixer: AttentionConfig, sink: Tensor | None
+        self, q_nk: Rows, k_mk: Tensor, v_me: Tensor, scores: ScoreConfig, sink: Tensor | None
     ) -> Rows:
         """The context of every query of one head."""
 
@@ -68,7 +68,7 @@ class HeadByHead(Walk):
         for head, q_nk in enumerate(self.queries(t_nd, layer)):
             sink = None if layer.sinks is None else layer.sinks[head]
             k_mk, v_me = k_gmk[head // group], v_gme[head // group]
-            c_ne = self.attend(q_nk, k_mk, v_me, mixer, sink)
+            c_ne = self.attend(q_nk, k_mk, v_me, mixer.scores, sink)
             contexts.append(c_ne)
         return self.merge(contexts)
 
@@ -104,10 +104,12 @@ class HeadByHead(Walk):
         if mixer.rope is not None:
             turns = (self.unstacked(one) for one in self.turns(mixer.rope))
             x_nk = self.each(rotated, x_nk, *turns)
-        if letter == "Q" and mixer.growth is not None:
+        growth = mixer.scores.growth
+        if letter == "Q" and growth is not None:
             # 1 + β ln(1 + ⌊p / original⌋) of each position p
-            steps = torch.div(self.positions, mixer.growth.original, rounding_mode="floor")
-            factors = (1 + mixer.growth.beta * torch.log1p(steps.double())).to(self.weights.W_E)
+            at = self.positions + growth.first
+            steps = torch.div(at, growth.original, rounding_mode="floor")
+            factors = (1 + growth.beta * torch.log1p(steps.double())).to(self.weights.W_E)
             x_nk = self.each(lambda x, f: x * f, x_nk, self.unstacked(factors.unsqueeze(-1)))
         return x_nk
 
@@ -139,18 +141,18 @@ class VectorRows(HeadByHead):
         q_nk: list[Tensor],
         k_nk: Tensor,
         v_ne: Tensor,
-        mixer: AttentionConfig,
+        scores: ScoreConfig,
         sink: Tensor | None,
     ) -> list[Tensor]:
         """`softmax(q Kᵀ / √(d/h)) V` of every query, over the tokens that it may see."""
         c_ne = []
         for i, q_k in enumerate(q_nk):
-            first = 0 if mixer.window is None else max(0, i + 1 - mixer.window)
+            first = 0 if scores.window is None else max(0, first_key(i, scores.window))
             k_mk, v_me = k_nk[first : i + 1], v_ne[first : i + 1]
             k_km = k_mk.mT  # Kᵀ
-            s_m = q_k @ k_km * mixer.scale  # s = q Kᵀ / √(d/h)
-            if mixer.cap is not None:
-                s_m = soft_cap(s_m, mixer.cap)  # cap · tanh(s / cap)
+            s_m = q_k @ k_km * scores.scale  # s = q Kᵀ / √(d/h)
+            if scores.cap is not None:
+                s_m = soft_cap(s_m, scores.cap)  # cap · tanh(s / cap)
             a_m = softmax(s_m, sink)  # a = softmax(s)
             c_e = a_m @ v_me  # c = a V
             c_ne.append(c_e)
@@ -182,29 +184,30 @@ class Matrices(HeadByHead):
 
     @shown
     def attend(
-        self, q_nk: Tensor, k_mk: Tensor, v_me: Tensor, mixer: AttentionConfig, sink: Tensor | None
+        self, q_nk: Tensor, k_mk: Tensor, v_me: Tensor, scores: ScoreConfig, sink: Tensor | None
     ) -> Tensor:
         """`softmax(Q Kᵀ / √(d/h) + M) V`: −∞ in the mask M hides a key from a query."""
         k_km = k_mk.mT  # Kᵀ
-        s_nm = q_nk @ k_km * mixer.scale  # S = Q Kᵀ / √(d/h)
-        if mixer.cap is not None:
-            s_nm = soft_cap(s_nm, mixer.cap)  # cap · tanh(S / cap)
-        m_nm = self.mask(mixer)  # M; none for a single row that sees all
+        s_nm = q_nk @ k_km * scores.scale  # S = Q Kᵀ / √(d/h)
+        if scores.cap is not None:
+            s_nm = soft_cap(s_nm, scores.cap)  # cap · tanh(S / cap)
+        m_nm = self.mask(scores)  # M; none for a single row that sees all
         if m_nm is not None:
             s_nm = s_nm + m_nm  # S + M
         a_nm = softmax(s_nm, sink)  # A = softmax(S), row by row: each sums to 1
         c_ne = a_nm @ v_me  # C = A V
         return c_ne
 
-    def mask(self, mixer: AttentionConfig) -> Tensor | None:
+    def mask(self, scores: ScoreConfig) -> Tensor | None:
         """M, which hides the later tokens and those before the window; made once for all heads."""
-        if mixer.window not in self.masks:
+        if scores.window not in self.masks:
             hidden = torch.full((self.count, self.count), -torch.inf)
             m_nm = hidden.triu(1)
-            if mixer.window is not None:
-                m_nm = m_nm + hidden.tril(-mixer.window)
-            self.masks[mixer.window] = m_nm.to(self.weights.W_E)
-        return self.masks[mixer.window]
+            if scores.window is not None:
+                at = torch.arange(self.count)
+                m_nm = m_nm.masked_fill(at < first_key(at[:, None], scores.window), -torch.inf)
+            self.masks[scores.window] = m_nm.to(self.weights.W_E)
+        return self.masks[scores.window]
 
 
 class HeadsAsDimension(Matrices):
@@ -232,7 +235,7 @@ class HeadsAsDimension(Matrices):
             k_hmk = k_hmk.repeat_interleave(mixer.heads // mixer.kv_heads, -3)
             v_hme = v_hme.repeat_interleave(mixer.heads // mixer.kv_heads, -3)
         sinks = None if layer.sinks is None else layer.sinks[:, None, None]
-        c_hne = self.attend(q_hnk, k_hmk, v_hme, mixer, sinks)
+        c_hne = self.attend(q_hnk, k_hmk, v_hme, mixer.scores, sinks)
         return self.merge(c_hne)
 
     @shown
@@ -353,16 +356,16 @@ class KeyValueCache(CombinedQKV):
 
         The new rows are written behind those of the tokens before.
         """
-        window, cache = layer.config.window, self.caches[layer.block]
+        window, cache = layer.config.scores.window, self.caches[layer.block]
         cache.write(k_gnk, v_gne, self.first)
         last = self.first + self.count
-        first = 0 if window is None or not self.first else max(0, last - window)
+        first = 0 if window is None or not self.first else max(0, first_key(last - 1, window))
         k_gmk, v_gme = cache.keys[..., first:last, :], cache.values[..., first:last, :]
         return k_gmk, v_gme
 
-    def mask(self, mixer: AttentionConfig) -> Tensor | None:
+    def mask(self, scores: ScoreConfig) -> Tensor | None:
         """None for a single row, which sees all that is kept."""
-        return None if self.first else super().mask(mixer)
+        return None if self.first else super().mask(scores)
 
 
 class Batch(KeyValueCache):

@@ -186,13 +186,13 @@ def text_of(name: str, config: ModelConfig) -> RungText:
         "shared": shared,
         "apart": not shared,
         "gated": ffn is not None and ffn.gated,
-        "window": mixer.window is not None,
+        "window": mixer.scores.window is not None,
     }
 
     def for_model(text: str) -> str:
         text = re.sub(r"\[(\w+):([^]]*)\]", lambda part: part[2] if holds[part[1]] else "", text)
         text = re.sub(r"(\w+(?: Kᵀ)?) / √\(d/h\)", lambda score: _scaled(score[1], mixer), text)
-        return text.replace("{window}", str(mixer.window)).replace("d/h", head_size(config))
+        return text.replace("{window}", str(mixer.scores.window)).replace("d/h", head_size(config))
 
     text = TEXTS[name]
     return RungText(
@@ -205,9 +205,9 @@ def text_of(name: str, config: ModelConfig) -> RungText:
 
 def _scaled(score: str, mixer: AttentionConfig) -> str:
     """`score / √(d/h)`, or times the model's own scale; soft-capped where the model does that."""
-    usual = math.isclose(mixer.scale, mixer.head_dim**-0.5)
+    usual = math.isclose(mixer.scores.scale, mixer.head_dim**-0.5)
     scaled = f"{score} / √(d/h)" if usual else f"{score} · scale"
-    return scaled if mixer.cap is None else f"cap · tanh({scaled} / cap)"
+    return scaled if mixer.scores.cap is None else f"cap · tanh({scaled} / cap)"
 
 
 def head_size(config: ModelConfig) -> str:

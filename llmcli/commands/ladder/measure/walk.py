@@ -34,7 +34,7 @@ from llmcli.commands.ladder.measure.weights import (
     SublayerWeights,
     Weights,
 )
-from llmcli.config.attention import RopeConfig
+from llmcli.config.attention import RopeConfig, Window
 from llmcli.config.mlp import Activation, MlpConfig
 from llmcli.nn.step import Tap
 from llmcli.ops.rope import frequencies
@@ -79,7 +79,7 @@ class Walk(Rung):
         super().__init__(weights)
         self.first = self.count = 0
         self._turns: dict[RopeConfig, Turns] = {}
-        self.masks: dict[int | None, Tensor] = {}  # by the window
+        self.masks: dict[Window | None, Tensor] = {}  # by the window
 
     # What a rung defines: its rows, and the operations on them.
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from llmcli.commands.ladder.measure.record import shown
-from llmcli.config.attention import AttentionConfig, DynamicScaling, LongRopeScaling
+from llmcli.config.attention import AttentionConfig, Chunk, DynamicScaling, LongRopeScaling
 from llmcli.config.latent import LatentConfig
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import Branch, LayerConfig, ModelConfig
-from llmcli.config.norm import NormConfig
+from llmcli.config.norm import JoinedNorm, NormConfig
 from llmcli.config.ple import PleConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.errors import UnsupportedModel
@@ -203,7 +203,9 @@ def require_supported(config: ModelConfig) -> None:
                     what, hint = f"the keys and values of block {part.kv.layer}", others
                 case AttentionConfig() if part.kv.equal:
                     what, hint = "values that are the keys", others
-                case AttentionConfig() if part.slopes:
+                case AttentionConfig() if isinstance(part.scores.window, Chunk):
+                    what, hint = "attention within chunks", others
+                case AttentionConfig() if part.scores.slopes:
                     what, hint = "scores lowered by distance", others
                 case AttentionConfig() if part.clip is not None:
                     what, hint = "clipped queries, keys and values", others
@@ -297,7 +299,7 @@ class _Named:
                 **vars(self.matrix(name, leaf)),
                 heads=heads,
                 norm=self.norm(f"{name}.{leaf}_norm", norm),
-                together=leaf != "v" and config.qk_norm_wide,
+                together=isinstance(norm, JoinedNorm),
             )
 
         return AttentionWeights(

@@ -10,6 +10,7 @@ from typing import Any
 
 from llmcli.config.attention import (
     AttentionConfig,
+    Chunk,
     DynamicScaling,
     FrequencyFactors,
     KeysValues,
@@ -19,6 +20,7 @@ from llmcli.config.attention import (
     ProportionalScaling,
     QueryGrowth,
     RopeConfig,
+    ScoreConfig,
     YarnScaling,
 )
 from llmcli.config.conv import ShortConvConfig
@@ -28,7 +30,7 @@ from llmcli.config.experts import ExpertsConfig, RoutingConfig, SharedConfig
 from llmcli.config.latent import LatentConfig
 from llmcli.config.mlp import GateClamp, MlpConfig
 from llmcli.config.model import Branch, LayerConfig, ModelConfig, sequential
-from llmcli.config.norm import NormConfig
+from llmcli.config.norm import JoinedNorm, NormConfig
 from llmcli.config.ple import PleConfig
 from llmcli.config.ssm import SsmConfig
 
@@ -46,8 +48,9 @@ CLAMPED = dataclasses.replace(
 
 def layer(mlp: Any = GATED, norm: NormConfig = RMS, **attention: Any) -> LayerConfig:
     """Attention of two heads that share each key head, and a feed-forward part."""
-    own: Any = dict(heads=4, kv_heads=2, head_dim=8, value_dim=8, scale=8**-0.5, rope=ROPE)
-    return sequential(AttentionConfig(**(own | attention)), mlp, norm=norm)
+    own: Any = dict(heads=4, kv_heads=2, head_dim=8, value_dim=8, rope=ROPE)
+    plain = AttentionConfig(scores=ScoreConfig(scale=8**-0.5), **own)
+    return sequential(plain.changed(**attention), mlp, norm=norm)
 
 
 def llama(*layers: LayerConfig, **model: Any) -> ModelConfig:
@@ -218,6 +221,16 @@ BLOCKS: dict[str, ModelConfig] = {
     "caps": llama(
         layer(cap=1.5), layer(cap=0.7, window=3), head=HeadConfig(tied=True, cap=2.0),
     ),
+    "chunks": llama(
+        layer(window=Chunk(size=3)), layer(window=Chunk(size=5), qk_norm=WEIGHTLESS, kv_heads=1),
+        layer(rope=None, growth=QueryGrowth(beta=0.5, original=3, first=1)),
+    ),
+    "weighted inputs of experts": llama(
+        layer(mixture(
+            chosen=1, scores="sigmoid", weighs_input=True, own={"shared": SharedConfig(hidden=14)}
+        )),
+        layer(mixture(scores="sigmoid", weighs_input=True)),
+    ),
     "growing queries": llama(
         layer(growth=QueryGrowth(beta=0.5, original=3)),
         layer(growth=QueryGrowth(beta=0.2, original=2), window=4),
@@ -268,7 +281,7 @@ BLOCKS: dict[str, ModelConfig] = {
         *(dataclasses.replace(layer(), scaled=True),) * 2, dataclasses.replace(layer(), scale=0.5),
     ),
     "qk norm over the width": llama(
-        *(layer(qk_norm=NormConfig(kind="rms", eps=1e-5), qk_norm_wide=True),) * 2
+        *(layer(qk_norm=JoinedNorm(kind="rms", eps=1e-5)),) * 2
     ),
     "experts": llama(*(layer(mixture(renormalized=True)),) * 2),
     "experts beside dense layers": llama(
