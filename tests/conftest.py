@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the processors, a t
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
 machines.before()
 
-from llmcli.checkpoints import locate  # noqa: E402
+from llmcli.checkpoints.locate import find  # noqa: E402
 from llmcli.text.template_renderer import RENDERER  # noqa: E402
 
 machines.after()
@@ -77,13 +78,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.real)
     root = Path(__file__).parent
 
-    def turn(item: pytest.Item) -> int:
-        if not item.path.is_relative_to(root):  # tests that a test has written
+    @cache
+    def turn(path: Path) -> int:
+        if not path.is_relative_to(root):  # tests that a test has written
             return 0
-        folder = item.path.relative_to(root).parts[0]
+        folder = path.relative_to(root).parts[0]
         return SLOW.index(folder) if folder in SLOW else len(SLOW)
 
-    items.sort(key=turn)
+    items.sort(key=lambda item: turn(item.path))
 
 
 def what_is_there_stays() -> None:
@@ -161,4 +163,4 @@ def smollm2_path() -> Path:
     For tests marked `real`. Where it cannot be fetched they end in an error: they never
     pass, or are skipped, without having run.
     """
-    return locate("smollm2")
+    return find("smollm2")[1]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from llmcli.engine.output import Token
-from llmcli.engine.sampling import Sampling, filtered, sample
+from llmcli.engine.sampling import Sampling, _candidates, penalized, sample
 from llmcli.engine.seeds import uniforms
 from llmcli.engine.speculation import Speculation
 from llmcli.engine.stream import TextRequest
@@ -29,6 +29,19 @@ def stream(
     return stream_request(
         model, request, on_prefill=on_prefill, on_reprefill=on_reprefill, speculation=speculation
     )
+
+
+def filtered(
+    logits: Tensor, sampling: Sampling, prompt: Tensor | None = None, output: Tensor | None = None
+) -> Tensor:
+    """The distribution `[B, V]` in float64 that the next token is drawn from (`choose`)."""
+    scores = penalized(logits, sampling, prompt, output)
+    if sampling.greedy:
+        probs = torch.zeros(scores.shape, dtype=torch.float64)
+        return probs.scatter_(1, scores.max(-1, keepdim=True).indices, 1.0)
+    weights, ids = _candidates(scores, sampling)
+    probs = weights / weights.sum(-1, keepdim=True)
+    return probs if ids is None else probs.new_zeros(scores.shape).scatter_(1, ids, probs)
 
 
 def plain_loop(

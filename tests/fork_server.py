@@ -9,6 +9,7 @@ it reads requests and file descriptors from the socket that is its stdin.
 
 import ctypes
 import fcntl
+import gc
 import io
 import json
 import os
@@ -31,10 +32,12 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MODULES = {
     "llmcli": (
-        "llmcli.cli.tree", "llmcli.shell.running", "llmcli.commands.generate.command",
-        "llmcli.commands.chat.command", "llmcli.commands.attention.command",
-        "llmcli.engine.conversation", "llmcli.loading.load", "llmcli.inspect.formulas",
-        "tokenizers", "safetensors.torch",
+        "llmcli.cli.app", "llmcli.cli.tree", "llmcli.shell.running",
+        "llmcli.commands.generate.command", "llmcli.commands.chat.command",
+        "llmcli.commands.chat.slash", "llmcli.commands.chat.typed", "llmcli.ui.markdown",
+        "llmcli.commands.attention.command", "llmcli.engine.conversation", "llmcli.engine.stream",
+        "llmcli.loading.load", "llmcli.inspect.formulas", "tokenizers", "safetensors.torch",
+        "huggingface_hub", "prompt_toolkit", "rich.progress", "rich.syntax",
     ),
     "small": ("jinja2.ext", "jinja2.sandbox"),  # for what renders chat templates
 }  # fmt: skip
@@ -247,4 +250,6 @@ if __name__ == "__main__":
 
         families()
         platform.processor()  # which asks another program
+    gc.collect()
+    gc.freeze()  # else a child that ends would look for garbage in all of it: 0.5 s
     become(serve())

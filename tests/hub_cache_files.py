@@ -31,14 +31,6 @@ def write_revision(
     return snapshot
 
 
-def lock_of(root: Path, repository: str, etag: str) -> Path:
-    """The lock file that the library holds while it downloads the blob `etag`."""
-    path = root / ".locks" / ("models--" + repository.replace("/", "--")) / f"{etag}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    return path
-
-
 def tree_of(root: Path) -> dict[str, int | str]:
     """Every file below `root` with its size, every link with where it points."""
     found: dict[str, int | str] = {}

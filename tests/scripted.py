@@ -6,7 +6,6 @@ every $PACE seconds.
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -38,7 +37,7 @@ def speak(
 
 
 if __name__ == "__main__":
-    from llmcli.cli.app import main
+    from llmcli.__main__ import script
 
     speak(setattr, json.loads(os.environ["ANSWERS"]), float(os.environ.get("PACE", "0")))
-    sys.exit(main(sys.argv[1:]))
+    script()

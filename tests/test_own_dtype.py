@@ -18,12 +18,12 @@ from llmcli.commands.load.view import render_load
 from llmcli.commands.shapes.measure import ShapesRequest
 from llmcli.devices import DTYPES
 from llmcli.graph.arithmetic import Arithmetic
-from llmcli.graph.counts import memory_need
+from llmcli.graph.cost import total_cost
 from llmcli.graph.graph import graph
+from llmcli.graph.memory import memory_need
 from llmcli.graph.plan import _parameters, parameters
 from llmcli.graph.rows import Rows
 from llmcli.graph.spec import Call
-from llmcli.graph.work import total_work
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.nn.parameters import Parameters
 from llmcli.records.work import Stages
@@ -87,7 +87,7 @@ def test_every_count_of_bytes_is_of_what_lies_in_memory(folder, dtype):
     assert sum(spec.bytes for spec in calls.parameters()) == held
     call = Call(batch=1, tokens=1, past=3, phase="decode")
     table = parameters_of(model.decoder)["embed.W"]
-    reads = total_work(model.config, call, numbers=numbers).weights
+    reads = total_cost(model.config, call, numbers=numbers).weights
     assert reads == held - table.nbytes + table[0].nbytes
     assert departures(model) == {}
 

@@ -3,7 +3,7 @@
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, cache_dir
 from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from llmcli.checkpoints.gguf import read_gguf
-from llmcli.checkpoints.locate import locate, open_model
+from llmcli.checkpoints.locate import open_model
 from llmcli.checkpoints.safetensors import read_safetensors
 from llmcli.checkpoints.tensors import GGML_TYPES, SAFETENSORS_BITS, TensorInfo
 
@@ -15,7 +15,6 @@ __all__ = [
     "Checkpoint",
     "TensorInfo",
     "cache_dir",
-    "locate",
     "open_checkpoint",
     "open_model",
     "read_gguf",

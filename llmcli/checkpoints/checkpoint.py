@@ -104,9 +104,7 @@ class Checkpoint:
             return self._in_blocks(tensor, tensor.scales, start, stop)
         return self._open[tensor.file].read(tensor.offset + start, stop - start)
 
-    def _in_blocks(
-        self, codes: TensorInfo, scales: TensorInfo, start: int, stop: int
-    ) -> bytearray:
+    def _in_blocks(self, codes: TensorInfo, scales: TensorInfo, start: int, stop: int) -> bytearray:
         if start % mxfp4.BLOCK or stop % mxfp4.BLOCK:
             raise ValueError(f"bytes {start}…{stop} of {codes.name} are no whole blocks")
         first, last = start // mxfp4.BLOCK, stop // mxfp4.BLOCK

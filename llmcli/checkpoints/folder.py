@@ -11,7 +11,7 @@ from typing import Any
 from llmcli.checkpoints.files import listed, read_json, read_object, shown, why
 from llmcli.checkpoints.gguf import read_gguf
 from llmcli.checkpoints.sniff import PICKLE_SUFFIXES, aside, pickled
-from llmcli.checkpoints.split import part_names
+from llmcli.checkpoints.split import models_of, part_names
 from llmcli.errors import CheckpointError, LlmcliError, ModelNotFound
 
 SINGLE = "model.safetensors"
@@ -62,7 +62,7 @@ def read_folder(path: Path, *, only: Path | None = None, weights: bool = True) -
         shards = tuple(dict.fromkeys(index.values()))
     else:
         shards = _one(path, names, ".safetensors")
-    others = _visible(names, ".gguf")
+    others = [group[0] for group in models_of(names, ".gguf")]
     if shards and config is None and others:
         raise CheckpointError(
             f"the directory `{shown(path)}` has safetensors without a config.json, "
@@ -90,22 +90,8 @@ def read_index(path: Path) -> dict[str, Path]:
 
     A shard must be a file in or below this directory, since the index is untrusted.
     """
-    where = shown(path / INDEX)
-    document = read_json(path / INDEX)
-    found = document.get("weight_map") if isinstance(document, dict) else None
-    if not isinstance(found, dict) or not found:
-        raise CheckpointError(f"`{where}` has no `weight_map`")
-    shards: dict[Any, Path] = {}
-    for name in found.values():
-        if not isinstance(name, str):
-            raise CheckpointError(f"`{where}` names `{shown(name)}` as a file")
-        if name in shards:
-            continue
-        if not is_shard(name):
-            raise CheckpointError(
-                f"`{where}` names `{shown(name)}`, not a .safetensors file beside it"
-            )
-        shards[name] = path / name
+    found = weight_map(path / INDEX)
+    shards = {name: path / name for name in found.values()}
     for name in sorted(shards):
         if not os.path.exists(shards[name]):
             raise CheckpointError(
@@ -115,8 +101,21 @@ def read_index(path: Path) -> dict[str, Path]:
     return {tensor: shards[name] for tensor, name in found.items()}
 
 
-def is_shard(name: str) -> bool:
-    """Whether an index may name this file: a .safetensors file in or below its directory."""
+def weight_map(index: Path) -> dict[str, str]:
+    """The index of a sharded checkpoint: tensor name -> file name, in or below its directory."""
+    document = read_json(index)
+    found = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(found, dict) or not found:
+        raise CheckpointError(f"`{shown(index)}` has no `weight_map`")
+    for name in found.values():
+        if not isinstance(name, str) or not _is_shard(name):
+            raise CheckpointError(
+                f"`{shown(index)}` names `{shown(name)}`, not a .safetensors file beside it"
+            )
+    return found
+
+
+def _is_shard(name: str) -> bool:
     inside = all(part not in ("", ".", "..") for part in name.split("/"))
     return inside and name.endswith(".safetensors") and not set(name) & set("\\\0")
 
@@ -134,7 +133,7 @@ def _one(path: Path, names: set[str], suffix: str) -> tuple[Path, ...]:
     For a split GGUF model the first part, even if missing (the reader reports it). For shards
     without an index all shards. Auxiliary files, such as a projector, do not count beside others.
     """
-    found = list(dict.fromkeys(part_names(name) or (name,) for name in _visible(names, suffix)))
+    found = models_of(names, suffix)
     if len(found) > 1:
         found = [group for group in found if not _aside(path / group[0])] or found
     if len(found) > 1:
@@ -162,7 +161,3 @@ def _aside(file: Path) -> bool:
         return aside(read_gguf(file)[0]) is not None
     except LlmcliError:  # reported when it is read
         return False
-
-
-def _visible(names: set[str], suffix: str) -> list[str]:
-    return sorted(name for name in names if name.lower().endswith(suffix) and name[0] != ".")

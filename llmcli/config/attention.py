@@ -91,9 +91,6 @@ class ProportionalScaling:
     factor: float = 1.0
 
 
-# letter of an axis → field of `AttentionConfig`
-AXES = {"H": "heads", "Hk": "kv_heads", "dh": "head_dim", "dv": "value_dim"}
-
 RopeScaling = (
     LinearScaling
     | DynamicScaling
@@ -218,6 +215,8 @@ class AttentionConfig:
     kv: KeysValues = KeysValues()
     qkv_bias: bool = False
     out_bias: bool = False
+
+    AXES = "H heads, Hk kv_heads, dh head_dim, dv value_dim"  # letters of axes and their sizes
 
     def __post_init__(self) -> None:
         slopes = self.scores.slopes

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-AXES = {"C": "channels", "L": "length"}  # letter of an axis → field of `ShortConvConfig`
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShortConvConfig:
@@ -19,3 +17,5 @@ class ShortConvConfig:
     length: int
     bias: bool = False
     channels: int | None = None
+
+    AXES = "C channels, L length"

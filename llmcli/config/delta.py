@@ -6,10 +6,6 @@ from dataclasses import dataclass
 
 from llmcli.config.norm import NormConfig
 
-# letter of an axis → field of `DeltaConfig`, or the axes that are concatenated in it
-AXES = {"H": "heads", "Hk": "key_heads", "dk": "key_dim", "dv": "value_dim", "L": "length"}
-SEGMENTS = {"C": "Hk·dk|Hk·dk|H·dv"}
-
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaConfig:
@@ -30,6 +26,9 @@ class DeltaConfig:
     norm: NormConfig
     eps: float = 1e-6
     tiled: bool = False
+
+    AXES = "H heads, Hk key_heads, dk key_dim, dv value_dim, L length"
+    CHANNELS = "Hk·dk|Hk·dk|H·dv"  # queries, keys and values
 
     def __post_init__(self) -> None:
         if self.heads % self.key_heads:

@@ -67,3 +67,5 @@ class ExpertsConfig:
     gated: bool = True
     bias: bool = False
     clamp: GateClamp | None = None
+
+    AXES = "E experts, K routing.chosen, F hidden, Fe hidden, Fs shared.hidden"

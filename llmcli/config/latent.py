@@ -11,12 +11,6 @@ from dataclasses import dataclass
 from llmcli.config.attention import RopeConfig, ScoreConfig
 from llmcli.config.norm import NormConfig
 
-# letter of an axis → field of `LatentConfig`
-AXES = {
-    "H": "heads", "dh": "head_dim", "dn": "content", "dr": "rope.dims", "dv": "value_dim",
-    "dc": "rank", "dq": "query_rank",
-}  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
 class LatentConfig:
@@ -38,6 +32,8 @@ class LatentConfig:
     rope: RopeConfig
     norm: NormConfig
     bias: bool = False
+
+    AXES = "H heads, dh head_dim, dn content, dr rope.dims, dv value_dim, dc rank, dq query_rank"
 
     @property
     def head_dim(self) -> int:

@@ -44,3 +44,5 @@ class MlpConfig:
     gated: bool
     bias: bool = False
     clamp: GateClamp | None = None
+
+    AXES = "F hidden"

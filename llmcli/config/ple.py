@@ -16,3 +16,5 @@ class PleConfig:
 
     size: int
     activation: Activation
+
+    AXES = "Dp size"

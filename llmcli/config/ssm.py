@@ -7,10 +7,6 @@ from dataclasses import dataclass
 
 from llmcli.config.norm import NormConfig
 
-# letter of an axis → field of `SsmConfig`, or the axes that are concatenated in it
-AXES = {"H": "heads", "G": "groups", "N": "state", "dv": "head_dim", "L": "length"}
-SEGMENTS = {"C": "H·dv|G·N|G·N"}
-
 
 @dataclass(frozen=True, kw_only=True)
 class SsmConfig:
@@ -33,6 +29,9 @@ class SsmConfig:
     most: float = math.inf
     bias: bool = False
     conv_bias: bool = True
+
+    AXES = "H heads, G groups, N state, dv head_dim, L length"
+    CHANNELS = "H·dv|G·N|G·N"  # x, B and C
 
     def __post_init__(self) -> None:
         if self.heads % self.groups:

@@ -67,8 +67,7 @@ class Conversation:
         self.tokenizer: Tokenizer = tokenizer
         self.template: ChatTemplate = tokenizer.chat_template
         self._markers = Markers.of_tokenizer(tokenizer)
-        self._shown = self._markers.special_ids(tokenizer)
-        self._answers = AnswerIds(tokenizer, model.eos_ids, self._shown)
+        self._answers = AnswerIds(tokenizer, model.eos_ids)
         self._prompt = ""
         self._session = Session(model.decoder, 1, min(_FIRST, room))
 
@@ -202,14 +201,11 @@ class Conversation:
         session.keep()  # a second answer begins here
         seed = sample_seed(sampling.seed, self.answers)
         self.answers += 1
-        sampler = Sampler(
-            replace(sampling, seed=seed), [ids], samples=1, vocab=self.model.config.vocab,
-            device=self.model.device, logprobs=None, limit=limit,
-        )  # fmt: skip
-        output = Output(
-            0, ids, room=room if limit is None else min(limit, room),
-            tokenizer=self.tokenizer, stop=stop, eos_ids=self.model.eos_ids, shown=self._shown,
-        )  # fmt: skip
+        vocab, device, eos_ids = self.model.config.vocab, self.model.device, self.model.eos_ids
+        sampling = replace(sampling, seed=seed)
+        sampler = Sampler(sampling, [ids], vocab=vocab, device=device, limit=limit)
+        room = room if limit is None else min(limit, room)
+        output = Output(0, ids, room=room, tokenizer=self.tokenizer, stop=stop, eos_ids=eos_ids)
         written: list[int] = []
         pieces: list[str] = []
         end: Finish = "interrupted"
@@ -237,9 +233,14 @@ class Conversation:
         lead = before[-LEAD:] if own else ""
         parts = whole_answer(self._markers, text, before)
         return Message(
-            role="assistant", content=parts.content, reasoning=parts.reasoning,
-            raw=None if parts.content == text else text, ids=own, lead=lead, finish_reason=end,
-        )  # fmt: skip
+            role="assistant",
+            content=parts.content,
+            reasoning=parts.reasoning,
+            raw=None if parts.content == text else text,
+            ids=own,
+            lead=lead,
+            finish_reason=end,
+        )
 
     def _rendered(
         self,

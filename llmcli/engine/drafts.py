@@ -21,15 +21,13 @@ _BEHIND = 16  # unread tokens allowed before a proposal
 
 
 class Draft(Protocol):
-    """Proposes continuations of a token sequence."""
+    """Proposes continuations of a token sequence.
 
-    @property
-    def name(self) -> str:
-        """Name of the model, or `ngram`."""
+    `name`: of the model, or `ngram`; `free`: a proposal takes negligible time.
+    """
 
-    @property
-    def free(self) -> bool:
-        """Whether a proposal takes negligible time."""
+    name: str
+    free: bool
 
     def begin(self, ids: Sequence[int], sampler: Sampler) -> None:
         """Begin a text with these ids; `sampler` will choose the next tokens."""
@@ -93,13 +91,22 @@ class NgramDraft:
 class ModelDraft:
     """Proposes the choices of a smaller model with the same vocabulary and random numbers.
 
-    Raises UsageError for a different vocabulary.
+    Raises UsageError if common ids have different tokens.
     """
 
     free = False
 
     def __init__(self, small: Model, model: Model) -> None:
-        check_vocabulary(small, model)
+        one, other = small.tokenizer, model.tokenizer
+        if one is None or other is None:
+            same = small.config.vocab == model.config.vocab
+        else:
+            same = one.agrees(other)
+        if not same:
+            raise UsageError(
+                f"`{small.name}` has a different vocabulary than `{model.name}`",
+                hint="a draft is a smaller model of the same family, or `--draft ngram`",
+            )
         self.model = small
         self.name = small.name
         positions = small.config.embedding.positions
@@ -151,17 +158,3 @@ class ModelDraft:
             self._session.prefill([ids[start:]])
         assert self._session.logits_BV is not None
         return self._session.logits_BV
-
-
-def check_vocabulary(small: Model, model: Model) -> None:
-    """Raise UsageError if common ids have different tokens."""
-    one, other = small.tokenizer, model.tokenizer
-    if one is not None and other is not None:
-        same = one.agrees(other)
-    else:
-        same = small.config.vocab == model.config.vocab
-    if not same:
-        raise UsageError(
-            f"`{small.name}` has a different vocabulary than `{model.name}`",
-            hint="a draft is a smaller model of the same family, or `--draft ngram`",
-        )

@@ -35,11 +35,11 @@ class Sampler:
         sampling: Sampling,
         prompts: Sequence[Sequence[int]],
         *,
-        samples: int,
         vocab: int,
         device: torch.device,
-        logprobs: int | None,
-        limit: int | None,
+        samples: int = 1,
+        logprobs: int | None = None,
+        limit: int | None = None,
         ties: NearTies | None = None,
     ) -> None:
         self._sampling = sampling
@@ -52,10 +52,11 @@ class Sampler:
         self._steps = _STEPS if limit is None else min(_STEPS, limit)
         self._u_BS = torch.empty(0, device=device)
         prompt_BV = output_BV = None
-        if sampling.penalizes_prompt:
+        if sampling.repetition_penalty != 1:
             counts = [torch.bincount(torch.tensor(ids), minlength=vocab) for ids in prompts]
             prompt_BV = torch.stack(counts).repeat_interleave(samples, 0).to(device)
-        if sampling.penalizes_output:
+        output_penalties = sampling.presence_penalty or sampling.frequency_penalty
+        if sampling.repetition_penalty != 1 or output_penalties:
             shape = (len(self._sequences), vocab)
             output_BV = torch.zeros(shape, dtype=torch.int64, device=device)
         # how often each token is in the prompts and in the outputs; None if no penalty needs it

@@ -67,54 +67,10 @@ class Sampling:
             return logits
         return logits.index_fill(1, torch.tensor(known, device=logits.device), -math.inf)
 
-    @property
-    def penalizes_prompt(self) -> bool:
-        """Whether the tokens of the prompt matter."""
-        return self.repetition_penalty != 1
-
-    @property
-    def penalizes_output(self) -> bool:
-        """Whether the tokens generated so far matter."""
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
-
 
 def _require(holds: bool, option: str, value: float, range: str) -> None:
     if not (holds and math.isfinite(value)):
         raise UsageError(f"`--{option} {value}` is out of range", hint=f"it must be {range}")
-
-
-def filtered(
-    logits: Tensor,
-    sampling: Sampling,
-    prompt_counts: Tensor | None = None,
-    output_counts: Tensor | None = None,
-) -> Tensor:
-    """Return the distribution `[B, V]` in float64 that the next token is drawn from.
-
-    `logits`, `prompt_counts` and `output_counts` are `[B, V]`, the latter counts of each token in
-    the prompt and in the output so far (None: zero). In this order:
-
-    1. penalties (`penalized`);
-    2. temperature: w = exp((x - max x) / temperature); 0: all weight on the largest logit, the
-    lowest id of equals;
-    3. top-k: exactly k tokens stay, in the order of `top` (lowest ids of equals);
-    4. top-p: tokens in this order stay while the preceding ones have less than top-p of the weight
-    left by top-k, so the token that crosses the threshold stays;
-    5. min-p: tokens with w ≥ min-p · max w stay;
-    6. remaining weights are normalized.
-
-    The best token survives every filter. Logits may be -inf, but not a whole row, and not +inf or
-    NaN: callers check the `best` of `choose`.
-    """
-    scores = penalized(logits, sampling, prompt_counts, output_counts)
-    if sampling.greedy:
-        probs = torch.zeros(scores.shape, dtype=torch.float64, device=scores.device)
-        return probs.scatter_(1, scores.max(-1, keepdim=True).indices, 1.0)
-    weights, ids = _candidates(scores, sampling)
-    probs = weights / weights.sum(-1, keepdim=True)
-    if ids is None:
-        return probs
-    return probs.new_zeros(scores.shape).scatter_(1, ids, probs)
 
 
 def choose(
@@ -126,10 +82,21 @@ def choose(
 ) -> tuple[Tensor, Tensor]:
     """Return the next token of every sequence, `[B]` int64, and its row's best score `[B]`.
 
-    Equal to `sample(filtered(…), u)`, without scattering the candidates to the vocabulary. `u`
-    `[B]` float64 in [0, 1) may be None for a greedy choice. A `best` that is not finite means that
-    the row's logits have NaN, +inf, or only -inf, and its token is invalid. Float32 logits on a CPU
-    use our kernel, if available.
+    `logits`, `prompt_counts` and `output_counts` are `[B, V]`, the latter counts of each token in
+    the prompt and in the output so far (None: zero); `u` `[B]` float64 in [0, 1) may be None for a
+    greedy choice. The token is the `sample` of this distribution:
+
+    1. penalties (`penalized`);
+    2. temperature: w = exp((x - max x) / temperature); 0: all weight on the largest logit, the
+    lowest id of equals;
+    3. top-k: exactly k tokens stay, in the order of `top` (lowest ids of equals);
+    4. top-p: tokens in this order stay while the preceding ones have less than top-p of the weight
+    left by top-k, so the token that crosses the threshold stays;
+    5. min-p: tokens with w ≥ min-p · max w stay.
+
+    The best token survives every filter. A best score that is not finite means that the row's
+    logits have NaN, +inf, or only -inf, and its token is invalid. Float32 logits on a CPU use our
+    kernel, if available.
     """
     if u is None and not sampling.greedy:
         raise ValueError("sampling needs a random number for every sequence")
@@ -147,13 +114,17 @@ def choose(
     return chosen, scores.amax(-1)
 
 
+_INTEGERS = ("greedy", "top_k")
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_REALS = ("temperature", "top_p", "min_p", *_PENALTIES)
+
+
 class _Numbers(ctypes.Structure):
-    """`struct sampling` of sampling.c."""
+    """`struct sampling` of sampling.c; `penalties`: whether there are counts."""
 
     _fields_: ClassVar = [
-        *((name, ctypes.c_int64) for name in ("penalties", "greedy", "top_k")),
-        *((name, ctypes.c_double) for name in ("temperature", "top_p", "min_p")),
-        *((name, ctypes.c_double) for name in ("repetition", "presence", "frequency")),
+        *((name, ctypes.c_int64) for name in ("penalties", *_INTEGERS)),
+        *((name, ctypes.c_double) for name in _REALS),
     ]
 
 
@@ -174,21 +145,15 @@ def _by_kernel(
     kernel = native.function("llmcli_choose", "pnpppdppn", returns=True)
     for row, draw in enumerate([0.0] * len(logits) if u is None else u.tolist()):
         beside = (None if one is None else one[row].data_ptr() for one in counts)
-        ids.append(kernel(
-            first + row * stride, vocab, ctypes.byref(numbers), *beside, draw,
-            ctypes.byref(best), room.data_ptr(), native.level_number(),
-        ))  # fmt: skip
+        given = (first + row * stride, vocab, ctypes.byref(numbers), *beside, draw)
+        ids.append(kernel(*given, ctypes.byref(best), room.data_ptr(), native.level_number()))
         scores.append(best.value)
     return torch.tensor(ids), torch.tensor(scores, dtype=torch.float64)
 
 
 @cache
 def _numbers(sampling: Sampling, penalties: bool) -> _Numbers:
-    return _Numbers(
-        penalties, sampling.greedy, sampling.top_k,
-        sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty,
-        sampling.presence_penalty, sampling.frequency_penalty,
-    )  # fmt: skip
+    return _Numbers(penalties, *(getattr(sampling, name) for name in (*_INTEGERS, *_REALS)))
 
 
 def sample(probs: Tensor, u: Tensor) -> Tensor:

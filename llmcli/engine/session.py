@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
-from typing import Literal, Self, TypeVar
+from itertools import count, islice
+from typing import Literal, TypedDict, TypeVar, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,15 @@ from llmcli.nn.state import State
 from llmcli.nn.step import Clock, Edit, Tap
 
 Choice = TypeVar("Choice")
+Progress = Callable[[int], None]  # called with a number of tokens
+
+
+class Watch(TypedDict, total=False):
+    """What observes or changes the values of a call (`Decoder.__call__`)."""
+
+    tap: Tap | None
+    edits: Sequence[Edit]
+    clock: Clock | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +40,7 @@ class Snapshot:
     """A snapshot of a session, which can be restored any number of times."""
 
     state: State
-    ids: Ids
+    ids_BC: Tensor
     logits_BV: Tensor | None
     kept: Mapping[int, _Place]
 
@@ -53,14 +62,14 @@ class Session:
     """
 
     def __init__(
-        self, decoder: Decoder, batch: int, capacity: int, *,
-        on_reprefill: Callable[[int], None] | None = None,
-    ) -> None:  # fmt: skip
+        self, decoder: Decoder, batch: int, capacity: int, *, on_reprefill: Progress | None = None
+    ) -> None:
         self.decoder = decoder
         self._on_reprefill = on_reprefill
         self.state = decoder.new_state(batch, capacity)
         self.logits_BV: Tensor | None = None
-        self._ids = Ids.none(batch, capacity, decoder.device)
+        # on the device, since reading them on the host synchronizes
+        self._ids_BC = torch.zeros(batch, capacity, dtype=torch.long, device=decoder.device)
         self._chosen_B: Tensor | None = None
         self._kept: dict[int, _Place] = {}  # by length
         self._unverified: State | None = None  # state before `verify`, without slots
@@ -74,7 +83,8 @@ class Session:
     @property
     def ids(self) -> list[list[int]]:
         """The tokens read, by sequence. Synchronizes with the device."""
-        return self._ids.rows(self.lengths)
+        rows = self._ids_BC.tolist()
+        return [row[:length] for row, length in zip(rows, self.lengths, strict=True)]
 
     @inference
     def extend(
@@ -84,18 +94,16 @@ class Session:
         logits: Literal["all", "last", "none"] = "last",
         until: int | None = None,
         totals: Sequence[int] | None = None,
-        tap: Tap | None = None,
-        edits: Sequence[Edit] = (),
-        clock: Clock | None = None,
         verify: bool = False,
+        **watch: Unpack[Watch],
     ) -> Tensor:
         """Read new tokens of every sequence, `[B, T]` or lists of unequal length, in one call.
 
         Returns the logits of `all` new tokens, `[B, T, V]`, or of the `last` one of each sequence,
         `[B, V]`. With `none`, and with `until=i`, final norm and head are skipped: returns the
         residual stream `[B, T, D]` after the last layer (without a tap: after the last layer with a
-        state), or after layer i. `totals`, `tap`, `edits`, `clock` and `verify` as in the decoder;
-        `rollback` removes tokens read with it. Raises ValueError if the tokens do not fit.
+        state), or after layer i. `totals`, `verify` and `watch` as in the decoder; `rollback`
+        removes tokens read with `verify`. Raises ValueError if the tokens do not fit.
         """
         lengths = None
         if not isinstance(ids, Tensor):
@@ -104,24 +112,34 @@ class Session:
             padded = [[*row, *[0] * (width - len(row))] for row in ids]
             ids = torch.tensor(padded, device=self.decoder.device)
         if logits == "none" and until is None:
-            observed = tap is not None or bool(edits)
+            observed = watch.get("tap") is not None or bool(watch.get("edits"))
             until = (len(self.decoder.blocks) if observed else self.decoder.readers) - 1
         new = lengths or [ids.shape[1]] * len(ids)
         after = totals or [start + more for start, more in zip(self.lengths, new, strict=True)]
         if self.decoder.needs_reprefill(self.state, after):
-            self._reprefill(after, edits)
+            self._reprefill(after, watch.get("edits", ()))
         starts = self.lengths
         if verify and not self.state.rewinds:
             self._unverified = self.state.snapshot(slots=False)
         self._torn = True
         out = self.decoder(
-            ids, self.state, lengths=lengths, totals=totals, tap=tap, edits=edits, clock=clock,
-            logits="all" if logits == "all" else "last", until=until, verify=verify,
-        )  # fmt: skip
+            ids,
+            self.state,
+            lengths=lengths,
+            totals=totals,
+            logits="all" if logits == "all" else "last",
+            until=until,
+            verify=verify,
+            **watch,
+        )
         if self.state.lengths_B is not None and ids.shape[1] == 1 and lengths is None:
-            self._ids.write_last(ids, self.state.lengths_B)
-        else:
-            self._ids.write(ids, starts)
+            self._ids_BC.scatter_(1, (self.state.lengths_B - 1).unsqueeze(1), ids)
+        elif len(set(starts)) == 1:
+            self._ids_BC[:, starts[0] : starts[0] + ids.shape[1]] = ids
+        else:  # padding is after the last token and overwritten later
+            at_B1 = torch.tensor(starts, device=ids.device).unsqueeze(1)
+            at_BT = at_B1 + torch.arange(ids.shape[1], device=ids.device)
+            self._ids_BC.scatter_(1, at_BT, ids)
         self._torn = False
         self._chosen_B = self.logits_BV = None
         if until is not None:
@@ -140,9 +158,7 @@ class Session:
         *,
         chunk: int = PROMPT_CHUNK,
         on_prefill: Callable[[int, int], None] | None = None,
-        tap: Tap | None = None,
-        edits: Sequence[Edit] = (),
-        clock: Clock | None = None,
+        **watch: Unpack[Watch],
     ) -> Tensor:
         """Read one prompt per sequence in calls of at most `chunk` tokens; returns logits `[B, V]`.
 
@@ -158,10 +174,7 @@ class Session:
             ending = [
                 row for row, prompt in enumerate(prompts) if start < len(prompt) <= start + chunk
             ]
-            out = self.extend(
-                parts, logits="last" if ending else "none", totals=totals, tap=tap, edits=edits,
-                clock=clock,
-            )  # fmt: skip
+            out = self.extend(parts, logits="last" if ending else "none", totals=totals, **watch)
             if ending and last_BV is None:
                 last_BV = out  # the rows of longer prompts are filled in later
             elif ending and last_BV is not None:
@@ -176,12 +189,10 @@ class Session:
 
     def decode(
         self,
-        choose: Callable[[Tensor], tuple[Tensor, Choice]],
+        choose: Callable[[Tensor], tuple[Tensor, Choice | Callable[[], Choice]]],
         *,
         limit: int | None = None,
-        tap: Tap | None = None,
-        edits: Sequence[Edit] = (),
-        clock: Clock | None = None,
+        **watch: Unpack[Watch],
     ) -> Iterator[Choice]:
         """Repeatedly choose a token per sequence, yield the choice, and read the token.
 
@@ -189,44 +200,31 @@ class Session:
         is read when the next one is requested: stopping before leaves the last one unread
         (`advance` reads it). With `limit`, all tokens are read. In between, `select` may drop or
         repeat sequences.
-        """
-        for _ in count() if limit is None else range(limit):
-            if self.logits_BV is None:
-                raise ValueError("no logits to choose from: the last call did not compute them")
-            self._chosen_B, choice = choose(self.logits_BV)
-            yield choice
-            self.advance(tap=tap, edits=edits, clock=clock)
 
-    def decode_queued(
-        self, draw: Callable[[Tensor], tuple[Tensor, Callable[[], Choice]]], limit: int | None
-    ) -> Iterator[Choice]:
-        """Like `decode`, but the device reads a token before the host knows it, one step later.
-
-        `draw` returns a function that waits for the choice. A token is read before its choice is
-        yielded if there is a free slot; with `limit`, all but the last.
+        The value may be a function that waits for it, so that the device reads a token before the
+        host knows it, one step later: it is then read before its value is yielded if there is a
+        free slot, but for the last of `limit`.
         """
-        for number in count(1):
-            if self.logits_BV is None:
-                raise ValueError("no logits to choose from: the last call did not compute them")
-            self._chosen_B, choice = draw(self.logits_BV)
-            ahead = number != limit and max(self.lengths) < self.state.capacity
-            if ahead:
-                self.advance()
-            yield choice()
+        for number in islice(count(1), limit):
+            self._chosen_B, choice = choose(self.known_logits())
+            ahead = callable(choice) and number != limit
+            if ahead := ahead and max(self.lengths) < self.state.capacity:
+                self.advance(**watch)
+            yield choice() if callable(choice) else choice
             if not ahead:
-                self.advance()
+                self.advance(**watch)
 
-    def advance(
-        self,
-        *,
-        tap: Tap | None = None,
-        edits: Sequence[Edit] = (),
-        clock: Clock | None = None,
-    ) -> Tensor:
+    def known_logits(self) -> Tensor:
+        """The last logits `[B, V]`. Raises ValueError if the last call did not compute them."""
+        if self.logits_BV is None:
+            raise ValueError("no logits are known: the last call did not compute them")
+        return self.logits_BV
+
+    def advance(self, **watch: Unpack[Watch]) -> Tensor:
         """Read the tokens last chosen by `decode`; returns logits `[B, V]`."""
         if self._chosen_B is None:
             raise ValueError("no token was chosen since the last call")
-        return self.extend(self._chosen_B[:, None], tap=tap, edits=edits, clock=clock)
+        return self.extend(self._chosen_B[:, None], **watch)
 
     def can_verify(self, tokens: int) -> bool:
         """Whether `tokens` tokens can be read at once with the same results as single steps."""
@@ -237,7 +235,7 @@ class Session:
         index = torch.tensor(rows, dtype=torch.long, device=self.decoder.device)
         self.state = self.state.select(rows)
         self._kept = {}
-        self._ids = self._ids.select(index)
+        self._ids_BC = self._ids_BC.index_select(0, index)
         if self.logits_BV is not None:
             self.logits_BV = self.logits_BV.index_select(0, index)
         if self._chosen_B is not None:
@@ -297,17 +295,15 @@ class Session:
         Keeps the last logits and copies state that cannot be rewound, for these two places only.
         Raises ValueError if the logits are unknown.
         """
-        if self.logits_BV is None:
-            raise ValueError("no logits to keep: the last call did not compute them")
         state = None if self.state.rewinds else self.state.snapshot(slots=False)
-        place = _Place(state=state, logits_BV=self.logits_BV)
+        place = _Place(state=state, logits_BV=self.known_logits())
         self._kept = dict(list((self._kept | {self.lengths[0]: place}).items())[-2:])
 
     def snapshot(self) -> Snapshot:
         """Copies of state, ids and last logits."""
         return Snapshot(
             state=self.state.snapshot(),
-            ids=self._ids.clone(),
+            ids_BC=self._ids_BC.clone(),
             logits_BV=None if self.logits_BV is None else self.logits_BV.clone(),
             kept=self._kept,
         )
@@ -319,14 +315,14 @@ class Session:
         """
         self._kept, self._torn = {}, True
         self.state.restore(saved.state)
-        self._ids = saved.ids.clone()
-        self._ids.grow(self.state.capacity)
+        self._ids_BC = saved.ids_BC.clone()
+        self.grow(self.state.capacity)
         self.logits_BV = None if saved.logits_BV is None else saved.logits_BV.clone()
         self._kept, self._chosen_B, self._torn = dict(saved.kept), None, False
 
     def grow(self, capacity: int) -> None:
         """Grow to at least `capacity` slots per sequence."""
-        self._ids.grow(capacity)
+        self._ids_BC = F.pad(self._ids_BC, (0, max(0, capacity - self._ids_BC.shape[1])))
         self.state.grow(capacity)
 
     def _reprefill(self, totals: Sequence[int], edits: Sequence[Edit]) -> None:
@@ -353,55 +349,7 @@ def make_room(session: Session, tokens: int, most: int, hint: str) -> None:
     if tokens <= state.capacity:
         return
     wanted = max(tokens, min(2 * state.capacity, most))
-    require_memory(
-        session.decoder.state_bytes(state.batch, wanted), session.decoder.device,
-        f"the cache of {wanted} tokens", hint,
-    )  # fmt: skip
+    needed = session.decoder.state_bytes(state.batch, wanted)
+    require_memory(needed, session.decoder.device, f"the cache of {wanted} tokens", hint)
     session.grow(wanted)
     release_freed_memory()  # the smaller caches
-
-
-class Ids:
-    """Ids `[B, C]` of B sequences; lengths are stored elsewhere.
-
-    They stay on the device, since reading them on the host synchronizes.
-    """
-
-    def __init__(self, ids_BC: Tensor) -> None:
-        self._ids_BC = ids_BC
-
-    @classmethod
-    def none(cls, batch: int, capacity: int, device: torch.device) -> Self:
-        """Empty ids for `capacity` tokens."""
-        return cls(torch.zeros(batch, capacity, dtype=torch.long, device=device))
-
-    def rows(self, lengths: Sequence[int]) -> list[list[int]]:
-        """The ids of every sequence, on the host."""
-        rows = self._ids_BC.tolist()
-        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
-
-    def write(self, ids_BT: Tensor, starts: Sequence[int]) -> None:
-        """Write from `starts[b]` on. Padding is after the last token and overwritten later."""
-        tokens = ids_BT.shape[1]
-        if len(set(starts)) == 1:
-            self._ids_BC[:, starts[0] : starts[0] + tokens] = ids_BT
-        else:
-            at_B1 = torch.tensor(starts, device=ids_BT.device).unsqueeze(1)
-            at_BT = at_B1 + torch.arange(tokens, device=ids_BT.device)
-            self._ids_BC.scatter_(1, at_BT, ids_BT)
-
-    def write_last(self, ids_B1: Tensor, lengths_B: Tensor) -> None:
-        """Write the last token of sequences with lengths on the device."""
-        self._ids_BC.scatter_(1, (lengths_B - 1).unsqueeze(1), ids_B1)
-
-    def select(self, rows: Tensor) -> Self:
-        """A copy with these sequences, in this order."""
-        return type(self)(self._ids_BC.index_select(0, rows))
-
-    def clone(self) -> Self:
-        """A copy."""
-        return type(self)(self._ids_BC.clone())
-
-    def grow(self, capacity: int) -> None:
-        """Grow to at least `capacity` slots."""
-        self._ids_BC = F.pad(self._ids_BC, (0, max(0, capacity - self._ids_BC.shape[1])))

@@ -42,7 +42,7 @@ def decode(
     if speculation is not None and session.state.batch == 1:
         return speculation.decode(session, sampler)
     if session.decoder.device.type == "cuda":
-        return session.decode_queued(sampler.draw, limit)
+        return session.decode(sampler.draw, limit=limit)
     return session.decode(sampler.pick)
 
 
@@ -84,10 +84,8 @@ class Speculation:
         Wrong tokens that were read are removed, and right ones when the iterator is closed before
         the session is used otherwise.
         """
-        if session.logits_BV is None:
-            raise ValueError("no logits to choose from: the last call did not compute them")
+        rows, proposed, key, step_s = session.known_logits(), list[int](), None, None
         self.draft.begin(session.ids[0], sampler)
-        rows, proposed, key, step_s = session.logits_BV, list[int](), None, None
         while True:
             first, read = session.lengths[0] - len(rows) + 1, len(rows) - 1
             for at in range(len(rows)):

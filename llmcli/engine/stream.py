@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from llmcli.devices import require_memory
@@ -21,7 +22,6 @@ from llmcli.engine.speculation import Speculation, decode
 from llmcli.engine.stop import StopMatcher
 from llmcli.engine.ties import NearTies
 from llmcli.errors import PromptTooLong, UsageError
-from llmcli.text.segments import Markers
 
 if TYPE_CHECKING:
     from llmcli.model import Model
@@ -85,20 +85,23 @@ def stream(
     _check_prompts(prompts, model.config.vocab, room)
     outputs = _outputs(model, request, room)
     sampler = Sampler(
-        request.sampling, prompts, samples=request.samples, vocab=model.config.vocab,
-        device=model.device, logprobs=logprobs, limit=limit,
+        request.sampling,
+        prompts,
+        vocab=model.config.vocab,
+        device=model.device,
+        samples=request.samples,
+        logprobs=logprobs,
+        limit=limit,
         ties=NearTies(model) if request.margins and request.sampling.greedy else None,
-    )  # fmt: skip
+    )
     new = (_FIRST if limit is None else limit) - 1  # the last one is never read
     capacity = min(room, -(-(max(map(len, prompts)) + new) // _BUCKET) * _BUCKET)
 
     def tokens() -> Iterator[Token]:
         # forking samples and dropping finished rows copies the remaining caches
-        copies = 1 if len(outputs) == 1 else 2
-        require_memory(
-            model.decoder.state_bytes(copies * len(outputs), capacity), model.device,
-            f"the caches of {len(outputs)} × {capacity} tokens", _FULL,
-        )  # fmt: skip
+        batch = len(outputs)
+        needed = model.decoder.state_bytes(batch if batch == 1 else 2 * batch, capacity)
+        require_memory(needed, model.device, f"the caches of {batch} × {capacity} tokens", _FULL)
         session = Session(model.decoder, len(prompts), capacity, on_reprefill=on_reprefill)
         session.prefill(prompts, on_prefill=on_prefill)
         if request.samples > 1:
@@ -121,19 +124,14 @@ def stream(
 
 
 def _outputs(model: Model, request: TextRequest, room: int) -> list[Output]:
-    """Outputs by prompt · samples + sample; markers of reasoning are shown."""
-    tokenizer, outputs = model.tokenizer, []
-    markers = Markers.of_tokenizer(tokenizer)
-    shown = frozenset() if tokenizer is None else markers.special_ids(tokenizer)
-    for number in range(len(request.prompts) * request.samples):
-        prompt = request.prompts[number // request.samples]
-        left = room - len(prompt) + 1
-        outputs.append(Output(
-            number, prompt, room=left if request.limit is None else min(request.limit, left),
-            tokenizer=tokenizer, stop=request.stop,
-            eos_ids=frozenset() if request.ignore_eos else model.eos_ids, shown=shown,
-        ))  # fmt: skip
-    return outputs
+    """Outputs by prompt · samples + sample."""
+    eos_ids = frozenset[int]() if request.ignore_eos else model.eos_ids
+    begin = partial(Output, tokenizer=model.tokenizer, stop=request.stop, eos_ids=eos_ids)
+    prompts = [prompt for prompt in request.prompts for _ in range(request.samples)]
+    rooms = [room - len(prompt) + 1 for prompt in prompts]
+    if request.limit is not None:
+        rooms = [min(request.limit, most) for most in rooms]
+    return [begin(at, prompts[at], room=most) for at, most in enumerate(rooms)]
 
 
 def _capacity(model: Model, capacity: int | None) -> int:

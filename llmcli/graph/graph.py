@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from llmcli.config.model import ModelConfig
-from llmcli.graph.block import block_rows
+from llmcli.graph.block import BlockRows
 from llmcli.graph.node import Kernel, Node, Parameter, PartGraph, State
-from llmcli.graph.ops import Add, Mix, Score, Softmax, size
+from llmcli.graph.ops import Add, Mix, Project, Score, Softmax, size
 from llmcli.graph.parts.embedding import embedding_graph, head_graph
 from llmcli.graph.parts.norm import norm_graph
 from llmcli.graph.parts.ple import layer_embedding_graph
@@ -19,6 +19,9 @@ Place = tuple[str, int | None]  # a group of activations and its layer (None: ou
 
 class Graph:
     """Every tensor of a model: activations in execution order, parameters, states.
+
+    `cached`: activations kept in the dtype of keys and values. `wide_products`: fused products with
+    a result in at least float32.
 
     Raises ValueError if two mixers of a layer use the same state name.
     """
@@ -35,7 +38,13 @@ class Graph:
         self._documents: dict[int | None, dict[str, str]] = {None: {}}
         self._segments: dict[int | None, dict[str, str]] = {}
         self._build()
+        nodes = self.nodes.values()
+        self._shown = frozenset(node.name for node in nodes if node.op.only_shown)
         self._derived = self.derived(edited=())
+        self._formulas: dict[str, str] = {}
+        self.cached = {state.holds for state in self.states.values() if state.cached}
+        wide = (node.op for node in nodes if node.wide)
+        self.wide_products = {op.fused for op in wide if isinstance(op, Project)}
 
     def __contains__(self, name: str | None) -> bool:
         return name in self.nodes
@@ -52,7 +61,10 @@ class Graph:
 
     def formula(self, node: Node) -> str:
         """The formula, such as `Q = T¹ W_q + b_q`."""
-        return node.op.formula(node.formula_letter or node.letter, self.letter)
+        if node.name not in self._formulas:
+            own = node.formula_letter or node.letter
+            self._formulas[node.name] = node.op.formula(own, self.letter)
+        return self._formulas[node.name]
 
     def words(self, name: str) -> str:
         """The description of a tensor. Raises KeyError."""
@@ -114,16 +126,6 @@ class Graph:
         """The documents' notation of letters specific to a part."""
         return self._documents[layer]
 
-    def entering(self, layer: int) -> tuple[str, str]:
-        """The queries and keys of a layer that enter the scores: rotated, normalized or plain.
-
-        Raises KeyError if the layer has no scores.
-        """
-        op = self.nodes[f"blocks.{layer}.attn.scores"].op
-        if not isinstance(op, Score):
-            raise KeyError(layer)
-        return op.query, op.key
-
     def _build(self) -> None:
         config = self.config
         self._add(embedding_graph(config.embedding), None)
@@ -133,7 +135,7 @@ class Graph:
         if config.embedding.per_layer is not None:
             self._add(layer_embedding_graph(config.embedding), None)
         for i, layer in enumerate(config.layers):
-            rows, stream = block_rows(layer, i, width=config.width, enters=enters, copied=copied)
+            rows, stream = BlockRows(layer, i, config.width).rows(enters, copied)
             for part in rows:
                 self._add(part, i)
             copied = f"blocks.{i}.resid_post"
@@ -142,18 +144,15 @@ class Graph:
             enters = replace(left, before=stream, also=f"H of block {i}")
         last = f"blocks.{len(config.layers) - 1}.resid_post" if config.layers else stream[0]
         words = ("the final norm", "the last residual stream, normalized, as it enters the head")
-        final = norm_graph(
-            config.final_norm, "ln_final", last, "H′", words, layer=None,
-            aside=", H of the last block",
-        )  # fmt: skip
-        self._add(final, None)
+        final = norm_graph(config.final_norm, "ln_final", "H′", last, words, layer=None)
+        scale, out = final.nodes
+        out = replace(out, aside=", H of the last block")
+        self._add(replace(final, nodes=(scale, out)), None)
         self._add(head_graph(config.head, "ln_final.out"), None)
 
     def derived(self, edited: Container[str]) -> frozenset[str]:
         """Activations that no kernel stores if `edited` are edited; computed only for display."""
-        covered = (one.covers for one in self.kernels if one.runs(edited))
-        shown = (name for name, node in self.nodes.items() if node.op.only_shown)
-        return frozenset(shown).union(*covered)
+        return self._shown.union(*(one.covers for one in self.kernels if one.runs(edited)))
 
     def written(self, name: str) -> bool:
         """Whether a kernel stores an activation (without edits)."""
@@ -180,10 +179,6 @@ class Graph:
             if node.layer is not None and isinstance(node.op, Mix):
                 found.setdefault(node.layer, node)
         return found
-
-    def mixing(self, layer: int) -> Node | None:
-        """The layer's node of `mixers`, or None."""
-        return self.mixers.get(layer)
 
     def score(self, mix: Mix) -> Score | None:
         """The scores of a softmax map; None for other maps."""

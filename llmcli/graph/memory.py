@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
 
 from llmcli.config.attention import Window, most_keys
 from llmcli.config.formats import ACTIVATION_BYTES, DECODED_AT_ONCE, DEEP, DEQUANTIZED_AT_ONCE, RUN
@@ -20,8 +22,10 @@ from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import Graph, graph
 from llmcli.graph.ops import Add, Mix, Normalize, Project, Rotate, Score, Softmax, size
 from llmcli.graph.plan import plan
+from llmcli.graph.recurrence import LinearMap
 from llmcli.graph.routing import ExpertProject, SumExperts
 from llmcli.graph.spec import DTYPE_BYTES, Call
+from llmcli.records.info import MemoryNeed, StateNeed
 
 PROMPT_CHUNK = 512  # tokens per prefill call (`Session.prefill`)
 # Numbers of a matrix converted to float32 at a time: 2 MiB, in L2 (`ops.product`).
@@ -35,6 +39,15 @@ _TILE = (64, 512)  # queries and keys per tile of PyTorch's fused CPU attention
 _SCANNED = 64  # tokens per chunk of a recurrence (`ops.recurrence`)
 # Bytes per decoded number: float32, codes and intermediate values.
 _DECODING = 8
+# Measured on x86 with PyTorch 2.13 and two threads (tests/benchmarks/memory_estimate.py): code
+# pages loaded by computing, and freed memory not returned to the system. Less if matrices are in
+# the file's format, with products by our kernels.
+_CODE = {False: 33 << 20, True: 36 << 20}  # by whether the dtype has 16 bits
+_CODE_OF_KERNELS = 27 << 20
+# Code that oneDNN generates and caches per 16-bit product and number of rows. Measured with
+# AVX512-BF16 and one thread.
+_GENERATED = 600 << 10
+_CUBLAS = 32 << 20  # PyTorch's workspace for cuBLAS on Hopper; 8 MiB on others
 
 
 def prefill_peak(
@@ -52,10 +65,8 @@ def prefill_peak(
     An upper estimate: of tensors alive at once (`_spans`) and an operation's temporary memory, plus
     what layers share (tables of RoPE, masks, positions). Of equal layers one is enough.
     """
-    chunked = _Chunk(
-        graph(config), numbers, batch, min(context, chunk), context, cuda=cuda,
-        native=native and numbers.dtype == "bfloat16",
-    )  # fmt: skip
+    where = {"cuda": cuda, "native": native and numbers.dtype == "bfloat16"}
+    chunked = _Chunk(graph(config), numbers, batch, min(context, chunk), context, **where)
     made, freed = chunked.spans()
     now = peak = 0
     for name in chunked.specs:
@@ -65,6 +76,7 @@ def prefill_peak(
     return round(peak * _MARGIN) + chunked.shared() + _dequantized(config, numbers)
 
 
+@dataclass
 class _Chunk:
     """The last chunk of a prompt: `tokens` per sequence, with `keys` in its cache.
 
@@ -72,22 +84,24 @@ class _Chunk:
     processor multiplies the dtype's 16 bits. `specs`: tensors of one layer of each kind by name.
     """
 
-    def __init__(
-        self, model: Graph, numbers: Arithmetic, batch: int, tokens: int, keys: int, *, cuda: bool,
-        native: bool,
-    ) -> None:  # fmt: skip
-        self.model = model
-        self.numbers = numbers
-        self.batch, self.tokens, self.keys = batch, tokens, keys
-        self.rows = batch * tokens
-        self.cuda, self.native = cuda, native
+    model: Graph
+    numbers: Arithmetic
+    batch: int
+    tokens: int
+    keys: int
+    cuda: bool
+    native: bool
+
+    def __post_init__(self) -> None:
+        model, numbers = self.model, self.numbers
+        self.rows = self.batch * self.tokens
         self.size, self.kept = DTYPE_BYTES[numbers.dtype], DTYPE_BYTES[numbers.cache]
         self.wide = max(self.size, 4)
         first = {layer: i for i, layer in reversed([*enumerate(model.config.layers)])}
-        call = Call(batch=batch, tokens=tokens, past=keys - tokens, phase="prefill")
-        found = plan(
-            model.config, numbers.call(call), logits="last", layers={None, *first.values()}
-        )
+        past = self.keys - self.tokens
+        call = Call(batch=self.batch, tokens=self.tokens, past=past, phase="prefill")
+        firsts = {None, *first.values()}
+        found = plan(model.config, numbers.call(call), logits="last", layers=firsts)
         self.specs = {spec.name: spec for spec in found.written if not model[spec.name].shown}
         self._columns = Counter[str]()  # of products
         for name in self.specs:
@@ -126,7 +140,7 @@ class _Chunk:
             summed = isinstance(op, Add) and model[name].group == "residual"
             for source in op.inputs:
                 read(source, blocks[spec.layer] if summed else returns)
-            if isinstance(op, Add) and len(op.parts) > 2:
+            if isinstance(op, Add) and len(op.parts) > 2 and spec.shares is None:
                 partial = f"{name}.partial"
                 held[partial], born[partial], dies[partial] = spec.bytes, at[op.parts[0]], i
         made, freed = Counter[str](), Counter[str]()
@@ -151,11 +165,9 @@ class _Chunk:
         if isinstance(op, Normalize | SumExperts):  # in float32
             return spec.count * self.wide
         if isinstance(op, Rotate):  # narrower numbers are converted to float32 and back
-            both = sum(
-                other.count for other in self.specs.values()
-                if other.name == name or (spec.shares is not None and other.shares == spec.shares)
-            )  # fmt: skip
-            return both * (self.size if self.size == 4 else 16)
+            others = (one for one in self.specs.values() if one.shares == spec.shares)
+            both = [spec] if spec.shares is None else others
+            return sum(one.count for one in both) * (self.size if self.size == 4 else 16)
         if isinstance(op, Mix) and op.state and self.size > 4:  # no kernel: a chunk at a time
             sizes = self._sizes(name)
             return self.rows * sizes["H"] * (4 * _SCANNED + 6 * sizes["dv"]) * self.size
@@ -267,3 +279,137 @@ def _dequantized(config: ModelConfig, numbers: Arithmetic) -> int:
     largest = max(spec.count // (spec.shape[0] if len(spec.axes) == 3 else 1) for spec in specs)
     held = DTYPE_BYTES[numbers.dtype] * min(largest, DEQUANTIZED_AT_ONCE)
     return held + _DECODING * min(largest, DECODED_AT_ONCE)
+
+
+def memory_need(
+    config: ModelConfig,
+    numbers: Arithmetic,
+    *,
+    batch: int,
+    context: int,
+    cuda: bool = False,
+    native: bool = False,
+    tokenizer: int = 0,
+    chunk: int = PROMPT_CHUNK,
+) -> MemoryNeed:
+    """Bytes of a run with `batch` sequences of `context` tokens in arithmetic `numbers`.
+
+    `cuda`: on a GPU, where masked attention with shared keys has no fused kernel; only GPU memory
+    is counted. `native`: the processor has bfloat16 multiplication, which makes a difference in
+    that dtype alone. `tokenizer`: its bytes. Prompts are processed `chunk` tokens at a time.
+    """
+    fixed, one = (
+        sum(spec.bytes for spec in numbers.states(config, batch=batch, capacity=n))
+        for n in (0, 1)
+    )
+    per_token = one - fixed  # states of fixed size
+    cache = fixed + per_token * context
+    return MemoryNeed(
+        formats=numbers.describe(config),
+        batch=batch,
+        context=context,
+        weights_bytes=numbers.weight_bytes(config),
+        cache_bytes=cache,
+        cache_bytes_per_token=per_token,
+        states=state_need(config, numbers),
+        # when a sequence ends, the caches of the others are copied
+        cache_copies_bytes=cache // batch * (batch - 1),
+        prompt_bytes_estimate=prefill_peak(
+            config, numbers, batch, context, cuda=cuda, native=native, chunk=chunk
+        ),
+        runtime_bytes_estimate=(
+            _CUBLAS if cuda else _runtime(config, numbers, context, native, chunk) + tokenizer
+        ),
+    )
+
+
+def state_need(config: ModelConfig, numbers: Arithmetic) -> StateNeed | None:
+    """States of recurrent mixers, and the length from which a cache would be larger; or None."""
+    model = graph(config)
+    mixers = ((layer, node.op) for layer, node in model.mixers.items())
+    mixed = {layer: op for layer, op in mixers if isinstance(op, Mix) and op.state}
+    if not mixed:
+        return None
+    fixed, grown = 0, Counter[int | None]()  # bytes, and bytes per token of other layers
+    for spec in numbers.states(config, batch=1, capacity=1):
+        if "S" in spec.axes and spec.layer not in mixed:
+            grown[spec.layer] += spec.bytes
+        elif "S" not in spec.axes and spec.layer in mixed:
+            fixed += spec.bytes
+    if grown:
+        each = grown.total() / len(grown)
+    else:
+        counts = (_keys_and_values(model, layer, op) for layer, op in mixed.items())
+        each = DTYPE_BYTES[numbers.cache] * sum(counts) / len(mixed)
+    per_token = each * len(mixed)
+    return StateNeed(
+        layers=len(mixed),
+        bytes=fixed,
+        against="attention" if grown else "same_size",
+        against_per_token=per_token,
+        smaller_from=int(fixed // per_token) + 1,
+    )
+
+
+def _keys_and_values(model: Graph, layer: int, op: Mix) -> int:
+    """Numbers of keys and values per token in a recurrence."""
+    of = model[op.pattern].op
+    names = (of.of.key, op.value) if isinstance(of, LinearMap) else (op.value,)
+    sizes = {**model.sizes(layer), "T": 1}
+    return sum(prod(size(axis, sizes) for axis in model[name].axes) for name in names)
+
+
+def _runtime(
+    config: ModelConfig, numbers: Arithmetic, context: int, native: bool, chunk: int
+) -> int:
+    """Bytes of the libraries' code, including generated code."""
+    short = DTYPE_BYTES[numbers.dtype] < 4
+    if numbers.formats and not short:
+        return _CODE_OF_KERNELS
+    if not (native and numbers.dtype == "bfloat16"):
+        return _CODE[short]
+    parts: dict[tuple[int, str], list[tuple[int, ...]]] = {}
+    for spec in numbers.parameters(config):
+        if spec.layer is not None and spec.stored_shape is not None and len(spec.stored_shape) > 1:
+            leaf = (spec.shares or spec.name).split(".", 2)[2]
+            parts.setdefault((spec.layer, leaf), []).append(spec.stored_shape)
+    products = {(leaf, *shapes) for (_, leaf), shapes in parts.items()}
+    chunks = 2 if context > chunk else 1  # the last one has fewer rows
+    lots = -(-min(context, chunk) // 32)  # experts have any number of rows, in lots (`ops.linear`)
+    each = (lots if len(shapes[0]) == 3 else chunks for _, *shapes in products)
+    return _CODE[short] + _GENERATED * sum(each)
+
+
+def longest_context(
+    config: ModelConfig,
+    numbers: Arithmetic,
+    need: MemoryNeed,
+    *,
+    free: int,
+    most: int,
+    cuda: bool = False,
+    native: bool = False,
+) -> int:
+    """The largest number of tokens, up to `most`, that fits in `free` bytes.
+
+    `need`: of the same run at any length. 0 if not even one token fits.
+    """
+    batch = need.batch
+    fixed = need.cache_bytes - need.cache_bytes_per_token * need.context
+
+    def fits(tokens: int) -> bool:
+        cache = fixed + need.cache_bytes_per_token * tokens
+        peak = prefill_peak(config, numbers, batch, tokens, cuda=cuda, native=native)
+        now = replace(
+            need,
+            cache_bytes=cache,
+            cache_copies_bytes=cache // batch * (batch - 1),
+            prompt_bytes_estimate=peak,
+        )
+        return now.needed_bytes <= free
+
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

@@ -7,10 +7,11 @@ products. Its evaluation, derivations and rounding bounds are in `evaluate`, by 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
+from operator import attrgetter
+from typing import ClassVar
 
 from llmcli.config.attention import Chunk, RopeConfig, ScoreConfig, Window, first_key
 from llmcli.config.latent import LatentConfig
@@ -29,40 +30,66 @@ def size(axis: str, sizes: Sizes) -> int:
     )
 
 
+class _Letters:
+    """An op's fields for a format string: the letters of its tensors, and its numbers."""
+
+    def __init__(self, op: Op, letter: Letter) -> None:
+        self.op, self.letter = op, letter
+
+    def __getitem__(self, field: str) -> object:
+        value = attrgetter(field)(self.op)
+        return self.letter(value) if isinstance(value, str) else value
+
+
 @dataclass(frozen=True, kw_only=True)
-class Op(ABC):
-    """The computation of an activation from others."""
+class Op:
+    """The computation of an activation from others.
+
+    `INPUTS`: the fields with its input activations, in the order of the formula. `FORM`: the right
+    side of its formula as a format string of its fields, where it is constant. `multiplies`: axes
+    whose product is the multiplications per token in matrix products. `by_rows`: a row is expensive
+    (a multiplication per number of a matrix, or of all earlier tokens), and independent of other
+    queries' rows. `only_shown`: models do not compute the activation, it is not needed for logits.
+    """
+
+    INPUTS: ClassVar[tuple[str, ...]] = ("source",)
+    FORM: ClassVar[str] = ""
+    by_rows: ClassVar[bool] = False
+    only_shown: ClassVar[bool] = False
 
     @property
-    @abstractmethod
     def inputs(self) -> tuple[str, ...]:
         """The input activations, in the order of the formula."""
+        return tuple(filter(None, (attrgetter(field)(self) for field in self.INPUTS)))
 
     @property
     def reads(self) -> tuple[str, ...]:
         """Inputs that a kernel reads: without intermediate values and caches."""
         return self.inputs
 
-    @abstractmethod
+    @property
+    def multiplies(self) -> str:
+        """See `Op`; empty without matrix products."""
+        return ""
+
     def formula(self, own: str, letter: Letter) -> str:
         """The formula, with `own` as the symbol of the result."""
+        return f"{own} = {self.right_side(own, letter)}"
+
+    def right_side(self, own: str, letter: Letter) -> str:
+        """The formula without its result `own`."""
+        return self._form().format_map(_Letters(self, letter))
+
+    def _form(self) -> str:
+        return self.FORM
 
     def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
         """FLOPs of the matrix products for `tokens` positions of each sequence of a call.
 
         2 per multiply-add. Returns (total, the part spent on masked cells).
         """
-        return 0, 0
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether a row is expensive and independent of other queries' rows."""
-        return False
-
-    @property
-    def only_shown(self) -> bool:
-        """Whether the activation is not needed for the logits."""
-        return False
+        each = size(self.multiplies, sizes) if self.multiplies else 0
+        return 2 * call.batch * tokens * each, 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,31 +97,25 @@ class LookUp(Op):
     """`E = W_E[id]` or `P = W_P[position]`: a row of a table for every token, `[T, D]`.
 
     Times `scale`, which is `rounded` to the table's dtype if that has 16 bits. With `heads` the
-    rows are split to `[H, T, d]`.
+    rows are split to `[H, T, d]`. A derivation ends here: it has no inputs.
     """
 
+    INPUTS = ()
     table: str
     by_position: bool
     scale: float = 1.0
     rounded: bool = False
     heads: int = 0
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """None: a derivation ends here."""
-        return ()
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`E = W_E[id]` or `E = 45.25 · W_E[id]`."""
-        scale = "" if self.scale == 1 else f"{self.scale:g} · "
-        remark = ", the factor in the table's dtype" if scale and self.rounded else ""
-        row = "position" if self.by_position else "id"
-        return f"{own} = {scale}{letter(self.table)}[{row}]{remark}"
+    def _form(self) -> str:
+        row = "{table}[position]" if self.by_position else "{table}[id]"
+        remark = ", the factor in the table's dtype" if self.rounded else ""
+        return row if self.scale == 1 else f"{self.scale:g} · {row}{remark}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Add(Op):
-    """`T³ = T² + X`: parts of the residual stream, `[T, D]` each.
+    """`X = H of block 0 = T⁵ + T³`: parts of the residual stream, `[T, D]` each.
 
     `before`: all earlier parts of the stream. A single part is a copy. `scale` and the scalar
     parameter `weight` multiply the sum. `also`: another symbol of the result.
@@ -116,34 +137,22 @@ class Add(Op):
         """The parts of the sum."""
         return self.parts
 
-    def formula(self, own: str, letter: Letter) -> str:
-        """`X = H of block 0 = T⁵ + T³`."""
-        also = f"{self.also} = " if self.also else ""
+    def right_side(self, own: str, letter: Letter) -> str:
+        """`H of block 0 = T⁵ + T³`, or `2 · c · (T⁵ + T³)`."""
         total = " + ".join(map(letter, self.parts))
-        if not self.plain:
-            factors = ([] if self.scale == 1 else [f"{self.scale:g}"]) + (
-                [letter(self.weight)] if self.weight else []
-            )
-            total = f"({total})" if len(self.parts) > 1 else total
-            total = " · ".join([*factors, total])
-        return f"{own} = {also}{total}"
+        total = f"({total})" if len(self.parts) > 1 and not self.plain else total
+        scale = f"{self.scale:g} · " if self.scale != 1 else ""
+        weight = f"{letter(self.weight)} · " if self.weight else ""
+        return (f"{self.also} = " if self.also else "") + scale + weight + total
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoftCap(Op):
     """`logits = c · tanh(X / c)`, number by number, the shape of X."""
 
+    FORM = "{cap:g} · tanh({source} / {cap:g})"
     source: str
     cap: float
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The input of the cap."""
-        return (self.source,)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`logits = 30 · tanh(logits_raw / 30)`."""
-        return f"{own} = {self.cap:g} · tanh({letter(self.source)} / {self.cap:g})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +165,7 @@ class Project(Op):
     several such ops. `clip`: largest magnitude of a result. `remark` is appended to the formula.
     """
 
+    by_rows = True
     source: str
     weight: str
     over: str
@@ -168,60 +178,32 @@ class Project(Op):
     remark: str = ""
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """The rows."""
-        return (self.source,)
+    def multiplies(self) -> str:
+        """The numbers of the matrix."""
+        return f"{self.over}·{self.columns}"
 
-    def formula(self, own: str, letter: Letter) -> str:
-        """`Q = T¹ W_q + b_q`."""
-        bias = f" + {letter(self.bias)}" if self.bias else ""
-        product = f"{letter(self.source)} {letter(self.weight)}{bias}"
+    def _form(self) -> str:
+        product = "{source} {weight}" + (" + {bias}" if self.bias else "")
         product = product if self.clip is None else f"clip({product}, ±{self.clip:g})"
-        return f"{own} = {product}{self.remark}"
-
-    def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
-        """FLOPs of `X W`."""
-        matrix = size(self.over, sizes) * size(self.columns, sizes)
-        return 2 * call.batch * tokens * matrix, 0
-
-    @property
-    def by_rows(self) -> bool:
-        """True: a row costs one multiplication per number of the matrix."""
-        return True
+        return f"{product}{self.remark}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadShare(Op):
-    """`C W_o`, head by head: the contribution of one head to the attention output, `[H, T, D]`.
+    """`R = C W_o, head by head (T² is their sum + b_o)`: a head's part of a result, `[H, T, D]`.
 
-    `whole` is their sum, plus the bias if there is one.
+    `whole` is their sum, plus the bias if there is one; models only compute the sum.
     """
 
+    by_rows = only_shown = True
     source: str
     weight: str
     whole: str
     bias: str | None = None
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The heads' results."""
-        return (self.source,)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`R = C W_o, head by head (T² is their sum + b_o)`."""
-        bias = f" + {letter(self.bias)}" if self.bias else ""
-        shares = f"{own} = {letter(self.source)} {letter(self.weight)}, head by head"
-        return f"{shares} ({letter(self.whole)} is their sum{bias})"
-
-    @property
-    def by_rows(self) -> bool:
-        """True, as for the whole product."""
-        return True
-
-    @property
-    def only_shown(self) -> bool:
-        """True: models only compute the sum."""
-        return True
+    def _form(self) -> str:
+        bias = " + {bias}" if self.bias else ""
+        return "{source} {weight}, head by head ({whole} is their sum" + f"{bias})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,21 +213,16 @@ class Scale(Op):
     source: str
     norm: NormConfig
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The rows."""
-        return (self.source,)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`s = √(mean(X²) + ε)`, with `(T³)²` for a symbol with a superscript."""
+    def right_side(self, own: str, letter: Letter) -> str:
+        """`√(mean(X²) + ε)`, with `(T³)²` for a symbol with a superscript."""
         x = letter(self.source)
         squared = f"{x}²" if len(x) == 1 else f"({x})²"
-        return f"{own} = √(mean({f'({x} − μ)²' if self.norm.kind == 'layer' else squared}) + ε)"
+        return f"√(mean({f'({x} − μ)²' if self.norm.kind == 'layer' else squared}) + ε)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Normalize(Op):
-    """`T¹ = (X − μ) / s · w + b` (RMSNorm: `X / s · w`), the shape of X.
+    """`T¹ = LayerNorm(X) = (X − μ) / s · w + b`, or `RMSNorm(X) = X / s · w`, the shape of X.
 
     `joined`: all heads of a token form one row. `groups`: number of parts of a row that are
     normalized separately.
@@ -258,37 +235,23 @@ class Normalize(Op):
     joined: bool = False
     groups: int = 1
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The rows."""
-        return (self.source,)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`T¹ = RMSNorm(X) = X / s · w` or `T¹ = LayerNorm(X) = (X − μ) / s · w + b`."""
-        x = letter(self.source)
-        kind = f"RMSNorm({x}) = {x}" if self.norm.kind == "rms" else f"LayerNorm({x}) = ({x} − μ)"
+    def _form(self) -> str:
+        layer = "LayerNorm({source}) = ({source} − μ)"
+        kind = "RMSNorm({source}) = {source}" if self.norm.kind == "rms" else layer
         bias, all_heads = " + b" if self.bias else "", ", s of all heads" if self.joined else ""
         if self.groups > 1:
             all_heads = f", s of each of {self.groups} groups"
         w = f" · ({self.norm.offset:g} + w)" if self.norm.offset else " · w"
-        return f"{own} = {kind} / s{w if self.weight else ''}{bias}{all_heads}"
+        return f"{kind} / s{w if self.weight else ''}{bias}{all_heads}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rotate(Op):
     """`Q_rot = R(position) Q`: dimension i of a head is paired with i + R/2."""
 
+    FORM = "R(position) {source}"
     source: str
     rope: RopeConfig
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The input of the rotation."""
-        return (self.source,)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`Q_rot = R(position) Q`."""
-        return f"{own} = R(position) {letter(self.source)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,17 +261,10 @@ class Join(Op):
     `end` may be `[T, e]`, shared by all heads.
     """
 
+    INPUTS = ("start", "end")
+    FORM = "[{start} | {end}]"
     start: str
     end: str
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Start and end."""
-        return (self.start, self.end)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`Q_rot = [Q | Q_pe_rot]`."""
-        return f"{own} = [{letter(self.start)} | {letter(self.end)}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,6 +275,8 @@ class Score(Op):
     formula.
     """
 
+    INPUTS = ("query", "key")
+    by_rows = True
     query: str
     key: str
     config: ScoreConfig
@@ -332,20 +290,15 @@ class Score(Op):
         return self.config.scale * (1.0 if growth is None else growth.at(position))
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """Queries and keys."""
-        return (self.query, self.key)
-
-    @property
     def usual(self) -> bool:
         """Whether the scale is the usual 1 / √head_dim."""
         return math.isclose(self.config.scale, self.head_dim**-0.5, rel_tol=1e-12)
 
-    def product(self, letter: Letter) -> str:
+    def _form(self) -> str:
         """`Q Kᵀ / √(d/h) + M`: √d_k if heads do not divide the width, or a custom scale."""
         own = self.config
         scaled = f" / {self.root}" if self.usual else f" · {own.scale:g}" * (own.scale != 1)
-        product = f"{letter(self.query)} {letter(self.key)}ᵀ{scaled}"
+        product = "{query} {key}ᵀ" + scaled
         if (grown := own.growth) is not None:
             at = f"(position + {grown.first})" if grown.first else "position"
             product += f" · (1 + {grown.beta:g} · ln(1 + ⌊{at} / {grown.original}⌋))"
@@ -354,15 +307,6 @@ class Score(Op):
         if own.cap is not None:
             product = f"{own.cap:g} · tanh({product} / {own.cap:g})"
         return f"{product} + M"
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`S = Q Kᵀ / √(d/h) + M`."""
-        return f"{own} = {self.product(letter)}"
-
-    @property
-    def by_rows(self) -> bool:
-        """True: a row costs one multiplication per number of the keys."""
-        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,28 +317,19 @@ class Softmax(Op):
     key, so the weights of a row sum to less than 1 (gpt-oss).
     """
 
+    by_rows = True
     source: str
     sink: str | None = None
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The scores."""
-        return (self.source,)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`A = softmax(S)`."""
-        return f"{own} = {self.of(letter(self.source), letter)}"
+    def right_side(self, own: str, letter: Letter) -> str:
+        """`softmax(S)`."""
+        return self.of(letter(self.source), letter)
 
     def of(self, scores: str, letter: Letter) -> str:
         """`softmax(S)`, or `softmax([S, sink]) without the sink's column`."""
         if self.sink is None:
             return f"softmax({scores})"
         return f"softmax([{scores}, {letter(self.sink)}]) without the sink's column"
-
-    @property
-    def by_rows(self) -> bool:
-        """True, like its scores."""
-        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,6 +343,9 @@ class Mix(Op):
     instead of the map, in `passes` passes over the state's axes (`H·dk·dv`).
     """
 
+    INPUTS = ("pattern", "value")
+    FORM = "{pattern} {value}"
+    by_rows = True
     pattern: str
     value: str
     query: str
@@ -419,41 +357,27 @@ class Mix(Op):
     passes: int = 0
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """Pattern and values."""
-        return (self.pattern, self.value)
-
-    @property
     def reads(self) -> tuple[str, ...]:
         """The queries; keys and values are in the cache."""
         return (self.query,)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`C = A V`."""
-        return f"{own} = {letter(self.pattern)} {letter(self.value)}"
 
     def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
         """FLOPs of `Q Kᵀ` and `A V` as full rectangles, and their masked part."""
         if self.state:
             return 2 * call.batch * tokens * self.passes * size(self.state, sizes), 0
+        pairs = tokens * call.keys
+        hidden = pairs - visible_pairs(tokens, call.past, self.window)
         if self.latent is not None:
             full, per_pair = (call.batch * n for n in self.latent.flops(tokens, call.keys))
-            hidden = tokens * call.keys - visible_pairs(tokens, call.past, None)
             return full, per_pair * hidden
         # a map not computed from queries and keys has no `dh`
         per_pair = 2 * call.batch * sizes["H"] * (sizes.get("dh", 0) + sizes["dv"])
-        pairs = tokens * call.keys
-        return per_pair * pairs, per_pair * (pairs - visible_pairs(tokens, call.past, self.window))
-
-    @property
-    def by_rows(self) -> bool:
-        """True: a row costs one multiplication per number of the values."""
-        return True
+        return per_pair * pairs, per_pair * hidden
 
 
 @dataclass(frozen=True, kw_only=True)
 class Activate(Op):
-    """`Activation(U)`, or of the gate `Activation(G)`, number by number, `[T, F]`.
+    """`L = Activation(U) = GELU(U)`, or of the gate `Activation(G)`, number by number, `[T, F]`.
 
     `limit`: upper bound on the input.
     """
@@ -462,18 +386,12 @@ class Activate(Op):
     function: Activation
     limit: float | None = None
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The input of the function."""
-        return (self.source,)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`L = Activation(U) = GELU(U)`, or `Activation(G) = SiLU(G)`."""
+    def right_side(self, own: str, letter: Letter) -> str:
+        """`Activation(U) = GELU(U)`; `SiLU(G)` if `own` is `Activation(G)`."""
         x = letter(self.source)
-        activated = f"Activation({x})"
-        first = own if own == activated else f"{own} = {activated}"
+        first = "" if own == f"Activation({x})" else f"Activation({x}) = "
         bounded = x if self.limit is None else f"min({x}, {self.limit:g})"
-        return f"{first} = {ACTIVATIONS[self.function]}({bounded})"
+        return f"{first}{ACTIVATIONS[self.function]}({bounded})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -483,29 +401,24 @@ class Gate(Op):
     A gate `[T, 1]` applies to the whole row. `item`: index into `up`, which is then `[L, T, F]`.
     """
 
+    INPUTS = ("act", "up")
     act: str
     up: str
     clamp: GateClamp | None = None
     item: int | None = None
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The activated gate and the gated input."""
-        return (self.act, self.up)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`L = Activation(G) ∘ U`, or `L = Activation(G) ∘ (clip(U, ±7) + 1)`."""
-        up = letter(self.up) + ("" if self.item is None else f"[{self.item}]")
+    def _form(self) -> str:
+        up = "{up}" + ("" if self.item is None else f"[{self.item}]")
         if self.clamp is not None:
             up = f"(clip({up}, ±{self.clamp.limit:g}) + {self.clamp.offset:g})"
-        return f"{own} = {letter(self.act)} ∘ {up}"
+        return "{act} ∘ " + up
 
 
 @dataclass(frozen=True, kw_only=True)
 class Convolve(Op):
     """`Z[t] = Σ_j w[j] ∘ Y[t − L + 1 + j] + b`: over the last L = `length` tokens, `[T, D]`.
 
-    Causal and depthwise, with zeros before the first token.
+    Causal and depthwise, with zeros before the first token. Its formula is `Z = w ∗ Y + b`.
     """
 
     source: str
@@ -513,15 +426,8 @@ class Convolve(Op):
     bias: str | None
     length: int
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The rows."""
-        return (self.source,)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`Z = w ∗ Y`."""
-        bias = f" + {letter(self.bias)}" if self.bias else ""
-        return f"{own} = {letter(self.weight)} ∗ {letter(self.source)}{bias}"
+    def _form(self) -> str:
+        return "{weight} ∗ {source}" + (" + {bias}" if self.bias else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -530,7 +436,7 @@ class Opaque(Op):
 
     `text`: the right side of the formula. `evaluate`: `module:function` in the part's folder, which
     maps the op and `Numbers` to the activation and its magnitudes (`Rule.tensor` and
-    `Rule.magnitudes`). `multiplies`: axes whose product is the multiplications per token (`E·D·F`).
+    `Rule.magnitudes`). `multiplies`: see `Op` (`E·D·F`).
     """
 
     sources: tuple[str, ...]
@@ -544,14 +450,9 @@ class Opaque(Op):
         """The sources."""
         return self.sources
 
-    def formula(self, own: str, letter: Letter) -> str:
-        """`N = λ N[t−1] + V`."""
-        return f"{own} = {self.text}"
-
-    def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
-        """FLOPs of the products inside."""
-        each = size(self.multiplies, sizes) if self.multiplies else 0
-        return 2 * call.batch * tokens * each, 0
+    def right_side(self, own: str, letter: Letter) -> str:
+        """`λ N[t−1] + V`."""
+        return self.text
 
 
 def visible_pairs(tokens: int, past: int, window: Window | None) -> int:

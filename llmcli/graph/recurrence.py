@@ -13,45 +13,34 @@ from llmcli.graph.ops import Letter, Op
 
 @dataclass(frozen=True, kw_only=True)
 class Cut(Op):
-    """`V = Z[…]`: `heads · size` numbers of each row from `first` on, as heads, `[H, T, d]`."""
+    """`V = Z[64:128], cut into heads`: `heads · size` numbers of each row from `first` on.
+
+    The result is `[H, T, d]`.
+    """
 
     source: str
     first: int
     heads: int
     size: int
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The rows."""
-        return (self.source,)
-
-    @property
-    def span(self) -> str:
-        """The slice of a row, such as `[64:128]`."""
-        return f"[{self.first}:{self.first + self.heads * self.size}]"
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`V = Z[64:128], cut into heads`."""
-        return f"{own} = {letter(self.source)}{self.span}, cut into heads"
+    def _form(self) -> str:
+        span = f"[{self.first}:{self.first + self.heads * self.size}]"
+        return "{source}" + f"{span}, cut into heads"
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnitLength(Op):
     """`Q = Z[…] / √(Σ Z² + ε) · s`: `Cut`, then each head normalized to length 1, times `scale`."""
 
+    INPUTS = ("cut.source",)
     cut: Cut
     eps: float
     scale: float = 1.0
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The rows."""
-        return self.cut.inputs
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`K = x / √(Σ x² + ε), x = Z[64:128], cut into heads`."""
+    def right_side(self, own: str, letter: Letter) -> str:
+        """`x / √(Σ x² + ε), x = Z[64:128], cut into heads`."""
         scale = f" · {self.scale:.6g}" if self.scale != 1 else ""
-        return f"{own} = x / √(Σ x² + ε){scale}, {self.cut.formula('x', letter)}"
+        return f"x / √(Σ x² + ε){scale}, {self.cut.formula('x', letter)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,38 +53,22 @@ class StepSize(Op):
     most: float = math.inf
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """The input of the softplus, without its bias."""
-        return (self.source,)
-
-    @property
     def bounded(self) -> bool:
         """Whether the result is clipped; a softplus is never below 0."""
         return self.least > 0 or self.most < math.inf
 
-    def formula(self, own: str, letter: Letter) -> str:
-        """`dt = softplus(X + dt_bias)`."""
-        inside = f"softplus({letter(self.source)} + {letter(self.bias)})"
-        if self.bounded:
-            inside = f"clip({inside}, {self.least:g}, {self.most:g})"
-        return f"{own} = {inside}"
+    def _form(self) -> str:
+        inside = "softplus({source} + {bias})"
+        return f"clip({inside}, {self.least:g}, {self.most:g})" if self.bounded else inside
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogDecay(Op):
     """`g = −e^A · dt`, number by number, `[T, H]`: the state is multiplied by e^g."""
 
+    FORM = "−e^{rate} · {source}"
     source: str
     rate: str
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The step sizes."""
-        return (self.source,)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`g = −e^A_log · dt`."""
-        return f"{own} = −e^{letter(self.rate)} · {letter(self.source)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,65 +97,42 @@ class Recurrence:
 class LinearMap(Op):
     """The map `[H, T, S]` of a recurrence, `z = A V`, with both signs and rows of any sum."""
 
+    INPUTS = ("of.query", "of.key", "of.step", "of.log_decay")  # all except the values
+    by_rows = True
     of: Recurrence
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """All inputs except the values."""
-        return (self.of.query, self.of.key, self.of.step, self.of.log_decay)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`A = tril(G ∘ Q Kᵀ) (I + tril₋₁(diag β (G ∘ K Kᵀ)))⁻¹ diag β, G[t,s] = e^(Σ g)`."""
+    def right_side(self, own: str, letter: Letter) -> str:
+        """`tril(G ∘ Q Kᵀ) (I + tril₋₁(diag β (G ∘ K Kᵀ)))⁻¹ diag β, G[t,s] = e^(Σ g)`."""
         q, k, step, g = map(letter, self.inputs)
         solve = "" if self.of.plain else f" (I + tril₋₁(diag {step} (G ∘ {k} {k}ᵀ)))⁻¹"
         decay = f"G[t,s] = e^(Σ {g}[s+1…t])"
-        return f"{own} = tril(G ∘ {q} {k}ᵀ){solve} diag {step}, {decay}"
-
-    @property
-    def by_rows(self) -> bool:
-        """True: a row costs one multiplication per number of all earlier keys."""
-        return True
+        return f"tril(G ∘ {q} {k}ᵀ){solve} diag {step}, {decay}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateAfter(Op):
     """The state after each token, `[H, T, dk·dv]`: one row of `columns` per key dimension."""
 
+    INPUTS = ("of.key", "value", "of.step", "of.log_decay")  # all except the queries
+    by_rows = True
     of: Recurrence
     value: str
     columns: int
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """All inputs except the queries."""
-        return (self.of.key, self.value, self.of.step, self.of.log_decay)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`S = e^g S[t−1] + β k (v − kᵀ e^g S[t−1])`."""
+    def right_side(self, own: str, letter: Letter) -> str:
+        """`e^g S[t−1] + β k (v − kᵀ e^g S[t−1])`."""
         k, v, step, g = map(letter, self.inputs)
         before = f"e^{g} {own}[t−1]"
         written = f"{v}ᵀ" if self.of.plain else f"({v} − {k}ᵀ {before})"
-        return f"{own} = {before} + {step} {k} {written}"
-
-    @property
-    def by_rows(self) -> bool:
-        """True: a row depends on all earlier tokens."""
-        return True
+        return f"{before} + {step} {k} {written}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Skip(Op):
     """`Y = C + D X`: mixed values plus values times a scalar per head, `[H, T, d]`."""
 
+    INPUTS = ("source", "value")
+    FORM = "{source} + {weight} {value}"
     source: str
     value: str
     weight: str
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The mixed values, and the values."""
-        return (self.source, self.value)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`Y = C + D X`."""
-        return f"{own} = {letter(self.source)} + {letter(self.weight)} {letter(self.value)}"

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from llmcli.graph.ops import Letter, Op, Sizes, size
-from llmcli.graph.spec import Call
+from llmcli.graph.ops import Op
 from llmcli.records.numbers import best_groups
 
 
@@ -21,15 +20,8 @@ class Share(Op):
     source: str
     function: Literal["softmax", "sigmoid"]
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The logits."""
-        return (self.source,)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`P = softmax(R)`."""
-        function = "σ" if self.function == "sigmoid" else self.function
-        return f"{own} = {function}({letter(self.source)})"
+    def _form(self) -> str:
+        return "σ({source})" if self.function == "sigmoid" else "softmax({source})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,30 +40,23 @@ class Choose(Op):
     kept: int = 1
     best: int = 2
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The scores."""
-        return (self.source,)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`e = top-2(P + c)`."""
-        scores = letter(self.source)
-        if self.correction is not None:
-            scores += f" + {letter(self.correction)}"
+    def _form(self) -> str:
+        scores = "{source}" + (" + {correction}" if self.correction else "")
         best = best_groups(self.kept, self.groups, self.best)
         within = f", of the best {best}" if self.groups > 1 else ""
-        return f"{own} = top-{self.count}({scores}){within}"
+        return f"top-{self.count}({scores}){within}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weigh(Op):
-    """`g = P[e]`: the weight of each chosen expert, `[T, K]`.
+    """`g = 2.5 · P[e] / Σ P[e]`: the weight of each chosen expert, `[T, K]`.
 
     `renormalized`: divided by their sum, to which `least` is added. `softmax`: the source has
     logits, and the weights are the softmax of the chosen ones. Times `scale`, and times the
     expert's entry of the parameter `factors`.
     """
 
+    INPUTS = ("source", "chosen")
     source: str
     chosen: str
     renormalized: bool
@@ -80,37 +65,26 @@ class Weigh(Op):
     least: float
     factors: str | None = None
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Scores, and the chosen experts."""
-        return (self.source, self.chosen)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`g = 2.5 · P[e] / Σ P[e]`."""
-        picked = f"{letter(self.source)}[{letter(self.chosen)}]"
+    def _form(self) -> str:
+        picked = "{source}[{chosen}]"
         scale = "" if self.scale == 1 else f"{self.scale:g} · "
         if self.factors is not None:
-            scale += f"{letter(self.factors)}[{letter(self.chosen)}] · "
+            scale += "{factors}[{chosen}] · "
         if self.softmax:
-            return f"{own} = {scale}softmax({picked})"
-        return f"{own} = {scale}{picked}{f' / Σ {picked}' if self.renormalized else ''}"
+            return f"{scale}softmax({picked})"
+        return f"{scale}{picked}{f' / Σ {picked}' if self.renormalized else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeighInput(Op):
     """`Xₑ[k] = g[k] · X`: the input of each chosen expert, `[K, T, D]`."""
 
+    INPUTS = ("share", "source")
     share: str
     source: str
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Weights, and the input of all experts."""
-        return (self.share, self.source)
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`Xₑ = g[k] · X`."""
-        return f"{own} = {letter(self.share)}[k] · {letter(self.source)}"
+    def _form(self) -> str:
+        return "{share}[k] · {source}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +95,8 @@ class ExpertProject(Op):
     and `fused` as in `Project`.
     """
 
+    INPUTS = ("source", "chosen")
+    by_rows = True
     source: str
     weight: str
     chosen: str
@@ -131,25 +107,12 @@ class ExpertProject(Op):
     fused: str = ""
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """Rows, and their chosen experts."""
-        return (self.source, self.chosen)
+    def multiplies(self) -> str:
+        """The numbers of the chosen matrices."""
+        return f"K·{self.over}·{self.columns}"
 
-    def formula(self, own: str, letter: Letter) -> str:
-        """`G = X W_gate[e] + b_gate[e]`."""
-        e = letter(self.chosen)
-        bias = "" if self.bias is None else f" + {letter(self.bias)}[{e}]"
-        return f"{own} = {letter(self.source)} {letter(self.weight)}[{e}]{bias}"
-
-    def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
-        """FLOPs of the products with the chosen experts."""
-        matrix = size(self.over, sizes) * size(self.columns, sizes)
-        return 2 * call.batch * tokens * sizes["K"] * matrix, 0
-
-    @property
-    def by_rows(self) -> bool:
-        """True: a row costs one multiplication per number of its experts' matrices."""
-        return True
+    def _form(self) -> str:
+        return "{source} {weight}[{chosen}]" + (" + {bias}[{chosen}]" if self.bias else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,17 +122,11 @@ class SumExperts(Op):
     Without a `share` the outputs are not weighted.
     """
 
+    INPUTS = ("share", "value", "also")
     share: str | None
     value: str
     also: str | None
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Weights, the experts' outputs, and `also`."""
-        return tuple(filter(None, (self.share, self.value, self.also)))
-
-    def formula(self, own: str, letter: Letter) -> str:
-        """`Y = Σ_k g O + Z`."""
-        also = "" if self.also is None else f" + {letter(self.also)}"
-        share = "" if self.share is None else f"{letter(self.share)}[k] · "
-        return f"{own} = Σ_k {share}{letter(self.value)}[k]{also}"
+    def _form(self) -> str:
+        share = "{share}[k] · " if self.share else ""
+        return f"Σ_k {share}" + "{value}[k]" + (" + {also}" if self.also else "")

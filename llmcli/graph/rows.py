@@ -11,6 +11,7 @@ from typing import Any
 from llmcli.config.norm import NormConfig
 from llmcli.graph.node import Kernel, Node, Parameter, PartGraph, Site, State
 from llmcli.graph.ops import Normalize, Op, Project
+from llmcli.graph.recurrence import Cut
 
 
 @lru_cache(maxsize=64)
@@ -20,9 +21,15 @@ def table(text: str) -> Mapping[str, tuple[str, ...]]:
     return {leaf: tuple(columns) for leaf, *columns in lines}
 
 
-def sizes_of(config: object, axes: Mapping[str, str]) -> dict[str, int]:
-    """Letter of an axis → its size in `config`, whose field `axes` names (`H` → `heads`)."""
-    found = {letter: attrgetter(field)(config) for letter, field in axes.items()}
+def axes_of(config: object) -> dict[str, str]:
+    """Letter of an axis → the field of a part's configuration with its size (`H` → `heads`)."""
+    pairs: str = vars(type(config)).get("AXES", "")
+    return dict(pair.split() for pair in pairs.split(", ") if pair)
+
+
+def sizes_of(config: object) -> dict[str, int]:
+    """Letter of an axis → its size; without those that the configuration does not set."""
+    found = {letter: attrgetter(field)(config) for letter, field in axes_of(config).items()}
     return {letter: size for letter, size in found.items() if size is not None}
 
 
@@ -175,6 +182,20 @@ class Rows:
         found |= {"holds": self.named(holds), "before": self.named(before)}
         name, shape = f"cache.{self.layer}.{leaf}", tuple(axes.split())
         self.states.append(State(name=name, axes=shape, layer=self.layer, **found))
+
+    def cache(self, leaf: str, axes: str, holds: str, what: str, plain: str = "", **o: Any) -> None:
+        """A state read by the scores: `what` of all positions, called `plain` in its words."""
+        formula, words = f"the {what} of every position so far", f"the cached {plain or what}"
+        self.state(leaf, axes, holds, "scores", formula, words, cached=True, **o)
+
+    def cuts(self, source: str, segments: str) -> list[Cut]:
+        """The ops that cut a row into its segments' heads: `Hk·dk|Hk·dk|H·dv`."""
+        found, first = list[Cut](), 0
+        for segment in segments.split("|"):
+            heads, each = (self.sizes[letter] for letter in segment.split("·"))
+            found.append(Cut(source=source, first=first, heads=heads, size=each))
+            first += heads * each
+        return found
 
     def graph(self, *kernels: Kernel, **other: Any) -> PartGraph:
         """The collected tensors, and `other` fields of `PartGraph`."""

@@ -14,28 +14,15 @@ from operator import attrgetter
 from typing import Any
 
 from llmcli.config.attention import AttentionConfig
-from llmcli.config.conv import ShortConvConfig
 from llmcli.config.delta import DeltaConfig
-from llmcli.config.experts import ExpertsConfig
-from llmcli.config.latent import LatentConfig
-from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import Branch, LayerConfig, ModelConfig
-from llmcli.config.ssm import SsmConfig
 from llmcli.graph.block import block_names
 from llmcli.graph.graph import Graph, graph
 from llmcli.graph.ops import Normalize, Project, Sizes, size
 from llmcli.graph.routing import ExpertProject
+from llmcli.graph.rows import axes_of
 
-# letters of the axes that can be cut → the field of the part's configuration that has the size
-_CUT: Mapping[type, Mapping[str, str]] = {
-    AttentionConfig: {"H": "heads", "Hk": "kv_heads"},
-    LatentConfig: {"H": "heads"},
-    DeltaConfig: {"H": "heads", "Hk": "key_heads"},
-    SsmConfig: {"H": "heads", "G": "groups"},
-    ShortConvConfig: {"C": "channels"},
-    MlpConfig: {"F": "hidden"},
-    ExpertsConfig: {"F": "hidden", "Fe": "hidden", "Fs": "shared.hidden"},
-}
+_CUT = {"H", "Hk", "G", "C", "F", "Fe", "Fs"}  # letters of the axes that can be cut
 Ranges = tuple[range, ...]
 Cuts = Mapping[str, Ranges]  # letter of an axis → the rank's indices
 
@@ -75,7 +62,7 @@ def share(config: ModelConfig, *, ranks: int, rank: int) -> Share:
             cuts[name], whole[name] = {}, str(why)
         sizes: dict[str, Any] = {}
         for letter, ranges in cuts[name].items():
-            field, _, inner = _CUT[type(part)][letter].partition(".")
+            field, _, inner = axes_of(part)[letter].partition(".")
             count = sum(map(len, ranges))
             sizes[field] = replace(attrgetter(field)(part), **{inner: count}) if inner else count
         if isinstance(part, AttentionConfig):
@@ -126,10 +113,10 @@ def _cuts(part: object, letters: Set[str], sizes: Sizes, ranks: int, rank: int) 
 
     Raises ValueError if there are too few of them.
     """
-    cut, found = _CUT.get(type(part), {}), dict[str, Ranges]()
+    cut, found = _CUT & axes_of(part).keys(), dict[str, Ranges]()
     if not cut:
         raise ValueError("it has no heads, neurons or channels")
-    for letter in letters & cut.keys() - {"H", "Hk", "G"}:  # any division of these is possible
+    for letter in letters & cut - {"H", "Hk", "G"}:  # any division of these is possible
         if sizes[letter] < ranks:
             raise ValueError(f"{letter} = {sizes[letter]} is less than {ranks} ranks")
         found[letter] = (_even(sizes[letter], ranks, rank),)

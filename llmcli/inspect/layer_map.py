@@ -46,7 +46,7 @@ class LayerMap:
     def __init__(self, model: Model, number: int) -> None:
         self._model, self.number = model, number
         self._graph = graph(model.config)
-        node = self._graph.mixing(number)
+        node = self._graph.mixers.get(number)
         if node is None or not isinstance(node.op, Mix):
             raise KeyError(number)
         self.pattern, self.value, self.mixed = node.op.pattern, node.op.value, node.name

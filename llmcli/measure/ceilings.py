@@ -26,7 +26,7 @@ from torch import Tensor
 
 from llmcli import devices
 from llmcli.graph.arithmetic import Arithmetic
-from llmcli.graph.work import Works
+from llmcli.graph.cost import CostByPart
 from llmcli.kernels import native
 from llmcli.limits import processor_numbers, system_text
 from llmcli.measure.runs import current
@@ -228,7 +228,7 @@ def matrix_rate(device: torch.device, name: str, seconds: float) -> MatrixRate:
 
 def _packed(square: Tensor, *, digits: int) -> Call:
     """The product of a float32 matrix with itself in blocks of 8 bits."""
-    weight = Packed("Q8_0", *square.shape, device=square.device, digits=digits)
+    weight = Packed("Q8_0", tuple(square.shape), square.device, digits=digits)
     weight.write(torch.arange(len(square)), quantize(square, "Q8_0"))
     return lambda: weight.matmul(square)
 
@@ -379,7 +379,7 @@ def time_lower_bound(
 
 
 def lower_bound_seconds(
-    works: Works, calls: int, ceilings: Ceilings, *, numbers: Arithmetic, working_set: int
+    works: CostByPart, calls: int, ceilings: Ceilings, *, numbers: Arithmetic, working_set: int
 ) -> float | None:
     """Seconds of all parts one after the other: `works` is the sum over `calls` forward calls.
 
@@ -389,5 +389,5 @@ def lower_bound_seconds(
         return None
     return sum(
         time_lower_bound(work, calls, ceilings, numbers=numbers, working_set=working_set).seconds
-        for *_, work in works
+        for work in works.values()
     )

@@ -20,12 +20,18 @@ from llmcli.config.model import ModelConfig
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.graph.arithmetic import Arithmetic
-from llmcli.graph.counts import memory_need
+from llmcli.graph.cost import (
+    CostByPart,
+    cost_by_part,
+    decode_calls,
+    prompt_calls,
+    step_bytes,
+    total,
+)
 from llmcli.graph.graph import graph
-from llmcli.graph.memory import prefill_peak
+from llmcli.graph.memory import memory_need, prefill_peak
 from llmcli.graph.ops import Score
 from llmcli.graph.spec import Call, Logits
-from llmcli.graph.work import Works, added, calls_work, decode_work, prompt_calls, step_bytes
 from llmcli.measure.ceilings import lower_bound_seconds
 from llmcli.measure.peaks import PhaseMemory
 from llmcli.measure.runs import gc_disabled
@@ -67,7 +73,7 @@ class WorkCounter:
 
     def work(self, test: SpeedTest, batch: int, chunk: int) -> PartWork:
         """Of one run, without reading its depth; `batch` and `chunk` as in `calls`."""
-        return sum((added(works) for _, works in _phases(self, test, batch, chunk)), PartWork())
+        return sum((total(works) for _, works in _phases(self, test, batch, chunk)), PartWork())
 
     def working_set(self, test: SpeedTest) -> int:
         """Bytes that the last step of a run reads again: the weights, and the keys and values."""
@@ -111,16 +117,17 @@ class WorkCounter:
 @lru_cache(maxsize=8)  # needed twice for a row, and takes half a millisecond a token
 def _phases(
     counter: WorkCounter, test: SpeedTest, batch: int, chunk: int
-) -> tuple[tuple[int, Works], ...]:
+) -> tuple[tuple[int, CostByPart], ...]:
     """Each call that reads the prompt, then all that write tokens: (how many calls, work)."""
     config, numbers, whole = counter.config, counter.numbers, counter.reads == "whole"
     found = [
-        (1, calls_work(config, (call,), numbers=numbers, whole=whole))
+        (1, cost_by_part(config, (call,), numbers=numbers, whole=whole))
         for call in counter.calls(test.n_prompt, batch, chunk, test.n_depth)
     ]
     if test.n_gen:
         past = test.n_depth + test.n_prompt
-        works = decode_work(config, batch=1, tokens=test.n_gen, past=past, numbers=numbers)
+        calls = decode_calls(batch=1, tokens=test.n_gen, past=past)
+        works = cost_by_part(config, calls, numbers=numbers)
         found.append((test.n_gen, works))
     return tuple(found)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmcli.config.model import ModelConfig
-from llmcli.families import parts_to_fill, shape_after
+from llmcli.families.rules import parts_to_fill, shape_after
 from llmcli.families.scales import scale_problem
 from llmcli.graph.arithmetic import Arithmetic
-from llmcli.graph.counts import longest_context, memory_need
+from llmcli.graph.cost import total_cost
+from llmcli.graph.memory import longest_context, memory_need
 from llmcli.graph.spec import Call
-from llmcli.graph.work import total_work
 from llmcli.prepare.prepared import Prepared
 from llmcli.records.info import Device, DeviceFit
 
@@ -37,7 +37,7 @@ def fit(config: ModelConfig, device: Device, numbers: Arithmetic, run: Run) -> D
         tokenizer=run.tokenizer,
     )
     last = Call(batch=run.batch, tokens=1, past=run.context - 1, phase="decode")
-    token = total_work(config, last, numbers=numbers)
+    token = total_cost(config, last, numbers=numbers)
     free, longest = device.free_bytes, None
     if free is not None and device.usable:
         most = config.embedding.positions or max(run.context, config.context)

@@ -8,26 +8,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from llmcli.errors import UsageError
 from llmcli.nn.state import LayerState
-from llmcli.nn.step import Step
-from llmcli.ops import conv
+from llmcli.nn.step import Emitted, Step
 from llmcli.ops.activations import activation
-from llmcli.ops.conv import causal_conv_chunk, causal_conv_step, ring_slots
+from llmcli.ops.conv import convolve
 from llmcli.ops.norm import at_least_float32
-from llmcli.ops.recurrence import (
-    Inputs,
-    Map,
-    log_decays,
-    recur,
-    states,
-    steps_and_decays,
-)
+from llmcli.ops.recurrence import Inputs, Map, log_decays, recur, states, steps_and_decays
 
 
 class Recurrent(ABC):
@@ -76,8 +67,7 @@ class Recurrent(ABC):
 
     def scanned(self, inputs: Inputs, state: LayerState, step: Step) -> Tensor:
         """The output `[B, H, T, e]` in at least float32; padding does not change the state."""
-        if min(step.lengths) < step.tokens:
-            lengths_B = torch.tensor(step.lengths, device=inputs.v_BHTe.device)
+        if (lengths_B := step.lengths_B) is not None:
             there_BT = torch.arange(step.tokens, device=lengths_B.device) < lengths_B[:, None]
             inputs = inputs.only(there_BT)
         state_BHde = state["state"].view(len(inputs.v_BHTe), *self.shape)
@@ -98,7 +88,7 @@ class Recurrent(ABC):
             )
         return step.emit(name, Map(inputs).rows(0, step.tokens)) @ inputs.v_BHTe
 
-    def read(self, emitted: Mapping[str, Tensor], heads: slice = slice(None)) -> Inputs:
+    def read(self, emitted: Emitted, heads: slice = slice(None)) -> Inputs:
         """The recurrence's inputs from emitted tensors of all tokens, for `heads` only."""
         found = {leaf: emitted.get(f"{self.name}.{leaf}") for leaf in self.leaves}
         given = [None if one is None else at_least_float32(one) for one in found.values()]
@@ -113,18 +103,12 @@ class Recurrent(ABC):
             log_decay_BHT=decay.mT, plain=self.plain, tiled=self.tiled,
         ).of_some(heads)  # fmt: skip
 
-    def map(self, emitted: Mapping[str, Tensor], heads: slice = slice(None)) -> Map:
+    def map(self, emitted: Emitted, heads: slice = slice(None)) -> Map:
         """The map `[B, H, T, S]` of `heads`; rows are best requested in order."""
         return Map(self.read(emitted, heads))
 
     def derive(
-        self,
-        name: str,
-        emitted: Mapping[str, Tensor],
-        first: int,
-        stop: int,
-        *,
-        heads: slice = slice(None),
+        self, name: str, emitted: Emitted, first: int, stop: int, *, heads: slice = slice(None)
     ) -> Tensor:
         """Rows `first` … `stop`-1 of `pattern` `[B, H, t, S]`, or of `state` `[B, H, t, d·e]`.
 
@@ -147,22 +131,9 @@ def convolved(
 
     Also its SiLU, if requested and our kernel computes both together.
     """
-    lengths_B = None
-    if min(step.lengths) < step.tokens:
-        lengths_B = torch.tensor(step.lengths, device=x_BTC.device)
-    if conv.has_kernel(x_BTC, filter_CL, ring_BLC):
-        wide_BTC, act_BTC = conv.by_kernel(
-            x_BTC, filter_CL, bias_C, ring_BLC, step.starts_B, silu=silu, lengths_B=lengths_B
-        )
-        return wide_BTC.to(x_BTC.dtype), act_BTC
-    starts_B = step.starts_B.to(x_BTC.device).expand(len(x_BTC))
-    if step.tokens == 1 and lengths_B is None:
-        at = ring_slots(starts_B, filter_CL.shape[1])
-        one_BC = causal_conv_step(x_BTC[:, 0], filter_CL, bias_C, ring_BkC=ring_BLC, at=at)
-        return one_BC.unsqueeze(1), None
-    return causal_conv_chunk(
-        x_BTC, filter_CL, bias_C, ring_BkC=ring_BLC, positions_B=starts_B, lengths_B=lengths_B
-    ), None
+    return convolve(
+        x_BTC, filter_CL, bias_C, ring_BLC, step.starts_B, silu=silu, lengths_B=step.lengths_B
+    )
 
 
 def in_heads(x: Tensor, heads: int) -> Tensor:

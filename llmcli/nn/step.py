@@ -5,7 +5,7 @@ Axes: B batch, T new tokens, S keys, R rotated dimensions of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -18,6 +18,7 @@ from llmcli.ops.attention import visible_keys
 
 Tap = Callable[[str, Tensor], None]
 Clock = Callable[[str], None]
+Emitted = Mapping[str, Tensor]  # activations by name
 
 
 @runtime_checkable
@@ -231,6 +232,13 @@ class Step:
         if self.fixed and self._starts is not None:
             return self._starts
         return torch.tensor(self.starts[:1] if self.uniform else self.starts)
+
+    @property
+    def lengths_B(self) -> Tensor | None:
+        """The lengths on the device if some new tokens are padding."""
+        if min(self.lengths) == self.tokens:
+            return None
+        return torch.tensor(self.lengths, device=self.device)
 
     def rotate(self, x_BTNd: Tensor, config: RopeConfig) -> Tensor:
         """Apply RoPE to queries and keys of a recorded step."""

@@ -23,7 +23,7 @@ a layer with W_o       attend, then linear.linear     the same, Project    the s
 heads with own W       heads.to_columns, to_rows      –                    latent attention, a step
 rotary positions       rope.rotate                    Rotate               all but GPT-2, Mamba-2
 convolution            conv.causal_conv               Convolve             Mamba-2, gated DeltaNet
-with a ring buffer     conv.causal_conv_step, _chunk  Convolve             the same, decoding
+with a ring buffer     conv.convolve                  Convolve             the same, decoding
 softmax                torch.softmax                  Softmax              attention, MoE, sampling
 softmax in place       torch.softmax(…, out=itself)   Softmax              wherever x is not needed
 RMSNorm                norm.rms_norm                  Scale, Normalize     Llama, Qwen, Gemma
@@ -44,8 +44,8 @@ weights of experts     routing.weigh                  Weigh                the s
 products with experts  product.routed_by_kernel       ExpertProject        the same
 sum of experts         *, +                           SumExperts           the same
 argmax                 engine.sampling.choose     –                    greedy decoding
-temperature            engine.sampling.filtered   –                    sampling
-top-k, top-p           engine.sampling.filtered   –                    sampling
+temperature            engine.sampling.choose     –                    sampling
+top-k, top-p           engine.sampling.choose     –                    sampling
 sum, mean, max         torch.sum, mean, amax          –                    softmax, norms
 reduction as a tree    inside the GPU's kernels       –                    every reduction
 add                    +                              Add                  residual stream

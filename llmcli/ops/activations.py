@@ -36,11 +36,9 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     For attention scores before the mask, and for logits. Computed in at least float32, since three
     roundings to bfloat16's three digits would be too coarse. The result has the dtype of x.
     """
-    if not compiled.takes(x):
-        return (at_least_float32(x) / cap).tanh_().mul_(cap).to(x.dtype)
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    return call(program.SOFT_CAP, x, bits(cap), out, x.numel(), out=out)
+    if compiled.takes(x):
+        return compiled.flat(program.SOFT_CAP, x, bits(cap))
+    return (at_least_float32(x) / cap).tanh_().mul_(cap).to(x.dtype)
 
 
 def quick_gelu(x: Tensor) -> Tensor:

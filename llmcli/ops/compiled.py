@@ -36,9 +36,11 @@ def runs(x: Tensor) -> bool:
 
 def takes(*tensors: Tensor | None) -> bool:
     """Whether kernels support these: float32 on a CPU, not empty."""
+    if torch.compiler.is_compiling() or native.level() is None:
+        return False
     for x in tensors:
         if x is not None and not (
-            x.dtype == torch.float32 and x.ndim > 0 and x.numel() > 0 and runs(x)
+            x.dtype == torch.float32 and x.ndim and x.numel() and x.is_cpu and type(x) is Tensor
         ):
             return False
     return True
@@ -51,10 +53,8 @@ def rotate(x_BTNd: Tensor, cos: Tensor, sin: Tensor, starts: Tensor) -> Tensor:
     """
     x_BTNd, far = evenly_spaced(x_BTNd)
     out = torch.empty(x_BTNd.shape)
-    return call(
-        program.ROTATE, x_BTNd, far, out, *x_BTNd.shape, cos.shape[-1], cos, sin, starts,
-        len(starts) > 1, out=out,
-    )  # fmt: skip
+    table = cos.shape[-1], cos, sin, starts, len(starts) > 1
+    return call(program.ROTATE, x_BTNd, far, out, *x_BTNd.shape, *table, out=out)
 
 
 def stores(x_BKTd: Tensor, cache_BKCd: Tensor) -> bool:
@@ -66,16 +66,20 @@ def store(x_BK1d: Tensor, cache_BKCd: Tensor, starts: Tensor) -> None:
     """Store one new row of each head in slot `starts[b]`."""
     size = x_BK1d.element_size()
     batch, heads, _, columns = x_BK1d.shape
-    call(
-        program.STORE, x_BK1d, x_BK1d.stride(0) * size, x_BK1d.stride(1) * size, cache_BKCd,
-        *(far * size for far in cache_BKCd.stride()[:3]), batch, heads, columns * size, starts,
-        len(starts) > 1, cache_BKCd.shape[2], out=cache_BKCd,
-    )  # fmt: skip
+    rows = x_BK1d, x_BK1d.stride(0) * size, x_BK1d.stride(1) * size
+    slots = [far * size for far in cache_BKCd.stride()[:3]]
+    shape = batch, heads, columns * size, starts, len(starts) > 1, cache_BKCd.shape[2]
+    call(program.STORE, *rows, cache_BKCd, *slots, *shape, out=cache_BKCd)
 
 
-def attends(
-    q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, *, unfused: bool = False
-) -> bool:
+def flat(kind: int, x: Tensor, operand: program.Argument) -> Tensor:
+    """Each number of `x` by an operation with arguments `x, operand, out, count` (steps.c)."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    return call(kind, x, operand, out, x.numel(), out=out)
+
+
+def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, *, unfused: bool = False) -> bool:
     """Whether `attend` supports it: heads within its size limits, contiguous in the last axis.
 
     Many tokens only with 16-bit keys, or `unfused` (with a cap or sinks); otherwise PyTorch's
@@ -108,44 +112,29 @@ def attend(
 
     With a window only the last ones. Returns `[B, H, T, e]`.
     """
-    if q_BHTd.shape[2] > 1 or k_BKCd.shape[-1] % 16 or v_BKCe.shape[-1] % 16:
-        return _attend_many(q_BHTd, k_BKCd, v_BKCe, starts, scale, window, cap, sinks_H)
-    batch, heads, _, size = q_BHTd.shape
-    kv_heads, capacity, values = v_BKCe.shape[1:]
-    key_head, value_head = k_BKCd.stride(1), v_BKCe.stride(1)
-    if kv_heads == 1 and heads % _PASS == 0:  # threads share them
-        kv_heads, key_head, value_head = heads // _PASS, 0, 0
-    queries, blocks = heads // kv_heads, -(-capacity // SLOTS) + (window is not None)
-    if q_BHTd.stride(1) != size or q_BHTd.stride(3) != 1:
-        q_BHTd = q_BHTd.contiguous()
-    room = torch.empty(batch * heads * blocks * (values + 2))
-    out = torch.empty(batch, heads, 1, values)
-    arguments = (
-        q_BHTd, k_BKCd, v_BKCe, k_BKCd.stride(0), v_BKCe.stride(0), key_head, value_head, batch,
-        kv_heads, queries, size, values, bits(scale), window or 0, starts, len(starts) > 1, room,
-        blocks, NUMBERS.index(k_BKCd.dtype), q_BHTd.stride(0), out, bits(cap or 0.0), sinks_H,
-        v_BKCe.stride(2),
-    )  # fmt: skip
-    program.run((program.ATTEND, *arguments), (program.COMBINE, *arguments), writes=(room, out))
-    return out
-
-
-def _attend_many(
-    q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, starts: Tensor, scale: float,
-    window: int | None, cap: float | None = None, sinks_H: Tensor | None = None,
-) -> Tensor:  # fmt: skip
     batch, heads, tokens, size = q_BHTd.shape
-    kv_heads, _, values = v_BKCe.shape[1:]
-    if q_BHTd.stride(3) != 1:
+    kv_heads, capacity, values = v_BKCe.shape[1:]
+    one = tokens == 1 and not (size % 16 or values % 16)
+    apart = k_BKCd.stride(1), v_BKCe.stride(1)
+    if one and kv_heads == 1 and heads % _PASS == 0:  # threads share them
+        kv_heads, apart = heads // _PASS, (0, 0)
+    if q_BHTd.stride(3) != 1 or (one and q_BHTd.stride(1) != size):
         q_BHTd = q_BHTd.contiguous()
     out_BTHe = torch.empty(batch, tokens, heads, values)
-    return call(
-        program.ATTEND_ROWS, q_BHTd, k_BKCd, v_BKCe, k_BKCd.stride(0), v_BKCe.stride(0),
-        k_BKCd.stride(1), v_BKCe.stride(1), batch, kv_heads, heads // kv_heads, size, values,
-        bits(scale), min(window or 0, 1 << 30), starts, len(starts) > 1,
-        NUMBERS.index(k_BKCd.dtype), *q_BHTd.stride()[:3], tokens, out_BTHe, bits(cap or 0.0),
-        sinks_H, out=out_BTHe,
-    ).transpose(1, 2)  # fmt: skip
+    places = q_BHTd, k_BKCd, v_BKCe, k_BKCd.stride(0), v_BKCe.stride(0), *apart
+    shape = batch, kv_heads, heads // kv_heads, size, values
+    seen = bits(scale), min(window or 0, 1 << 30), starts, len(starts) > 1
+    numbers, end = NUMBERS.index(k_BKCd.dtype), (out_BTHe, bits(cap or 0.0), sinks_H)
+    if one:
+        blocks = -(-capacity // SLOTS) + (window is not None)
+        room = torch.empty(batch * heads * blocks * (values + 2))
+        more = room, blocks, numbers, q_BHTd.stride(0), *end, v_BKCe.stride(2)
+        both = [(kind, *places, *shape, *seen, *more) for kind in (program.ATTEND, program.COMBINE)]
+        program.run(*both, writes=(room, out_BTHe))
+    else:
+        rows = numbers, *q_BHTd.stride()[:3], tokens
+        call(program.ATTEND_ROWS, *places, *shape, *seen, *rows, *end, out=out_BTHe)
+    return out_BTHe.transpose(1, 2)
 
 
 def look_up(
@@ -160,9 +149,8 @@ def look_up(
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
         raise IndexError(f"an id is not one of {rows} rows")
     out = torch.empty(*ids.shape, columns)
-    return call(
-        program.LOOK_UP, format, memory, columns, ids, ids.numel(), out, rows, stored, out=out
-    )
+    numbers = columns, ids, ids.numel(), out, rows, stored
+    return call(program.LOOK_UP, format, memory, *numbers, out=out)
 
 
 def evenly_spaced(x_BTNd: Tensor) -> tuple[Tensor, int]:

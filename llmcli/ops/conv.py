@@ -5,9 +5,8 @@
 The weights have the order of the checkpoint and PyTorch's `conv1d`: w[k-1] applies to the current
 input. (Textbooks use the reverse order.)
 
-    whole sequence             causal_conv(x, w)
-    chunk after chunk          causal_conv_chunk(x, w, ring=…, positions_B=…)
-    one token after the other  causal_conv_step(x, w, ring=…, at=ring_slots(positions, k))
+    whole sequence                 causal_conv(x, w, b)
+    chunk after chunk, or a token  convolve(x, w, b, ring, positions)
 
 All give the same numbers, and may alternate. Sums are in at least float32, the result has the dtype
 of the input. Shapes do not depend on the data, and the ring is updated in place.
@@ -22,8 +21,6 @@ of the past. Tokens come before channels, as in the adjacent projections.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,15 +33,30 @@ from llmcli.ops.norm import at_least_float32
 _MOST_TAPS = 8  # of a filter by our kernel (recurrence.c)
 
 
+def convolve(
+    x_BTC: Tensor, w_Ck: Tensor, b_C: Tensor | None, ring_BkC: Tensor, positions_B: Tensor, *,
+    lengths_B: Tensor | None = None, silu: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """`causal_conv` of the next T tokens of sequences with the past in `ring_BkC`; updates it.
+
+    Also its SiLU in float32, if requested and our kernel computes both together. `positions_B`
+    (int64): position of each sequence's first token, or one for all. `lengths_B`: number of valid
+    tokens (0 … T); the rest is padding on the right, whose results are undefined and which is not
+    stored in the ring. None: all.
+    """
+    if has_kernel(x_BTC, w_Ck, ring_BkC):
+        wide_BTC, act_BTC = by_kernel(
+            x_BTC, w_Ck, b_C, ring_BkC, positions_B, lengths_B=lengths_B, silu=silu
+        )
+        return wide_BTC.to(x_BTC.dtype), act_BTC
+    positions_B = positions_B.to(x_BTC.device).expand(len(x_BTC))
+    return causal_conv_chunk(x_BTC, w_Ck, b_C, ring_BkC, positions_B, lengths_B), None
+
+
 def causal_conv(
-    x_BTC: Tensor,
-    w_Ck: Tensor,
-    b_C: Tensor | None = None,
-    *,
-    silu: bool = False,
-    past_BRC: Tensor | None = None,
+    x_BTC: Tensor, w_Ck: Tensor, b_C: Tensor | None = None, past_BRC: Tensor | None = None
 ) -> Tensor:
-    """The convolution over a sequence: `[B, T, C]` → `[B, T, C]`, then SiLU if `silu`.
+    """The convolution over a sequence: `[B, T, C]` → `[B, T, C]`.
 
     `past_BRC`: the R inputs before `x`, oldest first; None: zeros. Computed as a sum of k shifted
     products, since `conv1d` needs the channels first and takes four times as long (512 × 6144
@@ -61,66 +73,31 @@ def causal_conv(
     y_BTC = padded_BSC[:, :tokens] * w_kC[0]
     for i in range(1, taps):
         y_BTC.addcmul_(padded_BSC[:, i : i + tokens], w_kC[i])
-    return _finish(y_BTC, b_C, silu).to(x_BTC.dtype)
+    return (y_BTC if b_C is None else y_BTC.add_(b_C)).to(x_BTC.dtype)
 
 
 def causal_conv_chunk(
-    x_BTC: Tensor,
-    w_Ck: Tensor,
-    b_C: Tensor | None = None,
-    *,
-    ring_BkC: Tensor,
-    positions_B: Tensor,
+    x_BTC: Tensor, w_Ck: Tensor, b_C: Tensor | None, ring_BkC: Tensor, positions_B: Tensor,
     lengths_B: Tensor | None = None,
-    silu: bool = False,
-) -> Tensor:
-    """`causal_conv` of the next T tokens of sequences with the past in `ring_BkC`; updates it.
-
-    `positions_B` (int64): position of each sequence's first token in the chunk. `lengths_B`: number
-    of valid tokens (0 … T); the rest is padding on the right, whose results are undefined and which
-    is not stored in the ring. None: all.
-    """
-    past_BRC = _read(ring_BkC, positions_B)
-    y_BTC = causal_conv(x_BTC, w_Ck, b_C, silu=silu, past_BRC=past_BRC)
-    ends_B = positions_B + (x_BTC.shape[1] if lengths_B is None else lengths_B)
-    _write(ring_BkC, x_BTC, positions_B, ends_B)
-    return y_BTC
-
-
-class RingSlots(NamedTuple):
-    """Ring indices of one step, the same for every layer with this k."""
-
-    rows_B: Tensor
-    slots_B: Tensor
-    taps_Bk: Tensor
-
-
-def ring_slots(positions_B: Tensor, taps: int) -> RingSlots:
-    """For tokens at `positions_B` (int64): the slot of each, and the weight of each slot.
+) -> Tensor:  # fmt: skip
+    """`convolve` by PyTorch; one valid token of each sequence is a weighted sum of all slots.
 
     The input in slot j has age (p - j) mod k and weight w[k - 1 - age]: weights rotate, inputs
     stay.
     """
-    rows_B = torch.arange(positions_B.shape[0], device=positions_B.device)
+    batch, tokens, _ = x_BTC.shape
+    taps = w_Ck.shape[1]
+    if tokens > 1 or lengths_B is not None:
+        y_BTC = causal_conv(x_BTC, w_Ck, b_C, _read(ring_BkC, positions_B))
+        ends_B = positions_B + (tokens if lengths_B is None else lengths_B)
+        _write(ring_BkC, x_BTC, positions_B, ends_B)
+        return y_BTC
+    rows_B = torch.arange(batch, device=positions_B.device)
+    ring_BkC.index_put_((rows_B, positions_B % taps), x_BTC[:, 0])
     slot_k = torch.arange(taps, device=positions_B.device)
-    taps_Bk = (slot_k - positions_B[:, None] - 1) % taps
-    return RingSlots(rows_B, positions_B % taps, taps_Bk)
-
-
-def causal_conv_step(
-    x_BC: Tensor,
-    w_Ck: Tensor,
-    b_C: Tensor | None = None,
-    *,
-    ring_BkC: Tensor,
-    at: RingSlots,
-    silu: bool = False,
-) -> Tensor:
-    """`causal_conv` of one token per sequence, `[B, C]` → `[B, C]`; stores it in the ring."""
-    ring_BkC.index_put_((at.rows_B, at.slots_B), x_BC)
-    turned_BkC = at_least_float32(w_Ck).t()[at.taps_Bk]
+    turned_BkC = at_least_float32(w_Ck).t()[(slot_k - positions_B[:, None] - 1) % taps]
     y_BC = (ring_BkC * turned_BkC).sum(1)
-    return _finish(y_BC, b_C, silu).to(x_BC.dtype)
+    return (y_BC if b_C is None else y_BC.add_(b_C)).to(x_BTC.dtype).unsqueeze(1)
 
 
 def has_kernel(x_BTC: Tensor, w_Ck: Tensor, ring_BkC: Tensor) -> bool:
@@ -138,34 +115,24 @@ def has_kernel(x_BTC: Tensor, w_Ck: Tensor, ring_BkC: Tensor) -> bool:
 
 def by_kernel(
     x_BTC: Tensor, w_Ck: Tensor, b_C: Tensor | None, ring_BkC: Tensor, starts: Tensor, *,
-    silu: bool, lengths_B: Tensor | None = None,
+    lengths_B: Tensor | None = None, silu: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """`causal_conv_chunk` by our kernel: the sums and (with `silu`) their SiLU, in float32.
+    """`convolve` by our kernel: the sums and (with `silu`) their SiLU, in float32.
 
-    The first token of sequence b is at position `starts[b]`; a single start applies to all
-    sequences. The ring stores `lengths[b]` tokens, by default all. Results are bit-identical for
-    any sequences, chunks, threads and processor level. If all sequences share the ring's memory,
-    they are B consecutive tokens of one sequence (lanes).
+    Results are bit-identical for any sequences, chunks, threads and processor level. If all
+    sequences share the ring's memory, they are B consecutive tokens of one sequence (lanes).
     """
-    batch, tokens, channels = x_BTC.shape
-    w_Ck, b_C = w_Ck.float().contiguous(), None if b_C is None else b_C.float()
-    lanes = batch > 1 and ring_BkC.stride(0) == 0
-    out = torch.empty(batch, tokens, channels)
+    out = torch.empty(x_BTC.shape)
     act = torch.empty_like(out) if silu else None
-    shape = (0, x_BTC.stride(0)) if lanes else x_BTC.stride()[:2]
-    call(
-        program.CONVOLVE, x_BTC, *shape, ring_BkC, w_Ck, b_C, out, act,
-        *((1, batch) if lanes else (batch, tokens)), channels, w_Ck.shape[1],
-        x_BTC.dtype == torch.float32, starts, len(starts) > 1, lengths_B, out=out,
-        writes=(ring_BkC,) if act is None else (ring_BkC, act),
-    )  # fmt: skip
+    w_Ck, b_C = w_Ck.float().contiguous(), None if b_C is None else b_C.float()
+    if len(x_BTC) > 1 and ring_BkC.stride(0) == 0:  # lanes
+        x_BTC = x_BTC.transpose(0, 1)
+    rows = x_BTC, *x_BTC.stride()[:2], ring_BkC, w_Ck, b_C, out, act
+    shape = *x_BTC.shape, w_Ck.shape[1], x_BTC.dtype == torch.float32
+    written = (ring_BkC,) if act is None else (ring_BkC, act)
+    starting = starts, len(starts) > 1, lengths_B
+    call(program.CONVOLVE, *rows, *shape, *starting, out=out, writes=written)
     return out, act
-
-
-def _finish(y: Tensor, b_C: Tensor | None, silu: bool) -> Tensor:
-    if b_C is not None:
-        y.add_(b_C)
-    return F.silu(y, inplace=True) if silu else y
 
 
 def _read(ring_BkC: Tensor, positions_B: Tensor) -> Tensor:

@@ -14,20 +14,14 @@ from llmcli.ops.norm import at_least_float32, ones
 
 def add(x: Tensor, y: Tensor) -> Tensor:
     """`x + y`, of equal shapes."""
-    if not compiled.takes(x, y):
-        return x + y
-    x, y = x.contiguous(), y.contiguous()
-    out = torch.empty_like(x)
-    return call(program.ADD, x, y, out, x.numel(), out=out)
+    return compiled.flat(program.ADD, x, y.contiguous()) if compiled.takes(x, y) else x + y
 
 
 def scale(x: Tensor, factor: float | Tensor) -> Tensor:
     """`x · factor` with a scalar, whose current value a recorded step keeps."""
-    if not compiled.takes(x):
-        return x * factor
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    return call(program.SCALE, x, bits(float(factor)), out, x.numel(), out=out)
+    if compiled.takes(x):
+        return compiled.flat(program.SCALE, x, bits(float(factor)))
+    return x * factor
 
 
 def scale_rows(x: Tensor, factors: Tensor) -> Tensor:
@@ -42,12 +36,8 @@ def scale_rows(x: Tensor, factors: Tensor) -> Tensor:
 def gate(x: Tensor, y: Tensor, clamp: GateClamp | None = None) -> Tensor:
     """`x ∘ y`, of equal shapes; with a `clamp` `x ∘ (clip(y, ±limit) + offset)`, rounded once."""
     if compiled.takes(x, y):
-        first, second, out = compiled.in_rows(x), compiled.in_rows(y), torch.empty(x.shape)
-        limit, offset = (clamp.limit, clamp.offset) if clamp else (0.0, 0.0)
-        return call(
-            program.GATE, first, second, second.stride(0), out, *first.shape, clamp is not None,
-            bits(limit), bits(offset), first.stride(0), out=out,
-        )  # fmt: skip
+        rows = compiled.in_rows(x)
+        return _gated(rows, rows.stride(0), y, clamp)
     if clamp is None:
         return x * y
     wide = at_least_float32(y).clamp(-clamp.limit, clamp.limit).add_(clamp.offset)
@@ -58,13 +48,17 @@ def clip(x: Tensor, limit: float) -> Tensor:
     """`x` limited to ±`limit`."""
     if not compiled.takes(x):
         return x.clamp(-limit, limit)
-    rows, out = compiled.in_rows(x), torch.empty(x.shape)
-    # the gate 1 ∘ (clip(x, ±limit) + 0); its first factor is one row with stride 0
-    factor, stride, offset = ones(rows.shape[1]).data_ptr(), 0, bits(0.0)
+    return _gated(ones(x.shape[-1]).data_ptr(), 0, x, GateClamp(limit=limit, offset=0.0))
+
+
+def _gated(factors: Tensor | int, stride: int, y: Tensor, clamp: GateClamp | None) -> Tensor:
+    """`gate` of rows of factors (or the address of a row that changes nothing) and y."""
+    rows, out = compiled.in_rows(y), torch.empty(y.shape)
+    limit, offset = (clamp.limit, clamp.offset) if clamp else (0.0, 0.0)
+    bounds = clamp is not None, bits(limit), bits(offset)
     return call(
-        program.GATE, factor, rows, rows.stride(0), out, *rows.shape, True, bits(limit), offset,
-        stride, out=out,
-    )  # fmt: skip
+        program.GATE, factors, rows, rows.stride(0), out, *rows.shape, *bounds, stride, out=out
+    )
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -72,7 +66,5 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype not in compiled.IN_16_BITS or not compiled.takes(x):
         return x.to(dtype)
     rows, out = compiled.in_rows(x), torch.empty(x.shape, dtype=dtype)
-    return call(
-        program.NARROW, rows, rows.stride(0), out, *rows.shape, compiled.NUMBERS.index(dtype),
-        out=out,
-    )
+    number = compiled.NUMBERS.index(dtype)
+    return call(program.NARROW, rows, rows.stride(0), out, *rows.shape, number, out=out)

@@ -24,10 +24,8 @@ def join(x_BTHd: Tensor, y_BTHe: Tensor) -> Tensor:
     groups, y_BTHe = compiled.in_groups(x_BTHd), y_BTHe.contiguous()
     first, second = x_BTHd.shape[-1], y_BTHe.shape[-1]
     out = torch.empty(*x_BTHd.shape[:-1], first + second)
-    return call(
-        program.JOIN, groups, groups.stride(1), first, y_BTHe, second, out, *groups.shape[:2],
-        groups.stride(0), out=out,
-    )  # fmt: skip
+    both = groups, groups.stride(1), first, y_BTHe, second
+    return call(program.JOIN, *both, out, *groups.shape[:2], groups.stride(0), out=out)
 
 
 def to_columns(x_BHTK: Tensor, w_HNc: Tensor) -> Tensor:
@@ -65,9 +63,8 @@ def _by_kernel(x_BH1k: Tensor, w_HNc: Tensor, *, turned: bool) -> Tensor:
     x_BH1k = at_least_float32(x_BH1k)
     if x_BH1k.stride(3) != 1:
         x_BH1k = x_BH1k.contiguous()
-    out = torch.empty(batch, heads, 1, outputs + given - inputs)
-    return call(
-        program.MULTIPLY_HEADS, x_BH1k, *x_BH1k.stride()[:2], w_HNc, *w_HNc.stride()[:2], out,
-        batch, heads, inputs, outputs, given - inputs, compiled.NUMBERS.index(w_HNc.dtype), turned,
-        out=out,
-    )  # fmt: skip
+    behind, numbers = given - inputs, compiled.NUMBERS.index(w_HNc.dtype)
+    out = torch.empty(batch, heads, 1, outputs + behind)
+    x_far, w_far = x_BH1k.stride()[:2], w_HNc.stride()[:2]
+    shape = batch, heads, inputs, outputs, behind, numbers, turned
+    return call(program.MULTIPLY_HEADS, x_BH1k, *x_far, w_HNc, *w_far, out, *shape, out=out)

@@ -28,12 +28,10 @@ def rms_norm(
     float32: 816 µs, against 72 µs here).
     """
     dtype = dtype or x_BTD.dtype
-    if on_card.normalizes(x_BTD, w_D):
-        return on_card.normalize(x_BTD, w_D, None, eps, dtype, centred=False, offset=offset)
+    found = _by_kernel(x_BTD, w_D, None, eps, dtype, False, offset)
+    if found is not None:
+        return found
     x_BTD = at_least_float32(x_BTD)
-    if compiled.takes(x_BTD):
-        wide_w_D = None if w_D is None else w_D.float()
-        return _by_kernel(x_BTD, wide_w_D, None, eps, False, offset).to(dtype)
     if w_D is None:
         if x_BTD.is_cuda:
             return F.rms_norm(x_BTD, x_BTD.shape[-1:], None, eps).to(dtype)
@@ -57,19 +55,25 @@ def ones(columns: int) -> Tensor:
 
 
 def _by_kernel(
-    x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, centred: bool, offset: float
-) -> Tensor:
-    """`rms_norm`, or with `centred` `layer_norm`; rows of x may have gaps.
+    x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, dtype: torch.dtype, centred: bool,
+    offset: float,
+) -> Tensor | None:  # fmt: skip
+    """`rms_norm`, or with `centred` `layer_norm`; rows of x may have gaps. None without a kernel.
 
     Weights may be `[n, D]`, one for each of n rows in turn.
     """
+    if on_card.normalizes(x, w):
+        return on_card.normalize(x, w, b, eps, dtype, centred=centred, offset=offset)
+    x = at_least_float32(x)
+    if not compiled.takes(x):
+        return None
+    w, b = None if w is None else w.float(), None if b is None else b.float()
     columns, groups = x.shape[-1], compiled.in_groups(x)
     factors, sets = (ones(columns).data_ptr(), 1) if w is None else (w, w.numel() // columns)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return call(
-        program.NORMALIZE, groups, groups.stride(1), out, x.numel() // columns, columns, factors,
-        b, bits(eps), centred, bits(offset), groups.shape[1], groups.stride(0), sets, out=out,
-    )  # fmt: skip
+    rows = groups, groups.stride(1), out, x.numel() // columns, columns, factors, b
+    more = bits(eps), centred, bits(offset), groups.shape[1], groups.stride(0), sets
+    return call(program.NORMALIZE, *rows, *more, out=out).to(dtype)
 
 
 def _offset(w_D: Tensor, dtype: torch.dtype, offset: float) -> Tensor:
@@ -84,28 +88,21 @@ def _inverse_rms(x_BTD: Tensor, eps: float) -> Tensor:
 
 
 def layer_norm(
-    x_BTD: Tensor,
-    w_D: Tensor | None,
-    b_D: Tensor | None,
-    eps: float,
-    dtype: torch.dtype | None = None,
-    *,
-    offset: float = 0.0,
-) -> Tensor:
+    x_BTD: Tensor, w_D: Tensor | None, b_D: Tensor | None, eps: float,
+    dtype: torch.dtype | None = None, *, offset: float = 0.0,
+) -> Tensor:  # fmt: skip
     """`(x - mean(x)) / sqrt(var(x) + eps) ∘ (offset + w) + b`, biased variance (Ba et al. 2016).
 
     Without weights only the quotient, and b.
     """
     dtype = dtype or x_BTD.dtype
-    if on_card.normalizes(x_BTD, w_D):
-        return on_card.normalize(x_BTD, w_D, b_D, eps, dtype, centred=True, offset=offset)
+    found = _by_kernel(x_BTD, w_D, b_D, eps, dtype, True, offset)
+    if found is not None:
+        return found
     x_BTD = at_least_float32(x_BTD)
-    wide_b_D = None if b_D is None else b_D.to(x_BTD.dtype)
-    if compiled.takes(x_BTD):
-        wide_w_D = None if w_D is None else w_D.float()
-        return _by_kernel(x_BTD, wide_w_D, wide_b_D, eps, True, offset).to(dtype)
     w_D = None if w_D is None else _offset(w_D, x_BTD.dtype, offset)
-    return F.layer_norm(x_BTD, x_BTD.shape[-1:], w_D, wide_b_D, eps).to(dtype)
+    b_D = None if b_D is None else b_D.to(x_BTD.dtype)
+    return F.layer_norm(x_BTD, x_BTD.shape[-1:], w_D, b_D, eps).to(dtype)
 
 
 def l2_norm(x_BTNd: Tensor, eps: float, factor: float = 1.0) -> Tensor:
@@ -119,10 +116,8 @@ def l2_norm(x_BTNd: Tensor, eps: float, factor: float = 1.0) -> Tensor:
         batch, tokens, rows, size = wide_BTNd.shape
         wide_BTNd, far = compiled.evenly_spaced(wide_BTNd)
         out = torch.empty(wide_BTNd.shape)
-        return call(
-            program.UNIT, wide_BTNd, far, out, batch * tokens, rows, size, bits(eps), bits(factor),
-            out=out,
-        ).to(x_BTNd.dtype)
+        shape = batch * tokens, rows, size, bits(eps), bits(factor)
+        return call(program.UNIT, wide_BTNd, far, out, *shape, out=out).to(x_BTNd.dtype)
     by_BTN1 = (wide_BTNd.square().sum(-1, keepdim=True) + eps).rsqrt_().mul_(factor)
     return (wide_BTNd * by_BTN1).to(x_BTNd.dtype)
 

@@ -5,6 +5,8 @@ Axes: M rows of the input, K columns of it, N outputs; E experts, P pairs of a r
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -106,29 +108,30 @@ def by_kernel(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     return _multiplied(x, w_NK, b_N, program.MULTIPLY_BFLOAT16, wide, halves, prepare=prepare)
 
 
+# Experts int64 `[P]`; rows of x int64 `[P]`, or None; number of consecutive pairs per row.
+Pairs: TypeAlias = tuple[Tensor, Tensor | None, int]
+
+
 def routed_by_kernel(
-    x_MK: Tensor, w_ENK: Tensor, expert_P: Tensor, row_P: Tensor | None, experts_per_row: int,
-    bias_EN: Tensor | None, *, bf16_dot: bool = False,
-) -> Tensor:  # fmt: skip
+    x_MK: Tensor, w_ENK: Tensor, pairs: Pairs, bias_EN: Tensor | None, bf16_dot: bool = False
+) -> Tensor:
     """Rows times the matrices of their experts, plus biases: `[P, N]` in float32.
 
-    Pair p is row `row_P[p]`, or p // `experts_per_row`, of x with matrix `expert_P[p]`, both int64.
+    Pair p is row `row_P[p]`, or p // `experts_per_row`, of x with matrix `expert_P[p]`.
     Bit-identical to `by_kernel`, or with `bf16_dot` to `product_bf16_dot`. Requires `has_kernel`
     for one row and one matrix; matrices are stored by rows.
     """
-    x_MK, expert_P = x_MK.contiguous(), expert_P.contiguous()
-    row_P = None if row_P is None else row_P.contiguous()
+    x_MK = x_MK.contiguous()
     bias_EN = None if bias_EN is None else bias_EN.float()
-    out_PN = torch.empty(len(expert_P), w_ENK.shape[1])
+    out_PN = torch.empty(len(pairs[0]), w_ENK.shape[1])
     if bf16_dot and native.level() != "bf16":
         x_MK, bf16_dot = x_MK.bfloat16().float(), False
-    halves = w_ENK.dtype == torch.float16
-    prepare, wide = _paired(x_MK) if bf16_dot else _widened(x_MK, halves, own=True)
-    multiply = (
-        program.MULTIPLY_EXPERTS_BFLOAT16, wide, w_ENK, w_ENK.stride(1), out_PN, *out_PN.shape,
-        x_MK.shape[1], 2 if bf16_dot else halves, w_ENK.stride(0), expert_P, row_P,
-        experts_per_row, bias_EN, 0 if bias_EN is None else bias_EN.stride(0), len(x_MK),
-    )  # fmt: skip
+    kind = 2 if bf16_dot else w_ENK.dtype == torch.float16
+    prepare, wide = _paired(x_MK) if bf16_dot else _widened(x_MK, bool(kind), own=True)
+    shape, bias_row = (*out_PN.shape, x_MK.shape[1]), 0 if bias_EN is None else bias_EN.stride(0)
+    matrix, rest = (wide, w_ENK, w_ENK.stride(1)), (*pairs, bias_EN, bias_row, len(x_MK))
+    kernel = program.MULTIPLY_EXPERTS_BFLOAT16
+    multiply = (kernel, *matrix, out_PN, *shape, kind, w_ENK.stride(0), *rest)
     program.run(prepare, multiply, writes=(wide, out_PN))
     return out_PN
 

@@ -18,7 +18,7 @@ if `tiled`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -65,31 +65,36 @@ class Inputs:
             return x_BKTd.repeat(1, group, *[1] * (x_BKTd.ndim - 2))
         return x_BKTd.repeat_interleave(group, 1)
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The inputs with `change` applied to every tensor."""
+        return replace(
+            self,
+            q_BKTd=change(self.q_BKTd),
+            k_BKTd=change(self.k_BKTd),
+            v_BHTe=change(self.v_BHTe),
+            beta_BHT=change(self.beta_BHT),
+            log_decay_BHT=change(self.log_decay_BHT),
+        )
+
     def part(self, first: int, last: int) -> Inputs:
         """Tokens `first` … `last`-1."""
-        of = slice(first, last)
-        return replace(
-            self, q_BKTd=self.q_BKTd[:, :, of], k_BKTd=self.k_BKTd[:, :, of],
-            v_BHTe=self.v_BHTe[:, :, of], beta_BHT=self.beta_BHT[..., of],
-            log_decay_BHT=self.log_decay_BHT[..., of],
-        )  # fmt: skip
+        return self.each(lambda tensor: tensor[:, :, first:last])
 
     def only(self, there_BT: Tensor) -> Inputs:
         """Replace tokens by padding where `there` is False."""
         return replace(
-            self, beta_BHT=self.beta_BHT * there_BT[:, None],
+            self,
+            beta_BHT=self.beta_BHT * there_BT[:, None],
             log_decay_BHT=self.log_decay_BHT.masked_fill(~there_BT[:, None], 0.0),
-        )  # fmt: skip
+        )
 
     def of_some(self, heads: slice) -> Inputs:
         """Inputs of some heads, with expanded queries and keys."""
         if heads == slice(None):
             return self
-        return replace(
-            self, q_BKTd=self.of_heads(self.q_BKTd)[:, heads],
-            k_BKTd=self.of_heads(self.k_BKTd)[:, heads], v_BHTe=self.v_BHTe[:, heads],
-            beta_BHT=self.beta_BHT[:, heads], log_decay_BHT=self.log_decay_BHT[:, heads],
-        )  # fmt: skip
+        q_BHTd, k_BHTd = self.of_heads(self.q_BKTd), self.of_heads(self.k_BKTd)
+        expanded = replace(self, q_BKTd=q_BHTd, k_BKTd=k_BHTd)
+        return expanded.each(lambda tensor: tensor[:, heads])
 
 
 def steps_and_decays(
@@ -101,10 +106,9 @@ def steps_and_decays(
         return dt_BTH, log_decays(dt_BTH, rate_H)
     rows = compiled.in_rows(x_BTH)
     dt_BTH, logs_BTH = torch.empty(x_BTH.shape), torch.empty(x_BTH.shape)
-    call(
-        program.DECAY, rows, rows.stride(0), bias_H, rate_H, dt_BTH, logs_BTH, *rows.shape,
-        bits(least), bits(most), out=dt_BTH, writes=(logs_BTH,),
-    )  # fmt: skip
+    tensors, bounds = (bias_H, rate_H, dt_BTH, logs_BTH), (bits(least), bits(most))
+    both = *tensors, *rows.shape, *bounds
+    call(program.DECAY, rows, rows.stride(0), *both, out=dt_BTH, writes=(logs_BTH,))
     return dt_BTH, logs_BTH
 
 
@@ -118,11 +122,9 @@ def with_skip(z_BHTe: Tensor, x_BHTe: Tensor, factor_H: Tensor) -> Tensor:
     if z_BHTe.shape[2] != 1 or not compiled.takes(z_BHTe, x_BHTe):
         return z_BHTe + factor_H[:, None, None] * x_BHTe
     batch, heads, _, size = z_BHTe.shape
-    z, x = z_BHTe.contiguous(), _heads_together(x_BHTe)
-    out = torch.empty(batch, heads, 1, size)
-    return call(
-        program.ADD_SCALED, z, x, x.stride(0), factor_H, out, batch, heads, size, out=out
-    )
+    z, x, out = z_BHTe.contiguous(), _heads_together(x_BHTe), torch.empty(z_BHTe.shape)
+    shape = batch, heads, size
+    return call(program.ADD_SCALED, z, x, x.stride(0), factor_H, out, *shape, out=out)
 
 
 def recur(x: Inputs, state_BHde: Tensor) -> Tensor:
@@ -156,17 +158,18 @@ def by_kernel(x: Inputs, state_BHde: Tensor) -> Tensor:
     state's memory, they are B consecutive tokens of one sequence (lanes).
     """
     batch, heads, tokens, values = x.v_BHTe.shape
-    q, k, v = (_heads_together(one) for one in (x.q_BKTd, x.k_BKTd, x.v_BHTe))
-    beta, log_decay = x.beta_BHT.mT.contiguous(), x.log_decay_BHT.mT.contiguous()
     out_BTHe = torch.empty(batch, tokens, heads, values)
-    lanes = batch > 1 and state_BHde.stride(0) == 0
-    # strides of sequences and tokens of each
-    far = [(0, one.stride(0)) if lanes else (one.stride(0), one.stride(2)) for one in (q, k, v)]
-    return call(
-        program.RECUR, q, *far[0], k, *far[1], v, *far[2], state_BHde,
-        *((1, batch) if lanes else (batch, tokens)), heads, q.shape[1], q.shape[3], values, beta,
-        log_decay, out_BTHe, x.plain, x.tiled, out=out_BTHe, writes=(state_BHde,),
-    ).transpose(1, 2)  # fmt: skip
+    beta, log_decay = x.beta_BHT.mT.contiguous(), x.log_decay_BHT.mT.contiguous()
+    q, k, v = (_heads_together(one) for one in (x.q_BKTd, x.k_BKTd, x.v_BHTe))
+    if batch > 1 and state_BHde.stride(0) == 0:  # lanes
+        q, k, v = (one.transpose(0, 2) for one in (q, k, v))
+        batch, tokens = tokens, batch
+    far = [(one, one.stride(0), one.stride(2)) for one in (q, k, v)]
+    shape = state_BHde, batch, tokens, heads, q.shape[1], q.shape[3], values
+    rest = beta, log_decay, out_BTHe, x.plain, x.tiled
+    arguments = *far[0], *far[1], *far[2], *shape, *rest
+    call(program.RECUR, *arguments, out=out_BTHe, writes=(state_BHde,))
+    return out_BTHe.transpose(1, 2)
 
 
 def _heads_together(x_BNTd: Tensor) -> Tensor:
@@ -358,12 +361,9 @@ def _prepared(x: Inputs, chunk: int, maps: bool) -> Iterator[_Chunk]:
         values_BHNCe, taken_BHNCd = solve_unit_lower(within_BHNCC, right).split_with_sizes(
             [values_BHNCe.shape[-1], keys_BHNCd.shape[-1]], -1
         )
-    for at in range(count):
-        yield _Chunk(
-            reads_BHNCd[:, :, at], mixes_BHNCC[:, :, at], values_BHNCe[:, :, at],
-            None if taken_BHNCd is None else taken_BHNCd[:, :, at], writes_BHNCd[:, :, at],
-            keeps_BHN11[:, :, at],
-        )  # fmt: skip
+    read = reads_BHNCd.unbind(2), mixes_BHNCC.unbind(2), values_BHNCe.unbind(2)
+    taken = [None] * count if taken_BHNCd is None else taken_BHNCd.unbind(2)
+    yield from map(_Chunk, *read, taken, writes_BHNCd.unbind(2), keeps_BHN11.unbind(2))
 
 
 def solve_unit_lower(lower: Tensor, right: Tensor) -> Tensor:

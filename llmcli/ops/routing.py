@@ -23,12 +23,9 @@ def logits(x_BTD: Tensor, w_ED: Tensor, bias_E: Tensor | None) -> Tensor:
     """
     if w_ED.stride(1) != 1 or not compiled.takes(x_BTD, w_ED, bias_E):
         return product_float32(x_BTD, w_ED, bias_E)
-    rows, (experts, columns) = compiled.in_rows(x_BTD), w_ED.shape
-    out = torch.empty(*x_BTD.shape[:-1], experts)
-    return call(
-        program.MULTIPLY_FLOAT, rows, rows.stride(0), w_ED, w_ED.stride(0), out, len(rows),
-        experts, columns, bias_E, out=out,
-    )  # fmt: skip
+    rows, out = compiled.in_rows(x_BTD), torch.empty(*x_BTD.shape[:-1], len(w_ED))
+    both = rows, rows.stride(0), w_ED, w_ED.stride(0)
+    return call(program.MULTIPLY_FLOAT, *both, out, len(rows), *w_ED.shape, bias_E, out=out)
 
 
 def share(logits_BTE: Tensor, *, sigmoid: bool) -> Tensor:
@@ -49,10 +46,9 @@ def choose(scores_BTE: Tensor, correction_E: Tensor | None, routing: RoutingConf
         x, experts = scores_BTE.contiguous(), scores_BTE.shape[-1]
         out = torch.empty(*x.shape[:-1], routing.chosen, dtype=torch.int64)
         room = torch.empty(3 * x.numel())
-        return call(
-            program.CHOOSE, x, out, x.numel() // experts, experts, routing.chosen, correction_E,
-            routing.groups, routing.kept_groups, room, routing.group_best, out=out, writes=(room,),
-        )  # fmt: skip
+        shape = x.numel() // experts, experts, routing.chosen, correction_E
+        groups = routing.groups, routing.kept_groups, room, routing.group_best
+        return call(program.CHOOSE, x, out, *shape, *groups, out=out, writes=(room,))
     if correction_E is not None:
         scores_BTE = scores_BTE + correction_E
     if routing.groups > 1:
@@ -75,11 +71,10 @@ def weigh(
     if compiled.takes(scores_BTE, factor_E):
         x, chosen = scores_BTE.contiguous(), chosen_BTK.contiguous()
         experts, out = x.shape[-1], torch.empty(chosen.shape)
-        return call(
-            program.WEIGH, x, chosen, out, x.numel() // experts, experts, chosen.shape[-1],
-            softmax, routing.renormalized and not softmax, bits(routing.least),
-            bits(routing.scale), factor_E, out=out,
-        )  # fmt: skip
+        shape = x.numel() // experts, experts, chosen.shape[-1]
+        kind = softmax, routing.renormalized and not softmax
+        factors = bits(routing.least), bits(routing.scale), factor_E
+        return call(program.WEIGH, x, chosen, out, *shape, *kind, *factors, out=out)
     weight_BTK = scores_BTE.gather(-1, chosen_BTK)
     if softmax:
         weight_BTK = weight_BTK.softmax(-1)
@@ -99,10 +94,8 @@ def summed(y_BKTD: Tensor, weight_BTK: Tensor | None, z_BTD: Tensor | None) -> T
         if weight_BTK is not None:
             weight = weight_BTK.contiguous()
         out = torch.empty(batch, tokens, columns)
-        return call(
-            program.SUM_EXPERTS, y, weight, z, out, batch * tokens, columns, chosen, tokens,
-            out=out,
-        )
+        shape = batch * tokens, columns, chosen, tokens
+        return call(program.SUM_EXPERTS, y, weight, z, out, *shape, out=out)
     if weight_BTK is None:
         weight_BTK = y_BKTD.new_ones(batch, tokens, chosen)
     out_BTD = y_BKTD[:, 0] * weight_BTK[..., :1]

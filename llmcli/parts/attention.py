@@ -21,7 +21,7 @@ from torch import Tensor
 
 from llmcli.config.attention import AttentionConfig, Chunk
 from llmcli.config.norm import JoinedNorm
-from llmcli.graph.parts.attention import fused_kernel, mixed, of_layer
+from llmcli.graph.parts.attention import entering, fused_kernel, mixed
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.softmax_map import SoftmaxMap
@@ -42,19 +42,13 @@ class Attention(SoftmaxMap):
     def __init__(self, config: AttentionConfig, name: str, parameters: Parameters) -> None:
         self.config: AttentionConfig = config
         self.name = name
-        last = "_rot" if config.rope is not None else "_norm" if config.qk_norm is not None else ""
-        self.keys_of = name if config.kv.layer is None else of_layer(name, config.kv.layer)
-        self.entering = (f"{name}.q{last}", f"{self.keys_of}.k{last}")
+        self.entering = entering(config, name)[:2]
+        self.keys_of = self.entering[1].rpartition(".")[0]
         self.mixed = mixed(name, gated=config.gated)
         self._dtype, self._cache_dtype = parameters.dtype, parameters.cache_dtype
         self._fused = fused_kernel(name)
-        parts = config.entering
-        self.qkv = Linear(
-            parameters,
-            [f"{name}.W_{part}" for part in parts],
-            [f"{name}.b_{part}" for part in parts] if config.qkv_bias else (),
-        )
-        self.out = Linear(parameters, (f"{name}.W_o",), (f"{name}.b_o",) if config.out_bias else ())
+        self.qkv = Linear(parameters, name, *config.entering, bias=config.qkv_bias)
+        self.out = Linear(parameters, name, "o", bias=config.out_bias)
         own = config.scores
         self.sinks_H = parameters.vector((f"{name}.sink",)) if own.sinks else None
         self.slopes_H: Tensor | None = None

@@ -25,16 +25,10 @@ class ShortConv:
 
     def __init__(self, config: ShortConvConfig, name: str, parameters: Parameters) -> None:
         self.config, self.name = config, name
-        leaves = ("B", "gate", "x")
-        self.enter = Linear(
-            parameters,
-            [f"{name}.W_{leaf}" for leaf in leaves],
-            [f"{name}.b_{leaf}" for leaf in leaves] if config.bias else (),
-        )
+        self.enter = Linear(parameters, name, "B", "gate", "x", bias=config.bias)
         self.filter_DL = parameters.vector((f"{name}.w",))
         self.bias = parameters.vector((f"{name}.b",)) if config.bias else None
-        out_bias = (f"{name}.b_out",) if config.bias else ()
-        self.out = Linear(parameters, (f"{name}.W_out",), out_bias)
+        self.out = Linear(parameters, name, "out", bias=config.bias)
 
     def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; stores the last rows in `state`."""

@@ -36,13 +36,12 @@ class GatedDelta(Recurrent):
     def __init__(self, config: DeltaConfig, name: str, parameters: Parameters) -> None:
         self.config, self.name, self.tiled = config, name, config.tiled
         self.dtype = parameters.dtype
-        leaves = ("in", "gate", "beta", "decay")
-        self.enter = Linear(parameters, [f"{name}.W_{leaf}" for leaf in leaves])
+        self.enter = Linear(parameters, name, "in", "gate", "beta", "decay")
         self.filter_CL = parameters.vector((f"{name}.w",))
         self.A_log_H = parameters.vector((f"{name}.A_log",))
         self.dt_bias_H = parameters.vector((f"{name}.dt_bias",))
         self.norm = Norm(config.norm, f"{name}.norm", parameters, wide=True)
-        self.out = Linear(parameters, (f"{name}.W_out",))
+        self.out = Linear(parameters, name, "out")
 
     @property
     def shape(self) -> tuple[int, int, int]:

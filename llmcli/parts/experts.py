@@ -36,8 +36,7 @@ class Experts:
             config.activation, None if config.clamp is None else config.clamp.limit
         )
         routing = config.routing
-        biases = (f"{name}.b_router",) if routing.bias else ()
-        self.router = Linear(parameters, (f"{name}.W_router",), biases, exact=True)
+        self.router = Linear(parameters, name, "router", bias=routing.bias, exact=True)
         self.norm: Norm | None = None
         if routing.norm is not None:
             self.norm = Norm(routing.norm, f"{name}.router_norm", parameters)
@@ -48,14 +47,8 @@ class Experts:
         if routing.correction:
             self.correction = parameters.vector((f"{name}.b_choice",))
         enter = ("gate", "up") if config.gated else ("up",)
-        self.enter = RoutedLinear(
-            parameters,
-            tuple(f"{name}.W_{one}" for one in enter),
-            tuple(f"{name}.b_{one}" for one in enter) if config.bias else (),
-        )
-        self.down = RoutedLinear(
-            parameters, (f"{name}.W_down",), (f"{name}.b_down",) if config.bias else ()
-        )
+        self.enter = RoutedLinear(parameters, name, *enter, bias=config.bias)
+        self.down = RoutedLinear(parameters, name, "down", bias=config.bias)
         self.shared: SharedExpert | None = None
         if config.shared is not None:
             self.shared = SharedExpert(config.shared, config, name, parameters)
@@ -120,7 +113,7 @@ class SharedExpert:
         self.mlp = build_mlp(mlp, f"{part}.shared", parameters)
         self.weigh: Linear | None = None
         if config.weighed:
-            self.weigh = Linear(parameters, (f"{part}.W_shared",))
+            self.weigh = Linear(parameters, part, "shared")
 
     def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32."""

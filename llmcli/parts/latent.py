@@ -45,20 +45,15 @@ class LatentAttention(SoftmaxMap):
         self.mixed = f"{name}.z"
         self._dtype, self._cache_dtype = parameters.dtype, parameters.cache_dtype
         self._fused = fused_kernel(name)
-
-        def linear(*leaves: str, bias: bool = False) -> Linear:
-            biases = [f"{name}.b_{leaf}" for leaf in leaves] if bias else ()
-            return Linear(parameters, [f"{name}.W_{leaf}" for leaf in leaves], biases)
-
         self.q_down = self.q_norm = None
         if config.query_rank is not None:
-            self.q_down = linear("q_latent", bias=config.bias)
+            self.q_down = Linear(parameters, name, "q_latent", bias=config.bias)
             self.q_norm = Norm(config.norm, f"{name}.q_latent_norm", parameters)
-        self.q_up = linear("q", "q_pe")
-        self.kv_down = linear("kv_latent", "k_pe", bias=config.bias)
+        self.q_up = Linear(parameters, name, "q", "q_pe")
+        self.kv_down = Linear(parameters, name, "kv_latent", "k_pe", bias=config.bias)
         self.kv_norm = Norm(config.norm, f"{name}.kv_latent_norm", parameters)
-        self.kv_up = linear("k", "v")
-        self.out = linear("o", bias=config.bias)
+        self.kv_up = Linear(parameters, name, "k", "v")
+        self.out = Linear(parameters, name, "o", bias=config.bias)
 
     def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; appends latents and keys to `state`."""

@@ -23,10 +23,8 @@ class Mlp:
     def __init__(self, config: MlpConfig, name: str, parameters: Parameters) -> None:
         self.name = name
         self.act = activation(config.activation)
-        self.up = Linear(parameters, (f"{name}.W_up",), (f"{name}.b_up",) if config.bias else ())
-        self.down = Linear(
-            parameters, (f"{name}.W_down",), (f"{name}.b_down",) if config.bias else ()
-        )
+        self.up = Linear(parameters, name, "up", bias=config.bias)
+        self.down = Linear(parameters, name, "down", bias=config.bias)
 
     def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32."""
@@ -43,14 +41,8 @@ class GatedMlp:
         self.act = activation(
             config.activation, None if config.clamp is None else config.clamp.limit
         )
-        self.gate_up = Linear(
-            parameters,
-            (f"{name}.W_gate", f"{name}.W_up"),
-            (f"{name}.b_gate", f"{name}.b_up") if config.bias else (),
-        )
-        self.down = Linear(
-            parameters, (f"{name}.W_down",), (f"{name}.b_down",) if config.bias else ()
-        )
+        self.gate_up = Linear(parameters, name, "gate", "up", bias=config.bias)
+        self.down = Linear(parameters, name, "down", bias=config.bias)
 
     def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32."""

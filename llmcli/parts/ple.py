@@ -30,7 +30,7 @@ class LayerEmbeddings:
         self.shape = (config.per_layer.layers, config.per_layer.size)
         self.table = parameters.table("ple.embed.W")
         self.scale = rounded(config.per_layer.scale, config, self.table)
-        self.project = Linear(parameters, ("ple.W_proj",))
+        self.project = Linear(parameters, "ple", "proj")
         self.norm = Norm(config.per_layer.norm, "ple.proj_norm", parameters, wide=True)
 
     def __call__(self, ids_BT: Tensor, x_BTD: Tensor, step: Step) -> Tensor:
@@ -57,8 +57,8 @@ class Ple:
     def __init__(self, config: PleConfig, name: str, parameters: Parameters) -> None:
         self.name, self.layer = name, int(name.split(".")[1])
         self.act = activation(config.activation)
-        self.gate = Linear(parameters, (f"{name}.W_gate",))
-        self.out = Linear(parameters, (f"{name}.W_out",))
+        self.gate = Linear(parameters, name, "gate")
+        self.out = Linear(parameters, name, "out")
 
     def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32."""

@@ -33,18 +33,14 @@ class Ssm(Recurrent):
     def __init__(self, config: SsmConfig, name: str, parameters: Parameters) -> None:
         self.config, self.name = config, name
         self.dtype = parameters.dtype
-        leaves = ("gate", "in", "dt")
-        biases = [f"{name}.b_{leaf}" for leaf in leaves] if config.bias else ()
-        self.enter = Linear(parameters, [f"{name}.W_{leaf}" for leaf in leaves], biases)
+        self.enter = Linear(parameters, name, "gate", "in", "dt", bias=config.bias)
         self.filter_CL = parameters.vector((f"{name}.w",))
         self.bias_C = parameters.vector((f"{name}.b",)) if config.conv_bias else None
         self.A_log_H = parameters.vector((f"{name}.A_log",))
         self.dt_bias_H = parameters.vector((f"{name}.dt_bias",))
         self.D_H = parameters.vector((f"{name}.D",))
         self.norm = Norm(config.norm, f"{name}.norm", parameters)
-        self.out = Linear(
-            parameters, (f"{name}.W_out",), (f"{name}.b_out",) if config.bias else ()
-        )
+        self.out = Linear(parameters, name, "out", bias=config.bias)
 
     @property
     def shape(self) -> tuple[int, int, int]:

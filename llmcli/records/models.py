@@ -25,12 +25,12 @@ class StoredModel:
 
     name: str
     place: Place
-    path: str | None
-    bytes: int
-    files: int
-    revision: str | None
-    refs: tuple[str, ...]
-    last_used: float | None
+    path: str | None = None
+    bytes: int = 0
+    files: int = 0
+    revision: str | None = None
+    refs: tuple[str, ...] = ()
+    last_used: float | None = None
     state: str
     license: str = ""
     purpose: str = ""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.checkpoints.files import read_object, shown
 from llmcli.errors import CheckpointError
+from llmcli.text.spelling import is_unicode
 
 if TYPE_CHECKING:
     import tokenizers
 
-BROKEN = "the file is damaged; fetch it again"
 _MAX_ID = 1 << 24
 _C_SPACES = " \t\n\v\f\r"  # characters of C's `isspace`
 _SPACES = re.compile(r"\s+")
@@ -31,26 +32,21 @@ def token_text(token: Any) -> str | None:
         token = token.get("content")
     if not isinstance(token, str) or not token:
         return None
-    try:
-        token.encode()
-    except UnicodeEncodeError:
-        raise CheckpointError(
-            f"the token `{shown(token, 40)}` is not Unicode text", hint=BROKEN
-        ) from None
+    if not is_unicode(token):
+        raise CheckpointError(f"the token `{shown(token, 40)}` is not Unicode text")
     return token
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddedToken:
-    """A token matched in a text before the rest is encoded.
+    """A token matched in a text before the rest is encoded; fields as in the `tokenizers` library.
 
     `special` tokens are matched only if special tokens are parsed, others always. Those with
     `lstrip` or `rstrip` absorb the whitespace before or after them. `single_word` and `normalized`
-    are flags for the `tokenizers` library. Equal tokens may have different ids.
+    are flags for the library.
     """
 
-    text: str
-    id: int = field(compare=False)
+    content: str
     special: bool
     lstrip: bool = False
     rstrip: bool = False
@@ -58,64 +54,55 @@ class AddedToken:
     normalized: bool = False
 
     @classmethod
-    def read(cls, token: Any, id: int, *, special: bool) -> AddedToken:
+    def read(cls, token: Any, *, special: bool) -> AddedToken:
         """Read a token with a `token_text`; by default, tokens that are not special are normalized.
 
         `token`: a string, or an object with flags.
         """
         given = {"normalized": not special} | (token if isinstance(token, dict) else {})
         flags = {name: bool(given.get(name, False)) for name in _FLAGS}
-        return cls(text=token_text(token) or "", id=id, special=special, **flags)
+        return cls(content=token_text(token) or "", special=special, **flags)
 
 
 def listed_tokens(
-    settings: Mapping[str, Any], special: Container[str | None]
+    directory: Path,
+    settings: Mapping[str, Any],
+    special: Container[str | None],
+    *,
+    both: bool = False,
 ) -> dict[int, AddedToken]:
-    """Id → token from `added_tokens_decoder` of tokenizer_config.json.
+    """Id → token from `added_tokens_decoder` of tokenizer_config.json, else added_tokens.json.
 
-    Tokens whose text is in `special` are special even if their flag is not set.
+    The latter has no flags. `both`: read both, the former takes precedence. Tokens whose text is in
+    `special` are special even if their flag is not set.
     """
-    listed = settings.get("added_tokens_decoder")
+    listed, path = settings.get("added_tokens_decoder"), directory / "added_tokens.json"
     found = {}
+    if both or not isinstance(listed, dict):
+        for text, index in (read_object(path) or {}).items():
+            check_id(path.name, text, index)
+            found[index] = AddedToken.read(text, special=text in special)
     for key, token in listed.items() if isinstance(listed, dict) else ():
-        text = token_text(token) if isinstance(token, dict) else None
-        if text is None or not (key.isdecimal() and key.isascii() and len(key) < 10):
-            raise CheckpointError(
-                f"the added token `{shown(key, 40)}` has no id or no text", hint=BROKEN
-            )
-        check_id("tokenizer_config.json", text, int(key))
-        marked = text in special or bool(token.get("special"))
-        found[int(key)] = AddedToken.read(token, int(key), special=marked)
-    return found
-
-
-def tokens_of_file(directory: Path, special: Container[str | None]) -> dict[int, AddedToken]:
-    """Id → token from added_tokens.json, which has no flags."""
-    path = directory / "added_tokens.json"
-    found = {}
-    for text, index in (read_object(path) or {}).items():
-        check_id(path.name, text, index)
-        found[index] = AddedToken.read(text, index, special=text in special)
+        own = token_text(token) if isinstance(token, dict) else None
+        if own is None or not (key.isdecimal() and key.isascii() and len(key) < 10):
+            raise CheckpointError(f"the added token `{shown(key, 40)}` has no id or no text")
+        check_id("tokenizer_config.json", own, int(key))
+        marked = own in special or bool(token.get("special"))
+        found[int(key)] = AddedToken.read(token, special=marked)
     return found
 
 
 def check_id(file: str, text: object, index: object) -> None:
     """Raise CheckpointError for an invalid token id."""
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < _MAX_ID:
-        raise CheckpointError(
-            f"`{file}` gives `{shown(text)}` the id `{shown(index, 40)}`", hint=BROKEN
-        )
+        raise CheckpointError(f"`{file}` gives `{shown(text)}` the id `{shown(index, 40)}`")
 
 
 def of_library(backend: tokenizers.Tokenizer) -> dict[int, AddedToken]:
     """Id → added token of a tokenizer of the `tokenizers` library."""
+    names = ("content", "special", *_FLAGS)
     return {
-        index: AddedToken(
-            text=token.content,
-            id=index,
-            special=token.special,
-            **{name: getattr(token, name) for name in _FLAGS},
-        )
+        index: AddedToken(**{name: getattr(token, name) for name in names})
         for index, token in backend.get_added_tokens_decoder().items()
     }
 
@@ -138,51 +125,39 @@ def add_to_library(
     from tokenizers import AddedToken as LibraryToken
 
     registered = of_library(backend)
-    known = {token.text: token for token in registered.values()}
-    wanted = {token.text: token for _, token in sorted(listed.items()) if token.text}
+    known = {token.content: token for token in registered.values()}
+    wanted = {listed[id].content: listed[id] for id in sorted(listed) if listed[id].content}
     for given in special:
         if (text := token_text(given)) is not None and (marks or text not in known | wanted):
-            like = wanted.get(text) or known.get(text) or AddedToken.read(given, -1, special=True)
+            like = wanted.get(text) or known.get(text) or AddedToken.read(given, special=True)
             wanted[text] = replace(like, special=True)
     size = max(backend.get_vocab_size(with_added_tokens=False), 1 + max(registered, default=-1))
     new = [text for text in wanted if backend.token_to_id(text) is None]
     for text in [] if rows is None else new[max(0, rows - size) :]:
         del wanted[text]
-    backend.add_tokens(
-        [
-            LibraryToken(
-                text, special=token.special, **{name: getattr(token, name) for name in _FLAGS}
-            )
-            for text, token in wanted.items()
-            if token != known.get(text)
-        ]
-    )
+    changed = (token for text, token in wanted.items() if token != known.get(text))
+    backend.add_tokens([LibraryToken(**vars(token)) for token in changed])
 
 
-Cut = tuple[AddedToken | None, int, int]  # a token or a stretch of text; its start and end
+Cut = tuple[int | None, int, int]  # a token's id, or None for a stretch of text; start and end
 
 
 @dataclass(frozen=True)
 class AddedTokens:
-    """Tokens matched in a text, and the rule for overlapping matches.
+    """Id → token matched in a text, and the rule for overlapping matches.
 
     `leftmost`: the leftmost match counts, then the longest, as in transformers
     (tokenization_utils_sentencepiece.py). Otherwise one token after the other is matched in the
     whole text, in this order, as in llama.cpp (src/llama-vocab.cpp, `tokenizer_st_partition`).
     """
 
-    tokens: Sequence[AddedToken]
+    tokens: Mapping[int, AddedToken]
     leftmost: bool
-
-    @property
-    def ids(self) -> frozenset[int]:
-        """All ids; these tokens decode to their own text."""
-        return frozenset(token.id for token in self.tokens)
 
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids of special tokens, hidden in decoded text by default."""
-        return frozenset(token.id for token in self.tokens if token.special)
+        return frozenset(id for id, token in self.tokens.items() if token.special)
 
     def cut(self, text: str, parse_special: bool) -> Iterator[Cut]:
         """Yield tokens, and None for stretches between them, with start and end in characters.
@@ -190,76 +165,68 @@ class AddedTokens:
         Absorbed whitespace belongs to none of them.
         """
         tokens = self._by_text[parse_special]
-        return _leftmost(text, tokens) if self.leftmost else _one_by_one(text, tokens.values())
+        return _leftmost(text, tokens) if self.leftmost else _one_by_one(text, tokens)
 
     @cached_property
-    def _by_text(self) -> dict[bool, dict[str, AddedToken]]:
-        """By `parse_special`: the tokens that are matched, by their texts, in order."""
+    def _by_text(self) -> dict[bool, dict[str, tuple[int, AddedToken]]]:
+        """By `parse_special`: the tokens that are matched with their ids, by text, in order."""
         return {
-            special: {token.text: token for token in self.tokens if special or not token.special}
+            special: {
+                token.content: (id, token)
+                for id, token in self.tokens.items()
+                if special or not token.special
+            }
             for special in (False, True)
         }
 
 
-def _one_by_one(text: str, tokens: Iterable[AddedToken]) -> Iterator[Cut]:
-    fragments: list[Cut] = [(None, 0, len(text))] if text else []
-    for token in tokens:
-        if token.text not in text:
+def _one_by_one(text: str, tokens: Mapping[str, tuple[int, AddedToken]]) -> Iterator[Cut]:
+    found: list[Cut] = []
+    stretches = [(0, len(text))]
+    for content, (id, token) in tokens.items():
+        if content not in text:
             continue
-        cut: list[Cut] = []
-        for fragment in fragments:
-            if fragment[0] is not None:
-                cut.append(fragment)
-                continue
-            _, at, end = fragment
-            for index, stretch in enumerate(text[at:end].split(token.text)):
-                if index:
-                    cut.append((token, at, at + len(token.text)))
-                    at += len(token.text)
+        rest = []
+        for at, end in stretches:
+            edges = [at]  # of the stretches that remain
+            while (begin := text.find(content, edges[-1], end)) >= 0:
+                found.append((id, begin, begin + len(content)))
+                edges += found[-1][1:]
+            edges.append(end)
+            for index, (begin, until) in enumerate(zip(edges[::2], edges[1::2], strict=True)):
+                stretch = text[begin:until]
                 kept = stretch.lstrip(_C_SPACES) if index and token.rstrip else stretch
-                until = at + len(stretch)
-                if kept:
-                    cut.append((None, until - len(kept), until))
-                at = until
-        fragments = cut
-    return iter(fragments)
+                rest.append((until - len(kept), until))
+        stretches = [(begin, end) for begin, end in rest if begin < end]
+    found += ((None, *place) for place in stretches if text)
+    return iter(sorted(found, key=itemgetter(1)))
 
 
-def _leftmost(text: str, tokens: Mapping[str, AddedToken]) -> Iterator[Cut]:
-    at = 0
-    for token, begin, end in _found(text, tokens):
-        if begin < at:
-            continue  # inside whitespace absorbed by the previous token
-        until = at + len(text[at:begin].rstrip()) if token.lstrip else begin
-        if at < until:
-            yield None, at, until
-        yield token, begin, end
-        behind = _SPACES.match(text, end) if token.rstrip else None
-        at = behind.end() if behind is not None else end
-    if at < len(text):
-        yield None, at, len(text)
+def _leftmost(text: str, tokens: Mapping[str, tuple[int, AddedToken]]) -> Iterator[Cut]:
+    """Tokens are looked up by length at every possible first character.
 
-
-def _found(text: str, tokens: Mapping[str, AddedToken]) -> Iterator[tuple[AddedToken, int, int]]:
-    """Yield tokens in `text` with their start and end, leftmost first, then longest.
-
-    Looked up by length at every possible first character: one regular expression takes seconds for
-    a long text and hundreds of tokens.
+    One regular expression takes seconds for a long text and hundreds of tokens.
     """
-    if not tokens:
-        return
     lengths: dict[str, set[int]] = {}
     for name in tokens:
         lengths.setdefault(name[0], set()).add(len(name))
-    sorted_lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
-    begins = re.compile("[" + "".join(map(re.escape, lengths)) + "]")
-    at = 0
+    begins = re.compile("[" + "".join(map(re.escape, lengths)) + "]" if tokens else "(?!)")
+    done = at = 0  # characters covered, and searched
     while (match := begins.search(text, at)) is not None:
         begin = match.start()
         at = begin + 1
-        for length in sorted_lengths[match[0]]:
-            token = tokens.get(text[begin : begin + length])
-            if token is not None:
-                at = begin + len(token.text)  # the text may end before `length`
-                yield token, begin, at
-                break
+        names = (text[begin : begin + length] for length in sorted(lengths[match[0]], reverse=True))
+        if (found := next(filter(None, map(tokens.get, names)), None)) is None:
+            continue
+        id, token = found
+        at = begin + len(token.content)
+        if begin < done:
+            continue  # inside whitespace absorbed by the previous token
+        until = done + len(text[done:begin].rstrip()) if token.lstrip else begin
+        if done < until:
+            yield None, done, until
+        yield id, begin, at
+        behind = _SPACES.match(text, at) if token.rstrip else None
+        done = at if behind is None else behind.end()
+    if done < len(text):
+        yield None, done, len(text)

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, UnsupportedModel
@@ -27,109 +25,84 @@ from llmcli.text.chat import ChatTemplate
 from llmcli.text.pretokenizers import PRE_TOKENIZERS, build_pre_tokenizer
 from llmcli.text.sentencepiece import (
     BYTE_TOKENS,
-    Normalizer,
     PieceEncoder,
     PieceModel,
     byte_ids,
-    check_charsmap,
+    check_strings,
 )
-from llmcli.text.spelling import Spelling, byte_letters
+from llmcli.text.spelling import Spelling, byte_letters, is_unicode
 from llmcli.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    import tokenizers
-
 KEY = "tokenizer.ggml."
-BROKEN = "the file is damaged or was written by a faulty converter; fetch or convert it again"
 ID_NAMES = ("bos", "eos", "eot", "eom", "unknown", "padding", "fim_pad", "fim_rep", "fim_sep")
+Ids = Mapping[str, int | None]  # the special ids by their names
+Keys = dict[str, Any]  # the untrusted metadata `tokenizer.ggml.*`, without that prefix
 
 
-def tokens_of(metadata: Mapping[str, Any]) -> list[str]:
-    """Read `tokenizer.ggml.tokens`; empty tokens get llama.cpp's placeholder.
-
-    Raises CheckpointError for an empty list or a duplicate.
-    """
-    tokens = strings_of(metadata, "tokens")
-    if not tokens:
-        raise CheckpointError("the vocabulary (`tokenizer.ggml.tokens`) is empty", hint=BROKEN)
-    distinct = set(tokens)
-    if "" in distinct:
+def _tokens(keys: Keys) -> list[str]:
+    """The tokens; empty ones get llama.cpp's placeholder."""
+    tokens = _strings(keys, "tokens")
+    if "" in tokens:
         tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
-        distinct = set(tokens)
-    if len(distinct) != len(tokens):
-        last = {token: index for index, token in enumerate(tokens)}
-        twice = next(token for index, token in enumerate(tokens) if last[token] != index)
-        raise CheckpointError(f"the vocabulary has the token `{shown(twice)}` twice", hint=BROKEN)
+    check_strings(tokens)
     return tokens
 
 
-def types_of(metadata: Mapping[str, Any], count: int) -> Sequence[int]:
-    """Read `tokenizer.ggml.token_type` of `count` tokens; if absent, all are normal.
-
-    Values that are not numbers become 0 (undefined). Raises CheckpointError for a list that is too
-    short.
-    """
-    values = metadata.get(KEY + "token_type")
-    if values is None:
-        return [1] * count
-    types = _long_enough(values, "token_type", count)
+def _types(keys: Keys, count: int) -> Sequence[int]:
+    """The types of `count` tokens; if absent, all are normal; 0 (undefined) if not a number."""
+    types = _entries(keys, "token_type", count) or [1] * count
     try:
         return array("i", types)
     except (TypeError, OverflowError):
         return [kind if isinstance(kind, int) else 0 for kind in types]
 
 
-def scores_of(metadata: Mapping[str, Any], count: int) -> array[float]:
-    """Read `tokenizer.ggml.scores` (float32) of `count` tokens; if absent, all are zero.
-
-    Raises CheckpointError for a list that is too short or has a score that is not finite, since
-    such a score cannot be ordered.
-    """
-    values = metadata.get(KEY + "scores")
-    if values is None:
-        return array("f", bytes(4 * count))
+def _scores(keys: Keys, count: int) -> array[float]:
+    """The float32 scores of `count` tokens; if absent, all are zero."""
     try:
-        scores = array("f", _long_enough(values, "scores", count))
+        return array("f", _entries(keys, "scores", count) or bytes(4 * count))
     except (TypeError, OverflowError, ValueError):
-        raise CheckpointError(f"`{KEY}scores` is not a list of numbers", hint=BROKEN) from None
-    if not isfinite(sum(scores)):  # not finite if any score is not; finite ones cannot overflow
-        at = next(index for index, score in enumerate(scores) if not isfinite(score))
-        raise CheckpointError(f"the score of token {at} is {scores[at]}", hint=BROKEN)
-    return scores
+        raise CheckpointError(f"`{KEY}scores` is not a list of numbers") from None
 
 
-def _long_enough(values: Any, name: str, count: int) -> Sequence[Any]:
+def _entries(keys: Keys, name: str, count: int) -> Sequence[Any] | None:
+    """A list with one entry for each of `count` tokens, or more; None if absent."""
+    values = keys.get(name)
+    if values is None:
+        return None
     if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) < count:
-        raise CheckpointError(
-            f"`{KEY}{name}` does not have one entry for each of {count} tokens", hint=BROKEN
-        )
+        raise CheckpointError(f"`{KEY}{name}` does not have one entry for each of {count} tokens")
     return values if len(values) == count else values[:count]
 
 
-def strings_of(metadata: Mapping[str, Any], name: str) -> list[str]:
-    """The list of strings `tokenizer.ggml.<name>`, or CheckpointError."""
-    values = metadata.get(KEY + name)
+def _strings(keys: Keys, name: str) -> list[str]:
+    values = keys.get(name)
     if not isinstance(values, list) or not all(map(str.__instancecheck__, values)):
-        raise CheckpointError(f"`{KEY}{name}` is not a list of strings", hint=BROKEN)
+        raise CheckpointError(f"`{KEY}{name}` is not a list of strings")
     return values
 
 
-def ids_of(
-    metadata: Mapping[str, Any], count: int, notes: list[str], usual: Mapping[str, int]
+def _flag(keys: Keys, name: str, usual: bool) -> bool:
+    value = keys.get(name)
+    return usual if value is None else bool(value)
+
+
+def _ids(
+    keys: Keys, count: int, notes: list[str], usual: Mapping[str, int]
 ) -> dict[str, int | None]:
     """Read the special ids (`bos`, `eos`, …), with defaults from `usual`.
 
-    An id outside of `count` tokens counts as absent and adds to `notes`, as in llama.cpp. Raises
-    CheckpointError for values that are not numbers.
+    An id outside of `count` tokens counts as absent and adds to `notes`, as in llama.cpp.
     """
     found: dict[str, int | None] = {}
     for name in ID_NAMES:
-        key = f"{KEY}{name}_token_id"
-        value = metadata.get(key)
+        value = keys.get(f"{name}_token_id")
         if isinstance(value, bool) or not isinstance(value, int | None):
-            raise CheckpointError(f"`{key}` is {shown(value, 40)}, which is not an id", hint=BROKEN)
+            given = shown(value, 40)
+            raise CheckpointError(f"`{KEY}{name}_token_id` is {given}, which is not an id")
         if value is not None and not 0 <= value < count:
-            notes.append(f"`{key}` is {value}, but there are {count} tokens: it is ignored")
+            key = f"`{KEY}{name}_token_id`"
+            notes.append(f"{key} is {value}, but there are {count} tokens: it is ignored")
             value = None
         if value is None:
             value = usual.get(name, count)
@@ -137,37 +110,27 @@ def ids_of(
     return found
 
 
-def prefix_of(metadata: Mapping[str, Any], bos: int | None, *, usual: bool) -> tuple[int, ...]:
+def _prefix(keys: Keys, bos: int | None, *, usual: bool) -> tuple[int, ...]:
     """BOS if the file's `add_bos_token` is set, or by default if `usual`."""
-    asked = metadata.get(KEY + "add_bos_token")
-    if bos is None:
-        if asked:
-            raise CheckpointError(
-                "`tokenizer.ggml.add_bos_token` is true but there is no `bos_token_id`",
-                hint=BROKEN,
-            )
-        return ()
-    return (bos,) if (usual if asked is None else asked) else ()
+    asked = keys.get("add_bos_token")
+    if bos is None and asked:
+        raise CheckpointError(f"`{KEY}add_bos_token` is true but there is no `bos_token_id`")
+    return () if bos is None or not (usual if asked is None else asked) else (bos,)
 
 
-def template_of(
-    metadata: Mapping[str, Any], strings: Sequence[str], ids: Mapping[str, int | None]
-) -> ChatTemplate | None:
-    """The chat template with its special tokens; None if there is none."""
+def _template(metadata: Mapping[str, Any], strings: Sequence[str], ids: Ids) -> ChatTemplate | None:
+    """The chat template with its special tokens; without a default, the first named one."""
     key = "tokenizer.chat_template"
     source = metadata.get(key)
-    if source is None:  # without a default, the first named one
+    if source is None:
         source = next((metadata[name] for name in metadata if name.startswith(f"{key}.")), None)
     if source is None:
         return None
     if not isinstance(source, str):
-        raise CheckpointError("`tokenizer.chat_template` is not a string", hint=BROKEN)
+        raise CheckpointError("`tokenizer.chat_template` is not a string")
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-    special = {
-        names[name]: strings[index]
-        for name, index in ids.items()
-        if name in names and index is not None
-    }
+    found = ((names[name], index) for name, index in ids.items() if name in names)
+    special = {name: strings[index] for name, index in found if index is not None}
     return ChatTemplate(source, special_tokens=special)
 
 
@@ -209,8 +172,8 @@ _KNOWN = frozenset(
 )
 
 
-def classify_tokens(
-    strings: Sequence[str], numbers: Sequence[int], ids: Mapping[str, int | None]
+def _classified(
+    strings: Sequence[str], numbers: Sequence[int], ids: Ids
 ) -> tuple[list[int], frozenset[int]]:
     """Determine the attributes of every token, and the ids that end a generation.
 
@@ -240,29 +203,6 @@ def classify_tokens(
     return types, frozenset(ends)
 
 
-def _matched(
-    strings: Sequence[str], types: Sequence[int], *, stripping: bool
-) -> tuple[AddedTokens, frozenset[int]]:
-    """Tokens matched in a text before merging, longest first in bytes, and silent ids.
-
-    Silent ids decode to nothing. `stripping`: special tokens absorb the whitespace after them.
-    """
-    odd = [index for index, kind in enumerate(types) if kind != NORMAL]  # few of very many
-    found = [index for index in odd if types[index] & _MATCHED]
-    found.sort(key=lambda index: (-len(strings[index].encode("utf-8", "replace")), index))
-    added = tuple(
-        AddedToken(
-            text=(text := strings[index]),
-            id=index,
-            special=bool(types[index] & HIDDEN),
-            rstrip=stripping and text not in _NOT_STRIPPING,
-        )
-        for index in found
-    )
-    silent = frozenset(index for index in odd if types[index] in (UNUSED, UNDEFINED))
-    return AddedTokens(added, leftmost=False), silent
-
-
 def _correct(types: list[int], ends: set[int], at: Mapping[str, int]) -> None:
     """Fix `ends` for two families that use another family's end token inside their texts."""
     asked = ("<|call|>", "<|calls|>", "<|return|>", "<|flush|>", "<|end|>", "<|tool_response>")
@@ -287,46 +227,57 @@ _STRIPPING = ("phi-3", "phi3")
 _NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Encoder:
-    """What depends on the kind of tokenizer.
+def _matched(
+    strings: Sequence[str], types: Sequence[int], among: Sequence[int], *, stripping: bool
+) -> AddedTokens:
+    """Tokens matched in a text before merging, longest first in bytes.
 
-    `name`: for display; `add_bos`: default of the file's `add_bos_token`; `filler`: an id of the
-    library for bytes or characters that the vocabulary lacks (None: it lacks none).
+    `stripping`: special tokens absorb the whitespace after them.
     """
-
-    backend: tokenizers.Tokenizer | PieceEncoder
-    spelling: Spelling
-    name: str
-    add_bos: bool
-    filler: int | None
+    found = [index for index in among if types[index] & _MATCHED]
+    found.sort(key=lambda index: (-len(strings[index].encode("utf-8", "replace")), index))
+    added = {
+        index: AddedToken(
+            content=(text := strings[index]),
+            special=bool(types[index] & HIDDEN),
+            rstrip=stripping and text not in _NOT_STRIPPING,
+        )
+        for index in found
+    }
+    return AddedTokens(added, leftmost=False)
 
 
 def _pieces(
-    metadata: Mapping[str, Any],
-    strings: list[str],
-    types: list[int],
-    unknown: int | None,
-    *,
-    unigram: bool,
-) -> _Encoder:
-    """SentencePiece; a space is put before a text, and BOS, by default only if it merges."""
+    keys: Keys, strings: list[str], types: list[int], ids: Ids, *, unigram: bool
+) -> dict[str, Any]:
+    """The tokenizer's fields of SentencePiece.
+
+    A space is put before a text, and BOS, by default only if it merges. The merging kind has no
+    other normalization, as in llama.cpp.
+    """
     count = len(strings)
-    prefixed = _flag(metadata, "add_space_prefix", not unigram)
+    prefixed = _flag(keys, "add_space_prefix", not unigram)
+    given = keys.get("precompiled_charsmap") if unigram else None
+    try:
+        charsmap = bytes(byte & 255 for byte in given or ())
+    except TypeError:
+        raise CheckpointError(f"`{KEY}precompiled_charsmap` is not a list of bytes") from None
     model = PieceModel(
         strings=strings,
-        scores=scores_of(metadata, count),
-        kinds=_kinds(strings, types, unknown, unigram),
+        scores=_scores(keys, count),
+        kinds=_kinds(strings, types, ids["unknown"], unigram),
         unigram=unigram,
-        normalizer=_normalizer(metadata, unigram, prefixed),
+        space_prefix=prefixed,
+        merge_spaces=unigram and _flag(keys, "remove_extra_whitespaces", False),
+        charsmap=charsmap,
     )
-    return _Encoder(
-        backend=PieceEncoder(model),
-        spelling=Spelling(replace=(("▁", " "),), byte_fallback=True, strip=int(prefixed)),
-        name=f"gguf {'Unigram' if unigram else 'SentencePiece'}",
-        add_bos=not unigram,
-        filler=None if sentencepiece.UNKNOWN in model.kinds else count,
-    )
+    return {
+        "backend": PieceEncoder(model.checked()),
+        "spelling": Spelling(replace=(("▁", " "),), byte_fallback=True, strip=int(prefixed)),
+        "name": f"gguf {'Unigram' if unigram else 'SentencePiece'}",
+        "prefix": _prefix(keys, ids["bos"], usual=not unigram),
+        "filler": None if sentencepiece.UNKNOWN in model.kinds else count,
+    }
 
 
 def _kinds(strings: list[str], types: list[int], unknown: int | None, unigram: bool) -> list[int]:
@@ -351,30 +302,6 @@ def _kinds(strings: list[str], types: list[int], unknown: int | None, unigram: b
     return kinds
 
 
-def _normalizer(metadata: Mapping[str, Any], unigram: bool, prefixed: bool) -> Normalizer:
-    """The normalizer; the merging kind has none beyond the leading space, as in llama.cpp."""
-    if not unigram:
-        return Normalizer(space_prefix=prefixed, merge_spaces=False)
-    given = metadata.get(KEY + "precompiled_charsmap")
-    try:
-        charsmap = bytes(byte & 255 for byte in given) if given else b""
-    except TypeError:
-        raise CheckpointError(
-            f"`{KEY}precompiled_charsmap` is not a list of bytes", hint=BROKEN
-        ) from None
-    check_charsmap(charsmap)
-    return Normalizer(
-        space_prefix=prefixed,
-        merge_spaces=_flag(metadata, "remove_extra_whitespaces", False),
-        charsmap=charsmap,
-    )
-
-
-def _flag(metadata: Mapping[str, Any], name: str, usual: bool) -> bool:
-    value = metadata.get(KEY + name)
-    return usual if value is None else bool(value)
-
-
 # Kinds that only llama.cpp supports; no model that llmcli runs has one.
 _OTHERS = {"bert": "WordPiece", "rwkv": "RWKV", "plamo2": "PLaMo 2"}
 
@@ -386,7 +313,8 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
     with an unknown or missing pre-tokenizer gets llama.cpp's `default` and a note, since a wrong
     rule makes the output worse.
     """
-    kind = metadata.get(KEY + "model")
+    keys = {key.removeprefix(KEY): metadata[key] for key in metadata if key.startswith(KEY)}
+    kind = keys.get("model")
     if kind is None or kind in ("none", "no_vocab"):
         return None
     usual = _PIECE_IDS.get(kind) if isinstance(kind, str) else None
@@ -399,43 +327,34 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
             "use a checkpoint with a tokenizer.json",
         )
     notes: list[str] = []
-    pre = "" if usual else _pre_tokenizer(metadata, kind, notes)
-    strings = tokens_of(metadata)
-    ids = ids_of(metadata, len(strings), notes, usual or {})
-    types, ends = classify_tokens(strings, types_of(metadata, len(strings)), ids)
-    line_ends: dict[str, int] = {}
+    pre = "" if usual else _pre_tokenizer(keys, kind, notes)
+    strings = _tokens(keys)
+    ids = _ids(keys, len(strings), notes, usual or {})
+    types, ends = _classified(strings, _types(keys, len(strings)), ids)
     if usual:
-        encoder = _pieces(metadata, strings, types, ids["unknown"], unigram=kind == "t5")
+        fields = _pieces(keys, strings, types, ids, unigram=kind == "t5")
     else:
-        encoder = _bpe(metadata, strings, pre)
-        if PRE_TOKENIZERS[pre].line_ends:
-            metadata = {**metadata, KEY + "add_bos_token": True}
-            line_ends = {string: i for i, string in enumerate(strings) if not string.strip("\n")}
+        fields = _bpe(keys, strings, ids, pre)
     model = str(metadata.get("general.name", "")).lower()
     stripping = bool(usual) and any(text in model for text in _STRIPPING)
-    added, silent = _matched(strings, types, stripping=stripping)
+    odd = [index for index, kind in enumerate(types) if kind != NORMAL]  # few of very many
+    added = _matched(strings, types, odd, stripping=stripping)
     return Tokenizer(
-        backend=encoder.backend,
+        **fields,
         strings=strings,
-        spelling=encoder.spelling,
-        literal=added.ids,
-        silent=silent,
+        silent=frozenset(index for index in odd if types[index] in (UNUSED, UNDEFINED)),
         special_ids=added.special_ids,
         bos_id=ids["bos"],
         eos_ids=ends,
-        prefix=prefix_of(metadata, ids["bos"], usual=encoder.add_bos),
-        name=encoder.name,
         added=added,
-        filler=encoder.filler,
-        chat_template=template_of(metadata, strings, ids),
+        chat_template=_template(metadata, strings, ids),
         notes=tuple(notes),
-        line_ends=line_ends,
     )
 
 
-def _pre_tokenizer(metadata: Mapping[str, Any], kind: str, notes: list[str]) -> str:
+def _pre_tokenizer(keys: Keys, kind: str, notes: list[str]) -> str:
     """The name of the pre-tokenizer; `default` and a note if it is unknown or missing."""
-    pre = kind if kind == "gemma4" else metadata.get(KEY + "pre")
+    pre = kind if kind == "gemma4" else keys.get("pre")
     if isinstance(pre, str) and pre in PRE_TOKENIZERS:
         return pre
     said = f"pre-tokenizer `{shown(pre)}` is unknown" if pre else "file names no pre-tokenizer"
@@ -446,19 +365,19 @@ def _pre_tokenizer(metadata: Mapping[str, Any], kind: str, notes: list[str]) -> 
     return "default"
 
 
-def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Read `tokenizer.ggml.merges` as pairs, split at the first space after the first character."""
-    merges = strings_of(metadata, "merges")
+def _merges(keys: Keys) -> list[tuple[str, str]]:
+    """Read the merges as pairs, split at the first space after the first character."""
+    merges = _strings(keys, "merges")
     pairs = [(first, second) for first, _, second in (merge.partition(" ") for merge in merges)]
     if any(not first or not second or " " in second for first, second in pairs):  # not that plain
         pairs = [(m[:at], m[at + 1 :]) for m in merges if (at := m.find(" ", 1)) > 0]
     if len(pairs) != len(merges):
-        raise CheckpointError("a merge (`tokenizer.ggml.merges`) is not a pair", hint=BROKEN)
+        raise CheckpointError(f"a merge (`{KEY}merges`) is not a pair")
     return list(dict.fromkeys(pairs))  # the first of equal merges counts
 
 
-def _bpe(metadata: Mapping[str, Any], strings: list[str], pre: str) -> _Encoder:
-    """The library's BPE, with a filler for bytes without a token.
+def _bpe(keys: Keys, strings: list[str], ids: Ids, pre: str) -> dict[str, Any]:
+    """The tokenizer's fields of the library's BPE, with a filler for bytes without a token.
 
     Real vocabularies lack bytes (SmolLM2's has no 0x04). Without the filler the library would merge
     across a dropped byte, unlike llama.cpp.
@@ -468,48 +387,42 @@ def _bpe(metadata: Mapping[str, Any], strings: list[str], pre: str) -> _Encoder:
 
     rule = PRE_TOKENIZERS[pre]
     # Kimi K2's files may have none
-    merges = [] if pre == "kimi-k2" and KEY + "merges" not in metadata else _merges(metadata)
-    # The library cannot hold tokens that are not UTF-8; they cannot occur in text. They are rare:
-    # the whole vocabulary is tried first.
-    try:
-        "".join(strings).encode()
-        vocab = dict(zip(strings, range(len(strings)), strict=True))
-    except UnicodeEncodeError:
-        vocab = {_holdable(string, index): index for index, string in enumerate(strings)}
+    merges = [] if pre == "kimi-k2" and "merges" not in keys else _merges(keys)
+    vocab = dict(zip(strings, range(len(strings)), strict=True))
+    if not is_unicode("".join(strings)):  # the library cannot hold those; they occur in no text
+        for string in [string for string in strings if not is_unicode(string)]:
+            index = vocab.pop(string)
+            vocab[f"\x00invalid {index}\x00"] = index
     needed = BYTE_TOKENS if rule.raw else byte_letters().keys()
-    filler = None if needed <= vocab.keys() else len(strings)
-    unknown = "\x00filler\x00"
-    if filler is not None:
+    filler, unknown = None, None
+    if not needed <= vocab.keys():
+        filler, unknown = len(strings), "\x00filler\x00"
         vocab[unknown] = filler
     try:
         model = BPE(
             vocab,
             merges,
-            unk_token=unknown if filler is not None else None,
+            unk_token=unknown,
             ignore_merges=rule.ignore_merges,
             byte_fallback=rule.raw,
         )
     except Exception as error:
-        raise CheckpointError(
-            f"the tokenizer's merges do not fit its vocabulary: {shown(error, 120)}", hint=BROKEN
-        ) from error
+        why = shown(error, 120)
+        raise CheckpointError(f"the tokenizer's merges do not fit its vocabulary: {why}") from error
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = build_pre_tokenizer(rule)
     if rule.raw:
         backend.normalizer = tokenizers.normalizers.Replace(" ", "▁")
     raw = Spelling(replace=(("▁", " "),), byte_fallback=True)
-    return _Encoder(
-        backend=backend,
-        spelling=raw if rule.raw else Spelling(byte_level=True),
-        name=f"gguf {'' if rule.raw else 'byte-level '}BPE, {pre}",
-        add_bos=rule.add_bos,
-        filler=filler,
-    )
-
-
-def _holdable(string: str, index: int) -> str:
-    try:
-        string.encode()
-    except UnicodeEncodeError:
-        return f"\x00invalid {index}\x00"
-    return string
+    line_ends: dict[str, int] = {}
+    if rule.line_ends:  # BOS is always added
+        keys = keys | {"add_bos_token": True}
+        line_ends = {text: index for index, text in enumerate(strings) if not text.strip("\n")}
+    return {
+        "backend": backend,
+        "spelling": raw if rule.raw else Spelling(byte_level=True),
+        "name": f"gguf {'' if rule.raw else 'byte-level '}BPE, {pre}",
+        "prefix": _prefix(keys, ids["bos"], usual=rule.add_bos),
+        "filler": filler,
+        "line_ends": line_ends,
+    }

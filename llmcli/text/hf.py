@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from llmcli.checkpoints.files import read_bytes, read_object, shown
 from llmcli.errors import CheckpointError, LlmcliError, UnsupportedModel
 from llmcli.text.added import (
-    BROKEN,
     AddedToken,
     AddedTokens,
     add_to_library,
@@ -32,7 +31,6 @@ from llmcli.text.added import (
     listed_tokens,
     of_library,
     token_text,
-    tokens_of_file,
 )
 from llmcli.text.chat import MAX_SOURCE, ChatTemplate
 from llmcli.text.hf_classes import (
@@ -73,9 +71,10 @@ def from_directory(
     broken files.
     """
     found = next((names for names in (_FILE, _PAIR) if _has(directory, names)), None)
+    ends = [*eos_ids(config), *eos_ids(generation)]
     pieces = [directory / name for name in _PIECES if found is not _FILE]
     for path in filter(Path.is_file, pieces):
-        return from_piece_file(path, config=config, generation=generation)
+        return _from_pieces(path, config or {}, ends)
     if found is None:
         if other := next((name for name in _OTHERS if (directory / name).is_file()), None):
             raise UnsupportedModel(
@@ -83,70 +82,54 @@ def from_directory(
             )
         return None
     try:
-        settings = read_settings(directory)
-        if found is _PAIR:
-            kind = pair_class(settings, config or {})
-            settings, marks = {**CLASSES[kind].tokens, **settings}, False
-            listed = _listed(directory, settings)
-            backend = _read_pair(directory, CLASSES[kind], settings, listed)
-        else:
-            backend, byte_level = _read(directory / _FILE[0])
-            own = class_of(settings, config or {}, byte_level=byte_level)
-            settings = apply_class(backend, own, settings)
-            marks = own in CLASSES and CLASSES[own].marks
-            listed = _listed(directory, settings)
-            kind = type(backend.model).__name__
-        named = special_tokens(settings)
-        if "added_tokens_decoder" not in settings:
-            texts = set(map(token_text, named))
-            for index, token in of_library(backend).items():
-                listed[index] = replace(token, special=token.special or token.text in texts)
-        add_to_library(backend, listed, named, marks=marks, rows=rows_of(config or {}))
-        ends = [*eos_ids(config), *eos_ids(generation)]
-        return _build(directory, backend, settings, ends, name=f"{' + '.join(found)}, {kind}")
+        return _from_library(directory, found, config or {}, ends)
     except (KeyboardInterrupt, SystemExit, LlmcliError):
         raise
     except BaseException as error:  # the library's panics are not `Exception`s
-        raise CheckpointError(
-            f"`{found[0]}` cannot be read: {shown(error, 120)}", hint=BROKEN
-        ) from error
-
-
-def _listed(directory: Path, settings: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """Id → added token of the settings, else of added_tokens.json, as in transformers."""
-    special = set(map(token_text, special_tokens(settings)))
-    if isinstance(settings.get("added_tokens_decoder"), dict):
-        return listed_tokens(settings, special)
-    return tokens_of_file(directory, special)
+        raise CheckpointError(f"`{found[0]}` cannot be read: {shown(error, 120)}") from error
 
 
 def _has(directory: Path, names: tuple[str, ...]) -> bool:
     return all((directory / name).is_file() for name in names)
 
 
-def _build(
-    directory: Path,
-    backend: tokenizers.Tokenizer,
-    settings: Mapping[str, Any],
-    ends: list[int],
-    *,
-    name: str,
+def _from_library(
+    directory: Path, found: tuple[str, ...], config: Mapping[str, Any], ends: list[int]
 ) -> Tokenizer:
+    """The tokenizer of the files `found`, with the end ids `ends` and those of its settings."""
+    settings = read_settings(directory)
+    if found is _FILE:
+        backend, byte_level = _read(directory / _FILE[0])
+        own = class_of(settings, config, byte_level=byte_level)
+        settings = apply_class(backend, own, settings)
+        kind, marks = type(backend.model).__name__, own in CLASSES and CLASSES[own].marks
+    else:
+        kind, marks = pair_class(settings, config), False
+        settings = {**CLASSES[kind].tokens, **settings}
+    listed_as_special = special_tokens(settings)
+    texts = set(map(token_text, listed_as_special))
+    listed = listed_tokens(directory, settings, texts)
+    if found is _PAIR:
+        backend = _read_pair(directory, CLASSES[kind], settings, listed)
+    if "added_tokens_decoder" not in settings:
+        for index, token in of_library(backend).items():
+            listed[index] = replace(token, special=token.special or token.content in texts)
+    add_to_library(backend, listed, listed_as_special, marks=marks, rows=rows_of(config))
+    added = of_library(backend)
     named = named_tokens(settings)
-    found = (backend.token_to_id(token_text(token) or "") for token in special_tokens(settings))
-    special = {index for index in found if index is not None}
     ids = {role: backend.token_to_id(text) for role, text in named.items()}
-    added = backend.get_added_tokens_decoder()
-    strings = _strings(backend, added)
+    found_ids = (backend.token_to_id(text) for text in texts if text is not None)
+    special = frozenset(index for index in found_ids if index is not None)
+    strings = _strings(backend, [index for index in added if added[index].normalized])
     return Tokenizer(
         backend=backend,
         strings=strings,
         spelling=spelling_of(state_of(backend.decoder) or None),
-        special_ids=frozenset(special).union(i for i in added if added[i].special),
+        special_ids=special.union(i for i in added if added[i].special),
         bos_id=ids.get("bos_token"),
         eos_ids=_present([*ends, ids.get("eos_token")], strings),
         prefix=_prefix(backend),
-        name=name,
+        name=f"{' + '.join(found)}, {kind}",
         chat_template=chat_template_of(directory, settings, named),
         split_special=settings.get("split_special_tokens") is True,
     )
@@ -157,27 +140,24 @@ def _read(path: Path) -> tuple[tokenizers.Tokenizer, bool]:
     import tokenizers
 
     # by contents: the library only accepts UTF-8 file names
-    data = read_bytes(path, MAX_FILE, hint=BROKEN)
+    data = read_bytes(path, MAX_FILE)
     backend = tokenizers.Tokenizer.from_buffer(data)
     backend.no_truncation()
     backend.no_padding()
     return backend, b'"ByteLevel"' in data
 
 
-def _strings(
-    backend: tokenizers.Tokenizer, added: Mapping[int, tokenizers.AddedToken]
-) -> list[str | None]:
+def _strings(backend: tokenizers.Tokenizer, normalized: Iterable[int]) -> list[str | None]:
+    """The token of every id; those matched in `normalized` text have that form: `▁<img>`."""
     vocab = backend.get_vocab(with_added_tokens=True)
     size = 1 + max(vocab.values(), default=-1)
     if size > 2 * len(vocab) + (1 << 20):  # gaps are valid, but this many would fill the memory
-        raise CheckpointError(f"one of {len(vocab)} tokens has the id {size - 1}", hint=BROKEN)
+        raise CheckpointError(f"one of {len(vocab)} tokens has the id {size - 1}")
     strings: list[str | None] = [None] * size
     for string, index in vocab.items():
         strings[index] = string
-    # a token matched in normalized text has its normalized form: `▁<img>`
-    for index, token in added.items():
-        if token.normalized:
-            strings[index] = backend.id_to_token(index)
+    for index in normalized:
+        strings[index] = backend.id_to_token(index)
     return strings
 
 
@@ -219,15 +199,13 @@ def _read_pair(
     from tokenizers.models import BPE
     from tokenizers.processors import TemplateProcessing
 
-    vocab = _read_vocab(directory / _PAIR[0])
-    _join(vocab, added)
+    vocab = _read_vocab(directory / _PAIR[0], added)
     merges = _read_merges(directory / _PAIR[1])
     try:
         backend = Tokenizer(BPE(vocab, merges))
     except Exception as error:
-        raise CheckpointError(
-            f"`{_PAIR[1]}` does not fit `{_PAIR[0]}`: {shown(error, 120)}", hint=BROKEN
-        ) from error
+        why = shown(error, 120)
+        raise CheckpointError(f"`{_PAIR[1]}` does not fit `{_PAIR[0]}`: {why}") from error
     if own.nfc:
         backend.normalizer = normalizers.NFC()
     spaced = bool(settings.get("add_prefix_space"))
@@ -240,123 +218,93 @@ def _read_pair(
     first = token_text(settings.get(role))
     if first is not None and (own.encloses or settings.get("add_bos_token")):
         if first not in vocab:
-            raise CheckpointError(
-                f"`{_PAIR[0]}` has no `{shown(first)}`, which begins every text", hint=BROKEN
-            )
+            raise CheckpointError(f"`{_PAIR[0]}` has no `{shown(first)}`, which begins every text")
         backend.post_processor = TemplateProcessing(
             single=[first, "$A"], special_tokens=[(first, vocab[first])]
         )
     return backend
 
 
-def _read_vocab(path: Path) -> dict[str, int]:
+def _read_vocab(path: Path, added: Mapping[int, AddedToken]) -> dict[str, int]:
+    """Read the vocabulary, and put the added tokens into it under their ids in the files.
+
+    The library would number them from the vocabulary's size on, which is wrong if ids have gaps.
+    """
     if path.stat().st_size > _MAX_PAIR:
-        raise CheckpointError(f"`{path.name}` has more than {_MAX_PAIR} bytes", hint=BROKEN)
-    try:
-        vocab = read_object(path) or {}
-    except CheckpointError as error:
-        raise CheckpointError(error.message, hint=error.hint or BROKEN) from error
-    for text, index in vocab.items():
+        raise CheckpointError(f"`{path.name}` has more than {_MAX_PAIR} bytes")
+    vocab = read_object(path) or {}
+    at: dict[int, str] = {}
+    joined = [(token.content, index) for index, token in added.items()]
+    for text, index in [*vocab.items(), *joined]:
         check_id(path.name, text, index)
-    taken: dict[int, str] = {}
-    for text, index in vocab.items():
-        if taken.setdefault(index, text) != text:
-            both = f"`{shown(taken[index])}` and `{shown(text)}`"
-            raise CheckpointError(f"`{path.name}` gives {both} the id {index}", hint=BROKEN)
+        if at.setdefault(index, text) != text:
+            both = f"`{shown(at[index])}` and `{shown(text)}`"
+            raise CheckpointError(f"`{path.name}` or an added token gives {both} the id {index}")
+        if vocab.setdefault(text, index) != index:
+            both = f"the id {vocab[text]}, an added token {index}"
+            raise CheckpointError(f"`{path.name}` gives `{shown(text)}` {both}")
+    if "" in dict(joined):
+        raise CheckpointError("an added token has no text")
     return vocab
 
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
     """Read the pairs in rank order, without `#version` and blank lines."""
-    data = read_bytes(path, _MAX_PAIR, hint=BROKEN)
+    data = read_bytes(path, _MAX_PAIR)
     try:
         lines = data.decode("utf-8-sig").split("\n")  # the only line end, as in the library
     except UnicodeDecodeError:
-        raise CheckpointError(f"`{path.name}` is not UTF-8", hint=BROKEN) from None
+        raise CheckpointError(f"`{path.name}` is not UTF-8") from None
     if len(lines) > _MAX_MERGES:
-        raise CheckpointError(f"`{path.name}` has more than {_MAX_MERGES} lines", hint=BROKEN)
+        raise CheckpointError(f"`{path.name}` has more than {_MAX_MERGES} lines")
     merges: list[tuple[str, str]] = []
     for number, line in enumerate(lines, 1):
-        line = line.removesuffix("\r")
-        if not line or line.startswith("#version"):
+        pair = line.removesuffix("\r").split(" ")
+        if pair == [""] or line.startswith("#version"):
             continue
-        left, between, right = line.partition(" ")
-        if not left or not right or not between or " " in right:
-            raise CheckpointError(
-                f"line {number} of `{path.name}` is not a pair of tokens: `{shown(line, 40)}`",
-                hint=BROKEN,
-            )
-        merges.append((left, right))
+        if len(pair) != 2 or not all(pair):
+            where, given = f"line {number} of `{path.name}`", shown(line.removesuffix("\r"), 40)
+            raise CheckpointError(f"{where} is not a pair of tokens: `{given}`")
+        merges.append((pair[0], pair[1]))
     return merges
-
-
-def _join(vocab: dict[str, int], added: Mapping[int, AddedToken]) -> None:
-    """Put the added tokens into the vocabulary under their ids in the files.
-
-    The library would number them from the vocabulary's size on, which is wrong if ids have gaps.
-    """
-    at = {index: text for text, index in vocab.items()}
-    for index, token in added.items():
-        text = token.text
-        if not text:
-            raise CheckpointError(f"the added token `{index}` has no text", hint=BROKEN)
-        if vocab.get(text, index) != index or at.get(index, text) != text:
-            raise CheckpointError(
-                f"the added token `{shown(text)}` has the id {index}, unlike in `{_PAIR[0]}`",
-                hint=BROKEN,
-            )
-        vocab[text] = index
-        at[index] = text
 
 
 _MOST_ADDED = 1 << 20  # ids beyond the model's; more gaps would fill the memory
 
 
-def from_piece_file(
-    path: Path,
-    *,
-    config: Mapping[str, Any] | None = None,
-    generation: Mapping[str, Any] | None = None,
-) -> Tokenizer:
-    """Build the tokenizer of the SentencePiece model at `path` and its settings.
-
-    `config` and `generation` (config.json, generation_config.json) provide additional end ids.
-    Raises CheckpointError for broken files, UnsupportedModel for unknown kinds.
-    """
+def _from_pieces(path: Path, config: Mapping[str, Any], ends: list[int]) -> Tokenizer:
+    """The tokenizer of the SentencePiece model at `path`, with `ends` and those of its settings."""
     settings = read_settings(path.parent)
-    file = read_pieces(path)
-    named = {"bos_token": file.bos, "eos_token": file.eos, "unk_token": file.unknown}
-    named |= named_tokens(settings)
-    special = set(named.values())
-    added = _piece_added(path.parent, settings, file.model, special, rows_of(config or {}))
-    strings = _piece_strings(file.model, added)
-    at = {token.text: token.id for token in added.values()}
+    model = read_pieces(path)
+    named = {**model.names, **named_tokens(settings)}
+    added = _piece_added(path.parent, settings, model, set(named.values()), rows_of(config))
+    strings: list[str | None] = list(model.strings)
+    last = max(added, default=0)
+    if last >= len(strings) + _MOST_ADDED:
+        raise CheckpointError(f"an added token has the id {last}")
+    strings += [None] * (last + 1 - len(strings))
+    for index, token in added.items():
+        strings[index] = token.content
+    at = {token.content: index for index, token in added.items()}
     bos, eos = at.get(named["bos_token"]), at.get(named["eos_token"])
-    prefixed = settings.get("add_prefix_space")
-    model = file.model
-    if isinstance(prefixed, bool):
-        model = replace(model, normalizer=replace(model.normalizer, space_prefix=prefixed))
-    adds_bos = settings.get("add_bos_token", not model.unigram)
+    if isinstance(prefixed := settings.get("add_prefix_space"), bool):
+        model = replace(model, space_prefix=prefixed)
     inside = None
-    if model.normalizer.space_prefix and not settings.get("legacy", model.unigram):
-        inside = replace(model, normalizer=replace(model.normalizer, space_prefix=False))
-    matched = AddedTokens(tuple(added.values()), leftmost=True)
+    if model.space_prefix and not settings.get("legacy", model.unigram):
+        inside = PieceEncoder(replace(model, space_prefix=False))
+    adds_bos = settings.get("add_bos_token", not model.unigram)
+    matched = AddedTokens(added, leftmost=True)
     return Tokenizer(
         backend=PieceEncoder(model),
         strings=strings,
-        spelling=Spelling(
-            replace=(("▁", " "),),
-            byte_fallback=True,
-            strip=1 if model.normalizer.space_prefix else 0,
-        ),
-        literal=matched.ids,
+        spelling=Spelling(replace=(("▁", " "),), byte_fallback=True, strip=int(model.space_prefix)),
         special_ids=matched.special_ids,
         bos_id=bos,
-        eos_ids=_present([*eos_ids(config), *eos_ids(generation), eos], strings),
+        eos_ids=_present([*ends, eos], strings),
         prefix=(bos,) if adds_bos and bos is not None else (),
         name=f"{path.name}, {'Unigram' if model.unigram else 'BPE'}",
         added=matched,
-        inside=None if inside is None else PieceEncoder(inside),
+        inside=inside,
         chat_template=chat_template_of(path.parent, settings, named),
         split_special=settings.get("split_special_tokens") is True,
     )
@@ -373,47 +321,28 @@ def _piece_added(
 
     Special tokens defined only in the settings get the next ids, up to the `rows` of the embedding.
     """
-    listed_as_special = {token_text(token): None for token in special_tokens(settings)}
-    named = named.union(text for text in listed_as_special if text)
+    listed_as_special = dict.fromkeys(filter(None, map(token_text, special_tokens(settings))))
+    named = named.union(listed_as_special)
     added = {
-        index: AddedToken(text=model.strings[index], id=index, special=True)
+        index: AddedToken(content=model.strings[index], special=True)
         for index, kind in enumerate(model.kinds)
         if kind == CONTROL or model.strings[index] in named
     }
-    added |= tokens_of_file(directory, named) | listed_tokens(settings, named)
-    known = {token.text for token in added.values()}
+    added |= listed_tokens(directory, settings, named, both=True)
+    known = {token.content for token in added.values()}
     free = max(len(model.strings), 1 + max(added, default=-1))
-    new = (text for text in listed_as_special if text and text not in known)
-    for index, text in enumerate(new, free):
+    for index, text in enumerate((text for text in listed_as_special if text not in known), free):
         if rows is None or index < rows:
-            added[index] = AddedToken(text=text, id=index, special=True)
-    return {index: token for index, token in added.items() if token.text}
-
-
-def _piece_strings(model: PieceModel, added: Mapping[int, AddedToken]) -> list[str | None]:
-    strings: list[str | None] = list(model.strings)
-    last = max(added, default=0)
-    if last >= len(strings) + _MOST_ADDED:
-        raise CheckpointError(f"an added token has the id {last}", hint=BROKEN)
-    strings += [None] * (last + 1 - len(strings))
-    for index, token in added.items():
-        strings[index] = token.text
-    return strings
+            added[index] = AddedToken(content=text, special=True)
+    return {index: token for index, token in added.items() if token.content}
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
     """Read tokenizer_config.json, overridden by special_tokens_map.json in old formats."""
-    settings = _json(directory / "tokenizer_config.json")
+    settings = read_object(directory / "tokenizer_config.json") or {}
     if "added_tokens_decoder" not in settings:
-        settings.update(_json(directory / "special_tokens_map.json"))
+        settings.update(read_object(directory / "special_tokens_map.json") or {})
     return settings
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return read_object(path) or {}
-    except CheckpointError as error:
-        raise CheckpointError(error.message, hint=error.hint or BROKEN) from error
 
 
 def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -470,7 +399,7 @@ def chat_template_of(
     if source is None or "default" in files:
         source = {name: _template_file(path) for name, path in files.items()} or None
     if source is None:
-        source = _json(directory / "chat_template.json").get("chat_template")
+        source = (read_object(directory / "chat_template.json") or {}).get("chat_template")
     if isinstance(source, list):
         entries = [entry for entry in source if isinstance(entry, dict)]
         source = {entry.get("name"): entry.get("template") for entry in entries}
@@ -479,7 +408,7 @@ def chat_template_of(
     if source is None:
         return None
     if not isinstance(source, str):
-        raise CheckpointError("`chat_template` is neither a text nor named texts", hint=BROKEN)
+        raise CheckpointError("`chat_template` is neither a text nor named texts")
     return ChatTemplate(source, special_tokens=named)
 
 
@@ -488,4 +417,4 @@ def _template_file(path: Path) -> str:
         with path.open(encoding="utf-8") as file:
             return file.read(MAX_SOURCE + 1)
     except ValueError as error:
-        raise CheckpointError(f"`{path.name}` is not UTF-8", hint=BROKEN) from error
+        raise CheckpointError(f"`{path.name}` is not UTF-8") from error

@@ -11,7 +11,7 @@ under `GPT2Tokenizer`). Here they are kept, since the model was trained with the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.checkpoints.files import shown
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 SAVE_AGAIN = "load it with transformers' AutoTokenizer and save it: that writes tokenizer.json"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TokenizerClass:
     """Settings of a transformers class beyond the files.
 
-    `tokens`: default special tokens. `byte_level`: `add_prefix_space` applies to the byte-level
-    step, if `whole` to the text before it is split. `nfc`: normalize first. `marks`: every special
-    token is marked in the library. `reads_pair`: for vocab.json and merges.txt, with the
-    pre-tokenizer `rule` by its GGUF name (None: the library's byte-level step, as in GPT-2), and a
-    `cls_token` prefix if it `encloses` a text.
+    `texts`: default special tokens, as `role=text`. `byte_level`: `add_prefix_space` applies to the
+    byte-level step, if `whole` to the text before it is split. `nfc`: normalize first. `marks`:
+    every special token is marked in the library. `reads_pair`: for vocab.json and merges.txt, with
+    the pre-tokenizer `rule` by its GGUF name (None: the library's byte-level step, as in GPT-2),
+    and a `cls_token` prefix if it `encloses` a text.
     """
 
-    tokens: dict[str, str] = field(default_factory=dict)
+    texts: str = ""
     byte_level: bool = False
     whole: bool = False
     nfc: bool = False
@@ -44,52 +44,35 @@ class TokenizerClass:
     rule: str | None = None
     encloses: bool = False
 
+    @property
+    def tokens(self) -> dict[str, str]:
+        """The default special tokens as settings, `bos_token` and so on."""
+        pairs = (pair.partition("=") for pair in self.texts.split())
+        return {f"{role}_token": text for role, _, text in pairs}
 
-def _tokens(**texts: str) -> dict[str, str]:
-    return {f"{role}_token": text for role, text in texts.items()}
 
-
-_END = _tokens(unk="<|endoftext|>", eos="<|endoftext|>")
-_LLAMA = _tokens(unk="<unk>", bos="<s>", eos="</s>")
-_GPT2 = TokenizerClass(
-    tokens=_END | _tokens(bos="<|endoftext|>"), byte_level=True, whole=True, reads_pair=True
+_END = "unk=<|endoftext|> eos=<|endoftext|>"
+_GPT2 = TokenizerClass(_END + " bos=<|endoftext|>", byte_level=True, whole=True, reads_pair=True)
+_QWEN35 = TokenizerClass(_END + " pad=<|endoftext|>", byte_level=True, nfc=True, rule="qwen2")
+_LLAMA = "unk=<unk> bos=<s> eos=</s>"
+_CODE = " prefix=▁<PRE> middle=▁<MID> suffix=▁<SUF> eot=▁<EOT> fill=<FILL_ME>"
+_ROBERTA = "bos=<s> eos=</s> sep=</s> cls=<s> unk=<unk> pad=<pad> mask=<mask>"
+_COHERE = (
+    "unk=<UNK> bos=<BOS_TOKEN> eos=<|END_OF_TURN_TOKEN|> pad=<PAD> cls=<CLS> sep=<SEP> "
+    "mask=<MASK_TOKEN>"
 )
-_QWEN2 = TokenizerClass(
-    tokens=_END | _tokens(pad="<|endoftext|>"), byte_level=True, nfc=True, marks=True,
-    reads_pair=True, rule="qwen2",
-)  # fmt: skip
 CLASSES = {
     "GPT2Tokenizer": _GPT2,
     "CodeGenTokenizer": _GPT2,
-    "GPTNeoXTokenizer": replace(_GPT2, tokens=_GPT2.tokens | _tokens(pad="<|padding|>"), nfc=True),
-    "Qwen2Tokenizer": _QWEN2,
-    "RobertaTokenizer": TokenizerClass(
-        tokens=_tokens(bos="<s>", eos="</s>", sep="</s>", cls="<s>", unk="<unk>", pad="<pad>")
-        | _tokens(mask="<mask>"),
-        byte_level=True,
-        reads_pair=True,
-        encloses=True,
-    ),
-    "Qwen3_5Tokenizer": replace(_QWEN2, marks=False, reads_pair=False),
-    "LlamaTokenizer": TokenizerClass(tokens=_LLAMA),
-    "CodeLlamaTokenizer": TokenizerClass(
-        tokens=_LLAMA
-        | _tokens(prefix="▁<PRE>", middle="▁<MID>", suffix="▁<SUF>", eot="▁<EOT>")
-        | _tokens(fill="<FILL_ME>")
-    ),
-    "GemmaTokenizer": TokenizerClass(
-        tokens=_tokens(unk="<unk>", bos="<bos>", eos="<eos>", pad="<pad>", mask="<mask>")
-    ),
-    "CohereTokenizer": TokenizerClass(
-        tokens=_tokens(unk="<UNK>", bos="<BOS_TOKEN>", eos="<|END_OF_TURN_TOKEN|>", pad="<PAD>")
-        | _tokens(cls="<CLS>", sep="<SEP>", mask="<MASK_TOKEN>"),
-        byte_level=True,
-        nfc=True,
-        marks=True,
-    ),
-    "BertTokenizer": TokenizerClass(
-        tokens=_tokens(unk="[UNK]", sep="[SEP]", pad="[PAD]", cls="[CLS]", mask="[MASK]")
-    ),
+    "GPTNeoXTokenizer": replace(_GPT2, texts=_GPT2.texts + " pad=<|padding|>", nfc=True),
+    "Qwen2Tokenizer": replace(_QWEN35, marks=True, reads_pair=True),
+    "RobertaTokenizer": TokenizerClass(_ROBERTA, byte_level=True, reads_pair=True, encloses=True),
+    "Qwen3_5Tokenizer": _QWEN35,
+    "LlamaTokenizer": TokenizerClass(_LLAMA),
+    "CodeLlamaTokenizer": TokenizerClass(_LLAMA + _CODE),
+    "GemmaTokenizer": TokenizerClass("unk=<unk> bos=<bos> eos=<eos> pad=<pad> mask=<mask>"),
+    "CohereTokenizer": TokenizerClass(_COHERE, byte_level=True, nfc=True, marks=True),
+    "BertTokenizer": TokenizerClass("unk=[UNK] sep=[SEP] pad=[PAD] cls=[CLS] mask=[MASK]"),
 }
 _BY_TYPE = {
     model_type: name

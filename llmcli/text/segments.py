@@ -8,9 +8,8 @@ Granite 3.2, Command R7B, Gemma 4 and gpt-oss (OpenAI, "Harmony response format"
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -57,10 +56,7 @@ FORMATS = (
     _thought("<thought>", "</thought>"),
     _thought("◁think▷", "◁/think▷"),
     _thought("Here is my thought process:", "Here is my response:"),
-    Format(
-        ("<|channel>", "<channel|>"),
-        (Part("reasoning", "<|channel>thought\n", "<channel|>"),),
-    ),
+    Format(("<|channel>", "<channel|>"), (Part("reasoning", "<|channel>thought\n", "<channel|>"),)),
     Format(
         ("<|START_THINKING|>",),
         (
@@ -79,8 +75,11 @@ FORMATS = (
             Part("tool", "<|start|>assistant to=", "<|call|>"),
         ),
         ignored=(
-            "<|start|>assistant", "<|channel|>commentary<|message|>", "<|channel|>final<|message|>",
-            "<|channel|>final <|constrain|>json<|message|>", "<|end|>",
+            "<|start|>assistant",
+            "<|channel|>commentary<|message|>",
+            "<|channel|>final<|message|>",
+            "<|channel|>final <|constrain|>json<|message|>",
+            "<|end|>",
         ),
         apart=True,
     ),
@@ -91,48 +90,43 @@ FORMATS = (
     _tool("<|tool_call|>", ""),
     _tool("[TOOL_CALLS]", ""),
     _tool("<|python_tag|>", ""),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
 class Markers:
-    """The formats of one chat template."""
+    """The parts and ignored markers of one chat template's formats.
 
-    formats: tuple[Format, ...] = ()
+    `apart`: the template takes only the content of past answers.
+    """
+
+    parts: tuple[Part, ...] = ()
+    ignored: tuple[str, ...] = ()
+    apart: bool = False
 
     @classmethod
     def of(cls, source: str) -> Markers:
-        """The formats whose signs occur in a template's source."""
-        return cls(tuple(one for one in FORMATS if any(sign in source for sign in one.signs)))
+        """The markers of the formats whose signs occur in a template's source."""
+        formats = [one for one in FORMATS if any(sign in source for sign in one.signs)]
+        return cls(
+            parts=tuple(part for one in formats for part in one.parts),
+            ignored=tuple(text for one in formats for text in one.ignored),
+            apart=any(one.apart for one in formats),
+        )
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Tokenizer | None) -> Markers:
-        """The formats of the tokenizer's chat template; empty without one."""
+        """The markers of the tokenizer's chat template; empty without one."""
         template = None if tokenizer is None else tokenizer.chat_template
         return cls() if template is None else cls.of(template.source)
-
-    @cached_property
-    def parts(self) -> tuple[Part, ...]:
-        """The parts of all formats."""
-        return tuple(part for one in self.formats for part in one.parts)
-
-    @cached_property
-    def ignored(self) -> tuple[str, ...]:
-        """Markers without a part."""
-        return tuple(text for one in self.formats for text in one.ignored)
 
     @property
     def reasoning(self) -> bool:
         """Whether a format marks reasoning."""
         return any(part.kind == "reasoning" for part in self.parts)
 
-    @property
-    def apart(self) -> bool:
-        """Whether the template takes only the content of past answers."""
-        return any(one.apart for one in self.formats)
-
     def special_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """Ids of special tokens in markers, which must be shown in the text."""
+        """Ids of special tokens in markers."""
         texts = [*self.ignored, *(text for part in self.parts for text in (part.open, part.close))]
         found = ((one, tokenizer.token_text(one)) for one in tokenizer.special_ids if texts)
         return frozenset(one for one, own in found if own and any(own in text for text in texts))
@@ -182,10 +176,6 @@ class Segmenter:
         """End the answer; returns the text held back."""
         return self._taken(end=True)
 
-    @property
-    def _kind(self) -> Kind:
-        return "text" if self._part is None else self._part.kind
-
     def _taken(self, *, end: bool) -> list[Segment]:
         found: list[Segment] = []
         while text := self._held:
@@ -196,37 +186,31 @@ class Segmenter:
             unsure = len(text) if end else begun(text, marks)
             places = [(at, -len(mark)) for mark in marks if 0 <= (at := text.find(mark)) < unsure]
             begin, length = min(places, default=(unsure, 0))
-            if begin == 0 and length:
-                self._mark(found, text[:-length])
-            elif begin == 0:
-                break
-            else:
+            if begin:
                 self._take(found, 1 if self._blank else begin)
+            elif length:
+                begins = marks[text[:-length]]
+                self._part = begins or self._part
+                self._strip = self._part is None or self._part.kind != "tool"
+                self._take(found, -length, marker=True, blank=True)
+                self._part = begins
+            else:
+                break
         return found
 
-    def _marks(self) -> Sequence[str]:
-        """The markers that apply in the current state."""
+    def _marks(self) -> dict[str, Part | None]:
+        """The markers that apply in the current state, with the parts that they begin."""
         if self._part is not None:
-            return (self._part.close,) if self._part.close else ()
-        parts = self._markers.parts
-        opened = (one.open for one in parts if self._blank or one.kind != "reasoning")
-        return [*self._markers.ignored, *opened]
-
-    def _mark(self, found: list[Segment], mark: str) -> None:
-        """Consume the marker at the start of the held text."""
-        begins = None
-        if self._part is None:
-            begins = self._part = next(
-                (one for one in self._markers.parts if one.open == mark), None
-            )
-        self._strip = self._kind != "tool"
-        self._take(found, len(mark), marker=True, blank=True)
-        self._part = begins
+            return {self._part.close: None} if self._part.close else {}
+        parts = reversed(self._markers.parts)  # of equal markers the first counts
+        opened = {one.open: one for one in parts if self._blank or one.kind != "reasoning"}
+        return dict.fromkeys(self._markers.ignored) | opened
 
     def _take(
         self, found: list[Segment], count: int, *, marker: bool = False, blank: bool = False
     ) -> None:
-        found.append(Segment(self._kind, self._held[:count], marker))
+        kind = "text" if self._part is None else self._part.kind
+        found.append(Segment(kind, self._held[:count], marker))
         self._held = self._held[count:]
         self._blank = blank
 
@@ -239,7 +223,7 @@ class AnswerParts:
 
     def __init__(self, markers: Markers, prompt: str = "") -> None:
         self._segmenter = Segmenter(markers, prompt)
-        self._content = self._reasoning = ""  # the last text of each
+        self._last: dict[Kind, str] = {"text": "", "reasoning": ""}
         self._begins = False  # whether a new run begins
 
     def push(self, text: str) -> Answer:
@@ -251,19 +235,15 @@ class AnswerParts:
         return self._new(self._segmenter.finish())
 
     def _new(self, segments: Iterable[Segment]) -> Answer:
-        content = reasoning = ""
+        new: dict[Kind, str] = {"text": "", "reasoning": ""}
         for kind, own, marker in segments:
             if marker and kind != "tool":
                 self._begins = True
                 continue
-            if kind == "reasoning":
-                reasoning += gap(self._reasoning) * self._begins + own
-                self._reasoning = own[-1:]
-            else:
-                content += gap(self._content) * self._begins + own
-                self._content = own[-1:]
-            self._begins = False
-        return Answer(content, reasoning)
+            to: Kind = "reasoning" if kind == "reasoning" else "text"
+            new[to] += gap(self._last[to]) * self._begins + own
+            self._last[to], self._begins = own[-1:], False
+        return Answer(new["text"], new["reasoning"])
 
 
 def whole_answer(markers: Markers, text: str, prompt: str = "") -> Answer:

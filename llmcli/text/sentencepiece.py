@@ -8,22 +8,25 @@ sentencepiece_model.proto of google/sentencepiece, in the protobuf wire format.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain
 from math import isfinite
 from pathlib import Path
 from struct import iter_unpack, unpack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from llmcli.checkpoints.files import read_bytes, shown
 from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.text.spelling import is_unicode
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 Value = int | bytes  # of a field in the protobuf wire format
+Default = TypeVar("Default", int, bytes)
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
@@ -85,7 +88,6 @@ def _read(data: bytes, at: int) -> tuple[int, int]:
 
 
 _BLOCK = 256  # units: a step is an XOR with one byte, which stays in the block
-BROKEN = "the file is damaged; fetch or convert it again"
 
 
 def check_charsmap(data: bytes) -> None:
@@ -101,7 +103,7 @@ def check_charsmap(data: bytes) -> None:
 
     size = int.from_bytes(data[:4], "little")
     if len(data) <= 4 + size or size == 0 or size % (4 * _BLOCK):
-        raise CheckpointError("the table of replacements has an impossible size", hint=BROKEN)
+        raise CheckpointError("the table of replacements has an impossible size")
     units = np.frombuffer(data, "<u4", size // 4, offset=4).astype(np.int64)
     texts = data[4 + size :]
     at = np.arange(len(units))
@@ -109,11 +111,11 @@ def check_charsmap(data: bytes) -> None:
     offset = (units >> 10) << ((units >> 6) & 8)
     target = np.where(is_value, 0, at ^ offset)
     if (target >= len(units)).any():
-        raise CheckpointError("the table of replacements has an offset outside of it", hint=BROKEN)
+        raise CheckpointError("the table of replacements has an offset outside of it")
     # Units with bit 8 have a value, in the unit at their offset.
     values = units[target[~is_value & ((units >> 8) & 1 == 1)]] & 0x7FFFFFFF
     if (values >= len(texts)).any() or texts[-1:] != b"\0":
-        raise CheckpointError("the table of replacements has a text outside of it", hint=BROKEN)
+        raise CheckpointError("the table of replacements has a text outside of it")
 
 
 # ModelProto.SentencePiece.Type
@@ -124,31 +126,35 @@ _REST = 7  # bytes of a piece's message after its string
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normalizer:
-    """SentencePiece's normalization before segmentation.
-
-    `charsmap`: its replacement table, checked by `check_charsmap` (empty: none); `space_prefix`:
-    prefix a space; `merge_spaces`: merge runs of spaces and strip both ends.
-    """
-
-    space_prefix: bool
-    merge_spaces: bool
-    charsmap: bytes = b""
-
-
-@dataclass(frozen=True, kw_only=True)
 class PieceModel:
     """A SentencePiece model: string, float32 score and kind of every piece, by id.
 
-    Strings are unique and not empty, scores finite, at most one piece is UNKNOWN. `unigram`: pieces
-    maximize the sum of scores; otherwise they are merged, best score first.
+    Strings are as in `check_strings`, at most one piece is UNKNOWN. `unigram`: pieces maximize the
+    sum of scores; otherwise they are merged, best score first. A text is normalized before:
+    `charsmap` is a table of replacements (empty: none); `space_prefix` puts a space in front;
+    `merge_spaces` merges runs of spaces and strips both ends. `names`: the texts of `bos_token`,
+    `eos_token` and `unk_token`, if known.
     """
 
     strings: Sequence[str]
     scores: array[float]
     kinds: Sequence[int]
     unigram: bool
-    normalizer: Normalizer
+    space_prefix: bool
+    merge_spaces: bool
+    charsmap: bytes = b""
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def checked(self) -> PieceModel:
+        """The model; raises CheckpointError for what the library assumes or reports unclearly.
+
+        Scores are finite (others cannot be ordered), and the table of replacements is sound.
+        """
+        if not isfinite(sum(self.scores)):  # not finite if any is not; finite ones do not overflow
+            at = next(index for index, score in enumerate(self.scores) if not isfinite(score))
+            raise CheckpointError(f"the score of token {at} is {self.scores[at]}")
+        check_charsmap(self.charsmap)
+        return self
 
     def serialized(self) -> bytes:
         """The serialized ModelProto, with an added UNKNOWN piece if there is none.
@@ -172,14 +178,9 @@ class PieceModel:
             pieces.append(message(1, message(1, _NEVER.encode()) + b"\x18\x02"))
         trainer = number(3, 1 if self.unigram else 2)
         trainer += number(35, BYTE in kinds)
-        pieces.append(message(2, trainer))
-        pieces.append(message(3, self._normalizer()))
-        return b"".join(pieces)
-
-    def _normalizer(self) -> bytes:
-        rules = self.normalizer
-        flags = number(3, rules.space_prefix) + number(4, rules.merge_spaces) + number(5, 1)
-        return (message(2, rules.charsmap) if rules.charsmap else b"") + flags
+        rules = message(2, self.charsmap) if self.charsmap else b""
+        rules += number(3, self.space_prefix) + number(4, self.merge_spaces) + number(5, 1)
+        return b"".join([*pieces, message(2, trainer), message(3, rules)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +241,17 @@ class PieceEncoder:
         return Pieces(ids=ids, text=text, processor=self._processor)
 
 
+def check_strings(strings: Sequence[str]) -> None:
+    """Raise CheckpointError for a vocabulary without tokens, an empty token or a duplicate."""
+    if not strings:
+        raise CheckpointError("the vocabulary is empty")
+    if len(distinct := set(strings)) != len(strings):
+        twice = next(string for string, times in Counter(strings).items() if times > 1)
+        raise CheckpointError(f"the vocabulary has the token `{shown(twice)}` twice")
+    if "" in distinct:
+        raise CheckpointError("the vocabulary has an empty token")
+
+
 def byte_ids(strings: Sequence[str]) -> list[int]:
     """Ids of the 256 byte tokens (`<0x0A>`); empty unless all are present.
 
@@ -270,37 +282,23 @@ def _texts(strings: Sequence[str], kinds: bytearray) -> list[bytes]:
     except UnicodeEncodeError:
         texts = [string.encode("utf-8", "surrogateescape") for string in strings]
     for index, string in enumerate(strings):
-        if "\0" in string or not _is_utf8(string):
+        if "\0" in string or not is_unicode(string):
             texts[index] = f"{_NEVER}{index}".encode()
             if kinds[index] != UNKNOWN:
                 kinds[index] = CONTROL
     return texts
 
 
-def _is_utf8(string: str) -> bool:
-    return string.isascii() or not any("\ud800" <= char <= "\udfff" for char in string)
-
-
 MAX_FILE = 1 << 26  # bytes; Gemma's, the largest known, has 4.7 million
 
 
-@dataclass(frozen=True, kw_only=True)
-class PieceFile:
-    """A model with its BOS, EOS and unknown strings."""
-
-    model: PieceModel
-    bos: str
-    eos: str
-    unknown: str
-
-
-def read_pieces(path: Path) -> PieceFile:
+def read_pieces(path: Path) -> PieceModel:
     """Read the SentencePiece model in `path`.
 
     Raises CheckpointError for an invalid or contradictory file, and UnsupportedModel for kinds that
     no language model uses (words, characters).
     """
-    data = read_bytes(path, MAX_FILE, hint=BROKEN)
+    data = read_bytes(path, MAX_FILE)
     try:
         return parse_pieces(data)
     except UnsupportedModel:
@@ -312,46 +310,49 @@ def read_pieces(path: Path) -> PieceFile:
         ) from error
 
 
-def parse_pieces(data: bytes) -> PieceFile:
+def parse_pieces(data: bytes) -> PieceModel:
     """Parse a model from bytes; errors do not name the file."""
     strings: list[str] = []
     scores, kinds = array("f"), bytearray()
-    trainer: dict[int, Value] = {}
-    rules: dict[int, Value] = {}
-    for field, value in fields(data):
-        if field == 1 and isinstance(value, bytes):
+    messages: dict[int, dict[int, Value]] = {2: {}, 3: {}}  # the trainer's, the normalizer's
+    for part, value in fields(data):
+        if part == 1 and isinstance(value, bytes):
             string, score, kind = _piece(value)
             strings.append(string)
             scores.append(score)
             kinds.append(kind)
-        elif field == 2 and isinstance(value, bytes):
-            trainer.update(fields(value))
-        elif field == 3 and isinstance(value, bytes):
-            rules.update(fields(value))
-    kind = _number(trainer, 3, 1)
+        elif part in messages and isinstance(value, bytes):
+            messages[part].update(fields(value))
+
+    def given(part: int, inner: int, usual: Default) -> Default:
+        value = messages[part].get(inner, usual)
+        return value if isinstance(value, type(usual)) else usual
+
+    kind = given(2, 3, 1)
     if kind not in (1, 2):
         raise UnsupportedModel("sentencepiece models of words or characters are not supported")
-    if not _number(rules, 5, 1) or _number(trainer, 24, 0):
+    if not given(3, 5, 1) or given(2, 24, 0):
         raise UnsupportedModel("sentencepiece models without `▁` in front are not supported")
-    charsmap = rules.get(2, b"")
-    model = PieceModel(
+    check_strings(strings)
+    if kinds.count(UNKNOWN) != 1:
+        raise CheckpointError("there is not exactly one unknown piece")
+    if BYTE in kinds and byte_ids(strings) != [i for i, kind in enumerate(kinds) if kind == BYTE]:
+        raise CheckpointError("its pieces for bytes are not all 256")
+    bos, eos = (given(2, inner, usual) for inner, usual in ((46, b"<s>"), (47, b"</s>")))
+    return PieceModel(
         strings=strings,
         scores=scores,
         kinds=kinds,
         unigram=kind == 1,
-        normalizer=Normalizer(
-            space_prefix=bool(_number(rules, 3, 1)),
-            merge_spaces=bool(_number(rules, 4, 1)),
-            charsmap=charsmap if isinstance(charsmap, bytes) else b"",
-        ),
-    )
-    _check(model)
-    return PieceFile(
-        model=model,
-        bos=_string(trainer, 46, "<s>"),
-        eos=_string(trainer, 47, "</s>"),
-        unknown=strings[kinds.index(UNKNOWN)],
-    )
+        space_prefix=bool(given(3, 3, 1)),
+        merge_spaces=bool(given(3, 4, 1)),
+        charsmap=given(3, 2, b""),
+        names={
+            "bos_token": bos.decode("utf-8", "replace"),
+            "eos_token": eos.decode("utf-8", "replace"),
+            "unk_token": strings[kinds.index(UNKNOWN)],
+        },
+    ).checked()
 
 
 def _piece(body: bytes) -> tuple[str, float, int]:
@@ -362,30 +363,3 @@ def _piece(body: bytes) -> tuple[str, float, int]:
     if not isinstance(kind, int) or not 0 < kind <= BYTE:
         raise CheckpointError("a piece has an unknown kind")
     return string.decode("utf-8", "surrogateescape"), unpack("<f", score)[0], kind
-
-
-def _check(model: PieceModel) -> None:
-    """Check everything that the library assumes or reports unclearly."""
-    strings, kinds = model.strings, model.kinds
-    if not strings:
-        raise CheckpointError("it has no pieces")
-    if len(set(strings)) != len(strings) or "" in strings:
-        raise CheckpointError("a piece is empty or a duplicate")
-    if not isfinite(sum(model.scores)):
-        raise CheckpointError("a score is not a finite number")
-    if sum(kind == UNKNOWN for kind in kinds) != 1:
-        raise CheckpointError("there is not exactly one unknown piece")
-    bytes_there = {index for index, kind in enumerate(kinds) if kind == BYTE}
-    if bytes_there and bytes_there != set(byte_ids(strings)):
-        raise CheckpointError("its pieces for bytes are not all 256")
-    check_charsmap(model.normalizer.charsmap)
-
-
-def _number(message: dict[int, Value], field: int, usual: int) -> int:
-    value = message.get(field, usual)
-    return value if isinstance(value, int) else usual
-
-
-def _string(message: dict[int, Value], field: int, usual: str) -> str:
-    value = message.get(field)
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else usual

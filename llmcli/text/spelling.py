@@ -16,10 +16,8 @@ from llmcli.checkpoints.files import shown
 from llmcli.errors import UnsupportedModel
 
 # Space removal of the `tokenizers` library, in its order (decoders/wordpiece.rs, `cleanup`).
-_TIDY = (
-    (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),
-    (" 'm", "'m"), (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
-)  # fmt: skip
+_TIDIED = " .=.| ?=?| !=!| ,=,| ' ='| n't=n't| 'm='m| do not= don't| 's='s| 've='ve| 're='re"
+_TIDY = tuple(pair.partition("=")[::2] for pair in _TIDIED.split("|"))
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 
@@ -78,6 +76,15 @@ class Spelling:
         if self.byte_fallback and (byte := _fallback_byte(string)) is not None:
             return byte
         return literal_bytes(string)
+
+
+def is_unicode(string: str) -> bool:
+    """Whether the string has no lone surrogates, which stand for invalid bytes."""
+    try:
+        string.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def literal_bytes(string: str) -> bytes:

@@ -13,8 +13,9 @@ from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, LlmcliError, UsageError
 from llmcli.records.text import TokenPiece
 from llmcli.text.portions import PORTION, divisible, portions
+from llmcli.text.segments import Markers
 from llmcli.text.spelling import Spelling, literal_bytes
-from llmcli.text.stream import ByteStream
+from llmcli.text.stream import StreamDecoder
 
 if TYPE_CHECKING:
     import tokenizers
@@ -33,32 +34,26 @@ _MODULES = 4 << 20
 _PIECES, _FROM_GGUF, _FROM_JSON = 235, 570, 890  # pieces: 170 until a text is encoded, then 300
 
 
-def table_bytes(entries: int, each: int = _FROM_GGUF) -> int:
-    """Bytes of a tokenizer with `entries` entries, including modules."""
-    return _MODULES + each * entries
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class Tokenizer:
     """Text ↔ ids. Created by `load_tokenizer`; `name` describes its kind.
 
-    `strings[id]`: the token as in the file (None: no token); `literal`: ids that decode to their
-    own string, independent of the spelling; `silent`: ids that decode to nothing. `prefix`: ids
-    that the tokenizer prepends by default (usually BOS).
+    `strings[id]`: the token as in the file (None: no token); `silent`: ids that decode to nothing.
+    `prefix`: ids that the tokenizer prepends by default (usually BOS).
 
-    `added`: tokens matched in the text here; None (tokenizer.json): the `tokenizers` library
-    matches them by its own rules. `inside`: encodes stretches that do not begin the text, if they
-    differ (no leading space). `filler`: an id of the library for bytes that the vocabulary lacks;
-    such bytes are dropped, as in llama.cpp and transformers. `split_special`: special tokens in a
-    text are always plain text (transformers' `split_special_tokens`). `line_ends` (with `added`):
-    tokens for whole runs of line ends, not merged from parts. `notes`: hints for users.
+    `added`: tokens matched in the text here, which decode to their own string, independent of the
+    spelling; None (tokenizer.json): the `tokenizers` library matches them by its own rules.
+    `inside`: encodes stretches that do not begin the text, if they differ (no leading space).
+    `filler`: an id of the library for bytes that the vocabulary lacks; such bytes are dropped, as
+    in llama.cpp and transformers. `split_special`: special tokens in a text are always plain text
+    (transformers' `split_special_tokens`). `line_ends` (with `added`): tokens for whole runs of
+    line ends, not merged from parts. `notes`: hints for users.
     """
 
     name: str
     backend: tokenizers.Tokenizer | PieceEncoder
     strings: Sequence[str | None]
     spelling: Spelling
-    literal: frozenset[int] = frozenset()
     silent: frozenset[int] = frozenset()
     special_ids: frozenset[int]
     bos_id: int | None
@@ -82,15 +77,20 @@ class Tokenizer:
         """Whether ids are prepended by default."""
         return bool(self.prefix)
 
+    @cached_property
+    def marker_ids(self) -> frozenset[int]:
+        """Special tokens in the markers of the chat template, which belong to an answer's text."""
+        return Markers.of_tokenizer(self).special_ids(self)
+
     @property
     def nbytes(self) -> int:
-        """Approximate bytes of memory."""
+        """Approximate bytes of memory, including modules."""
         import tokenizers
 
         each = _PIECES
         if isinstance(self.backend, tokenizers.Tokenizer):
             each = _FROM_JSON if self.added is None else _FROM_GGUF
-        return table_bytes(self.vocab_size, each)
+        return _MODULES + each * self.vocab_size
 
     def encode(
         self, text: str, *, add_bos: bool | None = None, parse_special: bool = True
@@ -136,14 +136,14 @@ class Tokenizer:
         return False if begins else None
 
     def decode(
-        self, ids: Iterable[int], *, skip_special: bool = True, shown: frozenset[int] = frozenset()
+        self, ids: Iterable[int], *, skip_special: bool = True, markers: bool = False
     ) -> str:
         """Text of `ids`; invalid UTF-8 becomes U+FFFD, unknown ids are skipped.
 
-        `shown`: special tokens that are not hidden.
+        `markers`: special tokens in `marker_ids` are not hidden.
         """
-        stream = ByteStream(self, skip_special=skip_special, shown=shown)
-        return b"".join(map(stream.push, ids)).decode("utf-8", "replace")
+        stream = StreamDecoder(self, skip_special=skip_special, markers=markers)
+        return b"".join(map(stream.push_bytes, ids)).decode("utf-8", "replace")
 
     def has(self, token: int) -> bool:
         """Whether `token` is an id of the vocabulary (padding rows of an embedding are not)."""
@@ -164,7 +164,7 @@ class Tokenizer:
         if not self.has(token) or token in self.silent:
             return b""
         string = self.strings[token] or ""
-        if token in self.literal:
+        if self.added is not None and token in self.added.tokens:
             return literal_bytes(string)
         return self.spelling.to_bytes(string, first=first)
 
@@ -186,9 +186,9 @@ class Tokenizer:
 
     def spelled(self, ids: Iterable[int]) -> list[TokenPiece]:
         """Tokens of given ids with byte offsets in the decoded text, special tokens included."""
-        stream = ByteStream(self, skip_special=False)
+        stream = StreamDecoder(self, skip_special=False)
         ids = list(ids)
-        ends = list(accumulate(len(stream.push(token)) for token in ids))
+        ends = list(accumulate(len(stream.push_bytes(token)) for token in ids))
         return self._placed(zip(ids, [0, *ends], ends, strict=False))
 
     def _placed(self, spans: Iterable[tuple[int, int, int]]) -> list[TokenPiece]:
@@ -299,7 +299,7 @@ class Tokenizer:
             return
         for token, at, end in self.added.cut(text, parse_special):
             if token is not None:
-                yield token.id, at, end
+                yield token, at, end
             elif not self.line_ends:
                 yield from self._in_portions(text[at:end], at)
             else:

@@ -9,7 +9,7 @@ pairs of a row and an expert.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from math import prod
 
 import torch
 from torch import Tensor
@@ -17,29 +17,25 @@ from torch import Tensor
 from llmcli.config.formats import DEQUANTIZED_AT_ONCE, stored_bytes
 from llmcli.ops import on_card
 from llmcli.ops.linear import each_own, linear, linear_fp32_out
-from llmcli.ops.product import product_float32
 from llmcli.ops.quant import dequantize
 from llmcli.weights.routes import ExpertAssignment
-from llmcli.weights.weight import BlockQuantized
+from llmcli.weights.weight import BlockQuantized, Product
 
 
 class FileLayoutWeight(BlockQuantized):
-    """One matrix `[rows, columns]` in a format of `ON_CARD`; `write` fills it.
+    """One matrix `[N, K]`, or experts' `[E, N, K]`, in a format of `ON_CARD`; `write` fills it.
 
-    With `experts` the matrices are stacked: `[E, rows / E, columns]`. Inputs of products have the
-    dtype `inputs`. Numbers are exactly those of `ops.quant`; for many rows they are rounded to 16
-    bits if the inputs have 16 bits.
+    Inputs of products have the dtype `inputs`. Numbers are exactly those of `ops.quant`; for many
+    rows they are rounded to 16 bits if the inputs have 16 bits.
     """
 
     def __init__(
-        self, format: str, rows: int, columns: int, *, device: torch.device, inputs: torch.dtype,
-        experts: int | None = None,
-    ) -> None:  # fmt: skip
-        self.format = format
-        self.shape = (rows, columns) if experts is None else (experts, rows // experts, columns)
+        self, format: str, shape: tuple[int, ...], *, device: torch.device, inputs: torch.dtype
+    ) -> None:
+        self.format, self.shape = format, shape
         self._inputs = inputs
-        size = stored_bytes(format, 1, columns)
-        self.data = torch.empty(rows, size, dtype=torch.uint8, device=device)
+        size = stored_bytes(format, 1, shape[-1])
+        self.data = torch.empty(prod(shape[:-1]), size, dtype=torch.uint8, device=device)
 
     def write(self, rows: Tensor, raw: Tensor) -> None:
         """Write rows (int64 `[n]`) from a file's blocks, uint8 `[n, bytes]`."""
@@ -49,38 +45,32 @@ class FileLayoutWeight(BlockQuantized):
         """The tensor of blocks."""
         return [self.data]
 
-    def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """`X Wᵀ + b` in the dtype of `x`, from float32 sums."""
-        return self._product(x, bias_N, linear, x.dtype)
+    def _multiply(self, x: Tensor, bias_N: Tensor | None, product: Product) -> Tensor:
+        if on_card.multiplies_blocks(x):
+            dtype = x.dtype if product is linear else torch.float32
+            return on_card.product_of_blocks(x, self.data, self.format, bias_N, dtype)
+        if len(self.shape) == 3:
+            raise TypeError("matrices of experts support `matmul_routed` only")
+        rows, columns = self.shape
+        parts = []
+        step = max(1, DEQUANTIZED_AT_ONCE // columns)
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            w_NK = self.dense(x.dtype, rows=part)
+            parts.append(product(x, w_NK, None if bias_N is None else bias_N[part]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    def matmul_fp32_out(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """`X Wᵀ + b` in float32."""
-        return self._product(x, bias_N, linear_fp32_out, torch.float32)
-
-    def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """`X Wᵀ + b` in float32, from unrounded sums."""
-        return self._product(x, bias_N, product_float32, torch.float32)
-
-    def matmul_routed(
-        self,
-        x_MK: Tensor,
-        routes: ExpertAssignment,
-        bias_EN: Tensor | None = None,
-        *,
-        wide: bool = False,
+    def _multiply_routed(
+        self, x_MK: Tensor, routes: ExpertAssignment, bias_EN: Tensor | None, wide: bool
     ) -> Tensor:
-        """See `Weight`; few pairs use a kernel that reads their experts on the device."""
-        if len(self.shape) < 3:
-            return super().matmul_routed(x_MK, routes, bias_EN, wide=wide)
+        """Few pairs use a kernel that reads their experts on the device."""
         experts, rows, columns = self.shape
         expert_P = routes.expert_N
-        few = routes.static or len(expert_P) <= experts
         raw_ENr = self.data.view(experts, rows, -1)
-        if few and on_card.takes(x_MK):
-            routed = expert_P, routes.row_N, routes.experts_per_row
+        if (routes.static or len(expert_P) <= experts) and on_card.takes(x_MK):
             dtype = torch.float32 if wide else x_MK.dtype
             return on_card.product_of_experts(
-                x_MK, raw_ENr, self.format, routed, bias_EN, dtype
+                x_MK, raw_ENr, self.format, routes.pairs, bias_EN, dtype
             )
         if routes.static:  # no data, or no kernels
             every_P = torch.arange(len(expert_P), device=x_MK.device)
@@ -95,23 +85,6 @@ class FileLayoutWeight(BlockQuantized):
             return (linear_fp32_out if wide else linear)(x, w_NK, bias_N)
 
         return routes.by_expert(x_MK, bias_EN, product)
-
-    def _product(
-        self, x: Tensor, bias_N: Tensor | None,
-        dense: Callable[[Tensor, Tensor, Tensor | None], Tensor], dtype: torch.dtype,
-    ) -> Tensor:  # fmt: skip
-        if on_card.multiplies_blocks(x):
-            return on_card.product_of_blocks(x, self.data, self.format, bias_N, dtype)
-        if len(self.shape) == 3:
-            raise TypeError("matrices of experts support `matmul_routed` only")
-        rows, columns = self.shape
-        parts = []
-        step = max(1, DEQUANTIZED_AT_ONCE // columns)
-        for start in range(0, rows, step):
-            part = slice(start, start + step)
-            w_NK = self.dense(x.dtype, rows=part)
-            parts.append(dense(x, w_NK, None if bias_N is None else bias_N[part]))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows `ids`, dequantized to float32."""

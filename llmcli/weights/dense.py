@@ -13,7 +13,7 @@ from llmcli.ops.linear import each_own, lies_by_columns, linear, linear_fp32_out
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.product import has_kernel, product_bf16_dot, product_float32, routed_by_kernel
 from llmcli.weights.routes import ExpertAssignment
-from llmcli.weights.weight import Weight
+from llmcli.weights.weight import Product, Weight
 
 
 class Dense(Weight):
@@ -72,48 +72,32 @@ class Dense(Weight):
         """The tensor, possibly a view."""
         return [self.tensor]
 
-    def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """See `ops.linear.linear`, and with `bf16_dot` `ops.product.product_bf16_dot`."""
-        return (product_bf16_dot if self._bf16_dot else linear)(x, self.tensor, bias_N)
+    def _multiply(self, x: Tensor, bias_N: Tensor | None, product: Product) -> Tensor:
+        """With `bf16_dot` by `ops.product.product_bf16_dot`, except in `matmul_float32`."""
+        if self._bf16_dot and product is not product_float32:
+            product = product_bf16_dot
+        return product(x, self.tensor, bias_N)
 
-    def matmul_fp32_out(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """See `ops.linear.linear_fp32_out`."""
-        return (product_bf16_dot if self._bf16_dot else linear_fp32_out)(x, self.tensor, bias_N)
-
-    def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """See `ops.product.product_float32`."""
-        return product_float32(x, self.tensor, bias_N)
-
-    def matmul_routed(
-        self,
-        x_MK: Tensor,
-        routes: ExpertAssignment,
-        bias_EN: Tensor | None = None,
-        *,
-        wide: bool = False,
+    def _multiply_routed(
+        self, x_MK: Tensor, routes: ExpertAssignment, bias_EN: Tensor | None, wide: bool
     ) -> Tensor:
         """One product per expert with pairs, or per pair if shapes must be fixed.
 
         Few pairs with 16-bit experts use one call of our kernel, which reads their experts without
         synchronization.
         """
-        if self.tensor.ndim != 3:
-            return super().matmul_routed(x_MK, routes, bias_EN, wide=wide)
-        few = routes.static or len(routes.expert_N) <= len(self.tensor)
-        if few and compiled.runs(x_MK) and has_kernel(x_MK[:1], self.tensor[0]):
-            sums_PN = routed_by_kernel(
-                x_MK, self.tensor, routes.expert_N, routes.row_N, routes.experts_per_row, bias_EN,
-                bf16_dot=self._bf16_dot,
-            )  # fmt: skip
+        w_ENK, pairs = self.tensor, len(routes.expert_N)
+        few = routes.static or pairs <= len(w_ENK)
+        if few and compiled.runs(x_MK) and has_kernel(x_MK[:1], w_ENK[0]):
+            sums_PN = routed_by_kernel(x_MK, w_ENK, routes.pairs, bias_EN, self._bf16_dot)
             return sums_PN if wide else sums_PN.to(x_MK.dtype)
         if routes.static:
-            every = torch.arange(len(routes.expert_N), device=x_MK.device)
-            x_PK = x_MK[routes.rows(every)]
+            x_PK = x_MK[routes.rows(torch.arange(pairs, device=x_MK.device))]
             return each_own(
-                x_PK, self.tensor, routes.expert_N, bias_EN, at_once=routes.at_once, wide=wide
+                x_PK, w_ENK, routes.expert_N, bias_EN, at_once=routes.at_once, wide=wide
             )
         product = product_bf16_dot if self._bf16_dot else linear_fp32_out if wide else linear
-        return routes.by_expert(x_MK, bias_EN, lambda e, x, b: product(x, self.tensor[e], b))
+        return routes.by_expert(x_MK, bias_EN, lambda e, x, b: product(x, w_ENK[e], b))
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows `ids`, copied and widened."""

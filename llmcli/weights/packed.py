@@ -10,8 +10,9 @@ Axes: M rows of the input, K columns of it, N outputs; E experts, P pairs of a r
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
 from math import prod
 
 import torch
@@ -21,29 +22,116 @@ from llmcli.config.formats import ACTIVATION_BYTES, PACKED, ROWS, RUN, packed_by
 from llmcli.kernels import native, program
 from llmcli.ops import compiled
 from llmcli.weights.routes import ExpertAssignment
-from llmcli.weights.weight import BlockQuantized, Weight
-
-_Multiplies = Callable[[Tensor, Tensor | None], Tensor]
+from llmcli.weights.weight import BlockQuantized, Product, Weight
 
 
-class Packed(BlockQuantized):
-    """One matrix `[rows, columns]` in `format` with 16 interleaved rows; `write` fills it.
+class InOneCall(Weight):
+    """Packed matrices of one width, whose concatenated outputs are computed by one call.
 
-    `memory`: where to store it, if given. With `experts` the matrices are stacked, each in whole
-    groups of 16 rows, with shape `[E, rows / E, columns]`. `digits`: number of 8-bit digits (1 or
-    2) to which activations are rounded.
+    Few pairs of a row and an expert use one call, which reads their experts without
+    synchronization; many are grouped by expert.
+    """
+
+    @property
+    @abstractmethod
+    def packed(self) -> tuple[Packed, ...]:
+        """The matrices in the order of their outputs."""
+
+    @abstractmethod
+    def expert(self, number: int) -> InOneCall:
+        """The matrices of one expert, in the same memory."""
+
+    def _multiply(self, x: Tensor, bias_N: Tensor | None, product: Product) -> Tensor:
+        """`X Wᵀ + b`, float32 → float32, from unrounded sums."""
+        *experts, outputs, columns = self.shape
+        if experts:
+            raise TypeError("matrices of experts are multiplied with by `matmul_routed` alone")
+        x_MK = x.reshape(-1, columns)
+        if x_MK.dtype != torch.float32 or x_MK.stride(1) != 1:
+            x_MK = x_MK.to(torch.float32).contiguous()
+        out_MN = x_MK.new_empty(len(x_MK), outputs)
+        if not x_MK.is_meta:
+            if bias_N is not None:
+                bias_N = bias_N.to(torch.float32).contiguous()
+            self._run(x_MK, program.MULTIPLY, out_MN, *x_MK.shape, bias_N)
+        return out_MN.view(*x.shape[:-1], outputs)
+
+    def _multiply_routed(
+        self, x_MK: Tensor, routes: ExpertAssignment, bias_EN: Tensor | None, wide: bool
+    ) -> Tensor:
+        """Float32 → float32, bit-identical for a pair independent of others."""
+        pairs, (experts, outputs, columns) = len(routes.expert_N), self.shape
+        many = any(piece.stored for piece in self.packed)
+        many |= pairs > experts and not routes.static
+        if many and not x_MK.is_meta:
+            return routes.by_expert(x_MK, bias_EN, lambda e, x, b: self._of(e).matmul(x, b))
+        out_PN = x_MK.new_empty(pairs, outputs, dtype=torch.float32)
+        if x_MK.is_meta:
+            return out_PN
+        x_MK = x_MK.to(torch.float32).contiguous()
+        bias_EN = None if bias_EN is None else bias_EN.to(torch.float32)
+        rest = (*routes.pairs, bias_EN, 0 if bias_EN is None else bias_EN.stride(0))
+        return self._run(
+            x_MK, program.MULTIPLY_EXPERTS, out_PN, pairs, columns, *rest, own=True
+        )
+
+    def _run(
+        self, x_MK: Tensor, kind: int, out: Tensor, *arguments: program.Argument, own: bool = False
+    ) -> Tensor:
+        """Multiply float32 rows by an operation of packed.c; returns `out`.
+
+        `arguments`: between the number of `out`'s columns and that of digits. `own`: each row is
+        rounded separately, for MULTIPLY_EXPERTS.
+        """
+        segments, digits = self._segments
+        address, count = ctypes.addressof(segments), len(segments) // 5
+        room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES[digits], dtype=torch.uint8)
+        program.run(
+            (program.QUANTIZE, x_MK, x_MK.stride(0), room, *x_MK.shape, digits, own),
+            (kind, room, address, count, out, out.shape[1], *arguments, digits),
+            writes=(room, out),
+            reads=self.memory(),
+        )
+        return out
+
+    @cached_property
+    def _segments(self) -> tuple[ctypes.Array[ctypes.c_int64], int]:
+        """`struct segment`s (packed.c), of one expert each; and the number of digits."""
+        numbers, column = [], 0
+        for piece in self.packed:
+            number, rows = PACKED[piece.format].number, piece.shape[-2]
+            numbers += [piece.data.data_ptr(), number, rows, column, piece.stored]
+            column += rows
+        return (ctypes.c_int64 * len(numbers))(*numbers), self.packed[0].digits
+
+    def _of(self, expert: int) -> InOneCall:
+        """`expert`, made once."""
+        if expert not in self._experts:
+            self._experts[expert] = self.expert(expert)
+        return self._experts[expert]
+
+    @cached_property
+    def _experts(self) -> dict[int, InOneCall]:
+        return {}
+
+
+class Packed(InOneCall, BlockQuantized):
+    """One matrix `[N, K]` in `format` with 16 interleaved rows; `write` fills it.
+
+    Matrices of experts, `[E, N, K]`, are stacked, each in whole groups of 16 rows. `memory`: where
+    to store it, if given. `digits`: number of 8-bit digits (1 or 2) to which activations are
+    rounded.
     """
 
     def __init__(
-        self, format: str, rows: int, columns: int, *, device: torch.device,
-        memory: memoryview | Tensor | None = None, experts: int | None = None, digits: int = 2,
+        self, format: str, shape: tuple[int, ...], device: torch.device, *,
+        memory: memoryview | Tensor | None = None, digits: int = 2,
     ) -> None:  # fmt: skip
-        if rows % (ROWS * (experts or 1)) and experts:
-            raise ValueError(f"{rows} rows of {experts} experts are not whole groups of {ROWS}")
-        self.format = format
-        self.shape = (rows, columns) if experts is None else (experts, rows // experts, columns)
-        self.digits = digits
-        size = packed_bytes(format, rows, columns)
+        self.format, self.shape, self.digits = format, shape, digits
+        rows, own = prod(shape[:-1]), shape[-2]
+        if own % ROWS and len(shape) == 3:
+            raise ValueError(f"{own} rows of an expert are not whole groups of {ROWS}")
+        size = packed_bytes(format, rows, shape[-1])
         if isinstance(memory, Tensor):
             self.data = memory
         elif memory is not None:  # filled elsewhere
@@ -55,12 +143,14 @@ class Packed(BlockQuantized):
 
     def expert(self, number: int) -> Packed:
         """The matrix of one expert, in the same memory."""
-        _, rows, columns = self.shape
         size = self.nbytes // self.shape[0]
-        memory = self.data[number * size : (number + 1) * size]
-        return Packed(
-            self.format, rows, columns, device=self.data.device, memory=memory, digits=self.digits
-        )
+        own, device = self.data[number * size : (number + 1) * size], self.data.device
+        return Packed(self.format, self.shape[1:], device, memory=own, digits=self.digits)
+
+    @property
+    def packed(self) -> tuple[Packed, ...]:
+        """Itself."""
+        return (self,)
 
     @property
     def additions(self) -> int:
@@ -77,33 +167,6 @@ class Packed(BlockQuantized):
     def memory(self) -> list[Tensor]:
         """Its blocks, with padding rows in the last group."""
         return [self.data]
-
-    def matmul_routed(
-        self,
-        x_MK: Tensor,
-        routes: ExpertAssignment,
-        bias_EN: Tensor | None = None,
-        *,
-        wide: bool = False,
-    ) -> Tensor:
-        """See `Weight`; float32 → float32, bit-identical for a pair independent of others."""
-        return self._routed(x_MK, routes, bias_EN)
-
-    @cached_property
-    def _product(self) -> _Product:
-        if len(self.shape) == 3:
-            raise TypeError("matrices of experts are multiplied with by `matmul_routed` alone")
-        return _Product([self])
-
-    @cached_property
-    def _routed(self) -> RoutedProduct:
-        return RoutedProduct([self])
-
-    def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """`X Wᵀ + b`, float32 → float32, from unrounded sums."""
-        return self._product(x, bias_N)
-
-    matmul_fp32_out = matmul_float32 = matmul
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows `ids`, dequantized to float32 as in `ops.quant`."""
@@ -184,63 +247,35 @@ class MappedWeight(Packed):
 class FusedWeight(Weight):
     """Matrices of one width in a fused product: q, k and v, each in its format.
 
-    Packed ones share a call and the rounded activations; others have separate products. `format`:
-    the distinct ones, `Q4_K + Q6_K`; `shape`: of all rows together.
+    Each has its own product. `format`: the distinct ones, `Q4_K + Q6_K`; `shape`: of all rows
+    together.
     """
 
     def __init__(self, pieces: Sequence[Weight]) -> None:
         self._pieces = tuple(pieces)
         self.format = " + ".join(dict.fromkeys(piece.format for piece in pieces))
         *experts, _, columns = pieces[0].shape
-        self.shape = *experts, sum(piece.shape[-2] for piece in pieces), columns
-        packed = [piece for piece in pieces if isinstance(piece, Packed)]
-        routed = len(pieces[0].shape) == 3
-        self._product = _Product(packed) if len(packed) == len(pieces) and not routed else None
-        self._routed = RoutedProduct(packed) if routed and len(packed) == len(pieces) else None
+        self._rows = [piece.shape[-2] for piece in pieces]
+        self.shape = *experts, sum(self._rows), columns
 
     def memory(self) -> list[Tensor]:
         """The tensors of all pieces."""
         return [one for piece in self._pieces for one in piece.memory()]
 
-    def matmul_routed(
-        self,
-        x_MK: Tensor,
-        routes: ExpertAssignment,
-        bias_EN: Tensor | None = None,
-        *,
-        wide: bool = False,
+    def _multiply(self, x: Tensor, bias_N: Tensor | None, product: Product) -> Tensor:
+        each = zip(self._pieces, self._biases(bias_N), strict=True)
+        return torch.cat([piece._multiply(x, bias, product) for piece, bias in each], -1)
+
+    def _multiply_routed(
+        self, x_MK: Tensor, routes: ExpertAssignment, bias_EN: Tensor | None, wide: bool
     ) -> Tensor:
-        """See `Packed`."""
-        if self._routed is not None:
-            return self._routed(x_MK, routes, bias_EN)
-        rows = [piece.shape[-2] for piece in self._pieces]
-        biases = [None] * len(rows) if bias_EN is None else bias_EN.split_with_sizes(rows, 1)
-        each = zip(self._pieces, biases, strict=True)
+        each = zip(self._pieces, self._biases(bias_EN), strict=True)
         return torch.cat(
-            [piece.matmul_routed(x_MK, routes, bias, wide=wide) for piece, bias in each], -1
+            [piece._multiply_routed(x_MK, routes, bias, wide) for piece, bias in each], -1
         )
 
-    def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """`X Wᵀ + b`: float32 → float32 if packed, else in the dtype of `x`."""
-        return self._each(lambda piece: piece.matmul, x, bias_N)
-
-    def matmul_fp32_out(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """`X Wᵀ + b` in at least float32."""
-        return self._each(lambda piece: piece.matmul_fp32_out, x, bias_N)
-
-    def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
-        """`X Wᵀ + b` in at least float32, from unrounded sums."""
-        return self._each(lambda piece: piece.matmul_float32, x, bias_N)
-
-    def _each(
-        self, product_of: Callable[[Weight], _Multiplies], x: Tensor, bias_N: Tensor | None
-    ) -> Tensor:
-        if self._product is not None:
-            return self._product(x, bias_N)
-        rows = [piece.shape[0] for piece in self._pieces]
-        biases = [None] * len(rows) if bias_N is None else bias_N.split_with_sizes(rows)
-        each = zip(self._pieces, biases, strict=True)
-        return torch.cat([product_of(piece)(x, bias) for piece, bias in each], -1)
+    def _biases(self, bias: Tensor | None) -> Sequence[Tensor | None]:
+        return [None] * len(self._rows) if bias is None else bias.split_with_sizes(self._rows, -1)
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows `ids` of the concatenated matrices."""
@@ -255,88 +290,26 @@ class FusedWeight(Weight):
         return self._pieces[0].quantized_input(x)
 
 
-class _Pieces:
-    """Packed matrices of one width, for products with concatenated outputs."""
-
-    def __init__(self, pieces: Sequence[Packed]) -> None:
-        self._pieces = tuple(pieces)
-        self._columns = pieces[0].shape[-1]
-        self._outputs = sum(piece.shape[-2] for piece in pieces)
-
-    def _run(
-        self, x_MK: Tensor, kind: int, out: Tensor, *arguments: program.Argument, own: bool = False
-    ) -> Tensor:
-        """Multiply float32 rows by an operation of packed.c; returns `out`.
-
-        `arguments`: between the number of `out`'s columns and that of digits. `own`: each row is
-        rounded separately, for MULTIPLY_EXPERTS.
-        """
-        digits = self._pieces[0].digits
-        room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES[digits], dtype=torch.uint8)
-        segments, count = ctypes.addressof(self._segments), len(self._pieces)
-        program.run(
-            (program.QUANTIZE, x_MK, x_MK.stride(0), room, *x_MK.shape, digits, own),
-            (kind, room, segments, count, out, self._outputs, *arguments, digits),
-            writes=(room, out), reads=[piece.data for piece in self._pieces],
-        )  # fmt: skip
-        return out
-
-    @cached_property
-    def _segments(self) -> ctypes.Array[ctypes.c_int64]:
-        """`struct segment`s (packed.c), of one expert each."""
-        numbers, column = [], 0
-        for piece in self._pieces:
-            number, rows = PACKED[piece.format].number, piece.shape[-2]
-            numbers += [piece.data.data_ptr(), number, rows, column, piece.stored]
-            column += rows
-        return (ctypes.c_int64 * len(numbers))(*numbers)
-
-
-class _Product(_Pieces):
-    """Products with all rows of packed matrices in one call."""
-
-    def __call__(self, x: Tensor, bias_N: Tensor | None) -> Tensor:
-        """`X Wᵀ + b`: `[…, K]` → `[…, N]`."""
-        x_MK = x.reshape(-1, self._columns)
-        if x_MK.dtype != torch.float32 or x_MK.stride(1) != 1:
-            x_MK = x_MK.to(torch.float32).contiguous()
-        out_MN = x_MK.new_empty(len(x_MK), self._outputs)
-        if not x_MK.is_meta:
-            if bias_N is not None:
-                bias_N = bias_N.to(torch.float32).contiguous()
-            self._run(x_MK, program.MULTIPLY, out_MN, *x_MK.shape, bias_N)
-        return out_MN.view(*x.shape[:-1], self._outputs)
-
-
-class RoutedProduct(_Pieces):
-    """Products of rows with their chosen experts' matrices.
-
-    Few rows use one call, which reads their experts without synchronization; many rows are grouped
-    by expert.
-    """
+class FusedPacked(InOneCall, FusedWeight):
+    """Packed matrices in a fused product, which share a call and the rounded activations."""
 
     def __init__(self, pieces: Sequence[Packed]) -> None:
         super().__init__(pieces)
-        self._experts = pieces[0].shape[0]
-        self._product = cache(lambda e: _Product([piece.expert(e) for piece in pieces]))
-        self._mapped = any(piece.stored for piece in pieces)
+        self._packed = tuple(pieces)
 
-    def __call__(
-        self, x_MK: Tensor, routes: ExpertAssignment, bias_EN: Tensor | None = None
-    ) -> Tensor:
-        """`[M, K]` → `[P, N]`."""
-        pairs = len(routes.expert_N)
-        many = self._mapped or (pairs > self._experts and not routes.static)
-        if many and not x_MK.is_meta:
-            return routes.by_expert(x_MK, bias_EN, lambda e, x, b: self._product(e)(x, b))
-        out_PN = x_MK.new_empty(pairs, self._outputs, dtype=torch.float32)
-        if x_MK.is_meta:
-            return out_PN
-        x_MK = x_MK.to(torch.float32).contiguous()
-        expert_N = routes.expert_N.contiguous()
-        row_N = None if routes.row_N is None else routes.row_N.contiguous()
-        bias_EN = None if bias_EN is None else bias_EN.to(torch.float32)
-        return self._run(
-            x_MK, program.MULTIPLY_EXPERTS, out_PN, pairs, self._columns, expert_N, row_N,
-            routes.experts_per_row, bias_EN, 0 if bias_EN is None else bias_EN.stride(0), own=True,
-        )  # fmt: skip
+    @property
+    def packed(self) -> tuple[Packed, ...]:
+        """See `InOneCall`."""
+        return self._packed
+
+    def expert(self, number: int) -> FusedPacked:
+        """See `InOneCall`."""
+        return FusedPacked([piece.expert(number) for piece in self._packed])
+
+
+def fused(pieces: Sequence[Weight]) -> Weight:
+    """The matrices as one weight."""
+    packed = [piece for piece in pieces if isinstance(piece, Packed)]
+    if len(pieces) == 1:
+        return pieces[0]
+    return FusedPacked(packed) if len(packed) == len(pieces) else FusedWeight(pieces)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from llmcli.ops.linear import pad_rows
+from llmcli.ops.product import Pairs
 
 Places = Tensor | slice  # of pairs or of rows
 
@@ -55,6 +56,12 @@ class ExpertAssignment:
     def by_pair(self) -> ExpertAssignment:
         """The assignment for an input with one row per pair."""
         return replace(self, row_N=None, experts_per_row=1)
+
+    @property
+    def pairs(self) -> Pairs:
+        """What kernels read of it, on the device."""
+        row_N = None if self.row_N is None else self.row_N.contiguous()
+        return self.expert_N.contiguous(), row_N, self.experts_per_row
 
     def rows(self, pairs: Tensor) -> Tensor:
         """The input rows of pairs."""

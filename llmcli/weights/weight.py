@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from llmcli.ops.linear import linear, linear_fp32_out
+from llmcli.ops.product import product_float32
 from llmcli.weights.routes import ExpertAssignment
+
+# of rows, a dense matrix `[N, K]` and a bias
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Weight(ABC):
@@ -43,36 +49,43 @@ class Weight(ABC):
     def memory(self) -> list[Tensor]:
         """The tensors with its data in any layout; for comparison, not for reading."""
 
-    @abstractmethod
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """`X Wᵀ + b`, `[…, K]` → `[…, N]` in the dtype of `x`: for the input of a next product."""
+        return self._multiply(x, bias_N, linear)
 
-    @abstractmethod
     def matmul_fp32_out(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """`X Wᵀ + b` in at least float32, by the fastest product.
 
         For results that are added to the residual stream or normalized; sums may have been rounded
         to the dtype of `x` (`ops.linear.rounds_sums`).
         """
+        return self._multiply(x, bias_N, linear_fp32_out)
 
-    @abstractmethod
     def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """`X Wᵀ + b` in at least float32 with unrounded sums, for logits."""
+        return self._multiply(x, bias_N, product_float32)
 
     def matmul_routed(
-        self,
-        x_MK: Tensor,
-        routes: ExpertAssignment,
-        bias_EN: Tensor | None = None,
-        *,
-        wide: bool = False,
+        self, x: Tensor, routes: ExpertAssignment, bias_EN: Tensor | None = None, wide: bool = False
     ) -> Tensor:
         """Rows of (token, expert) pairs times their experts' matrices, plus biases: `[P, N]`.
 
         In the dtype of `x`; with `wide` like `matmul_fp32_out`. Additional memory is bounded by as
         many matrices as a token chooses. Raises TypeError for a weight without experts.
         """
-        raise TypeError(f"a weight in {self.format} of shape {self.shape} has no experts")
+        if len(self.shape) != 3:
+            raise TypeError(f"a weight in {self.format} of shape {self.shape} has no experts")
+        return self._multiply_routed(x, routes, bias_EN, wide)
+
+    @abstractmethod
+    def _multiply(self, x: Tensor, bias_N: Tensor | None, product: Product) -> Tensor:
+        """`X Wᵀ + b` as by `product` of a dense matrix: of `ops`, to which other formats map it."""
+
+    @abstractmethod
+    def _multiply_routed(
+        self, x_MK: Tensor, routes: ExpertAssignment, bias_EN: Tensor | None, wide: bool
+    ) -> Tensor:
+        """See `matmul_routed`; the shape is `[E, N, K]`."""
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:

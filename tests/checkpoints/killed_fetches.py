@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.checkpoints import wheel
-from llmcli.checkpoints.catalog import CatalogEntry, HubFile, WheelFile
+from llmcli.checkpoints.catalog import CatalogEntry, WheelFile
 from llmcli.checkpoints.fetch import fetch
+from llmcli.checkpoints.names import HubId
 
 SUBREAPER = 36  # of prctl: a killed fetch's own children become ours, to be waited for
 CHANGES = (
@@ -105,15 +106,15 @@ def main(settings: dict[str, Any]) -> None:
     entry = CatalogEntry(
         name="fake", summary="a fake", size=settings["size"], sha256=settings["sha256"],
         wheel=WheelFile(**settings["wheel"]) if "wheel" in settings else None,
-        hub=HubFile(**settings["hub"]) if "hub" in settings else None,
+        hub=HubId(**settings["hub"]) if "hub" in settings else None,
     )  # fmt: skip
     wheel.download_command = lambda requirement, folder: ["cp", settings["archive"], str(folder)]
     if entry.hub is not None:
         # all imports, once and not in every process: the library makes them at the first use
         from huggingface_hub import get_hf_file_metadata, hf_hub_download  # noqa: F401
 
-        from llmcli.checkpoints.hub import bar, errors  # noqa: F401
-        from llmcli.checkpoints.hub.calls import reachable
+        from llmcli.checkpoints.hub import download  # noqa: F401
+        from llmcli.checkpoints.hub.client import reachable
 
         reachable()
 

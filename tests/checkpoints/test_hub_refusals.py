@@ -7,7 +7,6 @@ import os
 import signal
 import warnings
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +16,11 @@ from covers import few
 from hub_stand_in import SHA, Answer, HubStandIn
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.checkpoints.cache.hub import hub_cache
-from llmcli.checkpoints.hub import fetching
-from llmcli.checkpoints.hub.calls import bytes_of, prepare, reachable
+from llmcli.checkpoints.hub import download as hub_download
+from llmcli.checkpoints.hub.client import prepare, reachable
 from llmcli.checkpoints.hub.download import cached, download
-from llmcli.checkpoints.hub.errors import as_ours, no_client
 from llmcli.checkpoints.hub.headers import fetched_headers
-from llmcli.checkpoints.hub.library import check_settings
+from llmcli.checkpoints.hub.library import check_settings, hub_cache
 from llmcli.checkpoints.names import HubId, parse
 from llmcli.errors import (
     CheckpointError,
@@ -88,47 +85,44 @@ def listing_but(**last) -> bytes:
     return listing(siblings=[*others, weights | last])
 
 
-@pytest.mark.parametrize(("spec", "kind", "words", "hint"), [
-    ("org/gone", ModelNotFound, "no model `org/gone` on the hub, or it is", "hf auth login"),
-    ("org/name@v9", ModelNotFound, "no revision `v9`", "leave the revision out"),
-    ("hf:org/name/model.safetensor", ModelNotFound, "no file", "did you mean"),
-    ("org/a--b", ModelNotFound, "cannot be a hub id", "org/name"),
-    ("org/name@../../x", ModelNotFound, "cannot be a revision", "branch"),
-])  # fmt: skip
-def test_what_is_not_there(hub, spec, kind, words, hint):
-    refused(kind, words, hint=hint, spec=spec)
+NAME, MISSING, NETWORK, LOGIN = "org/name", 3, 6, "`hf auth login`"
+INVALID = Answer(headers={"X-Error-Message": "Invalid credentials in Authorization header"})
 
 
-@pytest.mark.parametrize(("way", "token", "code", "words", "hint"), [
-    ("gated", "", 6, "is gated", "accept"), ("gated", "", 6, "is gated", "`hf auth login`"),
-    ("gated", "hf_good", 0, "", ""), ("private", "", 3, "or it is private", ""),
-    ("private", "hf_bad", 6, "token", ""), ("private", "hf_\u00e9", 6, "token", ""),
-    ("private", "hf_good", 0, "", ""),
+@pytest.mark.parametrize(("spec", "faults", "token", "code", "words", "hint"), [
+    ("org/gone", {}, "", MISSING, "no model `org/gone` on the hub, or it is private", LOGIN),
+    ("org/name@v9", {}, "", MISSING, "no revision `v9`", "leave the revision out"),
+    ("hf:org/name/model.safetensor", {}, "", MISSING, "has no file", "did you mean"),
+    ("org/a--b", {}, "", MISSING, "cannot be a hub id", "org/name"),
+    ("org/name@../../x", {}, "", MISSING, "cannot be a revision", "branch"),
+    (NAME, {"gated": {NAME}}, "", NETWORK, "is gated", "accept them on its page, then"),
+    (NAME, {"private": {NAME}}, "", MISSING, "or it is private", LOGIN),
+    (NAME, {"private": {NAME}}, "hf_bad", NETWORK, "the hub rejected the token", LOGIN),
+    (NAME, {"private": {NAME}}, "hf_\u00e9", NETWORK, "invalid characters", "HF_TOKEN"),
+    *((NAME, {"answers": {place: replace(INVALID, status=status)}}, token, NETWORK, words, hint)
+      for place in ("/api/models/", "/model.safetensors")
+      for status, token, words, hint in (
+          (401, "", "wants a login", LOGIN), (403, "", "wants a login", LOGIN),
+          (401, "hf_good", "rejected the token", LOGIN),
+          (403, "hf_good", "token has no read access", "settings page"))),
 ])  # fmt: skip
-def test_a_repository_that_wants_a_token(hub, monkeypatch, way, token, code, words, hint):
-    getattr(hub, way).add("org/name")
+def test_what_is_not_to_be_had(hub, monkeypatch, spec, faults, token, code, words, hint):
+    """A token is blamed only where there is one, and never shown."""
+    for name, value in faults.items():
+        setattr(hub, name, value)
     monkeypatch.setenv("HF_TOKEN", token)
-    if not code:
-        assert download(parse("org/name"))
-        return
-    error = refused(LlmcliError, words, hint=hint)
+    error = refused(LlmcliError, words, hint=hint, spec=spec)
     assert error.code == code
-    assert "hf auth login" in error.hint or "HF_TOKEN" in error.hint
-    assert token == "" or token not in error.message
-    assert cached(parse("org/name")) is None
-
-
-@pytest.mark.parametrize("place", ["/api/models/", "/model.safetensors"])
-@pytest.mark.parametrize("status", [401, 403])
-@pytest.mark.parametrize("token", ["", "hf_good"])
-def test_a_token_is_blamed_only_where_there_is_one(hub, monkeypatch, place, status, token):
-    monkeypatch.setenv("HF_TOKEN", token)
-    about = {"X-Error-Message": "Invalid credentials in Authorization header"}
-    hub.answers[place] = Answer(status=status, headers=about)
-    error = refused(LlmcliError)
-    assert error.code == 6
-    assert ("wants a login" in error.message) == (not token)
     assert ("token" in error.message) == bool(token)
+    assert token == "" or token not in error.message
+    assert ".." in spec or cached(parse("org/name")) is None
+
+
+@pytest.mark.parametrize("way", ["gated", "private"])
+def test_a_token_opens_a_repository(hub, monkeypatch, way):
+    getattr(hub, way).add("org/name")
+    monkeypatch.setenv("HF_TOKEN", "hf_good")
+    assert download(parse("org/name"))
 
 
 SAID = {"ETag": '"x"', "X-Repo-Commit": SHA}
@@ -195,29 +189,30 @@ def test_answers_that_cannot_be_are_refused_and_not_kept(hub, tmp_path, answer):
         assert cached(parse(f"org/name@{SHA}"))
 
 
-@pytest.mark.parametrize("place", ["/api/models/", "/config.json"])
-@pytest.mark.parametrize("status", [200, 404])
-def test_answers_without_an_end(hub, monkeypatch, place, status):
-    monkeypatch.setattr("llmcli.checkpoints.hub.calls.MAX_JSON_BYTES", 1_000_000)
-    hub.answers[place] = Answer(status=status, body=b" " * 65536, endless=True)
+ENDLESS = Answer(body=b" " * 65536, endless=True)
+MOVED = Answer(status=307, headers={"Location": "/elsewhere"})
+# blocks that decode to no bytes
+ENCODED = {"ETag": "x", "X-Repo-Commit": SHA, "X-Linked-Size": "2", "Content-Encoding": "deflate"}
+NOTHING = Answer(method="GET", body=b"\0\0\0\xff\xff" * 10_000, endless=True, headers=ENCODED)
+
+
+@pytest.mark.parametrize("answers", [
+    *({place: replace(ENDLESS, status=status)}
+      for place in ("/api/models/", "/config.json") for status in (200, 404)),
+    {"/api/models/": MOVED, "/elsewhere": ENDLESS},
+    {"/api/models/": replace(ENDLESS, status=307, headers=MOVED.headers), "/elsewhere": Answer()},
+    {"/config.json": NOTHING},
+], ids=count())  # fmt: skip
+def test_answers_without_an_end(hub, monkeypatch, answers):
+    monkeypatch.setattr("llmcli.checkpoints.hub.client.MAX_JSON_BYTES", 1_000_000)
+    hub.answers = answers
     refused(LlmcliError)
     assert sum(hub.sent.values()) < 50_000_000
     assert cached(parse("org/name")) is None
 
 
-@pytest.mark.parametrize("endless", ["/api/models/", "/elsewhere"])
-def test_redirections_without_an_end(hub, monkeypatch, endless):
-    monkeypatch.setattr("llmcli.checkpoints.hub.calls.MAX_JSON_BYTES", 1_000_000)
-    hub.answers["/api/models/"] = Answer(status=307, headers={"Location": "/elsewhere"})
-    hub.answers["/elsewhere"] = Answer(body=b"{")
-    found = hub.answers[endless]
-    hub.answers[endless] = replace(found, body=b" " * 65536, endless=True)
-    refused(NetworkError, "invalid answer")
-    assert sum(hub.sent.values()) < 50_000_000
-
-
 def test_a_file_is_no_listing_whatever_its_folder(hub, monkeypatch):
-    monkeypatch.setattr("llmcli.checkpoints.hub.calls.MAX_JSON_BYTES", 1_000_000)
+    monkeypatch.setattr("llmcli.checkpoints.hub.client.MAX_JSON_BYTES", 1_000_000)
     file = hub.repositories["org/name"] / "api" / "models" / "a.gguf"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"w" * 3_000_000)
@@ -250,14 +245,14 @@ def test_a_wrong_body_is_removed(hub, name):
 
 @pytest.mark.parametrize("spec", ["org/name", "hf:org/name/model.safetensors"])
 def test_who_is_killed_before_the_digest_leaves_nothing_that_counts(hub, monkeypatch, spec):
-    verify = fetching._verify
+    verify = hub_download._verify
 
     def killed(name, *arguments):
         if name == "model.safetensors":
             os.kill(os.getpid(), signal.SIGKILL)
         verify(name, *arguments)
 
-    monkeypatch.setattr(fetching, "_verify", killed)
+    monkeypatch.setattr(hub_download, "_verify", killed)
     child = os.fork()
     if not child:
         try:
@@ -279,11 +274,14 @@ def test_who_is_killed_before_the_digest_leaves_nothing_that_counts(hub, monkeyp
 def test_a_blob_without_a_snapshot_is_verified_before_it_is_used(hub):
     """Another program's, or of a killed process between the blob and the link to it."""
     blob = (download(parse("org/name")) / "model.safetensors").resolve()
-    blob.write_bytes(b"x" * 3_000_000)
-    next(hub.cache.rglob("snapshots/*/model.safetensors")).unlink()
-    refused(CheckpointError, "wrong sha256 and was removed")
-    assert not blob.exists()
-    assert (download(parse("org/name")) / "model.safetensors").read_bytes() == b"w" * 3_000_000
+    for content, bodies in ((b"x" * 3_000_000, 1), (FILES["model.safetensors"], 0)):
+        blob.write_bytes(content)
+        next(hub.cache.rglob("snapshots/*/model.safetensors")).unlink()
+        hub.requests.clear()
+        assert download(parse("org/name")) == cached(parse("org/name"))
+        assert blob.read_bytes() == FILES["model.safetensors"]
+        asked = [one for one in hub.requests if one.method == "GET" and one.host == "storage"]
+        assert len(asked) == bodies
 
 
 def test_a_blob_in_the_store_that_repositories_share(hub):
@@ -409,19 +407,27 @@ def anew():
     close_session()
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("HF_ENDPOINT", "garbage"), ("HF_ENDPOINT", "http://[::1"),
-    ("HF_ENDPOINT", "http://127.0.0.1:99999"), ("HF_ENDPOINT", "http://127.0.0.1:x"),
-    ("HF_ENDPOINT", "file:///etc"), ("HF_ENDPOINT", "http://a b"),
-    ("HF_ENDPOINT", "http://a\x1b[31m"), ("HF_HUB_DOWNLOAD_TIMEOUT", "garbage"),
-    ("HF_HUB_DOWNLOAD_TIMEOUT", "-1"), ("HF_HUB_ETAG_TIMEOUT", "99999999999999999999"),
-    ("HF_HUB_ETAG_TIMEOUT", "\x1b[31m\n"),
+@pytest.mark.parametrize(("name", "values"), [
+    ("HF_ENDPOINT", ["garbage", "http://[::1", "http://127.0.0.1:99999", "http://127.0.0.1:x",
+                     "file:///etc", "http://a b", "http://a\x1b[31m"]),
+    ("HF_HUB_DOWNLOAD_TIMEOUT", ["garbage", "-1"]),
+    ("HF_HUB_ETAG_TIMEOUT", ["99999999999999999999", "\x1b[31m\n"]),
+    ("HTTP_PROXY", ["socks9://127.0.0.1:1", "ftp://q", "\x1b[31m", "http://a:x"]),
+    ("ALL_PROXY", ["socks9://127.0.0.1:1", "ftp://q"]),
+    ("SSL_CERT_FILE", ["/none.pem", __file__]),
 ])  # fmt: skip
-def test_settings_of_the_library_that_cannot_be(hub, anew, monkeypatch, name, value):
-    monkeypatch.setenv(name, value)
-    for ask in (download, cached, lambda _: hub_cache(), lambda _: prepare()):
-        refused(UsageError, f"`{name}` is", hint=name, ask=ask)
-    assert not reachable()
+def test_settings_that_cannot_be(hub, anew, monkeypatch, name, values):
+    kind, words, asks = UsageError, f"`{name}` is", [download, cached, lambda _: hub_cache()]
+    if "HF" not in name:
+        words = "the proxy cannot be used" if "PROXY" in name else "certificates cannot be read"
+        kind, asks = NetworkError, [download]
+        for variable in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(variable)
+    for value in values:
+        monkeypatch.setenv(name, value)
+        for ask in asks:
+            refused(kind, words, hint=name, ask=ask)
+        assert not reachable()
     assert not hub.requests
 
 
@@ -443,27 +449,6 @@ def test_what_the_library_says_by_itself(monkeypatch):
         warnings.warn_explicit("no disk space", UserWarning, "x.py", 1, module=library)
         warnings.warn_explicit("of others", UserWarning, "x.py", 1, module="huggingface_hubs")
     assert [str(one.message) for one in told] == ["of others"]
-
-
-@pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
-@pytest.mark.parametrize("value", ["socks9://127.0.0.1:1", "ftp://q", "\x1b[31m", "http://a:x"])
-def test_proxies_that_cannot_be(hub, anew, monkeypatch, variable, value):
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv(variable, value)
-    assert not reachable()
-    error = refused(NetworkError, "the proxy cannot be used", hint="HTTP_PROXY")
-    assert "socksio" in error.hint
-    assert "socksio" in checked(no_client(ImportError("no package for socks"))).hint
-    assert not hub.requests
-
-
-def test_certificates_that_are_not_there(hub, anew, monkeypatch, tmp_path):
-    (tmp_path / "broken.pem").write_text("garbage")
-    for name in ("none.pem", "broken.pem"):
-        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / name))
-        assert not reachable()
-        refused(NetworkError, "certificates", hint="SSL_CERT_FILE")
 
 
 def test_a_cache_that_is_a_link_to_itself(hub, anew, monkeypatch):
@@ -511,17 +496,6 @@ def test_a_repository_without_an_end(hub, monkeypatch):
     refused(CheckpointError, "more than 2 files")
 
 
-@pytest.mark.parametrize("place", ["/api/models/", "/resolve/"])
-def test_answers_that_drip(hub, monkeypatch, place):
-    monkeypatch.setattr("llmcli.checkpoints.hub.calls._WHOLE_S", 0.0)
-    monkeypatch.setattr("llmcli.checkpoints.hub.calls._SLOWEST", 1e9)
-    if place == "/resolve/":
-        part = partial(bytes_of, name="model.safetensors", commit=SHA, start=0, stop=100)
-        refused(NetworkError, "does not end", ask=part)
-    else:
-        refused(LlmcliError, "does not end")
-
-
 _OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
 _LONG = _OK + b"Content-Length: 3000000\r\n\r\n"
 _CHUNKED = _OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -544,47 +518,20 @@ def test_every_wait_has_an_end(hub, monkeypatch, place, method, drip):
     """Though something comes before each timeout of a read."""
     hub.answers[place] = Answer(method=method, drip=drip)
     with monkeypatch.context() as patched:
-        patched.setattr("llmcli.checkpoints.hub.calls._patience", lambda request: 0.6)
+        patched.setattr("llmcli.checkpoints.hub.client._patience", lambda request: 0.6)
         refused(NetworkError, "does not end")
+        patched.setattr("llmcli.checkpoints.hub.client._LEAST", 1)
+        if place == "/api/models/":  # read into memory: to be whole in time, however it comes
+            refused(NetworkError, "does not end")
     hub.answers.clear()
     assert (download(parse("org/name")) / "model.safetensors").read_bytes() == b"w" * 3_000_000
 
 
-def test_an_encoded_body_without_content_ends(hub, monkeypatch):
-    monkeypatch.setattr("llmcli.checkpoints.hub.calls.MAX_JSON_BYTES", 1_000_000)
-    about = {"ETag": "x", "X-Repo-Commit": SHA, "Content-Encoding": "deflate"}
-    nothing = b"\0\0\0\xff\xff" * 10_000  # blocks of no bytes
-    hub.answers["/config.json"] = Answer(
-        method="GET", body=nothing, endless=True, headers=about | {"X-Linked-Size": "2"}
-    )
-    refused(LlmcliError)
-    assert cached(parse("org/name")) is None
-
-
 def test_a_slow_line_is_no_drip(hub, monkeypatch):
-    monkeypatch.setattr("llmcli.checkpoints.hub.calls._patience", lambda request: 0.6)
-    monkeypatch.setattr("llmcli.checkpoints.hub.calls._LEAST", 10)
+    monkeypatch.setattr("llmcli.checkpoints.hub.client._patience", lambda request: 0.6)
+    monkeypatch.setattr("llmcli.checkpoints.hub.client._LEAST", 10)
     body = b"{" + b" " * 60 + b"}"
     length = b"Content-Length: %d\r\n\r\n" % len(body)
     hub.answers["/config.json"] = Answer(method="GET", drip=(_OK + length, body))
     (hub.repositories["org/name"] / "config.json").write_bytes(body)
     assert (download(parse("org/name")) / "config.json").read_bytes() == body
-
-
-def test_a_name_that_cannot_be_sent_is_not_laid_to_the_token(monkeypatch):
-    error = UnicodeEncodeError("ascii", "\u00e9", 0, 1, "ordinal not in range")
-    for token, words in (("", "the download"), ("hf_good", "the download"), ("hf_é", "hub token")):
-        monkeypatch.setenv("HF_TOKEN", token)
-        assert words in checked(as_ours(parse("org/name"), error)).message
-
-
-def test_left_overs_of_a_killed_download_go_with_the_next(hub):
-    blobs = hub.cache / "models--org--name" / "blobs"
-    blobs.mkdir(parents=True)
-    tag = hashlib.sha256(FILES["model.safetensors"]).hexdigest()
-    left, other = blobs / f"{tag}.01234567.incomplete", blobs / "other.01234567.incomplete"
-    for path in (left, other):
-        path.write_bytes(b"w")
-    assert download(parse("org/name"))
-    assert not left.exists()
-    assert other.exists()

@@ -1,7 +1,4 @@
-"""The safetensors header parser: accepts and refuses what the library does.
-
-Most headers on which the two could differ are in tests/fuzz/corpus/safetensors.
-"""
+"""The safetensors header parser; most headers are in tests/fuzz/corpus/safetensors."""
 
 import json
 import struct

@@ -11,9 +11,11 @@ from cli_tiny import write_mixture, write_tiny
 from json_schemas import errors
 
 from llmcli.cli.app import main
-from llmcli.families.family import Family, families
+from llmcli.families.family import families
+from llmcli.families.record import Family
+from llmcli.measure import ceilings
 from llmcli.measure.machine import CpuContention
-from llmcli.records.machine import MachineLoad
+from llmcli.records.machine import Ceilings, MachineLoad
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,24 @@ def others_take(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 def idle_machine(others_take: Callable[[float], None]) -> None:
     """Whatever else runs here, notes about it come only where a test plants them."""
     others_take(0.0)
+
+
+_CEILINGS: dict[Any, Ceilings] = {}
+
+
+@pytest.fixture(autouse=True)
+def brief_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ceilings in less time and once: no test of a command looks at how near to them a run comes.
+    """
+    plain = ceilings.measure_ceilings
+
+    def brief(*of: Any, progress: Any = None, **options: Any) -> Ceilings:
+        asked = (*of, *options.items())
+        if asked not in _CEILINGS:
+            _CEILINGS[asked] = plain(*of, **options | {"seconds": 0.02})
+        return _CEILINGS[asked]
+
+    monkeypatch.setattr(ceilings, "measure_ceilings", brief)
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import select
 import shlex
 import shutil
 import sys
+import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -89,6 +90,7 @@ def home(tmp_path, monkeypatch):
     references.mkdir()
     (references / "main").write_text("a" * 40)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "own"))
     monkeypatch.setenv("LLMCLI_MODEL", "tiny")
     return tmp_path
@@ -101,15 +103,43 @@ def values(home):
     return home / "empty"
 
 
+@pytest.fixture
+def answered_here(tmp_path_factory, monkeypatch):
+    """The first `llmcli` on the PATH asks this process, which has no start-up to wait for."""
+    folder = tmp_path_factory.mktemp("asked")
+    question, answer = folder / "question", folder / "answer"
+    for pipe in (question, answer):
+        os.mkfifo(pipe)
+    program = folder / "llmcli"
+    program.write_text(f'#!/bin/sh\nprintf "%s\\0" "$@" > {question}\nexec cat {answer}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def answering():
+        while words := question.read_text().split("\0")[:-1]:
+            said = []
+            with suppress(Exception):
+                assert words[0] == "_complete"
+                said = lines(words[1], words[2:])
+            answer.write_text("".join(f"{line}\n" for line in said))
+
+    thread = threading.Thread(target=answering)
+    thread.start()
+    yield
+    question.write_text("")
+    thread.join()
+
+
 @pytest.mark.parametrize("shell", ["bash", "fish"])
 @pytest.mark.parametrize("place", ["files", "models", "values"])
-def test_what_is_offered(place, shell, request, tmp_path, as_written):
+def test_what_is_offered(place, shell, request, tmp_path, monkeypatch, answered_here, as_written):
     """For the last word of each line of a file, in one shell or alike in two.
 
     Among the committed files, in a directory with models, and values in an empty one; zsh needs a
     terminal, see below.
     """
     cwd = FOLDER if place == "files" else request.getfixturevalue(place)
+    monkeypatch.chdir(cwd)
     file, found = Path(__file__).with_name(f"completed-{place}.txt"), []
     rows = [
         re.fullmatch(r"(bash|fish|bash\+fish): (.*?) →(.*)", row).groups()
@@ -126,6 +156,10 @@ def test_what_is_offered(place, shell, request, tmp_path, as_written):
             answer.sort(key=kept.split().index if {*answer} <= {*kept.split()} else None)
         found.append(f"{shells}: {line} → {' '.join(answer)}".rstrip())
     as_written(file, "\n".join(found) + "\n")
+
+
+def test_fish_asks_the_program(home):
+    assert fish("llmcli lens --layer ", home=home, cwd=home) == [["0", "1", "2", "3"]]
 
 
 def test_bash_registers_the_function():

@@ -7,7 +7,6 @@ for each); they are registered here, and nothing else is changed.
 
 import json
 from dataclasses import replace
-from functools import partial
 
 import linear_family
 import numpy as np
@@ -32,7 +31,6 @@ from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.graph.parts.registry import PARTS
 from llmcli.loading.load import load
-from llmcli.measure import ceilings
 from llmcli.nn.state import LayerState
 from llmcli.nn.step import Edit
 
@@ -146,10 +144,8 @@ def test_texts_scores_and_shapes(run):
     assert run("unplanned", "shapes", TEXT)["cache"]["decode"] == held
 
 
-def test_times_and_rates(run, cli, paths, monkeypatch, tmp_path):
+def test_times_and_rates(run, cli, paths, tmp_path):
     """`scan` of the running mean is a group that the mixer alone has."""
-    quick = partial(ceilings.measure_ceilings, seconds=0.01)
-    monkeypatch.setattr(ceilings, "measure_ceilings", quick)
     trace = tmp_path / "trace.json"
     of = (TEXT, "-n", "3", "--pairs", "2")
     run("sunk", "timing", *of)

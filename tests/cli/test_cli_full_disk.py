@@ -21,7 +21,6 @@ from cli_tiny import write_tiny
 from full_disk import largest_file
 
 import llmcli
-import llmcli.measure.ceilings
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.cli.app import main
 from llmcli.cli.tree import ENTRIES, NESTED
@@ -80,11 +79,9 @@ def of(argv, weighted, mixture, recurrent):
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):
-    """Caches of its own, and ceilings measured in less time: their values are nothing here."""
+    """Caches of its own, and what takes long is brief: values are nothing here."""
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    quick = partial(llmcli.measure.ceilings.measure_ceilings, seconds=0.01)
-    monkeypatch.setattr(llmcli.measure.ceilings, "measure_ceilings", quick)
     monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     check = GroupResult(
         check=ViewCheck(name="a", words="b", value=0, tolerance=0), cases=1, seconds=0

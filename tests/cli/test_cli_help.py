@@ -28,11 +28,15 @@ from llmcli.cli.vocabulary import filled
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "numpy", "safetensors", "huggingface_hub", "tokenizers", "jinja2", "gguf",
          "rich", "pydantic", "transformers")  # fmt: skip
-PROBE = f"import platform; platform.processor()  # asks another program{children.EACH}" + """
+# before there is a process for each: what all of them import, and a name that another program says
+PROBE = f"""
+import platform, llmcli.shell.options
+from llmcli.cli.app import main
+platform.processor()
+{children.EACH}
 import socket
 def refused(*a, **k): raise SystemExit("the network")
 socket.socket.connect = refused
-from llmcli.cli.app import main
 code = main(words.split())
 print("LOADED", code, *sys.modules, file=sys.stderr)
 """

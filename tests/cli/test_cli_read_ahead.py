@@ -47,7 +47,7 @@ def test_no_library_of_python_waits_for_those_of_torch():
 @linux
 def test_the_libraries_are_those_that_torch_opens():
     code = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from llmcli.cli.group import read_ahead
 read_ahead()
@@ -62,6 +62,8 @@ import torch
 assert torch.ones(3).sum() == 3
 maps = Path("/proc/self/maps").read_text()
 assert {line.split()[-1] for line in maps.splitlines() if "libtorch_cpu" in line} == opened
+sys.stdout.flush()
+os._exit(0)
 """
     ran = children.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

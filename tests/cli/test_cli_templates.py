@@ -54,7 +54,7 @@ def test_a_template_that_is_too_long_stops_only_who_asks_for_it(cli, tiny, tmp_p
 def rendering(parent):
     """The process id of the parent's renderer once it has computed for a while, else None."""
     for one in children.processes():
-        if one.parent == parent and SERVER.name in one.words and one.seconds >= 1:
+        if one.parent == parent and SERVER.name in one.words and one.seconds >= 0.2:
             return one.pid
     return None
 

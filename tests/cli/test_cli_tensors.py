@@ -19,8 +19,8 @@ import llmcli.commands.lens.measure
 from llmcli.checkpoints import open_checkpoint
 from llmcli.families import translate
 from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.cost import total_cost
 from llmcli.graph.spec import Call
-from llmcli.graph.work import total_work
 from llmcli.loading.load import load
 
 
@@ -104,7 +104,7 @@ def test_the_document_has_every_tensor(cli, tmp_path):
     for call, (tokens, past) in zip(document["flops"], [(5, 0), (1, 5)], strict=True):
         ran = [tensor for tensor in tensors if tensor["phase"] == call["phase"]]
         shape = Call(batch=1, tokens=tokens, past=past, phase=call["phase"])
-        work = total_work(config, shape, numbers=Arithmetic.of("float32"), logits="all")
+        work = total_cost(config, shape, numbers=Arithmetic.of("float32"), logits="all")
         for name in ("flops", "flops_full"):
             assert call[name] == sum(tensor[name] for tensor in ran) == vars(work)[name] > 0
     pattern = {t["phase"]: t for t in tensors if t["name"] == "blocks.1.attn.pattern"}

@@ -23,7 +23,7 @@ from llmcli.commands.timing.measure.run import Workload
 from llmcli.errors import UsageError
 from llmcli.families import translate
 from llmcli.graph.arithmetic import Arithmetic
-from llmcli.graph.work import step_bytes
+from llmcli.graph.cost import step_bytes
 from llmcli.shell.prompts import LOOKED_AT, Prompt
 
 TEXT = "abcabcab"
@@ -35,22 +35,16 @@ def runs():
     return {}
 
 
-@pytest.fixture(autouse=True)
-def measured(monkeypatch, runs):
-    """Ceilings in less time and once, as no test looks at how near to them a run comes.
-
-    An item for each time that they were asked for.
-    """
+@pytest.fixture
+def measured(monkeypatch):
+    """An item for each time that ceilings were asked for."""
     done, plain = [], llmcli.measure.ceilings.measure_ceilings
 
-    def quick(*args, **options):
+    def noted(*args, **options):
         done.append("ceilings")
-        of = (args, options.get("working_set"))
-        if of not in runs:
-            runs[of] = plain(*args, **options, seconds=0.05)
-        return runs[of]
+        return plain(*args, **options)
 
-    monkeypatch.setattr(llmcli.measure.ceilings, "measure_ceilings", quick)
+    monkeypatch.setattr(llmcli.measure.ceilings, "measure_ceilings", noted)
     return done
 
 

@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from continued import filtered
 from filter_oracle import distribution
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from llmcli.engine.sampling import Sampling, choose, filtered, sample, top
+from llmcli.engine.sampling import Sampling, choose, sample, top
 from llmcli.errors import UsageError
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

@@ -52,11 +52,11 @@ def test_what_is_not_needed_is_not_computed(decoder):
     assert stream.shape == (1, 3, decoder.config.width)
     assert heard[-1] == f"blocks.{decoder.readers - 1}.resid_post"
     assert session.logits_BV is None
-    with pytest.raises(ValueError, match="no logits to choose from"):
+    with pytest.raises(ValueError, match="no logits are known"):
         next(session.decode(likeliest))
     session.extend([[4]])
     session.extend([[4]], logits="none")
-    with pytest.raises(ValueError, match="no logits to choose from"):
+    with pytest.raises(ValueError, match="no logits are known"):
         next(session.decode(likeliest))  # those of the token before are not its own
     heard.clear()
     session.extend([[4]], until=0, clock=heard.append)
@@ -185,7 +185,7 @@ def test_a_queued_text_fills_its_slots_and_has_one_token_more(session):
         ids_B, chosen = likeliest(logits_BV)
         return ids_B, lambda: chosen
 
-    tokens = session.decode_queued(draw, None)
+    tokens = session.decode(draw)
     assert len([next(tokens) for _ in range(12 - len(PROMPTS[0]) + 1)]) == 8
     with pytest.raises(ValueError, match="fit"):
         next(tokens)

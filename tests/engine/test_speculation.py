@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from continued import stream
+from continued import filtered, stream
 from covers import in_turn
 from needs import needs_kernels
 from small_models import random_decoder, random_model
@@ -14,7 +14,7 @@ from zoo import COMPUTED, IN_BLOCKS, MODELS
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.drafts import ModelDraft, NgramDraft
 from llmcli.engine.sampler import Sampler
-from llmcli.engine.sampling import Sampling, filtered
+from llmcli.engine.sampling import Sampling
 from llmcli.engine.seeds import uniforms
 from llmcli.engine.session import Session
 from llmcli.engine.speculation import ROWS, DraftLengthController, Speculation
@@ -189,10 +189,8 @@ def likeliest(logits_BV):
 
 
 def sampler(model, sampling=SAMPLINGS["greedy"], limit=99):
-    return Sampler(
-        sampling, [PROMPT], samples=1, vocab=model.config.vocab, device=model.device,
-        logprobs=None, limit=limit,
-    )  # fmt: skip
+    vocab, device = model.config.vocab, model.device
+    return Sampler(sampling, [PROMPT], vocab=vocab, device=device, limit=limit)
 
 
 class Noting:

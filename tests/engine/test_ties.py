@@ -15,7 +15,7 @@ from fake_model import fake_model
 from needs import needs_kernels
 from test_real_decoder import VOCAB, real_model
 
-from llmcli.checkpoints import locate, open_checkpoint
+from llmcli.checkpoints import open_checkpoint, open_model
 from llmcli.engine import stream as engine
 from llmcli.engine.sampling import Sampling, penalized
 from llmcli.engine.ties import NearTies
@@ -206,7 +206,7 @@ def flips_and_marks(path: Path, texts: Sequence[Sequence[int]], first: Sequence[
 
 def dequantized(model: Model) -> Model:
     """The same numbers, in float32 throughout."""
-    exact = load_checkpoint(open_checkpoint(locate("tiny")), device="cpu", dtype="float32")
+    exact = load_checkpoint(open_model("tiny"), device="cpu", dtype="float32")
     for name, slot in parameters_of(exact.decoder).items():
         slot.copy_(model.decoder.weight(name).dense())
     return exact
@@ -220,11 +220,11 @@ def dequantized(model: Model) -> Model:
 def test_the_estimate_is_not_far_from_what_rounding_does(narrow, wide):
     """On tiny, against the same weights with more digits."""
     packed = {"quantize": narrow} if wide is None else {"dtype": narrow}
-    own = load_checkpoint(open_checkpoint(locate("tiny")), device="cpu", **packed)
+    own = load_checkpoint(open_model("tiny"), device="cpu", **packed)
     if wide is None:
         exact = dequantized(own)
     else:
-        exact = load_checkpoint(open_checkpoint(locate("tiny")), device="cpu", dtype=wide)
+        exact = load_checkpoint(open_model("tiny"), device="cpu", dtype=wide)
     text = (Path(__file__).parents[1] / "assets" / "held_out.txt").read_text()
     ids = torch.tensor([own.tokenizer.encode(text)[:250]])
     own_TV, exact_TV = (model.decoder(ids)[0].double() for model in (own, exact))
@@ -239,11 +239,12 @@ def test_the_estimate_is_not_far_from_what_rounding_does(narrow, wide):
 
 
 def test_every_choice_that_bfloat16_changes_is_marked_and_few_others():
-    model = load_checkpoint(open_checkpoint(locate("tiny")), device="cpu", dtype="float32")
+    model = load_checkpoint(open_model("tiny"), device="cpu", dtype="float32")
     text = (Path(__file__).parents[1] / "assets" / "held_out.txt").read_text()
     ids = model.tokenizer.encode(text)[:1500]
     parts = [ids[start : start + 250] for start in range(0, len(ids), 250)]
-    total, flips, marked_flips, marked = flips_and_marks(locate("tiny"), parts, [0] * len(parts))
+    path = open_model("tiny").path
+    total, flips, marked_flips, marked = flips_and_marks(path, parts, [0] * len(parts))
     assert total == 1500
     assert marked_flips == flips > 0
     assert marked < 0.1 * total

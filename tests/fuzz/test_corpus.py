@@ -1,10 +1,10 @@
 """The fixed corpus of the fuzzers, replayed: verdicts, bounds, and what follows good headers.
 
-What each file is stands in its name; `ok-` files are accepted, `bad-` files refused. The `found-`
-files came out of long runs of the fuzzers: each reached a branch that no other file did. Shapes of
-public reports on GGUF parsers are among them: CVE-2024-21802, CVE-2024-21825, CVE-2024-21836,
-CVE-2024-23496, CVE-2024-23605 (counts and lengths that wrap, too many layers), CVE-2025-53630
-(sizes of tensors that wrap when added).
+What each file is stands in its name; `ok-` files are accepted, `bad-` and `odd-` files refused (an
+odd one not by the library). The `found-` files came out of long runs of the fuzzers: each reached a
+branch that no other file did. Shapes of public reports on GGUF parsers are among them:
+CVE-2024-21802, CVE-2024-21825, CVE-2024-21836, CVE-2024-23496, CVE-2024-23605 (counts and lengths
+that wrap, too many layers), CVE-2025-53630 (sizes of tensors that wrap when added).
 """
 
 from pathlib import Path

@@ -34,7 +34,7 @@ from llmcli.ops import on_card
 from llmcli.ops.quant import FORMATS, dequantize
 from llmcli.weights.blocks import FileLayoutWeight
 from llmcli.weights.dense import writable
-from llmcli.weights.packed import FusedWeight
+from llmcli.weights.packed import fused
 
 HEADS = {"heads": 8, "kv_heads": 2, "head_dim": 32, "value_dim": 32, "scale": 32**-0.5}
 CLAMPED = "experts, a matrix of them dense"
@@ -157,14 +157,14 @@ def test_a_weight_in_blocks(format, rows, monkeypatch):
     x, b = (torch.randn(*shape, generator=generator) for shape in ((rows, columns), (13,)))
     with torch.inference_mode(), Card():
         device = torch.device("cuda")
-        weight = FileLayoutWeight(format, 13, columns, device=device, inputs=torch.bfloat16)
+        weight = FileLayoutWeight(format, (13, columns), device=device, inputs=torch.bfloat16)
         weight.write(torch.arange(13), raw)
         assert (weight.shape, weight.format, weight.nbytes) == ((13, columns), format, raw.nbytes)
         asked = torch.tensor([[3, 3], [12, 0]])
         assert torch.equal(weight.rows(asked.to("cuda")).cpu(), numbers[asked])
         part = weight.dense(torch.bfloat16, rows=slice(2, 5)).cpu()
         assert torch.equal(part, numbers[2:5].bfloat16())
-        whole = FusedWeight([weight, weight])
+        whole = fused([weight, weight])
         for dtype in (torch.float32, torch.bfloat16):
             read = weight.quantized_input(x.to("cuda")).cpu() if dtype == torch.bfloat16 else x
             used = numbers.to(dtype).float() if rows > 1 else numbers

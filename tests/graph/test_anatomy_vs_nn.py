@@ -138,6 +138,6 @@ def test_the_last_form_that_the_configuration_makes(config):
     for number, layer in enumerate(config.layers):
         mixer, prefix = layer.attention, f"blocks.{number}.attn"
         form = "_rot" if mixer.rope else "_norm" if mixer.qk_norm else ""
-        assert found.entering(number) == (f"{prefix}.q{form}", f"{prefix}.k{form}")
+        assert found[f"{prefix}.scores"].op.inputs == (f"{prefix}.q{form}", f"{prefix}.k{form}")
         assert found.states[f"cache.{number}.k"].holds == f"{prefix}.k{form}"
         assert found.states[f"cache.{number}.v"].holds == f"{prefix}.v"

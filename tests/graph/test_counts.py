@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from needs import needs_kernels
 from torch.profiler import ProfilerActivity, profile
+from zoo import ZOO
 
 from llmcli import processor
 from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
@@ -27,8 +28,9 @@ from llmcli.config.ssm import SsmConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
 from llmcli.graph.arithmetic import Arithmetic, matrices
-from llmcli.graph.counts import count_parameters, layer_types, longest_context, memory_need
-from llmcli.graph.memory import PROMPT_CHUNK, prefill_peak
+from llmcli.graph.cost import count_parameters
+from llmcli.graph.memory import PROMPT_CHUNK, longest_context, memory_need, prefill_peak
+from llmcli.graph.parts.registry import layer_types
 
 FLOAT32 = Arithmetic.of("float32")
 
@@ -209,6 +211,12 @@ def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(name, dtype)
         if narrow and processor.has_bfloat16():
             guess = prefill_peak(config, numbers, batch, PROMPT_CHUNK + past, native=True)
             assert real <= guess <= 1.5 * real, f"{guess / real:.2f} at {past}, native"
+
+
+def test_every_type_of_model_has_an_estimate():
+    for config in {one.model_type: one.config() for one in reversed(ZOO)}.values():
+        need = memory_need(config, FLOAT32, batch=1, context=PROMPT_CHUNK + 1)
+        assert need.prompt_bytes_estimate > need.context * config.width
 
 
 def test_a_prompt_is_read_in_the_pieces_that_are_counted():

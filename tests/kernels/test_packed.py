@@ -17,7 +17,7 @@ from packed_calls import Kernels, copied
 from llmcli.config.formats import FORMATS, PACKED, packed_bytes
 from llmcli.kernels import native
 from llmcli.ops.quant import dequantize
-from llmcli.weights.packed import FusedWeight, Packed
+from llmcli.weights.packed import Packed, fused
 
 # Rows of weights, columns (of blocks of 32; of 256 a multiple), rows of x.
 SHAPES = (
@@ -287,12 +287,12 @@ def test_any_blocks(all_kernels, f, data):
 
 
 def test_the_weights_of_a_model_are_these_kernels(library, use):
-    """`Packed` and `FusedWeight`: any shape of x, bias, rows in pieces."""
+    """`Packed` and `fused`: any shape of x, bias, rows in pieces."""
     use(library)
     pieces, raws = [], []
     for i, f in enumerate(("Q6_K", "Q4_K", "Q8_0")):
         raw = file_rows(f, (40, 24, 7)[i], 512, 12 + i)
-        piece = Packed(f, len(raw), 512, device=torch.device("cpu"))
+        piece = Packed(f, (len(raw), 512), torch.device("cpu"))
         for rows in (torch.arange(5, len(raw)), torch.arange(5)):
             piece.write(rows, torch.from_numpy(raw[rows.numpy()]))
         dense = packed_twin.dequantized(f, raw)
@@ -307,7 +307,7 @@ def test_the_weights_of_a_model_are_these_kernels(library, use):
     bias = torch.arange(71.0)
     flat = np.ascontiguousarray(x.numpy()).reshape(6, 512)
     product = np.concatenate([packed_twin.product(f, raw, flat) for f, raw in raws], 1)
-    both = FusedWeight(pieces)
+    both = fused(pieces)
     assert both.shape == (71, 512)
     same(both.matmul(x).numpy(), product.reshape(3, 2, 71))
     for b in (bias, bias.double(), torch.arange(142.0)[::2] / 2):

@@ -47,9 +47,15 @@ def editable(model):
     ]  # fmt: skip
 
 
+def score_of(model, layer):
+    """The scores of a layer: its queries and keys."""
+    found = graph(model.config)
+    return found.score(found.mixers[layer].op)
+
+
 def values(model, layer):
     """What the layer mixes; another one may have made them."""
-    return graph(model.config).mixing(layer).op.value
+    return graph(model.config).mixers[layer].op.value
 
 
 def run(model, *edits, ids=TOKENS, **options):
@@ -157,7 +163,7 @@ def test_doubled_scores_and_patterns_reach_the_values(model):
             hidden |= tokens[None] < first_key(tokens[:, None], own.window)
         for leaf in ("scores", "pattern"):
             _, seen = run(model, double(f"{prefix}.{leaf}"))
-            q, k = (seen[name] for name in graph(model.config).entering(i))
+            q, k = (seen[name] for name in score_of(model, i).inputs)
             scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * own.scale
             if own.growth is not None:
                 factors = [own.growth.at(int(token)) for token in tokens]
@@ -235,7 +241,7 @@ def test_the_last_logits_are_at_the_last_position(model):
 def test_edited_keys_and_values_enter_the_cache(attending):
     model = attending
     layer = keeping_keys(model.config)[0]
-    _, key = graph(model.config).entering(layer)
+    key = score_of(model, layer).key
     value = values(model, layer)
     edits, seen = [double(key), double(value)], {}
     session = Session(model.decoder, 1, 9)

@@ -3,8 +3,7 @@
 import loops
 import pytest
 import torch
-import torch.nn.functional as F
-from evaluated import activated, derive, evaluate
+from evaluated import derive, evaluate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,12 +35,13 @@ def convolve(x_TC, w_Ck, b_C=None):
     return op, {"x": x_TC}, {"w": w_Ck, "b": b_C}
 
 
-def step_by_step(x, w, b, ring, first, silu):
+def chunks(parts, w, b, ring, first):
+    """Chunk after chunk, of sequences that have `first` tokens."""
     out = []
-    for t in range(x.shape[1]):
-        at = conv.ring_slots(first + t, w.shape[1])
-        out.append(conv.causal_conv_step(x[:, t], w, b, ring_BkC=ring, at=at, silu=silu))
-    return torch.stack(out, 1)
+    for part in parts:
+        out.append(conv.causal_conv_chunk(part, w, b, ring, first))
+        first = first + part.shape[1]
+    return torch.cat(out, 1)
 
 
 def test_rows_of_the_document():
@@ -54,7 +54,7 @@ def test_rows_of_the_document():
     w = torch.tensor([STORED] * 5, dtype=F64)
     assert torch.equal(conv.causal_conv(impulses, w)[0], expected)
     ring, first = ring_for(impulses, w), torch.zeros(1, dtype=torch.long)
-    assert torch.equal(step_by_step(impulses, w, None, ring, first, False)[0], expected)
+    assert torch.equal(chunks(impulses.split(1, 1), w, None, ring, first)[0], expected)
     a, b, c = 1.0, 10.0, 100.0
     numbers = torch.tensor([[a], [b], [c]], dtype=F64)
     reverse = torch.tensor([DOCUMENT[::-1]], dtype=F64)
@@ -70,21 +70,21 @@ def test_the_weights_are_in_conv1ds_order():
     with torch.no_grad():
         layer.weight.copy_(w[:, None])
         layer.bias.copy_(b)
-        expected = F.silu(layer(x.transpose(1, 2))[..., :9]).transpose(1, 2)
-    torch.testing.assert_close(conv.causal_conv(x, w, b, silu=True), expected, rtol=0, atol=1e-13)
-    assert not torch.allclose(conv.causal_conv(x, w.flip(1), b, silu=True), expected)
+        expected = layer(x.transpose(1, 2))[..., :9].transpose(1, 2)
+    torch.testing.assert_close(conv.causal_conv(x, w, b), expected, rtol=0, atol=1e-13)
+    assert not torch.allclose(conv.causal_conv(x, w.flip(1), b), expected)
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    taps=st.integers(1, 5), chunks=st.lists(st.integers(1, 7), min_size=1, max_size=5),
-    silu=st.booleans(), bias=st.booleans(), data=st.data(),
+    taps=st.integers(1, 5), sizes=st.lists(st.integers(1, 7), min_size=1, max_size=9),
+    bias=st.booleans(),
 )  # fmt: skip
-def test_twin_whole_chunks_and_steps_agree(taps, chunks, silu, bias, data):
-    tokens = sum(chunks)
+def test_twin_whole_chunks_and_steps_agree(taps, sizes, bias):
+    tokens = sum(sizes)
     x, w, b = inputs(2, tokens, 3, taps, seed=tokens)
     b = b if bias else None
-    whole = conv.causal_conv(x, w, b, silu=silu)
+    whole = conv.causal_conv(x, w, b)
     for i in range(2):
         slow = derive(*convolve(x[i], w, b))
         torch.testing.assert_close(evaluate(*convolve(x[i], w, b)), slow, rtol=0, atol=1e-13)
@@ -96,20 +96,14 @@ def test_twin_whole_chunks_and_steps_agree(taps, chunks, silu, bias, data):
                 for t, a in enumerate(x[i, :, c].tolist())
             ]
             assert steps == pytest.approx(slow[:, c].tolist(), abs=1e-13)
-        slow = activated("silu", slow) if silu else slow
         torch.testing.assert_close(whole[i], slow, rtol=1e-6, atol=1e-13)
-    ring, at, parts = ring_for(x, w), torch.zeros(2, dtype=torch.long), []
+    ring, first = ring_for(x, w), torch.zeros(2, dtype=torch.long)
     address = ring.data_ptr()
-    for part in x.split(chunks, 1):
-        if data.draw(st.booleans()):
-            parts.append(step_by_step(part, w, b, ring, at, silu))
-        else:
-            parts.append(
-                conv.causal_conv_chunk(part, w, b, ring_BkC=ring, positions_B=at, silu=silu)
-            )
-        at = at + part.shape[1]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-13)
-    assert ring.data_ptr() == address
+    for parts in (x.split(sizes, 1), x.split(1, 1)):
+        found = chunks(parts, w, b, ring, first)
+        torch.testing.assert_close(found, whole, rtol=0, atol=1e-13)
+        assert ring.data_ptr() == address
+        ring.zero_()
 
 
 def test_sequences_of_unequal_length_never_see_padding():
@@ -120,14 +114,14 @@ def test_sequences_of_unequal_length_never_see_padding():
     for first in (0, 7):  # two chunks: the second is padding only for all but the longest
         here = (lengths - first).clamp(0, 7 if first == 0 else 5)
         part = padded[:, first : first + 7]
-        out = conv.causal_conv_chunk(part, w, b, ring_BkC=ring, positions_B=start, lengths_B=here)
+        out = conv.causal_conv_chunk(part, w, b, ring, start, here)
         for i in range(4):
             expected = conv.causal_conv(x[i : i + 1, : lengths[i]], w, b)[0, first : first + 7]
             torch.testing.assert_close(out[i, : here[i]], expected, rtol=0, atol=1e-13)
         start = start + here
     assert ring.isfinite().all()
     more, _, _ = inputs(4, 6, 3, 4, seed=1)
-    steps = step_by_step(more, w, b, ring, lengths, False)
+    steps = chunks(more.split(1, 1), w, b, ring, lengths)
     for i in range(4):
         alone = conv.causal_conv(torch.cat((x[i, : lengths[i]], more[i]))[None], w, b)
         torch.testing.assert_close(steps[i], alone[0, lengths[i] :], rtol=0, atol=1e-13)
@@ -135,13 +129,12 @@ def test_sequences_of_unequal_length_never_see_padding():
 
 def test_narrow_inputs_are_summed_in_float32_and_rounded_once():
     x, w, b = inputs(2, 40, 16, 4, dtype=torch.bfloat16)
-    exact = conv.causal_conv(x.double(), w.double(), b.double(), silu=True)
+    exact = conv.causal_conv(x.double(), w.double(), b.double())
     first = torch.zeros(2, dtype=torch.long)
-    for out in (
-        conv.causal_conv(x, w, b, silu=True),
-        conv.causal_conv_chunk(x, w, b, ring_BkC=ring_for(x, w), positions_B=first, silu=True),
-        step_by_step(x, w, b, ring_for(x, w), first, True),
-    ):
+    for size in (None, 40, 1):
+        out = conv.causal_conv(x, w, b)
+        if size is not None:
+            out = chunks(x.split(size, 1), w, b, ring_for(x, w), first)
         assert out.dtype == torch.bfloat16
         error = (out.double() - exact).abs()
         assert (error <= exact.abs() * 2**-8 + 1e-6).all()
@@ -150,11 +143,9 @@ def test_narrow_inputs_are_summed_in_float32_and_rounded_once():
 def test_runs_on_the_meta_device():
     x, w, b = (t.to("meta") for t in inputs(2, 5, 3, 4, dtype=torch.bfloat16))
     ring, first = ring_for(x, w), torch.zeros(2, dtype=torch.long, device="meta")
-    out = conv.causal_conv_chunk(
-        x, w, b, ring_BkC=ring, positions_B=first, lengths_B=first, silu=True
-    )
+    out = conv.causal_conv_chunk(x, w, b, ring, first, first)
     assert (out.shape, out.dtype, out.is_meta) == ((2, 5, 3), torch.bfloat16, True)
-    assert step_by_step(x, w, b, ring, first, True).shape == (2, 5, 3)
+    assert chunks(x.split(1, 1), w, b, ring, first).shape == (2, 5, 3)
 
 
 @pytest.mark.gpu
@@ -164,25 +155,21 @@ def test_cuda_equals_cpu_and_a_step_can_be_captured():
     first = torch.tensor([0, 1, 5])
     on = [t.cuda() for t in (x, w, b)]
     rings = ring_for(x, w), ring_for(on[0], w)
-    out = conv.causal_conv_chunk(x, w, b, ring_BkC=rings[0], positions_B=first)
-    cuda = conv.causal_conv_chunk(*on, ring_BkC=rings[1], positions_B=first.cuda())
+    out = conv.causal_conv_chunk(x, w, b, rings[0], first)
+    cuda = conv.causal_conv_chunk(*on, rings[1], first.cuda())
     torch.testing.assert_close(cuda.cpu(), out, rtol=0, atol=1e-12)
     torch.testing.assert_close(rings[1].cpu(), rings[0], rtol=0, atol=0)
-    token, at = on[0][:, 0].clone(), (first + 9).cuda()
+    token, at = on[0][:, :1].clone(), (first + 9).cuda()
     kept = rings[1].clone()
-    conv.causal_conv_step(token, *on[1:], ring_BkC=rings[1], at=conv.ring_slots(at, 4))
+    conv.causal_conv_chunk(token, *on[1:], rings[1], at)
     rings[1].copy_(kept)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = conv.causal_conv_step(
-            token, *on[1:], ring_BkC=rings[1], at=conv.ring_slots(at, 4)
-        )
+        captured = conv.causal_conv_chunk(token, *on[1:], rings[1], at)
     rings[1].copy_(kept)
     for t in range(6):
-        token.copy_(on[0][:, t])
+        token.copy_(on[0][:, t : t + 1])
         graph.replay()
-        expected = conv.causal_conv_step(
-            x[:, t], w, b, ring_BkC=rings[0], at=conv.ring_slots(first + 9 + t, 4)
-        )
+        expected = conv.causal_conv_chunk(x[:, t : t + 1], w, b, rings[0], first + 9 + t)
         torch.testing.assert_close(captured.cpu(), expected, rtol=0, atol=1e-12)
         at += 1

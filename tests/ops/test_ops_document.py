@@ -8,6 +8,7 @@ import loops
 import pytest
 import torch
 from blocks import two_norms
+from continued import filtered
 from evaluated import activated, attention, derive, evaluate, project, softmax
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,7 +19,7 @@ from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig
 from llmcli.config.norm import NormConfig
 from llmcli.decoder.decoder import Decoder
-from llmcli.engine.sampling import Sampling, choose, filtered
+from llmcli.engine.sampling import Sampling, choose
 from llmcli.evaluate.rules import RULES
 from llmcli.graph.ops import Gate, Normalize, Scale, Score
 from llmcli.graph.plan import parameters

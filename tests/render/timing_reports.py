@@ -75,10 +75,10 @@ def phase(name: str, tokens: int, past: int, **slow: float) -> made.PhaseTime:
     """`slow`: seconds more of these parts in layer 2."""
     calls, rows = (1, tokens) if name == "prefill" else (tokens, 1)
     run = pieces(name, calls, slow)
-    works = [
-        (part, layer, sum([work(part, rows, layer is not None)] * calls, PartWork()))
+    works = {
+        (part, layer): sum([work(part, rows, layer is not None)] * calls, PartWork())
         for layer, part in parts_of(name)
-    ]
+    }
     order = ("embed", *IN_LAYERS, "head", "sample", "gaps")
     seconds = sum(piece.seconds for piece in run)
 

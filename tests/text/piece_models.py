@@ -65,7 +65,7 @@ def processor(kind: str) -> sentencepiece.SentencePieceProcessor:
 
 def metadata(kind: str, *, end: str = "<|end|>", **more: Any) -> dict[str, Any]:
     """The model as a converter writes it into a GGUF file, with three further special tokens."""
-    model = parse_pieces(trained(kind)).model
+    model = parse_pieces(trained(kind))
     kinds = list(model.kinds)  # the numbers of the types are the same
     pieces = [
         string.replace("▁", " ") if type == 4 else string  # as convert_hf_to_gguf.py does
@@ -83,7 +83,7 @@ def metadata(kind: str, *, end: str = "<|end|>", **more: Any) -> dict[str, Any]:
         values |= {
             "bos_token_id": None, "eos_token_id": None, "unknown_token_id": None,
             "remove_extra_whitespaces": True,
-            "precompiled_charsmap": list(model.normalizer.charsmap),
+            "precompiled_charsmap": list(model.charsmap),
         }  # fmt: skip
     given = {key: value for key, value in (values | more).items() if value is not None}
     return {f"tokenizer.ggml.{key}": value for key, value in given.items()}

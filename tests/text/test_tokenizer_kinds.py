@@ -91,11 +91,11 @@ def unigram():
 
     from llmcli.text.sentencepiece import parse_pieces
 
-    model = parse_pieces(piece_models.trained("t5")).model
+    model = parse_pieces(piece_models.trained("t5"))
     made = Tokenizer(models.Unigram(list(zip(model.strings, model.scores, strict=True)), unk_id=2))
     made.normalizer = normalizers.Sequence(
         [
-            normalizers.Precompiled(model.normalizer.charsmap),
+            normalizers.Precompiled(model.charsmap),
             normalizers.Replace(Regex(" {2,}"), "▁"),
         ]
     )

@@ -9,16 +9,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llmcli.checkpoints.catalog import CATALOG
+from llmcli.checkpoints.catalog import CatalogEntry, named
 from llmcli.checkpoints.files import MAX_JSON_BYTES, shown, why
 from llmcli.checkpoints.folder import INDEX
 from llmcli.checkpoints.gguf import read_gguf
-from llmcli.checkpoints.hub.calls import bytes_of, explained
-from llmcli.checkpoints.hub.download import cached
-from llmcli.checkpoints.hub.fetching import fetch_files, pin, snapshot_of
-from llmcli.checkpoints.hub.files import choose, shards_of
-from llmcli.checkpoints.hub.listing import Listing, listed
-from llmcli.checkpoints.names import HubId, parse
+from llmcli.checkpoints.hub.client import bytes_of, explained
+from llmcli.checkpoints.hub.download import cached, fetch_files, pin
+from llmcli.checkpoints.hub.listing import Listing, choose, listing_of, shards_of
+from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError, LlmcliError, WriteFailed
 from llmcli.records.work import Progress
 
@@ -33,13 +31,9 @@ def on_the_hub(spec: str, revision: str | None) -> HubId | None:
 
     Also None for a catalog model that is in our cache, or that has a source besides the hub.
     """
-    found = parse(spec, revision=revision)
-    if isinstance(found, str) and found in CATALOG:
-        entry = CATALOG[found]
-        if entry.hub_id is not None:
-            return entry.hub_id
-        if (hub := entry.hub) and entry.wheel is None and not entry.is_cached():
-            return HubId(repository=hub.repository, revision=hub.revision, file=hub.file)
+    found = named(spec, revision)
+    if isinstance(found, CatalogEntry) and found.wheel is None and not found.is_cached():
+        return found.hub
     return found if isinstance(found, HubId) else None
 
 
@@ -53,38 +47,28 @@ def fetched_headers(
     they are sparse and read as zeros. Without `weights` they are omitted, except GGUF files, which
     hold the tokenizer. Raises errors of `explained` and `choose`.
     """
-    with _scratch() as folder:
+    with _scratch(f"hf:{model.repository}") as target:
         with explained(model):
-            listing = listed(model)
+            listing = listing_of(model)
             choice = choose(model, listing.sizes)
-            target = Path(folder)
-            what = f"reading the headers of {model.repository}"
             small = tuple(name for name in choice.small if weights or name != INDEX)
             _link_small(model, small, listing, target, progress)
-            names = choice.weights
+            names = choice.weights if weights or choice.lone else ()
             if weights and not names:
                 names = shards_of(target / INDEX, listing.sizes)
-            if not weights and not choice.lone:
-                names = ()
-            if (
-                small
-                and (target / small[0]).is_symlink()
-                and (not weights or cached(model, whole=False) is None)  # already cached
-            ):
-                pin(model, listing.commit, snapshot_of(model, listing.commit))
+            linked = small and (target / small[0]).is_symlink()
+            if linked and (not weights or cached(model, whole=False) is None):  # already cached
+                pin(model, listing.commit)
             for number, name in enumerate(names):
                 if progress is not None:
-                    progress(what, number, len(names))
+                    progress(f"reading the headers of {model.repository}", number, len(names))
                 _write_header(model, name, listing, target / name)
-        try:
-            yield target / names[0] if choice.lone else target, listing.commit
-        except LlmcliError as error:  # names a temporary file
-            error.message = error.message.replace(folder, f"hf:{model.repository}")
-            raise
+        yield target / names[0] if choice.lone else target, listing.commit
 
 
 @contextlib.contextmanager
-def _scratch() -> Iterator[str]:
+def _scratch(alias: str) -> Iterator[Path]:
+    """A temporary directory, which error messages call `alias`."""
     try:
         made = tempfile.TemporaryDirectory(prefix="llmcli-headers-")
     except OSError as error:
@@ -93,7 +77,11 @@ def _scratch() -> Iterator[str]:
             hint="set TMPDIR to a directory that can be written",
         ) from None
     with made as folder:
-        yield folder
+        try:
+            yield Path(folder)
+        except LlmcliError as error:
+            error.message = error.message.replace(folder, alias)
+            raise
 
 
 def _link_small(
@@ -134,41 +122,43 @@ def _put(target: Path, at: int, data: bytes, size: int | None) -> None:
 
 
 def _write_header(model: HubId, name: str, listing: Listing, target: Path) -> None:
-    """Write the header of a weight file; the rest is sparse."""
-    size = listing.sizes[name]
+    """Write the beginning of a weight file with its whole header; the rest is sparse.
+
+    A broken header is refused when it is opened.
+    """
+    size, gguf = listing.sizes[name], name.lower().endswith(".gguf")
     if (size or 0) > _MAX_FILE:
         raise CheckpointError(
             f"the hub states an impossible size of `{shown(name)}`: {size} bytes",
             hint="look for another repository with the same model",
         )
-    if name.lower().endswith(".gguf"):
-        return _write_gguf(model, name, listing.commit, size, target)
-    data = bytes_of(model, name, listing.commit, 0, _FIRST)
-    length = 8 + int(struct.unpack("<Q", data[:8])[0]) if len(data) >= 8 else 0
-    if len(data) < length <= MAX_JSON_BYTES:
-        data += bytes_of(model, name, listing.commit, len(data), length)
-    # an inconsistent header is refused when it is read
-    _put(target, 0, data[: max(8, length)], size)
-
-
-def _write_gguf(model: HubId, name: str, commit: str, size: int | None, target: Path) -> None:
-    """Fetch four times as much each time, until the GGUF header is complete.
-
-    A GGUF header does not state its length. It is complete if it parses and its weights begin
-    within the fetched bytes: the zeros after these are no valid header.
-    """
-    have, want = 0, _FIRST_GGUF
-    while True:
-        data = bytes_of(model, name, commit, have, want)
+    have, want = 0, _FIRST_GGUF if gguf else _FIRST
+    while have < want and have != size:
+        data = bytes_of(model, name, listing.commit, have, want)
         _put(target, have, data, size)
         have += len(data)
-        ends = have < want or want >= _MAX_GGUF or have == size
-        try:
-            tensors = read_gguf(target)[1]
-        except CheckpointError:
-            whole = False
-        else:
-            whole = bool(tensors) and min(one.offset for one in tensors.values()) <= have
-        if whole or ends:  # a broken one is refused when it is opened
+        if have < want:  # the file ends
             return
-        want *= 4
+        want = _wanted_of_gguf(target, have) if gguf else _header_bytes(target)
+
+
+def _header_bytes(target: Path) -> int:
+    """Bytes of a safetensors file up to the end of its header; 0 if it is too long."""
+    with target.open("rb") as file:
+        length = 8 + int(struct.unpack("<Q", file.read(8))[0])
+    return length if length <= MAX_JSON_BYTES else 0
+
+
+def _wanted_of_gguf(target: Path, have: int) -> int:
+    """`have` bytes if they hold the GGUF header, which does not state its length; else 4 × as many.
+
+    It is complete if it parses and its weights begin within the fetched bytes: the zeros after
+    these are no valid header.
+    """
+    try:
+        tensors = read_gguf(target)[1]
+    except CheckpointError:
+        whole = False
+    else:
+        whole = bool(tensors) and min(one.offset for one in tensors.values()) <= have
+    return have if whole or have >= _MAX_GGUF else 4 * have

@@ -1,11 +1,14 @@
-"""Checks the environment of huggingface_hub before its import, when it reads it."""
+"""The settings of huggingface_hub, checked before its import, and its cache: paths and commits."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
 import warnings
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,6 +16,8 @@ from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import UsageError
 
+PREFIX = "models--"
+_SOME_DIGITS = re.compile(r"[0-9a-f]{7,39}")
 _SECONDS = ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT")
 _MOST_SECONDS = 1_000_000  # sockets have an upper limit
 _LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -81,15 +86,48 @@ def _check_cache() -> None:
     )
 
 
+def hub_cache() -> Path:
+    """The hub cache directory with links resolved; it may not exist."""
+    check_settings()
+    from huggingface_hub import constants  # 4 ms; knows all variables, older ones too
+
+    return Path(os.path.realpath(Path(constants.HF_HUB_CACHE).expanduser()))
+
+
+def folder_of(model: HubId) -> Path:
+    """The directory of the repository in the hub cache; it may not exist."""
+    return hub_cache() / (PREFIX + model.repository.replace("/", "--"))
+
+
 def has_odd_reference(model: HubId) -> bool:
     """Whether the cache entry for a branch's commit is not a regular file.
 
     The library would open it, and hang at a pipe.
     """
-    from huggingface_hub import constants
-
-    repository = Path(constants.HF_HUB_CACHE).expanduser() / (
-        "models--" + model.repository.replace("/", "--")
-    )
-    path = repository / "refs" / (model.revision or "main")
+    path = folder_of(model) / "refs" / (model.revision or "main")
     return os.path.exists(path) and not os.path.isfile(path)
+
+
+def lengthened(revision: str, commits: Collection[str]) -> str:
+    """The only commit with prefix `revision` (at least seven digits); otherwise `revision`."""
+    if not _SOME_DIGITS.fullmatch(revision):
+        return revision
+    found = [commit for commit in commits if commit.startswith(revision)]
+    return found[0] if len(found) == 1 else revision
+
+
+def spelled_out(model: HubId) -> HubId:
+    """`model` with a commit's prefix expanded to the full commit, if it is in the cache.
+
+    A branch or tag of that name takes precedence. No network.
+    """
+    if model.revision is None or not _SOME_DIGITS.fullmatch(model.revision):
+        return model
+    folder = folder_of(model)
+    if (folder / "refs" / model.revision).exists():
+        return model
+    try:
+        commits = os.listdir(folder / "snapshots")
+    except OSError:
+        return model
+    return replace(model, revision=lengthened(model.revision, commits))

@@ -88,7 +88,7 @@ def _sources(config: ModelConfig, one: TensorSpec, *, check: bool) -> frozenset[
         reads = model[state.before].op.inputs  # of the map, and the values
         return frozenset((*model.sources(reads[0]), *reads[1:], model.after(state)))
     own = {one.name} if model.written(one.name) else set(model.sources(one.name))
-    mixing = model.mixing(layer_of(one.name) or 0)
+    mixing = model.mixers.get(layer_of(one.name) or 0)
     if check and one.name.endswith(MATRICES) and mixing is not None:
         own |= {*mixing.op.inputs[1:], mixing.name}
     return frozenset(own) | (formula_inputs(config, [one.name]) if check else frozenset())

@@ -33,7 +33,7 @@ from llmcli.shell.progress import Progress
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
-    from llmcli.checkpoints.cache.removal import Piece
+    from llmcli.checkpoints.removal import Piece
 
 EPILOG = """
 Examples:
@@ -105,8 +105,8 @@ def command(output: PagedOutputOptions) -> None:
     With the place, size, commit and last use of each, and whether files are missing. Looks only at
     file names and sizes: reads no weights, and makes no network call.
     """
-    from llmcli.checkpoints.cache.inventory import Inventory
-    from llmcli.checkpoints.cache.prune import left_over
+    from llmcli.checkpoints.cache import Inventory
+    from llmcli.checkpoints.removal import left_over
     from llmcli.commands.models.view import render_models
 
     out = Output("models-list", output)
@@ -185,7 +185,7 @@ def pull(which: NamesOptions, at: RevisionOptions, output: OutputOptions) -> Non
 
 
 def _pull(name: str, revision: str | None, offline: bool, out: Output) -> PulledModel:
-    from llmcli.checkpoints.cache.inventory import bytes_at
+    from llmcli.checkpoints.cache import bytes_at
     from llmcli.checkpoints.locate import find
 
     fetched = not _is_here(name, revision)
@@ -197,18 +197,14 @@ def _pull(name: str, revision: str | None, offline: bool, out: Output) -> Pulled
 
 def _is_here(name: str, revision: str | None) -> bool:
     """Whether all of it is, so that nothing has to be fetched."""
-    from llmcli.checkpoints.catalog import CATALOG
-    from llmcli.checkpoints.names import HubId, parse
+    from llmcli.checkpoints.catalog import CatalogEntry, named
+    from llmcli.checkpoints.hub.download import cached
+    from llmcli.checkpoints.names import HubId
 
-    found = parse(name, revision=revision)
-    entry = CATALOG.get(name)
-    if entry is not None and entry.hub_id is not None:
-        found = entry.hub_id
+    found = named(name, revision)
     if isinstance(found, HubId):
-        from llmcli.checkpoints.hub.download import cached
-
         return cached(found) is not None
-    return entry is not None and entry.is_cached()
+    return isinstance(found, CatalogEntry) and found.is_cached()
 
 
 def path(which: PathOptions, at: RevisionOptions, output: OutputOptions) -> None:
@@ -249,12 +245,11 @@ def rm(
     """Removes models from our cache and from the hub's, which other programs share.
 
     Of a repository the named revision goes, and the files that no other revision needs. Asks
-    first on a terminal. What another process is fetching is not removed, a link is never followed,
-    and nothing outside of the two caches is touched.
+    first on a terminal. A link is never followed, and nothing outside of the two caches is touched.
     """
     out = Output("models-rm", output)
-    from llmcli.checkpoints.cache.inventory import Inventory
-    from llmcli.checkpoints.cache.removal import pieces_of
+    from llmcli.checkpoints.cache import Inventory
+    from llmcli.checkpoints.removal import pieces_of
 
     def planned() -> list[Piece]:
         return pieces_of(which.names, Inventory.read(), at.revision)
@@ -268,12 +263,12 @@ def prune(removal: RemovalOptions, output: OutputOptions) -> None:
     In our cache: scratch, and versions that the catalog no longer names. In the hub's, of models
     alone: partial downloads, files that no snapshot links to, commits that a branch has moved on
     from, downloads that only began, empty repositories. Other programs share the hub's cache:
-    `--dry-run` shows what would go. What another process is fetching stays.
+    `--dry-run` shows what would go.
     """
     since = removal.since()
     out = Output("models-prune", output)
-    from llmcli.checkpoints.cache.inventory import Inventory
-    from llmcli.checkpoints.cache.prune import left_over
+    from llmcli.checkpoints.cache import Inventory
+    from llmcli.checkpoints.removal import left_over
 
     def planned() -> list[Piece]:
         return left_over(Inventory.read(), since)
@@ -292,10 +287,10 @@ def _remove(
 ) -> None:
     """Shows what `planned` lists, asks for confirmation, removes it, and shows the `report`.
 
-    With `passing_over` what is being fetched stays and the rest is removed. Raises UsageError if
+    With `passing_over` what cannot be removed stays and the rest is removed. Raises UsageError if
     there is no terminal to ask on, WriteFailed if something could not be removed.
     """
-    from llmcli.checkpoints.cache.removal import remove
+    from llmcli.checkpoints.removal import remove
     from llmcli.commands.models.view import render_removal
 
     def show(found: RemovalReport) -> None:

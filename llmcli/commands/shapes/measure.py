@@ -25,11 +25,11 @@ from llmcli.commands.shapes.report import (
     Stored,
 )
 from llmcli.config.model import ModelConfig
-from llmcli.families import parts_to_fill
+from llmcli.families.rules import parts_to_fill
 from llmcli.families.sources import sources
 from llmcli.graph.arithmetic import Arithmetic
-from llmcli.graph.counts import state_need
 from llmcli.graph.graph import Graph, graph
+from llmcli.graph.memory import state_need
 from llmcli.graph.names import Names
 from llmcli.graph.ops import size
 from llmcli.graph.plan import Plan, plan

@@ -221,8 +221,8 @@ def _baseline(
     import torch
 
     from llmcli import devices
-    from llmcli.graph.counts import memory_need
-    from llmcli.graph.work import step_bytes
+    from llmcli.graph.cost import step_bytes
+    from llmcli.graph.memory import memory_need
     from llmcli.loading.load import arithmetic_on
     from llmcli.measure.ceilings import measure_ceilings
     from llmcli.measure.peaks import resident_bytes
@@ -231,14 +231,7 @@ def _baseline(
     prepared = prepare(checkpoint, random=options.weights_seed is not None)
     config = prepared.config
     device = devices.resolve_device(options.device)
-    numbers = arithmetic_on(
-        device,
-        prepared,
-        dtype=options.dtype,
-        quantize=options.quantize,
-        activations=options.activations,
-        cache=options.cache_type,
-    )
+    numbers = arithmetic_on(device, prepared, **options.precision)
     tokens = min(options.context_length or config.context, tokens)
     held = resident_bytes()
     with Progress(out) as progress:
@@ -326,7 +319,7 @@ def look(chat: InChat, _given: dict[str, str]) -> Shown:
 
     from llmcli.commands.timing.measure.run import measure_timing
     from llmcli.commands.timing.view import render_timing
-    from llmcli.graph.work import step_bytes
+    from llmcli.graph.cost import step_bytes
     from llmcli.measure.ceilings import measure_ceilings
 
     model, tokens = chat.model, min(len(chat.ids), chat.room - LOOK_NEW)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.config.attention import AXES, AttentionConfig, Chunk, ProportionalScaling, most_keys
+from llmcli.config.attention import AttentionConfig, Chunk, ProportionalScaling, most_keys
 from llmcli.config.norm import JoinedNorm
 from llmcli.graph.node import Kernel, PartGraph, Site
 from llmcli.graph.ops import Activate, Add, Gate, HeadShare, Mix, Rotate, Score, Softmax
@@ -53,10 +53,11 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     so is `result` after it, the heads' shares of `attn_out`. With gates: `gate` after the values,
     and `gate_act gated` after `z`.
     """
-    r = Rows(site.name, _ROWS + MIXED_ROWS, "attention", sizes_of(a, AXES), layer=site.layer)
+    r = Rows(site.name, _ROWS + MIXED_ROWS, "attention", sizes_of(a), layer=site.layer)
     own = "qkv" if a.kv.layer is None else "q"
     fused = "" if len(a.entering) == 1 else "qkv_gate" if a.gated else "qkv"
-    last: dict[str, str] = {}  # the form used by the attention
+    query, key, value = entering(a, site.name)
+    last: dict[str, str] = {}  # the last form so far
     for x in a.projections:
         # inputs of norms have at least float32
         wide = (a.kv.norm if x == "v" else a.qk_norm) is not None
@@ -84,29 +85,32 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
         for x in own[:2]:
             last[x] = r.node(f"{x}_rot", Rotate(source=last[x], rope=a.rope), shares=both)
     if a.kv.layer is None:
-        for x, size, what in (("k", "dh", "keys"), ("v", "dv", "values")):
-            rotated = "rotated " if x == "k" and a.rope is not None else ""
-            formula = f"the {rotated}{what} of every position so far"
-            words = f"the cached {what}"
-            r.state(x, f"Hk S {size}", last[x], "scores", formula, words, cached=True)
-    else:
-        lender = of_layer(site.name, a.kv.layer)
-        last["k"] = f"{lender}.k{'_rot' if a.rope else '_norm' if a.qk_norm else ''}"
-        last["v"] = f"{lender}.v{'_norm' if a.kv.norm else ''}"
+        rotated = "rotated " if a.rope is not None else ""
+        r.cache("k", "Hk S dh", key, f"{rotated}keys", "keys")
+        r.cache("v", "Hk S dv", value, "values")
     divides, group, scored = a.divides(site.width), a.heads // a.kv_heads, a.scores
     score = Score(
-        query=last["q"], key=last["k"], config=scored, head_dim=a.head_dim, group=group,
+        query=query, key=key, config=scored, head_dim=a.head_dim, group=group,
         root="√(d/h)" if divides else "√d_k",
     )  # fmt: skip
     pattern = r.named("pattern")
-    mix = Mix(
-        pattern=pattern, value=last["v"], query=last["q"], group=group, window=scored.window
-    )
+    mix = Mix(pattern=pattern, value=value, query=query, group=group, window=scored.window)
     mixed_rows(r, site, score, mix, bias=a.out_bias, gated=a.gated)
     number = "d/h" if divides else "d_k"
     documents = {"H": "h", "Hk": "h" if a.kv_heads == a.heads else "h_kv", "dh": number}
     documents["dv"] = number if a.value_dim == a.head_dim else "d_v"
     return r.graph(fused_kernel(site.name), documents=documents)
+
+
+def entering(a: AttentionConfig, name: str) -> tuple[str, str, str]:
+    """The queries, keys and values of the part `name` that enter its scores and map.
+
+    Rotated, normalized or plain; keys and values may be of another layer.
+    """
+    blocks, layer, part = name.split(".", 2)
+    own = f"{blocks}.{layer if a.kv.layer is None else a.kv.layer}.{part}"
+    last = "_rot" if a.rope is not None else "_norm" if a.qk_norm is not None else ""
+    return f"{name}.q{last}", f"{own}.k{last}", f"{own}.v{'_norm' if a.kv.norm else ''}"
 
 
 def mixed_rows(
@@ -143,12 +147,6 @@ def mixed_rows(
 def fused_kernel(name: str) -> Kernel:
     """`softmax(Q Kᵀ) V` of the part `name`: a block of scores at a time, in registers."""
     return Kernel(covers=(f"{name}.scores", f"{name}.pattern"), optional=True)
-
-
-def of_layer(name: str, layer: int) -> str:
-    """The same part in block `layer`: `blocks.20.attn` → `blocks.13.attn`."""
-    blocks, _, part = name.split(".", 2)
-    return f"{blocks}.{layer}.{part}"
 
 
 def mixed(name: str, *, gated: bool) -> str:

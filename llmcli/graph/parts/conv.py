@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.config.conv import AXES, ShortConvConfig
+from llmcli.config.conv import ShortConvConfig
 from llmcli.graph.node import PartGraph, Site
 from llmcli.graph.ops import Convolve, Gate
 from llmcli.graph.rows import Rows, sizes_of
@@ -30,7 +30,7 @@ _ROWS = """
 
 def conv_graph(c: ShortConvConfig, site: Site) -> PartGraph:
     """All `[B, T, C]`, the output `[B, T, D]`; the state holds the last L rows of `in`."""
-    sizes = {"C": site.width, **sizes_of(c, AXES)}
+    sizes = {"C": site.width, **sizes_of(c)}
     r = Rows(site.name, _ROWS, "mixers", sizes, layer=site.layer)
     b, gate, x = (
         r.project(leaf, site.source, bias=c.bias, fused="B_gate_x") for leaf in ("B", "gate", "x")

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from llmcli.config.delta import AXES, SEGMENTS, DeltaConfig
+from llmcli.config.delta import DeltaConfig
 from llmcli.graph.node import Kernel, PartGraph, Site
 from llmcli.graph.ops import Activate, Gate, Mix
 from llmcli.graph.parts.conv import convolution
 from llmcli.graph.recurrence import (
-    Cut,
     LinearMap,
     LogDecay,
     Recurrence,
@@ -59,17 +58,15 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
 
     `pattern` and `state` are derived: no kernel stores a map, or the state after each token.
     """
-    r = Rows(site.name, _ROWS + RECURRENT_ROWS, "mixers", sizes_of(c, AXES), layer=site.layer)
+    r = Rows(site.name, _ROWS + RECURRENT_ROWS, "mixers", sizes_of(c), layer=site.layer)
     enters, gate, beta, decay = (
         r.project(leaf, site.source, symbol=leaf.removesuffix("_in"), fused="in_gate_beta_decay")
         for leaf in ("in", "gate", "beta_in", "decay_in")
     )
     act = convolved(r, enters, c.length)
-    keys, _, _ = c.segments
-    cuts = [Cut(source=act, first=i * keys, heads=c.key_heads, size=c.key_dim) for i in range(2)]
-    q = r.node("q", UnitLength(cut=cuts[0], eps=c.eps, scale=c.key_dim**-0.5))
-    k = r.node("k", UnitLength(cut=cuts[1], eps=c.eps))
-    values = Cut(source=act, first=2 * keys, heads=c.heads, size=c.value_dim)
+    queries, keys, values = r.cuts(act, c.CHANNELS)
+    q = r.node("q", UnitLength(cut=queries, eps=c.eps, scale=c.key_dim**-0.5))
+    k = r.node("k", UnitLength(cut=keys, eps=c.eps))
     v = r.node("v", values, shares=act)
     beta = r.node("beta", Activate(source=beta, function="sigmoid"))
     recurrence = Recurrence(
@@ -82,7 +79,7 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
     out = r.node("out", Gate(act=act, up=z))
     r.output(site, "the gated DeltaNet", "leave", out, symbol="out", over="H·dv")
     documents = {"dk": "d_k", "dv": "d_v", "Hk": "h_k", "H": "h"}
-    return r.graph(*recurrent_kernels(r), segments=SEGMENTS, documents=documents)
+    return r.graph(*recurrent_kernels(r), segments={"C": c.CHANNELS}, documents=documents)
 
 
 def convolved(r: Rows, source: str, length: int, *, bias: bool = False) -> str:

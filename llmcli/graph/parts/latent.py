@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.config.latent import AXES, LatentConfig
+from llmcli.config.latent import LatentConfig
 from llmcli.graph.node import PartGraph, Site
 from llmcli.graph.ops import Join, Mix, Rotate, Score
 from llmcli.graph.parts.attention import MIXED_ROWS, fused_kernel, mixed_rows
@@ -34,7 +34,7 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
     `k`, `v` and `k_rot` are of the new tokens, for a tap only; they are not cached. `scores`,
     `pattern`, `z` and `result` as in `parts.attention`.
     """
-    r = Rows(site.name, _ROWS + MIXED_ROWS, "attention", sizes_of(a, AXES), layer=site.layer)
+    r = Rows(site.name, _ROWS + MIXED_ROWS, "attention", sizes_of(a), layer=site.layer)
     queries, over = site.source, "D"
     if a.query_rank is not None:
         queries, over = r.project("q_latent", site.source, bias=a.bias), "dq"
@@ -53,11 +53,9 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
     k_pe = r.node("k_pe_rot", Rotate(source=k_pe, rope=a.rope))
     k, v = (r.project(x, latent, over="dc", fused="k_v", dense=True) for x in "kv")
     key = r.node("k_rot", Join(start=k, end=k_pe))
-    kept = (("latent", "dc", latent, "normalized latents"), ("k_pe", "dr", k_pe, "rotated keys"))
-    for leaf, size, holds, what in kept:
-        formula, words = f"the {what} of every position so far", f"the cached {what}"
-        both = f"cache.{site.layer}.latent_k_pe"
-        r.state(leaf, f"S {size}", holds, "scores", formula, words, cached=True, shares=both)
+    both = f"cache.{site.layer}.latent_k_pe"
+    r.cache("latent", "S dc", latent, "normalized latents", shares=both)
+    r.cache("k_pe", "S dr", k_pe, "rotated keys", shares=both)
     score = Score(
         query=query, key=key, config=a.scores, head_dim=a.head_dim, group=1, root="√d_k"
     )

@@ -12,7 +12,7 @@ from llmcli.config.embedding import EmbeddingConfig
 from llmcli.config.ple import PleConfig
 from llmcli.graph.node import PartGraph, Site
 from llmcli.graph.ops import Activate, Add, Gate, LookUp
-from llmcli.graph.rows import Rows
+from llmcli.graph.rows import Rows, sizes_of
 
 BOTH = 2**-0.5  # factor on the sum of table row and projection
 _INPUT_ROWS = """
@@ -54,7 +54,7 @@ def layer_embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
 
 def ple_graph(p: PleConfig, site: Site) -> PartGraph:
     """`gate act post` `[B, T, Dp]`, and the output."""
-    r = Rows(site.name, _ROWS, "mlp", {"Dp": p.size}, layer=site.layer)
+    r = Rows(site.name, _ROWS, "mlp", sizes_of(p), layer=site.layer)
     gate = r.project("gate", site.source)
     act = r.node("act", Activate(source=gate, function=p.activation))
     post = r.node("post", Gate(act=act, up="ple.in", item=site.layer))

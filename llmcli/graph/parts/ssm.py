@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from llmcli.config.ssm import AXES, SEGMENTS, SsmConfig
+from llmcli.config.ssm import SsmConfig
 from llmcli.graph.node import PartGraph, Site
 from llmcli.graph.ops import Activate, Gate
 from llmcli.graph.parts.delta import RECURRENT_ROWS, convolved, decays, recurrent_kernels, scanned
-from llmcli.graph.recurrence import Cut, Recurrence, Skip
+from llmcli.graph.recurrence import Recurrence, Skip
 from llmcli.graph.rows import Rows, sizes_of
 
 _ROWS = """
@@ -43,7 +43,7 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
 
     `pattern` and `state` are derived: no kernel stores a map, or the state after each token.
     """
-    r = Rows(site.name, _ROWS + RECURRENT_ROWS, "mixers", sizes_of(c, AXES), layer=site.layer)
+    r = Rows(site.name, _ROWS + RECURRENT_ROWS, "mixers", sizes_of(c), layer=site.layer)
     gate, enters, dt = (
         r.project(
             leaf, site.source, symbol=leaf.removesuffix("_in"), bias=c.bias, fused="gate_in_dt"
@@ -51,13 +51,8 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
         for leaf in ("gate", "in", "dt_in")
     )
     act = convolved(r, enters, c.length, bias=c.conv_bias)
-    inner, shared, _ = c.segments
-    x = Cut(source=act, first=0, heads=c.heads, size=c.head_dim)
-    keys = Cut(source=act, first=inner, heads=c.groups, size=c.state)
-    queries = Cut(source=act, first=inner + shared, heads=c.groups, size=c.state)
-    value, key, query = (
-        r.node(leaf, op, shares=act) for leaf, op in (("x", x), ("B", keys), ("C", queries))
-    )
+    cuts = zip(("x", "B", "C"), r.cuts(act, c.CHANNELS), strict=True)
+    value, key, query = (r.node(leaf, cut, shares=act) for leaf, cut in cuts)
     dt, log_decay = decays(r, dt, least=c.least, most=c.most)
     recurrence = Recurrence(
         query=query, key=key, step=dt, log_decay=log_decay, heads=c.heads,
@@ -74,7 +69,7 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
     )
     r.output(site, "the Mamba-2 mixer", "leave", out, symbol="out", over="H·dv", bias=c.bias)
     documents = {"dv": "d_v", "H": "h"}
-    return r.graph(*recurrent_kernels(r), segments=SEGMENTS, documents=documents)
+    return r.graph(*recurrent_kernels(r), segments={"C": c.CHANNELS}, documents=documents)
 
 
 def ssm_facts(c: SsmConfig) -> Mapping[str, Any]:

@@ -12,9 +12,9 @@ from zoo import CONFIGS, llama
 
 from llmcli import devices
 from llmcli.graph.arithmetic import Arithmetic
-from llmcli.graph.counts import memory_need
+from llmcli.graph.cost import cost_by_part, total_cost
+from llmcli.graph.memory import memory_need
 from llmcli.graph.spec import Call
-from llmcli.graph.work import part_work, total_work
 from llmcli.measure.engines import WorkCounter, random_ids
 from llmcli.records.engines import SpeedTest
 from llmcli.records.machine import MatrixRate, ReadRate
@@ -38,7 +38,7 @@ def test_work_is_that_of_every_call(name):
     calls += [("prefill", 11, 4, "none"), ("prefill", 15, 1, "last")]  # each ends with logits
     calls += [("decode", past, 1, "last") for past in (16, 17, 18)]
     parts = [
-        total_work(
+        total_cost(
             config, Call(batch=1, tokens=tokens, past=past, phase=phase), numbers=BFLOAT16,
             logits=logits,
         )
@@ -71,10 +71,9 @@ def test_the_roofline_is_the_sum_over_parts_of_what_they_wait_for():
     assert least(1e9, 1e30) == pytest.approx(work.bytes)  # a byte takes a nanosecond
     assert least(1e30, 1e9) == pytest.approx(work.flops)
     both = least(1e9, 4e8)  # norms wait for their bytes, matrices for their products
-    parts = part_work(
-        LLAMA.config, Call(batch=1, tokens=1, past=0, phase="decode"), numbers=LLAMA.numbers
-    )
-    longer = sum(max(part.bytes, part.flops / 0.4) for *_, part in parts)
+    calls = [(Call(batch=1, tokens=1, past=0, phase="decode"), "last")]
+    parts = cost_by_part(LLAMA.config, calls, numbers=LLAMA.numbers)
+    longer = sum(max(part.bytes, part.flops / 0.4) for part in parts.values())
     assert both == pytest.approx(longer)
     assert max(work.bytes, work.flops / 0.4) + 100 < longer < work.bytes + work.flops / 0.4 - 100
 

@@ -134,7 +134,7 @@ def times(parts):
 
 
 def test_each_mark_is_the_end_of_its_part():
-    parts = part_times(run_of(*CALL, "end"), (), {}, ORDER)
+    parts = part_times(run_of(*CALL, "end"), {}, {}, ORDER)
     assert times(parts) == {
         ("embed", None): 2.0,  # with the sum of the positions, which `resid_pre` is
         ("norm", 0): 3.0, ("norm", 1): 1.0, ("norm", None): 1.0,
@@ -144,22 +144,22 @@ def test_each_mark_is_the_end_of_its_part():
     }  # fmt: skip
     assert sum(part.host_s for part in parts) == pytest.approx(0.5 * (len(CALL) + 1))
     # neighbours of one part are computed once, and others as often as they come
-    parts = part_times(run_of(*CALL, *CALL, "end"), (), {}, ORDER)
+    parts = part_times(run_of(*CALL, *CALL, "end"), {}, {}, ORDER)
     calls = {(part.part, part.layer): part.calls for part in parts}
     assert calls["qkv", 0] == 2  # q|k|v are one product a call
     assert calls["norm", 0] == 6  # ln1, keys and queries, ln2
     assert calls["head", None] == 2
     # a name that nobody knows is a gap
-    parts = part_times(run_of("step", "blocks.0.attn.magic", "logits", "end"), (), {}, ORDER)
+    parts = part_times(run_of("step", "blocks.0.attn.magic", "logits", "end"), {}, {}, ORDER)
     assert times(parts) == {("head", None): 1.0, ("gaps", None): 3.0}
 
 
 def test_parts_come_in_the_order_of_the_work_and_take_it_with_them():
-    works = (
-        ("embed", None, PartWork(weights=3)),
-        ("norm", 0, PartWork(weights=5)),
-        ("out", 7, PartWork(flops=11)),  # never timed
-    )
+    works = {
+        ("embed", None): PartWork(weights=3),
+        ("norm", 0): PartWork(weights=5),
+        ("out", 7): PartWork(flops=11),  # never timed
+    }
     run = run_of("sample", *CALL, "end")
     parts = part_times(run, works, {("norm", 0): 4, ("gaps", None): 9}, ORDER)
     assert [(part.part, part.layer) for part in parts[:2]] == [("embed", None), ("norm", 0)]

@@ -10,7 +10,7 @@ from llmcli.ops.norm import at_least_float32
 class Experts:
     def __init__(self, config, name, parameters):
         self.config, self.name = config, name
-        self.router = Linear(parameters, (f"{name}.W_router",))
+        self.router = Linear(parameters, name, "router")
         self.enter = parameters.table(f"{name}.W_in")
         self.leave = parameters.table(f"{name}.W_out")
 

@@ -12,9 +12,9 @@ from llmcli.ops.norm import at_least_float32
 class RunningMean:
     def __init__(self, config, name, parameters):
         self.config, self.name = config, name
-        self.enter = Linear(parameters, (f"{name}.W_v",))
+        self.enter = Linear(parameters, name, "v")
         self.a = parameters.vector((f"{name}.a",))
-        self.out = Linear(parameters, (f"{name}.W_o",))
+        self.out = Linear(parameters, name, "o")
 
     @property
     def decays(self):

@@ -40,7 +40,7 @@ from llmcli.devices import DTYPES, available_bytes
 from llmcli.errors import UsageError, WriteFailed
 from llmcli.families import find
 from llmcli.graph.arithmetic import Arithmetic, arithmetic, matrices
-from llmcli.graph.counts import memory_need
+from llmcli.graph.memory import memory_need
 from llmcli.graph.spec import Phase
 from llmcli.kernels import native
 from llmcli.measure.ceilings import matrix_rate, measure_ceilings, read_rate

@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from llmcli.commands.timing.report import CALLS, GAPS, KERNEL, PartTime, Piece
 from llmcli.devices import wait_for
 from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.cost import CostByPart
 from llmcli.graph.graph import Graph, Place
-from llmcli.graph.work import Works
 from llmcli.measure.ceilings import time_lower_bound
 from llmcli.records.machine import Ceilings
 from llmcli.records.work import PartWork
@@ -247,7 +247,7 @@ def in_order(model: Graph) -> tuple[str, ...]:
 
 
 def part_times(
-    run: Sequence[Piece], works: Works, operations: Mapping[Place, int], order: Sequence[str]
+    run: Sequence[Piece], works: CostByPart, operations: Mapping[Place, int], order: Sequence[str]
 ) -> tuple[PartTime, ...]:
     """Each (part, layer) that was timed: in the order of `works`, then those without, in `order`.
 
@@ -256,7 +256,6 @@ def part_times(
     timed: dict[Place, list[Piece]] = {}
     for piece in run:
         timed.setdefault(piece.place, []).append(piece)
-    work = {(part, layer): amount for part, layer, amount in works}
     ordered = sorted(timed, key=lambda place: order.index(place[0]))
     return tuple(
         PartTime(
@@ -266,9 +265,9 @@ def part_times(
             host_s=sum(piece.host_s for piece in timed[where]),
             calls=len(timed[where]),
             operations=operations.get(where, 0),
-            work=work.get(where, PartWork()),
+            work=works.get(where, PartWork()),
         )
-        for where in dict.fromkeys([*work, *ordered])
+        for where in dict.fromkeys([*works, *ordered])
         if where in timed
     )
 

@@ -35,20 +35,19 @@ from llmcli.commands.timing.report import Overhead, PhaseTime, Stage, TimingRepo
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
-from llmcli.graph.counts import memory_need
+from llmcli.graph.cost import (
+    cost_by_part,
+    decode_calls,
+    prompt_calls,
+    step_bytes,
+    total,
+    total_cost,
+)
 from llmcli.graph.graph import Place, graph
+from llmcli.graph.memory import memory_need
 from llmcli.graph.plan import plan
 from llmcli.graph.routing import Choose
 from llmcli.graph.spec import PHASES, Call, Logits, Phase
-from llmcli.graph.work import (
-    added,
-    calls_work,
-    decode_calls,
-    part_work,
-    prompt_calls,
-    step_bytes,
-    total_work,
-)
 from llmcli.measure.machine import CpuContention
 from llmcli.measure.peaks import Peak, most
 from llmcli.measure.runs import StoppingRule, current, in_turns, timed
@@ -187,9 +186,9 @@ class Workload:
         calls = dict(zip(kinds, self.calls(phase), strict=True))  # the cache changes none of them
         found = {}
         for kind, (call, logits) in calls.items():
-            works = part_work(self.model.config, call, numbers=self.numbers, logits=logits)
+            works = cost_by_part(self.model.config, ((call, logits),), numbers=self.numbers)
             found[kind] = {
-                (part, layer): work for part, layer, work in works if work.gemv or work.gemm
+                place: work for place, work in works.items() if work.gemv or work.gemm
             }
         return tuple(found[kind] for kind in kinds)
 
@@ -274,7 +273,7 @@ def run_pairs(workload: Workload, phase: Phase, until: StoppingRule, progress: P
 def phase_time(workload: Workload, name: Phase, runs: Runs, roof: Roof) -> PhaseTime:
     """The median instrumented run of the phase, part by part."""
     config, numbers = workload.model.config, workload.numbers
-    works = calls_work(config, workload.calls(name), numbers=numbers, ran=runs.experts)
+    works = cost_by_part(config, workload.calls(name), numbers=numbers, ran=runs.experts)
     model = graph(config)
     run = tuple(pieces(runs.median.marks, model))
     wall_s, order = runs.median.wall_s, in_order(model)
@@ -291,7 +290,7 @@ def phase_time(workload: Workload, name: Phase, runs: Runs, roof: Roof) -> Phase
         bare_s=median_low(runs.overhead.bare_s),
         parts=tuple(roof.judged(part, wall_s) for part in parts),
         totals=tuple(roof.judged(part, wall_s) for part in totals),
-        work=added(works),
+        work=total(works),
         overhead=runs.overhead,
         peak=runs.peak,
         gemv_s=gemv_s,
@@ -392,7 +391,7 @@ def timing_checks(
         off[name] = apart, max(_APART, _APART_S / phase.seconds)
         timed = sum(part.work.flops for part in phase.parts)
         calls = (
-            total_work(workload.model.config, call, numbers=workload.numbers, logits=logits)
+            total_cost(workload.model.config, call, numbers=workload.numbers, logits=logits)
             for call, logits in workload.calls(name)
         )
         missing[name] = abs(timed - sum(work.flops for work in calls))

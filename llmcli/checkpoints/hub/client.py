@@ -1,4 +1,4 @@
-"""Calls to the hub: reachability, bytes of files, translation of errors.
+"""Calls to the hub: reachability, bytes of files, limits, and errors with their cause and a hint.
 
 All go through huggingface_hub's session, which knows $HF_ENDPOINT, $HF_TOKEN and proxies. Servers
 are untrusted: sizes and times that the library does not limit are limited here.
@@ -15,29 +15,29 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
-from llmcli.checkpoints.files import MAX_JSON_BYTES, shown, sync
-from llmcli.checkpoints.hub.errors import as_ours, no_client
+from llmcli.checkpoints.files import MAX_JSON_BYTES, is_full, shown, why
 from llmcli.checkpoints.hub.library import check_settings
 from llmcli.checkpoints.names import HubId
-from llmcli.errors import CheckpointError, LlmcliError, NetworkError
+from llmcli.errors import (
+    CheckpointError,
+    LlmcliError,
+    ModelNotFound,
+    NetworkError,
+    WriteFailed,
+    first_line,
+)
 
 _REACH_S = 3.0
 ANSWER_S = 10.0  # for requests after the first; a long listing takes time
-_MAX_ERROR_BYTES = 100_000
 _LONGEST_TAG = 128  # SHA-256: 64; the library appends to it; file systems allow 255
 _COMMITS = re.compile(r"(?<=/)[0-9a-f]{40}(?=/)")  # in the path of a file
-_WHOLE_S = 30.0  # for an answer from first to last byte,
-_SLOWEST = 20_000  # and, of part of a file, one second more for each so many bytes
-_LEAST = 1_000  # minimum bytes/s of a whole file
+_LEAST = 1_000  # bytes/s of a file on average, after `_patience`
 
-# called with a received file and its path in the cache, before it is moved there
-before_move: ContextVar[Callable[[Path, Path], None]] = ContextVar(
-    "before_move", default=lambda part, blob: None
-)
+_LOGIN = "log in with `hf auth login`"
+# client errors (of either client library) for answers that no hub sends
+_NO_HUB = ("UnsupportedProtocol", "TooManyRedirects", "InvalidURL", "DecodingError")
 
 
 def reachable() -> bool:
@@ -65,31 +65,14 @@ def explained(model: HubId) -> Iterator[None]:
     prepare()
     try:
         yield
-    except LlmcliError:
-        raise
-    except (OSError, ValueError, RuntimeError, EOFError) as error:
-        raise as_ours(model, error) from None
     except Exception as error:  # the library's client has its own exception classes
         from huggingface_hub import errors
 
-        if not isinstance(error, errors.HTTPError | errors.XetDownloadError):  # type: ignore[attr-defined]
+        of_library = (errors.HTTPError, errors.XetDownloadError)  # type: ignore[attr-defined]
+        known = (OSError, ValueError, RuntimeError, EOFError, *of_library)
+        if isinstance(error, LlmcliError) or not isinstance(error, known):
             raise
         raise as_ours(model, error) from None
-
-
-def deadline(size: int) -> Callable[[], None]:
-    """Return a function to call for each piece of an answer of `size` bytes.
-
-    It raises NetworkError once the total time is too long: connection timeouts only limit the wait
-    for the next byte.
-    """
-    end = time.monotonic() + _WHOLE_S + size / _SLOWEST
-
-    def late() -> None:
-        if time.monotonic() > end:
-            raise _endless()
-
-    return late
 
 
 def _endless() -> NetworkError:
@@ -98,7 +81,7 @@ def _endless() -> NetworkError:
 
 def _patience(request: Any) -> float:
     """Seconds for the head of an answer: `patience` of the request, or 3 × its read timeout."""
-    read = request.extensions.get("timeout", {}).get("read") or _WHOLE_S / 3
+    read = request.extensions.get("timeout", {}).get("read") or ANSWER_S
     return float(request.extensions.get("patience", 3 * read))
 
 
@@ -115,14 +98,12 @@ def bytes_of(model: HubId, name: str, commit: str, start: int, stop: int) -> byt
         "Accept-Encoding": "identity",
     }
     url, data = hf_hub_url(model.repository, name, revision=commit), bytearray()
-    late = deadline(stop - start)
     with get_session().stream(
         "GET", url, headers=headers, timeout=ANSWER_S, follow_redirects=True
     ) as answer:
         hf_raise_for_status(answer)
         skip = start if answer.status_code == 200 else 0
         for chunk in answer.iter_bytes():
-            late()
             data += chunk[skip:]
             skip = max(0, skip - len(chunk))
             if len(data) >= stop - start:
@@ -137,23 +118,13 @@ def prepare() -> None:
     Raises UsageError for an invalid library setting, NetworkError for proxies or certificates.
     """
     check_settings()
-    from huggingface_hub import constants, file_download, get_session, set_client_factory
+    from huggingface_hub import constants, get_session, set_client_factory
     from huggingface_hub.utils import logging
 
     # resumed connections need no warning
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     # bytes per write, lost if the connection breaks; the default is 10 MB
     constants.DOWNLOAD_CHUNK_SIZE = 1 << 20
-    # check and sync contents before a name in the cache refers to them
-    move: Any = getattr(file_download, "_chmod_and_move", None)
-    if move is not None and move.__module__ == file_download.__name__:  # not patched yet
-
-        def put(src: Path, dst: Path) -> None:
-            before_move.get()(src, dst)
-            sync(src)
-            move(src, dst)
-
-        file_download._chmod_and_move = put
     try:
         made = get_session()
     except Exception as error:  # any client error about the environment
@@ -170,10 +141,10 @@ def prepare() -> None:
 
 
 def _hasty(send: Callable[..., Any]) -> Callable[..., Any]:
-    """A client's `send` that raises NetworkError unless the answer begins in time.
+    """A client's `send` that raises NetworkError unless it returns in time.
 
-    It notes on the request, and so on those that redirections make of it, whether the body is read
-    into memory as a `whole`.
+    That is with the head of an answer, or all of it if it is read into memory: `whole`, a note on
+    the request, and so on those that redirections make of it.
 
     The client's timeout is per read and not for name resolution: headers could continue forever.
     """
@@ -228,10 +199,9 @@ def _guard(answer: Any) -> None:
             hint="run the command again: it may have changed just now",
         )
     # an encoded body may be endless and decode to nothing
-    whole = answer.request.extensions.get("whole", False)
-    most = MAX_JSON_BYTES if whole or "content-encoding" in answer.headers else None
-    limit = _MAX_ERROR_BYTES if status >= 300 else most
-    answer.stream = _bounded()(answer, limit, deadline(0) if whole else lambda: None)
+    encoded, whole = "content-encoding" in answer.headers, answer.request.extensions.get("whole")
+    limit = MAX_JSON_BYTES if whole or encoded or status >= 300 else None
+    answer.stream = _bounded()(answer, limit)
 
 
 @functools.cache
@@ -242,24 +212,20 @@ def _bounded() -> type[Any]:
     client = importlib.import_module(type(get_session()).__module__.partition(".")[0])
 
     class Bounded(client.SyncByteStream):  # type: ignore[name-defined, misc]
-        """A body of at most `limit` bytes at `_LEAST` bytes/s or more; raises NetworkError.
+        """A body of at most `limit` bytes, in `_patience` and a second for each `_LEAST` bytes.
 
-        `check_time` is called for each piece. A reset connection counts as closed, so that the
-        library resumes the download.
+        Raises NetworkError if it takes longer: the client's timeouts limit the wait for the next
+        byte only. A reset connection counts as closed, so that the library resumes the download.
         """
 
-        def __init__(
-            self, answer: Any, limit: int | None, check_time: Callable[[], None]
-        ) -> None:
+        def __init__(self, answer: Any, limit: int | None) -> None:
             self._answer, self._stream, self._limit = answer, answer.stream, limit
-            self._check_time = check_time
             self._done, self._late, self._over = 0, False, threading.Event()
 
         def __iter__(self) -> Iterator[bytes]:
             threading.Thread(target=self._watch, daemon=True).start()
             try:
                 for chunk in self._stream:
-                    self._check_time()
                     self._done += len(chunk)
                     yield chunk
                     if self._limit is not None and self._done > self._limit:
@@ -273,20 +239,143 @@ def _bounded() -> type[Any]:
                 raise _endless()
 
         def _watch(self) -> None:
-            """Close the connection after two slow half periods; one may be a stopped process."""
-            half, slow = _patience(self._answer.request) / 2, 0
-            while slow < 2 and not self._over.is_set():
-                before = self._done
-                self._over.wait(half)
-                slow = slow + 1 if self._done - before < half * _LEAST else 0
-            connection = self._answer.extensions.get("network_stream")
-            if not self._over.is_set() and connection is not None:
-                self._late = True
-                with contextlib.suppress(OSError):
-                    connection.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            """Close the connection once the body is late."""
+            begin, patience = time.monotonic(), _patience(self._answer.request)
+            while not self._over.wait(patience / 10):
+                self._late = time.monotonic() - begin > patience + self._done / _LEAST
+                connection = self._answer.extensions.get("network_stream")
+                if self._late and connection is not None:
+                    with contextlib.suppress(OSError):
+                        connection.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+                    return
 
         def close(self) -> None:
             self._over.set()
             self._stream.close()
 
     return Bounded
+
+
+def as_ours(model: HubId, error: Exception) -> LlmcliError:
+    """The error to raise for `error` of huggingface_hub, its client, or the file system.
+
+    ModelNotFound for missing models, WriteFailed for the cache, otherwise NetworkError.
+    """
+    from huggingface_hub import errors, get_token
+
+    cause = error.__cause__
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(cause, Exception):
+        return as_ours(model, cause)
+    name = shown(model.repository)
+    if isinstance(error, errors.HfHubHTTPError):
+        return _refused(model, error)
+    if isinstance(error, errors.HFValidationError):
+        return ModelNotFound(
+            f"`{name}` cannot be a hub id", hint="a hub id is `org/name`, as on the model's page"
+        )
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return NetworkError(
+            f"`{name}` is not in the hub cache, and offline mode allows no download",
+            hint="unset HF_HUB_OFFLINE where there is a network",
+        )
+    if isinstance(error, UnicodeEncodeError) and not (get_token() or "").isascii():
+        return NetworkError("the hub token has invalid characters", hint="check HF_TOKEN")
+    full = "No space left" in str(error)  # Xet writes files itself and reports errors as text
+    if full or (isinstance(error, OSError) and _of_the_disk(error)):
+        return unwritable(error if isinstance(error, OSError) else None)
+    hint = "run the command again: files that are complete are kept"
+    strange = type(error).__name__ in _NO_HUB or "location header" in str(error)
+    if strange or isinstance(error, errors.FileMetadataError | ValueError):
+        hint = "check HF_ENDPOINT and the proxy, if any: the server is not a hub"
+    return NetworkError(
+        f"the download of `{name}` failed: {shown(str(error) or type(error).__name__, 120)}",
+        hint=hint,
+    )
+
+
+def unwritable(error: OSError | None, *, room: int | None = None) -> WriteFailed:
+    """The error for an unwritable hub cache; None: out of space. `room`: bytes still needed."""
+    from huggingface_hub import constants
+
+    full = error is None or is_full(error)
+    cause = "no space left on device" if error is None else why(error)
+    free = f"free {room / 1e6:,.0f} MB there, or " if room and full else ""
+    free = free or ("free some space there, or " if full else "")
+    return WriteFailed(
+        f"the hub cache `{shown(constants.HF_HUB_CACHE, 200)}` cannot be written: {cause}",
+        hint=f"{free}set HF_HOME to a directory {'with room' if full else 'that can be written'}",
+    )
+
+
+def no_client(error: Exception) -> NetworkError:
+    """The error for invalid proxy or certificate settings, before any connection."""
+    if isinstance(error, OSError) and not isinstance(error, UnicodeError):
+        cause, hint = f"the certificates cannot be read: {why(error)}", "check SSL_CERT_FILE"
+    else:
+        cause = f"the proxy cannot be used: {shown(first_line(error), 120)}"
+        hint = "check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY; socks needs `pip install socksio`"
+    return NetworkError(f"no connection to the hub: {cause}", hint=hint)
+
+
+def _of_the_disk(error: OSError) -> bool:
+    """Whether the file system raised it: the library raises bare OSErrors for bodies too."""
+    return error.errno is not None and not isinstance(error, ConnectionError | TimeoutError)
+
+
+# HTTP answers, the first that applies: class or status, kind of error, message, hint
+_REFUSALS = """
+GatedRepoError network
+`{name}` is gated: the hub requires accepting its terms
+accept them on its page, then {login}
+
+RevisionNotFoundError missing
+`{name}` has no revision `{revision}` on the hub
+leave the revision out for the newest version
+
+EntryNotFoundError missing
+`{name}` does not have the file that the hub lists in it
+run the command again: it may have changed just now
+
+DisabledRepoError network
+`{name}` is disabled on the hub
+look for a copy of it
+
+RepositoryNotFoundError missing
+there is no model `{name}` on the hub, or it is private
+check its name; for a private one {login}
+
+404 missing
+no model `{name}` at the configured hub
+check its name, HF_ENDPOINT and the proxy, if any
+
+401- 403- network
+the hub wants a login for `{name}` ({status})
+{login}, or set HF_TOKEN; where HF_ENDPOINT is set, check that it is a hub
+
+401 network
+the hub rejected the token
+correct HF_TOKEN or unset it; or {login}
+
+403 network
+the hub token has no read access to `{name}`
+grant read access to the token on the hub's settings page
+
+Exception network
+the hub answers for `{name}` with an error ({status})
+check HF_ENDPOINT, or try again later
+"""
+
+
+def _refused(model: HubId, error: Exception) -> LlmcliError:
+    """The error for an HTTP answer. The hub hides private repositories: they are not found."""
+    from huggingface_hub import get_token
+
+    response = getattr(error, "response", None)
+    status = response.status_code if response is not None else 0
+    known = {*(one.__name__ for one in type(error).__mro__), str(status)}
+    known |= set() if get_token() else {f"{status}-"}
+    values = {"name": shown(model.repository), "revision": shown(model.revision), "status": status}
+    rows = (row.splitlines() for row in _REFUSALS.strip().split("\n\n"))
+    keys, message, hint = next(row for row in rows if not known.isdisjoint(row[0].split()))
+    kind = ModelNotFound if keys.endswith("missing") else NetworkError
+    return kind(message.format(**values), hint=hint.format(login=_LOGIN))

@@ -1,4 +1,4 @@
-"""What parts take: by the documents' formula, by what PyTorch counts, by what lies in memory."""
+"""What parts cost: by what PyTorch counts, step by step, by what lies in memory."""
 
 from dataclasses import replace
 
@@ -11,32 +11,73 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from work_families import COUNTED, EVERY, FAMILIES, MIXTURES, by_hand, family, without_window
-from zoo import BLOCKS
+from zoo import BLOCKS, MODELS, ZOO, Variant, variant
 
 from llmcli.commands.ladder.measure.record import count
+from llmcli.config.attention import first_key
+from llmcli.config.delta import DeltaConfig
+from llmcli.config.experts import ExpertsConfig
+from llmcli.config.latent import LatentConfig
+from llmcli.config.ssm import SsmConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
 from llmcli.families import find
 from llmcli.graph.arithmetic import Arithmetic
-from llmcli.graph.counts import count_parameters
+from llmcli.graph.cost import (
+    cost_by_part,
+    count_parameters,
+    decode_calls,
+    prompt_calls,
+    total,
+    total_cost,
+)
 from llmcli.graph.graph import graph
 from llmcli.graph.spec import Call
-from llmcli.graph.work import (
-    added,
-    calls_work,
-    decode_work,
-    part_work,
-    prompt_calls,
-    prompt_work,
-    total_work,
-)
 from llmcli.records.work import PartWork
 
 FLOAT32 = Arithmetic.of("float32")
 BFLOAT16 = Arithmetic.of("bfloat16")
 
 CALLS = [(1, 9, 0), (2, 5, 11), (1, 1, 0), (1, 1, 12), (3, 1, 20), (1, 3, 6)]
+# the first variant of every type, one of them under a narrow window
+EVERY = {one.model_type: one.config() for one in reversed(ZOO)} | {
+    "mistral": Variant("mistral", "mistral", {"sliding_window": 7, "head_dim": 10}).config(),
+    "qwen2": variant("qwen2-tied").config(),
+    "qwen3": variant("qwen3-tied-bf16").config(),
+}
+
+
+def has(config, *kinds):
+    return any(isinstance(part, kinds) for layer in config.layers for part in layer.parts)
+
+
+def alike(config):
+    """Whether all layers have one kind of attention, computed by the fused kernel."""
+    scores = [one.attention.scores for one in config.layers if one.attention is not None]
+    kinds = {(one.window, one.cap, one.slopes) for one in scores}
+    return len(scores) == len(config.layers) and kinds == {(scores[0].window, None, ())}
+
+
+MIXTURES = {name: one for name, one in EVERY.items() if has(one, ExpertsConfig)}
+FAMILIES = {
+    name: one for name, one in EVERY.items() if name not in MIXTURES and alike(one)
+}
+# those whose products PyTorch counts: a recurrence is computed in chunks, and not counted so
+COUNTED = [name for name, one in EVERY.items() if not has(one, DeltaConfig, SsmConfig)]
+
+
+def family(name):
+    return FAMILIES[name]
+
+
+def without_window(config):
+    """The same model, every query seeing all keys before it."""
+    return replace(config, layers=tuple(
+        one if one.attention is None else one.with_attention(one.attention.changed(window=None))
+        for one in config.layers
+    ))  # fmt: skip
+
+
 every_family = pytest.mark.parametrize("name", FAMILIES)
 every_call = pytest.mark.parametrize(("batch", "tokens", "past"), CALLS)
 
@@ -61,30 +102,50 @@ def counted(config, batch, tokens, past, device="meta", logits="last"):
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("logits", ["last", "all"])
-@every_call
-@every_family
-def test_flops_are_those_of_the_formula_in_both_conventions(name, batch, tokens, past, logits):
-    call = a_call(batch, tokens, past)
-    work = total_work(family(name), call, numbers=FLOAT32, logits=logits)
-    heads = tokens if logits == "all" else 1
-    assert (work.flops, work.flops_full) == by_hand(name).flops(batch, tokens, past, heads)
+def cost_of(config, calls, **given):
+    return cost_by_part(config, calls, **{"numbers": FLOAT32} | given)
 
 
-@pytest.mark.parametrize(("name", "shape"), in_turn([*FAMILIES, *COUNTED], CALLS))
+def parts_of(config, *shape, logits="last", **given):
+    return cost_of(config, [(a_call(*shape), logits)], **given)
+
+
+@pytest.mark.parametrize(("name", "shape"), in_turn(COUNTED, CALLS))
 def test_the_full_square_is_what_pytorch_counts(name, shape):
     """Of mixtures that of the experts that run."""
-    config = EVERY[name].config()
-    work = total_work(config, a_call(*shape), numbers=FLOAT32)
-    assert work.flops_full == counted(without_window(config), *shape)
+    config = EVERY[name]
+    for logits in ("last", "all"):
+        work = total_cost(config, a_call(*shape), numbers=FLOAT32, logits=logits)
+        assert work.flops_full == counted(without_window(config), *shape, logits=logits)
     if name in FAMILIES:  # the decoder leaves out the rows and keys that nobody sees, too
-        assert work.flops <= counted(config, *shape) <= work.flops_full
+        assert work.flops <= counted(config, *shape, logits=logits) <= work.flops_full
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_mask_leaves_of_a_prompt_is_the_sum_of_its_tokens(name):
+    """A token alone sees every key of the square, or as many as its window has."""
+    config, numbers, sums = MODELS[name], FLOAT32, {}
+    prompt = cost_by_part(config, [(a_call(2, 9, 3), "all")], numbers=numbers)
+    for call, logits in decode_calls(batch=2, tokens=9, past=3):
+        for place, cost in cost_by_part(config, [(call, logits)], numbers=numbers).items():
+            layer = config.layers[place[1] or 0]
+            if place[0] == "attention" and layer.window is not None:
+                window = layer.attention.scores.window
+                seen = call.keys - max(0, first_key(call.keys - 1, window))
+                assert cost.flops * call.keys == cost.flops_full * seen
+            else:
+                assert cost.flops == cost.flops_full
+            sums[place] = sums.get(place, PartWork()) + cost
+    assert [*sums] == [*prompt]
+    for place, cost in prompt.items():  # latents are expanded for a prompt
+        if place[0] != "attention" or not has(config, LatentConfig):
+            assert sums[place].flops == cost.flops, place
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_token_reads_the_experts_that_it_chooses(name, dtype):
-    config = MIXTURES[name].config()
+    config = MIXTURES[name]
     decoder = Decoder(config, device="meta", dtype=getattr(torch, dtype))
     idle = read = 0
     for key, slot in parameters_of(decoder).items():
@@ -95,7 +156,7 @@ def test_a_token_reads_the_experts_that_it_chooses(name, dtype):
         idle += slot.numel() * (1 - share)
         looked_up = key == "embed.W" and not config.head.tied
         read += slot.nbytes * (1 / config.vocab if looked_up else share)
-    assert total_work(config, a_call(1, 1, 20), numbers=Arithmetic.of(dtype)).weights == round(read)
+    assert total_cost(config, a_call(1, 1, 20), numbers=Arithmetic.of(dtype)).weights == round(read)
     counts = count_parameters(config)
     assert counts.total - counts.active == round(idle) > 0
 
@@ -113,10 +174,10 @@ def test_a_published_mixture_has_the_parameters_that_its_name_says():
 
 
 def test_of_experts_those_count_that_ran():
-    config = MIXTURES["glm4_moe"].config()
+    config = MIXTURES["glm4_moe"]
     call = a_call(1, 9, 0), "last"
     least, more = (
-        dict_of(calls_work(config, [call], numbers=FLOAT32, ran=ran))
+        cost_of(config, [call], ran=ran)
         for ran in (None, {1: 8, 2: 5})
     )
     each = 3 * 4 * 48 * 24
@@ -135,20 +196,19 @@ def test_a_prompt_in_pieces_and_the_steps_after_it_are_what_pytorch_counts(name)
     session = Session(decoder, 2, 40)
     with FlopCounterMode(display=False) as counter:
         session.prefill([[0] * 17] * 2, chunk=7)
-    read = added(prompt_work(config, batch=2, tokens=17, chunk=7, numbers=FLOAT32))
+    read = total(cost_of(config, prompt_calls(batch=2, tokens=17, chunk=7)))
     assert read.flops_full == counter.get_total_flops()
     with FlopCounterMode(display=False) as counter:
         for _ in range(2):
             session.extend(torch.zeros(2, 1, dtype=torch.long, device="meta"))
-    written = added(decode_work(config, batch=2, tokens=2, past=17, numbers=FLOAT32))
+    written = total(cost_of(config, decode_calls(batch=2, tokens=2, past=17)))
     assert written.flops_full == counter.get_total_flops()
 
 
 @every_family
 def test_only_the_last_call_of_a_prompt_has_final_norm_and_head(name):
     config = family(name)
-    sizes = dict(batch=2, tokens=17, numbers=FLOAT32)
-    whole, pieces = (dict_of(prompt_work(config, chunk=n, **sizes)) for n in (17, 5))
+    whole, pieces = (cost_of(config, prompt_calls(batch=2, tokens=17, chunk=n)) for n in (17, 5))
     for place in (("norm", None), ("head", None)):
         assert pieces[place] == whole[place] != PartWork()
     assert pieces["head", None].gemm == 1
@@ -157,19 +217,19 @@ def test_only_the_last_call_of_a_prompt_has_final_norm_and_head(name):
     calls = list(prompt_calls(batch=2, tokens=17, past=3, chunk=5))
     assert [(call.past, call.tokens) for call, _ in calls] == [(3, 5), (8, 5), (13, 5), (18, 2)]
     assert [logits for _, logits in calls] == ["none", "none", "none", "last"]
-    before = calls_work(config, calls[:-1], numbers=FLOAT32)
-    assert {part for part, layer, _ in before if layer is None} == {"embed"}
+    before = cost_of(config, calls[:-1])
+    assert {part for part, layer in before if layer is None} == {"embed"}
 
 
 @every_family
 def test_flops_do_not_change_with_the_kernel(name):
     """PyTorch's counter does: it sees nothing of the fused kernel on a CPU."""
     config, shape = without_window(family(name)), (1, 9, 0)
-    parts = part_work(config, a_call(*shape), numbers=FLOAT32)
-    attention = sum(work.flops_full for part, _, work in parts if part == "attention")
-    assert counted(config, *shape, device="cpu") == added(parts).flops_full - attention
+    parts = parts_of(config, *shape)
+    attention = sum(work.flops_full for (part, _), work in parts.items() if part == "attention")
+    assert counted(config, *shape, device="cpu") == total(parts).flops_full - attention
     with sdpa_kernel(SDPBackend.MATH):
-        assert counted(config, *shape, device="cpu") == added(parts).flops_full
+        assert counted(config, *shape, device="cpu") == total(parts).flops_full
 
 
 @pytest.mark.parametrize(("name", "shape"), in_turn([*FAMILIES], CALLS))
@@ -177,7 +237,7 @@ def test_products_with_weights_are_the_kernels_that_run(name, shape):
     config, (_, tokens, _) = family(name), shape
     decoder, state, ids = ready(config, *shape)
     ran = count(lambda: decoder(ids, state, logits="last"))
-    work = total_work(config, a_call(*shape), numbers=FLOAT32)
+    work = total_cost(config, a_call(*shape), numbers=FLOAT32)
     # beside them each layer has one attention: a group's heads are rows of a single query
     mixer, layers = config.layers[0].attention, len(config.layers)
     single = (mixer.heads // mixer.kv_heads if tokens == 1 else tokens) == 1
@@ -195,9 +255,9 @@ def test_a_token_reads_the_weights_as_they_lie_in_memory_and_the_cache(name, dty
     not_read = 0 if config.head.tied else slots["embed.W"] * (config.vocab - 1) // config.vocab
     if config.embedding.positions:
         not_read += slots["pos_embed.W"] * (config.context - 1) // config.context
-    work = total_work(config, a_call(1, 1, past), numbers=Arithmetic.of(dtype))
+    work = total_cost(config, a_call(1, 1, past), numbers=Arithmetic.of(dtype))
     assert work.weights == sum(slots.values()) - not_read
-    window = by_hand(name).W or config.context
+    window = config.layers[0].window or config.context
     kept = decoder.new_state(1, min(past + 1, window)).nbytes
     assert work.cache == kept
 
@@ -210,8 +270,8 @@ def test_packed_weights_are_read_in_their_blocks_and_keys_as_they_are_kept(name)
     numbers = replace(numbers, formats=mixed)
     decoder = decoder_in(config, numbers, "meta")
     held = {name: decoder.weight(name).nbytes for name in decoder.weight_names}
-    parts = part_work(config, a_call(1, 1, past), numbers=numbers)
-    found = {(part, layer): work.weights for part, layer, work in parts}
+    parts = parts_of(config, 1, 1, past, numbers=numbers)
+    found = {place: work.weights for place, work in parts.items()}
     ends = ("W_q", "W_k", "W_v", "b_q", "b_k", "b_v")
     qkv = (held[key] for key in held if key.startswith("blocks.1.attn.") and key.endswith(ends))
     assert found["qkv", 1] == sum(qkv)
@@ -221,8 +281,8 @@ def test_packed_weights_are_read_in_their_blocks_and_keys_as_they_are_kept(name)
         looked_up += held["pos_embed.W"] // config.context
     assert found["embed", None] == looked_up
     assert found["head", None] == held["embed.W" if config.head.tied else "head.W"]
-    dense = total_work(config, a_call(1, 1, past), numbers=FLOAT32)
-    narrow = total_work(config, a_call(1, 1, past), numbers=numbers)
+    dense = total_cost(config, a_call(1, 1, past), numbers=FLOAT32)
+    narrow = total_cost(config, a_call(1, 1, past), numbers=numbers)
     assert 2 * narrow.cache == dense.cache
     assert (narrow.flops, narrow.gemv) == (dense.flops, dense.gemv)
 
@@ -232,7 +292,7 @@ def test_a_tied_head_counts_once_among_the_parameters_and_once_in_what_is_comput
     apart = replace(tied, head=replace(tied.head, tied=False))
     table = tied.vocab * tied.width
     assert count_parameters(apart).total - count_parameters(tied).total == table
-    works = [dict_of(part_work(c, a_call(1, 1, 5), numbers=FLOAT32)) for c in (tied, apart)]
+    works = [parts_of(c, 1, 1, 5) for c in (tied, apart)]
     for work in works:
         assert work["head", None].flops == 2 * table
         assert work["head", None].weights == 4 * table
@@ -242,25 +302,20 @@ def test_a_tied_head_counts_once_among_the_parameters_and_once_in_what_is_comput
     assert works[0]["embed", None].bytes == works[1]["embed", None].bytes
 
 
-def dict_of(parts):
-    return {(part, layer): work for part, layer, work in parts}
-
-
 def test_keys_are_read_once_a_call_and_only_those_that_somebody_sees():
     config = family("mistral")  # a window of 7
     layer = 2 * 2 * 10 * 4  # keys and values, kv heads, their size, float32
     for (batch, tokens, past), keys in {
         (1, 1, 3): 4, (1, 1, 6): 7, (1, 1, 50): 7, (2, 3, 50): 9, (1, 20, 0): 20, (1, 5, 4): 9,
     }.items():  # fmt: skip
-        parts = dict_of(part_work(config, a_call(batch, tokens, past), numbers=FLOAT32))
+        parts = parts_of(config, batch, tokens, past)
         assert parts["attention", 1].cache == batch * keys * layer
     assert sum(work.cache for (part, _), work in parts.items() if part != "attention") == 0
 
 
 def test_a_layer_reads_the_keys_of_another_and_keeps_none():
-    parts = dict_of(part_work(
-        BLOCKS["keys and values of another layer"], a_call(2, 3, 5), numbers=FLOAT32, logits="all"
-    ))  # fmt: skip
+    config = BLOCKS["keys and values of another layer"]
+    parts = parts_of(config, 2, 3, 5, logits="all")
     caches = [parts["attention", layer].cache for layer in range(5)]
     token = 2 * 2 * 2 * 8 * 4  # keys and values, sequences, kv heads, their size, float32
     assert caches == [token * keys for keys in (6, 8, 6, 8, 6)]
@@ -275,18 +330,18 @@ def test_last_layers_that_keep_nothing_compute_the_tokens_with_logits(batch, tok
     config = BLOCKS["keys and values of another layer"]
     assert graph(config).readers == 2
     call, width = a_call(batch, tokens, past), without_window(config)
-    works = [calls_work(config, [(call, logits)], numbers=FLOAT32, whole=whole) for whole in (0, 1)]
+    works = [cost_of(config, [(call, logits)], whole=whole) for whole in (0, 1)]
     decoder, state, ids = ready(width, batch, tokens, past)
     session = Session(decoder, batch, past + tokens)
     session.state = state
     with FlopCounterMode(display=False) as counter:
         session.extend(ids, logits=logits)
-    assert added(works[0]).flops_full == counter.get_total_flops()
+    assert total(works[0]).flops_full == counter.get_total_flops()
     if logits == "all" or (logits == "last" and tokens == 1):
         assert works[0] == works[1]
         return
-    narrow, whole = map(dict_of, works)
-    both = dict_of(calls_work(config, [(call, "none"), (call, "last")], numbers=FLOAT32))
+    narrow, whole = works
+    both = cost_of(config, [(call, "none"), (call, "last")])
     for place, work in whole.items():
         part, layer = place
         if layer is not None and layer >= 2 and logits == "last":
@@ -306,7 +361,7 @@ def test_last_layers_that_keep_nothing_compute_the_tokens_with_logits(batch, tok
 def test_activations_are_written_once_and_read_where_they_are_needed():
     rows, s, w = 2 * 5, 2, 4  # B · T, bytes of a number, and of one of the stream
     config = family("qwen3")
-    parts = dict_of(part_work(config, a_call(2, 5, 11), numbers=BFLOAT16))
+    parts = parts_of(config, 2, 5, 11, numbers=BFLOAT16)
     D, F, V, heads, kv, dh = 48, 88, 211, 6, 2, 16
     qk, v = rows * (heads + kv) * dh, rows * kv * dh
     in_each = {
@@ -328,11 +383,11 @@ def test_activations_are_written_once_and_read_where_they_are_needed():
     assert parts["embed", None].activations == (w + s) * rows * D + 8 * rows
     assert len(parts) == 2 * len(in_each) + 3
 
-    positions = dict_of(part_work(family("gpt2"), a_call(2, 5, 11), numbers=FLOAT32))
+    positions = parts_of(family("gpt2"), 2, 5, 11)
     # looked up: a row for each token, one for each position; both are added
     assert positions["embed", None].activations == 4 * (4 * rows * D + 2 * 5 * D) + 8 * rows
     assert positions["embed", None].weights == 4 * 5 * D
-    apart = dict_of(part_work(family("llama"), a_call(2, 5, 11), numbers=FLOAT32))
+    apart = parts_of(family("llama"), 2, 5, 11)
     assert apart["embed", None].weights == 4 * rows * D  # and the head's matrix is another one
     assert apart["embed", None].activations == 4 * rows * D + 8 * rows
     assert positions["ffn_act", 0].activations == 4 * 2 * rows * 4 * D
@@ -351,35 +406,24 @@ def test_parts_come_in_the_order_in_which_a_clock_hears_of_them(config, shape, l
     model = graph(config)
     places = dict.fromkeys(model.place(name) for name in heard if name != "step")
     expected = [place for place in places if place[0] != "gaps"]
-    parts = part_work(config, a_call(*shape), numbers=FLOAT32, logits=logits)
-    assert [(part, layer) for part, layer, _ in parts] == expected
+    parts = parts_of(config, *shape, logits=logits)
+    assert [*parts] == expected
     assert {part for part, _ in places} <= {*model.groups, "gaps"}
-    assert all(work.bytes for *_, work in parts)
+    assert all(work.bytes for work in parts.values())
 
 
 @settings(max_examples=40)
 @given(models(), st.integers(1, 2), st.integers(1, 12), st.integers(0, 6), st.integers(1, 5))
-def test_a_phase_is_the_sum_of_its_calls(config, batch, tokens, past, chunk):
-    def summed(calls):
+def test_the_cost_of_calls_is_their_sum(config, batch, tokens, past, chunk):
+    for calls in (
+        [*prompt_calls(batch=batch, tokens=tokens, past=past, chunk=chunk)],
+        [*decode_calls(batch=batch, tokens=tokens, past=past)],
+    ):
         sums = {}
-        for *call, logits in calls:
-            for part, layer, work in part_work(
-                config, a_call(*call), numbers=FLOAT32, logits=logits
-            ):
-                place = part, layer
-                sums[place] = sums[place] + work if place in sums else work
-        return sums
-
-    pieces = [
-        (batch, min(chunk, tokens - start), past + start, "none")
-        for start in range(0, tokens, chunk)
-    ]
-    pieces[-1] = (*pieces[-1][:3], "last")
-    read = prompt_work(config, batch=batch, tokens=tokens, past=past, chunk=chunk, numbers=FLOAT32)
-    assert dict_of(read) == summed(pieces)
-    steps = [(batch, 1, past + later, "last") for later in range(tokens)]
-    written = decode_work(config, batch=batch, tokens=tokens, past=past, numbers=FLOAT32)
-    assert dict_of(written) == summed(steps)
+        for call in calls:
+            for place, cost in cost_of(config, [call]).items():
+                sums[place] = sums.get(place, PartWork()) + cost
+        assert cost_of(config, calls) == sums
 
 
 @pytest.mark.parametrize("name", ["blocks.0.moe.router", "x", ""])

@@ -1,1 +1,0 @@
-"""Models stored on this machine: listing, lookup by name, removal. No torch."""
