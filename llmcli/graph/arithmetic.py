@@ -184,10 +184,8 @@ def arithmetic(
     if quantize == "none":
         formats = {}
     if formats and not card:
-        return Arithmetic(
-            dtype="float32", cache="float16", formats=formats, bf16_dot=kernels == "bf16",
-            portable=kernels == "portable",
-        )  # fmt: skip
+        level = {"bf16_dot": kernels == "bf16", "portable": kernels == "portable"}
+        return Arithmetic(dtype="float32", cache="float16", formats=formats, **level)
     if not given:
         dtype = "float32" if dtype == WIDE else auto_dtype(device, stored, bfloat16=bfloat16)
     return replace(Arithmetic.of(dtype), formats=formats, as_stored=bool(formats))
@@ -296,8 +294,8 @@ def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[st
     # views are not rounded again
     squares = [rounding(spec.dtype or dtype) ** 2 for spec in specs if spec.shares not in names]
     nodes = graph(config).nodes  # stream rows that enter a product without a norm
-    entering = {n.op.fused or n.name for n in nodes.values()
-                if isinstance(n.op, Project) and nodes[n.op.source].wide}  # fmt: skip
+    products = [(n.name, n.op) for n in nodes.values() if isinstance(n.op, Project)]
+    entering = {op.fused or name for name, op in products if nodes[op.source].wide}
     squares += [rounding(dtype) ** 2] * len(entering)
     if dtype in HELD:
         dequantized = numbers.formats.values() if numbers.as_stored else ()
