@@ -11,15 +11,13 @@ import torch
 from torch import Tensor
 
 from llmcli.config.attention import Chunk
-from llmcli.evaluate.dots import Contraction, Dot, Operands
-from llmcli.evaluate.numbers import Of, fact
-from llmcli.evaluate.rule import Numbers, Rule, symbol
+from llmcli.evaluate.numbers import Number, Of, leaf, tanh
+from llmcli.evaluate.rule import Axis, Numbers, Reader, Rule, symbol
 from llmcli.evaluate.softmax import NO_SINK, share, softmax, uncertainty
 from llmcli.graph import ops
-from llmcli.records.explanation import Element, Fact
 
 
-class Score(Contraction[ops.Score]):
+class Score(Rule[ops.Score]):
     """`S = Q Kᵀ / √(d/h) + M`, `[H, T, S]`: −∞ for masked keys."""
 
     def hides(self, query: int, key: int) -> str:
@@ -52,23 +50,19 @@ class Score(Contraction[ops.Score]):
     @property
     def inputs(self) -> tuple[str, ...]:
         """The inputs, and the sources of keys that are only shown."""
-        return (*self.op.inputs, *_shown_from(self.rules, self.op.key))
+        return (*super().inputs, *_shown_from(self.rules, self.op.key))
 
-    def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
+    def magnitude(self, values: Numbers, index: tuple[int, ...]) -> float:
         """Bound by ‖q‖ · ‖k‖ · scale, since a small score may be a sum of large products."""
         head, query, _ = index
         q_d = values.kernel(self.op.query)[head, query]
         k_Sd = values.kernel(self.op.key)[head // self.op.group, : query + 1]
         size = float(q_d.norm() * k_Sd.norm(dim=1).max()) * abs(self.op.factor(query))
-        return size + self._slope(head) * query + values.least
+        lowered = self.op.config.slopes[head] * query if self.op.config.slopes else 0.0
+        return size + lowered + values.least
 
-    def _slope(self, head: int) -> float:
-        slopes = self.op.config.slopes
-        return slopes[head] if slopes else 0.0
-
-    def _contract(self, values: Numbers, of: Of) -> Tensor:
-        """Head by head, scaled and lowered by distance."""
-        k_KSd = sizes(values, self.rules, self.op.key, of)
+    def _contract(self, values: Numbers, k_KSd: Tensor, of: Of) -> Tensor:
+        """Head by head, scaled and lowered by distance; of the queries, factors and slopes `of`."""
         s_HTS = _by_head("td,sd->ts", of(values[self.op.query]), k_KSd, self.op.group)
         factors = [self.op.factor(position) for position in values.positions]
         s_HTS = s_HTS * of(torch.tensor(factors, dtype=torch.float64)[:, None])
@@ -80,53 +74,36 @@ class Score(Contraction[ops.Score]):
 
     def tensor(self, values: Numbers) -> Tensor:
         """Head by head, capped and masked."""
-        s_HTS, cap = super().tensor(values), self.op.config.cap
-        if cap is not None:
+        s_HTS = self._contract(values, values.every(self.op.key), lambda x: x)
+        if (cap := self.op.config.cap) is not None:
             s_HTS = (s_HTS / cap).tanh() * cap
         return s_HTS.masked_fill_(self.hidden(values.positions, s_HTS.shape[-1]), -math.inf)
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """Σ|q·k|, scaled, + slope · distance; a mask is exact, a cap does not amplify errors."""
-        size_HTS = super().magnitudes(values)
+        k_KSd = sizes(values, self.rules, self.op.key)
+        size_HTS = self._contract(values, k_KSd, torch.abs)
         return size_HTS.masked_fill_(self.hidden(values.positions, size_HTS.shape[-1]), 0.0)
 
-    bound = Rule.bound
-
-    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
-        """A query and a key."""
-        op, (head, query, key) = self.op, index
-        shared = head // op.group
-        return Operands(
-            x=values[op.query][head, query].tolist(),
-            y=values[op.key][shared, key].tolist(),
-            cells=(self.cell(op.query, head, query, "i"), self.cell(op.key, shared, key, "i")),
-            inputs=lambda at: ((op.query, (head, query, at)), (op.key, (shared, key, at))),
-            note=_shared(op.group, head),
+    def _compute(self, read: Reader) -> Number:
+        op, (head, query, key) = self.op, read.index
+        read.note = self.hides(query, key)
+        if read.note:
+            return leaf(-math.inf, "")
+        shared, factor = head // op.group, op.factor(query)
+        read.note = _shared(op.group, head)
+        summed = read.dot(
+            read.row(op.query, head, query, Axis()), read.row(op.key, shared, key, Axis())
         )
-
-    def _finish(self, found: Operands, index: tuple[int, ...], summed: float) -> tuple[Fact, ...]:
-        """The scale, the slope and the cap."""
-        width, factor, cap = self.op.head_dim, self.op.factor(index[1]), self.op.config.cap
-        value = summed * factor
-        if self.op.usual and self.op.config.growth is None:
-            scaled = fact(f"Σ / √{width} = {{}} / {{}}", value, summed, math.sqrt(width))
-        else:
-            scaled = fact("Σ · scale = {} · {}", value, summed, factor)
-        after = [scaled]
-        if self.op.config.slopes:
-            slope, distance = self._slope(index[0]), float(index[1] - index[2])
-            score, value = value, value - slope * distance
-            formula = "score − slope · distance = {} − {} · {}"
-            after.append(fact(formula, value, score, slope, distance))
-        if cap is not None:
-            capped = cap * math.tanh(value / cap)
-            after.append(fact(f"{cap:g} · tanh({{}} / {cap:g})", capped, value))
-        return tuple(after)
-
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """A dot product of a query and a key, scaled; or −∞."""
-        reason = self.hides(*index[1:])
-        return Element(value=-math.inf, note=reason) if reason else super().element(values, index)
+        made = summed * leaf(factor, "scale")
+        if op.usual and op.config.growth is None:
+            root = leaf(math.sqrt(op.head_dim), f"√{op.head_dim}")
+            made = replace(summed / root, x=made.x)
+        if op.config.slopes:
+            slope, distance = leaf(op.config.slopes[head], "slope"), leaf(query - key, "distance")
+            made = made.line("score") - slope * distance
+        cap = op.config.cap
+        return made if cap is None else cap * tanh(made.line("score") / cap)
 
 
 class Softmax(Rule[ops.Softmax]):
@@ -152,7 +129,7 @@ class Softmax(Rule[ops.Softmax]):
         """Row by row."""
         return softmax(values[self.op.source], self._sinks(values))
 
-    def row(self, values: Numbers, head: int, query: int) -> Tensor:
+    def row_of(self, values: Numbers, head: int, query: int) -> Tensor:
         """One row of A, `[S]`."""
         return softmax(values[self.op.source][head, query], self._sinks(values)[head, 0])
 
@@ -162,10 +139,10 @@ class Softmax(Rule[ops.Softmax]):
             return NO_SINK.expand(len(values[self.op.source]), 1, 1)
         return values.vector(self.op.sink)[:, None, None]
 
-    def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
+    def magnitude(self, values: Numbers, index: tuple[int, ...]) -> float:
         """The largest weight of the row; exactly 0 for masked keys."""
         hidden = self.scores.hides(*index[1:])
-        return 0.0 if hidden else super().magnitude(values, name, index)
+        return 0.0 if hidden else super().magnitude(values, index)
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """A weight times the magnitude of its score, as for an exponential.
@@ -175,33 +152,26 @@ class Softmax(Rule[ops.Softmax]):
         size_HTS = self.scores.magnitudes(values)
         return uncertainty(values[self.op.source], size_HTS, self._sinks(values))
 
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The whole row of scores, their exponentials, and one weight."""
-        head, query, key = index
-        row = values[self.op.source][head, query].tolist()
-        sink = None
-        if self.op.sink is not None:
-            sink = self.cell(self.op.sink, head), float(self._sinks(values)[head])
-        found = share(
+    def _compute(self, read: Reader) -> Number:
+        op, values, (head, query, key) = self.op, read.values, read.index
+        row, sink = values[op.source][head, query].tolist(), None
+        if op.sink is not None:
+            sink = self.leaf(self._sinks(values)[head], op.sink, head)
+        read.note = self.scores.hides(query, key)
+        read.follow.append((op.source, read.index))
+        return share(
+            read,
             {at: row[at] for at in range(len(row)) if not self.scores.hides(query, at)},
             key,
             lambda at: symbol("S", head, query, at),
             "s",
             columns=("S", "e^(S − max)", "A"),
-            labels=dict(enumerate(values.texts)),
             sink=sink,
         )
-        reason = self.scores.hides(query, key)
-        return replace(found, note=reason, follow=((self.op.source, index),))
 
 
-class Mix(Dot[ops.Mix]):
+class Mix(Rule[ops.Mix]):
     """`C = A V`: per query, the weighted sum of all keys' values, `[H, T, e]`."""
-
-    @property
-    def weights(self) -> Rule[Any]:
-        """The rule of the weights."""
-        return self.rules[self.op.pattern]
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -217,8 +187,8 @@ class Mix(Dot[ops.Mix]):
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """Uncertainty of the weights times the values: a fused kernel stores neither S nor A."""
-        v_KSe = sizes(values, self.rules, self.op.value, torch.abs)
-        return self._mixed(self.weights.magnitudes(values), v_KSe)
+        v_KSe = sizes(values, self.rules, self.op.value)
+        return self._mixed(self.rules[self.op.pattern].magnitudes(values), v_KSe)
 
     def halves(self, values: Numbers, result: Tensor) -> Tensor:
         """Including the weights, which the fused kernel rounds before the product with values.
@@ -229,21 +199,16 @@ class Mix(Dot[ops.Mix]):
         v_KSe, a_HTS = values.every(self.op.value).abs(), values[self.op.pattern]
         rounded_HTS = torch.where(a_HTS > 0, a_HTS + torch.finfo(values.dtype).tiny, 0.0)
         if _is_shown(self.rules, self.op.value):
-            rounded_HTS = rounded_HTS + self.weights.magnitudes(values)
+            rounded_HTS = rounded_HTS + self.rules[self.op.pattern].magnitudes(values)
         return result.abs() + self._mixed(rounded_HTS, v_KSe)
 
-    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
-        """The weights and values of all keys up to the query's."""
-        op, (head, query, i) = self.op, index
-        shared, seen = head // op.group, slice(query + 1)
-        return Operands(
-            x=values[op.pattern][head, query, seen].tolist(),
-            y=values[op.value][shared, seen, i].tolist(),
-            cells=(symbol("A", head, query, "s"), symbol("V", shared, "s", i)),
-            inputs=lambda at: ((op.pattern, (head, query, at)), (op.value, (shared, at, i))),
-            over="s",
-            labels=values.texts[seen],
-            note=_shared(op.group, head),
+    def _compute(self, read: Reader) -> Number:
+        op, (head, query, i), s = self.op, read.index, Axis(over="s", end=read.index[1] + 1)
+        read.note = _shared(op.group, head)
+        return read.dot(
+            read.row(op.pattern, head, query, s),
+            read.row(op.value, head // op.group, s, i),
+            labels=read.values.texts[: query + 1],
         )
 
 
@@ -252,16 +217,16 @@ def _by_head(product: str, x_HTa: Tensor, y_KSb: Tensor, group: int) -> Tensor:
     return torch.stack([torch.einsum(product, x, y_KSb[h // group]) for h, x in enumerate(x_HTa)])
 
 
-def sizes(values: Numbers, rules: Mapping[str, Rule[Any]], name: str, of: Of) -> Tensor:
-    """`of` all keys or values, `[K, S, d]`; absolute values are as large as what is rounded.
+def sizes(values: Numbers, rules: Mapping[str, Rule[Any]], name: str) -> Tensor:
+    """Magnitudes of what a kernel rounds of all keys or values, `[K, S, d]`.
 
     Kernels do not read those that are only shown, but compute with their sources.
     """
-    if of is not torch.abs or not _is_shown(rules, name):
-        return of(values.every(name))
+    if not _is_shown(rules, name):
+        return values.every(name).abs()
     node = rules[name].node
     if isinstance(node.op, ops.Join):
-        start_HSd = sizes(values, rules, node.op.start, of)
+        start_HSd = sizes(values, rules, node.op.start)
         end = values.every(node.op.end).abs().expand(len(start_HSd), -1, -1)
         return torch.cat((start_HSd, end), -1)
     assert isinstance(node.op, ops.Project)

@@ -5,82 +5,33 @@ Letters: T tokens, K numbers of a row (of chosen experts: the experts), N column
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.config.formats import RUN
-from llmcli.evaluate.numbers import Of, fact
-from llmcli.evaluate.rule import AnyOp, Numbers, Rule, concatenated, exact, largest, ordinal, total
+from llmcli.evaluate.numbers import Number, Of, clip, fact
+from llmcli.evaluate.rule import (
+    AnyOp,
+    Axis,
+    Numbers,
+    Reader,
+    Row,
+    Rule,
+    concatenated,
+    largest,
+    ordinal,
+)
 from llmcli.graph import ops, routing
-from llmcli.records.explanation import Cell, Element, Fact, Sum, Term
+from llmcli.records.explanation import Fact
 
 _NUMBERS = 1 << 22  # of a matrix, copied to float64 at a time: 32 MiB
 
 
-@dataclass(frozen=True, kw_only=True)
-class Operands:
-    """Two rows of numbers and how formulas write them, with `over` as the running index.
-
-    `inputs`: the numbers that the product at an index is made of, most important first. `labels`:
-    of every index. `scale`: a factor, `bias`: a summand; the symbol and value of either.
-    """
-
-    x: Sequence[float]
-    y: Sequence[float]
-    cells: tuple[str, str]
-    inputs: Callable[[int], tuple[Cell, ...]]
-    over: str = "i"
-    labels: Sequence[str] = ()
-    scale: tuple[str, float] | None = None
-    bias: tuple[str, float] | None = None
-    note: str = ""
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        """The products."""
-        return products(self.x, self.y, self.labels)
-
-
-class Dot(Rule[AnyOp]):
-    """Every number is a sum of products of two rows, its `_operands`."""
-
-    @abstractmethod
-    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
-        """The rows of the number at `index`."""
-
-    def _finish(self, found: Operands, index: tuple[int, ...], summed: float) -> tuple[Fact, ...]:
-        """The lines from the sum to the number: the scale or the bias, if there is one."""
-        if found.scale is not None:
-            cell, factor = found.scale
-            return (fact(f"{cell} · Σ = {{}} · {{}}", summed * factor, factor, summed),)
-        if found.bias is None:
-            return ()
-        cell, b = found.bias
-        return (fact(f"Σ + {cell} = {{}} + {{}}", summed + b, summed, b),)
-
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The products and their sum."""
-        found = self._operands(values, index)
-        terms = found.terms
-        summed = total(terms)
-        after = self._finish(found, index, summed)
-        return Element(
-            value=after[-1].value if after else summed,
-            note=found.note,
-            sum=dot(found.cells, summed, found.over),
-            terms=terms,
-            after=after,
-            follow=found.inputs(largest(terms).at),
-        )
-
-
-class Contraction(Dot[AnyOp]):
+class Contraction(Rule[AnyOp]):
     """Sums of products whose bound is the same sum of absolute values: `_contract` makes both."""
 
     @abstractmethod
@@ -97,9 +48,9 @@ class Contraction(Dot[AnyOp]):
 
     def bound(self, values: Numbers, index: tuple[int, ...]) -> float:
         """Σ|products| + |bias| of one number, from its own rows."""
-        found = self._operands(values, index)
-        absolute = math.fsum(abs(term.value) for term in found.terms)
-        return absolute + (abs(found.bias[1]) if found.bias else 0.0)
+        read = Reader(self, values, index)
+        self._compute(read)
+        return read.size
 
 
 class Project(Contraction[ops.Project]):
@@ -119,57 +70,35 @@ class Project(Contraction[ops.Project]):
         found, limit = super().tensor(values), self.op.clip
         return found if limit is None else found.clamp(-limit, limit)
 
-    def _finish(self, found: Operands, index: tuple[int, ...], summed: float) -> tuple[Fact, ...]:
-        """The bias, and the clipping."""
-        lines, limit = super()._finish(found, index, summed), self.op.clip
-        if limit is None:
-            return lines
-        x = lines[-1].value if lines else summed
-        return (*lines, fact(f"clip({{}}, ±{limit:g})", max(-limit, min(x, limit)), x))
-
     def halves(self, values: Numbers, result: Tensor) -> Tensor:
         """Including the rounding of residual stream rows before the product."""
         found = super().halves(values, result)
         return found + self.magnitudes(values) if self.rules[self.op.source].node.wide else found
 
-    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
-        """The row of a token and a column of the matrix."""
-        op, (*head, token, column), note = self.op, index, ""
+    def _compute(self, read: Reader) -> Number:
+        op, values, (*head, token, column) = self.op, read.values, read.index
         if head:
             wide = values.size(op.weight)[1] // op.heads
             place = f"{head[0]} · {wide} + {column} ({op.head} {head[0]}, number {column})"
             column += head[0] * wide
-            note = f"{self.letter_of(op.weight)}: column {column} = {place}"
-        x = values[op.source]
-
-        def inputs(at: int) -> tuple[Cell, ...]:
-            if x.ndim == 2:
-                return ((op.source, (token, at)),)
-            return ((op.source, (at // x.shape[2], token, at % x.shape[2])),)
-
-        return Operands(
-            x=values.read(op.source, op.weight)[token].tolist(),
-            y=values.columns(op.weight, slice(column, column + 1))[:, 0].tolist(),
-            cells=(
-                self.cell(op.source, token, "i") + in_bits(values, op.weight),
-                self.cell(op.weight, "i", column),
-            ),
-            inputs=inputs,
-            bias=self.bias(values, op.bias, column),
-            note=note,
+            read.note = f"{self.letter_of(op.weight)}: column {column} = {place}"
+        x_K = values.read(op.source, op.weight)[token]
+        w_K = values.columns(op.weight, slice(column, column + 1))[:, 0]
+        made = read.dot(
+            read.row(op.source, token, Axis(), x=x_K, note=in_bits(values, op.weight)),
+            read.row(op.weight, Axis(), column, x=w_K),
+            read.stored(op.bias, column) if op.bias else None,
         )
-
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The dot product; where the largest product's input is of a head, and how it is read."""
-        element, x = super().element(values, index), values[self.op.source]
-        at, note = largest(element.terms).at, element.note
-        if x.ndim == 3 and not note:
-            wide = x.shape[2]
-            note = (
-                f"{self.letter_of(self.op.source)} with its heads side by side: "
-                f"i = head · {wide} + number, as {at} = {at // wide} · {wide} + {at % wide}"
+        at = largest(read.terms).at
+        if (x := values[op.source]).ndim == 3:
+            size = x.shape[2]
+            read.follow = [(op.source, (at // size, token, at % size))]
+            read.note = read.note or (
+                f"{self.letter_of(op.source)} with its heads side by side: "
+                f"i = head · {size} + number, as {at} = {at // size} · {size} + {at % size}"
             )
-        return replace(element, note=note, before=self._rounding(values, index[-2], at))
+        read.before = self._rounding(values, token, at)
+        return made if op.clip is None else clip(made.line(), -op.clip, op.clip)
 
     def _rounding(self, values: Numbers, token: int, at: int) -> tuple[Fact, ...]:
         """The rounding of an input number by the product, if it is rounded."""
@@ -206,18 +135,14 @@ class HeadShare(Contraction[ops.HeadShare]):
         z_TK = values.read(self.op.source, self.op.weight)
         return z_TK.view(len(z_TK), len(values[self.op.source]), -1)
 
-    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
-        """The numbers of the head, and its rows of a column."""
-        head, token, i = index
-        z_e = self._read(values)[token, head].tolist()
+    def _compute(self, read: Reader) -> Number:
+        op, values, (head, token, i) = self.op, read.values, read.index
+        z_e = self._read(values)[token, head]
         first = head * len(z_e)
-        column_K = values.columns(self.op.weight, slice(i, i + 1))[:, 0]
-        cell = self.cell(self.op.source, head, token, "i") + in_bits(values, self.op.weight)
-        return Operands(
-            x=z_e,
-            y=column_K[first : first + len(z_e)].tolist(),
-            cells=(cell, self.cell(self.op.weight, f"{first}+i" if first else "i", i)),
-            inputs=lambda at: ((self.op.source, (head, token, at)),),
+        w_e = values.columns(op.weight, slice(i, i + 1))[first : first + len(z_e), 0]
+        return read.dot(
+            read.row(op.source, head, token, Axis(), x=z_e, note=in_bits(values, op.weight)),
+            read.row(op.weight, Axis(first=first), i, x=w_e),
         )
 
 
@@ -240,20 +165,20 @@ class ExpertProject(Contraction[routing.ExpertProject]):
             out_KTN[chosen_KT == expert] = rows
         return out_KTN
 
-    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
-        """The row, and a column of the expert's matrix."""
-        op, (place, token, column) = self.op, index
+    def _compute(self, read: Reader) -> Number:
+        op, values, (place, token, column) = self.op, read.values, read.index
         expert = int(values[op.chosen][token, place])
+        read.note = f"the {ordinal(place)} choice of token {token} is expert {expert}"
+        x_M = self._read(values, values[op.chosen].shape[-1])[place, token]
+        w_M = values.expert(op.weight, expert)[:, column]
         row = (token,) if op.by_token else (place, token)
-        cell = self.cell(op.source, *row, "i") + in_bits(values, op.weight)
-        return Operands(
-            x=self._read(values, values[op.chosen].shape[-1])[place, token].tolist(),
-            y=values.expert(op.weight, expert)[:, column].tolist(),
-            cells=(cell, self.cell(op.weight, expert, "i", column)),
-            inputs=lambda at: ((op.source, (*row, at)), (op.chosen, (token, place))),
-            bias=self.bias(values, op.bias, expert, column),
-            note=f"the {ordinal(place)} choice of token {token} is expert {expert}",
+        made = read.dot(
+            read.row(op.source, *row, Axis(), x=x_M, note=in_bits(values, op.weight)),
+            read.row(op.weight, expert, Axis(), column, x=w_M),
+            read.stored(op.bias, expert, column) if op.bias else None,
         )
+        read.follow.append((op.chosen, (token, place)))
+        return made
 
     def _read(self, values: Numbers, count: int) -> Tensor:
         """The rows as read by the products, `[K, T, M]`."""
@@ -272,33 +197,21 @@ class SumExperts(Contraction[routing.SumExperts]):
         out_TD = out_KTD.sum(0)
         return out_TD if self.op.also is None else out_TD + of(values[self.op.also])
 
-    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
-        """The experts' weights and outputs."""
-        op, (token, i) = self.op, index
-        outputs = values[op.value][:, token, i].tolist()
-        bias: tuple[str, float] | None = None
-        if op.also is not None:
-            bias = self.cell(op.also, *index), float(values[op.also][index])
-
-        def inputs(at: int) -> tuple[Cell, ...]:
-            found: list[Cell] = [(op.value, (at, token, i))]
-            found += [] if op.share is None else [(op.share, (token, at))]
-            if op.also is not None and bias is not None:
-                leads = abs(bias[1]) > abs(weights[at] * outputs[at])
-                found.insert(0 if leads else len(found), (op.also, (token, i)))
-            return tuple(found)
-
-        weights, weight = [1.0] * len(outputs), "1"
+    def _compute(self, read: Reader) -> Number:
+        op, values, (token, i), k = self.op, read.values, read.index, Axis(over="k")
+        outputs = read.row(op.value, k, token, i)
+        shares = Row(numbers=[1.0] * len(outputs.numbers), words="1", over="k")
         if op.share is not None:
-            weights, weight = values[op.share][token].tolist(), self.cell(op.share, token, "k")
-        return Operands(
-            x=weights,
-            y=outputs,
-            cells=(weight, self.cell(op.value, "k", token, i)),
-            inputs=inputs,
-            over="k",
-            bias=bias,
-        )
+            shares = read.row(op.share, token, k)
+        also = None
+        if op.also is not None:
+            also = self.leaf(values[op.also][token, i], op.also, token, i)
+        made = read.dot(shares, outputs, also)
+        read.follow.reverse()  # an output leads before its weight
+        if also is not None and op.also is not None:
+            leads = abs(float(also.x)) > abs(largest(read.terms).value)
+            read.follow.insert(0 if leads else len(read.follow), (op.also, (token, i)))
+        return made
 
 
 class Convolve(Contraction[ops.Convolve]):
@@ -311,42 +224,20 @@ class Convolve(Contraction[ops.Convolve]):
         rows_TD = of(values.every(self.op.source, slice(first, max(values.positions) + 1)))
         padded = F.pad(rows_TD, (0, 0, length - 1, 0))
         seen = torch.stack([padded[at - first : at - first + length] for at in values.positions])
-        out_TD = (seen * of(exact(values.weight(self.op.weight))).t()).sum(1)
+        out_TD = (seen * of(values.vector(self.op.weight)).t()).sum(1)
         return out_TD if self.op.bias is None else out_TD + of(values.vector(self.op.bias))
 
-    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
-        """The weights of the tokens in the window, and these."""
-        op, (token, i), length = self.op, index, self.op.length
+    def _compute(self, read: Reader) -> Number:
+        op, (token, i), length = self.op, read.index, self.op.length
         first = max(0, token - length + 1)
-        rows = values.every(op.source)[first : token + 1, i].tolist()
-        unused = length - len(rows)  # weights before the first token
-        return Operands(
-            x=exact(values.weight(op.weight))[i, unused:].tolist(),
-            y=rows,
-            cells=(
-                self.cell(op.weight, i, f"{unused}+j" if unused else "j"),
-                self.cell(op.source, f"{first}+j" if first else "j", i),
-            ),
-            inputs=lambda at: ((op.source, (first + at, i)),),
-            over="j",
-            bias=self.bias(values, op.bias, i),
-            note=f"the weights of the last {len(rows)} of {length} tokens",
+        unused = length - (token + 1 - first)  # weights before the first token
+        w_j = read.values.vector(op.weight)[i, unused:]
+        read.note = f"the weights of the last {length - unused} of {length} tokens"
+        return read.dot(
+            read.row(op.weight, i, Axis(over="j", first=unused), x=w_j),
+            read.row(op.source, Axis(over="j", first=first, end=token + 1), i),
+            read.stored(op.bias, i) if op.bias else None,
         )
-
-
-def products(
-    x: Sequence[float], y: Sequence[float], labels: Sequence[str] = ()
-) -> tuple[Term, ...]:
-    """The terms of a dot product."""
-    rows = zip(x, y, labels or [""] * len(x), strict=True)
-    return tuple(
-        Term(at=at, parts=(a, b), value=a * b, label=label) for at, (a, b, label) in enumerate(rows)
-    )
-
-
-def dot(cells: tuple[str, str], value: float, over: str = "i") -> Sum:
-    """The sum of products of numbers with these symbols."""
-    return Sum(formula=" · ".join(cells), over=over, columns=(*cells, "product"), value=value)
 
 
 def in_bits(values: Numbers, weight: str) -> str:

@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from llmcli.evaluate.numbers import fact, leaf
+from llmcli.evaluate.numbers import Number, leaf, root
 from llmcli.evaluate.pointwise import heads_of
-from llmcli.evaluate.rule import Numbers, Rule, largest, total
+from llmcli.evaluate.rule import Axis, Numbers, Reader, Rule, largest
 from llmcli.graph import ops, recurrence
-from llmcli.records.explanation import Element, Fact, Sum, Term
 
 OfRows = TypeVar("OfRows", bound=ops.Scale | ops.Normalize)
-
-
-def squares(x: Sequence[float], cell: str, mean: float | None = None) -> Element:
-    """The sum of squares of a row, whose numbers have the symbol `cell`; less the mean if given."""
-    centred = x if mean is None else [number - mean for number in x]
-    parts = [(c,) if mean is None else (a, c) for a, c in zip(x, centred, strict=True)]
-    terms = tuple(Term(at=i, parts=part, value=part[-1] ** 2) for i, part in enumerate(parts))
-    columns = (cell,) if mean is None else (cell, f"{cell} − μ")
-    squared = f"{cell}²" if mean is None else f"({cell} − μ)²"
-    summed = total(terms)
-    found = Sum(formula=squared, over="i", columns=(*columns, squared), value=summed)
-    return Element(value=summed, sum=found, terms=terms)
 
 
 class _Rows(Rule[OfRows]):
@@ -45,21 +31,21 @@ class _Rows(Rule[OfRows]):
             return torch.zeros_like(x[..., :1])
         return x.sum(-1, keepdim=True) / x.shape[-1]
 
-    def statistics(self, x: Sequence[float], row: Sequence[int], first: int = 0) -> Element:
-        """The divisor of row `x` with index `row`; `before` has the mean of a LayerNorm.
+    def _statistics(
+        self, read: Reader, x: Sequence[float], row: Sequence[int], first: int = 0
+    ) -> tuple[Number | None, Number]:
+        """The mean of a LayerNorm, and the divisor, of row `x` with index `row`.
 
         `first`: the index of the first number of `x`, which may be a part of the row.
         """
         size, mean = len(x), None
-        cell = self.cell(self.op.source, *row, f"{first}+i" if first else "i")
-        before: tuple[Fact, ...] = ()
+        cell = self.cell(self.op.source, *row, Axis(first=first))
         if self.op.norm.kind == "layer":
-            mean = math.fsum(x) / size
-            before = (fact(f"μ = Σᵢ {cell} / {size} = {{}} / {size}", mean, math.fsum(x)),)
-        found, eps = squares(x, cell, mean), self.op.norm.eps
-        words = f"s = √(Σ / {size} + ε) = √({{}} / {size} + {eps:g})"
-        scale = fact(words, math.sqrt(found.value / size + eps), found.value)
-        return replace(found, value=scale.value, before=before, after=(scale,))
+            mean = leaf(math.fsum(x), f"Σᵢ {cell}") / size
+            read.before = mean.line("μ").lines
+            mean = leaf(float(mean.x), "μ")
+        summed = read.squares(x, cell, None if mean is None else float(mean.x))
+        return mean, root(summed / size, self.op.norm.eps).line("s")
 
 
 class Scale(_Rows[ops.Scale]):
@@ -74,11 +60,11 @@ class Scale(_Rows[ops.Scale]):
         x = values[self.op.source]
         return self.scales(x) + self._means(x).abs()
 
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The mean, the squares, the root."""
-        *row, _ = index
-        found = self.statistics(values[self.op.source][tuple(row)].tolist(), row)
-        return replace(found, follow=((self.op.source, (*row, largest(found.terms).at)),))
+    def _compute(self, read: Reader) -> Number:
+        *row, _ = read.index
+        _, s = self._statistics(read, read.values[self.op.source][tuple(row)].tolist(), row)
+        read.follow.append((self.op.source, (*row, largest(read.terms).at)))
+        return s
 
 
 class Normalize(_Rows[ops.Normalize]):
@@ -124,36 +110,32 @@ class Normalize(_Rows[ops.Normalize]):
         out = out if self.op.bias is None else out + values.vector(self.op.bias).abs()
         return self._split(out, values)
 
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The row's statistics, then the normalized number."""
-        *row, i = index
-        rows, notes = self._rows(values), []
-        if self.op.joined:
-            (head, token), wide = row, values[self.op.source].shape[-1]
+    def _compute(self, read: Reader) -> Number:
+        op, (*row, i) = self.op, read.index
+        rows, notes = self._rows(read.values), []
+        read.follow.append((op.source, read.index))
+        if op.joined:
+            (head, token), wide = row, read.values[op.source].shape[-1]
             row, i = [token], head * wide + i
-            heads = f"{self.letter_of(self.op.source)} with its heads side by side"
+            heads = f"{self.letter_of(op.source)} with its heads side by side"
             notes.append(f"{heads}: {i} = {head} · {wide} + {i - head * wide}")
         own = i  # index in the whole row
-        if self.op.groups > 1:
+        if op.groups > 1:
             size = rows.shape[-1]
             rows, i = rows[own // size], own % size
             last = own - i + size - 1
             notes.append(f"its group are the numbers {own - i} to {last} of the row")
-        x = rows[tuple(row)].tolist()
-        found = self.statistics(x, row, own - i)
-        y = leaf(x[i], self.cell(self.op.source, *row, own))
-        for mean in found.before:
-            y = y - leaf(mean.value, "μ")
-        y = y / leaf(found.value, "s")
-        if self.op.weight is not None:
-            w = leaf(float(values.weight(self.op.weight)[own]), f"w[{own}]")
-            y = y * (self.op.norm.offset + w if self.op.norm.offset else w)
-        if self.op.bias is not None:
-            y = y + leaf(float(values.weight(self.op.bias)[own]), f"b[{own}]")
-        return replace(
-            found, value=float(y.x), note="; ".join(notes), after=(*found.after, *y.facts()),
-            follow=((self.op.source, index),),
-        )  # fmt: skip
+        read.note = "; ".join(notes)
+        x = rows[tuple(row)]
+        mean, s = self._statistics(read, x.tolist(), row, own - i)
+        y = self.leaf(x[i], op.source, *row, own)
+        y = (y if mean is None else y - mean) / s
+        if op.weight is not None:
+            w = read.stored(op.weight, own)
+            y = y * (op.norm.offset + w if op.norm.offset else w)
+        if op.bias is not None:
+            y = y + read.stored(op.bias, own)
+        return y
 
 
 class UnitLength(Rule[recurrence.UnitLength]):
@@ -168,16 +150,10 @@ class UnitLength(Rule[recurrence.UnitLength]):
         """The absolute results."""
         return self.tensor(values).abs()
 
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The squares of the head's numbers, the root, the quotient."""
-        op, cut, (head, token, i) = self.op, self.op.cut, index
-        row, first = heads_of(cut, values)[head, token].tolist(), cut.first + head * cut.size
-        found = squares(row, self.cell(cut.source, token, f"{first}+i" if first else "i"))
-        length = math.sqrt(found.value + op.eps)
-        root = fact(f"ℓ = √(Σ + ε) = √({{}} + {op.eps:g})", length, found.value)
-        y = leaf(row[i], self.cell(cut.source, token, first + i)) / leaf(length, "ℓ")
-        y = y if op.scale == 1 else y * op.scale
-        return replace(
-            found, value=float(y.x), after=(root, *y.facts()),
-            follow=((cut.source, (token, first + i)),),
-        )  # fmt: skip
+    def _compute(self, read: Reader) -> Number:
+        op, cut, (head, token, i) = self.op, self.op.cut, read.index
+        x, first = heads_of(cut, read.values)[head, token], cut.first + head * cut.size
+        summed = read.squares(x.tolist(), self.cell(cut.source, token, Axis(first=first)))
+        read.follow.append((cut.source, (token, first + i)))
+        y = self.leaf(x[i], cut.source, token, first + i) / root(summed, op.eps).line("ℓ")
+        return y if op.scale == 1 else y * op.scale

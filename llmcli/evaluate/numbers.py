@@ -176,6 +176,12 @@ def tanh(x: Number) -> Number:
     return x.map("tanh({})", torch.tanh, lambda x: 1 - torch.tanh(x) ** 2)
 
 
+def root(x: Number, eps: float) -> Number:
+    """`√(x + ε)` of a single number."""
+    inside = x + replace(constant(eps, "ε"), digits=f"{eps:g}")
+    return inside.map("√({})", lambda x: x.new_tensor(math.sqrt(x)))
+
+
 def softplus(x: Number) -> Number:
     """`ln(1 + e^x)`."""
     made = x.map("ln(1 + e^{})", lambda x: torch.logaddexp(x, EXACT), torch.sigmoid)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,55 +20,14 @@ from llmcli.evaluate.numbers import (
     softplus,
     tanh,
 )
-from llmcli.evaluate.rule import AnyOp, Numbers, Rule, place
+from llmcli.evaluate.rule import AnyOp, Numbers, Reader, Rule
 from llmcli.graph import ops
 from llmcli.graph import recurrence as recurrent
 from llmcli.records.explanation import Cell, Element, Term
 
 
-class Reader:
-    """Inputs of a formula as `Number`s: whole tensors, or (with an `index`) those of one number.
-
-    `follow`: the numbers of activations that were read.
-    """
-
-    def __init__(
-        self, rule: Rule[Any], values: Numbers, index: tuple[int, ...] | None = None, *,
-        off: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        self.rule = rule
-        self.values = values
-        self.index = index
-        self.off = off
-        self.follow: list[Cell] = []
-
-    def __call__(self, name: str, *item: int) -> Number:
-        """An activation, or `item` of it."""
-        number, at = self._read(self.values[name][item], name, item)
-        self.follow += [(name, at)] if self.index is not None else []
-        return number
-
-    def parameter(self, name: str, *, by_head: bool = False) -> Number:
-        """A vector, with a number for every column or for every head of `[H, T, d]`; a scalar."""
-        x = self.values.vector(name)
-        return self._read(x[:, None, None] if by_head else x, name, axes=x.ndim)[0]
-
-    def _read(
-        self, x: Tensor, name: str, item: tuple[int, ...] = (), axes: int | None = None
-    ) -> tuple[Number, tuple[int, ...]]:
-        if self.index is None:
-            return Number(x=x, off=self.off), ()
-        inside = place(self.index, x)
-        at = (*item, *inside)[:axes]
-        return leaf(float(x[inside]), self.rule.cell(name, *at)), at
-
-
 class Pointwise(Rule[AnyOp]):
     """Every number follows from one number of each input, by `_compute`."""
-
-    @abstractmethod
-    def _compute(self, read: Reader) -> Number:
-        """The formula: one text for the values, their bounds, and the words."""
 
     def tensor(self, values: Numbers) -> Tensor:
         """Number by number."""
@@ -80,12 +38,6 @@ class Pointwise(Rule[AnyOp]):
         off = self._compute(Reader(self, values, off=EXACT)).off
         assert off is not None
         return off
-
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The formula with its numbers."""
-        reader = Reader(self, values, index)
-        facts = self._compute(reader).facts()
-        return Element(value=facts[-1].value, after=facts, follow=tuple(reader.follow))
 
 
 class Activate(Pointwise[ops.Activate]):
@@ -129,12 +81,12 @@ class Add(Pointwise[ops.Add]):
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The parts' numbers, and all earlier parts of the stream."""
-        element = super().element(values, index)
         shown = self.op.before if self.op.plain and len(self.op.before) > 2 else ()
         origins = tuple(
-            Term(at=i, parts=(), value=float(values.kernel_row(name, index)[index[-1]]), label=name)
+            Term(at=i, parts=(), value=float(values.kernel(name, *index)), label=name)
             for i, name in enumerate(shown)
         )
+        element = super().element(values, index)
         most = max(element.follow, key=lambda cell: abs(float(values[cell[0]][index])))
         return replace(element, origins=origins, follow=(most,))
 
@@ -179,11 +131,9 @@ class Copy(Rule[AnyOp]):
         """Zero."""
         return torch.zeros(1, dtype=torch.float64)
 
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The copied number."""
-        name, at = self._origin(values, index)
-        copied = fact(self.cell(name, *at), float(values[name][at]))
-        return Element(value=copied.value, after=(copied,), follow=((name, at),))
+    def _compute(self, read: Reader) -> Number:
+        name, at = self._origin(read.values, read.index)
+        return read.at(name, *at)
 
 
 class Join(Copy[ops.Join]):
@@ -199,11 +149,10 @@ class Join(Copy[ops.Join]):
             return self.op.start, index
         return self.op.end, (*index[:-1], i)[-values[self.op.end].ndim :]
 
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The copied number, and how long the start is."""
-        size, start = values[self.op.start].shape[-1], self.letter_of(self.op.start)
-        note = f"the first {size} numbers are those of {start}"
-        return replace(super().element(values, index), note=note)
+    def _compute(self, read: Reader) -> Number:
+        size, start = read.values[self.op.start].shape[-1], self.letter_of(self.op.start)
+        read.note = f"the first {size} numbers are those of {start}"
+        return super()._compute(read)
 
 
 class Cut(Copy[recurrent.Cut]):
@@ -231,30 +180,26 @@ class LookUp(Rule[ops.LookUp]):
         """Zero for a copy."""
         return self.tensor(values).abs() * (self.op.scale != 1)
 
-    def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
+    def magnitude(self, values: Numbers, index: tuple[int, ...]) -> float:
         """Zero for a copy."""
-        return 0.0 if self.op.scale == 1 else super().magnitude(values, name, index)
+        return 0.0 if self.op.scale == 1 else super().magnitude(values, index)
 
     def _scale(self, values: Numbers) -> float:
         if not self.op.rounded:
             return self.op.scale
         return float(torch.tensor(self.op.scale, dtype=values.weight(self.op.table).dtype))
 
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """One number of the table."""
-        *head, token, i = index
-        if self.op.heads:
+    def _compute(self, read: Reader) -> Number:
+        op, values, (*head, token, i) = self.op, read.values, read.index
+        if op.heads:
             i += head[0] * values.kernel(self.node.name).shape[-1]
         row, stands = values.ids[token], "has the id"
-        if self.op.by_position:
+        if op.by_position:
             row, stands = token, "stands at position"
-        stored = float(values.table_rows(self.op.table, [row])[0, i])
-        made = leaf(stored, self.cell(self.op.table, row, i))
-        if self.op.scale != 1:
-            made = leaf(self._scale(values), "scale") * made
-        origin = f"row {row} of {self.letter_of(self.op.table)}, {values.origin(self.op.table)}"
-        note = f"token {token} {stands} {row}: {origin}"
-        return Element(value=float(made.x), note=note, after=made.facts())
+        origin = f"row {row} of {self.letter_of(op.table)}, {values.origin(op.table)}"
+        read.note = f"token {token} {stands} {row}: {origin}"
+        made = self.leaf(values.table_rows(op.table, [row])[0, i], op.table, row, i)
+        return made if op.scale == 1 else leaf(self._scale(values), "scale") * made
 
 
 def heads_of(op: recurrent.Cut, values: Numbers) -> Tensor:

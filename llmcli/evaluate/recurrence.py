@@ -6,15 +6,14 @@ Letters: T requested tokens, S all tokens, H heads, d numbers of a key, e of a v
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from llmcli.evaluate.dots import Dot, Operands, dot, products
-from llmcli.evaluate.numbers import leaf
-from llmcli.evaluate.rule import Numbers, Rule, total
+from llmcli.evaluate.numbers import Number, leaf
+from llmcli.evaluate.rule import Axis, Numbers, Reader, Row, Rule
 from llmcli.graph import recurrence as ops
-from llmcli.records.explanation import Element
 
 # Tokens per chunk of the kernels: each number has rounding errors of its whole chunk.
 CHUNK = 64
@@ -51,7 +50,7 @@ class _Inputs:
         return torch.where(between_TS < 0, 0.0, found_HTS.clamp_min(least))
 
 
-class LinearMap(Dot[ops.LinearMap]):
+class LinearMap(Rule[ops.LinearMap]):
     """Row t backwards: r = q_t; A[t,s] = β_s rᵀk_s, then r ← e^(g_s) (r − β_s k_s (k_sᵀ r))."""
 
     def tensor(self, values: Numbers) -> Tensor:
@@ -77,9 +76,11 @@ class LinearMap(Dot[ops.LinearMap]):
         found: Tensor = own.sizes_HTS(values.positions) * q_HT[..., None]
         return found
 
-    def _operands(self, values: Numbers, index: tuple[int, ...]) -> Operands:
-        """The remaining query and the key."""
-        op, (head, t, s) = self.op.of, index
+    def _compute(self, read: Reader) -> Number:
+        op, values, (head, t, s) = self.op.of, read.values, read.index
+        if s > t:
+            read.note = "the key comes after the query"
+            return leaf(0.0, "")
         own, of = _Inputs(op, values), op.key_head(head)
         r_d = values.every(op.query)[of, t]
         for m in range(t, s, -1):
@@ -88,39 +89,22 @@ class LinearMap(Dot[ops.LinearMap]):
                 r_d = r_d - own.beta_HS[head, m] * (r_d @ k_d) * k_d
             r_d = r_d * own.g_HS[head, m].exp()
         taken = "the query, from which each token in between has taken its key, and decayed"
-        return Operands(
-            x=r_d.tolist(),
-            y=own.k_HSd[head, s].tolist(),
-            cells=("r[i]", self.cell(op.key, of, s, "i")),
-            inputs=lambda at: (
-                (op.query, (of, t, at)), (op.key, (of, s, at)), (op.step, (s, head)),
-            ),
-            note=f"r: {'the decayed query' if op.plain else taken}",
-            scale=(self.cell(op.step, s, head), float(own.beta_HS[head, s])),
-        )  # fmt: skip
-
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """A dot product of the remaining query and the key, times β; or 0."""
-        if index[2] > index[1]:
-            return Element(value=0.0, note="the key comes after the query")
-        return super().element(values, index)
+        read.note = f"r: {'the decayed query' if op.plain else taken}"
+        summed = read.dot(
+            replace(read.row(op.query, of, t, Axis(), x=r_d), words="r[i]"),
+            read.row(op.key, of, s, Axis()),
+        )
+        return read.at(op.step, s, head) * summed
 
 
 class StateAfter(Rule[ops.StateAfter]):
     """`S = e^g S[t−1] + β k (v − kᵀ e^g S[t−1])`, `[H, T, d·e]`."""
 
-    def _after(self, values: Numbers, tokens: int) -> Tensor:
-        """The state after `tokens` tokens, `[H, d, e]`; the last one of `_each`."""
-        return self._each(values, (tokens - 1,))[0] if tokens else self._none(values)
-
-    def _none(self, values: Numbers) -> Tensor:
-        op = self.op
-        rows = values.every(op.of.key).shape[-1]
-        return torch.zeros(op.of.heads, rows, op.columns, dtype=torch.float64)
-
     def _each(self, values: Numbers, positions: tuple[int, ...]) -> list[Tensor]:
-        own = _Inputs(self.op.of, values)
-        v_HSe, state_Hde, found = values.every(self.op.value), self._none(values), {}
+        """The states `[H, d, e]` after the tokens at `positions`; zeros after -1."""
+        own, v_HSe = _Inputs(self.op.of, values), values.every(self.op.value)
+        state_Hde = v_HSe.new_zeros(len(own.heads), own.k_HSd.shape[-1], self.op.columns)
+        found = {-1: state_Hde}
         for s in range(max(positions) + 1):
             state_Hde = state_Hde * own.g_HS[:, s, None, None].exp()
             k_Hd1, written_H1e = own.k_HSd[:, s, :, None], v_HSe[:, s, None]
@@ -142,28 +126,21 @@ class StateAfter(Rule[ops.StateAfter]):
         # reads have the magnitude of all rows, like the product that is subtracted
         return found_HTe.repeat(1, 1, values.every(self.op.of.key).shape[-1])
 
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The decayed state, its read by the key, and the write."""
-        op, (head, t, at) = self.op.of, index
+    def _compute(self, read: Reader) -> Number:
+        op, values, (head, t, at) = self.op.of, read.values, read.index
         d, e = divmod(at, self.op.columns)
+        read.note = f"row {d} (of the key) and column {e} (of the value)"
         own, of = _Inputs(op, values), op.key_head(head)
-        before_de, k_d = self._after(values, t)[head], own.k_HSd[head, t].tolist()
+        before_de = self._each(values, (t - 1,))[0][head]
+        v = read.at(self.op.value, head, t, e)
+        key, beta = read.at(op.key, of, t, d), read.at(op.step, t, head)
         left = leaf(math.exp(float(own.g_HS[head, t])), f"e^{self.cell(op.log_decay, t, head)}")
         old = f"{self.letter}[{head},{t - 1},{at}]" if t else "0"
         decayed = (left * leaf(float(before_de[d, e]), old)).line("decayed")
-        v = leaf(float(values.every(self.op.value)[head, t, e]),
-                 self.cell(self.op.value, head, t, e))  # fmt: skip
-        read, terms = None, products(k_d, (left.x * before_de[:, e]).tolist())
+        read.before, follow = decayed.lines, read.follow
         if not op.plain:
             column = f"{left.words} {self.letter}[{head},{t - 1},{self.op.columns}i+{e}]"
-            read = dot((self.cell(op.key, of, t, "i"), column), total(terms))
-            v = v - leaf(read.value, "Σ")
-        beta = leaf(float(own.beta_HS[head, t]), self.cell(op.step, t, head))
-        written = (beta * leaf(k_d[d], self.cell(op.key, of, t, d)) * v).line("written")
-        first, *after = (decayed + written).facts()
-        return Element(
-            value=after[-1].value,
-            note=f"row {d} (of the key) and column {e} (of the value)",
-            before=(first,), terms=terms if read else (), sum=read, after=tuple(after),
-            follow=((self.op.value, (head, t, e)), (op.key, (of, t, d)), (op.step, (t, head))),
-        )  # fmt: skip
+            state = Row(numbers=(left.x * before_de[:, e]).tolist(), words=column)
+            v = v - read.dot(read.row(op.key, of, t, Axis()), state)
+        read.follow = follow[:3]
+        return replace(decayed, lines=()) + (beta * key * v).line("written")

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from llmcli.config.frequencies import frequencies
 from llmcli.evaluate.numbers import Number, fact, leaf
-from llmcli.evaluate.rule import Numbers, Rule
+from llmcli.evaluate.rule import Numbers, Reader, Rule
 from llmcli.graph import ops
-from llmcli.records.explanation import Element, Fact
+from llmcli.records.explanation import Fact
 
 
 class Rotate(Rule[ops.Rotate]):
@@ -19,20 +19,18 @@ class Rotate(Rule[ops.Rotate]):
 
     def tensor(self, values: Numbers) -> Tensor:
         """Position by position; dimensions without RoPE are copies."""
-        x = values[self.op.source][..., self.op.rope.dims :]
-        return torch.cat((*(half.x for half in self._halves(values)), x), -1)
+        return torch.cat([part.x for part in self._parts(values)], -1)
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """Both products of a pair with float64 angles; dimensions without RoPE are copies."""
-        x = torch.zeros_like(values[self.op.source][..., self.op.rope.dims :])
-        halves = self._halves(values, bounds=True)
-        errors = [half.off for half in halves if half.off is not None]
-        return torch.cat((*errors, x), -1)
+        parts = self._parts(values, bounds=True)
+        return torch.cat([part.off for part in parts if part.off is not None], -1)
 
-    def _halves(self, values: Numbers, *, bounds: bool = False) -> tuple[Number, Number]:
-        """The first numbers of all pairs, and the second ones; `bounds`: with their errors."""
-        pairs = values[self.op.source][..., : self.op.rope.dims].chunk(2, -1)
-        a, b = (Number(x=half) for half in pairs)
+    def _parts(self, values: Numbers, *, bounds: bool = False) -> tuple[Number, ...]:
+        """The first numbers of pairs, the second ones, the rest; `bounds`: with their errors."""
+        x, dims = values[self.op.source], self.op.rope.dims
+        a, b = (Number(x=half) for half in x[..., :dims].chunk(2, -1))
+        rest = Number(x=x[..., dims:], off=torch.zeros_like(x[..., dims:]))
         lengths = [values.length(at) for at in values.positions]
         known = {length: frequencies(self.op.rope, length) for length in set(lengths)}
         positions_T1 = torch.tensor(values.positions, dtype=torch.float64)[:, None]
@@ -44,30 +42,24 @@ class Rotate(Rule[ops.Rotate]):
             off_TN = angle_TN * (torch.finfo(torch.float64).eps / values.eps) * factor_T1
         cos = Number(x=angle_TN.cos() * factor_T1, off=off_TN)
         sin = Number(x=angle_TN.sin() * factor_T1, off=off_TN)
-        return a * cos - b * sin, b * cos + a * sin
+        return a * cos - b * sin, b * cos + a * sin, rest
 
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The angle, its cosine and sine, and the two numbers of the pair."""
-        *row, i = index
-        position, x = row[-1], values[self.op.source]
-        omegas, factor = frequencies(self.op.rope, values.length(position))
-        half = len(omegas)
-        own = leaf(float(x[index]), self.cell(self.op.source, *index))
+    def _compute(self, read: Reader) -> Number:
+        source, (*row, i) = self.op.source, read.index
+        omegas, factor = frequencies(self.op.rope, read.values.length(row[-1]))
+        own, half = read.at(source, *row, i), len(omegas)
         if i >= 2 * half:
-            note = f"only the first {2 * half} numbers of a head are rotated, this is number {i}"
-            return Element(value=float(own.x), note=note, after=own.facts(),
-                           follow=((self.op.source, index),))  # fmt: skip
+            read.note = (
+                f"only the first {2 * half} numbers of a head are rotated, this is number {i}"
+            )
+            return own
         at = i - half if i >= half else i + half
-        other = leaf(float(x[*row, at]), self.cell(self.op.source, *row, at))
-        before = self._turn(position, i % half, omegas[i % half], factor)
-        kept = own * leaf(before[2].value, "cos φ")
-        taken = other * leaf(before[3].value, "sin φ")
-        turned = kept + taken if i >= half else kept - taken
-        leads = at if abs(taken.x) > abs(kept.x) else i
-        return Element(
-            value=float(turned.x), before=before, after=turned.facts(),
-            follow=((self.op.source, (*row, leads)),),
-        )  # fmt: skip
+        other = read.at(source, *row, at)
+        read.before = self._turn(row[-1], i % half, omegas[i % half], factor)
+        kept = own * leaf(read.before[2].value, "cos φ")
+        taken = other * leaf(read.before[3].value, "sin φ")
+        del read.follow[0 if abs(taken.x) > abs(kept.x) else 1]
+        return kept + taken if i >= half else kept - taken
 
     def _turn(self, position: int, pair: int, omega: float, factor: float) -> tuple[Fact, ...]:
         """The frequency, the angle, its cosine and sine."""

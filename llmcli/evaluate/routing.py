@@ -6,18 +6,18 @@ Letters: T tokens, E experts, K chosen ones, G groups.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from llmcli.evaluate.numbers import Number, fact, leaf, sigmoid
-from llmcli.evaluate.pointwise import Pointwise, Reader
-from llmcli.evaluate.rule import Numbers, Rule, ordinal, symbol, total
+from llmcli.evaluate.pointwise import Pointwise
+from llmcli.evaluate.rule import Numbers, Reader, Rule, ordinal, symbol
 from llmcli.evaluate.softmax import share, softmax, uncertainty
 from llmcli.graph import routing
-from llmcli.records.explanation import Element, Fact, Sum, Term
+from llmcli.records.explanation import Fact, Term
 from llmcli.records.numbers import scored
 
 
@@ -25,7 +25,13 @@ class Share(Pointwise[routing.Share]):
     """`P = softmax(R)` row by row, or `P = σ(R)` number by number."""
 
     def _compute(self, read: Reader) -> Number:
-        return sigmoid(read(self.op.source))
+        own = read(self.op.source)
+        if self.op.function == "sigmoid":
+            read.before = own.facts() if read.index else ()
+            return sigmoid(own)
+        *before, at = read.index
+        row = dict(enumerate(read.values[self.op.source][tuple(before)].tolist()))
+        return share(read, row, at, lambda at: self.cell(self.op.source, *before, at), "j")
 
     def tensor(self, values: Numbers) -> Tensor:
         """Row by row, or number by number."""
@@ -38,18 +44,6 @@ class Share(Pointwise[routing.Share]):
         if self.op.function == "sigmoid":
             return super().magnitudes(values)
         return uncertainty(values[self.op.source])
-
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The number, or its share of the row's exponentials."""
-        *before, at = index
-        x = values[self.op.source][tuple(before)].tolist()
-        if self.op.function == "sigmoid":
-            own = leaf(x[at], self.cell(self.op.source, *index))
-            return replace(super().element(values, index), before=own.facts())
-        found = share(
-            dict(enumerate(x)), at, lambda at: self.cell(self.op.source, *before, at), "j"
-        )
-        return replace(found, follow=((self.op.source, index),))
 
 
 class Choose(Rule[routing.Choose]):
@@ -71,41 +65,36 @@ class Choose(Rule[routing.Choose]):
         """Zero: integers are not rounded."""
         return torch.zeros(1, dtype=torch.float64)
 
-    def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
+    def magnitude(self, values: Numbers, index: tuple[int, ...]) -> float:
         """Zero."""
         return 0.0
 
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The scores of the chosen experts, and the best score of the others."""
-        token, place = index
-        chosen_K = self.tensor(values)[token].long().tolist()
-        score_E = self._scores(values)[token]
+    def _compute(self, read: Reader) -> Number:
+        token, place = read.index
+        chosen_K = self.tensor(read.values)[token].long().tolist()
+        score_E = self._scores(read.values)[token]
         kept_E = self._kept(score_E[None])[0]
         rest = [e for e in _largest(kept_E, len(kept_E)).tolist() if e not in chosen_K]
         refused = [e for e in rest[:1] if math.isfinite(float(kept_E[e]))]
-        before = tuple(self._score(values, token, e, chosen_K) for e in (*chosen_K, *refused))
+        read.before = tuple(self._score(read, token, e) for e in (*chosen_K, *refused))
+        if refused:
+            *_, last = read.before
+            others = replace(last, formula=f"the largest of the others: {last.formula}")
+            read.before = (*read.before[:-1], others)
+        read.note = f"the {self.op.count} largest choose"
         if self.op.groups > 1:
-            before = (*self._group_facts(score_E), *before)
-        own = fact(f"the {ordinal(place)} largest is that of expert", float(chosen_K[place]))
-        note = f"the {self.op.count} largest choose"
-        if self.op.groups > 1:
-            note += f", of the best {self.op.kept} groups by {scored(self.op.best)}"
-        return Element(
-            value=float(chosen_K[place]), note=note, before=before, after=(own,),
-            follow=((self.op.source, (token, chosen_K[place])),),
-        )  # fmt: skip
+            read.before = (*self._group_facts(score_E), *read.before)
+            read.note += f", of the best {self.op.kept} groups by {scored(self.op.best)}"
+        read.follow = [(self.op.source, (token, chosen_K[place]))]
+        return leaf(float(chosen_K[place]), f"the {ordinal(place)} largest is that of expert")
 
-    def _score(self, values: Numbers, token: int, expert: int, chosen: Sequence[int]) -> Fact:
-        """The score of an expert, and whether it is chosen."""
-        score = leaf(
-            float(values[self.op.source][token, expert]), self.cell(self.op.source, token, expert)
-        )
+    def _score(self, read: Reader, token: int, expert: int) -> Fact:
+        """The score of an expert."""
+        score = read.at(self.op.source, token, expert)
         if (name := self.op.correction) is not None:
-            score = score + leaf(float(values.vector(name)[expert]), self.cell(name, expert))
+            score = score + read.stored(name, expert)
         (line,) = score.facts()
-        if expert in chosen:
-            return line
-        return replace(line, formula=f"the largest of the others: {line.formula}")
+        return line
 
     def _group_facts(self, score_E: Tensor) -> Iterator[Fact]:
         """The scores of kept groups, best first, and the best score of the others."""
@@ -202,44 +191,32 @@ class Weigh(Rule[routing.Weigh]):
         copied = not self.op.renormalized and self.op.scale == 1 and self.op.factors is None
         return torch.zeros(1, dtype=torch.float64) if copied else self.tensor(values).abs()
 
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """The scores of all chosen experts, and the weight of one."""
-        token, place = index
-        chosen_K = values[self.op.chosen][token].long().tolist()
+    def _compute(self, read: Reader) -> Number:
+        op, values, (token, place) = self.op, read.values, read.index
+        chosen_K = values[op.chosen][token].long().tolist()
         expert, row = chosen_K[place], self._picked(values)[token].tolist()
-        follow = ((self.op.source, (token, expert)), (self.op.chosen, index))
-        choice = self.cell(self.op.chosen, token, "j")
+        own = read.at(op.source, token, expert)
+        read.follow.append((op.chosen, read.index))
+        choice = self.cell(op.chosen, token, "j")
 
         def cell(at: int | str) -> str:
             """Of the running index; of a place among the chosen."""
-            inside = choice if at == "j" else self.cell(self.op.chosen, token, at)
-            return symbol(self.letter_of(self.op.source), token, inside)
+            inside = choice if at == "j" else self.cell(op.chosen, token, at)
+            return symbol(self.letter_of(op.source), token, inside)
 
-        if self.op.softmax:
-            found = share(dict(enumerate(row)), place, cell, "j")
-            made = self._scaled(values, expert, leaf(found.value, "that"))
-            after = (*found.after, *(made.facts() if made.digits != "{}" else ()))
-            return replace(found, value=after[-1].value, after=after, follow=follow)
-        own = leaf(row[place], self.cell(self.op.source, token, expert))
-        made = self._scaled(values, expert, own)
-        if not self.op.renormalized:
-            return Element(value=float(made.x), after=made.facts(), follow=follow)
+        if op.softmax:
+            own = share(read, dict(enumerate(row)), place, cell, "j")
+            own = own if op.scale == 1 and op.factors is None else own.line("a")
+        if op.factors is not None:
+            own = read.stored(op.factors, expert) * own
+        made = own if op.scale == 1 else op.scale * own
+        if not op.renormalized or op.softmax:
+            return made
         terms = tuple(
             Term(at=j, parts=(), value=x, label=f"expert {e}")
             for j, (e, x) in enumerate(zip(chosen_K, row, strict=True))
         )
-        summed = total(terms)
-        made = made / leaf(summed, "Σ")
-        return Element(
-            value=float(made.x), terms=terms, after=made.facts(), follow=follow,
-            sum=Sum(formula=cell("j"), over="j", columns=(cell("j"),), value=summed),
-        )  # fmt: skip
-
-    def _scaled(self, values: Numbers, expert: int, y: Number) -> Number:
-        """A weight times the expert's factor and the scale."""
-        if (name := self.op.factors) is not None:
-            y = leaf(float(values.vector(name)[expert]), self.cell(name, expert)) * y
-        return y if self.op.scale == 1 else self.op.scale * y
+        return made / read.summed(cell("j"), terms, "j")
 
     def _picked(self, values: Numbers) -> Tensor:
         return values[self.op.source].gather(-1, values[self.op.chosen].long())
@@ -256,13 +233,10 @@ class WeighInput(Rule[routing.WeighInput]):
         """The result: one product."""
         return self.tensor(values).abs()
 
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """A weight and a number of the input."""
-        place, token, i = index
-        follow = ((self.op.source, (token, i)), (self.op.share, (token, place)))
-        x, weight = (leaf(float(values[name][at]), self.cell(name, *at)) for name, at in follow)
-        made = weight * x
-        return Element(value=float(made.x), after=made.facts(), follow=follow)
+    def _compute(self, read: Reader) -> Number:
+        place, token, i = read.index
+        x = read.at(self.op.source, token, i)
+        return read.at(self.op.share, token, place) * x
 
 
 def _largest(x: Tensor, count: int) -> Tensor:

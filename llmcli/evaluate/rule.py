@@ -8,36 +8,34 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from llmcli.evaluate.numbers import Number, leaf
 from llmcli.graph.node import Node
 from llmcli.graph.ops import Letter, Op
-from llmcli.records.explanation import Element, Term
+from llmcli.records.explanation import Cell, Element, Fact, Sum, Term
 
 
 class Numbers(Protocol):
     """Inputs of a rule: rows of activations in float64 on the CPU, and weights.
 
     `numbers[name]` has the rows of the tokens at `positions`. `alone`: for every position, whether
-    its row was the only one in the op's call. `eps`: rounding of the kernel's `dtype`; `least`:
-    magnitude that the kernel may flush to 0.
+    its row was the only one in the op's call. `dtype`: of the kernel's arithmetic; `eps`: its
+    rounding; `least`: magnitude that the kernel may flush to 0.
     """
 
     ids: tuple[int, ...]
     texts: tuple[str, ...]
     positions: tuple[int, ...]
     alone: tuple[bool, ...]
+    dtype: torch.dtype
     eps: float
     least: float
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the kernel's arithmetic."""
-        ...
 
     def __getitem__(self, name: str) -> Tensor:
         """The rows of an activation at `positions`."""
@@ -47,12 +45,8 @@ class Numbers(Protocol):
         """All rows (or `rows`) of keys or values, independent of `positions`."""
         ...
 
-    def kernel(self, name: str) -> Tensor:
-        """The activation computed by the decoder."""
-        ...
-
-    def kernel_row(self, name: str, index: tuple[int, ...]) -> Tensor:
-        """The decoder's row that contains the number at `index`."""
+    def kernel(self, name: str, *index: int) -> Tensor:
+        """The activation computed by the decoder, or the row or number of it with that index."""
         ...
 
     def read(self, name: str, weight: str) -> Tensor:
@@ -107,6 +101,150 @@ class Numbers(Protocol):
 AnyOp = TypeVar("AnyOp", bound=Op)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """The running index of a row from `first` to `end`, as formulas write it: `i`, `64+i`."""
+
+    over: str = "i"
+    first: int = 0
+    end: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.first}+{self.over}" if self.first else self.over
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Numbers along one axis of a tensor: `words` is their symbol, with `over` for the index.
+
+    `cells`: the numbers of activations at a place in the row, none of a parameter.
+    """
+
+    numbers: Sequence[float]
+    words: str
+    over: str = "i"
+    cells: Callable[[int], tuple[Cell, ...]] = lambda at: ()
+
+
+class Reader:
+    """Reads the inputs of a formula: whole tensors, or the numbers of the result at `index`.
+
+    `off`: the error of the inputs, if errors are to be computed. With an index it collects the
+    derivation: `note`, lines `before` the sum, its `terms`, and in `follow` the inputs that matter
+    most, in order. `size`: Σ|terms| + |bias| of a dot product.
+    """
+
+    note = ""
+    before: tuple[Fact, ...] = ()
+    sum: Sum | None = None
+    terms: tuple[Term, ...] = ()
+    size = 0.0
+
+    def __init__(
+        self,
+        rule: Rule[Any],
+        values: Numbers,
+        index: tuple[int, ...] = (),
+        off: Tensor | None = None,
+    ) -> None:
+        self.rule = rule
+        self.values = values
+        self.index = index
+        self.off = off
+        self.follow: list[Cell] = []
+
+    def __call__(self, name: str, *item: int) -> Number:
+        """An activation, or `item` of it; with an index the number there."""
+        x = self.values[name][item]
+        if not self.index:
+            return Number(x=x, off=self.off)
+        return self.at(name, *item, *place(self.index, x))
+
+    def at(self, name: str, *index: int) -> Number:
+        """One number of an activation, to be followed."""
+        self.follow.append((name, index))
+        return self.rule.leaf(self.values[name][index], name, *index)
+
+    def parameter(self, name: str, *, by_head: bool = False) -> Number:
+        """A vector, with a number for every column or for every head of `[H, T, d]`; a scalar."""
+        x = self.values.vector(name)
+        column = x[:, None, None] if by_head else x
+        if not self.index:
+            return Number(x=column, off=self.off)
+        at = place(self.index, column)[: x.ndim]
+        return self.rule.leaf(x[at], name, *at)
+
+    def stored(self, name: str, *index: int) -> Number:
+        """One number of a small parameter."""
+        return self.rule.leaf(self.values.vector(name)[index], name, *index)
+
+    def row(
+        self, name: str, *index: int | Axis, x: Tensor | None = None, note: str = ""
+    ) -> Row:
+        """The numbers of an activation or parameter along the `Axis` in `index`.
+
+        `x`: the numbers, if not those of the activation; `note`, after the symbol: how a product
+        reads them.
+        """
+
+        def cells(at: int) -> tuple[Cell, ...]:
+            if name not in self.rule.rules:
+                return ()
+            return ((name, tuple(i.first + at if isinstance(i, Axis) else i for i in index)),)
+
+        if x is None:
+            places = (slice(i.first, i.end) if isinstance(i, Axis) else i for i in index)
+            x = self.values[name][tuple(places)]
+        (over,) = (at.over for at in index if isinstance(at, Axis))
+        words = self.rule.cell(name, *index) + note
+        return Row(numbers=x.tolist(), words=words, over=over, cells=cells)
+
+    def dot(
+        self, x: Row, y: Row, bias: Number | None = None, labels: Sequence[str] = ()
+    ) -> Number:
+        """The sum of the products of two rows, plus a bias."""
+        terms = products(x.numbers, y.numbers, labels)
+        at = largest(terms).at
+        self.follow += (*x.cells(at), *y.cells(at))
+        made = self.summed(f"{x.words} · {y.words}", terms, x.over, (x.words, y.words, "product"))
+        self.size = math.fsum(abs(term.value) for term in terms)
+        if bias is None:
+            return made
+        self.size += float(bias.x.abs())
+        return made + bias
+
+    def squares(self, x: Sequence[float], cell: str, mean: float | None = None) -> Number:
+        """The sum of squares of numbers with the symbol `cell`; less the mean if given."""
+        centred = x if mean is None else [number - mean for number in x]
+        parts = [(c,) if mean is None else (a, c) for a, c in zip(x, centred, strict=True)]
+        columns = (cell,) if mean is None else (cell, f"{cell} − μ")
+        squared = f"{cell}²" if mean is None else f"({cell} − μ)²"
+        terms = tuple(Term(at=i, parts=p, value=p[-1] ** 2) for i, p in enumerate(parts))
+        return self.summed(squared, terms, "i", (*columns, squared))
+
+    def summed(
+        self, formula: str, terms: tuple[Term, ...], over: str, columns: tuple[str, ...] = ()
+    ) -> Number:
+        """The sum of the terms, rounded once."""
+        value = math.fsum(term.value for term in terms)
+        self.sum = Sum(formula=formula, over=over, columns=columns or (formula,), value=value)
+        self.terms = terms
+        return leaf(value, "Σ")
+
+    def element(self, made: Number) -> Element:
+        """The derivation of the number; one without words has no lines."""
+        bare = made.words in ("", "Σ") and not made.lines
+        return Element(
+            value=float(made.x),
+            note=self.note,
+            before=self.before,
+            sum=self.sum,
+            terms=self.terms,
+            after=() if bare else made.facts(),
+            follow=tuple(self.follow),
+        )
+
+
 class Rule(ABC, Generic[AnyOp]):
     """Evaluates an activation, derives its numbers and bounds its rounding errors.
 
@@ -121,11 +259,7 @@ class Rule(ABC, Generic[AnyOp]):
         self.op = cast("AnyOp", node.op)
         self.letter_of = letter_of
         self.rules = rules
-
-    @property
-    def letter(self) -> str:
-        """The symbol, such as `Q`."""
-        return self.node.letter
+        self.letter = node.letter
 
     @property
     def formula(self) -> str:
@@ -133,9 +267,13 @@ class Rule(ABC, Generic[AnyOp]):
         own = self.node.formula_letter or self.node.letter
         return self.op.formula(own, self.letter_of) + self.node.aside
 
-    def cell(self, name: str, *index: int | str) -> str:
+    def cell(self, name: str, *index: int | str | Axis) -> str:
         """The symbol of a number of another activation or parameter: `Q[2,7,4]`."""
         return symbol(self.letter_of(name), *index)
+
+    def leaf(self, x: Tensor | float, name: str, *index: int) -> Number:
+        """A number of another activation or parameter."""
+        return leaf(float(x), self.cell(name, *index))
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -147,8 +285,13 @@ class Rule(ABC, Generic[AnyOp]):
         """The whole activation in float64 on the CPU, from `values[input]` and the weights."""
 
     @abstractmethod
+    def _compute(self, read: Reader) -> Number:
+        """The formula of the number at `read.index`."""
+
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The number at `index` with every step of its arithmetic."""
+        read = Reader(self, values, index)
+        return read.element(self._compute(read))
 
     @abstractmethod
     def magnitudes(self, values: Numbers) -> Tensor:
@@ -163,12 +306,6 @@ class Rule(ABC, Generic[AnyOp]):
         found = self.magnitudes(values.at(index[-2]))
         return float(found[place((*index[:-2], 0, index[-1]), found)])
 
-    def bias(self, values: Numbers, name: str | None, *index: int) -> tuple[str, float] | None:
-        """The symbol and the value of a number of a bias, if there is one."""
-        if name is None:
-            return None
-        return self.cell(name, *index), float(values.vector(name)[index])
-
     def halves(self, values: Numbers, result: Tensor) -> Tensor:
         """The sum of the magnitudes that a kernel rounds to 16 bits, each by half an eps.
 
@@ -176,15 +313,15 @@ class Rule(ABC, Generic[AnyOp]):
         """
         return result.abs()
 
-    def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
+    def magnitude(self, values: Numbers, index: tuple[int, ...]) -> float:
         """The magnitude of the numbers whose rounding errors enter this one: the row's maximum.
 
         At least `values.least`, even if the kernel's row is 0.
         """
-        return float(values.kernel_row(name, index).abs().max()) + values.least
+        return float(values.kernel(self.node.name, *index[:-1]).abs().max()) + values.least
 
 
-def symbol(letter: str, *index: int | str) -> str:
+def symbol(letter: str, *index: object) -> str:
     """`Q[2,7,4]`; without an index the letter alone."""
     return f"{letter}[{','.join(map(str, index))}]" if index else letter
 
@@ -195,9 +332,14 @@ def place(index: tuple[int, ...], x: Tensor) -> tuple[int, ...]:
     return tuple(min(i, size - 1) for i, size in own)
 
 
-def total(terms: Sequence[Term]) -> float:
-    """The sum of the terms, rounded once."""
-    return math.fsum(term.value for term in terms)
+def products(
+    x: Sequence[float], y: Sequence[float], labels: Sequence[str] = ()
+) -> tuple[Term, ...]:
+    """The terms of a dot product."""
+    rows = zip(x, y, labels or [""] * len(x), strict=True)
+    return tuple(
+        Term(at=at, parts=(a, b), value=a * b, label=label) for at, (a, b, label) in enumerate(rows)
+    )
 
 
 def largest(terms: Sequence[Term]) -> Term:

@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from llmcli.evaluate import attention, dots, norms, pointwise, recurrence, rope, routing
-from llmcli.evaluate.rule import Numbers, Rule
+from llmcli.evaluate.numbers import Number, leaf
+from llmcli.evaluate.rule import Numbers, Reader, Rule
 from llmcli.graph import ops
 from llmcli.graph import recurrence as recurrent
 from llmcli.graph import routing as mixture
 from llmcli.graph.node import Node
 from llmcli.graph.ops import Letter
-from llmcli.records.explanation import Element
 
 
 class Opaque(Rule[ops.Opaque]):
@@ -34,12 +34,9 @@ class Opaque(Rule[ops.Opaque]):
         made: tuple[Tensor, Tensor] = vars(import_module(module))[function](self.op, values)
         return made
 
-    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
-        """One number, without a derivation."""
-        return Element(
-            value=float(self.tensor(values)[index]),
-            note="evaluated as a whole: how its single numbers follow cannot be derived yet",
-        )
+    def _compute(self, read: Reader) -> Number:
+        read.note = "evaluated as a whole: how its single numbers follow cannot be derived yet"
+        return leaf(float(self.tensor(read.values)[read.index]), "")
 
 
 RULES: dict[type[ops.Op], type[Rule[Any]]] = {

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from llmcli.evaluate.numbers import fact, leaf
-from llmcli.records.explanation import Element, Fact, Sum, Term
+from llmcli.evaluate.numbers import Number, fact, leaf
+from llmcli.evaluate.rule import Reader
+from llmcli.records.explanation import Term
 
 NO_SINK = torch.tensor(-math.inf, dtype=torch.float64)
 
@@ -41,44 +42,32 @@ def uncertainty(s: Tensor, size: Tensor | float = 0.0, sink: Tensor = NO_SINK) -
 
 
 def share(
+    read: Reader,
     row: Mapping[int, float],
     at: int,
     cell: Callable[[int | str], str],
     over: str,
     *,
     columns: tuple[str, ...] = (),
-    labels: Mapping[int, str] | None = None,
-    sink: tuple[str, float] | None = None,
-) -> Element:
+    sink: Number | None = None,
+) -> Number:
     """The weight at `at` in a row of scores with the symbols `cell`; 0 if it is not in the row.
 
-    `columns`: of a table of scores, exponentials and weights. `sink`: its symbol and score.
+    `columns`: of a table of scores, exponentials and weights of tokens.
     """
-    running = cell(over)
-    own, score = sink or ("", -math.inf)
-    top = max(score, *row.values())
+    running, peak = cell(over), f"max {cell(over)} over {over}"
+    top = max(row.values()) if sink is None else max(float(sink.x), *row.values())
     exps = {i: math.exp(x - top) for i, x in row.items()}
-    summed, taken = math.fsum(exps.values()), math.exp(score - top)
-    divisor, peak = leaf(summed, "Σ"), f"max {running} over {over}"
-    facts: tuple[Fact, ...] = ()
+    total = leaf(math.fsum(exps.values()), "Σ")
     if sink is not None:
-        every = divisor + leaf(taken, f"e^({own} − max)")
-        peak, facts = f"max({own}, {peak})", every.facts()
-        divisor = leaf(float(every.x), f"({every.words})")
-    if at in row:
-        weight = leaf(exps[at], f"e^({cell(at)} − max)") / divisor
-        last = weight.facts()[-1]
-    else:
-        last = fact(f"e^(−∞ − max) / {divisor.words} = 0 / {{}}", 0.0, *divisor.parts)
-    formula, total = f"e^({running} − max)", float(divisor.x)
-    return Element(
-        value=last.value,
-        before=(fact(f"max = {peak}", top),),
-        sum=Sum(formula=formula, over=over, columns=columns or (formula,), value=summed),
-        terms=tuple(
-            Term(at=i, parts=(row[i], e, e / total) if columns else (), value=e,
-                 label=labels[i] if labels else "")
-            for i, e in exps.items()
-        ),
-        after=(*facts, last),
+        peak = f"max({sink.words}, {peak})"
+        taken = leaf(math.exp(float(sink.x) - top), f"e^({sink.words} − max)")
+        total = (total + taken).line()
+    read.before = (fact(f"max = {peak}", top),)
+    terms = tuple(
+        Term(at=i, parts=(row[i], e, e / float(total.x)) if columns else (), value=e,
+             label=read.values.texts[i] if columns else "")
+        for i, e in exps.items()
     )  # fmt: skip
+    read.summed(f"e^({running} − max)", terms, over, columns)
+    return leaf(exps.get(at, 0.0), f"e^({cell(at) if at in row else '−∞'} − max)") / total

@@ -325,8 +325,9 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
                 yield block, (f"{own}.resid_post",)
         if not mixes:
             act = f"{part}.act" if f"{part}.act" in model else f"{part}.post"
-            fused = f"{around}.gate_up_proj.weight" in sources  # Phi-3
-            usual = "activation_fn" if fused else "act_fn"
+            named = f"{around}.gate_up_proj.weight" in sources  # Phi-3
+            named = named or ".feed_forward" in around  # Llama 4
+            usual = "activation_fn" if named else "act_fn"
             function = "gelu_impl" if adds else _FUNCTIONS.get(module.rpartition(".")[2], usual)
             yield f"{around}.{function}", (act,)
 

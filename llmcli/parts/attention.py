@@ -77,10 +77,9 @@ class Attention(SoftmaxMap):
         else:
             q_BHTd, gate_BTG = self._queries(x_BTD, step)
             k_BKSd, v_BKSe = step.shared_kv[self.keys_of]
-        if self._fused.runs(step.edits):
-            z_BHTe = self._attend(self._grown(q_BHTd, step.positions), k_BKSd, v_BKSe, step)
-        else:
-            z_BHTe = self._attend_in_rows(q_BHTd, k_BKSd, v_BKSe, step)
+        q_BHTd = self._grown(q_BHTd, step.positions)
+        attended = self._attend if self._fused.runs(step.edits) else self._attend_in_rows
+        z_BHTe = attended(q_BHTd, k_BKSd, v_BKSe, step)
         z_BTG = step.emit(f"{self.name}.z", z_BHTe).transpose(1, 2).flatten(2)
         if gate_BTG is not None:
             act_BTG = self._emit_gates("gate_act", activation("sigmoid")(gate_BTG), step)
@@ -258,7 +257,7 @@ class Attention(SoftmaxMap):
         visible = visible_keys(step.positions, step.keys, self.config.scores.window)
         if not step.uniform:
             visible = visible.unsqueeze(1)
-        scores_BHTS = self.scores(q_BHTd, k_BKSd[:, :, keys], visible, step.positions)
+        scores_BHTS = self._products(q_BHTd, k_BKSd[:, :, keys], visible, step.positions)
         scores_BHTS = step.emit(f"{self.name}.scores", scores_BHTS)
         pattern_BHTS = step.emit(f"{self.name}.pattern", self.weights(scores_BHTS))
         group = self.config.heads // self.config.kv_heads
@@ -282,10 +281,18 @@ class Attention(SoftmaxMap):
         heads: slice | Sequence[int] = slice(None),
     ) -> Tensor:  # fmt: skip
         """Scores of queries as they were emitted, which `growth` has not scaled yet."""
+        grown_BHtd = self._grown(at_least_float32(q_BHtd), positions)
+        return self._products(grown_BHtd, k_BKSd, visible, positions, heads)
+
+    def _products(
+        self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor,
+        heads: slice | Sequence[int] = slice(None),
+    ) -> Tensor:  # fmt: skip
+        """Scores of queries that `growth`, if any, has scaled."""
         own, slopes_H = self.config.scores, self.slopes_H
         how: dict[str, Any] = {"scale": own.scale, "cap": own.cap, "positions": positions}
         how["slopes_H"] = None if slopes_H is None else slopes_H[heads]
-        return scores(self._grown(q_BHtd, positions), k_BKSd, visible, **how)
+        return scores(q_BHtd, k_BKSd, visible, **how)
 
     def weights(self, scores_BHtS: Tensor, heads: slice | Sequence[int] = slice(None)) -> Tensor:
         """The softmax of scores `[…, H, t, S]` of `heads`, with their sinks."""

@@ -21,7 +21,7 @@ from llmcli.config.attention import (
 )
 from llmcli.config.mlp import GateClamp
 from llmcli.config.norm import NormConfig
-from llmcli.evaluate.dots import products
+from llmcli.evaluate.rule import products
 from llmcli.graph import ops
 from llmcli.ops import activations, elements, norm, rope
 from llmcli.ops.attention import attend, scores, visible_keys
