@@ -295,8 +295,8 @@ def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[st
     # views are not rounded again
     squares = [rounding(spec.dtype or dtype) ** 2 for spec in specs if spec.shares not in names]
     nodes = graph(config).nodes  # stream rows that enter a product without a norm
-    entering = {n.op.fused or n.name for n in nodes.values()
-                if isinstance(n.op, Project) and nodes[n.op.source].wide}  # fmt: skip
+    products = [(n.name, n.op) for n in nodes.values() if isinstance(n.op, Project)]
+    entering = {op.fused or name for name, op in products if nodes[op.source].wide}
     squares += [rounding(dtype) ** 2] * len(entering)
     if dtype in HELD:
         dequantized = numbers.formats.values() if numbers.as_stored else ()
