@@ -121,10 +121,9 @@ class Decoder:
         scores = [one.attention for one in config.layers if one.attention is not None]
         shared = {attention.kv.layer for attention in scores} - {None}
         self._kv_sources = frozenset(f"blocks.{layer}.attn" for layer in shared)
-        # there is no kernel for queries, scores or windows that depend on the position
+        # there is no kernel for queries or windows that depend on the position
         kernels = not dynamic and not any(
-            own.growth or own.slopes or isinstance(own.window, Chunk)
-            for own in (one.scores for one in scores)
+            own.growth or isinstance(own.window, Chunk) for own in (one.scores for one in scores)
         )
         packed = bool(arithmetic.formats) and self.dtype == torch.float32
         packed = packed and native.level() is not None

@@ -90,17 +90,19 @@ class Attention(SoftmaxMap):
         """The heads' results `[B, H, T, e]` of queries that `growth` has scaled, by a kernel."""
         own, slopes_H = self.config.scores, self.slopes_H
         how: dict[str, Any] = {"scale": own.scale, "cap": own.cap, "sinks_H": self.sinks_H}
-        # only our kernels, which read float32 queries, support a cap and sinks; none has slopes or
-        # chunks
+        # only our kernels, which read float32 queries, support a cap, sinks and slopes (on a card
+        # no slopes); none has chunks
         window = None if isinstance(own.window, Chunk) else own.window
-        kernels = step.cached and slopes_H is None and window == own.window
-        unfused = own.cap is not None or own.sinks
+        kernels = step.cached and window == own.window
+        unfused = own.cap is not None or own.sinks or slopes_H is not None
+        on_a_card = kernels and step.fixed and slopes_H is None
         widened = unfused and compiled.runs(q_BHTd)
         wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
         if kernels and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
             rows = wide_BHTd, k_BKSd, v_BKSe, step.starts_B
-            return compiled.attend(*rows, window=window, **how).to(q_BHTd.dtype)
-        if kernels and step.fixed and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
+            z_BHTe = compiled.attend(*rows, window=window, slopes_H=slopes_H, **how)
+            return z_BHTe.to(q_BHTd.dtype)
+        if on_a_card and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
             k_BKSd, v_BKSe = k_BKSd[:, :, : step.keys], v_BKSe[:, :, : step.keys]
             return on_card.attend(q_BHTd, k_BKSd, v_BKSe, step.starts_B, window=window, **how)
         parts = [
