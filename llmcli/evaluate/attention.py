@@ -50,19 +50,16 @@ class Score(Rule[ops.Score]):
     @property
     def inputs(self) -> tuple[str, ...]:
         """The inputs, and the sources of keys that are only shown."""
-        return (*self.op.inputs, *_shown_from(self.rules, self.op.key))
+        return (*super().inputs, *_shown_from(self.rules, self.op.key))
 
-    def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
+    def magnitude(self, values: Numbers, index: tuple[int, ...]) -> float:
         """Bound by ‖q‖ · ‖k‖ · scale, since a small score may be a sum of large products."""
         head, query, _ = index
         q_d = values.kernel(self.op.query)[head, query]
         k_Sd = values.kernel(self.op.key)[head // self.op.group, : query + 1]
         size = float(q_d.norm() * k_Sd.norm(dim=1).max()) * abs(self.op.factor(query))
-        return size + self._slope(head) * query + values.least
-
-    def _slope(self, head: int) -> float:
-        slopes = self.op.config.slopes
-        return slopes[head] if slopes else 0.0
+        lowered = self.op.config.slopes[head] * query if self.op.config.slopes else 0.0
+        return size + lowered + values.least
 
     def _contract(self, values: Numbers, k_KSd: Tensor, of: Of) -> Tensor:
         """Head by head, scaled and lowered by distance; of the queries, factors and slopes `of`."""
@@ -89,7 +86,6 @@ class Score(Rule[ops.Score]):
         return size_HTS.masked_fill_(self.hidden(values.positions, size_HTS.shape[-1]), 0.0)
 
     def _compute(self, read: Reader) -> Number:
-        """A dot product of a query and a key, scaled, lowered by distance, capped; or −∞."""
         op, (head, query, key) = self.op, read.index
         read.note = self.hides(query, key)
         if read.note:
@@ -104,7 +100,7 @@ class Score(Rule[ops.Score]):
             root = leaf(math.sqrt(op.head_dim), f"√{op.head_dim}")
             made = replace(summed / root, x=made.x)
         if op.config.slopes:
-            slope, distance = leaf(self._slope(head), "slope"), leaf(float(query - key), "distance")
+            slope, distance = leaf(op.config.slopes[head], "slope"), leaf(query - key, "distance")
             made = made.line("score") - slope * distance
         cap = op.config.cap
         return made if cap is None else cap * tanh(made.line("score") / cap)
@@ -143,10 +139,10 @@ class Softmax(Rule[ops.Softmax]):
             return NO_SINK.expand(len(values[self.op.source]), 1, 1)
         return values.vector(self.op.sink)[:, None, None]
 
-    def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
+    def magnitude(self, values: Numbers, index: tuple[int, ...]) -> float:
         """The largest weight of the row; exactly 0 for masked keys."""
         hidden = self.scores.hides(*index[1:])
-        return 0.0 if hidden else super().magnitude(values, name, index)
+        return 0.0 if hidden else super().magnitude(values, index)
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """A weight times the magnitude of its score, as for an exponential.
@@ -157,7 +153,6 @@ class Softmax(Rule[ops.Softmax]):
         return uncertainty(values[self.op.source], size_HTS, self._sinks(values))
 
     def _compute(self, read: Reader) -> Number:
-        """The whole row of scores, their exponentials, and one weight."""
         op, values, (head, query, key) = self.op, read.values, read.index
         row, sink = values[op.source][head, query].tolist(), None
         if op.sink is not None:
@@ -179,11 +174,6 @@ class Mix(Rule[ops.Mix]):
     """`C = A V`: per query, the weighted sum of all keys' values, `[H, T, e]`."""
 
     @property
-    def weights(self) -> Rule[Any]:
-        """The rule of the weights."""
-        return self.rules[self.op.pattern]
-
-    @property
     def inputs(self) -> tuple[str, ...]:
         """The inputs, and the sources of values that are only shown."""
         return (*self.op.inputs, *_shown_from(self.rules, self.op.value))
@@ -198,7 +188,7 @@ class Mix(Rule[ops.Mix]):
     def magnitudes(self, values: Numbers) -> Tensor:
         """Uncertainty of the weights times the values: a fused kernel stores neither S nor A."""
         v_KSe = sizes(values, self.rules, self.op.value)
-        return self._mixed(self.weights.magnitudes(values), v_KSe)
+        return self._mixed(self.rules[self.op.pattern].magnitudes(values), v_KSe)
 
     def halves(self, values: Numbers, result: Tensor) -> Tensor:
         """Including the weights, which the fused kernel rounds before the product with values.
@@ -209,11 +199,10 @@ class Mix(Rule[ops.Mix]):
         v_KSe, a_HTS = values.every(self.op.value).abs(), values[self.op.pattern]
         rounded_HTS = torch.where(a_HTS > 0, a_HTS + torch.finfo(values.dtype).tiny, 0.0)
         if _is_shown(self.rules, self.op.value):
-            rounded_HTS = rounded_HTS + self.weights.magnitudes(values)
+            rounded_HTS = rounded_HTS + self.rules[self.op.pattern].magnitudes(values)
         return result.abs() + self._mixed(rounded_HTS, v_KSe)
 
     def _compute(self, read: Reader) -> Number:
-        """The weights of all keys up to the query's times their values."""
         op, (head, query, i), s = self.op, read.index, Axis(over="s", end=read.index[1] + 1)
         read.note = _shared(op.group, head)
         return read.dot(

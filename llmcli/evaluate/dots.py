@@ -76,7 +76,6 @@ class Project(Contraction[ops.Project]):
         return found + self.magnitudes(values) if self.rules[self.op.source].node.wide else found
 
     def _compute(self, read: Reader) -> Number:
-        """The row of a token times a column of the matrix; the bias, and the clipping."""
         op, values, (*head, token, column) = self.op, read.values, read.index
         if head:
             wide = values.size(op.weight)[1] // op.heads
@@ -137,7 +136,6 @@ class HeadShare(Contraction[ops.HeadShare]):
         return z_TK.view(len(z_TK), len(values[self.op.source]), -1)
 
     def _compute(self, read: Reader) -> Number:
-        """The numbers of the head times its rows of a column."""
         op, values, (head, token, i) = self.op, read.values, read.index
         z_e = self._read(values)[token, head]
         first = head * len(z_e)
@@ -168,7 +166,6 @@ class ExpertProject(Contraction[routing.ExpertProject]):
         return out_KTN
 
     def _compute(self, read: Reader) -> Number:
-        """The row times a column of the expert's matrix."""
         op, values, (place, token, column) = self.op, read.values, read.index
         expert = int(values[op.chosen][token, place])
         read.note = f"the {ordinal(place)} choice of token {token} is expert {expert}"
@@ -201,7 +198,6 @@ class SumExperts(Contraction[routing.SumExperts]):
         return out_TD if self.op.also is None else out_TD + of(values[self.op.also])
 
     def _compute(self, read: Reader) -> Number:
-        """The experts' weights times their outputs."""
         op, values, (token, i), k = self.op, read.values, read.index, Axis(over="k")
         outputs = read.row(op.value, k, token, i)
         shares = Row(numbers=[1.0] * len(outputs.numbers), words="1", over="k")
@@ -232,7 +228,6 @@ class Convolve(Contraction[ops.Convolve]):
         return out_TD if self.op.bias is None else out_TD + of(values.vector(self.op.bias))
 
     def _compute(self, read: Reader) -> Number:
-        """The weights of the tokens in the window times these."""
         op, (token, i), length = self.op, read.index, self.op.length
         first = max(0, token - length + 1)
         unused = length - (token + 1 - first)  # weights before the first token

@@ -61,7 +61,6 @@ class Scale(_Rows[ops.Scale]):
         return self.scales(x) + self._means(x).abs()
 
     def _compute(self, read: Reader) -> Number:
-        """The mean, the squares, the root."""
         *row, _ = read.index
         _, s = self._statistics(read, read.values[self.op.source][tuple(row)].tolist(), row)
         read.follow.append((self.op.source, (*row, largest(read.terms).at)))
@@ -112,7 +111,6 @@ class Normalize(_Rows[ops.Normalize]):
         return self._split(out, values)
 
     def _compute(self, read: Reader) -> Number:
-        """The row's statistics, then the normalized number."""
         op, (*row, i) = self.op, read.index
         rows, notes = self._rows(read.values), []
         read.follow.append((op.source, read.index))
@@ -133,10 +131,10 @@ class Normalize(_Rows[ops.Normalize]):
         y = self.leaf(x[i], op.source, *row, own)
         y = (y if mean is None else y - mean) / s
         if op.weight is not None:
-            w = leaf(float(read.values.vector(op.weight)[own]), f"w[{own}]")
+            w = read.stored(op.weight, own)
             y = y * (op.norm.offset + w if op.norm.offset else w)
         if op.bias is not None:
-            y = y + leaf(float(read.values.vector(op.bias)[own]), f"b[{own}]")
+            y = y + read.stored(op.bias, own)
         return y
 
 
@@ -153,7 +151,6 @@ class UnitLength(Rule[recurrence.UnitLength]):
         return self.tensor(values).abs()
 
     def _compute(self, read: Reader) -> Number:
-        """The squares of the head's numbers, the root, the quotient."""
         op, cut, (head, token, i) = self.op, self.op.cut, read.index
         x, first = heads_of(cut, read.values)[head, token], cut.first + head * cut.size
         summed = read.squares(x.tolist(), self.cell(cut.source, token, Axis(first=first)))

@@ -83,7 +83,7 @@ class Add(Pointwise[ops.Add]):
         """The parts' numbers, and all earlier parts of the stream."""
         shown = self.op.before if self.op.plain and len(self.op.before) > 2 else ()
         origins = tuple(
-            Term(at=i, parts=(), value=float(values.kernel_row(name, index)[index[-1]]), label=name)
+            Term(at=i, parts=(), value=float(values.kernel(name, *index)), label=name)
             for i, name in enumerate(shown)
         )
         element = super().element(values, index)
@@ -132,7 +132,6 @@ class Copy(Rule[AnyOp]):
         return torch.zeros(1, dtype=torch.float64)
 
     def _compute(self, read: Reader) -> Number:
-        """The copied number."""
         name, at = self._origin(read.values, read.index)
         return read.at(name, *at)
 
@@ -151,7 +150,6 @@ class Join(Copy[ops.Join]):
         return self.op.end, (*index[:-1], i)[-values[self.op.end].ndim :]
 
     def _compute(self, read: Reader) -> Number:
-        """The copied number, and how long the start is."""
         size, start = read.values[self.op.start].shape[-1], self.letter_of(self.op.start)
         read.note = f"the first {size} numbers are those of {start}"
         return super()._compute(read)
@@ -182,9 +180,9 @@ class LookUp(Rule[ops.LookUp]):
         """Zero for a copy."""
         return self.tensor(values).abs() * (self.op.scale != 1)
 
-    def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
+    def magnitude(self, values: Numbers, index: tuple[int, ...]) -> float:
         """Zero for a copy."""
-        return 0.0 if self.op.scale == 1 else super().magnitude(values, name, index)
+        return 0.0 if self.op.scale == 1 else super().magnitude(values, index)
 
     def _scale(self, values: Numbers) -> float:
         if not self.op.rounded:
@@ -192,7 +190,6 @@ class LookUp(Rule[ops.LookUp]):
         return float(torch.tensor(self.op.scale, dtype=values.weight(self.op.table).dtype))
 
     def _compute(self, read: Reader) -> Number:
-        """One number of the table."""
         op, values, (*head, token, i) = self.op, read.values, read.index
         if op.heads:
             i += head[0] * values.kernel(self.node.name).shape[-1]

@@ -77,7 +77,6 @@ class LinearMap(Rule[ops.LinearMap]):
         return found
 
     def _compute(self, read: Reader) -> Number:
-        """A dot product of the remaining query and the key, times β; or 0."""
         op, values, (head, t, s) = self.op.of, read.values, read.index
         if s > t:
             read.note = "the key comes after the query"
@@ -128,7 +127,6 @@ class StateAfter(Rule[ops.StateAfter]):
         return found_HTe.repeat(1, 1, values.every(self.op.of.key).shape[-1])
 
     def _compute(self, read: Reader) -> Number:
-        """The decayed state, its read by the key, and the write."""
         op, values, (head, t, at) = self.op.of, read.values, read.index
         d, e = divmod(at, self.op.columns)
         read.note = f"row {d} (of the key) and column {e} (of the value)"

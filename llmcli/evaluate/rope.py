@@ -19,20 +19,18 @@ class Rotate(Rule[ops.Rotate]):
 
     def tensor(self, values: Numbers) -> Tensor:
         """Position by position; dimensions without RoPE are copies."""
-        x = values[self.op.source][..., self.op.rope.dims :]
-        return torch.cat((*(half.x for half in self._halves(values)), x), -1)
+        return torch.cat([part.x for part in self._parts(values)], -1)
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """Both products of a pair with float64 angles; dimensions without RoPE are copies."""
-        x = torch.zeros_like(values[self.op.source][..., self.op.rope.dims :])
-        halves = self._halves(values, bounds=True)
-        errors = [half.off for half in halves if half.off is not None]
-        return torch.cat((*errors, x), -1)
+        parts = self._parts(values, bounds=True)
+        return torch.cat([part.off for part in parts if part.off is not None], -1)
 
-    def _halves(self, values: Numbers, *, bounds: bool = False) -> tuple[Number, Number]:
-        """The first numbers of all pairs, and the second ones; `bounds`: with their errors."""
-        pairs = values[self.op.source][..., : self.op.rope.dims].chunk(2, -1)
-        a, b = (Number(x=half) for half in pairs)
+    def _parts(self, values: Numbers, *, bounds: bool = False) -> tuple[Number, ...]:
+        """The first numbers of pairs, the second ones, the rest; `bounds`: with their errors."""
+        x, dims = values[self.op.source], self.op.rope.dims
+        a, b = (Number(x=half) for half in x[..., :dims].chunk(2, -1))
+        rest = Number(x=x[..., dims:], off=torch.zeros_like(x[..., dims:]))
         lengths = [values.length(at) for at in values.positions]
         known = {length: frequencies(self.op.rope, length) for length in set(lengths)}
         positions_T1 = torch.tensor(values.positions, dtype=torch.float64)[:, None]
@@ -44,10 +42,9 @@ class Rotate(Rule[ops.Rotate]):
             off_TN = angle_TN * (torch.finfo(torch.float64).eps / values.eps) * factor_T1
         cos = Number(x=angle_TN.cos() * factor_T1, off=off_TN)
         sin = Number(x=angle_TN.sin() * factor_T1, off=off_TN)
-        return a * cos - b * sin, b * cos + a * sin
+        return a * cos - b * sin, b * cos + a * sin, rest
 
     def _compute(self, read: Reader) -> Number:
-        """The angle, its cosine and sine, and the two numbers of the pair."""
         source, (*row, i) = self.op.source, read.index
         omegas, factor = frequencies(self.op.rope, read.values.length(row[-1]))
         own, half = read.at(source, *row, i), len(omegas)

@@ -25,7 +25,6 @@ class Share(Pointwise[routing.Share]):
     """`P = softmax(R)` row by row, or `P = σ(R)` number by number."""
 
     def _compute(self, read: Reader) -> Number:
-        """The number, or its share of the row's exponentials."""
         own = read(self.op.source)
         if self.op.function == "sigmoid":
             read.before = own.facts() if read.index else ()
@@ -66,12 +65,11 @@ class Choose(Rule[routing.Choose]):
         """Zero: integers are not rounded."""
         return torch.zeros(1, dtype=torch.float64)
 
-    def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
+    def magnitude(self, values: Numbers, index: tuple[int, ...]) -> float:
         """Zero."""
         return 0.0
 
     def _compute(self, read: Reader) -> Number:
-        """The scores of the chosen experts, and the best score of the others."""
         token, place = read.index
         chosen_K = self.tensor(read.values)[token].long().tolist()
         score_E = self._scores(read.values)[token]
@@ -194,7 +192,6 @@ class Weigh(Rule[routing.Weigh]):
         return torch.zeros(1, dtype=torch.float64) if copied else self.tensor(values).abs()
 
     def _compute(self, read: Reader) -> Number:
-        """The scores of all chosen experts, and the weight of one."""
         op, values, (token, place) = self.op, read.values, read.index
         chosen_K = values[op.chosen][token].long().tolist()
         expert, row = chosen_K[place], self._picked(values)[token].tolist()
@@ -237,7 +234,6 @@ class WeighInput(Rule[routing.WeighInput]):
         return self.tensor(values).abs()
 
     def _compute(self, read: Reader) -> Number:
-        """A weight and a number of the input."""
         place, token, i = read.index
         x = read.at(self.op.source, token, i)
         return read.at(self.op.share, token, place) * x

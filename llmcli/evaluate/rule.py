@@ -25,21 +25,17 @@ class Numbers(Protocol):
     """Inputs of a rule: rows of activations in float64 on the CPU, and weights.
 
     `numbers[name]` has the rows of the tokens at `positions`. `alone`: for every position, whether
-    its row was the only one in the op's call. `eps`: rounding of the kernel's `dtype`; `least`:
-    magnitude that the kernel may flush to 0.
+    its row was the only one in the op's call. `dtype`: of the kernel's arithmetic; `eps`: its
+    rounding; `least`: magnitude that the kernel may flush to 0.
     """
 
     ids: tuple[int, ...]
     texts: tuple[str, ...]
     positions: tuple[int, ...]
     alone: tuple[bool, ...]
+    dtype: torch.dtype
     eps: float
     least: float
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the kernel's arithmetic."""
-        ...
 
     def __getitem__(self, name: str) -> Tensor:
         """The rows of an activation at `positions`."""
@@ -49,12 +45,8 @@ class Numbers(Protocol):
         """All rows (or `rows`) of keys or values, independent of `positions`."""
         ...
 
-    def kernel(self, name: str) -> Tensor:
-        """The activation computed by the decoder."""
-        ...
-
-    def kernel_row(self, name: str, index: tuple[int, ...]) -> Tensor:
-        """The decoder's row that contains the number at `index`."""
+    def kernel(self, name: str, *index: int) -> Tensor:
+        """The activation computed by the decoder, or the row or number of it with that index."""
         ...
 
     def read(self, name: str, weight: str) -> Tensor:
@@ -267,11 +259,7 @@ class Rule(ABC, Generic[AnyOp]):
         self.op = cast("AnyOp", node.op)
         self.letter_of = letter_of
         self.rules = rules
-
-    @property
-    def letter(self) -> str:
-        """The symbol, such as `Q`."""
-        return self.node.letter
+        self.letter = node.letter
 
     @property
     def formula(self) -> str:
@@ -325,12 +313,12 @@ class Rule(ABC, Generic[AnyOp]):
         """
         return result.abs()
 
-    def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
+    def magnitude(self, values: Numbers, index: tuple[int, ...]) -> float:
         """The magnitude of the numbers whose rounding errors enter this one: the row's maximum.
 
         At least `values.least`, even if the kernel's row is 0.
         """
-        return float(values.kernel_row(name, index).abs().max()) + values.least
+        return float(values.kernel(self.node.name, *index[:-1]).abs().max()) + values.least
 
 
 def symbol(letter: str, *index: object) -> str:

@@ -35,7 +35,6 @@ class Opaque(Rule[ops.Opaque]):
         return made
 
     def _compute(self, read: Reader) -> Number:
-        """One number, without a derivation."""
         read.note = "evaluated as a whole: how its single numbers follow cannot be derived yet"
         return leaf(float(self.tensor(read.values)[read.index]), "")
 

@@ -183,14 +183,13 @@ def arithmetic(
             formats[name] = tokens if per_token else other
     if quantize == "none":
         formats = {}
+    numbers = Arithmetic(dtype="float32", cache="float16", formats=formats)
+    numbers = replace(numbers, portable=kernels == "portable")
     if formats and not card:
-        return Arithmetic(
-            dtype="float32", cache="float16", formats=formats, bf16_dot=kernels == "bf16",
-            portable=kernels == "portable",
-        )  # fmt: skip
+        return replace(numbers, bf16_dot=kernels == "bf16")
     if not given:
         dtype = "float32" if dtype == WIDE else auto_dtype(device, stored, bfloat16=bfloat16)
-    return replace(Arithmetic.of(dtype), formats=formats, as_stored=bool(formats))
+    return replace(numbers, dtype=dtype, cache=dtype, as_stored=bool(formats))
 
 
 def quantizable(config: ModelConfig, formats: Mapping[str, str]) -> list[str]:

@@ -63,6 +63,7 @@ class Kernel:
         rows = len(self.positions)
         self.alone = (rows == 1,) * rows if alone is None else tuple(alone)
         found, wide = torch.finfo(model.dtype), torch.finfo(torch.float32)
+        self.dtype = model.dtype  # the arithmetic of the decoder
         self.eps: float = found.eps
         # The magnitude whose roundings (eps of it) are what a kernel may take for 0: below it they
         # get no smaller. 16 bits have subnormal numbers, but sums are taken in float32.
@@ -145,11 +146,6 @@ class Kernel:
         )
         return model.stream_dtype if node.wide and not widened else model.dtype
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The arithmetic of the decoder."""
-        return self.model.dtype
-
     def origin(self, name: str) -> str:
         """Where a parameter comes from."""
         return origin(self.model, name)
@@ -158,13 +154,9 @@ class Kernel:
         """How long the sequence was when the token at `position` was computed."""
         return max(self.prompt_tokens, position + 1)
 
-    def kernel(self, name: str) -> Tensor:
-        """What the decoder computed."""
-        return exact(self._written(name))
-
-    def kernel_row(self, name: str, index: tuple[int, ...]) -> Tensor:
-        """The row of it in which the number at `index` stands."""
-        return exact(self._written(name)[index[:-1]])
+    def kernel(self, name: str, *index: int) -> Tensor:
+        """What the decoder computed, or the row or number of it with that index."""
+        return exact(self._written(name)[index])
 
     def _written(self, name: str) -> Tensor:
         """As the tap saw it, or as the mixer computes it from what the tap saw."""

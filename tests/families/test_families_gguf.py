@@ -10,8 +10,9 @@ import pytest
 from llmcli.checkpoints import open_checkpoint
 from llmcli.config.attention import FrequencyFactors
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families import UnpairRows, find, plan
+from llmcli.families import find
 from llmcli.families.read import GGUF_READS, gguf_ignored
+from llmcli.families.rules import UnpairRows, plan
 from llmcli.loading.load import check_loadable
 from llmcli.prepare.prepared import prepare
 

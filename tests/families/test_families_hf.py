@@ -9,7 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from zoo import TYPES
 
 from llmcli.errors import UnsupportedModel
-from llmcli.families import find, parts_to_fill, plan
+from llmcli.families import find
+from llmcli.families.rules import parts_to_fill, plan
 from llmcli.graph.plan import states, stored_shapes
 
 ROPED = {

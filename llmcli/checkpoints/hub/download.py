@@ -20,7 +20,7 @@ from typing import Any
 
 from llmcli.checkpoints.files import is_full, put, shown, sync
 from llmcli.checkpoints.folder import INDEX, SINGLE
-from llmcli.checkpoints.hub.client import explained, unwritable
+from llmcli.checkpoints.hub.client import as_ours, explained, unwritable
 from llmcli.checkpoints.hub.library import (
     check_settings,
     folder_of,
@@ -105,11 +105,8 @@ def _cached(model: HubId, weights: bool, whole: bool) -> Path | None:
             allow_patterns=list(SMALL) if whole else [SINGLE],
         )
         return _usable(Path(folder), weights, whole)
-    except HFValidationError:
-        raise ModelNotFound(
-            f"`{shown(model.repository)}` cannot be a hub id",
-            hint="a hub id is `org/name`, as on the model's page",
-        ) from None
+    except HFValidationError as error:
+        raise as_ours(model, error) from None
     except (LocalEntryNotFoundError, OSError, ValueError):
         return None
 

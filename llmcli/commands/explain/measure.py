@@ -377,8 +377,8 @@ class _Tree:
         (name, index), values = cell, self.values
         if not values.is_kept(name):
             return element
-        theirs = values.kernel_row(name, index)[index[-1]]
-        off = values.allowed(name, values.rules[name].magnitude(values, name, index))
+        theirs = values.kernel(name, *index)
+        off = values.allowed(name, values.rules[name].magnitude(values, index))
         kept = float(values.as_kept(name, theirs.new_tensor(element.value), theirs, off))
         dtype = dtype_name(values.model.decoder.cache_dtype)
         words = f"as the cache keeps it: {dtype}({{}})"
@@ -388,7 +388,7 @@ class _Tree:
     def _step(self, cell: Cell, element: Element, numbers: Mapping[Cell, int]) -> Step:
         (name, index), values = cell, self.values
         rule, spec = values.rules[name], self.specs[name]
-        theirs = float(values.kernel_row(name, index)[index[-1]])
+        theirs = float(values.kernel(name, *index))
         self._require_finite(name, index, element.value, theirs)
         if name.endswith((".scores", ".pattern")):
             self.rows[values.graph[name].layer or 0, index[0], index[1]] = None
@@ -403,7 +403,7 @@ class _Tree:
             where=where(spec, index, values.texts, values.model.tokenizer),
             source="derived" if values.derives(name) else "kernel",
             kernel=theirs,
-            tolerance=self._allowed(name, rule.magnitude(values, name, index)),
+            tolerance=self._allowed(name, rule.magnitude(values, index)),
             recomputed="" if values.graph.written(name) else _sources(values, name),
             children=tuple(numbers[source] for source in element.follow),
         )
