@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +78,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.real)
     root = Path(__file__).parent
 
-    def turn(item: pytest.Item) -> int:
-        if not item.path.is_relative_to(root):  # tests that a test has written
+    @cache
+    def turn(path: Path) -> int:
+        if not path.is_relative_to(root):  # tests that a test has written
             return 0
-        folder = item.path.relative_to(root).parts[0]
+        folder = path.relative_to(root).parts[0]
         return SLOW.index(folder) if folder in SLOW else len(SLOW)
 
-    items.sort(key=turn)
+    items.sort(key=lambda item: turn(item.path))
 
 
 def what_is_there_stays() -> None:

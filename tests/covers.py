@@ -27,7 +27,7 @@ KINDS = (
     "clamped gates", "linear", "gpt2 with relu and a window", "window of one", "head with a bias",
     "multipliers", "offset norms", "sinks", "scaled ends", "values that are normalized keys",
     "qk norm over the width", "experts after the choice",
-    "clipped projections", "scores lowered by distance",
+    "clipped projections", "scores lowered by distance", "chunks", "weighted inputs of experts",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig, sequential
 from llmcli.config.norm import NormConfig
 from llmcli.config.ssm import SsmConfig
-from llmcli.families.family import Family
+from llmcli.families import Family
 from llmcli.families.rules import Rename
 from llmcli.graph.plan import parameters
 
@@ -37,12 +37,24 @@ def config(_=None):
     )  # fmt: skip
 
 
-def family_of(name, config):
-    """A family of the tests with the names of `llmcli` in its files."""
-    return Family(
-        name=name, words="a test", hf_types=(name,), gguf_archs=(), from_hf=config,
-        from_gguf=config, rules_hf=lambda of: [Rename(s.name, s.name) for s in parameters(of)],
-        rules_gguf=lambda of: (),
+class _Given(Family):
+    """A family of one configuration, whatever a file says."""
+
+    def from_hf(self, config):
+        return self.build(config)
+
+    def rules_hf(self, config):
+        return self.prepare(config)
+
+    def rules_gguf(self, config):
+        return ()
+
+
+def family_of(name, config, stored=str):
+    """A family of the tests; `stored`: the name of a parameter's tensor, by default its own."""
+    return _Given(
+        name=name, words="a test", build=config, hf_types=(name,), gguf_archs=(),
+        prepare=lambda of: [Rename(stored(one.name), one.name) for one in parameters(of)],
     )  # fmt: skip
 
 

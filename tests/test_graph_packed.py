@@ -214,7 +214,7 @@ def test_an_edit_is_what_the_formulas_make_of_it(name):
 def test_its_numbers_are_those_of_the_blocks(format):
     generator = torch.Generator().manual_seed(1)
     raw = random_blocks(format, 37, 512, generator)
-    weight = Packed(format, 37, 512, device=torch.device("cpu"))
+    weight = Packed(format, (37, 512), torch.device("cpu"))
     weight.write(torch.arange(37), raw)
     dense = dequantize(raw, format, dtype=torch.float32)
     assert torch.equal(weight.dense(), dense)
@@ -224,7 +224,7 @@ def test_its_numbers_are_those_of_the_blocks(format):
 
 
 def test_a_rounding_is_the_others_where_it_is_as_good_and_only_there():
-    weight = Packed("Q8_0", 1, 32, device=torch.device("cpu"), digits=1)
+    weight = Packed("Q8_0", (1, 32), torch.device("cpu"), digits=1)
     x = torch.linspace(-1.27, 1.27, 32)
     x[:3] = torch.tensor([0.1049999, 0.1050001, 0.104])  # a step is 0.01
     other = x.clone()

@@ -14,7 +14,7 @@ from tiny_checkpoints import gpt2_tensors, in_chunks, llama_tensors, write_gpt2,
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
-from llmcli.families import CollectRows, Load, Plan, Rows, Transpose, UnpairRows
+from llmcli.families.rules import CollectRows, Load, Plan, Rows, Transpose, UnpairRows
 from llmcli.families.scales import Grid, Scale
 from llmcli.loading.load import load_checkpoint
 from llmcli.loading.weights import load_weights

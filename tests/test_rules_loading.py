@@ -21,7 +21,9 @@ from llmcli.commands.info.measure import measure_info
 from llmcli.commands.load.measure.run import check_files, measure_load
 from llmcli.commands.shapes.measure import stored_check, stored_tensors
 from llmcli.errors import CheckpointError, WeightMismatch
-from llmcli.families import (
+from llmcli.families import families
+from llmcli.families.dense import llamas as FAMILY
+from llmcli.families.rules import (
     AddConstant,
     CollectRows,
     Drop,
@@ -32,10 +34,8 @@ from llmcli.families import (
     Reshape,
     Rows,
     Transpose,
-    families,
     plan,
 )
-from llmcli.families.dense import LLAMAS as FAMILY
 from llmcli.loading import filling
 from llmcli.loading.load import load_checkpoint
 from llmcli.loading.weights import check_fit, load_weights

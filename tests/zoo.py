@@ -1227,6 +1227,9 @@ ZOO: tuple[Variant, ...] = (
             "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
             "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
         },
+    }, gguf=1e-5),
+    Variant("llama4-every-third", "llama4_text", {
+        "interleave_moe_layer_step": 3, "num_key_value_heads": 3, "tie_word_embeddings": True,
     }, gguf=1e-9),
     Variant("llama4-plain", "llama4_text", {
         "use_qk_norm": False, "attn_temperature_tuning": False, "num_experts_per_tok": 3,

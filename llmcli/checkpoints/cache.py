@@ -18,6 +18,7 @@ from llmcli.checkpoints.files import shown, why
 from llmcli.checkpoints.folder import INDEX
 from llmcli.checkpoints.hub.library import PREFIX, hub_cache
 from llmcli.checkpoints.hub.listing import BROKEN, COMPLETE, WEIGHTS, absent, emptied, state_of
+from llmcli.checkpoints.names import HubId
 from llmcli.checkpoints.split import part_names
 from llmcli.records.models import CacheUse, StoredModel
 
@@ -126,23 +127,24 @@ class Inventory:
     def _of_catalog(self, entry: CatalogEntry) -> Stored:
         for repository in self.repositories:
             for revision in repository.revisions:
-                if revision.files and _is_of(entry, repository, revision):
+                if revision.files and _commit(repository, revision) == entry.hub_id:
                     return stored_as(entry.name, repository, revision, files_of(revision))
-        if entry.repository is not None or entry.file is None or not entry.is_cached():
-            return Stored(model=StoredModel(
-                name=entry.name, place="nowhere", bytes=entry.size, revision=entry.revision,
-                state="not fetched",
-            ))  # fmt: skip
+        model = StoredModel(name=entry.name, place="nowhere", bytes=entry.size, state="not fetched")
+        if entry.file is None or not entry.is_cached():
+            commit = entry.hub_id.revision if entry.hub_id else None
+            return Stored(model=replace(model, revision=commit))
         files = list(sizes(entry.file))
-        return Stored(model=StoredModel(
-            name=entry.name,
-            place="llmcli cache" if entry.folder is None else "package",
+        own = entry.folder is None
+        found = replace(
+            model,
+            place="llmcli cache" if own else "package",
             path=str(entry.file),
             bytes=sum(size for size, _ in files),
             files=len(files),
-            last_used=max(used for _, used in files) if entry.folder is None else None,
+            last_used=max((used for _, used in files), default=None) if own else None,
             state=COMPLETE,
-        ))  # fmt: skip
+        )
+        return Stored(model=found)
 
 
 def _scan(path: Path) -> CachedRepository:
@@ -197,11 +199,11 @@ def _within(repository: CachedRepoInfo) -> CachedRepoInfo:
 
 def pinned(repository: CachedRepository, revision: CachedRevisionInfo) -> bool:
     """Whether the revision is pinned by a catalog entry."""
-    return any(_is_of(entry, repository, revision) for entry in CATALOG.values())
+    return any(_commit(repository, revision) == entry.hub_id for entry in CATALOG.values())
 
 
-def _is_of(entry: CatalogEntry, repository: CachedRepository, revision: CachedRevisionInfo) -> bool:
-    return entry.repository == repository.name and entry.revision == revision.commit_hash
+def _commit(repository: CachedRepository, revision: CachedRevisionInfo) -> HubId:
+    return HubId(repository=repository.name, revision=revision.commit_hash)
 
 
 def name_of(repository: CachedRepository, revision: CachedRevisionInfo) -> str:
@@ -283,23 +285,24 @@ def _on_disk(files: Iterable[CachedFileInfo]) -> int:
 
 def sizes(path: Path) -> Iterator[tuple[int, float]]:
     """Bytes and last use of a file, or of each below a directory; links count 0 bytes."""
-    files = [path]
-    if path.is_dir() and not path.is_symlink():
-        files = [Path(where) / name for where, _, names in os.walk(path) for name in names]
-    for file in files:
+    for file in [path] if path.is_symlink() else _files_at(path):
         with contextlib.suppress(OSError):
             status = os.lstat(file)
             size = status.st_size if stat.S_ISREG(status.st_mode) else 0
             yield size, max(status.st_atime, status.st_mtime)
 
 
+def _files_at(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    return [Path(where) / name for where, _, names in os.walk(path) for name in names]
+
+
 def bytes_at(path: Path) -> int:
     """Bytes of the model at `path`: a file with all its parts, or the files of a directory."""
-    found = [path.with_name(name) for name in part_names(path.name) or (path.name,)]
-    if path.is_dir():
-        found = [Path(where) / name for where, _, names in os.walk(path) for name in names]
+    parts = map(path.with_name, part_names(path.name) or (path.name,))
     sizes = {}
-    for file in found:
+    for file in _files_at(path) if path.is_dir() else parts:
         with contextlib.suppress(OSError):
             status = file.stat()
             sizes[status.st_dev, status.st_ino] = status.st_size

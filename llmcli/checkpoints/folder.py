@@ -11,7 +11,7 @@ from typing import Any
 from llmcli.checkpoints.files import listed, read_json, read_object, shown, why
 from llmcli.checkpoints.gguf import read_gguf
 from llmcli.checkpoints.sniff import PICKLE_SUFFIXES, aside, pickled
-from llmcli.checkpoints.split import part_names
+from llmcli.checkpoints.split import models_of, part_names
 from llmcli.errors import CheckpointError, LlmcliError, ModelNotFound
 
 SINGLE = "model.safetensors"
@@ -62,7 +62,7 @@ def read_folder(path: Path, *, only: Path | None = None, weights: bool = True) -
         shards = tuple(dict.fromkeys(index.values()))
     else:
         shards = _one(path, names, ".safetensors")
-    others = _visible(names, ".gguf")
+    others = [group[0] for group in models_of(names, ".gguf")]
     if shards and config is None and others:
         raise CheckpointError(
             f"the directory `{shown(path)}` has safetensors without a config.json, "
@@ -133,7 +133,7 @@ def _one(path: Path, names: set[str], suffix: str) -> tuple[Path, ...]:
     For a split GGUF model the first part, even if missing (the reader reports it). For shards
     without an index all shards. Auxiliary files, such as a projector, do not count beside others.
     """
-    found = list(dict.fromkeys(part_names(name) or (name,) for name in _visible(names, suffix)))
+    found = models_of(names, suffix)
     if len(found) > 1:
         found = [group for group in found if not _aside(path / group[0])] or found
     if len(found) > 1:
@@ -161,7 +161,3 @@ def _aside(file: Path) -> bool:
         return aside(read_gguf(file)[0]) is not None
     except LlmcliError:  # reported when it is read
         return False
-
-
-def _visible(names: set[str], suffix: str) -> list[str]:
-    return sorted(name for name in names if name.lower().endswith(suffix) and name[0] != ".")

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from llmcli.checkpoints.catalog import CATALOG, offline_from_environment
+from llmcli.checkpoints.catalog import CATALOG, named, offline_from_environment
 from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.hub.download import broken_link, cached, download
 from llmcli.checkpoints.hub.listing import WEIGHTS
-from llmcli.checkpoints.names import CLASSICS, HubId, hub_name, parse
+from llmcli.checkpoints.names import CLASSICS, HubId, hub_name
 from llmcli.errors import WITHOUT_NETWORK, ModelNotFound, NetworkError, WriteFailed
 from llmcli.records.work import Progress
 
@@ -48,7 +48,7 @@ def find(
             f"using `{BUNDLED_MODEL}`, the small model that ships with llmcli: no model was named, "
             f"and {error.message}"
         )
-        return BUNDLED_MODEL, _from_catalog(BUNDLED_MODEL, offline, progress, note)
+        return BUNDLED_MODEL, _found(BUNDLED_MODEL, None, offline, progress, None)
     return name, path
 
 
@@ -59,15 +59,21 @@ def _found(
     progress: Progress | None,
     note: Callable[[str], None] | None,
 ) -> Path:
-    found = parse(spec, revision=revision)
+    found = named(spec, revision)
     if isinstance(found, Path):
         return _existing(found, spec)
-    if note is not None and (isinstance(found, HubId) or found in CATALOG):
+    if isinstance(found, str):
+        raise _unknown(found)
+    if note is not None:
         note_directory(spec, note)
     offline = offline or offline_from_environment()
     if isinstance(found, HubId):
         return _used(_from_hub(found, offline, progress))
-    return _from_catalog(found, offline, progress, note)
+    if found.file is not None and found.is_cached():
+        return found.file if found.folder is not None else _used(found.file)
+    from llmcli.checkpoints.fetch import fetch  # subprocess, zipfile: only where it is needed
+
+    return _used(fetch(found, offline=offline, progress=progress, note=note))
 
 
 def note_directory(spec: str, note: Callable[[str], None]) -> None:
@@ -113,26 +119,12 @@ def _listing(folder: Path) -> list[str]:
         return []
 
 
-def _from_catalog(
-    name: str,
-    offline: bool,
-    progress: Progress | None,
-    note: Callable[[str], None] | None,
-) -> Path:
-    entry = CATALOG.get(name)
-    if entry is None:
-        near = difflib.get_close_matches(name.partition("@")[0], [*CATALOG, *CLASSICS], n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"known names: {', '.join(CATALOG)}"
-        if os.path.exists(name) and "\0" not in name:
-            hint = f"for the file or directory of that name write `./{shown(name)}`"
-        raise ModelNotFound(f"there is no model `{shown(name)}`", hint=hint)
-    if entry.hub_id is not None:
-        return _used(_from_hub(entry.hub_id, offline, progress))
-    if entry.file is not None and entry.is_cached():
-        return entry.file if entry.folder is not None else _used(entry.file)
-    from llmcli.checkpoints.fetch import fetch  # subprocess, zipfile: only where it is needed
-
-    return _used(fetch(entry, offline=offline, progress=progress, note=note))
+def _unknown(name: str) -> ModelNotFound:
+    near = difflib.get_close_matches(name.partition("@")[0], [*CATALOG, *CLASSICS], n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"known names: {', '.join(CATALOG)}"
+    if os.path.exists(name) and "\0" not in name:
+        hint = f"for the file or directory of that name write `./{shown(name)}`"
+    return ModelNotFound(f"there is no model `{shown(name)}`", hint=hint)
 
 
 def _from_hub(model: HubId, offline: bool, progress: Progress | None) -> Path:

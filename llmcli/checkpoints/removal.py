@@ -172,10 +172,8 @@ def _of_own_cache(inventory: Inventory) -> Iterator[Piece]:
         reason, paths = "a version no longer in the catalog", [folder]
         if entry is not None:
             reason = "left by an interrupted fetch"
-            paths = [
-                path for path in sorted(folder.glob(SCRATCH + "*"))
-                if all(map(_at_rest, (path, *path.rglob("*"))))
-            ]  # fmt: skip
+            scratch = sorted(folder.glob(SCRATCH + "*"))
+            paths = [path for path in scratch if _at_rest(path, *path.rglob("*"))]
         if paths:
             name = version["name"] if entry is None else entry.name
             yield _paths_of(name, "llmcli cache", reason, inventory.own, repos=paths)
@@ -228,9 +226,9 @@ def _of_repository(repository: CachedRepository) -> Iterator[Piece]:
             yield _paths_of(name, "hub cache", reason, path.parent, blobs=found)
 
 
-def _at_rest(path: Path) -> bool:
+def _at_rest(*paths: Path) -> bool:
     try:
-        return time.time() - path.lstat().st_mtime > _AT_REST_S
+        return time.time() - max(path.lstat().st_mtime for path in paths) > _AT_REST_S
     except OSError:
         return False
 
@@ -308,10 +306,8 @@ def _piece(name: str, place: Place, reason: str, plan: DeleteCacheStrategy, *fir
     """A piece that shows the deleted paths, after the location of the model (`first`)."""
     kinds = (plan.files, plan.repos, plan.snapshots, plan.refs, plan.blobs)
     paths = dict.fromkeys([*first, *(path for kind in kinds for path in sorted(kind))])
-    removal = Removal(
-        name=name, place=place, why=reason, bytes=plan.expected_freed_size,
-        paths=tuple(map(str, paths)),
-    )  # fmt: skip
+    nbytes, texts = plan.expected_freed_size, tuple(map(str, paths))
+    removal = Removal(name=name, place=place, why=reason, bytes=nbytes, paths=texts)
     return Piece(removal=removal, strategy=plan)
 
 

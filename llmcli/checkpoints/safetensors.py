@@ -74,10 +74,8 @@ def _length(prefix: bytes, size: int) -> int:
 def _json(header: bytes) -> dict[str, Any]:
     """The header as an object of unicode text and natural numbers, without duplicate names."""
     try:
-        document = json.loads(
-            header.decode("utf-8"), object_pairs_hook=_object,
-            parse_int=_natural, parse_float=_natural, parse_constant=_natural,
-        )  # fmt: skip
+        numbers: Any = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), _natural)
+        document = json.loads(header.decode("utf-8"), object_pairs_hook=_object, **numbers)
         json.dumps(document, ensure_ascii=False).encode()  # lone surrogates raise UnicodeError
     except RecursionError:
         raise ValueError("its header is nested too deeply") from None
@@ -121,7 +119,7 @@ def _tensors(document: dict[str, Any], path: Path, begin: int, size: int) -> dic
             raise ValueError(
                 f"`{shown(info.name)}` overlaps its neighbour or leaves a hole at {end - begin}"
             )
-        end += info.nbytes
+        end = info.offset + info.nbytes
     if end != size:
         cause = "is truncated" if end > size else "has bytes that no tensor owns"
         raise ValueError(f"it {cause}: {end} bytes expected, {size} found")
@@ -149,10 +147,8 @@ def _tensor(name: str, entry: Any, path: Path, begin: int) -> TensorInfo:
     if bits != 8 * nbytes:
         takes = f"{kind} {shown(shape)} takes {-(-bits // 8)}"
         raise ValueError(f"{what} has {nbytes} bytes, but {takes}")
-    return TensorInfo(
-        name=name, shape=tuple(shape), format=kind, file=path, offset=begin + span[0],
-        nbytes=nbytes,
-    )  # fmt: skip
+    form, at = tuple(shape), begin + span[0]
+    return TensorInfo(name=name, shape=form, format=kind, file=path, offset=at, nbytes=nbytes)
 
 
 def _naturals(values: Any) -> TypeGuard[list[int]]:

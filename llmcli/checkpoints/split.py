@@ -8,7 +8,9 @@ Source: llama.cpp, whose `gguf-split` writes the parts and whose loader finds th
 from __future__ import annotations
 
 import os
+import posixpath
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,16 @@ def part_names(name: str) -> tuple[str, ...] | None:
     if not 1 <= part <= count <= MAX_PARTS:
         return None
     return tuple(f"{stem}{number:05d}{of}{count:05d}{suffix}" for number in range(1, count + 1))
+
+
+def models_of(names: Collection[str], suffix: str) -> list[tuple[str, ...]]:
+    """The models in `names` with this suffix, sorted: one file each, or all parts of a split one.
+
+    Hidden files do not count.
+    """
+    visible = sorted(name for name in names if not posixpath.basename(name).startswith("."))
+    found = (name for name in visible if name.lower().endswith(suffix))
+    return list(dict.fromkeys(part_names(name) or (name,) for name in found))
 
 
 def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo], dict[Path, int]]:

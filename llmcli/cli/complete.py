@@ -320,19 +320,15 @@ def _model_of(line: Sequence[str]) -> str | None:
 
 def _model_path(spec: str | None) -> Path | None:
     """The model's path, None if it is not on this machine. Marks nothing as used."""
-    from llmcli.checkpoints.catalog import CATALOG
+    from llmcli.checkpoints.catalog import CatalogEntry, named
     from llmcli.checkpoints.locate import DEFAULT_MODEL
-    from llmcli.checkpoints.names import HubId, parse
+    from llmcli.checkpoints.names import HubId
 
-    found: Path | HubId | str = parse(os.path.expanduser(spec or DEFAULT_MODEL))
-    if isinstance(found, str):
-        entry = CATALOG[found]
-        if entry.hub_id is None:
-            return entry.file if entry.is_cached() else None
-        found = entry.hub_id
-    if isinstance(found, HubId):
-        found = _snapshot(found)
-    return found if found.exists() else None
+    found = named(os.path.expanduser(spec or DEFAULT_MODEL))
+    if isinstance(found, CatalogEntry):
+        return found.file if found.is_cached() else None
+    path = _snapshot(found) if isinstance(found, HubId) else found
+    return path if isinstance(path, Path) and path.exists() else None
 
 
 def _snapshot(model: HubId) -> Path:

@@ -8,7 +8,7 @@ If the sum of branches has a norm, the normalized sum is added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -26,7 +26,7 @@ from llmcli.graph.block import BranchNames, SublayerNames, block_names
 from llmcli.graph.parts.registry import part_of
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.state import LayerState
-from llmcli.nn.step import Step
+from llmcli.nn.step import Emitted, Step
 from llmcli.ops.elements import add, scale
 from llmcli.parts.attention import Attention
 from llmcli.parts.conv import ShortConv
@@ -53,13 +53,7 @@ class Mixer(Protocol):
         ...
 
     def derive(
-        self,
-        name: str,
-        emitted: Mapping[str, Tensor],
-        first: int,
-        stop: int,
-        *,
-        heads: slice = slice(None),
+        self, name: str, emitted: Emitted, first: int, stop: int, *, heads: slice = slice(None)
     ) -> Tensor:
         """Rows `first` … `stop`-1 of an activation that no kernel stores, `[B, H, t, …]`.
 

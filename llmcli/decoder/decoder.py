@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from llmcli.weights.weight import Weight
 
 _DENSE: Mapping[str, str] = {}
 
+Logits: TypeAlias = Literal["all", "last"]
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
@@ -216,7 +217,7 @@ class Decoder:
         tap: Tap | None = None,
         edits: Sequence[Edit] = (),
         clock: Clock | None = None,
-        logits: Literal["all", "last"] = "all",
+        logits: Logits = "all",
         until: int | None = None,
         verify: bool = False,
     ) -> Tensor:
@@ -235,28 +236,37 @@ class Decoder:
         `verify`: read tokens of one sequence as single steps would, bit-identical if those are
         replayed.
         """
+        if edits:
+            _check_edits(self.config, edits)
+        batch, tokens = ids_BT.shape
+        starts = [0] * batch if state is None else state.lengths
+        if len(starts) != batch:
+            raise ValueError(f"a batch of {batch} does not fit a state of {len(starts)}")
+        self._check_room(starts, tokens, state)
         watched = tap is not None or edits or until is not None
         late = clock if clock is not None and isinstance(clock, ReplayClock) else None
-        steps = (verify or ids_BT.shape[1] == 1) and lengths is None
-        if state is not None and steps and clock is late and not watched:
-            self._check_room(state.lengths, ids_BT.shape[1], state)
-            slots = self._slots(state, ids_BT.shape[1])
+        single = (verify or tokens == 1) and lengths is None
+        if state is not None and single and clock is late and not watched:
+            slots = self._slots(state, tokens)
             replayed = self.steps(ids_BT, state, slots, self._fixed, late)
             if replayed is not None:
                 return replayed
-        step = self._step(ids_BT, state, lengths, totals, tap, edits, clock)
+        lengths = [tokens] * batch if lengths is None else lengths
+        fixed = None
+        if state is not None and state.lengths_B is not None and set(lengths) == {1} == {tokens}:
+            fixed = state.lengths_B, self._slots(state, tokens)
+        step = Step(
+            starts, tokens, lengths, self._ropes, totals=totals, device=self.device, fixed=fixed,
+            cached=state is not None, tap=tap, edits=edits, clock=clock,
+            kv_sources=self._kv_sources,
+        )  # fmt: skip
         out = self._pass(ids_BT, state, step, logits, until)
         if state is not None:  # last, so that a tap sees the previous lengths
             state.advance(step.lengths, step.totals)
         return out
 
     def _pass(
-        self,
-        ids_BT: Tensor,
-        state: State | None,
-        step: Step,
-        logits: Literal["all", "last"],
-        until: int | None,
+        self, ids_BT: Tensor, state: State | None, step: Step, logits: Logits, until: int | None
     ) -> Tensor:
         """The computation of `__call__`, without updating the state's lengths."""
         step.mark("step")
@@ -311,41 +321,6 @@ class Decoder:
         positions = self.config.embedding.positions
         if positions is not None and longest > positions:
             raise ValueError(f"{longest} tokens do not fit {positions} learned positions")
-
-    def _step(
-        self,
-        ids_BT: Tensor,
-        state: State | None,
-        lengths: Sequence[int] | None,
-        totals: Sequence[int] | None,
-        tap: Tap | None,
-        edits: Sequence[Edit],
-        clock: Clock | None,
-    ) -> Step:
-        _check_edits(self.config, edits)
-        batch, tokens = ids_BT.shape
-        starts = [0] * batch if state is None else state.lengths
-        if len(starts) != batch:
-            raise ValueError(f"a batch of {batch} does not fit a state of {len(starts)}")
-        self._check_room(starts, tokens, state)
-        lengths = [tokens] * batch if lengths is None else lengths
-        fixed = None
-        if state is not None and state.lengths_B is not None and set(lengths) == {1} == {tokens}:
-            fixed = state.lengths_B, self._slots(state, tokens)
-        return Step(
-            starts,
-            tokens,
-            lengths,
-            self._ropes,
-            totals=totals,
-            device=self.device,
-            fixed=fixed,
-            cached=state is not None,
-            tap=tap,
-            edits=edits,
-            clock=clock,
-            kv_sources=self._kv_sources,
-        )
 
     def _embed(self, ids_BT: Tensor, step: Step) -> Tensor:
         x_BTD = self.embed.rows(ids_BT)
@@ -403,8 +378,6 @@ def _check_edits(config: ModelConfig, edits: Sequence[Edit]) -> None:
 
     The latter includes activations covered by a kernel that is not optional.
     """
-    if not edits:
-        return
     model = graph(config)
     nodes = model.nodes
     # a block's stream is the memory of the previous block's output

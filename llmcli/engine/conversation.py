@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmcli.engine.messages import AnswerIds
@@ -68,8 +67,7 @@ class Conversation:
         self.tokenizer: Tokenizer = tokenizer
         self.template: ChatTemplate = tokenizer.chat_template
         self._markers = Markers.of_tokenizer(tokenizer)
-        self._shown = self._markers.special_ids(tokenizer)
-        self._answers = AnswerIds(tokenizer, model.eos_ids, self._shown)
+        self._answers = AnswerIds(tokenizer, model.eos_ids)
         self._prompt = ""
         self._session = Session(model.decoder, 1, min(_FIRST, room))
 
@@ -206,8 +204,8 @@ class Conversation:
         vocab, device, eos_ids = self.model.config.vocab, self.model.device, self.model.eos_ids
         sampling = replace(sampling, seed=seed)
         sampler = Sampler(sampling, [ids], vocab=vocab, device=device, limit=limit)
-        begin = partial(Output, tokenizer=self.tokenizer, eos_ids=eos_ids, shown=self._shown)
-        output = begin(0, ids, room=room if limit is None else min(limit, room), stop=stop)
+        room = room if limit is None else min(limit, room)
+        output = Output(0, ids, room=room, tokenizer=self.tokenizer, stop=stop, eos_ids=eos_ids)
         written: list[int] = []
         pieces: list[str] = []
         end: Finish = "interrupted"

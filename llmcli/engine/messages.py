@@ -6,27 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llmcli.records.text import Finish, Message
-from llmcli.text.segments import Markers
 from llmcli.text.tokenizer import Tokenizer
 
 
 class AnswerIds:
-    """Encodes conversations without re-encoding the model's answers.
+    """Encodes conversations without re-encoding the answers, which may end with `eos_ids`."""
 
-    Answers may end with `eos_ids`; special tokens in `shown` are part of their text.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizer, eos_ids: frozenset[int], shown: frozenset[int]
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
-        self._shown = shown
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, eos_ids: frozenset[int]) -> AnswerIds:
-        """For a tokenizer, with its template's markers as part of the text."""
-        return cls(tokenizer, eos_ids, Markers.of_tokenizer(tokenizer).special_ids(tokenizer))
 
     def checked(self, message: Message) -> Message:
         """The message, without ids (and their lead) that do not match its text."""
@@ -36,9 +24,9 @@ class AnswerIds:
     def own(self, ids: Sequence[int], text: str, end: Finish | None) -> tuple[int, ...]:
         """An answer's ids if they match its text and end token; else empty."""
         own, last = (ids[:-1], ids[-1:]) if end == "eos" else (ids, ())
-        special = (self._tokenizer.special_ids - self._shown).intersection(own)
+        special = (self._tokenizer.special_ids - self._tokenizer.marker_ids).intersection(own)
         ended = end not in (None, "stop") and self._eos_ids.issuperset(last)
-        whole = self._tokenizer.decode(own, shown=self._shown) == text
+        whole = self._tokenizer.decode(own, markers=True) == text
         return tuple(ids) if ended and whole and not special else ()
 
     def encoded(self, messages: Sequence[Message], text: str) -> list[int]:

@@ -53,8 +53,8 @@ class Output:
     """Turns the choices of one sequence into tokens, up to `room`.
 
     `eos_ids` end it (empty: never). Without a `tokenizer` there is no text. The text continues
-    `prompt`, unless that ends with a special token: then a new text begins. `shown`: special tokens
-    that are not hidden; `stop` strings also match in hidden ones.
+    `prompt`, unless that ends with a special token: then a new text begins. Special tokens are
+    hidden, except `Tokenizer.marker_ids`; `stop` strings also match in hidden ones.
     """
 
     def __init__(
@@ -66,7 +66,6 @@ class Output:
         tokenizer: Tokenizer | None,
         stop: Sequence[str],
         eos_ids: frozenset[int],
-        shown: frozenset[int] = frozenset(),
     ) -> None:
         self.sequence = sequence
         self.finish: Finish | None = None
@@ -77,9 +76,10 @@ class Output:
         self._tokenizer = tokenizer
         self._hidden: frozenset[int] = frozenset()  # tokens whose text only `stop` matches
         if tokenizer is not None:
-            self._hidden = (tokenizer.special_ids - shown) | eos_ids if stop else self._hidden
+            if stop:
+                self._hidden = (tokenizer.special_ids - tokenizer.marker_ids) | eos_ids
             begins = prompt[-1] in tokenizer.special_ids
-            self._decoder = StreamDecoder(tokenizer, first=begins, shown=shown)
+            self._decoder = StreamDecoder(tokenizer, markers=True, first=begins)
         self._stop = StopMatcher(stop)
 
     def add(self, choice: Choice) -> Token:

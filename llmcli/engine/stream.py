@@ -22,7 +22,6 @@ from llmcli.engine.speculation import Speculation, decode
 from llmcli.engine.stop import StopMatcher
 from llmcli.engine.ties import NearTies
 from llmcli.errors import PromptTooLong, UsageError
-from llmcli.text.segments import Markers
 
 if TYPE_CHECKING:
     from llmcli.model import Model
@@ -125,13 +124,9 @@ def stream(
 
 
 def _outputs(model: Model, request: TextRequest, room: int) -> list[Output]:
-    """Outputs by prompt · samples + sample; markers of reasoning are shown."""
-    tokenizer = model.tokenizer
-    shown = frozenset[int]()
-    if tokenizer is not None:
-        shown = Markers.of_tokenizer(tokenizer).special_ids(tokenizer)
+    """Outputs by prompt · samples + sample."""
     eos_ids = frozenset[int]() if request.ignore_eos else model.eos_ids
-    begin = partial(Output, tokenizer=tokenizer, stop=request.stop, eos_ids=eos_ids, shown=shown)
+    begin = partial(Output, tokenizer=model.tokenizer, stop=request.stop, eos_ids=eos_ids)
     prompts = [prompt for prompt in request.prompts for _ in range(request.samples)]
     rooms = [room - len(prompt) + 1 for prompt in prompts]
     if request.limit is not None:

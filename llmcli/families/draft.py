@@ -1,30 +1,25 @@
-"""A family by what it changes in the Llama that a checkpoint describes, of either format."""
+"""The Llama that a checkpoint describes, of either format, for a family to change."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config.attention import AttentionConfig, RopeConfig
 from llmcli.config.embedding import EmbeddingConfig
-from llmcli.config.mlp import Activation
 from llmcli.config.model import Branch, LayerConfig, ModelConfig, sequential
 from llmcli.config.norm import NormConfig
 from llmcli.errors import CheckpointError
-from llmcli.families import llama
-from llmcli.families.family import Family
-from llmcli.families.names import LLAMA, Names
+from llmcli.families import mixture
 from llmcli.families.read import gguf_windows, hf_slides, hf_window, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
-from llmcli.families.values import NO_KEYS, Values
+from llmcli.families.values import Values
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-NONE: Mapping[str, Any] = MappingProxyType({})
-
+    Tensors = Mapping[str, TensorInfo]
 
 class Draft:
     """The Llama that a config.json (`hf`) or GGUF metadata describes, for a family to change.
@@ -37,9 +32,8 @@ class Draft:
     """
 
     def __init__(
-        self, model: ModelConfig, values: Values, kind: str,
-        tensors: Mapping[str, TensorInfo] | None,
-    ) -> None:  # fmt: skip
+        self, model: ModelConfig, values: Values, kind: str, tensors: Tensors | None
+    ) -> None:
         self.model, self.values, self.kind = model, values, kind
         self.hf, self.tensors = tensors is None, tensors or {}
         found = [layer.attention for layer in model.layers]
@@ -63,6 +57,17 @@ class Draft:
     def set_ffn(self, **changes: Any) -> None:
         """Change the feed-forward of all layers."""
         self.ffn = [replace(one, **changes) for one in self.ffn]
+
+    def set_experts(
+        self, count: str, *, mixes: Sequence[bool] | None = None, **reading: Any
+    ) -> None:
+        """Give layers of a config.json a mixture, as `mixture.read` reads it; `mixes`: which ones.
+
+        `count`: the key of the number of experts.
+        """
+        experts = mixture.read(self.values, count, self.ffn[0].activation, **reading)
+        given = zip(self.ffn, mixes or [True] * len(self.ffn), strict=True)
+        self.ffn = [experts if mixed else mlp for mlp, mixed in given]
 
     def by_layer(self, **changes: Sequence[Any]) -> None:
         """Change the attention of each layer: one value per layer for each field."""
@@ -137,11 +142,8 @@ class Draft:
             self.change(number, self._layer(*self._parts.get(number, parts)))
             for number, parts in usual
         )
-        changes: dict[str, Any] = {
-            "family": family, "model_type": model_type, "final_norm": self.norm,
-            "layers": tuple(layers), **self.others,
-        }  # fmt: skip
-        return replace(self.model, **changes)
+        named = {"family": family, "model_type": model_type, **self.others}
+        return replace(self.model, final_norm=self.norm, layers=tuple(layers), **named)
 
     def _layer(self, *parts: object) -> LayerConfig:
         if self.parallel:
@@ -150,62 +152,5 @@ class Draft:
             if self.parallel == 1:
                 second = Branch(part=ffn, shares_norm=True)
             return LayerConfig(sublayers=((Branch(part=attention, pre_norm=self.norm), second),))
-        return sequential(
-            *parts, norm=self.norm if self.pre else None,
-            after=self.norm if self.post else None, multiplier=self.multiplier,
-        )  # fmt: skip
-
-
-def llama_like(
-    build: Callable[[Draft], None] = lambda m: None, *,
-    name: str, hf: tuple[str, ...], gguf: tuple[str, ...],
-    names: Names | Callable[[ModelConfig], Names] = LLAMA,
-    defaults: Mapping[str, Any] = NONE, fixed: Mapping[str, Any] = NONE,
-    by_type: Mapping[str, Mapping[str, Any]] = NONE,
-    eps: str | None = None, rotated: float | None = None, function: Activation = "silu",
-    prepare: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda settings: settings,
-    keys: Mapping[str, str] = NO_KEYS, rotary: bool = True,
-    fill: Callable[[Values], Mapping[str, Any]] = lambda values: NONE,
-    **record: Any,
-) -> Family:  # fmt: skip
-    """A family that changes the Llama of a checkpoint by `build`; `record`: fields of `Family`.
-
-    Of a config.json: `defaults` are those that differ from Llama's, and `by_type` more of a model
-    type; `fixed` are settings that the types do not read; `eps` is the key of the norms' ε;
-    `rotated` the default share of a head with RoPE; `prepare` rewrites the settings that Llama
-    reads; `keys` are other names of these, by Llama's. In GGUF `function` is the activation, and
-    `fill` gives the metadata that Llama reads instead of the file's. Without `rotary` no layer has
-    RoPE, and its settings are not read.
-    """
-    def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-        kind = config["model_type"]
-        settings = {**defaults, **by_type.get(kind, {}), **config}
-        own = dict(fixed)
-        if eps is not None:
-            own["rms_norm_eps"] = Values(settings).number(eps, 1e-5, above=False)
-        whole = {**prepare(settings), **own}
-        model = llama.from_hf(whole, rotated=rotated, keys=keys, rotary=rotary)
-        draft = Draft(model, Values(settings, keys=keys), kind, None)
-        build(draft)
-        return draft.finished(name, kind)
-
-    def from_gguf(
-        metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
-    ) -> ModelConfig:
-        kind = Values(metadata).text("general.architecture")
-        values = Values(metadata, prefix=f"{kind}.")
-        filled = {f"{kind}.{key}": value for key, value in fill(values).items()}
-        whole = {**metadata, **filled}
-        model = llama.from_gguf(whole, tensors, function=function, rotary=rotary)
-        draft = Draft(model, values, kind, tensors)
-        build(draft)
-        return draft.finished(name, hf[0] if len(hf) == 1 else kind)
-
-    def table(config: ModelConfig) -> Names:
-        return names if isinstance(names, Names) else names(config)
-
-    return Family(
-        name=name, hf_types=hf, gguf_archs=gguf, from_hf=from_hf, from_gguf=from_gguf,
-        rules_hf=lambda config: table(config).hf(config),
-        rules_gguf=lambda config: table(config).gguf(config), **record,
-    )  # fmt: skip
+        before, after = self.norm if self.pre else None, self.norm if self.post else None
+        return sequential(*parts, norm=before, after=after, multiplier=self.multiplier)

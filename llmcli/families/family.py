@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.multimodal import text_settings, with_prefixes
 from llmcli.families.quantized import NVFP4, Scheme, scale_names, scheme, with_scales
 from llmcli.families.read import gguf_ignored
+from llmcli.families.record import Family
 from llmcli.families.rope import check_rotations
 from llmcli.families.rules import Plan, Rename, Rule, plan
 from llmcli.families.scales import FLOAT8
@@ -20,44 +21,12 @@ from llmcli.families.unsupported import Kind, meant, needed_parts, needs, run_in
 from llmcli.families.values import farthest, shortened
 
 if TYPE_CHECKING:
-    from llmcli.checkpoints import Checkpoint, TensorInfo
+    from llmcli.checkpoints import Checkpoint
 
 _FILES = (
     "gpt2", "dense", "gpts", "gemma", "gemma4", "qwen", "mixtures", "deepseek", "hybrids",
-)  # modules of this package; each defines `FAMILIES`
+)  # modules of this package that define families
 _PIECE = 1 << 22  # bytes compared at a time
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """Translates a checkpoint's configuration and tensor names into ours, without torch.
-
-    `hf_types` are `model_type`s of config.json, `gguf_archs` are `general.architecture`s.
-    `words` describe its variants. `hf_multimodal`: `model_type`s of multimodal models whose
-    `text_config` has one of `hf_types`, or of `hf_texts`, which occur nowhere else. `gguf_reads`:
-    metadata keys that llama.cpp reads for these architectures and ignores for others. `ran`: models
-    whose published weights were run. `mixers` and `feed_forwards`: the parts of its blocks.
-    `from_hf` and `from_gguf` raise CheckpointError and UnsupportedModel.
-    """
-
-    name: str
-    words: str
-    hf_types: tuple[str, ...]
-    gguf_archs: tuple[str, ...]
-    from_hf: Callable[[Mapping[str, Any]], ModelConfig]
-    from_gguf: Callable[[Mapping[str, Any], Mapping[str, TensorInfo]], ModelConfig]
-    rules_hf: Callable[[ModelConfig], tuple[Rule, ...]]
-    rules_gguf: Callable[[ModelConfig], tuple[Rule, ...]]
-    hf_multimodal: tuple[str, ...] = ()
-    hf_texts: tuple[str, ...] = ()
-    gguf_reads: tuple[str, ...] = ()
-    ran: tuple[str, ...] = ()
-    mixers: tuple[str, ...] = ("attention",)
-    feed_forwards: tuple[str, ...] = ("gated MLP",)
-
-    def types(self, kind: Kind) -> tuple[str, ...]:
-        """The model types of this family in checkpoints of this kind."""
-        return self.hf_types if kind == "safetensors" else self.gguf_archs
 
 
 def find(model_type: str, kind: Kind) -> Family:
@@ -84,9 +53,10 @@ def _unsupported(model_type: str, kind: Kind, known: tuple[str, ...]) -> Unsuppo
 
 def families() -> tuple[Family, ...]:
     """Every family, in display order."""
-    # imported on call: every family's module imports this one
-    files = (import_module(f"llmcli.families.{name}") for name in _FILES)
-    return tuple(family for file in files for family in file.FAMILIES)
+    # imported on call: every family's module builds on ones that import this one
+    files = (vars(import_module(f"llmcli.families.{name}")) for name in _FILES)
+    found = (one for file in files for one in file.values() if isinstance(one, Family))
+    return tuple({family.name: family for family in found}.values())
 
 
 def describe(checkpoint: Checkpoint) -> ModelConfig:
@@ -120,10 +90,12 @@ def translate(checkpoint: Checkpoint) -> tuple[ModelConfig, tuple[Rule, ...]]:
     return config, with_scales(rules, found)
 
 
+Shapes = Mapping[str, tuple[int, ...]]
+
+
 def planned(
-    checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig,
-    shapes: Mapping[str, tuple[int, ...]],
-) -> Plan:  # fmt: skip
+    checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig, shapes: Shapes
+) -> Plan:
     """Plan how tensors fill the parameters in `shapes`; in GGUF, surplus tensors are unexpected.
 
     Surplus tensors are accepted by transformers and refused by llama.cpp. An unused scale of an
@@ -133,10 +105,8 @@ def planned(
     if checkpoint.kind == "gguf":
         return todo
     matrices = {name: f"{name.rpartition('.')[0]}.weight" for name in todo.unexpected}
-    scales = [
-        name for name, matrix in matrices.items()
-        if matrix in tensors and tensors[matrix].format in FLOAT8
-    ]  # fmt: skip
+    in_8_bits = {name for name, info in tensors.items() if info.format in FLOAT8}
+    scales = [name for name, matrix in matrices.items() if matrix in in_8_bits]
     return todo.without_surplus(shapes, keep=scales)
 
 

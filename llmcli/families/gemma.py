@@ -13,25 +13,14 @@ from typing import Any
 
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.model import ModelConfig
-from llmcli.families.draft import Draft, llama_like
+from llmcli.families.draft import Draft
 from llmcli.families.names import QWEN, Names
-from llmcli.families.read import GGUF_CAPS, GGUF_WINDOWS
+from llmcli.families.read import GGUF_READS
+from llmcli.families.record import family
 from llmcli.families.rope import of_layer_type
 from llmcli.families.values import Values
 
-# defaults of transformers' configurations that differ from LlamaConfig's
-_DEFAULTS: Mapping[str, Any] = {
-    "head_dim": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "bos_token_id": 2,
-    "eos_token_id": 1, "max_position_embeddings": 8192,
-}  # fmt: skip
-_TYPES: Mapping[str, Mapping[str, Any]] = {
-    "gemma": {"num_key_value_heads": 16},
-    "gemma2": {"num_key_value_heads": 4, "attn_logit_softcapping": 50.0,
-               "final_logit_softcapping": 30.0},
-    # files of multimodal models leave these out
-    "gemma3_text": {"num_key_value_heads": 4, "max_position_embeddings": 131_072,
-                    "vocab_size": 262_208, "num_attention_heads": 8},
-}  # fmt: skip
+_CAPS = GGUF_READS["caps"]
 _PERIOD = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6}  # layers; the last has no window
 _LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the models with query scale (D / H)^-½
 NAMES = QWEN.but("""
@@ -54,7 +43,36 @@ def _as_llama(settings: dict[str, Any]) -> Mapping[str, Any]:
     return of_layer_type(settings, "full_attention", theta=1e6)
 
 
-def _gemma(m: Draft) -> None:
+def _cap(m: Draft, key: str, gguf_default: float) -> float | None:
+    if m.hf:
+        return m.values.optional_number(key)
+    return m.values.number(key, gguf_default, above=False) or None
+
+
+def _names(config: ModelConfig) -> Names:
+    return QWEN if config.model_type == "gemma" else NAMES
+
+
+@family(
+    """
+    gemma: norms of 1 + w, scaled embeddings; norms before and after (gemma2, gemma3), soft caps,
+        windows by layer with rotary positions of their own
+    types: gemma gemma2 gemma3_text | gemma gemma2 gemma3
+    hf_multimodal: gemma3
+    gguf_reads: windows caps
+    options: function=gelu_tanh
+    fixed: mlp_bias=false
+    defaults: head_dim=256 rms_norm_eps=1e-6 tie_word_embeddings=true bos_token_id=2 eos_token_id=1
+        max_position_embeddings=8192
+    defaults gemma: num_key_value_heads=16
+    defaults gemma2: num_key_value_heads=4 attn_logit_softcapping=50.0 final_logit_softcapping=30.0
+    defaults gemma3_text: num_key_value_heads=4 max_position_embeddings=131072 vocab_size=262208
+        num_attention_heads=8
+    """,
+    names=_names,
+    prepare=_as_llama,
+)
+def gemma(m: Draft) -> None:
     """GGUF files lack the query scale and often the windows, which are then llama.cpp's."""
     three, two = m.kind.startswith("gemma3"), m.kind == "gemma2"
     m.norm = replace(m.norm, offset=1.0)
@@ -77,31 +95,7 @@ def _gemma(m: Draft) -> None:
             local = m.hf_rope_of_windows(theta)
         m.by_layer(rope=[rope if one is None else local for one in windows])
     if two or not m.hf:  # transformers ignores a score cap for Gemma 3, llama.cpp does not use it
-        cap = _cap(m, GGUF_CAPS[0], 50.0)
+        cap = _cap(m, _CAPS[0], 50.0)
         m.set_attention(cap=cap if two else None)
-    cap = _cap(m, GGUF_CAPS[1], 30.0 * two)
+    cap = _cap(m, _CAPS[1], 30.0 * two)
     m.others["head"] = HeadConfig(tied=m.model.head.tied, cap=cap)
-
-
-def _cap(m: Draft, key: str, gguf_default: float) -> float | None:
-    if m.hf:
-        return m.values.optional_number(key)
-    return m.values.number(key, gguf_default, above=False) or None
-
-
-def _names(config: ModelConfig) -> Names:
-    return QWEN if config.model_type == "gemma" else NAMES
-
-
-FAMILIES = (
-    llama_like(
-        _gemma,
-        name="gemma",
-        words="norms of 1 + w, scaled embeddings; norms before and after (gemma2, gemma3), soft "
-        "caps, windows by layer with rotary positions of their own",
-        hf=("gemma", "gemma2", "gemma3_text"), gguf=("gemma", "gemma2", "gemma3"),
-        hf_multimodal=("gemma3",), gguf_reads=(*GGUF_WINDOWS, *GGUF_CAPS),
-        defaults=_DEFAULTS, by_type=_TYPES, prepare=_as_llama, fixed={"mlp_bias": False},
-        function="gelu_tanh", names=_names,
-    ),
-)  # fmt: skip

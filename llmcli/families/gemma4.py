@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +14,11 @@ from llmcli.config.model import Branch, LayerConfig, ModelConfig
 from llmcli.config.ple import PleConfig
 from llmcli.errors import CheckpointError
 from llmcli.families import mixture
-from llmcli.families.draft import Draft, llama_like
+from llmcli.families.draft import Draft
 from llmcli.families.gemma import NAMES
 from llmcli.families.names import Names
-from llmcli.families.read import GGUF_WINDOWS, gguf_windows, hf_layer, hf_windows
+from llmcli.families.read import gguf_windows, hf_layer, hf_windows
+from llmcli.families.record import family
 from llmcli.families.rope import of_layer_type, rope_from_hf
 from llmcli.families.values import MOST, Values
 
@@ -27,26 +28,6 @@ _ROPES: Mapping[str, Any] = {
     _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
 _CAP = "final_logit_softcapping"
-
-
-def _gemma4(m: Draft) -> None:
-    """Pre- and post-norms as in Gemma 3 but multiplying by w, not 1 + w, and normalized values.
-
-    Layers without a window have another head size, rotate only some pairs and may use keys as
-    values. The last layers may share keys and values of earlier ones; per-layer embeddings enter
-    each block. A mixture of experts may run in parallel to each dense feed-forward.
-    """
-    m.post = True
-    m.set_attention(scale=1.0, qk_norm=m.norm, kv=KeysValues(norm=replace(m.norm, weights=False)))
-    shared = (_hf if m.hf else _gguf)(m)
-    windows, first = [one.scores.window for one in m.attention], len(m.attention) - shared
-    for number in range(first, len(windows)):
-        alike = [n for n in range(first) if windows[n] == windows[number]]
-        if not alike:
-            raise CheckpointError(f"no layer has keys and values for layer {number} to share")
-        attention = m.attention[number]
-        kv = replace(attention.kv, equal=False, layer=alike[-1])
-        m.attention[number] = replace(attention, kv=kv)
 
 
 def _hf(m: Draft) -> int:
@@ -66,11 +47,13 @@ def _hf(m: Draft) -> int:
         size = own.integer("head_dim", attention.head_dim, most=MOST["head_dim"])
         turned = Values(of_layer_type(settings, kind, theta=1e6))
         m.attention[number] = attention.changed(
-            head_dim=size, value_dim=size, window=window,
+            head_dim=size,
+            value_dim=size,
+            window=window,
             kv_heads=own.integer("num_key_value_heads", attention.kv_heads, most=MOST["heads"]),
             rope=rope_from_hf(turned, head_dim=size, context=m.model.context),
             kv=replace(attention.kv, equal=equal and window is None),
-        )  # fmt: skip
+        )
         if wide and number >= layers - shared:
             m.ffn[number] = replace(m.ffn[number], hidden=2 * m.ffn[number].hidden)
     experts = None
@@ -94,22 +77,16 @@ def _windows(values: Values) -> list[int | None]:
 
 
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with RoPE by layer type; `rope_theta` is required for every type of a layer."""
     values = Values(settings)
-    kinds = {_SLIDING if window else _FULL for window in _windows(values)}
-    return {
-        **settings, "hidden_act": values.text("hidden_activation", "gelu_pytorch_tanh"),
-        "rope_parameters": _ropes(values, kinds),
-    }  # fmt: skip
-
-
-def _ropes(values: Values, kinds: Collection[str]) -> Mapping[str, Any]:
-    """RoPE settings by layer type; `rope_theta` is required for every type in `kinds`."""
-    if not values.has("rope_parameters"):
-        return _ROPES
-    written = values.section("rope_parameters") or Values({})
-    for kind in kinds:
-        (written.section(kind) or Values({})).number("rope_theta")
-    return written.all()
+    function, ropes = values.text("hidden_activation", "gelu_pytorch_tanh"), _ROPES
+    if values.has("rope_parameters"):
+        written = values.section("rope_parameters") or Values({})
+        for window in _windows(values):
+            kind = _SLIDING if window else _FULL
+            (written.section(kind) or Values({})).number("rope_theta")
+        ropes = written.all()
+    return {**settings, "hidden_act": function, "rope_parameters": ropes}
 
 
 def _gguf(m: Draft) -> int:
@@ -154,10 +131,10 @@ def _embed(m: Draft, size: int, rows: int) -> None:
     width, own = m.model.width, None
     if size:
         # normalizing a projection scaled by width^-½ equals normalizing it with a larger ε
+        norm, count = replace(m.norm, eps=m.norm.eps * width), len(m.ffn)
         own = LayerEmbeddingConfig(
-            vocab=rows, layers=len(m.ffn), size=size, scale=size**0.5,
-            norm=replace(m.norm, eps=m.norm.eps * width),
-        )  # fmt: skip
+            vocab=rows, layers=count, size=size, scale=size**0.5, norm=norm
+        )
     m.others["embedding"] = EmbeddingConfig(scale=width**0.5, rounded_scale=m.hf, per_layer=own)
 
 
@@ -189,7 +166,8 @@ _DENSE = NAMES.but("""
     ple.out           per_layer_projection               proj
     ln3_post          post_per_layer_input_norm          post_norm
     =out_scale.w      layer_scalar                       layer_output_scale.weight
-""", experts="")
+    experts: -
+""")
 _WITH_EXPERTS = _DENSE.but("""
     ln3                   pre_feedforward_layernorm_2   pre_ffw_norm_2
     ln2_post              post_feedforward_layernorm_1  post_ffw_norm_1
@@ -209,18 +187,37 @@ def _names(config: ModelConfig) -> Names:
     return _WITH_EXPERTS if mixes else _DENSE
 
 
-FAMILIES = (llama_like(
-    _gemma4,
-    name="gemma4",
-    words="normalized values, keys as values or of other layers, embeddings for each layer, "
-    "experts beside the MLP",
-    hf=("gemma4_text",), gguf=("gemma4",), hf_multimodal=("gemma4",),
-    gguf_reads=(*GGUF_WINDOWS, _CAP), function="gelu_tanh", fixed={"mlp_bias": False},
+@family(
+    """
+    gemma4: normalized values, keys as values or of other layers, embeddings for each layer,
+        experts beside the MLP
+    types: gemma4_text | gemma4
+    hf_multimodal: gemma4
+    gguf_reads: windows final_logit_softcapping
+    feed_forwards: gated MLP, mixture of experts, per-layer embeddings
+    options: function=gelu_tanh
+    fixed: mlp_bias=false
+    defaults: vocab_size=262144 num_key_value_heads=4 head_dim=256 rms_norm_eps=1e-6
+        max_position_embeddings=131072 tie_word_embeddings=true bos_token_id=2 eos_token_id=1
+    """,
+    names=_names,
     prepare=lambda settings: of_layer_type(_settings(settings), _SLIDING, theta=10_000.0),
-    feed_forwards=("gated MLP", "mixture of experts", "per-layer embeddings"), names=_names,
-    defaults={
-        "vocab_size": 262_144, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 131_072, "tie_word_embeddings": True, "bos_token_id": 2,
-        "eos_token_id": 1,
-    },
-),)  # fmt: skip
+)
+def gemma4(m: Draft) -> None:
+    """Pre- and post-norms as in Gemma 3 but multiplying by w, not 1 + w, and normalized values.
+
+    Layers without a window have another head size, rotate only some pairs and may use keys as
+    values. The last layers may share keys and values of earlier ones; per-layer embeddings enter
+    each block. A mixture of experts may run in parallel to each dense feed-forward.
+    """
+    m.post = True
+    m.set_attention(scale=1.0, qk_norm=m.norm, kv=KeysValues(norm=replace(m.norm, weights=False)))
+    shared = (_hf if m.hf else _gguf)(m)
+    windows, first = [one.scores.window for one in m.attention], len(m.attention) - shared
+    for number in range(first, len(windows)):
+        alike = [n for n in range(first) if windows[n] == windows[number]]
+        if not alike:
+            raise CheckpointError(f"no layer has keys and values for layer {number} to share")
+        attention = m.attention[number]
+        kv = replace(attention.kv, equal=False, layer=alike[-1])
+        m.attention[number] = replace(attention, kv=kv)

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmcli.config.embedding import EmbeddingConfig
 from llmcli.errors import UnsupportedModel
-from llmcli.families.draft import Draft, llama_like
-from llmcli.families.names import QWEN
+from llmcli.families.draft import Draft
+from llmcli.families.record import family
 from llmcli.families.unsupported import needs
-from llmcli.families.values import MOST, Values
+from llmcli.families.values import MOST
 
 
-def _gpt_neo_hidden(settings: dict[str, Any]) -> Mapping[str, Any]:
-    """The hidden layer, by default of four times the width."""
-    values = Values(settings)
-    if values.has("intermediate_size"):
-        return settings
-    return {**settings, "intermediate_size": 4 * values.integer("hidden_size", most=MOST["width"])}
-
-
-def _gpt_neo(m: Draft) -> None:
+@family("""
+    gpt_neo: LayerNorm, learned positions, unscaled scores, a window in every other layer
+    types: gpt_neo |
+    feed_forwards: MLP
+    options: function=gelu_tanh rotary=false expansion=4
+    keys: rms_norm_eps=layer_norm_epsilon num_hidden_layers=num_layers num_attention_heads=num_heads
+        hidden_act=activation_function
+    fixed: num_key_value_heads=null head_dim=null attention_bias=false mlp_bias=true
+    defaults: layer_norm_epsilon=1e-5 bos_token_id=50256 eos_token_id=50256 tie_word_embeddings=true
+        activation_function=gelu_new
+    names: qwen
+        embed      wte                      token_embd
+        pos_embed  wpe                      position_embd
+        ln_final   ln_f                     output_norm
+        ln1        ln_1                     attn_norm
+        ln2        ln_2                     ffn_norm
+        attn.q     attn.attention.q_proj    attn_q
+        attn.k     attn.attention.k_proj    attn_k
+        attn.v     attn.attention.v_proj    attn_v
+        attn.o     attn.attention.out_proj  attn_output
+        mlp.up     mlp.c_fc                 ffn_up
+        mlp.down   mlp.c_proj               ffn_down
+        without: mlp.gate
+        prefixes: transformer. -
+        layer: h.{layer}
+        rotary: false
+        buffers: attn.attention.bias attn.attention.masked_bias: the mask, which is computed
+""")
+def gpt_neo(m: Draft) -> None:
     """GPT-Neo (EleutherAI 2021): GPT-2 with a window in every other layer and unscaled scores."""
     m.layer_norms(bias=True)
     m.set_ffn(gated=False)
@@ -40,45 +57,29 @@ def _gpt_neo(m: Draft) -> None:
     m.by_layer(window=[window if kind == "local" else None for kind in kinds])
 
 
-GPT_NEO = llama_like(
-    _gpt_neo,
-    name="gpt_neo",
-    words="LayerNorm, learned positions, unscaled scores, a window in every other layer",
-    hf=("gpt_neo",), gguf=(), feed_forwards=("MLP",),
-    eps="layer_norm_epsilon", rotary=False, prepare=_gpt_neo_hidden,
-    keys={
-        "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
-        "hidden_act": "activation_function",
-    },
-    fixed={
-        "num_key_value_heads": None, "head_dim": None, "attention_bias": False, "mlp_bias": True,
-    },
-    defaults={
-        "bos_token_id": 50_256, "eos_token_id": 50_256, "tie_word_embeddings": True,
-        "activation_function": "gelu_new",
-    },
-    names=QWEN.but("""
-        embed      wte                      token_embd
-        pos_embed  wpe                      position_embd
-        ln_final   ln_f                     output_norm
-        ln1        ln_1                     attn_norm
-        ln2        ln_2                     ffn_norm
-        attn.q     attn.attention.q_proj    attn_q
-        attn.k     attn.attention.k_proj    attn_k
-        attn.v     attn.attention.v_proj    attn_v
-        attn.o     attn.attention.out_proj  attn_output
-        mlp.up     mlp.c_fc                 ffn_up
-        mlp.down   mlp.c_proj               ffn_down
-    """, without="mlp.gate", prefixes=("transformer.", ""), layer="h.{layer}", rotary=False,
-        buffers=tuple(
-            (f"attn.attention.{one}", "the mask, which is computed")
-            for one in ("bias", "masked_bias")
-        ),
-    ),
-)  # fmt: skip
-
-
-def _opt(m: Draft) -> None:
+@family("""
+    opt: LayerNorm, learned positions, ReLU, biases, tied head
+    types: opt |
+    feed_forwards: MLP
+    options: function=relu rotary=false
+    keys: intermediate_size=ffn_dim hidden_act=activation_function
+    fixed: num_key_value_heads=null head_dim=null rms_norm_eps=1e-5
+    defaults: bos_token_id=2 eos_token_id=2 tie_word_embeddings=true
+    names: qwen
+        pos_embed  embed_positions       position_embd
+        ln_final   final_layer_norm      output_norm
+        ln1        self_attn_layer_norm  attn_norm
+        ln2        final_layer_norm      ffn_norm
+        attn.o     self_attn.out_proj    attn_output
+        mlp.up     fc1                   ffn_up
+        mlp.down   fc2                   ffn_down
+        without: mlp.gate
+        prefixes: model.decoder. decoder.
+        rotary: false
+        buffers: -
+        first_position: 2
+""")
+def opt(m: Draft) -> None:
     """OPT (Meta 2022, arXiv 2205.01068): LayerNorm, learned positions, ReLU."""
     values = m.values
     width = values.integer("word_embed_proj_dim", m.model.width, most=MOST["width"])
@@ -98,30 +99,6 @@ def _opt(m: Draft) -> None:
     m.learned_positions()
 
 
-OPT = llama_like(
-    _opt,
-    name="opt", words="LayerNorm, learned positions, ReLU, biases, tied head",
-    hf=("opt",), gguf=(), feed_forwards=("MLP",), rotary=False,
-    keys={"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
-    fixed={"num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-5},
-    defaults={
-        "activation_function": "relu", "bos_token_id": 2, "eos_token_id": 2,
-        "tie_word_embeddings": True,
-    },
-    names=QWEN.but("""
-        pos_embed  embed_positions       position_embd
-        ln_final   final_layer_norm      output_norm
-        ln1        self_attn_layer_norm  attn_norm
-        ln2        final_layer_norm      ffn_norm
-        attn.o     self_attn.out_proj    attn_output
-        mlp.up     fc1                   ffn_up
-        mlp.down   fc2                   ffn_down
-    """, without="mlp.gate", prefixes=("model.decoder.", "decoder."), rotary=False, buffers=(),
-        first_position=2,
-    ),
-)  # fmt: skip
-
-
 def slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
     """ALiBi's slopes (Press et al. 2021): 2^(−largest · i / heads) for i = 1 … heads.
 
@@ -132,38 +109,17 @@ def slopes(heads: int, largest: float = 8.0) -> tuple[float, ...]:
     return (*first, *(2 ** (-largest * i / 2 / power) for i in range(1, 2 * power, 2)))[:heads]
 
 
-def _bloom_sizes(settings: dict[str, Any]) -> Mapping[str, Any]:
-    width = settings.get("n_embed") or settings.get("hidden_size")
-    hidden = 4 * width if isinstance(width, int) else width
-    return {**settings, "hidden_size": width, "intermediate_size": hidden}
-
-
-def _bloom(m: Draft) -> None:
-    """BLOOM (BigScience 2022, arXiv 2211.05100): ALiBi, and a norm of the embeddings."""
-    if m.hf and m.values.flag("apply_residual_connection_post_layernorm", False):
-        raise UnsupportedModel(f"this `bloom` is not supported{needs(['a normalized residual'])}")
-    m.layer_norms(bias=True)
-    m.set_ffn(gated=False, bias=True)
-    heads = m.attention[0].heads
-    m.set_attention(rope=None, qkv_bias=True, out_bias=True, slopes=slopes(heads))
-    m.others["embedding"] = EmbeddingConfig(norm=m.norm)
-
-
-BLOOM = llama_like(
-    _bloom,
-    name="bloom", words="LayerNorm, of the embeddings, too; scores lowered by distance (ALiBi)",
-    hf=("bloom",), gguf=("bloom",), feed_forwards=("MLP",),
-    eps="layer_norm_epsilon", prepare=_bloom_sizes, function="gelu_tanh",
-    keys={
-        "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
-        "max_position_embeddings": "seq_length",
-    },
-    fixed={"num_key_value_heads": None, "head_dim": None, "hidden_act": "gelu_new"},
-    defaults={
-        "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": True,
-        "max_position_embeddings": 2048,
-    },
-    names=QWEN.but("""
+@family("""
+    bloom: LayerNorm, of the embeddings, too; scores lowered by distance (ALiBi)
+    types: bloom | bloom
+    feed_forwards: MLP
+    options: function=gelu_tanh expansion=4
+    keys: rms_norm_eps=layer_norm_epsilon hidden_size=n_embed num_hidden_layers=n_layer
+        num_attention_heads=n_head max_position_embeddings=seq_length
+    fixed: num_key_value_heads=null head_dim=null hidden_act=null intermediate_size=null
+    defaults: layer_norm_epsilon=1e-5 bos_token_id=1 eos_token_id=2 tie_word_embeddings=true
+        max_position_embeddings=2048
+    names: qwen
         embed                      word_embeddings                 token_embd
         embed_norm                 word_embeddings_layernorm       token_embd_norm
         ln_final                   ln_f                            output_norm
@@ -172,8 +128,18 @@ BLOOM = llama_like(
         attn.o                     self_attention.dense            attn_output
         mlp.up                     mlp.dense_h_to_4h               ffn_up
         mlp.down                   mlp.dense_4h_to_h               ffn_down
-    """, without="attn.q attn.k attn.v mlp.gate", prefixes=("transformer.", ""),
-        layer="h.{layer}", rotary=False, buffers=(),
-    ),
-)  # fmt: skip
-FAMILIES = (GPT_NEO, OPT, BLOOM)
+        without: attn.q attn.k attn.v mlp.gate
+        prefixes: transformer. -
+        layer: h.{layer}
+        rotary: false
+        buffers: -
+""")
+def bloom(m: Draft) -> None:
+    """BLOOM (BigScience 2022, arXiv 2211.05100): ALiBi, and a norm of the embeddings."""
+    if m.hf and m.values.flag("apply_residual_connection_post_layernorm", False):
+        raise UnsupportedModel(f"this `bloom` is not supported{needs(['a normalized residual'])}")
+    m.layer_norms(bias=True)
+    m.set_ffn(gated=False, bias=True)
+    heads = m.attention[0].heads
+    m.set_attention(rope=None, qkv_bias=True, out_bias=True, slopes=slopes(heads))
+    m.others["embedding"] = EmbeddingConfig(norm=m.norm)

@@ -5,7 +5,7 @@ Defaults of a config.json are those of transformers' `LlamaConfig`.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,30 +16,43 @@ from llmcli.config.mlp import Activation, MlpConfig
 from llmcli.config.model import LayerConfig, ModelConfig, sequential
 from llmcli.config.norm import NormConfig
 from llmcli.families import mixture
-from llmcli.families.read import GgufHeader, activation, end_ids, gguf_header
+from llmcli.families.read import (
+    activation,
+    end_ids,
+    gguf_ends,
+    gguf_layers,
+    gguf_numbers,
+    gguf_vocab,
+    refuse_other_parts,
+)
 from llmcli.families.rope import rope_from_gguf, rope_from_hf
-from llmcli.families.values import MOST, NO_KEYS, Values, require_divisible
+from llmcli.families.values import MOST, Values, require_divisible
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
 
 def from_hf(
-    config: Mapping[str, Any], *, rotated: float | None = None, keys: Mapping[str, str] = NO_KEYS,
+    values: Values,
+    *,
+    function: Activation = "silu",
     rotary: bool = True,
-) -> ModelConfig:  # fmt: skip
+    rotated: float | None = None,
+    expansion: int | None = None,
+) -> ModelConfig:
     """config.json → ModelConfig.
 
-    Sizes are required. `rotated`: default share of a head with RoPE, for types with partial RoPE.
-    `keys`: the type's own names of some settings.
+    Sizes are required, but of a hidden layer of `expansion` widths. `rotated`: default share of a
+    head with RoPE, for types with partial RoPE.
     """
-    values = Values(config, keys=keys)
     vocab = values.integer("vocab_size", most=MOST["vocab"])
     width = values.integer("hidden_size", most=MOST["width"])
     norm = NormConfig(kind="rms", eps=values.number("rms_norm_eps", 1e-6, above=False))
     mlp = MlpConfig(
-        hidden=values.integer("intermediate_size", most=MOST["hidden"]),
-        activation=activation(values, "hidden_act", "silu"),
+        hidden=values.integer(
+            "intermediate_size", expansion and expansion * width, most=MOST["hidden"]
+        ),
+        activation=activation(values, "hidden_act", function),
         gated=True,
         bias=values.flag("mlp_bias", False),
     )
@@ -68,26 +81,47 @@ def from_hf(
 
 
 def from_gguf(
-    metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], *,
-    function: Activation = "silu", rotary: bool = True,
-) -> ModelConfig:  # fmt: skip
-    """GGUF metadata → ModelConfig. Biases, q/k norms and mixtures depend on the tensors present."""
-    header = gguf_header(metadata, tensors, mixtures=mixture.GGUF_ARCHS)
-    values, count = header.values, header.layers
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, TensorInfo],
+    *,
+    function: Activation = "silu",
+    rotary: bool = True,
+    lacking: bool = False,
+) -> ModelConfig:
+    """GGUF metadata → ModelConfig. Biases, q/k norms and mixtures depend on the tensors present.
+
+    `lacking`: layers may have 0 heads or neurons, and are given those of the others.
+    """
+    general = Values(metadata)
+    arch = general.text("general.architecture")
+    values = Values(metadata, prefix=f"{arch}.")
+    refuse_other_parts(values, mixtures=arch in mixture.GGUF_ARCHS)
+    width = values.integer("embedding_length", most=MOST["width"])
+    vocab = gguf_vocab(metadata, values, tensors)
+    bos, eos = gguf_ends(general, vocab)
+    count = gguf_layers(values)
+    context = values.integer("context_length", most=MOST["positions"])
     # the key for LayerNorm, whose families replace the norms
     eps = "attention.layer_norm_epsilon"
     eps = eps if values.has(eps) else "attention.layer_norm_rms_epsilon"
     norm = NormConfig(kind="rms", eps=values.number(eps, above=False))
-    heads = values.per_layer("attention.head_count", count, most=MOST["heads"])
-    kv_heads = values.per_layer("attention.head_count_kv", count, heads, most=MOST["heads"])
-    hidden = values.per_layer("feed_forward_length", count, most=MOST["hidden"])
+
+    def numbers(key: str, most: int, default: Sequence[int] | None = None) -> Sequence[int]:
+        found = gguf_numbers(values, key, most) if lacking else None
+        if found is None:
+            return values.per_layer(key, count, default, most=most)
+        return [number or max(found) or 1 for number in found]
+
+    heads = numbers("attention.head_count", MOST["heads"])
+    kv_heads = numbers("attention.head_count_kv", MOST["heads"], heads)
+    hidden = numbers("feed_forward_length", MOST["hidden"])
 
     def layer(index: int) -> LayerConfig:
         has = partial(_has, tensors, index)
-        attention = _gguf_attention(header, heads[index], kv_heads[index])
-        rope = rope_from_gguf(
-            values, tensors, head_dim=attention.head_dim, context=header.context
-        ) if rotary else None  # fmt: skip
+        attention = _gguf_attention(values, width, heads[index], kv_heads[index])
+        size, rope = attention.head_dim, None
+        if rotary:
+            rope = rope_from_gguf(values, tensors, head_dim=size, context=context)
         attention = replace(
             attention,
             rope=rope,
@@ -97,7 +131,7 @@ def from_gguf(
         )
         if has("ffn_gate_inp.weight"):
             experts = mixture.from_gguf(
-                values, header.arch, hidden[index], function, correction=has("exp_probs_b.bias")
+                values, arch, hidden[index], function, correction=has("exp_probs_b.bias")
             )
             return sequential(attention, experts, norm=norm)
         mlp = MlpConfig(
@@ -107,16 +141,16 @@ def from_gguf(
 
     return ModelConfig(
         family="llama",
-        model_type=header.arch,
-        vocab=header.vocab,
-        width=header.width,
-        context=header.context,
+        model_type=arch,
+        vocab=vocab,
+        width=width,
+        context=context,
         layers=tuple(layer(index) for index in range(count)),
         embedding=EmbeddingConfig(),
         final_norm=norm,
-        head=HeadConfig(tied=header.tied),
-        bos=header.bos,
-        eos=header.eos,
+        head=HeadConfig(tied="output.weight" not in tensors),
+        bos=bos,
+        eos=eos,
     )
 
 
@@ -141,12 +175,11 @@ def _hf_attention(values: Values, width: int) -> AttentionConfig:
     )
 
 
-def _gguf_attention(header: GgufHeader, heads: int, kv_heads: int) -> AttentionConfig:
-    values = header.values
+def _gguf_attention(values: Values, width: int, heads: int, kv_heads: int) -> AttentionConfig:
     require_divisible("the number of heads", heads, "the number of key/value heads", kv_heads)
     usual = None
     if not (values.has("attention.key_length") and values.has("attention.value_length")):
-        usual = require_divisible("the width", header.width, "the number of heads", heads)
+        usual = require_divisible("the width", width, "the number of heads", heads)
     head_dim = values.integer("attention.key_length", usual, most=MOST["head_dim"])
     return AttentionConfig(
         heads=heads,

@@ -12,22 +12,23 @@ from llmcli.families.values import MOST, Values, require_divisible, shortened
 # `expert_gating_func` of llama.cpp (`llama_expert_gating_func_type`); 0: not set
 _GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}
 # implied by the architecture in llama.cpp's converters: whether weights are renormalized
-_RENORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False,
-                 "glm4moe": False, "deepseek2": False, "gpt-oss": False,
-                 "gemma4": True, "lfm2moe": True, "qwen3next": True, "qwen35moe": True,
-                 "granitehybrid": False, "nemotron_h_moe": True, "llama4": False}  # fmt: skip
+_OTHERS = ("qwen2moe", "olmoe", "glm4moe", "deepseek2", "gpt-oss", "granitehybrid", "llama4")
+_RENORMALIZED = (
+    *("llama", "qwen3moe", "gemma4", "lfm2moe", "qwen3next", "qwen35moe", "nemotron_h_moe"),
+)
 # … and the scores that choose experts, unless a softmax over all
-_SCORES: dict[str, Scores] = {"glm4moe": "sigmoid", "gpt-oss": "softmax of the chosen",
-                            "lfm2moe": "sigmoid", "granitehybrid": "softmax of the chosen",
-                            "nemotron_h_moe": "sigmoid", "llama4": "sigmoid"}
+_SCORES: dict[str, Scores] = {
+    **dict.fromkeys(("glm4moe", "lfm2moe", "nemotron_h_moe", "llama4"), "sigmoid"),
+    **dict.fromkeys(("gpt-oss", "granitehybrid"), "softmax of the chosen"),
+}
 _LEAST = {"lfm2moe": 1e-6}  # lower bound added to the sum of weights
 _SHARES = ("qwen2moe", "qwen3next", "qwen35moe")  # with a gated shared expert
-GGUF_ARCHS = tuple(_RENORMALIZED)
+GGUF_ARCHS = (*_RENORMALIZED, *_OTHERS)
 
 
 def from_gguf(
-    values: Values, arch: str, hidden: int, function: Activation, *, correction: bool,
-) -> ExpertsConfig:  # fmt: skip
+    values: Values, arch: str, hidden: int, function: Activation, *, correction: bool
+) -> ExpertsConfig:
     """Read the mixture from GGUF metadata; `hidden`: default width of an expert.
 
     Raises CheckpointError and UnsupportedModel.
@@ -50,36 +51,38 @@ def from_gguf(
     elif times := values.integer("expert_shared_count", 0, least=0, most=MOST["heads"]):
         shared = SharedConfig(hidden=times * own)
     groups = values.integer("expert_group_count", 1, most=count)
-    return _checked(ExpertsConfig(
-        experts=count, hidden=own, activation=function, shared=shared,
-        routing=RoutingConfig(
-            chosen=chosen, scores=scores,
-            renormalized=values.flag("expert_weights_norm", _RENORMALIZED[arch]),
-            least=_LEAST.get(arch, RoutingConfig.least),
-            scale=values.number("expert_weights_scale", 1.0),
-            correction=correction, groups=groups,
-            kept_groups=values.integer("expert_group_used_count", groups, most=groups),
-            group_best=1 if arch == "deepseek2" and scores == "softmax" else 2,
-        ),
-    ))  # fmt: skip
+    routing = RoutingConfig(
+        chosen=chosen,
+        scores=scores,
+        renormalized=values.flag("expert_weights_norm", arch in _RENORMALIZED),
+        least=_LEAST.get(arch, RoutingConfig.least),
+        scale=values.number("expert_weights_scale", 1.0),
+        correction=correction,
+        groups=groups,
+        kept_groups=values.integer("expert_group_used_count", groups, most=groups),
+        group_best=1 if arch == "deepseek2" and scores == "softmax" else 2,
+    )
+    return _mixture(count, own, function, shared, routing)
 
 
 def read(
-    values: Values, count: str, function: Activation, *, hidden: str = "moe_intermediate_size",
-    chosen: str = "num_experts_per_tok", shared: SharedConfig | None = None, **routing: Any,
-) -> ExpertsConfig:  # fmt: skip
+    values: Values,
+    count: str,
+    function: Activation,
+    *,
+    hidden: str = "moe_intermediate_size",
+    chosen: str = "num_experts_per_tok",
+    shared: SharedConfig | None = None,
+    **routing: Any,
+) -> ExpertsConfig:
     """Read a mixture of a config.json; `routing`: fields of `RoutingConfig`.
 
     `count`, `hidden` and `chosen` are the keys of the number of experts, their width, and the
     number that a token chooses. Raises CheckpointError.
     """
     experts = values.integer(count, most=MOST["heads"])
-    return _checked(ExpertsConfig(
-        experts=experts, hidden=values.integer(hidden, most=MOST["hidden"]),
-        activation=function, shared=shared, routing=RoutingConfig(
-            chosen=values.integer(chosen, most=experts), **routing
-        ),
-    ))  # fmt: skip
+    width, found = values.integer(hidden, most=MOST["hidden"]), values.integer(chosen, most=experts)
+    return _mixture(experts, width, function, shared, RoutingConfig(chosen=found, **routing))
 
 
 def read_deepseek(values: Values, function: Activation, *, second: bool = False) -> ExpertsConfig:
@@ -99,26 +102,32 @@ def read_deepseek(values: Values, function: Activation, *, second: bool = False)
         if values.flag("mlp_bias", False):
             raise UnsupportedModel("`mlp_bias` = `true` is not supported beside experts")
     groups = values.integer("n_group", 1, most=count) if grouped else 1
+    routing: dict[str, Any] = {"scores": "softmax", "group_best": 1, "renormalized": False}
+    if not second:  # transformers never renormalizes in V2
+        renormalized = values.flag("norm_topk_prob", True)
+        routing = {"scores": "sigmoid", "correction": True, "renormalized": renormalized}
     return read(
-        values, "n_routed_experts", function,
+        values,
+        "n_routed_experts",
+        function,
         shared=SharedConfig(hidden=values.integer("n_shared_experts", most=MOST["heads"]) * hidden),
-        scores="softmax" if second else "sigmoid", correction=not second,
-        # transformers never does so in V2
-        renormalized=not second and values.flag("norm_topk_prob", True),
-        scale=values.number("routed_scaling_factor", 1.0), groups=groups,
+        scale=values.number("routed_scaling_factor", 1.0),
+        groups=groups,
         kept_groups=values.integer("topk_group", 1, most=groups) if grouped else 1,
-        group_best=1 if second else 2,
-    )  # fmt: skip
+        **routing,
+    )
 
 
-def _checked(experts: ExpertsConfig) -> ExpertsConfig:
-    """Return `experts`; raises CheckpointError if groups do not divide it or leave too few."""
-    r = experts.routing
-    of = "the number of experts", experts.experts
-    each = require_divisible(*of, "the number of groups", r.groups)
+def _mixture(
+    experts: int, hidden: int, function: Activation, shared: SharedConfig | None, r: RoutingConfig
+) -> ExpertsConfig:
+    """The mixture; raises CheckpointError if groups do not divide experts or leave too few."""
+    each = require_divisible("the number of experts", experts, "the number of groups", r.groups)
     if r.groups > 1 and (each < r.group_best or r.kept_groups * each < r.chosen):
         size = "one expert" if each == 1 else f"{each} experts"
         raise CheckpointError(
             f"{r.kept_groups} of {r.groups} groups of {size} leave no {r.chosen} to choose"
         )
-    return experts
+    return ExpertsConfig(
+        experts=experts, hidden=hidden, activation=function, shared=shared, routing=r
+    )

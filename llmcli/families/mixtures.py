@@ -2,48 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from llmcli.config.attention import Chunk, QueryGrowth, YarnScaling
 from llmcli.config.experts import ExpertsConfig, SharedConfig
 from llmcli.config.mlp import GateClamp
 from llmcli.config.norm import JoinedNorm
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families import mixture
-from llmcli.families.dense import MISTRAL, NO_BIASES
-from llmcli.families.draft import Draft, llama_like
-from llmcli.families.names import LLAMA, POST_NORM_2, QWEN, experts
-from llmcli.families.read import GGUF_WINDOWS, hf_rotated, hf_window
+from llmcli.families.draft import Draft
+from llmcli.families.read import hf_rotated, hf_window
+from llmcli.families.record import family
 from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values, shortened
 
 
-def _mixtral(m: Draft) -> None:
+@family("""
+    mixtral: as mistral, with a mixture of experts in every layer (in GGUF a llama)
+    types: mixtral |
+    feed_forwards: mixture of experts
+    fixed: attention_bias=false mlp_bias=false
+    defaults: max_position_embeddings=131072 num_key_value_heads=8 rms_norm_eps=1e-5 rope_theta=1e6
+        sliding_window=null num_local_experts=8 num_experts_per_tok=2
+    names: llama
+        experts: block_sparse_moe w1 w3 w2
+""")
+def mixtral(m: Draft) -> None:
     """Mixtral (Jiang et al. 2024, arXiv 2401.04088): a Mistral with experts."""
     m.set_attention(window=hf_window(m.values))
-    function = m.ffn[0].activation
-    m.ffn = [mixture.read(
-        m.values, "num_local_experts", function, hidden="intermediate_size", renormalized=True
-    )] * len(m.ffn)  # fmt: skip
+    m.set_experts("num_local_experts", hidden="intermediate_size", renormalized=True)
 
 
-MIXTRAL = llama_like(
-    _mixtral,
-    name="mixtral",
-    words="as mistral, with a mixture of experts in every layer (in GGUF a llama)",
-    hf=("mixtral",), gguf=(), feed_forwards=("mixture of experts",),
-    fixed=NO_BIASES,
-    defaults={
-        **MISTRAL, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None,
-        "num_local_experts": 8, "num_experts_per_tok": 2,
-    },
-    names=LLAMA.but(experts=experts("block_sparse_moe", "w1", "w3", "w2")),
-)  # fmt: skip
-
-
-def _olmoe(m: Draft) -> None:
+@family("""
+    olmoe: experts in every layer, queries and keys normalized over the width
+    types: olmoe | olmoe
+    feed_forwards: mixture of experts
+    fixed: mlp_bias=false
+    defaults: rms_norm_eps=1e-5 max_position_embeddings=4096 bos_token_id=null eos_token_id=50279
+        num_experts=64 num_experts_per_tok=8
+    names: qwen
+""")
+def olmoe(m: Draft) -> None:
     """OLMoE (Muennighoff et al. 2024, arXiv 2409.02060): full-width q/k norms."""
     m.set_attention(qk_norm=JoinedNorm(**vars(m.norm)))
     if m.hf:
@@ -51,38 +49,37 @@ def _olmoe(m: Draft) -> None:
             parts = needs(["clipped queries and keys"])
             raise UnsupportedModel(f"`clip_qkv` is not supported{parts}")
         norm = m.values.flag("norm_topk_prob", False)
-        m.ffn = [mixture.read(
-            m.values, "num_experts", m.ffn[0].activation, hidden="intermediate_size",
-            renormalized=norm,
-        )] * len(m.ffn)  # fmt: skip
+        m.set_experts("num_experts", hidden="intermediate_size", renormalized=norm)
 
 
-OLMOE = llama_like(
-    _olmoe,
-    name="olmoe", words="experts in every layer, queries and keys normalized over the width",
-    hf=("olmoe",), gguf=("olmoe",), feed_forwards=("mixture of experts",),
-    fixed={"mlp_bias": False},
-    defaults={
-        "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "bos_token_id": None,
-        "eos_token_id": 50279, "num_experts": 64, "num_experts_per_tok": 8,
-    },
-    names=QWEN,
-)  # fmt: skip
-
-_ROPE = {
-    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
-    "original_max_position_embeddings": 4096,
-}  # fmt: skip
 _SLOPE, _LIMIT = 1.702, 7.0  # of gates; the slope is that of `quick_gelu`
 
 
-def _with_rope(settings: dict[str, Any]) -> Mapping[str, Any]:
-    values = Values(settings)
-    given = values.has("rope_scaling") or values.has("rope_parameters")
-    return settings if given else {**settings, "rope_parameters": _ROPE}
-
-
-def _gpt_oss(m: Draft) -> None:
+@family("""
+    gpt_oss: experts with biases and clamped gates in every layer, attention sinks, a window in
+        every other layer
+    types: gpt_oss | gpt-oss
+    gguf_reads: windows
+    feed_forwards: mixture of experts
+    options: function=quick_gelu
+    fixed: mlp_bias=false
+    defaults: num_key_value_heads=8 head_dim=64 max_position_embeddings=131072 rms_norm_eps=1e-5
+        rope_theta=150000.0 attention_bias=true sliding_window=128 bos_token_id=null
+        eos_token_id=null num_local_experts=128 num_experts_per_tok=4
+    rope: rope_type=yarn factor=32.0 beta_fast=32.0 beta_slow=1.0 truncate=false
+        original_max_position_embeddings=4096
+    names: post_norm_2
+        =attn.sink  self_attn.sinks  attn_sinks.weight
+        experts: -
+        moe.router                mlp.router
+        =moe.W_down               mlp.experts.down_proj|turned
+        =moe.W_down               mlp.experts.down_proj_blocks
+        =moe.b_down               mlp.experts.down_proj_bias
+        =moe.W_gate+moe.W_up@row  mlp.experts.gate_up_proj|turned
+        =moe.W_gate+moe.W_up@row  mlp.experts.gate_up_proj_blocks
+        =moe.b_gate+moe.b_up@row  mlp.experts.gate_up_proj_bias
+""")
+def gpt_oss(m: Draft) -> None:
     """gpt-oss (OpenAI 2025, arXiv 2508.10925): attention sinks, experts with biases.
 
     Gates are clamped; every other layer, from the first on, has a sliding window. Experts are
@@ -101,10 +98,9 @@ def _gpt_oss(m: Draft) -> None:
             raise UnsupportedModel(
                 f"`swiglu_alpha` = `{shortened(slope)}` is not supported: gates have {_SLOPE}"
             )
-        m.ffn = [mixture.read(
-            values, "num_local_experts", "quick_gelu", hidden="intermediate_size",
-            scores="softmax of the chosen",
-        )] * len(m.ffn)  # fmt: skip
+        m.set_ffn(activation="quick_gelu")
+        scores = "softmax of the chosen"
+        m.set_experts("num_local_experts", hidden="intermediate_size", scores=scores)
         limit = values.number("swiglu_limit", _LIMIT)
     elif not all(isinstance(one, ExpertsConfig) for one in m.ffn):
         raise UnsupportedModel("a gpt-oss model with layers without experts is not supported")
@@ -119,35 +115,32 @@ def _gpt_oss(m: Draft) -> None:
     ]
 
 
-GPT_OSS = llama_like(
-    _gpt_oss,
-    name="gpt_oss",
-    words="experts with biases and clamped gates in every layer, attention sinks, a window in "
-    "every other layer",
-    hf=("gpt_oss",), gguf=("gpt-oss",), gguf_reads=GGUF_WINDOWS,
-    feed_forwards=("mixture of experts",), function="quick_gelu",
-    prepare=_with_rope, fixed={"mlp_bias": False},
-    defaults={
-        "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131_072,
-        "rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "attention_bias": True,
-        "sliding_window": 128, "bos_token_id": None, "eos_token_id": None,
-        "num_local_experts": 128, "num_experts_per_tok": 4,
-    },
-    names=POST_NORM_2.but("""
-        =attn.sink  self_attn.sinks  attn_sinks.weight
-    """, experts="""
-        moe.router                mlp.router
-        =moe.W_down               mlp.experts.down_proj|turned
-        =moe.W_down               mlp.experts.down_proj_blocks
-        =moe.b_down               mlp.experts.down_proj_bias
-        =moe.W_gate+moe.W_up@row  mlp.experts.gate_up_proj|turned
-        =moe.W_gate+moe.W_up@row  mlp.experts.gate_up_proj_blocks
-        =moe.b_gate+moe.b_up@row  mlp.experts.gate_up_proj_bias
-    """),
-)  # fmt: skip
-
-
-def _llama4(m: Draft) -> None:
+@family("""
+    llama4: one expert beside a shared one for each token, attention within chunks in three of four
+        layers, no rotary positions in the others
+    types: llama4_text | llama4
+    hf_multimodal: llama4
+    gguf_reads: windows
+    feed_forwards: mixture of experts, gated MLP
+    keys: intermediate_size=intermediate_size_mlp
+    fixed: mlp_bias=false
+    defaults: num_key_value_heads=8 head_dim=128 max_position_embeddings=131072 rms_norm_eps=1e-5
+        rope_theta=500000.0 intermediate_size=8192 intermediate_size_mlp=16384 num_local_experts=16
+        num_experts_per_tok=1
+    names: llama
+        mlp.gate  feed_forward.gate_proj  ffn_gate
+        mlp.up    feed_forward.up_proj    ffn_up
+        mlp.down  feed_forward.down_proj  ffn_down
+        interleaved: always
+        experts: -
+        moe.router             feed_forward.router
+        =moe.W_gate+moe.W_up   feed_forward.experts.gate_up_proj|turned
+        =moe.W_down            feed_forward.experts.down_proj|turned
+        moe.shared.gate        feed_forward.shared_expert.gate_proj
+        moe.shared.up          feed_forward.shared_expert.up_proj
+        moe.shared.down        feed_forward.shared_expert.down_proj
+""")
+def llama4(m: Draft) -> None:
     """Llama 4 (Meta 2025): experts beside a shared one; three of four layers see only their chunk.
 
     The router's sigmoid multiplies an expert's input. Layers without RoPE see every key, and their
@@ -164,11 +157,12 @@ def _llama4(m: Draft) -> None:
             mixed = values.raw("moe_layers")
         if not isinstance(mixed, list) or not all(one in range(count) for one in mixed):
             raise values.wrong("moe_layers", f"numbers of the {count} layers")
-        own = mixture.read(
-            Values(values.all()), "num_local_experts", m.ffn[0].activation, scores="sigmoid",
-            hidden="intermediate_size",
-        )  # fmt: skip
-        m.ffn = [own if number in mixed else ffn for number, ffn in enumerate(m.ffn)]
+        # the width of an expert, which is not that of a dense feed-forward
+        mixes = [number in mixed for number in range(count)]
+        m.values = Values(values.all())
+        m.set_experts(
+            "num_local_experts", mixes=mixes, hidden="intermediate_size", scores="sigmoid"
+        )
     else:
         if not values.integer("attention.sliding_window", 1, least=0, most=MOST["positions"]):
             raise UnsupportedModel("a Llama 4 without chunks is not supported in GGUF files")
@@ -176,12 +170,11 @@ def _llama4(m: Draft) -> None:
         kinds = ["chunked_attention"] * (period - 1) + ["full_attention"]
         normed = values.integer("expert_count", most=MOST["heads"]) != 128  # as in llama.cpp
         values = Values({"use_qk_norm": normed, "layer_types": (kinds * count)[:count]})
-    m.ffn = [
-        replace(
-            ffn, shared=SharedConfig(hidden=ffn.hidden),
-            routing=replace(ffn.routing, weighs_input=True),
-        ) if isinstance(ffn, ExpertsConfig) else ffn for ffn in m.ffn
-    ]  # fmt: skip
+    for number, ffn in enumerate(m.ffn):
+        if isinstance(ffn, ExpertsConfig):
+            routing = replace(ffn.routing, weighs_input=True)
+            shared = SharedConfig(hidden=ffn.hidden)
+            m.ffn[number] = replace(ffn, shared=shared, routing=routing)
     rotated = hf_rotated(values, count)
     size = hf_window(values, 8192, key="attention_chunk_size")
     chunked = [one and size is not None for one in rotated]
@@ -192,10 +185,8 @@ def _llama4(m: Draft) -> None:
         raise CheckpointError("`layer_types` has chunks but `attention_chunk_size` is not in use")
     growth, norm = None, None
     if values.raw("attn_temperature_tuning") not in (False,):  # in the first files 4, not true
-        growth = QueryGrowth(
-            beta=values.number("attn_scale", 0.1), first=1,
-            original=values.integer("floor_scale", 8192, most=MOST["positions"]),
-        )  # fmt: skip
+        original = values.integer("floor_scale", 8192, most=MOST["positions"])
+        growth = QueryGrowth(beta=values.number("attn_scale", 0.1), first=1, original=original)
     if values.flag("use_qk_norm", True):
         norm = replace(m.norm, weights=False)
         rope = m.attention[0].rope
@@ -207,32 +198,3 @@ def _llama4(m: Draft) -> None:
         qk_norm=[norm if one else None for one in rotated],
     )
     m.rotate_only(rotated)
-
-
-LLAMA4 = llama_like(
-    _llama4,
-    name="llama4",
-    words="one expert beside a shared one for each token, attention within chunks in three of four "
-    "layers, no rotary positions in the others",
-    hf=("llama4_text",), hf_multimodal=("llama4",), gguf=("llama4",), gguf_reads=GGUF_WINDOWS,
-    feed_forwards=("mixture of experts", "gated MLP"),
-    keys={"intermediate_size": "intermediate_size_mlp"}, fixed={"mlp_bias": False},
-    defaults={
-        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131_072,
-        "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "intermediate_size": 8192,
-        "intermediate_size_mlp": 16_384, "num_local_experts": 16, "num_experts_per_tok": 1,
-    },
-    names=LLAMA.but("""
-        mlp.gate  feed_forward.gate_proj  ffn_gate
-        mlp.up    feed_forward.up_proj    ffn_up
-        mlp.down  feed_forward.down_proj  ffn_down
-    """, interleaved="always", experts="""
-        moe.router             feed_forward.router
-        =moe.W_gate+moe.W_up   feed_forward.experts.gate_up_proj|turned
-        =moe.W_down            feed_forward.experts.down_proj|turned
-        moe.shared.gate        feed_forward.shared_expert.gate_proj
-        moe.shared.up          feed_forward.shared_expert.up_proj
-        moe.shared.down        feed_forward.shared_expert.down_proj
-    """),
-)  # fmt: skip
-FAMILIES = (MIXTRAL, OLMOE, GPT_OSS, LLAMA4)

@@ -20,12 +20,11 @@ PREFIXES = ("", "language_model.", "model.language_model.")
 
 # Other modules than the text model, by their names in transformers.
 _OTHERS = {
-    "the vision tower": ("vision_tower", "vision_model", "visual"),
-    "the audio tower": ("audio_tower",),
-    "the projector of images or sounds": (
-        "multi_modal_projector", "embed_vision", "embed_audio", "image_newline",
-    ),
-}  # fmt: skip
+    "the vision tower": "vision_tower vision_model visual",
+    "the audio tower": "audio_tower",
+    "the projector of images or sounds": "multi_modal_projector embed_vision embed_audio"
+    " image_newline",
+}
 
 # Settings of the whole model that also apply to its text model.
 _OF_THE_WHOLE = (
@@ -62,7 +61,7 @@ def with_prefixes(rules: Sequence[Rule]) -> tuple[Rule, ...]:
             else:
                 found.append(replace(rule, pattern=prefix + rule.pattern))
     for what, modules in _OTHERS.items():
-        for module in modules:
+        for module in modules.split():
             for name in (module, f"model.{module}"):
                 reason = f"of {what}, which text does not need"
                 found += [Drop(name, reason), Drop(f"{name}.*", reason)]

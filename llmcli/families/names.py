@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from llmcli.families.rules import (
     Multiply,
     Op,
     PerExpert,
+    Ranges,
     Rename,
     Reshape,
     Rows,
@@ -36,16 +38,16 @@ from llmcli.families.rules import (
 Row = tuple[str, str, str]  # our name, transformers', llama.cpp's
 
 _OUTER = (  # outside the blocks
-    "embed", "embed_norm", "pos_embed", "ln_final", "head", "ple.embed.W", "ple.W_proj",
-    "ple.proj_norm.w",
-)  # fmt: skip
+    *("embed", "embed_norm", "pos_embed", "ln_final", "head"),
+    *("ple.embed.W", "ple.W_proj", "ple.proj_norm.w"),
+)
 _COMPUTED = "RoPE frequencies, which are computed"
 _READ = "read into the configuration as the rotation's frequency factors"
 _KEPT = ("attn.W_k", "attn.W_v", "attn.b_k", "attn.b_v", "attn.k_norm.w")
 _SHARED_KV = "its layer reads the keys and values of another"
 MTP = "multi-token prediction, which the next token does not need"
-_MIXERS = {AttentionConfig: "attn", LatentConfig: "attn", DeltaConfig: "linattn",
-           SsmConfig: "ssm", ShortConvConfig: "conv"}  # fmt: skip
+_MIXERS = {AttentionConfig: "attn", LatentConfig: "attn", DeltaConfig: "linattn"}
+_MIXERS |= {SsmConfig: "ssm", ShortConvConfig: "conv"}
 _KINDS = {**_MIXERS, MlpConfig: "mlp", ExpertsConfig: "moe"}
 
 
@@ -83,10 +85,39 @@ class Names:
     first_position: int = 0
     also: Names | None = None
 
-    def but(self, text: str = "", without: str = "", **changes: Any) -> Names:
-        """The table with rows replaced or added by `text`, and without the rows of some names."""
-        rows = _table(text)
-        gone = {*(row[0] for row in rows), *without.split()}
+    def but(self, text: str) -> Names:
+        """The table changed by lines of `text`: rows, which replace their namesakes, and fields.
+
+        A field is `word: value`, of those above as their types say. `prefixes` and `experts` are
+        words (`-`: none), `buffers` names and their reason (`none: …` without names). `without`:
+        names whose rows go. `mixer`: the rows of Mamba-2 in a module with this prefix.
+        """
+        gone, changes, buffers = list[str](), dict[str, Any](), list[tuple[str, str]]()
+        rows = list[Row]()
+        for line in text.splitlines():
+            word, _, value = line.strip().partition(": ")
+            match word:
+                case "without":
+                    gone += value.split()
+                case "mixer":
+                    rows += _table(MIXER.replace("mixer.", value))
+                case "prefixes":
+                    changes[word] = tuple("" if one == "-" else one for one in value.split())
+                case "experts":
+                    changes[word] = "" if value == "-" else experts(*value.split())
+                case "buffers":
+                    named, _, reason = value.partition(": ")
+                    buffers += [(name, reason) for name in named.split() if name != "-"]
+                    changes[word] = tuple(buffers)
+                case "also":
+                    changes[word] = TABLES[value]
+                case "layer" | "interleaved":
+                    changes[word] = value
+                case "conv1d" | "rotary" | "predicts" | "first_position":
+                    changes[word] = json.loads(value)
+                case _:
+                    rows += _table(line)
+        gone += [name for name, _, _ in rows]
         kept = (row for row in self.rows if row[0] not in gone)
         return replace(self, rows=(*rows, *kept), **changes)
 
@@ -159,10 +190,10 @@ class Names:
                 yield from self._unpaired(model.config, source, name, ops)
             elif name == "attn.q" and isinstance(part, AttentionConfig) and part.gated:
                 # the gate rows of each head follow its query rows
-                both = part.head_dim + part.value_dim
-                for own, rows in (("q", Rows(0, part.head_dim, part.heads)),
-                                  ("gate", Rows(part.head_dim, both, part.heads))):  # fmt: skip
-                    yield from _renames(source, f"attn.{own}", *ops, rows, within=within)
+                q, both = part.head_dim, part.head_dim + part.value_dim
+                for own, start, stop in (("q", 0, q), ("gate", q, both)):
+                    taken = Rows(start, stop, part.heads)
+                    yield from _renames(source, f"attn.{own}", *ops, taken, within=within)
             else:
                 ops += _reordered(part, name, by)
                 yield from _renames(source, name, *ops, offset=offset, within=within)
@@ -195,7 +226,7 @@ class _Parts:
                     self.first.setdefault(kind, part)
                     self._layers.setdefault(kind, []).append(index)
 
-    def within(self, kind: str) -> Mapping[str, Sequence[int]]:
+    def within(self, kind: str) -> Ranges:
         """The ranges of a rule; mixers of several kinds may use the same names."""
         found: dict[str, Sequence[int]] = {}
         if kind in _MIXERS.values() and len(self._layers[kind]) < len(self.config.layers):
@@ -206,9 +237,8 @@ class _Parts:
 
 
 def _renames(
-    source: str, part: str, *ops: Op, offset: float = 0.0,
-    within: Mapping[str, Sequence[int]] = NOWHERE,
-) -> Iterator[Rename]:  # fmt: skip
+    source: str, part: str, *ops: Op, offset: float = 0.0, within: Ranges = NOWHERE
+) -> Iterator[Rename]:
     """Rules for the weight and the bias of a part by our name; norms have `offset` added."""
     where, _, symbol = part.rpartition(".")
     norm = symbol.startswith("ln") or symbol.endswith("norm")
@@ -347,10 +377,8 @@ def experts(block: str, gate: str, up: str, down: str) -> str:
     leaves = {"gate": gate, "up": up, "down": down}
     rows = [f"moe.{ours} {block}.experts.{{expert}}.{name}" for ours, name in leaves.items()]
     for one in dict.fromkeys((block, "mlp")):
-        rows += [
-            f"=moe.W_gate+moe.W_up {one}.experts.gate_up_proj",
-            f"=moe.W_down {one}.experts.down_proj", f"moe.router {one}.gate",
-        ]  # fmt: skip
+        rows.append(f"=moe.W_gate+moe.W_up {one}.experts.gate_up_proj")
+        rows += [f"=moe.W_down {one}.experts.down_proj", f"moe.router {one}.gate"]
     rows += ["=moe.b_choice mlp.gate.e_score_correction_bias", "moe.shared mlp.shared_expert_gate"]
     for shared in ("shared_expert", "shared_experts"):
         rows += [f"moe.shared.{leaf} mlp.{shared}.{leaf}_proj" for leaf in leaves]
@@ -369,6 +397,16 @@ _GGUF_EXPERTS = _table("""
     moe.shared.up    -  ffn_up_shexp
     moe.shared.down  -  ffn_down_shexp
 """)
+MIXER = """
+    ssm.gate+ssm.in+ssm.dt  mixer.in_proj              ssm_in
+    ssm.out                 mixer.out_proj             ssm_out
+    =ssm.w                  mixer.conv1d.weight|shape  ssm_conv1d.weight|shape
+    =ssm.b                  mixer.conv1d.bias          ssm_conv1d.bias
+    =ssm.norm.w             mixer.norm.weight          ssm_norm.weight|shape
+    =ssm.A_log              mixer.A_log                ssm_a|shape|log
+    =ssm.dt_bias            mixer.dt_bias              ssm_dt.bias
+    =ssm.D                  mixer.D                    ssm_d|shape
+"""
 MLP = experts("mlp", "gate_proj", "up_proj", "down_proj")
 LLAMA = Names(interleaved="gguf", experts=MLP, rows=_table("""
     embed        embed_tokens              token_embd
@@ -386,9 +424,11 @@ LLAMA = Names(interleaved="gguf", experts=MLP, rows=_table("""
     mlp.up       mlp.up_proj               ffn_up
     mlp.down     mlp.down_proj             ffn_down
 """))
-QWEN = LLAMA.but(interleaved="never")
+QWEN = LLAMA.but("interleaved: never")
 POST_NORM_2 = QWEN.but("ln2  post_attention_layernorm  post_attention_norm")
-AFTER = """
-    ln1_post     post_attention_layernorm    post_attention_norm
-    ln2_post     post_feedforward_layernorm  post_ffw_norm
-"""  # norms after the parts, and none before
+TABLES = {
+    "llama": LLAMA,
+    "qwen": QWEN,
+    "post_norm_2": POST_NORM_2,
+    "none": Names(rows=()),
+}

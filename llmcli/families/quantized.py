@@ -17,7 +17,7 @@ GGUF: NVFP4, whose blocks include scales, with a `scale` per matrix or expert.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,11 +56,30 @@ def scheme(settings: Mapping[str, Any]) -> Scheme | None:
     for key in _KEYS:
         section = values.section(key)
         if section is not None:
-            method = _method(section)
-            if method not in _READERS:
-                raise _unsupported(method)
-            return _READERS[method](section)
+            return _scheme(_method(section), section)
     return None
+
+
+def _scheme(method: str, section: Values) -> Scheme | None:
+    match method:
+        case "fp8":
+            return _fp8(section)
+        case "fbgemm_fp8":
+            return Scheme(grids={"weight_scale": Grid(formats=FLOAT8, rows=1)})
+        case "compressed-tensors":
+            return _compressed(section)
+        case "modelopt":
+            if (kind := section.text("quant_algo", "unknown")) != "FP8":
+                raise _unsupported("modelopt", kind)
+            return Scheme(grids={"weight_scale": Grid(formats=FLOAT8)})
+        case "bitsandbytes":
+            if section.flag("load_in_4bit", False) or not section.flag("load_in_8bit", False):
+                raise _unsupported("bitsandbytes", "4 bits")
+            grid = Grid(formats=("I8",), rows=1, divisor=127)
+            return Scheme(grids={"SCB": grid}, layout="weight_format")
+        case "mxfp4":  # no separate scales; see `checkpoints.mxfp4`
+            return None
+    raise _unsupported(method)
 
 
 def with_scales(rules: Sequence[Rule], found: Scheme | None) -> tuple[Rule, ...]:
@@ -134,28 +153,6 @@ def _blocks(section: Values, key: str, formats: tuple[str, ...]) -> Grid:
     return Grid(formats=formats, rows=rows, columns=columns)
 
 
-def _fbgemm(section: Values) -> Scheme:
-    return Scheme(grids={"weight_scale": Grid(formats=FLOAT8, rows=1)})
-
-
-def _modelopt(section: Values) -> Scheme:
-    kind = section.text("quant_algo", "unknown")
-    if kind != "FP8":
-        raise _unsupported("modelopt", kind)
-    return Scheme(grids={"weight_scale": Grid(formats=FLOAT8)})
-
-
-def _bitsandbytes(section: Values) -> Scheme:
-    if section.flag("load_in_4bit", False) or not section.flag("load_in_8bit", False):
-        raise _unsupported("bitsandbytes", "4 bits")
-    grid = Grid(formats=("I8",), rows=1, divisor=127)
-    return Scheme(grids={"SCB": grid}, layout="weight_format")
-
-
-def _mxfp4(section: Values) -> None:
-    """No separate scales; see `checkpoints.mxfp4`."""
-
-
 def _compressed(section: Values) -> Scheme:
     sparse = section.section("sparsity_config")
     if sparse is not None and sparse.text("format", "dense") != "dense":
@@ -185,15 +182,14 @@ def _group(group: Values, usual: str) -> Grid:
         raise _unsupported("compressed-tensors", "other than 8 bits around zero")
     formats = ("I8",) if weights.text("type", "int") == "int" else FLOAT8
     strategy = weights.text("strategy", "tensor")
-    if strategy == "tensor":
-        return Grid(formats=formats)
-    if strategy == "channel":
-        return Grid(formats=formats, rows=1)
-    if strategy == "group":
-        columns = weights.integer("group_size", most=_MOST)
-        return Grid(formats=formats, rows=1, columns=columns)
-    if strategy == "block":
-        return _blocks(weights, "block_structure", formats)
+    match strategy:
+        case "tensor" | "channel":
+            return Grid(formats=formats, rows=1 if strategy == "channel" else None)
+        case "group":
+            columns = weights.integer("group_size", most=_MOST)
+            return Grid(formats=formats, rows=1, columns=columns)
+        case "block":
+            return _blocks(weights, "block_structure", formats)
     raise _unsupported("compressed-tensors", f"scales by {strategy}")
 
 
@@ -203,13 +199,3 @@ def _unsupported(method: str, what: str = "") -> UnsupportedModel:
         f"weights quantized with `{shortened(method)}`{words} are not supported",
         hint="use the unquantized checkpoint or a GGUF file of the same model",
     )
-
-
-_READERS: dict[str, Callable[[Values], Scheme | None]] = {
-    "fp8": _fp8,
-    "fbgemm_fp8": _fbgemm,
-    "compressed-tensors": _compressed,
-    "modelopt": _modelopt,
-    "bitsandbytes": _bitsandbytes,
-    "mxfp4": _mxfp4,
-}

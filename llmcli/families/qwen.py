@@ -7,22 +7,34 @@ from dataclasses import replace
 from typing import Any
 
 from llmcli.config.delta import DeltaConfig
-from llmcli.config.experts import ExpertsConfig, SharedConfig
+from llmcli.config.experts import SharedConfig
 from llmcli.config.model import ModelConfig
 from llmcli.errors import UnsupportedModel
-from llmcli.families import mixture
-from llmcli.families.draft import Draft, llama_like
-from llmcli.families.names import POST_NORM_2, QWEN, Names
-from llmcli.families.read import gguf_layers, without_zeros
-from llmcli.families.rope import renamed_kinds
+from llmcli.families.draft import Draft
+from llmcli.families.names import POST_NORM_2, Names
+from llmcli.families.read import GGUF_SIZES, gguf_layers
+from llmcli.families.record import family
 from llmcli.families.values import MOST, Values, require_divisible
 
-_NO_ENDS = {"bos_token_id": None, "eos_token_id": None}
-_QWEN2 = {"max_position_embeddings": 32768, "num_key_value_heads": 32, **_NO_ENDS}
-_QWEN3 = {**_QWEN2, "head_dim": 128}
+
+def _qwen_attention(m: Draft, *, two: bool) -> None:
+    if two:
+        m.set_attention(qkv_bias=True, out_bias=False)
+    else:
+        m.set_attention(qk_norm=m.norm)
 
 
-def _qwen(m: Draft) -> None:
+@family("""
+    qwen: as llama with biases of q, k, v (qwen2) or normalized queries and keys (qwen3), windows
+        by layer
+    types: qwen2 qwen3 | qwen2 qwen3
+    fixed: mlp_bias=false
+    defaults: max_position_embeddings=32768 num_key_value_heads=32 bos_token_id=null
+        eos_token_id=null
+    defaults qwen3: head_dim=128
+    names: qwen
+""")
+def qwen_dense(m: Draft) -> None:
     """Qwen 2 and 3 (Alibaba 2024 and 2025, arXiv 2407.10671 and 2505.09388).
 
     Biases of queries, keys and values, or normalized queries and keys; windows by layer. In GGUF
@@ -37,54 +49,72 @@ def _qwen(m: Draft) -> None:
     m.set_windows([number >= first for number in range(len(m.ffn))], switched=True)
 
 
-def _qwen_attention(m: Draft, *, two: bool) -> None:
-    if two:
-        m.set_attention(qkv_bias=True, out_bias=False)
-    else:
-        m.set_attention(qk_norm=m.norm)
-
-
-QWEN_DENSE = llama_like(
-    _qwen,
-    name="qwen", words="as llama with biases of q, k, v (qwen2) or normalized queries and keys "
-    "(qwen3), windows by layer",
-    hf=("qwen2", "qwen3"), gguf=("qwen2", "qwen3"), fixed={"mlp_bias": False}, names=QWEN,
-    by_type={"qwen2": _QWEN2, "qwen3": _QWEN3},
-)  # fmt: skip
-
-
-def _qwen_vl(m: Draft) -> None:
+@family("""
+    qwen_vl: the text model of qwen2_vl, qwen2_5_vl and qwen3_vl: qwen2 and qwen3
+    types: | qwen2vl qwen3vl
+    hf_multimodal: qwen2_vl qwen2_5_vl qwen3_vl
+    hf_texts: qwen2_vl_text qwen2_5_vl_text qwen3_vl_text
+    fixed: mlp_bias=false
+    ropes: mrope=default
+    defaults: max_position_embeddings=32768 num_key_value_heads=8 bos_token_id=null
+        eos_token_id=null rope_theta=1e6
+    defaults qwen3_vl_text: max_position_embeddings=128000 num_key_value_heads=32 head_dim=128
+        rope_theta=500000.0
+    names: qwen
+""")
+def qwen_vl(m: Draft) -> None:
     """The text model of Qwen2-VL, Qwen2.5-VL and Qwen3-VL (arXiv 2502.13923): Qwen 2 or 3.
 
     Multimodal RoPE has a section for time and two for image coordinates. For text all three
     positions are equal, so sections have no effect.
     """
-    _qwen(m)
+    qwen_dense.build(m)
     m.others["family"] = "qwen"
     if m.hf:
         m.others["model_type"] = m.kind.partition("_")[0]
 
 
-def _without_sections(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with `mrope` replaced by default RoPE."""
-    return renamed_kinds(settings, {"mrope": "default"})
+def _with_head_size(settings: dict[str, Any]) -> Mapping[str, Any]:
+    values = Values(settings)
+    if settings["model_type"] == "qwen3_moe" and not values.has("head_dim"):
+        heads = values.integer("num_attention_heads", most=MOST["heads"])
+        size = values.integer("hidden_size", most=MOST["width"]) // heads
+        settings = {**settings, "head_dim": size}
+    return settings
 
 
-_VL2 = {**_QWEN2, "num_key_value_heads": 8, "rope_theta": 1e6}
-_VL = {
-    "qwen2_vl_text": _VL2, "qwen2_5_vl_text": _VL2,
-    "qwen3_vl_text": {**_QWEN3, "max_position_embeddings": 128_000, "rope_theta": 500_000.0},
-}  # fmt: skip
-QWEN_VL = llama_like(
-    _qwen_vl,
-    name="qwen_vl", words="the text model of qwen2_vl, qwen2_5_vl and qwen3_vl: qwen2 and qwen3",
-    hf=(), hf_texts=tuple(_VL), hf_multimodal=("qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
-    gguf=("qwen2vl", "qwen3vl"), fixed={"mlp_bias": False}, by_type=_VL, names=QWEN,
-    prepare=_without_sections,
-)  # fmt: skip
+def _set_experts(m: Draft, *, shared: bool, count: str = "num_experts") -> None:
+    """Read experts of some layers, optionally with a shared one; `count`: of their number."""
+    values, layers = m.values, len(m.ffn)
+    step = values.integer("decoder_sparse_step", 1, most=MOST["layers"])
+    dense, key = values.raw("mlp_only_layers") or [], "shared_expert_intermediate_size"
+    if not isinstance(dense, list) or not all(type(one) is int for one in dense):
+        raise values.wrong("mlp_only_layers", "a list of layers")
+    mixes = [number not in dense and (number + 1) % step == 0 for number in range(layers)]
+    beside = None
+    if shared:
+        beside = SharedConfig(hidden=values.integer(key, most=MOST["hidden"]), weighed=True)
+    renormalized = values.flag("norm_topk_prob", False)
+    m.set_experts(count, mixes=mixes, shared=beside, renormalized=renormalized)
 
 
-def _qwen_moe(m: Draft) -> None:
+@family(
+    """
+    qwen_moe: as qwen2 with experts and a shared one (qwen2_moe), or as qwen3 with experts, in all
+        or some layers
+    types: qwen2_moe qwen3_moe | qwen2moe qwen3moe
+    feed_forwards: mixture of experts, gated MLP
+    fixed: mlp_bias=false
+    defaults: max_position_embeddings=32768 bos_token_id=null eos_token_id=null
+    defaults qwen2_moe: num_key_value_heads=16 num_experts=60 num_experts_per_tok=4
+        moe_intermediate_size=1408 shared_expert_intermediate_size=5632
+    defaults qwen3_moe: num_key_value_heads=4 num_experts=128 num_experts_per_tok=8
+        moe_intermediate_size=768
+    names: qwen
+    """,
+    prepare=_with_head_size,
+)
+def qwen_moe(m: Draft) -> None:
     """Qwen 1.5, 2 and 3 with experts; windows: all layers of Qwen 3, every other of Qwen 2."""
     if not m.hf:
         return
@@ -98,116 +128,15 @@ def _qwen_moe(m: Draft) -> None:
     m.set_windows(slides, listed=two, switched=True)
     # written by transformers 5 for Qwen 3
     count = "num_local_experts" if m.values.says("num_local_experts") else "num_experts"
-    experts = _experts(m.values, m.ffn[0].activation, shared=two, count=count)
-    m.ffn = [
-        experts if mixes else mlp
-        for mlp, mixes in zip(m.ffn, _sparse(m.values, layers), strict=True)
-    ]
+    _set_experts(m, shared=two, count=count)
 
-
-def _with_head_size(settings: dict[str, Any]) -> Mapping[str, Any]:
-    values = Values(settings)
-    if settings["model_type"] == "qwen3_moe" and not values.has("head_dim"):
-        heads = values.integer("num_attention_heads", most=MOST["heads"])
-        size = values.integer("hidden_size", most=MOST["width"]) // heads
-        settings = {**settings, "head_dim": size}
-    return settings
-
-
-def _experts(
-    values: Values, function: Any, *, shared: bool, count: str = "num_experts"
-) -> ExpertsConfig:
-    """Read the experts of a layer, optionally with a `shared` one; `count`: of their number."""
-    beside, key = None, "shared_expert_intermediate_size"
-    if shared:
-        beside = SharedConfig(hidden=values.integer(key, most=MOST["hidden"]), weighed=True)
-    renormalized = values.flag("norm_topk_prob", False)
-    return mixture.read(values, count, function, shared=beside, renormalized=renormalized)
-
-
-def _sparse(values: Values, layers: int) -> list[bool]:
-    """Whether each layer has experts."""
-    step = values.integer("decoder_sparse_step", 1, most=MOST["layers"])
-    dense = values.raw("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(type(one) is int for one in dense):
-        raise values.wrong("mlp_only_layers", "a list of layers")
-    return [number not in dense and (number + 1) % step == 0 for number in range(layers)]
-
-
-QWEN_MOE = llama_like(
-    _qwen_moe,
-    name="qwen_moe",
-    words="as qwen2 with experts and a shared one (qwen2_moe), or as qwen3 with experts, "
-    "in all or some layers",
-    hf=("qwen2_moe", "qwen3_moe"), gguf=("qwen2moe", "qwen3moe"),
-    feed_forwards=("mixture of experts", "gated MLP"),
-    prepare=_with_head_size, fixed={"mlp_bias": False}, names=QWEN,
-    by_type={
-        "qwen2_moe": {
-            **_QWEN2, "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
-            "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
-        },
-        "qwen3_moe": {
-            **_QWEN2, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-        },
-    },
-)  # fmt: skip
-
-_FIXED: Mapping[str, dict[str, Any]] = {  # settings that these types ignore
-    "qwen3_5_text": {"num_experts": 0},
-    "qwen3_5_moe_text": {
-        "norm_topk_prob": True, "mlp_only_layers": None, "decoder_sparse_step": 1,
-        "intermediate_size": 1,
-    },
-}  # fmt: skip
 # value heads, key heads, a key's size, tokens of the convolution
-_SIZES_HF = ("linear_num_value_heads", "linear_num_key_heads", "linear_key_head_dim",
-             "linear_conv_kernel_dim")  # fmt: skip
-_SIZES_GGUF = ("ssm.time_step_rank", "ssm.group_count", "ssm.state_size", "ssm.conv_kernel")
+_SIZES_HF = (
+    *("linear_num_value_heads", "linear_num_key_heads"),
+    *("linear_key_head_dim", "linear_conv_kernel_dim"),
+)
 _TILED = ("qwen35", "qwen35moe")  # architectures with reordered value heads
 _KV_HEADS, _RECURRENT = "attention.head_count_kv", "attention.recurrent_layers"
-
-
-def _qwen_next(m: Draft) -> None:
-    """Qwen3-Next and Qwen 3.5 (Alibaba 2025 and 2026): gated DeltaNet, some gated attention layers.
-
-    Norms multiply by 1 + w, except the norm of DeltaNet's output. Qwen3-Next and the larger Qwen
-    3.5 have mixtures of experts with a shared expert.
-    """
-    values, layers = m.values, len(m.ffn)
-    period = values.integer("full_attention_interval", 4, most=MOST["layers"])
-    attends = [(number + 1) % period == 0 for number in range(layers)]
-    if m.hf:
-        values = Values(values.all() | _FIXED.get(m.kind, {}))
-        if values.text("hidden_act", "silu") not in ("silu", "swish"):  # also of convolutions
-            raise UnsupportedModel(
-                f"`{m.kind}` with another activation than `silu` is not supported"
-            )
-        if values.has("layer_types"):
-            kinds = values.layer_types(layers, ("linear_attention", "full_attention"))
-            attends = [one == "full_attention" for one in kinds]
-        delta = _delta(m, _SIZES_HF)
-        size = values.integer("linear_value_head_dim", most=MOST["head_dim"])
-        if values.integer("num_experts", least=0, most=MOST["heads"]):
-            experts, mixes = _experts(values, "silu", shared=True), _sparse(values, layers)
-            m.ffn = [experts if mixed else mlp for mlp, mixed in zip(m.ffn, mixes, strict=True)]
-    else:
-        for key, recurs in ((_KV_HEADS, False), (_RECURRENT, True)):
-            if isinstance(listed := values.raw(key), list):
-                attends = [bool(one) != recurs for one in listed[:layers]]
-        delta = _delta(m, _SIZES_GGUF)
-        inner = values.integer("ssm.inner_size", most=MOST["hidden"])
-        size = require_divisible("`ssm.inner_size`", inner, f"`{_SIZES_GGUF[0]}`", delta.heads)
-        tiled = values.flag("ssm.v_head_reordered", m.kind in _TILED)  # written by Ollama
-        # otherwise both orders are the same
-        delta = replace(delta, tiled=tiled and 1 < delta.key_heads < delta.heads)
-    delta = replace(delta, value_dim=size)
-    m.norm = replace(m.norm, offset=1.0)
-    m.set_attention(qk_norm=m.norm, gated=True)
-    for number, attention in enumerate(attends):
-        if not attention:
-            m.layer(number, delta, m.ffn[number])
 
 
 def _delta(m: Draft, keys: Sequence[str]) -> DeltaConfig:
@@ -221,12 +150,8 @@ def _delta(m: Draft, keys: Sequence[str]) -> DeltaConfig:
     )
 
 
-def _next_settings(settings: dict[str, Any]) -> Mapping[str, Any]:
-    return _without_sections({**settings, **_FIXED.get(settings["model_type"], {})})
-
-
 def _next_metadata(values: Values) -> dict[str, Any]:
-    filled: dict[str, Any] = dict(without_zeros(values, _KV_HEADS))
+    filled: dict[str, Any] = {}
     if not values.raw("feed_forward_length"):  # all layers have experts
         filled["feed_forward_length"] = values.raw("expert_feed_forward_length")
     listed, layers = values.raw(_RECURRENT), gguf_layers(values)
@@ -261,34 +186,69 @@ def _next_names(config: ModelConfig) -> Names:
     """The usual rows first; early GGUF files of `qwen3next` have rows in transformers' order."""
     grouped = config.model_type in ("qwen3_next", "qwen3next")
     rows = (_BY_KEY_HEAD, _APART) if grouped else (_APART, _BY_KEY_HEAD)
-    return POST_NORM_2.but("".join(rows), predicts=True)
+    return POST_NORM_2.but("".join((*rows, "predicts: true")))
 
 
-QWEN_NEXT = llama_like(
-    _qwen_next,
-    name="qwen_next",
-    words="gated DeltaNet, attention with gated results in every fourth layer, norms of 1 + w; "
-    "experts and a shared one (qwen3_next, qwen3_5_moe)",
-    hf=("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
-    hf_multimodal=("qwen3_5", "qwen3_5_moe"), gguf=("qwen3next", *_TILED),
-    mixers=("gated DeltaNet", "attention"), feed_forwards=("gated MLP", "mixture of experts"),
-    prepare=_next_settings, fill=_next_metadata, fixed={"mlp_bias": False}, rotated=0.25,
-    defaults={
-        **_QWEN3, "head_dim": 256, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
-        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
-        "norm_topk_prob": True,
-    },
-    by_type={
-        "qwen3_next": {
-            "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10,
-            "intermediate_size": 5632,
-        },
-        "qwen3_5_text": {"num_key_value_heads": 4},
-        "qwen3_5_moe_text": {
-            "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8,
-        },
-    },
+@family(
+    """
+    qwen_next: gated DeltaNet, attention with gated results in every fourth layer, norms of 1 + w;
+        experts and a shared one (qwen3_next, qwen3_5_moe)
+    types: qwen3_next qwen3_5_text qwen3_5_moe_text | qwen3next qwen35 qwen35moe
+    hf_multimodal: qwen3_5 qwen3_5_moe
+    mixers: gated DeltaNet, attention
+    feed_forwards: gated MLP, mixture of experts
+    options: rotated=0.25 lacking=true
+    ropes: mrope=default
+    fixed: mlp_bias=false
+    fixed qwen3_5_text: num_experts=0
+    fixed qwen3_5_moe_text: norm_topk_prob=true mlp_only_layers=null decoder_sparse_step=1
+        intermediate_size=1
+    defaults: max_position_embeddings=32768 num_key_value_heads=32 bos_token_id=null
+        eos_token_id=null head_dim=256 linear_conv_kernel_dim=4 linear_key_head_dim=128
+        linear_value_head_dim=128 linear_num_key_heads=16 linear_num_value_heads=32
+        moe_intermediate_size=512 shared_expert_intermediate_size=512 norm_topk_prob=true
+    defaults qwen3_next: num_key_value_heads=2 num_experts=512 num_experts_per_tok=10
+        intermediate_size=5632
+    defaults qwen3_5_text: num_key_value_heads=4
+    defaults qwen3_5_moe_text: num_key_value_heads=2 num_experts=256 num_experts_per_tok=8
+    """,
     names=_next_names,
-)  # fmt: skip
-FAMILIES = (QWEN_DENSE, QWEN_VL, QWEN_MOE, QWEN_NEXT)
+    fill=_next_metadata,
+)
+def qwen_next(m: Draft) -> None:
+    """Qwen3-Next and Qwen 3.5 (Alibaba 2025 and 2026): gated DeltaNet, some gated attention layers.
+
+    Norms multiply by 1 + w, except the norm of DeltaNet's output. Qwen3-Next and the larger Qwen
+    3.5 have mixtures of experts with a shared expert.
+    """
+    values, layers = m.values, len(m.ffn)
+    period = values.integer("full_attention_interval", 4, most=MOST["layers"])
+    attends = [(number + 1) % period == 0 for number in range(layers)]
+    if m.hf:
+        if values.text("hidden_act", "silu") not in ("silu", "swish"):  # also of convolutions
+            raise UnsupportedModel(
+                f"`{m.kind}` with another activation than `silu` is not supported"
+            )
+        if values.has("layer_types"):
+            kinds = values.layer_types(layers, ("linear_attention", "full_attention"))
+            attends = [one == "full_attention" for one in kinds]
+        delta = _delta(m, _SIZES_HF)
+        size = values.integer("linear_value_head_dim", most=MOST["head_dim"])
+        if values.integer("num_experts", least=0, most=MOST["heads"]):
+            _set_experts(m, shared=True)
+    else:
+        for key, recurs in ((_KV_HEADS, False), (_RECURRENT, True)):
+            if isinstance(listed := values.raw(key), list):
+                attends = [bool(one) != recurs for one in listed[:layers]]
+        delta = _delta(m, GGUF_SIZES)
+        inner = values.integer("ssm.inner_size", most=MOST["hidden"])
+        size = require_divisible("`ssm.inner_size`", inner, f"`{GGUF_SIZES[0]}`", delta.heads)
+        tiled = values.flag("ssm.v_head_reordered", m.kind in _TILED)  # written by Ollama
+        # otherwise both orders are the same
+        delta = replace(delta, tiled=tiled and 1 < delta.key_heads < delta.heads)
+    delta = replace(delta, value_dim=size)
+    m.norm = replace(m.norm, offset=1.0)
+    m.set_attention(qk_norm=m.norm, gated=True)
+    for number, attention in enumerate(attends):
+        if not attention:
+            m.layer(number, delta, m.ffn[number])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config.mlp import Activation
@@ -35,21 +34,25 @@ _GGUF_NEUTRAL: dict[str, tuple[float, str]] = {
 
 # llama.cpp reads these for other architectures only; neither `llama_model_base::load_hparams` nor
 # the `load_arch_hparams` of our architectures uses them.
-GGUF_WINDOWS = ("attention.sliding_window", "attention.sliding_window_pattern")
-# multipliers of scores, part outputs, embeddings and logits
-GGUF_SCALES = ("attention.scale", "residual_scale", "embedding_scale", "logit_scale")
-GGUF_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")  # of scores and of logits
-GGUF_PARALLEL = "use_parallel_residual"
-GGUF_CLIP = "attention.clamp_kqv"
-_GGUF_IGNORED = (
-    *GGUF_WINDOWS, *GGUF_YARN, "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor",
-    *GGUF_SCALES, *GGUF_CAPS, GGUF_PARALLEL, GGUF_CLIP, "attention.max_alibi_bias",
-)  # fmt: skip
+GGUF_READS = {
+    "windows": ("attention.sliding_window", "attention.sliding_window_pattern"),
+    "scales": ("attention.scale", "residual_scale", "embedding_scale", "logit_scale"),
+    "caps": ("attn_logit_softcapping", "final_logit_softcapping"),  # of scores and of logits
+    "yarn": GGUF_YARN,
+    "none": ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"),
+    "parallel": ("use_parallel_residual",),
+    "clip": ("attention.clamp_kqv",),
+    "alibi": ("attention.max_alibi_bias",),
+}
+# heads, groups, state (DeltaNet: a key's size), length of the convolution
+GGUF_SIZES = ("ssm.time_step_rank", "ssm.group_count", "ssm.state_size", "ssm.conv_kernel")
 
 
-def activation(values: Values, key: str, default: str) -> Activation:
+def activation(values: Values, key: str, default: Activation) -> Activation:
     """Read an activation function; raises UnsupportedModel for an unknown one."""
-    name = values.text(key, default)
+    if not values.has(key):
+        return default
+    name = values.text(key)
     if name not in _ACTIVATIONS:
         raise UnsupportedModel(
             f"the activation `{shortened(name)}` is not supported",
@@ -102,14 +105,11 @@ def hf_windows(
 
 def hf_rotated(values: Values, layers: int) -> list[bool]:
     """Which layers have RoPE: `no_rope_layers` (1), or all but the last of each interval."""
-    if not (listed := values.raw("no_rope_layers")):
+    if not values.raw("no_rope_layers"):
         interval = values.integer("no_rope_layer_interval", 4, most=MOST["layers"])
         return [(index + 1) % interval != 0 for index in range(layers)]
-    if not isinstance(listed, list) or len(listed) != layers or not all(
-        isinstance(one, int) and one in (0, 1) for one in listed
-    ):  # fmt: skip
-        raise values.wrong("no_rope_layers", f"0 or 1 for each of {layers} layers")
-    return [bool(one) for one in listed]
+    expected = f"0 or 1 for each of {layers} layers"
+    return [bool(one) for one in values.each("no_rope_layers", layers, (0, 1), expected)]
 
 
 def hf_layer(values: Values, number: int, usual: Mapping[str, Any]) -> Values:
@@ -140,73 +140,33 @@ def gguf_windows(
     key = "attention.sliding_window_pattern"
     pattern = values.raw(key)
     if isinstance(pattern, list):
-        if len(pattern) != layers or not all(isinstance(one, bool) for one in pattern):
-            raise values.wrong(key, f"a period, or true or false for each of {layers} layers")
-        slides = pattern
+        expected = f"a period, or true or false for each of {layers} layers"
+        slides = values.each(key, layers, (True, False), expected)
     else:
         period = values.integer(key, period, most=MOST["layers"])
         slides = [index % period < period - 1 for index in range(layers)]
     return [size if slide and size else None for slide in slides]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GgufHeader:
-    """Metadata that every architecture has: sizes, the BOS and EOS ids, the head.
-
-    `values` reads the architecture's keys. `tied`: the file has no `output.weight`.
-    """
-
-    arch: str
-    values: Values
-    vocab: int
-    width: int
-    layers: int
-    context: int
-    tied: bool
-    bos: int | None
-    eos: tuple[int, ...]
+def gguf_ends(general: Values, vocab: int) -> tuple[int | None, tuple[int, ...]]:
+    """Read the BOS id and the ids that end a text (EOS, EOT, EOM) of GGUF metadata."""
+    named = {
+        key: general.ids(f"tokenizer.ggml.{key}_token_id", (), vocab=vocab)
+        for key in ("eos", "eot", "eom", "bos")
+    }
+    begin = named.pop("bos")
+    ends = dict.fromkeys(i for found in named.values() for i in found)
+    return (begin[0] if begin else None), tuple(ends)
 
 
-def gguf_header(
-    metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], *,
-    mixtures: Container[str] = (),
-) -> GgufHeader:  # fmt: skip
-    """Read the header.
-
-    Raises CheckpointError, and UnsupportedModel for unsupported parts. `mixtures`: the
-    architectures that may have experts. Multi-token prediction layers are not counted.
-    """
-    general = Values(metadata)
-    arch = general.text("general.architecture")
-    values = Values(metadata, prefix=f"{arch}.")
+def refuse_other_parts(values: Values, *, mixtures: bool) -> None:
+    """Raise UnsupportedModel if GGUF metadata needs an unsupported part; `mixtures` may be read."""
     for key, (neutral, part) in _GGUF_NEUTRAL.items():
-        if key == "expert_count" and arch in mixtures:
-            continue
-        if values.has(key) and values.raw(key) != neutral:
+        if values.raw(key) not in (None, neutral) and not (mixtures and key == "expert_count"):
             raise UnsupportedModel(
-                f"`{arch}.{key}` = `{shortened(values.raw(key))}` is not supported"
+                f"`{values.name(key)}` = `{shortened(values.raw(key))}` is not supported"
                 f"{needs([part])}"
             )
-    width = values.integer("embedding_length", most=MOST["width"])
-    vocab = _gguf_vocab(metadata, values, tensors)
-    ends = [
-        i
-        for key in ("eos_token_id", "eot_token_id", "eom_token_id")
-        for i in general.ids(f"tokenizer.ggml.{key}", (), vocab=vocab)
-    ]
-    begin = general.ids("tokenizer.ggml.bos_token_id", (), vocab=vocab)
-    layers = gguf_layers(values)
-    return GgufHeader(
-        arch=arch,
-        values=values,
-        vocab=vocab,
-        width=width,
-        layers=layers,
-        context=values.integer("context_length", most=MOST["positions"]),
-        tied="output.weight" not in tensors,
-        bos=begin[0] if begin else None,
-        eos=tuple(dict.fromkeys(ends)),
-    )
 
 
 def gguf_layers(values: Values) -> int:
@@ -215,7 +175,7 @@ def gguf_layers(values: Values) -> int:
     return layers - values.integer("nextn_predict_layers", 0, least=0, most=layers - 1)
 
 
-def gguf_numbers(values: Values, key: str) -> list[int] | None:
+def gguf_numbers(values: Values, key: str, most: int = MOST["hidden"]) -> list[int] | None:
     """A number per layer, 0 where it lacks the part; None if all layers have the same."""
     listed, layers = values.raw(key), gguf_layers(values)
     if not isinstance(listed, list):
@@ -223,16 +183,7 @@ def gguf_numbers(values: Values, key: str) -> list[int] | None:
     if len(listed) < layers:
         raise values.wrong(key, f"numbers for {layers} layers")
     each = (Values({key: number}) for number in listed[:layers])
-    return [one.integer(key, least=0, most=MOST["hidden"]) for one in each]
-
-
-def without_zeros(values: Values, *keys: str) -> dict[str, list[int]]:
-    """Lists of GGUF metadata in which layers without the part have the number of the others."""
-    found = {key: gguf_numbers(values, key) for key in keys}
-    return {
-        key: [number or max(numbers) or 1 for number in numbers]
-        for key, numbers in found.items() if numbers is not None
-    }  # fmt: skip
+    return [one.integer(key, least=0, most=most) for one in each]
 
 
 def gguf_ignored(
@@ -242,11 +193,12 @@ def gguf_ignored(
 
     `reads`: the exceptions that it does read for `arch`.
     """
-    keys = [f"{arch}.{key}" for key in _GGUF_IGNORED if key not in reads]
+    known = (key for keys in GGUF_READS.values() for key in keys)
+    keys = [f"{arch}.{key}" for key in known if key not in reads]
     return {key: shortened(metadata[key]) for key in keys if metadata.get(key) is not None}
 
 
-def _gguf_vocab(
+def gguf_vocab(
     metadata: Mapping[str, Any], values: Values, tensors: Mapping[str, TensorInfo]
 ) -> int:
     """Rows of the embedding, which may be padded beyond the tokenizer's vocabulary."""

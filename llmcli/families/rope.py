@@ -8,7 +8,7 @@ version 5 `rope_scaling` beside `rope_theta`; `rope_type`, in old files `type`. 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -37,6 +37,7 @@ GGUF_YARN = tuple(
 )
 GGUF_LONGROPE = ("rope_factors_short.weight", "rope_factors_long.weight")
 _LARGEST = 3.4e38  # in float32
+_HF_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 _ORIGINAL = ("yarn", "llama3", "longrope")  # kinds that use the original length
 
 
@@ -71,7 +72,7 @@ def rope_from_hf(
     key = "original_max_position_embeddings"
     longest = _unless_null(length_at, key, context) if kind in _ORIGINAL else context
     original = length_at.integer(key, longest, most=MOST["positions"])
-    scaling = _HF_KINDS[kind](scaled, dims, context, original)
+    scaling = _hf_scaling(kind, scaled, dims, context, original)
     _check_theta(theta, scaling)
     return RopeConfig(theta=theta, dims=dims, scaling=scaling)
 
@@ -169,10 +170,7 @@ def rope_from_gguf(
     dims = values.integer("rope.dimension_count", head_dim, most=MOST["head_dim"])
     _check_dims(dims, head_dim)
     theta = values.number("rope.freq_base", DEFAULT_THETA)
-    if all(name in tensors for name in GGUF_LONGROPE):
-        scaling: RopeScaling = _gguf_longrope(values, context)
-    else:
-        scaling = _gguf_scaling(values, context)
+    scaling = _gguf_scaling(values, tensors, context)
     _check_theta(theta, scaling)
     if GGUF_FACTORS in tensors:
         if scaling is not None:
@@ -183,7 +181,22 @@ def rope_from_gguf(
     return RopeConfig(theta=theta, dims=dims, scaling=scaling)
 
 
-def _gguf_scaling(values: Values, context: int) -> RopeScaling:
+def _gguf_scaling(values: Values, tensors: Container[str], context: int) -> RopeScaling:
+    """Phi-3's LongRoPE by its tensors of divisors, else what the metadata say.
+
+    YaRN as in llama.cpp: the temperature from the factor, times the file's `attn_factor`. Its
+    context divides by 1 + 0.1 ln(factor) and its kernel multiplies by it again, so the temperature
+    is applied once to cos and sin. The `yarn_…` keys have no effect: `gguf_ignored`.
+    """
+    key, most = "rope.scaling.original_context_length", MOST["positions"]
+    if all(name in tensors for name in GGUF_LONGROPE):
+        return LongRopeScaling(
+            short=(),
+            long=(),
+            sources=GGUF_LONGROPE,
+            original=values.integer(key, context, most=most),
+            attention_factor=values.number("rope.scaling.attn_factor", 1.0),
+        )
     kind = values.text("rope.scaling.type", "linear")  # llama.cpp's default with a bare factor
     if kind not in ("none", "linear", "yarn"):
         raise UnsupportedModel(
@@ -194,25 +207,12 @@ def _gguf_scaling(values: Values, context: int) -> RopeScaling:
     factor = values.number("rope.scaling.factor", old, above=False) or 1.0
     attention = values.number("rope.scaling.attn_factor", 1.0)
     if kind == "yarn":
-        return _gguf_yarn(values, factor, attention, context)
+        original = values.integer(key, context, most=most)
+        attention *= _mscale(factor)
+        return YarnScaling(factor=factor, original=original, attention_factor=attention)
     if attention != 1.0:
         raise UnsupportedModel("factors of yarn under another kind of scaling are not supported")
     return None if kind == "none" or factor == 1.0 else LinearScaling(factor=factor)
-
-
-def _gguf_yarn(values: Values, factor: float, attention: float, context: int) -> YarnScaling:
-    """YaRN as in llama.cpp: the temperature from the factor, times the file's `attn_factor`.
-
-    Its context divides by 1 + 0.1 ln(factor) and its kernel multiplies by it again, so the
-    temperature is applied once to cos and sin. The `yarn_…` keys have no effect: `gguf_ignored`.
-    """
-    return YarnScaling(
-        factor=factor,
-        original=values.integer(
-            "rope.scaling.original_context_length", context, most=MOST["positions"]
-        ),
-        attention_factor=_mscale(factor) * attention,
-    )
 
 
 def yarn_as_written(rope: RopeConfig, values: Values) -> RopeConfig:
@@ -224,46 +224,43 @@ def yarn_as_written(rope: RopeConfig, values: Values) -> RopeConfig:
         for key, usual, above in zip(GGUF_YARN, (32.0, 1.0, 0.0), (True, True, False), strict=True)
     )
     attention = rope.scaling.attention_factor / _mscale(rope.scaling.factor, multiplier)
-    return replace(rope, scaling=replace(
-        rope.scaling, attention_factor=attention, beta_fast=fast, beta_slow=slow
-    ))  # fmt: skip
+    scaling = replace(rope.scaling, beta_fast=fast, beta_slow=slow, attention_factor=attention)
+    return replace(rope, scaling=scaling)
 
 
-def _gguf_longrope(values: Values, context: int) -> LongRopeScaling:
-    """Phi-3's LongRoPE: two tensors of divisors, and the factor on cos and sin."""
-    key = "rope.scaling.original_context_length"
-    return LongRopeScaling(
-        short=(), long=(), sources=GGUF_LONGROPE,
-        original=values.integer(key, context, most=MOST["positions"]),
-        attention_factor=values.number("rope.scaling.attn_factor", 1.0),
-    )  # fmt: skip
-
-
-def _default(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
+def _hf_scaling(
+    kind: str, scaled: Values, dims: int, context: int, original: int
+) -> RopeScaling:
+    match kind:
+        case "linear":
+            return LinearScaling(factor=scaled.number("factor"))
+        case "dynamic":  # the base grows beyond `max_position_embeddings`, not an original length
+            if dims <= 2:
+                raise CheckpointError(
+                    f"dynamic rotary scaling needs more than {dims} rotated numbers"
+                )
+            factor = scaled.number("factor", least=1.0, above=False)
+            return DynamicScaling(factor=factor, original=context)
+        case "llama3":
+            low, high = scaled.number("low_freq_factor"), scaled.number("high_freq_factor")
+            if high <= low:
+                raise CheckpointError(
+                    f"`high_freq_factor` {high:g} has to be greater than `low_freq_factor` {low:g}"
+                )
+            factor = scaled.number("factor")
+            return Llama3Scaling(factor=factor, low=low, high=high, original=original)
+        case "yarn":
+            return _yarn(scaled, context, original)
+        case "longrope":
+            return _longrope(scaled, dims, context, original)
+        case "proportional":  # a fraction of the pairs, with the frequencies of a whole head
+            fraction = _fraction(scaled, _unless_null(scaled, "partial_rotary_factor", 1.0))
+            pairs = int(fraction * dims // 2)
+            return ProportionalScaling(pairs=pairs, factor=scaled.number("factor", 1.0))
     return None
 
 
-def _linear(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
-    return LinearScaling(factor=scaled.number("factor"))
-
-
-def _dynamic(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
-    """Dynamic scaling: the base grows beyond `max_position_embeddings`, not an original length."""
-    if dims <= 2:
-        raise CheckpointError(f"dynamic rotary scaling needs more than {dims} rotated numbers")
-    return DynamicScaling(factor=scaled.number("factor", least=1.0, above=False), original=context)
-
-
-def _llama3(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
-    low, high = scaled.number("low_freq_factor"), scaled.number("high_freq_factor")
-    if high <= low:
-        raise CheckpointError(
-            f"`high_freq_factor` {high:g} has to be greater than `low_freq_factor` {low:g}"
-        )
-    return Llama3Scaling(factor=scaled.number("factor"), low=low, high=high, original=original)
-
-
-def _yarn(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
+def _yarn(scaled: Values, context: int, original: int) -> YarnScaling:
     if not scaled.says("factor"):  # null: the ratio of the lengths, as in transformers
         raise scaled.wrong("factor", "a finite number")
     factor = scaled.number("factor", context / original)
@@ -285,7 +282,7 @@ def _yarn(scaled: Values, dims: int, context: int, original: int) -> RopeScaling
     )
 
 
-def _longrope(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
+def _longrope(scaled: Values, dims: int, context: int, original: int) -> LongRopeScaling:
     factor = scaled.number("factor", context / original)
     attention = scaled.optional_number("attention_factor", above=False)
     if attention is None:
@@ -299,23 +296,6 @@ def _longrope(scaled: Values, dims: int, context: int, original: int) -> RopeSca
         original=original,
         attention_factor=attention,
     )
-
-
-def _proportional(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
-    """Rotate a fraction of the pairs, with the frequencies of a whole head."""
-    fraction = _fraction(scaled, _unless_null(scaled, "partial_rotary_factor", 1.0))
-    return ProportionalScaling(pairs=int(fraction * dims // 2), factor=scaled.number("factor", 1.0))
-
-
-_HF_KINDS: Mapping[str, Callable[[Values, int, int, int], RopeScaling]] = {
-    "default": _default,
-    "linear": _linear,
-    "dynamic": _dynamic,
-    "yarn": _yarn,
-    "llama3": _llama3,
-    "longrope": _longrope,
-    "proportional": _proportional,
-}
 
 
 def _mscale(factor: float, multiplier: float = 1.0) -> float:

@@ -153,7 +153,8 @@ class PerExpert:
 
 Op = RowOp | Transpose | Reshape | Elementwise | PerExpert
 
-NOWHERE: Mapping[str, Sequence[int]] = {}
+Ranges = Mapping[str, Sequence[int]]  # of placeholders
+NOWHERE: Ranges = {}
 
 
 class Rename:
@@ -164,9 +165,7 @@ class Rename:
 
     __slots__ = ("ops", "source", "target", "within")
 
-    def __init__(
-        self, source: str, target: str, *ops: Op, within: Mapping[str, Sequence[int]] = NOWHERE
-    ) -> None:
+    def __init__(self, source: str, target: str, *ops: Op, within: Ranges = NOWHERE) -> None:
         self.source = source
         self.target = target
         self.ops = ops
@@ -186,7 +185,7 @@ class Drop:
 
     pattern: str
     reason: str
-    within: Mapping[str, Sequence[int]] = field(default_factory=dict, hash=False)
+    within: Ranges = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ class Beside:
     pattern: str
     weight: str
     grid: Grid | None
-    within: Mapping[str, Sequence[int]] = field(default_factory=dict, hash=False)
+    within: Ranges = field(default_factory=dict, hash=False)
 
 
 Rule = Rename | Drop | Beside
@@ -245,15 +244,14 @@ class Plan:
     """The result of applying rules to a list of names.
 
     `dropped`: (name, reason); `unexpected`: names that no rule matches. `scales`: suffix of a scale
-    in place of `weight`, None if the weights are not quantized. `sources`: (target, source)
-    patterns of renames, keyed by the target pattern with `{}` for each number.
+    in place of `weight`, None if the weights are not quantized. `renames`: those of the rules.
     """
 
     loads: tuple[Load, ...]
     dropped: tuple[tuple[str, str], ...]
     unexpected: tuple[str, ...]
     scales: str | None = None
-    sources: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    renames: tuple[Rename, ...] = ()
 
     @property
     def surplus(self) -> tuple[str, ...]:
@@ -281,25 +279,22 @@ class Plan:
         )
 
     def source_of(self, part: str) -> str | None:
-        """The name of the tensor that fills a parameter, or an item of it.
+        """The usual name of the tensor that fills a parameter, or an item of it.
 
         The first item's tensor if each has its own; None if no rule fills it.
         """
-        parameter, bracket, index = part.partition("[")
-        skeleton, numbers = _skeleton(parameter)
-        found = None if bracket else self.sources.get(skeleton)
-        if found is None:
-            found = self.sources.get(f"{skeleton}[{{}}]")
-            numbers = [*numbers, int(index.rstrip("]") or 0)]
-        if found is None:
-            return None
-        target, source = found
-        return _filled(source, dict(zip(_PLACEHOLDER.findall(target), numbers, strict=True)))
+        for wanted in (part, f"{part}[0]"):
+            skeleton, numbers = _skeleton(wanted)
+            for rule in self.renames:
+                if _PLACEHOLDER.sub("{}", rule.target) == skeleton:
+                    named = zip(_PLACEHOLDER.findall(rule.target), numbers, strict=True)
+                    return _filled(rule.source, dict(named))
+        return None
 
 
 SURPLUS = "the model has no parameter for it"
 # At most six digits: names are untrusted, and a million layers is out of bounds anyway.
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
+_NUMBER = re.compile(r"(?<![^.[])(?:0|[1-9][0-9]{0,5})(?![^.\]])")
 _PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
 _BELOW = ".*"
 
@@ -335,50 +330,34 @@ def plan(names: Iterable[str], rules: Sequence[Rule], config: ModelConfig) -> Pl
         dropped=tuple(dropped),
         unexpected=(*unexpected, *unused),
         scales=next((pattern.rpartition(".")[2] for pattern in called), None),
-        sources={
-            _PLACEHOLDER.sub("{}", rule.target): (rule.target, rule.source)
-            for rule in reversed(rules)  # the usual name comes first, so it must be set last
-            if isinstance(rule, Rename)
-        },
+        renames=tuple(rule for rule in rules if isinstance(rule, Rename)),
     )
 
 
 _Ranges = tuple[tuple[str, Sequence[int]], ...]  # the placeholders of a pattern, in order
-_Found = dict[str, list[tuple[Rule, _Ranges]]]
 
 
 class _Patterns:
-    """Rules by the skeletons of their patterns: names with `{}` for each number."""
+    """Rules by their patterns with `{}` for each placeholder."""
 
     def __init__(self, rules: Sequence[Rule], config: ModelConfig) -> None:
-        self._exact: _Found = {}
-        self._numbered: _Found = {}
-        self._below: dict[int, _Found] = {}  # by the skeleton's number of parts
+        self._rules: dict[str, list[tuple[Rule, _Ranges]]] = {}
+        self._depths: dict[int, None] = {}  # numbers of parts before `.*`
         for rule in rules:
-            pattern = _pattern(rule)
-            skeleton = _PLACEHOLDER.sub("{}", pattern)
-            if pattern.endswith(_BELOW):
-                skeleton = skeleton.removesuffix(_BELOW)
-                kind = self._below.setdefault(skeleton.count(".") + 1, {})
-            else:
-                kind = self._exact if skeleton == pattern else self._numbered
-            kind.setdefault(skeleton, []).append((rule, _ranges(rule, config)))
+            skeleton = _PLACEHOLDER.sub("{}", _pattern(rule))
+            self._rules.setdefault(skeleton, []).append((rule, _ranges(rule, config)))
+            if skeleton.endswith(_BELOW):
+                self._depths[skeleton.count(".")] = None
 
     def matches(self, name: str) -> list[tuple[Rule, dict[str, int]]]:
         """The rules that match a name, with the numbers of their placeholders."""
-        if name in self._exact:
-            return [(rule, {}) for rule, _ in self._exact[name]]
-        skeleton, numbers = _skeleton(name)
-        found = _admitting(self._numbered.get(skeleton, ()), numbers)
-        for parts, rules in self._below.items():
-            if found:
-                break
-            beginning = ".".join(name.split(".", parts)[:parts])
-            if len(beginning) < len(name):
-                opened, inside = _skeleton(beginning)
-                found = _admitting(rules.get(beginning, ()), ())
-                found = found or _admitting(rules.get(opened, ()), inside)
-        return found
+        begun = (".".join(name.split(".", parts)[:parts]) for parts in self._depths)
+        for one in (name, *(one + _BELOW for one in begun if len(one) < len(name))):
+            for skeleton, numbers in ((one, []), _skeleton(one)):
+                found = _admitting(self._rules.get(skeleton, ()), numbers)
+                if found:
+                    return found
+        return []
 
 
 def _admitting(
@@ -438,9 +417,8 @@ def _scaled(
 
 
 def _skeleton(name: str) -> tuple[str, list[int]]:
-    parts = name.split(".")
-    numbers = [int(part) for part in parts if _NUMBER.fullmatch(part)]
-    return ".".join("{}" if _NUMBER.fullmatch(part) else part for part in parts), numbers
+    numbers = [int(part) for part in _NUMBER.findall(name)]
+    return _NUMBER.sub("{}", name), numbers
 
 
 def _filled(pattern: str, numbers: Mapping[str, int]) -> str:

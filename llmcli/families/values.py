@@ -41,19 +41,19 @@ class Values:
         self._prefix = prefix
         self._keys = keys
 
-    def _name(self, key: str) -> str:
+    def name(self, key: str) -> str:
         """The key as the configuration names it."""
         usual = self._prefix + key
         own = self._keys.get(key, usual)
-        return usual if own not in self._mapping and usual in self._mapping else own
+        return usual if self._mapping.get(own) is None and usual in self._mapping else own
 
     def has(self, key: str) -> bool:
         """Whether the key has a value other than null."""
-        return self._mapping.get(self._name(key)) is not None
+        return self._mapping.get(self.name(key)) is not None
 
     def says(self, key: str) -> bool:
         """Whether the key is present, possibly with an explicit null."""
-        return self._name(key) in self._mapping
+        return self.name(key) in self._mapping
 
     def all(self) -> dict[str, Any]:
         """A copy of the mapping."""
@@ -61,7 +61,7 @@ class Values:
 
     def raw(self, key: str) -> Any:
         """The unchecked value; None if absent."""
-        return self._mapping.get(self._name(key))
+        return self._mapping.get(self.name(key))
 
     def section(self, key: str) -> Values | None:
         """A nested object; None if absent or empty."""
@@ -137,7 +137,7 @@ class Values:
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false; null is false, as in transformers, which tests `if value`."""
-        value = self._mapping.get(self._name(key), default)
+        value = self._mapping.get(self.name(key), default)
         if value is None:
             return False
         if not isinstance(value, bool):
@@ -153,13 +153,20 @@ class Values:
 
     def ids(self, key: str, default: Sequence[int], *, vocab: int) -> tuple[int, ...]:
         """Token ids, one or a list. Ids outside the vocabulary cannot occur and are removed."""
-        value = self._mapping.get(self._name(key), list(default))
+        value = self._mapping.get(self.name(key), list(default))
         if value is None:  # null: none, rather than the default
             return ()
         listed = value if isinstance(value, list | tuple) else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in listed):
             raise self.wrong(key, "a token id or a list of them")
         return tuple(dict.fromkeys(i for i in listed if 0 <= i < vocab))
+
+    def each(self, key: str, layers: int, known: Container[object], expected: str) -> list[Any]:
+        """A list with one of `known` for each layer; `expected`: what an error says of it."""
+        listed = self.raw(key)
+        if isinstance(listed, list) and len(listed) == layers and all(x in known for x in listed):
+            return listed
+        raise self.wrong(key, expected)
 
     def layer_types(self, layers: int, known: Container[str]) -> list[str]:
         """The type of each layer. Raises UnsupportedModel for types that are not in `known`."""
@@ -173,11 +180,11 @@ class Values:
 
     def divide(self, key: str, size: int, by: str, parts: int) -> int:
         """`size / parts`, the values of `key` and `by`, without remainder."""
-        return require_divisible(f"`{self._name(key)}`", size, f"`{self._name(by)}`", parts)
+        return require_divisible(f"`{self.name(key)}`", size, f"`{self.name(by)}`", parts)
 
     def wrong(self, key: str, expected: str) -> CheckpointError:
         """The error for a key with a wrong or missing value."""
-        name = self._name(key)
+        name = self.name(key)
         if self.raw(key) is None:
             return CheckpointError(f"the configuration has no `{name}`: it must be {expected}")
         return CheckpointError(

@@ -20,7 +20,7 @@ from llmcli.config.model import ModelConfig
 from llmcli.graph.block import block_names
 from llmcli.graph.graph import Graph, graph
 from llmcli.graph.ops import Scale
-from llmcli.graph.parts.registry import PARTS, part_of
+from llmcli.graph.parts.registry import part_of
 
 Sources = Mapping[str, tuple[str, ...]]
 """Checkpoint tensor → parameters that it fills; a fused one (`c_attn`) fills several."""
@@ -151,10 +151,11 @@ UNLIKE = (
 
 # Last projection of a feed-forward → the activation function's module beside it.
 _FUNCTIONS = {
-    "c_proj": "act", "dense_4h_to_h": "act",  # GPT-2, GPT-NeoX
+    "c_proj": "act",  # GPT-2
+    "dense_4h_to_h": "act",  # GPT-NeoX
     "output_linear": "activation",  # Granite
     "fc2": "activation_fn",  # OPT
-}  # fmt: skip
+}
 
 # llama.cpp has tensors but no modules; names without `.weight` are accepted too
 _GGUF = re.compile(r"blk\.|(?:token_embd|position_embd|output_norm|output)\.")
@@ -243,8 +244,7 @@ def foreign_names(name: str, known: Collection[str], config: ModelConfig) -> lis
     number = re.search(r"\.(\d{1,9})\.", name)
     layers = [int(number[1])] if number else range(len(config.layers))
     parameters = graph(config).parameters
-    inside = "\n".join((_FOREIGN, *(part.foreign for part in PARTS.values())))
-    places = [*((f"blocks.{layer}.", inside) for layer in layers), ("", _FOREIGN_OUTSIDE)]
+    places = [*((f"blocks.{layer}.", _FOREIGN) for layer in layers), ("", _FOREIGN_OUTSIDE)]
     for block, table in places:
         for ending, *ours in _expanded(table):
             found = re.search(rf"(?:^|\.)(?:{ending})$", name)
@@ -324,8 +324,9 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
                 yield block, (f"{own}.resid_post",)
         if not mixes:
             act = f"{part}.act" if f"{part}.act" in model else f"{part}.post"
-            fused = f"{around}.gate_up_proj.weight" in sources  # Phi-3
-            usual = "activation_fn" if fused else "act_fn"
+            named = f"{around}.gate_up_proj.weight" in sources  # Phi-3
+            named = named or ".feed_forward" in around  # Llama 4
+            usual = "activation_fn" if named else "act_fn"
             function = "gelu_impl" if adds else _FUNCTIONS.get(module.rpartition(".")[2], usual)
             yield f"{around}.{function}", (act,)
 

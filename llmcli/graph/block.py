@@ -10,8 +10,8 @@ If the sum of branches has a norm, the normalized sum is added.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -105,49 +105,36 @@ def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
                 used[f"{role}_out"] += 1
                 if post is None and branch.multiplier == 1:
                     makes = adds
-            branches.append(BranchNames(
-                config=branch, norm=norm, reads=reads, part=part, makes=makes, post=post, adds=adds,
-            ))  # fmt: skip
+            ends: dict[str, Any] = {"norm": norm, "reads": reads, "makes": makes, "post": post}
+            branches.append(BranchNames(config=branch, part=part, adds=adds, **ends))
         last = at == len(layer.sublayers) - 1
         leaves = f"{block}.resid_{'post' if last else 'mid' if at == 0 else f'mid{at + 1}'}"
         added = tuple(one.adds for one in branches)
         if summed is not None:
             added = (out,)
             used[f"{role}_out"] += 1
-        found.append(SublayerNames(
-            stream=stream, leaves=leaves, branches=tuple(branches), adds=added, summed=summed,
-        ))  # fmt: skip
+        names = SublayerNames(stream=stream, leaves=leaves, branches=tuple(branches), adds=added)
+        found.append(replace(names, summed=summed))
         stream = leaves
     return tuple(found)
 
 
-def block_rows(
-    layer: LayerConfig,
-    number: int,
-    *,
-    width: int,
-    enters: Add,
-    copied: str | None,
-) -> tuple[tuple[PartGraph, ...], tuple[str, ...]]:
-    """The tensors of block `number` in execution order, and the parts of the stream after it.
-
-    `enters`: the op of its residual stream, possibly a copy of the activation `copied`.
-    """
-    return _Block(layer, number, width).rows(enters, copied)
-
-
-class _Block:
+class BlockRows:
     """The tensors of block `number`: a `PartGraph` for each part, norm, and sum."""
 
     def __init__(self, layer: LayerConfig, number: int, width: int) -> None:
         self.layer, self.number, self.width = layer, number, width
         self.names = block_names(layer, f"blocks.{number}")
-        self.letters = _letters(self.names)
+        self._letters = {self.names[0].stream: "X", self.names[-1].leaves: "H"}
+        self._numbers = count(1)
 
     def rows(
         self, enters: Add, copied: str | None
     ) -> tuple[tuple[PartGraph, ...], tuple[str, ...]]:
-        """See `block_rows`."""
+        """The tensors in execution order, and the parts of the stream after the block.
+
+        `enters`: the op of its residual stream, possibly a copy of the activation `copied`.
+        """
         layer, r = self.layer, self._rows()
         words = "the residual stream as it enters the block"
         group = "gaps" if self.number else "embed"
@@ -160,10 +147,10 @@ class _Block:
                 rows += self._sum(sublayer, sublayer.summed)
             added, last = sublayer.adds, sublayer is self.names[-1]
             made_of = (*made_of, *added)
-            op = Add(
-                parts=(*added, sublayer.stream), before=made_of, scale=layer.scale if last else 1,
-                weight=r.named("out_scale.w") if layer.scaled and last else None,
-            )  # fmt: skip
+            op = Add(parts=(*added, sublayer.stream), before=made_of)
+            if last:
+                scalar = r.named("out_scale.w") if layer.scaled else None
+                op = replace(op, scale=layer.scale, weight=scalar)
             where = "as it leaves the block" if last else f"after {_nouns(sublayer)}"
             rows.append(self._added(sublayer.leaves, op, f"the residual stream {where}"))
             made_of = made_of if op.plain else (sublayer.leaves,)
@@ -194,13 +181,19 @@ class _Block:
             yield self._added(one.adds, op, adds)
 
     def _part(self, one: BranchNames, sublayer: SublayerNames) -> PartGraph:
-        part = one.config.part
-        mixes = part_of(sublayer.branches[0].config.part).mixes
-        return part_of(part).graph(part, Site(
-            name=one.part, source=one.reads, stream=sublayer.stream, makes=one.makes,
-            letter=self.letters[one.makes], adds=one.makes in sublayer.adds, layer=self.number,
-            width=self.width, second=one is not sublayer.branches[0] and not mixes,
-        ))  # fmt: skip
+        part, first = one.config.part, sublayer.branches[0]
+        site = Site(
+            name=one.part,
+            source=one.reads,
+            stream=sublayer.stream,
+            makes=one.makes,
+            letter=self._letter(one.makes),
+            adds=one.makes in sublayer.adds,
+            layer=self.number,
+            width=self.width,
+            second=one is not first and not part_of(first.config.part).mixes,
+        )
+        return part_of(part).graph(part, site)
 
     def _sum(self, sublayer: SublayerNames, summed: SumNames) -> Iterator[PartGraph]:
         """The sum of branches, its norm, and the added tensor."""
@@ -211,23 +204,28 @@ class _Block:
         yield post
         yield self._same(sublayer.adds[0], post, f"what {nouns} add to the residual stream")
 
-    def _norm(
-        self, norm: NormConfig, name: str, source: str, words: tuple[str, str],
-        *, wide: bool = False,
-    ) -> PartGraph:  # fmt: skip
-        letter = self.letters[f"{name}.out"]
-        return norm_graph(norm, name, source, letter, words, layer=self.number, wide=wide)
+    def _norm(self, norm: NormConfig, name: str, *given: Any, wide: bool = False) -> PartGraph:
+        """A norm, its source and its words, see `norm_graph`."""
+        letter = self._letter(f"{name}.out")
+        return norm_graph(norm, name, letter, *given, layer=self.number, wide=wide)
 
     def _same(self, name: str, post: PartGraph, words: str) -> PartGraph:
         """The added tensor, if it is the output of the norm `post`: the same tensor."""
         normed = post.nodes[-1]
+        self._letters.setdefault(name, normed.letter)
         return self._added(name, normed.op, words, group="norm", shares=normed.name)
 
     def _added(self, name: str, op: Op, words: str, **other: Any) -> PartGraph:
         """An activation of the stream, or one that is added to it."""
         r = self._rows()
-        r.node("added", op, name=name, letter=self.letters[name], words=words, **other)
+        r.node("added", op, name=name, letter=self._letter(name), words=words, **other)
         return r.graph()
+
+    def _letter(self, name: str) -> str:
+        """`X` for the block's input, `T¹`, `T²` … in execution order, and `H` for its output."""
+        if name not in self._letters:
+            self._letters[name] = f"T{next(self._numbers)}".translate(_NUMBERS)
+        return self._letters[name]
 
     def _rows(self) -> Rows:
         return Rows(f"blocks.{self.number}", _ROWS, "norms", layer=self.number)
@@ -235,30 +233,3 @@ class _Block:
 
 def _nouns(sublayer: SublayerNames) -> str:
     return " and ".join(part_of(one.config.part).noun for one in sublayer.branches)
-
-
-def _letters(names: Sequence[SublayerNames]) -> dict[str, str]:
-    """`X` for the block's input, `T¹`, `T²` … in execution order, and `H` for its output."""
-    numbered: dict[str, str] = {}
-
-    def number(name: str) -> None:
-        numbered[name] = f"T{len(set(numbered.values())) + 1}".translate(_NUMBERS)
-
-    for sublayer in names:
-        for one in sublayer.branches:
-            if one.norm is not None:
-                number(f"{one.norm}.out")
-            if one.makes != one.adds:
-                number(one.makes)
-            if one.post is not None:
-                number(f"{one.post}.out")
-            if one.post is not None and one.config.multiplier == 1:  # the same tensor
-                numbered[one.adds] = numbered[f"{one.post}.out"]
-            elif one.adds not in numbered:
-                number(one.adds)
-        if (summed := sublayer.summed) is not None:
-            number(summed.sum)
-            number(f"{summed.norm}.out")
-            numbered[sublayer.adds[0]] = numbered[f"{summed.norm}.out"]
-        number(sublayer.leaves)
-    return numbered | {names[0].stream: "X", names[-1].leaves: "H"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from llmcli.config.model import ModelConfig
-from llmcli.graph.block import block_rows
+from llmcli.graph.block import BlockRows
 from llmcli.graph.node import Kernel, Node, Parameter, PartGraph, State
 from llmcli.graph.ops import Add, Mix, Project, Score, Softmax, size
 from llmcli.graph.parts.embedding import embedding_graph, head_graph
@@ -43,8 +43,8 @@ class Graph:
         self._derived = self.derived(edited=())
         self._formulas: dict[str, str] = {}
         self.cached = {state.holds for state in self.states.values() if state.cached}
-        self.wide_products = {node.op.fused for node in nodes
-                              if node.wide and isinstance(node.op, Project)}  # fmt: skip
+        wide = (node.op for node in nodes if node.wide)
+        self.wide_products = {op.fused for op in wide if isinstance(op, Project)}
 
     def __contains__(self, name: str | None) -> bool:
         return name in self.nodes
@@ -135,7 +135,7 @@ class Graph:
         if config.embedding.per_layer is not None:
             self._add(layer_embedding_graph(config.embedding), None)
         for i, layer in enumerate(config.layers):
-            rows, stream = block_rows(layer, i, width=config.width, enters=enters, copied=copied)
+            rows, stream = BlockRows(layer, i, config.width).rows(enters, copied)
             for part in rows:
                 self._add(part, i)
             copied = f"blocks.{i}.resid_post"
@@ -144,11 +144,10 @@ class Graph:
             enters = replace(left, before=stream, also=f"H of block {i}")
         last = f"blocks.{len(config.layers) - 1}.resid_post" if config.layers else stream[0]
         words = ("the final norm", "the last residual stream, normalized, as it enters the head")
-        final = norm_graph(
-            config.final_norm, "ln_final", last, "H′", words, layer=None,
-            aside=", H of the last block",
-        )  # fmt: skip
-        self._add(final, None)
+        final = norm_graph(config.final_norm, "ln_final", "H′", last, words, layer=None)
+        scale, out = final.nodes
+        out = replace(out, aside=", H of the last block")
+        self._add(replace(final, nodes=(scale, out)), None)
         self._add(head_graph(config.head, "ln_final.out"), None)
 
     def derived(self, edited: Container[str]) -> frozenset[str]:

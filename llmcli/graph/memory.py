@@ -10,8 +10,8 @@ leaves fragmented (`_Chunk._expanded`). Measured on x86 with PyTorch 2.13:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import prod
 
 from llmcli.config.attention import Window, most_keys
@@ -24,7 +24,7 @@ from llmcli.graph.ops import Add, Mix, Normalize, Project, Rotate, Score, Softma
 from llmcli.graph.plan import plan
 from llmcli.graph.recurrence import LinearMap
 from llmcli.graph.routing import ExpertProject, SumExperts
-from llmcli.graph.spec import DTYPE_BYTES, Call, TensorSpec
+from llmcli.graph.spec import DTYPE_BYTES, Call
 from llmcli.records.info import MemoryNeed, StateNeed
 
 PROMPT_CHUNK = 512  # tokens per prefill call (`Session.prefill`)
@@ -65,10 +65,8 @@ def prefill_peak(
     An upper estimate: of tensors alive at once (`_spans`) and an operation's temporary memory, plus
     what layers share (tables of RoPE, masks, positions). Of equal layers one is enough.
     """
-    chunked = _Chunk(
-        graph(config), numbers, batch, min(context, chunk), context, cuda=cuda,
-        native=native and numbers.dtype == "bfloat16",
-    )  # fmt: skip
+    where = {"cuda": cuda, "native": native and numbers.dtype == "bfloat16"}
+    chunked = _Chunk(graph(config), numbers, batch, min(context, chunk), context, **where)
     made, freed = chunked.spans()
     now = peak = 0
     for name in chunked.specs:
@@ -78,6 +76,7 @@ def prefill_peak(
     return round(peak * _MARGIN) + chunked.shared() + _dequantized(config, numbers)
 
 
+@dataclass
 class _Chunk:
     """The last chunk of a prompt: `tokens` per sequence, with `keys` in its cache.
 
@@ -85,22 +84,24 @@ class _Chunk:
     processor multiplies the dtype's 16 bits. `specs`: tensors of one layer of each kind by name.
     """
 
-    def __init__(
-        self, model: Graph, numbers: Arithmetic, batch: int, tokens: int, keys: int, *, cuda: bool,
-        native: bool,
-    ) -> None:  # fmt: skip
-        self.model = model
-        self.numbers = numbers
-        self.batch, self.tokens, self.keys = batch, tokens, keys
-        self.rows = batch * tokens
-        self.cuda, self.native = cuda, native
+    model: Graph
+    numbers: Arithmetic
+    batch: int
+    tokens: int
+    keys: int
+    cuda: bool
+    native: bool
+
+    def __post_init__(self) -> None:
+        model, numbers = self.model, self.numbers
+        self.rows = self.batch * self.tokens
         self.size, self.kept = DTYPE_BYTES[numbers.dtype], DTYPE_BYTES[numbers.cache]
         self.wide = max(self.size, 4)
         first = {layer: i for i, layer in reversed([*enumerate(model.config.layers)])}
-        call = Call(batch=batch, tokens=tokens, past=keys - tokens, phase="prefill")
-        found = plan(
-            model.config, numbers.call(call), logits="last", layers={None, *first.values()}
-        )
+        past = self.keys - self.tokens
+        call = Call(batch=self.batch, tokens=self.tokens, past=past, phase="prefill")
+        firsts = {None, *first.values()}
+        found = plan(model.config, numbers.call(call), logits="last", layers=firsts)
         self.specs = {spec.name: spec for spec in found.written if not model[spec.name].shown}
         self._columns = Counter[str]()  # of products
         for name in self.specs:
@@ -164,11 +165,9 @@ class _Chunk:
         if isinstance(op, Normalize | SumExperts):  # in float32
             return spec.count * self.wide
         if isinstance(op, Rotate):  # narrower numbers are converted to float32 and back
-            both = sum(
-                other.count for other in self.specs.values()
-                if other.name == name or (spec.shares is not None and other.shares == spec.shares)
-            )  # fmt: skip
-            return both * (self.size if self.size == 4 else 16)
+            others = (one for one in self.specs.values() if one.shares == spec.shares)
+            both = [spec] if spec.shares is None else others
+            return sum(one.count for one in both) * (self.size if self.size == 4 else 16)
         if isinstance(op, Mix) and op.state and self.size > 4:  # no kernel: a chunk at a time
             sizes = self._sizes(name)
             return self.rows * sizes["H"] * (4 * _SCANNED + 6 * sizes["dv"]) * self.size
@@ -327,34 +326,29 @@ def memory_need(
 def state_need(config: ModelConfig, numbers: Arithmetic) -> StateNeed | None:
     """States of recurrent mixers, and the length from which a cache would be larger; or None."""
     model = graph(config)
-    mixed = {layer: node.op for layer, node in model.mixers.items()
-             if isinstance(node.op, Mix) and node.op.state}  # fmt: skip
+    mixers = ((layer, node.op) for layer, node in model.mixers.items())
+    mixed = {layer: op for layer, op in mixers if isinstance(op, Mix) and op.state}
     if not mixed:
         return None
-    empty, one = (
-        _bytes_by_layer(numbers.states(config, batch=1, capacity=capacity)) for capacity in (0, 1)
-    )
-    grown = {layer: one[layer] - empty[layer] for layer in one}
-    attention = [grown[layer] for layer in grown if layer not in mixed and grown[layer]]
-    if attention:
-        each = sum(attention) / len(attention)
+    fixed, grown = 0, Counter[int | None]()  # bytes, and bytes per token of other layers
+    for spec in numbers.states(config, batch=1, capacity=1):
+        if "S" in spec.axes and spec.layer not in mixed:
+            grown[spec.layer] += spec.bytes
+        elif "S" not in spec.axes and spec.layer in mixed:
+            fixed += spec.bytes
+    if grown:
+        each = grown.total() / len(grown)
     else:
-        held = DTYPE_BYTES[numbers.cache]
-        each = held * sum(_keys_and_values(model, layer, op) for layer, op in mixed.items())
-        each /= len(mixed)
-    fixed, per_token = sum(empty[layer] for layer in mixed), each * len(mixed)
+        counts = (_keys_and_values(model, layer, op) for layer, op in mixed.items())
+        each = DTYPE_BYTES[numbers.cache] * sum(counts) / len(mixed)
+    per_token = each * len(mixed)
     return StateNeed(
-        layers=len(mixed), bytes=fixed, against="attention" if attention else "same_size",
-        against_per_token=per_token, smaller_from=int(fixed // per_token) + 1,
-    )  # fmt: skip
-
-
-def _bytes_by_layer(states: Iterable[TensorSpec]) -> Counter[int]:
-    found = Counter[int]()
-    for spec in states:
-        assert spec.layer is not None
-        found[spec.layer] += spec.bytes
-    return found
+        layers=len(mixed),
+        bytes=fixed,
+        against="attention" if grown else "same_size",
+        against_per_token=per_token,
+        smaller_from=int(fixed // per_token) + 1,
+    )
 
 
 def _keys_and_values(model: Graph, layer: int, op: Mix) -> int:
@@ -381,9 +375,8 @@ def _runtime(
             parts.setdefault((spec.layer, leaf), []).append(spec.stored_shape)
     products = {(leaf, *shapes) for (_, leaf), shapes in parts.items()}
     chunks = 2 if context > chunk else 1  # the last one has fewer rows
-    # experts have any number of rows, in lots of 32 (`ops.linear`)
-    each = [-(-min(context, chunk) // 32) if len(shapes[0]) == 3 else chunks
-            for _, *shapes in products]  # fmt: skip
+    lots = -(-min(context, chunk) // 32)  # experts have any number of rows, in lots (`ops.linear`)
+    each = (lots if len(shapes[0]) == 3 else chunks for _, *shapes in products)
     return _CODE[short] + _GENERATED * sum(each)
 
 

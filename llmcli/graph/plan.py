@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 from llmcli.config.formats import PACKED
 from llmcli.config.model import ModelConfig
 from llmcli.graph.graph import Graph, graph
-from llmcli.graph.node import Node
-from llmcli.graph.ops import Project, size
+from llmcli.graph.node import Node, Parameter, State
+from llmcli.graph.ops import Project, Sizes, size
 from llmcli.graph.routing import ExpertProject
-from llmcli.graph.spec import Call, Logits, TensorSpec, wide_dtype
+from llmcli.graph.spec import Call, Kind, Logits, TensorSpec, wide_dtype
 
 _DENSE: Mapping[str, str] = {}
 
 
 def parameters(
-    config: ModelConfig, *, dtype: str | None = None, formats: Mapping[str, str] = _DENSE,
+    config: ModelConfig,
+    *,
+    dtype: str | None = None,
+    formats: Mapping[str, str] = _DENSE,
     as_stored: bool = False,
 ) -> tuple[TensorSpec, ...]:
     """Every parameter of the model in execution order; a tied head has none.
@@ -44,21 +48,15 @@ def _parameters(
     together: dict[str, set[str | None]] = {}
     for row in model.parameters.values():
         together.setdefault(row.shares or row.name, set()).add(stored.get(row.name))
-    apart = {
-        root for root, kinds in together.items()
-        if len(kinds) > 1 or not kinds.isdisjoint(PACKED)
-    }  # fmt: skip
     specs = []
     for row in model.parameters.values():
+        kinds = together[row.shares or row.name]
+        apart = len(kinds) > 1 or not kinds.isdisjoint(PACKED)
+        dtype_of = stored.get(row.name) or (wide_dtype(dtype) if row.wide else dtype)
+        memory: dict[str, Any] = {"shares": None if apart else row.shares, "as_stored": as_stored}
+        formula = model.formula(model[row.makes])
         sizes = model.sizes(row.layer)
-        shape = tuple(size(axis, sizes) for axis in row.axes)
-        specs.append(TensorSpec(
-            name=row.name, kind="parameter", axes=row.axes, shape=shape,
-            stored_shape=(*shape[:-2], *shape[:-3:-1]) if row.turned else shape,
-            dtype=stored.get(row.name) or (wide_dtype(dtype) if row.wide else dtype),
-            formula=model.formula(model[row.makes]), layer=row.layer,
-            shares=None if row.shares in apart else row.shares, as_stored=as_stored,
-        ))  # fmt: skip
+        specs.append(_spec(row, "parameter", sizes, formula, dtype_of, **memory))
     return tuple(specs)
 
 
@@ -83,12 +81,8 @@ def states(
     found = []
     for row in model.states.values():
         sizes = {**model.sizes(row.layer), "B": batch, "S": capacity}
-        axes = ("B", *row.axes)
-        found.append(TensorSpec(
-            name=row.name, kind="state", axes=axes, shape=tuple(size(axis, sizes) for axis in axes),
-            formula=row.formula, layer=row.layer,
-            dtype=wide_dtype(dtype) if row.wide else cache or dtype if row.cached else dtype,
-        ))  # fmt: skip
+        kept = wide_dtype(dtype) if row.wide else cache or dtype if row.cached else dtype
+        found.append(_spec(row, "state", sizes, row.formula, kept))
     return tuple(found)
 
 
@@ -140,18 +134,30 @@ def _tensors(
             continue
         tokens = 1 if node.ends and logits == "last" else call.tokens
         sizes = {**model.sizes(node.layer), "B": call.batch, "T": tokens, "S": call.keys}
-        axes = ("B", *node.axes)
         same = node.shares is not None and node.shares in model.nodes
         same = same and model[str(node.shares)].op is node.op
         full, masked = (0, 0) if same or node.shown else node.op.flops(call, tokens, sizes)
-        yield TensorSpec(
-            name=node.name, kind="activation", axes=axes,
-            shape=tuple(size(axis, sizes) for axis in axes),
-            formula=model.formula(node),
-            dtype=_dtype(node, call, model),
-            flops=full - masked, flops_full=full, layer=node.layer, phase=call.phase,
-            shares=_memory(node, call, model), written=node.name not in derived,
-        )  # fmt: skip
+        other: dict[str, Any] = {"shares": _memory(node, call, model), "phase": call.phase}
+        other |= {"flops": full - masked, "flops_full": full, "written": node.name not in derived}
+        own = model.formula(node), _dtype(node, call, model)
+        yield _spec(node, "activation", sizes, *own, **other)
+
+
+def _spec(
+    row: Node | Parameter | State,
+    kind: Kind,
+    sizes: Sizes,
+    formula: str,
+    dtype: str | None,
+    **other: Any,
+) -> TensorSpec:
+    """The tensor of a row; activations and states have one for each sequence of the batch."""
+    axes = row.axes if kind == "parameter" else ("B", *row.axes)
+    shape = tuple(size(axis, sizes) for axis in axes)
+    if isinstance(row, Parameter):
+        other["stored_shape"] = (*shape[:-2], *shape[:-3:-1]) if row.turned else shape
+    other |= {"kind": kind, "layer": row.layer, "dtype": dtype}
+    return TensorSpec(name=row.name, axes=axes, shape=shape, formula=formula, **other)
 
 
 def _dtype(node: Node, call: Call, model: Graph) -> str | None:

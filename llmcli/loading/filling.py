@@ -12,7 +12,7 @@ from torch import Tensor
 from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError
-from llmcli.families import (
+from llmcli.families.rules import (
     AddConstant,
     CollectRows,
     Elementwise,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from typing import Unpack
 
 import torch
 
@@ -23,7 +24,7 @@ from llmcli.loading.weights import check_fit, load_weights, randomize
 from llmcli.model import Model
 from llmcli.nn.parameters import Memory
 from llmcli.prepare.ahead import Ahead
-from llmcli.prepare.prepared import Prepared, prepare
+from llmcli.prepare.prepared import PrecisionOptions, Prepared, prepare
 from llmcli.records.ledger import Ledger
 from llmcli.records.work import Progress, Stages
 from llmcli.text import load_tokenizer
@@ -35,12 +36,11 @@ def load(
     spec: str | None,
     *,
     device: str = "auto",
-    dtype: str = "auto",
-    quantize: str = "auto",
     revision: str | None = None,
     offline: bool = False,
     random_weights: int | None = None,
     progress: Progress | None = None,
+    **precision: Unpack[PrecisionOptions],
 ) -> Model:
     """Find the checkpoint `spec`, as `llmcli -m` does, and load it.
 
@@ -48,12 +48,7 @@ def load(
     """
     checkpoint = open_model(spec, revision=revision, offline=offline, progress=progress)
     return load_checkpoint(
-        checkpoint,
-        device=device,
-        dtype=dtype,
-        quantize=quantize,
-        random_weights=random_weights,
-        progress=progress,
+        checkpoint, device=device, random_weights=random_weights, progress=progress, **precision
     )
 
 
@@ -61,16 +56,13 @@ def load_checkpoint(
     checkpoint: Checkpoint,
     *,
     device: str = "auto",
-    dtype: str = "auto",
-    quantize: str = "auto",
-    activations: str = "auto",
-    cache: str = "auto",
     random_weights: int | None = None,
     text: bool = True,
     progress: Progress | None = None,
     stages: Stages | None = None,
     ahead: Ahead | None = None,
     prepared: Prepared | None = None,
+    **precision: Unpack[PrecisionOptions],
 ) -> Model:
     """Build the decoder of the checkpoint's configuration and load its weights.
 
@@ -92,7 +84,7 @@ def load_checkpoint(
     with stages("build"):
         on = devices.resolve_device(device)
         asked = partial(arithmetic_on, on, prepared)
-        numbers = asked(dtype=dtype, quantize=quantize, activations=activations, cache=cache)
+        numbers = asked(**precision)
         weights = numbers.weight_bytes(config)
         memory: Memory | None = None
         in_file: Mapping[str, Weight] = {}
@@ -127,12 +119,12 @@ def load_checkpoint(
 
 
 def arithmetic_on(
-    device: torch.device, prepared: Prepared, *, dtype: str, **options: str
+    device: torch.device, prepared: Prepared, **precision: Unpack[PrecisionOptions]
 ) -> Arithmetic:
     """`Prepared.arithmetic` on an existing device. Raises UsageError for unsupported options."""
-    devices.check_dtype(dtype, device)
+    devices.check_dtype(precision.get("dtype", "auto"), device)
     bfloat16 = devices.multiplies_bfloat16(device)
-    return prepared.arithmetic(device.type, bfloat16=bfloat16, dtype=dtype, **options)
+    return prepared.arithmetic(device.type, bfloat16=bfloat16, **precision)
 
 
 def _decoder(
@@ -160,9 +152,8 @@ def check_loadable(prepared: Prepared) -> None:
 
 
 def load_shapes(
-    checkpoint: Checkpoint, *, dtype: str = "auto", quantize: str = "auto", like: str = "auto",
-    activations: str = "auto", cache: str = "auto",
-) -> Model:  # fmt: skip
+    checkpoint: Checkpoint, *, like: str = "auto", **precision: Unpack[PrecisionOptions]
+) -> Model:
     """The model on the device `meta`: shapes without data, for any size.
 
     `dtype` `auto` is that of the device `like`. Weights need not be present. Raises
@@ -170,10 +161,7 @@ def load_shapes(
     """
     prepared = prepare(checkpoint)
     config = configured(prepared)
-    on = devices.resolve_device(like)
-    numbers = arithmetic_on(
-        on, prepared, dtype=dtype, quantize=quantize, activations=activations, cache=cache
-    )
+    numbers = arithmetic_on(devices.resolve_device(like), prepared, **precision)
     tokenizer = load_tokenizer(checkpoint, text=False)
     return Model(
         name=checkpoint.name,

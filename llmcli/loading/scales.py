@@ -10,7 +10,7 @@ from torch import Tensor
 from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families import Load
+from llmcli.families.rules import Load
 from llmcli.families.scales import scale_problem
 from llmcli.ops.quant import dequantize
 from llmcli.ops.scaled import scale_rows

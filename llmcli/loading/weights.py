@@ -12,7 +12,7 @@ from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.decoder.decoder import Decoder
 from llmcli.devices import threads, wait_for
 from llmcli.errors import CheckpointError, WeightMismatch
-from llmcli.families import LaterRows, Load, Plan, parts_to_fill, shape_after
+from llmcli.families.rules import LaterRows, Load, Plan, parts_to_fill, shape_after
 from llmcli.graph.graph import graph
 from llmcli.graph.ops import Normalize
 from llmcli.loading.filling import fill

@@ -228,7 +228,7 @@ def matrix_rate(device: torch.device, name: str, seconds: float) -> MatrixRate:
 
 def _packed(square: Tensor, *, digits: int) -> Call:
     """The product of a float32 matrix with itself in blocks of 8 bits."""
-    weight = Packed("Q8_0", *square.shape, device=square.device, digits=digits)
+    weight = Packed("Q8_0", tuple(square.shape), square.device, digits=digits)
     weight.write(torch.arange(len(square)), quantize(square, "Q8_0"))
     return lambda: weight.matmul(square)
 

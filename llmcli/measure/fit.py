@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmcli.config.model import ModelConfig
-from llmcli.families import parts_to_fill, shape_after
+from llmcli.families.rules import parts_to_fill, shape_after
 from llmcli.families.scales import scale_problem
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.cost import total_cost

@@ -11,29 +11,37 @@ from llmcli.nn.parameters import Parameters
 from llmcli.weights.routes import ExpertAssignment
 
 
-class Linear:
-    """`Y = X W + b`, where W is one or several concatenated weights: `q|k|v`, `gate|up`.
+class Segments:
+    """Weights with a common input, whose outputs are concatenated: `q|k|v`, `gate|up`.
+
+    `segments`: the weights by name, in order; `rows`: their numbers of outputs.
+    """
+
+    def __init__(self, parameters: Parameters, names: Sequence[str]) -> None:
+        self.segments = tuple((name, parameters.weights[name]) for name in names)
+        self.rows = [weight.shape[-2] for _, weight in self.segments]
+
+    def split(self, y: Tensor) -> tuple[Tensor, ...]:
+        """The columns of each segment, views of `y`."""
+        return y.split_with_sizes(self.rows, -1)
+
+
+class Linear(Segments):
+    """`Y = X W + b`, where W is one or several concatenated weights.
 
     The weights are `<part>.W_<leaf>` for each of `leaves`; with `bias` their biases `<part>.b_…`.
 
-    `segments`: these weights by name, in order. `weight`: all of them as one for the product, of
-    which `split` returns each segment's columns as a view. `exact`: inputs are not rounded, except
-    to 8 bits.
+    `weight`: all of them as one for the product. `exact`: inputs are not rounded, except to 8 bits.
     """
 
     def __init__(
-        self,
-        parameters: Parameters,
-        part: str,
-        *leaves: str,
-        bias: bool = False,
+        self, parameters: Parameters, part: str, *leaves: str, bias: bool = False,
         exact: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         weights, biases = _names(part, leaves)
         self.weight = parameters.matrix(weights, exact=exact)
-        self.segments = tuple((name, parameters.weights[name]) for name in weights)
         self.bias = parameters.vector(biases) if bias else None
-        self.rows = [weight.shape[0] for _, weight in self.segments]
+        super().__init__(parameters, weights)
 
     def __call__(self, x_BTD: Tensor) -> Tensor:
         """All segments at once: `[B, T, D]` → `[B, T, rows]`."""
@@ -43,12 +51,8 @@ class Linear:
         """All segments in at least float32, for results added to the stream or normalized."""
         return self.weight.matmul_fp32_out(x_BTD, self.bias)
 
-    def split(self, y: Tensor) -> tuple[Tensor, ...]:
-        """The columns of each segment, views of `y`."""
-        return y.split_with_sizes(self.rows, -1)
 
-
-class RoutedLinear:
+class RoutedLinear(Segments):
     """A `Linear` with experts' matrices: each (token, expert) pair has its own `X W + b`."""
 
     def __init__(
@@ -61,19 +65,12 @@ class RoutedLinear:
             rows = [whole.shape[1] for whole in wholes]
             each = parameters.expert_vectors(biases).split_with_sizes(rows, 1)
         self._wholes = list(zip(wholes, each, strict=True))
-        self.segments = tuple((name, parameters.weights[name]) for name in weights)
-        self.rows = [weight.shape[1] for _, weight in self.segments]
+        super().__init__(parameters, weights)
 
     def __call__(self, x_MD: Tensor, routes: ExpertAssignment, *, wide: bool = False) -> Tensor:
         """All segments at once: `[M, D]` → `[pairs, rows]`; `wide`: in at least float32."""
-        found = [
-            whole.matmul_routed(x_MD, routes, bias_EN, wide=wide) for whole, bias_EN in self._wholes
-        ]
+        found = [one.matmul_routed(x_MD, routes, bias, wide) for one, bias in self._wholes]
         return found[0] if len(found) == 1 else torch.cat(found, -1)
-
-    def split(self, y: Tensor) -> tuple[Tensor, ...]:
-        """The columns of each segment, views of `y`."""
-        return y.split_with_sizes(self.rows, -1)
 
 
 def _names(part: str, leaves: Sequence[str]) -> tuple[list[str], list[str]]:

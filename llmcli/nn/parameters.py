@@ -54,27 +54,20 @@ class Parameters:
         self.dtype = dtype
         self.cache_dtype = cache_dtype or dtype
         self.weights: dict[str, Weight] = {}
-        self._shapes = {spec.name: spec.stored_shape or spec.shape for spec in specs}
-        self._packed = {spec.name: spec.dtype for spec in specs if spec.dtype in PACKED}
-        self._as_stored = any(spec.as_stored for spec in specs)
-        self._dtypes = {
-            spec.name: DTYPES[spec.dtype]
-            for spec in specs
-            if spec.dtype is not None and spec.dtype not in PACKED
-        }
+        self._specs = {spec.name: spec for spec in specs}
 
     def vector(self, names: Sequence[str]) -> Tensor:
         """Vectors concatenated in one tensor: norm weights, biases.
 
         They are always dense and used as tensors. Raises ValueError for different dtypes.
         """
-        return self._stacked(names).tensor
+        return self._claim(names, Dense(self._empty(names))).tensor
 
     def table(self, name: str) -> Weight:
         """A matrix `[rows, columns]` used for row lookups only."""
         if self._is_apart(name):
             return self._pieces((name,), exact=True)[0]
-        return self._stacked((name,))
+        return self._claim((name,), Dense(self._empty((name,))))
 
     def matrix(self, names: Sequence[str], *, exact: bool = False) -> Weight:
         """Matrices of equal width as one `[rows, columns]` for products.
@@ -82,13 +75,11 @@ class Parameters:
         Rows are concatenated in order; different formats give separate pieces. `exact`: inputs of
         dense matrices are not rounded.
         """
-        dtypes = {self._dtypes.get(name, self.dtype) for name in names}
-        if any(map(self._is_apart, names)) or len(dtypes) > 1:
+        if any(map(self._is_apart, names)) or len(set(map(self._dtype, names))) > 1:
             return fused(self._pieces(names, exact=exact))
-        rows, columns = self._stacked_shape(names)
-        dtype = self._dtype(names)
+        dtype = self._dtype(names[0])
         whole = Dense.for_products(
-            rows, columns, device=self.device, dtype=dtype, inputs=self.dtype,
+            *self._shape(names), device=self.device, dtype=dtype, inputs=self.dtype,
             bf16_dot=self._has_bf16_dot(dtype, exact),
         )  # fmt: skip
         return self._claim(names, whole)
@@ -99,36 +90,28 @@ class Parameters:
         Consecutive ones with the same dtype form one weight, with each expert's rows contiguous.
         """
         wholes: list[Weight] = []
-        for dtype, group in groupby(names, self._experts_dtype):
+        for apart, group in groupby(names, lambda n: self._is_apart(n) or self._dtype(n)):
             together = list(group)
-            if dtype is None:
+            if apart is True:
                 wholes.append(fused(self._pieces(together)))
                 continue
-            rows = [self._shapes[name][1] for name in together]
-            experts, _, columns = self._shapes[together[0]]
-            tensor = torch.empty(experts, sum(rows), columns, device=self.device, dtype=dtype)
-            whole = Dense(tensor, self.dtype, bf16_dot=self._has_bf16_dot(dtype, False))
-            parts = [whole] if len(together) == 1 else whole.split(rows, axis=1)
-            self.weights.update(zip(together, parts, strict=True))
-            wholes.append(whole)
+            tensor = self._empty(together, axis=1)
+            whole = Dense(tensor, self.dtype, bf16_dot=self._has_bf16_dot(tensor.dtype, False))
+            wholes.append(self._claim(together, whole, axis=1))
         return wholes
 
     def expert_vectors(self, names: Sequence[str]) -> Tensor:
         """Vectors of experts, concatenated per expert: `[experts, rows]`, always dense."""
-        rows = [self._shapes[name][1] for name in names]
-        shape = self._shapes[names[0]][0], sum(rows)
-        whole = Dense(torch.empty(shape, device=self.device, dtype=self._dtype(names)))
-        parts = [whole] if len(names) == 1 else whole.split(rows, axis=1)
-        self.weights.update(zip(names, parts, strict=True))
-        return whole.tensor
+        return self._claim(names, Dense(self._empty(names, axis=1)), axis=1).tensor
 
     def _is_apart(self, name: str) -> bool:
         """Whether it is packed or in a mapped file."""
-        return name in self._packed or name in self._in_file
+        return self._specs[name].dtype in PACKED or name in self._in_file
 
-    def _experts_dtype(self, name: str) -> torch.dtype | None:
-        """The dtype; None for packed parameters and those in a mapped file."""
-        return None if self._is_apart(name) else self._dtypes.get(name, self.dtype)
+    def _dtype(self, name: str) -> torch.dtype:
+        """The dtype of a dense parameter."""
+        dtype = self._specs[name].dtype
+        return self.dtype if dtype is None or dtype in PACKED else DTYPES[dtype]
 
     def _has_bf16_dot(self, dtype: torch.dtype, exact: bool) -> bool:
         return self._bf16_dot and not exact and dtype == torch.bfloat16
@@ -137,9 +120,7 @@ class Parameters:
         """Separate weights, packed or dense."""
         pieces: list[Weight] = []
         for name in names:
-            *experts, rows, columns = self._shapes[name]
-            rows *= prod(experts)
-            format = self._packed.get(name)
+            spec, shape = self._specs[name], self._shape((name,))
             if name in self._in_file:
                 weight = self._in_file[name]
                 if isinstance(weight, Dense) and self._has_bf16_dot(weight.tensor.dtype, exact):
@@ -147,47 +128,43 @@ class Parameters:
                 if isinstance(weight, Packed):
                     weight.digits = self._digits
                 pieces.append(weight)
-            elif format is None:
-                dtype = self._dtypes.get(name, self.dtype)
-                tensor = torch.empty(rows, columns, device=self.device, dtype=dtype)
-                pieces.append(Dense(tensor, self.dtype, bf16_dot=self._has_bf16_dot(dtype, exact)))
-            elif self._as_stored:
-                pieces.append(FileLayoutWeight(
-                    format, rows, columns, device=self.device, inputs=self.dtype,
-                    experts=experts[0] if experts else None,
-                ))  # fmt: skip
+            elif spec.dtype not in PACKED:
+                narrow = self._has_bf16_dot(self._dtype(name), exact)
+                pieces.append(Dense(self._empty((name,)), self.dtype, bf16_dot=narrow))
+            elif spec.as_stored:
+                pieces.append(
+                    FileLayoutWeight(spec.dtype, shape, device=self.device, inputs=self.dtype)
+                )
             else:
                 memory = None
                 if self._memory is not None:
-                    memory = self._memory(name, format, packed_bytes(format, rows, columns))
-                pieces.append(Packed(
-                    format, rows, columns, device=self.device, memory=memory,
-                    experts=experts[0] if experts else None, digits=self._digits,
-                ))  # fmt: skip
+                    size = packed_bytes(spec.dtype, prod(shape[:-1]), shape[-1])
+                    memory = self._memory(name, spec.dtype, size)
+                pieces.append(
+                    Packed(spec.dtype, shape, self.device, memory=memory, digits=self._digits)
+                )
         self.weights.update(zip(names, pieces, strict=True))
         return pieces
 
-    def _stacked(self, names: Sequence[str]) -> Dense:
-        shape = self._stacked_shape(names)
-        tensor = torch.empty(shape, device=self.device, dtype=self._dtype(names))
-        return self._claim(names, Dense(tensor))
+    def _shape(self, names: Sequence[str], axis: int = 0) -> tuple[int, ...]:
+        """The stored shape, concatenated along `axis`."""
+        shapes = [spec.stored_shape or spec.shape for spec in map(self._specs.__getitem__, names)]
+        return *shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :]
 
-    def _dtype(self, names: Sequence[str]) -> torch.dtype:
-        found = {self._dtypes.get(name, self.dtype) for name in names}
-        if len(found) > 1:
+    def _empty(self, names: Sequence[str], axis: int = 0) -> Tensor:
+        """Memory of dense parameters, concatenated along `axis`."""
+        dtypes = set(map(self._dtype, names))
+        if len(dtypes) > 1:
             raise ValueError(f"{', '.join(names)} lie in one tensor and have several dtypes")
-        return found.pop()
+        return torch.empty(self._shape(names, axis), device=self.device, dtype=dtypes.pop())
 
-    def _stacked_shape(self, names: Sequence[str]) -> tuple[int, ...]:
-        shapes = [self._shapes[name] for name in names]
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
-
-    def _claim(self, names: Sequence[str], whole: Dense) -> Dense:
-        rows = [self._shapes[name][0] for name in names]
-        parts = [whole] if len(names) == 1 else whole.split(rows)
+    def _claim(self, names: Sequence[str], whole: Dense, axis: int = 0) -> Dense:
+        """Name the parts of `whole`, concatenated along `axis`."""
+        rows = [self._shape((name,))[axis] for name in names]
+        parts = [whole] if len(names) == 1 else whole.split(rows, axis)
         self.weights.update(zip(names, parts, strict=True))
         return whole
 
     def unclaimed(self) -> list[str]:
         """Names of specs without a weight (empty for a complete model)."""
-        return [name for name in self._shapes if name not in self.weights]
+        return [name for name in self._specs if name not in self.weights]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from llmcli.errors import UsageError
 from llmcli.nn.state import LayerState
-from llmcli.nn.step import Step
+from llmcli.nn.step import Emitted, Step
 from llmcli.ops.activations import activation
 from llmcli.ops.conv import convolve
 from llmcli.ops.norm import at_least_float32
@@ -89,7 +88,7 @@ class Recurrent(ABC):
             )
         return step.emit(name, Map(inputs).rows(0, step.tokens)) @ inputs.v_BHTe
 
-    def read(self, emitted: Mapping[str, Tensor], heads: slice = slice(None)) -> Inputs:
+    def read(self, emitted: Emitted, heads: slice = slice(None)) -> Inputs:
         """The recurrence's inputs from emitted tensors of all tokens, for `heads` only."""
         found = {leaf: emitted.get(f"{self.name}.{leaf}") for leaf in self.leaves}
         given = [None if one is None else at_least_float32(one) for one in found.values()]
@@ -104,18 +103,12 @@ class Recurrent(ABC):
             log_decay_BHT=decay.mT, plain=self.plain, tiled=self.tiled,
         ).of_some(heads)  # fmt: skip
 
-    def map(self, emitted: Mapping[str, Tensor], heads: slice = slice(None)) -> Map:
+    def map(self, emitted: Emitted, heads: slice = slice(None)) -> Map:
         """The map `[B, H, T, S]` of `heads`; rows are best requested in order."""
         return Map(self.read(emitted, heads))
 
     def derive(
-        self,
-        name: str,
-        emitted: Mapping[str, Tensor],
-        first: int,
-        stop: int,
-        *,
-        heads: slice = slice(None),
+        self, name: str, emitted: Emitted, first: int, stop: int, *, heads: slice = slice(None)
     ) -> Tensor:
         """Rows `first` … `stop`-1 of `pattern` `[B, H, t, S]`, or of `state` `[B, H, t, d·e]`.
 

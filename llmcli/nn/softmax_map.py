@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from llmcli.config.attention import AttentionConfig
 from llmcli.config.latent import LatentConfig
 from llmcli.nn.linear import Linear
+from llmcli.nn.step import Emitted
 from llmcli.ops.attention import visible_keys
 from llmcli.ops.norm import at_least_float32
 
@@ -67,13 +68,7 @@ class SoftmaxMap(ABC):
         return self.weights(self.score_rows(q_BHtd, k_BKSd, first, heads), heads)
 
     def derive(
-        self,
-        name: str,
-        emitted: Mapping[str, Tensor],
-        first: int,
-        stop: int,
-        *,
-        heads: slice = slice(None),
+        self, name: str, emitted: Emitted, first: int, stop: int, *, heads: slice = slice(None)
     ) -> Tensor:
         """Rows `first` … `stop`-1 of `scores`, `pattern` `[B, H, t, S]` or `result` `[B, H, t, D]`.
 

@@ -5,7 +5,7 @@ Axes: B batch, T new tokens, S keys, R rotated dimensions of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -18,6 +18,7 @@ from llmcli.ops.attention import visible_keys
 
 Tap = Callable[[str, Tensor], None]
 Clock = Callable[[str], None]
+Emitted = Mapping[str, Tensor]  # activations by name
 
 
 @runtime_checkable

@@ -283,7 +283,7 @@ class Attention(SoftmaxMap):
         heads: slice | Sequence[int] = slice(None),
     ) -> Tensor:  # fmt: skip
         """Scores of queries as they were emitted, which `growth` has not scaled yet."""
-        grown_BHtd = self._grown(q_BHtd, positions)
+        grown_BHtd = self._grown(at_least_float32(q_BHtd), positions)
         return self._products(grown_BHtd, k_BKSd, visible, positions, heads)
 
     def _products(

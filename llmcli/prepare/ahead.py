@@ -10,23 +10,24 @@ import mmap
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from threading import Thread
+from typing import Unpack
 
 from llmcli.checkpoints import Checkpoint
 from llmcli.checkpoints.files import shown
 from llmcli.config.formats import PACKED, packed_bytes
 from llmcli.errors import CheckpointError, LlmcliError
-from llmcli.families import Load, UnpairRows, shape_after
+from llmcli.families.rules import Load, UnpairRows, shape_after
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.kernels import native
 from llmcli.limits import processors
-from llmcli.prepare.prepared import Prepared
+from llmcli.prepare.prepared import PrecisionOptions, Prepared
 
 _AT_ONCE = 1 << 20  # bytes of a file per work item
 _THREADS = 4  # at most, besides the importing one
 
 
 def start(
-    prepared: Prepared, *, dtype: str, quantize: str, bfloat16: bool, free: int | None
+    prepared: Prepared, *, bfloat16: bool, free: int | None, **precision: Unpack[PrecisionOptions]
 ) -> Ahead | None:
     """Start packing matrices that a CPU keeps in blocks with these options; None without any.
 
@@ -34,7 +35,7 @@ def start(
     multiplication. Invalid options and misfits are reported by the loading itself.
     """
     try:
-        numbers = prepared.arithmetic("cpu", bfloat16=bfloat16, dtype=dtype, quantize=quantize)
+        numbers = prepared.arithmetic("cpu", bfloat16=bfloat16, **precision)
         if not numbers.formats or free is None or 2 * numbers.weight_bytes(prepared.config) > free:
             return None
         return Ahead(prepared, numbers)

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypedDict
 
 from llmcli.checkpoints import Checkpoint
 from llmcli.config.formats import PACKED, RUN
 from llmcli.config.model import ModelConfig
-from llmcli.families import Plan, Rule, packable, plan, planned, translate
+from llmcli.families import planned, translate
+from llmcli.families.rules import Plan, Rule, packable, plan
 from llmcli.graph.arithmetic import QUANTIZED, Arithmetic, arithmetic, matrices, quantizable
 from llmcli.graph.plan import stored_shapes
 from llmcli.kernels import native
+
+
+class PrecisionOptions(TypedDict, total=False):
+    """The options that choose the arithmetic, `auto` unless given; see `Prepared.arithmetic`."""
+
+    dtype: str
+    quantize: str
+    activations: str
+    cache: str
 
 
 @dataclass(frozen=True, kw_only=True)

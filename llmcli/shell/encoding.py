@@ -230,7 +230,7 @@ def _encoded_chat(
         return tokenizer.encode_chat(**given)
     from llmcli.engine.messages import AnswerIds
 
-    answers = AnswerIds.of(tokenizer, model.eos_ids)
+    answers = AnswerIds(tokenizer, model.eos_ids)
     text = template.render(**given)
     return answers.encoded([answers.checked(one) for one in saved.messages], text)
 

@@ -7,11 +7,14 @@ A command names the dataclasses it wants; `params.flatten` spreads them out. The
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from llmcli.errors import UsageError
 from llmcli.kernels import native
 from llmcli.shell.params import Range, arg, opt
+
+if TYPE_CHECKING:
+    from llmcli.prepare.prepared import PrecisionOptions
 
 MODEL, PROMPT, OUTPUT = "Model", "Prompt", "Output"
 TOKEN_LIMIT = Range(1, or_else=-1)  # -1: until the model ends or the context is full
@@ -76,6 +79,16 @@ class ModelOptions:
     )
     revision: str | None = opt(None, *REVISION)
     offline: bool = opt(False, *OFFLINE)
+
+    @property
+    def precision(self) -> PrecisionOptions:
+        """The options that choose the arithmetic."""
+        return {
+            "dtype": self.dtype,
+            "quantize": self.quantize,
+            "activations": self.activations,
+            "cache": self.cache_type,
+        }
 
     def check(self) -> None:
         """Raises UsageError for what can be refused before anything is loaded."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llmcli.graph.arithmetic import Arithmetic
     from llmcli.model import Model
     from llmcli.prepare.ahead import Ahead
-    from llmcli.prepare.prepared import Prepared
+    from llmcli.prepare.prepared import PrecisionOptions, Prepared
     from llmcli.records.info import Device
     from llmcli.records.text import PhasePeak
 
@@ -102,9 +102,11 @@ def load_model(
     loading = f"loading {checkpoint.name} …"
     require_cwd()
     begin = perf_counter()
-    dtype = WIDE if wide and options.dtype == "auto" else options.dtype
+    precision = options.precision
+    if wide and options.dtype == "auto":
+        precision["dtype"] = WIDE
     # `before` measures a machine that holds nothing of the model
-    ahead = None if before is not None else _ahead(options, prepared, dtype)
+    ahead = None if before is not None else _ahead(options, prepared, precision)
     with Progress(out, loading), SIGNALS.abrupt():
         import torch
 
@@ -124,15 +126,12 @@ def load_model(
         model = load_checkpoint(
             checkpoint,
             device=options.device,
-            dtype=dtype,
-            quantize=options.quantize,
-            activations=options.activations,
-            cache=options.cache_type,
             random_weights=options.weights_seed,
             text=text,
             progress=progress,
             ahead=ahead,
             prepared=prepared,
+            **precision,
         )
     load_s = open_s + perf_counter() - begun
     SIGNALS.check()
@@ -181,7 +180,9 @@ def note_quantize(options: ModelOptions, checkpoint: Checkpoint, out: Output) ->
         out.note(words)
 
 
-def _ahead(options: ModelOptions, prepared: Prepared, dtype: str) -> Ahead | None:
+def _ahead(
+    options: ModelOptions, prepared: Prepared, precision: PrecisionOptions
+) -> Ahead | None:
     """Starts to read weights that a CPU keeps in blocks, if that is where they will be."""
     from llmcli.measure.machine import cpu, machine_devices
     from llmcli.prepare.ahead import start
@@ -191,13 +192,7 @@ def _ahead(options: ModelOptions, prepared: Prepared, dtype: str) -> Ahead | Non
     first, *others = (cpu(),) if options.device == "cpu" else machine_devices()
     if others:
         return None
-    return start(
-        prepared,
-        dtype=dtype,
-        quantize=options.quantize,
-        bfloat16=first.bfloat16,
-        free=first.free_bytes,
-    )
+    return start(prepared, bfloat16=first.bfloat16, free=first.free_bytes, **precision)
 
 
 def require_supported(options: ModelOptions, out: Output, spec: str) -> None:

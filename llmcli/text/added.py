@@ -6,7 +6,6 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,11 +186,13 @@ def _one_by_one(text: str, tokens: Mapping[str, tuple[int, AddedToken]]) -> Iter
     for content, (id, token) in tokens.items():
         if content not in text:
             continue
-        pattern, rest = re.compile(re.escape(content)), []
+        rest = []
         for at, end in stretches:
-            places = [match.span() for match in pattern.finditer(text, at, end)]
-            found += ((id, *place) for place in places)
-            edges = [at, *chain(*places), end]
+            edges = [at]  # of the stretches that remain
+            while (begin := text.find(content, edges[-1], end)) >= 0:
+                found.append((id, begin, begin + len(content)))
+                edges += found[-1][1:]
+            edges.append(end)
             for index, (begin, until) in enumerate(zip(edges[::2], edges[1::2], strict=True)):
                 stretch = text[begin:until]
                 kept = stretch.lstrip(_C_SPACES) if index and token.rstrip else stretch

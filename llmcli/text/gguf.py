@@ -36,7 +36,7 @@ from llmcli.text.tokenizer import Tokenizer
 KEY = "tokenizer.ggml."
 ID_NAMES = ("bos", "eos", "eot", "eom", "unknown", "padding", "fim_pad", "fim_rep", "fim_sep")
 Ids = Mapping[str, int | None]  # the special ids by their names
-Keys = dict[str, Any]  # the metadata's `tokenizer.ggml.*` without that prefix, untrusted
+Keys = dict[str, Any]  # the untrusted metadata `tokenizer.ggml.*`, without that prefix
 
 
 def _tokens(keys: Keys) -> list[str]:
@@ -342,7 +342,6 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
     return Tokenizer(
         **fields,
         strings=strings,
-        literal=frozenset(added.tokens),
         silent=frozenset(index for index in odd if types[index] in (UNUSED, UNDEFINED)),
         special_ids=added.special_ids,
         bos_id=ids["bos"],
@@ -415,14 +414,15 @@ def _bpe(keys: Keys, strings: list[str], ids: Ids, pre: str) -> dict[str, Any]:
     if rule.raw:
         backend.normalizer = tokenizers.normalizers.Replace(" ", "▁")
     raw = Spelling(replace=(("▁", " "),), byte_fallback=True)
-    runs = ((string, index) for index, string in enumerate(strings) if not string.strip("\n"))
-    if rule.line_ends:
-        keys["add_bos_token"] = True
+    line_ends: dict[str, int] = {}
+    if rule.line_ends:  # BOS is always added
+        keys = keys | {"add_bos_token": True}
+        line_ends = {text: index for index, text in enumerate(strings) if not text.strip("\n")}
     return {
         "backend": backend,
         "spelling": raw if rule.raw else Spelling(byte_level=True),
         "name": f"gguf {'' if rule.raw else 'byte-level '}BPE, {pre}",
         "prefix": _prefix(keys, ids["bos"], usual=rule.add_bos),
         "filler": filler,
-        "line_ends": dict(runs) if rule.line_ends else {},
+        "line_ends": line_ends,
     }

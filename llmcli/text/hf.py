@@ -71,16 +71,16 @@ def from_directory(
     broken files.
     """
     found = next((names for names in (_FILE, _PAIR) if _has(directory, names)), None)
+    ends = [*eos_ids(config), *eos_ids(generation)]
     pieces = [directory / name for name in _PIECES if found is not _FILE]
     for path in filter(Path.is_file, pieces):
-        return from_piece_file(path, config=config, generation=generation)
+        return _from_pieces(path, config or {}, ends)
     if found is None:
         if other := next((name for name in _OTHERS if (directory / name).is_file()), None):
             raise UnsupportedModel(
                 f"the only tokenizer is `{other}`, which llmcli does not read", hint=SAVE_AGAIN
             )
         return None
-    ends = [*eos_ids(config), *eos_ids(generation)]
     try:
         return _from_library(directory, found, config or {}, ends)
     except (KeyboardInterrupt, SystemExit, LlmcliError):
@@ -272,21 +272,12 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
 _MOST_ADDED = 1 << 20  # ids beyond the model's; more gaps would fill the memory
 
 
-def from_piece_file(
-    path: Path,
-    *,
-    config: Mapping[str, Any] | None = None,
-    generation: Mapping[str, Any] | None = None,
-) -> Tokenizer:
-    """Build the tokenizer of the SentencePiece model at `path` and its settings.
-
-    `config` and `generation` (config.json, generation_config.json) provide additional end ids.
-    Raises CheckpointError for broken files, UnsupportedModel for unknown kinds.
-    """
+def _from_pieces(path: Path, config: Mapping[str, Any], ends: list[int]) -> Tokenizer:
+    """The tokenizer of the SentencePiece model at `path`, with `ends` and those of its settings."""
     settings = read_settings(path.parent)
     model = read_pieces(path)
     named = {**model.names, **named_tokens(settings)}
-    added = _piece_added(path.parent, settings, model, set(named.values()), rows_of(config or {}))
+    added = _piece_added(path.parent, settings, model, set(named.values()), rows_of(config))
     strings: list[str | None] = list(model.strings)
     last = max(added, default=0)
     if last >= len(strings) + _MOST_ADDED:
@@ -307,10 +298,9 @@ def from_piece_file(
         backend=PieceEncoder(model),
         strings=strings,
         spelling=Spelling(replace=(("▁", " "),), byte_fallback=True, strip=int(model.space_prefix)),
-        literal=frozenset(added),
         special_ids=matched.special_ids,
         bos_id=bos,
-        eos_ids=_present([*eos_ids(config), *eos_ids(generation), eos], strings),
+        eos_ids=_present([*ends, eos], strings),
         prefix=(bos,) if adds_bos and bos is not None else (),
         name=f"{path.name}, {'Unigram' if model.unigram else 'BPE'}",
         added=matched,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 PORTION = 1 << 17  # characters of a part: 25 MiB while encoding
 _BETWEEN_WORDS = re.compile("(?<=[A-Za-z])(?= [A-Za-z])")
+# An added token that may touch or cross a split point.
+_TOUCHING_WORDS = re.compile("^ ?[A-Za-z]|[A-Za-z] |[A-Za-z]$")
 # Expressions without lookbehind; tests check that all of them split here.
 _KNOWN = frozenset(pattern for rule in PRE_TOKENIZERS.values() for pattern in rule.patterns)
 _PROBE = "ab cd"
@@ -46,12 +48,13 @@ def divisible(backend: tokenizers.Tokenizer) -> bool:
     normalizer = state_of(backend.normalizer)
     cutter = state_of(backend.pre_tokenizer)
     steps = cutter.get("pretokenizers", []) if cutter.get("type") == "Sequence" else [cutter]
+    cut = backend.pre_tokenizer.pre_tokenize_str(_PROBE)
     added = (token.content for token in backend.get_added_tokens_decoder().values())
     return (
         normalizer.get("type", "NFC") in _NORMALIZERS
         and all(map(_is_known, steps))
-        and not any(map(_touches_words, added))
-        and any(end == _PROBE.index(" ") for _, (_, end) in _cut(backend))
+        and not any(map(_TOUCHING_WORDS.search, added))
+        and any(end == _PROBE.index(" ") for _, (_, end) in cut)
     )
 
 
@@ -61,11 +64,6 @@ def state_of(part: Any) -> dict[str, Any]:
     return state
 
 
-def _cut(backend: tokenizers.Tokenizer) -> list[tuple[str, tuple[int, int]]]:
-    found: list[tuple[str, tuple[int, int]]] = backend.pre_tokenizer.pre_tokenize_str(_PROBE)
-    return found
-
-
 def _is_known(step: dict[str, Any]) -> bool:
     match step:
         case {"type": "ByteLevel", "add_prefix_space": False} | {"type": "Digits"}:
@@ -73,8 +71,3 @@ def _is_known(step: dict[str, Any]) -> bool:
         case {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": pattern}:
             return pattern.get("Regex") in _KNOWN
     return False
-
-
-def _touches_words(added: str) -> bool:
-    """Whether an added token may touch or cross a split point."""
-    return re.search("^ ?[A-Za-z]|[A-Za-z] |[A-Za-z]$", added) is not None

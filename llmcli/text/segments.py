@@ -126,7 +126,7 @@ class Markers:
         return any(part.kind == "reasoning" for part in self.parts)
 
     def special_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """Ids of special tokens in markers, which must be shown in the text."""
+        """Ids of special tokens in markers."""
         texts = [*self.ignored, *(text for part in self.parts for text in (part.open, part.close))]
         found = ((one, tokenizer.token_text(one)) for one in tokenizer.special_ids if texts)
         return frozenset(one for one, own in found if own and any(own in text for text in texts))

@@ -328,12 +328,12 @@ def parse_pieces(data: bytes) -> PieceModel:
         value = messages[part].get(inner, usual)
         return value if isinstance(value, type(usual)) else usual
 
-    check_strings(strings)
     kind = given(2, 3, 1)
     if kind not in (1, 2):
         raise UnsupportedModel("sentencepiece models of words or characters are not supported")
     if not given(3, 5, 1) or given(2, 24, 0):
         raise UnsupportedModel("sentencepiece models without `▁` in front are not supported")
+    check_strings(strings)
     if kinds.count(UNKNOWN) != 1:
         raise CheckpointError("there is not exactly one unknown piece")
     if BYTE in kinds and byte_ids(strings) != [i for i, kind in enumerate(kinds) if kind == BYTE]:

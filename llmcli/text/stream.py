@@ -13,10 +13,9 @@ class StreamDecoder:
     """Text of a growing token sequence, with separators and the lead applied.
 
     The results of `push` and `finish`, concatenated, equal `tokenizer.decode(ids)` with the same
-    `shown` (special tokens that are not hidden). `first` False: the text that decoding would append
-    to an earlier text (some vocabularies drop a space at the start of a text). Incomplete
-    characters are held back; invalid bytes become U+FFFD, one for each maximal invalid part (as
-    Unicode recommends).
+    `skip_special` and `markers`. `first` False: the text that decoding would append to an earlier
+    text (some vocabularies drop a space at the start of a text). Incomplete characters are held
+    back; invalid bytes become U+FFFD, one for each maximal invalid part (as Unicode recommends).
     """
 
     def __init__(
@@ -24,11 +23,13 @@ class StreamDecoder:
         tokenizer: Tokenizer,
         *,
         skip_special: bool = True,
+        markers: bool = False,
         first: bool = True,
-        shown: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
-        self._hidden = tokenizer.special_ids - shown if skip_special else frozenset()
+        self._hidden = tokenizer.special_ids if skip_special else frozenset()
+        if markers:
+            self._hidden -= tokenizer.marker_ids
         self._first = first
         self._strip = tokenizer.spelling.strip if first else 0
         self._text = codecs.getincrementaldecoder("utf-8")(errors="replace")

@@ -13,6 +13,7 @@ from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, LlmcliError, UsageError
 from llmcli.records.text import TokenPiece
 from llmcli.text.portions import PORTION, divisible, portions
+from llmcli.text.segments import Markers
 from llmcli.text.spelling import Spelling, literal_bytes
 from llmcli.text.stream import StreamDecoder
 
@@ -37,23 +38,22 @@ _PIECES, _FROM_GGUF, _FROM_JSON = 235, 570, 890  # pieces: 170 until a text is e
 class Tokenizer:
     """Text ↔ ids. Created by `load_tokenizer`; `name` describes its kind.
 
-    `strings[id]`: the token as in the file (None: no token); `literal`: ids that decode to their
-    own string, independent of the spelling; `silent`: ids that decode to nothing. `prefix`: ids
-    that the tokenizer prepends by default (usually BOS).
+    `strings[id]`: the token as in the file (None: no token); `silent`: ids that decode to nothing.
+    `prefix`: ids that the tokenizer prepends by default (usually BOS).
 
-    `added`: tokens matched in the text here; None (tokenizer.json): the `tokenizers` library
-    matches them by its own rules. `inside`: encodes stretches that do not begin the text, if they
-    differ (no leading space). `filler`: an id of the library for bytes that the vocabulary lacks;
-    such bytes are dropped, as in llama.cpp and transformers. `split_special`: special tokens in a
-    text are always plain text (transformers' `split_special_tokens`). `line_ends` (with `added`):
-    tokens for whole runs of line ends, not merged from parts. `notes`: hints for users.
+    `added`: tokens matched in the text here, which decode to their own string, independent of the
+    spelling; None (tokenizer.json): the `tokenizers` library matches them by its own rules.
+    `inside`: encodes stretches that do not begin the text, if they differ (no leading space).
+    `filler`: an id of the library for bytes that the vocabulary lacks; such bytes are dropped, as
+    in llama.cpp and transformers. `split_special`: special tokens in a text are always plain text
+    (transformers' `split_special_tokens`). `line_ends` (with `added`): tokens for whole runs of
+    line ends, not merged from parts. `notes`: hints for users.
     """
 
     name: str
     backend: tokenizers.Tokenizer | PieceEncoder
     strings: Sequence[str | None]
     spelling: Spelling
-    literal: frozenset[int] = frozenset()
     silent: frozenset[int] = frozenset()
     special_ids: frozenset[int]
     bos_id: int | None
@@ -76,6 +76,11 @@ class Tokenizer:
     def add_bos(self) -> bool:
         """Whether ids are prepended by default."""
         return bool(self.prefix)
+
+    @cached_property
+    def marker_ids(self) -> frozenset[int]:
+        """Special tokens in the markers of the chat template, which belong to an answer's text."""
+        return Markers.of_tokenizer(self).special_ids(self)
 
     @property
     def nbytes(self) -> int:
@@ -131,13 +136,13 @@ class Tokenizer:
         return False if begins else None
 
     def decode(
-        self, ids: Iterable[int], *, skip_special: bool = True, shown: frozenset[int] = frozenset()
+        self, ids: Iterable[int], *, skip_special: bool = True, markers: bool = False
     ) -> str:
         """Text of `ids`; invalid UTF-8 becomes U+FFFD, unknown ids are skipped.
 
-        `shown`: special tokens that are not hidden.
+        `markers`: special tokens in `marker_ids` are not hidden.
         """
-        stream = StreamDecoder(self, skip_special=skip_special, shown=shown)
+        stream = StreamDecoder(self, skip_special=skip_special, markers=markers)
         return b"".join(map(stream.push_bytes, ids)).decode("utf-8", "replace")
 
     def has(self, token: int) -> bool:
@@ -159,7 +164,7 @@ class Tokenizer:
         if not self.has(token) or token in self.silent:
             return b""
         string = self.strings[token] or ""
-        if token in self.literal:
+        if self.added is not None and token in self.added.tokens:
             return literal_bytes(string)
         return self.spelling.to_bytes(string, first=first)
 

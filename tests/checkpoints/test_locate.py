@@ -200,6 +200,7 @@ def test_the_entries_of_the_catalog_are_pinned_and_say_what_they_are():
             assert value in RANGES[key]
         if hub := entry.hub:
             assert re.fullmatch(r"[0-9a-f]{40}", hub.revision)
+        if hub and hub.file:
             assert re.fullmatch(r"[0-9a-f]{64}", entry.sha256)
             assert hub.file.endswith(".gguf")
             said = re.search(r", ([\d.]+) ([MG])B, ", entry.summary)
@@ -249,11 +250,11 @@ def test_a_link_in_the_cache_that_leads_nowhere_is_called_broken(tmp_path):
 
 def test_the_catalogs_hub_entry_is_pinned(tmp_path):
     entry = CATALOG["smollm2-bf16"]
-    cache_hub(tmp_path, entry.repository, WHOLE)  # of another commit
-    with pytest.raises(NetworkError, match=f"`{entry.repository}`"):
+    cache_hub(tmp_path, entry.hub.repository, WHOLE)  # of another commit
+    with pytest.raises(NetworkError, match=f"`{entry.hub.repository}`"):
         locate("smollm2-bf16")
     shutil.rmtree(tmp_path / "hub")
-    snapshot = cache_hub(tmp_path, entry.repository, WHOLE, refs=(), commit=entry.revision)
+    snapshot = cache_hub(tmp_path, entry.hub.repository, WHOLE, refs=(), commit=entry.hub.revision)
     assert locate("smollm2-bf16") == snapshot
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from linear_family import family_of
 from needs import needs_kernels
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -12,8 +13,7 @@ from zoo import in_blocks, layer, llama
 from llmcli.checkpoints import mxfp4, open_checkpoint
 from llmcli.config.formats import packed_bytes
 from llmcli.errors import CheckpointError
-from llmcli.families.family import Family
-from llmcli.families.rules import Load, PerExpert, Rename, Rows
+from llmcli.families.rules import Load, PerExpert, Rows
 from llmcli.graph.plan import parameters
 from llmcli.loading.filling import fill, mapped, read_values
 from llmcli.loading.load import load_checkpoint
@@ -87,7 +87,7 @@ def test_gates_and_neurons_that_take_turns(tmp_path, shards, monkeypatch):
         assert torch.equal(weight.tensor, theirs[:, :, at::2].transpose(1, 2))
     first = stored(tmp_path, codes[0], scales[0])  # a single expert is a matrix
     for at in range(2):
-        packed = Packed("MXFP4", 7, 128, device=torch.device("cpu"), memory=None)
+        packed = Packed("MXFP4", (7, 128), torch.device("cpu"))
         fill(packed, first, Load(f"{NAME}_blocks", "w", (Rows(at, at + 1, groups=7),)), Stages())
         assert packed.nbytes >= packed_bytes("MXFP4", 7, 128)
         assert torch.equal(packed.dense(torch.float32), theirs[0, :, at::2].T)
@@ -161,14 +161,9 @@ def test_swapped_nibbles_and_another_bias_are_seen(tmp_path, monkeypatch):
 CONFIG = llama(*(layer(sinks=True),) * 2)
 CONFIG = in_blocks(CONFIG, "MXFP4", size=64)[0]
 IN_4_BITS = ("W_gate", "W_up", "W_down")
-FAMILY = Family(
-    name="test", words="a test", hf_types=("four",), gguf_archs=(), from_hf=lambda _: CONFIG,
-    from_gguf=lambda *_: CONFIG, rules_gguf=lambda _: (),
-    rules_hf=lambda of: [
-        Rename(spec.name + "_blocks" * spec.name.endswith(IN_4_BITS), spec.name)
-        for spec in parameters(of)
-    ],
-)  # fmt: skip
+FAMILY = family_of(
+    "four", lambda _: CONFIG, stored=lambda name: name + "_blocks" * name.endswith(IN_4_BITS)
+)
 
 
 @pytest.fixture

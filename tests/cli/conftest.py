@@ -11,7 +11,8 @@ from cli_tiny import write_mixture, write_tiny
 from json_schemas import errors
 
 from llmcli.cli.app import main
-from llmcli.families.family import Family, families
+from llmcli.families.family import families
+from llmcli.families.record import Family
 from llmcli.measure import ceilings
 from llmcli.measure.machine import CpuContention
 from llmcli.records.machine import Ceilings, MachineLoad

@@ -6,7 +6,6 @@ import os
 import signal
 
 import pytest
-from cli_tiny import write_tiny
 
 from llmcli.commands.bench.measure.sweep import failure
 from llmcli.errors import (
@@ -168,22 +167,3 @@ def test_what_is_written_whole_is_not_cut_by_ctrl_c():
 
     assert exits.run(action, ["x"]) == 130
     assert done == ["whole"]
-
-
-def test_a_tokenizer_with_more_ids_than_the_model(cli, tmp_path):
-    folder = write_tiny(tmp_path / "m", vocab_size=100, eos_token_id=0, bos_token_id=0)
-    for command in ("generate", "score"):
-        result = cli(command, "日本", "-m", str(folder), "--random-weights")
-        assert result.code == 4
-        assert "the model has 100 embeddings" in result.err
-        assert cli(command, "--ids", "100,1", "-m", str(folder), "--random-weights").code == 2
-
-
-def test_many_digits_in_the_models_own_settings(cli, tmp_path):
-    folder = write_tiny(tmp_path / "m")
-    many = "9" * 400
-    text = f'{{"do_sample": true, "top_k": {many}, "temperature": {many}}}'
-    (folder / "generation_config.json").write_text(text)
-    result = cli("generate", "hi", "-m", str(folder), "--random-weights", "-n", "1")
-    assert result.code in (0, 4)
-    assert "internal" not in result.err

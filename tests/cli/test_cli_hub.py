@@ -22,7 +22,8 @@ from gguf_bytes import ARRAY, STRING, gguf, pair
 from gguf_model import write_model
 from hub_stand_in import SHA, Answer, HubStandIn
 
-from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, HubFile
+from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
+from llmcli.checkpoints.names import HubId
 
 GENERATE = (
     *("generate", "-m", "org/m", "--ids", "1,2,3", "--raw", "-n", "5", "--greedy"),
@@ -186,7 +187,7 @@ def test_a_catalog_model_that_is_not_here_is_looked_at_by_its_header(
     entry = CatalogEntry(
         name="small", summary="a small one", purpose="tests", license="Public Domain",
         size=file.stat().st_size, sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
-        hub=HubFile(repository="org/long", revision=SHA, file="a.gguf"),
+        hub=HubId(repository="org/long", revision=SHA, file="a.gguf"),
     )  # fmt: skip
     monkeypatch.setitem(CATALOG, "small", entry)
     document, _ = ask("-m", "small", "--json")

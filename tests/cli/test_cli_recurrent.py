@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from covers import few
 from json_schemas import errors
 from linear_family import DELTA, FAMILY, SSM, write
 from safetensors.torch import load_file
@@ -243,9 +244,11 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("layer", "fault"), [(layer, name) for name in FAULTS for layer in FAULTS[name][0]]
-)
+# by default in one of its layers, in turn
+@pytest.mark.parametrize(("layer", "fault"), [
+    one for at, (name, (layers, *_)) in enumerate(FAULTS.items())
+    for one in few([pytest.param(layer, name) for layer in layers[:: 1 - 2 * (at % 2)]], 1)
+])  # fmt: skip
 def test_faults_are_seen(cli, path, monkeypatch, layer, fault):
     _, plant, expected = FAULTS[fault]
     plant(monkeypatch)

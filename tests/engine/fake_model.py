@@ -121,7 +121,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(
         name="bytes", backend=tokenizers.Tokenizer(tokenizers.models.BPE()),
         strings=[*(LETTERS[byte] for byte in range(256)), *EXTRA[:2], *spelled],
-        spelling=Spelling(byte_level=True), literal=frozenset({256, 257}), silent=frozenset(),
+        spelling=Spelling(byte_level=True), silent=frozenset(),
         special_ids=frozenset({256, 257}), bos_id=None, eos_ids=frozenset({EOS}), prefix=(),
     )  # fmt: skip
 

@@ -1,6 +1,5 @@
 """A conversation: what is read once stays read, what the model wrote keeps its ids."""
 
-import copy
 import dataclasses
 import json
 
@@ -63,8 +62,7 @@ def model_of(name, tokenizer):
 
 def with_template(model, source):
     """The model with another chat template."""
-    tokenizer = copy.copy(model.tokenizer)
-    tokenizer.chat_template = ChatTemplate(source)
+    tokenizer = dataclasses.replace(model.tokenizer, chat_template=ChatTemplate(source))
     return dataclasses.replace(model, tokenizer=tokenizer)
 
 

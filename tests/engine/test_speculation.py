@@ -189,10 +189,8 @@ def likeliest(logits_BV):
 
 
 def sampler(model, sampling=SAMPLINGS["greedy"], limit=99):
-    return Sampler(
-        sampling, [PROMPT], samples=1, vocab=model.config.vocab, device=model.device,
-        logprobs=None, limit=limit,
-    )  # fmt: skip
+    vocab, device = model.config.vocab, model.device
+    return Sampler(sampling, [PROMPT], vocab=vocab, device=device, limit=limit)
 
 
 class Noting:

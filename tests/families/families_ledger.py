@@ -3,8 +3,7 @@
 from math import prod
 
 from llmcli.errors import CheckpointError
-from llmcli.families import Rows, Transpose, UnpairRows
-from llmcli.families.rules import PerExpert, Reshape
+from llmcli.families.rules import PerExpert, Reshape, Rows, Transpose, UnpairRows
 
 
 def after(shape, ops):

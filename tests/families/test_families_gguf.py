@@ -10,8 +10,9 @@ import pytest
 from llmcli.checkpoints import open_checkpoint
 from llmcli.config.attention import FrequencyFactors
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families import UnpairRows, find, plan
-from llmcli.families.read import GGUF_WINDOWS, gguf_ignored
+from llmcli.families import find
+from llmcli.families.read import GGUF_READS, gguf_ignored
+from llmcli.families.rules import UnpairRows, plan
 from llmcli.loading.load import check_loadable
 from llmcli.prepare.prepared import prepare
 
@@ -162,7 +163,7 @@ def test_metadata_that_llama_cpp_does_not_read_has_no_effect_and_is_reported(arc
     told = gguf_ignored(metadata(arch, **keys), arch, reads=())
     assert told == {f"{arch}.{key}": str(value) for key, value in given.items()}
     assert gguf_ignored(metadata(arch), arch, reads=()) == {}
-    told = gguf_ignored(metadata(arch, **keys), arch, reads=GGUF_WINDOWS)
+    told = gguf_ignored(metadata(arch, **keys), arch, reads=GGUF_READS["windows"])
     assert not any("sliding" in key for key in told)
 
 

@@ -3,15 +3,14 @@
 What it says, and the names of tensors, are read of whole checkpoints in `parity`.
 """
 
-from operator import attrgetter
-
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from zoo import TYPES
 
-from llmcli.config.experts import ExpertsConfig
 from llmcli.errors import UnsupportedModel
-from llmcli.families import find, parts_to_fill, plan
+from llmcli.families import find
+from llmcli.families.rules import parts_to_fill, plan
 from llmcli.graph.plan import states, stored_shapes
 
 ROPED = {
@@ -25,84 +24,6 @@ GPT2 = {"vocab_size": 67, "n_embd": 24, "n_layer": 3, "n_head": 6, "n_positions"
 def read(model_type, **settings):
     """What we make of such a config.json."""
     return find(model_type, "safetensors").from_hf({"model_type": model_type, **settings})
-
-
-SMALL = {"vocab_size": 67, "hidden_size": 64, "num_attention_heads": 4}
-LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
-HYBRIDS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-# of a part: our names and transformers', for each what is read where config.json has only sizes
-LATENT = {
-    "content": "qk_nope_head_dim", "rope.dims": "qk_rope_head_dim", "value_dim": "v_head_dim",
-    "rank": "kv_lora_rank", "query_rank": "q_lora_rank",
-}  # fmt: skip
-ROUTED = {
-    "experts": "n_routed_experts", "hidden": "moe_intermediate_size",
-    "routing.chosen": "num_experts_per_tok", "routing.scale": "routed_scaling_factor",
-    "routing.renormalized": "norm_topk_prob",
-}  # fmt: skip
-DELTA = {
-    "heads": "linear_num_value_heads", "key_heads": "linear_num_key_heads",
-    "key_dim": "linear_key_head_dim", "value_dim": "linear_value_head_dim",
-    "length": "linear_conv_kernel_dim",
-}  # fmt: skip
-MIXED = {
-    "experts": "num_experts", "hidden": "moe_intermediate_size",
-    "shared.hidden": "shared_expert_intermediate_size", "routing.chosen": "num_experts_per_tok",
-}  # fmt: skip
-
-
-def assert_same(ours, theirs, names):
-    found = {name: attrgetter(name)(ours) for name in names}
-    assert found == {name: getattr(theirs, names[name]) for name in names}
-
-
-@pytest.mark.parametrize("model_type", LATENTS)
-def test_absent_keys_of_latent_attention_have_transformers_defaults(model_type):
-    raw = SMALL | {"intermediate_size": 40, "num_hidden_layers": 1}
-    dense = {} if model_type == "glm4_moe_lite" else {"first_k_dense_replace": 1}
-    ours, theirs = read(model_type, **raw, **dense), AutoConfig.for_model(model_type, **raw)
-    assert_same(ours, theirs, {
-        "context": "max_position_embeddings", "final_norm.eps": "rms_norm_eps",
-        "bos": "bos_token_id",
-    })  # fmt: skip
-    assert ours.eos == (theirs.eos_token_id,)
-    assert_same(ours.layers[0].parts[0], theirs, LATENT)
-
-
-@pytest.mark.parametrize("model_type", LATENTS)
-def test_absent_keys_of_experts_have_transformers_defaults(model_type):
-    raw = SMALL | {"intermediate_size": 40, "num_hidden_layers": 4}
-    if model_type == "deepseek_v2":  # the only one that says nothing of it
-        raw["num_experts_per_tok"] = 4
-    layers, theirs = read(model_type, **raw).layers, AutoConfig.for_model(model_type, **raw)
-    first = {"deepseek_v2": 0, "deepseek_v3": 3, "glm4_moe_lite": 1}[model_type]
-    kinds = [isinstance(layer.parts[1], ExpertsConfig) for layer in layers]
-    assert kinds == [at >= first for at in range(4)]
-    ours = layers[-1].parts[1]
-    assert_same(ours, theirs, ROUTED)
-    assert ours.shared.hidden == theirs.n_shared_experts * theirs.moe_intermediate_size
-    groups = (ours.routing.groups, ours.routing.kept_groups)
-    assert groups == (theirs.n_group or 1, theirs.topk_group or 1)
-
-
-@pytest.mark.parametrize("model_type", HYBRIDS)
-def test_absent_keys_of_gated_deltanet_have_transformers_defaults(model_type):
-    raw = SMALL | {"num_hidden_layers": 6, "num_attention_heads": 16}
-    if model_type == "qwen3_5_text":
-        raw["intermediate_size"] = 40
-    ours, theirs = read(model_type, **raw), AutoConfig.for_model(model_type, **raw)
-    kinds = [one.attention is None for one in ours.layers]
-    assert kinds == [kind == "linear_attention" for kind in theirs.layer_types]
-    assert_same(ours.layers[0].parts[0], theirs, DELTA)
-    attention, rope = ours.layers[3].attention, theirs.rope_parameters
-    assert_same(attention, theirs, {"kv_heads": "num_key_value_heads", "head_dim": "head_dim"})
-    assert (attention.rope.theta, ours.context) == (
-        rope["rope_theta"], theirs.max_position_embeddings
-    )  # fmt: skip
-    assert (rope["partial_rotary_factor"], attention.rope.dims) == (0.25, attention.head_dim // 4)
-    if model_type != "qwen3_5_text":
-        assert_same(ours.layers[0].parts[1], theirs, MIXED)
-        assert ours.layers[0].parts[1].routing.renormalized
 
 
 HYBRID = {"vocab_size": 67, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -122,30 +43,25 @@ def test_rotated_halves_are_refused():
         read("deepseek_v3", **ROPED, rope_interleave=False)
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3", "internlm3"])
+# of all heads and ids that a type has by default
+SIZES = {
+    "vocab_size": 300_000, "hidden_size": 4096, "intermediate_size": 40, "num_hidden_layers": 12,
+    "num_attention_heads": 32,
+}  # fmt: skip
+OWN = {  # what some types have no default for, or call otherwise
+    "gpt2": {"n_positions": 96}, "opt": {"ffn_dim": 40}, "gemma4_text": {"vocab_size": 262_144},
+    "gpt_neo": {"attention_types": [[["global", "local"], 6]]},
+    "deepseek_v2": {"num_experts_per_tok": 4},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 6},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", TYPES)
 def test_keys_that_are_absent_have_transformers_defaults(model_type):
     """Only the sizes are given; what is left out has to mean what it means to transformers."""
-    raw = GPT2 | {"vocab_size": 60000} if model_type == "gpt2" else {
-        "vocab_size": 60000, "hidden_size": 192, "intermediate_size": 40, "num_hidden_layers": 3,
-        "num_attention_heads": 32,
-    }  # fmt: skip
-    ours, theirs = read(model_type, **raw), AutoConfig.for_model(model_type, **raw)
-    layer = ours.layers[0]
-    mixer, mlp = layer.attention, layer.parts[-1]
-    assert_same(ours, theirs, {
-        "head.tied": "tie_word_embeddings", "context": "max_position_embeddings",
-        "bos": "bos_token_id",
-    })  # fmt: skip
-    assert ours.eos == (() if theirs.eos_token_id is None else (theirs.eos_token_id,))
-    if model_type == "gpt2":
-        assert (mlp.hidden, mlp.activation) == (4 * theirs.n_embd, "gelu_tanh")
-        assert ours.final_norm.eps == theirs.layer_norm_epsilon
-        return
-    assert mixer.kv_heads == theirs.num_key_value_heads
-    assert mixer.head_dim == theirs.head_dim if model_type != "qwen2" else 6
-    assert mixer.rope.theta == theirs.rope_parameters["rope_theta"]
-    assert mixer.scores.window == (4096 if model_type == "mistral" else None)
-    assert (ours.final_norm.eps, mlp.activation) == (theirs.rms_norm_eps, theirs.hidden_act)
+    given = SIZES | OWN.get(model_type, {})
+    whole = AutoConfig.for_model(model_type, **given).to_dict()
+    assert read(model_type, **given) == read(**whole | {"model_type": model_type})
 
 
 # published sizes of Gemma 4, and the bytes of a token in their caches, in 16 bits

@@ -3,7 +3,8 @@
 
 from zoo import TYPES, variant
 
-from llmcli.families import find, plan
+from llmcli.families import find
+from llmcli.families.rules import plan
 
 
 def read(model_type, **changes):

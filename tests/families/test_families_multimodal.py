@@ -18,7 +18,7 @@ from llmcli.commands.info.measure import measure_info, supported_families
 from llmcli.commands.load.measure.run import check_files
 from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
 from llmcli.families import describe, families
-from llmcli.families.dense import LLAMAS as FAMILY
+from llmcli.families.dense import llamas as FAMILY
 from llmcli.loading.load import load_checkpoint
 from llmcli.measure.machine import cpu
 from llmcli.records.work import Stages

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from llmcli.checkpoints import TensorInfo
 from llmcli.errors import UnsupportedModel
-from llmcli.families import Drop, Rename, Transpose, plan
 from llmcli.families.quantized import scheme, with_scales
+from llmcli.families.rules import Drop, Rename, Transpose, plan
 from llmcli.families.scales import Grid, Scale, scale_problem
 
 LAYERS = type("Model", (), {"layers": (None,) * 3})

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_checkpoints import GPT2, LLAMA
 
-from llmcli.families import Drop, Rename, Rows, Transpose, UnpairRows, find, plan
+from llmcli.families import find
 from llmcli.families.quantized import Scheme, with_scales
+from llmcli.families.rules import Drop, Rename, Rows, Transpose, UnpairRows, plan
 from llmcli.families.scales import Grid
 from llmcli.families.sources import sources, sources_of
 

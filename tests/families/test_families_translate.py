@@ -16,7 +16,8 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.checkpoints.files import read_object
 from llmcli.config.model import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families import families, find, plan, translate, unsupported
+from llmcli.families import families, find, translate, unsupported
+from llmcli.families.rules import plan
 from llmcli.families.values import Values, shortened
 from llmcli.loading.load import load_checkpoint
 

@@ -25,7 +25,8 @@ from families_ledger import after
 
 from llmcli.checkpoints import mxfp4
 from llmcli.checkpoints.tensors import TensorInfo
-from llmcli.families import parts_to_fill, plan, translate
+from llmcli.families import translate
+from llmcli.families.rules import parts_to_fill, plan
 from llmcli.families.scales import scale_problem
 from llmcli.graph.plan import parameters
 

@@ -26,7 +26,7 @@ if __name__ == "__main__":
 from llmcli.checkpoints.gguf import parse_gguf
 from llmcli.errors import LlmcliError
 from llmcli.text.gguf import from_gguf
-from llmcli.text.hf import from_piece_file
+from llmcli.text.hf import from_directory
 from llmcli.text.sentencepiece import PieceEncoder, check_charsmap, message, number, parse_pieces
 from llmcli.text.stream import StreamDecoder
 from llmcli.text.tokenizer import Tokenizer
@@ -100,9 +100,8 @@ def _tokenizer(kind: int, body: bytes) -> Tokenizer | None:
         return from_gguf(_chosen(body) if kind == CHOICES else parse_gguf(HERE, body)[0])
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "tokenizer_config.json").write_bytes(body)
-        path = Path(name) / "tokenizer.model"
-        path.write_bytes(_model(2))
-        return from_piece_file(path)
+        (Path(name) / "tokenizer.model").write_bytes(_model(2))
+        return from_directory(Path(name))
 
 
 def _chosen(body: bytes) -> dict[str, object]:

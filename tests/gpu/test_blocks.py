@@ -157,7 +157,7 @@ def test_a_weight_in_blocks(format, rows, monkeypatch):
     x, b = (torch.randn(*shape, generator=generator) for shape in ((rows, columns), (13,)))
     with torch.inference_mode(), Card():
         device = torch.device("cuda")
-        weight = FileLayoutWeight(format, 13, columns, device=device, inputs=torch.bfloat16)
+        weight = FileLayoutWeight(format, (13, columns), device=device, inputs=torch.bfloat16)
         weight.write(torch.arange(13), raw)
         assert (weight.shape, weight.format, weight.nbytes) == ((13, columns), format, raw.nbytes)
         asked = torch.tensor([[3, 3], [12, 0]])

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from zoo import BLOCKS, MODELS, ZOO, Variant, variant
 
 from llmcli.commands.ladder.measure.record import count
+from llmcli.config.attention import first_key
 from llmcli.config.delta import DeltaConfig
 from llmcli.config.experts import ExpertsConfig
 from llmcli.config.latent import LatentConfig
@@ -52,10 +53,9 @@ def has(config, *kinds):
 
 def alike(config):
     """Whether all layers have one kind of attention, computed by the fused kernel."""
-    kinds = {(one.attention.window, one.attention.cap, one.attention.slopes)
-             for one in config.layers if one.attention is not None}  # fmt: skip
-    plain = {(config.layers[0].window, None, ())}
-    return kinds == plain and all(layer.attention for layer in config.layers)
+    scores = [one.attention.scores for one in config.layers if one.attention is not None]
+    kinds = {(one.window, one.cap, one.slopes) for one in scores}
+    return len(scores) == len(config.layers) and kinds == {(scores[0].window, None, ())}
 
 
 MIXTURES = {name: one for name, one in EVERY.items() if has(one, ExpertsConfig)}
@@ -73,7 +73,7 @@ def family(name):
 def without_window(config):
     """The same model, every query seeing all keys before it."""
     return replace(config, layers=tuple(
-        one if one.attention is None else one.with_attention(replace(one.attention, window=None))
+        one if one.attention is None else one.with_attention(one.attention.changed(window=None))
         for one in config.layers
     ))  # fmt: skip
 
@@ -130,7 +130,9 @@ def test_what_a_mask_leaves_of_a_prompt_is_the_sum_of_its_tokens(name):
         for place, cost in cost_by_part(config, [(call, logits)], numbers=numbers).items():
             layer = config.layers[place[1] or 0]
             if place[0] == "attention" and layer.window is not None:
-                assert cost.flops * call.keys == cost.flops_full * min(layer.window, call.keys)
+                window = layer.attention.scores.window
+                seen = call.keys - max(0, first_key(call.keys - 1, window))
+                assert cost.flops * call.keys == cost.flops_full * seen
             else:
                 assert cost.flops == cost.flops_full
             sums[place] = sums.get(place, PartWork()) + cost

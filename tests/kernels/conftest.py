@@ -9,6 +9,7 @@ from pathlib import Path
 import children
 import kernel_sources
 import pytest
+import torch
 from kernel_sources import COMPILER, EXTENSION, FLAGS, HERE, ROOT, SOURCES, levels_of, needs
 
 from llmcli.kernels import native, program
@@ -162,3 +163,12 @@ def every_level(levels, monkeypatch):
         return found[0]
 
     return computed
+
+
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+def threads(request):
+    """PyTorch's number of threads, which kernels use."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)

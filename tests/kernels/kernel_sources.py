@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import shlex
 import shutil
 import sysconfig
@@ -12,12 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from llmcli.ops import compiled
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 (EXTENSION,) = PROJECT["tool"]["setuptools"]["ext-modules"]
 FLAGS = [*EXTENSION["extra-compile-args"], "-Wall", "-Wextra", "-Werror"]
 SOURCES = [str(ROOT / source) for source in EXTENSION["sources"]]
+SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e38, -1e38, 1e-40)
 COMPILER = shlex.split(sysconfig.get_config_var("CC") or "cc")
 
 
@@ -43,3 +47,29 @@ def same(a, b):
     assert torch.equal(nan, b.isnan())
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.dtype.itemsize]
     assert torch.equal(a.view(bits)[~nan], b.view(bits)[~nan])
+
+
+def by_pytorch(monkeypatch, function, *args):
+    """What a function computes where there is no kernel: its twin."""
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "takes", lambda *_: False)
+        return function(*args)
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def scores_like(tokens, experts, kind, seed=0):
+    """`[tokens, experts]`: around 0, all equal, of few values, or some of `SPECIAL` among them."""
+    x = drawn(tokens, experts, seed=seed)
+    if kind == "equal":
+        return torch.full_like(x, 0.3)
+    if kind == "ties":
+        return x.round()
+    if kind == "special":
+        generator = torch.Generator().manual_seed(seed + 1)
+        where = torch.rand(x.shape, generator=generator) < 0.3
+        which = torch.randint(len(SPECIAL), x.shape, generator=generator)
+        x[where] = torch.tensor(SPECIAL)[which][where]
+    return x

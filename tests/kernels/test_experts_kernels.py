@@ -9,42 +9,18 @@ import numpy as np
 import packed_twin
 import pytest
 import torch
-from kernel_sources import same
+from kernel_sources import by_pytorch, drawn, same, scores_like
 from needs import needs_kernels
 from test_packed import file_rows, inputs
 
 from llmcli.config.experts import RoutingConfig
-from llmcli.ops import compiled, elements, routing
+from llmcli.ops import routing
 from llmcli.ops.product import product_float32
 from llmcli.weights.dense import Dense
 from llmcli.weights.packed import Packed, fused
 from llmcli.weights.routes import ExpertAssignment
 
-SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e38, -1e38, 1e-40)
 KINDS = ("usual", "equal", "ties", "special")
-
-
-def logits(tokens, experts, kind, seed=0):
-    """`[tokens, experts]`: around 0, all equal, of few values, or some of `SPECIAL` among them."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(tokens, experts, generator=generator)
-    if kind == "equal":
-        return torch.full_like(x, 0.3)
-    if kind == "ties":
-        return x.round()
-    if kind == "special":
-        where = torch.rand(x.shape, generator=generator) < 0.3
-        drawn = torch.randint(len(SPECIAL), x.shape, generator=generator)
-        x[where] = torch.tensor(SPECIAL)[drawn][where]
-    return x
-
-
-def by_pytorch(monkeypatch, function, *args):
-    """The twin in `ops/routing.py`: what it computes where there is no kernel."""
-    with monkeypatch.context() as patch:
-        patch.setattr(compiled, "takes", lambda *_: False)
-        return function(*args)
-
 
 ROUTINGS = [
     RoutingConfig(chosen=1), RoutingConfig(chosen=12, renormalized=True),
@@ -59,7 +35,7 @@ ROUTINGS = [
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("routing_", ROUTINGS, ids=str)
 def test_the_choice_is_that_of_the_twin(levels, monkeypatch, routing_, kind):
-    scores = logits(40, 12, kind).view(2, 20, 12)
+    scores = scores_like(40, 12, kind).view(2, 20, 12)
     correction = torch.linspace(-1, 1, 12) if routing_.correction else None
     expected = by_pytorch(monkeypatch, routing.choose, scores, correction, routing_)
     for _ in levels():
@@ -78,7 +54,7 @@ def test_one_expert_is_chosen(levels):
 @pytest.mark.parametrize("routing_", ROUTINGS, ids=str)
 def test_weights_are_those_of_the_twin(every_level, monkeypatch, routing_, kind, factors):
     """The same bits at every level, and as float64 has them but for float32's roundings."""
-    scores = logits(40, 12, kind).view(2, 20, 12)
+    scores = scores_like(40, 12, kind).view(2, 20, 12)
     if routing_.scores == "softmax":  # no weights of both signs, whose sum may be anything
         scores = scores.abs()
     chosen = by_pytorch(monkeypatch, routing.choose, scores, None, routing_)
@@ -91,21 +67,11 @@ def test_weights_are_those_of_the_twin(every_level, monkeypatch, routing_, kind,
     torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=1e-30, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sigmoid", [False, True])
-@pytest.mark.parametrize("experts", [1, 2, 15, 16, 17, 128])
-def test_shares_are_those_of_the_twin(every_level, monkeypatch, experts, sigmoid, kind):
-    x = logits(30, experts, kind, seed=experts)
-    expected = by_pytorch(monkeypatch, lambda: routing.share(x.double(), sigmoid=sigmoid))
-    found = every_level(lambda: routing.share(x, sigmoid=sigmoid))
-    torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=1e-37, equal_nan=True)
-
-
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 17), (4, 16, 32), (5, 33, 7), (9, 20, 100)])
 def test_small_float32_matrices_have_the_bits_of_the_twin(every_level, shape):
     """Lane j of 16 sums columns j, j + 16 …; lanes are added in pairs; no fused multiply-add."""
     rows, outputs, columns = shape
-    x, w = logits(rows, columns + 2, "usual", 1)[:, 1:-1], logits(outputs, columns, "usual", 2)
+    x, w = drawn(rows, columns + 2, seed=1)[:, 1:-1], drawn(outputs, columns, seed=2)
     b = torch.linspace(-1, 1, outputs)
     lanes = torch.zeros(rows, outputs, 16)
     for k in range(columns):
@@ -114,22 +80,6 @@ def test_small_float32_matrices_have_the_bits_of_the_twin(every_level, shape):
         lanes = lanes[..., :half] + lanes[..., half:]
     found = every_level(lambda: (routing.logits(x, w, None), routing.logits(x, w, b)))
     same(found, (lanes[..., 0], lanes[..., 0] + b))
-
-
-@pytest.mark.parametrize(
-    "shape", [(1, 1, 1, 1), (1, 8, 1, 33), (2, 3, 5, 17), (3, 2, 1, 64)], ids=str
-)
-def test_sums_of_experts_have_the_bits_of_the_twin(levels, monkeypatch, shape):
-    batch, count, tokens, columns = shape
-    y = logits(batch * count * tokens, columns, "special").view(shape)
-    weight = logits(batch * tokens, count, "usual", 3).view(batch, tokens, count)
-    z = logits(batch * tokens, columns, "usual", 4).view(batch, tokens, columns)
-    for _ in levels():
-        for plus in (None, z):
-            expected = by_pytorch(monkeypatch, routing.summed, y, weight, plus)
-            same(routing.summed(y, weight, plus), expected)
-        scaled = elements.scale_rows(z, weight[..., :1])
-        same(scaled, z * weight[..., :1])
 
 
 def routes(experts, batch, count, tokens, seed=5):
@@ -160,11 +110,11 @@ def test_packed_experts_have_the_bits_of_the_twin(levels, mixture, shape, biased
             for f, rows in zip(formats, (shape[0], 16), strict=True)]  # fmt: skip
     pieces = []
     for f, raw in zip(formats, raws, strict=True):
-        piece = Packed(f, len(raw), columns, device=torch.device("cpu"), experts=experts)
+        piece = Packed(f, (experts, len(raw) // experts, columns), torch.device("cpu"))
         piece.write(torch.arange(len(raw)), torch.from_numpy(raw))
         pieces.append(piece)
     outputs = shape[0] + 16
-    bias = logits(experts, outputs + 3, "usual", 6)[:, 2:-1] if biased else None
+    bias = drawn(experts, outputs + 3, seed=6)[:, 2:-1] if biased else None
     for by_pair in (False, True):
         x = inputs(len(pairs) if by_pair else rest[0] * rest[2], columns, 21)
         expected = np.empty((len(pairs), outputs), np.float32)
@@ -199,13 +149,13 @@ def test_experts_of_16_bits_have_the_bits_of_dense_matrices(
     experts, *rest = mixture
     outputs, columns = shape
     route, pairs = routes(experts, *rest)
-    w = logits(experts * outputs, columns, "usual", 7).view(experts, outputs, columns).to(dtypes[1])
+    w = drawn(experts * outputs, columns, seed=7).view(experts, outputs, columns).to(dtypes[1])
     gaps = torch.zeros(experts, outputs + 2, columns + 1, dtype=dtypes[1])[:, 1:-1, 1:]
     gaps[...] = w
-    bias = logits(experts, outputs + 1, "usual", 8)[:, 1:] if biased else None
+    bias = drawn(experts, outputs + 1, seed=8)[:, 1:] if biased else None
     for _, by_pair in itertools.product(levels(), (False, True)):
         rows = len(pairs) if by_pair else rest[0] * rest[2]
-        x = logits(rows, columns, "usual", 9).to(dtypes[0])
+        x = drawn(rows, columns, seed=9).to(dtypes[0])
         taken = route.by_pair if by_pair else route
         expected = torch.cat([
             product_float32(
@@ -223,8 +173,8 @@ def test_experts_of_16_bits_have_the_bits_of_dense_matrices(
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_infinity_in_a_row_stays_with_its_pairs(levels, bad):
     route, pairs = routes(6, 1, 3, 4)
-    w = logits(6 * 5, 64, "usual").view(6, 5, 64).bfloat16()
-    x = logits(4, 64, "usual", 1)
+    w = drawn(6, 5, 64).bfloat16()
+    x = drawn(4, 64, seed=1)
     for _ in levels():
         finite = Dense(w, torch.float32).matmul_routed(x, route)
         broken = x.clone()

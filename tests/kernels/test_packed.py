@@ -292,7 +292,7 @@ def test_the_weights_of_a_model_are_these_kernels(library, use):
     pieces, raws = [], []
     for i, f in enumerate(("Q6_K", "Q4_K", "Q8_0")):
         raw = file_rows(f, (40, 24, 7)[i], 512, 12 + i)
-        piece = Packed(f, len(raw), 512, device=torch.device("cpu"))
+        piece = Packed(f, (len(raw), 512), torch.device("cpu"))
         for rows in (torch.arange(5, len(raw)), torch.arange(5)):
             piece.write(rows, torch.from_numpy(raw[rows.numpy()]))
         dense = packed_twin.dequantized(f, raw)

@@ -7,27 +7,12 @@ import math
 
 import pytest
 import torch
-from kernel_sources import same
-from torch.nn.functional import conv1d, silu, softplus
+from kernel_sources import drawn, same
+from torch.nn.functional import silu
 
 from llmcli.ops import conv, recurrence
 from llmcli.ops.activations import activation
-from llmcli.ops.norm import l2_norm, rms_norm
-from llmcli.ops.recurrence import Inputs, steps_and_decays, with_skip
-
-SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e30, -1e30, 1e-40)
-
-
-@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+from llmcli.ops.recurrence import Inputs
 
 
 def near(found, expected, close):
@@ -43,15 +28,6 @@ def near(found, expected, close):
 # B, C, L, tokens that the sequences have already
 CONVOLUTIONS = ((1, 1, 2, [0]), (2, 7, 3, [5, 0]), (1, 512, 4, [3]), (3, 1301, 4, [0, 1, 700]),
                 (2, 520, 1, [2]), (1, 33, 8, [9]))  # fmt: skip
-
-
-def convolved(x_BTC, w_CL, b_C):
-    """All tokens in float64, nothing before the first."""
-    channels, length = w_CL.shape
-    rows_BCT = x_BTC.double().transpose(1, 2)
-    padded = torch.nn.functional.pad(rows_BCT, (length - 1, 0))
-    bias = None if b_C is None else b_C.double()
-    return conv1d(padded, w_CL.double()[:, None], bias, groups=channels).transpose(1, 2)
 
 
 def stepped(x_BTC, w_CL, b_C, ring_BLC, starts, **rest):
@@ -78,7 +54,8 @@ def test_the_convolution_goes_on_from_any_position(every_level, case, biased, dt
     tokens = 2 * length + 1
     x = drawn(batch, tokens, channels + 3).to(dtype)[..., 1:-2]
     w, b = drawn(channels, length, seed=1), drawn(channels, seed=2) if biased else None
-    exact, starts = convolved(x, w, b), torch.tensor(before)
+    wide = [None if one is None else one.double() for one in (x, w, b)]
+    exact, starts = conv.causal_conv(*wide), torch.tensor(before)
 
     def compute():
         ring = torch.zeros(batch, length, channels, dtype=dtype)
@@ -150,60 +127,6 @@ def test_a_number_that_is_none_stays_in_its_channel(every_level):
     assert (act.isfinite() | bad).all()
 
 
-# ---- what enters the recurrence ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", [(1, 1, 1, 1), (2, 1, 3, 17), (1, 1, 32, 128), (2, 4, 2, 100)])
-@pytest.mark.usefixtures("threads")
-def test_rows_of_length_1(every_level, case):
-    batch, tokens, rows, size = case
-    x = drawn(batch, tokens, rows * size + 5)[..., 5:].unflatten(2, (rows, size))
-    x[0, 0, 0] = 0.0
-    x[-1, -1, -1] *= 1e12
-    wide = x.double()
-    found = every_level(lambda: l2_norm(x, 1e-6, 0.25))
-    near(found, 0.25 * wide / (wide.square().sum(-1, keepdim=True) + 1e-6).sqrt(), 3)
-    same(every_level(lambda: l2_norm(x[-1:], 1e-6, 0.25)), found[-1:])
-
-
-@pytest.mark.parametrize("bounds", [(0.0, math.inf), (0.001, 0.1), (0.0, 3.0)], ids=str)
-@pytest.mark.parametrize("heads", [1, 8, 19, 64])
-def test_steps_and_decays_to_a_few_units_in_the_last_place(every_level, heads, bounds):
-    x = torch.cat([torch.linspace(-85, 90, 400), torch.tensor(SPECIAL)])
-    x = x[: len(x) // heads * heads].view(-1, 1, heads)
-    x = torch.cat((x, x), -1)[..., :heads]  # rows with gaps
-    bias, rate = drawn(heads), torch.linspace(-9, 5, heads)
-    dts = softplus((x + bias).double(), threshold=1e9).clamp(*bounds)
-    found = every_level(lambda: steps_and_decays(x, bias, rate, *bounds))
-    for one, exact in zip(found, (dts, -rate.double().exp() * dts), strict=True):
-        held = exact.abs().nan_to_num(1, 1, 1) > 1e-37
-        torch.testing.assert_close(
-            one.double()[held], exact[held], rtol=12 * 2**-23, atol=0, equal_nan=True
-        )
-        assert (one[~held].abs() <= 1e-37).all()
-    alone = every_level(lambda: steps_and_decays(x[3:4], bias, rate, *bounds))
-    same(alone[0], found[0][3:4])
-
-
-def test_the_sigmoid_of_any_number(every_level):
-    x = torch.cat([torch.linspace(-87, 90, 1001), torch.tensor(SPECIAL)])
-    found = every_level(lambda: activation("sigmoid")(x))
-    torch.testing.assert_close(
-        found.double(), x.double().sigmoid(), rtol=4 * 2**-23, atol=2e-38, equal_nan=True
-    )
-
-
-def test_norms_of_groups_with_weights_of_their_own(every_level):
-    x, w = drawn(2, 3, 4, 37), drawn(4, 37, seed=1)
-    wide = x.double()
-    exact = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w.double()
-    found, alone = every_level(lambda: (
-        rms_norm(x, w, 1e-5), rms_norm(x[:, :, 2], w[2], 1e-5)
-    ))  # fmt: skip
-    near(found, exact, 4)
-    assert torch.equal(alone, found[:, :, 2])
-
-
 # ---- the recurrence ---------------------------------------------------------------------------
 
 
@@ -223,28 +146,10 @@ def inputs(batch, heads, key_heads, tokens, size, values, **rest):
     )  # fmt: skip
 
 
-def changed(x, change):
-    """The inputs with each of their tensors changed."""
-    return Inputs(**{
-        name: change(value) if isinstance(value, torch.Tensor) else value
-        for name, value in vars(x).items()
-    })  # fmt: skip
-
-
 def exactly(x, state_BHde):
-    """Head by head, token by token, in float64: z, and the state."""
-    state, z = state_BHde.double().clone(), torch.empty(x.v_BHTe.shape, dtype=torch.float64)
-    heads, key_heads = x.v_BHTe.shape[1], x.k_BKTd.shape[1]
-    for b in range(len(state)):
-        for h in range(heads):
-            of = h % key_heads if x.tiled else h // (heads // key_heads)
-            for t in range(x.tokens):
-                q, k = x.q_BKTd[b, of, t].double(), x.k_BKTd[b, of, t].double()
-                v, beta = x.v_BHTe[b, h, t].double(), x.beta_BHT[b, h, t].double()
-                one = state[b, h] * x.log_decay_BHT[b, h, t].double().exp()
-                state[b, h] = one + beta * torch.outer(k, v if x.plain else v - k @ one)
-                z[b, h, t] = q @ state[b, h]
-    return z, state
+    """PyTorch's twin in float64, token by token: z, and the state."""
+    state = state_BHde.double()
+    return recurrence.recur_steps(x.each(torch.Tensor.double), state), state
 
 
 def steps(x, before_BHde):
@@ -280,7 +185,7 @@ def test_the_recurrence(every_level, case, plain, tiled):
         near(one, exact, 16)
     same(every_level(together), found)
     one = slice(batch - 1, batch)  # alone it has the same bits
-    alone = every_level(lambda: steps(changed(x, lambda tensor: tensor[one]), before[one]))
+    alone = every_level(lambda: steps(x.each(lambda tensor: tensor[one]), before[one]))
     same(alone, [each[one] for each in found])
 
 
@@ -288,7 +193,7 @@ def test_the_recurrence(every_level, case, plain, tiled):
 def test_tokens_that_follow_each_other(levels, plain):
     """Lanes, which share a state, give what single steps do."""
     x = inputs(1, 4, 2, 5, 40, 36, plain=plain)
-    turned = changed(x, lambda tensor: tensor.transpose(0, 2))
+    turned = x.each(lambda tensor: tensor.transpose(0, 2))
     for _ in levels():
         shared = torch.zeros(1, 4, 40, 36)
         expected = steps(x, shared)
@@ -333,13 +238,3 @@ def test_a_value_that_is_no_number_stays_in_its_column(every_level, bad, plain):
         wrong[1, 2, :, 33] = True
         assert not one[wrong].isfinite().any()
         assert torch.equal(one[~wrong], was[~wrong])
-
-
-@pytest.mark.parametrize("case", [(1, 1, 1), (2, 5, 33), (3, 24, 64)], ids=str)
-def test_what_goes_past_a_recurrence(every_level, case):
-    batch, heads, size = case
-    z, factor = drawn(batch, heads, 1, size), drawn(heads, seed=1)
-    x = drawn(batch, 1, heads * size + 4, seed=2)[..., 2:-2]
-    x = x.unflatten(2, (heads, size)).transpose(1, 2)
-    found = every_level(lambda: with_skip(z, x, factor))
-    assert torch.equal(found, z + factor.view(-1, 1, 1) * x)

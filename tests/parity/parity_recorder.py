@@ -110,6 +110,8 @@ def numbers_of_a_head(model, layer, size):
         dims = int(size * config.rope_parameters["partial_rotary_factor"])
     if config.model_type == "cohere2" and config.layer_types[layer] == "sliding_attention":
         dims = size
+    if config.model_type == "llama4_text" and config.no_rope_layers[layer]:
+        dims = size
     return [*range(0, dims, 2), *range(1, dims, 2), *range(dims, size)]
 
 
@@ -174,6 +176,7 @@ def _watch(hooks, of, path, put):
 
     def gives(_, __, value):
         value = value[int(item or 0)] if isinstance(value, tuple) else value
+        value = value.clone()  # Llama 4 adds to what its shared expert puts out
         put(value.chunk(3, dim=-1)[int(third)] if third else value)
 
     if path.endswith("<"):
@@ -295,4 +298,11 @@ def _watch_rotation(model, seen):
         for x_rot in [out.transpose(1, 2)] if alone else out:
             seen[next(names)] = x_rot
 
-    return _observed(model, apply_rotary_pos_emb=rotated)
+    def rotated_first(out, *rest, **more):  # Llama 4 normalizes behind the rotation
+        for x_rot in out:
+            name = next(names)
+            mixer = model.base_model.layers[int(name.split(".")[1])].self_attn
+            x_rot = mixer.qk_norm(x_rot) if model.config.use_qk_norm else x_rot
+            seen[name] = x_rot.transpose(1, 2)
+
+    return _observed(model, apply_rotary_pos_emb=rotated, apply_rotary_emb=rotated_first)

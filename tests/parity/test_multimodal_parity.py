@@ -49,6 +49,9 @@ CASES = {
         | {key: value for key, value in _TOWER.items() if key != "image_size"},
         {"audio_config": _AUDIO},
     ),
+    "llama4": (text("llama4_text"), _TOWER | {"model_type": "llama4_vision_model",
+               "num_channels": 3, "vision_output_dim": 16, "projector_input_dim": 16,
+               "projector_output_dim": 16}, {}),
     "mistral3": (text("mistral"), {"model_type": "pixtral", "head_dim": 8} | _TOWER, {}),
     "qwen2_5_vl": (
         TYPES["qwen2"].base | {"model_type": "qwen2_5_vl_text", "rope_parameters": _SECTIONS},
@@ -81,7 +84,9 @@ def written(kind, folder):
         folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
     ).eval()
     with really_float64():
-        inner = theirs.model.language_model
+        if kind == "llama4":  # whose whole model does not run without an image
+            theirs = theirs.language_model
+        inner = theirs.model if kind == "llama4" else theirs.model.language_model
         inner.rotary_emb = type(inner.rotary_emb)(inner.config)
         return theirs(input_ids=IDS).logits.log_softmax(-1)
 

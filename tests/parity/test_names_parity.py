@@ -24,7 +24,7 @@ from llmcli.graph.names import Names
 UNNAMED = (
     r"|model(\.decoder)?|transformer|gpt_neox|backbone"
     r"|.*(rotary_emb|pos_emb|dropout|drop|experts(\.act_fn)?"
-    r"|fc[12]_latent_proj|block_sparse_moe)"
+    r"|fc[12]_latent_proj|block_sparse_moe|feed_forward\.router)"
 )
 
 
@@ -34,7 +34,8 @@ def outputs(model, ids):
 
     def watch(path, module):
         def hook(_, __, value):
-            seen[path] = value[0] if isinstance(value, tuple) else value
+            value = value[0] if isinstance(value, tuple) else value
+            seen[path] = value.clone() if isinstance(value, torch.Tensor) else value
 
         return module.register_forward_hook(hook)
 

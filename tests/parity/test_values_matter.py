@@ -24,7 +24,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.config.attention import QueryGrowth, RopeConfig
 from llmcli.config.norm import NormConfig
 from llmcli.decoder.decoder import Decoder
-from llmcli.families import Rename, Rows, plan
+from llmcli.families.rules import Rename, Rows, plan
 from llmcli.graph.plan import stored_shapes
 from llmcli.loading.load import check_loadable, configured
 from llmcli.loading.weights import load_weights

@@ -15,7 +15,7 @@ from transformers.tokenization_utils_base import generate_merges
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
 from llmcli.text.gguf import from_gguf
-from llmcli.text.hf import from_piece_file
+from llmcli.text.hf import from_directory
 from llmcli.text.sentencepiece import parse_pieces
 
 TEXTS = strings(4000, seed=21)
@@ -69,7 +69,7 @@ def test_a_gguf_vocabulary_is_the_sentencepiece_library_behind_transformers(slow
 
 def test_a_model_file_is_the_sentencepiece_library_behind_transformers(slow, directories):
     kind, theirs = slow
-    ours = from_piece_file(directories(kind) / "tokenizer.model")
+    ours = from_directory(directories(kind))
     for text in TEXTS:
         if any(name in text for name in NAMES.values()):
             continue  # the newer rule: no second space behind a special token; see below
@@ -78,7 +78,7 @@ def test_a_model_file_is_the_sentencepiece_library_behind_transformers(slow, dir
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_file_is_transformers_class_for_it(kind, directories):
-    ours, theirs = from_piece_file(directories(kind) / "tokenizer.model"), rebuilt(kind)
+    ours, theirs = from_directory(directories(kind)), rebuilt(kind)
     checked = 0
     for text in TEXTS:
         if kind == "llama" and text.startswith((" ", "▁")):
@@ -97,7 +97,7 @@ def test_a_model_file_is_transformers_class_for_it(kind, directories):
 def test_text_comes_back_as_it_was(kind, directories):
     for ours in (
         from_gguf(piece_models.metadata(kind)),
-        from_piece_file(directories(kind) / "tokenizer.model"),
+        from_directory(directories(kind)),
     ):
         for text in TEXTS:
             if "▁" not in text and not any(name in text for name in NAMES.values()):

@@ -11,7 +11,7 @@ from text_fixtures import clear_error
 
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
 from llmcli.text.gguf import from_gguf
-from llmcli.text.hf import from_directory, from_piece_file
+from llmcli.text.hf import from_directory
 from llmcli.text.sentencepiece import check_charsmap, fields, message, number, parse_pieces
 from llmcli.text.stream import StreamDecoder
 from llmcli.text.tokenizer import covered_bytes
@@ -161,7 +161,7 @@ def opened(tmp_path):
         (tmp_path / "tokenizer.model").write_bytes(model([*GOOD, *pieces]))
         if settings is not None:
             (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-        return from_piece_file(tmp_path / "tokenizer.model", config=config)
+        return from_directory(tmp_path, config=config)
 
     return make
 
@@ -182,7 +182,7 @@ GOOD = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁", -1.0, 1), 
 def test_a_broken_model_file_is_one_clear_error(data, what, tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(data)
     with clear_error(what):
-        from_piece_file(tmp_path / "tokenizer.model")
+        from_directory(tmp_path)
 
 
 @pytest.mark.parametrize("kind", [3, 4])

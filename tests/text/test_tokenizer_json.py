@@ -119,22 +119,19 @@ def test_no_id_is_added_that_has_no_embedding(tmp_path):
         assert from_directory(directory, config={"vocab_size": rows}).vocab_size == rows
 
 
-def test_eos_from_all_configurations(tmp_path):
-    directory = write(tmp_path, "llama3")
-    more = {"eos_token_id": [1, 5]}
-    ours = from_directory(directory, config={"eos_token_id": 1}, generation=more)
-    assert ours.eos_ids == {1, 2, 5}
+JUNK = ["1", None, [None, "1", 1.0], -1, True, [False], {"a": 1}, 10**9]  # what is no id
+ENDS = [(1, [1, 5], {1, 2, 5}), *((junk, [5, junk], {2, 5}) for junk in JUNK)]
 
 
-@pytest.mark.parametrize("junk", ["1", None, [None, "1", 1.0], -1, True, [False], {"a": 1}, 10**9])
-def test_what_is_no_id_ends_nothing(tmp_path, junk):
-    directory = write(tmp_path, "llama3")
-    for config, generation, expected in (
-        ({"eos_token_id": junk}, None, {2}), (None, {"eos_token_id": [5, junk]}, {2, 5}),
-    ):  # fmt: skip
-        ends = from_directory(directory, config=config, generation=generation).eos_ids
-        assert ends == expected
-        assert all(type(index) is int for index in ends)
+@pytest.mark.parametrize(("config", "generation", "ends"), ENDS)
+def test_eos_from_all_configurations(tmp_path, config, generation, ends):
+    found = from_directory(
+        write(tmp_path, "llama3"),
+        config={"eos_token_id": config},
+        generation={"eos_token_id": generation},
+    ).eos_ids
+    assert found == ends
+    assert all(type(index) is int for index in found)
 
 
 def test_thousands_of_listed_tokens_load_at_once(tmp_path):

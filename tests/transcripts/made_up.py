@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +15,9 @@ sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "c
 import numpy as np
 import torch  # noqa: F401  # before OMP_NUM_THREADS goes, which it reads
 from cli_tiny import write_mixture, write_tiny
-from gguf_bytes import ARRAY, F32, STRING, U32, pair
+from gguf_bytes import ARRAY, F32, STRING, U32, gguf, pair, tensor
 from gguf_model import write_model
-from hub_cache_files import write_revision
+from hub_cache_files import OLD, write_revision
 from linear_family import FAMILY, write
 from safetensors.numpy import load_file, save_file
 from timing_reports import variant
@@ -28,6 +29,7 @@ from llmcli.commands.timing.report import Stage
 from llmcli.families.family import families
 from llmcli.records.machine import Ceilings, Environment, MachineLoad, MatrixRate, ReadRate
 
+RESULTS = Path(__file__).parents[1] / "data" / "llama_bench"
 # which kernels computed is shown for what was measured alone
 MACHINE = {
     "python": "3.11.7", "platform": "Linux-6.1.0-x86_64-with-glibc2.36", "cores": 2,
@@ -72,8 +74,8 @@ def made_up_machine(monkeypatch, home):
     monkeypatch.setattr("llmcli.families.family.families", lambda: known)
     monkeypatch.setattr("llmcli.processor.name", lambda: MACHINE["processor"])
     monkeypatch.setattr("llmcli.commands.env.command.processors", lambda: MACHINE["cores"])
-    for name in ("measure.ceilings.measure_ceilings", "commands.ladder.command._measured"):
-        _once(monkeypatch, f"llmcli.{name}")
+    _once(monkeypatch, "llmcli.measure.ceilings.measure_ceilings", seconds=0.02)
+    _once(monkeypatch, "llmcli.commands.ladder.command._measured")
     monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     # `--threads` is shown; beside another worker a second thread would only wait for the first
     monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
@@ -82,11 +84,10 @@ def made_up_machine(monkeypatch, home):
         Stage(name="load the weights", seconds=0.4, nbytes=100_000_000),
     ]
     monkeypatch.setattr("llmcli.commands.timing.command._stages", lambda loaded: [*begun])
-    order = []  # stages of loading are listed by their times
+    places = {}  # stages of loading are listed by their times
 
     def add(self, name, seconds, nbytes=0):
-        order.append(name)
-        self.seconds[name] = 0.9 / (1 + list(dict.fromkeys(order)).index(name))
+        self.seconds[name] = 0.9 / (1 + places.setdefault(name, len(places)))
         self.nbytes[name] = self.nbytes.get(name, 0) + nbytes
 
     monkeypatch.setattr("llmcli.records.work.Stages.add", add)
@@ -119,7 +120,7 @@ def _made_up_bench(monkeypatch):
         monkeypatch.setattr(f"llmcli.measure.peaks.{name}", lambda value=value: value)
 
 
-def _once(monkeypatch, target):
+def _once(monkeypatch, target, **more):
     """What a function returns first, it returns again: one screen is shown in several ways."""
     module, _, name = target.rpartition(".")
     function, found = getattr(importlib.import_module(module), name), {}
@@ -127,7 +128,7 @@ def _once(monkeypatch, target):
     def first(*args, **options):
         asked = repr(args[1:4])  # ladder's ids, rungs and options
         if asked not in found:
-            found[asked] = function(*args, **options)
+            found[asked] = function(*args, **options | more)
         return found[asked]
 
     monkeypatch.setattr(target, first)
@@ -204,6 +205,23 @@ def _mixtral(folder):
     (folder / "config.json").write_text(json.dumps(config))
 
 
+FILES = {"config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}"}
+
+
+def _hub(folder):
+    write_revision(folder, "org/name", FILES)
+
+
+def _commits(folder):
+    """Three commits of it, a name that would move the cursor, and what is no model."""
+    _hub(folder)
+    for commit, config in ((OLD, b"{ }"), (f"{OLD[:20]}{'c' * 20}", b"{  }")):
+        changed = FILES | {"config.json": config}
+        write_revision(folder, "org/name", changed, commit=commit, refs=[])
+    write_revision(folder, "org/\x1b[2Jx", {"\x1b]0;title\x07.gguf": b"x"}, refs=["\x1b[1m"])
+    (folder / "datasets--org--data" / "snapshots").mkdir(parents=True)
+
+
 def _llama(*, weights=True, without=(), beside=None, changed=None, **config):
     """A small Llama: without some files, with others beside it, and its tensors changed."""
 
@@ -245,6 +263,20 @@ def _gguf(folder):
     ])  # fmt: skip
 
 
+def _odd(folder):
+    """GGUF files with metadata that is no text, of an unknown kind; and an unknown pre-tokenizer.
+    """
+    folder.mkdir()
+    (folder / "x.gguf").write_bytes(gguf([
+        pair("general.architecture", STRING, "unheard_of"), pair("odd", STRING, b"\xff!"),
+        pair("general.license", STRING, b"\xff!"),
+        pair("general.languages", ARRAY, (STRING, [b"\xff", "de"])),
+        pair("many", ARRAY, (U32, list(range(50)))), pair("few", ARRAY, (F32, [0.5, 1.5])),
+    ], [tensor("w", (32,), 0, 0)], bytes(128)))  # fmt: skip
+    (path,) = write_model(folder / "m.gguf")
+    path.write_bytes(path.read_bytes().replace(b"smollm", b"newone"))
+
+
 def _lone(folder):
     """A file alone, with names that would move a cursor or mean something to a shell."""
     folder.mkdir()
@@ -276,6 +308,7 @@ def _twins(tensors):
 
 MODELS = {
     "tiny": _tiny,  # the package's own
+    "results": partial(shutil.copytree, RESULTS),  # no model: what llama-bench wrote
     "mixture": _mixtral,
     "glm": write_mixture,  # a dense layer, then 8 experts in groups and a shared one; no weights
     "llama": _llama(),  # over bytes, with a chat template
@@ -295,6 +328,11 @@ MODELS = {
         max_position_embeddings=8, rope_scaling={"rope_type": "dynamic", "factor": 2.0}
     ),
     "dbrx": _llama(model_type="dbrx"),
+    "few": _llama(weights=False, vocab_size=100, eos_token_id=0, bos_token_id=0),  # of 261 tokens
+    "digits": _llama(weights=False, beside={
+        "generation_config.json": {"do_sample": True, "top_k": 10**400, "temperature": 10**400},
+    }),
+    "odd": _odd,
     "mpt": _llama(model_type="mpt"),
     "layer_embeddings": _gemma4(hidden_size_per_layer_input=12, vocab_size_per_layer_input=261),
     "keys_as_values": _gemma4(attention_k_eq_v=True, num_global_key_value_heads=1),
@@ -321,7 +359,6 @@ MODELS = {
     "heads": _llama(weights=False, num_attention_heads=32, num_key_value_heads=8, head_dim=4),
     "talker": _talker,
     "thinker": lambda folder: _talker(folder, THOUGHTS, "{# <think> </think> <tool_call> #}"),
-    "hf_hub_cache": lambda folder: write_revision(folder, "org/name", {
-        "config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}",
-    }),
+    "hf_hub_cache": _hub,
+    "hf_hub_cache-commits": _commits,
 }  # fmt: skip

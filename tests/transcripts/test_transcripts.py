@@ -12,9 +12,10 @@ llmcli chat …` types into a terminal without an editor: what is written where,
 lines behind their prompts. `< FILE`, `> FILE`, `cat FILE`, `printf TEXT > FILE`, `sed 's/A/B/'
 FILE`, `| grep PATTERN` and `jq -c 'keys, .a.b, .c[].d, [.c[].d]' FILE`, also behind a pipe, are as
 in a shell, but that a document with a schema has to keep to it; nothing else of one is known.
-`./NAME` is a model of `MODELS`. The first lines may be `#! measured` (numbers, bars and the spaces
-between columns are replaced), `#! timed` (only times and speeds are), `#! flowing` (so are the ends
-of lines) and `#! wide` (lines may be longer than the terminal is wide).
+`./NAME` is a model of `MODELS`, and `./NAME-KIND` another one in a folder of that name. The first
+lines may be `#! measured` (numbers, bars and the spaces between columns are replaced), `#! timed`
+(only times and speeds are), `#! flowing` (so are the ends of lines) and `#! wide` (lines may be
+longer than the terminal is wide).
 
 `pytest tests/transcripts --update` writes them anew: read the difference before it goes in. The
 machine is one that was made up and times are replaced; numbers are of float64 where they are
@@ -338,5 +339,6 @@ def test_transcript(name, home, models, monkeypatch, as_written):
     file = HERE / f"{name}.txt"
     text = file.read_text(encoding="utf-8")
     for model in set(re.findall(r"\./([\w-]+)", text)) & MODELS.keys():
-        shutil.copytree(models(model), home / model, symlinks=True, copy_function=os.link)
+        folder = home / model.partition("-")[0]
+        shutil.copytree(models(model), folder, symlinks=True, copy_function=os.link)
     as_written(file, Session(text, home, monkeypatch).transcript(text))

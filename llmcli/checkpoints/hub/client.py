@@ -31,7 +31,6 @@ from llmcli.errors import (
 
 _REACH_S = 3.0
 ANSWER_S = 10.0  # for requests after the first; a long listing takes time
-_MAX_ERROR_BYTES = 100_000
 _LONGEST_TAG = 128  # SHA-256: 64; the library appends to it; file systems allow 255
 _COMMITS = re.compile(r"(?<=/)[0-9a-f]{40}(?=/)")  # in the path of a file
 _LEAST = 1_000  # bytes/s of a file on average, after `_patience`
@@ -200,9 +199,9 @@ def _guard(answer: Any) -> None:
             hint="run the command again: it may have changed just now",
         )
     # an encoded body may be endless and decode to nothing
-    whole = answer.request.extensions.get("whole", False)
-    most = MAX_JSON_BYTES if whole or "content-encoding" in answer.headers else None
-    answer.stream = _bounded()(answer, _MAX_ERROR_BYTES if status >= 300 else most)
+    encoded, whole = "content-encoding" in answer.headers, answer.request.extensions.get("whole")
+    limit = MAX_JSON_BYTES if whole or encoded or status >= 300 else None
+    answer.stream = _bounded()(answer, limit)
 
 
 @functools.cache

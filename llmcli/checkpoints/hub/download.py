@@ -20,7 +20,7 @@ from typing import Any
 
 from llmcli.checkpoints.files import is_full, put, shown, sync
 from llmcli.checkpoints.folder import INDEX, SINGLE
-from llmcli.checkpoints.hub.client import explained, unwritable
+from llmcli.checkpoints.hub.client import as_ours, explained, unwritable
 from llmcli.checkpoints.hub.library import (
     check_settings,
     folder_of,
@@ -57,10 +57,9 @@ def cached(model: HubId, *, weights: bool = True, whole: bool = True) -> Path | 
     even if a download could add files: other tools fetch weights without the tokenizer. Copies
     under a classic's old name (`gpt2`) count too. Raises ModelNotFound for an invalid id.
     """
-    if found := _cached(model, weights, whole):
-        return found
-    old = next((name for name, new in CLASSICS.items() if new == model.repository), None)
-    return None if old is None else _cached(replace(model, repository=old), weights, whole)
+    names = [model.repository, *(old for old, new in CLASSICS.items() if new == model.repository)]
+    found = (_cached(replace(model, repository=name), weights, whole) for name in names)
+    return next(filter(None, found), None)
 
 
 def broken_link(model: HubId) -> str:
@@ -106,11 +105,8 @@ def _cached(model: HubId, weights: bool, whole: bool) -> Path | None:
             allow_patterns=list(SMALL) if whole else [SINGLE],
         )
         return _usable(Path(folder), weights, whole)
-    except HFValidationError:
-        raise ModelNotFound(
-            f"`{shown(model.repository)}` cannot be a hub id",
-            hint="a hub id is `org/name`, as on the model's page",
-        ) from None
+    except HFValidationError as error:
+        raise as_ours(model, error) from None
     except (LocalEntryNotFoundError, OSError, ValueError):
         return None
 

@@ -9,14 +9,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llmcli.checkpoints.catalog import CATALOG
+from llmcli.checkpoints.catalog import CatalogEntry, named
 from llmcli.checkpoints.files import MAX_JSON_BYTES, shown, why
 from llmcli.checkpoints.folder import INDEX
 from llmcli.checkpoints.gguf import read_gguf
 from llmcli.checkpoints.hub.client import bytes_of, explained
 from llmcli.checkpoints.hub.download import cached, fetch_files, pin
 from llmcli.checkpoints.hub.listing import Listing, choose, listing_of, shards_of
-from llmcli.checkpoints.names import HubId, parse
+from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError, LlmcliError, WriteFailed
 from llmcli.records.work import Progress
 
@@ -31,13 +31,9 @@ def on_the_hub(spec: str, revision: str | None) -> HubId | None:
 
     Also None for a catalog model that is in our cache, or that has a source besides the hub.
     """
-    found = parse(spec, revision=revision)
-    if isinstance(found, str) and found in CATALOG:
-        entry = CATALOG[found]
-        if entry.hub_id is not None:
-            return entry.hub_id
-        if (hub := entry.hub) and entry.wheel is None and not entry.is_cached():
-            return HubId(repository=hub.repository, revision=hub.revision, file=hub.file)
+    found = named(spec, revision)
+    if isinstance(found, CatalogEntry) and found.wheel is None and not found.is_cached():
+        return found.hub
     return found if isinstance(found, HubId) else None
 
 

@@ -17,7 +17,7 @@ from llmcli.checkpoints.folder import INDEX, SINGLE, weight_map
 from llmcli.checkpoints.hub.client import ANSWER_S, reachable
 from llmcli.checkpoints.names import HubId
 from llmcli.checkpoints.sniff import PICKLE_SUFFIXES
-from llmcli.checkpoints.split import part_names
+from llmcli.checkpoints.split import models_of, part_names
 from llmcli.errors import WITHOUT_NETWORK, CheckpointError, LlmcliError, ModelNotFound, NetworkError
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -172,13 +172,8 @@ def gguf_groups(names: Collection[str]) -> list[tuple[str, ...]]:
 
     Vision projectors and importance matrices are not models.
     """
-    groups = {
-        part_names(name) or (name,)
-        for name in names
-        if _is(name, ".gguf") and not _aside(posixpath.basename(name).lower())
-    }
-    known = set(names)
-    return sorted(group for group in groups if known.issuperset(group))
+    known, whole = set(names), models_of(names, ".gguf")
+    return [group for group in whole if known.issuperset(group) and not _aside(group[0])]
 
 
 def _safetensors(names: Collection[str]) -> list[tuple[str, ...]]:
@@ -186,9 +181,8 @@ def _safetensors(names: Collection[str]) -> list[tuple[str, ...]]:
 
     Adapters and `consolidated` weights do not count beside others.
     """
-    found = [name for name in names if _is(name, ".safetensors") and "/" not in name]
-    others = [name for name in found if not name.startswith(("adapter_model", "consolidated"))]
-    return sorted({part_names(name) or (name,) for name in others or found})
+    found = [group for group in models_of(names, ".safetensors") if "/" not in group[0]]
+    return [g for g in found if not g[0].startswith(("adapter_model", "consolidated"))] or found
 
 
 def shards_of(index: Path, names: Collection[str]) -> tuple[str, ...]:
@@ -237,7 +231,7 @@ def state_of(names: Collection[str], index: Path, absent: Collection[str] = ()) 
         whole = set(names).issuperset(tensors[0])
     elif groups := gguf_groups(names):
         return COMPLETE if len(groups) == 1 else SEVERAL
-    elif any(_is(name, ".gguf") and part_names(name) for name in names):
+    elif any(len(group) > 1 for group in models_of(names, ".gguf")):
         return BROKEN
     else:
         return PICKLES if any(name.endswith(PICKLE_SUFFIXES) for name in names) else NO_WEIGHTS
@@ -261,9 +255,9 @@ def _named(model: HubId, file: str, names: Collection[str]) -> Choice:
             raise ModelNotFound(
                 f"`{shown(model.repository)}` has no file `{shown(part)}`", hint=hint
             )
-    if _is(file, ".gguf"):
+    if models_of(parts, ".gguf"):
         return Choice(small=(), weights=parts, lone=True)
-    if not _is(file, ".safetensors"):
+    if not models_of(parts, ".safetensors"):
         raise CheckpointError(
             f"`{shown(file)}` is neither a gguf nor a safetensors file",
             hint=f"`{shown(model.repository)}` without a file takes what is needed of it",
@@ -289,9 +283,6 @@ def _several(
     )
 
 
-def _is(name: str, suffix: str) -> bool:
-    return name.lower().endswith(suffix) and not posixpath.basename(name).startswith(".")
-
-
 def _aside(name: str) -> bool:
-    return name.startswith("mmproj") or "imatrix" in name
+    file = posixpath.basename(name).lower()
+    return file.startswith("mmproj") or "imatrix" in file

@@ -115,12 +115,9 @@ def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -
         report = measure_info(
             checkpoint,
             devices,
-            dtype=model.dtype,
-            quantize=model.quantize,
-            activations=model.activations,
-            cache=model.cache_type,
             batch=info.batch,
             context=model.context_length,
+            **model.precision,
         )
         if report.architecture is not None:
             note_quantize(model, checkpoint, out)

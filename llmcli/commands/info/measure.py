@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.sniff import no_model
@@ -28,7 +28,7 @@ from llmcli.graph.cost import count_parameters, total_cost
 from llmcli.graph.parts.registry import layer_types
 from llmcli.graph.spec import DTYPE_BYTES, Call
 from llmcli.measure.fit import Run, fit, misfits, unscaled
-from llmcli.prepare.prepared import Prepared, prepare
+from llmcli.prepare.prepared import PrecisionOptions, Prepared, prepare
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.info import Device, DeviceFit
 from llmcli.records.ledger import EACH_HAS_ITS_PLACE
@@ -46,18 +46,15 @@ def measure_info(
     checkpoint: Checkpoint,
     devices: Sequence[Device],
     *,
-    dtype: str = "auto",
-    quantize: str = "auto",
-    activations: str = "auto",
-    cache: str = "auto",
     batch: int = 1,
     context: int | None = None,
+    **precision: Unpack[PrecisionOptions],
 ) -> InfoReport:
     """What the headers say, and what `batch` sequences of `context` tokens take.
 
-    With `dtype`, `quantize`, `activations` and `cache` as each device resolves them. `context`
-    None: the model's own. Without a known configuration `architecture` is None, and without a known
-    tokenizer `tokenizer`; a configuration that contradicts itself raises CheckpointError.
+    In the `precision` that each device resolves the options to. `context` None: the model's own.
+    Without a known configuration `architecture` is None, and without a known tokenizer `tokenizer`;
+    a configuration that contradicts itself raises CheckpointError.
     """
     unknown: list[str] = []
     found: dict[str, Any] = {}
@@ -76,14 +73,8 @@ def measure_info(
             config = prepared.config
 
             def arithmetic(device: Device, quantize: str) -> Arithmetic:
-                return prepared.arithmetic(
-                    device.device,
-                    bfloat16=device.bfloat16,
-                    dtype=dtype,
-                    quantize=quantize,
-                    activations=activations,
-                    cache=cache,
-                )
+                options: PrecisionOptions = {**precision, "quantize": quantize}
+                return prepared.arithmetic(device.device, bfloat16=device.bfloat16, **options)
 
             run = Run(
                 batch=batch,
@@ -91,7 +82,7 @@ def measure_info(
                 tokenizer=0 if loaded is None else loaded.nbytes,
             )
             fits = [
-                fit(config, device, arithmetic(device, quantize), run)
+                fit(config, device, arithmetic(device, precision.get("quantize", "auto")), run)
                 for device in devices
             ]
             found = {

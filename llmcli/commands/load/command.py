@@ -160,11 +160,8 @@ def _loaded(
                 checkpoint,
                 stages,
                 device=model.device,
-                dtype=model.dtype,
-                quantize=model.quantize,
-                activations=model.activations,
-                cache=model.cache_type,
                 progress=progress,
+                **model.precision,
             )
     except WeightMismatch as error:
         named = "" if model.model is None else f" -m {quote(model.model)}"

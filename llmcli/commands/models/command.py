@@ -197,18 +197,14 @@ def _pull(name: str, revision: str | None, offline: bool, out: Output) -> Pulled
 
 def _is_here(name: str, revision: str | None) -> bool:
     """Whether all of it is, so that nothing has to be fetched."""
-    from llmcli.checkpoints.catalog import CATALOG
-    from llmcli.checkpoints.names import HubId, parse
+    from llmcli.checkpoints.catalog import CatalogEntry, named
+    from llmcli.checkpoints.hub.download import cached
+    from llmcli.checkpoints.names import HubId
 
-    found = parse(name, revision=revision)
-    entry = CATALOG.get(name)
-    if entry is not None and entry.hub_id is not None:
-        found = entry.hub_id
+    found = named(name, revision)
     if isinstance(found, HubId):
-        from llmcli.checkpoints.hub.download import cached
-
         return cached(found) is not None
-    return entry is not None and entry.is_cached()
+    return isinstance(found, CatalogEntry) and found.is_cached()
 
 
 def path(which: PathOptions, at: RevisionOptions, output: OutputOptions) -> None:

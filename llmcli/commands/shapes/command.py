@@ -205,14 +205,8 @@ def command(
             return
         prepared = prepare(checkpoint)
         config = prepared.config
-        numbers = prepared.arithmetic(
-            device.device,
-            bfloat16=device.bfloat16,
-            dtype=model.dtype,
-            quantize=model.quantize,
-            activations=model.activations,
-            cache=model.cache_type,
-        )
+        bfloat16 = device.bfloat16
+        numbers = prepared.arithmetic(device.device, bfloat16=bfloat16, **model.precision)
         note_quantize(model, checkpoint, out)
         tokens: tuple[Token, ...] = ()
         if text is not None:

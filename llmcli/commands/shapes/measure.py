@@ -25,7 +25,7 @@ from llmcli.commands.shapes.report import (
     Stored,
 )
 from llmcli.config.model import ModelConfig
-from llmcli.families import parts_to_fill
+from llmcli.families.rules import parts_to_fill
 from llmcli.families.sources import sources
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import Graph, graph

@@ -231,14 +231,7 @@ def _baseline(
     prepared = prepare(checkpoint, random=options.weights_seed is not None)
     config = prepared.config
     device = devices.resolve_device(options.device)
-    numbers = arithmetic_on(
-        device,
-        prepared,
-        dtype=options.dtype,
-        quantize=options.quantize,
-        activations=options.activations,
-        cache=options.cache_type,
-    )
+    numbers = arithmetic_on(device, prepared, **options.precision)
     tokens = min(options.context_length or config.context, tokens)
     held = resident_bytes()
     with Progress(out) as progress:

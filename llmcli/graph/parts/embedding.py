@@ -40,7 +40,7 @@ def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
     if embedding.norm is not None:
         words = ("the embeddings' norm", "the embeddings, normalized")
         norm = norm_graph(
-            embedding.norm, "embed_norm", "embed", "E_norm", words, layer=None, wide=True
+            embedding.norm, "embed_norm", "E_norm", "embed", words, layer=None, wide=True
         )
         r.nodes += (replace(node, ends=False, group="embed") for node in norm.nodes)
         r.parameters += norm.parameters

@@ -83,7 +83,7 @@ def _routing(rows: Rows, c: ExpertsConfig, site: Site) -> str:
     if r.norm is not None:
         name, enters = rows.named("router_norm"), "normalized, as it enters the router"
         words = ("the router's norm", f"the residual stream, {enters}")
-        norm = norm_graph(r.norm, name, site.stream, "Tᵣ", words, layer=site.layer)
+        norm = norm_graph(r.norm, name, "Tᵣ", site.stream, words, layer=site.layer)
         rows.nodes += norm.nodes
         rows.parameters += (replace(one, wide=True) for one in norm.parameters)
         source = norm.nodes[-1].name
@@ -95,14 +95,19 @@ def _routing(rows: Rows, c: ExpertsConfig, site: Site) -> str:
         correction = rows.parameter("b_choice", "E", "expert_idx", wide=True)
     if r.factors:
         factors = rows.parameter("expert_factor", "E", "expert_weight", letter="c", wide=True)
-    chosen = rows.node("expert_idx", Choose(
-        source=scores, count=r.chosen, groups=r.groups, kept=r.kept_groups, best=r.group_best,
-        correction=correction,
-    ))  # fmt: skip
-    return rows.node("expert_weight", Weigh(
-        source=scores, chosen=chosen, renormalized=r.renormalized, scale=r.scale, least=r.least,
-        softmax=r.scores == "softmax of the chosen", factors=factors,
-    ))  # fmt: skip
+    groups = {"groups": r.groups, "kept": r.kept_groups, "best": r.group_best}
+    choice = Choose(source=scores, count=r.chosen, correction=correction, **groups)
+    chosen = rows.node("expert_idx", choice)
+    weigh = Weigh(
+        source=scores,
+        chosen=chosen,
+        renormalized=r.renormalized,
+        softmax=r.scores == "softmax of the chosen",
+        scale=r.scale,
+        least=r.least,
+        factors=factors,
+    )
+    return rows.node("expert_weight", weigh)
 
 
 def _experts(

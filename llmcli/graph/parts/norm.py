@@ -18,24 +18,23 @@ _ROWS = """
 def norm_graph(
     norm: NormConfig,
     name: str,
-    source: str,
     letter: str,
+    source: str,
     words: tuple[str, str],
     *,
     layer: int | None,
     wide: bool = False,
-    aside: str = "",
 ) -> PartGraph:
     """`<name>.scale` `[T, 1]`, the divisor, and `<name>.out` `[T, D]`.
 
     `letter`: symbol of the output. `words`: descriptions of the norm and the output. `wide`: the
-    output is added to the stream, and is not the input of a product. `aside`: see `Node`.
+    output is added to the stream, and is not the input of a product.
     """
     which, out = words
     ends = layer is None
     r = Rows(name, _ROWS, "norms", layer=layer)
     divisor = f"the divisor of each row in {which}"
     r.node("scale", Scale(source=source, norm=norm), words=divisor, ends=ends)
-    how: dict[str, Any] = {"letter": letter, "words": out, "aside": aside, "wide": wide}
+    how: dict[str, Any] = {"letter": letter, "words": out, "wide": wide}
     r.normalize("out", source, norm, which, prefix="", ends=ends, **how)
     return r.graph()

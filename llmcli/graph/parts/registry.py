@@ -39,8 +39,7 @@ class Part:
     tokens depend on each other, so it has a state; otherwise tokens are independent. `graph(config,
     site)` describes its tensors, `facts(config)` provides facts for `info`. It is computed with the
     residual stream, too, if `reads_stream(config)`. `gives`: the leaf name of the output before a
-    norm or multiplier, distinct from its other tensors. `foreign`: lines of
-    `graph.aliases._FOREIGN`, suggestions for other programs' names.
+    norm or multiplier, distinct from its other tensors.
     """
 
     prefix: str
@@ -49,45 +48,34 @@ class Part:
     graph: Callable[[Any, Site], PartGraph]
     facts: Callable[[Any], Mapping[str, Any]]
     gives: str = "out"
-    foreign: str = ""
     reads_stream: Callable[[Any], bool] = lambda config: False
 
 
+def _mixer(prefix: str, noun: str, *described: Any, gives: str = "out_raw") -> Part:
+    graph, facts = described
+    return Part(prefix=prefix, noun=noun, mixes=True, graph=graph, facts=facts, gives=gives)
+
+
+def _feed(prefix: str, noun: str, *described: Any) -> Part:
+    graph, facts = described
+    return Part(prefix=prefix, noun=noun, mixes=False, graph=graph, facts=facts)
+
+
+def _normed_router(config: ExpertsConfig) -> bool:
+    return config.routing.norm is not None
+
+
+_EXPERTS = _feed("moe", "the mixture of experts", experts_graph, experts_facts)
 PARTS: dict[type, Part] = {
-    AttentionConfig: Part(
-        prefix="attn", noun="attention", mixes=True, graph=attention_graph,
-        facts=attention_facts,
-    ),
-    ShortConvConfig: Part(
-        prefix="conv", noun="the short convolution", mixes=True, graph=conv_graph,
-        facts=conv_facts, gives="out_raw",
-    ),
-    DeltaConfig: Part(
-        prefix="linattn", noun="the gated DeltaNet", mixes=True, graph=delta_graph,
-        facts=delta_facts, gives="out_raw",
-    ),
-    ExpertsConfig: Part(
-        prefix="moe", noun="the mixture of experts", mixes=False, graph=experts_graph,
-        facts=experts_facts,
-        reads_stream=lambda config: config.routing.norm is not None,
-    ),
-    LatentConfig: Part(
-        prefix="attn", noun="attention", mixes=True, graph=latent_graph,
-        facts=latent_facts,
-    ),
-    MlpConfig: Part(
-        prefix="mlp", noun="the feed-forward", mixes=False, graph=mlp_graph,
-        facts=mlp_facts,
-    ),
-    PleConfig: Part(
-        prefix="ple", noun="the embedding for this layer", mixes=False, graph=ple_graph,
-        facts=ple_facts,
-    ),
-    SsmConfig: Part(
-        prefix="ssm", noun="the Mamba-2 mixer", mixes=True, graph=ssm_graph,
-        facts=ssm_facts, gives="out_raw",
-    ),
-}  # fmt: skip
+    AttentionConfig: _mixer("attn", "attention", attention_graph, attention_facts, gives="out"),
+    ShortConvConfig: _mixer("conv", "the short convolution", conv_graph, conv_facts),
+    DeltaConfig: _mixer("linattn", "the gated DeltaNet", delta_graph, delta_facts),
+    ExpertsConfig: replace(_EXPERTS, reads_stream=_normed_router),
+    LatentConfig: _mixer("attn", "attention", latent_graph, latent_facts, gives="out"),
+    MlpConfig: _feed("mlp", "the feed-forward", mlp_graph, mlp_facts),
+    PleConfig: _feed("ple", "the embedding for this layer", ple_graph, ple_facts),
+    SsmConfig: _mixer("ssm", "the Mamba-2 mixer", ssm_graph, ssm_facts),
+}
 
 
 def part_of(config: object) -> Part:

@@ -1,7 +1,7 @@
 """`bench compare`: files of results, how two rates are pooled, and how sure their ratio is.
 
-Which tests are the same is in transcripts/bench-compare-rows.txt, more files that are none in
-transcripts/bench-compare-refused.txt.
+Which tests are the same is in transcripts/bench-compare-rows.txt, what is read of every format in
+bench-compare-files.txt, more files that are none there and in bench-compare-refused.txt.
 """
 
 import json
@@ -169,42 +169,7 @@ def test_a_bound_holds_at_its_own_value(mean: float, bound: float | None, ok: bo
 # files in each of llama-bench's formats
 
 DATA = Path(__file__).parents[2] / "data" / "llama_bench"
-FORMATS = {"json": "JSON", "jsonl": "JSONL", "csv": "CSV"}
-# nanoseconds of the runs in those files, and tokens of each
-RUNS = {
-    "pp512": (512, [640e6, 655e6, 648e6, 642e6, 650e6]),
-    "tg128": (128, [1280e6, 1300e6, 1290e6, 1275e6, 1310e6]),
-    "pp512+tg128 @ d1024": (640, [2000e6, 2040e6, 2010e6, 2100e6, 1990e6]),
-}
-
-
-def read(kind: str) -> Source:
-    return read_results((DATA / f"results.{kind}").read_bytes(), kind)
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_the_same_results_from_every_format(kind: str) -> None:
-    found = read(kind)
-    assert (found.name, found.format, found.builds) == (kind, FORMATS[kind], ("1a2b3c4d (6001)",))
-    assert [row.test for row in found.results] == list(RUNS)
-    digits = {"json": 1e-12, "jsonl": 1e-12, "csv": 1e-6}[kind]
-    for row, (tokens, times) in zip(found.results, RUNS.values(), strict=True):
-        rates = [tokens / (ns / 1e9) for ns in times]
-        assert row.rate is not None
-        assert row.error is None
-        assert row.rate.mean == pytest.approx(fmean(rates), abs=digits)
-        assert row.rate.std == pytest.approx(stdev(rates), abs=digits)
-        assert row.rate.runs == (5 if kind.startswith("json") else None)
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_settings_are_spelled_alike(kind: str) -> None:
-    facts, whole = read(kind).results[0].facts, read("json").results[0].facts
-    assert facts == whole
-    assert (facts["model_size"], facts["model_n_params"]) == ("87.00 MiB", "134.52 M")
-    assert facts["model_filename"] == "small-135M-Q4_1.gguf"
-    assert (facts["use_mmap"], facts["embeddings"]) == ("1", "0")
-    assert facts["cpu_info"] == 'Example CPU "8-core" @ 3.00GHz'
+FORMATS = ("json", "jsonl", "csv")
 
 
 @pytest.mark.parametrize("cut", [None, 40])
@@ -223,28 +188,10 @@ def test_sql_is_refused_with_the_way_out(database: bool, cut: int | None) -> Non
         assert "`-o json`" in error.value.hint
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_runs_that_stand_one_after_the_other(kind: str) -> None:
-    once = (DATA / f"results.{kind}").read_bytes()
-    assert read_results(once + b"\n" + once, "twice").rows == 6
-
-
-@pytest.mark.parametrize("kind", ["json", "csv"])
-def test_what_windows_writes(kind: str) -> None:
-    text = (DATA / f"results.{kind}").read_text("utf-8").replace("\n", "\r\n")
-    assert read_results(text.encode("utf-8-sig"), kind).results == read(kind).results
-
-
 # files that are none
 
-CUT = "is cut off"
 WRONG: dict[str, tuple[bytes, str]] = {
     "a picture": (b"\x89PNG\r\n\x1a\n\x00", "is no text (byte 0)"),
-    "cut JSON": ((DATA / "results.json").read_bytes()[:-700], CUT),
-    "cut in a word": ((DATA / "results.json").read_bytes()[:700], CUT),
-    "cut JSONL": ((DATA / "results.jsonl").read_bytes()[:-20], "line 3 of `x`"),
-    "cut CSV": ((DATA / "results.csv").read_bytes()[:-200], "line 4 of `x`"),
-    "Markdown": ((DATA / "results.md").read_bytes(), "only JSON, JSONL and CSV can be compared"),
     "deep": (b"[" * 200_000, "nested too deeply"),
     "digits": (b'[{"n_prompt": ' + b"1" * 9000 + b"}]", "is not JSON: it has a number of"),
 }

@@ -7,7 +7,7 @@ import re
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from llmcli import devices
 from llmcli.checkpoints import CATALOG, Checkpoint, TensorInfo
@@ -37,7 +37,7 @@ from llmcli.loading.load import check_loadable, configured, load_checkpoint
 from llmcli.loading.weights import ledger_of
 from llmcli.measure.peaks import Peak, resident_bytes
 from llmcli.model import Model, dtype_name
-from llmcli.prepare.prepared import prepare
+from llmcli.prepare.prepared import PrecisionOptions, prepare
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.ledger import LedgerEntry, Numbers
 from llmcli.records.numbers import counted
@@ -59,11 +59,8 @@ def measure_load(
     stages: Stages,
     *,
     device: str,
-    dtype: str,
-    quantize: str,
-    activations: str = "auto",
-    cache: str = "auto",
     progress: Progress = no_progress,
+    **precision: Unpack[PrecisionOptions],
 ) -> tuple[Model, LoadReport]:
     """Loads the model and reads every parameter, in pieces.
 
@@ -75,13 +72,10 @@ def measure_load(
         model = load_checkpoint(
             checkpoint,
             device=device,
-            dtype=dtype,
-            quantize=quantize,
-            activations=activations,
-            cache=cache,
             text=False,
             progress=progress,
             stages=stages,
+            **precision,
         )
         with stages("scan", model.weight_bytes):
             numbers = _parameters(model, progress)
