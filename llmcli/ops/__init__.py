@@ -49,7 +49,7 @@ top-k, top-p           engine.sampling.choose     –                    samplin
 sum, mean, max         torch.sum, mean, amax          –                    softmax, norms
 reduction as a tree    inside the GPU's kernels       –                    every reduction
 add                    +                              Add                  residual stream
-multiply               *                              Gate                 gates
+multiply               *                              Gate, WeighInput     gates, weights of inputs
 packed weights         quant.dequantize               –                    GGUF files
 
 Common misconceptions:
