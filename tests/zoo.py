@@ -1369,6 +1369,9 @@ IN_BLOCKS = {
     "parallel with one norm": in_blocks(BLOCKS["parallel with one norm"], "Q4_0"),
     "offset norms": in_blocks(BLOCKS["offset norms"], "Q8_0", "Q4_1"),
     "caps": in_blocks(BLOCKS["caps"], "Q4_1", "Q8_0"),
+    "scores lowered by distance": in_blocks(
+        BLOCKS["scores lowered by distance"], "Q8_0", "Q4_1"
+    ),
     "clipped projections": in_blocks(BLOCKS["clipped projections"], "Q4_1", "Q8_0"),
     "sinks": in_blocks(BLOCKS["sinks"], "Q8_0", "Q5_1"),
     "clamped gates": in_blocks(BLOCKS["clamped gates"], "Q8_0", "Q4_1", "MXFP4"),

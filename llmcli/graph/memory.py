@@ -231,7 +231,7 @@ class _Chunk:
         found = self.rows * heads * wide + _TILE[0] * (_TILE[1] + 2 + sizes["dv"]) * wide
         sinks = isinstance(softmax, Softmax) and softmax.sink is not None
         unfused, sloped = score.config.cap is not None or sinks, bool(score.config.slopes)
-        if unfused and not sloped and self.size <= 4 and not self.cuda:  # our kernel, in float32
+        if (unfused or sloped) and self.size <= 4 and not self.cuda:  # our kernel, in float32
             return found + self.rows * heads * dims * wide * (self.size < 4)
         if sloped or (unfused and self.size != 4):  # no kernel: blocks of queries
             block = min(tokens, _QUERIES) * keys * 4 + keys * dims

@@ -85,11 +85,13 @@ TARGET INLINE void NAMED(score)(const int G, const int kind, const struct op *op
     }
 }
 
-/* Cap the scores if there is a cap, then compute e^(score - largest); the largest and the sum are
- * stored in `room`. */
-TARGET INLINE void NAMED(soften_one)(float *scores, int64_t slots, float cap, float *room) {
+/* Take `slope` times the distance off the scores, that of the first slot being `ago`; cap them if
+ * there is a cap; then compute e^(score - largest). The largest and the sum are stored in `room`. */
+TARGET INLINE void NAMED(soften_one)(float *scores, int64_t slots, float slope, int64_t ago,
+                                     float cap, float *room) {
     float most = -INFINITY, lanes[16];
     floats all[SHARE] = {{0}}, largest = EACH(-INFINITY);
+    for (int64_t s = 0; slope != 0.0f && s < slots; s++) scores[s] -= slope * (float)(ago - s);
     for (int64_t s = 0; cap > 0.0f && s < slots; s += WIDTH) {
         const floats score = NAMED(capped)(NAMED(at)(scores + s), cap);
         memcpy(scores + s, &score, sizeof score);
@@ -136,7 +138,8 @@ TARGET INLINE void NAMED(add_values)(const int G, const int N, const int kind,
 /* Prefetch: while computing scores, the next keys and the values of each 4 slots; while summing
  * values, the keys of the next block. */
 TARGET INLINE void NAMED(attend_queries)(const int G, const int kind, const struct op *op,
-                                         const float *q, const struct place *p, float *room) {
+                                         const float *q, const struct place *p, float *room,
+                                         const float *slopes) {
     const int many = WIDTH == 16 ? 4 : 1; /* times 16 values, as registers allow */
     const int64_t size = op->arg[10], values = op->arg[11], far = op->arg[23];
     float scores[MOST_QUERIES][SLOTS];
@@ -147,7 +150,8 @@ TARGET INLINE void NAMED(attend_queries)(const int G, const int kind, const stru
         NAMED(score)(G, kind, op, q, p->k, s, p->slots, scores);
     }
     for (int g = 0; g < G; g++)
-        NAMED(soften_one)(scores[g], p->slots, number(op->arg[21]), room + g * (values + 2));
+        NAMED(soften_one)(scores[g], p->slots, slopes ? slopes[g] : 0.0f, p->slots + p->behind - 1,
+                          number(op->arg[21]), room + g * (values + 2));
     int64_t i = 0;
     for (; i + 16 * many <= values; i += 16 * many)
         NAMED(add_values)(G, many, kind, op, p, i, scores, room);
@@ -160,7 +164,8 @@ TARGET static void NAMED(attend)(const struct op *op, int64_t item) {
     for (int64_t g = 0, n; g < queries; g += n) {
         n = queries - g < MOST_QUERIES ? queries - g : MOST_QUERIES;
 #define QUERIES(n, kind)                                                                           \
-    NAMED(attend_queries)(n, kind, op, p.q + g * size, &p, p.room + g * stride)
+    NAMED(attend_queries)(n, kind, op, p.q + g * size, &p, p.room + g * stride,                    \
+                          p.slopes ? p.slopes + g : NULL)
 #define EACH_COUNT(kind)                                                                           \
     switch (n) {                                                                                   \
         case 1: QUERIES(1, kind); break;                                                           \

@@ -61,6 +61,7 @@ TARGET INLINE void NAMED(soften)(const struct op *op, int64_t first, int64_t slo
     for (int64_t r = 0; r < lanes; r += WIDTH) {
         numbers position;
         memcpy(&position, tile.position + r, sizeof position);
+        const floats slope = NAMED(at)(tile.slope + r);
         const floats before = NAMED(at)(tile.most + r);
         floats most = before, all = NAMED(at)(tile.all + r), by;
         for (int64_t s = 0; s < slots; s++) {
@@ -68,6 +69,7 @@ TARGET INLINE void NAMED(soften)(const struct op *op, int64_t first, int64_t slo
             const numbers ago = position - (int32_t)(first + s);
             const numbers seen = ~(ago >> 31) & (ago - window) >> 31; /* 0 <= ago < window */
             floats score = NAMED(at)(at) * scale;
+            if (op->arg[24]) score -= slope * __builtin_convertvector(ago, floats);
             if (cap > 0.0f) score = NAMED(capped)(score, cap);
             score = (floats)(((numbers)score & seen) | ((numbers)((floats){0} - INFINITY) & ~seen));
             const numbers larger = score > most;
@@ -115,7 +117,7 @@ TARGET static void NAMED(attend_rows)(const struct op *op, int64_t item) {
     const int64_t lanes = (rows + WIDTH - 1) / WIDTH * WIDTH;
     const int64_t start = ((const int64_t *)address(op->arg[14]))[b * op->arg[15]];
     const int64_t window = op->arg[13], last = start + end;
-    const float *sinks = address(op->arg[23]);
+    const float *sinks = address(op->arg[23]), *slopes = address(op->arg[24]);
     int64_t first = window && start + begin - window + 1 > 0 ? start + begin - window + 1 : 0;
     for (int64_t r = 0; r < lanes; r++) {
         const int64_t row = r < rows ? r : 0, t = begin + row / group;
@@ -125,6 +127,7 @@ TARGET static void NAMED(attend_rows)(const struct op *op, int64_t item) {
         tile.position[r] = (int32_t)(start + t);
         tile.most[r] = sinks ? sinks[head * group + row % group] : -INFINITY;
         tile.all[r] = sinks ? 1.0f : 0.0f;
+        tile.slope[r] = slopes ? slopes[head * group + row % group] : 0.0f;
     }
     memset(tile.sums, 0, (size_t)(values * lanes) * sizeof(float));
     for (first -= first % KEYS; first < last; first += KEYS) {

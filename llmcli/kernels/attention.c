@@ -1,7 +1,8 @@
 /* Softmax attention over the cache, of one token and of many, on float32 queries.
  *
  * A query at position p sees slots max(0, p - window + 1) to p. With a cap c a score s is
- * c * tanh(s / c). A head's sink is an additional score without a value.
+ * c * tanh(s / c). A head's sink is an additional score without a value. Before the cap, a head's
+ * slope times the distance of the key is taken off a score (ALiBi).
  */
 #include "program.h"
 #include "vectors.h"
@@ -15,7 +16,8 @@
  * 0 q [B, K, G, d], 1 k, 2 v [B, K, C, ·], both of one of `enum numbers`, 3 stride of sequences
  * of k, 4 of v, 5 of heads of k, 6 of v, 7 B, 8 K, 9 G, 10 size d, 11 size of a value e,
  * 12 scale, 13 window or 0, 14 starts, 15 starts_stride, 16 room, 17 blocks of room for each head,
- * 18 `enum numbers` of k and v, 19 stride of sequences of q, 21 cap or 0, 23 stride of slots of v;
+ * 18 `enum numbers` of k and v, 19 stride of sequences of q, 21 cap or 0, 23 stride of slots of v,
+ * 24 slopes [K, G] or 0;
  * with stride 0 of heads of k, all heads share keys and values, and their blocks are consecutive */
 #define SLOTS 256
 #define MOST_QUERIES 4 /* per pass */
@@ -52,6 +54,7 @@ INLINE void fetch_rows(const void *rows, int64_t at, int64_t count, const int nu
 struct place {
     const float *q;
     const void *k, *v;
+    const float *slopes; /* of its queries, or NULL */
     float *room;
     int64_t slots, behind; /* slots of following blocks, with consecutive keys */
 };
@@ -73,6 +76,7 @@ INLINE struct place place_of(const struct op *op, int64_t item) {
              (b * op->arg[3] + head * op->arg[5] + first * size) * bytes,
         .v = (const char *)address(op->arg[2]) +
              (b * op->arg[4] + head * op->arg[6] + first * op->arg[23]) * bytes,
+        .slopes = op->arg[24] ? (const float *)address(op->arg[24]) + head * queries : NULL,
         .room = (float *)address(op->arg[16]) +
                 ((b * heads + head) * op->arg[17] + part) * queries * (values + 2),
         .slots = last - first, .behind = seen.last - last,
@@ -117,7 +121,7 @@ const struct kernel kernel_combine = {items_combine, work_combine, NULL};
  * 5 of heads of k, 6 of v, 7 B, 8 K, 9 G, 10 size d, 11 size of a value e, 12 scale,
  * 13 window or 0, 14 starts, 15 starts_stride, 16 `enum numbers` of k and v, 17 stride of
  * sequences of q, 18 of heads, 19 of tokens, 20 T, 21 out [B, T, K, G, e], 22 cap or 0,
- * 23 sinks [K, G] or 0 */
+ * 23 sinks [K, G] or 0, 24 slopes [K, G] or 0 */
 #define MOST_ROWS 64 /* per item, or G */
 
 INLINE int64_t tokens_of_tile(const struct op *op) {
@@ -136,7 +140,7 @@ INLINE int64_t tiles_of_rows(const struct op *op) {
 struct tile {
     float q[MOST_SIZE * MOST_LANES], scores[KEYS * MOST_LANES], sums[MOST_SIZE * MOST_LANES];
     float k[KEYS * MOST_SIZE], v[KEYS * MOST_SIZE];
-    float most[MOST_LANES], all[MOST_LANES], by[MOST_LANES];
+    float most[MOST_LANES], all[MOST_LANES], by[MOST_LANES], slope[MOST_LANES];
     int32_t position[MOST_LANES];
 };
 static _Thread_local struct tile tile __attribute__((aligned(64)));

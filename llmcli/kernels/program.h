@@ -23,7 +23,7 @@ enum kind {
  * elements. */
 struct op {
     int64_t kind;
-    int64_t arg[24];
+    int64_t arg[25];
 };
 
 /* Per operation: items taken, items done, input pieces prefetched. One cache line each. */

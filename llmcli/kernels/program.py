@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     CONVOLVE, UNIT, DECAY, RECUR, ADD_SCALED, PAIR, MULTIPLY_PAIRS,
 ) = range(37)  # fmt: skip
 
-NUMBERS = 25  # in `struct op`
+NUMBERS = 26  # in `struct op`
 _COUNTER_BYTES = 64  # `struct counter`
 _AT_ONCE = 8  # maximum operations per call of `run`
 

@@ -82,9 +82,9 @@ def flat(kind: int, x: Tensor, operand: program.Argument) -> Tensor:
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, *, unfused: bool = False) -> bool:
     """Whether `attend` supports it: heads within its size limits, contiguous in the last axis.
 
-    Many tokens only with 16-bit keys, or `unfused` (with a cap or sinks); otherwise PyTorch's
-    kernel is used. So it is without a processor level, where our FMAs would be function calls. For
-    one token, rows of values may have gaps.
+    Many tokens only with 16-bit keys, or `unfused` (with a cap, sinks or slopes); otherwise
+    PyTorch's kernel is used. So it is without a processor level, where our FMAs would be function
+    calls. For one token, rows of values may have gaps.
     """
     sizes = (k_BKCd.shape[-1], v_BKCe.shape[-1])
     one = q_BHTd.shape[2] == 1 and not (sizes[0] % 16 or sizes[1] % 16)
@@ -107,11 +107,14 @@ def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, *, unfused: bool = F
 def attend(
     q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, starts: Tensor, *, scale: float,
     window: int | None, cap: float | None = None, sinks_H: Tensor | None = None,
+    slopes_H: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """See `ops.attention.attend`: query t of sequence b sees the slots up to `starts[b]` + t.
 
-    With a window only the last ones. Returns `[B, H, T, e]`.
+    With a window only the last ones. Returns `[B, H, T, e]`. `slopes_H` in float32 must last as
+    long as recorded steps.
     """
+    slopes = None if slopes_H is None else slopes_H.data_ptr()
     batch, heads, tokens, size = q_BHTd.shape
     kv_heads, capacity, values = v_BKCe.shape[1:]
     one = tokens == 1 and not (size % 16 or values % 16)
@@ -128,12 +131,12 @@ def attend(
     if one:
         blocks = -(-capacity // SLOTS) + (window is not None)
         room = torch.empty(batch * heads * blocks * (values + 2))
-        more = room, blocks, numbers, q_BHTd.stride(0), *end, v_BKCe.stride(2)
+        more = room, blocks, numbers, q_BHTd.stride(0), *end, v_BKCe.stride(2), slopes
         both = [(kind, *places, *shape, *seen, *more) for kind in (program.ATTEND, program.COMBINE)]
         program.run(*both, writes=(room, out_BTHe))
     else:
         rows = numbers, *q_BHTd.stride()[:3], tokens
-        call(program.ATTEND_ROWS, *places, *shape, *seen, *rows, *end, out=out_BTHe)
+        call(program.ATTEND_ROWS, *places, *shape, *seen, *rows, *end, slopes, out=out_BTHe)
     return out_BTHe.transpose(1, 2)
 
 

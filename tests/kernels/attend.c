@@ -26,12 +26,13 @@ int main(int count, char **arguments) {
         void *q = drawn(B * T * H * d, 0), *k = drawn(B * K * slots * d, kept);
         void *v = drawn(B * K * slots * e, kept);
         const int64_t cap = below(2) ? bits_of(1.5f) : 0;
-        void *sinks = below(2) ? drawn(H, 0) : NULL;
+        void *sinks = below(2) ? drawn(H, 0) : NULL, *slopes = below(2) ? drawn(H, 0) : NULL;
         float *out = malloc((size_t)(B * T * H * e) * sizeof *out);
         const struct op op = {
             ATTEND_ROWS,
             {to(q), to(k), to(v), K * slots * d, K * slots * e, slots * d, slots * e, B, K, G, d, e,
-             bits_of(0.4f), window, to(starts), 1, kept, T * H * d, d, H * d, T, to(out), cap, to(sinks)},
+             bits_of(0.4f), window, to(starts), 1, kept, T * H * d, d, H * d, T, to(out), cap, to(sinks),
+             to(slopes)},
         };
         struct counter counters[2];
         llmcli_run(&op, 1, counters, &team, NULL);
@@ -52,12 +53,12 @@ int main(int count, char **arguments) {
             ATTEND,
             {to(q), to(k), to(own ? v : k), K * slots * D, K * slots * far, k_head, v_head, B, K, G, D, E,
              bits_of(0.4f), window, to(starts), 1, to(room), blocks, kept, H * D, to(out),
-             cap, to(sinks), far},
+             cap, to(sinks), far, to(slopes)},
         }};
         ops[1] = ops[0], ops[1].kind = COMBINE;
         llmcli_run(ops, 2, counters, &team, NULL);
         hash = hashed(hash, out, B * H * E);
-        free(room), free(sinks);
+        free(room), free(sinks), free(slopes);
         free(starts), free(q), free(k), free(v), free(out);
 
         /* a row of each head with a matrix of 16 C columns, which are what goes in or what comes out */

@@ -15,12 +15,12 @@ from llmcli.ops.attention import attend, visible_keys
 from llmcli.ops.elements import cast
 
 
-def exact(q, k, v, starts, scale, window, cap=None, sinks=None):
+def exact(q, k, v, starts, scale, window, cap=None, sinks=None, slopes=None):
     """PyTorch's twin in float64."""
     positions = starts.expand(len(q))[:, None] + torch.arange(q.shape[2])
     mask = visible_keys(positions, k.shape[2], window).unsqueeze(1)
-    wide = (x.double() for x in (q, k, v))
-    return attend(*wide, scale=scale, mask=mask, cap=cap, sinks_H=sinks)
+    options = {"cap": cap, "sinks_H": sinks, "slopes_H": slopes, "positions": positions}
+    return attend(*(x.double() for x in (q, k, v)), scale=scale, mask=mask, **options)
 
 
 # B, H, K, T, d, e, window, starts
@@ -48,12 +48,11 @@ def tensors(case, dtype, seed=0):
     return q, k.to(dtype), v.to(dtype), torch.tensor(starts), window
 
 
-# a cap, and whether there are sinks
-KINDS = ((None, False), (0.8, False), (None, True), (30.0, True))
-
-
-def sinks_of(heads, there):
-    return torch.linspace(-3, 4, heads) if there else None
+# a cap, and whether there are sinks and slopes
+KINDS = (
+    (None, False, False), (0.8, False, False), (None, True, False), (30.0, True, False),
+    (None, False, True), (30.0, True, True),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -62,12 +61,16 @@ def sinks_of(heads, there):
 def test_attention(every_level, case, dtype, kind):
     """Of many tokens, and of one."""
     q, k, v, starts, window = tensors(case, dtype)
-    scale, cap, sinks = q.shape[-1] ** -0.5, kind[0], sinks_of(q.shape[1], kind[1])
-    expected = exact(q, k, v, starts, scale, window, cap, sinks)
+    scale, (cap, sunk, sloped) = q.shape[-1] ** -0.5, kind
+    sinks = torch.linspace(-3, 4, q.shape[1]) if sunk else None
+    slopes = torch.linspace(0.002, 0.7, q.shape[1]) if sloped else None
+    expected = exact(q, k, v, starts, scale, window, cap, sinks, slopes)
     # what lies behind the last token is never read
     for b, start in enumerate(starts.expand(len(q)).tolist()):
         k[b, :, start + q.shape[2] :] = v[b, :, start + q.shape[2] :] = math.nan
-    options = {"scale": scale, "window": window, "cap": cap, "sinks_H": sinks}
+    options = {
+        "scale": scale, "window": window, "cap": cap, "sinks_H": sinks, "slopes_H": slopes
+    }  # fmt: skip
     found = every_level(lambda: compiled.attend(q, k, v, starts, **options))
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=3e-6)
 
