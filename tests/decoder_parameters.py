@@ -3,7 +3,6 @@
 import torch
 
 from llmcli.decoder.decoder import Decoder
-from llmcli.devices import DTYPES
 from llmcli.graph.arithmetic import Arithmetic, in_no_blocks, matrices
 from llmcli.kernels import native
 from llmcli.loading.weights import randomize
@@ -19,10 +18,7 @@ def packed_in(config, format="Q4_1"):
 
 def decoder_in(config, numbers, device="cpu"):
     """A decoder in that arithmetic with random weights."""
-    decoder = Decoder(
-        config, device=device, dtype=DTYPES[numbers.dtype], formats=numbers.formats,
-        bf16_dot=numbers.bf16_dot, cache_dtype=DTYPES[numbers.cache],
-    )  # fmt: skip
+    decoder = Decoder(config, numbers, device=device)
     if torch.device(device).type != "meta":
         randomize(decoder, 0)
     return decoder

@@ -107,6 +107,6 @@ def test_the_ledger_says_to_which_dtype_each_was_converted(folder):
 
 def test_what_lies_in_one_tensor_has_one_dtype(folder):
     specs = parameters(load(folder, "float32").config, dtype="bfloat16")
-    place = Parameters(specs, device=torch.device("cpu"), dtype=torch.bfloat16)
+    place = Parameters(specs, Arithmetic.of("bfloat16"), device=torch.device("cpu"))
     with pytest.raises(ValueError, match="several dtypes"):
         place.vector(("blocks.0.ln1.w", "blocks.0.mlp.W_up"))

@@ -32,8 +32,6 @@ from llmcli.parts.norm import Norm
 from llmcli.parts.ple import LayerEmbeddings, rounded
 from llmcli.weights.weight import Weight
 
-_DENSE: Mapping[str, str] = {}
-
 Logits: TypeAlias = Literal["all", "last"]
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -58,38 +56,27 @@ def inference(function: Callable[Given, Made]) -> Callable[Given, Made]:
 class Decoder:
     """A causal language model with uninitialized parameters, accessed by `weight(name)`.
 
-    `weight_names`: their names without duplicates; `head` is the embedding's weight if tied.
-    Parameters and activations have `dtype`; parameters in `formats` are packed, or in blocks
-    `as_stored`. `bf16_dot`, `activations`: see `Arithmetic`. Keys and values have `cache_dtype`
-    (None: `dtype`). Packed parameters are placed in `memory` if it provides any; those `in_file`
-    exist already. Works on any device; on the meta device only shapes are computed.
+    `weight_names`: their names without duplicates; `head` is the embedding's weight if tied. Packed
+    parameters are placed in `memory` if it provides any; those `in_file` exist already. Works on
+    any device; on the meta device only shapes are computed.
     """
 
     def __init__(
         self,
         config: ModelConfig,
+        arithmetic: Arithmetic,
         *,
         device: torch.device | str,
-        dtype: torch.dtype,
-        formats: Mapping[str, str] = _DENSE,
-        as_stored: bool = False,
-        bf16_dot: bool = False,
-        activations: int = 16,
-        cache_dtype: torch.dtype | None = None,
         memory: Memory | None = None,
         in_file: Mapping[str, Weight] | None = None,
     ) -> None:
-        self.config = config
+        self.config, self.arithmetic = config, arithmetic
         self.device = torch.device(device)
-        self.dtype = dtype
-        self.formats, self.as_stored, self.bf16_dot = formats, as_stored, bf16_dot
-        self.activations = activations
-        self.cache_dtype = cache_dtype or dtype
-        specs = self.arithmetic.parameters(config)
+        specs = arithmetic.parameters(config)
         parameters = Parameters(
-            specs, device=self.device, dtype=dtype, cache_dtype=self.cache_dtype, memory=memory,
-            in_file=in_file, bf16_dot=bf16_dot, digits=activations // 8,
+            specs, arithmetic, device=self.device, memory=memory, in_file=in_file
         )
+        self.dtype, self.cache_dtype = parameters.dtype, parameters.cache_dtype
         tied = config.head.tied  # the table is also the head's matrix
         self.embed = (
             parameters.matrix(("embed.W",), exact=True) if tied else parameters.table("embed.W")
@@ -138,8 +125,9 @@ class Decoder:
         kernels = not dynamic and not any(
             own.growth or isinstance(own.window, Chunk) for own in (one.scores for one in scores)
         )
-        packed = bool(formats) and dtype == torch.float32 and native.level() is not None
-        tables = torch.float64 if dtype == torch.float64 else torch.float32
+        packed = bool(arithmetic.formats) and self.dtype == torch.float32
+        packed = packed and native.level() is not None
+        tables = torch.float64 if self.dtype == torch.float64 else torch.float32
         self._ropes = {rope: RopeTables(rope, self.device, tables) for rope in rotations}
         recorder: GraphRecorder | KernelRecorder | None = None
         if self.fixed_shapes:
@@ -148,16 +136,6 @@ class Decoder:
             recorder = KernelRecorder(self._weights.values(), self._ropes.values())
         off = "the frequencies of its rotation depend on the length" if dynamic else None
         self.steps = Steps(recorder, off)
-
-    @property
-    def arithmetic(self) -> Arithmetic:
-        """The decoder's arithmetic, as data without torch."""
-        narrower = self.cache_dtype.itemsize < self.dtype.itemsize
-        return Arithmetic(
-            dtype=_name(self.dtype), cache=_name(self.cache_dtype), formats=self.formats,
-            as_stored=self.as_stored, bf16_dot=self.bf16_dot, activations=self.activations,
-            portable=narrower and native.kernels_of(self.device.type) == "portable",
-        )
 
     def weight(self, name: str) -> Weight:
         """The parameter `name`; `head.W` of a tied head is `embed.W`. Raises KeyError."""
@@ -358,10 +336,6 @@ class Decoder:
         if head.cap is not None:
             return soft_cap(raw, head.cap)
         return scale(raw, head.scale) if head.scale != 1 else raw
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _last(x_BTD: Tensor, step: Step) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from llmcli.engine.sampler import Sampler
-from llmcli.engine.session import Session, make_room
+from llmcli.engine.session import Session, make_room, readable
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -109,9 +109,7 @@ class ModelDraft:
             )
         self.model = small
         self.name = small.name
-        positions = small.config.embedding.positions
-        context = small.config.context
-        self._room = context if positions is None else min(context, positions)
+        self._room = readable(small.config)
         self._vocab = min(small.config.vocab, model.config.vocab)
         self._session = Session(small.decoder, 1, min(_FIRST, self._room))
 

@@ -35,7 +35,9 @@ class AnswerIds:
         done = 0  # characters covered by the ids
         last = ids, done  # state before the last answer
         for one in messages:
-            own = one.lead + one.written + self._end_text(one)
+            # the template writes the text of the end token after the answer
+            end = one.ids[-1:] if one.finish_reason == "eos" else ()
+            own = one.lead + one.written + self._tokenizer.decode(end, skip_special=False)
             # the lead of a short turn begins in the answer before
             found = text.find(own, max(0, done - len(one.lead))) if one.ids and one.lead else -1
             if found < 0:
@@ -51,12 +53,6 @@ class AnswerIds:
             ids, done = last
             rest = self._behind(ids, text[done:])
         return self._behind([], text) or [] if rest is None else ids + rest
-
-    def _end_text(self, message: Message) -> str:
-        """The text of the end token, which the template writes after the answer."""
-        if message.finish_reason != "eos":
-            return ""
-        return self._tokenizer.decode(message.ids[-1:], skip_special=False)
 
     def _behind(self, ids: list[int], text: str) -> list[int] | None:
         """Ids of a text after other ids; None if they depend on those.

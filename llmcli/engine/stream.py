@@ -17,7 +17,7 @@ from llmcli.devices import require_memory
 from llmcli.engine.output import Output, Token
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
-from llmcli.engine.session import Session, make_room
+from llmcli.engine.session import Session, make_room, readable
 from llmcli.engine.speculation import Speculation, decode
 from llmcli.engine.stop import StopMatcher
 from llmcli.engine.ties import NearTies
@@ -77,7 +77,7 @@ def stream(
     empty stop string) and PromptTooLong; while running NotFinite and OutOfMemory.
     """
     prompts, limit, logprobs = request.prompts, request.limit, request.logprobs
-    room = _capacity(model, request.capacity)
+    room = readable(model.config, request.capacity)
     _check_numbers(limit=1 if limit is None else limit, samples=request.samples, capacity=room)
     if logprobs is not None and logprobs < 0:
         raise UsageError(f"`--logprobs {logprobs}` is out of range", hint="it must be 0 or more")
@@ -132,13 +132,6 @@ def _outputs(model: Model, request: TextRequest, room: int) -> list[Output]:
     if request.limit is not None:
         rooms = [min(request.limit, most) for most in rooms]
     return [begin(at, prompts[at], room=most) for at, most in enumerate(rooms)]
-
-
-def _capacity(model: Model, capacity: int | None) -> int:
-    """Number of tokens that the model may read; learned positions are a hard limit."""
-    wanted = model.config.context if capacity is None else capacity
-    positions = model.config.embedding.positions
-    return wanted if positions is None else min(wanted, positions)
 
 
 def _check_numbers(**numbers: int) -> None:

@@ -130,9 +130,8 @@ class Number:
             return self
         words = f"{name} = {self.words}" if name else self.words
         made = replace(self, words=words).facts()[-1] if digits else fact(words, float(self.x))
-        binds = _ATOM if name else self.binds
-        return replace(leaf(made.value, name or self.words), binds=binds, off=self.off,
-                       lines=(*self.lines, made))  # fmt: skip
+        binds, lines = _ATOM if name else self.binds, (*self.lines, made)
+        return replace(leaf(made.value, name or self.words), binds=binds, off=self.off, lines=lines)
 
     def facts(self) -> tuple[Fact, ...]:
         """All lines; the last one gives the number."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from dataclasses import replace
 
 import torch
@@ -20,10 +19,10 @@ from llmcli.evaluate.numbers import (
     softplus,
     tanh,
 )
-from llmcli.evaluate.rule import AnyOp, Numbers, Reader, Rule
+from llmcli.evaluate.rule import AnyOp, Exact, Numbers, Reader, Rule
 from llmcli.graph import ops
 from llmcli.graph import recurrence as recurrent
-from llmcli.records.explanation import Cell, Element, Term
+from llmcli.records.explanation import Element, Term
 
 
 class Pointwise(Rule[AnyOp]):
@@ -120,23 +119,7 @@ class Skip(Pointwise[recurrent.Skip]):
         return c + read.parameter(self.op.weight, by_head=True) * x
 
 
-class Copy(Rule[AnyOp]):
-    """Numbers of other activations, in another order or shape."""
-
-    @abstractmethod
-    def _origin(self, values: Numbers, index: tuple[int, ...]) -> Cell:
-        """The number that the one at `index` is a copy of."""
-
-    def magnitudes(self, values: Numbers) -> Tensor:
-        """Zero."""
-        return torch.zeros(1, dtype=torch.float64)
-
-    def _compute(self, read: Reader) -> Number:
-        name, at = self._origin(read.values, read.index)
-        return read.at(name, *at)
-
-
-class Join(Copy[ops.Join]):
+class Join(Exact[ops.Join]):
     """`Q_rot = [Q | Q_pe_rot]`: concatenation within a head, `[H, T, d]`."""
 
     def tensor(self, values: Numbers) -> Tensor:
@@ -144,27 +127,24 @@ class Join(Copy[ops.Join]):
         start_HTd, end = values[self.op.start], values[self.op.end]
         return torch.cat((start_HTd, end.expand(len(start_HTd), -1, -1)), -1)
 
-    def _origin(self, values: Numbers, index: tuple[int, ...]) -> Cell:
-        if (i := index[-1] - values[self.op.start].shape[-1]) < 0:
-            return self.op.start, index
-        return self.op.end, (*index[:-1], i)[-values[self.op.end].ndim :]
-
     def _compute(self, read: Reader) -> Number:
-        size, start = read.values[self.op.start].shape[-1], self.letter_of(self.op.start)
-        read.note = f"the first {size} numbers are those of {start}"
-        return super()._compute(read)
+        op, (*row, i), size = self.op, read.index, read.values[self.op.start].shape[-1]
+        read.note = f"the first {size} numbers are those of {self.letter_of(op.start)}"
+        if i < size:
+            return read.at(op.start, *row, i)
+        return read.at(op.end, *(*row, i - size)[-read.values[op.end].ndim :])
 
 
-class Cut(Copy[recurrent.Cut]):
+class Cut(Exact[recurrent.Cut]):
     """`V = Z[…]`, cut into heads."""
 
     def tensor(self, values: Numbers) -> Tensor:
         """The selected numbers."""
         return heads_of(self.op, values)
 
-    def _origin(self, values: Numbers, index: tuple[int, ...]) -> Cell:
-        head, token, i = index
-        return self.op.source, (token, self.op.first + head * self.op.size + i)
+    def _compute(self, read: Reader) -> Number:
+        head, token, i = read.index
+        return read.at(self.op.source, token, self.op.first + head * self.op.size + i)
 
 
 class LookUp(Rule[ops.LookUp]):

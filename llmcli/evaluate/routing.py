@@ -14,7 +14,7 @@ from torch import Tensor
 
 from llmcli.evaluate.numbers import Number, fact, leaf, sigmoid
 from llmcli.evaluate.pointwise import Pointwise
-from llmcli.evaluate.rule import Numbers, Reader, Rule, ordinal, symbol
+from llmcli.evaluate.rule import Exact, Numbers, Reader, Rule, ordinal, symbol
 from llmcli.evaluate.softmax import share, softmax, uncertainty
 from llmcli.graph import routing
 from llmcli.records.explanation import Fact, Term
@@ -46,7 +46,7 @@ class Share(Pointwise[routing.Share]):
         return uncertainty(values[self.op.source])
 
 
-class Choose(Rule[routing.Choose]):
+class Choose(Exact[routing.Choose]):
     """`e = top-K(P + c)`; near ties within rounding follow the kernel's choice."""
 
     def tensor(self, values: Numbers) -> Tensor:
@@ -60,10 +60,6 @@ class Choose(Rule[routing.Choose]):
     def eligible(self, values: Numbers) -> Tensor:
         """The scores for the choice, `[T, E]`: corrected, −∞ outside the best groups."""
         return self._kept(self._scores(values))
-
-    def magnitudes(self, values: Numbers) -> Tensor:
-        """Zero: integers are not rounded."""
-        return torch.zeros(1, dtype=torch.float64)
 
     def magnitude(self, values: Numbers, index: tuple[int, ...]) -> float:
         """Zero."""

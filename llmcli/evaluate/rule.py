@@ -321,6 +321,14 @@ class Rule(ABC, Generic[AnyOp]):
         return float(values.kernel(self.node.name, *index[:-1]).abs().max()) + values.least
 
 
+class Exact(Rule[AnyOp]):
+    """Numbers that no kernel rounds: copies of others, or integers."""
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """Zero."""
+        return torch.zeros(1, dtype=torch.float64)
+
+
 def symbol(letter: str, *index: object) -> str:
     """`Q[2,7,4]`; without an index the letter alone."""
     return f"{letter}[{','.join(map(str, index))}]" if index else letter

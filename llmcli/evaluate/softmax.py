@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -64,10 +65,12 @@ def share(
         taken = leaf(math.exp(float(sink.x) - top), f"e^({sink.words} − max)")
         total = (total + taken).line()
     read.before = (fact(f"max = {peak}", top),)
-    terms = tuple(
-        Term(at=i, parts=(row[i], e, e / float(total.x)) if columns else (), value=e,
-             label=read.values.texts[i] if columns else "")
-        for i, e in exps.items()
-    )  # fmt: skip
+    every, texts = float(total.x), read.values.texts
+    terms = tuple(Term(at=i, parts=(), value=e) for i, e in exps.items())
+    if columns:
+        terms = tuple(
+            replace(term, parts=(row[i], term.value, term.value / every), label=texts[i])
+            for i, term in zip(exps, terms, strict=True)
+        )
     read.summed(f"e^({running} − max)", terms, over, columns)
     return leaf(exps.get(at, 0.0), f"e^({cell(at) if at in row else '−∞'} − max)") / total

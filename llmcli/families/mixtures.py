@@ -42,11 +42,14 @@ def mixtral(m: Draft) -> None:
     names: qwen
 """)
 def olmoe(m: Draft) -> None:
-    """OLMoE (Muennighoff et al. 2024, arXiv 2409.02060): full-width q/k norms."""
+    """OLMoE (Muennighoff et al. 2024, arXiv 2409.02060): full-width q/k norms.
+
+    transformers clips queries and keys after these norms, attention here before them.
+    """
     m.set_attention(qk_norm=JoinedNorm(**vars(m.norm)))
     if m.hf:
         if m.values.has("clip_qkv"):
-            parts = needs(["clipped queries and keys"])
+            parts = needs(["queries and keys clipped after their norms"])
             raise UnsupportedModel(f"`clip_qkv` is not supported{parts}")
         norm = m.values.flag("norm_topk_prob", False)
         m.set_experts("num_experts", hidden="intermediate_size", renormalized=norm)

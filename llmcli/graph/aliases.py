@@ -20,7 +20,7 @@ from llmcli.config.model import ModelConfig
 from llmcli.graph.block import block_names
 from llmcli.graph.graph import Graph, graph
 from llmcli.graph.ops import Scale
-from llmcli.graph.parts.registry import part_of
+from llmcli.graph.parts.registry import PARTS, part_of
 
 Sources = Mapping[str, tuple[str, ...]]
 """Checkpoint tensor → parameters that it fills; a fused one (`c_attn`) fills several."""
@@ -244,7 +244,8 @@ def foreign_names(name: str, known: Collection[str], config: ModelConfig) -> lis
     number = re.search(r"\.(\d{1,9})\.", name)
     layers = [int(number[1])] if number else range(len(config.layers))
     parameters = graph(config).parameters
-    places = [*((f"blocks.{layer}.", _FOREIGN) for layer in layers), ("", _FOREIGN_OUTSIDE)]
+    inside = "\n".join((_FOREIGN, *(part.foreign for part in PARTS.values())))
+    places = [*((f"blocks.{layer}.", inside) for layer in layers), ("", _FOREIGN_OUTSIDE)]
     for block, table in places:
         for ending, *ours in _expanded(table):
             found = re.search(rf"(?:^|\.)(?:{ending})$", name)

@@ -183,14 +183,13 @@ def arithmetic(
             formats[name] = tokens if per_token else other
     if quantize == "none":
         formats = {}
+    numbers = Arithmetic(dtype="float32", cache="float16", formats=formats)
+    numbers = replace(numbers, portable=kernels == "portable")
     if formats and not card:
-        return Arithmetic(
-            dtype="float32", cache="float16", formats=formats, bf16_dot=kernels == "bf16",
-            portable=kernels == "portable",
-        )  # fmt: skip
+        return replace(numbers, bf16_dot=kernels == "bf16")
     if not given:
         dtype = "float32" if dtype == WIDE else auto_dtype(device, stored, bfloat16=bfloat16)
-    return replace(Arithmetic.of(dtype), formats=formats, as_stored=bool(formats))
+    return replace(numbers, dtype=dtype, cache=dtype, as_stored=bool(formats))
 
 
 def quantizable(config: ModelConfig, formats: Mapping[str, str]) -> list[str]:
@@ -296,8 +295,8 @@ def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[st
     # views are not rounded again
     squares = [rounding(spec.dtype or dtype) ** 2 for spec in specs if spec.shares not in names]
     nodes = graph(config).nodes  # stream rows that enter a product without a norm
-    entering = {n.op.fused or n.name for n in nodes.values()
-                if isinstance(n.op, Project) and nodes[n.op.source].wide}  # fmt: skip
+    products = [(n.name, n.op) for n in nodes.values() if isinstance(n.op, Project)]
+    entering = {op.fused or name for name, op in products if nodes[op.source].wide}
     squares += [rounding(dtype) ** 2] * len(entering)
     if dtype in HELD:
         dequantized = numbers.formats.values() if numbers.as_stored else ()

@@ -207,10 +207,8 @@ class _Costs:
                 gemv, gemm = each * single, int(not single)
             cache, copied = self._cached(node, call)
             moved = self._moved(node, specs, call, first=first)
-            yield place, PartWork(
-                flops=spec.flops, flops_full=spec.flops_full, cache=cache,
-                activations=moved + copied, gemv=gemv, gemm=gemm,
-            )  # fmt: skip
+            flops = {"flops": spec.flops, "flops_full": spec.flops_full, "gemv": gemv, "gemm": gemm}
+            yield place, PartWork(cache=cache, activations=moved + copied, **flops)
 
     def _cached(self, node: Node, call: Call) -> tuple[int, int]:
         """Bytes read from states: visible keys and values, or a fixed-size state; bytes written."""

@@ -33,6 +33,11 @@ def sizes_of(config: object) -> dict[str, int]:
     return {letter: size for letter, size in found.items() if size is not None}
 
 
+def fields_of(config: object, names: str) -> dict[str, Any]:
+    """The named fields of a part's configuration, as facts for `info`."""
+    return {name: attrgetter(name)(config) for name in names.split()}
+
+
 class Rows:
     """Collects the tensors of the part `name` in execution order, for `graph`.
 

@@ -96,7 +96,7 @@ def load_checkpoint(
             ahead = memory = None
         smaller = partial(_smaller, config, weights, on, asked)
         devices.require_memory(weights, on, "the weights", smaller)
-        decoder = _decoder(config, numbers, on, memory, in_file)
+        decoder = Decoder(config, numbers, device=on, memory=memory, in_file=in_file)
     if prepared.random:
         randomize(decoder, random_weights or 0)
         ledger = Ledger()
@@ -127,17 +127,6 @@ def arithmetic_on(
     return prepared.arithmetic(device.type, bfloat16=bfloat16, **precision)
 
 
-def _decoder(
-    config: ModelConfig, numbers: Arithmetic, device: torch.device | str,
-    memory: Memory | None = None, in_file: Mapping[str, Weight] | None = None,
-) -> Decoder:  # fmt: skip
-    return Decoder(
-        config, device=device, dtype=devices.DTYPES[numbers.dtype], formats=numbers.formats,
-        as_stored=numbers.as_stored, bf16_dot=numbers.bf16_dot, activations=numbers.activations,
-        in_file=in_file, memory=memory, cache_dtype=devices.DTYPES[numbers.cache],
-    )  # fmt: skip
-
-
 def check_loadable(prepared: Prepared) -> None:
     """Validate by headers that the checkpoint's tensors fill all parameters.
 
@@ -166,7 +155,7 @@ def load_shapes(
     return Model(
         name=checkpoint.name,
         config=config,
-        decoder=_decoder(config, numbers, "meta"),
+        decoder=Decoder(config, numbers, device="meta"),
         tokenizer=tokenizer,
         checkpoint=checkpoint,
         eos_ids=ending_ids(config, tokenizer, checkpoint),

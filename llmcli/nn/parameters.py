@@ -15,6 +15,7 @@ from torch import Tensor
 
 from llmcli.config.formats import PACKED, packed_bytes
 from llmcli.devices import DTYPES
+from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.spec import TensorSpec
 from llmcli.weights.blocks import FileLayoutWeight
 from llmcli.weights.dense import Dense
@@ -28,31 +29,26 @@ Memory = Callable[[str, str, int], memoryview | None]
 class Parameters:
     """Creates weights by spec on `device`; `weights` maps names to weights.
 
-    Each has its spec's dtype or block format, by default `dtype`; `cache_dtype`: of keys and
-    values. The contents are uninitialized for a loader to fill, except weights in `memory` or
-    `in_file`. `bf16_dot`: round inputs of bfloat16 matrices to bfloat16; `digits`: number of 8-bit
-    digits for inputs of packed ones. On the meta device nothing is allocated.
+    Each has its spec's dtype or block format, by default `dtype` of the arithmetic; `cache_dtype`:
+    of keys and values. The contents are uninitialized for a loader to fill, except weights in
+    `memory` or `in_file`. On the meta device nothing is allocated.
     """
 
     def __init__(
         self,
         specs: Sequence[TensorSpec],
+        arithmetic: Arithmetic,
         *,
         device: torch.device,
-        dtype: torch.dtype,
-        cache_dtype: torch.dtype | None = None,
         memory: Memory | None = None,
         in_file: Mapping[str, Weight] | None = None,
-        bf16_dot: bool = False,
-        digits: int = 2,
     ) -> None:
         self._memory = memory
-        self._bf16_dot = bf16_dot
-        self._digits = digits
+        self._bf16_dot = arithmetic.bf16_dot
+        self._digits = arithmetic.activations // 8  # of 8 bits, for inputs of packed matrices
         self._in_file = in_file or {}
         self.device = device
-        self.dtype = dtype
-        self.cache_dtype = cache_dtype or dtype
+        self.dtype, self.cache_dtype = DTYPES[arithmetic.dtype], DTYPES[arithmetic.cache]
         self.weights: dict[str, Weight] = {}
         self._specs = {spec.name: spec for spec in specs}
 

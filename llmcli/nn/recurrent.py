@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,10 +99,14 @@ class Recurrent(ABC):
         assert decay is not None
         if v is None:  # the map does not depend on values
             v = k.new_zeros(len(k), self.shape[0], k.shape[2], 0)
-        return Inputs(
-            q_BKTd=k if q is None else q, k_BKTd=k, v_BHTe=v, beta_BHT=beta.mT,
-            log_decay_BHT=decay.mT, plain=self.plain, tiled=self.tiled,
-        ).of_some(heads)  # fmt: skip
+        return self.inputs(k if q is None else q, k, v, beta, decay).of_some(heads)
+
+    def inputs(self, q_BKTd: Tensor, k_BKTd: Tensor, v_BHTe: Tensor, *of_BTH: Tensor) -> Inputs:
+        """The recurrence's inputs, of which β and the log decays are `[B, T, H]`."""
+        beta_BHT, log_decay_BHT = (one.mT for one in of_BTH)
+        made: dict[str, Any] = {"plain": self.plain, "tiled": self.tiled}
+        made |= {"q_BKTd": q_BKTd, "k_BKTd": k_BKTd, "v_BHTe": v_BHTe}
+        return Inputs(beta_BHT=beta_BHT, log_decay_BHT=log_decay_BHT, **made)
 
     def map(self, emitted: Emitted, heads: slice = slice(None)) -> Map:
         """The map `[B, H, T, S]` of `heads`; rows are best requested in order."""

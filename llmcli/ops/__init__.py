@@ -44,13 +44,13 @@ weights of experts     routing.weigh                  Weigh                the s
 inputs of experts      elements.scale_rows            WeighInput           Llama 4
 products with experts  product.routed_by_kernel       ExpertProject        the same
 sum of experts         *, +                           SumExperts           the same
-argmax                 engine.sampling.choose     –                    greedy decoding
-temperature            engine.sampling.choose     –                    sampling
-top-k, top-p           engine.sampling.choose     –                    sampling
+argmax                 engine.sampling.choose         –                    greedy decoding
+temperature            engine.sampling.choose         –                    sampling
+top-k, top-p           engine.sampling.choose         –                    sampling
 sum, mean, max         torch.sum, mean, amax          –                    softmax, norms
 reduction as a tree    inside the GPU's kernels       –                    every reduction
 add                    +                              Add                  residual stream
-multiply               *                              Gate                 gates
+multiply               *                              Gate, WeighInput     gates, Llama 4's experts
 packed weights         quant.dequantize               –                    GGUF files
 
 Common misconceptions:

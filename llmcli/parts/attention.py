@@ -15,6 +15,7 @@ h // (H/K).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ class Attention(SoftmaxMap):
 
     def __call__(self, x_BTD: Tensor, state: LayerState, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; appends keys and values to `state`."""
-        config, own = self.config, self.config.scores
+        config = self.config
         if config.kv.layer is None:
             q_BHTd, k_BKSd, v_BKSe, gate_BTG = self._project(x_BTD, step)
             if step.cached:
@@ -77,49 +78,47 @@ class Attention(SoftmaxMap):
             q_BHTd, gate_BTG = self._queries(x_BTD, step)
             k_BKSd, v_BKSe = step.shared_kv[self.keys_of]
         q_BHTd = self._grown(q_BHTd, step.positions)
-        # only our kernels, which read float32 queries, support a cap, sinks and slopes; none has
-        # chunks
-        window = None if isinstance(own.window, Chunk) else own.window
-        kernels = step.cached and window == own.window
-        unfused = own.cap is not None or own.sinks or self.slopes_H is not None
-        on_a_card = kernels and step.fixed and self.slopes_H is None
-        widened = unfused and compiled.runs(q_BHTd)
-        wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
-        if not self._fused.runs(step.edits):
-            z_BHTe = self._attend_in_rows(q_BHTd, k_BKSd, v_BKSe, step)
-        elif kernels and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
-            z_BHTe = compiled.attend(
-                wide_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=own.scale,
-                window=window, cap=own.cap, sinks_H=self.sinks_H, slopes_H=self.slopes_H,
-            ).to(q_BHTd.dtype)  # fmt: skip
-        elif on_a_card and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
-            slots = slice(0, step.keys)
-            z_BHTe = on_card.attend(
-                q_BHTd, k_BKSd[:, :, slots], v_BKSe[:, :, slots], step.starts_B,
-                scale=own.scale, window=window, cap=own.cap, sinks_H=self.sinks_H,
-            )  # fmt: skip
-        else:
-            parts = [
-                attend(
-                    q_BHTd[:, :, seen.rows],
-                    k_BKSd[:, :, seen.first : seen.last],
-                    v_BKSe[:, :, seen.first : seen.last],
-                    scale=own.scale,
-                    causal=seen.causal,
-                    mask=seen.mask,
-                    cap=own.cap,
-                    sinks_H=self.sinks_H,
-                    slopes_H=self.slopes_H,
-                    positions=None if self.slopes_H is None else step.positions[..., seen.rows],
-                )
-                for seen in step.key_ranges(own.window)
-            ]
-            z_BHTe = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        attended = self._attend if self._fused.runs(step.edits) else self._attend_in_rows
+        z_BHTe = attended(q_BHTd, k_BKSd, v_BKSe, step)
         z_BTG = step.emit(f"{self.name}.z", z_BHTe).transpose(1, 2).flatten(2)
         if gate_BTG is not None:
             act_BTG = self._emit_gates("gate_act", activation("sigmoid")(gate_BTG), step)
             z_BTG = self._emit_gates("gated", gate(act_BTG, z_BTG), step)
         return self.out.wide(z_BTG)
+
+    def _attend(self, q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, step: Step) -> Tensor:
+        """The heads' results `[B, H, T, e]` of queries that `growth` has scaled, by a kernel."""
+        own, slopes_H = self.config.scores, self.slopes_H
+        how: dict[str, Any] = {"scale": own.scale, "cap": own.cap, "sinks_H": self.sinks_H}
+        # only our kernels, which read float32 queries, support a cap, sinks and slopes (on a card
+        # no slopes); none has chunks
+        window = None if isinstance(own.window, Chunk) else own.window
+        kernels = step.cached and window == own.window
+        unfused = own.cap is not None or own.sinks or slopes_H is not None
+        on_a_card = kernels and step.fixed and slopes_H is None
+        widened = unfused and compiled.runs(q_BHTd)
+        wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
+        if kernels and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
+            rows = wide_BHTd, k_BKSd, v_BKSe, step.starts_B
+            z_BHTe = compiled.attend(*rows, window=window, slopes_H=slopes_H, **how)
+            return z_BHTe.to(q_BHTd.dtype)
+        if on_a_card and on_card.attends(q_BHTd, k_BKSd, v_BKSe):
+            k_BKSd, v_BKSe = k_BKSd[:, :, : step.keys], v_BKSe[:, :, : step.keys]
+            return on_card.attend(q_BHTd, k_BKSd, v_BKSe, step.starts_B, window=window, **how)
+        parts = [
+            attend(
+                q_BHTd[:, :, seen.rows],
+                k_BKSd[:, :, seen.first : seen.last],
+                v_BKSe[:, :, seen.first : seen.last],
+                causal=seen.causal,
+                mask=seen.mask,
+                slopes_H=slopes_H,
+                positions=None if slopes_H is None else step.positions[..., seen.rows],
+                **how,
+            )
+            for seen in step.key_ranges(own.window)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
     def _project(
         self, x_BTD: Tensor, step: Step
@@ -292,11 +291,10 @@ class Attention(SoftmaxMap):
         heads: slice | Sequence[int] = slice(None),
     ) -> Tensor:  # fmt: skip
         """Scores of queries that `growth`, if any, has scaled."""
-        own = self.config.scores
-        return scores(
-            q_BHtd, k_BKSd, visible, scale=own.scale, cap=own.cap,
-            slopes_H=None if self.slopes_H is None else self.slopes_H[heads], positions=positions,
-        )  # fmt: skip
+        own, slopes_H = self.config.scores, self.slopes_H
+        how: dict[str, Any] = {"scale": own.scale, "cap": own.cap, "positions": positions}
+        how["slopes_H"] = None if slopes_H is None else slopes_H[heads]
+        return scores(q_BHtd, k_BKSd, visible, **how)
 
     def weights(self, scores_BHtS: Tensor, heads: slice | Sequence[int] = slice(None)) -> Tensor:
         """The softmax of scores `[…, H, t, S]` of `heads`, with their sinks."""

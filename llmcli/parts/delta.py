@@ -83,7 +83,4 @@ class GatedDelta(Recurrent):
         v_BHTe = step.emit(f"{p}.v", in_heads(v, config.heads))
         beta_BTH = step.emit(f"{p}.beta", activation("sigmoid")(at_least_float32(beta_BTH)))
         _, log_BTH = self.decays(decay_BTH, step)
-        return Inputs(
-            q_BKTd=q_BKTd, k_BKTd=k_BKTd, v_BHTe=at_least_float32(v_BHTe), beta_BHT=beta_BTH.mT,
-            log_decay_BHT=log_BTH.mT, tiled=config.tiled,
-        )  # fmt: skip
+        return self.inputs(q_BKTd, k_BKTd, at_least_float32(v_BHTe), beta_BTH, log_BTH)

@@ -75,10 +75,8 @@ class LatentAttention(SoftmaxMap):
         else:
             (seen,) = step.key_ranges(None)
             k_BHSn, v_BHSe = self._expanded(latent_BSc)
-            z_BHTe = attend(
-                q_BHTd, self._joined(k_BHSn, k_BSr), v_BHSe, scale=self.config.scores.scale,
-                causal=seen.causal, mask=seen.mask,
-            )  # fmt: skip
+            rows, scale = (q_BHTd, self._joined(k_BHSn, k_BSr), v_BHSe), self.config.scores.scale
+            z_BHTe = attend(*rows, scale=scale, causal=seen.causal, mask=seen.mask)
         z_BHTe = step.emit(f"{self.name}.z", z_BHTe)
         return self.out.wide(z_BHTe.transpose(1, 2).flatten(2))
 

@@ -73,10 +73,7 @@ class Ssm(Recurrent):
         b_BGTN = at_least_float32(step.emit(f"{p}.B", in_heads(b, config.groups)))
         c_BGTN = at_least_float32(step.emit(f"{p}.C", in_heads(c, config.groups)))
         dt_BTH, log_BTH = self.decays(dt_BTH, step, least=config.least, most=config.most)
-        return Inputs(
-            q_BKTd=c_BGTN, k_BKTd=b_BGTN, v_BHTe=x_BHTe, beta_BHT=dt_BTH.mT,
-            log_decay_BHT=log_BTH.mT, plain=True,
-        )  # fmt: skip
+        return self.inputs(c_BGTN, b_BGTN, x_BHTe, dt_BTH, log_BTH)
 
     def _normed(self, x_BTI: Tensor) -> Tensor:
         """Normalize each group separately."""
@@ -84,8 +81,6 @@ class Ssm(Recurrent):
         if groups == 1:
             return self.norm(x_BTI)
         assert self.norm.w is not None
-        out_BTGn = rms_norm(
-            x_BTI.view(*x_BTI.shape[:2], groups, -1), self.norm.w.view(groups, -1),
-            self.norm.config.eps, self.dtype, offset=self.norm.config.offset,
-        )  # fmt: skip
-        return out_BTGn.flatten(2)
+        norm, w_Gn = self.norm.config, self.norm.w.view(groups, -1)
+        x_BTGn = x_BTI.view(*x_BTI.shape[:2], groups, -1)
+        return rms_norm(x_BTGn, w_Gn, norm.eps, self.dtype, offset=norm.offset).flatten(2)

@@ -15,6 +15,8 @@ from llmcli.config.model import ModelConfig, sequential
 from llmcli.config.norm import NormConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.sampling import Sampling
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.model import dtype_name
 
 RMS = NormConfig(kind="rms", eps=1e-6)
 VOCAB = 97
@@ -40,7 +42,7 @@ def real_model(dtype: torch.dtype, *, window: int | None = None, learned: bool =
         embedding=EmbeddingConfig(positions=64 if learned else None), final_norm=RMS,
         head=HeadConfig(tied=False), eos=(0,),
     )  # fmt: skip
-    decoder = Decoder(config, device="cpu", dtype=dtype)
+    decoder = Decoder(config, Arithmetic.of(dtype_name(dtype)), device="cpu")
     generator = torch.Generator().manual_seed(1)
     for slot in parameters_of(decoder).values():
         slot.copy_(torch.randn(slot.shape, generator=generator) * 0.4)

@@ -7,12 +7,9 @@ import re
 import sys
 
 import pytest
-import torch
 from covers import few, in_turn
 from decoder_parameters import parameters_of
 from explain_models import IDS, NAMES, deep_model, emitted, explained, make
-from small_models import random_model
-from zoo import BLOCKS
 
 from llmcli.commands.explain.measure import needed_bytes
 from llmcli.commands.explain.options import names
@@ -186,25 +183,3 @@ def test_numbers_that_a_kernel_takes_for_0_are_not_wrong(name, scaled):
         assert found.ok
         copies = [step for step in found.steps if step.name in ("embed", "pos_embed")]
         assert all(step.tolerance == 0.0 for step in copies), "a copy is exact, however small"
-
-
-@pytest.mark.parametrize("token", range(4))
-def test_the_letters_of_a_convolution_give_its_sum(token):
-    """Also at the first tokens, which see less than the filter is long."""
-    model = random_model(BLOCKS["short convolutions"])
-    layer = next(i for i, one in enumerate(model.config.layers) if one.attention is None)
-    step = explained(model, f"blocks.{layer}.conv.conv", (token, 3), depth=1).steps[0]
-    assert step.sum is not None
-    at_w, at_y = re.fullmatch(r"w\[3,(.*)\] · Y\[(.*),3\]", step.sum.formula).groups()
-    seen = {}
-    model.decoder(torch.tensor([IDS]), tap=seen.__setitem__)
-    w_DL = model.decoder.weight(f"blocks.{layer}.conv.w").dense()
-    y_TD = seen[f"blocks.{layer}.conv.in"][0]
-
-    def place(text, j):
-        return sum(j if part == "j" else int(part) for part in text.split("+"))
-
-    products = [
-        w_DL[3, place(at_w, term.at)] * y_TD[place(at_y, term.at), 3] for term in step.terms
-    ]
-    assert sum(products).item() == pytest.approx(step.sum.value, rel=1e-12)

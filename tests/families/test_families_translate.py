@@ -111,28 +111,6 @@ def test_every_type_belongs_to_one_family():
         assert all(find(name, kind).name for name in names)
 
 
-@pytest.mark.parametrize("key", [*list(LLAMA)[1:6], "n_embd", "n_head", "n_positions"])
-def test_a_missing_size_is_named(key):
-    whole = GPT2 if key.startswith("n_") else LLAMA
-    rest = {name: value for name, value in whole.items() if name != key}
-    family = find(whole["model_type"], "safetensors")
-    if key == "num_key_value_heads":
-        assert family.from_hf(rest).layers[0].attention.kv_heads == 4
-        return
-    with pytest.raises(CheckpointError, match=f"no `{key}`"):
-        family.from_hf(rest)
-
-
-def test_ids_outside_the_vocabulary_never_occur_and_null_means_none():
-    def ids(**changes):
-        config = find("llama", "safetensors").from_hf(LLAMA | changes)
-        return config.bos, config.eos
-
-    assert ids() == (1, (2,))
-    assert ids(bos_token_id=None, eos_token_id=None) == (None, ())
-    assert ids(bos_token_id=20, eos_token_id=[2, 3, 2, -1, 99]) == (None, (2, 3))
-
-
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner),

@@ -30,6 +30,7 @@ from llmcli.graph.memory import prefill_peak
 from llmcli.kernels import native
 from llmcli.loading.load import load, load_checkpoint
 from llmcli.loading.weights import randomize
+from llmcli.model import dtype_name
 from llmcli.ops import on_card
 from llmcli.ops.quant import FORMATS, dequantize
 from llmcli.weights.blocks import FileLayoutWeight
@@ -79,11 +80,16 @@ def stand_ins(monkeypatch):
         monkeypatch.setattr(on_card, name, lambda *given: False)
 
 
+def in_blocks(config, formats, device, dtype="float32"):
+    numbers = Arithmetic(dtype=dtype, cache=dtype, formats=formats, as_stored=True)
+    return Decoder(config, numbers, device=device)
+
+
 def filled(name, device, dtype=torch.float32):
     """Of a processor with the dequantized numbers, and of a device with the blocks."""
     config, formats = MODELS[name]
     here = random_decoder(config, torch.float32)
-    there = Decoder(config, device=device, dtype=dtype, formats=formats, as_stored=True)
+    there = in_blocks(config, formats, device, dtype_name(dtype))
     generator = torch.Generator().manual_seed(5)
     for name in there.weight_names:
         weight, slot = there.weight(name), writable(here.weight(name))
@@ -203,9 +209,7 @@ def test_blocks_stay_where_their_kernels_are_wanted(monkeypatch):
         dtype="bfloat16", cache="bfloat16", formats=formats, as_stored=True
     )
     assert numbers.products == "bfloat16"
-    decoder = Decoder(
-        config, device="meta", dtype=torch.bfloat16, formats=numbers.formats, as_stored=True
-    )
+    decoder = Decoder(config, numbers, device="meta")
     held = {name: decoder.weight(name).nbytes for name in decoder.weight_names}
     stored = {
         name: prod(decoder.weight(name).shape) // FORMATS[format][0] * FORMATS[format][1]
@@ -273,7 +277,7 @@ def test_a_file_is_loaded_as_it_is(quantize, free):
 
 def test_drawn_numbers_are_quantized():
     config, formats = MODELS["keys that are dense"]
-    decoder = Decoder(config, device="cpu", dtype=torch.float32, formats=formats, as_stored=True)
+    decoder = in_blocks(config, formats, "cpu")
     randomize(decoder, 3)
     weight = decoder.weight("blocks.0.attn.W_q")
     assert isinstance(weight, FileLayoutWeight)

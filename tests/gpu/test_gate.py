@@ -15,6 +15,8 @@ from zoo import MODELS
 
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
+from llmcli.graph.arithmetic import Arithmetic
+from llmcli.model import dtype_name
 from llmcli.nn.state import State
 from llmcli.nn.step import Edit
 from llmcli.parts.mlp import GatedMlp
@@ -32,7 +34,7 @@ def card():
 
 def put(decoder, card, dtype=torch.float64):
     """The same model on the card, with buckets of 4, 8 and 12 slots."""
-    there = Decoder(decoder.config, device="cuda", dtype=dtype)
+    there = Decoder(decoder.config, Arithmetic.of(dtype_name(dtype)), device="cuda")
     for name in decoder.weight_names:
         writable(there.weight(name)).copy_(writable(decoder.weight(name)))
     return card.put(there, FIRST)
@@ -84,7 +86,7 @@ def calls_of(card, session):
 def test_every_step_of_a_bucket_launches_the_same(name, batch):
     """Shapes, strides, numbers of the host and what is allocated; and nothing in float64."""
     with torch.inference_mode(), Card(float64=False) as card:
-        decoder = Decoder(MODELS[name], device="cuda", dtype=torch.bfloat16)
+        decoder = Decoder(MODELS[name], Arithmetic.of("bfloat16"), device="cuda")
         session = Session(card.put(decoder, CAPACITY), batch, CAPACITY)
         for _ in range(2):
             session.extend(torch.ones(batch, 1, dtype=torch.long, device="cuda"))
@@ -153,7 +155,7 @@ def test_what_differs_from_step_to_step_is_found(fault, session, card, monkeypat
 def test_planted_float64_is_found(monkeypatch):
     planted(monkeypatch, lambda x, step: x.double().to(x.dtype))
     with torch.inference_mode(), Card(float64=False) as card:
-        decoder = Decoder(MODELS["llama"], device="cuda", dtype=torch.float32)
+        decoder = Decoder(MODELS["llama"], Arithmetic.of("float32"), device="cuda")
         session = Session(card.put(decoder, FIRST), 1, CAPACITY)
         session.extend(torch.tensor([[3, 4]], device="cuda"))
         session.extend(torch.tensor([[3]], device="cuda"))  # not captured

@@ -12,6 +12,7 @@ from planned import partition, roots, storages
 from torch.utils.flop_counter import FlopCounterMode
 
 from llmcli.decoder.decoder import Decoder
+from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import graph
 from llmcli.graph.plan import parameters, plan, states
 from llmcli.graph.spec import Call
@@ -49,7 +50,7 @@ def expected(specs):
 def test_a_call_emits_and_keeps_what_the_specs_say(config, call, dtype, logits):
     """Views of a named tensor are that tensor, as far as they go; all else has its own memory."""
     batch, tokens, past = call
-    decoder = Decoder(config, device="cpu", dtype=DTYPES[dtype])
+    decoder = Decoder(config, Arithmetic.of(dtype), device="cpu")
     seen, state = run(decoder, batch, tokens, past, logits)
     phase = "decode" if tokens == 1 and past else "prefill"
     call = Call(batch=batch, tokens=tokens, past=past, phase=phase, dtype=dtype)
@@ -71,7 +72,7 @@ def test_a_call_emits_and_keeps_what_the_specs_say(config, call, dtype, logits):
 @settings(max_examples=40, deadline=None)
 @given(models(), st.sampled_from(sorted(DTYPES)))
 def test_every_parameter_is_stored_as_its_spec_says(config, dtype):
-    slots = parameters_of(Decoder(config, device="cpu", dtype=DTYPES[dtype]))
+    slots = parameters_of(Decoder(config, Arithmetic.of(dtype), device="cpu"))
     specs = parameters(config)
     assert {spec.name: spec.stored_shape for spec in specs} == {
         name: tuple(slot.shape) for name, slot in slots.items()
@@ -87,7 +88,7 @@ def test_every_parameter_is_stored_as_its_spec_says(config, dtype):
 @given(models(), calls)
 def test_flops_are_those_that_torch_counts(config, call):
     batch, tokens, _ = call
-    decoder = Decoder(config, device="meta", dtype=torch.float32)
+    decoder = Decoder(config, Arithmetic.of("float32"), device="meta")
     ids = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter:
         decoder(ids)
@@ -100,7 +101,7 @@ def test_flops_are_those_that_torch_counts(config, call):
 def test_what_is_never_written_is_derived_from_what_is(config, call):
     """Shapes and dtypes of what is `derived` are those of the rows that the mixer derives."""
     batch, tokens, past = call
-    decoder = Decoder(config, device="cpu", dtype=torch.float32)
+    decoder = Decoder(config, Arithmetic.of("float32"), device="cpu")
     seen, state = run(decoder, batch, tokens, past)
     given = {"batch": batch, "tokens": tokens, "past": past, "phase": "prefill"}
     specs = {spec.name: spec for spec in plan(config, Call(dtype="float32", **given)).derived}
@@ -121,11 +122,11 @@ def test_what_is_never_written_is_derived_from_what_is(config, call):
 def test_planted_faults_are_seen(name):
     """A decoder that is one number wider emits something else, and no view can be left out."""
     specs = plan(QWEN, Call(batch=1, tokens=3, past=0, phase="prefill", dtype="float32")).written
-    wide, _ = run(Decoder(replace(QWEN, width=QWEN.width + 1), device="cpu", dtype=torch.float32),
-                  1, 3, 0)  # fmt: skip
+    numbers = Arithmetic.of("float32")
+    wide, _ = run(Decoder(replace(QWEN, width=QWEN.width + 1), numbers, device="cpu"), 1, 3, 0)
     assert [*wide] == [spec.name for spec in specs]
     assert expected(specs) != said(wide)
-    seen, _ = run(Decoder(QWEN, device="cpu", dtype=torch.float32), 1, 3, 0)
+    seen, _ = run(Decoder(QWEN, numbers, device="cpu"), 1, 3, 0)
     assert partition(roots(specs)) == partition(storages(seen))
     wrong = [replace(spec, shares=None) if spec.name == name else spec for spec in specs]
     assert partition(roots(wrong)) != partition(storages(seen))

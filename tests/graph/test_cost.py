@@ -89,7 +89,7 @@ def a_call(batch, tokens, past):
 
 def ready(config, batch, tokens, past, device="meta"):
     """A decoder with `past` tokens in its state, and the ids that come next."""
-    decoder = Decoder(config, device=device, dtype=torch.float32)
+    decoder = Decoder(config, Arithmetic.of("float32"), device=device)
     state = decoder.new_state(batch, past + tokens)
     state.lengths = [past] * batch
     return decoder, state, torch.zeros(batch, tokens, dtype=torch.long, device=device)
@@ -146,7 +146,7 @@ def test_what_a_mask_leaves_of_a_prompt_is_the_sum_of_its_tokens(name):
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_token_reads_the_experts_that_it_chooses(name, dtype):
     config = MIXTURES[name]
-    decoder = Decoder(config, device="meta", dtype=getattr(torch, dtype))
+    decoder = Decoder(config, Arithmetic.of(dtype), device="meta")
     idle = read = 0
     for key, slot in parameters_of(decoder).items():
         share = 1.0
@@ -192,7 +192,7 @@ def test_of_experts_those_count_that_ran():
 @every_family
 def test_a_prompt_in_pieces_and_the_steps_after_it_are_what_pytorch_counts(name):
     config = family(name)
-    decoder = Decoder(without_window(config), device="meta", dtype=torch.float32)
+    decoder = Decoder(without_window(config), Arithmetic.of("float32"), device="meta")
     session = Session(decoder, 2, 40)
     with FlopCounterMode(display=False) as counter:
         session.prefill([[0] * 17] * 2, chunk=7)
@@ -250,7 +250,7 @@ def test_products_with_weights_are_the_kernels_that_run(name, shape):
 @every_family
 def test_a_token_reads_the_weights_as_they_lie_in_memory_and_the_cache(name, dtype):
     config, past = family(name), 20
-    decoder = Decoder(config, device="meta", dtype=getattr(torch, dtype))
+    decoder = Decoder(config, Arithmetic.of(dtype), device="meta")
     slots = {name: slot.nbytes for name, slot in parameters_of(decoder).items()}
     not_read = 0 if config.head.tied else slots["embed.W"] * (config.vocab - 1) // config.vocab
     if config.embedding.positions:

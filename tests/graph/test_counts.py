@@ -37,7 +37,7 @@ FLOAT32 = Arithmetic.of("float32")
 
 @given(models())
 def test_parameters_are_those_that_the_decoder_has(config):
-    slots = parameters_of(Decoder(config, device="meta", dtype=torch.float32))
+    slots = parameters_of(Decoder(config, Arithmetic.of("float32"), device="meta"))
     counts = count_parameters(config)
     assert counts.total == counts.active == sum(slot.numel() for slot in slots.values())
 

@@ -250,7 +250,7 @@ def test_the_cache_grows_by_what_a_state_takes_more():
     config = llama(layers=3, window=4)
     request = requested(config, batch=2, tokens=9, dtype="bfloat16")
     growth = model_shapes(replace(request, phases=("prefill",)), {}).cache
-    decoder = Decoder(config, device="meta", dtype=torch.bfloat16)
+    decoder = Decoder(config, Arithmetic.of("bfloat16"), device="meta")
     sizes = [decoder.new_state(2, capacity).nbytes for capacity in (9, 10)]
     assert [growth.prefill, growth.decode] == sizes
     assert growth.per_token == sizes[1] - sizes[0] == 3 * growth.per_layer[0]

@@ -13,6 +13,7 @@ from llmcli.commands.selftest.measure.arithmetic import compare_captured
 from llmcli.decoder.decoder import Decoder
 from llmcli.decoder.steps import bucket
 from llmcli.engine.session import Session
+from llmcli.graph.arithmetic import Arithmetic
 from llmcli.kernels import native
 
 PROMPTS = [[3, 9, 1], [7]]
@@ -106,4 +107,4 @@ def test_the_lengths_on_the_device_follow_those_of_the_host(decoder):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_without_a_card_it_is_off(device):
-    assert not Decoder(MODELS["llama"], device=device, dtype=torch.float32).fixed_shapes
+    assert not Decoder(MODELS["llama"], Arithmetic.of("float32"), device=device).fixed_shapes

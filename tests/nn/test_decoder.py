@@ -13,6 +13,7 @@ from zoo import CONFIGS, MODELS, VOCAB, layer, llama, stretched
 
 from llmcli.config.attention import DynamicScaling
 from llmcli.decoder.decoder import Decoder
+from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import graph
 from llmcli.kernels import native
 from llmcli.nn import step
@@ -104,7 +105,7 @@ def test_last_and_until(model):
 
 
 def test_meta_device_computes_shapes(model):
-    shapes = Decoder(model.config, device="meta", dtype=torch.float32)
+    shapes = Decoder(model.config, Arithmetic.of("float32"), device="meta")
     state = shapes.new_state(2, 8)
     out = shapes(torch.empty(2, 7, dtype=torch.long, device="meta"), state)
     assert out.shape == (2, 7, VOCAB)
@@ -115,7 +116,7 @@ def test_meta_device_computes_shapes(model):
 def test_half_precision_stays_near(model):
     tokens = ids(1, 9)
     exact = model(tokens).log_softmax(-1)
-    half = Decoder(model.config, device="cpu", dtype=torch.bfloat16)
+    half = Decoder(model.config, Arithmetic.of("bfloat16"), device="cpu")
     for name, slot in parameters_of(half).items():
         slot.copy_(parameters_of(model)[name])
     out = half(tokens)

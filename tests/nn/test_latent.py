@@ -13,7 +13,7 @@ from llmcli.config.latent import LatentConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
-from llmcli.graph.arithmetic import arithmetic, matrices
+from llmcli.graph.arithmetic import Arithmetic, arithmetic, matrices
 from llmcli.graph.graph import graph
 from llmcli.graph.plan import plan
 from llmcli.graph.spec import Call
@@ -94,7 +94,7 @@ def test_flops_are_counted_where_they_are_computed():
 
 @pytest.mark.parametrize("calls", [(6,), (6, 1), (6, 5), (2, 9), (1, 1)])
 def test_flops_are_those_that_torch_counts(calls):
-    decoder = Decoder(MODEL, device="meta", dtype=torch.float32)
+    decoder = Decoder(MODEL, Arithmetic.of("float32"), device="meta")
     state, past = decoder.new_state(2, 20), 0
     for tokens in calls:
         ids = torch.zeros(2, tokens, dtype=torch.long, device="meta")

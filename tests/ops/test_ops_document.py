@@ -21,6 +21,7 @@ from llmcli.config.norm import NormConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.sampling import Sampling, choose
 from llmcli.evaluate.rules import RULES
+from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.ops import Gate, Normalize, Scale, Score
 from llmcli.graph.plan import parameters
 from llmcli.ops import activations, norm
@@ -232,7 +233,7 @@ def test_gemvs_of_one_token(tied):
     gemvs = len(matrices) + tied  # a tied head multiplies with the embeddings
     assert gemvs == 28 * 7 + 1 == 197
     assert gemvs - sum(name.endswith("W_o") for name in matrices) == 28 * 6 + 1 == 169
-    decoder = Decoder(model, device="meta", dtype=torch.float32)
+    decoder = Decoder(model, Arithmetic.of("float32"), device="meta")
     state = decoder.new_state(1, 8)
     with Products() as products:
         decoder(torch.zeros(1, 1, dtype=torch.long, device="meta"), state)

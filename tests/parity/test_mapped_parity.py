@@ -24,7 +24,7 @@ def test_sixteen_bits_stay_in_the_file(name, tmp_path, monkeypatch):
     ids = torch.arange(3, 20)[None]
     for model, dtype in zip(whole, dtypes, strict=True):
         mapped = opened(folder, dtype)
-        if mapped.decoder.formats or dtype == "bfloat16":
+        if mapped.decoder.arithmetic.formats or dtype == "bfloat16":
             assert mapped.mapped_bytes > 0
         expected, found = model.decoder(ids), mapped.decoder(ids)
         tolerance = 0.02 if model.decoder.dtype == torch.bfloat16 else 1e-6

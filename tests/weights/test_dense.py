@@ -11,6 +11,7 @@ from decoder_parameters import parameters_of
 
 from llmcli import processor
 from llmcli.decoder.decoder import Decoder
+from llmcli.graph.arithmetic import Arithmetic
 from llmcli.nn.linear import Linear
 from llmcli.ops.linear import linear, linear_fp32_out
 from llmcli.ops.product import product_float32
@@ -140,7 +141,7 @@ def test_a_tied_head_is_the_embedding(dtype):
 
 
 def test_every_parameter_has_one_name_and_no_other():
-    decoder = Decoder(zoo.CONFIGS["gpt2"], device="meta", dtype=torch.bfloat16)
+    decoder = Decoder(zoo.CONFIGS["gpt2"], Arithmetic.of("bfloat16"), device="meta")
     with pytest.raises(KeyError):
         decoder.weight("blocks.9.attn.W_q")
     assert {decoder.weight(name).format for name in decoder.weight_names} == {"bfloat16"}

@@ -204,9 +204,15 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
             _verify(name, blob, etag, listing)
         except CheckpointError:
             _remove(blob)
-    drawn = bar(count, _check_room)
+    drawn, verified = bar(count, _check_room), blob.is_file()
+
+    def verify(part: Path, etag: str) -> None:
+        nonlocal verified
+        _verify(name, part, etag, listing)
+        verified = True
+
     try:
-        with _before_move(lambda part, etag: _verify(name, part, etag, listing)):
+        with _before_move(verify):
             path = hf_hub_download(
                 model.repository, name, revision=listing.commit, tqdm_class=drawn
             )
@@ -219,6 +225,12 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
     for left in blob.parent.glob(f"{glob.escape(blob.name)}.*.incomplete"):  # of killed processes
         with suppress(OSError):
             left.unlink()
+    if not verified:
+        try:
+            _verify(name, Path(path), etag, listing)
+        except CheckpointError:
+            _remove(Path(path))
+            raise
     return Path(path)
 
 
@@ -226,11 +238,14 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
 def _before_move(check: Callable[[Path, str], None]) -> Iterator[None]:
     """Call `check(part, etag)` for a received file before the library moves it into the cache.
 
-    The file is synced then, too.
+    The file is synced then, too. Not called if the library has no such private function any more.
     """
     from huggingface_hub import file_download
 
-    move: Any = file_download._chmod_and_move
+    move: Any = getattr(file_download, "_chmod_and_move", None)
+    if move is None:
+        yield
+        return
 
     def put(src: Path, dst: Path) -> None:
         check(src, dst.name)

@@ -9,7 +9,7 @@ from llmcli.config.attention import AttentionConfig, Chunk, ProportionalScaling,
 from llmcli.config.norm import JoinedNorm
 from llmcli.graph.node import Kernel, PartGraph, Site
 from llmcli.graph.ops import Activate, Add, Gate, HeadShare, Mix, Rotate, Score, Softmax
-from llmcli.graph.rows import Rows, sizes_of
+from llmcli.graph.rows import Rows, fields_of, sizes_of
 
 MIXED_ROWS = """
     scores    S  H T S   attention wide  query times key, scaled
@@ -89,12 +89,10 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
         r.cache("k", "Hk S dh", key, f"{rotated}keys", "keys")
         r.cache("v", "Hk S dv", value, "values")
     divides, group, scored = a.divides(site.width), a.heads // a.kv_heads, a.scores
-    score = Score(
-        query=query, key=key, config=scored, head_dim=a.head_dim, group=group,
-        root="√(d/h)" if divides else "√d_k",
-    )  # fmt: skip
-    pattern = r.named("pattern")
-    mix = Mix(pattern=pattern, value=value, query=query, group=group, window=scored.window)
+    root = "√(d/h)" if divides else "√d_k"
+    own_query: dict[str, Any] = {"query": query, "group": group}
+    score = Score(key=key, config=scored, head_dim=a.head_dim, root=root, **own_query)
+    mix = Mix(pattern=r.named("pattern"), value=value, window=scored.window, **own_query)
     mixed_rows(r, site, score, mix, bias=a.out_bias, gated=a.gated)
     number = "d/h" if divides else "d_k"
     documents = {"H": "h", "Hk": "h" if a.kv_heads == a.heads else "h_kv", "dh": number}
@@ -179,8 +177,6 @@ def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
         details = (*details, "values normalized")
     kind = "full attention" if own.window is None else "sliding window"
     kind = "chunked attention" if isinstance(own.window, Chunk) else kind
-    return {
-        "kind": kind, "window": most_keys(own.window), "heads": a.heads, "kv_heads": a.kv_heads,
-        "head_dim": a.head_dim, "value_dim": a.value_dim, "rotary": a.rope is not None,
-        "qk_norm": a.qk_norm is not None, "details": details,
-    }  # fmt: skip
+    found = {"kind": kind, "window": most_keys(own.window), "details": details}
+    found |= {"rotary": a.rope is not None, "qk_norm": a.qk_norm is not None}
+    return found | fields_of(a, "heads kv_heads head_dim value_dim")

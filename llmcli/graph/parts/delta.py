@@ -69,11 +69,8 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
     k = r.node("k", UnitLength(cut=keys, eps=c.eps))
     v = r.node("v", values, shares=act)
     beta = r.node("beta", Activate(source=beta, function="sigmoid"))
-    recurrence = Recurrence(
-        query=q, key=k, step=beta, log_decay=decays(r, decay)[1], heads=c.heads,
-        group=c.heads // c.key_heads, tiled=c.tiled,
-    )  # fmt: skip
-    z = scanned(r, recurrence, v, "dk", passes=3)
+    _, log_decay = decays(r, decay)
+    z = scanned(r, (q, k, v, beta, log_decay), "Hk dk", passes=3, tiled=c.tiled)
     z = r.normalize("z_norm", z, c.norm, "the norm of every head's output", prefix="norm.")
     act = r.node("gate_act", Activate(source=gate, function="silu"))
     out = r.node("out", Gate(act=act, up=z))
@@ -96,8 +93,17 @@ def decays(r: Rows, source: str, **bounds: float) -> tuple[str, str]:
     return dt, r.node("log_decay", LogDecay(source=dt, rate=rate))
 
 
-def scanned(r: Rows, of: Recurrence, value: str, rows: str, *, passes: int) -> str:
-    """`pattern`, `state` and `z`: each head's state has the axes `rows` and `dv`."""
+def scanned(
+    r: Rows, inputs: tuple[str, str, str, str, str], axes: str, *, passes: int, **kind: bool
+) -> str:
+    """`pattern`, `state` and `z` of queries, keys, values, step sizes and log decays.
+
+    `axes`: of keys, such as `Hk dk`; each head's state is then `dk·dv`. `kind`: see `Recurrence`.
+    """
+    query, key, value, step, log_decay = inputs
+    (shared, rows), heads = axes.split(), r.sizes["H"]
+    given: dict[str, Any] = {"query": query, "key": key, "step": step, "log_decay": log_decay}
+    of = Recurrence(heads=heads, group=heads // r.sizes[shared], **given | kind)
     pattern = r.node("pattern", LinearMap(of=of))
     state = r.node("state", StateAfter(of=of, value=value, columns=r.sizes["dv"]))
     formula, words = "S after the last token", "the state of each head"
@@ -115,7 +121,6 @@ def recurrent_kernels(r: Rows) -> tuple[Kernel, ...]:
 def delta_facts(c: DeltaConfig) -> Mapping[str, Any]:
     """Facts for `info`."""
     keys = () if c.key_heads == c.heads else (f"{c.key_heads} heads of queries and keys",)
-    return {
-        "kind": "gated DeltaNet", "heads": c.heads, "head_dim": c.key_dim,
-        "value_dim": c.value_dim, "details": (*keys, f"convolution over {c.length} tokens"),
-    }  # fmt: skip
+    details = (*keys, f"convolution over {c.length} tokens")
+    sizes = {"heads": c.heads, "head_dim": c.key_dim, "value_dim": c.value_dim}
+    return {"kind": "gated DeltaNet", **sizes, "details": details}

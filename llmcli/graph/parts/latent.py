@@ -9,7 +9,7 @@ from llmcli.config.latent import LatentConfig
 from llmcli.graph.node import PartGraph, Site
 from llmcli.graph.ops import Join, Mix, Rotate, Score
 from llmcli.graph.parts.attention import MIXED_ROWS, fused_kernel, mixed_rows
-from llmcli.graph.rows import Rows, sizes_of
+from llmcli.graph.rows import Rows, fields_of, sizes_of
 
 _ROWS = """
     q_latent        C_q         T dq    qkv wide         the latents of queries
@@ -69,7 +69,5 @@ def latent_facts(a: LatentConfig) -> Mapping[str, Any]:
     queries = "" if a.query_rank is None else f", queries of {a.query_rank}"
     rotated = f"{a.rope.dims} of {a.head_dim} numbers rotated"
     details = (f"latents of {a.rank}{queries}", rotated)
-    return {
-        "kind": "latent attention", "heads": a.heads, "kv_heads": a.heads, "head_dim": a.head_dim,
-        "value_dim": a.value_dim, "rotary": True, "qk_norm": False, "details": details,
-    }  # fmt: skip
+    found = {"kind": "latent attention", "rotary": True, "qk_norm": False, "details": details}
+    return found | fields_of(a, "heads kv_heads head_dim value_dim")

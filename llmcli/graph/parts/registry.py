@@ -39,7 +39,8 @@ class Part:
     tokens depend on each other, so it has a state; otherwise tokens are independent. `graph(config,
     site)` describes its tensors, `facts(config)` provides facts for `info`. It is computed with the
     residual stream, too, if `reads_stream(config)`. `gives`: the leaf name of the output before a
-    norm or multiplier, distinct from its other tensors.
+    norm or multiplier, distinct from its other tensors. `foreign`: lines of
+    `graph.aliases._FOREIGN`, suggestions for other programs' names.
     """
 
     prefix: str
@@ -48,6 +49,7 @@ class Part:
     graph: Callable[[Any, Site], PartGraph]
     facts: Callable[[Any], Mapping[str, Any]]
     gives: str = "out"
+    foreign: str = ""
     reads_stream: Callable[[Any], bool] = lambda config: False
 
 

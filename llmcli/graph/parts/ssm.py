@@ -14,7 +14,7 @@ from llmcli.config.ssm import SsmConfig
 from llmcli.graph.node import PartGraph, Site
 from llmcli.graph.ops import Activate, Gate
 from llmcli.graph.parts.delta import RECURRENT_ROWS, convolved, decays, recurrent_kernels, scanned
-from llmcli.graph.recurrence import Recurrence, Skip
+from llmcli.graph.recurrence import Skip
 from llmcli.graph.rows import Rows, sizes_of
 
 _ROWS = """
@@ -54,11 +54,7 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
     cuts = zip(("x", "B", "C"), r.cuts(act, c.CHANNELS), strict=True)
     value, key, query = (r.node(leaf, cut, shares=act) for leaf, cut in cuts)
     dt, log_decay = decays(r, dt, least=c.least, most=c.most)
-    recurrence = Recurrence(
-        query=query, key=key, step=dt, log_decay=log_decay, heads=c.heads,
-        group=c.heads // c.groups, plain=True,
-    )  # fmt: skip
-    z = scanned(r, recurrence, value, "N", passes=2)
+    z = scanned(r, (query, key, value, dt, log_decay), "G N", passes=2, plain=True)
     skip = Skip(source=z, value=value, weight=r.parameter("D", "H", "skip", wide=True))
     words = "the read values plus the token's values times a factor per head"
     z = r.node("skip", skip, words=words)

@@ -36,7 +36,7 @@ from llmcli.commands.selftest.report import (
 )
 from llmcli.config.model import ModelConfig
 from llmcli.decoder.decoder import Decoder
-from llmcli.devices import DTYPES, available_bytes
+from llmcli.devices import available_bytes
 from llmcli.errors import UsageError, WriteFailed
 from llmcli.families import find
 from llmcli.graph.arithmetic import Arithmetic, arithmetic, matrices
@@ -230,16 +230,7 @@ def fill(tensors: list[Tensor]) -> None:
 def built(one: Shape, device: torch.device) -> Decoder:
     """A decoder of that shape with random weights."""
     config = one.config
-    numbers = numbers_on(device, config)
-    decoder = Decoder(
-        config,
-        device=device,
-        dtype=DTYPES[numbers.dtype],
-        cache_dtype=DTYPES[numbers.cache],
-        formats=numbers.formats,
-        as_stored=numbers.as_stored,
-        bf16_dot=numbers.bf16_dot,
-    )
+    decoder = Decoder(config, numbers_on(device, config), device=device)
     with torch.inference_mode():
         fill([writable(decoder.weight(name)) for name in decoder.weight_names])
     return decoder
