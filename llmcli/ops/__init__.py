@@ -41,6 +41,7 @@ tanh soft cap          activations.soft_cap           SoftCap              Gemma
 scores of experts      torch.softmax, torch.sigmoid   Share                routers, shared experts
 choice of experts      routing.choose                 Choose               mixtures of experts
 weights of experts     routing.weigh                  Weigh                the same
+inputs of experts      elements.scale_rows            WeighInput           Llama 4
 products with experts  product.routed_by_kernel       ExpertProject        the same
 sum of experts         *, +                           SumExperts           the same
 argmax                 engine.sampling.choose         –                    greedy decoding
