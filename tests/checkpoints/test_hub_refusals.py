@@ -506,6 +506,7 @@ _CHUNKED = _OK + b"Transfer-Encoding: chunked\r\n\r\n"
     pytest.param("/config.json", "HEAD", (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n")),
     pytest.param("/config.json", "GET", (_OK, b"X: a\r\n")),
     pytest.param("/model.safetensors", "GET", (_CHUNKED, b"1\r\nw\r\n")),
+    pytest.param("/model.safetensors", "GET", (_LONG + b"w" * 1_000_000, b"w")),
     pytest.param("/api/models/", "", (b"HTTP/1.1 200 OK\r\nX: ", b"a")),
     pytest.param("/api/models/", "", (b"HTTP/1.1 200 OK\r\n", b"X: a\r\n")),
     pytest.param("/api/models/", "", (_CHUNKED + b"5;", b"a")),
@@ -513,7 +514,7 @@ _CHUNKED = _OK + b"Transfer-Encoding: chunked\r\n\r\n"
     pytest.param("/model.safetensors", "GET", (_CHUNKED + b"5;", b"a")),
     pytest.param("/model.safetensors", "GET", (_CHUNKED + b"0\r\n", b"X: a\r\n")),
     pytest.param("/model.safetensors", "GET", (_OK + b"\r\n", b"w")),
-], 4))
+], 5))
 def test_every_wait_has_an_end(hub, monkeypatch, place, method, drip):
     """Though something comes before each timeout of a read."""
     hub.answers[place] = Answer(method=method, drip=drip)

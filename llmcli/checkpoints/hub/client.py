@@ -12,7 +12,6 @@ import importlib
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any
@@ -33,7 +32,7 @@ _REACH_S = 3.0
 ANSWER_S = 10.0  # for requests after the first; a long listing takes time
 _LONGEST_TAG = 128  # SHA-256: 64; the library appends to it; file systems allow 255
 _COMMITS = re.compile(r"(?<=/)[0-9a-f]{40}(?=/)")  # in the path of a file
-_LEAST = 1_000  # bytes/s of a file on average, after `_patience`
+_LEAST = 1_000  # bytes/s of a body; behind by `_patience` seconds at most
 
 _LOGIN = "log in with `hf auth login`"
 # client errors (of either client library) for answers that no hub sends
@@ -212,10 +211,11 @@ def _bounded() -> type[Any]:
     client = importlib.import_module(type(get_session()).__module__.partition(".")[0])
 
     class Bounded(client.SyncByteStream):  # type: ignore[name-defined, misc]
-        """A body of at most `limit` bytes, in `_patience` and a second for each `_LEAST` bytes.
+        """A body of at most `limit` bytes, that comes with `_LEAST` bytes/s or more.
 
-        Raises NetworkError if it takes longer: the client's timeouts limit the wait for the next
-        byte only. A reset connection counts as closed, so that the library resumes the download.
+        `_patience`: seconds that it may fall behind. Raises NetworkError if that is exceeded: the
+        client's timeouts limit the wait for the next byte only. A reset connection counts as
+        closed, so that the library resumes the download.
         """
 
         def __init__(self, answer: Any, limit: int | None) -> None:
@@ -239,15 +239,18 @@ def _bounded() -> type[Any]:
                 raise _endless()
 
         def _watch(self) -> None:
-            """Close the connection once the body is late."""
-            begin, patience = time.monotonic(), _patience(self._answer.request)
-            while not self._over.wait(patience / 10):
-                self._late = time.monotonic() - begin > patience + self._done / _LEAST
-                connection = self._answer.extensions.get("network_stream")
-                if self._late and connection is not None:
-                    with contextlib.suppress(OSError):
-                        connection.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            """Close the connection once no patience is left; a stopped process loses little."""
+            patience = left = _patience(self._answer.request)
+            while left > 0:
+                before = self._done
+                if self._over.wait(patience / 10):
                     return
+                left = min(left + (self._done - before) / _LEAST, patience) - patience / 10
+            connection = self._answer.extensions.get("network_stream")
+            if connection is not None:
+                self._late = True
+                with contextlib.suppress(OSError):
+                    connection.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
         def close(self) -> None:
             self._over.set()
