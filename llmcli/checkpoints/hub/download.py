@@ -204,12 +204,10 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
         url = hf_hub_url(model.repository, name, revision=listing.commit)
         etag = get_hf_file_metadata(url).etag or ""
     blob = folder_of(model) / "blobs" / etag
-    if blob.is_file():  # without a snapshot: of a killed process or another program
-        try:
-            _verify(name, blob, etag, listing)
-        except CheckpointError:
-            _remove(blob)
-    drawn, verified = bar(count, _check_room), blob.is_file()
+    if blob.is_file():  # of another commit, a killed process or another program
+        with suppress(CheckpointError):
+            _verify_or_remove(name, blob, etag, listing)
+    drawn, sound, verified = bar(count, _check_room), blob.is_file(), False
 
     def verify(part: Path, etag: str) -> None:
         nonlocal verified
@@ -230,12 +228,8 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
     for left in blob.parent.glob(f"{glob.escape(blob.name)}.*.incomplete"):  # of killed processes
         with suppress(OSError):
             left.unlink()
-    if not verified:
-        try:
-            _verify(name, Path(path), etag, listing)
-        except CheckpointError:
-            _remove(Path(path))
-            raise
+    if not verified and not (sound and blob.samefile(path)):
+        _verify_or_remove(name, Path(path), etag, listing)
     return Path(path)
 
 
@@ -306,6 +300,14 @@ def _verify(name: str, path: Path, etag: str, listing: Listing) -> None:
             f"the downloaded `{shown(name)}` has a wrong {other} and was removed",
             hint="run the command again; if it fails again, a proxy may change files",
         )
+
+
+def _verify_or_remove(name: str, path: Path, etag: str, listing: Listing) -> None:
+    try:
+        _verify(name, path, etag, listing)
+    except CheckpointError:
+        _remove(path)
+        raise
 
 
 def mark_missing(model: HubId, listing: Listing, small: Sequence[str]) -> None:
