@@ -325,48 +325,29 @@ def _of_the_disk(error: OSError) -> bool:
     return error.errno is not None and not isinstance(error, ConnectionError | TimeoutError)
 
 
-# HTTP answers, the first that applies: class or status, kind of error, message, hint
-_REFUSALS = """
-GatedRepoError network
-`{name}` is gated: the hub requires accepting its terms
-accept them on its page, then {login}
-
-RevisionNotFoundError missing
-`{name}` has no revision `{revision}` on the hub
-leave the revision out for the newest version
-
-EntryNotFoundError missing
-`{name}` does not have the file that the hub lists in it
-run the command again: it may have changed just now
-
-DisabledRepoError network
-`{name}` is disabled on the hub
-look for a copy of it
-
-RepositoryNotFoundError missing
-there is no model `{name}` on the hub, or it is private
-check its name; for a private one {login}
-
-404 missing
-no model `{name}` at the configured hub
-check its name, HF_ENDPOINT and the proxy, if any
-
-401- 403- network
-the hub wants a login for `{name}` ({status})
-{login}, or set HF_TOKEN; where HF_ENDPOINT is set, check that it is a hub
-
-401 network
-the hub rejected the token
-correct HF_TOKEN or unset it; or {login}
-
-403 network
-the hub token has no read access to `{name}`
-grant read access to the token on the hub's settings page
-
-Exception network
-the hub answers for `{name}` with an error ({status})
-check HF_ENDPOINT, or try again later
-"""
+# HTTP answers, the first that applies: class or status (`-`: without a token), error, message, hint
+_REFUSALS: tuple[tuple[str, type[LlmcliError], str, str], ...] = (
+    ("GatedRepoError", NetworkError, "`{name}` is gated: the hub requires accepting its terms",
+     "accept them on its page, then {login}"),
+    ("RevisionNotFoundError", ModelNotFound, "`{name}` has no revision `{revision}` on the hub",
+     "leave the revision out for the newest version"),
+    ("EntryNotFoundError", ModelNotFound,
+     "`{name}` does not have the file that the hub lists in it",
+     "run the command again: it may have changed just now"),
+    ("DisabledRepoError", NetworkError, "`{name}` is disabled on the hub", "look for a copy of it"),
+    ("RepositoryNotFoundError", ModelNotFound,
+     "there is no model `{name}` on the hub, or it is private",
+     "check its name; for a private one {login}"),
+    ("404", ModelNotFound, "no model `{name}` at the configured hub",
+     "check its name, HF_ENDPOINT and the proxy, if any"),
+    ("401- 403-", NetworkError, "the hub wants a login for `{name}` ({status})",
+     "{login}, or set HF_TOKEN; where HF_ENDPOINT is set, check that it is a hub"),
+    ("401", NetworkError, "the hub rejected the token", "correct HF_TOKEN or unset it; or {login}"),
+    ("403", NetworkError, "the hub token has no read access to `{name}`",
+     "grant read access to the token on the hub's settings page"),
+    ("Exception", NetworkError, "the hub answers for `{name}` with an error ({status})",
+     "check HF_ENDPOINT, or try again later"),
+)  # fmt: skip
 
 
 def _refused(model: HubId, error: Exception) -> LlmcliError:
@@ -378,7 +359,7 @@ def _refused(model: HubId, error: Exception) -> LlmcliError:
     known = {*(one.__name__ for one in type(error).__mro__), str(status)}
     known |= set() if get_token() else {f"{status}-"}
     values = {"name": shown(model.repository), "revision": shown(model.revision), "status": status}
-    rows = (row.splitlines() for row in _REFUSALS.strip().split("\n\n"))
-    keys, message, hint = next(row for row in rows if not known.isdisjoint(row[0].split()))
-    kind = ModelNotFound if keys.endswith("missing") else NetworkError
+    kind, message, hint = next(
+        row[1:] for row in _REFUSALS if not known.isdisjoint(row[0].split())
+    )
     return kind(message.format(**values), hint=hint.format(login=_LOGIN))
