@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hub_stand_in import SHA, HubStandIn, commit_of
+from huggingface_hub import hf_hub_download
 
 from llmcli.checkpoints.hub.client import reachable
 from llmcli.checkpoints.hub.download import cached, download
@@ -237,6 +239,21 @@ def test_bytes_are_counted_over_all_files(serve):
     assert done == sorted(done)
     assert (done[0], done[-1]) == (0, total)
     assert len(set(done)) > len(PLAIN), "within a file too"
+
+
+def test_two_threads_fetch_at_once(serve, tmp_path):
+    """Each verifies its own files, and another program's download in this process is not ours."""
+    hub = serve(PLAIN)
+    hub.repositories["org/other"] = write(tmp_path / "other", {"other.gguf": BIG[::-1]})
+    hub.hold["model.safetensors"] = 1_000_000
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(get)
+        assert hub.holding.wait(30)
+        assert get("org/other").read_bytes() == BIG[::-1]
+        theirs = hf_hub_download("org/other", "other.gguf", revision=SHA, local_dir=tmp_path)
+        assert Path(theirs).read_bytes() == BIG[::-1]
+        hub.release.set()
+        assert (first.result() / "model.safetensors").read_bytes() == BIG
 
 
 @pytest.mark.parametrize("reset", [False, True])

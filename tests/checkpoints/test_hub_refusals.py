@@ -284,6 +284,19 @@ def test_a_blob_without_a_snapshot_is_verified_before_it_is_used(hub):
         assert len(asked) == bodies
 
 
+def test_a_sound_blob_is_not_taken_for_the_one_of_another_tag(hub):
+    """The listing names a blob that is there, the hub's answer for the file another one."""
+    link = download(parse("org/name")) / "model.safetensors"
+    link.resolve().with_name("other").write_bytes(b"x" * 3_000_000)
+    link.unlink()
+    about = {"ETag": '"other"', "X-Repo-Commit": SHA, "X-Linked-Size": "3000000"}
+    hub.answers["/model.safetensors"] = Answer(method="HEAD", headers=about)
+    refused(CheckpointError, "wrong sha256")
+    assert cached(parse("org/name")) is None
+    hub.answers.clear()
+    assert (download(parse("org/name")) / link.name).read_bytes() == b"w" * 3_000_000
+
+
 def test_a_blob_in_the_store_that_repositories_share(hub):
     """Its name there is no sha256 of its bytes, and no partial download lies beside it."""
     from huggingface_hub.utils import _shared_blobs as shared
@@ -506,6 +519,7 @@ _CHUNKED = _OK + b"Transfer-Encoding: chunked\r\n\r\n"
     pytest.param("/config.json", "HEAD", (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n")),
     pytest.param("/config.json", "GET", (_OK, b"X: a\r\n")),
     pytest.param("/model.safetensors", "GET", (_CHUNKED, b"1\r\nw\r\n")),
+    pytest.param("/model.safetensors", "GET", (_LONG + b"w" * 1_000_000, b"w")),
     pytest.param("/api/models/", "", (b"HTTP/1.1 200 OK\r\nX: ", b"a")),
     pytest.param("/api/models/", "", (b"HTTP/1.1 200 OK\r\n", b"X: a\r\n")),
     pytest.param("/api/models/", "", (_CHUNKED + b"5;", b"a")),
@@ -513,7 +527,7 @@ _CHUNKED = _OK + b"Transfer-Encoding: chunked\r\n\r\n"
     pytest.param("/model.safetensors", "GET", (_CHUNKED + b"5;", b"a")),
     pytest.param("/model.safetensors", "GET", (_CHUNKED + b"0\r\n", b"X: a\r\n")),
     pytest.param("/model.safetensors", "GET", (_OK + b"\r\n", b"w")),
-], 4))
+], 5))
 def test_every_wait_has_an_end(hub, monkeypatch, place, method, drip):
     """Though something comes before each timeout of a read."""
     hub.answers[place] = Answer(method=method, drip=drip)

@@ -12,7 +12,6 @@ import importlib
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any
@@ -33,7 +32,7 @@ _REACH_S = 3.0
 ANSWER_S = 10.0  # for requests after the first; a long listing takes time
 _LONGEST_TAG = 128  # SHA-256: 64; the library appends to it; file systems allow 255
 _COMMITS = re.compile(r"(?<=/)[0-9a-f]{40}(?=/)")  # in the path of a file
-_LEAST = 1_000  # bytes/s of a file on average, after `_patience`
+_LEAST = 1_000  # bytes/s of a body; behind by `_patience` seconds at most
 
 _LOGIN = "log in with `hf auth login`"
 # client errors (of either client library) for answers that no hub sends
@@ -212,10 +211,11 @@ def _bounded() -> type[Any]:
     client = importlib.import_module(type(get_session()).__module__.partition(".")[0])
 
     class Bounded(client.SyncByteStream):  # type: ignore[name-defined, misc]
-        """A body of at most `limit` bytes, in `_patience` and a second for each `_LEAST` bytes.
+        """A body of at most `limit` bytes, that comes with `_LEAST` bytes/s or more.
 
-        Raises NetworkError if it takes longer: the client's timeouts limit the wait for the next
-        byte only. A reset connection counts as closed, so that the library resumes the download.
+        `_patience`: seconds that it may fall behind. Raises NetworkError if that is exceeded: the
+        client's timeouts limit the wait for the next byte only. A reset connection counts as
+        closed, so that the library resumes the download.
         """
 
         def __init__(self, answer: Any, limit: int | None) -> None:
@@ -239,15 +239,18 @@ def _bounded() -> type[Any]:
                 raise _endless()
 
         def _watch(self) -> None:
-            """Close the connection once the body is late."""
-            begin, patience = time.monotonic(), _patience(self._answer.request)
-            while not self._over.wait(patience / 10):
-                self._late = time.monotonic() - begin > patience + self._done / _LEAST
-                connection = self._answer.extensions.get("network_stream")
-                if self._late and connection is not None:
-                    with contextlib.suppress(OSError):
-                        connection.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            """Close the connection once no patience is left; a stopped process loses little."""
+            patience = left = _patience(self._answer.request)
+            while left > 0:
+                before = self._done
+                if self._over.wait(patience / 10):
                     return
+                left = min(left + (self._done - before) / _LEAST, patience) - patience / 10
+            connection = self._answer.extensions.get("network_stream")
+            if connection is not None:
+                self._late = True
+                with contextlib.suppress(OSError):
+                    connection.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
         def close(self) -> None:
             self._over.set()
@@ -322,48 +325,29 @@ def _of_the_disk(error: OSError) -> bool:
     return error.errno is not None and not isinstance(error, ConnectionError | TimeoutError)
 
 
-# HTTP answers, the first that applies: class or status, kind of error, message, hint
-_REFUSALS = """
-GatedRepoError network
-`{name}` is gated: the hub requires accepting its terms
-accept them on its page, then {login}
-
-RevisionNotFoundError missing
-`{name}` has no revision `{revision}` on the hub
-leave the revision out for the newest version
-
-EntryNotFoundError missing
-`{name}` does not have the file that the hub lists in it
-run the command again: it may have changed just now
-
-DisabledRepoError network
-`{name}` is disabled on the hub
-look for a copy of it
-
-RepositoryNotFoundError missing
-there is no model `{name}` on the hub, or it is private
-check its name; for a private one {login}
-
-404 missing
-no model `{name}` at the configured hub
-check its name, HF_ENDPOINT and the proxy, if any
-
-401- 403- network
-the hub wants a login for `{name}` ({status})
-{login}, or set HF_TOKEN; where HF_ENDPOINT is set, check that it is a hub
-
-401 network
-the hub rejected the token
-correct HF_TOKEN or unset it; or {login}
-
-403 network
-the hub token has no read access to `{name}`
-grant read access to the token on the hub's settings page
-
-Exception network
-the hub answers for `{name}` with an error ({status})
-check HF_ENDPOINT, or try again later
-"""
+# HTTP answers, the first that applies: class or status (`-`: without a token), error, message, hint
+_REFUSALS: tuple[tuple[str, type[LlmcliError], str, str], ...] = (
+    ("GatedRepoError", NetworkError, "`{name}` is gated: the hub requires accepting its terms",
+     "accept them on its page, then {login}"),
+    ("RevisionNotFoundError", ModelNotFound, "`{name}` has no revision `{revision}` on the hub",
+     "leave the revision out for the newest version"),
+    ("EntryNotFoundError", ModelNotFound,
+     "`{name}` does not have the file that the hub lists in it",
+     "run the command again: it may have changed just now"),
+    ("DisabledRepoError", NetworkError, "`{name}` is disabled on the hub", "look for a copy of it"),
+    ("RepositoryNotFoundError", ModelNotFound,
+     "there is no model `{name}` on the hub, or it is private",
+     "check its name; for a private one {login}"),
+    ("404", ModelNotFound, "no model `{name}` at the configured hub",
+     "check its name, HF_ENDPOINT and the proxy, if any"),
+    ("401- 403-", NetworkError, "the hub wants a login for `{name}` ({status})",
+     "{login}, or set HF_TOKEN; where HF_ENDPOINT is set, check that it is a hub"),
+    ("401", NetworkError, "the hub rejected the token", "correct HF_TOKEN or unset it; or {login}"),
+    ("403", NetworkError, "the hub token has no read access to `{name}`",
+     "grant read access to the token on the hub's settings page"),
+    ("Exception", NetworkError, "the hub answers for `{name}` with an error ({status})",
+     "check HF_ENDPOINT, or try again later"),
+)  # fmt: skip
 
 
 def _refused(model: HubId, error: Exception) -> LlmcliError:
@@ -375,7 +359,7 @@ def _refused(model: HubId, error: Exception) -> LlmcliError:
     known = {*(one.__name__ for one in type(error).__mro__), str(status)}
     known |= set() if get_token() else {f"{status}-"}
     values = {"name": shown(model.repository), "revision": shown(model.revision), "status": status}
-    rows = (row.splitlines() for row in _REFUSALS.strip().split("\n\n"))
-    keys, message, hint = next(row for row in rows if not known.isdisjoint(row[0].split()))
-    kind = ModelNotFound if keys.endswith("missing") else NetworkError
+    kind, message, hint = next(
+        row[1:] for row in _REFUSALS if not known.isdisjoint(row[0].split())
+    )
     return kind(message.format(**values), hint=hint.format(login=_LOGIN))

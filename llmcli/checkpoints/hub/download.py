@@ -8,12 +8,14 @@ https://huggingface.co/docs/huggingface_hub/guides/manage-cache.
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,9 @@ from llmcli.checkpoints.names import CLASSICS, HubId
 from llmcli.checkpoints.split import part_names
 from llmcli.errors import CheckpointError, ModelNotFound, NetworkError
 from llmcli.records.work import Progress
+
+# of the thread's download, see `_before_move`
+_check: ContextVar[Callable[[Path, str], None] | None] = ContextVar("_check", default=None)
 
 
 def cached(model: HubId, *, weights: bool = True, whole: bool = True) -> Path | None:
@@ -199,12 +204,10 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
         url = hf_hub_url(model.repository, name, revision=listing.commit)
         etag = get_hf_file_metadata(url).etag or ""
     blob = folder_of(model) / "blobs" / etag
-    if blob.is_file():  # without a snapshot: of a killed process or another program
-        try:
-            _verify(name, blob, etag, listing)
-        except CheckpointError:
-            _remove(blob)
-    drawn, verified = bar(count, _check_room), blob.is_file()
+    if blob.is_file():  # of another commit, a killed process or another program
+        with suppress(CheckpointError):
+            _verify_or_remove(name, blob, etag, listing)
+    drawn, sound, verified = bar(count, _check_room), blob.is_file(), False
 
     def verify(part: Path, etag: str) -> None:
         nonlocal verified
@@ -225,12 +228,8 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
     for left in blob.parent.glob(f"{glob.escape(blob.name)}.*.incomplete"):  # of killed processes
         with suppress(OSError):
             left.unlink()
-    if not verified:
-        try:
-            _verify(name, Path(path), etag, listing)
-        except CheckpointError:
-            _remove(Path(path))
-            raise
+    if not verified and not (sound and blob.samefile(path)):
+        _verify_or_remove(name, Path(path), etag, listing)
     return Path(path)
 
 
@@ -238,25 +237,31 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
 def _before_move(check: Callable[[Path, str], None]) -> Iterator[None]:
     """Call `check(part, etag)` for a received file before the library moves it into the cache.
 
-    The file is synced then, too. Not called if the library has no such private function any more.
+    The file is synced then, too. Not called if the library has no such private function any more,
+    nor for other threads' downloads.
     """
-    from huggingface_hub import file_download
-
-    move: Any = getattr(file_download, "_chmod_and_move", None)
-    if move is None:
-        yield
-        return
-
-    def put(src: Path, dst: Path) -> None:
-        check(src, dst.name)
-        sync(src)
-        move(src, dst)
-
-    file_download._chmod_and_move = put
+    _hook_moves()
+    token = _check.set(check)
     try:
         yield
     finally:
-        file_download._chmod_and_move = move
+        _check.reset(token)
+
+
+@functools.cache
+def _hook_moves() -> None:
+    from huggingface_hub import file_download
+
+    move: Any = getattr(file_download, "_chmod_and_move", None)
+
+    def put(src: Path, dst: Path) -> None:
+        if check := _check.get():
+            check(src, dst.name)
+            sync(src)
+        move(src, dst)
+
+    if move is not None:
+        file_download._chmod_and_move = put
 
 
 def _remove(path: Path) -> None:
@@ -295,6 +300,14 @@ def _verify(name: str, path: Path, etag: str, listing: Listing) -> None:
             f"the downloaded `{shown(name)}` has a wrong {other} and was removed",
             hint="run the command again; if it fails again, a proxy may change files",
         )
+
+
+def _verify_or_remove(name: str, path: Path, etag: str, listing: Listing) -> None:
+    try:
+        _verify(name, path, etag, listing)
+    except CheckpointError:
+        _remove(path)
+        raise
 
 
 def mark_missing(model: HubId, listing: Listing, small: Sequence[str]) -> None:
