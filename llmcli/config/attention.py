@@ -150,6 +150,14 @@ def first_key(position: P, window: Window) -> P:
     return first
 
 
+def seen_keys(position: P, window: Window | None) -> P:
+    """How many keys a query sees, its own included."""
+    at: Any = position
+    first: Any = 0 if window is None else first_key(at, window)
+    seen: P = at + 1 - first * (first > 0)
+    return seen
+
+
 def most_keys(window: Window | None) -> int | None:
     """The most keys that a query sees; None: all earlier ones."""
     return window.size if isinstance(window, Chunk) else window

@@ -118,15 +118,14 @@ class Decoder:
         # the host knows.
         self.fixed_shapes = self.device.type == "cuda" and not dynamic
         self.first_bucket = FIRST_BUCKET
-        scores = [one.attention for one in config.layers if one.attention is not None]
-        shared = {attention.kv.layer for attention in scores} - {None}
+        attentions = [one.attention for one in config.layers if one.attention is not None]
+        shared = {one.kv.layer for one in attentions} - {None}
         self._kv_sources = frozenset(f"blocks.{layer}.attn" for layer in shared)
         # there is no kernel for queries or windows that depend on the position
         kernels = not dynamic and not any(
-            own.growth or isinstance(own.window, Chunk) for own in (one.scores for one in scores)
+            one.scores.growth or isinstance(one.scores.window, Chunk) for one in attentions
         )
-        packed = bool(arithmetic.formats) and self.dtype == torch.float32
-        packed = packed and native.level() is not None
+        packed = arithmetic.formats and self.dtype == torch.float32 and native.level() is not None
         tables = torch.float64 if self.dtype == torch.float64 else torch.float32
         self._ropes = {rope: RopeTables(rope, self.device, tables) for rope in rotations}
         recorder: GraphRecorder | KernelRecorder | None = None

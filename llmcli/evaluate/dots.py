@@ -90,28 +90,28 @@ class Project(Contraction[ops.Project]):
             read.stored(op.bias, column) if op.bias else None,
         )
         at = largest(read.terms).at
-        if (x := values[op.source]).ndim == 3:
+        x = values[op.source]
+        if x.ndim == 3:
             size = x.shape[2]
             read.follow = [(op.source, (at // size, token, at % size))]
             read.note = read.note or (
                 f"{self.letter_of(op.source)} with its heads side by side: "
                 f"i = head · {size} + number, as {at} = {at // size} · {size} + {at % size}"
             )
-        read.before = self._rounding(values, token, at)
+        if bits := values.rounded(op.weight):
+            read.before = self._rounding(bits, concatenated(x)[token], float(x_K[at]), token, at)
         return made if op.clip is None else clip(made.line(), -op.clip, op.clip)
 
-    def _rounding(self, values: Numbers, token: int, at: int) -> tuple[Fact, ...]:
-        """The rounding of an input number by the product, if it is rounded."""
-        if not (bits := values.rounded(self.op.weight)):
-            return ()
-        row_K = concatenated(values[self.op.source])[token]
+    def _rounding(
+        self, bits: int, row_K: Tensor, seen: float, token: int, at: int
+    ) -> tuple[Fact, ...]:
+        """The rounding of a number of the input row, which the product reads as `seen`."""
         first, x = at - at % RUN, float(row_K[at])
         largest_x = float(row_K[first : first + RUN].abs().max())
-        seen = float(values.read(self.op.source, self.op.weight)[token, at])
         by = 127 if bits == 8 else 127 * 256
         d = largest_x / by
         row, run = self.cell(self.op.source, token, "i"), f"i = {first} … {first + RUN - 1}"
-        read = f"{self.cell(self.op.source, token, at)}{in_bits(values, self.op.weight)}"
+        read = f"{self.cell(self.op.source, token, at)} in {bits} bits"
         parts = (x, x / d, float(round(seen / d))) if d else (x, 0.0, 0.0)
         return (
             fact(f"d = max |{row}| / {by} over {run} = {{}} / {by}", d, largest_x),

@@ -137,10 +137,10 @@ class StateAfter(Rule[ops.StateAfter]):
         left = leaf(math.exp(float(own.g_HS[head, t])), f"e^{self.cell(op.log_decay, t, head)}")
         old = f"{self.letter}[{head},{t - 1},{at}]" if t else "0"
         decayed = (left * leaf(float(before_de[d, e]), old)).line("decayed")
-        read.before, follow = decayed.lines, read.follow
+        read.before = decayed.lines
         if not op.plain:
             column = f"{left.words} {self.letter}[{head},{t - 1},{self.op.columns}i+{e}]"
             state = Row(numbers=(left.x * before_de[:, e]).tolist(), words=column)
             v = v - read.dot(read.row(op.key, of, t, Axis()), state)
-        read.follow = follow[:3]
+            del read.follow[3:]  # what leads in the sum
         return replace(decayed, lines=()) + (beta * key * v).line("written")

@@ -158,12 +158,16 @@ class Reader:
         x = self.values[name][item]
         if not self.index:
             return Number(x=x, off=self.off)
-        return self.at(name, *item, *place(self.index, x))
+        at = place(self.index, x)
+        return self._followed(x[at], name, *item, *at)
 
     def at(self, name: str, *index: int) -> Number:
         """One number of an activation, to be followed."""
+        return self._followed(self.values[name][index], name, *index)
+
+    def _followed(self, x: Tensor, name: str, *index: int) -> Number:
         self.follow.append((name, index))
-        return self.rule.leaf(self.values[name][index], name, *index)
+        return self.rule.leaf(x, name, *index)
 
     def parameter(self, name: str, *, by_head: bool = False) -> Number:
         """A vector, with a number for every column or for every head of `[H, T, d]`; a scalar."""

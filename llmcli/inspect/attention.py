@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llmcli.config.attention import first_key, most_keys
+from llmcli.config.attention import first_key, most_keys, seen_keys
 from llmcli.errors import NotFinite
 from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.recurrence import CHUNK, ROUNDINGS, Walk, share_of, walk
@@ -33,9 +33,9 @@ SUM_ROUNDINGS = 32
 SUM_KEYS = 1024
 
 # How many roundings of float32 and float64 a mixed value may be off: of its size and of the scores.
-# Measured, the worst of all rows of every family's small models: 1.6. Beyond 64 keys they grow with
-# their number: values of equal tokens without positions are added up with the same rounding again
-# and again, 8.7 with 300 keys, 34 with 1000, 134 with 4000.
+# Measured, the worst of all rows of every family's small models: 1.6. Where a query sees more than
+# 64 keys they grow with their number: values of equal tokens without positions are added up with
+# the same rounding again and again, 8.7 with 300 keys, 34 with 1000, 134 with 4000.
 VALUE_ROUNDINGS = 8
 VALUE_KEYS = 64
 # … and how many of 16 bits, where weights and results are rounded to these: half an eps each.
@@ -235,8 +235,8 @@ class AttentionChecks:
             both_Ht = (own_KgS @ v_S[..., None]).reshape(size_HtS[:2])
         mixed_Hte = (a_KgS @ v_KSe).reshape(*size_HtS[:2], -1)
         scores_off_Ht = q_Ht * (both_Ht + key_Ht * value_Ht)
-        roundings = VALUE_ROUNDINGS * max(1.0, size_HtS[2] / VALUE_KEYS)
-        allowed_Ht = roundings * self._wide_eps * (value_Ht + scores_off_Ht)
+        roundings_t = VALUE_ROUNDINGS * (block.seen_t / VALUE_KEYS).clamp_min(1)
+        allowed_Ht = roundings_t * self._wide_eps * (value_Ht + scores_off_Ht)
         allowed_Ht = allowed_Ht + self._narrow_off * value_Ht
         share_Ht = share_of((mixed_Hte - z_Hte).abs().amax(-1), allowed_Ht)
         self._add("values", share_Ht, of, heads, block.first)
@@ -379,9 +379,7 @@ def checked_rows(
                 yield Rows(at, block, None)
                 continue
             scores_HtS, norms = of.rows(seen, ours, slice(position, last), keys)
-            seen_t = torch.arange(position + 1, last + 1, device=scores_HtS.device)
-            if of.window is not None:
-                seen_t = seen_t - first_key(seen_t - 1, of.window).clamp_min(0)
+            seen_t = seen_keys(torch.arange(position, last, device=z.device), of.window)
             a_HtS, taken_Ht = of.weights(scores_HtS, ours), of.taken(scores_HtS, ours)
             block = Block(a_HtS, position, low, seen_t, tokens, taken_Ht)
             proof.see(block, scores_HtS, of, ours)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from llmcli.config.attention import seen_keys
 from llmcli.config.model import ModelConfig
 from llmcli.errors import NotFinite
 from llmcli.evaluate.rule import Rule, symbol
@@ -40,8 +41,9 @@ AT_ONCE = 1 << 20  # numbers of what is compared row by row, half a dozen copies
 # the worst of all numbers: 10.7 with smollm2 (100 tokens, a sum of 1536 in which one term leads),
 # 5.3 with tiny (200 tokens), 1.9 with tiny in float64.
 ROUNDINGS = 32
-# … of a mix of values, beyond this many keys times their number: equal values are added up with the
-# same rounding again and again. Measured, without positions: 24 with 700 keys, 83 with 2000.
+# … of a mix of values, beyond this many keys that the query sees times their number: equal values
+# are added up with the same rounding again and again. Measured, without positions: 24 with 700
+# keys, 83 with 2000.
 MIX_KEYS = 256
 # A kernel of 16 bits takes its sums in float32, with as many roundings of float32 as above; what it
 # rounds to 16 bits (`Rule.halves`) may be off by this many eps. Rounded correctly it is 0.5.
@@ -211,7 +213,7 @@ def number_found(own: Kernel, name: str, index: tuple[int, ...], value: float) -
     theirs = own.kernel(name, *index)
     ours = theirs.new_tensor(value)
     whole = theirs.new_tensor(own.rules[name].bound(own, index))
-    allowed = _allowed(whole, 2 * whole, own, name)  # no rule has more halves
+    allowed = _allowed(whole, 2 * whole, own.at(index[-2]), name)  # no rule has more halves
     ours = own.as_kept(name, ours, theirs, allowed)
     return _found(own, name, index, ours, theirs, allowed)
 
@@ -249,16 +251,18 @@ def _allowed(magnitude: Tensor, halves: Tensor, own: Kernel, name: str) -> Tenso
     return torch.where(magnitude > 0, allowed, 0.0)
 
 
-def _roundings(own: Kernel, name: str) -> float:
-    """Roundings of one number. In a product of blocks each addition may round by eps/2 of the sum.
+def _roundings(own: Kernel, name: str) -> Tensor | float:
+    """Roundings of one number, in a mix of values by its row, `[T, 1]`.
 
-    They are added from left to right. What comes after a term that leads (a neuron of the first
-    token of smollm2 is a thousand times the others) is rounded in the same direction again and
-    again, where it is less than an ulp of that. Measured: 27 roundings, of the 80 of 1536 columns.
+    In a product of blocks each addition may round by eps/2 of the sum. They are added from left to
+    right. What comes after a term that leads (a neuron of the first token of smollm2 is a thousand
+    times the others) is rounded in the same direction again and again, where it is less than an ulp
+    of that. Measured: 27 roundings, of the 80 of 1536 columns.
     """
     op = own.rules[name].op
     if isinstance(op, Mix) and not op.signed:
-        return ROUNDINGS * max(1.0, len(own.ids) / MIX_KEYS)
+        seen_T1 = seen_keys(torch.tensor(own.positions, dtype=torch.float64)[:, None], op.window)
+        return ROUNDINGS * (seen_T1 / MIX_KEYS).clamp_min(1)
     weight = _weight(own, name) if isinstance(op, Project) else None
     return ROUNDINGS + (weight.additions / 2 if isinstance(weight, Packed) else 0)
 

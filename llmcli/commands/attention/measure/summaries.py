@@ -20,7 +20,7 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.commands.attention.options import Span
 from llmcli.commands.attention.report import Pair
-from llmcli.config.attention import Window, first_key
+from llmcli.config.attention import Window, first_key, seen_keys
 from llmcli.inspect.attention import CELLS, Block, Tokens
 from llmcli.records.attention import EVEN, LABELS
 
@@ -174,9 +174,7 @@ def _even(tokens: Tokens, first: int, rows: int, window: Window | None) -> Block
     low = 0 if window is None else max(0, first_key(first, window) - 1)
     at_t1 = torch.arange(first, first + rows, device=device)[:, None]
     keys_S = torch.arange(low, first + rows, device=device)
-    seen_t1 = at_t1 + 1
-    if window is not None:
-        seen_t1 = seen_t1 - first_key(at_t1, window).clamp_min(0)
+    seen_t1 = seen_keys(at_t1, window)
     visible_tS = (keys_S <= at_t1) & (keys_S > at_t1 - seen_t1)
     return Block((visible_tS / seen_t1)[None], first, low, seen_t1[:, 0], tokens)
 
