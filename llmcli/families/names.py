@@ -61,9 +61,10 @@ class Names:
     after `=` all names of a row are complete. `-`, or a missing last name, is none. Several rows
     may name the same parameter, the usual one first. `attn.q+attn.k+attn.v` are rows of one tensor,
     one part after another: with `@head` for each head, with `@row` by turns. `{expert}`: one tensor
-    for each. `|` before operations on the stored tensor: `shape`, `log` (the file has `−exp(x)`),
-    `turned` (each expert's matrix is `[in, out]`), `by_head` (each head's is), `by_width` (divided
-    by √D). A tensor without a parameter in the model is surplus.
+    for each. `|` before operations on the stored tensor: `shape` (the file has the numbers in
+    another one), `log` (it has `−exp(x)`), `turned` (each expert's matrix is `[in, out]`),
+    `by_head` (each head's is), `by_width` (divided by √D). A tensor without a parameter in the
+    model is surplus.
 
     transformers' names begin with one of `prefixes` (a bare decoder's has none), in a block also
     with `layer`; `buffers` are names in a block that are dropped, and the reasons. `conv1d`: its
@@ -82,7 +83,7 @@ class Names:
     conv1d: bool = False
     rotary: bool = True
     interleaved: Interleaved = "never"
-    experts: str = ""
+    experts: tuple[Row, ...] = ()
     predicts: bool = False
     first_position: int = 0
     also: Names | None = None
@@ -90,10 +91,11 @@ class Names:
     def but(self, text: str) -> Names:
         """The table changed by lines of `text`: rows, which replace their namesakes, and fields.
 
-        A field is `word: value`, of those above as their types say. `prefixes` and `experts` are
-        words (`-`: none), `buffers` names and their reason (`none: …` without names). `without`:
-        names whose rows go. `mixer`: the rows of Mamba-2 in a module with this prefix. Raises
-        ValueError for a line that is neither, and for what is unknown in one.
+        A field is `word: value`, of those above as their types say, but: `prefixes` are words (`-`:
+        the empty one), `experts` those of the function (`-`: no rows), `buffers` names and their
+        reason (`-`: none), `also` a table of `TABLES`. `without`: names whose rows go. `mixer`: the
+        rows of Mamba-2 in a module with this prefix. Raises ValueError for a line that is neither,
+        and for what is unknown in one.
         """
         gone, changes, buffers = list[str](), dict[str, Any](), list[tuple[str, str]]()
         rows = list[Row]()
@@ -108,7 +110,7 @@ class Names:
                 case "prefixes":
                     changes[word] = tuple("" if one == "-" else one for one in value.split())
                 case "experts":
-                    changes[word] = "" if value == "-" else experts(*value.split())
+                    changes[word] = () if value == "-" else experts(*value.split())
                 case "buffers":
                     those, _, reason = value.partition(": ")
                     buffers += [(name, reason) for name in those.split() if name != "-"]
@@ -134,7 +136,7 @@ class Names:
     def hf(self, config: ModelConfig) -> tuple[Rule, ...]:
         """Rules for transformers' names."""
         rules: list[Rule] = []
-        model, rows = _Parts(config), (*self.rows, *_table(self.experts))
+        model, rows = _Parts(config), (*self.rows, *self.experts)
         named = [(ours, theirs) for ours, theirs, _ in rows if theirs != "-"]
         for head in (theirs for ours, theirs in named if ours == "head"):  # without a prefix
             tied = Drop(f"{head}.weight", "tied: the head is `embed.W`")
@@ -400,7 +402,7 @@ def table(name: str) -> Names:
     return TABLES[known(name, TABLES, "table of names")]
 
 
-def experts(block: str, gate: str, up: str, down: str) -> str:
+def experts(block: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
     """Rows of a mixture: one tensor for each expert, as published, or all experts in one.
 
     `block` and its leaves are the published names; transformers 5 fuses gate and up, mostly in
@@ -414,7 +416,7 @@ def experts(block: str, gate: str, up: str, down: str) -> str:
     rows += ["=moe.b_choice mlp.gate.e_score_correction_bias", "moe.shared mlp.shared_expert_gate"]
     for shared in ("shared_expert", "shared_experts"):
         rows += [f"moe.shared.{leaf} mlp.{shared}.{leaf}_proj" for leaf in leaves]
-    return "\n".join(rows)
+    return _table("\n".join(rows))
 
 
 _GGUF_EXPERTS = _table("""
