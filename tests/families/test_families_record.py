@@ -3,8 +3,11 @@
 import re
 
 import pytest
+from zoo import TYPES, ZOO
 
+from llmcli.families import families
 from llmcli.families.record import family
+from llmcli.families.values import Values
 
 TEXT = """
     other: a test
@@ -74,3 +77,29 @@ def test_what_a_text_may_not_say(right, wrong, line, says):
 def test_a_family_has_types():
     with pytest.raises(ValueError, match=r"^family `other` has no line `types`$"):
         made("other: a test")
+
+
+def test_every_setting_that_a_text_names_is_read(monkeypatch):
+    """By a reader of some model of its type: what nothing asks for is misspelt, or of no use."""
+    asked, name = set(), Values.name
+
+    def watched(self, key):
+        asked.update((key, name(self, key)))
+        return name(self, key)
+
+    monkeypatch.setattr(Values, "name", watched)
+    for one in families():
+        read = {}
+        for kind in (*one.hf_types, *one.hf_texts):
+            asked.clear()
+            given = [variant.settings for variant in ZOO if variant.model_type == kind]
+            if kind in one.hf_texts:  # "qwen3_vl_text": a qwen3
+                given = [TYPES[kind.partition("_")[0]].base | {"model_type": kind}]
+            for settings in (*given, given[0] | {"rope_parameters": one.rope or None}):
+                one.from_hf(settings)
+            read[kind] = {*asked}
+        read[""] = {key for keys in read.values() for key in keys}
+        assert one.keys.keys() | one.rope.keys() <= read[""], one.name
+        for settings in (one.defaults, one.fixed):
+            for kind, named in settings.items():
+                assert named.keys() <= read[kind], (one.name, kind)
