@@ -103,13 +103,17 @@ def hf_windows(
     return [size if slide else None for slide in slides]
 
 
-def hf_rotated(values: Values, layers: int) -> list[bool]:
-    """Which layers have RoPE: `no_rope_layers` (1), or all but the last of each interval."""
-    if not values.raw("no_rope_layers"):
+def hf_rotated(values: Values, layers: int, *, listed: bool = True) -> list[bool]:
+    """Which layers have RoPE: `no_rope_layers` (1), or all but the last of each interval.
+
+    Unless `listed`, an empty list counts as absent.
+    """
+    key = "no_rope_layers"
+    if not values.has(key) or (not listed and values.raw(key) == []):
         interval = values.integer("no_rope_layer_interval", 4, most=MOST["layers"])
         return [(index + 1) % interval != 0 for index in range(layers)]
     expected = f"0 or 1 for each of {layers} layers"
-    return [bool(one) for one in values.each("no_rope_layers", layers, (0, 1), expected)]
+    return [bool(one) for one in values.each(key, layers, (0, 1), expected)]
 
 
 def hf_layer(values: Values, number: int, usual: Mapping[str, Any]) -> Values:
