@@ -32,14 +32,15 @@ _GGUF_NEUTRAL: dict[str, tuple[float, str]] = {
     "attention.causal": (True, "bidirectional attention"),
 }
 
-# llama.cpp reads these for other architectures only; neither `llama_model_base::load_hparams` nor
-# the `load_arch_hparams` of our architectures uses them.
+# llama.cpp reads these for some architectures only, in their `load_arch_hparams` and not in
+# `llama_model_base::load_hparams`. In groups, by which a family says what it reads (`gguf_reads`).
 GGUF_READS = {
     "windows": ("attention.sliding_window", "attention.sliding_window_pattern"),
+    # of scores, part outputs, embeddings and logits
     "scales": ("attention.scale", "residual_scale", "embedding_scale", "logit_scale"),
     "caps": ("attn_logit_softcapping", "final_logit_softcapping"),  # of scores and of logits
     "yarn": GGUF_YARN,
-    "none": ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"),
+    "yarn_factors": ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"),
     "parallel": ("use_parallel_residual",),
     "clip": ("attention.clamp_kqv",),
     "alibi": ("attention.max_alibi_bias",),

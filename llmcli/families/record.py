@@ -150,8 +150,9 @@ def family(text: str, **functions: Any) -> Callable[[Callable[[Draft], None]], F
         names           a table of `names.TABLES`, and below how it differs (`Names.but`)
         gguf_reads      keys, or groups of `GGUF_READS`
 
-    A value is JSON, or a string without quotes if it is a word. `functions` are fields that are
-    functions. Raises ValueError, which names the family and the line, for what is none of this.
+    A value is JSON, or a string without quotes if it is a word. `functions` are the fields that
+    are functions: `prepare`, `fill`, `names`. Raises ValueError, which names the family and the
+    line, for what is none of this.
     """
     first, *lines = filter(None, re.split(r"\n(?! )", dedent(text).strip()))
     name, _, words = first.partition(":")
