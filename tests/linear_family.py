@@ -37,8 +37,8 @@ def config(_=None):
     )  # fmt: skip
 
 
-class _Given(Family):
-    """A family of one configuration, whatever a file says."""
+class Given(Family):
+    """A family by two functions: `build` translates a config.json, `prepare` gives the rules."""
 
     def from_hf(self, config):
         return self.build(config)
@@ -52,7 +52,7 @@ class _Given(Family):
 
 def family_of(name, config, stored=str):
     """A family of the tests; `stored`: the name of a parameter's tensor, by default its own."""
-    return _Given(
+    return Given(
         name=name, words="a test", build=config, hf_types=(name,), gguf_archs=(),
         prepare=lambda of: [Rename(stored(one.name), one.name) for one in parameters(of)],
     )  # fmt: skip

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 from decoder_parameters import parameters_of
+from linear_family import Given
 from live_tensors import Live
 from planned import wrongly_filled
 from safetensors.torch import save_file
@@ -63,10 +64,10 @@ def family(monkeypatch):
             config = FAMILY.from_hf({**settings, "model_type": "llama"})
             return replace(config, family="other", model_type="other")
 
-        other = replace(
-            FAMILY, name="other", hf_types=("other",), gguf_archs=(), from_hf=translated,
-            rules_hf=lambda config: (*rules, *usual),
-        )
+        other = Given(
+            name="other", words="a test", build=translated, hf_types=("other",), gguf_archs=(),
+            prepare=lambda config: (*rules, *usual),
+        )  # fmt: skip
         known = families()
         monkeypatch.setattr("llmcli.families.family.families", lambda: (*known, other))
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     Tensors = Mapping[str, TensorInfo]
 
+
 class Draft:
     """The Llama that a config.json (`hf`) or GGUF metadata describes, for a family to change.
 

@@ -73,7 +73,10 @@ def _names(config: ModelConfig) -> Names:
     prepare=_as_llama,
 )
 def gemma(m: Draft) -> None:
-    """GGUF files lack the query scale and often the windows, which are then llama.cpp's."""
+    """GGUF files lack the query scale and often the windows, which are then llama.cpp's.
+
+    The `text_config` of a multimodal Gemma 3 leaves out sizes, for which there are defaults.
+    """
     three, two = m.kind.startswith("gemma3"), m.kind == "gemma2"
     m.norm = replace(m.norm, offset=1.0)
     m.set_attention(qk_norm=m.norm if three else None)

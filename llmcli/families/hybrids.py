@@ -216,7 +216,11 @@ _MAMBA2 = "num_heads n_groups state_size conv_kernel head_dim use_bias use_conv_
         prefixes: backbone. -
 """)
 def mamba2(m: Draft) -> None:
-    """Mamba-2 (Dao & Gu 2024, arXiv 2405.21060): blocks of one norm and one mixer."""
+    """Mamba-2 (Dao & Gu 2024, arXiv 2405.21060): blocks of one norm and one mixer.
+
+    There is no limit to the context: 1,048,576 tokens are nominal. `embedding` is the name in the
+    checkpoints of state-spaces.
+    """
     for number in range(len(m.ffn)):
         if m.hf:
             inner = int(m.values.number("expand", 2.0) * m.model.width)
@@ -386,7 +390,7 @@ def nemotron_h(m: Draft) -> None:
 
     The part is Mamba-2, attention without positions, an ungated feed-forward, or ungated experts
     with sigmoid routing, a correction bias and a shared expert. In GGUF a block without key/value
-    heads and neurons is Mamba-2.
+    heads and neurons is Mamba-2. transformers never ties the embeddings.
     """
     if not m.hf:
         _no_latents(m.values)

@@ -178,7 +178,7 @@ def llama4(m: Draft) -> None:
             routing = replace(ffn.routing, weighs_input=True)
             shared = SharedConfig(hidden=ffn.hidden)
             m.ffn[number] = replace(ffn, shared=shared, routing=routing)
-    rotated = hf_rotated(values, count)
+    rotated = hf_rotated(values, count, listed=False)
     size = hf_window(values, 8192, key="attention_chunk_size")
     chunked = [one and size is not None for one in rotated]
     if values.has("layer_types"):

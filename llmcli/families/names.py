@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 from llmcli.config.attention import AttentionConfig
 from llmcli.config.conv import ShortConvConfig
@@ -35,7 +34,10 @@ from llmcli.families.rules import (
     UnpairRows,
 )
 
+T = TypeVar("T")
 Row = tuple[str, str, str]  # our name, transformers', llama.cpp's
+Interleaved = Literal["never", "gguf", "always"]
+_OPERATIONS = ("shape", "log", "turned", "by_head", "by_width")  # on a stored tensor
 
 _OUTER = (  # outside the blocks
     *("embed", "embed_norm", "pos_embed", "ln_final", "head"),
@@ -59,9 +61,10 @@ class Names:
     after `=` all names of a row are complete. `-`, or a missing last name, is none. Several rows
     may name the same parameter, the usual one first. `attn.q+attn.k+attn.v` are rows of one tensor,
     one part after another: with `@head` for each head, with `@row` by turns. `{expert}`: one tensor
-    for each. `|` before operations on the stored tensor: `shape`, `log` (the file has `−exp(x)`),
-    `turned` (each expert's matrix is `[in, out]`), `by_head` (each head's is), `by_width` (divided
-    by √D). A tensor without a parameter in the model is surplus.
+    for each. `|` before operations on the stored tensor: `shape` (the file has the numbers in
+    another one), `log` (it has `−exp(x)`), `turned` (each expert's matrix is `[in, out]`),
+    `by_head` (each head's is), `by_width` (divided by √D). A tensor without a parameter in the
+    model is surplus.
 
     transformers' names begin with one of `prefixes` (a bare decoder's has none), in a block also
     with `layer`; `buffers` are names in a block that are dropped, and the reasons. `conv1d`: its
@@ -79,8 +82,8 @@ class Names:
     buffers: tuple[tuple[str, str], ...] = (("self_attn.rotary_emb.inv_freq", _COMPUTED),)
     conv1d: bool = False
     rotary: bool = True
-    interleaved: Literal["never", "gguf", "always"] = "never"
-    experts: str = ""
+    interleaved: Interleaved = "never"
+    experts: tuple[Row, ...] = ()
     predicts: bool = False
     first_position: int = 0
     also: Names | None = None
@@ -88,33 +91,42 @@ class Names:
     def but(self, text: str) -> Names:
         """The table changed by lines of `text`: rows, which replace their namesakes, and fields.
 
-        A field is `word: value`, of those above as their types say. `prefixes` and `experts` are
-        words (`-`: none), `buffers` names and their reason (`none: …` without names). `without`:
-        names whose rows go. `mixer`: the rows of Mamba-2 in a module with this prefix.
+        A field is `word: value`, of those above as their types say, but: `prefixes` are words (`-`:
+        the empty one), `experts` those of the function (`-`: no rows), `buffers` names and their
+        reason (`-`: none), `also` a table of `TABLES`. `without`: names whose rows go. `mixer`: the
+        rows of Mamba-2 in a module with this prefix. Raises ValueError for a line that is neither,
+        and for what is unknown in one.
         """
         gone, changes, buffers = list[str](), dict[str, Any](), list[tuple[str, str]]()
         rows = list[Row]()
         for line in text.splitlines():
-            word, _, value = line.strip().partition(": ")
+            word, colon, value = line.strip().partition(": ")
             match word:
                 case "without":
-                    gone += value.split()
+                    named = [name for name, _, _ in self.rows]
+                    gone += [known(name, named, "row of the table") for name in value.split()]
                 case "mixer":
                     rows += _table(MIXER.replace("mixer.", value))
                 case "prefixes":
                     changes[word] = tuple("" if one == "-" else one for one in value.split())
                 case "experts":
-                    changes[word] = "" if value == "-" else experts(*value.split())
+                    changes[word] = () if value == "-" else experts(*value.split())
                 case "buffers":
-                    named, _, reason = value.partition(": ")
-                    buffers += [(name, reason) for name in named.split() if name != "-"]
+                    those, _, reason = value.partition(": ")
+                    buffers += [(name, reason) for name in those.split() if name != "-"]
                     changes[word] = tuple(buffers)
                 case "also":
-                    changes[word] = TABLES[value]
-                case "layer" | "interleaved":
+                    changes[word] = table(value)
+                case "layer":
                     changes[word] = value
-                case "conv1d" | "rotary" | "predicts" | "first_position":
-                    changes[word] = json.loads(value)
+                case "interleaved":
+                    changes[word] = known(value, get_args(Interleaved), f"value of `{word}`")
+                case "conv1d" | "rotary" | "predicts":
+                    changes[word] = known(value, ("true", "false"), f"value of `{word}`") == "true"
+                case "first_position":
+                    changes[word] = int(value)
+                case _ if colon:
+                    raise ValueError(f"`{word}` is no field of a table of names")
                 case _:
                     rows += _table(line)
         gone += [name for name, _, _ in rows]
@@ -124,7 +136,7 @@ class Names:
     def hf(self, config: ModelConfig) -> tuple[Rule, ...]:
         """Rules for transformers' names."""
         rules: list[Rule] = []
-        model, rows = _Parts(config), (*self.rows, *_table(self.experts))
+        model, rows = _Parts(config), (*self.rows, *self.experts)
         named = [(ours, theirs) for ours, theirs, _ in rows if theirs != "-"]
         for head in (theirs for ours, theirs in named if ours == "head"):  # without a prefix
             tied = Drop(f"{head}.weight", "tied: the head is `embed.W`")
@@ -279,7 +291,7 @@ def _operation(word: str, part: Any, name: str, width: int) -> Op:
             return Multiply(width**-0.5)
         case "turned":
             return PerExpert(Transpose())
-        case _:
+        case _:  # "by_head"
             return PerExpert(Transpose(), of="head")
 
 
@@ -364,11 +376,33 @@ def _transposed(rule: Rename) -> Rename:
 
 
 def _table(text: str) -> tuple[Row, ...]:
-    rows = ((*line.split(), "-") for line in text.splitlines() if line.strip())
-    return tuple((ours, hf, gguf) for ours, hf, gguf, *_ in rows)
+    return tuple(_parsed(line) for line in text.splitlines() if line.strip())
 
 
-def experts(block: str, gate: str, up: str, down: str) -> str:
+def _parsed(line: str) -> Row:
+    names = line.split()
+    if not 2 <= len(names) <= 3:
+        raise ValueError(f"`{' '.join(names)}` is no row of names: ours and one for each format")
+    for name in names[1:]:
+        for word in name.split("|")[1:]:
+            known(word, _OPERATIONS, "operation on a tensor")
+    ours, hf, gguf = (*names, "-")[:3]
+    return ours, hf, gguf
+
+
+def known(one: T, those: Collection[T], what: str) -> T:
+    """`one`, if it is one of `those`; otherwise raises ValueError: it is no `what`."""
+    if one not in those:
+        raise ValueError(f"`{one}` is no {what}: {', '.join(map(str, those))}")
+    return one
+
+
+def table(name: str) -> Names:
+    """The table of that name; raises ValueError if there is none."""
+    return TABLES[known(name, TABLES, "table of names")]
+
+
+def experts(block: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
     """Rows of a mixture: one tensor for each expert, as published, or all experts in one.
 
     `block` and its leaves are the published names; transformers 5 fuses gate and up, mostly in
@@ -382,7 +416,7 @@ def experts(block: str, gate: str, up: str, down: str) -> str:
     rows += ["=moe.b_choice mlp.gate.e_score_correction_bias", "moe.shared mlp.shared_expert_gate"]
     for shared in ("shared_expert", "shared_experts"):
         rows += [f"moe.shared.{leaf} mlp.{shared}.{leaf}_proj" for leaf in leaves]
-    return "\n".join(rows)
+    return _table("\n".join(rows))
 
 
 _GGUF_EXPERTS = _table("""

@@ -32,14 +32,15 @@ _GGUF_NEUTRAL: dict[str, tuple[float, str]] = {
     "attention.causal": (True, "bidirectional attention"),
 }
 
-# llama.cpp reads these for other architectures only; neither `llama_model_base::load_hparams` nor
-# the `load_arch_hparams` of our architectures uses them.
+# llama.cpp reads these for some architectures only, in their `load_arch_hparams` and not in
+# `llama_model_base::load_hparams`. In groups, by which a family says what it reads (`gguf_reads`).
 GGUF_READS = {
     "windows": ("attention.sliding_window", "attention.sliding_window_pattern"),
+    # of scores, part outputs, embeddings and logits
     "scales": ("attention.scale", "residual_scale", "embedding_scale", "logit_scale"),
     "caps": ("attn_logit_softcapping", "final_logit_softcapping"),  # of scores and of logits
     "yarn": GGUF_YARN,
-    "none": ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"),
+    "yarn_factors": ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"),
     "parallel": ("use_parallel_residual",),
     "clip": ("attention.clamp_kqv",),
     "alibi": ("attention.max_alibi_bias",),
@@ -103,13 +104,17 @@ def hf_windows(
     return [size if slide else None for slide in slides]
 
 
-def hf_rotated(values: Values, layers: int) -> list[bool]:
-    """Which layers have RoPE: `no_rope_layers` (1), or all but the last of each interval."""
-    if not values.raw("no_rope_layers"):
+def hf_rotated(values: Values, layers: int, *, listed: bool = True) -> list[bool]:
+    """Which layers have RoPE: `no_rope_layers` (1), or all but the last of each interval.
+
+    Unless `listed`, an empty list counts as absent.
+    """
+    key = "no_rope_layers"
+    if not values.has(key) or (not listed and values.raw(key) == []):
         interval = values.integer("no_rope_layer_interval", 4, most=MOST["layers"])
         return [(index + 1) % interval != 0 for index in range(layers)]
     expected = f"0 or 1 for each of {layers} layers"
-    return [bool(one) for one in values.each("no_rope_layers", layers, (0, 1), expected)]
+    return [bool(one) for one in values.each(key, layers, (0, 1), expected)]
 
 
 def hf_layer(values: Values, number: int, usual: Mapping[str, Any]) -> Values:

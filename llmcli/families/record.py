@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from llmcli.config.mlp import Activation
 from llmcli.config.model import ModelConfig
 from llmcli.families import llama
 from llmcli.families.draft import Draft
-from llmcli.families.names import LLAMA, TABLES, Names
+from llmcli.families.names import LLAMA, Names, known, table
 from llmcli.families.read import GGUF_READS
 from llmcli.families.rope import renamed_kinds
 from llmcli.families.rules import Rule
@@ -22,6 +22,12 @@ from llmcli.families.values import Values
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
+
+# what `options` may be, and their types
+_OPTIONS: Mapping[str, type] = {
+    "rotary": bool, "lacking": bool, "rotated": float, "expansion": int, "function": str,
+}  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
@@ -128,55 +134,102 @@ class Family:
 
 
 def family(text: str, **functions: Any) -> Callable[[Callable[[Draft], None]], Family]:
-    """Make the decorated function the `build` of a family, whose fields `text` has.
+    """Make the decorated function the `build` of a family, whose other fields `text` has.
 
     The first line is `name: words`, each other one a field; more indented lines continue it.
 
         types           model types of config.json | architectures of GGUF
-        defaults, fixed `key=value …` of all types; `defaults qwen2 qwen3` of some
+        hf_multimodal, hf_texts, ran
+                        words
+        mixers, feed_forwards
+                        words, separated by `, `
+        defaults, fixed `key=value …` of all types; `defaults qwen2 qwen3` of some of those above
+        rope, metadata  `key=value …`
         keys, ropes     `name=other …`
-        options         fields with a single value
+        options         `field=value …` of `rotary`, `lacking`, `rotated`, `expansion`, `function`
         names           a table of `names.TABLES`, and below how it differs (`Names.but`)
         gguf_reads      keys, or groups of `GGUF_READS`
 
-    `functions` are fields that are functions.
+    A value is JSON, or a string without quotes if it is a word. `functions` are the fields that
+    are functions: `prepare`, `fill`, `names`. Raises ValueError, which names the family and the
+    line, for what is none of this.
     """
-    fields: dict[str, Any] = {"defaults": {}, "fixed": {}}
-    lines = (one.partition(":") for one in re.split(r"\n(?! )", dedent(text).strip()))
-    (name, _, words), *rest = lines
-    for key, _, value in rest:
-        what, _, kind = key.partition(" ")
-        match what:
-            case "types":
-                types = (tuple(of.split()) for of in value.split("|"))
-                fields["hf_types"], fields["gguf_archs"] = types
-            case "defaults" | "fixed":
-                for one in kind.split() or [""]:
-                    fields[what].setdefault(one, {}).update(_settings(value))
-            case "options":
-                fields |= _settings(value)
-            case "rope" | "metadata" | "keys" | "ropes":
-                fields[what] = _settings(value)
-            case "mixers" | "feed_forwards":
-                fields[what] = tuple(filter(None, " ".join(value.split()).split(", ")))
-            case "names":
-                table, _, changes = value.strip().partition("\n")
-                fields[what] = TABLES[table].but(changes)
-            case "gguf_reads":
-                groups = (GGUF_READS.get(one, (one,)) for one in value.split())
-                fields[what] = tuple(key for group in groups for key in group)
-            case _:
-                fields[what] = tuple(value.split())
-    fields |= {"name": name, "words": " ".join(words.split())}
+    first, *lines = filter(None, re.split(r"\n(?! )", dedent(text).strip()))
+    name, _, words = first.partition(":")
+    fields: dict[str, Any] = {"name": name, "words": " ".join(words.split())}
+    fields |= {"defaults": {}, "fixed": {}}
+    seen = set[str]()
+    for line in lines:
+        key, colon, value = line.partition(":")
+        try:
+            if not colon or key in seen:
+                raise ValueError("it is there twice" if colon else "it has no `:`")
+            _read(fields, key, value)
+        except ValueError as error:
+            raise ValueError(f"family `{name}`, line `{key}`: {error}") from None
+        seen.add(key)
+    if "types" not in seen:
+        raise ValueError(f"family `{name}` has no line `types`")
     return lambda build: Family(build=build, **fields, **functions)
+
+
+def _read(fields: dict[str, Any], key: str, value: str) -> None:
+    """Add what a line says to the fields; raises ValueError."""
+    match key.split():
+        case ["types"]:
+            hf_types, bar, gguf_archs = value.partition("|")
+            if not bar:
+                raise ValueError("no `|` between types of config.json and architectures of GGUF")
+            fields |= {"hf_types": tuple(hf_types.split()), "gguf_archs": tuple(gguf_archs.split())}
+        case [("defaults" | "fixed") as what, *kinds]:
+            types = (*fields.get("hf_types", ()), *fields.get("hf_texts", ()))
+            for kind in kinds:
+                known(kind, types, "type above")
+            for kind in kinds or [""]:
+                fields[what].setdefault(kind, {}).update(_settings(value))
+        case ["options"]:
+            fields |= _options(value)
+        case [("rope" | "metadata" | "keys" | "ropes") as what]:
+            fields[what] = _settings(value)
+        case [("mixers" | "feed_forwards") as what]:
+            fields[what] = tuple(filter(None, " ".join(value.split()).split(", ")))
+        case ["names"]:
+            usual, _, changes = value.strip().partition("\n")
+            fields["names"] = table(usual).but(changes)
+        case ["gguf_reads"]:
+            groups = {key: (key,) for keys in GGUF_READS.values() for key in keys} | GGUF_READS
+            named = (groups[known(one, groups, "key or group")] for one in value.split())
+            fields["gguf_reads"] = tuple(key for group in named for key in group)
+        case [("hf_multimodal" | "hf_texts" | "ran") as what]:
+            fields[what] = tuple(value.split())
+        case _:
+            raise ValueError("there is no such field; `record.family` lists them")
+
+
+def _options(text: str) -> dict[str, Any]:
+    found = _settings(text)
+    for key, value in found.items():
+        wanted = _OPTIONS[known(key, _OPTIONS, "option")]
+        if type(value) is not wanted:
+            raise ValueError(f"`{key}` is {json.dumps(value)}, which is no {wanted.__name__}")
+        if key == "function":
+            known(value, get_args(Activation), "activation")
+    return found
 
 
 def _settings(text: str) -> dict[str, Any]:
     """`key=value …` with values as in JSON; a word that is none is a string."""
     found: dict[str, Any] = {}
-    for key, _, value in (one.partition("=") for one in text.split()):
+    for one in text.split():
+        key, _, value = one.partition("=")
+        if not key or not value:
+            raise ValueError(f"`{one}` is not `key=value`")
+        if key in found:
+            raise ValueError(f"`{key}` is there twice")
         try:
             found[key] = json.loads(value)
         except ValueError:
+            if not re.fullmatch(r"[A-Za-z]\w*", value) or value in ("True", "False", "None"):
+                raise ValueError(f"`{one}`: the value is neither JSON nor a word") from None
             found[key] = value
     return found

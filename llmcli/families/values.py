@@ -161,12 +161,17 @@ class Values:
             raise self.wrong(key, "a token id or a list of them")
         return tuple(dict.fromkeys(i for i in listed if 0 <= i < vocab))
 
-    def each(self, key: str, layers: int, known: Container[object], expected: str) -> list[Any]:
-        """A list with one of `known` for each layer; `expected`: what an error says of it."""
-        listed = self.raw(key)
-        if isinstance(listed, list) and len(listed) == layers and all(x in known for x in listed):
-            return listed
-        raise self.wrong(key, expected)
+    def each(self, key: str, layers: int, known: Sequence[object], expected: str) -> list[Any]:
+        """A list with one of `known` for each layer, of their type: 1 is not true, 1.0 is not 1.
+
+        `expected`: what an error says of it.
+        """
+        listed, kind = self.raw(key), type(known[0])
+        if not isinstance(listed, list) or len(listed) != layers:
+            raise self.wrong(key, expected)
+        if not all(isinstance(one, kind) and one in known for one in listed):
+            raise self.wrong(key, expected)
+        return listed
 
     def layer_types(self, layers: int, known: Container[str]) -> list[str]:
         """The type of each layer. Raises UnsupportedModel for types that are not in `known`."""

@@ -86,7 +86,7 @@ def test_packed_weights_of_every_architecture(model_type, format, tmp_path):
     one = super_blocked(model_type) if format == "Q4_K" else packed(model_type)
     write_gguf(build(one, seed=3), tmp_path / "model.gguf", format)
     exact, ours = (opened(tmp_path / "model.gguf", one).decoder for one in ("float64", "auto"))
-    assert format in ours.formats.values()
+    assert format in ours.arithmetic.formats.values()
     ids = prompt(tokens=60)
     right = exact(ids).log_softmax(-1)
     state = ours.new_state(1, 60)
