@@ -20,7 +20,7 @@ from llmcli.devices import DTYPES
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.cost import total_cost
 from llmcli.graph.graph import graph
-from llmcli.graph.memory import memory_need
+from llmcli.graph.memory import PlannedRun, memory_need
 from llmcli.graph.plan import _parameters, parameters
 from llmcli.graph.rows import Rows
 from llmcli.graph.spec import Call
@@ -82,7 +82,8 @@ def test_every_count_of_bytes_is_of_what_lies_in_memory(folder, dtype):
     assert numbers.weight_bytes(model.config) == held
     assert model.describe()["weight_bytes"] == held
     assert load_shapes(open_checkpoint(folder), dtype=dtype).weight_bytes == held
-    assert memory_need(model.config, numbers, batch=1, context=8).weights_bytes == held
+    run = PlannedRun(model.config, numbers, batch=1, context=8)
+    assert memory_need(run).weights_bytes == held
     calls = ShapesRequest(config=model.config, batch=1, tokens=4, numbers=numbers)
     assert sum(spec.bytes for spec in calls.parameters()) == held
     call = Call(batch=1, tokens=1, past=3, phase="decode")

@@ -149,12 +149,13 @@ UNLIKE = (
     ),
 )
 
-# Last projection of a feed-forward → the activation function's module beside it.
+# End of a feed-forward's last projection → the activation function's module beside it.
 _FUNCTIONS = {
     "c_proj": "act",  # GPT-2
     "dense_4h_to_h": "act",  # GPT-NeoX
     "output_linear": "activation",  # Granite
     "fc2": "activation_fn",  # OPT
+    r"feed_forward\.(shared_expert\.)?down_proj": "activation_fn",  # Llama 4
 }
 
 # llama.cpp has tensors but no modules; names without `.weight` are accepted too
@@ -325,11 +326,16 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
                 yield block, (f"{own}.resid_post",)
         if not mixes:
             act = f"{part}.act" if f"{part}.act" in model else f"{part}.post"
-            named = f"{around}.gate_up_proj.weight" in sources  # Phi-3
-            named = named or ".feed_forward" in around  # Llama 4
-            usual = "activation_fn" if named else "act_fn"
-            function = "gelu_impl" if adds else _FUNCTIONS.get(module.rpartition(".")[2], usual)
+            fused = f"{around}.gate_up_proj.weight" in sources  # Phi-3
+            usual = "activation_fn" if fused else "act_fn"
+            function = "gelu_impl" if adds else _function(module, usual)
             yield f"{around}.{function}", (act,)
+
+
+def _function(projection: str, usual: str) -> str:
+    """The activation function's module beside a feed-forward's last projection."""
+    named = (one for end, one in _FUNCTIONS.items() if re.search(rf"\.{end}$", projection))
+    return next(named, usual)
 
 
 def _is_block(module: str) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from math import prod
 
 from llmcli.config.attention import Window, most_keys
@@ -51,50 +51,53 @@ _GENERATED = 600 << 10
 _CUBLAS = 32 << 20  # PyTorch's workspace for cuBLAS on Hopper; 8 MiB on others
 
 
-def prefill_peak(
-    config: ModelConfig,
-    numbers: Arithmetic,
-    batch: int,
-    context: int,
-    *,
-    cuda: bool = False,
-    native: bool = False,
-    chunk: int = PROMPT_CHUNK,
-) -> int:
-    """Peak bytes while the last chunk of a prompt is processed; `native`: see `memory_need`.
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run with `batch` sequences of `context` tokens in arithmetic `numbers`.
 
-    An upper estimate: of tensors alive at once (`_spans`) and an operation's temporary memory, plus
-    what layers share (tables of RoPE, masks, positions). Of equal layers one is enough.
+    `cuda`: on a GPU, where masked attention with shared keys has no fused kernel; only GPU memory
+    is counted. `native`: the processor has bfloat16 multiplication, which makes a difference in
+    that dtype alone. Prompts are processed `chunk` tokens at a time.
     """
-    where = {"cuda": cuda, "native": native and numbers.dtype == "bfloat16"}
-    chunked = _Chunk(graph(config), numbers, batch, min(context, chunk), context, **where)
+
+    config: ModelConfig
+    numbers: Arithmetic
+    _: KW_ONLY
+    batch: int
+    context: int
+    cuda: bool = False
+    native: bool = False
+    chunk: int = PROMPT_CHUNK
+
+
+def prefill_peak(run: PlannedRun) -> int:
+    """Peak bytes while the last chunk of a prompt is processed.
+
+    An upper estimate: of tensors alive at once (`_Chunk.spans`) and an operation's temporary
+    memory, plus what layers share (tables of RoPE, masks, positions). Of equal layers one is
+    enough.
+    """
+    chunked = _Chunk(run)
     made, freed = chunked.spans()
     now = peak = 0
     for name in chunked.specs:
         now += made[name]
         peak = max(peak, now + chunked.temporary(name))
         now -= freed[name]
-    return round(peak * _MARGIN) + chunked.shared() + _dequantized(config, numbers)
+    return round(peak * _MARGIN) + chunked.shared() + _dequantized(run.config, run.numbers)
 
 
-@dataclass
 class _Chunk:
-    """The last chunk of a prompt: `tokens` per sequence, with `keys` in its cache.
+    """The last chunk of a run's prompt: `tokens` per sequence, with `keys` in its cache.
 
     `size`: bytes of a number; `wide`: in at least float32; `kept`: in the cache. `native`: the
     processor multiplies the dtype's 16 bits. `specs`: tensors of one layer of each kind by name.
     """
 
-    model: Graph
-    numbers: Arithmetic
-    batch: int
-    tokens: int
-    keys: int
-    cuda: bool
-    native: bool
-
-    def __post_init__(self) -> None:
-        model, numbers = self.model, self.numbers
+    def __init__(self, run: PlannedRun) -> None:
+        self.model, self.numbers = model, numbers = graph(run.config), run.numbers
+        self.batch, self.tokens, self.keys = run.batch, min(run.context, run.chunk), run.context
+        self.cuda, self.native = run.cuda, run.native and numbers.dtype == "bfloat16"
         self.rows = self.batch * self.tokens
         self.size, self.kept = DTYPE_BYTES[numbers.dtype], DTYPE_BYTES[numbers.cache]
         self.wide = max(self.size, 4)
@@ -282,45 +285,27 @@ def _dequantized(config: ModelConfig, numbers: Arithmetic) -> int:
     return held + _DECODING * min(largest, DECODED_AT_ONCE)
 
 
-def memory_need(
-    config: ModelConfig,
-    numbers: Arithmetic,
-    *,
-    batch: int,
-    context: int,
-    cuda: bool = False,
-    native: bool = False,
-    tokenizer: int = 0,
-    chunk: int = PROMPT_CHUNK,
-) -> MemoryNeed:
-    """Bytes of a run with `batch` sequences of `context` tokens in arithmetic `numbers`.
-
-    `cuda`: on a GPU, where masked attention with shared keys has no fused kernel; only GPU memory
-    is counted. `native`: the processor has bfloat16 multiplication, which makes a difference in
-    that dtype alone. `tokenizer`: its bytes. Prompts are processed `chunk` tokens at a time.
-    """
+def memory_need(run: PlannedRun, *, tokenizer: int = 0) -> MemoryNeed:
+    """Bytes of a run, with a `tokenizer` of so many."""
+    config, numbers, batch = run.config, run.numbers, run.batch
     fixed, one = (
         sum(spec.bytes for spec in numbers.states(config, batch=batch, capacity=n))
         for n in (0, 1)
     )
     per_token = one - fixed  # states of fixed size
-    cache = fixed + per_token * context
+    cache = fixed + per_token * run.context
     return MemoryNeed(
         formats=numbers.describe(config),
         batch=batch,
-        context=context,
+        context=run.context,
         weights_bytes=numbers.weight_bytes(config),
         cache_bytes=cache,
         cache_bytes_per_token=per_token,
         states=state_need(config, numbers),
         # when a sequence ends, the caches of the others are copied
         cache_copies_bytes=cache // batch * (batch - 1),
-        prompt_bytes_estimate=prefill_peak(
-            config, numbers, batch, context, cuda=cuda, native=native, chunk=chunk
-        ),
-        runtime_bytes_estimate=(
-            _CUBLAS if cuda else _runtime(config, numbers, context, native, chunk) + tokenizer
-        ),
+        prompt_bytes_estimate=prefill_peak(run),
+        runtime_bytes_estimate=_CUBLAS if run.cuda else _runtime(run) + tokenizer,
     )
 
 
@@ -360,51 +345,41 @@ def _keys_and_values(model: Graph, layer: int, op: Mix) -> int:
     return sum(prod(size(axis, sizes) for axis in model[name].axes) for name in names)
 
 
-def _runtime(
-    config: ModelConfig, numbers: Arithmetic, context: int, native: bool, chunk: int
-) -> int:
+def _runtime(run: PlannedRun) -> int:
     """Bytes of the libraries' code, including generated code."""
+    numbers = run.numbers
     short = DTYPE_BYTES[numbers.dtype] < 4
     if numbers.formats and not short:
         return _CODE_OF_KERNELS
-    if not (native and numbers.dtype == "bfloat16"):
+    if not (run.native and numbers.dtype == "bfloat16"):
         return _CODE[short]
     parts: dict[tuple[int, str], list[tuple[int, ...]]] = {}
-    for spec in numbers.parameters(config):
+    for spec in numbers.parameters(run.config):
         if spec.layer is not None and spec.stored_shape is not None and len(spec.stored_shape) > 1:
             leaf = (spec.shares or spec.name).split(".", 2)[2]
             parts.setdefault((spec.layer, leaf), []).append(spec.stored_shape)
     products = {(leaf, *shapes) for (_, leaf), shapes in parts.items()}
-    chunks = 2 if context > chunk else 1  # the last one has fewer rows
-    lots = -(-min(context, chunk) // 32)  # experts have any number of rows, in lots (`ops.linear`)
+    chunks = 2 if run.context > run.chunk else 1  # the last one has fewer rows
+    # experts have any number of rows, in lots (`ops.linear`)
+    lots = -(-min(run.context, run.chunk) // 32)
     each = (lots if len(shapes[0]) == 3 else chunks for _, *shapes in products)
     return _CODE[short] + _GENERATED * sum(each)
 
 
-def longest_context(
-    config: ModelConfig,
-    numbers: Arithmetic,
-    need: MemoryNeed,
-    *,
-    free: int,
-    most: int,
-    cuda: bool = False,
-    native: bool = False,
-) -> int:
+def longest_context(run: PlannedRun, need: MemoryNeed, *, free: int, most: int) -> int:
     """The largest number of tokens, up to `most`, that fits in `free` bytes.
 
     `need`: of the same run at any length. 0 if not even one token fits.
     """
-    batch = need.batch
     fixed = need.cache_bytes - need.cache_bytes_per_token * need.context
 
     def fits(tokens: int) -> bool:
         cache = fixed + need.cache_bytes_per_token * tokens
-        peak = prefill_peak(config, numbers, batch, tokens, cuda=cuda, native=native)
+        peak = prefill_peak(replace(run, context=tokens))
         now = replace(
             need,
             cache_bytes=cache,
-            cache_copies_bytes=cache // batch * (batch - 1),
+            cache_copies_bytes=cache // run.batch * (run.batch - 1),
             prompt_bytes_estimate=peak,
         )
         return now.needed_bytes <= free

@@ -29,7 +29,7 @@ from llmcli.graph.cost import (
     total,
 )
 from llmcli.graph.graph import graph
-from llmcli.graph.memory import memory_need, prefill_peak
+from llmcli.graph.memory import PlannedRun, memory_need, prefill_peak
 from llmcli.graph.ops import Score
 from llmcli.graph.spec import Call, Logits
 from llmcli.measure.ceilings import lower_bound_seconds
@@ -102,7 +102,7 @@ class WorkCounter:
         On the device that `auto` is: needed for shapes alone.
         """
         device = devices.resolve_device("auto")
-        need = memory_need(
+        run = PlannedRun(
             self.config,
             self.numbers,
             batch=1,
@@ -111,7 +111,7 @@ class WorkCounter:
             cuda=device.type == "cuda",
             native=devices.multiplies_bfloat16(device),
         )
-        return need.needed_bytes
+        return memory_need(run).needed_bytes
 
 
 @lru_cache(maxsize=8)  # needed twice for a row, and takes half a millisecond a token
@@ -354,15 +354,16 @@ class LlmcliEngine:
 
     def _needed(self, tokens: int, chunk: int) -> int:
         """Bytes of the cache and of the activations: Linux would kill the process, not refuse."""
-        peak = prefill_peak(
+        run = PlannedRun(
             self._model.config,
             self._model.arithmetic,
-            1,
-            tokens,
+            batch=1,
+            context=tokens,
+            chunk=chunk,
             cuda=self._model.device.type == "cuda",
             native=devices.multiplies_bfloat16(self._model.device),
-            chunk=chunk,
         )
+        peak = prefill_peak(run)
         if not self._flash:  # scores and pattern of all heads of a layer
             model = graph(self._model.config)
             scored = (node for node in model.nodes.values() if isinstance(node.op, Score))

@@ -9,7 +9,7 @@ from llmcli.families.rules import parts_to_fill, shape_after
 from llmcli.families.scales import scale_problem
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.cost import total_cost
-from llmcli.graph.memory import longest_context, memory_need
+from llmcli.graph.memory import PlannedRun, longest_context, memory_need
 from llmcli.graph.spec import Call
 from llmcli.prepare.prepared import Prepared
 from llmcli.records.info import Device, DeviceFit
@@ -26,24 +26,15 @@ class Run:
 
 def fit(config: ModelConfig, device: Device, numbers: Arithmetic, run: Run) -> DeviceFit:
     """Bytes that a run needs on a device, against what is free there."""
-    cuda = device.device.startswith("cuda")
-    need = memory_need(
-        config,
-        numbers,
-        batch=run.batch,
-        context=run.context,
-        cuda=cuda,
-        native=device.bfloat16,
-        tokenizer=run.tokenizer,
-    )
+    where = {"cuda": device.device.startswith("cuda"), "native": device.bfloat16}
+    planned = PlannedRun(config, numbers, batch=run.batch, context=run.context, **where)
+    need = memory_need(planned, tokenizer=run.tokenizer)
     last = Call(batch=run.batch, tokens=1, past=run.context - 1, phase="decode")
     token = total_cost(config, last, numbers=numbers)
     free, longest = device.free_bytes, None
     if free is not None and device.usable:
         most = config.embedding.positions or max(run.context, config.context)
-        longest = longest_context(
-            config, numbers, need, free=free, most=most, cuda=cuda, native=device.bfloat16
-        )
+        longest = longest_context(planned, need, free=free, most=most)
     fits = None if free is None or longest is None else need.needed_bytes <= free
     return DeviceFit(device=device, need=need, token=token, fits=fits, longest_context=longest)
 

@@ -26,7 +26,7 @@ from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
 from llmcli.graph.arithmetic import Arithmetic, arithmetic, in_no_blocks, matrices
 from llmcli.graph.graph import Graph
-from llmcli.graph.memory import prefill_peak
+from llmcli.graph.memory import PlannedRun, prefill_peak
 from llmcli.kernels import native
 from llmcli.loading.load import load, load_checkpoint
 from llmcli.loading.weights import randomize
@@ -221,7 +221,8 @@ def test_blocks_stay_where_their_kernels_are_wanted(monkeypatch):
     assert decoder.arithmetic == numbers
     dense = Arithmetic.of("bfloat16")
     of_a_matrix = max(decoder.weight(name).count for name in formats) * (2 + 8)
-    peaks = [prefill_peak(config, one, 1, 64, cuda=True) for one in (numbers, dense)]
+    runs = [PlannedRun(config, one, batch=1, context=64, cuda=True) for one in (numbers, dense)]
+    peaks = [prefill_peak(run) for run in runs]
     assert peaks[0] - peaks[1] == of_a_matrix
     assert numbers_on("q4_k_m", monkeypatch, triton=False) == dense
     assert numbers_on("q4_k_m", monkeypatch, dtype="bfloat16") == dense

@@ -29,7 +29,7 @@ from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
 from llmcli.graph.arithmetic import Arithmetic, matrices
 from llmcli.graph.cost import count_parameters
-from llmcli.graph.memory import PROMPT_CHUNK, longest_context, memory_need, prefill_peak
+from llmcli.graph.memory import PROMPT_CHUNK, PlannedRun, longest_context, memory_need, prefill_peak
 from llmcli.graph.parts.registry import layer_types
 
 FLOAT32 = Arithmetic.of("float32")
@@ -60,7 +60,7 @@ def test_weights_and_cache_take_the_bytes_that_are_allocated(config, batch, cont
     packed = Arithmetic(dtype="float32", cache="bfloat16", formats=formats)
     for numbers in (FLOAT32, Arithmetic.of("bfloat16"), packed):
         decoder = decoder_in(config, numbers, "meta")
-        need = memory_need(config, numbers, batch=batch, context=context)
+        need = memory_need(PlannedRun(config, numbers, batch=batch, context=context))
         weights = (decoder.weight(name) for name in decoder.weight_names)
         assert need.weights_bytes == sum(weight.nbytes for weight in weights)
         state = decoder.new_state(batch, context)
@@ -75,23 +75,26 @@ def test_weights_and_cache_take_the_bytes_that_are_allocated(config, batch, cont
 
 @given(models(), st.integers(0, 400_000), st.integers(1, 2))
 def test_the_longest_context_is_the_last_that_fits(config, free, batch):
-    need = memory_need(config, FLOAT32, batch=batch, context=7)
+    run = PlannedRun(config, FLOAT32, batch=batch, context=7)
+    need = memory_need(run)
     free += need.runtime_bytes_estimate
 
     def total(tokens):
-        return memory_need(config, FLOAT32, batch=batch, context=tokens).needed_bytes
+        return memory_need(replace(run, context=tokens)).needed_bytes
 
     fitting = [tokens for tokens in range(1, 33) if total(tokens) <= free]
     assert fitting == list(range(1, len(fitting) + 1))
-    assert longest_context(config, FLOAT32, need, free=free, most=32) == len(fitting)
+    assert longest_context(run, need, free=free, most=32) == len(fitting)
 
 
 def test_of_many_sequences_the_copies_of_those_that_go_on_count():
     config = small(layers=40)
-    need = memory_need(config, FLOAT32, batch=40, context=20)
+    run = PlannedRun(config, FLOAT32, batch=40, context=20)
+    need = memory_need(run)
     assert need.cache_copies_bytes > need.prompt_bytes_estimate
-    one = memory_need(config, FLOAT32, batch=40, context=1)
-    assert longest_context(config, FLOAT32, one, free=need.needed_bytes, most=64) == 20
+    one = replace(run, context=1)
+    longest = longest_context(one, memory_need(one), free=need.needed_bytes, most=64)
+    assert longest == 20
 
 
 @given(models())
@@ -206,16 +209,17 @@ def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(name, dtype)
     most = 2 if narrow else 1.5  # with instructions for 16 bits, products copy nothing
     for batch, past in ((1, 0), (2, 1500)):
         real = allocated(config, batch, PROMPT_CHUNK, past, numbers)
-        guess = prefill_peak(config, numbers, batch, PROMPT_CHUNK + past)
+        run = PlannedRun(config, numbers, batch=batch, context=PROMPT_CHUNK + past)
+        guess = prefill_peak(run)
         assert real <= guess <= most * real, f"{guess / real:.2f} at {past}"
         if narrow and processor.has_bfloat16():
-            guess = prefill_peak(config, numbers, batch, PROMPT_CHUNK + past, native=True)
+            guess = prefill_peak(replace(run, native=True))
             assert real <= guess <= 1.5 * real, f"{guess / real:.2f} at {past}, native"
 
 
 def test_every_type_of_model_has_an_estimate():
     for config in {one.model_type: one.config() for one in reversed(ZOO)}.values():
-        need = memory_need(config, FLOAT32, batch=1, context=PROMPT_CHUNK + 1)
+        need = memory_need(PlannedRun(config, FLOAT32, batch=1, context=PROMPT_CHUNK + 1))
         assert need.prompt_bytes_estimate > need.context * config.width
 
 
@@ -224,14 +228,15 @@ def test_a_prompt_is_read_in_the_pieces_that_are_counted():
 
 
 def test_what_the_libraries_take_goes_with_the_arithmetic_the_tokenizer_and_the_device():
-    def runtime(dtype="float32", **where):
-        need = memory_need(small(), Arithmetic.of(dtype), batch=1, context=64, **where)
-        return need.runtime_bytes_estimate
+    def runtime(dtype="float32", tokenizer=0, **where):
+        run = PlannedRun(small(), Arithmetic.of(dtype), batch=1, context=64, **where)
+        return memory_need(run, tokenizer=tokenizer).runtime_bytes_estimate
 
     assert runtime() == runtime("float64") < runtime("bfloat16") == runtime("float16")
     assert runtime(tokenizer=50_000) == runtime() + 50_000
     kept = replace(Arithmetic.of("float32"), formats={"head.W": "Q8_0"})
-    assert memory_need(small(), kept, batch=1, context=64).runtime_bytes_estimate < runtime()
+    run = PlannedRun(small(), kept, batch=1, context=64)
+    assert memory_need(run).runtime_bytes_estimate < runtime()
     assert runtime(cuda=True) == runtime("bfloat16", cuda=True, tokenizer=50_000)
 
 
@@ -240,8 +245,8 @@ def test_what_is_generated_goes_with_the_shapes_of_products():
 
     def runtime(config, dtype="bfloat16", context=64, **where):
         numbers = Arithmetic.of(dtype)
-        need = memory_need(config, numbers, batch=1, context=context, **where)
-        return need.runtime_bytes_estimate
+        run = PlannedRun(config, numbers, batch=1, context=context, **where)
+        return memory_need(run).runtime_bytes_estimate
 
     plain = runtime(small())
     one = 600 << 10
@@ -269,6 +274,8 @@ def test_masked_shared_keys_cost_more_on_a_gpu():
     config, own = small(), small(kv=8)
     args = {"numbers": Arithmetic.of("bfloat16"), "batch": 1}
     for context, more in ((PROMPT_CHUNK, False), (PROMPT_CHUNK + 2000, True)):
-        gpu = memory_need(config, **args, context=context, cuda=True).prompt_bytes_estimate
-        alone = memory_need(own, **args, context=context, cuda=True).prompt_bytes_estimate
+        gpu, alone = (
+            memory_need(PlannedRun(one, **args, context=context, cuda=True)).prompt_bytes_estimate
+            for one in (config, own)
+        )
         assert (gpu > alone) == more

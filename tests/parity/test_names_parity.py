@@ -16,6 +16,7 @@ from zoo import TYPES, ZOO, variant
 
 from llmcli.errors import UsageError
 from llmcli.families.sources import sources
+from llmcli.graph import aliases
 from llmcli.graph.names import Names
 
 # modules without a tensor of their own here: the whole model and its decoder, what only passes on
@@ -26,6 +27,10 @@ UNNAMED = (
     r"|.*(rotary_emb|pos_emb|dropout|drop|experts(\.act_fn)?"
     r"|fc[12]_latent_proj|block_sparse_moe|feed_forward\.router)"
 )
+
+
+# LFM2 calls the activation function itself; its module has the usual name
+WITHOUT_A_MODULE = r"model\.layers\.\d+\.feed_forward\.act_fn"
 
 
 def outputs(model, ids):
@@ -101,3 +106,19 @@ def test_a_modules_name_means_its_output(name, models, references):
         assert (here - there).abs().max() <= near * (1 + there.abs().max()), (path, meant)
         compared += 1
     assert compared >= sum(1 + 4 * len(layer.sublayers) for layer in model.config.layers)
+
+
+@pytest.mark.parametrize("name", covered(one.name for one in ZOO))
+def test_an_activation_function_has_the_name_of_its_module(name, models, references):
+    config = models(name, "float64").config
+    known, theirs = Names(config).known, dict(references(name, "float64").named_modules())
+    rules = sources(config)
+    for path, made in aliases.modules(config, rules):
+        function = re.search(r"\.(act|post)$", made[0]) and f"{path}.weight" not in rules
+        beside = path.rpartition(".")[0] in theirs  # not in another form of the checkpoint
+        if not function or not beside or made[0] not in known:
+            continue
+        if variant(name).model_type.startswith("lfm2"):
+            assert re.fullmatch(WITHOUT_A_MODULE, path)
+        else:
+            assert path in theirs

@@ -222,7 +222,7 @@ def _baseline(
 
     from llmcli import devices
     from llmcli.graph.cost import step_bytes
-    from llmcli.graph.memory import memory_need
+    from llmcli.graph.memory import PlannedRun, memory_need
     from llmcli.loading.load import arithmetic_on
     from llmcli.measure.ceilings import measure_ceilings
     from llmcli.measure.peaks import resident_bytes
@@ -248,7 +248,8 @@ def _baseline(
     if not fresh or held is None or after is None:
         return ceilings, None
     # measuring loads the libraries' code, as every run does: the estimate of a run includes it
-    code = memory_need(config, numbers, batch=1, context=1).runtime_bytes_estimate
+    one = PlannedRun(config, numbers, batch=1, context=1)
+    code = memory_need(one).runtime_bytes_estimate
     return ceilings, max(held, after - code)
 
 

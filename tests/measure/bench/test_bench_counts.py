@@ -13,7 +13,7 @@ from zoo import CONFIGS, llama
 from llmcli import devices
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.cost import cost_by_part, total_cost
-from llmcli.graph.memory import memory_need
+from llmcli.graph.memory import PlannedRun, memory_need
 from llmcli.graph.spec import Call
 from llmcli.measure.engines import WorkCounter, random_ids
 from llmcli.records.engines import SpeedTest
@@ -135,8 +135,8 @@ def test_memory_is_that_of_the_device_and_not_of_the_processor(monkeypatch):
     found = WorkCounter(config=llama(), numbers=BFLOAT16).memory_bytes(
         SpeedTest(n_prompt=900, n_gen=0), 512
     )
-    need = memory_need(llama(), BFLOAT16, batch=1, context=900, chunk=512, native=True)
-    assert found == need.needed_bytes
+    run = PlannedRun(llama(), BFLOAT16, batch=1, context=900, chunk=512, native=True)
+    assert found == memory_need(run).needed_bytes
 
 
 @pytest.mark.parametrize(("tokens", "batch", "ubatch", "calls"), [

@@ -40,7 +40,7 @@ from llmcli.devices import available_bytes
 from llmcli.errors import UsageError, WriteFailed
 from llmcli.families import find
 from llmcli.graph.arithmetic import Arithmetic, arithmetic, matrices
-from llmcli.graph.memory import memory_need
+from llmcli.graph.memory import PlannedRun, memory_need
 from llmcli.graph.spec import Phase
 from llmcli.kernels import native
 from llmcli.measure.ceilings import matrix_rate, measure_ceilings, read_rate
@@ -245,7 +245,7 @@ def measure_shape(
     """
     progress(f"{one.name}: building", 0, 3)
     cuda = device.type == "cuda"
-    need = memory_need(
+    run = PlannedRun(
         one.config,
         numbers_on(device, one.config),
         batch=1,
@@ -253,6 +253,7 @@ def measure_shape(
         cuda=cuda,
         native=devices.multiplies_bfloat16(device),
     )
+    need = memory_need(run)
     devices.require_memory(
         need.needed_bytes, device, f"the {one.name} shape", "give fewer layers, or free some memory"
     )

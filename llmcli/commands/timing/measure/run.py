@@ -44,7 +44,7 @@ from llmcli.graph.cost import (
     total_cost,
 )
 from llmcli.graph.graph import Place, graph
-from llmcli.graph.memory import memory_need
+from llmcli.graph.memory import PlannedRun, memory_need
 from llmcli.graph.plan import plan
 from llmcli.graph.routing import Choose
 from llmcli.graph.spec import PHASES, Call, Logits, Phase
@@ -366,16 +366,16 @@ def measure_timing(
 def _estimated(workload: Workload) -> int:
     """Bytes that `info` says of such a run."""
     model = workload.model
-    need = memory_need(
+    run = PlannedRun(
         model.config,
         workload.numbers,
         batch=1,
         context=len(workload.ids) + workload.new_tokens,
         cuda=model.device.type == "cuda",
         native=devices.multiplies_bfloat16(model.device),
-        tokenizer=0 if model.tokenizer is None else model.tokenizer.nbytes,
     )
-    return need.together
+    tokenizer = 0 if model.tokenizer is None else model.tokenizer.nbytes
+    return memory_need(run, tokenizer=tokenizer).together
 
 
 def timing_checks(
