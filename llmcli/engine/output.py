@@ -96,9 +96,9 @@ class Output:
                 self.finish = "length"
         if self.finish in ("eos", "length"):
             text += self._rest(choice.id)
+        token = Token(self.sequence, self._index, text=text, finish=self.finish, **choice._asdict())
         self._index += 1
-        index, finish = self._index - 1, self.finish
-        return Token(self.sequence, index, text=text, finish=finish, **choice._asdict())
+        return token
 
     def _unseen(self, id: int) -> str:
         """The text that becomes certain by a hidden token."""

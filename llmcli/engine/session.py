@@ -208,8 +208,9 @@ class Session:
         """
         for number in islice(count(1), limit):
             self._chosen_B, choice = choose(self.known_logits())
-            ahead = callable(choice) and number != limit
-            if ahead := ahead and max(self.lengths) < self.state.capacity:
+            waits = callable(choice) and number != limit
+            ahead = waits and max(self.lengths) < self.state.capacity
+            if ahead:
                 self.advance(**watch)
             yield choice() if callable(choice) else choice
             if not ahead:
