@@ -69,7 +69,7 @@ class CheckpointError(LlmcliError):
 
     code = 4
     kind = "checkpoint"
-    usual_hint = "correct the file, or fetch it again from where it came"
+    usual_hint = "correct the file, or fetch or convert it again"
 
 
 class UnsupportedModel(CheckpointError):

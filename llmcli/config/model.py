@@ -114,6 +114,12 @@ class ModelConfig:
     bos: int | None = None
     eos: tuple[int, ...] = ()
 
+    def room(self, wanted: int | None = None) -> int:
+        """Tokens that it may read: `wanted`, else its context, and at most its learned positions.
+        """
+        room, positions = self.context if wanted is None else wanted, self.embedding.positions
+        return room if positions is None else min(room, positions)
+
     def __hash__(self) -> int:
         """Hash few fields: hashing layers takes milliseconds, and graphs are looked up by it."""
         return hash((self.model_type, self.vocab, self.width, self.context, len(self.layers)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from llmcli.engine.sampler import Sampler
-from llmcli.engine.session import Session, make_room, readable
+from llmcli.engine.session import Session, make_room
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class ModelDraft:
             )
         self.model = small
         self.name = small.name
-        self._room = readable(small.config)
+        self._room = small.config.room()
         self._vocab = min(small.config.vocab, model.config.vocab)
         self._session = Session(small.decoder, 1, min(_FIRST, self._room))
 

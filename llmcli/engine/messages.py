@@ -24,7 +24,7 @@ class AnswerIds:
     def own(self, ids: Sequence[int], text: str, end: Finish | None) -> tuple[int, ...]:
         """An answer's ids if they match its text and end token; else empty."""
         own, last = (ids[:-1], ids[-1:]) if end == "eos" else (ids, ())
-        special = (self._tokenizer.special_ids - self._tokenizer.marker_ids).intersection(own)
+        special = self._tokenizer.hidden_ids.intersection(own)
         ended = end not in (None, "stop") and self._eos_ids.issuperset(last)
         whole = self._tokenizer.decode(own, markers=True) == text
         return tuple(ids) if ended and whole and not special else ()

@@ -53,8 +53,8 @@ class Output:
     """Turns the choices of one sequence into tokens, up to `room`.
 
     `eos_ids` end it (empty: never). Without a `tokenizer` there is no text. The text continues
-    `prompt`, unless that ends with a special token: then a new text begins. Special tokens are
-    hidden, except `Tokenizer.marker_ids`; `stop` strings also match in hidden ones.
+    `prompt`, unless that ends with a special token: then a new text begins. It lacks
+    `Tokenizer.hidden_ids`, but `stop` strings also match in these.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Output:
         self._hidden: frozenset[int] = frozenset()  # tokens whose text only `stop` matches
         if tokenizer is not None:
             if stop:
-                self._hidden = (tokenizer.special_ids - tokenizer.marker_ids) | eos_ids
+                self._hidden = tokenizer.hidden_ids | eos_ids
             begins = prompt[-1] in tokenizer.special_ids
             self._decoder = StreamDecoder(tokenizer, markers=True, first=begins)
         self._stop = StopMatcher(stop)
@@ -96,9 +96,9 @@ class Output:
                 self.finish = "length"
         if self.finish in ("eos", "length"):
             text += self._rest(choice.id)
+        token = Token(self.sequence, self._index, text=text, finish=self.finish, **choice._asdict())
         self._index += 1
-        index, finish = self._index - 1, self.finish
-        return Token(self.sequence, index, text=text, finish=finish, **choice._asdict())
+        return token
 
     def _unseen(self, id: int) -> str:
         """The text that becomes certain by a hidden token."""

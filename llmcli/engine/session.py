@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.config.model import ModelConfig
 from llmcli.decoder.decoder import Decoder, inference
 from llmcli.devices import release_freed_memory, require_memory
 from llmcli.graph.memory import PROMPT_CHUNK
@@ -208,8 +207,9 @@ class Session:
         """
         for number in islice(count(1), limit):
             self._chosen_B, choice = choose(self.known_logits())
-            ahead = callable(choice) and number != limit
-            if ahead := ahead and max(self.lengths) < self.state.capacity:
+            waits = callable(choice) and number != limit
+            ahead = waits and max(self.lengths) < self.state.capacity
+            if ahead:
                 self.advance(**watch)
             yield choice() if callable(choice) else choice
             if not ahead:
@@ -337,13 +337,6 @@ class Session:
         for start in range(0, longest, PROMPT_CHUNK):
             parts = [row[start : start + PROMPT_CHUNK] for row in rows]
             self.extend(parts, logits="none", totals=totals, edits=edits)
-
-
-def readable(config: ModelConfig, wanted: int | None = None) -> int:
-    """Tokens that a model may read: `wanted`, else its context; learned positions are a limit."""
-    wanted = config.context if wanted is None else wanted
-    positions = config.embedding.positions
-    return wanted if positions is None else min(wanted, positions)
 
 
 def make_room(session: Session, tokens: int, most: int, hint: str) -> None:

@@ -17,7 +17,7 @@ from llmcli.devices import require_memory
 from llmcli.engine.output import Output, Token
 from llmcli.engine.sampler import Sampler
 from llmcli.engine.sampling import Sampling
-from llmcli.engine.session import Session, make_room, readable
+from llmcli.engine.session import Session, make_room
 from llmcli.engine.speculation import Speculation, decode
 from llmcli.engine.stop import StopMatcher
 from llmcli.engine.ties import NearTies
@@ -77,7 +77,7 @@ def stream(
     empty stop string) and PromptTooLong; while running NotFinite and OutOfMemory.
     """
     prompts, limit, logprobs = request.prompts, request.limit, request.logprobs
-    room = readable(model.config, request.capacity)
+    room = model.config.room(request.capacity)
     _check_numbers(limit=1 if limit is None else limit, samples=request.samples, capacity=room)
     if logprobs is not None and logprobs < 0:
         raise UsageError(f"`--logprobs {logprobs}` is out of range", hint="it must be 0 or more")

@@ -196,7 +196,7 @@ class Inspection(Subject):
         chat = template.options()
         chat.check()
         encoded = encode(given, chat, self.model)
-        room = room_for(options, self.model)
+        room = self.model.config.room(options.context_length)
         list(check_fits([encoded], 1, room, largest=self.model.config.embedding.positions))
         self.ids, self.generate = encoded.ids, new.generate
         left = room - len(self.ids)
@@ -247,13 +247,6 @@ class Inspection(Subject):
             file=file,
             hint=hint,
         )
-
-
-def room_for(options: ModelOptions, model: Model) -> int:
-    """The most tokens: of the options, else of the model, and never more than it has learned."""
-    room = options.context_length or model.config.context
-    positions = model.config.embedding.positions
-    return room if positions is None else min(room, positions)
 
 
 def tokens_metadata(tokens: Sequence[Token], prompt_tokens: int) -> dict[str, str]:

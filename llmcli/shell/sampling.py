@@ -217,6 +217,8 @@ def resolve(
     number of its range is passed over with a note, and so is all that changes the text in
     transformers or llama.cpp and not here. `limited`: the user says how many tokens are written.
     """
+    from llmcli.checkpoints.files import shown
+
     given, tuned, place, program = configuration or {}, tuned or {}, "generation_config.json", ""
     own: Origin = "generation_config.json"
     if configuration is None and metadata:
@@ -241,9 +243,8 @@ def resolve(
         elif valid(name, theirs):
             values[name], origins[name] = theirs, own
         elif theirs is not None:
-            notes.append(
-                f"{place} has `{name}` {theirs!r}, which must be {RANGES[name]}: {usual:g} is used"
-            )
+            found, needed = shown(repr(theirs), 40), RANGES[name]
+            notes.append(f"{place} has `{name}` {found}, which must be {needed}: {usual:g} is used")
     greedy = values["temperature"] == 0
     idle = [name for name in ("top_k", "top_p", "min_p") if origins[name] == "flag"]
     if greedy and idle:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 _MAX_ID = 1 << 24
-_C_SPACES = " \t\n\v\f\r"  # characters of C's `isspace`
+_C_SPACES = re.compile(r"[ \t\n\v\f\r]+")  # characters of C's `isspace`
 _SPACES = re.compile(r"\s+")
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 
@@ -182,23 +182,22 @@ class AddedTokens:
 
 def _one_by_one(text: str, tokens: Mapping[str, tuple[int, AddedToken]]) -> Iterator[Cut]:
     found: list[Cut] = []
-    stretches = [(0, len(text))]
-    for content, (id, token) in tokens.items():
+    stretches = [(0, len(text))] if text else []
+    for content, known in tokens.items():
         if content not in text:
             continue
-        rest = []
+        id, token = known
+        rest: list[tuple[int, int]] = []
         for at, end in stretches:
-            edges = [at]  # of the stretches that remain
-            while (begin := text.find(content, edges[-1], end)) >= 0:
-                found.append((id, begin, begin + len(content)))
-                edges += found[-1][1:]
-            edges.append(end)
-            for index, (begin, until) in enumerate(zip(edges[::2], edges[1::2], strict=True)):
-                stretch = text[begin:until]
-                kept = stretch.lstrip(_C_SPACES) if index and token.rstrip else stretch
-                rest.append((until - len(kept), until))
+            left = at  # start of the stretch before the next match
+            while (begin := text.find(content, at, end)) >= 0:
+                rest.append((left, begin))
+                at = begin + len(content)
+                found.append((id, begin, at))
+                left = _behind(_C_SPACES, text, at, end) if token.rstrip else at
+            rest.append((left, end))
         stretches = [(begin, end) for begin, end in rest if begin < end]
-    found += ((None, *place) for place in stretches if text)
+    found += ((None, *place) for place in stretches)
     return iter(sorted(found, key=itemgetter(1)))
 
 
@@ -207,16 +206,18 @@ def _leftmost(text: str, tokens: Mapping[str, tuple[int, AddedToken]]) -> Iterat
 
     One regular expression takes seconds for a long text and hundreds of tokens.
     """
-    lengths: dict[str, set[int]] = {}
-    for name in tokens:
-        lengths.setdefault(name[0], set()).add(len(name))
+    lengths: dict[str, list[int]] = {}  # by first character, longest first
+    for length, first in sorted({(len(name), name[0]) for name in tokens}, reverse=True):
+        lengths.setdefault(first, []).append(length)
     begins = re.compile("[" + "".join(map(re.escape, lengths)) + "]" if tokens else "(?!)")
     done = at = 0  # characters covered, and searched
     while (match := begins.search(text, at)) is not None:
         begin = match.start()
         at = begin + 1
-        names = (text[begin : begin + length] for length in sorted(lengths[match[0]], reverse=True))
-        if (found := next(filter(None, map(tokens.get, names)), None)) is None:
+        for length in lengths[match[0]]:
+            if (found := tokens.get(text[begin : begin + length])) is not None:
+                break
+        else:
             continue
         id, token = found
         at = begin + len(token.content)
@@ -226,7 +227,12 @@ def _leftmost(text: str, tokens: Mapping[str, tuple[int, AddedToken]]) -> Iterat
         if done < until:
             yield None, done, until
         yield id, begin, at
-        behind = _SPACES.match(text, at) if token.rstrip else None
-        done = at if behind is None else behind.end()
+        done = _behind(_SPACES, text, at, len(text)) if token.rstrip else at
     if done < len(text):
         yield None, done, len(text)
+
+
+def _behind(spaces: re.Pattern[str], text: str, at: int, end: int) -> int:
+    """Where the `spaces` at `at` end."""
+    found = spaces.match(text, at, end)
+    return at if found is None else found.end()

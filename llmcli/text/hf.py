@@ -235,6 +235,9 @@ def _read_vocab(path: Path, added: Mapping[int, AddedToken]) -> dict[str, int]:
     vocab = read_object(path) or {}
     at: dict[int, str] = {}
     joined = [(token.content, index) for index, token in added.items()]
+    for text, index in joined:
+        if not text:
+            raise CheckpointError(f"the added token `{index}` has no text")
     for text, index in [*vocab.items(), *joined]:
         check_id(path.name, text, index)
         if at.setdefault(index, text) != text:
@@ -243,8 +246,6 @@ def _read_vocab(path: Path, added: Mapping[int, AddedToken]) -> dict[str, int]:
         if vocab.setdefault(text, index) != index:
             both = f"the id {vocab[text]}, an added token {index}"
             raise CheckpointError(f"`{path.name}` gives `{shown(text)}` {both}")
-    if "" in dict(joined):
-        raise CheckpointError("an added token has no text")
     return vocab
 
 

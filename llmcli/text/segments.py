@@ -184,15 +184,16 @@ class Segmenter:
                 continue
             marks = self._marks()
             unsure = len(text) if end else begun(text, marks)
-            places = [(at, -len(mark)) for mark in marks if 0 <= (at := text.find(mark)) < unsure]
-            begin, length = min(places, default=(unsure, 0))
+            found_at = ((text.find(mark), -len(mark), mark) for mark in marks)
+            places = [place for place in found_at if 0 <= place[0] < unsure]
+            begin, _, mark = min(places, default=(unsure, 0, ""))  # the longest of the first ones
             if begin:
                 self._take(found, 1 if self._blank else begin)
-            elif length:
-                begins = marks[text[:-length]]
+            elif mark:
+                begins = marks[mark]
                 self._part = begins or self._part
                 self._strip = self._part is None or self._part.kind != "tool"
-                self._take(found, -length, marker=True, blank=True)
+                self._take(found, len(mark), marker=True, blank=True)
                 self._part = begins
             else:
                 break

@@ -230,9 +230,9 @@ class PieceEncoder:
         try:
             return SentencePieceProcessor(model_proto=self._model.serialized())
         except Exception as error:
+            why = shown(error, 120)
             raise CheckpointError(
-                f"the sentencepiece library refuses the vocabulary: {shown(error, 120)}",
-                hint="fetch or convert the model again",
+                f"the sentencepiece library refuses the vocabulary: {why}"
             ) from error
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> Pieces:

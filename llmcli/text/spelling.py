@@ -16,8 +16,10 @@ from llmcli.checkpoints.files import shown
 from llmcli.errors import UnsupportedModel
 
 # Space removal of the `tokenizers` library, in its order (decoders/wordpiece.rs, `cleanup`).
-_TIDIED = " .=.| ?=?| !=!| ,=,| ' ='| n't=n't| 'm='m| do not= don't| 's='s| 've='ve| 're='re"
-_TIDY = tuple(pair.partition("=")[::2] for pair in _TIDIED.split("|"))
+_TIDY = (
+    (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),
+    (" 'm", "'m"), (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
+)  # fmt: skip
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 

@@ -27,9 +27,9 @@ class StreamDecoder:
         first: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
-        self._hidden = tokenizer.special_ids if skip_special else frozenset()
-        if markers:
-            self._hidden -= tokenizer.marker_ids
+        self._hidden: frozenset[int] = frozenset()
+        if skip_special:
+            self._hidden = tokenizer.hidden_ids if markers else tokenizer.special_ids
         self._first = first
         self._strip = tokenizer.spelling.strip if first else 0
         self._text = codecs.getincrementaldecoder("utf-8")(errors="replace")

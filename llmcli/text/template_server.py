@@ -136,10 +136,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON without the HTML escapes of Jinja's filter."""
-    plain = json.JSONEncoder(
-        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-    return plain.encode(value)
 
 
 def _raise_exception(message: str) -> str:

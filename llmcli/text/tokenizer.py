@@ -78,9 +78,9 @@ class Tokenizer:
         return bool(self.prefix)
 
     @cached_property
-    def marker_ids(self) -> frozenset[int]:
-        """Special tokens in the markers of the chat template, which belong to an answer's text."""
-        return Markers.of_tokenizer(self).special_ids(self)
+    def hidden_ids(self) -> frozenset[int]:
+        """Special tokens that are not part of an answer's text: not in the template's markers."""
+        return self.special_ids - Markers.of_tokenizer(self).special_ids(self)
 
     @property
     def nbytes(self) -> int:
@@ -140,7 +140,7 @@ class Tokenizer:
     ) -> str:
         """Text of `ids`; invalid UTF-8 becomes U+FFFD, unknown ids are skipped.
 
-        `markers`: special tokens in `marker_ids` are not hidden.
+        `markers`: of special tokens, only `hidden_ids` are hidden.
         """
         stream = StreamDecoder(self, skip_special=skip_special, markers=markers)
         return b"".join(map(stream.push_bytes, ids)).decode("utf-8", "replace")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from continued import stream
-from fake_model import FakeDecoder
+from fake_model import FakeDecoder, fake_config
 from tiny_checkpoints import write_llama
 
 from llmcli import devices
@@ -95,9 +95,8 @@ def test_scores_are_those_of_one_pass(model, count):
 
 def test_caches_that_do_not_fit_are_refused_before_they_are_made(monkeypatch):
     decoder = FakeDecoder(lambda ids: [0.0] * 8)
-    config = SimpleNamespace(vocab=8, context=4096, embedding=SimpleNamespace(positions=None))
     model = SimpleNamespace(
-        decoder=decoder, config=config, tokenizer=None, eos_ids=frozenset(),
+        decoder=decoder, config=fake_config(8), tokenizer=None, eos_ids=frozenset(),
         device=torch.device("cpu"),
     )  # fmt: skip
     monkeypatch.setattr(devices, "available_bytes", lambda device: 100_000)

@@ -25,7 +25,7 @@ from llmcli.families import find
 
 FILE = Path(__file__).with_name("table.txt")
 HINTS = {  # which are not written down
-    CheckpointError: "correct the file, or fetch it again from where it came",
+    CheckpointError: "correct the file, or fetch or convert it again",
     UnsupportedModel: "`llmcli info --families` lists what can be run",
 }
 

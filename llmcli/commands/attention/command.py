@@ -14,7 +14,7 @@ from llmcli.commands.attention.options import FILES, MOST_DRAWN, AttentionOption
 from llmcli.errors import PromptTooLong, UsageError
 from llmcli.records.numbers import spans
 from llmcli.shell.encoding import TemplateOptions
-from llmcli.shell.inspection import InChat, Inspection, NewTokensOptions, Shown, room_for
+from llmcli.shell.inspection import InChat, Inspection, NewTokensOptions, Shown
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_default
 
@@ -132,7 +132,8 @@ def random_prompt(heads: AttentionOptions, options: ModelOptions, model: Model) 
     count = heads.synthetic
     assert count is not None
     ids = synthetic(model, count, options.seed or 0)
-    if (over := len(ids) - (room := room_for(options, model))) > 0:
+    room = model.config.room(options.context_length)
+    if (over := len(ids) - room) > 0:
         raise PromptTooLong(
             f"`--synthetic {count}` makes {len(ids)} tokens, and the context is {room}",
             hint=f"use `--synthetic {count - (over + 1) // 2}` at most",

@@ -16,7 +16,6 @@ from llmcli.shell.configuration import names_from_file
 from llmcli.shell.conversations import ChatSettings, check_replaceable, real_path, state_of
 from llmcli.shell.encoding import SYSTEM, VARIABLE, check_name, template_variables
 from llmcli.shell.exits import Stopped
-from llmcli.shell.inspection import room_for
 from llmcli.shell.options import OUTPUT, PROMPT, TOKEN_LIMIT, ModelOptions, OutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
@@ -146,7 +145,8 @@ def _chat(
     chosen |= {name for name, origin in resolved.origins.items() if origin == "flag"}
     # the configuration file is for many models: its variables are no choice for this conversation
     named = {} if "variable" in from_file else variables
-    conversation = Conversation(loaded, room=room_for(model, loaded), variables=variables)
+    room = loaded.config.room(model.context_length)
+    conversation = Conversation(loaded, room=room, variables=variables)
     if model.context_length is not None:
         _check_room(conversation)
     known = conversation.template_variables() if named else ()

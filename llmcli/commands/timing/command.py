@@ -14,7 +14,7 @@ from llmcli.records.numbers import counted
 from llmcli.shell.encoding import ChatOptions, encode
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.files import check_size, kind_of_file, whole_file, written
-from llmcli.shell.inspection import InChat, Shown, room_for
+from llmcli.shell.inspection import InChat, Shown
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output, jsonable
 from llmcli.shell.params import opt
@@ -265,7 +265,7 @@ def _ids(
 ) -> tuple[int, ...]:
     """The prompt's ids; raises UsageError where they and the new tokens do not fit."""
     ids = encode(given, ChatOptions(raw=True), model).ids
-    room, new = room_for(options, model), timing.new_tokens
+    room, new = model.config.room(options.context_length), timing.new_tokens
     if len(ids) + new > room:
         left = room - len(ids)
         fewer = f"use at most {left} with --max-tokens, or " if left > 0 and new else ""
