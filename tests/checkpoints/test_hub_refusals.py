@@ -494,6 +494,24 @@ def test_no_place_for_headers(hub, monkeypatch):
     refused(WriteFailed, "no temporary directory", hint="TMPDIR", ask=headers_of)
 
 
+def test_no_room_for_headers(hub, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.truncate", full)
+    refused(WriteFailed, "llmcli-headers-", "no space left", hint="TMPDIR", ask=headers_of)
+
+
+def test_a_weight_file_that_is_empty_on_the_hub_is_said_to_be(hub):
+    (hub.repositories["org/name"] / "model.gguf").write_bytes(b"")
+    with (
+        pytest.raises(CheckpointError) as caught,
+        fetched_headers(parse("hf:org/name/model.gguf")) as (path, _),
+    ):
+        open_checkpoint(path)
+    assert caught.value.message == "`hf:org/name/model.gguf` is empty"
+
+
 def test_a_broken_header_is_named_as_the_file_on_the_hub(hub):
     with (
         pytest.raises(CheckpointError) as caught,

@@ -43,9 +43,9 @@ def fetched_headers(
 ) -> Iterator[tuple[Path, str]]:
     """Yield a temporary directory with small files and weight headers, and the commit.
 
-    For a GGUF model the (first) file in it. Weight files have their full size; after the header
-    they are sparse and read as zeros. Without `weights` they are omitted, except GGUF files, which
-    hold the tokenizer. Raises errors of `explained` and `choose`.
+    For a GGUF model the (first) file in it. Weight files have their full size; after the first
+    bytes, with the header, they are sparse and read as zeros. Without `weights` they are omitted,
+    except GGUF files, which hold the tokenizer. Raises errors of `explained` and `choose`.
     """
     with _scratch(f"hf:{model.repository}") as target:
         with explained(model):
@@ -68,7 +68,7 @@ def fetched_headers(
 
 @contextlib.contextmanager
 def _scratch(alias: str) -> Iterator[Path]:
-    """A temporary directory, which error messages call `alias`."""
+    """A temporary directory, which error messages call `alias`, except if it cannot be written."""
     try:
         made = tempfile.TemporaryDirectory(prefix="llmcli-headers-")
     except OSError as error:
@@ -79,6 +79,8 @@ def _scratch(alias: str) -> Iterator[Path]:
     with made as folder:
         try:
             yield Path(folder)
+        except WriteFailed:
+            raise
         except LlmcliError as error:
             error.message = error.message.replace(folder, alias)
             raise
@@ -132,6 +134,7 @@ def _write_header(model: HubId, name: str, listing: Listing, target: Path) -> No
             f"the hub states an impossible size of `{shown(name)}`: {size} bytes",
             hint="look for another repository with the same model",
         )
+    _put(target, 0, b"", size)
     have, want = 0, _FIRST_GGUF if gguf else _FIRST
     while have < want and have != size:
         data = bytes_of(model, name, listing.commit, have, want)
