@@ -163,6 +163,25 @@ def most_keys(window: Window | None) -> int | None:
     return window.size if isinstance(window, Chunk) else window
 
 
+def visible_pairs(tokens: int, past: int, window: Window | None) -> int:
+    """Number of (query, key) pairs of `tokens` queries after `past` ones, without masked ones."""
+    if isinstance(window, Chunk):
+        size = window.size
+        starts = ((end // size, end % size) for end in (past, past + tokens))
+        whole = size * (size + 1) // 2
+        before, after = (n * whole + rest * (rest + 1) // 2 for n, rest in starts)
+        return after - before
+    if window is None or window >= past + tokens:
+        return tokens * past + tokens * (tokens + 1) // 2
+    growing = max(0, min(tokens, window - past))  # queries that still see every key before them
+    return growing * past + growing * (growing + 1) // 2 + (tokens - growing) * window
+
+
+def visible_keys(tokens: int, past: int, window: Window | None) -> int:
+    """Number of keys that at least one of `tokens` queries after `past` ones sees."""
+    return past + tokens - (0 if window is None else max(0, first_key(past, window)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class KeysValues:
     """Options of keys and values besides their projections.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 
 from llmcli.config.attention import AttentionConfig
@@ -263,6 +264,15 @@ def foreign_names(name: str, known: Collection[str], config: ModelConfig) -> lis
     return []
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Output:
+    """What a part's module puts out; `block`: around it, if its output is the block's, too."""
+
+    made: str
+    block: str | None = None
+    mixes: bool = False
+
+
 def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield transformers' modules → their outputs; and llama.cpp's tensors without suffix.
 
@@ -270,27 +280,12 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
     projections are the attention, the feed-forward and their block.
     """
     model = graph(config)
-    # output → (block around its module, whether it mixes tokens)
-    outputs: dict[str, tuple[str | None, bool]] = {}
-    mixtures: dict[str, str] = {}  # a mixture's output has no matrix
-    # BLOOM's modules add the residual stream: output → the stream after it
-    added: dict[str, str] = {}
+    # BLOOM's modules add the residual stream
     adds = any(".self_attention.dense." in source for source in sources)
-    for i, layer in enumerate(config.layers):
-        block = f"blocks.{i}"
-        for sublayer in block_names(layer, block):
-            for one in sublayer.branches:
-                mixes = part_of(one.config.part).mixes
-                outputs[one.makes] = (block if mixes or len(layer.parts) == 1 else None, mixes)
-                mixtures[f"{one.part}.W_router"] = one.makes
-                added[one.makes] = sublayer.leaves if adds else one.makes
-    shared: dict[str, list[str]] = {}  # a shared expert is a separate module
-    for row in model.parameters.values():
-        if row.name.endswith(".shared.W_down"):
-            outputs[row.makes], shared[row.name] = (None, False), []
+    outputs = _outputs(model, adds=adds)
+    sources_of: dict[str, list[str]] = {}
     for source, filled in sources.items():
-        if filled[0] in shared:
-            shared[filled[0]].append(source)
+        sources_of.setdefault(filled[0], []).append(source)
     for source, filled in sources.items():
         module, _, ending = source.rpartition(".")
         if ending != "weight":
@@ -303,33 +298,58 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
         made = tuple(_made_by(parameter, model) for parameter in filled)
         yield module, made
         around, (part, _, leaf) = module.rpartition(".")[0], filled[0].rpartition(".")
-        if filled[0] in mixtures:
+        if filled[0] in outputs:
             if f"{part}.router_norm.w" in model.parameters:  # the router is a separate module
                 yield around, (f"{part}.router_probs",)
                 around = f"{around.rpartition('.')[0]}.experts"
-            within = shared.get(f"{part}.shared.W_down")
-            if within is not None and not any(one.startswith(f"{around}.") for one in within):
+            shared = f"{part}.shared.W_down"
+            within = (one.startswith(f"{around}.") for one in sources_of.get(shared, ()))
+            if shared in model.parameters and not any(within):
                 continue  # a module beside the shared expert
-            yield around, (mixtures[filled[0]],)
-            if (own := outputs[mixtures[filled[0]]][0]) is not None:
-                yield around.rpartition(".")[0], (f"{own}.resid_post",)
+            mixture = outputs[filled[0]]
+            yield around, (mixture.made,)
+            if mixture.block is not None:
+                yield around.rpartition(".")[0], (f"{mixture.block}.resid_post",)
         if made[0] not in outputs or not leaf.startswith("W"):
             continue
-        own, mixes = outputs[made[0]]
+        output = outputs[made[0]]
         if not _is_block(around):
-            yield around, (added.get(made[0], made[0]),)
-            if own is not None:
+            yield around, (output.made,)
+            if output.block is not None:
                 block = around.rpartition(".")[0]
                 while block and not _is_block(block):  # GPT-Neo's `attn.attention`
                     yield block, made[:1]
                     block = block.rpartition(".")[0]
-                yield block, (f"{own}.resid_post",)
-        if not mixes:
+                yield block, (f"{output.block}.resid_post",)
+        if not output.mixes:
             act = f"{part}.act" if f"{part}.act" in model else f"{part}.post"
             fused = f"{around}.gate_up_proj.weight" in sources  # Phi-3
             usual = "activation_fn" if fused else "act_fn"
             function = "gelu_impl" if adds else _function(module, usual)
             yield f"{around}.{function}", (act,)
+
+
+def _outputs(model: Graph, *, adds: bool) -> dict[str, _Output]:
+    """The outputs by what a last projection makes; of a mixture, which has none, by its router.
+
+    `adds`: modules put out the stream after they added to it.
+    """
+    found: dict[str, _Output] = {}
+    for i, layer in enumerate(model.config.layers):
+        block = f"blocks.{i}"
+        for sublayer in block_names(layer, block):
+            for one in sublayer.branches:
+                mixes = part_of(one.config.part).mixes
+                output = _Output(
+                    made=sublayer.leaves if adds else one.makes,
+                    block=block if mixes or len(layer.parts) == 1 else None,
+                    mixes=mixes,
+                )
+                found[one.makes] = found[f"{one.part}.W_router"] = output
+    for row in model.parameters.values():
+        if row.name.endswith(".shared.W_down"):  # a shared expert is a separate module
+            found[row.makes] = _Output(made=row.makes)
+    return found
 
 
 def _function(projection: str, usual: str) -> str:

@@ -14,12 +14,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
+from llmcli.config.attention import visible_keys
 from llmcli.config.model import LayerConfig, ModelConfig
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import Place, graph
 from llmcli.graph.memory import PROMPT_CHUNK
 from llmcli.graph.node import Node, State
-from llmcli.graph.ops import Gate, LookUp, Mix, Project, Rotate, visible_keys
+from llmcli.graph.ops import Gate, LookUp, Mix, Project, Rotate
 from llmcli.graph.plan import parameters, plan
 from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import DTYPE_BYTES, Call, Logits, TensorSpec
@@ -216,7 +217,7 @@ class _Costs:
         window = node.op.window if isinstance(node.op, Mix) else None
         for state, own in self.moved.get(node.name, ()):
             nbytes, grows = call.batch * self.kept[state.name], "S" in state.axes
-            read += nbytes * (visible_keys(call, window) if grows else 1)
+            read += nbytes * (visible_keys(call.tokens, call.past, window) if grows else 1)
             written += nbytes * (2 * call.tokens if grows else 1) * own
         return read, written
 

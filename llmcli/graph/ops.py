@@ -13,7 +13,7 @@ from math import prod
 from operator import attrgetter
 from typing import ClassVar
 
-from llmcli.config.attention import Chunk, RopeConfig, ScoreConfig, Window, first_key
+from llmcli.config.attention import RopeConfig, ScoreConfig, Window, visible_pairs
 from llmcli.config.latent import LatentConfig
 from llmcli.config.mlp import ACTIVATIONS, Activation, GateClamp
 from llmcli.config.norm import NormConfig
@@ -453,26 +453,3 @@ class Opaque(Op):
     def right_side(self, own: str, letter: Letter) -> str:
         """`λ N[t−1] + V`."""
         return self.text
-
-
-def visible_pairs(tokens: int, past: int, window: Window | None) -> int:
-    """Number of (query, key) pairs not hidden by a causal mask with an optional window.
-
-    A query at position p sees p + 1 keys, or the last `window` of them, itself included, or those
-    of its chunk.
-    """
-    if isinstance(window, Chunk):
-        size = window.size
-        starts = ((end // size, end % size) for end in (past, past + tokens))
-        whole = size * (size + 1) // 2
-        before, after = (n * whole + rest * (rest + 1) // 2 for n, rest in starts)
-        return after - before
-    if window is None or window >= past + tokens:
-        return tokens * past + tokens * (tokens + 1) // 2
-    growing = max(0, min(tokens, window - past))  # queries that still see every key before them
-    return growing * past + growing * (growing + 1) // 2 + (tokens - growing) * window
-
-
-def visible_keys(call: Call, window: Window | None) -> int:
-    """Number of keys per sequence that at least one new token sees."""
-    return call.keys if window is None else call.keys - max(0, first_key(call.past, window))

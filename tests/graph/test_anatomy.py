@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmcli.commands.shapes.measure import ShapesRequest
+from llmcli.config.attention import visible_pairs
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import graph
-from llmcli.graph.ops import size, visible_pairs
+from llmcli.graph.ops import size
 from llmcli.graph.plan import parameters, plan, states
 from llmcli.graph.spec import Call
 from llmcli.inspect.kernel import rules
