@@ -154,5 +154,4 @@ class ModelDraft:
         start = self._session.reuse(ids)
         if start < len(ids):
             self._session.prefill([ids[start:]])
-        assert self._session.logits_BV is not None
-        return self._session.logits_BV
+        return self._session.known_logits()

@@ -253,9 +253,8 @@ def _decoded(
     session, rows = Session(decoder, len(prompts), max(map(len, prompts)) + steps), []
     session.prefill(prompts)
     for step in range(steps):
-        assert session.logits_BV is not None
         if step == len(tokens):
-            tokens.append(session.logits_BV.argmax(-1, keepdim=True))
+            tokens.append(session.known_logits().argmax(-1, keepdim=True))
         rows.append(session.extend(tokens[step], clock=clock))
     return torch.stack(rows), session
 

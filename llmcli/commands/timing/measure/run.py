@@ -133,8 +133,7 @@ class Workload:
                 if clock is not None:
                     clock(SAMPLE)
                 chosen.append(choice.id)
-            assert self.session.logits_BV is not None
-            logits_BV = self.session.logits_BV
+            logits_BV = self.session.known_logits()
         if clock is not None:
             clock.stop()
         return RunOutput(ids=tuple(chosen), logits_BV=logits_BV)
