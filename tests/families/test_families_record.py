@@ -95,6 +95,7 @@ def test_every_setting_that_a_text_names_is_read(monkeypatch):
             given = [variant.settings for variant in ZOO if variant.model_type == kind]
             if kind in one.hf_texts:  # "qwen3_vl_text": a qwen3
                 given = [TYPES[kind.partition("_")[0]].base | {"model_type": kind}]
+            assert given, f"`{kind}` has no rows in tests/zoo.py"
             for settings in (*given, given[0] | {"rope_parameters": one.rope or None}):
                 one.from_hf(settings)
             read[kind] = {*asked}
