@@ -1,7 +1,7 @@
 """The models that tests run on by default have all that any model of the tests has."""
 
-from covers import COVER, KINDS, features, one_each, pairs
-from zoo import MODELS, ZOO
+from covers import COVER, KINDS, crossed, features, meeting, one_each, pairs
+from zoo import MODELS, ZOO, variant
 
 
 def missing(sets, chosen):
@@ -23,6 +23,13 @@ def test_every_value_and_nearly_every_pair_is_in_a_model_of_the_kinds():
     twos = {name: pairs(values) for name, values in sets.items()}
     every = set().union(*twos.values())
     assert len(set().union(*(twos[name] for name in KINDS))) >= 0.94 * len(every)
+
+
+def test_every_pair_of_values_of_a_part_and_every_model_type_is_in_a_crossed_variant():
+    sets = {one.name: meeting(features(one.config())) for one in ZOO}
+    chosen = [getattr(one, "values", (one,))[0] for one in crossed(sets)]
+    assert missing(sets, chosen) == {}
+    assert {variant(name).model_type for name in chosen} == {one.model_type for one in ZOO}
 
 
 def test_one_of_each_kind_runs_by_default():
