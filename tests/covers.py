@@ -76,21 +76,27 @@ def few(values: Sequence[Any], count: int) -> list[Any]:
 def in_turn(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
     """Each of the first list as parameters with one of every other, in turn.
 
-    All other combinations are exhaustive; there are none of what is exhaustive in `first`, which
-    has no value that a model of the covers has not.
+    As many other combinations are exhaustive as have every pair of values of two lists; there are
+    none of what is exhaustive in `first`, which has no value that a model of the covers has not.
     """
-    found, turns = [], {True: 0, False: 0}
-    for one in map(_parameter, first):
+    firsts, sizes = [*map(_parameter, first)], [len(other) for other in others]
+    default, rest = [], []  # places in `first` and in each other list
+    turns = {True: 0, False: 0}
+    for at, one in enumerate(firsts):
         turn = turns[bool(one.marks)]
-        own = tuple(other[turn % len(other)] for other in others)
         turns[bool(one.marks)] += 1
-        for rest in [own] if one.marks else product(*others):
-            parts = [one, *map(_parameter, rest)]
-            values = [value for part in parts for value in part.values]
-            marks = [mark for part in parts for mark in part.marks]
-            if rest != own:
-                marks.append(pytest.mark.exhaustive)
-            found.append(pytest.param(*values, marks=marks))
+        default.append((at, *(turn % size for size in sizes)))
+        rest += [] if one.marks else product([at], *map(range, sizes))
+    seen = set().union(*(pairs(enumerate(places)) for places in default))
+    chosen = cover({places: pairs(enumerate(places)) - seen for places in rest})
+    found = []
+    for at, *places in sorted({*default, *chosen}):
+        turned = (other[place] for other, place in zip(others, places, strict=True))
+        parts = [firsts[at], *map(_parameter, turned)]
+        marks = [mark for part in parts for mark in part.marks]
+        if (at, *places) not in default:
+            marks.append(pytest.mark.exhaustive)
+        found.append(pytest.param(*[value for one in parts for value in one.values], marks=marks))
     return found
 
 
@@ -134,7 +140,7 @@ def _flat(value: Any) -> list[Any]:
     return [one for part in value for one in _flat(part)] if isinstance(value, tuple) else [value]
 
 
-def pairs(values: Iterable[str]) -> set[tuple[str, str]]:
+def pairs(values: Iterable[Any]) -> set[tuple[Any, Any]]:
     """All pairs of values."""
     return set(combinations(sorted(values), 2))
 
@@ -144,7 +150,7 @@ def meeting(values: Iterable[str]) -> set[tuple[str, str]]:
     return {(a, b) for a, b in pairs(values) if a.partition(".")[0] == b.partition(".")[0]}
 
 
-def cover(sets: Mapping[str, set[Any]], share: float = 1.0) -> list[str]:
+def cover(sets: Mapping[Any, set[Any]], share: float = 1.0) -> list[Any]:
     """Names whose sets have together that share of everything; next is who has most that is new."""
     left = set().union(*sets.values())
     enough, chosen = len(left) * (1 - share), list[str]()
