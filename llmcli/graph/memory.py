@@ -9,6 +9,7 @@ leaves fragmented (`_Chunk._expanded`). Measured on x86 with PyTorch 2.13:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -408,8 +409,4 @@ def longest_context(
         )
         return now.needed_bytes <= free
 
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    return bisect_left(range(most), True, key=lambda tokens: not fits(tokens + 1))

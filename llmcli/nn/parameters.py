@@ -74,10 +74,10 @@ class Parameters:
         if any(map(self._is_apart, names)) or len(set(map(self._dtype, names))) > 1:
             return fused(self._pieces(names, exact=exact))
         dtype = self._dtype(names[0])
+        narrow = self._has_bf16_dot(dtype, exact)
         whole = Dense.for_products(
-            *self._shape(names), device=self.device, dtype=dtype, inputs=self.dtype,
-            bf16_dot=self._has_bf16_dot(dtype, exact),
-        )  # fmt: skip
+            self._shape(names), self.device, dtype, inputs=self.dtype, bf16_dot=narrow
+        )
         return self._claim(names, whole)
 
     def experts(self, names: Sequence[str]) -> list[Weight]:

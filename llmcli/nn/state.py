@@ -139,9 +139,10 @@ def _buffer(specs: Sequence[TensorSpec], device: torch.device) -> Buffer:
     shape, axes = (*specs[0].shape[:-1], sum(columns.values())), specs[0].axes
     dtype = DTYPES[specs[0].dtype or ""]
     return Buffer(
-        tensor=torch.zeros(shape, dtype=dtype, device=device), columns=columns,
+        tensor=torch.zeros(shape, dtype=dtype, device=device),
+        columns=columns,
         slots=axes.index("S") if "S" in axes else None,
-    )  # fmt: skip
+    )
 
 
 class RecordedStep(Protocol):

@@ -41,15 +41,16 @@ tanh soft cap          activations.soft_cap           SoftCap              Gemma
 scores of experts      torch.softmax, torch.sigmoid   Share                routers, shared experts
 choice of experts      routing.choose                 Choose               mixtures of experts
 weights of experts     routing.weigh                  Weigh                the same
+inputs of experts      elements.scale_rows            WeighInput           Llama 4
 products with experts  product.routed_by_kernel       ExpertProject        the same
 sum of experts         *, +                           SumExperts           the same
-argmax                 engine.sampling.choose     –                    greedy decoding
-temperature            engine.sampling.choose     –                    sampling
-top-k, top-p           engine.sampling.choose     –                    sampling
+argmax                 engine.sampling.choose         –                    greedy decoding
+temperature            engine.sampling.choose         –                    sampling
+top-k, top-p           engine.sampling.choose         –                    sampling
 sum, mean, max         torch.sum, mean, amax          –                    softmax, norms
 reduction as a tree    inside the GPU's kernels       –                    every reduction
 add                    +                              Add                  residual stream
-multiply               *                              Gate                 gates
+multiply               *                              Gate, WeighInput     gates, Llama 4's experts
 packed weights         quant.dequantize               –                    GGUF files
 
 Common misconceptions:

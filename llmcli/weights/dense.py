@@ -42,18 +42,17 @@ class Dense(Weight):
     @classmethod
     def for_products(
         cls,
-        rows: int,
-        columns: int,
-        *,
+        shape: tuple[int, ...],
         device: torch.device,
         dtype: torch.dtype,
+        *,
         inputs: torch.dtype | None = None,
         bf16_dot: bool = False,
     ) -> Dense:
-        """An uninitialized matrix, in the memory layout with the fastest products."""
-        if lies_by_columns(rows, device, dtype):
-            return cls(torch.empty(columns, rows, device=device, dtype=dtype).t(), inputs)
-        tensor = torch.empty(rows, columns, device=device, dtype=dtype)
+        """An uninitialized matrix `[N, K]`, in the memory layout with the fastest products."""
+        if lies_by_columns(shape[0], device, dtype):
+            return cls(torch.empty(shape[::-1], device=device, dtype=dtype).t(), inputs)
+        tensor = torch.empty(shape, device=device, dtype=dtype)
         return cls(tensor, inputs, bf16_dot=bf16_dot)
 
     def with_bf16_dot(self) -> Dense:

@@ -176,7 +176,8 @@ def _watch(hooks, of, path, put):
 
     def gives(_, __, value):
         value = value[int(item or 0)] if isinstance(value, tuple) else value
-        value = value.clone()  # Llama 4 adds to what its shared expert puts out
+        if path.endswith("shared_expert"):  # to which Llama 4 adds in place
+            value = value.clone()
         put(value.chunk(3, dim=-1)[int(third)] if third else value)
 
     if path.endswith("<"):

@@ -35,7 +35,8 @@ def outputs(model, ids):
     def watch(path, module):
         def hook(_, __, value):
             value = value[0] if isinstance(value, tuple) else value
-            seen[path] = value.clone() if isinstance(value, torch.Tensor) else value
+            added_to = "feed_forward.shared_expert" in path  # in place, by Llama 4
+            seen[path] = value.clone() if added_to else value
 
         return module.register_forward_hook(hook)
 

@@ -37,7 +37,7 @@ def lying(request, monkeypatch):
     monkeypatch.setattr(dense, "lies_by_columns", lambda *asked: by_columns)
 
     def filled(dtype):
-        weight = Dense.for_products(N, K, device=torch.device("cpu"), dtype=dtype)
+        weight = Dense.for_products((N, K), torch.device("cpu"), dtype)
         assert weight.tensor.stride() == ((1, N) if by_columns else (K, 1))
         writable(weight).copy_(numbers(N, K, dtype=dtype))
         return weight

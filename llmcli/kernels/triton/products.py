@@ -52,9 +52,7 @@ def statistics(x, columns, eps, KIND: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def normed(
-    one, mean, inverse, w, b, at, there, offset, WEIGHTS: tl.constexpr, SHIFT: tl.constexpr
-):  # fmt: skip
+def normed(one, mean, inverse, w, b, at, there, offset, WEIGHTS: tl.constexpr, SHIFT: tl.constexpr):
     """Normalize a row's numbers at columns `at`."""
     one = (one - mean) * inverse
     if WEIGHTS:
