@@ -1,9 +1,10 @@
 """The models that tests run on by default: few, and with every value of every feature.
 
 A feature is a field of a part of a configuration, the kinds of parts in a layer, and which layers
-follow each other. `covered` marks the other models `exhaustive`. `COVER` is worked out from the
-variants of the zoo, at the end; `test_covers.py` works `KINDS` out again, so that a model with
-something new is added here. `python tests/covers.py` prints it.
+follow each other. `covered` marks the other models `exhaustive`, `crossed` those alone in which two
+values of a part meet that do not in any of the default ones. `COVER` is worked out from the
+variants of the zoo, at the end; `test_covers.py` works `KINDS` and `CROSSED` out again, so that a
+model with something new is added here. `python tests/covers.py` prints them.
 """
 
 import dataclasses
@@ -30,6 +31,12 @@ KINDS = (
     "clipped projections", "scores lowered by distance", "chunks", "weighted inputs of experts",
 )  # fmt: skip
 
+# of `ZOO`, beside the cover and a variant of each model type: every pair of values of one part
+CROSSED = (
+    "olmo3-yarn", "deepseek_v2-greedy", "llama-relu", "gemma3-gguf", "ministral3-window",
+    "llama4-plain",
+)  # fmt: skip
+
 
 def covered(names: Iterable[str]) -> list[Any]:
     """All names as parameters; those that are in neither list are exhaustive."""
@@ -38,6 +45,15 @@ def covered(names: Iterable[str]) -> list[Any]:
         name if name in kept else pytest.param(name, marks=pytest.mark.exhaustive)
         for name in names
     ]
+
+
+def crossed(names: Iterable[str]) -> list[Any]:
+    """Variants as parameters: of those that `covered` marks one of each model type, and `CROSSED`.
+
+    All others have no pair of values of one part, and no model type, that is not in these.
+    """
+    kept = {*CROSSED, *(one.name for one in ZOO if one.typical)}
+    return [one for one in covered(names) if isinstance(one, str) or one.values[0] in kept]
 
 
 def one_each(names: Iterable[str], kind: Callable[[str], object]) -> list[Any]:
@@ -60,21 +76,27 @@ def few(values: Sequence[Any], count: int) -> list[Any]:
 def in_turn(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
     """Each of the first list as parameters with one of every other, in turn.
 
-    All other combinations are exhaustive; there are none of what is exhaustive in `first`, which
-    has no value that a model of the covers has not.
+    As many other combinations are exhaustive as have every pair of values of two lists; there are
+    none of what is exhaustive in `first`, which has no value that a model of the covers has not.
     """
-    found, turns = [], {True: 0, False: 0}
-    for one in map(_parameter, first):
+    firsts, sizes = [*map(_parameter, first)], [len(other) for other in others]
+    default, rest = [], []  # places in `first` and in each other list
+    turns = {True: 0, False: 0}
+    for at, one in enumerate(firsts):
         turn = turns[bool(one.marks)]
-        own = tuple(other[turn % len(other)] for other in others)
         turns[bool(one.marks)] += 1
-        for rest in [own] if one.marks else product(*others):
-            parts = [one, *map(_parameter, rest)]
-            values = [value for part in parts for value in part.values]
-            marks = [mark for part in parts for mark in part.marks]
-            if rest != own:
-                marks.append(pytest.mark.exhaustive)
-            found.append(pytest.param(*values, marks=marks))
+        default.append((at, *(turn % size for size in sizes)))
+        rest += [] if one.marks else product([at], *map(range, sizes))
+    seen = set().union(*(pairs(enumerate(places)) for places in default))
+    chosen = cover({places: pairs(enumerate(places)) - seen for places in rest})
+    found = []
+    for at, *places in sorted({*default, *chosen}):
+        turned = (other[place] for other, place in zip(others, places, strict=True))
+        parts = [firsts[at], *map(_parameter, turned)]
+        marks = [mark for part in parts for mark in part.marks]
+        if (at, *places) not in default:
+            marks.append(pytest.mark.exhaustive)
+        found.append(pytest.param(*[value for one in parts for value in one.values], marks=marks))
     return found
 
 
@@ -118,12 +140,17 @@ def _flat(value: Any) -> list[Any]:
     return [one for part in value for one in _flat(part)] if isinstance(value, tuple) else [value]
 
 
-def pairs(values: Iterable[str]) -> set[tuple[str, str]]:
+def pairs(values: Iterable[Any]) -> set[tuple[Any, Any]]:
     """All pairs of values."""
     return set(combinations(sorted(values), 2))
 
 
-def cover(sets: Mapping[str, set[Any]], share: float = 1.0) -> list[str]:
+def meeting(values: Iterable[str]) -> set[tuple[str, str]]:
+    """All pairs of values of the same part: `AttentionConfig.window=None` with `….cap=None`."""
+    return {(a, b) for a, b in pairs(values) if a.partition(".")[0] == b.partition(".")[0]}
+
+
+def cover(sets: Mapping[Any, set[Any]], share: float = 1.0) -> list[Any]:
     """Names whose sets have together that share of everything; next is who has most that is new."""
     left = set().union(*sets.values())
     enough, chosen = len(left) * (1 - share), list[str]()
@@ -140,6 +167,10 @@ def main() -> None:
     rest = set().union(*models.values()).difference(*(models[name] for name in kinds))
     kinds += cover({name: values & rest for name, values in models.items()})
     print("KINDS =", tuple(kinds), len(MODELS))
+    variants = {one.name: meeting(features(one.config())) for one in ZOO}
+    kept = {*COVER, *KINDS, *(one.name for one in ZOO if one.typical)}
+    rest = set().union(*variants.values()).difference(*(variants.get(name, ()) for name in kept))
+    print("CROSSED =", tuple(cover({name: twos & rest for name, twos in variants.items()})))
 
 
 # variants of `ZOO`: every value once

@@ -8,6 +8,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,14 @@ class Variant:
 
     def config(self, **overrides: Any) -> ModelConfig:
         """What we make of its config.json, changed by more overrides."""
-        family = find(self.model_type, "safetensors")
-        return family.from_hf(self.settings | overrides)
+        if not overrides:
+            return self._config
+        return find(self.model_type, "safetensors").from_hf(self.settings | overrides)
+
+    @cached_property
+    def _config(self) -> ModelConfig:
+        """Asked for at each import of what is parametrized by it: once."""
+        return find(self.model_type, "safetensors").from_hf(self.settings)
 
 
 def _without(settings: Mapping[str, Any], *keys: str, begin: str = "") -> dict[str, Any]:

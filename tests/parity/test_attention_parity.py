@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from covers import covered
+from covers import crossed
 from parity_models import prompt
 from parity_reference import reference_attentions
 from parity_smollm2 import transformers_from_gguf
@@ -21,7 +21,7 @@ TEXT = (
 )
 
 
-@pytest.mark.parametrize("name", covered(one.name for one in ZOO))
+@pytest.mark.parametrize("name", crossed(one.name for one in ZOO))
 def test_every_layer_and_head(name, models, references):
     ids = prompt(tokens=TOKENS)
     found = {}

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from covers import covered
+from covers import crossed
 from parity_models import prompt
 from parity_recorder import PAIRED, numbers_of_a_head
 from parity_reference import fresh_rope, precision
@@ -61,7 +61,7 @@ def flat(tensor):
     return tensor.transpose(1, 2).flatten(2) if tensor.ndim == 4 else tensor
 
 
-@pytest.mark.parametrize("name", covered(one.name for one in ZOO))
+@pytest.mark.parametrize("name", crossed(one.name for one in ZOO))
 def test_a_modules_name_means_its_output(name, models, references):
     ids = prompt(batch=2, tokens=20)
     model = models(name, "float64")

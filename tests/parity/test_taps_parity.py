@@ -7,7 +7,7 @@ cache, are compared in `test_attention_parity` and `test_views_parity`.
 
 import pytest
 import torch
-from covers import covered, in_turn
+from covers import crossed, in_turn
 from parity_models import prompt
 from parity_recorder import record
 from zoo import TYPES, ZOO, variant
@@ -33,7 +33,7 @@ def far(a, b):
     return ((a - b).abs().nan_to_num(torch.inf).max() / (1 + b.abs().max())).item()
 
 
-@pytest.mark.parametrize("name", covered(ALL))
+@pytest.mark.parametrize("name", crossed(ALL))
 def test_every_activation_is_transformers_own(name, models, references):
     ids = prompt(batch=2, tokens=150)
     ours = tapped(models(name, "float64").decoder, ids)
@@ -53,7 +53,7 @@ def test_every_activation_is_transformers_own(name, models, references):
     assert {key: value for key, value in wrong.items() if value > near} == {}
 
 
-@pytest.mark.parametrize(("name", "dtype"), in_turn(covered(ALL), ["float32", "bfloat16"]))
+@pytest.mark.parametrize(("name", "dtype"), in_turn(crossed(ALL), ["float32", "bfloat16"]))
 def test_looking_changes_no_bit(name, dtype, models):
     """Whole, in pieces, token by token, and in unequal rows: equal bit for bit under a tap."""
     decoder = models(name, dtype).decoder

@@ -60,10 +60,11 @@ def decoded(theirs: Any, ids: list[int], **options: Any) -> str:
 def same_as_transformers(ours: Tokenizer, theirs: Any, texts: Sequence[str]) -> None:
     """Ids, as a prompt and as plain text, and these as text; special tokens and their ids."""
     ending = theirs("a").input_ids[len(ours.encode("a")) :]  # EOS, which a prompt does not have
-    for text in texts:
-        ids = theirs(text).input_ids
+    texts = list(texts)  # in one batch: theirs takes long to begin
+    wholes = theirs(texts).input_ids
+    plains = theirs(texts, add_special_tokens=False, split_special_tokens=True).input_ids
+    for text, ids, plain in zip(texts, wholes, plains, strict=True):
         assert ours.encode(text) + ending == ids, text
-        plain = theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
         assert ours.encode(text, add_bos=False, parse_special=False) == plain, text
         assert ours.decode(ids, skip_special=False) == decoded(theirs, ids), text
     assert (ours.bos_id, ours.vocab_size) == (theirs.bos_token_id, len(theirs))
