@@ -108,7 +108,7 @@ def test_a_modules_name_means_its_output(name, models, references):
     assert compared >= sum(1 + 4 * len(layer.sublayers) for layer in model.config.layers)
 
 
-@pytest.mark.parametrize("name", covered(one.name for one in ZOO))
+@pytest.mark.parametrize("name", crossed(one.name for one in ZOO))
 def test_an_activation_function_has_the_name_of_its_module(name, models, references):
     config = models(name, "float64").config
     known, theirs = Names(config).known, dict(references(name, "float64").named_modules())
