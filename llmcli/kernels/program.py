@@ -36,6 +36,9 @@ _AT_ONCE = 8  # maximum operations per call of `run`
 
 Argument: TypeAlias = "Tensor | int | None"
 Op: TypeAlias = Sequence[Argument]
+# Of P pairs of a row and an expert: each one's expert, int64 `[P]`, and its row, int64 `[P]`; or
+# without rows the number of consecutive pairs of a row.
+Pairs: TypeAlias = "tuple[Tensor, Tensor | None, int]"
 
 
 class Recording:

@@ -86,13 +86,13 @@ class Parameters:
         Consecutive ones with the same dtype form one weight, with each expert's rows contiguous.
         """
         wholes: list[Weight] = []
-        for apart, group in groupby(names, lambda n: self._is_apart(n) or self._dtype(n)):
+        for dtype, group in groupby(names, lambda n: None if self._is_apart(n) else self._dtype(n)):
             together = list(group)
-            if apart is True:
+            if dtype is None:
                 wholes.append(fused(self._pieces(together)))
                 continue
             tensor = self._empty(together, axis=1)
-            whole = Dense(tensor, self.dtype, bf16_dot=self._has_bf16_dot(tensor.dtype, False))
+            whole = Dense(tensor, self.dtype, bf16_dot=self._has_bf16_dot(dtype, False))
             wholes.append(self._claim(together, whole, axis=1))
         return wholes
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,12 +100,14 @@ class Recurrent(ABC):
             v = k.new_zeros(len(k), self.shape[0], k.shape[2], 0)
         return self.inputs(k if q is None else q, k, v, beta, decay).of_some(heads)
 
-    def inputs(self, q_BKTd: Tensor, k_BKTd: Tensor, v_BHTe: Tensor, *of_BTH: Tensor) -> Inputs:
-        """The recurrence's inputs, of which β and the log decays are `[B, T, H]`."""
-        beta_BHT, log_decay_BHT = (one.mT for one in of_BTH)
-        made: dict[str, Any] = {"plain": self.plain, "tiled": self.tiled}
-        made |= {"q_BKTd": q_BKTd, "k_BKTd": k_BKTd, "v_BHTe": v_BHTe}
-        return Inputs(beta_BHT=beta_BHT, log_decay_BHT=log_decay_BHT, **made)
+    def inputs(
+        self, q_BKTd: Tensor, k_BKTd: Tensor, v_BHTe: Tensor, beta_BTH: Tensor, log_BTH: Tensor
+    ) -> Inputs:
+        """The recurrence's inputs; β and the log decays come as `[B, T, H]`."""
+        beta_BHT, log_BHT = beta_BTH.mT, log_BTH.mT
+        return Inputs(
+            q_BKTd, k_BKTd, v_BHTe, beta_BHT, log_BHT, plain=self.plain, tiled=self.tiled
+        )
 
     def map(self, emitted: Emitted, heads: slice = slice(None)) -> Map:
         """The map `[B, H, T, S]` of `heads`; rows are best requested in order."""

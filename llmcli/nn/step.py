@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -233,7 +234,7 @@ class Step:
             return self._starts
         return torch.tensor(self.starts[:1] if self.uniform else self.starts)
 
-    @property
+    @cached_property
     def lengths_B(self) -> Tensor | None:
         """The lengths on the device if some new tokens are padding."""
         if min(self.lengths) == self.tokens:

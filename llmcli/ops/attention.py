@@ -107,11 +107,11 @@ def _attend_in_blocks(
     parts = []
     for first in range(0, tokens, _QUERIES):
         rows = slice(first, first + _QUERIES)
+        q_BHtd, seen = q_BHTd[:, :, rows], mask[..., rows, :]
         at = None if positions is None else positions[..., rows]
         found = scores(
-            q_BHTd[:, :, rows], k_BKSd, mask[..., rows, :], scale=scale, cap=cap,
-            slopes_H=slopes_H, positions=at,
-        )  # fmt: skip
+            q_BHtd, k_BKSd, seen, scale=scale, cap=cap, slopes_H=slopes_H, positions=at
+        )
         parts.append((weights(found, sinks_H) @ v_BHSe).to(q_BHTd.dtype))
     return torch.cat(parts, 2)
 

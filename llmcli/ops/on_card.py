@@ -15,6 +15,7 @@ from torch import Tensor
 
 from llmcli.config.mlp import CARD_ACTIVATIONS, Activation
 from llmcli.kernels import native
+from llmcli.kernels.program import Pairs
 
 _FEW_ROWS = 4  # of an input: each rereads the matrix, cached if it fits
 _NORMALIZED = 512  # rows: of a few tokens, also with per-head norms
@@ -111,11 +112,11 @@ def product_of_blocks(
 
 
 def product_of_experts(
-    x_MK: Tensor, raw_ENr: Tensor, format: str,
-    routed: tuple[Tensor, Tensor | None, int], bias_EN: Tensor | None, dtype: torch.dtype,
+    x_MK: Tensor, raw_ENr: Tensor, format: str, pairs: Pairs, bias_EN: Tensor | None,
+    dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """`X Wᵀ + b` of pairs in `dtype`; `routed`: experts, rows, or the number of experts per row."""
-    out: Tensor = kernels().routed_product(x_MK, raw_ENr, format, routed, bias_EN, out=dtype)
+    """`X Wᵀ + b` of pairs in `dtype`: `[P, N]`."""
+    out: Tensor = kernels().routed_product(x_MK, raw_ENr, format, pairs, bias_EN, out=dtype)
     return out
 
 

@@ -5,8 +5,6 @@ Axes: M rows of the input, K columns of it, N outputs; E experts, P pairs of a r
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +13,7 @@ from llmcli.config.formats import DEEP
 from llmcli.graph.arithmetic import FAST_WIDE
 from llmcli.graph.memory import HEAD_NUMBERS
 from llmcli.kernels import native, program
+from llmcli.kernels.program import Pairs
 from llmcli.ops import compiled, on_card
 
 # With more rows, converting the weights is faster: break-even at 24 to 48 rows with AVX-512 and at
@@ -81,9 +80,8 @@ def _widened(
     rows, columns = x_MK.shape
     wide = torch.empty(rows, -(-columns // 32) * 32)
     from_float32 = x_MK.dtype == torch.float32
-    return (
-        program.WIDEN, x_MK, x_MK.stride(0), wide, rows, columns, from_float32, halves, own
-    ), wide  # fmt: skip
+    op = program.WIDEN, x_MK, x_MK.stride(0), wide, rows, columns, from_float32, halves, own
+    return op, wide
 
 
 def has_kernel(x: Tensor, w_NK: Tensor) -> bool:
@@ -108,16 +106,11 @@ def by_kernel(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     return _multiplied(x, w_NK, b_N, program.MULTIPLY_BFLOAT16, wide, halves, prepare=prepare)
 
 
-# Experts int64 `[P]`; rows of x int64 `[P]`, or None; number of consecutive pairs per row.
-Pairs: TypeAlias = tuple[Tensor, Tensor | None, int]
-
-
 def routed_by_kernel(
     x_MK: Tensor, w_ENK: Tensor, pairs: Pairs, bias_EN: Tensor | None, bf16_dot: bool = False
 ) -> Tensor:
     """Rows times the matrices of their experts, plus biases: `[P, N]` in float32.
 
-    Pair p is row `row_P[p]`, or p // `experts_per_row`, of x with matrix `expert_P[p]`.
     Bit-identical to `by_kernel`, or with `bf16_dot` to `product_bf16_dot`. Requires `has_kernel`
     for one row and one matrix; matrices are stored by rows.
     """
@@ -159,14 +152,12 @@ def _multiplied(
 
     `source`: rows of x, or the output of `prepare`, the op that converts them.
     """
-    outputs, columns = w_NK.shape
     if b_N is not None:
         b_N = b_N.float().contiguous()
-    out = torch.empty(*x.shape[:-1], outputs)
-    rows = x.shape[:-1].numel()
-    multiply = (
-        kind, source, w_NK, w_NK.stride(0), out, outputs, rows, outputs, columns, b_N, *more
-    )  # fmt: skip
+    rows, outputs = x.shape[:-1], len(w_NK)
+    out = torch.empty(*rows, outputs)
+    shape = outputs, rows.numel(), *w_NK.shape
+    multiply = kind, source, w_NK, w_NK.stride(0), out, *shape, b_N, *more
     if prepare is None:
         return program.call(*multiply, out=out)
     program.run(prepare, multiply, writes=(source, out))

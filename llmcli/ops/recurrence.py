@@ -35,7 +35,7 @@ CHUNK = 64  # tokens: sums of log-decays over more of them lose digits in float3
 _AT_ONCE = 1 << 22  # numbers of intermediate results of chunks, at a time
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Inputs:
     """Inputs of a recurrence for T tokens, in at least float32.
 

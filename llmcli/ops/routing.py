@@ -90,8 +90,10 @@ def summed(y_BKTD: Tensor, weight_BTK: Tensor | None, z_BTD: Tensor | None) -> T
     batch, chosen, tokens, columns = y_BKTD.shape
     if compiled.takes(y_BKTD, z_BTD):
         y, z = y_BKTD.contiguous(), None if z_BTD is None else z_BTD.contiguous()
-        weight: Tensor | int = ones(batch * tokens * chosen).data_ptr()
-        if weight_BTK is not None:
+        weight: Tensor | int
+        if weight_BTK is None:
+            weight = ones(batch * tokens * chosen).data_ptr()
+        else:
             weight = weight_BTK.contiguous()
         out = torch.empty(batch, tokens, columns)
         shape = batch * tokens, columns, chosen, tokens

@@ -14,8 +14,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from llmcli.kernels.program import Pairs
 from llmcli.ops.linear import pad_rows
-from llmcli.ops.product import Pairs
 
 Places = Tensor | slice  # of pairs or of rows
 
