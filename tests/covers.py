@@ -67,10 +67,25 @@ def one_each(names: Iterable[str], kind: Callable[[str], object]) -> list[Any]:
     return found
 
 
+def layers_of(config: Any) -> object:
+    """The kinds of parts in the layers, one after another or not."""
+    return frozenset(tuple(type(part).__name__ for part in layer.parts) for layer in config.layers)
+
+
 def few(values: Sequence[Any], count: int) -> list[Any]:
     """All as parameters; those behind the first `count` are exhaustive."""
     rest = [pytest.param(*_parameter(one).values, marks=pytest.mark.exhaustive) for one in values]
     return [*values[:count], *rest[count:]]
+
+
+def half(*lists: Sequence[Any]) -> list[Any]:
+    """All combinations, every second one exhaustive: two values of two lists meet in the others."""
+    found = []
+    for places in product(*(range(len(one)) for one in lists)):
+        values = [one[place] for one, place in zip(lists, places, strict=True)]
+        marks = [pytest.mark.exhaustive] * (sum(places) % 2)
+        found.append(pytest.param(*values, marks=marks, id="-".join(map(str, values))))
+    return found
 
 
 def in_turn(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from covers import half
 from kernel_sources import drawn, same
 from torch.nn.functional import silu
 
@@ -45,9 +46,9 @@ def stepped(x_BTC, w_CL, b_C, ring_BLC, starts, **rest):
     return torch.cat(outs, 1), None if acts[0] is None else torch.cat(acts, 1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
+@pytest.mark.parametrize(
+    ("case", "biased", "dtype"), half(CONVOLUTIONS, [False, True], [torch.float32, torch.bfloat16])
+)
 @pytest.mark.usefixtures("threads")
 def test_the_convolution_goes_on_from_any_position(every_level, case, biased, dtype):
     batch, channels, length, before = case
@@ -167,9 +168,9 @@ RECURRENCES = ((1, 1, 1, 1, 1), (2, 4, 2, 16, 16), (1, 6, 2, 7, 5), (3, 8, 2, 33
                (1, 4, 4, 128, 128), (2, 3, 1, 20, 97))  # fmt: skip
 
 
-@pytest.mark.parametrize("tiled", [False, True], ids=["grouped", "tiled"])
-@pytest.mark.parametrize("plain", [False, True], ids=["delta", "plain"])
-@pytest.mark.parametrize("case", RECURRENCES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "plain", "tiled"), half(RECURRENCES, [False, True], [False, True])
+)
 @pytest.mark.usefixtures("threads")
 def test_the_recurrence(every_level, case, plain, tiled):
     batch, heads, key_heads, size, values = case

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from covers import covered
+from covers import covered, layers_of, one_each
 from small_models import random_model
 from zoo import MODELS, keeping_keys
 
@@ -107,6 +107,9 @@ def test_scores_and_pattern_take_the_rows_in_their_layer_only(attending, monkeyp
         assert all(torch.equal(out, outs[0]) for out in outs)
 
 
+@pytest.mark.parametrize(
+    "model", one_each(MODELS, lambda name: layers_of(MODELS[name])), indirect=True
+)
 def test_what_follows_from_a_doubled_activation_is_what_the_formulas_make_of_it(model):
     """The doubled one itself is twice what its formula says.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from covers import covered, in_turn
+from covers import covered, in_turn, layers_of
 from parity_gguf import write_gguf
 from parity_models import build, prompt
 from parity_reference import load_reference, reference_attentions, reference_hidden
@@ -195,19 +195,17 @@ def test_shapes(name, made, view):
     assert wrongly_filled(model.ledger, stored_tensors(prepared)) == []
 
 
-def layers_of(one):
-    """What rounding goes through: the kinds of parts in the layers, one after another or not."""
-    name = one.values[0].rpartition(".")[0]
-    layers = variant(name).config().layers
-    return frozenset(tuple(type(part).__name__ for part in layer.parts) for layer in layers)
-
-
-# a tolerance depends on the kinds of layers: one file of each in every dtype, all others in one
-OF_EACH_KIND = {layers_of(one): one.values[0] for one in FILE_OF_EACH if not one.marks}.values()
-ROUNDED = [
-    one for one in in_turn(
-        [one for one in FILE_OF_EACH if not one.marks], ["float64", "bfloat16", "float16"]
-    ) if not one.marks or one.values[0] in OF_EACH_KIND
+# A tolerance depends on what rounding goes through, the kinds of layers: one file of each in every
+# dtype, all others in one.
+FILES = [one for one in FILE_OF_EACH if not one.marks]
+OF_EACH_KIND = {
+    layers_of(variant(one.values[0].rpartition(".")[0]).config()): one.values[0] for one in FILES
+}.values()
+TURNS = in_turn(FILES, ["float64", "bfloat16", "float16"])
+ROUNDED = [one for one in TURNS if one.values[0] in OF_EACH_KIND]
+ROUNDED += [
+    pytest.param(*one.values, marks=pytest.mark.exhaustive)
+    for one in TURNS if not one.marks and one not in ROUNDED
 ]  # fmt: skip
 
 
