@@ -1,5 +1,6 @@
 """`llmcli timing`: what it prints, measures, refuses and writes."""
 
+import gc
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.timing.command import TimingOptions, prompt_tokens
 from llmcli.commands.timing.measure import run as timing_run
 from llmcli.commands.timing.measure.run import Workload
+from llmcli.devices import release_freed_memory
 from llmcli.errors import UsageError
 from llmcli.families import translate
 from llmcli.graph.arithmetic import Arithmetic
@@ -50,8 +52,13 @@ def measured(monkeypatch):
 
 @pytest.fixture
 def timing(cli, weighted):
+    """Other tests' garbage, collected or given back during a run, would count as the run's."""
     quick = ("--pairs", "2", "-n", "3", "--threads", "1", "--dtype", "float32")
-    return lambda *argv: cli("timing", "-m", weighted, *quick, *argv)
+    gc.collect()
+    release_freed_memory()
+    gc.disable()
+    yield lambda *argv: cli("timing", "-m", weighted, *quick, *argv)
+    gc.enable()
 
 
 @pytest.fixture
