@@ -177,11 +177,6 @@ def visible_pairs(tokens: int, past: int, window: Window | None) -> int:
     return growing * past + growing * (growing + 1) // 2 + (tokens - growing) * window
 
 
-def visible_keys(tokens: int, past: int, window: Window | None) -> int:
-    """Number of keys that at least one of `tokens` queries after `past` ones sees."""
-    return past + tokens - (0 if window is None else max(0, first_key(past, window)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class KeysValues:
     """Options of keys and values besides their projections.

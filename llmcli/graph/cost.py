@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
-from llmcli.config.attention import visible_keys
+from llmcli.config.attention import seen_keys
 from llmcli.config.model import LayerConfig, ModelConfig
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import Place, graph
@@ -215,9 +215,10 @@ class _Costs:
         """Bytes read from states: visible keys and values, or a fixed-size state; bytes written."""
         read = written = 0
         window = node.op.window if isinstance(node.op, Mix) else None
+        seen = seen_keys(call.past, window) + call.tokens - 1  # those of the first query, and later
         for state, own in self.moved.get(node.name, ()):
             nbytes, grows = call.batch * self.kept[state.name], "S" in state.axes
-            read += nbytes * (visible_keys(call.tokens, call.past, window) if grows else 1)
+            read += nbytes * (seen if grows else 1)
             written += nbytes * (2 * call.tokens if grows else 1) * own
         return read, written
 

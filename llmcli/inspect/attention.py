@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llmcli.config.attention import first_key, most_keys, seen_keys
+from llmcli.config.attention import most_keys, seen_keys
 from llmcli.errors import NotFinite
 from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.recurrence import CHUNK, ROUNDINGS, Walk, share_of, walk
@@ -361,7 +361,7 @@ def checked_rows(
             z_Hte = z[:, position : position + most]
             last = position + z_Hte.shape[1]
             # only the keys that some row sees, and one more at both ends: a mask off by one shows
-            low = 0 if of.window is None else max(0, first_key(position, of.window) - 1)
+            low = max(0, position - seen_keys(position, of.window))
             keys = slice(low, last + 1)
             if map_rows is not None and walked is not None:
                 a_HtS = map_rows(slice(position, last))[:, :, keys]

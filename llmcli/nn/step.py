@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from llmcli.config.attention import RopeConfig, Window, first_key, most_keys
+from llmcli.config.attention import RopeConfig, Window, most_keys, seen_keys
 from llmcli.ops import compiled, rope
 from llmcli.ops.attention import visible_keys
 
@@ -278,7 +278,7 @@ class Step:
     def _ranges(self, window: Window | None) -> tuple[KeyRange, ...]:
         every = slice(0, self.tokens)
         if self.uniform and self.tokens == 1:
-            first = 0 if window is None else max(0, first_key(self.keys - 1, window))
+            first = self.keys - seen_keys(self.keys - 1, window)
             return (KeyRange(every, first, self.keys, False, None),)
         most = most_keys(window)
         if self.uniform and self.starts[0] == 0 and (most is None or self.tokens <= most):
@@ -298,7 +298,7 @@ class Step:
         for begin in range(0, self.tokens, _BAND):
             rows = slice(begin, min(begin + _BAND, self.tokens))
             at, last = self.starts[0] + rows.start, self.starts[0] + rows.stop
-            first = max(0, first_key(at, window))
+            first = at + 1 - seen_keys(at, window)
             shape = (at - first, last - first)
             if shape not in masks:
                 masks[shape] = visible_keys(self.positions[rows] - first, last - first, window)

@@ -20,7 +20,7 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.commands.attention.options import Span
 from llmcli.commands.attention.report import Pair
-from llmcli.config.attention import Window, first_key, seen_keys
+from llmcli.config.attention import Window, seen_keys
 from llmcli.inspect.attention import CELLS, Block, Tokens
 from llmcli.records.attention import EVEN, LABELS
 
@@ -171,7 +171,7 @@ def undetermined_kinds(
 def _even(tokens: Tokens, first: int, rows: int, window: Window | None) -> Block:
     """Rows of a head that attends evenly to all the keys that it sees."""
     device = tokens.ids_N.device
-    low = 0 if window is None else max(0, first_key(first, window) - 1)
+    low = max(0, first - seen_keys(first, window))
     at_t1 = torch.arange(first, first + rows, device=device)[:, None]
     keys_S = torch.arange(low, first + rows, device=device)
     seen_t1 = seen_keys(at_t1, window)
