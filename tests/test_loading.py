@@ -6,7 +6,7 @@ import pytest
 import torch
 from blocks import ffn_of
 from decoder_parameters import parameters_of
-from tiny_checkpoints import gpt2_tensors, in_chunks, llama_tensors, write_gpt2, write_llama
+from tiny_checkpoints import gpt2_tensors, in_chunks, llama_tensors, loaded, write_gpt2, write_llama
 
 from llmcli import devices, processor
 from llmcli.checkpoints import open_checkpoint
@@ -14,16 +14,12 @@ from llmcli.errors import CheckpointError, OutOfMemory, UsageError, WeightMismat
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.kernels import native
 from llmcli.loading import weights
-from llmcli.loading.load import load, load_checkpoint, load_shapes
-
-
-def load_tiny(folder, **options):
-    return load_checkpoint(open_checkpoint(folder), device="cpu", **options)
+from llmcli.loading.load import load, load_shapes
 
 
 def test_every_tensor_in_its_slot(tmp_path):
     tensors = llama_tensors()
-    model = load_tiny(write_llama(tmp_path, tensors), dtype="float32")
+    model = loaded(write_llama(tmp_path, tensors), dtype="float32")
     slots = parameters_of(model.decoder)
     assert torch.equal(slots["embed.W"], tensors["model.embed_tokens.weight"])
     assert torch.equal(slots["head.W"], tensors["lm_head.weight"])
@@ -51,7 +47,7 @@ def test_every_tensor_in_its_slot(tmp_path):
 def test_the_generation_settings_name_further_ends(tmp_path, said, ends):
     folder = write_llama(tmp_path)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": said}))
-    assert load_tiny(folder).eos_ids == ends
+    assert loaded(folder).eos_ids == ends
 
 
 def test_a_head_that_differs_from_the_embedding_in_its_last_number_is_another_one(tmp_path):
@@ -60,9 +56,9 @@ def test_a_head_that_differs_from_the_embedding_in_its_last_number_is_another_on
     tensors["model.embed_tokens.weight"] = torch.zeros(33_000, 32)
     tensors["lm_head.weight"] = torch.zeros(33_000, 32)
     options = {"vocab_size": 33_000, "tie_word_embeddings": True}
-    assert load_tiny(write_llama(tmp_path / "a", tensors, **options)).config.head.tied
+    assert loaded(write_llama(tmp_path / "a", tensors, **options)).config.head.tied
     tensors["lm_head.weight"][-1, -1] = 1
-    assert not load_tiny(write_llama(tmp_path / "b", tensors, **options)).config.head.tied
+    assert not loaded(write_llama(tmp_path / "b", tensors, **options)).config.head.tied
 
 
 GONE, L0, L1 = torch.empty(0), "model.layers.0", "model.layers.1"
@@ -81,16 +77,16 @@ GONE, L0, L1 = torch.empty(0), "model.layers.0", "model.layers.1"
 def test_missing_and_misshapen_tensors_are_refused(tmp_path, change, says):
     tensors = {name: t for name, t in (llama_tensors() | change).items() if t is not GONE}
     with pytest.raises(CheckpointError, match=says) as caught:
-        load_tiny(write_llama(tmp_path, tensors))
+        loaded(write_llama(tmp_path, tensors))
     assert caught.value.code == 4
     assert isinstance(caught.value, WeightMismatch) == ("I32" not in says)
 
 
 def test_what_has_no_use_is_surplus(tmp_path):
     tensors = llama_tensors() | {f"{L0}.self_attn.extra": torch.ones(2)}
-    surplus = load_tiny(write_llama(tmp_path / "a", tensors)).ledger.surplus
+    surplus = loaded(write_llama(tmp_path / "a", tensors)).ledger.surplus
     assert surplus == (f"{L0}.self_attn.extra",)
-    surplus = load_tiny(write_llama(tmp_path / "b", num_hidden_layers=1)).ledger.surplus
+    surplus = loaded(write_llama(tmp_path / "b", num_hidden_layers=1)).ledger.surplus
     assert {name.split(".")[2] for name in surplus} == {"1"}
     assert len(surplus) == sum(name.startswith(L1) for name in llama_tensors())
 
@@ -99,14 +95,14 @@ def test_random_weights_need_a_configuration_only(tmp_path):
     write_llama(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     first, again, other = (
-        load_tiny(tmp_path, random_weights=seed, dtype="float32").decoder for seed in (1, 1, 2)
+        loaded(tmp_path, random_weights=seed, dtype="float32").decoder for seed in (1, 1, 2)
     )
     ids = torch.arange(5)[None]
     assert torch.equal(first(ids), again(ids))
     assert not torch.equal(first(ids), other(ids))
     assert (parameters_of(first)["ln_final.w"] == 1).all()
     with pytest.raises(CheckpointError, match="a configuration but no weights"):
-        load_tiny(tmp_path)
+        loaded(tmp_path)
 
 
 @pytest.mark.parametrize(("dtype", "share", "words", "never"), [
@@ -124,7 +120,7 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(
     needed = load_shapes(open_checkpoint(path), dtype=dtype).weight_bytes
     monkeypatch.setattr(devices, "available_bytes", lambda device: int(share * needed))
     with pytest.raises(OutOfMemory, match="the weights need") as caught:
-        load_tiny(path, dtype=dtype, random_weights=0)
+        loaded(path, dtype=dtype, random_weights=0)
     assert caught.value.code == 5
     assert words in caught.value.hint
     assert not never or never not in caught.value.hint
@@ -136,11 +132,11 @@ def test_dtypes_and_devices_by_name(tmp_path, monkeypatch):
     model = load(str(path), device="cpu", dtype="float64")
     assert (model.dtype, model.tokenizer) == (torch.float64, None)
     monkeypatch.setattr(processor, "flags", lambda: frozenset({"avx512_bf16"}))
-    assert load_tiny(path, dtype="auto").dtype == torch.bfloat16
+    assert loaded(path, dtype="auto").dtype == torch.bfloat16
     monkeypatch.setattr(processor, "flags", lambda: frozenset({"avx2"}))
-    assert load_tiny(path, dtype="auto").dtype == torch.float32
+    assert loaded(path, dtype="auto").dtype == torch.float32
     with pytest.raises(UsageError, match="`float8` is not a dtype"):
-        load_tiny(path, dtype="float8")
+        loaded(path, dtype="float8")
     with pytest.raises(UsageError, match="has no float64"):
         devices.check_dtype("float64", torch.device("mps"))
     for name in ("gpu", "cpu:1", "cuda:x"):
@@ -149,7 +145,7 @@ def test_dtypes_and_devices_by_name(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="no device `cuda:99`"):
         devices.resolve_device("cuda:99")
     with pytest.raises(UsageError, match="`--quantize int3` is not a weight format"):
-        load_tiny(write_llama(tmp_path), quantize="int3")
+        loaded(write_llama(tmp_path), quantize="int3")
 
 
 def test_auto_leaves_apples_gpu_to_who_names_it(monkeypatch):
@@ -165,17 +161,17 @@ def test_a_broken_tokenizer_matters_only_for_text(tmp_path):
     write_llama(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
     with pytest.raises(CheckpointError, match="not a sentencepiece model"):
-        load_tiny(tmp_path)
-    assert load_tiny(tmp_path, text=False).tokenizer is None
+        loaded(tmp_path)
+    assert loaded(tmp_path, text=False).tokenizer is None
 
 
 def test_weights_that_lie_by_columns_are_the_same(tmp_path, monkeypatch):
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     write_llama(tmp_path, tie_word_embeddings=True, tensors=None)
-    by_rows = load_tiny(tmp_path, dtype="bfloat16").decoder
+    by_rows = loaded(tmp_path, dtype="bfloat16").decoder
     monkeypatch.setattr("llmcli.weights.dense.lies_by_columns", lambda rows, device, dtype: True)
     in_chunks(monkeypatch, 300)
-    by_columns = load_tiny(tmp_path, dtype="bfloat16").decoder
+    by_columns = loaded(tmp_path, dtype="bfloat16").decoder
     assert ffn_of(by_columns.blocks[0]).gate_up.weight.dense().stride(0) == 1
     for name, slot in parameters_of(by_rows).items():
         assert torch.equal(slot, parameters_of(by_columns)[name]), name
@@ -198,13 +194,13 @@ def test_shapes_are_held_against_the_headers(tmp_path, monkeypatch, name, shape,
     monkeypatch.setattr("llmcli.loading.load.Decoder", None)  # refused before anything is allocated
     tensors = gpt2_tensors() | {name: torch.ones(shape)}
     with pytest.raises(CheckpointError, match=says) as caught:
-        load_tiny(write_gpt2(tmp_path, tensors))
+        loaded(write_gpt2(tmp_path, tensors))
     assert caught.value.code == 4
 
 
 def test_a_configuration_that_lies_about_sizes_is_no_matter_of_memory(tmp_path):
     with pytest.raises(WeightMismatch, match="should be"):
-        load_tiny(write_gpt2(tmp_path, n_embd=1 << 18))
+        loaded(write_gpt2(tmp_path, n_embd=1 << 18))
 
 
 @pytest.mark.parametrize(("least", "used"), [(1 << 30, 1), (0, 2)])
@@ -223,7 +219,7 @@ def test_threads_are_used_where_they_are_worth_it_and_given_back(
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        load_tiny(write_llama(tmp_path))
+        loaded(write_llama(tmp_path))
         assert torch.get_num_threads() == 2
         assert seen == {used}
     finally:

@@ -10,7 +10,7 @@ import torch
 from decoder_parameters import parameters_of
 from planned import departures
 from rich.console import Console
-from tiny_checkpoints import llama_tensors, write_llama
+from tiny_checkpoints import llama_tensors, loaded, write_llama
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.load.measure.run import measure_load
@@ -24,7 +24,7 @@ from llmcli.graph.memory import PlannedRun, memory_need
 from llmcli.graph.plan import _parameters, parameters
 from llmcli.graph.rows import Rows
 from llmcli.graph.spec import Call
-from llmcli.loading.load import load_checkpoint, load_shapes
+from llmcli.loading.load import load_shapes
 from llmcli.nn.parameters import Parameters
 from llmcli.records.work import Stages
 
@@ -52,16 +52,12 @@ def folder(tmp_path):
     return write_llama(tmp_path / "m")
 
 
-def load(folder, dtype):
-    return load_checkpoint(open_checkpoint(folder), device="cpu", dtype=dtype)
-
-
 @pytest.mark.parametrize(("dtype", "own"), [
     ("bfloat16", "float32"), ("float16", "float32"), ("float32", "float32"),
     ("float64", "float64"),
 ])  # fmt: skip
 def test_they_keep_their_digits(folder, dtype, own):
-    model = load(folder, dtype)
+    model = loaded(folder, dtype=dtype)
     slots = parameters_of(model.decoder)
     assert slots["blocks.1.ln2.w"].dtype == slots["ln_final.w"].dtype == DTYPES[own]
     assert slots["blocks.1.mlp.W_up"].dtype == DTYPES[dtype]
@@ -72,7 +68,7 @@ def test_they_keep_their_digits(folder, dtype, own):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_every_count_of_bytes_is_of_what_lies_in_memory(folder, dtype):
-    model = load(folder, dtype)
+    model = loaded(folder, dtype=dtype)
     held = sum(slot.nbytes for slot in parameters_of(model.decoder).values())
     numbers = sum(slot.numel() for slot in parameters_of(model.decoder).values())
     size = DTYPES[dtype].itemsize
@@ -107,7 +103,7 @@ def test_the_ledger_says_to_which_dtype_each_was_converted(folder):
 
 
 def test_what_lies_in_one_tensor_has_one_dtype(folder):
-    specs = parameters(load(folder, "float32").config, dtype="bfloat16")
+    specs = parameters(loaded(folder, dtype="float32").config, dtype="bfloat16")
     place = Parameters(specs, Arithmetic.of("bfloat16"), device=torch.device("cpu"))
     with pytest.raises(ValueError, match="several dtypes"):
         place.vector(("blocks.0.ln1.w", "blocks.0.mlp.W_up"))

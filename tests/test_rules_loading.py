@@ -7,6 +7,7 @@ what the plain file of the same weights gives.
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from linear_family import Given
 from live_tensors import Live
 from planned import wrongly_filled
 from safetensors.torch import save_file
-from tiny_checkpoints import LLAMA, in_chunks, llama_tensors, write_llama
+from tiny_checkpoints import LLAMA, in_chunks, llama_tensors, loaded, write_llama
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.info.measure import measure_info
@@ -38,7 +39,6 @@ from llmcli.families.rules import (
     plan,
 )
 from llmcli.loading import filling
-from llmcli.loading.load import load_checkpoint
 from llmcli.loading.weights import check_fit, load_weights
 from llmcli.measure.machine import cpu
 from llmcli.prepare.prepared import prepare
@@ -79,8 +79,7 @@ def write(folder, tensors, **config):
                        model_type="other", **config)  # fmt: skip
 
 
-def load(folder, dtype="float32"):
-    return load_checkpoint(open_checkpoint(folder), device="cpu", dtype=dtype)
+load = partial(loaded, dtype="float32")
 
 
 def fused(name, parts, make):
@@ -200,7 +199,7 @@ def test_values_are_computed_before_they_are_rounded(tmp_path, family, dtype):
     """`1 + w` in bfloat16 keeps two digits of a small w: the one goes while they are all there."""
     tensors = changed("layernorm.weight", lambda w: 1 + w / 1000)
     family(*LAYOUTS["norms with the one in them"][1])
-    slot = parameters_of(load(write(tmp_path, tensors), dtype).decoder)["blocks.1.ln1.w"]
+    slot = parameters_of(load(write(tmp_path, tensors), dtype=dtype).decoder)["blocks.1.ln1.w"]
     stored = tensors["model.layers.1.input_layernorm.weight"]
     wide = stored.double() if dtype == "float64" else stored
     assert torch.equal(slot, (wide - 1).to(slot.dtype))
@@ -354,7 +353,7 @@ def test_experts_are_as_well_in_the_views_of_headers(tmp_path, family):
     up = stored["blocks.1.mlp.W_up"]
     assert up.source == "model.layers.1.mlp.experts.{0-47}.up.weight"
     assert up.stored_bytes == 48 * 32 * 4
-    model = load_checkpoint(checkpoint, device="cpu", dtype="float32")
+    model = load(checkpoint.path)
     assert wrongly_filled(model.ledger, stored) == []
     gone = {k: t for k, t in with_items().items() if "1.mlp.experts.7." not in k}
     lacking = open_checkpoint(write(tmp_path, gone))

@@ -5,6 +5,14 @@ import json
 import torch
 from safetensors.torch import save_file
 
+from llmcli.checkpoints import open_checkpoint
+from llmcli.loading.load import load_checkpoint
+
+
+def loaded(folder, **options):
+    """The model in a folder or a file."""
+    return load_checkpoint(open_checkpoint(folder), device="cpu", **options)
+
 
 def in_chunks(monkeypatch, nbytes):
     """Weights are read, converted and moved so many bytes at a time."""

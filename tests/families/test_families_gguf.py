@@ -133,6 +133,27 @@ def hybrid(arch="qwen35", **changes):
     return find(arch, "gguf").from_gguf(metadata(arch, **(DELTA | changes)), tensors)
 
 
+NEMOTRON = {
+    "general.architecture": "nemotron_h_moe", "block_count": 4, "context_length": 64,
+    "embedding_length": 48, "vocab_size": 211, "attention.head_count": 6,
+    "attention.head_count_kv": [0, 2, 0, 2], "attention.key_length": 8,
+    "attention.value_length": 8, "attention.layer_norm_rms_epsilon": 1e-5,
+    "feed_forward_length": [0, 0, 24, 24], "rope.dimension_count": 20, "ssm.conv_kernel": 4,
+    "ssm.inner_size": 96, "ssm.state_size": 8, "ssm.time_step_rank": 6, "ssm.group_count": 2,
+    "expert_count": 5, "expert_used_count": 2, "nextn_predict_layers": 1,
+}  # fmt: skip
+TENSORS = ("blk.2.ffn_gate_inp.weight", "blk.2.exp_probs_b.bias", "blk.3.ffn_gate_inp.weight")
+
+
+def nemotron(changes):
+    """Nemotron-H with experts."""
+    keys = {
+        key if "general" in key else f"nemotron_h_moe.{key}": one
+        for key, one in (NEMOTRON | changes).items()
+    }
+    return find("nemotron_h_moe", "gguf").from_gguf(keys, dict.fromkeys(TENSORS))
+
+
 @pytest.mark.parametrize("arch", ["glm4moe", "deepseek2", "qwen35", "qwen35moe"])
 def test_layers_that_predict_further_on_are_none(arch):
     more = DEEPSEEK if arch == "deepseek2" else DELTA if arch.startswith("qwen") else {}

@@ -5,7 +5,7 @@ from functools import lru_cache
 import pytest
 import torch
 import transformers
-from parity_models import prompt, write
+from parity_models import ROWS, prompt, write
 from parity_reference import load_reference, reference_logprobs
 from zoo import variant
 
@@ -45,6 +45,12 @@ def expected(references):
     return lru_cache(None)(
         lambda name, dtype: reference_logprobs(references(name, dtype), prompt())
     )
+
+
+@pytest.fixture(scope="session")
+def expected_rows(references):
+    """Name of a case → the same in float64 of `ROWS`: of each beginning of a row, too."""
+    return lru_cache(None)(lambda name: reference_logprobs(references(name, "float64"), ROWS))
 
 
 @pytest.fixture(scope="session")

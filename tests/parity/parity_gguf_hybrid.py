@@ -4,9 +4,9 @@
 have one part, the number of key/value heads, or of neurons, says which.
 """
 
-
 import gguf
 import torch
+from zoo import GRANITE_SCALES
 
 HYBRID = ("mamba2", "granitemoehybrid", "nemotron_h")
 IN_FLOAT32 = (".ssm_a", ".ssm_d", ".ssm_norm.weight")  # of matrices
@@ -53,7 +53,8 @@ def moved(name, values, config):
     if name.endswith((".A_log", ".mixer.D", ".mamba.D")):
         return values[:, None]
     if name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
-        return values.view(_groups(config), -1)
+        groups = "mamba_n_groups" if config.model_type == "granitemoehybrid" else "n_groups"
+        return values.view(getattr(config, groups), -1)
     return values.squeeze(1) if name.endswith("conv1d.weight") else values
 
 
@@ -75,11 +76,6 @@ def _told(values):
     assert (off < 1e-10).any(1).all()
     first = (off < 1e-10).int().argmax(1, keepdim=True)
     return near.gather(1, first)[:, 0]
-
-
-def _groups(config):
-    found = config.mamba_n_groups if config.model_type == "granitemoehybrid" else (config.n_groups)
-    return found
 
 
 def metadata(config):
@@ -106,15 +102,6 @@ def _mamba2(config):
              config.n_groups)  # fmt: skip
 
 
-def scales(config):
-    """Granite's multipliers."""
-    return {
-        "attention_scale": config.attention_multiplier,
-        "embedding_scale": config.embedding_multiplier,
-        "residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling,
-    }  # fmt: skip
-
-
 def _granite(config):
     attends = [kind == "full_attention" for kind in config.layer_types]
     hybrid = not all(attends)
@@ -127,7 +114,8 @@ def _granite(config):
         "rope_dimension_count": config.hidden_size // config.num_attention_heads,
         "rope_freq_base": config.rope_parameters["rope_theta"],
         "head_count_kv": [config.num_key_value_heads * one for one in attends],
-        "rope_scaling_finetuned": not hybrid, **scales(config),
+        "rope_scaling_finetuned": not hybrid,
+        **{key: getattr(config, setting) for key, setting in GRANITE_SCALES.items()},
     } | _ssm(config.mamba_d_conv, config.mamba_d_state, config.mamba_n_heads, config.mamba_d_head,
              config.mamba_n_groups)  # fmt: skip
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from covers import crossed
+from covers import typed
 from parity_models import prompt
 from parity_recorder import PAIRED, numbers_of_a_head
 from parity_reference import fresh_rope, precision
@@ -61,7 +61,7 @@ def flat(tensor):
     return tensor.transpose(1, 2).flatten(2) if tensor.ndim == 4 else tensor
 
 
-@pytest.mark.parametrize("name", crossed(one.name for one in ZOO))
+@pytest.mark.parametrize("name", typed(one.name for one in ZOO))
 def test_a_modules_name_means_its_output(name, models, references):
     ids = prompt(batch=2, tokens=20)
     model = models(name, "float64")
@@ -108,7 +108,7 @@ def test_a_modules_name_means_its_output(name, models, references):
     assert compared >= sum(1 + 4 * len(layer.sublayers) for layer in model.config.layers)
 
 
-@pytest.mark.parametrize("name", crossed(one.name for one in ZOO))
+@pytest.mark.parametrize("name", typed(one.name for one in ZOO))
 def test_an_activation_function_has_the_name_of_its_module(name, models, references):
     config = models(name, "float64").config
     known, theirs = Names(config).known, dict(references(name, "float64").named_modules())

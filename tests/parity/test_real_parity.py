@@ -13,11 +13,15 @@ the distance of the two best tokens.
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from parity_reference import reference_inside
 from parity_smollm2 import transformers_from_gguf
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.attention.measure.layers import measure_attention
+from llmcli.inspect.passes import Passes
 from llmcli.loading.load import load_checkpoint
 
 pytestmark = pytest.mark.real
@@ -113,3 +117,22 @@ def test_greedy_tokens_are_llama_cpps_where_the_choice_is_clear(figures, ours):
     assert (missed < 3 * MARGIN_SPREAD).all()
     together = int((missed > 0).nonzero()[0, 0]) if (missed > 0).any() else len(chosen)
     assert greedy(ours, ids, together)[0].tolist() == figures["ids"][:together]
+
+
+TEXT = (
+    "In the beginning God created the heaven and the earth. And the earth was without form, and "
+    "void; and darkness was upon the face of the deep. And God said, Let there be light."
+)
+
+
+def test_every_layer_and_head(ours, theirs):
+    """The matrices that `measure_attention` hands on are transformers' eager attentions."""
+    ids, found = encoded(ours, TEXT), {}
+    assert ids.shape[1] >= 40
+    report = measure_attention(Passes(ours, ids[0].tolist()), on_matrix=found.__setitem__)
+    assert report.ok, report.checks
+    _, right = reference_inside(theirs, ids)
+    assert len(found) == len(right) == 30
+    for layer, pattern in enumerate(right):
+        assert found[layer].shape == (9, ids.shape[1], ids.shape[1])
+        assert np.abs(found[layer] - pattern[0].numpy()).max() < 1e-5

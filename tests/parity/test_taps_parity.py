@@ -1,16 +1,23 @@
 """What the taps show is what transformers computes, and looking changes nothing.
 
 Every emitted activation, the residual stream among them, equals transformers' own to 1e-11 in
-float64; outputs with and without a tap are equal bit for bit. Maps, of whole prompts and from a
-cache, are compared in `test_attention_parity` and `test_views_parity`.
+float64; outputs with and without a tap are equal bit for bit. Maps of what comes from a cache are
+compared in `test_views_parity`.
 """
 
+from functools import cache
+
+import numpy as np
 import pytest
 import torch
-from covers import crossed, in_turn
+from covers import crossed, in_turn, typed
 from parity_models import prompt
 from parity_recorder import record
-from zoo import TYPES, ZOO, variant
+from parity_reference import reference_inside
+from zoo import TYPES, ZOO, attending, recurring, variant
+
+from llmcli.commands.attention.measure.layers import measure_attention
+from llmcli.inspect.passes import Passes
 
 ALL = [one.name for one in ZOO]
 
@@ -33,7 +40,7 @@ def far(a, b):
     return ((a - b).abs().nan_to_num(torch.inf).max() / (1 + b.abs().max())).item()
 
 
-@pytest.mark.parametrize("name", crossed(ALL))
+@pytest.mark.parametrize("name", typed(ALL))
 def test_every_activation_is_transformers_own(name, models, references):
     ids = prompt(batch=2, tokens=150)
     ours = tapped(models(name, "float64").decoder, ids)
@@ -73,3 +80,30 @@ def test_looking_changes_no_bit(name, dtype, models):
 
     for plain, watched in zip(outputs(look=False), outputs(look=True), strict=True):
         assert torch.equal(plain, watched)
+
+
+@pytest.mark.parametrize("name", crossed(ALL))
+def test_every_layer_and_head(name, models, references):
+    """The matrices that `measure_attention` hands on are transformers' eager attentions."""
+    ids = prompt(tokens=70)
+    found = {}
+    passes = Passes(models(name, "float32"), ids[0].tolist())
+    report = measure_attention(passes, on_matrix=found.__setitem__, block_rows=32)
+    assert report.ok, report.checks
+    patterns = cache(lambda dtype: reference_inside(references(name, dtype), ids)[1])
+    config = variant(name).config()
+    layers = attending(config)
+    assert list(found) == sorted(layers + recurring(config))
+    assert len(patterns("float32")) == len(layers)
+    reports = {layer.layer: layer for layer in report.layers}
+    for at, layer in enumerate(layers):
+        pattern = patterns("float32")[at]
+        assert found[layer].shape == pattern.shape[1:]
+        off = np.abs(found[layer] - pattern[0].numpy()).max()
+        # or at most five times what theirs moves between float32 and float64
+        assert off < 1e-5 or off < 5 * (pattern - patterns("float64")[at]).abs().max()
+        if reports[layer].sinks:
+            taken = 1 - patterns("float64")[at][0].sum(-1).mean(-1)
+            assert taken.max() > 0.05
+            shown = [head.metrics["learned_sink"] for head in reports[layer].heads]
+            assert shown == pytest.approx(taken.tolist(), abs=1e-5)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from covers import covered, crossed, in_turn
 from decoder_parameters import parameters_of
-from parity_models import PROMPT, build, opened, prompt
+from parity_models import PROMPT, ROWS, build, opened, prompt
 from parity_reference import OnlyFloat64, load_reference, reference_logprobs
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -151,13 +151,11 @@ def margin(scores, count):
 
 
 @pytest.mark.parametrize("name", crossed(PLAIN))
-def test_in_pieces(name, models, references):
+def test_in_pieces(name, models, expected_rows):
     """Two rows; the keys of more than a block of 256 slots are read in the next test."""
-    ids = prompt(batch=2, tokens=150)
-    theirs = reference_logprobs(references(name, "float64"), ids)
     for size in (7, 64):
-        ours = logprobs(models(name, "float64").decoder, ids, pieces(size, 150))
-        assert difference(ours, theirs) < 1e-9
+        ours = logprobs(models(name, "float64").decoder, ROWS[:2, :150], pieces(size, 150))
+        assert difference(ours, expected_rows(name)[:2, :150]) < 1e-9
 
 
 @pytest.mark.parametrize("name", crossed(PLAIN))
@@ -169,11 +167,10 @@ def test_a_prompt_then_token_by_token(name, models, expected):
 
 
 @pytest.mark.parametrize("name", covered(TYPICAL))
-def test_token_by_token_from_nothing(name, models, references):
+def test_token_by_token_from_nothing(name, models, expected):
     """More tokens than the longest window and than a chunk of a recurrence."""
-    ids = prompt(tokens=70)
-    ours = logprobs(models(name, "float64").decoder, ids, [1] * 70)
-    assert difference(ours, reference_logprobs(references(name, "float64"), ids)) < 1e-9
+    ours = logprobs(models(name, "float64").decoder, prompt(tokens=70), [1] * 70)
+    assert difference(ours, expected(name, "float64")[:, :70]) < 1e-9
 
 
 @pytest.mark.parametrize("chunks", [pieces(7, 150), pieces(64), [PROMPT - 20] + [1] * 20])
@@ -198,51 +195,50 @@ def padded(rows):
 
 
 @pytest.mark.parametrize("name", crossed(ALL))
-def test_unequal_rows_equal_each_row_alone(name, models, references):
+def test_unequal_rows_equal_each_row_alone(name, models, references, expected_rows):
     """Three unequal prompts, each continued by unequal pieces and then token by token."""
-    decoder, reference = models(name, "float64").decoder, references(name, "float64")
+    decoder = models(name, "float64").decoder
     # how many tokens each row gets in each call
     calls = [(PROMPT - 40, 1, 150), (5, 37, 2), (1, 1, 1), (1, 1, 1), (7, 64, 1)]
-    totals = [sum(call[row] for call in calls) for row in range(3)]
-    rows = [prompt(tokens=total, seed=total)[0] for total in totals]
-    state = decoder.new_state(3, max(totals) + 64)  # room for padding too
+    state = decoder.new_state(3, ROWS.shape[1] + 64)  # room for padding too
     got = [[], [], []]
     done = [0, 0, 0]
     for call in calls:
-        fed = [row[at : at + n] for row, at, n in zip(rows, done, call, strict=True)]
+        fed = [row[at : at + n] for row, at, n in zip(ROWS, done, call, strict=True)]
         ids, lengths = padded(fed)
         out = decoder(ids, state, lengths=lengths).log_softmax(-1)
         for row, n in enumerate(call):
             got[row].append(out[row, :n])
             done[row] += n
         assert state.lengths == done
-    for row in range(3):
-        chunks = [call[row] for call in calls] if variant(name).history else None
-        theirs = reference_logprobs(reference, rows[row][None], chunks)[0]
+    for row, total in enumerate(done):
+        if variant(name).history:
+            ids, chunks = ROWS[row, None, :total], [call[row] for call in calls]
+            theirs = reference_logprobs(references(name, "float64"), ids, chunks)[0]
+        else:
+            theirs = expected_rows(name)[row, :total]
         assert difference(torch.cat(got[row]), theirs) < 1e-9
 
 
 @pytest.mark.parametrize("name", [*covered(TYPICAL), "gemma4-all"])
-def test_the_last_logits_of_unequal_rows(name, models, references):
-    decoder, reference = models(name, "float64").decoder, references(name, "float64")
-    rows = [prompt(tokens=n, seed=n)[0] for n in (90, 3, 41, 1)]
-    ids, lengths = padded(rows)
-    for state in (None, decoder.new_state(4, 128)):
+def test_the_last_logits_of_unequal_rows(name, models, expected_rows):
+    decoder = models(name, "float64").decoder
+    ids, lengths = padded([row[:n] for row, n in zip(ROWS, (90, 41, 1), strict=True)])
+    theirs = expected_rows(name)[range(3), [n - 1 for n in lengths]].unsqueeze(1)
+    for state in (None, decoder.new_state(3, 128)):
         last = decoder(ids, state, lengths=lengths, logits="last").log_softmax(-1)
-        assert last.shape == (4, 1, 211)
-        for row, ours in zip(rows, last, strict=True):
-            theirs = reference_logprobs(reference, row[None])[0, -1:]
-            assert difference(ours, theirs) < 1e-9
+        assert last.shape == (3, 1, 211)
+        assert difference(last, theirs) < 1e-9
 
 
 @pytest.mark.parametrize("name", covered(TYPICAL))
-def test_every_parameter_matters(name, models, references):
+def test_every_parameter_matters(name, models, expected):
     """A relative change of 1e-4 in any one parameter breaks the comparison at 1e-9.
 
     Of every second number: a norm of queries or keys takes a common factor out of their weights.
     """
     decoder, ids = models(name, "float64").decoder, prompt(tokens=40)
-    theirs = reference_logprobs(references(name, "float64"), ids)
+    theirs = expected(name, "float64")[:, :40]
     assert difference(logprobs(decoder, ids), theirs) < 1e-9
     unseen = []
     for parameter, tensor in parameters_of(decoder).items():
