@@ -101,24 +101,44 @@ def in_turn(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
     none of what is exhaustive in `first`, which has no value that a model of the covers has not.
     """
     firsts, sizes = [*map(_parameter, first)], [len(other) for other in others]
-    default, rest = [], []  # places in `first` and in each other list
-    turns = {True: 0, False: 0}
+    default = _turns(firsts, sizes)
+    rest = [
+        places for at, one in enumerate(firsts) if not one.marks
+        for places in product([at], *map(range, sizes))
+    ]  # fmt: skip
+    seen = set().union(*(pairs(enumerate(places)) for places in default))
+    chosen = cover({places: pairs(enumerate(places)) - seen for places in rest})
+    return [
+        _together(firsts, others, places, places not in default)
+        for places in sorted({*default, *chosen})
+    ]
+
+
+def once(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
+    """The first of these alone: for lists whose values have nothing to do with each other."""
+    firsts = [*map(_parameter, first)]
+    places = _turns(firsts, [len(other) for other in others])
+    return [_together(firsts, others, one, False) for one in places]
+
+
+def _turns(firsts: Sequence[ParameterSet], sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Places in the first list and in each other one: in turn, what is marked apart."""
+    found, turns = [], {True: 0, False: 0}
     for at, one in enumerate(firsts):
         turn = turns[bool(one.marks)]
         turns[bool(one.marks)] += 1
-        default.append((at, *(turn % size for size in sizes)))
-        rest += [] if one.marks else product([at], *map(range, sizes))
-    seen = set().union(*(pairs(enumerate(places)) for places in default))
-    chosen = cover({places: pairs(enumerate(places)) - seen for places in rest})
-    found = []
-    for at, *places in sorted({*default, *chosen}):
-        turned = (other[place] for other, place in zip(others, places, strict=True))
-        parts = [firsts[at], *map(_parameter, turned)]
-        marks = [mark for part in parts for mark in part.marks]
-        if (at, *places) not in default:
-            marks.append(pytest.mark.exhaustive)
-        found.append(pytest.param(*[value for one in parts for value in one.values], marks=marks))
+        found.append((at, *(turn % size for size in sizes)))
     return found
+
+
+def _together(
+    firsts: Sequence[ParameterSet], others: Sequence[Any], places: Sequence[int], rest: bool
+) -> ParameterSet:
+    at, *behind = places
+    turned = (other[place] for other, place in zip(others, behind, strict=True))
+    parts = [firsts[at], *map(_parameter, turned)]
+    marks = [mark for part in parts for mark in part.marks] + [pytest.mark.exhaustive] * rest
+    return pytest.param(*[value for one in parts for value in one.values], marks=marks)
 
 
 def _parameter(value: Any) -> ParameterSet:

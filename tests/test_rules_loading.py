@@ -28,7 +28,6 @@ from llmcli.families.dense import llamas as FAMILY
 from llmcli.families.rules import (
     AddConstant,
     CollectRows,
-    Drop,
     Load,
     LogNeg,
     PerExpert,
@@ -387,20 +386,6 @@ def test_a_stack_of_packed_rows(tmp_path, monkeypatch, op):
         assert torch.equal(slot, right)
 
 
-BEYOND = Drop(f"{H}.*", "a layer that predicts further tokens", within={"layer": range(2, 3)})
-
-
-def test_layers_beyond_the_last_are_dropped_by_name(tmp_path, family):
-    family(BEYOND)
-    names = ("self_attn.q_proj.weight", "mlp.experts.100.up.weight", "eh_proj.weight", "enorm")
-    extra = {f"model.layers.2.{name}": torch.ones(3) for name in names}
-    model = load(write(tmp_path / "a", llama_tensors() | extra))
-    assert dict(model.ledger.dropped) == dict.fromkeys(extra, BEYOND.reason)
-    for name in ("model.layers.3.enorm", "model.layers.1.enorm", "model.layers.2"):
-        model = load(write(tmp_path / "b", llama_tensors() | {name: torch.ones(3)}))
-        assert model.ledger.surplus == (name,)
-
-
 # Stacks of matrices, `[experts, rows, columns]`, and the parameters that they fill.
 E, D, F = 5, 6, 8
 
@@ -479,12 +464,6 @@ def test_a_stack_of_matrices(tmp_path, monkeypatch, stack, nbytes):
     for entry in ledger.entries:
         assert entry.operations == words[entry.parameter.partition("[")[0]]
     assert sum(one.bytes for one in ledger.entries) == sum(t.nbytes for t in tensors.values())
-
-
-def test_operations_on_experts_in_words():
-    assert (str(PerExpert(Transpose())), str(OF_GATE)) == (
-        "each expert: transposed", f"each expert: rows 0:1 of each of {F} groups",
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("op", [PerExpert(Rows(0, 512)), PerExpert(Transpose())])

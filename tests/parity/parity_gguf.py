@@ -238,7 +238,7 @@ class Converter:
         if kind in hybrid.HYBRID:
             self._say(**hybrid.metadata(config))
             return
-        latent, of = hasattr(config, "kv_lora_rank"), partial(_of, config)
+        latent, of = hasattr(config, "kv_lora_rank"), partial(hybrid.of, config)
         hidden = of("n_inner", "intermediate_size_mlp", "intermediate_size")
         heads = of("num_key_value_heads", "num_attention_heads")
         if kind in ("gpt2", "bloom"):
@@ -298,7 +298,7 @@ class Converter:
 
     def _experts(self):
         """What the converters write of mixtures."""
-        config, kind, of = self.config, self.kind, partial(_of, self.config)
+        config, kind, of = self.config, self.kind, partial(hybrid.of, self.config)
         prefix = "" if kind in ("gpt_oss", "llama4_text") else "moe_"
         self._say(
             expert_count=of("n_routed_experts", "num_experts", "num_local_experts"),
@@ -401,11 +401,6 @@ class Converter:
     def _factors(self, name, factors):
         """One divisor per frequency, float32."""
         self.writer.add_tensor(f"{name}.weight", np.array(factors, dtype=np.float32))
-
-
-def _of(config, *names):
-    """The first of these settings that it has and that is not 0."""
-    return next(filter(None, (getattr(config, name, None) for name in names)), None)
 
 
 def llama3_factors(rope, head_dim):

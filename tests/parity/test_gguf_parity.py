@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from covers import few, in_turn
+from covers import few, once
 from needs import needs_kernels
 from parity_gguf import interleave, separate, write_gguf
 from parity_models import build, opened, prompt, without_room
@@ -83,7 +83,7 @@ def test_every_format_and_architecture(model_type, format, tmp_path):
 
 
 @needs_kernels
-@pytest.mark.parametrize(("model_type", "format"), in_turn(list(PACKED), ["Q4_0", "Q8_0", "Q4_K"]))
+@pytest.mark.parametrize(("model_type", "format"), once(PACKED, ["Q4_0", "Q8_0", "Q4_K"]))
 @torch.no_grad()
 def test_packed_weights_of_every_architecture(model_type, format, tmp_path):
     """Prompts and steps in the file's own bits, whose activations have 8: bits of divergence."""
@@ -132,7 +132,7 @@ def test_variants(one, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "format"), in_turn([*MIXTURES, *HYBRIDS], ["F16", "BF16", "Q8_0"])
+    ("model_type", "format"), once([*MIXTURES, *HYBRIDS], ["F16", "BF16", "Q8_0"])
 )
 def test_experts_in_one_tensor(model_type, format, tmp_path):
     """Blocks are unpacked where a dtype is given."""
@@ -156,7 +156,7 @@ def test_files_of_version_2(format, tmp_path):
 
 
 @pytest.mark.parametrize(  # no head of Nemotron-H is
-    ("model_type", "head"), in_turn([one for one in PACKED if one != "nemotron_h"], [True, False])
+    ("model_type", "head"), once([one for one in PACKED if one != "nemotron_h"], [True, False])
 )
 def test_a_tied_head_stored_or_not(model_type, head, tmp_path):
     one = packed(model_type, tie_word_embeddings=True)

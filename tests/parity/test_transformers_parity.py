@@ -8,7 +8,7 @@ import json
 
 import pytest
 import torch
-from covers import covered, crossed, in_turn
+from covers import covered, crossed, once
 from decoder_parameters import parameters_of
 from parity_models import PROMPT, ROWS, build, opened, prompt
 from parity_reference import OnlyFloat64, load_reference, reference_logprobs
@@ -80,7 +80,7 @@ def test_ours_really_is_float64(name, models):
     assert watch.offenders == []
 
 
-PRECISIONS = [pytest.param(one, "float64") for one in ALL] + in_turn(covered(ALL), ["float32"])
+PRECISIONS = [pytest.param(one, "float64") for one in ALL] + once(covered(ALL), ["float32"])
 
 
 @pytest.mark.parametrize(("name", "dtype"), PRECISIONS)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from covers import covered, crossed, in_turn, layers_of
+from covers import covered, crossed, in_turn, layers_of, once
 from parity_gguf import write_gguf
 from parity_models import build, opened, prompt
 from parity_reference import load_reference, reference_inside
@@ -41,15 +41,9 @@ from llmcli.records.work import Stages
 NEW = 3
 VIEWED = [one for one in ZOO if one.views]
 IDS = prompt(tokens=40)[0].tolist()
-FILES = in_turn(
-    covered(one.name for one in VIEWED if one.gguf), ["gguf", "hf"]
-) + in_turn(covered(one.name for one in VIEWED if not one.gguf), ["hf"])
+FILES = once(covered(one.name for one in VIEWED if one.gguf), ["gguf", "hf"])
+FILES += once(covered(one.name for one in VIEWED if not one.gguf), ["hf"])
 FILES = [pytest.param(".".join(one.values), marks=one.marks) for one in FILES]
-# of each model the file whose turn it was, which has the fewest marks
-FILE_OF_EACH = {
-    one.values[0].rpartition(".")[0]: one
-    for one in sorted(FILES, key=lambda one: len(one.marks), reverse=True)
-}.values()
 
 
 @dataclass
@@ -113,7 +107,7 @@ GIVEN = ("--ids", ",".join(map(str, IDS)))
 
 
 @pytest.mark.parametrize(
-    ("name", "new"), [*in_turn(FILES, [NEW]), (f"{VIEWED[0].name}.hf", 0)]
+    ("name", "new"), [*once(FILES, [NEW]), (f"{VIEWED[0].name}.hf", 0)]
 )
 def test_attention(name, new, made, view, tmp_path):
     """Patterns of the rows of the prompt and of the new tokens."""
@@ -208,21 +202,16 @@ def test_shapes(name, made, view):
     assert wrongly_filled(model.ledger, stored_tensors(prepared)) == []
 
 
-# A tolerance depends on what rounding goes through, the kinds of layers: one file of each in every
-# dtype, all others in one.
-FILES = [one for one in FILE_OF_EACH if not one.marks]
+# A tolerance depends on what rounding goes through, the kinds of layers: one file of each.
 OF_EACH_KIND = {
-    layers_of(variant(one.values[0].rpartition(".")[0]).config()): one.values[0] for one in FILES
-}.values()
-TURNS = in_turn(FILES, ["float64", "bfloat16", "float16"])
-ROUNDED = [one for one in TURNS if one.values[0] in OF_EACH_KIND]
-ROUNDED += [
-    pytest.param(*one.values, marks=pytest.mark.exhaustive)
-    for one in TURNS if not one.marks and one not in ROUNDED
-]  # fmt: skip
+    layers_of(variant(one.values[0].rpartition(".")[0]).config()): one
+    for one in FILES if not one.marks
+}.values()  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "dtype"), ROUNDED)
+@pytest.mark.parametrize(
+    ("name", "dtype"), in_turn([*OF_EACH_KIND], ["float64", "bfloat16", "float16"])
+)
 def test_checks_are_green_in_every_precision(name, dtype, made, view):
     """`view` holds every check against what that precision allows: no false alarm."""
     path, options = made(name).path, (*GIVEN, "--dtype", dtype, "--generate", str(NEW))
