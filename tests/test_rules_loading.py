@@ -98,13 +98,7 @@ def changed(name, make):
     return tensors
 
 
-QKV = [f"self_attn.{part}_proj" for part in "qkv"]
 GATE_UP = ["mlp.gate_proj", "mlp.up_proj"]
-
-
-def by_kv_head(q, k, v):
-    """(q, q, k, v) of each of 2 kv heads, of 8 rows each."""
-    return torch.cat([q.view(2, 16, 32), k.view(2, 8, 32), v.view(2, 8, 32)], 1).flatten(0, 1)
 
 
 def renames(**targets):
@@ -115,25 +109,10 @@ def renames(**targets):
     ]
 
 
-QKV_OF, GATE_UP_OF = "self_attn.qkv", "mlp.gate_up"
-# the tensors of a file, the rules for it, and what the ledger says of them
+GATE_UP_OF = "mlp.gate_up"
+# the tensors of a file, the rules for it, and what the ledger says of them; queries, keys and
+# values in one, and tiled heads, are in the files of real families (tests/parity)
 LAYOUTS = {
-    "q, k, v by kv head": (
-        fused(QKV_OF, QKV, by_kv_head),
-        renames(
-            attn__W_q=(QKV_OF, Rows(0, 16, groups=2)), attn__W_k=(QKV_OF, Rows(16, 24, groups=2)),
-            attn__W_v=(QKV_OF, Rows(24, 32, groups=2)),
-        ),
-        ("rows 16:24 of each of 2 groups",),
-    ),
-    "q, k, v one after the other": (
-        fused(QKV_OF, QKV, lambda q, k, v: torch.cat([q, k, v])),
-        renames(
-            attn__W_q=(QKV_OF, Rows(0, 32)), attn__W_k=(QKV_OF, Rows(32, 48)),
-            attn__W_v=(QKV_OF, Rows(48, 64)),
-        ),
-        ("rows 32:48",),
-    ),
     "gate and up in turns": (
         fused(GATE_UP_OF, GATE_UP, lambda gate, up: torch.stack([gate, up], 1).flatten(0, 1)),
         renames(
@@ -141,11 +120,6 @@ LAYOUTS = {
             mlp__W_up=(GATE_UP_OF, Rows(1, 2, groups=48)),
         ),
         ("rows 1:2 of each of 48 groups",),
-    ),
-    "heads tiled": (
-        changed("q_proj.weight", lambda w: w.view(2, 2, 8, 32).transpose(0, 1).reshape(32, 32)),
-        renames(attn__W_q=("self_attn.q_proj", CollectRows(2, (8, 8)))),
-        ("parts of 2 groups collected",),
     ),
     "norms with the one in them": (
         changed("layernorm.weight", lambda w: w + 1),

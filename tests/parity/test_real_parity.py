@@ -29,11 +29,6 @@ pytestmark = pytest.mark.real
 DATA = Path(__file__).parents[1] / "data"
 LLAMA_CPP = json.loads((DATA / "llama_cpp_smollm2.json").read_text(encoding="utf-8"))
 TOKEN_SPREAD, MARGIN_SPREAD = 0.085, 0.2
-PROMPTS = (
-    "The capital of France is",
-    "def fibonacci(n):\n    ",
-    "Once upon a time, in a village by the sea,",
-)
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +71,12 @@ def greedy(model, ids, count):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_64_greedy_tokens_are_the_same(prompt, ours, theirs):
+def test_64_greedy_tokens_are_the_same(ours, theirs):
     """One pass of transformers over our text: each of our tokens is its most likely one too.
 
     By induction its own greedy text is the same, as long as no two tokens were near a tie.
     """
-    ids = encoded(ours, prompt)
+    ids = encoded(ours, "Once upon a time, in a village by the sea,")
     new = greedy(ours, ids, 64)
     logits = theirs(torch.cat((ids, new), dim=1)).logits[0, ids.shape[1] - 1 : -1]
     best = logits.topk(2, dim=-1)
