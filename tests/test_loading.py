@@ -1,39 +1,46 @@
 """Loading: every tensor used or dropped by name, every parameter filled, nothing else."""
 
+import io
 import json
 
 import pytest
 import torch
 from blocks import ffn_of
 from decoder_parameters import parameters_of
+from planned import departures
+from rich.console import Console
 from tiny_checkpoints import gpt2_tensors, in_chunks, llama_tensors, loaded, write_gpt2, write_llama
 
 from llmcli import devices, processor
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.load.measure.run import measure_load
+from llmcli.commands.load.view import render_load
+from llmcli.commands.shapes.measure import ShapesRequest
+from llmcli.devices import DTYPES
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError, WeightMismatch
 from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.cost import total_cost
+from llmcli.graph.graph import graph
+from llmcli.graph.memory import PlannedRun, memory_need
+from llmcli.graph.plan import _parameters, parameters
+from llmcli.graph.rows import Rows
+from llmcli.graph.spec import Call
 from llmcli.kernels import native
 from llmcli.loading import weights
 from llmcli.loading.load import load, load_shapes
+from llmcli.nn.parameters import Parameters
+from llmcli.records.work import Stages
 
 
-def test_every_tensor_in_its_slot(tmp_path):
+def test_every_tensor_is_in_a_slot(tmp_path):
+    """In the right one: the parity with transformers shows it."""
     tensors = llama_tensors()
     model = loaded(write_llama(tmp_path, tensors), dtype="float32")
     slots = parameters_of(model.decoder)
-    assert torch.equal(slots["embed.W"], tensors["model.embed_tokens.weight"])
-    assert torch.equal(slots["head.W"], tensors["lm_head.weight"])
-    for i in range(2):
-        for ours, theirs in {
-            "attn.W_q": "self_attn.q_proj", "attn.W_k": "self_attn.k_proj",
-            "attn.W_v": "self_attn.v_proj", "attn.W_o": "self_attn.o_proj",
-            "mlp.W_gate": "mlp.gate_proj", "mlp.W_up": "mlp.up_proj",
-            "mlp.W_down": "mlp.down_proj", "ln1.w": "input_layernorm",
-            "ln2.w": "post_attention_layernorm",
-        }.items():  # fmt: skip
-            stored = tensors[f"model.layers.{i}.{theirs}.weight"]
-            assert torch.equal(slots[f"blocks.{i}.{ours}"], stored), ours
-    assert len(model.ledger.entries) == len(tensors) == len(slots)
+    assert {entry.parameter for entry in model.ledger.entries} == slots.keys()
+    for entry in model.ledger.entries:
+        assert torch.equal(slots[entry.parameter], tensors[entry.source])
+    assert len(model.ledger.entries) == len(tensors)
     assert {entry.stored for entry in model.ledger.entries} == {"F32"}
     assert not any(entry.dequantized for entry in model.ledger.entries)
     assert model.eos_ids == {2}
@@ -224,3 +231,85 @@ def test_threads_are_used_where_they_are_worth_it_and_given_back(
         assert seen == {used}
     finally:
         torch.set_num_threads(before)
+
+
+# Parameters that are kept in at least float32, whatever the model computes in: here those of norms.
+NORMS = 32 * 5  # numbers of two norms in each of two layers, and of the last one
+
+
+@pytest.fixture
+def wide_norms(monkeypatch):
+    plain = Rows.parameter
+
+    def parameter(*args, **how):
+        return plain(*args, **how, **{"wide": True} if how.get("kind") == "norms" else {})
+
+    monkeypatch.setattr(Rows, "parameter", parameter)
+    caches = graph, _parameters
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+@pytest.fixture
+def folder(tmp_path, wide_norms):
+    return write_llama(tmp_path / "m")
+
+
+@pytest.mark.parametrize(("dtype", "own"), [
+    ("bfloat16", "float32"), ("float16", "float32"), ("float32", "float32"),
+    ("float64", "float64"),
+])  # fmt: skip
+def test_they_keep_their_digits(folder, dtype, own):
+    model = loaded(folder, dtype=dtype)
+    slots = parameters_of(model.decoder)
+    assert slots["blocks.1.ln2.w"].dtype == slots["ln_final.w"].dtype == DTYPES[own]
+    assert slots["blocks.1.mlp.W_up"].dtype == DTYPES[dtype]
+    stored = llama_tensors()["model.layers.1.post_attention_layernorm.weight"]
+    assert torch.equal(slots["blocks.1.ln2.w"], stored.to(DTYPES[own]))
+    assert model.decoder(torch.arange(5)[None]).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_every_count_of_bytes_is_of_what_lies_in_memory(folder, dtype):
+    model = loaded(folder, dtype=dtype)
+    held = sum(slot.nbytes for slot in parameters_of(model.decoder).values())
+    numbers = sum(slot.numel() for slot in parameters_of(model.decoder).values())
+    size = DTYPES[dtype].itemsize
+    assert held == size * numbers + (max(size, 4) - size) * NORMS
+    numbers = Arithmetic.of(dtype)
+    assert model.arithmetic == numbers
+    assert numbers.weight_bytes(model.config) == held
+    assert model.describe()["weight_bytes"] == held
+    assert load_shapes(open_checkpoint(folder), dtype=dtype).weight_bytes == held
+    run = PlannedRun(model.config, numbers, batch=1, context=8)
+    assert memory_need(run).weights_bytes == held
+    calls = ShapesRequest(config=model.config, batch=1, tokens=4, numbers=numbers)
+    assert sum(spec.bytes for spec in calls.parameters()) == held
+    call = Call(batch=1, tokens=1, past=3, phase="decode")
+    table = parameters_of(model.decoder)["embed.W"]
+    reads = total_cost(model.config, call, numbers=numbers).weights
+    assert reads == held - table.nbytes + table[0].nbytes
+    assert departures(model) == {}
+
+
+def test_the_ledger_says_to_which_dtype_each_was_converted(folder):
+    model, report = measure_load(
+        open_checkpoint(folder), Stages(), device="cpu", dtype="bfloat16", quantize="auto"
+    )
+    assert report.ok
+    assert report.bytes.weights == model.weight_bytes
+    console = Console(width=200, file=io.StringIO())
+    console.print(render_load(report, "model", report.rows))
+    rows = {line.split()[0]: line for line in console.file.getvalue().splitlines() if line.strip()}
+    assert "as it is" in rows["blocks.{0-1}.ln1.w"]
+    assert "to bfloat16" in rows["blocks.{0-1}.mlp.W_up"]
+
+
+def test_what_lies_in_one_tensor_has_one_dtype(folder):
+    specs = parameters(loaded(folder, dtype="float32").config, dtype="bfloat16")
+    place = Parameters(specs, Arithmetic.of("bfloat16"), device=torch.device("cpu"))
+    with pytest.raises(ValueError, match="several dtypes"):
+        place.vector(("blocks.0.ln1.w", "blocks.0.mlp.W_up"))

@@ -335,31 +335,6 @@ def test_experts_are_as_well_in_the_views_of_headers(tmp_path, family):
         assert (found.value, found.where) == (1.0, "blocks.1.mlp.W_up[7]")
 
 
-@pytest.mark.parametrize("op", [None, PerExpert(Rows(0, 1, groups=16)), PerExpert(Rows(16, 32))])
-def test_a_stack_of_packed_rows(tmp_path, monkeypatch, op):
-    """Row operations never look into the blocks of a row."""
-    import gguf
-    from gguf_bytes import STRING, pair, tensor
-    from gguf_bytes import gguf as file
-
-    numbers = torch.randn(3, 32, 64).numpy()
-    packed = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType.Q8_0)
-    pairs = [pair("general.architecture", STRING, "llama")]
-    (tmp_path / "m.gguf").write_bytes(
-        file(pairs, [tensor("exps", (64, 32, 3), 8, 0)], packed.tobytes())
-    )
-    right = torch.from_numpy(gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q8_0))
-    if op is not None:
-        right = right[:, ::2] if op.op.groups > 1 else right[:, 16:]
-    for nbytes in (4 << 20, 700):
-        in_chunks(monkeypatch, nbytes)
-        slot = torch.empty(right.shape)
-        ops = () if op is None else (op,)
-        checkpoint = open_checkpoint(tmp_path / "m.gguf")
-        filling.fill(Dense(slot), checkpoint, Load("exps", "exps", ops), Stages())
-        assert torch.equal(slot, right)
-
-
 # Stacks of matrices, `[experts, rows, columns]`, and the parameters that they fill.
 E, D, F = 5, 6, 8
 

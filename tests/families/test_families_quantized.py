@@ -1,9 +1,9 @@
 """Which schemes of 8 bits a config.json may name, and what lies beside their weights."""
 
 import pytest
-from families_ledger import read_or_refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_families_translate import read_or_refused
 
 from llmcli.checkpoints import TensorInfo
 from llmcli.errors import UnsupportedModel

@@ -12,10 +12,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from covers import few, once
+from covers import COVER, few, once
 from needs import needs_kernels
 from parity_gguf import interleave, separate, write_gguf
-from parity_models import build, opened, prompt, without_room
+from parity_models import build, opened, prompt, without_room, write
 from parity_reference import load_reference, reference_logprobs
 from safetensors.torch import save_file
 from zoo import PACKED, TYPES, ZOO, Variant, packed, variant
@@ -225,6 +225,56 @@ def test_experts_are_quantized(tmp_path):
         assert decoder.weight("blocks.1.moe.W_up").format == "Q8_0"
         found.append(decoder(prompt(tokens=9)))
     assert torch.equal(*found)
+
+
+# What does not fit into memory stays in the mapped file.
+TYPICAL = {one.name: one.model_type for one in ZOO if one.typical and one.name in COVER}
+
+
+@pytest.mark.parametrize("name", TYPICAL, ids=TYPICAL.values())
+@torch.no_grad()
+def test_sixteen_bits_stay_in_the_file(name, tmp_path, monkeypatch):
+    """With the same numbers; where all is in bfloat16, products side by side round alike."""
+    case, dtypes = replace(variant(name), dtype=torch.bfloat16), ("auto", "bfloat16")
+    folder = write(case, tmp_path)
+    whole = [opened(folder, dtype) for dtype in dtypes]
+    without_room(monkeypatch)
+    ids = torch.arange(3, 20)[None]
+    for model, dtype in zip(whole, dtypes, strict=True):
+        mapped = opened(folder, dtype)
+        if mapped.decoder.arithmetic.formats or dtype == "bfloat16":
+            assert mapped.mapped_bytes > 0
+        expected, found = model.decoder(ids), mapped.decoder(ids)
+        tolerance = 0.02 if model.decoder.dtype == torch.bfloat16 else 1e-6
+        assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+        state, mine = (one.decoder.new_state(1, 24) for one in (model, mapped))
+        for token in ids[0, :4]:
+            step = [
+                one.decoder(token.view(1, 1), held)
+                for one, held in ((model, state), (mapped, mine))
+            ]
+            assert (step[0] - step[1]).abs().max() <= tolerance * step[0].abs().max()
+
+
+@needs_kernels
+@pytest.mark.parametrize("format", ["Q4_0", "Q8_0"])
+@torch.no_grad()
+def test_experts_in_blocks_stay_in_the_file(format, tmp_path, monkeypatch):
+    """Of many tokens and of one, whose experts are looked up by our kernel."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 256}
+    write_gguf(build(packed("qwen3_moe", **sizes), seed=3), tmp_path / "m.gguf", format)
+    whole = opened(tmp_path / "m.gguf")
+    without_room(monkeypatch)
+    mapped = opened(tmp_path / "m.gguf")
+    assert mapped.mapped_bytes > 0.9 * mapped.weight_bytes
+    ids = torch.arange(3, 20)[None]
+    states = [model.decoder.new_state(1, 32) for model in (whole, mapped)]
+    for part in (ids, ids[:, :1], ids[:, 1:2]):
+        found = [
+            model.decoder(part, state)
+            for model, state in zip((whole, mapped), states, strict=True)
+        ]
+        assert torch.equal(*found)
 
 
 # Files of mixtures that lie: experts that are not there, more of them, of other shapes. Each is
