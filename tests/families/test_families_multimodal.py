@@ -1,7 +1,7 @@
 """The text model of a multimodal checkpoint, whose family is one of text models.
 
 Llama's reads it here, under a `model_type` that exists in these tests only; those that there are
-are in `parity/test_multimodal_parity`. What describes no text model is in `refused.txt`.
+are in `parity/test_transformers_parity`. What describes no text model is in `table.txt`.
 """
 
 import json

@@ -6,7 +6,8 @@ compared in `test_views_parity`. And the names that transformers has for its mod
 """
 
 import re
-from functools import cache
+from contextlib import ExitStack
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -133,22 +134,16 @@ def outputs(model, ids):
     """Path of a module → the tensor that it put out, in one whole pass."""
     seen = {}
 
-    def watch(path, module):
-        def hook(_, __, value):
-            value = value[0] if isinstance(value, tuple) else value
-            added_to = "feed_forward.shared_expert" in path  # in place, by Llama 4
-            seen[path] = value.clone() if added_to else value
+    def put(path, _, __, value):
+        value = value[0] if isinstance(value, tuple) else value
+        added_to = "feed_forward.shared_expert" in path  # in place, by Llama 4
+        seen[path] = value.clone() if added_to else value
 
-        return module.register_forward_hook(hook)
-
-    handles = [watch(path, module) for path, module in model.named_modules()]
-    try:
-        with torch.no_grad(), precision(model):
-            fresh_rope(model)
-            model(ids, use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.no_grad(), precision(model):
+        for path, module in model.named_modules():
+            hooks.callback(module.register_forward_hook(partial(put, path)).remove)
+        fresh_rope(model)
+        model(ids, use_cache=False)
     return seen
 
 
@@ -162,8 +157,7 @@ def test_a_modules_name_means_its_output(name, models, references):
     """Of every module: what it is called here holds the very numbers that the module puts out."""
     ids = prompt(batch=2, tokens=20)
     model = models(name, "float64")
-    ours = {}
-    model.decoder(ids, tap=ours.__setitem__)
+    ours = tapped(model.decoder, ids)
     names = Names(model.config, sources(model.config))
     theirs = outputs(references(name, "float64"), ids)
     modules = TYPES[variant(name).model_type].modules.values()
