@@ -185,18 +185,14 @@ def test_weights_that_lie_by_columns_are_the_same(tmp_path, monkeypatch):
     assert (by_rows(ids) - by_columns(ids)).abs().max() < 0.1
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "says"),
-    [
-        ("h.0.attn.c_attn.weight", (16, 49), "only 768 numbers are used"),
-        ("h.0.attn.c_attn.weight", (16, 47), r"W_v` from `h\.0\.attn\.c_attn\.weight`"),
-        ("h.0.attn.c_attn.weight", (768,), "should be"),
-        ("h.0.attn.c_attn.bias", (), "b_q` from"),
-        ("h.0.attn.c_attn.bias", (50,), "only 48 numbers are used"),
-        ("ln_f.weight", (0,), r"ln_final\.w` from `ln_f\.weight` should be \[16\] but is \[0\]"),
-        ("wte.weight", (53, 16, 1), r"should be \[53, 16\] but is \[53, 16, 1\]"),
-    ],
-)
+@pytest.mark.parametrize(("name", "shape", "says"), [
+    ("h.0.attn.c_attn.weight", (16, 49), "only 768 numbers are used"),
+    ("h.0.attn.c_attn.weight", (16, 47), r"W_v` from `h\.0\.attn\.c_attn\.weight`"),
+    ("h.0.attn.c_attn.weight", (768,), "should be"), ("h.0.attn.c_attn.bias", (), "b_q` from"),
+    ("h.0.attn.c_attn.bias", (50,), "only 48 numbers are used"),
+    ("ln_f.weight", (0,), r"ln_final\.w` from `ln_f\.weight` should be \[16\] but is \[0\]"),
+    ("wte.weight", (53, 16, 1), r"should be \[53, 16\] but is \[53, 16, 1\]"),
+])
 def test_shapes_are_held_against_the_headers(tmp_path, monkeypatch, name, shape, says):
     monkeypatch.setattr("llmcli.loading.load.Decoder", None)  # refused before anything is allocated
     tensors = gpt2_tensors() | {name: torch.ones(shape)}

@@ -112,17 +112,16 @@ def test_slices_of_one_fused_matrix_share_its_scale(tmp_path):
         assert torch.equal(slots[f"blocks.0.attn.W_{part}"], fused[:, 16 * i : 16 * i + 16].t())
 
 
-def without(name):
-    return lambda tensors: tensors.pop(name)
-
-
 def put(name, value):
-    return lambda tensors: tensors.__setitem__(name, value)
+    """A change of tensors: another one, none (None), or another last number."""
 
-
-def planted(name, value):
     def change(tensors):
-        tensors[name].view(-1)[-1] = value
+        if isinstance(value, float):
+            tensors[name].view(-1)[-1] = value
+        elif value is None:
+            del tensors[name]
+        else:
+            tensors[name] = value
 
     return change
 
@@ -131,13 +130,13 @@ SCALE = f"{UP}.weight_scale_inv"
 
 
 @pytest.mark.parametrize(("change", "says"), [
-    (without(SCALE), rf"is stored as F8_E4M3 but there is no `{SCALE}`"),
+    (put(SCALE, None), rf"is stored as F8_E4M3 but there is no `{SCALE}`"),
     (put(SCALE, torch.ones(6, 1)), r"scale of shape \[6, 1\], which should be \[6, 2\]"),
     (put(SCALE, torch.ones(2, 6)), r"scale of shape \[2, 6\]"),
     (put(SCALE, torch.ones(6, 2, dtype=torch.int32)), "scale that is stored as I32"),
     (put(SCALE, torch.ones(6, 2).to(FP8)), "scale that is stored as F8_E4M3"),
-    (planted(SCALE, float("nan")), f"the scale `{SCALE}` has a number that is not finite"),
-    (planted(SCALE, float("inf")), "not finite"),
+    (put(SCALE, float("nan")), f"the scale `{SCALE}` has a number that is not finite"),
+    (put(SCALE, float("inf")), "not finite"),
     (put(f"{UP}.weight", torch.ones(48, 32)), "has a scale but is stored as F32"),
     (put(f"{UP}.weight", torch.ones(48, 32, dtype=torch.int8)), "is stored as I8, not as"),
 ])
@@ -163,7 +162,7 @@ def test_scales_without_a_weight_and_without_a_scheme(tmp_path):
 def test_bitsandbytes_lays_numbers_by_rows_or_not(tmp_path, byte):
     """None: files older than the byte that says so."""
     name = f"{UP}.weight_format"
-    layout = without(name) if byte is None else put(name, torch.tensor(byte, dtype=torch.uint8))
+    layout = put(name, byte if byte is None else torch.tensor(byte, dtype=torch.uint8))
     folder, meant = write_quantized(tmp_path, "bitsandbytes", change=layout)
     if byte:
         with pytest.raises(CheckpointError, match="not row-major"):

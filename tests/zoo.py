@@ -225,8 +225,8 @@ _PHI3_MODULES = _MODULES | _FUSED | {"mlp.act": "mlp.activation_fn"}
 _GLM_MODULES = _MODULES | _unseen("mlp", "gate up") | {"mlp.act": "mlp.activation_fn"}
 _GLM4_MODULES = _GLM_MODULES | _norms_after("post_self_attn_layernorm", "post_mlp_layernorm")
 _COHERE2_MODULES = _without(_MODULES, "resid_mid", "ln2.out")
-_C_FC = {"mlp.pre": "mlp.c_fc", "mlp.post": "mlp.act"}
-_STARCODER2_MODULES = _without(_MODULES, "mlp.gate", "mlp.up", "mlp.act") | _C_FC
+_STARCODER2_MODULES = _without(_MODULES, "mlp.gate", "mlp.up", "mlp.act")
+_STARCODER2_MODULES |= {"mlp.pre": "mlp.c_fc", "mlp.post": "mlp.act"}
 _NEOX_MODULES = {
     "embed": "embed_in", "ln_final.out": "final_layer_norm", "ln1.out": "input_layernorm",
     **_unseen("attn", "q k v"), "attn.z": "attention.dense<",
@@ -407,10 +407,8 @@ TYPES: dict[str, Type] = {
         metadata=_PARALLEL),
     "olmo": Type(_without(_OWN_EPS, "tie_word_embeddings") | _UNPADDED, _MODULES, "OLMO", _WIDE,
         permuted=True, metadata={"clamp_kqv": "clip_qkv"}),
-    "gpt_neo": Type(_GPT_NEO, {"embed": "wte", "pos_embed": "wpe", "ln_final.out": "ln_f",
-        "ln1.out": "ln_1", **_own("q k v", "attn.{}", "attn.attention.{}_proj"),
-        "attn.z": "attn.attention.out_proj<", "attn_out": "attn", "resid_mid": "ln_2<",
-        "ln2.out": "ln_2", **_C_FC, "mlp_out": "mlp"}),
+    "gpt_neo": Type(_GPT_NEO, _GPT2_MODULES | _own("q k v", "attn.{}", "attn.attention.{}_proj")
+        | {"attn.z": "attn.attention.out_proj<"}),
     "opt": Type(_OPT, _OPT_MODULES),
     "bloom": Type(dict(vocab_size=211, hidden_size=48, n_layer=2, n_head=6, bos_token_id=1,
         eos_token_id=2, seq_length=512), _BLOOM_MODULES, "BLOOM",
@@ -555,10 +553,8 @@ def _first_types(config: dict[str, Any]) -> None:
 
 
 # as published for code of their own, InternLM3 with transformers 4's rotary settings
-_exaone_settings = _called(
-    num_hidden_layers="num_layers", rms_norm_eps="layer_norm_epsilon",
-    hidden_act="activation_function",
-)  # fmt: skip
+_exaone_settings = _called(num_hidden_layers="num_layers", rms_norm_eps="layer_norm_epsilon",
+    hidden_act="activation_function")
 _internlm3_settings = _in_turn(_old_rope, _called(attention_bias="qkv_bias", mlp_bias="bias"))
 
 
@@ -590,9 +586,7 @@ def _hub_llama(tensors: Tensors) -> Tensors:
 
 
 # a tied checkpoint that stores its head all the same; and another one, as GPT-NeoX calls it
-_stored_head = _of_tensors(
-    lambda t: t | {"lm_head.weight": t["model.embed_tokens.weight"].clone()}
-)
+_stored_head = _of_tensors(lambda t: t | {"lm_head.weight": 1 * t["model.embed_tokens.weight"]})
 _another_head = _of_tensors(
     lambda t: t | {"embed_out.weight": t["gpt_neox.embed_in.weight"].flip(0) * 1.5}
 )
