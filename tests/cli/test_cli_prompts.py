@@ -115,15 +115,16 @@ def test_an_open_pipe_is_said_to_be_waited_for(cli, monkeypatch, argv, written, 
     assert said == waits + "; `--no-stdin` does not read it" * way_out
 
 
-def test_a_pipe_that_ends_needs_no_words(cli, monkeypatch):
+def test_a_pipe_that_ends_is_read_without_a_word(cli, monkeypatch):
     monkeypatch.setattr(prompts, "PATIENCE", 0.05)
     reading, writing = os.pipe()
     os.write(writing, b"x")
     os.close(writing)
     with io.TextIOWrapper(os.fdopen(reading, "rb")) as stream:
         monkeypatch.setattr("sys.stdin", stream)
-        result = cli("tokens", "-m", "tiny")
+        result = cli("tokens", "-m", "tiny", "--json")
     assert (result.code, result.err) == (0, "")
+    assert [token["text"] for token in result.json()["tokens"]] == ["x"]
 
 
 # conversations: `{"messages": […]}` as it is read, checked and timed, and variables

@@ -114,25 +114,8 @@ def test_the_document_has_every_tensor(cli, tmp_path):
         work = total_cost(config, shape, numbers=Arithmetic.of("float32"), logits="all")
         for name in ("flops", "flops_full"):
             assert call[name] == sum(tensor[name] for tensor in ran) == vars(work)[name] > 0
-    pattern = {t["phase"]: t for t in tensors if t["name"] == "blocks.1.attn.pattern"}
-    assert pattern["prefill"]["axes"] == ["B", "H", "T", "S"]
-    shapes = [pattern[phase]["shape"] for phase in ("prefill", "decode")]
-    assert shapes == [[1, 4, 5, 5], [1, 4, 1, 6]]
-    assert not pattern["decode"]["written"]
-    key = next(t for t in tensors if t["name"] == "blocks.0.attn.W_k")
-    assert key["source"] == "model.layers.0.self_attn.k_proj.weight"
-    assert (key["shape"], key["stored_shape"]) == ([32, 16], [16, 32])
-    assert key["shares"] == "blocks.0.attn.W_qkv"
     # 2 layers × keys and values × 2 heads of 8 × 4 bytes
     assert document["cache"]["per_token"] == 2 * 2 * 2 * 8 * 4
-    assert {name: check["ok"] for name, check in document["checks"].items()} == {
-        "symbols": True,
-        "folded": True,
-        "stored": True,
-    }
-    assert {"name": "blocks.{0-1}.mlp.up", "layers": [0, 1], "formula": "U = T⁴ W_up"} in (
-        document["rows"]
-    )
 
 
 def test_parameters_and_activations_are_everything(cli, tiny):

@@ -16,7 +16,7 @@ sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "c
 import numpy as np
 import torch  # noqa: F401  # before OMP_NUM_THREADS goes, which it reads
 from cli_tiny import write_mixture, write_tiny
-from gguf_bytes import ARRAY, F32, STRING, U32, gguf, pair, tensor
+from gguf_bytes import ARRAY, F32, I32, STRING, U32, gguf, pair, tensor
 from gguf_model import write_model
 from hub_cache_files import OLD, write_revision
 from linear_family import FAMILY, write
@@ -289,6 +289,22 @@ def _parts(folder, *, lacking=False):
         parts[1].unlink()
 
 
+def _sampled(folder):
+    """GGUF files that say how to sample: as it may be, out of range, and what is not followed."""
+    folder.mkdir()
+    kinds = {float: F32, int: I32}
+    for name, given in {
+        "right": {"temp": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "penalty_repeat": 1.1},
+        "wrong": {"temp": -1.0, "top_k": -1, "top_p": 2.0, "min_p": -0.5, "xtc_probability": 0.0},
+        "short": {"penalty_repeat": 1.5, "penalty_last_n": 0},
+        "more": {"penalty_repeat": 1.5, "penalty_last_n": 32, "mirostat": 2,
+                 "xtc_probability": 0.5},
+    }.items():  # fmt: skip
+        write_model(folder / f"{name}.gguf", more=[
+            pair(f"general.sampling.{key}", kinds[type(one)], one) for key, one in given.items()
+        ])  # fmt: skip
+
+
 def _odd(folder):
     """GGUF files with metadata that is no text, of an unknown kind; and an unknown pre-tokenizer.
     """
@@ -374,6 +390,7 @@ MODELS = {
         attention_multiplier=0.125, torch_dtype="bfloat16",
     ),
     "gguf": _gguf,
+    "sampled": _sampled,
     "parts": _parts,
     "lacking": partial(_parts, lacking=True),
     "linked": _linked,
