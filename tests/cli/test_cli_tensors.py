@@ -71,19 +71,6 @@ def test_files_have_what_ran_and_the_tokens(dump, weighted, tmp_path, dtype):
             assert np.array_equal(others[name], array.float().numpy(), equal_nan=True)
 
 
-def test_a_parameter_needs_no_prompt(dump, weighted, tmp_path):
-    path = tmp_path / "w.safetensors"
-    names = "blocks.0.attn.W_k,model.layers.1.mlp.up_proj.weight"
-    result = dump("--name", names, "-o", path, "--dtype", "float32")
-    assert result.code == 0
-    arrays, stored = load_file(path), load_file(f"{weighted}/model.safetensors")
-    assert set(arrays) == {"blocks.0.attn.W_k", "blocks.1.mlp.W_up"}
-    there = stored["model.layers.0.self_attn.k_proj.weight"]
-    ours = arrays["blocks.0.attn.W_k"]
-    assert ours.shape == there.T.shape
-    assert np.allclose(ours.astype(np.float32), there.T, rtol=1e-2)
-
-
 @pytest.mark.parametrize("kind", ["safetensors", "npz"])
 def test_a_pipe_is_told_its_size_too(dump, tmp_path, kind):
     path = tmp_path / f"a.{kind}"
