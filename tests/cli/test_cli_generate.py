@@ -136,23 +136,13 @@ def test_the_catalogs_sampling_is_that_of_its_name(cli, monkeypatch):
         assert (found["top_k"], found["min_p"]) == ("generation_config.json", origin)
 
 
-@pytest.fixture
-def terminals(monkeypatch):
-    """`terminals("out", "err")`: which of the streams are terminals."""
-
-    def those(*names):
+def test_a_terminal_gets_a_note_of_the_chat_template(run_tiny, monkeypatch):
+    def err(*argv, on=("out", "err")):
         def of(stream, environ):
-            there = ("out" if stream is sys.stdout else "err") in names
+            there = ("out" if stream is sys.stdout else "err") in on
             return Screen(terminal=there, animate=False, colour=False, width=200)
 
         monkeypatch.setattr(Screen, "of", of)
-
-    return those
-
-
-def test_a_terminal_gets_a_note_of_the_chat_template(run_tiny, terminals):
-    def err(*argv, on=("out", "err")):
-        terminals(*on)
         return run_tiny("generate", "x", "-n", "1", "--seed", "1", *argv).err
 
     line = "chat template applied · `--raw` continues the text as it stands\n"

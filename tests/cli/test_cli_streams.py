@@ -146,9 +146,7 @@ def test_closed_streams(tiny):
     closed = shell('"$PY" -c "$EACH" "tokens x" "tokens -" <&-', tiny)
     assert '"x"' in closed.stdout
     assert closed.stdout.splitlines()[-1] == "exit codes: 0 2"
-    commands = (
-        "tokens x", "--help", "generate -h", "--version", "--show-completion zsh", "help",
-    )  # fmt: skip
+    commands = ("tokens x", "--help", "generate -h", "--version", "--show-completion zsh", "help")
     nowhere = shell(f'"$PY" -c "$EACH" {shlex.join(commands)} >&-', tiny)
     *said, codes = nowhere.stderr.splitlines()
     assert codes == "exit codes: 1 1 1 1 1 1"

@@ -30,11 +30,7 @@ from llmcli.shell.prompts import LOOKED_AT, Prompt
 
 TEXT = "abcabcab"
 LAYERS = 2
-
-
-@pytest.fixture(scope="module")
-def runs():
-    return {}
+DOCUMENT = {}  # of one run, for all tests that read it
 
 
 @pytest.fixture
@@ -49,11 +45,10 @@ def timing(cli, weighted):
 
 
 @pytest.fixture
-def said(timing, runs):
-    """The document of one run, for all tests that read it."""
-    if "document" not in runs:
-        runs["document"] = timing(TEXT, "--json").json()
-    return runs["document"]
+def said(timing):
+    if not DOCUMENT:
+        DOCUMENT.update(timing(TEXT, "--json").json())
+    return DOCUMENT
 
 
 def test_what_is_printed(timing, weighted, monkeypatch):

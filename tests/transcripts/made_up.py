@@ -43,7 +43,6 @@ MACHINE = {
 def made_up_machine(monkeypatch, home):
     """Nothing of this machine's caches and settings, a pager that is none, and times that stand."""
     for name in (
-        "NO_COLOR", "FORCE_COLOR", "LLMCLI_MODEL", "COLUMNS", "LINES", "COLORTERM",
         "OMP_NUM_THREADS", "LLMCLI_KERNELS", "LLMCLI_CACHE", "HF_ENDPOINT", "HF_TOKEN",
         "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "OMP_WAIT_POLICY", "KMP_BLOCKTIME",
     ):  # fmt: skip
@@ -54,7 +53,6 @@ def made_up_machine(monkeypatch, home):
         monkeypatch.setenv(name, str(home / name.lower()))
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("LLMCLI_PAGER", "")
-    monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("GOMP_SPINCOUNT", OPENMP_SPIN["GOMP_SPINCOUNT"])
     _made_up_bench(monkeypatch)
