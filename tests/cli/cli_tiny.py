@@ -33,13 +33,8 @@ def write_tiny(
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in specials])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    described: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|end|>",
-        "bos_token": "<|begin|>",
-    }
-    if template:
-        described["chat_template"] = TEMPLATE
+    described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
+    described |= {"bos_token": "<|begin|>"} | ({"chat_template": TEMPLATE} if template else {})
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
     values = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": len(vocab),

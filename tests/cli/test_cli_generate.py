@@ -43,11 +43,7 @@ def test_what_json_says_of_memory(run_tiny, monkeypatch):
 
 def test_what_json_says_of_the_kernels(run_tiny):
     narrow = run_tiny("generate", "hello", *LONG, "--dtype", "bfloat16", "--json").json()
-    assert narrow["environment"]["threads"] >= 1
-    peaks = narrow["timings"]["peaks"]
-    known = [peak["resident_bytes"] for peak in peaks if peak["resident_bytes"] is not None]
-    assert all(2**24 < nbytes <= narrow["timings"]["peak_memory_bytes"] for nbytes in known)
-    assert all(peak["device_bytes"] is None for peak in peaks)
+    assert all(peak["device_bytes"] is None for peak in narrow["timings"]["peaks"])
     level = narrow["environment"]["kernel_level"]
     own = [f"llmcli {level}"] if level in native.LEVELS else []
     assert narrow["path"]["kernels"][:-2] == own

@@ -218,10 +218,6 @@ def _mixtral(folder):
 FILES = {"config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}"}
 
 
-def _hub(folder):
-    write_revision(folder, "org/name", FILES)
-
-
 def _hub_of_nan(folder):
     MODELS["nan"](made := folder.with_name("nan-cached"))
     write_revision(folder, "org/name", {one.name: one.read_bytes() for one in made.iterdir()})
@@ -229,7 +225,7 @@ def _hub_of_nan(folder):
 
 def _commits(folder):
     """Three commits of it, a name that would move the cursor, and what is no model."""
-    _hub(folder)
+    write_revision(folder, "org/name", FILES)
     for commit, config in ((OLD, b"{ }"), (f"{OLD[:20]}{'c' * 20}", b"{  }")):
         changed = FILES | {"config.json": config}
         write_revision(folder, "org/name", changed, commit=commit, refs=[])
@@ -406,7 +402,7 @@ MODELS = {
     "heads": _llama(weights=False, num_attention_heads=32, num_key_value_heads=8, head_dim=4),
     "talker": _talker,
     "thinker": lambda folder: _talker(folder, THOUGHTS, "{# <think> </think> <tool_call> #}"),
-    "hf_hub_cache": _hub,
+    "hf_hub_cache": lambda folder: write_revision(folder, "org/name", FILES),
     "hf_hub_cache-commits": _commits,
     "hf_hub_cache-nan": _hub_of_nan,
 }  # fmt: skip
