@@ -1,7 +1,4 @@
-"""`llmcli dump`, `shapes`, `lens`, `load`, `info` and `score` as a shell sees them.
-
-Documents, files, and what is computed.
-"""
+"""`dump`, `shapes`, `lens`, `load`, `info` and `score`: documents, files, and what is computed."""
 
 from __future__ import annotations
 
