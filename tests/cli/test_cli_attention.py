@@ -6,7 +6,6 @@ import shlex
 
 import numpy as np
 import pytest
-from cli_tiny import write_tiny
 from covers import in_turn
 from safetensors.numpy import load_file
 
@@ -61,34 +60,6 @@ def test_what_it_proposes_can_be_run(cli, weighted, attention, monkeypatch, tmp_
         assert hint(cli("attention", "-m", weighted, "-")).startswith("… | llmcli attention - -m")
 
 
-def test_an_end_before_the_span_is_told(cli, attention, tmp_path):
-    tokens = attention(TEXT, "--generate", "6", "--json").json()["tokens"]
-    written = [token["id"] for token in tokens]
-    at = next(at for at in range(9, 14) if written[at] not in written[8:at])
-    ending = write_tiny(  # the same model, but for what ends its text
-        tmp_path / "m", weights=True, max_position_embeddings=256, eos_token_id=written[at]
-    )
-    argv = ("attention", "-m", str(ending), TEXT, "--generate", "6")
-    total = len(cli(*argv, "--json").json()["tokens"])
-    assert total < 14
-    head = ("--layer", "0", "--head", "0", "--query")
-    files = [("-o", str(tmp_path / f"a.{kind}")) for kind in ("png", "html", "npz")]
-    for more in (*((*head, "13:", *file) for file in files), ("--top-pairs", "3", "--key", "13:")):
-        result = cli(*argv, *more)
-        assert result.code == 2
-        assert f"the model ended its text after {total - 8} of 6 tokens" in result.err
-        assert f"positions go from 0 to {total - 1}" in result.err
-    assert [file.name for file in tmp_path.iterdir()] == ["m"]
-    assert f"queries {total - 1} down" in cli(*argv, *head, f"{total - 1}:").out
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_short_text_works(attention, count):
-    for argv in ((), ("--layer", "0", "--head", "0"), ("--top-pairs", "3"), ("--metrics", "all")):
-        result = attention("abc"[:count], *argv)
-        assert (result.code, result.err) == (0, "")
-
-
 def test_the_help_names_every_metric(cli):
     from llmcli.records.attention import METRICS
 
@@ -132,16 +103,3 @@ def test_every_file_has_the_matrices(attention, matrices, tmp_path, what, dtype)
         weights = np.exp(wide - wide.max(-1, keepdims=True))
         pattern = matrices(TEXT, "--dtype", dtype)[1]
         np.testing.assert_allclose(weights / weights.sum(-1, keepdims=True), pattern, atol=1e-5)
-
-
-def test_a_rank_of_a_long_text_is_left_out_of_a_table_and_refused_as_a_map(cli, tmp_path):
-    model = write_tiny(tmp_path / "m", max_position_embeddings=2048)
-    ids = ",".join(str(at * at % 250) for at in range(1026))
-    long = ("attention", "-m", str(model), "--random-weights", "--ids", ids)
-    result = cli(*long, "--map", "effective_rank")
-    assert result.code == 2
-    assert "up to 1024 tokens, and there are 1026" in result.err
-    result = cli(*long, "--metrics", "effective_rank,sink")
-    assert result.code == 0
-    assert "effective_rank was left out: it needs whole matrices" in result.out
-    assert "sink: mean over" in result.out
