@@ -6,7 +6,6 @@ import sqlite3
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields
-from importlib import import_module, util
 from pathlib import Path
 from statistics import fmean
 
@@ -39,10 +38,9 @@ def bench(cli, weighted):
     """Short tests on the small model, without ceilings."""
 
     def run(*argv):
-        sizes = [] if "-p" in argv or "--n_prompt" in argv else ["-p", "8", "-n", "3"]
-        model = [] if "-m" in argv else ["-m", weighted]
-        dtype = [] if "--dtype" in argv else ["--dtype", "float32"]
-        return cli("bench", *model, *sizes, *dtype, "-r", "2", "-t", "1", "--no-ceilings", *argv)
+        sizes = () if "-p" in argv else ("-p", "8", "-n", "3")
+        fixed = ("-m", weighted, "--dtype", "float32", "-r", "2", "-t", "1", "--no-ceilings")
+        return cli("bench", *fixed, *sizes, *argv)
 
     return run
 
@@ -86,11 +84,12 @@ def test_an_interruption_keeps_what_was_measured(bench, monkeypatch):
     assert "pp8" in said["md"].out.split("\nbuild: ")[0]
 
 
-@pytest.mark.parametrize("place", ["find", "open_checkpoint"])
+@pytest.mark.parametrize("place", [
+    "checkpoints.locate.find", "commands.bench.measure.loader.open_checkpoint",
+])
 def test_an_array_without_a_row_is_one(cli, weighted, monkeypatch, place):
-    module = "checkpoints.locate" if place == "find" else "commands.bench.measure.loader"
-    monkeypatch.setattr(import_module(f"llmcli.{module}"), place, interrupted)
-    model = [] if place == "find" else ["-m", weighted]
+    monkeypatch.setattr(f"llmcli.{place}", interrupted)
+    model = ["-m", weighted] if place.endswith("open_checkpoint") else []
     result = cli("bench", *model, "-p", "8", "-n", "0", "-o", "json")
     assert (result.code, result.out) == (130, "[]\n")
 
@@ -219,10 +218,9 @@ def test_without_weights_there_is_a_row_for_the_error_beside_the_shapes(counted)
 
 @pytest.fixture
 def against(cli, weighted):
-    def run(peer, *argv, model=("-m", weighted), dtype="float32"):
-        short = ("-p", "12", "-n", "3", "-r", "3", "-t", "1", "--no-ceilings", "--dtype", dtype)
-        peer = ("--against", peer) if peer else ()
-        return cli("bench", *model, *peer, *short, *argv)
+    def run(peer, *argv, model=weighted):
+        short = ("-p", "12", "-n", "3", "-r", "3", "-t", "1", "--no-ceilings", "--dtype", "float32")
+        return cli("bench", "-m", model, "--against", peer, *short, *argv)
 
     return run
 
@@ -251,12 +249,8 @@ def test_a_model_that_is_not_the_same_is_said(against, weighted, monkeypatch):
     ("llama.cpp", "llama_cpp", "llama-cpp-python"),
 ])  # fmt: skip
 def test_a_peer_that_is_not_installed_is_a_usage_error(against, monkeypatch, name, module, package):
-    find = util.find_spec
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(
-        "llmcli.commands.bench.command.find_spec",
-        lambda asked: None if asked == module else find(asked),
-    )
+    monkeypatch.setattr(command, "find_spec", lambda asked: asked != module or None)
     result = against(name)
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith(f"error: `--against {name}` needs a package that is not ")
@@ -266,7 +260,7 @@ def test_a_peer_that_is_not_installed_is_a_usage_error(against, monkeypatch, nam
 @pytest.mark.real
 def test_llama_cpp_beside_us_on_smollm2(against, smollm2_path):
     pytest.importorskip("llama_cpp")
-    result = against("llama.cpp", "--json", model=("-m", str(smollm2_path)))
+    result = against("llama.cpp", "--json", model=str(smollm2_path))
     assert (result.code, result.err) == (0, "")
     found = result.json()
     assert [row["engine"] for row in found["rows"]] == ["llmcli", "llama.cpp"] * 2

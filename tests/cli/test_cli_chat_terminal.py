@@ -69,11 +69,14 @@ def chat(talker, spelled, tmp_path):
 
 @pytest.fixture
 def saved(tmp_path):
-    """Where a conversation is saved, and what its user said in it."""
-    file = tmp_path / "a.json"
-    return ("--save", str(file)), lambda: [
-        one["content"] for one in json.loads(file.read_text())["messages"][::2]
-    ]
+    """What saves a conversation, and its messages there."""
+
+    def messages():
+        document = json.loads((tmp_path / "a.json").read_text())
+        assert errors(document, "chat") == []
+        return document["messages"]
+
+    return ("--save", str(tmp_path / "a.json")), messages
 
 
 @pytest.fixture
@@ -101,17 +104,15 @@ def test_keys_during_an_answer_are_for_the_next_prompt(chat):
     assert talk.end("/exit\r") == 0
 
 
-def test_ctrl_c_is_not_echoed_and_said_on_a_line_of_its_own(chat, tmp_path):
-    file = tmp_path / "a.json"
-    talk = chat(WORDS, argv=("--save", str(file)))
+def test_ctrl_c_is_not_echoed_and_said_on_a_line_of_its_own(chat, saved):
+    save, messages = saved
+    talk = chat(WORDS, argv=save)
     talk.type("hello\r", "word3")
     seen = talk.type("\x03", PROMPT)
     assert "^C" not in seen
     assert "\r\ninterrupted\r\n" in seen
     assert talk.end("/exit\r") == 0
-    document = json.loads(file.read_text())
-    assert errors(document, "chat") == []
-    assert document["messages"][1]["finish_reason"] == "interrupted"
+    assert messages()[1]["finish_reason"] == "interrupted"
 
 
 ENDS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
@@ -139,18 +140,12 @@ def test_the_terminal_is_as_before_whatever_ends_it(chat, number, when):
 
 
 def test_an_end_that_unwinds_nothing_restores_the_terminal(monkeypatch):
-    class Ended(Exception):
-        pass
-
-    def ended(code):
-        raise Ended(code)
-
     done = []
     monkeypatch.setattr(KEYS, "restore", lambda: done.append("restored"))
-    monkeypatch.setattr("os._exit", ended)
+    monkeypatch.setattr("os._exit", sys.exit)
     signals = Signals()
     signals.over = True
-    with pytest.raises(Ended, match="130"):
+    with pytest.raises(SystemExit, match="130"):
         signals._handle(signal.SIGINT, None)
     assert done == ["restored"]
 
@@ -188,7 +183,7 @@ def test_another_width_holds_for_the_lines_that_follow(chat):
 
 
 def test_a_dumb_terminal_gets_bare_lines(chat, saved):
-    save, asked = saved
+    save, messages = saved
     talk = chat("One.", "Two.", "Three.", argv=save, TERM="dumb")
     for keys in ("hel\x7flo\r", "a\\\rb\r", "/edit\r", "/reasoning\r", '"""\rc\r"""\r'):
         talk.type(keys, PROMPT)
@@ -196,18 +191,18 @@ def test_a_dumb_terminal_gets_bare_lines(chat, saved):
     assert talk.end("\x04") == 0
     assert not re.search("\x1b|/ 900", talk.raw)
     assert "\r\na\r\nb\r\n> " in talk.raw, "the draft of /edit"
-    assert asked() == ["helo", "a\nb", "c"]
+    assert [one["content"] for one in messages()[::2]] == ["helo", "a\nb", "c"]
 
 
 def test_lines_go_on_behind_a_backslash_and_in_quotes(chat, saved):
-    save, asked = saved
+    save, messages = saved
     talk = chat("One.", "Two.", argv=save)
     for keys in ("a\\\rb\r", '"""\rc \\\r"""\r'):
         talk.type(keys, PROMPT)
     assert "Ctrl-D or /exit ends" in talk.type("\x03", PROMPT)
     assert "Ctrl-D" not in talk.type("\x03", PROMPT), "once"
     assert talk.end("\x04") == 0
-    assert asked() == ["a\nb", "c \\"]
+    assert [one["content"] for one in messages()[::2]] == ["a\nb", "c \\"]
 
 
 @pytest.mark.parametrize(("keys", "line"), [

@@ -15,6 +15,7 @@ import children
 import pytest
 from chat_terminal import Window
 from full_disk import largest_file
+from hub_cache_files import write_revision
 
 import llmcli
 from llmcli.checkpoints import CATALOG
@@ -80,13 +81,8 @@ def models(tmp_path):
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """Caches of its own, a model of the hub in one of them, and `tiny` where none is named."""
-    snapshot = tmp_path / "hub" / "models--org--some" / "snapshots" / ("a" * 40)
-    snapshot.mkdir(parents=True)
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (snapshot / name).write_text("{}")
-    references = tmp_path / "hub" / "models--org--some" / "refs"
-    references.mkdir()
-    (references / "main").write_text("a" * 40)
+    files = ("config.json", "model.safetensors", "tokenizer.json")
+    write_revision(tmp_path / "hub", "org/some", dict.fromkeys(files, b"{}"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "own"))
@@ -170,8 +166,7 @@ def test_bash_registers_the_function():
 
 def test_bash_continues_behind_a_colon(home):
     """`hf:org/name` is three words to bash, which puts only the last of them in."""
-    file = home / "hub" / "models--org--some" / "snapshots" / ("a" * 40) / "x.gguf"
-    file.write_text("")
+    write_revision(home / "hub", "org/some", {"x.gguf": b""})
     lines = ("llmcli generate --device cuda : 1", "llmcli generate -m hf : org/so")
     assert bash(*lines) == [[], ["org/some/x.gguf"]]
 
@@ -215,21 +210,16 @@ def test_zsh_finds_it_on_fpath(tmp_path):
     zsh.type("llmcli tok\t", "llmcli tokens ")
 
 
-@pytest.fixture
-def own_home(monkeypatch, tmp_path):
-    """An empty home, in which completion is installed."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "ZDOTDIR"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.mark.parametrize(("shell", "file", "start_up"), [
     ("bash", ".local/share/llmcli/llmcli.bash", ".bashrc"),
     ("zsh", ".local/share/llmcli/zsh/_llmcli", ".zshrc"),
     ("fish", ".config/fish/completions/llmcli.fish", None),
 ])
-def test_install(cli, own_home, tmp_path, shell, file, start_up):
-    """The shell that is named, whatever the tests were started from."""
+def test_install(cli, monkeypatch, tmp_path, shell, file, start_up):
+    """The shell that is named, whatever the tests were started from, in an empty home."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "ZDOTDIR"):
+        monkeypatch.delenv(name, raising=False)
     for _ in range(2):
         result = cli("--install-completion", shell)
         assert result.code == 0, result.err
@@ -258,19 +248,19 @@ def test_where_none_is_named_it_is_the_shell_that_starts_it():
 
 
 def test_an_answer_needs_no_torch_and_no_network(home):
-    code = (
-        "import socket, sys\n"
-        "def refused(*a, **k): raise SystemExit('the network')\n"
-        "socket.socket.connect = refused\n"
-        "from llmcli.cli.app import main\n"
-        "for model in sys.argv[1:]:\n"
-        "    print('=', model)\n"
-        "    for words in ('dump -m', 'models path', 'dump -m M --name', 'lens -m M --layer'):\n"
-        "        line = [model if word == 'M' else word for word in words.split()]\n"
-        "        main(['_complete', 'bash', 'llmcli', *line, ''])\n"
-        "heavy = {'torch', 'pydantic', 'rich', 'transformers'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
+    code = """
+import socket, sys
+def refused(*a, **k): raise SystemExit('the network')
+socket.socket.connect = refused
+from llmcli.cli.app import main
+for model in sys.argv[1:]:
+    print('=', model)
+    for words in ('dump -m', 'models path', 'dump -m M --name', 'lens -m M --layer'):
+        line = [model if word == 'M' else word for word in words.split()]
+        main(['_complete', 'bash', 'llmcli', *line, ''])
+heavy = {'torch', 'pydantic', 'rich', 'transformers'} & set(sys.modules)
+assert not heavy, heavy
+"""
     models = ("tiny", "smollm2-bf16", "org/some", "nonsense name", "./nowhere")
     done = children.run(
         [sys.executable, "-c", code, *models], capture_output=True, text=True, cwd=home

@@ -145,6 +145,9 @@ def test_every_name_is_one_options_and_some_are_not_for_the_file():
         # of greedy and a temperature the nearer one, 0 too
         ("greedy = true\n[generate]\ntemperature = 0", "generate",
          {"temperature": 0, "greedy": False}),
+        # of a prompt only `-` excludes it
+        ("no-stdin = true", "tokens hello", {"no_stdin": True}),
+        ("no-stdin = true", "tokens -", {"no_stdin": False}),
     ],
 )  # fmt: skip
 def test_what_a_file_sets(configured, text, line, expected):
@@ -181,13 +184,6 @@ def test_what_the_file_sets_gives_way_to_what_excludes_it(
         configured(f"{line}[{command}]\n{key_of(found[other])} = {json.dumps(theirs)}\n")
         sources = parsed(command)[1]
         assert (sources[name], sources[other]) == ("DEFAULT", "DEFAULT_MAP")
-
-
-def test_a_prompt_leaves_no_stdin_in_force(configured):
-    """Only `-` excludes it."""
-    configured("no-stdin = true\n")
-    for words, no_stdin in ((["hello"], True), (["-"], False)):
-        assert parsed("tokens", *words)[0]["no_stdin"] is no_stdin
 
 
 def settings(cli, *argv):
@@ -245,19 +241,24 @@ def test_a_file_that_is_wrong_is_one_error(configured, cli, text, message):
     assert cli("tokens", "hello", "-m", "tiny", "--json").json()["error"]["kind"] == "usage"
 
 
+def deny(monkeypatch, method, place):
+    """A method of Path for what is there is refused, as to anybody but root."""
+    real = getattr(Path, method)
+
+    def refuse(path, *argv, **options):
+        if path.is_relative_to(place):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *argv, **options)
+
+    monkeypatch.setattr(Path, method, refuse)
+
+
 def test_a_file_that_cannot_be_read_is_an_error(cli, monkeypatch, tmp_path):
     folder, fifo, locked = tmp_path / "folder", tmp_path / "fifo", tmp_path / "locked.toml"
     folder.mkdir()
     os.mkfifo(fifo)
     locked.write_text("quiet = true\n")
-    opened = Path.open
-
-    def refuse(path, *argv, **options):  # as for anybody but root
-        if path == locked:
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return opened(path, *argv, **options)
-
-    monkeypatch.setattr(Path, "open", refuse)
+    deny(monkeypatch, "open", locked)
     for path, message in (
         (folder, "it is a directory"), (fifo, "it is not a regular file"),
         ("/dev/zero", "it is not a regular file"), (locked, "permission denied"),
@@ -317,15 +318,8 @@ def test_env_shows_a_folder_that_may_not_be_read(cli, monkeypatch, tmp_path, why
     folder = tmp_path / ("a" * 300 if why == "file name too long" else "closed")
     monkeypatch.delenv("LLMCLI_CONFIG", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
-    if why == "permission denied":  # root may read everything
-        there = Path.stat
-
-        def stat(path, **options):
-            if path.is_relative_to(folder):
-                raise PermissionError(errno.EACCES, "Permission denied", str(path))
-            return there(path, **options)
-
-        monkeypatch.setattr(Path, "stat", stat)
+    if why == "permission denied":
+        deny(monkeypatch, "stat", folder)
     result = cli("env")
     assert result.code == 0
     assert f"config.toml`: {why}" in " ".join(result.out.split())
