@@ -1,17 +1,12 @@
 """SmolLM2: each view runs it once, changes no bit of it, and keeps little of what it sees."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from continued import stream
 from decoder_parameters import parameters_of
-from torch import Tensor
 
 from llmcli.commands.attention.command import synthetic
 from llmcli.commands.attention.measure.layers import measure_attention
@@ -21,9 +16,7 @@ from llmcli.commands.lens.measure import measure_lens
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.sampling import Sampling
 from llmcli.graph.names import known
-from llmcli.graph.spec import TensorSpec
 from llmcli.inspect.passes import Passes
-from llmcli.model import Model
 
 pytestmark = pytest.mark.real
 
@@ -34,29 +27,29 @@ STATUS = Path("/proc/self/status")
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
+def one_thread():
     torch.set_num_threads(1)
 
 
-def attention(model: Model, ids: list[int], new: int) -> Any:
+def attention(model, ids, new):
     return measure_attention(Passes(model, ids, new), AttentionOptions(top_pairs=5))
 
 
-def lens(model: Model, ids: list[int], new: int) -> Any:
+def lens(model, ids, new):
     return measure_lens(Passes(model, ids, new), span=range, mid=True)
 
 
-def planned(model: Model, ids: list[int], new: int, begin: str = "") -> tuple[TensorSpec, ...]:
+def planned(model, ids, new, begin=""):
     """Everything that is no parameter, and whose name begins so."""
     there = known(model.config).items()
     names = [name for name, one in there if one.kind != "parameter" and name.startswith(begin)]
     return plan_dump(model, names, len(ids) + new)
 
 
-def dump(model: Model, ids: list[int], new: int, begin: str = "") -> Any:
+def dump(model, ids, new, begin=""):
     """All of it, written nowhere."""
 
-    def write(name: str, shape: tuple[int, ...], dtype: str, parts: Any) -> None:
+    def write(name, shape, dtype, parts):
         for _ in parts:
             pass
 
@@ -67,29 +60,20 @@ def dump(model: Model, ids: list[int], new: int, begin: str = "") -> Any:
 @pytest.mark.parametrize(
     ("view", "dtype", "new"),
     [
-        (attention, "float32", 0),
-        (attention, "bfloat16", NEW),
-        (lens, "bfloat16", NEW),
+        (attention, "float32", 0), (attention, "bfloat16", NEW), (lens, "bfloat16", NEW),
         (dump, "bfloat16", NEW),
     ],
 )
-def test_one_pass_whose_numbers_are_the_usual_ones(
-    view: Callable[..., Any],
-    dtype: str,
-    new: int,
-    models: Callable[[str], Model],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_pass_whose_numbers_are_the_usual_ones(view, dtype, new, models, monkeypatch):
     """Each call of the decoder gives bit for bit what it gives when nobody looks."""
     smollm2 = models(dtype)
-    assert smollm2.tokenizer is not None
     ids = smollm2.tokenizer.encode(TEXT)
     usual = [token.id for token in stream(smollm2, [ids], GREEDY, limit=NEW)]
     before = sums(smollm2)
-    calls: list[tuple[Tensor, dict[str, Any], Tensor]] = []
+    calls = []
     plain = Decoder.__call__
 
-    def counted(decoder: Decoder, tokens: Tensor, state: Any = None, **options: Any) -> Tensor:
+    def counted(decoder, tokens, state=None, **options):
         out = plain(decoder, tokens, state, **options)
         calls.append((tokens, options, out.clone()))
         return out
@@ -112,21 +96,19 @@ def test_one_pass_whose_numbers_are_the_usual_ones(
     assert sums(smollm2) == before
 
 
-def sums(model: Model) -> dict[str, int]:
+def sums(model):
     """The bits of each parameter, read as whole numbers and added up."""
     whole = {2: torch.int16, 4: torch.int32}
     slots = parameters_of(model.decoder).items()
     return {name: int(slot.view(whole[slot.itemsize]).sum()) for name, slot in slots}
 
 
-def resident(mark: str) -> int:
+def resident(mark):
     """Bytes of memory: `VmRSS` now, `VmHWM` the most since it was last reset."""
-    found = re.search(rf"{mark}:\s*(\d+) kB", STATUS.read_text())
-    assert found
-    return int(found[1]) * 1024
+    return int(re.search(rf"{mark}:\s*(\d+) kB", STATUS.read_text())[1]) * 1024
 
 
-def test_heads_of_every_kind_are_found_and_all_is_proven(models: Callable[[str], Model]) -> None:
+def test_heads_of_every_kind_are_found_and_all_is_proven(models):
     smollm2 = models("float32")
     report = measure_attention(Passes(smollm2, synthetic(smollm2, 40, 0)))
     assert report.ok, report.checks
@@ -137,7 +119,7 @@ def test_heads_of_every_kind_are_found_and_all_is_proven(models: Callable[[str],
     assert {head.kv_head for head in report.layers[0].heads} == {0, 1, 2}
 
 
-def most_during(look: Callable[[], Any]) -> tuple[Any, int]:
+def most_during(look):
     """What it gives, and how many bytes more than before were held meanwhile."""
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = resident("VmRSS")
@@ -147,9 +129,7 @@ def most_during(look: Callable[[], Any]) -> tuple[Any, int]:
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="memory is read from /proc")
-def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(
-    models: Callable[[str], Model],
-) -> None:
+def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(models):
     smollm2 = models("float32")
     ids = torch.randint(5, 40_000, (64,), generator=torch.Generator().manual_seed(0)).tolist()
     dump(smollm2, ids[:10], 0, "blocks.")  # what is allocated once
