@@ -351,7 +351,7 @@ def test_our_own_results_in_every_format(cli, tmp_path):
         names = [*peer_reader.FIELDS, "samples_ns", "samples_ts"]
         assert list(row)[: len(names)] == names
         for name, sql in peer_reader.FIELDS.items():
-            assert isinstance(row[name], str) is (sql == peer_reader.TEXT), name
+            assert isinstance(row[name], str) is (sql == "TEXT"), name
             assert isinstance(row[name], bool) is (name in peer_reader.BOOLEANS), name
         assert row["avg_ts"] == pytest.approx(fmean(row["samples_ts"]), abs=1e-6)
     nothing = re.sub('"cpu_info": ".*"', '"cpu_info": null', text)

@@ -4,12 +4,12 @@ A fault in rung k shows between k - 1 and k (of rung 1 between 1 and 2), one in 
 share, or in the decoder, between 7 and 8.
 """
 
-import importlib
 import math
 import sys
 import tomllib
 from functools import cache
-from importlib.machinery import PathFinder, SourceFileLoader
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 
 import decoder_faults
@@ -24,26 +24,6 @@ from llmcli.nn import step
 
 TEXTS = tomllib.loads(Path(__file__).with_name("faults.toml").read_text("utf-8"))["fault"]
 LADDER = "llmcli.commands.ladder"
-FOLDER = Path(llmcli.commands.ladder.__file__).parent / "measure"
-
-
-class Planted:
-    """Finds the ladder's modules; that of a fault gets other source."""
-
-    def __init__(self, file, old, new):
-        self.path, self.old, self.new = str(FOLDER / file), old, new
-
-    def find_spec(self, name, path=None, target=None):
-        if not name.startswith(LADDER):
-            return None
-        spec = PathFinder.find_spec(name, path)
-        if spec.origin == self.path:
-            spec.loader = loader = SourceFileLoader(name, self.path)
-            source = Path(self.path).read_text("utf-8")
-            assert source.count(self.old) == 1, "a fault is at its place"
-            code = compile(source.replace(self.old, self.new), self.path, "exec")
-            loader.get_code = lambda name: code
-        return spec
 
 
 def differences(of, *numbers, run=run_ladder):
@@ -61,13 +41,17 @@ def planted(monkeypatch):
     """
 
     def reports(fault, config, dtype, *numbers):
-        texts = {key: fault[key].removeprefix("\n") for key in ("file", "old", "new")}
-        monkeypatch.setattr(sys, "meta_path", [Planted(**texts), *sys.meta_path])
+        file, old, new = (fault[key].removeprefix("\n") for key in ("file", "old", "new"))
         monkeypatch.setattr(llmcli.commands, "ladder", llmcli.commands.ladder)  # put back after it
         for name in [name for name in sys.modules if name.startswith(LADDER)]:
             monkeypatch.delitem(sys.modules, name)
-        weights = importlib.import_module(f"{LADDER}.measure.weights").Weights
-        run = importlib.import_module(f"{LADDER}.measure.runner").run_ladder
+        spec = find_spec(f"{LADDER}.measure.{file.removesuffix('.py')}")
+        module = sys.modules[spec.name] = module_from_spec(spec)
+        source = Path(spec.origin).read_text("utf-8")
+        assert source.count(old) == 1, "a fault is at its place"
+        exec(compile(source.replace(old, new), spec.origin, "exec"), vars(module))
+        weights = import_module(f"{LADDER}.measure.weights").Weights
+        run = import_module(f"{LADDER}.measure.runner").run_ladder
         return differences(weights.of(random_decoder(config, dtype, 3)), *numbers, run=run)
 
     return reports
