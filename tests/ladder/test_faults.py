@@ -6,7 +6,6 @@ share, or in the decoder, between 7 and 8.
 
 import math
 import sys
-import tomllib
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
@@ -15,20 +14,19 @@ from pathlib import Path
 import decoder_faults
 import pytest
 import torch
-from ladder_models import DENSE
+from ladder_models import DENSE, TEXTS
 from small_models import ids, random_decoder, weights
 
 import llmcli.commands.ladder
 from llmcli.commands.ladder.measure.runner import Workload, run_ladder
 from llmcli.nn import step
 
-TEXTS = tomllib.loads(Path(__file__).with_name("faults.toml").read_text("utf-8"))["fault"]
 LADDER = "llmcli.commands.ladder"
 
 
 def differences(of, *numbers, run=run_ladder):
     """What the ladder reports for the rungs `numbers`, after the first of them."""
-    tokens = ids(3, 9)
+    tokens = ids(3, 8)
     workload = Workload(prompts=tokens[:, :6], more=tokens[0, 6:], rounds=0)
     return run(of, workload, numbers=numbers)[1:]
 
@@ -58,9 +56,9 @@ def planted(monkeypatch):
 
 
 @cache
-def is_sound(make, config, dtype, *numbers):
+def is_sound(config, dtype):
     """Whether two rungs agree where nothing is planted: asked once for all faults of a model."""
-    return differences(make(config, dtype), *numbers)[0].ok
+    return differences(decoder_faults.model(config, dtype), 7, 8)[0].ok
 
 
 def check_seen(found):
@@ -72,10 +70,9 @@ def check_seen(found):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", TEXTS, ids=lambda fault: fault["name"])
 def test_a_fault_of_the_ladder_is_seen(fault, planted):
-    rung, config = fault["rung"], DENSE[fault["model"]]
-    numbers = (max(rung - 1, 1), max(rung, 2))
-    assert is_sound(weights, config, torch.float32, *numbers)
-    (found,) = planted(fault, config, torch.float32, *numbers)
+    """Where nothing is planted all rungs of a model agree: see `test_all_rungs_agree`."""
+    numbers = (max(fault["rung"] - 1, 1), max(fault["rung"], 2))
+    (found,) = planted(fault, DENSE[fault["model"]], torch.float32, *numbers)
     check_seen(found)
 
 
@@ -85,7 +82,7 @@ def test_a_fault_of_the_ladder_is_seen(fault, planted):
 @pytest.mark.parametrize("name", decoder_faults.FAULTS)
 def test_a_fault_of_the_decoder_is_seen(name, dtype, monkeypatch):
     config, plant = decoder_faults.FAULTS[name]
-    assert is_sound(decoder_faults.model, config, dtype, 7, 8)
+    assert is_sound(config, dtype)
     of = decoder_faults.model(config, dtype)
     plant(monkeypatch, of)
     (found,) = differences(of, 7, 8)

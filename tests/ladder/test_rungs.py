@@ -9,9 +9,18 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from covers import covered, few, in_turn
+from covers import covered, few
 from decoder_parameters import parameters_of
-from ladder_models import DENSE, TYPES, refusal
+from ladder_models import (
+    DENSE,
+    NEW_TYPES,
+    PAIRED,
+    PAIRED_TYPES,
+    PLANTED,
+    TYPES,
+    each_with,
+    refusal,
+)
 from small_models import ids, read, weights
 from zoo import CONFIGS, GATED, MODELS, block, branch, layer, llama, stretched
 
@@ -65,7 +74,7 @@ def run_and_compare(of, tokens, prompt):
         assert difference(below, above[: len(below)]) < allowed
 
 
-@pytest.mark.parametrize(("name", "dtype"), in_turn(covered(DENSE), list(TOLERANCE)))
+@pytest.mark.parametrize(("name", "dtype"), each_with(list(TOLERANCE), [*PAIRED, *PLANTED]))
 def test_all_rungs_agree(name, dtype):
     run_and_compare(weights(DENSE[name], dtype), ids(2, PROMPT + MORE), PROMPT)
 
@@ -74,9 +83,9 @@ def test_all_rungs_agree_on_one_token():
     run_and_compare(weights(CONFIGS["llama"]), ids(2, 3), 1)
 
 
-@pytest.mark.parametrize("model_type", few(list(TYPES), 4))
-def test_all_rungs_agree_on_every_dense_model_type(model_type):
-    """By default on those that have something which no covered dense model has."""
+@pytest.mark.parametrize("model_type", few([*NEW_TYPES, *PAIRED_TYPES], len(NEW_TYPES)))
+def test_all_rungs_agree_on_dense_model_types(model_type):
+    """On those with something that no other dense model has."""
     config = TYPES[model_type]
     run_and_compare(weights(config), ids(2, 5) % config.vocab, 3)
 

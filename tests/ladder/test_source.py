@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from covers import covered, in_turn
-from ladder_models import DENSE
+from covers import covered
+from ladder_models import DENSE, each_with
 from small_models import ids, read, weights
 from zoo import CONFIGS
 
@@ -41,7 +41,7 @@ def steps_of(found, title, later=False):
     return {step.name: step for line in one.lines for step in line.steps}
 
 
-@pytest.mark.parametrize(("name", "kind"), in_turn(covered(DENSE), RUNGS[:7]))
+@pytest.mark.parametrize(("name", "kind"), each_with(RUNGS[:7]))
 def test_the_letters_of_a_name_are_its_shape(name, kind):
     """Axis by axis: what is called `q_hnk` is h heads times n tokens times the size of a head."""
     config = DENSE[name]

@@ -144,7 +144,7 @@ FAULTS = {
 
 # a block reaches one key further than its rows
 @pytest.mark.parametrize(
-    ("fault", "options"), in_turn(list(FAULTS), [{}, {"generate": 2}, {"rows": 1}])
+    ("fault", "options"), in_turn(list(FAULTS), [{}, {"generate": 2, "rows": 1}])
 )
 def test_a_fault_turns_its_checks_red(model, monkeypatch, fault, options):
     plant, wrong, where = FAULTS[fault]
