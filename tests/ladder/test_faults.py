@@ -6,6 +6,7 @@ share, or in the decoder, between 7 and 8.
 
 import math
 import sys
+import tomllib
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
@@ -14,13 +15,14 @@ from pathlib import Path
 import decoder_faults
 import pytest
 import torch
-from ladder_models import DENSE, TEXTS
+from ladder_models import DENSE
 from small_models import ids, random_decoder, weights
 
 import llmcli.commands.ladder
 from llmcli.commands.ladder.measure.runner import Workload, run_ladder
 from llmcli.nn import step
 
+TEXTS = tomllib.loads(Path(__file__).with_name("faults.toml").read_text("utf-8"))["fault"]
 LADDER = "llmcli.commands.ladder"
 
 
