@@ -54,22 +54,16 @@ def load(folder, **how):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """The names of the checkpoints that are opened."""
-    names = []
-
-    def watched(path, *, name):
-        names.append(name)
-        return open_checkpoint(path, name=name)
-
+    """`opened()`: the names of the checkpoints that were opened."""
+    watched = MagicMock(wraps=open_checkpoint)
     monkeypatch.setattr(loader, "open_checkpoint", watched)
-    return names
+    return lambda: [call.kwargs["name"] for call in watched.call_args_list]
 
 
 @pytest.fixture
 def calls(monkeypatch):
     """Every forward call: (tokens, how many were there, logits)."""
-    made = []
-    compute = Decoder.__call__
+    made, compute = [], Decoder.__call__
 
     def watched(self, ids, state=None, **options):
         before = state.lengths[0]
@@ -103,20 +97,12 @@ def test_it_computes_the_logits_of_the_last_token_in_chunks(folder, calls, monke
     torch.testing.assert_close(nine, reference(folder, [*IDS, 9])[-1])
 
 
-def test_threads_are_those_of_the_settings(folder):
-    engine = load(folder)
-    engine.start(4, 2, 4)
-    assert torch.get_num_threads() == 2
-    engine.start(4, 1, 4)
-    assert torch.get_num_threads() == 1
-
-
 def test_a_model_is_loaded_once_for_settings_that_share_it(folder, tmp_path, opened):
     chosen = partial(settings, model=str(folder))
     other = str(write_llama(tmp_path / "other"))
     found = loads(chosen())
     one, off = found.load(chosen()), found.load(chosen(flash_attn="off"))
-    assert opened == [str(folder)]
+    assert opened() == [str(folder)]
     assert one.info == off.info
     with pytest.raises(UsageError):
         found.load(chosen(type_k="f16"))
@@ -124,7 +110,7 @@ def test_a_model_is_loaded_once_for_settings_that_share_it(folder, tmp_path, ope
     assert (known.model_size, known.load_s) == (one.info.model_size, None)
     found.load(chosen(dtype="bfloat16"))
     found.load(settings(dtype="bfloat16", model=other))
-    assert opened == [str(folder), str(folder), other]
+    assert opened() == [str(folder), str(folder), other]
     assert [model["weight_format"] for model in found.models.values()] == [
         "float32", "bfloat16", "bfloat16",
     ]  # fmt: skip
@@ -161,9 +147,11 @@ def test_what_does_not_fit_is_out_of_memory(folder, monkeypatch):
         slow.start(900, 1, 60)
 
 
-def test_an_engine_that_is_closed_computes_nothing(folder):
+def test_an_engine_has_the_threads_that_it_starts_with_and_computes_nothing_when_closed(folder):
     engine = load(folder)
-    engine.start(8, 1, 4)
+    for threads in (2, 1):
+        engine.start(4, threads, 4)
+        assert torch.get_num_threads() == threads
     engine.close()
     with pytest.raises(ValueError, match="not been started"):
         engine.read([1])
@@ -219,7 +207,7 @@ def test_headers_say_what_a_model_is_that_was_not_loaded(folder, opened, tmp_pat
     there = load(folder).info
     assert known == dataclasses.replace(there.without_memory(), load_s=None)
     assert found.known(chosen(type_k="q4_0")) is known
-    assert opened == [str(folder)] * 2
+    assert opened() == [str(folder)] * 2
     assert found.known(chosen(dtype="bfloat16")).type_k == "bf16"
     assert found.known(chosen(device="meta")).device == "meta"
     assert found.known(chosen(device="cuda:99")) is None  # in a dtype that cannot be known
@@ -273,6 +261,8 @@ def test_on_a_gpu_every_call_is_done_when_it_returns(folder):
 BFLOAT16 = Arithmetic.of("bfloat16")
 SIZES = 2048, 512  # of a batch and of a call, llama-bench's
 LLAMA = WorkCounter(config=llama(), numbers=Arithmetic.of("float32"))
+ONE = SpeedTest(n_prompt=0, n_gen=1)
+WORK = LLAMA.work(ONE, *SIZES)
 
 
 def made(flops_per_s, *reads):
@@ -299,61 +289,45 @@ def test_work_is_that_of_every_call(name):
 
 
 def test_a_depth_is_not_counted_but_read():
-    flat, deep = (
-        LLAMA.work(SpeedTest(n_prompt=0, n_gen=1, n_depth=d), *SIZES)
-        for d in (0, 30)
-    )
-    assert deep.weights == flat.weights
+    deep = LLAMA.work(dataclasses.replace(ONE, n_depth=30), *SIZES)
+    assert deep.weights == WORK.weights
     # 30 keys and values more of 2 heads of 8 numbers in 2 layers, and their products
-    assert deep.cache - flat.cache == 2 * 30 * 2 * (8 + 8) * 4
-    assert deep.flops - flat.flops == 2 * 30 * 4 * (2 * 8 + 2 * 8)
+    assert deep.cache - WORK.cache == 2 * 30 * 2 * (8 + 8) * 4
+    assert deep.flops - WORK.flops == 2 * 30 * 4 * (2 * 8 + 2 * 8)
 
 
 def test_the_roofline_is_the_sum_over_parts_of_what_they_wait_for():
-    test = SpeedTest(n_prompt=0, n_gen=1)
-    work = LLAMA.work(test, *SIZES)
-
     def least(bytes_per_s, flops_per_s):
         memory = ReadRate(nbytes=10**9, bytes_per_s=bytes_per_s, level="memory")
-        ceilings = made(flops_per_s, memory)
-        return LLAMA.roofline_ns(test, *SIZES, ceilings)
+        return LLAMA.roofline_ns(ONE, *SIZES, made(flops_per_s, memory))
 
-    assert least(1e9, 1e30) == pytest.approx(work.bytes)  # a byte takes a nanosecond
-    assert least(1e30, 1e9) == pytest.approx(work.flops)
+    assert least(1e9, 1e30) == pytest.approx(WORK.bytes)  # a byte takes a nanosecond
+    assert least(1e30, 1e9) == pytest.approx(WORK.flops)
     both = least(1e9, 4e8)  # norms wait for their bytes, matrices for their products
     calls = [(Call(batch=1, tokens=1, past=0, phase="decode"), "last")]
     parts = cost_by_part(LLAMA.config, calls, numbers=LLAMA.numbers)
     longer = sum(max(part.bytes, part.flops / 0.4) for part in parts.values())
     assert both == pytest.approx(longer)
-    assert max(work.bytes, work.flops / 0.4) + 100 < longer < work.bytes + work.flops / 0.4 - 100
+    assert max(WORK.bytes, WORK.flops / 0.4) + 100 < longer < WORK.bytes + WORK.flops / 0.4 - 100
 
 
 def test_weights_come_from_where_all_that_a_step_reads_lies_and_activations_from_their_own():
-
-    def least(tokens, nbytes):
+    def least(test, nbytes):
         cache = ReadRate(nbytes=nbytes, bytes_per_s=4e9, level="L2")
-        ceilings = made(1e30, cache, CEILINGS.reads[1])
-        test = SpeedTest(n_prompt=0, n_gen=tokens)
-        return LLAMA.roofline_ns(test, *SIZES, ceilings)
+        return LLAMA.roofline_ns(test, *SIZES, made(1e30, cache, CEILINGS.reads[1]))
 
-    test = SpeedTest(n_prompt=0, n_gen=1)
-    one = LLAMA.work(test, *SIZES)
-    streamed = one.weights + one.cache
-    assert least(1, streamed) == pytest.approx((streamed + one.activations) / 4)
+    streamed = WORK.weights + WORK.cache
+    assert least(ONE, streamed) == pytest.approx((streamed + WORK.activations) / 4)
     # what a part passes on still fits
-    assert least(1, streamed - 1) == pytest.approx(streamed + one.activations / 4)
+    assert least(ONE, streamed - 1) == pytest.approx(streamed + WORK.activations / 4)
     # a second token reads it all again, out of the same cache: not twice as much at a time
-    two = LLAMA.work(SpeedTest(n_prompt=0, n_gen=2), *SIZES)
-    assert least(2, streamed + 1000) == pytest.approx(two.bytes / 4)
+    two = SpeedTest(n_prompt=0, n_gen=2)
+    assert least(two, streamed + 1000) == pytest.approx(LLAMA.work(two, *SIZES).bytes / 4)
 
 
 def test_a_step_reads_the_weights_and_the_keys_of_all_tokens_before():
-    empty, full = (
-        LLAMA.working_set(SpeedTest(n_prompt=p, n_gen=g, n_depth=d))
-        for p, g, d in ((0, 1, 0), (8, 3, 20))
-    )
-    one = LLAMA.work(SpeedTest(n_prompt=0, n_gen=1), *SIZES)
-    assert empty == one.weights + one.cache
+    empty, full = map(LLAMA.working_set, (ONE, SpeedTest(n_prompt=8, n_gen=3, n_depth=20)))
+    assert empty == WORK.weights + WORK.cache
     assert full - empty == 2 * 30 * 2 * (8 + 8) * 4  # as above: 30 tokens more
 
 

@@ -138,17 +138,13 @@ def calls(monkeypatch):
 
 
 def test_pairs_begin_with_either_run_in_turns_and_the_collector_is_off(calls):
-    timed(small("llama"), phases=("prefill",), pairs=3)
+    told = []
+    timed(small("llama"), phases=("prefill",), pairs=3, progress=lambda _, *at: told.append(at))
+    assert told == [(0, 4), (1, 4), (2, 4), (3, 4)]
     bare, clocked = (type(None), False), (HostClock, False)
     warm = [bare, clocked, (OperationCount, False)]
     assert calls.seen == [*warm, bare, clocked, clocked, bare, bare, clocked]
     assert gc.isenabled()
-
-
-def test_progress_is_told_pair_by_pair():
-    told = []
-    timed(small("llama"), pairs=2, progress=lambda *words: told.append(words))
-    assert [(done, total) for _, done, total in told] == [(0, 3), (1, 3), (2, 3)] * 2
 
 
 def test_the_working_set_grows_with_the_keys_that_are_read():
@@ -181,14 +177,11 @@ def ticks(monkeypatch):
     return delayed
 
 
-PLACES = [
+@pytest.mark.parametrize(("name", "layer", "attribute", "part"), [
     ("llama", 1, "gate_up", "ffn_up"), ("llama", 0, "down", "ffn_down"),
     ("llama", 1, "act", "ffn_act"), ("llama", 1, "out", "out"), ("gpt2", 1, "up", "ffn_up"),
     ("gpt2", 0, "act", "ffn_act"), ("gpt2", 1, "down", "ffn_down"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "layer", "attribute", "part"), PLACES)
+])  # fmt: skip
 def test_a_delay_in_one_layer_is_found_there_and_nowhere_else(
     name, layer, attribute, part, monkeypatch, ticks
 ):
