@@ -6,11 +6,12 @@ import sys
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
-import decoder_faults
 import pytest
 import torch
 import torch.nn.functional as F
+from decoder_faults import FAULTS, wrap
 from needs import needs_kernels
 
 from llmcli.commands.selftest.command import read_receipt
@@ -46,53 +47,32 @@ def test_all_properties_hold_here(monkeypatch):
     assert all(result.cases > 1 for result in results)
 
 
-def attention_that_is_off(monkeypatch):
-    attend = F.scaled_dot_product_attention
-    monkeypatch.setattr(
-        F, "scaled_dot_product_attention", lambda *qkv, **how: attend(*qkv, **how) * (1 + 1e-6)
-    )
+def tapped(emit, step, name, tensor):
+    out = emit(step, name, tensor)
+    return out * (1 + 2**-20) if step.tap and out.is_floating_point() else out
 
 
-def products_that_lose_bits(monkeypatch):
-    product = F.linear
-    monkeypatch.setattr(
-        F, "linear",
-        lambda x, w, b=None: product(x.half().to(x.dtype) if x.dtype == torch.float32 else x, w, b),
-    )
+def dropped(emit, step, *args):
+    step.edits = {}
+    return emit(step, *args)
 
 
-def a_tap_that_changes_a_number(monkeypatch):
-    emit = Step.emit
-
-    def tapped(self, name, tensor):
-        out = emit(self, name, tensor)
-        return out * (1 + 2**-20) if self.tap and out.is_floating_point() else out
-
-    monkeypatch.setattr(Step, "emit", tapped)
-
-
-def edits_that_are_dropped(monkeypatch):
-    emit = Step.emit
-
-    def dropped(self, name, tensor):
-        self.edits = {}
-        return emit(self, name, tensor)
-
-    monkeypatch.setattr(Step, "emit", dropped)
+# the property that sees it, and what plants it
+PLANTED = {
+    "a tap that changes a number": ("taps", wrap(Step, "emit", tapped)),
+    "edits that are dropped": ("edits", wrap(Step, "emit", dropped)),
+    "later tokens rotated one too far": ("steps", FAULTS["rotated one position late"][1]),
+    "products that lose bits": ("float32", wrap(F, "linear", lambda product, x, *rest: product(
+        x.half().to(x.dtype) if x.dtype == torch.float32 else x, *rest))),
+    "attention that is off": ("float64", wrap(F, "scaled_dot_product_attention", (
+        lambda attend, *qkv, **how: attend(*qkv, **how) * (1 + 1e-6)))),
+}  # fmt: skip
 
 
-def later_tokens_rotated_one_too_far(monkeypatch):
-    _, plant = decoder_faults.FAULTS["rotated one position late"]
+@pytest.mark.parametrize("fault", PLANTED)
+def test_planted_faults_turn_their_check_red(monkeypatch, fault):
+    seen, plant = PLANTED[fault]
     plant(monkeypatch, None)
-
-
-@pytest.mark.parametrize(("plant", "seen"), [
-    (a_tap_that_changes_a_number, "taps"), (edits_that_are_dropped, "edits"),
-    (later_tokens_rotated_one_too_far, "steps"), (products_that_lose_bits, "float32"),
-    (attention_that_is_off, "float64"),
-], ids=lambda one: one if isinstance(one, str) else one.__name__.replace("_", " "))  # fmt: skip
-def test_planted_faults_turn_their_check_red(monkeypatch, plant, seen):
-    plant(monkeypatch)
     (result,) = of_few(monkeypatch, seen)
     assert not result.check.ok
 
@@ -118,28 +98,20 @@ def test_nan_is_wrong(monkeypatch):
 
 def test_levels_and_exhaustion(monkeypatch):
     monkeypatch.setattr(run.native, "levels", lambda: ["portable", "avx2"])
-    said = {"portable": "a", "avx2": "b"}
-
-    class Done:
-        returncode, stderr = 0, ""
-
-        def __init__(self, text):
-            self.stdout = text
-
-    monkeypatch.setattr(
-        run, "_run", lambda words, environ: Done(said[environ["LLMCLI_KERNELS"]])
-    )
+    said, code = {"portable": "a", "avx2": "b"}, 0
+    monkeypatch.setattr(run, "_run", lambda words, environ: SimpleNamespace(
+        returncode=code, stdout=said.get(environ.get("LLMCLI_KERNELS"), ""), stderr=""
+    ))  # fmt: skip
     result = run.measure_levels()
     assert not result.check.ok
     assert result.check.where == "portable"
     said["portable"] = "b"
     assert run.measure_levels().check.ok
-    monkeypatch.setattr(Done, "returncode", 1)
+    code = 1
     assert not run.measure_levels().check.ok, "all fail alike"
-    monkeypatch.setattr(Done, "returncode", 0)
+    code = 0
     monkeypatch.setattr(run.native, "levels", list)
     assert run.measure_levels() is None
-    monkeypatch.setattr(run, "_run", lambda words, environ: Done(""))
     assert not run.measure_exhaustion(CPU).check.ok
 
 
@@ -157,10 +129,10 @@ SMALL = dict(
 
 @pytest.fixture
 def small_shape(monkeypatch):
-    """`1B` is small, and little is read."""
+    """`1B` is small, and little is read, twice."""
     monkeypatch.setitem(run.SHAPES, "1B", SMALL)
-    monkeypatch.setattr(run, "_READ", 1 << 20)
-    monkeypatch.setattr(run, "PROMPT", 16)
+    for name, value in (("_READ", 1 << 20), ("PROMPT", 16), ("ROUNDS", 2)):
+        monkeypatch.setattr(run, name, value)
 
 
 def test_rates_and_memory_of_a_shape(small_shape, monkeypatch):
