@@ -10,7 +10,7 @@ import io
 import json
 import re
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +29,24 @@ SAME = (
     "n_threads", "type_k", "type_v", "use_mmap", "no_kv_offload", "split_mode", "main_gpu",
     "tensor_split", "flash_attn", "n_prompt", "n_gen", "n_depth",
 )  # fmt: skip
+ROWS: dict[str, Callable[[str], Iterable[Mapping[str, Any]]]] = {
+    "json": json.loads, "jsonl": lambda text: map(json.loads, text.splitlines()),
+    "csv": lambda text: csv.DictReader(io.StringIO(text)), "sql": lambda text: (),
+}  # fmt: skip
 NEEDED = {*SAME, "build_commit", "test_time", "avg_ts"}
 
 
-def from_json(text: str) -> sqlite3.Connection:
-    return _filled(json.loads(text))
-
-
-def from_jsonl(text: str) -> sqlite3.Connection:
-    return _filled(json.loads(line) for line in text.splitlines())
-
-
-def from_csv(text: str) -> sqlite3.Connection:
-    return _filled(csv.DictReader(io.StringIO(text)))
-
-
-def from_sql(text: str) -> sqlite3.Connection:
-    """What `llama-bench -o sql | sqlite3 file` makes."""
+def read(kind: str, text: str) -> sqlite3.Connection:
+    """The table that `-o KIND` gives: of SQL what `| sqlite3 file` makes."""
     base = sqlite3.connect(":memory:")
-    base.executescript(text)
+    base.executescript(text if kind == "sql" else TABLE)
+    for row in ROWS[kind](text):
+        known = {field: value for field, value in row.items() if field in FIELDS}
+        if missing := NEEDED - known.keys():
+            raise KeyError(f"missing: {sorted(missing)}")
+        marks = ", ".join("?" * len(known))
+        names = ", ".join(known)
+        base.execute(f"INSERT INTO llama_bench ({names}) VALUES ({marks})", [*known.values()])
     return base
 
 
@@ -56,18 +55,6 @@ def from_markdown(text: str) -> list[dict[str, str]]:
     lines = text.split("\n")
     table = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines[: lines.index("")]]
     return [dict(zip(table[0], cells, strict=True)) for cells in table[2:]]
-
-
-def _filled(rows: Iterable[Mapping[str, Any]]) -> sqlite3.Connection:
-    base = from_sql(TABLE)
-    for row in rows:
-        known = {field: value for field, value in row.items() if field in FIELDS}
-        if missing := NEEDED - known.keys():
-            raise KeyError(f"missing: {sorted(missing)}")
-        marks = ", ".join("?" * len(known))
-        names = ", ".join(known)
-        base.execute(f"INSERT INTO llama_bench ({names}) VALUES ({marks})", [*known.values()])
-    return base
 
 
 def paired(base: sqlite3.Connection) -> list[tuple[Any, ...]]:

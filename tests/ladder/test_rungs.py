@@ -26,7 +26,7 @@ from llmcli.commands.ladder.measure.rungs import (
 )
 from llmcli.commands.ladder.measure.runner import RUNGS, plan_workload, run_ladder
 from llmcli.commands.ladder.measure.texts import axis_sizes, first_attention, first_mlp, text_of
-from llmcli.commands.ladder.measure.weights import AttentionWeights, Weights
+from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.commands.ladder.report import NAMES
 from llmcli.config.attention import DynamicScaling
 from llmcli.errors import NotFinite, UnsupportedModel
@@ -37,11 +37,6 @@ from llmcli.loading.load import load
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 BY_NAME = dict(zip(NAMES, RUNGS, strict=True))
 PROMPT, MORE, IDS = 5, 3, [5, 9, 2, 7]
-
-
-def attention(of, number):
-    """The weights of that block's attention."""
-    return next(part for part in of.blocks[number].parts if isinstance(part, AttentionWeights))
 
 
 def difference(one, other):
@@ -206,7 +201,7 @@ def test_one_matrix_of_our_own_from_rung_four_on():
     tokens = ids(1, 4)
     rungs = [kind(of) for kind in RUNGS]
     before = [read(rung, tokens, 4) for rung in rungs]
-    attention(of, 0).q.W.mul_(2)
+    next(of.blocks[0].matrices).W.mul_(2)  # of the queries
     changed = [difference(read(r, tokens, 4), b) > 1e-3 for r, b in zip(rungs, before, strict=True)]
     assert changed == [False, True, True, False, False, False, False, True]
 

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import re
 from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import mean
 
@@ -39,20 +40,19 @@ class Counting(FakeEngine):
         self.counter = WorkCounter(config=llama(), numbers=numbers)
 
 
-class Failing:
+def raising(error, word, *calls):
     """A trouble: raises `error` at the calls of a word with those numbers, all without."""
+    number = count(1)
 
-    def __init__(self, error, word, *calls):
-        self.error, self.word, self.calls, self.seen = error, word, calls, 0
+    def trouble(called):
+        if called == word and (next(number) in calls or not calls):
+            raise error
 
-    def __call__(self, word):
-        self.seen += word == self.word
-        if word == self.word and (not self.calls or self.seen in self.calls):
-            raise self.error
+    return trouble
 
 
 def failing(error, word="read", *calls, **rest):
-    return {"trouble": Failing(error, word, *calls), "repetitions": 1, **rest}
+    return {"trouble": raising(error, word, *calls), "repetitions": 1, **rest}
 
 
 NO = UsageError("no", hint="do that")
@@ -121,7 +121,7 @@ CASES = {
     "a row that cannot be written": {"writing": BrokenPipeError()},
     # a peer that fails, and one that is not loaded
     "a peer that does not load": {"tests": [PP], "peer": NO},
-    "a peer that fails late": {"tests": [PP], "peer": Failing(RuntimeError("x"), "read", 2)},
+    "a peer that fails late": {"tests": [PP], "peer": raising(RuntimeError("x"), "read", 2)},
     "ours did not load": {"tests": [PP], "peer": 1, "loads": {"tiny": BROKEN}},
     "ours did not load and its headers are known": {
         "tests": [PP], "peer": 1, "loads": {"tiny": BROKEN},
