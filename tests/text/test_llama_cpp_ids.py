@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pair_vocabulary import pair_vocabulary
+from llama_cpp_strings import pair_vocabulary
 from text_fixtures import frozen
 
 from llmcli.checkpoints.gguf import read_gguf
@@ -22,8 +22,7 @@ def smollm2(smollm2_path):
 
 @pytest.fixture(scope="module")
 def pair_tokenizer():
-    tokens, merges = pair_vocabulary()
-    names = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": merges}
+    names = {"model": "gpt2", "pre": "gpt-2"} | pair_vocabulary()
     return from_gguf({f"tokenizer.ggml.{key}": value for key, value in names.items()})
 
 
