@@ -288,7 +288,9 @@ def test_the_way_out_of_a_pickle_works(tmp_path):
     torch.save({"a": shared, "b": shared}, tmp_path / "m.bin")
     command = refused(tmp_path / "m.bin").hint.split("`")[1]
     program = command.removeprefix('python -c "').removesuffix('" FILE')
-    children.run([sys.executable, "-c", program, "m.bin"], cwd=tmp_path, check=True)
+    (tmp_path / "scripted.py").write_text(program)  # begins with PyTorch imported
+    argv = [sys.executable, str(tmp_path / "scripted.py"), "m.bin"]
+    children.run(argv, cwd=tmp_path, check=True)
     assert set(open_checkpoint(tmp_path / "model.safetensors").tensors) == {"a", "b"}
 
 
