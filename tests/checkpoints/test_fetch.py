@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import stat
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import textwrap
 import time
 import zipfile
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,6 +56,7 @@ GOOD = """
     shutil.copy(sys.argv[1], target + "/fake_wheel-1.0-py3-none-any.whl")
 """
 
+certificates = cache(ssl.create_default_context)  # no test needs its own
 pytestmark = pytest.mark.filterwarnings("ignore:Not enough free disk space")
 
 
@@ -108,6 +111,7 @@ def hub(tmp_path, repository, monkeypatch, use):
     from huggingface_hub import close_session
 
     use()
+    monkeypatch.setattr(ssl, "create_default_context", certificates)
     with HubStandIn({"o/n": repository}) as hub:
         hub.here(monkeypatch, tmp_path)
         monkeypatch.delenv("HF_TOKEN")
