@@ -92,19 +92,6 @@ def test_a_directory_of_that_name_is_hinted_at(tmp_path):
     assert not notes
 
 
-def test_tiny_is_always_there(monkeypatch):
-    notes = []
-    assert CATALOG["tiny"].is_cached()
-    folder = locate("tiny", offline=True, note=notes.append)
-    assert folder == CATALOG["tiny"].file
-    checkpoint = open_model("tiny")
-    assert (checkpoint.name, checkpoint.path) == ("tiny", folder)
-    assert checkpoint.model_type == "gpt2"
-    monkeypatch.setenv("LLMCLI_MODEL", "tiny")
-    assert open_model(None, note=notes.append).path == folder
-    assert not notes
-
-
 def unwritable(entry, **_):
     raise WriteFailed("`/cache` cannot be written: read-only file system")
 
@@ -146,7 +133,7 @@ def test_the_default_and_the_variable(tmp_path, monkeypatch):
         locate(None, offline=True)
     (tmp_path / "m.gguf").write_bytes(GGUF)
     monkeypatch.setenv("LLMCLI_MODEL", str(tmp_path / "m.gguf"))
-    assert locate(None) == tmp_path / "m.gguf"
+    assert locate(None, note=pytest.fail) == tmp_path / "m.gguf"
     assert open_model(None).name == str(tmp_path / "m.gguf")
     monkeypatch.setenv("LLMCLI_MODEL", "")
     with pytest.raises(NetworkError, match="`smollm2`"):

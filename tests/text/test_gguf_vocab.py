@@ -156,8 +156,11 @@ def test_bytes_without_a_token_are_dropped_and_keep_their_neighbours_apart():
 
 @given(st.text())
 def test_round_trip_and_stream(text):
-    tokenizer = WITH_WORDS
+    tokenizer, data = WITH_WORDS, text.encode()
     pieces = tokenizer.pieces(text)
+    spelled = [data[piece.start : piece.end] for piece in pieces]
+    assert spelled == [tokenizer.token_bytes(piece.id) for piece in pieces]
+    assert b"".join(spelled) == data
     stream = StreamDecoder(tokenizer)
     streamed = [stream.push(piece.id) for piece in pieces]
     assert "\ufffd" not in "".join(streamed) or "\ufffd" in text, "half a character was shown"

@@ -18,7 +18,7 @@ from llama_cpp_strings import LOOKALIKES, strings
 from text_fixtures import clear_error, metadata, same_as_transformers
 from tokenizer_files import KINDS, write
 from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, normalizers, processors
+from tokenizers import decoders, models, processors
 
 from llmcli.checkpoints.checkpoint import open_checkpoint
 from llmcli.engine.output import Choice, Output
@@ -246,30 +246,6 @@ def test_a_continuation_keeps_the_space_that_a_beginning_drops(tmp_path, kind):
         stream = StreamDecoder(ours, first=False)
         rest = "".join(map(stream.push, ids[cut:])) + stream.finish()
         assert ours.decode(ids[:cut]) + rest == ours.decode(ids) == "the quick brown fox"
-
-
-def test_a_normalizer_that_the_class_has_not_stays(tmp_path):
-    """transformers 5 takes vocabulary and merges of `LlamaTokenizer`, and not how text is cut."""
-    from transformers import AutoTokenizer
-
-    vocab = {text: index for index, text in enumerate(["<unk>", "<s>", "</s>", *"▁abAB", "▁a"])}
-    library = Library(models.BPE(vocab=vocab, merges=[("▁", "a")], unk_token="<unk>"))
-    library.normalizer = normalizers.Sequence(
-        [normalizers.Lowercase(), normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    library.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    ours = {}
-    for name in ("LlamaTokenizer", "PreTrainedTokenizerFast"):
-        settings = {"tokenizer_class": name, "unk_token": "<unk>"}
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-        theirs = AutoTokenizer.from_pretrained(tmp_path)
-        for text in (" ab", "AB"):
-            ours[text] = from_directory(tmp_path).encode(text, add_bos=False)
-            assert ours[text] == library.encode(text).ids
-            same = theirs.encode(text, add_special_tokens=False) == ours[text]
-            assert same is (name != "LlamaTokenizer")
-    assert ours == {" ab": [3, 8, 5], "AB": [8, 5]}
 
 
 def test_chat_templates_without_a_default_and_of_processors(tmp_path):

@@ -254,14 +254,40 @@ def test_the_class_that_is_named_sets_what_it_does_in_transformers(
     same_as_transformers(ours, theirs, texts)
 
 
-def test_a_step_of_the_file_that_its_class_has_not_stays(tmp_path):
-    """transformers 5 drops the cut of digits, with which the model was trained."""
+def digits_alone():
     library = tokenizer_files.gpt2()
     steps = [pre_tokenizers.Digits(individual_digits=True), library.pre_tokenizer]
     library.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    return library
+
+
+def small_letters():
+    vocab = {text: index for index, text in enumerate(["<unk>", "<s>", "</s>", *"▁abAB", "▁a"])}
+    library = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "a")], unk_token="<unk>"))
+    library.normalizer = normalizers.Sequence(
+        [normalizers.Lowercase(), normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    return library
+
+
+@pytest.mark.parametrize(("named", "model_type", "made", "texts"), [
+    ("GPT2Tokenizer", "gpt2", digits_alone, ["in  2024"]),
+    ("LlamaTokenizer", "llama", small_letters, [" ab", "AB"]),
+])  # fmt: skip
+def test_a_step_of_the_file_that_its_class_has_not_stays(tmp_path, named, model_type, made, texts):
+    """The model was trained with it; transformers 5 takes vocabulary and merges, and drops it."""
+    from transformers import AutoTokenizer
+
+    library = made()
     library.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
-    assert from_directory(tmp_path).encode("in  2024") == library.encode("in  2024").ids
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    settings = {"tokenizer_class": named, "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours, theirs = from_directory(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in texts:
+        ids = library.encode(text).ids
+        assert ours.encode(text, add_bos=False) == ids
+        assert theirs.encode(text, add_special_tokens=False) != ids
 
 
 def test_line_ends_blank_lines_and_a_mark_in_front_change_nothing(tmp_path):
