@@ -8,7 +8,7 @@ import torch
 from anatomy_configs import models
 from covers import in_turn
 from decoder_parameters import decoder_in, packed_in, parameters_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from needs import needs_kernels
 from torch.profiler import ProfilerActivity, profile
@@ -53,6 +53,7 @@ def test_parameters_are_those_that_the_decoder_has(config):
     assert sum(parts) == counts.total
 
 
+@settings(max_examples=50)
 @given(models(), st.integers(1, 3), st.integers(1, 40))
 def test_weights_and_cache_take_the_bytes_that_are_allocated(config, batch, context):
     whole = {name: columns for name, columns in matrices(config).items() if columns % RUN == 0}
@@ -73,6 +74,7 @@ def test_weights_and_cache_take_the_bytes_that_are_allocated(config, batch, cont
         assert need.together == kept + need.prompt_bytes_estimate
 
 
+@settings(max_examples=30)
 @given(models(), st.integers(0, 400_000), st.integers(1, 2))
 def test_the_longest_context_is_the_last_that_fits(config, free, batch):
     run = PlannedRun(config, FLOAT32, batch=batch, context=7)

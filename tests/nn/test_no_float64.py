@@ -60,7 +60,7 @@ def test_a_prompt_a_step_and_every_activation(name, dtype):
             if tensor.is_floating_point():
                 numbers.add(tensor)
 
-        for tokens, logits in ((4, "all"), (2, "last"), (1, "all")):
+        for tokens, logits in ((5, "last"), (1, "all")):
             ids = torch.zeros(2, tokens, dtype=torch.long, device=META)
             out = decoder(ids, state, tap=tap, logits=logits)
             assert out.shape == (2, tokens if logits == "all" else 1, VOCAB)
