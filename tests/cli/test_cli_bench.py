@@ -6,6 +6,7 @@ import sqlite3
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -301,7 +302,7 @@ def test_our_own_results_in_every_format(cli, tmp_path):
             assert test["a"]["runs"] == test["b"]["runs"] == 3
             assert test["b"]["mean"] > 0
     for kind in ("json", "jsonl", "csv", "sql"):
-        read, text = getattr(peer_reader, f"from_{kind}"), files[kind].read_text("utf-8")
+        read, text = partial(peer_reader.read, kind), files[kind].read_text("utf-8")
         base = read(text)
         assert [row[:3] for row in peer_reader.paired(base)] == [(4, 0, 0), (0, 2, 0)]
         assert peer_reader.mistyped(base) == []
@@ -325,11 +326,11 @@ def test_our_own_results_in_every_format(cli, tmp_path):
         names = [*peer_reader.FIELDS, "samples_ns", "samples_ts"]
         assert list(row)[: len(names)] == names
         for name, sql in peer_reader.FIELDS.items():
-            assert isinstance(row[name], str) is (sql == peer_reader.TEXT), name
+            assert isinstance(row[name], str) is (sql == "TEXT"), name
             assert isinstance(row[name], bool) is (name in peer_reader.BOOLEANS), name
         assert row["avg_ts"] == pytest.approx(fmean(row["samples_ts"]), abs=1e-6)
     nothing = re.sub('"cpu_info": ".*"', '"cpu_info": null', text)
-    assert peer_reader.paired(peer_reader.from_json(nothing)) == []
+    assert peer_reader.paired(peer_reader.read("json", nothing)) == []
 
 
 # the spelling of lists and ranges, and the configurations that come of them
