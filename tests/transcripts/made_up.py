@@ -26,8 +26,15 @@ from timing_reports import variant
 from llmcli import OPENMP_SPIN
 from llmcli.checkpoints import open_model
 from llmcli.commands.bench.report.row import BuildInfo
+from llmcli.commands.selftest.report import (
+    GroupResult,
+    MemoryResult,
+    RateResult,
+    SelftestReport,
+)
 from llmcli.commands.timing.report import Stage
 from llmcli.families.family import families
+from llmcli.records.document import ViewCheck
 from llmcli.records.machine import Ceilings, Environment, MachineLoad, MatrixRate, ReadRate
 
 RESULTS = Path(__file__).parents[1] / "data" / "llama_bench"
@@ -59,6 +66,10 @@ def made_up_machine(monkeypatch, home):
     monkeypatch.setattr(
         "llmcli.commands.timing.measure.run.measure_timing",  # `TIMED=NAME` before the command
         lambda *_, **__: variant(os.environ.get("TIMED", "")),
+    )
+    monkeypatch.setattr(
+        "llmcli.commands.selftest.measure.run.measure_selftest",  # `SELFTEST=KIND` before it
+        lambda *_, **__: _selftest(os.environ.get("SELFTEST", "")),
     )
     monkeypatch.setattr(
         "llmcli.measure.machine.CpuContention.load",
@@ -117,6 +128,23 @@ def _made_up_bench(monkeypatch):
     monkeypatch.setattr(f"{engines}.perf_counter_ns", lambda: next(clock))
     for name, value in (("_mark", 900 << 20), ("_set_back", True)):
         monkeypatch.setattr(f"llmcli.measure.peaks.{name}", lambda value=value: value)
+
+
+def _selftest(kind):
+    """A check that holds, but where it is `wrong`, and a rate, of half where it is `slow`."""
+    assert kind != "refused", "before anything runs"
+    check = ViewCheck(
+        name="taps", words="observing changes no bit", value=float(kind == "wrong"), tolerance=0.0
+    )
+    rate = RateResult(
+        shape="1B", phase="decode", format="bfloat16", tokens_per_s=5.0 if kind == "slow" else 10.0,
+        share=0.7, layers=16, all_layers=16, versus=1.5,
+    )  # fmt: skip
+    return SelftestReport(
+        device="cpu", groups=(GroupResult(check=check, cases=60, seconds=1.0),), rates=(rate,),
+        memory=(MemoryResult(shape="1B", estimated=1 << 30, measured=1 << 30),), ceilings=None,
+        refused=("8B: no memory for one layer of it",), seconds=2.0,
+    )  # fmt: skip
 
 
 def _once(monkeypatch, target, **more):
