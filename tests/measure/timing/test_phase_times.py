@@ -76,6 +76,7 @@ def test_phases_say_what_they_ran():
     assert report.working_set < report.ceilings.caches[0].bytes
     bounds = {part.bound for phase in report.phases for part in (*phase.parts, *phase.totals)}
     assert bounds <= {"L2", "compute", "calls", "kernel", None}
+    assert {part.part for part in decode.totals if part.bound is None} == {"sample", "gaps"}
     nearest = {part.nearest for phase in report.phases for part in phase.totals}
     assert "L2" in nearest <= {"L2", "compute", None}
     # with an even number of pairs the lower of the two in the middle is the median
@@ -383,20 +384,12 @@ def test_the_whole_of_it(models, dtype):
     assert report.working_set < report.weight_bytes * 1.01  # the table is the head's, read whole
     for phase in report.phases:
         assert phase.peak is None or phase.peak > model.weight_bytes
-        layers = [p for p in phase.parts if p.part == "ffn_down"]
-        assert [p.layer for p in layers] == list(range(30))
-        assert all(p.calls == phase.calls for p in layers)
     prefill, decode = report.phases
     assert (decode.work.gemv, decode.work.gemm) == (3 * 121, 0)
     assert (prefill.work.gemv, prefill.work.gemm) == (1, 120)
-    products = [p for p in decode.totals if p.work.gemv]
-    assert sum(p.seconds for p in products) == pytest.approx(decode.gemv_s)
     assert decode.gemv_s > 0.5 * decode.seconds
     assert decode.gemm_s == 0
     assert prefill.gemm_s > prefill.gemv_s > 0
-    assert {p.part: p.bound for p in decode.totals if p.bound is None} == {
-        "sample": None, "gaps": None,
-    }  # fmt: skip
     # a token's step reads every weight; its prompt reads them once for all
     weights = decode.work.weights / decode.calls
     assert weights == pytest.approx(model.weight_bytes, rel=1e-4)

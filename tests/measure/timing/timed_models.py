@@ -46,10 +46,7 @@ class FakeDevice:
     """
 
     def __init__(self):
-        self.now = 0.0
-        self.events = 0
-        self.waits = 0
-        self.done = False
+        self.now, self.events, self.waits, self.done = 0.0, 0, 0, False
 
     def event(self):
         self.events += 1
