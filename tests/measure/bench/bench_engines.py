@@ -62,14 +62,12 @@ class FakeEngine:
 
     vocab, counter = 50, None
 
-    def __init__(self, clock=None, *, name="llmcli", bos=None, trouble=None, log=None, slow=1):
+    def __init__(self, clock=None, *, name="llmcli", bos=None, trouble=None, log=None, slow=1,
+                 **facts):  # fmt: skip
         self.clock = clock or Clock()
-        self.info = info(name)
-        self.bos = bos
+        self.info, self.bos = info(name, **facts), bos
         self.log = [] if log is None else log
-        self.held = None
-        self.room = 0
-        self.inside = 0
+        self.held, self.room, self.inside = None, 0, 0
         self.trouble = trouble or (lambda word: None)
         self._slow = slow
 

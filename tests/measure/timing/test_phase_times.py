@@ -10,7 +10,7 @@ from blocks import ffn_of
 from covers import covered
 from decoder_parameters import parameters_of
 from small_models import ids
-from timed_models import CEILINGS, PROMPT, FakeDevice, red, small, timed, tries
+from timed_models import CEILINGS, PROMPT, FakeDevice, red, small, timed, undisturbed
 from zoo import CONFIGS
 
 from llmcli.commands.timing.measure import clock as clock_module
@@ -51,8 +51,7 @@ def test_all_is_accounted_for_in_every_kind_of_model(name):
 
 def test_the_time_adds_up():
     """Of several tries one that was not interrupted: the check itself is about 2 %."""
-    model = small("llama")
-    assert tries(lambda: not red(timed(model, ids(1, 40)[0].tolist(), new_tokens=20, pairs=5)))
+    assert undisturbed(small("llama"), ids(1, 40)[0].tolist(), new_tokens=20, pairs=5)
 
 
 def test_phases_say_what_they_ran():
@@ -285,15 +284,7 @@ def test_on_a_gpu_it_adds_up():
     from llmcli.loading.load import load
 
     model = load("tiny", device="cuda")
-    reports = []
-
-    def adds_up():
-        reports.append(timed(model, new_tokens=16, pairs=5))
-        return not red(reports[-1])
-
-    assert tries(adds_up)
-    report = reports[-1]
-    for phase in report.phases:
+    for phase in undisturbed(model, new_tokens=16, pairs=5).phases:
         assert all(part.host_s != part.seconds for part in phase.parts)
         assert phase.peak is not None
         assert phase.peak > model.weight_bytes
@@ -371,16 +362,12 @@ def test_the_whole_of_it(models, dtype):
     """SmolLM2 on a CPU: the time adds up, little of it is in gaps; a token takes 121 GEMVs."""
     torch.set_num_threads(1)
     model = models(dtype)
-    reports = []
 
-    def quiet():
-        reports.append(timed(model, range(100, 120), new_tokens=3, pairs=2))
-        assert not red(reports[-1]) - {"adds_up"}
-        small = all(phase.gaps_s <= 0.05 * phase.seconds for phase in reports[-1].phases)
-        return small and not red(reports[-1])
+    def quiet(report):
+        assert not red(report) - {"adds_up"}
+        return not red(report) and all(one.gaps_s <= 0.05 * one.seconds for one in report.phases)
 
-    assert tries(quiet)
-    report = reports[-1]
+    report = undisturbed(model, range(100, 120), new_tokens=3, pairs=2, good=quiet)
     assert report.working_set < report.weight_bytes * 1.01  # the table is the head's, read whole
     for phase in report.phases:
         assert phase.peak is None or phase.peak > model.weight_bytes
