@@ -13,14 +13,6 @@ from llmcli.commands.load.measure.run import check_files, measure_load
 from llmcli.commands.load.report import LoadReport
 from llmcli.records.work import Stages
 
-NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "model.layers": "blk",
-}  # fmt: skip
-
 
 def loaded(path: Path, dtype: str = "float32") -> LoadReport:
     """What `llmcli load` tells of it."""
@@ -79,21 +71,20 @@ def write_gguf(path: Path, *, blocks: bool = True, parts: int = 0, **metadata: o
     Integers are written as 32 bits, None leaves a key out.
     """
     writer = gguf.GGUFWriter(path, "llama", split_max_tensors=parts)
-    writer.add_context_length(LLAMA["max_position_embeddings"])
-    writer.add_embedding_length(LLAMA["hidden_size"])
-    writer.add_block_count(LLAMA["num_hidden_layers"])
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(LLAMA["num_attention_heads"])
-    writer.add_head_count_kv(LLAMA["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(8)
-    for key, value in metadata.items():
+    sizes = {
+        "context_length": LLAMA["max_position_embeddings"], "block_count": 2,
+        "embedding_length": LLAMA["hidden_size"], "feed_forward_length": 64,
+        "attention__head_count": LLAMA["num_attention_heads"],
+        "attention__head_count_kv": LLAMA["num_key_value_heads"], "rope__dimension_count": 8,
+    }  # fmt: skip
+    for key, value in ({f"llama__{key}": size for key, size in sizes.items()} | metadata).items():
         add = writer.add_uint32 if isinstance(value, int) else writer.add_string
         add(key.replace("__", "."), value)
     draw = np.random.default_rng(0)
-    for name, tensor in llama_tensors().items():
-        for ours, theirs in NAMES.items():
-            name = name.replace(ours, theirs)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    for ours, tensor in llama_tensors().items():
+        name = names.get_name(ours, [".weight"])
         shape = [64 if size == 48 else size for size in tensor.shape]  # whole blocks of 32
         values = draw.normal(0, 0.3, shape).astype(np.float32)
         if values.ndim == 2 and blocks:

@@ -6,6 +6,7 @@ from itertools import cycle
 import numpy as np
 import pytest
 import torch
+from covers import in_turn
 from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,9 +71,10 @@ def seen_by_a_tap(model, ids):
     return found | {name: one[0, :, : len(ids)] for name, one in state.tensors().items()}
 
 
-@pytest.mark.parametrize("generate", [0, 3])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "dtype", "generate"),
+    in_turn(["llama", *CONFIGS], ["float32", "bfloat16", "float64"], [0, 3]),
+)
 def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate):
     model = made(name, dtype)
     report, arrays = dumped(model, generate=generate)

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from covers import in_turn
 from small_models import ids, random_model
 from zoo import MODELS
 
@@ -18,6 +19,7 @@ MIXTURES = (
     "experts", "experts beside dense layers", "experts by groups", "experts after the choice",
     "all experts",
 )  # fmt: skip
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 PROMPT = tuple(ids(1, 11)[0].tolist())
 
 
@@ -37,8 +39,7 @@ def emitted(of, prompt=PROMPT):
     return seen
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(MIXTURES, DTYPES))
 def test_every_check_is_green(name, dtype):
     report = measured(random_model(MODELS[name], dtype), generate=3)
     assert [check.name for check in report.checks] == ["choice", "weights", "sum", "loads", "steps"]
@@ -183,8 +184,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(list(FAULTS), DTYPES))
 def test_a_fault_turns_its_check_red(name, dtype, monkeypatch):
     """Of models that are green without it."""
     config, check, plant = FAULTS[name]

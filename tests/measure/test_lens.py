@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from blocks import configure
+from covers import in_turn
 from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,8 +82,9 @@ def same_cells(cells, others):
         )
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), in_turn(list(CONFIGS), ["float64", "float32", "bfloat16", "float16"])
+)
 def test_the_last_row_is_the_output(name, dtype):
     model = made(name, dtype)
     before = {name: slot.clone() for name, slot in parameters_of(model.decoder).items()}
