@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-from blocks import configure
 from covers import in_turn
+from decoder_faults import in_the_model, wrap
 from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -141,37 +141,26 @@ def test_the_output_settles_at_the_last_place_at_the_latest():
     assert lens_module.settled(logits_RPV[2:], best_P).tolist() == [0, 0]
 
 
-def _wrong_eps(decoder):
-    configure(decoder.ln_final, eps=decoder.ln_final.config.eps + 4)
-
-
-def _wrong_weight(decoder):
-    decoder.ln_final.w = decoder.ln_final.w.flip(0)
-
-
-def _wrong_head(decoder):
-    decoder.head = Dense(decoder.head.dense().roll(1, 0))
-
-
-@pytest.fixture
-def capped(monkeypatch):
+def capped(emit, step, name, x):
     """The run gives out other logits than it computes."""
-    emit = Step.emit
-    monkeypatch.setattr(
-        Step,
-        "emit",
-        lambda step, name, x: emit(step, name, 3 * (x / 3).tanh() if name == "logits" else x),
-    )
+    return emit(step, name, 3 * (x / 3).tanh() if name == "logits" else x)
+
+
+WRONG = {
+    "eps": in_the_model(lambda decoder: decoder.ln_final, "config",
+                        lambda config: dataclasses.replace(config, eps=config.eps + 4)),
+    "weight": in_the_model(lambda decoder: decoder.ln_final, "w", lambda w: w.flip(0)),
+    "head": in_the_model(lambda decoder: decoder, "head",
+                         lambda head: Dense(head.dense().roll(1, 0))),
+    "capped": wrap(Step, "emit", capped),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("fault", [_wrong_eps, _wrong_weight, _wrong_head, "capped"])
-def test_another_output_than_the_last_row_is_red(fault, dtype, request):
+@pytest.mark.parametrize("fault", WRONG)
+def test_another_output_than_the_last_row_is_red(fault, dtype, monkeypatch):
     model = made(dtype=dtype)
-    if fault == "capped":
-        request.getfixturevalue(fault)
-    else:
-        fault(model.decoder)
+    WRONG[fault](monkeypatch, model)
     for ids in (IDS, IDS[:1]):
         assert {name: check.ok for name, check in checks_of(model, ids).items()} == {
             "output": False, "output_logprob": False, "output_kl": False, "residual_stream": True,

@@ -6,14 +6,14 @@ after, parts side by side …), in a prompt or in the tokens after it.
 """
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import cycle
 
 import pytest
 import torch
 from blocks import ffn_of, norm_of
 from covers import in_turn
-from decoder_faults import FAULTS, model
+from decoder_faults import FAULTS, attending, in_the_model, model, wrap
 from decoder_parameters import Times
 from needs import needs_kernels
 from small_models import as_model, ids, random_model
@@ -101,54 +101,40 @@ def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):
     assert red(SEEN_BY[name], of) != (name in BELOW_16_BITS.get(dtype, ()))
 
 
-def scaled(monkeypatch, of, by):
-    attend = nn_attention.attend
-    monkeypatch.setattr(
-        nn_attention, "attend", lambda *qkv, scale, **mask: attend(*qkv, scale=scale * by, **mask)
+def one_head(by, attend, *qkv, **rest):
+    z = attend(*qkv, **rest)
+    return torch.cat((z[:, :1], z[:, 1:2] * by, z[:, 2:]), 1)
+
+
+def weighted(part):
+    """Makes faults that multiply a weight of the last block, `part(block)`."""
+    return lambda by: in_the_model(
+        lambda decoder: part(decoder.blocks[-1]), "weight", lambda weight: Times(weight, by)
     )
 
 
-def one_head(monkeypatch, of, by):
-    attend = nn_attention.attend
-
-    def larger(*qkv, **rest):
-        z = attend(*qkv, **rest)
-        return torch.cat((z[:, :1], z[:, 1:2] * by, z[:, 2:]), 1)
-
-    monkeypatch.setattr(nn_attention, "attend", larger)
-
-
-def first_norm(monkeypatch, of, by):
-    norm = norm_of(of.decoder.blocks[-1], 1)
-    monkeypatch.setattr(norm, "w", norm.w * by)
-
-
-def product(part):
-    """Plants a factor of a weight of the last block, `part(block)`."""
-
-    def plant(monkeypatch, of, by):
-        linear = part(of.decoder.blocks[-1])
-        monkeypatch.setattr(linear, "weight", Times(linear.weight, by))
-
-    return plant
-
-
-projection = product(lambda block: block.mixers[0].qkv)
-output = product(lambda block: block.mixers[0].out)
-feed_forward = product(lambda block: ffn_of(block).down)
-# how far a factor may be off before it is seen: what is next to 1 in bfloat16 is 1.0078
+# what plants a factor; how far it may be off before it is seen: next to 1 in bfloat16 is 1.0078
+FACTORS = {
+    "scale": lambda by: attending(
+        lambda attend, *qkv, scale, **mask: attend(*qkv, scale=scale * by, **mask)),
+    "one head": lambda by: attending(partial(one_head, by)),
+    "projection": weighted(lambda block: block.mixers[0].qkv),
+    "output": weighted(lambda block: block.mixers[0].out),
+    "first norm": lambda by: in_the_model(
+        lambda decoder: norm_of(decoder.blocks[-1], 1), "w", lambda w: w * by),
+    "feed forward": weighted(lambda block: ffn_of(block).down),
+}  # fmt: skip
 SMALL = {torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 0.01, "packed": 1e-3}
 
 
-@pytest.mark.parametrize(("plant", "config", "dtype", "sign"), in_turn(
-    [scaled, one_head, projection, output, first_norm, feed_forward],
-    ["gpt2", "llama", "keys of their own", "qk norm", "window"], list(ARITHMETIC), [1, -1],
+@pytest.mark.parametrize(("fault", "config", "dtype", "sign"), in_turn(
+    list(FACTORS), ["gpt2", "llama", "keys of their own", "qk norm", "window"],
+    list(ARITHMETIC), [1, -1],
 ))
-def test_a_small_fault_turns_a_footer_red(plant, config, dtype, sign, monkeypatch):
+def test_a_small_fault_turns_a_footer_red(fault, config, dtype, sign, monkeypatch):
     of = whole(config, dtype)
-    plant(monkeypatch, of, 1 + sign * SMALL[dtype])
-    view = dump if plant is feed_forward else attention
-    assert red(view, of)
+    FACTORS[fault](1 + sign * SMALL[dtype])(monkeypatch, of)
+    assert red(dump if fault == "feed forward" else attention, of)
 
 
 # what a product may make of the low digits of its activations: of the results of `quantized_input`,
@@ -162,8 +148,9 @@ LOW_DIGITS = {
 
 
 @needs_kernels
-@pytest.mark.parametrize("fault", LOW_DIGITS)
-@pytest.mark.parametrize("config", ["gpt2", "llama", "qk norm"])
+@pytest.mark.parametrize(
+    ("fault", "config"), in_turn(list(LOW_DIGITS), ["gpt2", "llama", "qk norm"])
+)
 def test_a_fault_in_the_low_digits_turns_a_footer_red(fault, config, monkeypatch):
     of, seen = whole(config, "packed"), Packed.quantized_input
 
@@ -185,27 +172,20 @@ def attends(change):
 
     def plant(monkeypatch, decoder):
         for module in (compiled, nn_attention):
-            plain = module.attend
-            monkeypatch.setattr(
-                module, "attend", lambda *x, plain=plain, **rest: plain(*x, **change(rest))
-            )
+            changed = wrap(module, "attend", lambda attend, *x, **rest: attend(*x, **change(rest)))
+            changed(monkeypatch, decoder)
 
     return plant
 
 
 def holding(name, value, *, of):
-    """The objects `of(decoder)` have another value."""
+    """The objects `of(decoder)` have another value, or `value(object)`."""
 
     def plant(monkeypatch, decoder):
         for one in of(decoder):
             monkeypatch.setattr(one, name, value(one) if callable(value) else value)
 
     return plant
-
-
-def configured(change, *, of):
-    """The objects `of(decoder)` have the configuration `change(config)`."""
-    return holding("config", lambda one: change(one.config), of=of)
 
 
 def unnormalized(of):
@@ -228,12 +208,7 @@ def clamps(change):
 
 def activated(act):
     """Gates through another function."""
-
-    def plant(monkeypatch, decoder):
-        for of in decoder.blocks:
-            monkeypatch.setattr(ffn_of(of), "act", act)
-
-    return plant
+    return holding("act", lambda one: act, of=lambda decoder: map(ffn_of, decoder.blocks))
 
 
 def second_norm_is_the_first(monkeypatch, decoder):
@@ -337,11 +312,12 @@ OF_FAMILIES = {
             lambda decoder: decoder.blocks[0].mixers[0].kv_norm)),
         "latents of queries not normalized": ("latent attention", unnormalized(
             lambda decoder: decoder.blocks[0].mixers[0].q_norm)),
-        "another eps of latents": ("latent attention", configured(
-            lambda config: replace(config, eps=1e-4),
+        "another eps of latents": ("latent attention", holding(
+            "config", lambda one: replace(one.config, eps=1e-4),
             of=lambda decoder: [mixer.kv_norm for mixer in mixers(0, 2)(decoder)])),
-        "latents scaled without mscale": ("latent attention", configured(
-            lambda config: replace(config, scale=config.scale / 1.1**2), of=mixers(0, 2))),
+        "latents scaled without mscale": ("latent attention", holding(
+            "config", lambda one: replace(one.config, scale=one.config.scale / 1.1**2),
+            of=mixers(0, 2))),
         "neighbours rotated and not halves": ("latent attention", instead(
             latent, "rotate", lambda rotate: lambda x, cos, sin: rotate(
                 torch.cat((x[..., 0::2], x[..., 1::2]), -1), cos, sin))),
