@@ -1,74 +1,30 @@
-"""Checkpoints for the tests of `llmcli load`: whole ones, and ways to plant a fault in them."""
-
-import json
-from pathlib import Path
+"""Checkpoints as they are, and with other tensors, settings and metadata."""
 
 import gguf
 import numpy as np
-from safetensors.torch import save_file
 from tiny_checkpoints import LLAMA, llama_tensors, write_llama
 
-from llmcli.checkpoints import open_checkpoint
-from llmcli.commands.load.measure.run import check_files, measure_load
-from llmcli.commands.load.report import LoadReport
-from llmcli.records.work import Stages
+
+def writer(write):
+    """Of `write(folder, …)`: called with the rest it gives what writes into a folder."""
+    return lambda *rest, **named: lambda folder: write(folder, *rest, **named)
 
 
-def loaded(path: Path, dtype: str = "float32") -> LoadReport:
-    """What `llmcli load` tells of it."""
-    checkpoint = open_checkpoint(path)
-    return measure_load(checkpoint, Stages(), device="cpu", dtype=dtype, quantize="auto")[1]
+@writer
+def llama(folder, more=None, without="", files=None, **settings):
+    """The tiny Llama with other tensors and settings, and files beside it."""
+    tensors = llama_tensors() | (more or {})
+    tensors.pop(without, None)
+    path = write_llama(folder / "m", tensors, **settings)
+    for name, text in (files or {}).items():
+        (path / name).write_text(text)
+    return path
 
 
-def checked(path: Path) -> LoadReport:
-    """What `llmcli load --check` tells of it."""
-    return check_files(open_checkpoint(path), Stages())
-
-
-def check(report: LoadReport, name: str):
-    """The check of that name."""
-    return next(check for check in report.checks if check.name == name)
-
-
-def llama(more=None, without="", files=None, **settings):
-    """Writes the tiny Llama with other tensors and settings, and files beside it."""
-
-    def write(folder: Path) -> Path:
-        tensors = llama_tensors() | (more or {})
-        tensors.pop(without, None)
-        path = write_llama(folder / "m", tensors, **settings)
-        for name, text in (files or {}).items():
-            (path / name).write_text(text)
-        return path
-
-    return write
-
-
-def write_sharded(folder: Path, **metadata: object) -> Path:
-    """The tiny Llama in two shards with an index, whose `metadata` is the one given."""
-    write_llama(folder)
-    (folder / "model.safetensors").unlink()
-    names = list(llama_tensors())
-    shards = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
-    for file, part in shards.items():
-        save_file({name: llama_tensors()[name] for name in part}, folder / file)
-    index = {name: file for file, part in shards.items() for name in part}
-    document = {"metadata": metadata, "weight_map": index}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(document))
-    return folder
-
-
-def write_split(folder: Path) -> Path:
-    """The same in three files of at most eight tensors, as `llama-gguf-split` makes them."""
-    folder.mkdir()
-    write_gguf(folder / "m", parts=8)
-    return folder
-
-
-def write_gguf(path: Path, *, blocks: bool = True, parts: int = 0, **metadata: object) -> Path:
+def write_gguf(path, *, blocks=True, parts=0, **metadata):
     """The tiny Llama as GGUF, its matrices in Q8_0; `metadata` keys with `__` for a dot.
 
-    Integers are written as 32 bits, None leaves a key out.
+    Integers are written as 32 bits.
     """
     writer = gguf.GGUFWriter(path, "llama", split_max_tensors=parts)
     writer.add_layer_norm_rms_eps(1e-5)
