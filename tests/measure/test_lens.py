@@ -10,6 +10,7 @@ from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import random_model
+from unfused import emitted
 from zoo import BLOCKS, MODELS, VOCAB, layer, llama
 
 import llmcli.commands.lens.measure as lens_module
@@ -56,12 +57,6 @@ def checks_of(model, *args, **options):
     return {check.name: check for check in look(model, *args, **options).checks}
 
 
-def tapped(model, ids):
-    seen = {}
-    logits = model.decoder(torch.tensor([ids]), tap=lambda name, x: seen.setdefault(name, x[0]))
-    return seen, logits[0].double()
-
-
 def by_hand(model, h_TD, scale_T1=None):
     """Norm, head, softmax; `scale_T1` instead of the rows' own statistics."""
     config, slots = model.config, {k: v.double() for k, v in parameters_of(model.decoder).items()}
@@ -89,7 +84,7 @@ def test_the_last_row_is_the_output(name, dtype):
     model = made(name, dtype)
     before = {name: slot.clone() for name, slot in parameters_of(model.decoder).items()}
     report, longer = look(model), look(model, generate=3)
-    p_TV = tapped(model, IDS)[1].softmax(1)
+    p_TV = emitted(model, IDS)["logits"].double().softmax(1)
     near = {"float64": 1e-12, "float32": 1e-5}.get(dtype, 0.05)
     for position, cell in enumerate(report.rows[-1].cells):
         for token in cell.top:
@@ -107,8 +102,8 @@ def test_the_last_row_is_the_output(name, dtype):
 def test_every_cell_is_the_formula(name):
     model = made(name)
     report = look(model, mid=True, top=3)
-    seen, logits_TV = tapped(model, IDS)
-    output_TV = logits_TV.softmax(1)
+    seen = emitted(model, IDS)
+    output_TV = seen["logits"].double().softmax(1)
     for row in report.rows:
         lens_TV = by_hand(model, seen[row.name])
         for t, cell in enumerate(row.cells):

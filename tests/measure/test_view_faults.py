@@ -18,7 +18,6 @@ from decoder_parameters import Times
 from needs import needs_kernels
 from small_models import as_model, ids, random_model
 from test_experts import FAULTS as OF_EXPERTS
-from test_experts import instead
 from zoo import MODELS
 
 from llmcli.commands.attention.measure.layers import measure_attention
@@ -203,7 +202,7 @@ def unnormalized(of):
 
 def clamps(change):
     """Neurons are multiplied by gates under other bounds, those of `change(clamp)`."""
-    return instead(mlp, "gate", lambda gate: lambda x, y, clamp: gate(x, y, change(clamp)))
+    return wrap(mlp, "gate", lambda gate, x, y, clamp: gate(x, y, change(clamp)))
 
 
 def activated(act):
@@ -294,20 +293,20 @@ def mixers(*numbers):
 # planted in, and what plants it
 OF_FAMILIES = {
     attention: {
-        "norms multiply by w and not by 1 plus w": ("offset norms", instead(
-            norm, "rms_norm", lambda rms: lambda *x, offset: rms(*x))),
+        "norms multiply by w and not by 1 plus w": ("offset norms", wrap(
+            norm, "rms_norm", lambda rms, *x, offset: rms(*x))),
         "scores not capped": ("caps", attends(lambda rest: rest | {"cap": None})),
         "scores capped before they are scaled": ("caps", attends(
             lambda rest: rest | {"cap": rest["cap"] / rest["scale"]})),
-        "parts not multiplied": ("multipliers", instead(
-            block, "scale", lambda plain: lambda x, factor: x)),
+        "parts not multiplied": ("multipliers", wrap(
+            block, "scale", lambda plain, x, factor: x)),
         "queries scaled by their size and not by the models own number": (
             "layers that differ", attends(lambda rest: rest | {
                 "scale": 10**-0.5 if rest["scale"] == 0.4 else rest["scale"]})),
-        "queries that do not grow": ("growing queries", instead(
-            Attention, "_grown", lambda plain: lambda self, q, positions: q)),
-        "queries that grow one position early": ("growing queries", instead(
-            Attention, "_grown", lambda grown: lambda self, q, at: grown(self, q, at + 1))),
+        "queries that do not grow": ("growing queries", wrap(
+            Attention, "_grown", lambda plain, self, q, positions: q)),
+        "queries that grow one position early": ("growing queries", wrap(
+            Attention, "_grown", lambda grown, self, q, at: grown(self, q, at + 1))),
         "latents not normalized": ("latent attention", unnormalized(
             lambda decoder: decoder.blocks[0].mixers[0].kv_norm)),
         "latents of queries not normalized": ("latent attention", unnormalized(
@@ -318,8 +317,8 @@ OF_FAMILIES = {
         "latents scaled without mscale": ("latent attention", holding(
             "config", lambda one: replace(one.config, scale=one.config.scale / 1.1**2),
             of=mixers(0, 2))),
-        "neighbours rotated and not halves": ("latent attention", instead(
-            latent, "rotate", lambda rotate: lambda x, cos, sin: rotate(
+        "neighbours rotated and not halves": ("latent attention", wrap(
+            latent, "rotate", lambda rotate, x, cos, sin: rotate(
                 torch.cat((x[..., 0::2], x[..., 1::2]), -1), cos, sin))),
         "no sinks": ("sinks", attends(lambda rest: rest | {"sinks_H": None})),
         "sinks scaled as scores are": ("sinks", attends(
@@ -327,34 +326,34 @@ OF_FAMILIES = {
         "sinks of the next heads": ("sinks", attends(
             lambda rest: rest | {"sinks_H": rest["sinks_H"].roll(1)})),
         "the sink in the numerator too": ("sinks", share_to_the_first_key),
-        "values after the norm of keys": ("values that are normalized keys", instead(
+        "values after the norm of keys": ("values that are normalized keys", wrap(
             Attention, "_values",
-            lambda values: lambda self, v, step: values(self, self.k_norm(v), step))),
+            lambda values, self, v, step: values(self, self.k_norm(v), step))),
         "values not normalized": ("values that are normalized keys", unnormalized(
             lambda decoder: decoder.blocks[1].mixers[0].v_norm)),
         "keys and values of the wrong layer": ("keys and values of another layer", holding(
             "keys_of", "blocks.1.attn", of=mixers(4))),
-        "results not gated": ("gated attention", instead(
-            nn_attention, "gate", lambda plain: lambda act, z: z.clone())),
-        "gates through another function": ("gated attention", instead(
-            nn_attention, "activation", lambda plain: lambda name: activation("silu"))),
-        "gates of the next heads": ("gated attention", instead(
+        "results not gated": ("gated attention", wrap(
+            nn_attention, "gate", lambda plain, act, z: z.clone())),
+        "gates through another function": ("gated attention", wrap(
+            nn_attention, "activation", lambda plain, name: activation("silu"))),
+        "gates of the next heads": ("gated attention", wrap(
             Attention, "_gates",
-            lambda gates: lambda self, *x: gates(self, *x).roll(self.config.value_dim, -1))),
+            lambda gates, self, *x: gates(self, *x).roll(self.config.value_dim, -1))),
         "all pairs rotated": ("some pairs of whole heads rotated", unscaled_tables),
     },
     attention_of_new_tokens: {
-        "positions left out where latents are mixed": ("latent attention", instead(
-            LatentAttention, "_absorbed", lambda absorbed: lambda self, q, kept, *rest: absorbed(
+        "positions left out where latents are mixed": ("latent attention", wrap(
+            LatentAttention, "_absorbed", lambda absorbed, self, q, kept, *rest: absorbed(
                 self, q, kept * (torch.arange(kept.shape[-1]) < self.config.rank), *rest))),
         "latents mixed with the matrix of another layer": ("latent attention", exchanged_matrices),
         "keys for positions kept in another order": ("latent attention", late_keys),
     },
     lens: {
-        "logits not capped": ("caps", instead(
-            nn_decoder, "soft_cap", lambda plain: lambda x, cap: x)),
-        "logits divided and not multiplied": ("scaled ends", instead(
-            nn_decoder, "scale", lambda scale: lambda x, factor: scale(x, 1 / factor))),
+        "logits not capped": ("caps", wrap(
+            nn_decoder, "soft_cap", lambda plain, x, cap: x)),
+        "logits divided and not multiplied": ("scaled ends", wrap(
+            nn_decoder, "scale", lambda scale, x, factor: scale(x, 1 / factor))),
         "a block that is not scaled": ("blocks scaled by a parameter", holding(
             "factor", None, of=lambda decoder: [decoder.blocks[1]])),
     },
@@ -371,19 +370,19 @@ OF_FAMILIES = {
         "no correction of the choice": ("experts by groups", holding(
             "correction", None,
             of=lambda d: [b.parts[f"blocks.{i}.moe"] for i, b in enumerate(d.blocks)])),
-        "a softmax of all experts": ("experts after the choice", instead(
+        "a softmax of all experts": ("experts after the choice", wrap(
             experts, "weigh",
-            lambda plain: lambda logits, chosen, *_: logits.softmax(-1).gather(-1, chosen))),
+            lambda plain, logits, chosen, *_: logits.softmax(-1).gather(-1, chosen))),
         # the experts' products in the order of the tokens and not of the pairs
-        "pairs of other experts": ("experts", instead(
-            experts.ExpertAssignment, "of", lambda of: lambda chosen, *, static: replace(
+        "pairs of other experts": ("experts", wrap(
+            experts.ExpertAssignment, "of", lambda of, chosen, *, static: replace(
                 of(chosen, static=static), expert_N=chosen.reshape(-1)))),
         "neurons without the 1 that is added": ("clamped gates", clamps(
             lambda clamp: replace(clamp, offset=0.0))),
         "neurons not clamped": ("clamped gates", clamps(lambda clamp: replace(clamp, limit=1e9))),
-        "neurons clamped above only": ("clamped gates", instead(
+        "neurons clamped above only": ("clamped gates", wrap(
             mlp, "gate",
-            lambda gate: lambda x, y, clamp: gate(x, y.clamp(max=clamp.limit) + clamp.offset))),
+            lambda gate, x, y, clamp: gate(x, y.clamp(max=clamp.limit) + clamp.offset))),
         "gates clamped below and not above": ("clamped gates", activated(
             lambda x: quick_gelu(x.clamp(min=-0.7)))),
         "gates clamped after their function": ("clamped gates", activated(
