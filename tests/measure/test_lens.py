@@ -166,8 +166,9 @@ def test_another_output_than_the_last_row_is_red(fault, dtype, monkeypatch):
         assert report.checks[0].where.startswith("position 6, id ")
 
 
-def _swapped(decoder):
+def swapped(patch, of):
     """Two rows of the head, of tokens that are far apart but never likely."""
+    decoder = of.decoder
     w = decoder.head.dense().clone()
     size = w.norm(dim=1).median()
     towards = decoder.ln_final.w / decoder.ln_final.w.norm()
@@ -176,17 +177,16 @@ def _swapped(decoder):
     decoder.head = Dense(w[[*range(7), 8, 7, *range(9, len(w))]])
 
 
-def _hundredth(decoder):
-    decoder.ln_final.w = decoder.ln_final.w * 1.01
+a_hundredth = in_the_model(lambda decoder: decoder.ln_final, "w", lambda w: w * 1.01)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("fault", [_swapped, _hundredth])
-def test_sixteen_bits_do_not_hide_wrong_logits_of_unlikely_tokens(fault, dtype):
+@pytest.mark.parametrize("fault", [swapped, a_hundredth])
+def test_sixteen_bits_do_not_hide_wrong_logits_of_unlikely_tokens(fault, dtype, monkeypatch):
     model = made(dtype=dtype)
     parameters_of(model.decoder)["head.W"].mul_(4)
     assert look(model).ok
-    fault(model.decoder)
+    fault(monkeypatch, model)
     checks = checks_of(model)
     assert not checks["output_logprob"].ok
     assert checks["residual_stream"].ok
@@ -194,9 +194,7 @@ def test_sixteen_bits_do_not_hide_wrong_logits_of_unlikely_tokens(fault, dtype):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_another_stream_than_the_tap_is_shown_is_red(dtype, monkeypatch):
-    plain = Block.__call__
-
-    def block(self, x, cache, step):
+    def block(plain, self, x, cache, step):
         emit, last = step.emit, self.name == "blocks.1"
 
         def shown(name, tensor):
@@ -208,7 +206,7 @@ def test_another_stream_than_the_tap_is_shown_is_red(dtype, monkeypatch):
         step.emit = shown
         return plain(self, x, cache, step)
 
-    monkeypatch.setattr(Block, "__call__", block)
+    wrap(Block, "__call__", block)(monkeypatch, None)
     checks = checks_of(made(dtype=dtype))
     assert not checks["residual_stream"].ok
     assert checks["residual_stream"].where.startswith("blocks.1.resid_post, position ")

@@ -42,9 +42,7 @@ SIZE = sum(tensor.nbytes for tensor in llama_tensors().values())
 NUMBERS = SIZE // 4
 UP = "model.layers.{}.mlp.up_proj.weight"
 FREQUENCIES = "model.layers.{}.self_attn.rotary_emb.inv_freq"
-WHOLE = {
-    "general__quantization_version": 2, "llama__vocab_size": 97, "split__tensors__count": 21
-}
+WHOLE = {"general__quantization_version": 2, "llama__vocab_size": 97, "split__tensors__count": 21}
 
 
 def loaded(path, dtype="float32"):
@@ -194,9 +192,7 @@ CASES = {
     "a GGUF file that tells the truth": with_gguf(**WHOLE),
     **{
         f"a GGUF file that lies: {key} {value}": with_gguf(**WHOLE | {key: value})
-        for key, value in [
-            ("general__quantization_version", 1), ("split__tensors__count", 22),
-        ]
+        for key, value in [("general__quantization_version", 1), ("split__tensors__count", 22)]
     },
     "names and labels are not read": with_gguf(
         general__size_label="8x7B", general__name="Mistral-7B-Instruct", general__file_type=2

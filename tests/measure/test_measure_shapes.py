@@ -167,8 +167,7 @@ FAULTS = {
         decoder, "allocate",
         lambda allocate, config, arithmetic, batch, capacity, device: allocate(
             config, arithmetic, batch, capacity + 1, device))),
-    "a weight by itself": ("memory of parameters", other_weight(
-        "blocks.1.attn.W_v", torch.clone)),
+    "a weight by itself": ("memory of parameters", other_weight("blocks.1.attn.W_v", torch.clone)),
     "a weight of another shape": ("parameters", other_weight(
         "blocks.0.attn.W_o", lambda weight: weight.T[:, :3])),
 }  # fmt: skip

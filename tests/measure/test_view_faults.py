@@ -89,9 +89,7 @@ def red_without_a_fault(view, make, config, dtype):
     return red(view, make(config, dtype))
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), in_turn(list(FAULTS), [torch.float64, *ARITHMETIC])
-)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(list(FAULTS), [torch.float64, *ARITHMETIC]))
 def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):
     config, plant = FAULTS[name]
     assert not red_without_a_fault(SEEN_BY[name], whole, config, dtype)
@@ -298,8 +296,7 @@ OF_FAMILIES = {
         "scores not capped": ("caps", attends(lambda rest: rest | {"cap": None})),
         "scores capped before they are scaled": ("caps", attends(
             lambda rest: rest | {"cap": rest["cap"] / rest["scale"]})),
-        "parts not multiplied": ("multipliers", wrap(
-            block, "scale", lambda plain, x, factor: x)),
+        "parts not multiplied": ("multipliers", wrap(block, "scale", lambda plain, x, factor: x)),
         "queries scaled by their size and not by the models own number": (
             "layers that differ", attends(lambda rest: rest | {
                 "scale": 10**-0.5 if rest["scale"] == 0.4 else rest["scale"]})),
@@ -350,8 +347,7 @@ OF_FAMILIES = {
         "keys for positions kept in another order": ("latent attention", late_keys),
     },
     lens: {
-        "logits not capped": ("caps", wrap(
-            nn_decoder, "soft_cap", lambda plain, x, cap: x)),
+        "logits not capped": ("caps", wrap(nn_decoder, "soft_cap", lambda plain, x, cap: x)),
         "logits divided and not multiplied": ("scaled ends", wrap(
             nn_decoder, "scale", lambda scale, x, factor: scale(x, 1 / factor))),
         "a block that is not scaled": ("blocks scaled by a parameter", holding(
