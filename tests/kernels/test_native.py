@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from kernel_sources import EXTENSION, ROOT, SOURCES, same
+from kernel_sources import EXTENSION, ROOT, SOURCES, drawn, same
+from torch.nn.functional import pad
 
 from llmcli.config.formats import PACKED
 from llmcli.config.mlp import ACTIVATIONS
@@ -28,7 +29,7 @@ SPECIAL = (
 
 
 def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    return drawn(*shape, seed=seed).bfloat16()
 
 
 def computed(x, w, threads=1):
@@ -52,23 +53,19 @@ def multiply(x, w, out, shape, threads, *, from_float32=False):
 
 
 def twin(x, w):
-    return torch.tensor([[dot_in_lanes(a, b) for b in w.tolist()] for a in x.tolist()])
-
-
-def dot_in_lanes(a, b):
-    """The dot product of bfloat16 numbers, rounded and ordered as the kernels do, bit for bit.
+    """The product of bfloat16 matrices, rounded and ordered as the kernels do, bit for bit.
 
     Of every 32 columns lane j of 16 adds column 2j, then 2j + 1; columns beyond the last are zeros.
     Then lane j + 8 is added to lane j, lane j + 4, j + 2, j + 1. Every sum is rounded to float32,
     no product is.
     """
-    padding = [0.0] * (-len(a) % 32)
-    lanes = [0.0] * 16
-    for i, (x, y) in enumerate(zip([*a, *padding], [*b, *padding], strict=True)):
-        lanes[i % 32 // 2] = ctypes.c_float(lanes[i % 32 // 2] + x * y).value
+    a, b = (pad(one.double(), (0, -one.shape[1] % 32)) for one in (x, w))
+    lanes = torch.zeros(len(x), len(w), 16)
+    for k in range(a.shape[1]):
+        lanes[..., k % 32 // 2] = lanes[..., k % 32 // 2].double() + torch.outer(a[:, k], b[:, k])
     for half in (8, 4, 2, 1):
-        lanes = [ctypes.c_float(lanes[j] + lanes[j + half]).value for j in range(half)]
-    return lanes[0]
+        lanes = lanes[..., :half] + lanes[..., half:]
+    return lanes[..., 0]
 
 
 @pytest.mark.parametrize("columns", COLUMNS)

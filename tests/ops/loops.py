@@ -8,27 +8,6 @@ import math
 from evaluated import softmax
 
 
-def total(x):
-    """`x[0] + x[1] + … + x[n-1]`, from left to right; 0 for no numbers."""
-    result = 0.0
-    for number in x:
-        result += number
-    return result
-
-
-def sigmoid(x):
-    """`1 / (1 + exp(-x))`, without overflow: for x < 0 multiplied by exp(x) above and below."""
-    if x >= 0:
-        return 1 / (1 + math.exp(-x))
-    power = math.exp(x)
-    return power / (1 + power)
-
-
-def tanh(x):
-    """`(exp(x) - exp(-x)) / (exp(x) + exp(-x))`, written as `2 σ(2x) - 1`, which is the same."""
-    return 2 * sigmoid(2 * x) - 1
-
-
 def soft_cap(x, cap):
     """`cap · tanh(x / cap)`: about x near 0, never beyond ±cap."""
     return cap * math.tanh(x / cap)
@@ -40,17 +19,6 @@ def softplus(x):
     That is x, to 2.1e-9, above 20, and exp(x), to a relative 1.1e-9, below -20.
     """
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
-
-
-def softmax_in_place(x):
-    """`exp(x_i) / Σ exp(x_j)` without a second vector: the sum is one number."""
-    top = max(x)
-    powers = 0.0
-    for i, a in enumerate(x):
-        x[i] = math.exp(a - top)
-        powers += x[i]
-    for i, power in enumerate(x):
-        x[i] = power / powers
 
 
 def l2_norm(x, eps):

@@ -90,31 +90,16 @@ def test_softmax():
     assert rounded(powers, 2) == [7.39, 2.72, 1.11]
     assert round(sum(powers), 2) == 11.21  # the document adds the rounded numbers: 11.22
     assert rounded(softmax(LOGITS), 2) == [0.66, 0.24, 0.10]
-    assert rounded(tensor(LOGITS).softmax(-1).tolist(), 2) == [0.66, 0.24, 0.10]
     assert sum(softmax(LOGITS)) == pytest.approx(1)
-
-
-def test_softmax_does_not_overflow_and_needs_no_second_vector():
     with pytest.raises(OverflowError):
         math.exp(1001.0)
-    large = [x + 1000 for x in LOGITS]
-    assert softmax(large) == pytest.approx(softmax(LOGITS))
-    loops.softmax_in_place(large)
-    assert large == pytest.approx(softmax(LOGITS))
-    x = tensor([[1002.0, 1001.0, 1000.1], LOGITS])
-    address = x.data_ptr()
-    out = torch.softmax(x, -1, out=x)
-    assert out is x
-    assert x.data_ptr() == address
-    for row in x.tolist():
-        assert row == pytest.approx(softmax(LOGITS))
+    assert softmax([x + 1000 for x in LOGITS]) == pytest.approx(softmax(LOGITS))
 
 
 def test_rms_norm():
     x, ones = [2.0, 4.0, 4.0], [1.0, 1.0, 1.0]
     given = {"x": tensor([x])}, {"w": tensor(ones)}
     rms = NormConfig(kind="rms", eps=1e-6)
-    assert loops.total([a * a for a in x]) / 3 == 12
     for slow in (evaluate, derive):
         assert round(slow(Scale(source="x", norm=rms), *given).item(), 3) == 3.464
     assert round(norm.rms_scale(tensor(x), 1e-6).item(), 3) == 3.464
@@ -172,17 +157,6 @@ def test_gelu_is_x_times_the_cdf_and_its_tanh_form_is_near_that():
     assert 1e-4 < errors.max() < 5e-4
     at_2 = activated("gelu", tensor(2.0)).item()
     assert at_2 == pytest.approx(2 * 0.9772, abs=1e-3)  # not 0.9772, the CDF at 2
-
-
-@pytest.mark.parametrize(("dtype", "one", "zero"), [
-    (F64, 37, -746), (torch.float32, 17, -104), (torch.bfloat16, 7, -104),
-])  # fmt: skip
-def test_sigmoid_reaches_its_ends_in_floating_point(dtype, one, zero):
-    ends = torch.tensor([one, zero], dtype=dtype).sigmoid().tolist()
-    assert ends == [1.0, 0.0]
-    if dtype == F64:
-        assert [loops.sigmoid(one), loops.sigmoid(zero)] == ends
-        assert 0 < loops.sigmoid(-745.0) < loops.sigmoid(36.0) < 1
 
 
 def test_softplus_and_its_approximations():
