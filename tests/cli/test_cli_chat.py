@@ -4,12 +4,10 @@ import io
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import children
+import programs
 import pytest
 from chat_terminal import PROMPT, Keyboard, Terminal
 from cli_tiny import write_tiny
@@ -241,10 +239,7 @@ def test_what_a_shell_cannot_write_in_a_transcript(chat, converse):
 
 def answering(talker, *argv):
     """A process of its own that has begun to answer."""
-    process = children.start(
-        [sys.executable, "-m", "llmcli", "chat", "-m", talker, "--prompt", "hello", *argv],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-    )  # fmt: skip
+    process = programs.start("chat", "-m", talker, "--prompt", "hello", *argv)
     assert process.stdout.read(1), "it answers"
     return process
 
@@ -254,8 +249,7 @@ def test_what_an_answer_has_at_sigterm_is_saved(talker, tmp_path):
     more = ("--presence-penalty", "1", "--stop", "never")
     process = answering(talker, "--greedy", *length, *more, "--save", str(file), "-q")
     process.send_signal(15)
-    process.communicate(timeout=60)
-    assert process.returncode == 143
+    programs.ended(process, 143)
     document = transcript(file)
     assert errors(document, "chat") == []
     assert document["messages"][1]["finish_reason"] == "interrupted"

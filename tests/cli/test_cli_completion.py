@@ -16,6 +16,7 @@ import pytest
 from chat_terminal import Window
 from full_disk import largest_file
 from hub_cache_files import write_revision
+from programs import ended, start
 
 import llmcli
 from llmcli.checkpoints import CATALOG
@@ -232,19 +233,15 @@ def test_install(cli, monkeypatch, tmp_path, shell, file, start_up):
             assert len(lines) == 1  # the second time adds nothing
 
 
-def test_where_none_is_named_it_is_the_shell_that_starts_it():
+def test_where_none_is_named_it_is_the_shell_that_starts_it(monkeypatch):
     """Else that of $SHELL."""
-    show = [sys.executable, "-m", "llmcli", "--show-completion"]
-
-    def run(argv, shell):
-        environ = {**os.environ, "SHELL": shell}
-        return children.run(argv, env=environ, capture_output=True, text=True)
-
-    assert run(["bash", "-c", f"{shlex.join(show)}; true"], "/bin/fish").stdout == script("bash")
-    assert run(show, "/bin/fish").stdout == script("fish")
-    refused = run(show, "/bin/tcsh")
-    assert refused.returncode == 2
-    assert "no completion for the shell `tcsh`" in refused.stderr
+    monkeypatch.setenv("SHELL", "/bin/fish")
+    line = f"{shlex.quote(sys.executable)} -m llmcli --show-completion; true"
+    done = children.run(["bash", "-c", line], capture_output=True, text=True)
+    assert done.stdout == script("bash")
+    assert ended(start("--show-completion"))[0].decode() == script("fish")
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    assert "no completion for the shell `tcsh`" in ended(start("--show-completion"), 2)[1]
 
 
 def test_an_answer_needs_no_torch_and_no_network(home):

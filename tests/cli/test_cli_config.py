@@ -10,6 +10,7 @@ from pathlib import Path
 import children
 import pytest
 from json_schemas import errors
+from programs import ended, start
 
 from llmcli import OPENMP_THREADS, OPENMP_VARIABLES
 from llmcli.cli.group import usage_error
@@ -299,17 +300,12 @@ def test_help_does_not_read_the_file_and_a_command_reads_it_once(configured, cli
     assert read == [path]
 
 
-def test_no_child_of_a_test_reads_the_developers_file(tmp_path):
-    folder = tmp_path / ".config" / "llmcli"
-    folder.mkdir(parents=True)
-    (folder / "config.toml").write_text("x = \n")
-    argv = [sys.executable, "-m", "llmcli", "models"]
-    environment = {name: value for name, value in os.environ.items() if name != "LLMCLI_CONFIG"}
-    environment |= {"HOME": str(tmp_path)}
-    environment.pop("XDG_CONFIG_HOME", None)
-    assert children.run(argv, env=environment, capture_output=True).returncode == 0
-    environment |= {"LLMCLI_CONFIG": str(folder / "config.toml")}
-    assert children.run(argv, env=environment, capture_output=True).returncode == 2
+def test_no_child_of_a_test_reads_the_developers_file(configured, monkeypatch, tmp_path):
+    configured("x = \n", tmp_path / ".config" / "llmcli" / "config.toml")
+    ended(start("models"), 2)
+    monkeypatch.delenv("LLMCLI_CONFIG")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    ended(start("models"))
 
 
 @pytest.mark.parametrize("why", ["permission denied", "file name too long"])
