@@ -8,16 +8,7 @@ import sys
 
 import pytest
 from decoder_parameters import parameters_of
-from explain_models import (
-    IDS,
-    NAMES,
-    config_of,
-    deep_model,
-    emitted,
-    explained,
-    firsts,
-    make,
-)
+from explain_models import IDS, NAMES, config_of, deep_model, emitted, explained, firsts, make
 
 from llmcli.commands.explain.measure import needed_bytes
 from llmcli.commands.explain.options import names
