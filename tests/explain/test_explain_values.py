@@ -1,6 +1,5 @@
 """Every number that a model has is derived, and is what the decoder computed."""
 
-import dataclasses
 import math
 import random
 import re
@@ -9,6 +8,7 @@ import sys
 import pytest
 from decoder_parameters import parameters_of
 from explain_models import IDS, NAMES, config_of, deep_model, emitted, explained, firsts, make
+from zoo import MODELS
 
 from llmcli.commands.explain.measure import needed_bytes
 from llmcli.commands.explain.options import names
@@ -131,13 +131,9 @@ def test_more_formulas_in_a_row_than_python_nests_calls():
 
 
 def test_a_window_of_one():
-    small = make("odd")
-    rule = rules(small.config)["blocks.0.attn.scores"]
-    alone = dataclasses.replace(rule.op.config, window=1)
-    node = dataclasses.replace(rule.node, op=dataclasses.replace(rule.op, config=alone))
-    alone = type(rule)(node, rule.letter_of, rule.rules)
-    assert alone.hides(3, 3) == ""
-    assert alone.hides(3, 2) == (
+    rule = rules(MODELS["window of one"])["blocks.1.attn.scores"]
+    assert rule.hides(3, 3) == ""
+    assert rule.hides(3, 2) == (
         "mask M[3,2] = −∞: token 3 may not attend to token 2: it sees only itself"
     )
 

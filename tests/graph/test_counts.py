@@ -139,13 +139,9 @@ def allocated(config, batch, tokens, past, numbers):
     state = decoder.new_state(batch, past + tokens)
     state.lengths = [past] * batch
     ids = torch.zeros(batch, tokens, dtype=torch.long)
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # each has a tile of its own
-    try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-            decoder(ids, state, logits="last")
-    finally:
-        torch.set_num_threads(threads)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        decoder(ids, state, logits="last")
     events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
     now = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
