@@ -78,6 +78,9 @@ def firsts(models: Mapping[str, ModelConfig]) -> Iterator[tuple[str, list[str]]]
         yield name, new
 
 
+FIRST = list(firsts({name: config_of(name) for name in NAMES}))
+
+
 def explained(model: Model, name: str, index, depth=None, tokens=TOKENS):
     """The explanation of one number."""
     specs = names(model.config, len(tokens))
