@@ -104,9 +104,10 @@ def test_parts_of_numbers_add_up():
     assert pattern.steps[0].terms[2].parts[2] == pattern.value
     weight = explained(loaded, "blocks.0.attn.W_k", (2, 5)).value
     assert weight == parameters_of(loaded.decoder)["blocks.0.attn.W_k"][5, 2].item()
-    masked = explained(make("window"), "blocks.0.attn.scores", (0, 2, 5), 1)
-    assert (masked.value, masked.kernel, masked.difference) == (-math.inf, -math.inf, 0)
-    assert masked.ok
+    for key, hidden in ((5, True), (4, False), (1, False), (0, True)):  # of a window of 4
+        score = explained(make("window"), "blocks.0.attn.scores", (0, 4, key), 1)
+        assert score.ok
+        assert (score.value == score.kernel == -math.inf) is hidden
 
 
 def test_a_depth_that_reaches_the_embedding_is_all():
