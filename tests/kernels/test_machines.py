@@ -23,18 +23,14 @@ EVERY_LEVEL, PORTABLE, DOTPROD = "0", "1", str(1 << native.LEVELS.index("dotprod
 # a race is in how rows are given out, whatever their numbers are; and takes five times as long
 BLOCKS = {"memory": "5000", "thread": "1000"}
 # Clang has other optimizations, which is why the objects are its own; a machine may have it without
-# the library that looks for races, which is therefore the usual compiler's. Calls in place of code
-# at each access, traps in place of messages and no pointers' checks are half the time of compiling:
-# the fuzzer's script has all checks, and says what it found.
+# the library that looks for races, which is therefore the usual compiler's. Traps in place of words
+# and no pointers' checks are half the time of compiling: the fuzzer's script has and says it all.
 CLANG = ["clang"] if shutil.which("clang") else COMPILER
+UNDEFINED = ["-fno-sanitize=null,pointer-overflow,object-size", "-fsanitize-undefined-trap-on-error"]
 SANITIZED = {
-    "memory": (COMPILER, [
-        *("-O0", "-fsanitize=address,undefined", "-fno-sanitize=null,pointer-overflow,object-size"),
-        *("--param", "asan-instrumentation-with-call-threshold=0"),
-        *("-fno-sanitize-recover=all", "-fsanitize-undefined-trap-on-error"),
-    ]),
+    "memory": (COMPILER, ["-O0", "-fsanitize=address,undefined", *UNDEFINED]),
     "thread": (CLANG, ["-O1", "-fsanitize=thread"]),
-}  # fmt: skip
+}
 ARM, EMULATOR = ["aarch64-linux-gnu-gcc", "-static"], "qemu-aarch64"
 
 
