@@ -26,9 +26,9 @@ BLOCKS = {"memory": "5000", "thread": "1000"}
 # the library that looks for races, which is therefore the usual compiler's. Traps in place of words
 # and no pointers' checks are half the time of compiling: the fuzzer's script has and says it all.
 CLANG = ["clang"] if shutil.which("clang") else COMPILER
-UNDEFINED = ["-fno-sanitize=null,pointer-overflow,object-size", "-fsanitize-undefined-trap-on-error"]
+CHEAPER = ["-fno-sanitize=null,pointer-overflow,object-size", "-fsanitize-undefined-trap-on-error"]
 SANITIZED = {
-    "memory": (COMPILER, ["-O0", "-fsanitize=address,undefined", *UNDEFINED]),
+    "memory": (COMPILER, ["-O0", "-fsanitize=address,undefined", *CHEAPER]),
     "thread": (CLANG, ["-O1", "-fsanitize=thread"]),
 }
 ARM, EMULATOR = ["aarch64-linux-gnu-gcc", "-static"], "qemu-aarch64"
