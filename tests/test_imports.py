@@ -46,6 +46,7 @@ AT_TOP = {
     "view": {"rich", "numpy"},
     "text": {"jinja2"},  # `text.template_server`, which runs in a process of its own
     **{part: {"torch"} for part in (*COMPUTES, "evaluate")},
+    "kernels": {"setuptools"},  # `kernels.build`, which runs when the package is installed
     "triton": {"torch", "triton"},  # the kernels of a card, loaded where they are used
     **{part: {"torch", "numpy"} for part in ("inspect", "measure", "measure_of_a_command")},
 }

@@ -8,7 +8,6 @@ import ast
 import contextlib
 import errno
 import io
-import json
 import os
 import re
 import shlex
@@ -62,12 +61,10 @@ def named():
 
 @pytest.fixture(scope="module")
 def recurrent(tmp_path_factory):
-    folder = write_tiny(tmp_path_factory.mktemp("recurrent") / "m")
-    (folder / "config.json").write_text(json.dumps({
-        "model_type": "mamba2", "vocab_size": 2048, "hidden_size": 32, "num_heads": 8,
-        "head_dim": 8, "n_groups": 1, "state_size": 8, "num_hidden_layers": 2,
-    }))  # fmt: skip
-    return str(folder)
+    return str(write_tiny(
+        tmp_path_factory.mktemp("recurrent") / "m", architectures=["Mamba2ForCausalLM"],
+        model_type="mamba2", num_heads=8, head_dim=8, n_groups=1, state_size=8,
+    ))  # fmt: skip
 
 
 def of(argv, weighted, mixture, recurrent):
@@ -82,7 +79,6 @@ def alone(monkeypatch, tmp_path):
     """Caches of its own, and what takes long is brief: values are nothing here."""
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     check = GroupResult(
         check=ViewCheck(name="a", words="b", value=0, tolerance=0), cases=1, seconds=0
     )

@@ -5,16 +5,15 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-import children
 import pytest
 from cli_tiny import write_tiny
 from hub_cache_files import tree_of, write_revision
 from hub_stand_in import HubStandIn
+from programs import ended, start
 
 SAFE = {"config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}"}
 
@@ -72,22 +71,6 @@ def stand_in(monkeypatch, tmp_path, tiny):
         yield hub
 
 
-@pytest.fixture
-def pulling(stand_in, tmp_path):
-    """`pulling(*argv)`: a process that pulls, and has fetched the first bytes of `b.gguf`."""
-
-    def start(*argv):
-        stand_in.hold["b.gguf"] = 100
-        process = children.start(
-            [sys.executable, "-m", "llmcli", "models", "pull", *argv], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, env=os.environ | stand_in.environment(tmp_path),
-        )  # fmt: skip
-        assert stand_in.holding.wait(20)
-        return process
-
-    return start
-
-
 def test_pull_fetches_once_and_says_where(cli, stand_in):
     first = cli("models", "pull", "org/name", "tiny", "hf:org/quants/b.gguf")
     assert (first.code, first.err) == (0, "")
@@ -131,13 +114,15 @@ def test_pull_goes_on_after_what_is_not_there(cli, stand_in):
     assert (refused.code, refused.json()["error"]["kind"]) == (3, "model_not_found")
 
 
-def test_pull_that_is_interrupted_says_what_it_has(stand_in, pulling):
-    process = pulling("tiny", "hf:org/quants/b.gguf", "org/name", "--json")
+def test_pull_that_is_interrupted_says_what_it_has(stand_in, tmp_path):
+    stand_in.hold["b.gguf"] = 100
+    argv = ("models", "pull", "tiny", "hf:org/quants/b.gguf", "org/name", "--json")
+    process = start(*argv, env=os.environ | stand_in.environment(tmp_path))
+    assert stand_in.holding.wait(20)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = ended(process, 130)
     stand_in.release.set()
-    assert process.returncode == 130
     document = json.loads(out)
     assert [model["name"] for model in document["models"]] == ["tiny"]
     assert (document["failed"], document["finish_reason"]) == ([], "interrupted")
-    assert err == b"interrupted after 1 of 3 models\n"
+    assert err == "interrupted after 1 of 3 models\n"

@@ -27,24 +27,6 @@ from llmcli.shell.prompts import read_prompt, stdin_is_given
 from llmcli.shell.sampling import DEFAULTS
 
 
-@pytest.fixture
-def stdin(monkeypatch):
-    """Puts bytes on stdin through a real pipe."""
-    opened = []
-
-    def put(data: bytes) -> None:
-        reading, writing = os.pipe()
-        os.write(writing, data)
-        os.close(writing)
-        stream = io.TextIOWrapper(os.fdopen(reading, "rb"))
-        opened.append(stream)
-        monkeypatch.setattr("sys.stdin", stream)
-
-    yield put
-    for stream in opened:
-        stream.close()
-
-
 def prompt(text=None, **options):
     return read_prompt(PromptOptions(prompt=text, **options)).text
 
@@ -54,15 +36,20 @@ def prompt(text=None, **options):
     ("two".encode("utf-16-le"), "utf-16le"), ("two".encode("utf-16-be"), "utf-16be"),
     ('{"messages": [{"role": "user", "content": "x"}]}'.encode("utf-16"), "utf-16"),
 ])  # fmt: skip
-def test_utf16_is_named_with_the_command_that_converts_it(stdin, tmp_path, data, encoding):
-    (tmp_path / "f.json").write_bytes(data)
-    stdin(data)
-    path = str(tmp_path / "f.json")
-    for ask in (prompt, lambda: prompt("x", file=path), lambda: read_batch(path)):
-        with pytest.raises(UsageError, match=f"is {encoding.upper()} text, not UTF-8") as caught:
-            ask()
-        assert caught.value.hint == f"convert it first: `iconv -f {encoding} -t utf-8`"
-        stdin(b"")
+def test_utf16_is_named_with_the_command_that_converts_it(monkeypatch, tmp_path, data, encoding):
+    file = tmp_path / "f.json"
+    file.write_bytes(data)
+    path = str(file)
+    with file.open() as stream:
+        for stdin, ask in (
+            (stream, prompt), (None, lambda: prompt("x", file=path)),
+            (None, lambda: read_batch(path)),
+        ):  # fmt: skip
+            monkeypatch.setattr("sys.stdin", stdin)
+            told = f"is {encoding.upper()} text, not UTF-8"
+            with pytest.raises(UsageError, match=told) as caught:
+                ask()
+            assert caught.value.hint == f"convert it first: `iconv -f {encoding} -t utf-8`"
 
 
 def test_a_redirected_file_is_read_and_devices_and_sockets_are_not(tmp_path):
@@ -128,10 +115,14 @@ def test_an_open_pipe_is_said_to_be_waited_for(cli, monkeypatch, argv, written, 
     assert said == waits + "; `--no-stdin` does not read it" * way_out
 
 
-def test_a_pipe_that_ends_needs_no_words(cli, stdin, monkeypatch):
+def test_a_pipe_that_ends_needs_no_words(cli, monkeypatch):
     monkeypatch.setattr(prompts, "PATIENCE", 0.05)
-    stdin(b"x")
-    result = cli("tokens", "-m", "tiny")
+    reading, writing = os.pipe()
+    os.write(writing, b"x")
+    os.close(writing)
+    with io.TextIOWrapper(os.fdopen(reading, "rb")) as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        result = cli("tokens", "-m", "tiny")
     assert (result.code, result.err) == (0, "")
 
 

@@ -1,21 +1,18 @@
-"""A chat template without an end, or too long: exit code 4, and Ctrl-C ends the program before."""
+"""A chat template without an end: exit code 4, and Ctrl-C ends the program before."""
 
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import children
+import programs
 import pytest
 from covers import in_turn
 
 from llmcli.text.template_renderer import SERVER
 
-ROOT = Path(__file__).parents[2]
 ENDLESS = [
     "{{ ('a' * 8000000).rfind('ab' ~ 'a' * 4000000) }}",
     "{{ ('a' * 1000000).strip('b' * 1000000 ~ 'a') }}",
@@ -42,15 +39,6 @@ def test_a_template_without_an_end_is_an_error(cli, tiny, tmp_path, monkeypatch,
     assert hint.startswith("hint: `llmcli generate --raw` goes without it")
 
 
-def test_a_template_that_is_too_long_stops_only_who_asks_for_it(cli, tiny, tmp_path):
-    folder = with_template(tiny, tmp_path / "m", "x" * 300_000)
-    assert cli("tokens", "-m", folder, "hi").code == 0
-    result = cli("tokens", "-m", folder, "hi", "--chat")
-    assert result.code == 4
-    assert "the chat template has 262145 characters, more than 262144" in result.err
-    assert "without `--chat`" in result.err
-
-
 def rendering(parent):
     """The process id of the parent's renderer once it has computed for a while, else None."""
     for one in children.processes():
@@ -69,10 +57,7 @@ def test_a_signal_ends_a_program_whose_template_does_not(
     prompt = tmp_path / "prompt"
     prompt.write_text("a" * 20_000_000)  # gives the template 22 seconds
     folder = with_template(tiny, tmp_path / "m", ENDLESS[0])
-    program = children.start(
-        [sys.executable, "-m", "llmcli", *command, "-m", folder, "-f", str(prompt)],
-        cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    program = programs.start(*command, "-m", folder, "-f", prompt)
     try:
         end = time.monotonic() + 60
         while (child := rendering(program.pid)) is None and time.monotonic() < end:

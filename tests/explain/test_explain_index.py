@@ -70,7 +70,7 @@ def placed(typed, model_name="gpt2", tokenizer=None):
     ("typed", "index"),
     [
         ("blocks.0.attn.pattern[1,5,2]", (1, 5, 2)),
-        ("blocks.0.attn.pattern[-1,-1,-7]", (1, 6, 0)),
+        ("blocks.0.attn.pattern[-1,-1,-7]", (2, 6, 0)),
         ("blocks.0.attn.pattern[0,'t8','t3']", (0, 5, 2)),
         ("logits[-1,42]", (6, 42)),
         ("logits['t42','c']", (4, 2)),
@@ -91,7 +91,7 @@ def test_places(typed, index):
         ("odd", "cache.1.k", None, "needs no cache", "`blocks.1.attn.k_norm`"),
         ("gpt2", "blocks.1.attn.q", None, "its only block is `blocks.0`", "`"),
         (
-            *("llama-grouped", "W_head[2,3]", None),
+            *("llama", "W_head[2,3]", None),
             *(r"`head.W\[dimension,vocabulary\]`", "`head.W[2,3]`"),
         ),
         ("gpt2", "logits[0,'a']", None, "the model has no tokenizer", "as a number"),

@@ -17,28 +17,28 @@ from llmcli.errors import OutOfMemory
 from llmcli.inspect.kernel import rules
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_there_is_a_rule_for_everything_that_is_emitted(name):
-    model = make(name)
-    seen = emitted(model)
-    assert set(rules(model.config)) == set(seen)
-    known = {n: a for n, a in names(model.config, len(IDS)).items() if a.kind == "activation"}
-    assert {n: a.shape for n, a in known.items()} == {n: tuple(t.shape) for n, t in seen.items()}
+def activations(model):
+    """The axes of each."""
+    every = names(model.config, len(IDS))
+    return {name: axes for name, axes in every.items() if axes.kind == "activation"}
 
 
 def drawn(model, seed):
     """Every activation with the place of one of its numbers."""
-    for axes in names(model.config, len(IDS)).values():
-        if axes.kind == "activation":
-            draw = random.Random(f"{axes.name} {seed}")
-            yield axes.name, tuple(draw.randrange(size) for size in axes.shape)
+    for name, axes in activations(model).items():
+        draw = random.Random(f"{name} {seed}")
+        yield name, tuple(draw.randrange(size) for size in axes.shape)
 
 
 @pytest.mark.parametrize(("name", "depth"), in_turn(NAMES, [1, 3, None]))
 def test_every_name_in_float64(name, depth):
     model = make(name)
-    seen = emitted(model)
-    for tensor, index in drawn(model, depth):
+    seen, every = emitted(model), drawn(model, depth)
+    assert set(rules(model.config)) == set(seen)
+    assert {one: at.shape for one, at in activations(model).items()} == {
+        one: tuple(tensor.shape) for one, tensor in seen.items()
+    }
+    for tensor, index in every:
         found, theirs = explained(model, tensor, index, depth), seen[tensor]
         assert found.ok, (tensor, index, found)
         if math.isinf(found.value):
@@ -93,7 +93,7 @@ def test_all_ends_at_the_embedding_rows(name):
 
 def test_parts_of_numbers_add_up():
     """Origins to the number, a softmax's terms to 1; a parameter is the weight itself."""
-    stream = explained(make("llama-grouped"), "blocks.1.resid_post", (3, 7), 1)
+    stream = explained(make("llama"), "blocks.1.resid_post", (3, 7), 1)
     origins = math.fsum(term.value for term in stream.steps[0].origins)
     assert math.isclose(origins, stream.value, rel_tol=1e-12)
     loaded = make("gpt2")
@@ -102,7 +102,7 @@ def test_parts_of_numbers_add_up():
     assert pattern.steps[0].terms[2].parts[2] == pattern.value
     weight = explained(loaded, "blocks.0.attn.W_k", (2, 5)).value
     assert weight == parameters_of(loaded.decoder)["blocks.0.attn.W_k"][5, 2].item()
-    masked = explained(make("mistral-window"), "blocks.0.attn.scores", (0, 2, 5), 1)
+    masked = explained(make("window"), "blocks.0.attn.scores", (0, 2, 5), 1)
     assert (masked.value, masked.kernel, masked.difference) == (-math.inf, -math.inf, 0)
     assert masked.ok
 
@@ -165,7 +165,7 @@ def test_the_squares_of_long_prompts_are_counted():
 
 
 @pytest.mark.parametrize("scaled", ["W_", "."], ids=["matrices", "all"])
-@pytest.mark.parametrize("name", ["gpt2", "llama-grouped"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_numbers_that_a_kernel_takes_for_0_are_not_wrong(name, scaled):
     """Weights of 1e-39 in float32: products of them are below everything that it has."""
     model = make(name, "float32")

@@ -78,14 +78,6 @@ def test_names_and_formulas_of_rows():
     assert rows["logits"].layers == ()
 
 
-def test_a_window_on_every_other_layer_keeps_them_apart():
-    plain = QWEN.layers[0]
-    seen = plain.with_attention(plain.attention.changed(window=4096))  # shapes are the same
-    config = replace(QWEN, layers=(plain, seen) * 3)
-    names = {row.name for row in fold_kinds(tensors_of(config), config, lambda spec: None)}
-    assert {"blocks.{0,2,4}.attn.q", "blocks.{1,3,5}.attn.q"} <= names
-
-
 def test_what_else_differs_splits_one_row_only():
     config = replace(QWEN, layers=QWEN.layers * 3)
 

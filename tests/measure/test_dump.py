@@ -252,11 +252,3 @@ def test_a_prompt_of_one_token_and_of_many():
     ids = [3 + i % 40 for i in range(50)]
     report, _ = dumped(made(), ["blocks.1.attn.z", "blocks.1.attn.result"], ids=ids)
     assert report.checks[0].words.endswith("(products: 32 or more of 50 rows)")
-
-
-@pytest.mark.real
-def test_the_real_model(models):
-    names = ["blocks.29.attn.pattern", "blocks.29.attn.result", "blocks.17.mlp.post", "logits"]
-    report, arrays = dumped(models("float32"), names, ids=(504, 3575, 282, 4649, 314), generate=2)
-    assert report.ok
-    torch.testing.assert_close(arrays["blocks.29.attn.pattern"].sum(-1), torch.ones(9, 7))

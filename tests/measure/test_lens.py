@@ -1,7 +1,6 @@
 """The logit lens: against the formula written out, with faults planted, chunk by chunk."""
 
 import dataclasses
-import gc
 
 import pytest
 import torch
@@ -360,44 +359,3 @@ def test_the_worst_position_is_told_and_a_nan_is_worse_than_all():
     agreement.add([5], ours[1:2], own[1:2])
     assert not agreement.checks()[0].ok
     assert agreement.checks()[0].where.startswith("position 9")
-
-
-def held():
-    """Bytes of all tensors there are, each memory once."""
-    gc.collect()
-    storages = {
-        one.untyped_storage().data_ptr(): one.untyped_storage().nbytes()
-        for one in gc.get_objects()
-        if type(one) is torch.Tensor
-    }
-    return sum(storages.values())
-
-
-@pytest.fixture
-def smollm2(models):
-    return models("float32")
-
-
-@pytest.mark.real
-def test_smollm2s_last_row_is_its_output_and_its_weights_are_there_once(smollm2):
-    ids = tuple(smollm2.tokenizer.encode("In the beginning God created the heaven and the earth."))
-    sizes, before = [], held()
-    weights = sum(slot.nbytes for slot in parameters_of(smollm2.decoder).values())
-    report = look(smollm2, ids, top=20, progress=lambda *_: sizes.append(held()))
-    assert before >= weights > 500e6
-    assert max(sizes) - before < weights / 20  # rows of the stream, and no second copy of weights
-    assert report.ok
-
-
-@pytest.mark.real
-def test_smollm2_knows_paris_late(smollm2):
-    ids = tuple(smollm2.tokenizer.encode("The capital of France is"))
-    report = look(smollm2, ids, span=lambda total: range(total - 1, total))
-    assert report.ok
-    assert report.targets[0].text == " Paris"
-    assert report.settled == ("blocks.29.resid_post",)
-    top = smollm2.decoder(torch.tensor([ids]))[0, -1].softmax(0).topk(5)
-    last = report.rows[-1].cells[0]
-    assert [token.id for token in last.top] == top.indices.tolist()
-    assert [token.probability for token in last.top] == pytest.approx(top.values.tolist(), abs=1e-5)
-    assert report.rows[0].cells[0].target_rank > 1000

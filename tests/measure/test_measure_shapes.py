@@ -303,15 +303,3 @@ def test_every_family_is_what_it_says_and_as_it_is_stored(write, dtype, tmp_path
     assert [check.name for check in report.checks if check.ok] == ["symbols", "folded", "stored"]
     sources = {row.source for row in report.rows if row.first.kind == "parameter"}
     assert "" not in sources
-
-
-@pytest.mark.real
-def test_smollm2_is_what_it_says(smollm2_path):
-    model = load(str(smollm2_path), dtype="float32", device="cpu")
-    assert departures(model, 1, 4) == {}
-    prepared = prepare(model.checkpoint)
-    stored = stored_tensors(prepared)
-    request = requested(prepared.config, tokens=4)
-    report = model_shapes(request, stored)
-    assert sum(spec.count for spec in request.parameters()) == 134_515_008
-    assert {len(row.layers) for row in report.rows} == {0, 1, 29, 30}

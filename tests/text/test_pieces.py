@@ -3,11 +3,10 @@
 import json
 import struct
 import time
-from pathlib import Path
 
 import piece_models
 import pytest
-from text_fixtures import clear_error
+from text_fixtures import check_pieces, clear_error, table
 
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
 from llmcli.text.gguf import from_gguf
@@ -43,20 +42,14 @@ def shown(tokenizer, ids):
 EQUAL = [0.0] * 260 + [-1.0, -1.0, -1.0]
 SPACED = metadata(["▁", "a", "▁a", "<x>"], types={"<x>": CONTROL})
 LONGER = metadata(["▁", "a", "  ", "▁▁"], types={"  ": USER})
-# words of a vocabulary, more of it, a text and its tokens, each with the bytes that it is
-PIECES = Path(__file__).parent / "data" / "pieces.jsonl"
-CUTS = {name: given for name, *given in map(json.loads, PIECES.read_text("utf-8").splitlines())}
+CUTS = table("pieces.jsonl")
 
 
 @pytest.mark.parametrize("name", CUTS)
 def test_the_pieces_of_a_text(name):
     words, more, text, expected = CUTS[name]
     equal = {"scores": EQUAL} if more.get("scores") == "equal" else {}
-    tokenizer = from_gguf(metadata(words, **more | equal))
-    pieces = tokenizer.pieces(text, add_bos=False)
-    found = [f"{p.text.replace(' ', '▁')} {p.start} {p.end}" for p in pieces]
-    assert ", ".join(found) == expected
-    assert [piece.id for piece in pieces] == tokenizer.encode(text, add_bos=False)
+    check_pieces(from_gguf(metadata(words, **more | equal)), text, expected)
 
 
 def test_the_space_in_front_is_not_in_the_text():

@@ -6,6 +6,8 @@ sweeps.txt has the calls of engines, the progress and the rows of each of `CASES
 import dataclasses
 import gc
 import re
+from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import mean
 
@@ -38,20 +40,19 @@ class Counting(FakeEngine):
         self.counter = WorkCounter(config=llama(), numbers=numbers)
 
 
-class Failing:
+def raising(error, word, *calls):
     """A trouble: raises `error` at the calls of a word with those numbers, all without."""
+    number = count(1)
 
-    def __init__(self, error, word, *calls):
-        self.error, self.word, self.calls, self.seen = error, word, calls, 0
+    def trouble(called):
+        if called == word and (next(number) in calls or not calls):
+            raise error
 
-    def __call__(self, word):
-        self.seen += word == self.word
-        if word == self.word and (not self.calls or self.seen in self.calls):
-            raise self.error
+    return trouble
 
 
 def failing(error, word="read", *calls, **rest):
-    return {"trouble": Failing(error, word, *calls), "repetitions": 1, **rest}
+    return {"trouble": raising(error, word, *calls), "repetitions": 1, **rest}
 
 
 NO = UsageError("no", hint="do that")
@@ -116,9 +117,11 @@ CASES = {
         ],
     },
     "an interrupt": failing(KeyboardInterrupt(), "step", 2, tests=[PP, TG]),
+    "an interrupt while a row is written": {"writing": KeyboardInterrupt()},
+    "a row that cannot be written": {"writing": BrokenPipeError()},
     # a peer that fails, and one that is not loaded
     "a peer that does not load": {"tests": [PP], "peer": NO},
-    "a peer that fails late": {"tests": [PP], "peer": Failing(RuntimeError("x"), "read", 2)},
+    "a peer that fails late": {"tests": [PP], "peer": raising(RuntimeError("x"), "read", 2)},
     "ours did not load": {"tests": [PP], "peer": 1, "loads": {"tiny": BROKEN}},
     "ours did not load and its headers are known": {
         "tests": [PP], "peer": 1, "loads": {"tiny": BROKEN},
@@ -128,13 +131,21 @@ CASES = {
     "work and the roofline": {"engine": Counting, "tests": [PP], "ceilings": CEILINGS},
     "without ceilings": {"engine": Counting, "tests": [PP]},
     "ceilings for an engine whose work is not known": {"tests": [PP], "ceilings": CEILINGS},
+    "ceilings of each dtype and number of threads, with room for the longest test": {
+        "engine": Counting, "tests": [PP, SpeedTest(n_prompt=0, n_gen=1, n_depth=40)],
+        "ceilings": CEILINGS, "repetitions": 1, "configurations": [
+            *(settings(model=name, dtype=dtype) for dtype in ("float32", "float64")
+              for name in ("one", "other")),
+            settings(n_threads=2), settings(n_threads=2, n_ubatch=3),
+        ],
+    },
     "on the device meta nothing is timed, shapes are computed once": {
-        "engine": lambda clock, log: Counting(log=log, device="meta"), "ceilings": CEILINGS,
-        "repetitions": 5,
+        "engine": lambda clock, log, **of: Counting(log=log, device="meta", **of),
+        "ceilings": CEILINGS, "repetitions": 5,
     },
 } | {
     f"activations of the peer{', like for like' * alike}{', rounded' * rounds}": {
-        "engine": lambda clock, log, rounds=rounds: Counting(clock, rounds=rounds, log=log),
+        "engine": partial(Counting, rounds=rounds),
         "tests": [PP], "configurations": [settings(), settings(activations="8")],
         "like_for_like": alike, "repetitions": 1,
     }
@@ -142,14 +153,20 @@ CASES = {
 }  # fmt: skip
 
 
-def logged(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilings=None, **options):
-    """`peer` is how slow the other engine is, why it does not load, or its trouble."""
+def logged(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilings=None,
+           writing=None, **options):  # fmt: skip
+    """`peer` is how slow the other engine is, why it does not load, or its trouble.
+
+    `writing`: what comes of a row that is written.
+    """
 
     def load(chosen):
         log.append(f"load {chosen.model} {chosen.dtype}")
         if chosen.model in loads:
             raise loads[chosen.model]
-        return engine(clock, log=log) if engine else FakeEngine(clock, log=log, trouble=trouble)
+        if engine:
+            return engine(clock, log=log, dtype=chosen.dtype)
+        return FakeEngine(clock, log=log, trouble=trouble)
 
     def other(chosen):
         log.append(f"load {chosen.model} of the peer")
@@ -159,7 +176,7 @@ def logged(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilin
         return FakeEngine(clock, log=log, name="transformers", **how)
 
     def asked(device, numbers, reads):
-        log.append("ceilings")
+        log.append(f"ceilings of {numbers.dtype}, {reads} bytes" if ceilings else "no ceilings")
         return ceilings
 
     def on_row(row):
@@ -167,6 +184,9 @@ def logged(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilin
         if row.engine_version is not None:
             said += f" ({row.engine_version or 'no version'}, {row.model_type})"
         said += " in shapes" * row.meta + f", activations {row.settings.activations}"
+        if writing:
+            log.append(f"{said}: {type(writing).__name__}")
+            raise writing
         if row.error:
             error = (row.error_code, row.error_kind, row.error)
             log.append(f"{said}: {error} {row.hint or ''}".rstrip())
@@ -184,11 +204,15 @@ def logged(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilin
             log.append(f"  against the peer {row.against_ratios} {' '.join(row.against_order)}")
 
     rows = []
-    report, _ = swept(
-        load, peer=other if peer else None, ceilings=asked, on_status=log.append,
-        on_row=lambda row: rows.append(row) or on_row(row), **options,
-    )  # fmt: skip
+    try:
+        report, _ = swept(
+            load, peer=other if peer else None, ceilings=asked, on_status=log.append,
+            on_row=lambda row: rows.append(row) or on_row(row), **options,
+        )  # fmt: skip
+    except BrokenPipeError:
+        return
     assert report.rows == tuple(rows)
+    assert len(report.ceilings) == sum(line.startswith("ceilings of") for line in log)
     paired = [row.against_ratios for row in rows if row.against_ratio]
     assert [pair.ratios for pair in report.against] == paired
     log += ["interrupted"] * report.interrupted
@@ -231,22 +255,6 @@ def test_statistics_are_those_of_a_hand_computation(monkeypatch):
     [pair] = report.against
     assert pair.ratios == (2.0, 0.5, 1.0)  # theirs in ns ÷ ours: in tokens per second ours ÷ theirs
     assert (pair.median, pair.lowest, pair.highest) == (1.0, 0.5, 2.0)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError])
-def test_a_row_that_is_written_when_an_interrupt_comes_is_kept_but_no_error_is(error):
-    engine = FakeEngine()
-
-    def on_row(row):
-        raise error
-
-    if error is KeyboardInterrupt:
-        report, _ = swept(lambda chosen: engine, on_row=on_row)
-        assert (report.interrupted, len(report.rows)) == (True, 1)
-    else:
-        with pytest.raises(error):
-            swept(lambda chosen: engine, on_row=on_row)
-    assert engine.log[-1] == "  close"
 
 
 def test_ids_are_those_of_any_engine_with_bos_in_front():
@@ -326,28 +334,3 @@ def test_marks_of_the_memory_are_read_outside_the_times(monkeypatch):
     )
     assert row.samples_ns == (80 + 200,) * 2
     assert (row.samples_ttft_ns, row.samples_token_ns) == ((80,) * 2, (100,) * 4)
-
-
-def test_there_are_ceilings_for_each_device_dtype_and_number_of_threads(monkeypatch):
-    """With room for the longest test."""
-    asked, clock = [], watch(monkeypatch)
-
-    def ceilings(device, numbers, reads):
-        asked.append((numbers.dtype, reads))
-        return dataclasses.replace(CEILINGS, threads=len(asked))
-
-    chosen = [settings(model=name, dtype=dtype) for dtype in ("float32", "float64")
-              for name in ("one", "other")]  # fmt: skip
-    chosen += [settings(n_threads=2), settings(n_threads=2, n_ubatch=3)]
-    deep = SpeedTest(n_prompt=0, n_gen=1, n_depth=40)
-    report, rows = swept(
-        lambda chosen: Counting(clock, dtype=chosen.dtype), configurations=chosen, tests=[PP, deep],
-        ceilings=ceilings,
-    )  # fmt: skip
-    assert asked == [
-        (dtype, Counting(dtype=dtype).counter.working_set(deep))
-        for dtype in ("float32", "float64", "float32")
-    ]
-    assert [one.threads for one in report.ceilings] == [1, 2, 3]
-    measured = [row.settings.dtype == "float32" for row in rows]  # in float64 nothing was measured
-    assert [row.roofline_ns is not None for row in rows] == measured
