@@ -1,42 +1,26 @@
 """Two fixed models, and random small ones of every variant that the parts have."""
 
+from functools import partial
+
 from blocks import two_norms
 from hypothesis import strategies as st
+from zoo import RMS, layer, llama
 
 from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.mlp import MlpConfig
-from llmcli.config.model import ModelConfig
 from llmcli.config.norm import NormConfig
 
-RMS = NormConfig(kind="rms", eps=1e-5)
 LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)
-
-
-def config_of(*layers, vocab=50, width=12, context=64, embedding=None, final_norm=RMS, head=None):
-    """A model of these layers, with a head of its own."""
-    return ModelConfig(
-        family="any", model_type="any", vocab=vocab, width=width, context=context, layers=layers,
-        embedding=embedding or EmbeddingConfig(), final_norm=final_norm,
-        head=head or HeadConfig(tied=False),
-    )  # fmt: skip
-
-
-QWEN = config_of(two_norms(
-    mixer=AttentionConfig(
-        heads=6, kv_heads=2, head_dim=4, value_dim=3, scores=ScoreConfig(scale=0.5),
-        qk_norm=RMS, qkv_bias=True, rope=RopeConfig(theta=1e4, dims=4),
-    ),
-    ffn=MlpConfig(hidden=20, activation="silu", gated=True), ln1=RMS, ln2=RMS,
+config_of = partial(llama, vocab=50, width=12)  # a model of these layers, with a head of its own
+QWEN = config_of(layer(
+    MlpConfig(hidden=20, activation="silu", gated=True), heads=6, head_dim=4, value_dim=3,
+    scale=0.5, qk_norm=RMS, qkv_bias=True, rope=RopeConfig(theta=1e4, dims=4),
 ))  # fmt: skip
 GPT = config_of(
-    two_norms(
-        mixer=AttentionConfig(
-            heads=3, kv_heads=3, head_dim=4, value_dim=4, scores=ScoreConfig(scale=0.5),
-            rope=None, qkv_bias=True, out_bias=True,
-        ),
-        ffn=MlpConfig(hidden=48, activation="gelu_tanh", gated=False, bias=True),
-        ln1=LAYER, ln2=LAYER,
+    layer(
+        MlpConfig(hidden=48, activation="gelu_tanh", gated=False, bias=True), LAYER, heads=3,
+        kv_heads=3, head_dim=4, value_dim=4, scale=0.5, rope=None, qkv_bias=True, out_bias=True,
     ),
     embedding=EmbeddingConfig(positions=64), final_norm=LAYER, head=HeadConfig(tied=True),
 )  # fmt: skip

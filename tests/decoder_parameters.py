@@ -1,12 +1,20 @@
 """The parameters of a decoder as tensors, for tests that fill, read and break them."""
 
 import torch
+from small_models import random_model
+from zoo import IN_BLOCKS
 
 from llmcli.decoder.decoder import Decoder
 from llmcli.graph.arithmetic import Arithmetic, in_no_blocks, matrices
 from llmcli.kernels import native
 from llmcli.loading.weights import randomize
 from llmcli.weights.dense import Dense, writable
+
+
+def packed_model(name):
+    """One of `IN_BLOCKS` as loading gives it."""
+    config, formats = IN_BLOCKS[name]
+    return random_model(config, formats=formats)
 
 
 def packed_in(config, format="Q4_1"):

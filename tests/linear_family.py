@@ -6,12 +6,13 @@ from importlib.resources import files
 
 import torch
 from safetensors.torch import save_file
+from zoo import llama
 
 from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.delta import DeltaConfig
-from llmcli.config.embedding import EmbeddingConfig, HeadConfig
+from llmcli.config.embedding import HeadConfig
 from llmcli.config.mlp import MlpConfig
-from llmcli.config.model import ModelConfig, sequential
+from llmcli.config.model import sequential
 from llmcli.config.norm import NormConfig
 from llmcli.config.ssm import SsmConfig
 from llmcli.families import Family
@@ -30,10 +31,10 @@ SOFTMAX = AttentionConfig(
 
 def config(_=None):
     mixers = (DELTA, SSM, SOFTMAX)
-    return ModelConfig(
-        family="linear", model_type="linear", vocab=2048, width=32, context=4096,
-        layers=tuple(sequential(mixer, FFN, norm=RMS) for mixer in mixers),
-        embedding=EmbeddingConfig(), final_norm=RMS, head=HeadConfig(tied=True), bos=0, eos=(0,),
+    return llama(
+        *(sequential(mixer, FFN, norm=RMS) for mixer in mixers), family="linear",
+        model_type="linear", vocab=2048, width=32, context=4096, final_norm=RMS,
+        head=HeadConfig(tied=True), bos=0, eos=(0,),
     )  # fmt: skip
 
 

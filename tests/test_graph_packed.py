@@ -6,8 +6,9 @@ activation has to be what its node makes of those before it, rounded so, and not
 
 import pytest
 import torch
+from decoder_parameters import packed_model
 from needs import needs_kernels
-from small_models import ids, random_blocks, random_model
+from small_models import ids, random_blocks
 from test_graph import FAULTS, TOKENS, planted, run
 from zoo import IN_BLOCKS
 
@@ -34,17 +35,13 @@ HALF_ULP = 2.0**-24
 PER_TERM = 4 * 3
 
 
-def packed_model(name):
-    config, formats = IN_BLOCKS[name]
-    return random_model(config, formats=formats)
-
-
-def kernel_of(model, nodes):
-    prompt, emitted = run(model)
+def kernel_of(model, nodes, emitted=None, *, prompt_tokens=TOKENS):
+    """With what a pass emits, or did."""
+    prompt, found = run(model) if emitted is None else (tuple(ids(1, TOKENS)[0].tolist()), emitted)
     made = rules(nodes.values(), Graph(model.config).letter)
     return Kernel(
-        model, made, prompt, [""] * TOKENS, emitted=emitted, positions=range(TOKENS),
-        prompt_tokens=TOKENS, alone=[False] * TOKENS,
+        model, made, prompt, [""] * TOKENS, emitted=found, positions=range(TOKENS),
+        prompt_tokens=prompt_tokens, alone=[prompt_tokens == 1] * TOKENS,
     )  # fmt: skip
 
 
@@ -86,7 +83,11 @@ def wrong_in_a_chain(model, nodes):
 def test_what_a_packed_model_emits_is_what_the_nodes_make(name):
     model = packed_model(name)
     graph = Graph(model.config)
-    assert list(filter(graph.written, graph.nodes)) == list(run(model)[1])
+    _, emitted = run(model)
+    assert list(filter(graph.written, graph.nodes)) == list(emitted)
+    for one, tensor in emitted.items():
+        wanted = torch.bfloat16 if one in graph.cached else torch.float32
+        assert tensor.dtype == (torch.int64 if graph[one].integer else wanted), one
     assert wrong(model, graph.nodes) == {}
     assert wrong_in_a_chain(model, graph.nodes) == {}
 
@@ -108,22 +109,12 @@ def test_a_product_is_off_by_no_more_than_its_float32_sums_can_be(name):
     assert seen
 
 
-@pytest.mark.parametrize("name", IN_BLOCKS)
-def test_the_dtypes_are_those_of_the_plan(name):
-    model = packed_model(name)
-    _, emitted = run(model)
-    found = Graph(model.config)
-    cached = {state.holds for state in found.states.values() if state.cached}
-    for name, tensor in emitted.items():
-        wanted = torch.bfloat16 if name in cached else torch.float32
-        assert tensor.dtype == (torch.int64 if found[name].integer else wanted), name
-
-
 @pytest.mark.parametrize("fault", [one for one, row in FAULTS.items() if row[0] in IN_BLOCKS])
 def test_a_fault_in_the_graph_is_seen_where_it_is(fault):
     model = packed_model(FAULTS[fault][0])
     name, nodes = planted(fault, model.config)
-    assert name in wrong(model, nodes)
+    order = list(nodes)
+    assert name in wrong(model, {one: nodes[one] for one in order[: order.index(name) + 1]})
     first = name
     if nodes[name].shown:  # nothing follows from it
         first = None
@@ -132,20 +123,11 @@ def test_a_fault_in_the_graph_is_seen_where_it_is(fault):
     assert next(iter(wrong_in_a_chain(model, nodes)), None) == first
 
 
-@pytest.fixture
-def one_thread():
-    """PyTorch's attention sums in an order that depends on what other threads are given."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("name", IN_BLOCKS)
-@pytest.mark.usefixtures("one_thread")
 def test_a_tap_changes_no_bit_and_rows_of_a_batch_are_those_alone(name):
     model = packed_model(name)
     prompts = ids(3, TOKENS)
+    torch.set_num_threads(1)  # attention sums in an order that depends on what others are given
     untapped = model.decoder(prompts)
     seen = {}
     assert torch.equal(model.decoder(prompts, tap=seen.__setitem__), untapped)
@@ -174,10 +156,7 @@ def test_tokens_one_by_one_are_what_the_formulas_make_of_them(name):
             prompt[:, at : at + 1].tolist(), tap=lambda n, x: pieces.setdefault(n, []).append(x)
         )
     emitted = {one: torch.cat(parts, -2)[0] for one, parts in pieces.items()}
-    kernel = Kernel(
-        model, rules(graph.nodes.values(), graph.letter), tuple(prompt[0].tolist()), [""] * TOKENS,
-        emitted=emitted, positions=range(TOKENS), prompt_tokens=1, alone=[True] * TOKENS,
-    )  # fmt: skip
+    kernel = kernel_of(model, graph.nodes, emitted, prompt_tokens=1)
     for one in emitted:
         assert worst_number(kernel, one).share <= 1, one
     for state in graph.states.values():
@@ -200,11 +179,7 @@ def test_an_edit_is_what_the_formulas_make_of_it(name):
         double = Edit(name=one, fn=lambda x: 2 * x)
         model.decoder(prompt, edits=[double], tap=tapped.__setitem__)
         emitted = {name: tensor[0] for name, tensor in tapped.items()}
-        kernel = Kernel(
-            model, rules(graph.nodes.values(), graph.letter), tuple(prompt[0].tolist()),
-            [""] * TOKENS, emitted=emitted, positions=range(TOKENS), prompt_tokens=TOKENS,
-            alone=[False] * TOKENS,
-        )  # fmt: skip
+        kernel = kernel_of(model, graph.nodes, emitted)
         shared = {node.name for node in graph.nodes.values() if node.shares == one} | {one}
         off = {n for n in emitted if not worst_number(kernel, n).share <= 1}
         assert one in off <= shared, leaf

@@ -12,10 +12,9 @@ from typing import Any
 
 import tokenizers
 import torch
+from zoo import llama
 
-from llmcli.config.embedding import EmbeddingConfig, HeadConfig
-from llmcli.config.model import ModelConfig
-from llmcli.config.norm import NormConfig
+from llmcli.config.embedding import EmbeddingConfig
 from llmcli.text.spelling import Spelling, byte_letters
 from llmcli.text.tokenizer import Tokenizer
 
@@ -91,14 +90,11 @@ class FakeDecoder:
         state: FakeState,
         *,
         lengths: Sequence[int] | None = None,
-        totals: Sequence[int] | None = None,
-        tap: None = None,
-        edits: tuple[()] = (),
-        verify: bool = False,
-        clock: None = None,
         logits: str,
         until: int | None = None,
+        **settings: Any,
     ) -> torch.Tensor:
+        assert settings.keys() <= {"totals", "tap", "edits", "verify", "clock"}
         assert logits == "last"
         assert until in (None, len(self.blocks) - 1)
         batch, width = ids.shape
@@ -129,19 +125,13 @@ def tokenizer() -> Tokenizer:
     )  # fmt: skip
 
 
-def fake_config(vocab: int, *, context: int = 4096, positions: int | None = None) -> ModelConfig:
-    return ModelConfig(
-        family="fake", model_type="fake", vocab=vocab, width=1, context=context, layers=(),
-        embedding=EmbeddingConfig(positions=positions),
-        final_norm=NormConfig(kind="rms", eps=1e-6), head=HeadConfig(tied=True),
-    )  # fmt: skip
-
-
 def fake_model(
     scores: Scores = hashed, *, context: int = 4096, positions: int | None = None, text: bool = True
 ) -> Any:
     return SimpleNamespace(
-        config=fake_config(VOCAB, context=context, positions=positions),
+        config=llama(
+            vocab=VOCAB, width=1, context=context, embedding=EmbeddingConfig(positions=positions)
+        ),
         decoder=FakeDecoder(scores),
         tokenizer=tokenizer() if text else None,
         eos_ids=frozenset({EOS}),

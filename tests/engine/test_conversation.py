@@ -72,9 +72,10 @@ def tokenizer(tmp_path_factory):
     return tokenizer_of(folder, ["<|end|>", "<|start|>"], TEMPLATE, merged=60)
 
 
-@pytest.fixture(
-    params=["llama", "short convolutions", "gated deltanet", "mamba-2 alone", "longrope"]
-)
+KINDS = ["llama", "short convolutions", "gated deltanet", "mamba-2 alone", "longrope"]
+
+
+@pytest.fixture(params=KINDS)
 def model(request, tokenizer):
     return model_of(request.param, tokenizer)
 
@@ -354,7 +355,9 @@ def test_what_cannot_be_a_conversation_is_refused(model):
         next(talking(with_template(model, "{{ '' }}")).answer(SAMPLING, limit=4))
 
 
-@pytest.mark.parametrize("room", range(20, 34))
+@pytest.mark.parametrize(
+    ("room", "model"), [(room, KINDS[room % 5]) for room in range(20, 34)], indirect=["model"]
+)
 def test_a_draft_reads_no_further_than_the_context(model, monkeypatch, room):
     monkeypatch.setattr(DraftLengthController, "rows", lambda self, key, most: min(most, 8))
     texts = []

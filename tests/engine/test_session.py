@@ -2,10 +2,13 @@
 
 import pytest
 import torch
-from covers import covered
-from small_models import ids, random_decoder
-from zoo import MODELS, VOCAB
+from covers import KINDS, covered
+from small_models import as_model, ids, random_decoder
+from zoo import MODELS, VOCAB, stretched
 
+from llmcli.commands.score import measure as score
+from llmcli.config.attention import DynamicScaling, LongRopeScaling
+from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
 from llmcli.graph.graph import graph
 from llmcli.inspect.passes import remembered
@@ -13,7 +16,7 @@ from llmcli.inspect.passes import remembered
 PROMPTS = [[5, 9, 2, 7, 11], [3], [8, 1, 4]]
 
 
-@pytest.fixture(params=covered(MODELS))
+@pytest.fixture(params=KINDS)
 def decoder(request):
     return random_decoder(MODELS[request.param])
 
@@ -34,6 +37,7 @@ def check(session, ids=None):
         torch.testing.assert_close(logits_V, whole(session.decoder, row)[-1])
 
 
+@pytest.mark.parametrize("decoder", covered(MODELS), indirect=True)
 def test_lists_of_unequal_length_are_read_in_one_call(decoder):
     session = Session(decoder, 3, 12)
     logits = session.extend(PROMPTS, logits="all")
@@ -278,14 +282,6 @@ def test_the_state_s_tensors_have_their_names(decoder):
             assert torch.equal(tensor[0], rows)
 
 
-def test_grown_it_has_room_for_more(decoder):
-    session = Session(decoder, 1, 5)
-    session.prefill([PROMPTS[0]])
-    session.grow(8)
-    session.extend([[1, 2, 3]])
-    check(session, [[*PROMPTS[0], 1, 2, 3]])
-
-
 def test_long_prompts_and_those_that_follow_them_come_in_chunks(decoder):
     tokens = ids(2, 17).tolist()
     heard = []
@@ -323,3 +319,72 @@ def test_what_longrope_was_read_for_is_kept_by_samples_and_snapshots():
         check(session)
         session.restore(saved)
     assert heard == [4, 4]
+
+
+# reading a long prompt in chunks gives what one forward call gives
+
+STRETCHED = {
+    "none": None, "dynamic": DynamicScaling(factor=2.0, original=16),
+    "longrope": LongRopeScaling(
+        short=(1.0,) * 4, long=(1.0, 1.5, 2.0, 4.0), original=16, attention_factor=1.0
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(params=STRETCHED)
+def read(request):
+    """A decoder that was trained for 16 tokens."""
+    return random_decoder(stretched(STRETCHED[request.param]))
+
+
+def chunk_by_chunk(decoder, prompts, state, chunk):
+    """Logits of every call, those of the call in which a prompt ends being its own."""
+    found = torch.full((len(prompts), decoder.config.vocab), float("nan"), dtype=decoder.dtype)
+    totals = list(map(len, prompts))
+    for start in range(0, max(totals), chunk):
+        parts = [prompt[start : start + chunk] for prompt in prompts]
+        width = max(map(len, parts))
+        ids = torch.tensor([part + [0] * (width - len(part)) for part in parts])
+        lengths = list(map(len, parts))
+        logits = decoder(ids, state, lengths=lengths, totals=totals, logits="last")
+        for row, length in enumerate(lengths):
+            if length:
+                found[row] = logits[row, 0]
+    return found
+
+
+@pytest.mark.parametrize("lengths", [(30,), (7,), (14,), (3, 30, 8), (14, 9), (7, 7, 21)])
+def test_logits_are_those_of_calls_that_all_have_some_bit_for_bit(read, lengths):
+    prompts = [[(3 * row + 5 * i) % VOCAB for i in range(n)] for row, n in enumerate(lengths)]
+    session, state = (make(read, len(prompts), 40) for make in (Session, Decoder.new_state))
+    last = session.prefill(prompts, chunk=7)
+    assert torch.equal(last, chunk_by_chunk(read, prompts, state, 7))
+    kept = state.tensors()
+    assert all(torch.equal(one, kept[name]) for name, one in session.state.tensors().items())
+    assert session.lengths == state.lengths == list(lengths)
+    assert session.ids == prompts
+
+
+@pytest.mark.parametrize(
+    ("lengths", "heads"), [((30,), [4]), ((7,), [0]), ((14,), [1]), ((3, 30, 8), [0, 1, 4])]
+)
+def test_norm_and_head_are_computed_where_a_prompt_ends_and_nowhere_else(read, lengths, heads):
+    prompts = [[1] * n for n in lengths]
+    heard = []
+    Session(read, len(prompts), 40).prefill(prompts, chunk=7, clock=heard.append)
+    calls = [call.split() for call in " ".join(heard).split("step ")[1:]]
+    assert len(calls) == -(-max(lengths) // 7)
+    for number, names in enumerate(calls):
+        ends = ["ln_final.out", "logits_raw", "logits"] if number in heads else []
+        assert [name for name in names if name.startswith(("ln_final", "logits"))] == ends
+
+
+@pytest.mark.parametrize("count", [16, 17, 18, 2 * score.CHUNK + 9])  # the trained length is 16
+def test_scores_are_those_of_one_pass(read, count):
+    """About the trained length: the last token is not read, but it chooses LongRoPE's factors."""
+    ids = [at % VOCAB for at in range(count)]
+    given = ids, [""] * count, [(0, 0)] * count
+    report = score.measure_score(as_model(read), *given, window=count, stride=1)
+    logprobs = read(torch.tensor([ids]))[0].log_softmax(-1)
+    expected = [logprobs[at, id].item() for at, id in enumerate(ids[1:])]
+    assert [token.logprob for token in report.tokens[1:]] == pytest.approx(expected, abs=1e-9)

@@ -1,18 +1,30 @@
-"""The loop that prefills and decodes, over a fake model that notices any mix-up of sequences."""
+"""The loop that prefills and decodes, over a fake model that notices any mix-up of sequences.
+
+And over real decoders with random weights: batched == alone == without any cache.
+"""
 
 import math
 from collections import defaultdict
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import pytest
 import torch
 from continued import plain_loop, stream
+from covers import in_turn
 from fake_model import EOS, EXTRA, VOCAB, fake_model, hashed, script
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import random_model
+from zoo import MODELS
 
+from llmcli import devices
 from llmcli.engine.output import Token
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.seeds import sample_seed
-from llmcli.errors import NotFinite, PromptTooLong, UsageError
+from llmcli.engine.stop import StopMatcher
+from llmcli.errors import NotFinite, OutOfMemory, PromptTooLong, UsageError
 from llmcli.graph.memory import PROMPT_CHUNK
 
 GREEDY = Sampling(temperature=0)
@@ -64,6 +76,38 @@ def test_a_batch_is_every_prompt_alone_and_the_plain_loop(sampling):
     assert len(lengths) > 1  # they really end at different steps
     for step, call in enumerate(model.decoder.calls[1:], start=1):  # and leave the batch
         assert call == (sum(len(tokens) > step for tokens in together.values()), 1)
+
+
+SAMPLINGS = (
+    GREEDY, Sampling(temperature=0, repetition_penalty=1.3), Sampling(seed=9),
+    Sampling(temperature=1.5, top_k=0, presence_penalty=0.5, seed=9),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sampling", "name", "dtype"),
+    in_turn(SAMPLINGS, ["llama", "window", "gpt2"], [torch.float64, torch.float32]),
+)
+def test_of_a_real_decoder_a_batch_is_every_prompt_alone_and_without_a_cache(sampling, name, dtype):
+    model = replace(random_model(MODELS[name], dtype), eos_ids=frozenset({0}))
+    prompts = [list(range(5, 14)), [20], [30, 31, 32], [5, 6, 7, 8]]
+    together = [ids(tokens) for tokens in run(model, prompts, sampling).values()]
+    for prompt, found in zip(prompts, together, strict=True):
+        assert found == ids(run(model, [prompt], sampling)[0])
+        assert found == plain_loop(
+            lambda whole: model.decoder(torch.tensor([whole]))[0, -1], prompt, sampling, 30, 0
+        )
+    assert len({tuple(found) for found in together}) > 2  # two may end at once
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])  # rotated, and of learned positions
+def test_a_full_context_is_used_to_the_last_slot(name):
+    model, sampling = random_model(MODELS[name]), Sampling(seed=9)
+    prompts, options = [[7] * 60, [9] * 64, [3] * 50], {"limit": 1000, "ignore_eos": True}
+    together = [ids(tokens) for tokens in run(model, prompts, sampling, **options).values()]
+    assert [len(found) for found in together] == [5, 1, 15]
+    for prompt, found in zip(prompts, together, strict=True):
+        assert ids(run(model, [prompt], sampling, **options)[0]) == found
 
 
 def test_samples_are_runs_with_their_own_seeds_that_share_a_prefill():
@@ -220,6 +264,15 @@ def test_what_cannot_be_continued_is_refused_at_once():
     assert model.decoder.calls == []
 
 
+def test_caches_that_do_not_fit_are_refused_before_they_are_made(monkeypatch):
+    model = fake_model()
+    monkeypatch.setattr(devices, "available_bytes", lambda device: 100_000)
+    with pytest.raises(OutOfMemory, match=r"caches of 64 × 128 tokens") as caught:
+        list(stream(model, [[1]], GREEDY, limit=100, samples=64))
+    assert caught.value.code == 5
+    assert model.decoder.capacities == []
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None])
 @pytest.mark.parametrize("sampling", [GREEDY, HOT])
 def test_logits_that_are_not_finite(bad, sampling):
@@ -266,3 +319,85 @@ def test_tokens_come_before_the_next_step_is_computed():
     for token in stream(model, [[0]], GREEDY, limit=5):
         assert len(model.decoder.calls) == token.index + 1
         assert not torch.is_inference_mode_enabled()
+
+
+# stop strings across any cut of the text, against a reader of single characters
+
+HIDDEN = "<>"  # characters of special tokens
+
+
+def visible(text: str) -> str:
+    return "".join(one for one in text if one not in HIDDEN)
+
+
+def oracle(text: str, stops: list[str]) -> tuple[str, bool]:
+    """Reads on until the text so far ends with a stop string; of several, the longest goes.
+
+    With what is hidden or without it: the shortest text is left.
+    """
+    for end in range(1, len(text) + 1):
+        left = [visible(text[: end - len(stop)]) for stop in stops if text[:end].endswith(stop)] + [
+            seen[: -len(stop)]
+            for seen in (visible(text[:end]),)
+            for stop in stops
+            if seen.endswith(stop)
+        ]
+        if left:
+            return min(left, key=len), True
+    return visible(text), False
+
+
+def matched(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
+    matcher = StopMatcher(stops)
+    text = "".join(
+        matcher.push("".join(part), hidden=hidden)
+        for piece in pieces
+        for hidden, part in groupby(piece, HIDDEN.__contains__)
+    )
+    return text + matcher.finish(), matcher.stopped
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pieces=st.lists(st.text("ab<>", max_size=4), max_size=10),
+    stops=st.lists(st.text("ab<>", min_size=1, max_size=4), max_size=3),
+)
+def test_any_cut_of_the_text_stops_at_the_same_place(pieces, stops):
+    expected = oracle("".join(pieces), stops)
+    assert matched(pieces, stops) == expected
+    assert matched(list("".join(pieces)), stops) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    pieces=st.lists(st.text("ab", max_size=3), max_size=10),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+)
+def test_only_what_may_begin_a_stop_string_is_held_back(pieces, stops):
+    matcher = StopMatcher(stops)
+    seen = shown = ""
+    for piece in pieces:
+        seen += piece
+        shown += matcher.push(piece)
+        if matcher.stopped:
+            return
+        held = seen[len(shown) :]
+        assert seen == shown + held
+        longer = [seen[-n:] for n in range(len(held) + 1, len(seen) + 1)]
+        assert held == "" or any(stop.startswith(held) for stop in stops)
+        assert not any(stop.startswith(end) for end in longer for stop in stops)
+
+
+def test_a_stop_string_may_be_a_special_token_or_reach_into_it_or_across_it():
+    for stop, shown in {"<|end|>": "one", "e<|end|>": "on", "|>\nt": "one", "e\n": "on"}.items():
+        matcher = StopMatcher([stop])
+        passed = matcher.push("one") + matcher.push("<|end|>", hidden=True) + matcher.push("\ntwo")
+        assert (passed, matcher.stopped) == (shown, True)
+    matcher = StopMatcher(["e<|end|>"])  # a false start is released without what is hidden
+    passed = matcher.push("one") + matcher.push("<|else|>", hidden=True) + matcher.push("two")
+    assert passed + matcher.finish() == "onetwo"
+
+
+def test_an_empty_stop_string_is_refused():
+    with pytest.raises(UsageError, match="empty"):
+        StopMatcher(["a", ""])

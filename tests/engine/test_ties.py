@@ -13,7 +13,8 @@ from continued import stream
 from decoder_parameters import parameters_of
 from fake_model import fake_model
 from needs import needs_kernels
-from test_real_decoder import VOCAB, real_model
+from small_models import random_model
+from zoo import MODELS, VOCAB
 
 from llmcli.checkpoints import open_checkpoint, open_model
 from llmcli.engine import stream as engine
@@ -31,10 +32,10 @@ PROMPT = [5, 6, 7, 8]
 
 def model_of(dtype: torch.dtype, stored: str = "F64") -> Any:
     """A small decoder with random weights that a file has in the format `stored`."""
-    model = real_model(dtype)
+    model = random_model(MODELS["llama"], dtype)
     slots = parameters_of(model.decoder).values()
     entries = [SimpleNamespace(stored=stored, filled=slot.shape) for slot in slots]
-    model.dtype, model.ledger = dtype, SimpleNamespace(entries=entries)
+    model.ledger = SimpleNamespace(entries=entries)  # type: ignore[assignment]
     return model
 
 
@@ -88,7 +89,7 @@ def test_the_bound_is_what_noise_of_the_stream_moves(sampling):
     moved_ND = h_D + draws_ND * (noise * h_D.norm() / math.sqrt(len(h_D)))
     moved_NV = at_least_float32(decoder.ln_final(moved_ND) @ decoder.head.dense().t())
     moved_NV = penalized(moved_NV, sampling, *counts)
-    for pair in ([5, 20], [20, 40], [41, 42], [6, 96]):
+    for pair in ([5, 20], [20, 40], [41, 42], [6, 36]):
         ids_12 = torch.tensor([pair])
         logits_12 = logits_1V[:, pair]
         slopes_12 = torch.ones(1, 2, dtype=torch.float64)
@@ -253,11 +254,10 @@ def test_every_choice_that_bfloat16_changes_is_marked_and_few_others():
 @pytest.mark.real
 def test_every_answer_that_bfloat16_changes_is_marked(smollm2_path):
     model = load_checkpoint(open_checkpoint(smollm2_path), device="cpu", dtype="float32")
-    questions = ("What is the capital of France?", "Why is the sky blue?", "Tell me a joke.",
-                 "What is the opposite of hot?", "Who wrote Hamlet?", "What is tea?")  # fmt: skip
+    questions = "What is the capital of France?", "Why is the sky blue?", "Tell me a joke."
     prompts = [model.tokenizer.encode_chat([{"role": "user", "content": q}]) for q in questions]
     answers: list[list[int]] = [[] for _ in prompts]
-    for token in stream(model, prompts, GREEDY, limit=32):
+    for token in stream(model, prompts, GREEDY, limit=24):
         answers[token.sequence].append(token.id)
     texts = [[*prompt, *answer[:-1]] for prompt, answer in zip(prompts, answers, strict=True)]
     first = [len(prompt) - 1 for prompt in prompts]

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Iterator, Mapping
 
 import torch
 from blocks import two_norms
 from small_models import random_model
 from unfused import attention_of
-from zoo import ATTENTION, GATED, RMS, gpt2, in_blocks, layer, llama
+from zoo import ATTENTION, CONFIGS, RMS, llama
 
 from llmcli.commands.explain.measure import explain
 from llmcli.commands.explain.options import names
-from llmcli.config.attention import Llama3Scaling, RopeConfig
+from llmcli.config.attention import RopeConfig
 from llmcli.config.embedding import HeadConfig
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig
 from llmcli.config.norm import NormConfig
+from llmcli.graph.graph import Graph
 from llmcli.model import Model
 from llmcli.records.text import Token
 
 IDS = (5, 17, 3, 17, 42, 8, 30)
 TOKENS = tuple(Token(id=id, text=f"t{id}") for id in IDS)
 TEXTS = tuple(token.text for token in TOKENS)
-RELU = MlpConfig(hidden=30, activation="relu", gated=True, bias=True)
 LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)
-LLAMA3 = Llama3Scaling(factor=8.0, low=1.0, high=4.0, original=16)
-
-
-def rotated(mlp=GATED, scaling=None, **attention):
-    """Two layers."""
-    rope = RopeConfig(theta=10000.0, dims=8, scaling=scaling)
-    return llama(*(layer(mlp, rope=rope, **attention),) * 2)
-
-
 # what no family of today has: partial rotation, wide values, layers that differ, no rotation but
 # normalized queries, a head with a bias
 MIXER = ATTENTION.changed(
@@ -50,25 +43,10 @@ ODD = dataclasses.replace(
     ),
     width=10,
 )  # fmt: skip
-MODELS = {
-    "gpt2": gpt2(heads=2, kv_heads=2),
-    "gpt2-gelu-unscaled": gpt2("gelu", heads=2, kv_heads=2, scale=1.0),
-    "llama-grouped": rotated(),
-    "llama-biases-relu": rotated(RELU, qkv_bias=True, out_bias=True),
-    "llama-stretched": rotated(scaling=LLAMA3),
-    "qwen3-qk-norm": rotated(qk_norm=NormConfig(kind="rms", eps=1e-5)),
-    "mistral-window": rotated(window=3),
-}
-NAMES = (*MODELS, "odd")
-
-
-def config_of(name: str) -> ModelConfig:
-    """As wide as its heads are together; gpt2 has one block."""
-    if name == "odd":
-        return ODD
-    layers = MODELS[name].layers[: 1 if "gpt2" in name else 2]
-    mixer = layers[0].attention
-    return dataclasses.replace(MODELS[name], width=mixer.heads * mixer.head_dim, layers=layers)
+NAMES = (
+    "gpt2", "gpt2 with gelu and shared keys", "llama", "biases and relu", "llama 3", "qk norm",
+    "window", "odd",
+)  # fmt: skip
 
 
 def deep_model(layers: int) -> Model:
@@ -76,12 +54,31 @@ def deep_model(layers: int) -> Model:
     return random_model(dataclasses.replace(ODD, layers=ODD.layers[:1] * layers))
 
 
+def config_of(name: str) -> ModelConfig:
+    """gpt2 has one block."""
+    config = ODD if name == "odd" else CONFIGS[name]
+    return dataclasses.replace(config, layers=config.layers[: 1 if "gpt2" in name else 2])
+
+
 def make(name: str, dtype: str = "float64") -> Model:
-    """A fresh model of that name. `packed`: its matrices in 8 bits; not of `odd`."""
-    if dtype == "packed":
-        config, formats = in_blocks(config_of(name), "Q8_0", size=32)
-        return random_model(config, formats=formats)
+    """A fresh model of that name."""
     return random_model(config_of(name), getattr(torch, dtype))
+
+
+def firsts(models: Mapping[str, ModelConfig]) -> Iterator[tuple[str, list[str]]]:
+    """(model, the activations with an op that neither a model before it nor a layer before has)."""
+    seen = set()
+    for name, config in models.items():
+        new = []
+        for tensor, node in Graph(config).nodes.items():
+            op = re.sub(r"blocks\.\d+", "", repr(node.op))
+            if op not in seen:
+                new.append(tensor)
+            seen.add(op)
+        yield name, new
+
+
+FIRST = list(firsts({name: config_of(name) for name in NAMES}))
 
 
 def explained(model: Model, name: str, index, depth=None, tokens=TOKENS):

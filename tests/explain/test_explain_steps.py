@@ -7,7 +7,8 @@ import re
 import pytest
 import torch
 from covers import KINDS
-from explain_models import NAMES, make
+from decoder_parameters import packed_model
+from explain_models import NAMES, firsts, make
 from needs import needs_kernels
 from small_models import ids, random_model
 from zoo import MODELS
@@ -111,11 +112,15 @@ def check_bound(rule, own, index, magnitudes):
     assert math.isclose(rule.bound(own, index), float(magnitudes[index]), rel_tol=1e-9), index
 
 
-@pytest.mark.parametrize("name", KINDS)  # a rule is of one part, which all have that others have
-def test_the_steps_that_are_shown_multiply_out_to_the_number(name):
+OF_KINDS = list(firsts({name: MODELS[name] for name in KINDS}))
+
+
+@pytest.mark.parametrize(("name", "tensors"), OF_KINDS, ids=KINDS)
+def test_the_steps_that_are_shown_multiply_out_to_the_number(name, tensors):
     own = one_call(random_model(MODELS[name]))
     lines, columns = 0, set()
-    for tensor, rule in own.rules.items():
+    for tensor in tensors:
+        rule = own.rules[tensor]
         whole = rule.tensor(own)
         magnitudes = rule.magnitudes(own).expand_as(whole)
         for index in drawn(whole.shape, tensor):
@@ -125,16 +130,17 @@ def test_the_steps_that_are_shown_multiply_out_to_the_number(name):
             check_bound(rule, own, index, magnitudes)
             near = 1e-13 * max(1, float(magnitudes[index]))
             assert element.value == pytest.approx(float(whole[index]), rel=1e-12, abs=near), tensor
-    assert lines > 100
-    assert columns >= {"W_head", "H′"}
+    if name == KINDS[0]:
+        assert lines > 100
+        assert columns >= {"W_head", "H′"}
 
 
-PACKED = [pytest.param(name, "packed", marks=needs_kernels) for name in NAMES if name != "odd"]
+PACKED = [pytest.param(packed_model, name, marks=needs_kernels) for name in ("llama", "gpt2")]
 
 
-@pytest.mark.parametrize(("name", "dtype"), [*((name, "float32") for name in NAMES), *PACKED])
-def test_a_number_alone_and_all_of_them_are_allowed_the_same(name, dtype):
-    own = one_call(make(name, dtype))
+@pytest.mark.parametrize(("of", "name"), [*((make, name) for name in NAMES), *PACKED])
+def test_a_number_alone_and_all_of_them_are_allowed_the_same(of, name):
+    own = one_call(of(name))
     for tensor, rule in own.rules.items():
         magnitudes = rule.magnitudes(own)
         shape = torch.broadcast_shapes(magnitudes.shape, own.kernel(tensor).shape)
@@ -144,10 +150,9 @@ def test_a_number_alone_and_all_of_them_are_allowed_the_same(name, dtype):
 
 @pytest.mark.parametrize("function", ACTIVATIONS)
 def test_an_activation_is_within_its_bound(function):
-    """Also far from 0, where e^−x overflows. The erf of PyTorch is off by several eps."""
+    """Also far from 0, where e^−x overflows."""
     x = torch.cat([torch.linspace(-120, 120, 24_001), -torch.logspace(-9, 4, 1301)])
     made = ACTIVATIONS[function](Number(x=x.double(), off=EXACT))
     assert made.off.isfinite().all()
     off = (activation(function)(x) - made.x).abs()
-    most = 4 if function == "gelu" else 1
-    assert off.le(most * torch.finfo(torch.float32).eps * made.off).all()
+    assert off.le(torch.finfo(torch.float32).eps * made.off).all()

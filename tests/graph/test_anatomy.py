@@ -4,17 +4,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from anatomy_configs import GPT, QWEN, models
+import torch
+from anatomy_configs import GPT, QWEN, layers, models
+from decoder_parameters import parameters_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned import partition, roots, storages
 
-from llmcli.commands.shapes.measure import ShapesRequest
+from llmcli.commands.shapes.measure import ShapesRequest, fold, fold_kinds, numbered, unfold
 from llmcli.config.attention import visible_pairs
+from llmcli.decoder.decoder import Decoder
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import graph
 from llmcli.graph.ops import size
 from llmcli.graph.plan import parameters, plan, states
-from llmcli.graph.spec import Call
+from llmcli.graph.spec import Call, TensorSpec
 from llmcli.inspect.kernel import rules
 
 
@@ -141,3 +145,225 @@ def test_a_step_computes_the_last_row_only():
     step = request(GPT, tokens=7)
     assert step.documented(("B", "H", "T", "S"), 0, "decode") == ("b", "h", "1", "n")
     assert step.sizes("decode", None)["S"] == 8
+
+
+# the specs say what the decoder does: names, order, shapes, dtypes, storage, views, FLOPs
+
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16")}
+calls = st.tuples(st.integers(1, 3), st.integers(1, 7), st.integers(0, 9))
+
+
+def run(decoder, batch, tokens, past, logits="all"):
+    """Everything that one call emits, in order, and the state after it."""
+    seen = []
+    state = decoder.new_state(batch, past + tokens)
+    ids = torch.zeros(batch, tokens, dtype=torch.long)
+    if past:
+        decoder(ids.new_zeros(batch, past), state)
+    decoder(ids, state, tap=lambda *emitted: seen.append(emitted), logits=logits)
+    tensors = dict(seen)
+    assert len(tensors) == len(seen)
+    return tensors, state
+
+
+def said(seen):
+    return [
+        (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in seen.items()
+    ]
+
+
+def expected(specs):
+    return [(spec.name, spec.shape, spec.dtype) for spec in specs]
+
+
+@settings(max_examples=60, deadline=None)
+@given(models(), calls, st.sampled_from(sorted(DTYPES)), st.sampled_from(["all", "last"]))
+def test_a_call_emits_and_keeps_what_the_specs_say(config, call, dtype, logits):
+    """Views of a named tensor are that tensor, as far as they go; all else has its own memory."""
+    batch, tokens, past = call
+    decoder = Decoder(config, Arithmetic.of(dtype), device="cpu")
+    seen, state = run(decoder, batch, tokens, past, logits)
+    phase = "decode" if tokens == 1 and past else "prefill"
+    call = Call(batch=batch, tokens=tokens, past=past, phase=phase, dtype=dtype)
+    specs = plan(config, call, logits=logits).written
+    assert expected(specs) == said(seen)
+    assert {spec.phase for spec in specs} == {phase}
+    assert partition(roots(specs)) == partition(storages(seen))
+    for spec in specs:
+        if spec.shares in seen and seen[spec.name].shape[1] == seen[spec.shares].shape[1]:
+            assert seen[spec.name].data_ptr() == seen[spec.shares].data_ptr()
+
+    kept = states(config, batch=batch, capacity=past + tokens, dtype=dtype)
+    assert {spec.name: spec.shape for spec in kept} == {
+        n: tuple(t.shape) for n, t in state.tensors().items()
+    }
+    assert sum(spec.bytes for spec in kept) == state.nbytes
+
+
+@settings(max_examples=40, deadline=None)
+@given(models(), st.sampled_from(sorted(DTYPES)))
+def test_every_parameter_is_stored_as_its_spec_says(config, dtype):
+    slots = parameters_of(Decoder(config, Arithmetic.of(dtype), device="cpu"))
+    specs = parameters(config)
+    assert {spec.name: spec.stored_shape for spec in specs} == {
+        name: tuple(slot.shape) for name, slot in slots.items()
+    }
+    assert len({spec.name for spec in specs}) == len(specs)
+    for spec in specs:
+        turned = ".W_" in spec.name or spec.name == "head.W"
+        assert spec.stored_shape == (spec.shape[::-1] if turned else spec.shape)
+    assert partition(roots(specs)) == partition(storages(slots))
+
+
+@settings(max_examples=30, deadline=None)
+@given(models(), calls)
+def test_what_is_never_written_is_derived_from_what_is(config, call):
+    """Shapes and dtypes of what is `derived` are those of the rows that the mixer derives."""
+    batch, tokens, past = call
+    decoder = Decoder(config, Arithmetic.of("float32"), device="cpu")
+    seen, state = run(decoder, batch, tokens, past)
+    given = {"batch": batch, "tokens": tokens, "past": past, "phase": "prefill"}
+    specs = {spec.name: spec for spec in plan(config, Call(dtype="float32", **given)).derived}
+    assert len(specs) == 3 * len(config.layers)
+    for i, block in enumerate(decoder.blocks):
+        mixer = config.layers[i].attention
+        q = seen[f"blocks.{i}.attn.q" if mixer.rope is None else f"blocks.{i}.attn.q_rot"]
+        rows = block.mixers[0].score_rows(q, state.layers[i]["k"], past)
+        for name in ("scores", "pattern"):
+            spec = specs[f"blocks.{i}.attn.{name}"]
+            assert (spec.shape, spec.dtype) == (tuple(rows.shape), "float32")
+        W_o = parameters_of(decoder)[f"blocks.{i}.attn.W_o"].T.unflatten(0, (mixer.heads, -1))
+        result = seen[f"blocks.{i}.attn.z"] @ W_o
+        assert specs[f"blocks.{i}.attn.result"].shape == tuple(result.shape)
+
+
+@pytest.mark.parametrize("name", ["blocks.0.attn.q", "blocks.0.attn.v", "logits"])
+def test_planted_faults_are_seen(name):
+    """A decoder that is one number wider emits something else, and no view can be left out."""
+    specs = plan(QWEN, Call(batch=1, tokens=3, past=0, phase="prefill", dtype="float32")).written
+    numbers = Arithmetic.of("float32")
+    wide, _ = run(Decoder(replace(QWEN, width=QWEN.width + 1), numbers, device="cpu"), 1, 3, 0)
+    assert [*wide] == [spec.name for spec in specs]
+    assert expected(specs) != said(wide)
+    seen, _ = run(Decoder(QWEN, numbers, device="cpu"), 1, 3, 0)
+    assert partition(roots(specs)) == partition(storages(seen))
+    wrong = [replace(spec, shares=None) if spec.name == name else spec for spec in specs]
+    assert partition(roots(wrong)) != partition(storages(seen))
+
+
+# repeated layers in one row: only where they are equal, and every row says the truth of all
+
+CALL = {"batch": 1, "tokens": 3, "past": 0, "phase": "prefill", "dtype": "float32"}
+
+
+@st.composite
+def repeated(draw):
+    """A model of up to 14 layers of at most three kinds, in any order."""
+    kinds = draw(st.lists(layers(), min_size=1, max_size=3))
+    order = draw(st.lists(st.integers(0, len(kinds) - 1), min_size=1, max_size=14))
+    return replace(draw(models()), layers=tuple(kinds[i] for i in order))
+
+
+def tensors_of(config):
+    return [(spec,) for spec in (*parameters(config), *plan(config, Call(**CALL)).tensors)]
+
+
+def alike(config, row):
+    return len({config.layers[layer] for layer in row.layers}) <= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(repeated())
+def test_rows_are_the_tensors_again_and_no_two_kinds_are_one(config):
+    tensors = tensors_of(config)
+    rows = fold_kinds(tensors, config, lambda spec: None)
+    said = [item for row in rows for item in unfold(row)]
+    assert sorted(said, key=str) == sorted(tensors, key=str)
+    assert all(alike(config, row) for row in rows)
+    # of each kind of layer every tensor is one row, but for what the first layer of all reads
+    blocks = [row for row in rows if row.layers]
+    per_kind = sum(
+        len([item for item in tensors if item[0].layer == config.layers.index(kind)])
+        for kind in set(config.layers)
+    )
+    first = config.layers.count(config.layers[0]) > 1
+    assert len(blocks) == per_kind + first
+    assert len({row.name for row in rows}) == len(rows)
+
+
+@settings(max_examples=30, deadline=None)
+@given(repeated())
+def test_rows_stand_in_execution_order(config):
+    tensors = [item for item in tensors_of(config) if item[0].kind == "activation"]
+    place = {item[0].name: number for number, item in enumerate(tensors)}
+    rows = fold(tensors, config, lambda spec: None)
+    for kind in set(config.layers):
+        first = config.layers.index(kind)
+        names = [row.phases[0].name for row in rows if row.layers and row.layers[0] == first]
+        assert sorted(names, key=place.__getitem__) == names
+    outside = [row.name for row in rows if not row.layers]
+    assert outside[0] == "embed"
+    assert outside[-2:] == ["logits_raw", "logits"]
+    assert rows[-1].name == "logits"
+
+
+def test_names_and_formulas_of_rows():
+    config = replace(QWEN, layers=QWEN.layers * 5)
+    rows = {row.name: row for row in fold_kinds(tensors_of(config), config, lambda spec: None)}
+    assert rows["blocks.{0-4}.attn.q"].layers == (0, 1, 2, 3, 4)
+    assert rows["blocks.0.resid_pre"].formula == "X = E"
+    entry = rows["blocks.{1-4}.resid_pre"]
+    assert entry.formula == "X = H of the block before = T⁵ + T³"
+    assert entry.phases[0].shares == "blocks.0.resid_post"
+    assert [item[0].shares for item in unfold(entry)][-1] == "blocks.3.resid_post"
+    assert rows["logits"].layers == ()
+
+
+def test_what_else_differs_splits_one_row_only():
+    config = replace(QWEN, layers=QWEN.layers * 3)
+
+    def stored(spec):
+        return spec.name == "blocks.1.attn.W_v"
+
+    names = [row.name for row in fold_kinds(tensors_of(config), config, stored)]
+    at = names.index("blocks.{0,2}.attn.W_v")
+    assert names[at + 1] == "blocks.1.attn.W_v"
+    assert "blocks.{0-2}.attn.W_q" in names
+
+
+def test_one_number_that_differs_is_seen():
+    """Folding compares: a layer with another shape under the same configuration stays apart."""
+    config = replace(QWEN, layers=QWEN.layers * 3)
+    wrong = [
+        tuple(
+            replace(s, shape=(1, *s.shape[1:])) if s.name == "blocks.1.attn.W_k" else s
+            for s in item
+        )
+        for item in tensors_of(config)
+    ]
+    rows = fold_kinds(wrong, config, lambda spec: None)
+    assert [row.layers for row in rows if row.name.endswith("attn.W_k")] == [(0, 2), (1,)]
+
+
+def test_a_number_is_only_a_whole_part_of_a_name():
+    assert numbered("model.layers.3.mlp3.w", 3, "{}") == "model.layers.{}.mlp3.w"
+    assert numbered("h.1.attn.c_attn.weight", 1, "{0-1}") == "h.{0-1}.attn.c_attn.weight"
+    assert numbered("blk.13.a", 3, "{}") == "blk.13.a"
+
+
+@settings(max_examples=30, deadline=None)
+@given(models())
+def test_every_tensor_has_words(config):
+    for (spec,) in tensors_of(config):
+        assert isinstance(spec, TensorSpec)
+        assert 2 < len(graph(config).words(spec.name)) < 80
+    words = graph(config).words
+    assert words("cache.0.k") != words("cache.0.v")
+    with pytest.raises(KeyError):
+        words("blocks.0.attn.nothing")
+
+
+def test_words_say_the_two_ends():
+    assert "table" in graph(GPT).words(parameters(GPT)[0].name)
+    assert "scores" in graph(GPT).words("blocks.0.attn.pattern")

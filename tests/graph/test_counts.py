@@ -5,17 +5,17 @@ from inspect import signature
 
 import pytest
 import torch
-from anatomy_configs import RMS, config_of, models
+from anatomy_configs import models
 from covers import in_turn
 from decoder_parameters import decoder_in, packed_in, parameters_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from needs import needs_kernels
 from torch.profiler import ProfilerActivity, profile
-from zoo import ZOO
+from zoo import RMS, ZOO, layer, llama
 
 from llmcli import processor
-from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
+from llmcli.config.attention import RopeConfig
 from llmcli.config.conv import ShortConvConfig
 from llmcli.config.delta import DeltaConfig
 from llmcli.config.embedding import HeadConfig
@@ -53,6 +53,7 @@ def test_parameters_are_those_that_the_decoder_has(config):
     assert sum(parts) == counts.total
 
 
+@settings(max_examples=50)
 @given(models(), st.integers(1, 3), st.integers(1, 40))
 def test_weights_and_cache_take_the_bytes_that_are_allocated(config, batch, context):
     whole = {name: columns for name, columns in matrices(config).items() if columns % RUN == 0}
@@ -73,6 +74,7 @@ def test_weights_and_cache_take_the_bytes_that_are_allocated(config, batch, cont
         assert need.together == kept + need.prompt_bytes_estimate
 
 
+@settings(max_examples=30)
 @given(models(), st.integers(0, 400_000), st.integers(1, 2))
 def test_the_longest_context_is_the_last_that_fits(config, free, batch):
     run = PlannedRun(config, FLOAT32, batch=batch, context=7)
@@ -122,15 +124,11 @@ def test_layers_that_differ_are_not_folded():
     ]
 
 
-def small(*, kv=2, hidden=704, gated=True, qk_norm=False, window=None, layers=2, rotary=True):
-    attention = AttentionConfig(
-        heads=8, kv_heads=kv, head_dim=32, value_dim=32,
-        scores=ScoreConfig(scale=0.1, window=window),
-        rope=RopeConfig(theta=1e4, dims=32) if rotary else None, qk_norm=RMS if qk_norm else None,
-    )  # fmt: skip
+def small(*, hidden=704, gated=True, layers=2, **attention):
     mlp = MlpConfig(hidden=hidden, activation="silu", gated=gated)
-    return config_of(
-        *(sequential(attention, mlp, norm=RMS),) * layers, vocab=500, width=256, context=4096,
+    own = {"heads": 8, "head_dim": 32, "value_dim": 32, "rope": RopeConfig(theta=1e4, dims=32)}
+    return llama(
+        *(layer(mlp, **(own | attention)),) * layers, vocab=500, width=256, context=4096,
         head=HeadConfig(tied=True),
     )  # fmt: skip
 
@@ -141,13 +139,9 @@ def allocated(config, batch, tokens, past, numbers):
     state = decoder.new_state(batch, past + tokens)
     state.lengths = [past] * batch
     ids = torch.zeros(batch, tokens, dtype=torch.long)
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # each has a tile of its own
-    try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-            decoder(ids, state, logits="last")
-    finally:
-        torch.set_num_threads(threads)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        decoder(ids, state, logits="last")
     events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
     now = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
@@ -163,9 +157,9 @@ EXPERTS = ExpertsConfig(
     shared=SharedConfig(hidden=64),
 )  # fmt: skip
 PEAKS = {
-    "plain": small(), "normalized keys of their own": small(kv=8, qk_norm=True),
+    "plain": small(), "normalized keys of their own": small(kv_heads=8, qk_norm=RMS),
     "wide": small(hidden=3000), "narrow": small(hidden=64),
-    "ungated": small(gated=False, hidden=64, rotary=False), "a window": small(window=100),
+    "ungated": small(gated=False, hidden=64, rope=None), "a window": small(window=100),
 } | {
     name: replace(small(), layers=(block,) * 2) for name, block in {
         "convolutions": sequential(ShortConvConfig(length=3), NARROW, norm=RMS),
@@ -196,25 +190,25 @@ PEAKS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
+    ("name", "dtype", "call"),
     in_turn(
         [*PEAKS],
         ["float32", "bfloat16", "float64", pytest.param("packed", marks=needs_kernels)],
+        [(1, 0), (2, 1500)],
     ),
 )
-def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(name, dtype):
-    config = PEAKS[name]
+def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(name, dtype, call):
+    config, (batch, past) = PEAKS[name], call
     numbers = packed_in(config) if dtype == "packed" else Arithmetic.of(dtype)
     narrow = dtype == "bfloat16"
     most = 2 if narrow else 1.5  # with instructions for 16 bits, products copy nothing
-    for batch, past in ((1, 0), (2, 1500)):
-        real = allocated(config, batch, PROMPT_CHUNK, past, numbers)
-        run = PlannedRun(config, numbers, batch=batch, context=PROMPT_CHUNK + past)
-        guess = prefill_peak(run)
-        assert real <= guess <= most * real, f"{guess / real:.2f} at {past}"
-        if narrow and processor.has_bfloat16():
-            guess = prefill_peak(replace(run, native=True))
-            assert real <= guess <= 1.5 * real, f"{guess / real:.2f} at {past}, native"
+    real = allocated(config, batch, PROMPT_CHUNK, past, numbers)
+    run = PlannedRun(config, numbers, batch=batch, context=PROMPT_CHUNK + past)
+    guess = prefill_peak(run)
+    assert real <= guess <= most * real, f"{guess / real:.2f}"
+    if narrow and processor.has_bfloat16():
+        guess = prefill_peak(replace(run, native=True))
+        assert real <= guess <= 1.5 * real, f"{guess / real:.2f}, native"
 
 
 def test_every_type_of_model_has_an_estimate():
@@ -271,7 +265,7 @@ def test_what_is_generated_goes_with_the_shapes_of_products():
 
 
 def test_masked_shared_keys_cost_more_on_a_gpu():
-    config, own = small(), small(kv=8)
+    config, own = small(), small(kv_heads=8)
     args = {"numbers": Arithmetic.of("bfloat16"), "batch": 1}
     for context, more in ((PROMPT_CHUNK, False), (PROMPT_CHUNK + 2000, True)):
         gpu, alone = (

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from anatomy_configs import models
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from zoo import ZOO, attending, three_layers, variant
 
 from llmcli.errors import UsageError
@@ -17,7 +19,6 @@ from llmcli.graph.names import Names, known
 from llmcli.graph.plan import parameters, plan, states
 from llmcli.graph.spec import Call
 
-ALL = [one.name for one in ZOO]
 model = three_layers
 
 
@@ -47,16 +48,22 @@ def test_a_cache_stands_where_it_is_written():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [one.name for one in ZOO])
 def test_every_alias_means_exactly_one_name(name):
     config = variant(name).config()
-    names = Names(config, sources(config))
+    filled = sources(config)
+    names = Names(config, filled)
     claimed: dict[str, str] = {}
     for ours in names.known:
         for theirs in names.aliases(ours):
             assert claimed.setdefault(theirs, ours) == ours
             assert names.canonical(theirs) == ours
             assert theirs not in names.known
+    meanings: dict[str, set] = {}  # nor is one listed with two
+    alone = ((theirs, (ours,)) for theirs, ours in listed(config))
+    for theirs, ours in (*alone, *filled.items(), *modules(config, filled)):
+        meanings.setdefault(theirs, set()).add(ours)
+    assert {theirs: ours for theirs, ours in meanings.items() if len(ours) > 1} == {}
     if not attending(config):
         assert {"out_proj", "mixer", "hook_attn_out"} <= {one.rpartition(".")[2] for one in claimed}
         return
@@ -66,55 +73,32 @@ def test_every_alias_means_exactly_one_name(name):
     assert leaves & {"q_proj", "o_proj", "c_proj", "dense"}
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_no_name_of_others_is_listed_with_two_meanings(name):
-    config = variant(name).config()
-    filled = sources(config)
-    meanings: dict[str, set] = {}
-    for theirs, ours in listed(config):
-        meanings.setdefault(theirs, set()).add((ours,))
-    for table in (filled.items(), modules(config, filled)):
-        for theirs, ours in table:
-            meanings.setdefault(theirs, set()).add(ours)
-    assert {theirs: ours for theirs, ours in meanings.items() if len(ours) > 1} == {}
-
-
-# ours, and what others call it: in every family, then in one
+# ours, and what others call it, in every family, then in one; of hooks more is in `HOOKS`
 MEANT = """
 gpt2 llama qwen3
 blocks.2.resid_pre: blocks.2.hook_resid_pre blocks.2.hook_in resid_pre2
-blocks.2.resid_mid: blocks.2.hook_resid_mid
 blocks.2.resid_post: blocks.2.hook_resid_post blocks.2.hook_out ln_final.hook_in
-blocks.1.resid_pre: blocks.1.ln1.hook_in
-blocks.1.ln1.out: blocks.1.ln1.hook_out
-blocks.1.resid_mid: blocks.1.ln2.hook_in
 blocks.1.ln2.scale: scale1ln2
 blocks.2.attn.pattern: blocks.2.attn.hook_pattern pattern2 attn2
 blocks.2.attn.k: k2
 blocks.0.attn.q: query0
 blocks.0.attn.scores: blocks.0.attn.hook_attn_scores attn_scores0
 blocks.0.attn.z: blocks.0.attn.hook_z blocks.0.attn.o.hook_in
-blocks.0.attn.result: blocks.0.attn.hook_result
 blocks.0.attn_out: blocks.0.hook_attn_out
 blocks.2.mlp_out: mlp_out2
 blocks.1.mlp.post: post1
-embed: hook_embed embed.hook_out
 logits_raw: unembed.hook_out lm_head
-ln_final.scale: ln_final.hook_scale
 blocks.1.attn.W_q: blocks.1.attn.W_Q
 blocks.1.mlp.W_up: blocks.1.mlp.W_in blk.1.ffn_up
 embed.W: embed.W_E token_embd.weight
 blocks.1.attn.W_o: blk.1.attn_output.weight
 gpt2
-pos_embed: hook_pos_embed
-blocks.1.mlp.pre: blocks.1.mlp.hook_pre blocks.1.mlp.in.hook_out
 blocks.1.resid_post: transformer.h.1
 blocks.1.attn_out: transformer.h.1.attn
 blocks.1.mlp.post: transformer.h.1.mlp.act
 blocks.1.mlp.b_up: h.1.mlp.c_fc.bias
 ln_final.out: transformer.ln_f
 llama
-blocks.1.mlp.gate: blocks.1.mlp.hook_pre
 blocks.1.mlp.up: pre_linear1
 blocks.1.attn.q_rot: rot_q1
 blocks.1.attn.q: model.layers.1.self_attn.q_proj
@@ -128,7 +112,6 @@ qwen2
 blocks.1.attn.b_q: model.layers.1.self_attn.q_proj.bias
 qwen3
 blocks.1.attn.q_norm: model.layers.1.self_attn.q_norm
-blocks.1.attn.k_norm: blocks.1.attn.k_norm.hook_out
 blocks.1.attn.q_norm.w: blk.1.attn_q_norm.weight
 """
 
@@ -141,7 +124,17 @@ def meant():
             families = line.split()
             continue
         yield from ((family, name, ours) for family in families for name in theirs.split())
-@pytest.mark.parametrize(("family", "theirs", "ours"), list(meant()))
+
+
+NONE = (
+    *("", ".", "blocks", "blocks.0", "blocks.9.attn.q", "q_rot", "k"),
+    "model.layers.0.self_attn.q_norm",  # in the family's rules, not in this model
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "theirs", "ours"), [*meant(), *(("llama", typed, None) for typed in NONE)]
+)
 def test_names_of_others(family, theirs, ours):
     config = model(family)
     assert Names(config, sources(config)).canonical(theirs) == ours
@@ -155,32 +148,24 @@ def test_without_the_familys_names_the_others_are_known():
     assert names.aliases("blocks.1.ln1.w") == ()
 
 
-NONE = (
-    *("", ".", "blocks", "blocks.0", "blocks.9.attn.q", "q_rot", "k"),
-    "model.layers.0.self_attn.q_norm",  # in the family's rules, not in this model
-)
-
-
-@pytest.mark.parametrize("typed", NONE)
-def test_what_is_no_name_is_none(typed):
-    config = model("llama")
-    assert Names(config, sources(config)).canonical(typed) is None
-
-
 # what is wrong with other names is in transcripts/dump-names.txt
-@pytest.mark.parametrize("typed", ["blocks.1.attn.W_q", "blocks.*.attn.W_q", "W_q"])
-def test_a_parameter_is_said_to_be_one_where_none_is_asked_for(typed):
-    with pytest.raises(UsageError, match="is a parameter, not an activation or a state") as caught:
-        Names(model("llama")).select(typed)
+PARAMETER = "is a parameter, not an activation or a state"
+
+
+@pytest.mark.parametrize(("typed", "kinds", "message", "hint"), [
+    *((typed, (), PARAMETER, "for example")
+      for typed in ("blocks.1.attn.W_q", "blocks.*.attn.W_q", "W_q")),
+    pytest.param(
+        f"blocks.{'9' * 5000}.attn.q", (), "there is no activation or state `", "`", id="digits"
+    ),
+    ("nope", (("parameter", "activation", "state"),),
+     "there is no parameter, activation or state `nope`", "`"),
+])  # fmt: skip
+def test_what_cannot_be_selected_says_why(typed, kinds, message, hint):
+    with pytest.raises(UsageError, match=message) as caught:
+        Names(model("llama")).select(typed, *kinds)
     assert f"`{typed}`" in caught.value.message
-    assert "for example" in caught.value.hint
-
-
-def test_no_number_of_a_block_is_too_long():
-    typed = "blocks." + "9" * 5000 + ".attn.q"
-    with pytest.raises(UsageError, match=f"there is no activation or state `{typed}`") as caught:
-        Names(model("llama")).select(typed)
-    assert "`" in caught.value.hint
+    assert hint in caught.value.hint
 
 
 def test_names_of_twice_as_many_layers_take_twice_as_many_calls():
@@ -202,11 +187,6 @@ def test_names_of_twice_as_many_layers_take_twice_as_many_calls():
         return count
 
     assert calls(80) < 2.2 * calls(40)
-
-
-def test_three_kinds_are_listed_as_people_list_them():
-    with pytest.raises(UsageError, match="there is no parameter, activation or state `nope`"):
-        Names(model("llama")).select("nope", ("parameter", "activation", "state"))
 
 
 HOOKS = json.loads(
@@ -234,12 +214,146 @@ def test_a_hooks_name_means_what_the_hook_holds(case):
             assert ours in held.split(), hook
             meant += 1
     assert meant > 45
-
-
-@pytest.mark.parametrize("case", list(HOOKS))
-def test_a_name_that_is_listed_for_a_hook_is_one_that_there_is(case):
-    config = model(case.partition("-")[0])
-    names = Names(dataclasses.replace(config, layers=config.layers[:2]))
-    listed = {alias for ours in names.known for alias in names.aliases(ours) if "hook_" in alias}
-    here = {alias for alias in listed if not alias.startswith("blocks.0.")}
+    shown = {alias for ours in names.known for alias in names.aliases(ours) if "hook_" in alias}
+    here = {alias for alias in shown if not alias.startswith("blocks.0.")}
     assert here - set(HOOKS[case]) == set()
+
+
+# patterns against a slow and obvious reading of what they mean
+
+KINDS = st.sampled_from(
+    [("activation", "state"), ("activation",), ("parameter",), ("parameter", "activation", "state")]
+)
+
+
+def matches(glob, text):
+    """`*` is any characters, `?` is one: letter by letter."""
+    if not glob:
+        return not text
+    if glob[0] == "*":
+        return any(matches(glob[1:], text[i:]) for i in range(len(text) + 1))
+    return bool(text) and glob[0] in ("?", text[0]) and matches(glob[1:], text[1:])
+
+
+def means(item, name, layers):
+    """Whether `name` is one of what `item` means; None where the item itself is wrong."""
+    found = re.match(r"(blocks|cache)\.(-?\d+)(-(-?\d+))?(?=\.|$)", item)
+    if found is None:
+        return matches(item, name)
+    ends = [int(found[2]), int(found[4] if found[3] else found[2])]
+    counted = [end + layers if end < 0 else end for end in ends]
+    if not all(0 <= end < layers for end in counted) or counted[0] > counted[1]:
+        return None
+    return any(
+        matches(f"{found[1]}.{i}{item[found.end() :]}", name)
+        for i in range(layers)
+        if counted[0] <= i <= counted[1]
+    )
+
+
+@st.composite
+def items(draw, names, layers):
+    """A name with letters taken for `?` or `*`, and in place of its number another or a range."""
+    name = draw(st.sampled_from(names))
+    part, _, rest = name.partition(".")
+    number, _, tail = rest.partition(".")
+    if part in ("blocks", "cache"):
+        numbers = st.integers(-layers - 1, layers)
+        number = draw(
+            st.one_of(
+                st.just(number), st.just("*"), numbers.map(str),
+                st.tuples(numbers, numbers).map(lambda two: f"{two[0]}-{two[1]}"),
+            )
+        )  # fmt: skip
+        head = f"{part}.{number}."
+    else:
+        head, tail = "", name
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(tail)))
+        end = draw(st.integers(at, len(tail)))
+        tail = tail[:at] + draw(st.sampled_from(["*", "?"])) + tail[end:]
+    return head + tail
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.data(), models(), KINDS)
+def test_a_pattern_means_what_it_says(data, config, kinds):
+    names = Names(config)
+    layers = len(config.layers)
+    chosen = data.draw(st.lists(items(list(names.known), layers), min_size=1, max_size=3))
+    of_kind = [name for name, named in names.known.items() if named.kind in kinds]
+    wanted, refused = set(), False
+    for item in chosen:
+        meant = {name: means(item, name, layers) for name in of_kind}
+        refused |= not any(meant.values())
+        wanted |= {name for name, is_meant in meant.items() if is_meant}
+    if not refused:
+        assert names.select(",".join(chosen), kinds) == tuple(n for n in of_kind if n in wanted)
+        return
+    try:
+        found = names.select(" , ".join(chosen), kinds)
+    except UsageError:
+        return
+    # an item that means nothing of ours is the end of names, or a glob of others' names
+    for name in set(found) - wanted:
+        theirs = names.aliases(name)
+        assert any(
+            means(item, other, layers) or matches(f"*.{item.rpartition('.')[2]}", other)
+            for item in chosen
+            for other in (name, *theirs)
+        )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count", "first", "last"),
+    [
+        ("*", 77, "embed", "logits"),
+        ("blocks.*.attn.pattern", 3, "blocks.0.attn.pattern", "blocks.2.attn.pattern"),
+        ("blocks.0-1.*", 44, "blocks.0.resid_pre", "blocks.1.resid_post"),
+        ("blocks.-1.attn.q", 1, "blocks.2.attn.q", "blocks.2.attn.q"),
+        ("blocks.-2--1.attn.q", 2, "blocks.1.attn.q", "blocks.2.attn.q"),
+        ("blocks.0--1.attn.q", 3, "blocks.0.attn.q", "blocks.2.attn.q"),
+        ("cache.-1.*", 2, "cache.2.k", "cache.2.v"),
+        ("logits,embed,logits,hook_embed", 2, "embed", "logits"),
+        ("blocks.[02].attn.[qk]", 4, "blocks.0.attn.q", "blocks.2.attn.k"),
+        ("blocks.*.attn.hook_pattern", 3, "blocks.0.attn.pattern", "blocks.2.attn.pattern"),
+        ("blocks.-1.attn.hook_z", 1, "blocks.2.attn.z", "blocks.2.attn.z"),
+        ("model.layers.1--1.mlp", 2, "blocks.1.mlp_out", "blocks.2.mlp_out"),
+        ("model.layers.*.self_attn.[kv]_proj", 6, "blocks.0.attn.k", "blocks.2.attn.v"),
+        ("pattern2, k0", 2, "blocks.0.attn.k", "blocks.2.attn.pattern"),
+        ("resid_post", 3, "blocks.0.resid_post", "blocks.2.resid_post"),
+        ("pattern", 3, "blocks.0.attn.pattern", "blocks.2.attn.pattern"),
+        ("attn.pattern", 3, "blocks.0.attn.pattern", "blocks.2.attn.pattern"),
+        ("attn.hook_pattern", 3, "blocks.0.attn.pattern", "blocks.2.attn.pattern"),
+        ("hook_resid_pre", 3, "blocks.0.resid_pre", "blocks.2.resid_pre"),
+        ("1.attn.z", 1, "blocks.1.attn.z", "blocks.1.attn.z"),
+        ("0-1.pattern", 2, "blocks.0.attn.pattern", "blocks.1.attn.pattern"),
+        ("-1.resid_post", 1, "blocks.2.resid_post", "blocks.2.resid_post"),
+        ("v", 6, "blocks.0.attn.v", "cache.2.v"),
+        ("0.attn.[qk]", 2, "blocks.0.attn.q", "blocks.0.attn.k"),
+        ("layers.1.self_attn", 1, "blocks.1.attn_out", "blocks.1.attn_out"),
+    ],
+)
+def test_examples(pattern, count, first, last):
+    config = model("llama")
+    found = Names(config, sources(config)).select(pattern)
+    assert (len(found), found[0], found[-1]) == (count, first, last)
+    assert len(set(found)) == count
+
+
+def test_a_whole_name_is_never_the_end_of_others():
+    names = Names(model("llama"))
+    assert names.select("embed") == ("embed",)
+    assert "blocks.0.mlp.post" not in names.select("resid_post")
+
+
+def test_a_fused_tensor_in_a_glob_is_all_that_it_holds():
+    config = model("gpt2")
+    found = Names(config, sources(config)).select("transformer.h.*.attn.c_attn")
+    assert found == tuple(f"blocks.{i}.attn.{part}" for i in range(3) for part in "qkv")
+
+
+def test_parameters_are_chosen_where_they_are_asked_for():
+    config = model("llama")
+    found = Names(config, sources(config)).select("blk.0-1.attn_q.weight", ("parameter",))
+    assert found == ("blocks.0.attn.W_q", "blocks.1.attn.W_q")

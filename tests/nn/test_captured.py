@@ -4,7 +4,8 @@
 
 import pytest
 import torch
-from covers import covered
+from covers import KINDS
+from decoder_parameters import packed_model
 from needs import needs_kernels
 from small_models import random_decoder
 from zoo import IN_BLOCKS, MODELS
@@ -32,7 +33,7 @@ def of_small_buckets(decoder):
     return decoder
 
 
-@pytest.mark.parametrize("name", covered(MODELS))
+@pytest.mark.parametrize("name", KINDS)
 def test_it_computes_what_the_ordinary_step_does(name):
     """To rounding: PyTorch's products with a mask round as those of live keys alone need not."""
     decoder = of_small_buckets(random_decoder(MODELS[name], torch.float32))
@@ -46,8 +47,7 @@ def test_it_computes_what_the_ordinary_step_does(name):
 @pytest.mark.parametrize("name", IN_BLOCKS)
 def test_it_has_the_bits_of_the_ordinary_step_where_the_kernels_are_the_same(name):
     """Our kernels read live keys alone: neither a mask nor a bucket changes anything."""
-    config, formats = IN_BLOCKS[name]
-    decoder = of_small_buckets(random_decoder(config, formats=formats))
+    decoder = of_small_buckets(packed_model(name).decoder)
     difference, graphs = compare_captured(decoder, PROMPTS, 7)
     allowed = 3e-5 if name in ROUNDED else 0.0
     if native.level() == "portable":  # there PyTorch attends to prompts, whatever the heads are
@@ -63,7 +63,7 @@ def test_what_it_reads_may_be_a_larger_bucket_but_not_a_smaller_one(monkeypatch)
     assert compare_captured(decoder, PROMPTS, 7)[0] > 1e-3
 
 
-@pytest.fixture(params=covered(MODELS))
+@pytest.fixture(params=KINDS)
 def decoder(request):
     return random_decoder(MODELS[request.param])
 

@@ -5,8 +5,8 @@ from time import perf_counter_ns
 
 import pytest
 import torch
+from decoder_parameters import packed_model
 from needs import needs_kernels
-from small_models import random_model
 from zoo import COMPUTED, IN_BLOCKS
 
 from llmcli.decoder.steps import KernelRecorder
@@ -23,8 +23,7 @@ VECTORS = native.level() != "portable"
 
 @pytest.fixture(params=IN_BLOCKS, scope="module")
 def model(request):
-    config, formats = IN_BLOCKS[request.param]
-    return random_model(config, formats=formats)
+    return packed_model(request.param)
 
 
 def session(model, prompts=PROMPTS, *, capacity=40):
@@ -59,10 +58,8 @@ def whether_replayed(model, prompts=PROMPTS):
 
 @pytest.mark.parametrize("name", IN_BLOCKS)
 def test_which_models_are_replayed(name):
-    config, formats = IN_BLOCKS[name]
     for prompts in (PROMPTS[:1], PROMPTS):
-        found = random_model(config, formats=formats)
-        replayed = whether_replayed(found, prompts)
+        replayed = whether_replayed(packed_model(name), prompts)
         # at the portable level PyTorch attends where heads are of no multiple of 16
         assert replayed == (name not in COMPUTED) or not (replayed or VECTORS)
 
@@ -174,8 +171,7 @@ class Marks:
 @pytest.mark.parametrize("name", IN_BLOCKS)
 def test_a_clock_is_told_when_each_activation_was_there(name):
     """Once, also where a new model's first step turns out not to be recorded and is computed."""
-    config, formats = IN_BLOCKS[name]
-    model = random_model(config, formats=formats)
+    model = packed_model(name)
     clock, plain = Marks(), []
     one = session(model)
     begin = perf_counter_ns()
@@ -204,8 +200,7 @@ def test_the_recorded_step_is_clocked_without_a_clock(model):
 @pytest.mark.parametrize("name", ["gated deltanet", "mamba-2"])
 def test_what_a_kernel_computes_together_is_computed_anew_behind_an_edit(name):
     """SiLU of an edited convolution, decays of edited steps; no bit changes where nothing does."""
-    config, formats = IN_BLOCKS[name]
-    found = random_model(config, formats=formats)
+    found = packed_model(name)
     part = "linattn" if name == "gated deltanet" else "ssm"
     leaves = ("conv", "act", "dt", "log_decay")
     conv, act, dt, decay = (f"blocks.0.{part}.{leaf}" for leaf in leaves)
