@@ -84,17 +84,7 @@ class Process:
 
 
 def processes() -> list[Process]:
-    """All there are. From /proc, which takes a millisecond; where there is none, from `ps`."""
-    if not Path("/proc/self/stat").exists():
-        listed = run(
-            ["ps", "-wwA", "-o", "pid=,ppid=,time=,stat=,args="],
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
-        rows = [line.split(maxsplit=4) for line in listed.splitlines()]
-        return [
-            Process(int(pid), int(of), _seconds(time), state.startswith("Z"), words)
-            for pid, of, time, state, words in rows
-        ]
+    """All there are, of Linux."""
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -109,11 +99,6 @@ def processes() -> list[Process]:
         seconds = ticks / os.sysconf("SC_CLK_TCK")
         found.append(Process(int(folder.name), int(rest[1]), seconds, rest[0] == "Z", words))
     return found
-
-
-def _seconds(time: str) -> float:
-    """`1:02.5` or `00:01:02`."""
-    return sum(float(part) * 60**at for at, part in enumerate(reversed(time.split(":"))))
 
 
 def end_all() -> None:

@@ -2,9 +2,10 @@
 
 A feature is a field of a part of a configuration, the kinds of parts in a layer, and which layers
 follow each other. `covered` marks the other models `exhaustive`, `crossed` those alone in which two
-values of a part meet that do not in any of the default ones. `COVER` is worked out from the
-variants of the zoo, at the end; `test_covers.py` works `KINDS` and `CROSSED` out again, so that a
-model with something new is added here. `python tests/covers.py` prints them.
+values of a part meet that do not in any of the default ones, `typed` one of each model type.
+`COVER` is worked out from the variants of the zoo, at the end; `test_covers.py` works `KINDS` and
+`CROSSED` out again, so that a model with something new is added here. `python tests/covers.py`
+prints them.
 """
 
 import dataclasses
@@ -31,9 +32,9 @@ KINDS = (
     "clipped projections", "scores lowered by distance", "chunks", "weighted inputs of experts",
 )  # fmt: skip
 
-# of `ZOO`, beside the cover and a variant of each model type: every pair of values of one part
+# of `ZOO`, beside the cover: every pair of values of one part
 CROSSED = (
-    "olmo3-yarn", "deepseek_v2-greedy", "llama-relu", "gemma3-gguf", "ministral3-window",
+    "olmo3-yarn", "deepseek_v2-greedy", "llama-relu", "gemma2", "gemma3-gguf", "ministral3-window",
     "llama4-plain",
 )  # fmt: skip
 
@@ -48,11 +49,16 @@ def covered(names: Iterable[str]) -> list[Any]:
 
 
 def crossed(names: Iterable[str]) -> list[Any]:
-    """Variants as parameters: of those that `covered` marks one of each model type, and `CROSSED`.
+    """Variants as parameters: of those that `covered` marks `CROSSED` alone.
 
-    All others have no pair of values of one part, and no model type, that is not in these.
+    All others have no pair of values of one part that is not in these.
     """
-    kept = {*CROSSED, *(one.name for one in ZOO if one.typical)}
+    return [one for one in covered(names) if isinstance(one, str) or one.values[0] in CROSSED]
+
+
+def typed(names: Iterable[str]) -> list[Any]:
+    """Variants as parameters: of those that `covered` marks one of each model type alone."""
+    kept = {one.name for one in ZOO if one.typical}
     return [one for one in covered(names) if isinstance(one, str) or one.values[0] in kept]
 
 
@@ -95,24 +101,44 @@ def in_turn(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
     none of what is exhaustive in `first`, which has no value that a model of the covers has not.
     """
     firsts, sizes = [*map(_parameter, first)], [len(other) for other in others]
-    default, rest = [], []  # places in `first` and in each other list
-    turns = {True: 0, False: 0}
+    default = _turns(firsts, sizes)
+    rest = [
+        places for at, one in enumerate(firsts) if not one.marks
+        for places in product([at], *map(range, sizes))
+    ]  # fmt: skip
+    seen = set().union(*(pairs(enumerate(places)) for places in default))
+    chosen = cover({places: pairs(enumerate(places)) - seen for places in rest})
+    return [
+        _together(firsts, others, places, places not in default)
+        for places in sorted({*default, *chosen})
+    ]
+
+
+def once(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
+    """The first of these alone: for lists whose values have nothing to do with each other."""
+    firsts = [*map(_parameter, first)]
+    places = _turns(firsts, [len(other) for other in others])
+    return [_together(firsts, others, one, False) for one in places]
+
+
+def _turns(firsts: Sequence[ParameterSet], sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Places in the first list and in each other one: in turn, what is marked apart."""
+    found, turns = [], {True: 0, False: 0}
     for at, one in enumerate(firsts):
         turn = turns[bool(one.marks)]
         turns[bool(one.marks)] += 1
-        default.append((at, *(turn % size for size in sizes)))
-        rest += [] if one.marks else product([at], *map(range, sizes))
-    seen = set().union(*(pairs(enumerate(places)) for places in default))
-    chosen = cover({places: pairs(enumerate(places)) - seen for places in rest})
-    found = []
-    for at, *places in sorted({*default, *chosen}):
-        turned = (other[place] for other, place in zip(others, places, strict=True))
-        parts = [firsts[at], *map(_parameter, turned)]
-        marks = [mark for part in parts for mark in part.marks]
-        if (at, *places) not in default:
-            marks.append(pytest.mark.exhaustive)
-        found.append(pytest.param(*[value for one in parts for value in one.values], marks=marks))
+        found.append((at, *(turn % size for size in sizes)))
     return found
+
+
+def _together(
+    firsts: Sequence[ParameterSet], others: Sequence[Any], places: Sequence[int], rest: bool
+) -> ParameterSet:
+    at, *behind = places
+    turned = (other[place] for other, place in zip(others, behind, strict=True))
+    parts = [firsts[at], *map(_parameter, turned)]
+    marks = [mark for part in parts for mark in part.marks] + [pytest.mark.exhaustive] * rest
+    return pytest.param(*[value for one in parts for value in one.values], marks=marks)
 
 
 def _parameter(value: Any) -> ParameterSet:
@@ -183,8 +209,7 @@ def main() -> None:
     kinds += cover({name: values & rest for name, values in models.items()})
     print("KINDS =", tuple(kinds), len(MODELS))
     variants = {one.name: meeting(features(one.config())) for one in ZOO}
-    kept = {*COVER, *KINDS, *(one.name for one in ZOO if one.typical)}
-    rest = set().union(*variants.values()).difference(*(variants.get(name, ()) for name in kept))
+    rest = set().union(*variants.values()).difference(*(variants[name] for name in COVER))
     print("CROSSED =", tuple(cover({name: twos & rest for name, twos in variants.items()})))
 
 

@@ -146,6 +146,16 @@ class HubStandIn:
             monkeypatch.setenv(name, value)
         return cache
 
+    def known(self, repository: str) -> dict[str | None, tuple[str, Path]]:
+        """Branch, tag or commit -> the commit and its directory; None is the default branch."""
+        folder = self.repositories[repository]
+        default = (self.commits.get(repository, SHA), folder)
+        found: dict[str | None, tuple[str, Path]] = {None: default, "main": default}
+        for name, other in self.revisions.get(repository, {}).items():
+            commit = hashlib.sha1(str(other).encode()).hexdigest()
+            found[name] = default if other == folder else (commit, other)
+        return found | {commit: (commit, folder) for commit, folder in found.values()}
+
     def bytes_of(self, name: str) -> int:
         """How many bytes of bodies went out for the files called `name`, from both hosts."""
         return sum(count for path, count in self.sent.items() if path.endswith("/" + name))
@@ -168,13 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
     def do_GET(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
         hub = self.server.hub
         url = urlsplit(self.path)
         self.clean, self.commit = unquote(url.path), ""
@@ -198,6 +202,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._file("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
         return self._refuse(404, "", "no such page")
 
+    do_HEAD = do_GET
+
     def _folder(self, repository: str, revision: str | None) -> Path | None:
         """Where the repository lies; None once it was refused."""
         hub = self.server.hub
@@ -208,18 +214,11 @@ class _Handler(BaseHTTPRequestHandler):
         if repository not in hub.repositories or hidden:
             # who is not logged in is not told whether there is such a repository
             return self._refuse(404 if token else 401, "RepoNotFound", "Repository not found")
-        known = {None: hub.repositories[repository], "main": hub.repositories[repository]}
-        known |= hub.revisions.get(repository, {})
-        commits = {self._of(repository, folder, known): folder for folder in known.values()}
-        folder = known.get(revision) or commits.get(revision)
-        if folder is None:
+        known = hub.known(repository)
+        if revision not in known:
             return self._refuse(404, "RevisionNotFound", "Invalid rev id")
-        self.commit = self._of(repository, folder, known)
+        self.commit, folder = known[revision]
         return folder
-
-    def _of(self, repository: str, folder: Path, known: Mapping[str | None, Path]) -> str:
-        newer = self.server.hub.commits.get(repository)
-        return newer if newer and folder == known[None] else commit_of(folder, known)
 
     def _about(self, repository: str, revision: str | None, query: str) -> None:
         folder = self._folder(repository, revision)
@@ -247,9 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
             if repository in hub.gated and not token:
                 return self._refuse(401, "GatedRepo", f"Access to model {repository} is restricted")
         else:
-            known = {None: hub.repositories[repository]} | hub.revisions.get(repository, {})
-            folder = next(f for f in known.values() if self._of(repository, f, known) == revision)
-            self.commit = revision
+            self.commit, folder = hub.known(repository)[revision]
         path = folder / name
         if not path.is_file():
             return self._refuse(404, "EntryNotFound", "Entry not found")
@@ -342,13 +339,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         sent = self.server.hub.sent
         sent[self.clean] = sent.get(self.clean, 0) + len(data)
-
-
-def commit_of(folder: Path, known: Mapping[str | None, Path]) -> str:
-    """`SHA` for the default branch, another commit for every other directory."""
-    if folder == known[None]:
-        return SHA
-    return hashlib.sha1(str(folder).encode()).hexdigest()
 
 
 def blob_id(path: Path) -> str:

@@ -9,45 +9,39 @@ BLOCK = (8, 16)  # divides some of the matrices' sides, not all
 
 def _group(kind, strategy, **more):
     weights = {"num_bits": 8, "type": kind, "strategy": strategy, "symmetric": True} | more
-    form = "int-quantized" if kind == "int" else "float-quantized"
     return {
-        "quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"],
+        "quant_method": "compressed-tensors", "ignore": ["lm_head"],
+        "format": "int-quantized" if kind == "int" else "float-quantized",
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
     }  # fmt: skip
 
 
+def _fp8(**more):
+    return {"quant_method": "fp8", **more}
+
+
+_BLOCKS = {"weight_block_size": list(BLOCK)}
+_ALL, _ROW = (None, None), (1, None)
 # name → (quantization_config, dtype of the weights, block of a scale, its name)
 SCHEMES = {
     "fp8-blocks": (
-        {"quant_method": "fp8", "weight_block_size": list(BLOCK), "activation_scheme": "dynamic"},
-        FP8, BLOCK, "weight_scale_inv",
+        _fp8(**_BLOCKS, activation_scheme="dynamic"), FP8, BLOCK, "weight_scale_inv",
     ),
-    "fp8-default": ({"quant_method": "fp8"}, FP8, (128, 128), "weight_scale_inv"),
-    "fp8-null": (
-        {"quant_method": "fp8", "weight_block_size": None}, FP8, (None, None), "weight_scale_inv",
-    ),
-    "fp8-auto": (
-        {"quant_method": "fp8", "activation_scheme": "static"}, FP8, (None, None), "weight_scale",
-    ),
-    "fp8-e5m2": (
-        {"quant_method": "fp8", "weight_block_size": list(BLOCK)}, torch.float8_e5m2, BLOCK,
-        "weight_scale_inv",
-    ),
-    "fbgemm": ({"quant_method": "fbgemm_fp8"}, FP8, (1, None), "weight_scale"),
-    "modelopt": (
-        {"quant_method": "modelopt", "quant_algo": "FP8"}, FP8, (None, None), "weight_scale",
-    ),
-    "float-tensor": (_group("float", "tensor"), FP8, (None, None), "weight_scale"),
-    "float-channel": (_group("float", "channel"), FP8, (1, None), "weight_scale"),
+    "fp8-default": (_fp8(), FP8, (128, 128), "weight_scale_inv"),
+    "fp8-null": (_fp8(weight_block_size=None), FP8, _ALL, "weight_scale_inv"),
+    "fp8-auto": (_fp8(activation_scheme="static"), FP8, _ALL, "weight_scale"),
+    "fp8-e5m2": (_fp8(**_BLOCKS), torch.float8_e5m2, BLOCK, "weight_scale_inv"),
+    "fbgemm": ({"quant_method": "fbgemm_fp8"}, FP8, _ROW, "weight_scale"),
+    "modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, FP8, _ALL, "weight_scale"),
+    "float-tensor": (_group("float", "tensor"), FP8, _ALL, "weight_scale"),
+    "float-channel": (_group("float", "channel"), FP8, _ROW, "weight_scale"),
     "float-blocks": (
         _group("float", "block", block_structure=list(BLOCK)), FP8, BLOCK, "weight_scale",
     ),
-    "int-channel": (_group("int", "channel"), torch.int8, (1, None), "weight_scale"),
-    "int-group": (
-        _group("int", "group", group_size=16), torch.int8, (1, 16), "weight_scale",
-    ),
+    "int-channel": (_group("int", "channel"), torch.int8, _ROW, "weight_scale"),
+    "int-group": (_group("int", "group", group_size=16), torch.int8, (1, 16), "weight_scale"),
     "bitsandbytes": (
-        {"quant_method": "bitsandbytes", "load_in_8bit": True}, torch.int8, (1, None), "SCB",
+        {"quant_method": "bitsandbytes", "load_in_8bit": True}, torch.int8, _ROW, "SCB",
     ),
 }  # fmt: skip
 

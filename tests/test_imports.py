@@ -1,12 +1,9 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
-    errors xdg limits processor records ← config ← checkpoints ← text families ← graph ←
-    evaluate kernels ← prepare ops devices ← weights ← nn ← parts ← decoder ← model ←
-    loading engine ← measure ← shell ← inspect ← commands ← cli; ui sees only records, and a
-    command's view besides only its own report. In a command's folder `measure`, `report` and
-    `view` (a file or a folder) are what they say, `options` is what was requested and lies where
-    `report` does; all else runs them.
-    Commands do not import each other: `cli.tree` names them, and what one shows of another's.
+A part sees the `LAYERS` before its own; ui sees only records, and a command's view besides only its
+own report. In a command's folder `measure`, `report` and `view` (a file or a folder) are what they
+say, `options` is what was requested and lies where `report` does; all else runs them. Commands do
+not import each other: `cli.tree` names them, and what one shows of another's.
 """
 
 import ast
@@ -23,30 +20,13 @@ import llmcli
 ROOT = Path(llmcli.__file__).parent
 # What lies under `assets` is data: the script there trains a model and is run by itself.
 FILES = sorted(file for file in ROOT.rglob("*.py") if not file.is_relative_to(ROOT / "assets"))
-LAYERS = (
-    {"errors", "xdg", "limits", "processor", "records"},
-    {"config"},
-    {"checkpoints"},
-    {"text", "families"},
-    {"graph"},
-    {"evaluate", "kernels", "triton"},
-    {"prepare", "ops", "devices"},
-    {"weights"},
-    {"nn"},
-    {"parts"},
-    {"decoder"},
-    {"model"},
-    {"loading", "engine"},
-    {"measure"},
-    {"shell"},
-    {"inspect"},
-    {"report"},
-    {"command's measure"},
-    {"command"},
-    {"cli"},
-    {"__main__"},
-)
-LAYER = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+LAYERS = """
+    errors xdg limits processor records ← config ← checkpoints ← text families ← graph ←
+    evaluate kernels triton ← prepare ops devices ← weights ← nn ← parts ← decoder ← model ←
+    loading engine ← measure ← shell ← inspect ← report ← measure_of_a_command ← command ← cli ←
+    __main__
+"""
+LAYER = {part: level for level, one in enumerate(LAYERS.split("←")) for part in one.split()}
 # Neighbours of one layer that build on each other, in this direction only.
 BESIDE = {("devices", "ops"), ("processor", "limits")}
 VIEWS = ("ui", "view")
@@ -66,8 +46,9 @@ AT_TOP = {
     "view": {"rich", "numpy"},
     "text": {"jinja2"},  # `text.template_server`, which runs in a process of its own
     **{part: {"torch"} for part in (*COMPUTES, "evaluate")},
+    "kernels": {"setuptools"},  # `kernels.build`, which runs when the package is installed
     "triton": {"torch", "triton"},  # the kernels of a card, loaded where they are used
-    **{part: {"torch", "numpy"} for part in ("inspect", "measure", "command's measure")},
+    **{part: {"torch", "numpy"} for part in ("inspect", "measure", "measure_of_a_command")},
 }
 # … and what may be imported inside a function, wherever that is.
 INSIDE = {
@@ -92,7 +73,7 @@ def part_of(module):
     folder, _, _ = module.rpartition(".")
     if folder.startswith("llmcli.commands."):
         kind = module.split(".")[3:4] or [""]
-        parts = {"measure": "command's measure", "view": "view"}
+        parts = {"measure": "measure_of_a_command", "view": "view"}
         parts |= dict.fromkeys(("report", "options"), "report")
         return parts.get(*kind, "command")
     return module.split(".")[1] if "." in module else ""
@@ -113,7 +94,7 @@ def imports(tree, module=""):
     pending = [(tree, "top")]
     while pending:
         node, when = pending.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             when = "inside"
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             when = "types"
@@ -124,7 +105,8 @@ def imports(tree, module=""):
             for alias in node.names:  # `from llmcli import errors` names a module too
                 known = f"{node.module}.{alias.name}" in MODULES
                 yield (f"{node.module}.{alias.name}" if known else node.module or ""), when
-        pending += ((child, when) for child in ast.iter_child_nodes(node))
+        children = ast.iter_child_nodes(node)  # no expression imports anything
+        pending += ((child, when) for child in children if not isinstance(child, ast.expr))
 
 
 MODULES = {name_of(file) for file in FILES}

@@ -1,43 +1,46 @@
 """Loading: every tensor used or dropped by name, every parameter filled, nothing else."""
 
+import io
 import json
 
 import pytest
 import torch
 from blocks import ffn_of
 from decoder_parameters import parameters_of
-from tiny_checkpoints import gpt2_tensors, in_chunks, llama_tensors, write_gpt2, write_llama
+from planned import departures
+from rich.console import Console
+from tiny_checkpoints import gpt2_tensors, in_chunks, llama_tensors, loaded, write_gpt2, write_llama
 
 from llmcli import devices, processor
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.load.measure.run import measure_load
+from llmcli.commands.load.view import render_load
+from llmcli.commands.shapes.measure import ShapesRequest
+from llmcli.devices import DTYPES
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError, WeightMismatch
 from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.cost import total_cost
+from llmcli.graph.graph import graph
+from llmcli.graph.memory import PlannedRun, memory_need
+from llmcli.graph.plan import _parameters, parameters
+from llmcli.graph.rows import Rows
+from llmcli.graph.spec import Call
 from llmcli.kernels import native
 from llmcli.loading import weights
-from llmcli.loading.load import load, load_checkpoint, load_shapes
+from llmcli.loading.load import load, load_shapes
+from llmcli.nn.parameters import Parameters
+from llmcli.records.work import Stages
 
 
-def load_tiny(folder, **options):
-    return load_checkpoint(open_checkpoint(folder), device="cpu", **options)
-
-
-def test_every_tensor_in_its_slot(tmp_path):
+def test_every_tensor_is_in_a_slot(tmp_path):
+    """In the right one: the parity with transformers shows it."""
     tensors = llama_tensors()
-    model = load_tiny(write_llama(tmp_path, tensors), dtype="float32")
+    model = loaded(write_llama(tmp_path, tensors), dtype="float32")
     slots = parameters_of(model.decoder)
-    assert torch.equal(slots["embed.W"], tensors["model.embed_tokens.weight"])
-    assert torch.equal(slots["head.W"], tensors["lm_head.weight"])
-    for i in range(2):
-        for ours, theirs in {
-            "attn.W_q": "self_attn.q_proj", "attn.W_k": "self_attn.k_proj",
-            "attn.W_v": "self_attn.v_proj", "attn.W_o": "self_attn.o_proj",
-            "mlp.W_gate": "mlp.gate_proj", "mlp.W_up": "mlp.up_proj",
-            "mlp.W_down": "mlp.down_proj", "ln1.w": "input_layernorm",
-            "ln2.w": "post_attention_layernorm",
-        }.items():  # fmt: skip
-            stored = tensors[f"model.layers.{i}.{theirs}.weight"]
-            assert torch.equal(slots[f"blocks.{i}.{ours}"], stored), ours
-    assert len(model.ledger.entries) == len(tensors) == len(slots)
+    assert {entry.parameter for entry in model.ledger.entries} == slots.keys()
+    for entry in model.ledger.entries:
+        assert torch.equal(slots[entry.parameter], tensors[entry.source])
+    assert len(model.ledger.entries) == len(tensors)
     assert {entry.stored for entry in model.ledger.entries} == {"F32"}
     assert not any(entry.dequantized for entry in model.ledger.entries)
     assert model.eos_ids == {2}
@@ -51,7 +54,7 @@ def test_every_tensor_in_its_slot(tmp_path):
 def test_the_generation_settings_name_further_ends(tmp_path, said, ends):
     folder = write_llama(tmp_path)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": said}))
-    assert load_tiny(folder).eos_ids == ends
+    assert loaded(folder).eos_ids == ends
 
 
 def test_a_head_that_differs_from_the_embedding_in_its_last_number_is_another_one(tmp_path):
@@ -60,9 +63,9 @@ def test_a_head_that_differs_from_the_embedding_in_its_last_number_is_another_on
     tensors["model.embed_tokens.weight"] = torch.zeros(33_000, 32)
     tensors["lm_head.weight"] = torch.zeros(33_000, 32)
     options = {"vocab_size": 33_000, "tie_word_embeddings": True}
-    assert load_tiny(write_llama(tmp_path / "a", tensors, **options)).config.head.tied
+    assert loaded(write_llama(tmp_path / "a", tensors, **options)).config.head.tied
     tensors["lm_head.weight"][-1, -1] = 1
-    assert not load_tiny(write_llama(tmp_path / "b", tensors, **options)).config.head.tied
+    assert not loaded(write_llama(tmp_path / "b", tensors, **options)).config.head.tied
 
 
 GONE, L0, L1 = torch.empty(0), "model.layers.0", "model.layers.1"
@@ -81,16 +84,16 @@ GONE, L0, L1 = torch.empty(0), "model.layers.0", "model.layers.1"
 def test_missing_and_misshapen_tensors_are_refused(tmp_path, change, says):
     tensors = {name: t for name, t in (llama_tensors() | change).items() if t is not GONE}
     with pytest.raises(CheckpointError, match=says) as caught:
-        load_tiny(write_llama(tmp_path, tensors))
+        loaded(write_llama(tmp_path, tensors))
     assert caught.value.code == 4
     assert isinstance(caught.value, WeightMismatch) == ("I32" not in says)
 
 
 def test_what_has_no_use_is_surplus(tmp_path):
     tensors = llama_tensors() | {f"{L0}.self_attn.extra": torch.ones(2)}
-    surplus = load_tiny(write_llama(tmp_path / "a", tensors)).ledger.surplus
+    surplus = loaded(write_llama(tmp_path / "a", tensors)).ledger.surplus
     assert surplus == (f"{L0}.self_attn.extra",)
-    surplus = load_tiny(write_llama(tmp_path / "b", num_hidden_layers=1)).ledger.surplus
+    surplus = loaded(write_llama(tmp_path / "b", num_hidden_layers=1)).ledger.surplus
     assert {name.split(".")[2] for name in surplus} == {"1"}
     assert len(surplus) == sum(name.startswith(L1) for name in llama_tensors())
 
@@ -99,14 +102,14 @@ def test_random_weights_need_a_configuration_only(tmp_path):
     write_llama(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     first, again, other = (
-        load_tiny(tmp_path, random_weights=seed, dtype="float32").decoder for seed in (1, 1, 2)
+        loaded(tmp_path, random_weights=seed, dtype="float32").decoder for seed in (1, 1, 2)
     )
     ids = torch.arange(5)[None]
     assert torch.equal(first(ids), again(ids))
     assert not torch.equal(first(ids), other(ids))
     assert (parameters_of(first)["ln_final.w"] == 1).all()
     with pytest.raises(CheckpointError, match="a configuration but no weights"):
-        load_tiny(tmp_path)
+        loaded(tmp_path)
 
 
 @pytest.mark.parametrize(("dtype", "share", "words", "never"), [
@@ -124,7 +127,7 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(
     needed = load_shapes(open_checkpoint(path), dtype=dtype).weight_bytes
     monkeypatch.setattr(devices, "available_bytes", lambda device: int(share * needed))
     with pytest.raises(OutOfMemory, match="the weights need") as caught:
-        load_tiny(path, dtype=dtype, random_weights=0)
+        loaded(path, dtype=dtype, random_weights=0)
     assert caught.value.code == 5
     assert words in caught.value.hint
     assert not never or never not in caught.value.hint
@@ -136,11 +139,11 @@ def test_dtypes_and_devices_by_name(tmp_path, monkeypatch):
     model = load(str(path), device="cpu", dtype="float64")
     assert (model.dtype, model.tokenizer) == (torch.float64, None)
     monkeypatch.setattr(processor, "flags", lambda: frozenset({"avx512_bf16"}))
-    assert load_tiny(path, dtype="auto").dtype == torch.bfloat16
+    assert loaded(path, dtype="auto").dtype == torch.bfloat16
     monkeypatch.setattr(processor, "flags", lambda: frozenset({"avx2"}))
-    assert load_tiny(path, dtype="auto").dtype == torch.float32
+    assert loaded(path, dtype="auto").dtype == torch.float32
     with pytest.raises(UsageError, match="`float8` is not a dtype"):
-        load_tiny(path, dtype="float8")
+        loaded(path, dtype="float8")
     with pytest.raises(UsageError, match="has no float64"):
         devices.check_dtype("float64", torch.device("mps"))
     for name in ("gpu", "cpu:1", "cuda:x"):
@@ -149,7 +152,7 @@ def test_dtypes_and_devices_by_name(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="no device `cuda:99`"):
         devices.resolve_device("cuda:99")
     with pytest.raises(UsageError, match="`--quantize int3` is not a weight format"):
-        load_tiny(write_llama(tmp_path), quantize="int3")
+        loaded(write_llama(tmp_path), quantize="int3")
 
 
 def test_auto_leaves_apples_gpu_to_who_names_it(monkeypatch):
@@ -165,46 +168,42 @@ def test_a_broken_tokenizer_matters_only_for_text(tmp_path):
     write_llama(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
     with pytest.raises(CheckpointError, match="not a sentencepiece model"):
-        load_tiny(tmp_path)
-    assert load_tiny(tmp_path, text=False).tokenizer is None
+        loaded(tmp_path)
+    assert loaded(tmp_path, text=False).tokenizer is None
 
 
 def test_weights_that_lie_by_columns_are_the_same(tmp_path, monkeypatch):
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     write_llama(tmp_path, tie_word_embeddings=True, tensors=None)
-    by_rows = load_tiny(tmp_path, dtype="bfloat16").decoder
+    by_rows = loaded(tmp_path, dtype="bfloat16").decoder
     monkeypatch.setattr("llmcli.weights.dense.lies_by_columns", lambda rows, device, dtype: True)
     in_chunks(monkeypatch, 300)
-    by_columns = load_tiny(tmp_path, dtype="bfloat16").decoder
+    by_columns = loaded(tmp_path, dtype="bfloat16").decoder
     assert ffn_of(by_columns.blocks[0]).gate_up.weight.dense().stride(0) == 1
     for name, slot in parameters_of(by_rows).items():
         assert torch.equal(slot, parameters_of(by_columns)[name]), name
     assert (by_rows(ids) - by_columns(ids)).abs().max() < 0.1
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "says"),
-    [
-        ("h.0.attn.c_attn.weight", (16, 49), "only 768 numbers are used"),
-        ("h.0.attn.c_attn.weight", (16, 47), r"W_v` from `h\.0\.attn\.c_attn\.weight`"),
-        ("h.0.attn.c_attn.weight", (768,), "should be"),
-        ("h.0.attn.c_attn.bias", (), "b_q` from"),
-        ("h.0.attn.c_attn.bias", (50,), "only 48 numbers are used"),
-        ("ln_f.weight", (0,), r"ln_final\.w` from `ln_f\.weight` should be \[16\] but is \[0\]"),
-        ("wte.weight", (53, 16, 1), r"should be \[53, 16\] but is \[53, 16, 1\]"),
-    ],
-)
+@pytest.mark.parametrize(("name", "shape", "says"), [
+    ("h.0.attn.c_attn.weight", (16, 49), "only 768 numbers are used"),
+    ("h.0.attn.c_attn.weight", (16, 47), r"W_v` from `h\.0\.attn\.c_attn\.weight`"),
+    ("h.0.attn.c_attn.weight", (768,), "should be"), ("h.0.attn.c_attn.bias", (), "b_q` from"),
+    ("h.0.attn.c_attn.bias", (50,), "only 48 numbers are used"),
+    ("ln_f.weight", (0,), r"ln_final\.w` from `ln_f\.weight` should be \[16\] but is \[0\]"),
+    ("wte.weight", (53, 16, 1), r"should be \[53, 16\] but is \[53, 16, 1\]"),
+])
 def test_shapes_are_held_against_the_headers(tmp_path, monkeypatch, name, shape, says):
     monkeypatch.setattr("llmcli.loading.load.Decoder", None)  # refused before anything is allocated
     tensors = gpt2_tensors() | {name: torch.ones(shape)}
     with pytest.raises(CheckpointError, match=says) as caught:
-        load_tiny(write_gpt2(tmp_path, tensors))
+        loaded(write_gpt2(tmp_path, tensors))
     assert caught.value.code == 4
 
 
 def test_a_configuration_that_lies_about_sizes_is_no_matter_of_memory(tmp_path):
     with pytest.raises(WeightMismatch, match="should be"):
-        load_tiny(write_gpt2(tmp_path, n_embd=1 << 18))
+        loaded(write_gpt2(tmp_path, n_embd=1 << 18))
 
 
 @pytest.mark.parametrize(("least", "used"), [(1 << 30, 1), (0, 2)])
@@ -223,8 +222,90 @@ def test_threads_are_used_where_they_are_worth_it_and_given_back(
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        load_tiny(write_llama(tmp_path))
+        loaded(write_llama(tmp_path))
         assert torch.get_num_threads() == 2
         assert seen == {used}
     finally:
         torch.set_num_threads(before)
+
+
+# Parameters that are kept in at least float32, whatever the model computes in: here those of norms.
+NORMS = 32 * 5  # numbers of two norms in each of two layers, and of the last one
+
+
+@pytest.fixture
+def wide_norms(monkeypatch):
+    plain = Rows.parameter
+
+    def parameter(*args, **how):
+        return plain(*args, **how, **{"wide": True} if how.get("kind") == "norms" else {})
+
+    monkeypatch.setattr(Rows, "parameter", parameter)
+    caches = graph, _parameters
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+@pytest.fixture
+def folder(tmp_path, wide_norms):
+    return write_llama(tmp_path / "m")
+
+
+@pytest.mark.parametrize(("dtype", "own"), [
+    ("bfloat16", "float32"), ("float16", "float32"), ("float32", "float32"),
+    ("float64", "float64"),
+])  # fmt: skip
+def test_they_keep_their_digits(folder, dtype, own):
+    model = loaded(folder, dtype=dtype)
+    slots = parameters_of(model.decoder)
+    assert slots["blocks.1.ln2.w"].dtype == slots["ln_final.w"].dtype == DTYPES[own]
+    assert slots["blocks.1.mlp.W_up"].dtype == DTYPES[dtype]
+    stored = llama_tensors()["model.layers.1.post_attention_layernorm.weight"]
+    assert torch.equal(slots["blocks.1.ln2.w"], stored.to(DTYPES[own]))
+    assert model.decoder(torch.arange(5)[None]).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_every_count_of_bytes_is_of_what_lies_in_memory(folder, dtype):
+    model = loaded(folder, dtype=dtype)
+    held = sum(slot.nbytes for slot in parameters_of(model.decoder).values())
+    numbers = sum(slot.numel() for slot in parameters_of(model.decoder).values())
+    size = DTYPES[dtype].itemsize
+    assert held == size * numbers + (max(size, 4) - size) * NORMS
+    numbers = Arithmetic.of(dtype)
+    assert model.arithmetic == numbers
+    assert numbers.weight_bytes(model.config) == held
+    assert model.describe()["weight_bytes"] == held
+    assert load_shapes(open_checkpoint(folder), dtype=dtype).weight_bytes == held
+    run = PlannedRun(model.config, numbers, batch=1, context=8)
+    assert memory_need(run).weights_bytes == held
+    calls = ShapesRequest(config=model.config, batch=1, tokens=4, numbers=numbers)
+    assert sum(spec.bytes for spec in calls.parameters()) == held
+    call = Call(batch=1, tokens=1, past=3, phase="decode")
+    table = parameters_of(model.decoder)["embed.W"]
+    reads = total_cost(model.config, call, numbers=numbers).weights
+    assert reads == held - table.nbytes + table[0].nbytes
+    assert departures(model) == {}
+
+
+def test_the_ledger_says_to_which_dtype_each_was_converted(folder):
+    model, report = measure_load(
+        open_checkpoint(folder), Stages(), device="cpu", dtype="bfloat16", quantize="auto"
+    )
+    assert report.ok
+    assert report.bytes.weights == model.weight_bytes
+    console = Console(width=200, file=io.StringIO())
+    console.print(render_load(report, "model", report.rows))
+    rows = {line.split()[0]: line for line in console.file.getvalue().splitlines() if line.strip()}
+    assert "as it is" in rows["blocks.{0-1}.ln1.w"]
+    assert "to bfloat16" in rows["blocks.{0-1}.mlp.W_up"]
+
+
+def test_what_lies_in_one_tensor_has_one_dtype(folder):
+    specs = parameters(loaded(folder, dtype="float32").config, dtype="bfloat16")
+    place = Parameters(specs, Arithmetic.of("bfloat16"), device=torch.device("cpu"))
+    with pytest.raises(ValueError, match="several dtypes"):
+        place.vector(("blocks.0.ln1.w", "blocks.0.mlp.W_up"))

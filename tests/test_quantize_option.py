@@ -1,12 +1,13 @@
 """`--quantize int8` and `int4`: a dense checkpoint whose matrices are quantized at load."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from needs import needs_kernels
 from planned import departures
-from tiny_checkpoints import LLAMA, gpt2_tensors, llama_tensors, write_gpt2, write_llama
+from tiny_checkpoints import LLAMA, gpt2_tensors, llama_tensors, loaded, write_gpt2, write_llama
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.info.measure import measure_info
@@ -44,8 +45,7 @@ def path(request, tmp_path):
     return {"gpt2": write_wide_gpt2, "llama": write_bfloat16}[request.param](tmp_path / "m")
 
 
-def load(path, **options):
-    return load_checkpoint(open_checkpoint(path), device="cpu", text=False, **options)
+load = partial(loaded, text=False)
 
 
 @needs_kernels

@@ -5,6 +5,14 @@ import json
 import torch
 from safetensors.torch import save_file
 
+from llmcli.checkpoints import open_checkpoint
+from llmcli.loading.load import load_checkpoint
+
+
+def loaded(folder, **options):
+    """The model in a folder or a file."""
+    return load_checkpoint(open_checkpoint(folder), device="cpu", **options)
+
 
 def in_chunks(monkeypatch, nbytes):
     """Weights are read, converted and moved so many bytes at a time."""
@@ -82,31 +90,3 @@ def write_gpt2(folder, tensors=None, **config):
     (folder / "config.json").write_text(json.dumps(GPT2 | config))
     save_file(gpt2_tensors() if tensors is None else tensors, folder / "model.safetensors")
     return folder
-
-
-def write_small_gpt2(folder, **config):
-    """The same with matrices as small as trained ones: softmax rows with more than one weight."""
-    tensors = {name: t * 0.3 if t.ndim > 1 else t for name, t in gpt2_tensors().items()}
-    return write_gpt2(folder, tensors, **config)
-
-
-def write_mistral(folder):
-    """A window of three tokens."""
-    return write_llama(folder, model_type="mistral", sliding_window=3)
-
-
-def write_qwen3(folder):
-    """With norms of queries and keys."""
-    sizes = {"q_norm.weight": 8, "k_norm.weight": 8}
-    tensors = with_more(sizes)
-    return write_llama(folder, tensors, model_type="qwen3", head_dim=8, sliding_window=None)
-
-
-def with_more(sizes):
-    """The Llama's tensors and, in the attention of each layer, further vectors around 1."""
-    g = torch.Generator().manual_seed(5)
-    return llama_tensors() | {
-        f"model.layers.{i}.self_attn.{name}": torch.rand(size, generator=g) + 0.5
-        for i in range(2)
-        for name, size in sizes.items()
-    }

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmcli.config.attention import Chunk
+from llmcli.config.attention import Chunk, first_key
 from llmcli.evaluate.numbers import Number, Of, leaf, tanh
 from llmcli.evaluate.rule import Axis, Numbers, Reader, Rule, symbol
 from llmcli.evaluate.softmax import NO_SINK, share, softmax, uncertainty
@@ -28,7 +28,7 @@ class Score(Rule[ops.Score]):
         if key > query:
             return f"{masked}, which comes after it"
         if isinstance(window, Chunk):
-            first = query // window.size * window.size
+            first = first_key(query, window)
             own = f"its chunk of {window.size} tokens, which begins with token {first}"
             return f"{masked}: it sees only {own}" if key < first else ""
         if window == 1 and query != key:
@@ -41,10 +41,8 @@ class Score(Rule[ops.Score]):
         """Mask of keys hidden from the queries at `positions`, `[T, S]`."""
         at_T1, at_S = torch.tensor(positions)[:, None], torch.arange(keys)
         hidden_TS = at_S > at_T1
-        if isinstance(window := self.op.config.window, Chunk):
-            return hidden_TS | (at_S // window.size != at_T1 // window.size)
-        if window is not None:
-            hidden_TS = hidden_TS | (at_T1 - at_S >= window)
+        if (window := self.op.config.window) is not None:
+            hidden_TS = hidden_TS | (at_S < first_key(at_T1, window))
         return hidden_TS
 
     @property

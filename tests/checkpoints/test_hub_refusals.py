@@ -118,13 +118,6 @@ def test_what_is_not_to_be_had(hub, monkeypatch, spec, faults, token, code, word
     assert ".." in spec or cached(parse("org/name")) is None
 
 
-@pytest.mark.parametrize("way", ["gated", "private"])
-def test_a_token_opens_a_repository(hub, monkeypatch, way):
-    getattr(hub, way).add("org/name")
-    monkeypatch.setenv("HF_TOKEN", "hf_good")
-    assert download(parse("org/name"))
-
-
 SAID = {"ETag": '"x"', "X-Repo-Commit": SHA}
 
 
@@ -494,32 +487,15 @@ def test_no_place_for_headers(hub, monkeypatch):
     refused(WriteFailed, "no temporary directory", hint="TMPDIR", ask=headers_of)
 
 
-def test_no_room_for_headers(hub, monkeypatch):
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("os.truncate", full)
-    refused(WriteFailed, "llmcli-headers-", "no space left", hint="TMPDIR", ask=headers_of)
-
-
-def test_a_weight_file_that_is_empty_on_the_hub_is_said_to_be(hub):
+def test_a_weight_file_of_no_use_is_named_as_on_the_hub(hub):
+    """An empty one, and one with a broken header."""
     (hub.repositories["org/name"] / "model.gguf").write_bytes(b"")
-    with (
-        pytest.raises(CheckpointError) as caught,
-        fetched_headers(parse("hf:org/name/model.gguf")) as (path, _),
-    ):
-        open_checkpoint(path)
-    assert caught.value.message == "`hf:org/name/model.gguf` is empty"
-
-
-def test_a_broken_header_is_named_as_the_file_on_the_hub(hub):
-    with (
-        pytest.raises(CheckpointError) as caught,
-        fetched_headers(parse("hf:org/name/model.safetensors")) as (path, _),
-    ):
-        open_checkpoint(path)
-    assert "`hf:org/name/model.safetensors`" in caught.value.message
-    assert "llmcli-headers" not in caught.value.message
+    for name, words in (("model.gguf", "is empty"), ("model.safetensors", "is not")):
+        spec = f"hf:org/name/{name}"
+        with pytest.raises(CheckpointError) as caught, fetched_headers(parse(spec)) as (path, _):
+            open_checkpoint(path)
+        assert caught.value.message.startswith(f"`{spec}` {words}")
+        assert "llmcli-headers" not in caught.value.message
 
 
 def test_a_repository_without_an_end(hub, monkeypatch):

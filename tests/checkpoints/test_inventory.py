@@ -83,6 +83,13 @@ def clear(since=None):
     return remove(found(), found, passing_over=True)
 
 
+def pruned(since=None):
+    """What of it goes: all of it, so that no more is left over."""
+    gone, kept = clear(since)
+    assert kept == left_over(Inventory.read(), since) == []
+    return {(removal.name, removal.why, removal.bytes) for removal in gone}
+
+
 def aged(path: Path, days: float) -> None:
     then = time.time() - days * DAY
     os.utime(path, (then, then), follow_symlinks=False)
@@ -473,16 +480,15 @@ def test_left_overs_of_our_cache(small):
     (old / "small.gguf").write_bytes(b"older version")
     (models / "file").write_text("not ours either")
     (models / "linked-0123456789ab").symlink_to(old)
-    gone, _ = clear()
-    assert [(r.name, r.bytes) for r in gone] == [("small", 13)], "the scratch is perhaps written"
+    older = {(name, size) for name, _, size in pruned()}
+    assert older == {("small", 13)}, "the scratch is perhaps written"
     for path in (scratch / "part", scratch):
         aged(path, 1)
-    assert [(r.bytes, r.why) for r in clear()[0]] == [(5, "left by an interrupted fetch")]
+    assert pruned() == {("small", "left by an interrupted fetch", 5)}
     assert set(tree_of(models)) == {
         "file", "linked-0123456789ab", f"{small.file.parent.name}/small.gguf",
     }  # fmt: skip
     assert (models / "not-ours").is_dir()
-    assert left_over(Inventory.read()) == []
 
 
 # what is pruned of the hub's
@@ -502,9 +508,7 @@ def test_left_overs_of_the_hub_cache(hub, snapshot):
     for path in (blobs / "stale.incomplete", blobs / "orphan", hub / "models--org--asked",
                  hub / "datasets--org--data" / "blobs" / "x.incomplete"):  # fmt: skip
         aged(path, 1)
-    gone, kept = clear()
-    assert kept == []
-    assert {(r.name, r.why, r.bytes) for r in gone} == {
+    assert pruned() == {
         ("org/asked", "a repository with no model in it", 0),
         ("org/name", "a stale partial download", 5), ("org/name", "no snapshot links to it", 3),
         (f"org/name@{OLD[:12]}", "a branch has moved on from this commit", 3),
@@ -514,7 +518,6 @@ def test_left_overs_of_the_hub_cache(hub, snapshot):
     assert (blobs / "fresh.incomplete").exists()
     assert (blobs / "new").exists()
     assert (hub / "datasets--org--data" / "blobs" / "x.incomplete").exists()
-    assert left_over(Inventory.read()) == []
 
 
 def test_downloads_that_only_began_are_left_over(hub):
@@ -530,9 +533,7 @@ def test_downloads_that_only_began_are_left_over(hub):
     assert left_over(Inventory.read()) == [], "they may be on their way"
     for path in (began, named, other, empty):
         aged(path, 1)
-    gone, kept = clear()
-    assert kept == []
-    assert {(r.name, r.why, r.bytes) for r in gone} == {
+    assert pruned() == {
         (f"org/began@{MAIN[:12]}", "small files without weights", 3),
         ("org/name@v1", "an empty snapshot", 0),
     }
@@ -540,7 +541,6 @@ def test_downloads_that_only_began_are_left_over(hub):
     assert not empty.exists()
     assert not (hub / "models--org--name" / "refs" / "v1").exists()
     assert set(rows()) == {"org/name", "org/named", f"org/other@{MAIN[:12]}"}
-    assert left_over(Inventory.read()) == []
 
 
 def test_what_was_not_used_for_long(hub, small):
@@ -551,8 +551,7 @@ def test_what_was_not_used_for_long(hub, small):
             aged((snapshot / file).resolve(), days)
     aged(small.file, 31)
     assert left_over(Inventory.read()) == []
-    gone, _ = clear(time.time() - 30 * DAY)
-    assert {(r.name, r.why) for r in gone} == {
+    assert {gone[:2] for gone in pruned(time.time() - 30 * DAY)} == {
         ("small", "last used 31 days ago"), ("org/old", "last used 45 days ago"),
     }  # fmt: skip
     assert set(rows()) == {"org/new"}

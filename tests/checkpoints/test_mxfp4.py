@@ -135,29 +135,6 @@ def test_the_blocks_are_those_of_a_gguf_file():
     assert found == expected.numpy().tobytes()
 
 
-def test_swapped_nibbles_and_another_bias_are_seen(tmp_path, monkeypatch):
-    """The faults that are near: GGML's order of codes taken for the file's, a bias of 128."""
-    codes, scales = drawn(2, 6, 2)
-    theirs = convert_moe_packed_tensors(codes, scales, dtype=torch.float32).transpose(1, 2)
-    plain = mxfp4.in_blocks
-
-    def read():
-        checkpoint = stored(tmp_path, codes, scales)
-        info = checkpoint.tensors[f"{NAME}_blocks"]
-        return read_values(checkpoint, info, torch.empty(0))
-
-    def unmoved(codes, scales):
-        return b"".join(
-            bytes([scale]) + codes[16 * at : 16 * at + 16] for at, scale in enumerate(scales)
-        )
-
-    assert torch.equal(read(), theirs)
-    monkeypatch.setattr(mxfp4, "in_blocks", lambda *x: bytearray(unmoved(*x)))
-    assert not torch.equal(read(), theirs)
-    monkeypatch.setattr(mxfp4, "in_blocks", lambda c, s: plain(c, bytes(x + 1 for x in s)))
-    assert torch.equal(read(), 2 * theirs)
-
-
 CONFIG = llama(*(layer(sinks=True),) * 2)
 CONFIG = in_blocks(CONFIG, "MXFP4", size=64)[0]
 IN_4_BITS = ("W_gate", "W_up", "W_down")

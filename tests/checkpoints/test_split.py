@@ -66,7 +66,6 @@ def write_parts(folder: Path, **replaced: bytes | None) -> list[Path]:
 def refused(path: Path) -> CheckpointError:
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(path)
-    assert caught.value.code == 4
     assert caught.value.message.isprintable()
     assert caught.value.hint
     return caught.value

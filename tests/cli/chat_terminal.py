@@ -1,4 +1,4 @@
-"""`llmcli chat` on a terminal of its own, for tests that type into it."""
+"""Programs on a terminal of their own, such as `llmcli chat`, for tests that type into it."""
 
 import fcntl
 import io
@@ -38,27 +38,17 @@ class Keyboard(io.StringIO):
         return f"{line}\n".encode() if line else b""
 
 
-class Terminal:
-    """`llmcli chat` on a terminal of its own, with the answers `spoken` where they are given.
+class Window:
+    """A program on a terminal of its own."""
 
-    Those come a token every `pace` seconds. `shell`: what `sh` is given, `$0` the command.
-    """
-
-    def __init__(self, talker, *argv, home, spoken=(), pace=0.004, shell="", **environ):
+    def __init__(self, command, *, columns=100, cwd=None, **environ):
         self.controller, inner = pty.openpty()
-        self.resize(100)
+        self.resize(columns)
         self.modes = termios.tcgetattr(inner)
         self.seen = self.raw = ""
-        program = [str(SCRIPTED)] if spoken else ["-m", "llmcli"]
-        command = [sys.executable, *program, "chat", "-m", talker, *argv]
         self.process = children.start(
-            ["sh", "-c", shell, shlex.join(command)] if shell else command,
-            terminal=True,
-            stdin=inner, stdout=inner, stderr=inner,
-            env={
-                **os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(home),
-                "ANSWERS": json.dumps(spoken), "PACE": str(pace), **environ,
-            },
+            command, terminal=True, stdin=inner, stdout=inner, stderr=inner, cwd=cwd,
+            env={**os.environ, **environ},
         )  # fmt: skip
         os.close(inner)
 
@@ -86,14 +76,36 @@ class Terminal:
         before, _, self.seen = self.seen.partition(text)
         return before + text
 
-    def type(self, keys):
+    def type(self, keys, then=""):
+        """Returns what is shown until `then`."""
         os.write(self.controller, keys.encode())
+        return self.wait(then) if then else ""
 
-    def end(self):
-        """The exit code; what was written until then is in `raw`."""
+    def end(self, keys=""):
+        """The exit code, of what is typed last; what was written until then is in `raw`.
+
+        The terminal's modes are those of the beginning again.
+        """
+        if keys:
+            self.type(keys)
         code = self.process.wait(timeout=60)
+        assert self.restored()
         with suppress(OSError):
             while piece := os.read(self.controller, 65536):
                 self.raw += piece.decode(errors="replace")
         os.close(self.controller)
         return code
+
+
+class Terminal(Window):
+    """`llmcli chat` on a terminal of its own, with the answers `spoken` where they are given.
+
+    Those come a token every `pace` seconds. `shell`: what `sh` is given, `$0` the command.
+    """
+
+    def __init__(self, talker, *argv, home, spoken=(), pace=0.004, shell="", **environ):
+        program = [str(SCRIPTED)] if spoken else ["-m", "llmcli"]
+        command = [sys.executable, *program, "chat", "-m", talker, *argv]
+        command = ["sh", "-c", shell, shlex.join(command)] if shell else command
+        given = {"ANSWERS": json.dumps(spoken), "PACE": str(pace), "XDG_STATE_HOME": str(home)}
+        super().__init__(command, **{"TERM": "xterm", **given, **environ})

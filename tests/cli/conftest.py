@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 from cli_tiny import write_mixture, write_tiny
-from json_schemas import errors
 
 from llmcli.cli.app import main
-from llmcli.families.family import families
-from llmcli.families.record import Family
 from llmcli.measure import ceilings
 from llmcli.measure.machine import CpuContention
 from llmcli.records.machine import Ceilings, MachineLoad
@@ -29,11 +26,8 @@ class Result:
 
 
 @pytest.fixture(autouse=True)
-def plain_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No settings from outside, signals as a terminal gives them, and then as they were."""
-    for name in ("NO_COLOR", "FORCE_COLOR", "LLMCLI_MODEL", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
+def plain_process() -> Iterator[None]:
+    """Signals as a terminal gives them, and then as they were."""
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     saved = {number: signal.getsignal(number) for number in signals}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent may have ignored them
@@ -70,9 +64,12 @@ _CEILINGS: dict[Any, Ceilings] = {}
 
 
 @pytest.fixture(autouse=True)
-def brief_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ceilings in less time and once: no test of a command looks at how near to them a run comes.
+def brief_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rungs are timed once; ceilings in less time and once for all tests.
+
+    No test of a command looks at how near to them a run comes.
     """
+    monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     plain = ceilings.measure_ceilings
 
     def brief(*of: Any, progress: Any = None, **options: Any) -> Ceilings:
@@ -122,33 +119,5 @@ def run_tiny(cli: Callable[..., Result], tiny: str) -> Callable[..., Result]:
 
     def run(command: str, *argv: str) -> Result:
         return cli(command, "-m", tiny, "--random-weights", "--seed", "1", *argv)
-
-    return run
-
-
-@pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`registered(FAMILY, …)`: more families that commands know, until the test ends."""
-
-    def register(*more: Family) -> None:
-        known = (*families(), *more)
-        for module in ("families.family", "commands.info.measure"):
-            monkeypatch.setattr(f"llmcli.{module}.families", lambda: known)
-
-    return register
-
-
-@pytest.fixture
-def green(cli: Callable[..., Result]) -> Callable[..., Any]:
-    """A command's document, which is as its schema says and has every check green."""
-
-    def run(command: str, *argv: str) -> Any:
-        result = cli(command, *argv, "--json", "--debug")
-        assert result.code == 0, result.err
-        document = result.json()
-        assert errors(document, command) == []
-        checks = document.get("checks", [])
-        assert all(one["ok"] for one in (checks.values() if isinstance(checks, dict) else checks))
-        return document
 
     return run

@@ -1,11 +1,12 @@
-"""`llmcli bench`: llama-bench's options, what is written where, peers, and how it ends."""
+"""`llmcli bench`: llama-bench's options and lists, its outputs, peers, and how it ends."""
 
 import json
 import re
 import sqlite3
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from importlib import import_module, util
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -13,13 +14,19 @@ import children
 import peer_reader
 import pytest
 import torch
-from needs import needs_kernels
 from tiny_checkpoints import LLAMA
 
 import llmcli
 from llmcli.cli.app import main
+from llmcli.cli.tree import root
 from llmcli.commands.bench import command
 from llmcli.commands.bench.measure import loader
+from llmcli.commands.bench.measure.compare import COMPARED
+from llmcli.commands.bench.report.plan import IGNORED, OurOptions, Plan, RunOptions, pairs
+from llmcli.commands.bench.report.plan import TestOptions as Asked
+from llmcli.commands.bench.report.row import KEYS
+from llmcli.commands.bench.report.settings import SETTINGS, Settings, SweptOptions, numbers, words
+from llmcli.errors import UsageError
 from llmcli.measure import ceilings, peers
 from llmcli.measure.engines import LlmcliEngine
 from llmcli.records.machine import Ceilings, MatrixRate, ReadRate
@@ -32,17 +39,11 @@ def bench(cli, weighted):
     """Short tests on the small model, without ceilings."""
 
     def run(*argv):
-        sizes = [] if "-p" in argv or "--n_prompt" in argv else ["-p", "8", "-n", "3"]
-        model = [] if "-m" in argv else ["-m", weighted]
-        dtype = [] if "--dtype" in argv else ["--dtype", "float32"]
-        return cli("bench", *model, *sizes, *dtype, "-r", "2", "-t", "1", "--no-ceilings", *argv)
+        sizes = () if "-p" in argv else ("-p", "8", "-n", "3")
+        fixed = ("-m", weighted, "--dtype", "float32", "-r", "2", "-t", "1", "--no-ceilings")
+        return cli("bench", *fixed, *sizes, *argv)
 
     return run
-
-
-def rows(result):
-    assert result.code == 0, result.err
-    return json.loads(result.out)
 
 
 @pytest.mark.parametrize(("format", "first", "second"), [
@@ -84,27 +85,14 @@ def test_an_interruption_keeps_what_was_measured(bench, monkeypatch):
     assert "pp8" in said["md"].out.split("\nbuild: ")[0]
 
 
-@pytest.mark.parametrize("place", ["find", "open_checkpoint"])
+@pytest.mark.parametrize("place", [
+    "checkpoints.locate.find", "commands.bench.measure.loader.open_checkpoint",
+])
 def test_an_array_without_a_row_is_one(cli, weighted, monkeypatch, place):
-    module = "checkpoints.locate" if place == "find" else "commands.bench.measure.loader"
-    monkeypatch.setattr(import_module(f"llmcli.{module}"), place, interrupted)
-    model = [] if place == "find" else ["-m", weighted]
+    monkeypatch.setattr(f"llmcli.{place}", interrupted)
+    model = ["-m", weighted] if place.endswith("open_checkpoint") else []
     result = cli("bench", *model, "-p", "8", "-n", "0", "-o", "json")
     assert (result.code, result.out) == (130, "[]\n")
-
-
-@needs_kernels
-def test_packed_weights_say_what_is_multiplied_and_kept(bench):
-    packed = rows(bench("--quantize", "int8", "--dtype", "auto", "-o", "json"))
-    for row in packed:
-        assert row["weight_format"].startswith("Q8_0")
-        assert (row["product_format"], row["dtype"]) == ("int16", "float32")
-        assert (row["type_k"], row["type_v"]) == ("f16", "f16")
-        assert row["bits_per_weight"] < 16
-        assert " Q8_0" in row["model_type"]
-    (dense, *_) = rows(bench("-o", "json"))
-    assert (dense["weight_format"], dense["product_format"]) == ("float32", "float32")
-    assert packed[0]["model_size"] < dense["model_size"] / 2
 
 
 def test_what_is_looked_for(bench, monkeypatch):
@@ -162,20 +150,22 @@ def test_the_program_is_named_by_its_version_where_it_is_no_checkout(monkeypatch
 
 # `--device meta`: any size is counted, and nothing of it is computed or made up
 
-EIGHT_B = LLAMA | {
+LAYERS = 4
+LARGE = LLAMA | {  # as wide as Llama 3 of 8 billion
     "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "num_hidden_layers": LAYERS, "num_attention_heads": 32, "num_key_value_heads": 8,
     "max_position_embeddings": 8192, "rope_theta": 500000.0,
 }  # fmt: skip
-NUMBERS = 8_030_261_248
-MATRICES = NUMBERS - 128256 * 4096 - 65 * 4096  # without the table that is looked up, and norms
+NUMBERS = 1_923_125_248
+NORMS = (2 * LAYERS + 1) * 4096
+MATRICES = NUMBERS - 128256 * 4096 - NORMS  # without the table that is looked up, and norms
 RANDOM = ("--random-weights", "--dtype", "bfloat16")
 
 
 @pytest.fixture
 def counted(cli, tmp_path, monkeypatch):
     """A configuration without weights, benchmarked on a machine of round numbers."""
-    (tmp_path / "config.json").write_text(json.dumps(EIGHT_B))
+    (tmp_path / "config.json").write_text(json.dumps(LARGE))
 
     def measured(device, dtype, **options):
         assert device.type != "meta"
@@ -196,21 +186,21 @@ def counted(cli, tmp_path, monkeypatch):
     return run
 
 
-def test_a_model_of_8_billion_is_counted(counted):
+def test_a_model_of_2_billion_is_counted(counted):
     flat, deep = counted(*RANDOM, "-d", "0,100", "--json").json()["rows"]
     for row in (flat, deep):
         assert (row["meta"], row["samples_ns"], row["avg_ts"]) == (True, [], 0)
         assert (row["model_n_params"], row["model_size"]) == (NUMBERS, 2 * NUMBERS)
-    products = 32 * 2 * 2 * 32 * 128  # of one query with one key in 32 layers, and its value
+    products = LAYERS * 2 * 2 * 32 * 128  # of one query with one key in all layers, and its value
     assert flat["flops"] == 2 * MATRICES + products
     assert deep["flops"] - flat["flops"] == 100 * products
-    keys = 32 * 2 * 8 * 128 * 2  # bytes of a token in the cache
+    keys = LAYERS * 2 * 8 * 128 * 2  # bytes of a token in the cache
     assert [row["peak_memory_bytes"] for row in (flat, deep)] == [None, None]
     more = deep["estimated_memory_bytes"] - flat["estimated_memory_bytes"]
     assert 0 <= more - 100 * keys < 50e6
     assert 2 * NUMBERS < flat["estimated_memory_bytes"] < 2 * NUMBERS + 600e6
     # a token is a row of the table, all matrices and norms, the cache, and a few activations
-    nbytes = 2 * (MATRICES + 4096 + 65 * 4096)
+    nbytes = 2 * (MATRICES + 4096 + NORMS)
     for row, tokens in ((flat, 1), (deep, 101)):
         assert 0 < row["bytes"] - nbytes - tokens * keys < 2e7
         assert row["roofline_ns"] == pytest.approx(row["bytes"] / 10, rel=1e-6)  # 10 GB a second
@@ -221,7 +211,7 @@ def test_without_weights_there_is_a_row_for_the_error_beside_the_shapes(counted)
     assert result.code == 0
     refused, meta = result.json()["rows"]
     assert refused["error_kind"] == "checkpoint"
-    assert meta["flops"] == 2 * MATRICES + 32 * 4 * 32 * 128
+    assert meta["flops"] == 2 * MATRICES + LAYERS * 4 * 32 * 128
 
 
 # `--against`; the rows of both, the ratio, the order and the check are in a transcript
@@ -229,10 +219,9 @@ def test_without_weights_there_is_a_row_for_the_error_beside_the_shapes(counted)
 
 @pytest.fixture
 def against(cli, weighted):
-    def run(peer, *argv, model=("-m", weighted), dtype="float32"):
-        short = ("-p", "12", "-n", "3", "-r", "3", "-t", "1", "--no-ceilings", "--dtype", dtype)
-        peer = ("--against", peer) if peer else ()
-        return cli("bench", *model, *peer, *short, *argv)
+    def run(peer, *argv, model=weighted):
+        short = ("-p", "12", "-n", "3", "-r", "3", "-t", "1", "--no-ceilings", "--dtype", "float32")
+        return cli("bench", "-m", model, "--against", peer, *short, *argv)
 
     return run
 
@@ -261,12 +250,8 @@ def test_a_model_that_is_not_the_same_is_said(against, weighted, monkeypatch):
     ("llama.cpp", "llama_cpp", "llama-cpp-python"),
 ])  # fmt: skip
 def test_a_peer_that_is_not_installed_is_a_usage_error(against, monkeypatch, name, module, package):
-    find = util.find_spec
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(
-        "llmcli.commands.bench.command.find_spec",
-        lambda asked: None if asked == module else find(asked),
-    )
+    monkeypatch.setattr(command, "find_spec", lambda asked: asked != module or None)
     result = against(name)
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith(f"error: `--against {name}` needs a package that is not ")
@@ -276,7 +261,7 @@ def test_a_peer_that_is_not_installed_is_a_usage_error(against, monkeypatch, nam
 @pytest.mark.real
 def test_llama_cpp_beside_us_on_smollm2(against, smollm2_path):
     pytest.importorskip("llama_cpp")
-    result = against("llama.cpp", "--json", model=("-m", str(smollm2_path)))
+    result = against("llama.cpp", "--json", model=str(smollm2_path))
     assert (result.code, result.err) == (0, "")
     found = result.json()
     assert [row["engine"] for row in found["rows"]] == ["llmcli", "llama.cpp"] * 2
@@ -288,16 +273,6 @@ def test_llama_cpp_beside_us_on_smollm2(against, smollm2_path):
 
 
 # `bench compare`: files in, a table or a document out
-
-
-def test_files_that_cannot_be_compared(cli, tmp_path):
-    """An endless one is not read to its end, UTF-16 is named."""
-    wide = tmp_path / "wide"
-    wide.write_text(Path(BEFORE).read_text("utf-8"), "utf-16")
-    for path, words in (("/dev/zero", "too large"), (wide, f"`{wide}` is UTF-16 text, not UTF-8")):
-        result = cli("bench", "compare", BEFORE, path)
-        assert result.code == 2
-        assert words in " ".join(result.err.split())
 
 
 def test_no_torch():
@@ -327,7 +302,7 @@ def test_our_own_results_in_every_format(cli, tmp_path):
             assert test["a"]["runs"] == test["b"]["runs"] == 3
             assert test["b"]["mean"] > 0
     for kind in ("json", "jsonl", "csv", "sql"):
-        read, text = getattr(peer_reader, f"from_{kind}"), files[kind].read_text("utf-8")
+        read, text = partial(peer_reader.read, kind), files[kind].read_text("utf-8")
         base = read(text)
         assert [row[:3] for row in peer_reader.paired(base)] == [(4, 0, 0), (0, 2, 0)]
         assert peer_reader.mistyped(base) == []
@@ -351,8 +326,146 @@ def test_our_own_results_in_every_format(cli, tmp_path):
         names = [*peer_reader.FIELDS, "samples_ns", "samples_ts"]
         assert list(row)[: len(names)] == names
         for name, sql in peer_reader.FIELDS.items():
-            assert isinstance(row[name], str) is (sql == peer_reader.TEXT), name
+            assert isinstance(row[name], str) is (sql == "TEXT"), name
             assert isinstance(row[name], bool) is (name in peer_reader.BOOLEANS), name
         assert row["avg_ts"] == pytest.approx(fmean(row["samples_ts"]), abs=1e-6)
     nothing = re.sub('"cpu_info": ".*"', '"cpu_info": null', text)
-    assert peer_reader.paired(peer_reader.from_json(nothing)) == []
+    assert peer_reader.paired(peer_reader.read("json", nothing)) == []
+
+
+# the spelling of lists and ranges, and the configurations that come of them
+
+LISTS = {
+    "16": (16,), "16,32": (16, 32), "16 32,8": (16, 32, 8), "1-4": (1, 2, 3, 4),
+    "1-9+2": (1, 3, 5, 7, 9), "1-10+4": (1, 5, 9), "1-8*2": (1, 2, 4, 8), "1-9*2": (1, 2, 4, 8),
+    "128-512*2,64,1-2": (128, 256, 512, 64, 1, 2), "5-5": (5,), "0": (0,),
+}  # fmt: skip
+
+
+def plan(models=("m",), *, tests=None, swept=None, ours=None):
+    return Plan.of(
+        models, 2, Asked(**(tests or {})), SweptOptions(**(swept or {})), RunOptions(),
+        OurOptions(**(ours or {})),
+    )  # fmt: skip
+
+
+def test_lists():
+    """Of an option that was given several times, too."""
+    for given, expected in LISTS.items():
+        assert numbers("--n-prompt", given.split()) == expected
+    assert pairs(()) == ()
+    assert pairs(["512,128", "16,0"]) == ((512, 128), (16, 0))
+    assert words("-m", ["a,b", "c"]) == ("a", "b", "c")
+    assert Asked().models() == ()
+    named = Asked(model=["a,b"], hf_repo=["org/x,org/y"], hf_file=["x.gguf"])
+    assert named.models() == ("a", "b", "hf:org/x/x.gguf", "hf:org/y")
+
+
+# what is written for each setting, its values, and what it refuses
+TYPES = ("q8_0,auto", ("q8_0", "auto"), "f15", "has no choice `f15`")
+FLAG = ("0,1", (False, True), "yes", "has no choice `yes`")
+COUNT = ("64,32", (64, 32), "0,64", "must be at least 1, not `0`")
+GIVEN = {
+    "n_gpu_layers": ("-1,0", (-1, 0), "-2", "must be at least -1, not `-2`"),
+    "device": (
+        "auto,none,cpu,CUDA0,cuda,cuda:1,Metal,MTL0,meta,CUDA0/CUDA1",
+        ("auto", "cpu", "cpu", "cuda:0", "cuda", "cuda:1", "mps", "mps", "meta", "cuda0/cuda1"),
+        "cpu,", "has an empty value",
+    ),
+    "dtype": ("auto,float64", ("auto", "float64"), "f16", "has no choice `f16`"),
+    "activations": ("8,16", ("8", "16"), "4", "has no choice `4`"),
+    "embeddings": FLAG, "no_kv_offload": FLAG,
+    "n_batch": COUNT, "n_ubatch": COUNT, "type_k": TYPES, "type_v": TYPES,
+    "flash_attn": (
+        "1,on,true,0,off,auto,-1", ("on", "on", "on", "off", "off", "auto", "auto"),
+        "x", "has no choice `x`",
+    ),
+    "n_threads": ("1-4*2", (1, 2, 4), "5000", "must be at most 4096, not `5000`"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_from_its_option_to_its_column(name):
+    """Option, sweep, default, field of a row, reader: all from the one declaration."""
+    setting = SETTINGS[name]
+    text, values, wrong, message = GIVEN[name]
+    command = root().get_command(None, "bench")
+    for option in setting.spelled.split()[:-1]:
+        given = command.make_context("bench", [option, text]).params
+        assert given[setting.name] == [text], option
+    found = plan(swept={setting.name: [text]})
+    assert tuple(getattr(one, name) for one in found.configurations) == values
+    assert {getattr(one, name) for one in plan().configurations} == {getattr(found.default, name)}
+    assert setting.column in KEYS
+    assert setting.column in COMPARED
+    with pytest.raises(UsageError) as caught:
+        plan(swept={setting.name: [wrong]})
+    assert caught.value.message.startswith(f"`{setting.option}` ")
+    assert caught.value.message.endswith(message)
+
+
+def test_every_setting_is_declared():
+    assert list(SETTINGS) == [one.name for one in fields(Settings)][1:] != []
+    assert set(GIVEN) == set(SETTINGS)
+
+
+def test_tests_are_counted_before_they_are_made():
+    """And ranges before they are lists."""
+    for tests, count in (
+        ({"n_gen": ["0"]}, "1,000,000 tests"),
+        ({"n_prompt": ["0-9999"], "n_gen": ["1-9999"], "n_depth": ["1-9999"],
+          "n_pg": ["4,4", "0,0"]}, "199,970,001,000,000 tests"),
+        ({"n_gen": ["1-999999999"]}, "more than 10,000 values"),
+        ({"n_gen": ["1-" + "9" * 5000]}, "must be at most 2147483647"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=count):
+            plan(tests=tests, swept={"threads": ["1-1000"], "batch_size": ["1-1000"]})
+
+
+def test_what_is_run_where_nothing_is_asked_for():
+    found = plan()
+    assert found.configurations == (found.default,)
+    assert [test.name for test in found.tests] == ["pp512", "tg128"]
+    assert found.default.n_threads == 2
+    assert (found.default.n_batch, found.default.n_ubatch) == (2048, 512)
+
+
+def test_beside_llama_cpp_there_are_its_activations_too():
+    """But where they are named, or the peer has those of the model."""
+
+    def bits(swept=None, **ours):
+        found = plan(swept=swept, ours=ours)
+        assert found.like_for_like == (swept is None and ours == {"against": "llama.cpp"})
+        return [one.activations for one in found.configurations]
+
+    assert bits() == bits(against="transformers") == ["auto"]
+    assert bits(against="llama.cpp") == ["auto", "8"]
+    assert bits({"activations": ["16"]}, against="llama.cpp") == ["16"]
+    assert bits({"activations": ["8,16"]}) == ["8", "16"]
+
+
+def test_the_order_of_tests_and_configurations():
+    """Tests are in the order of llama-bench; models vary outermost, threads innermost."""
+    asked = {"n_prompt": ["8,16"], "n_gen": ["4"], "n_pg": ["8,4"], "n_depth": ["0", "32"]}
+    assert [test.name for test in plan(tests=asked).tests] == [
+        "pp8", "pp16", "tg4", "pp8+tg4",
+        "pp8 @ d32", "pp16 @ d32", "tg4 @ d32", "pp8+tg4 @ d32",
+    ]  # fmt: skip
+    assert [test.name for test in plan(tests={"n_prompt": ["0"]}).tests] == ["tg128"]
+    found = plan(models=("a", "b"), swept={"threads": ["1-2"], "batch_size": ["64,32"]})
+    assert [(s.model, s.n_batch, s.n_threads) for s in found.configurations] == [
+        ("a", 64, 1), ("a", 64, 2), ("a", 32, 1), ("a", 32, 2),
+        ("b", 64, 1), ("b", 64, 2), ("b", 32, 1), ("b", 32, 2),
+    ]  # fmt: skip
+
+
+def test_what_has_no_effect_takes_a_value_and_changes_nothing():
+    """By each of its names, which are listed nowhere."""
+    command = root().get_command(None, "bench")
+    plain = command.make_context("bench", ["-p", "8"])
+    words = re.split(r"[\s,]+", command.get_help(plain))
+    for name in IGNORED.split():
+        context = command.make_context("bench", [name, "x,1", "-p", "8", name, "0"])
+        assert context.params.pop("ignored") == ["x,1", "0"], name
+        assert context.params == {k: v for k, v in plain.params.items() if k != "ignored"}, name
+        assert name not in words

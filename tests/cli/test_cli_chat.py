@@ -4,12 +4,10 @@ import io
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import children
+import programs
 import pytest
 from chat_terminal import PROMPT, Keyboard, Terminal
 from cli_tiny import write_tiny
@@ -239,18 +237,19 @@ def test_what_a_shell_cannot_write_in_a_transcript(chat, converse):
     assert "nested more than 32 deep" in converse(f"/set lead {deep}").err
 
 
+def answering(talker, *argv):
+    """A process of its own that has begun to answer."""
+    process = programs.start("chat", "-m", talker, "--prompt", "hello", *argv)
+    assert process.stdout.read(1), "it answers"
+    return process
+
+
 def test_what_an_answer_has_at_sigterm_is_saved(talker, tmp_path):
-    file = tmp_path / "talk.json"
-    process = children.start(
-        [sys.executable, "-m", "llmcli", "chat", "-m", talker, "--prompt", "hello", "--greedy",
-         "-n", "100000", "--save", str(file), "--context-length", "100000", "-q",
-         "--presence-penalty", "1", "--stop", "never"],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    process.stdout.read(1)
+    file, length = tmp_path / "talk.json", ("-n", "100000", "--context-length", "100000")
+    more = ("--presence-penalty", "1", "--stop", "never")
+    process = answering(talker, "--greedy", *length, *more, "--save", str(file), "-q")
     process.send_signal(15)
-    process.communicate(timeout=60)
-    assert process.returncode == 143
+    programs.ended(process, 143)
     document = transcript(file)
     assert errors(document, "chat") == []
     assert document["messages"][1]["finish_reason"] == "interrupted"
@@ -321,36 +320,27 @@ def test_a_damaged_transcript_is_one_line(converse, cli, talker, tmp_path, as_wr
 def test_a_conversation_on_a_terminal(talker, tmp_path, converse):
     file = tmp_path / "a.json"
     talk = Terminal(talker, *GREEDY, "--seed", "1", "--save", str(file), home=tmp_path)
-    talk.wait("/help lists the commands")
-    talk.wait(PROMPT)
-    talk.wait("0 / 60")  # its last column is written apart
-    talk.type("hello\r")
-    talk.wait(PROMPT)
+    for text in ("/help lists the commands", PROMPT, "0 / 60"):  # the last column is written apart
+        talk.wait(text)
+    talk.type("hello\r", PROMPT)
     meter = re.search(r"(\d+) / 60$", talk.wait(" / 60"))[1]
-    talk.type("/sta\t")
-    talk.wait("ts")
-    talk.type("\r")
-    shown = talk.wait(" of 600")
+    talk.type("/sta\t", "ts")
+    shown = talk.type("\r", " of 600")
     assert "read 8 new of 8" in shown
     loaded = converse("/stats", "/tokens", argv=("--load", file)).out
     # every count of the context is the same
     assert re.findall(r"context +(\d+) +of 600", shown + loaded) == [meter] * 3
     talk.wait(PROMPT)
-    talk.type("/nothing\r")
-    talk.wait("unknown command `/nothing`")
+    talk.type("/nothing\r", "unknown command `/nothing`")
     talk.wait(PROMPT)
     (tmp_path / "notes.txt").write_text("plum")
-    talk.type(f"see @{tmp_path}/not\t")
-    talk.wait("es.txt")
-    talk.type("\r")
-    talk.wait(PROMPT)
+    talk.type(f"see @{tmp_path}/not\t", "es.txt")
+    talk.type("\r", PROMPT)
     talk.type("\x03")  # nothing runs: the line is cleared
-    talk.type("\x04")  # the end of input
-    assert talk.end() == 0
+    assert talk.end("\x04") == 0  # the end of input
     kept = (tmp_path / "llmcli" / "chat_history").read_text()
-    assert "+hello" in kept
-    assert "+/stats" in kept
-    assert f"+see @{tmp_path}/notes.txt" in kept
+    for line in ("hello", "/stats", f"see @{tmp_path}/notes.txt"):
+        assert f"+{line}\n" in kept
 
 
 def test_killed_at_any_moment_no_transcript_is_half(converse, talker, tmp_path):
@@ -362,12 +352,7 @@ def test_killed_at_any_moment_no_transcript_is_half(converse, talker, tmp_path):
     inside = 0
     for wait in (0.0, 0.05, 0.1, 0.15, 0.2, 0.3):
         count = len(transcript(file)["messages"])
-        process = children.start(
-            [sys.executable, "-m", "llmcli", "chat", "-m", talker, "--prompt", "hello",
-             *GREEDY, "--load", str(file), "--save", str(file)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        assert process.stdout.read(1), "it answers"
+        process = answering(talker, *GREEDY, "--load", str(file), "--save", str(file))
         time.sleep(wait)
         process.kill()
         process.wait()

@@ -25,7 +25,7 @@ from llmcli.shell.exits import Signals
 from llmcli.shell.streams import KEYS
 from llmcli.text import load_tokenizer
 
-WORDS = " ".join(f"word{number}" for number in range(60))
+WORDS = " ".join(f"word{number}" for number in range(40))
 THOUGHT = "<think>\nHm, *so*.\nWell.\n</think>\n\nYes, **it** is.\n- one"
 DIM = "\x1b[2m"
 END = 0
@@ -55,14 +55,28 @@ def spelled(talker):
 
 @pytest.fixture
 def chat(talker, spelled, tmp_path):
-    """A conversation on a terminal of its own, with these answers."""
+    """A conversation on a terminal of its own, with these answers, at its first prompt if any."""
 
     def run(*answers, argv=(), **how):
-        return Terminal(
-            talker, *argv, home=tmp_path, spoken=[spelled(text) for text in answers], **how
-        )
+        spoken = [spelled(text) for text in answers]
+        talk = Terminal(talker, *argv, home=tmp_path, spoken=spoken, **how)
+        if "--prompt" not in argv:
+            talk.wait(PROMPT)
+        return talk
 
     return run
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """What saves a conversation, and its messages there."""
+
+    def messages():
+        document = json.loads((tmp_path / "a.json").read_text())
+        assert errors(document, "chat") == []
+        return document["messages"]
+
+    return ("--save", str(tmp_path / "a.json")), messages
 
 
 @pytest.fixture
@@ -83,35 +97,22 @@ def shown(cli, talker, spelled, monkeypatch):
 
 def test_keys_during_an_answer_are_for_the_next_prompt(chat):
     talk = chat(WORDS, "Yes.")
-    talk.wait(PROMPT)
-    talk.type("hello\r")
-    talk.wait("word1")
-    talk.type("and n\x7fthen\r")
-    assert "then" not in talk.wait(PROMPT)
-    talk.wait("and then")
-    talk.wait("Yes.")
-    talk.wait(PROMPT)
-    talk.type("/exit\r")
-    assert talk.end() == 0
+    talk.type("hello\r", "word1")
+    assert "then" not in talk.type("and n\x7fthen\r", PROMPT)
+    for shown in ("and then", "Yes.", PROMPT):
+        talk.wait(shown)
+    assert talk.end("/exit\r") == 0
 
 
-def test_ctrl_c_is_not_echoed_and_said_on_a_line_of_its_own(chat, tmp_path):
-    file = tmp_path / "a.json"
-    talk = chat(WORDS, argv=("--save", str(file)))
-    talk.wait(PROMPT)
-    talk.type("hello\r")
-    talk.wait("word3")
-    talk.type("\x03")
-    seen = talk.wait(PROMPT)
+def test_ctrl_c_is_not_echoed_and_said_on_a_line_of_its_own(chat, saved):
+    save, messages = saved
+    talk = chat(WORDS, argv=save)
+    talk.type("hello\r", "word3")
+    seen = talk.type("\x03", PROMPT)
     assert "^C" not in seen
     assert "\r\ninterrupted\r\n" in seen
-    talk.type("/exit\r")
-    talk.process.wait(timeout=60)
-    assert talk.restored()
-    assert talk.end() == 0
-    document = json.loads(file.read_text())
-    assert errors(document, "chat") == []
-    assert document["messages"][1]["finish_reason"] == "interrupted"
+    assert talk.end("/exit\r") == 0
+    assert messages()[1]["finish_reason"] == "interrupted"
 
 
 ENDS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
@@ -123,8 +124,6 @@ ENDS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 ])  # fmt: skip
 def test_the_terminal_is_as_before_whatever_ends_it(chat, number, when):
     talk = chat(WORDS, argv=("--prompt", "hello") if when == "the only answer" else ())
-    if when != "the only answer":
-        talk.wait(PROMPT)
     if when == "an answer":
         talk.type("hello\r")
     if when != "a prompt":
@@ -134,105 +133,76 @@ def test_the_terminal_is_as_before_whatever_ends_it(chat, number, when):
     if when == "an answer" and number == signal.SIGINT:
         talk.wait(PROMPT)
         talk.type("/exit\r")
-    code = talk.process.wait(timeout=60)
-    assert code in ((0, 130) if number == signal.SIGINT else (143, -signal.SIGQUIT))
-    assert talk.restored()
-    talk.end()
+    assert talk.end() in ((0, 130) if number == signal.SIGINT else (143, -signal.SIGQUIT))
     if when == "a prompt":  # nothing that is pasted is marked any longer
         assert "\x1b[?2004h" in talk.raw
         assert talk.raw.rfind("\x1b[?2004l") > talk.raw.rfind("\x1b[?2004h")
 
 
 def test_an_end_that_unwinds_nothing_restores_the_terminal(monkeypatch):
-    class Ended(Exception):
-        pass
-
-    def ended(code):
-        raise Ended(code)
-
     done = []
     monkeypatch.setattr(KEYS, "restore", lambda: done.append("restored"))
-    monkeypatch.setattr("os._exit", ended)
+    monkeypatch.setattr("os._exit", sys.exit)
     signals = Signals()
     signals.over = True
-    with pytest.raises(Ended, match="130"):
+    with pytest.raises(SystemExit, match="130"):
         signals._handle(signal.SIGINT, None)
     assert done == ["restored"]
 
 
-@pytest.mark.parametrize("when", few(["during an answer", "at the prompt"], 1))
-def test_ctrl_z_suspends(chat, when):
-    talk = chat(WORDS, shell="set -m; eval $0; stty -a; echo on; fg; echo code $?")
-    talk.wait(PROMPT)
-    if when == "during an answer":
-        talk.type("hello\r")
-        talk.wait("word3")
-    talk.type("\x1a")
-    modes = talk.wait("on\r\n")
-    assert " echo " in modes
-    assert " icanon " in modes
-    if when == "during an answer":
-        talk.wait("word59")
-    talk.wait(PROMPT)
-    talk.type("/exit\r")
-    talk.wait("code 0")
-    assert talk.restored()
+def test_ctrl_z_suspends_during_an_answer_and_at_the_prompt(chat):
+    twice = "stty -a; echo on; fg; " * 2
+    talk = chat(WORDS, shell=f"set -m; eval $0; {twice}echo code $?")
+    for when in ("during an answer", "at the prompt"):
+        if when == "during an answer":
+            talk.type("hello\r", "word3")
+        modes = talk.type("\x1a", "on\r\n")
+        assert " echo " in modes
+        assert " icanon " in modes
+        if when == "during an answer":
+            talk.wait("word39")
+        talk.wait(PROMPT)
+    talk.type("/exit\r", "code 0")
     talk.end()
 
 
-@pytest.mark.parametrize("lead", few(["<think>", ""], 1))
-def test_another_width_holds_for_the_lines_that_follow(chat, lead):
-    talk = chat(lead + WORDS, WORDS, COLUMNS="")
-    talk.wait(PROMPT)
-    talk.type("hello\r")
-    before = talk.wait("word20")
-    assert ("thinking" in before) is bool(lead)
-    talk.resize(40)
-    talk.wait("\n")
-    after = talk.wait("word59")
-    assert max(map(len, before.splitlines())) > 60
-    assert 30 < max(map(len, after.splitlines())) <= 40
-    talk.wait(PROMPT)
-    talk.type("/exit\r")
-    assert talk.end() == 0
+def test_another_width_holds_for_the_lines_that_follow(chat):
+    """Of reasoning, and of an answer."""
+    talk = chat(f"<think>{WORDS}", WORDS, COLUMNS="")
+    for reasoning in (True, False):
+        talk.resize(100)
+        before = talk.type("hello\r", "word20")
+        assert ("thinking" in before) is reasoning
+        talk.resize(40)
+        talk.wait("\n")
+        after = talk.wait("word39")
+        assert max(map(len, before.splitlines())) > 60
+        assert 30 < max(map(len, after.splitlines())) <= 40
+        talk.wait(PROMPT)
+    assert talk.end("/exit\r") == 0
 
 
-def said(talk, text, then=PROMPT):
-    """What is on the screen once `text` was typed and the next prompt is there."""
-    talk.type(text)
-    return talk.wait(then)
-
-
-def test_a_dumb_terminal_gets_bare_lines(chat, tmp_path):
-    talk = chat("One.", "Two.", "Three.", argv=("--save", str(tmp_path / "a.json")), TERM="dumb")
-    talk.wait(PROMPT)
-    said(talk, "hel\x7flo\r")
-    said(talk, "a\\\rb\r")
-    said(talk, "/edit\r")
-    said(talk, "/reasoning\r")
-    said(talk, '"""\rc\r"""\r')
-    assert "Ctrl-D or /exit ends" in said(talk, "\x03")
-    talk.type("\x04")
-    talk.process.wait(timeout=60)
-    assert talk.restored()
-    assert talk.end() == 0
+def test_a_dumb_terminal_gets_bare_lines(chat, saved):
+    save, messages = saved
+    talk = chat("One.", "Two.", "Three.", argv=save, TERM="dumb")
+    for keys in ("hel\x7flo\r", "a\\\rb\r", "/edit\r", "/reasoning\r", '"""\rc\r"""\r'):
+        talk.type(keys, PROMPT)
+    assert "Ctrl-D or /exit ends" in talk.type("\x03", PROMPT)
+    assert talk.end("\x04") == 0
     assert not re.search("\x1b|/ 900", talk.raw)
     assert "\r\na\r\nb\r\n> " in talk.raw, "the draft of /edit"
-    messages = json.loads((tmp_path / "a.json").read_text())["messages"]
-    assert [one["content"] for one in messages[::2]] == ["helo", "a\nb", "c"]
+    assert [one["content"] for one in messages()[::2]] == ["helo", "a\nb", "c"]
 
 
-def test_lines_go_on_behind_a_backslash_and_in_quotes(chat, tmp_path):
-    talk = chat("One.", "Two.", argv=("--save", str(tmp_path / "a.json")))
-    talk.wait(PROMPT)
-    said(talk, "a\\\rb\r")
-    said(talk, '"""\rc \\\r"""\r')
-    assert "Ctrl-D or /exit ends" in said(talk, "\x03")
-    assert "Ctrl-D" not in said(talk, "\x03"), "once"
-    talk.type("\x04")
-    assert talk.end() == 0
-    messages = json.loads((tmp_path / "a.json").read_text())["messages"]
-    assert [one["content"] for one in messages[::2]] == ["a\nb", "c \\"]
+def test_lines_go_on_behind_a_backslash_and_in_quotes(chat, saved):
+    save, messages = saved
+    talk = chat("One.", "Two.", argv=save)
+    for keys in ("a\\\rb\r", '"""\rc \\\r"""\r'):
+        talk.type(keys, PROMPT)
+    assert "Ctrl-D or /exit ends" in talk.type("\x03", PROMPT)
+    assert "Ctrl-D" not in talk.type("\x03", PROMPT), "once"
+    assert talk.end("\x04") == 0
+    assert [one["content"] for one in messages()[::2]] == ["a\nb", "c \\"]
 
 
 @pytest.mark.parametrize(("keys", "line"), [

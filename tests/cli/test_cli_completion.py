@@ -2,21 +2,21 @@
 
 import json
 import os
-import pty
 import re
-import select
 import shlex
 import shutil
 import sys
 import threading
-import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import children
 import pytest
+from chat_terminal import Window
 from full_disk import largest_file
+from hub_cache_files import write_revision
+from programs import ended, start
 
 import llmcli
 from llmcli.checkpoints import CATALOG
@@ -82,13 +82,8 @@ def models(tmp_path):
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """Caches of its own, a model of the hub in one of them, and `tiny` where none is named."""
-    snapshot = tmp_path / "hub" / "models--org--some" / "snapshots" / ("a" * 40)
-    snapshot.mkdir(parents=True)
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (snapshot / name).write_text("{}")
-    references = tmp_path / "hub" / "models--org--some" / "refs"
-    references.mkdir()
-    (references / "main").write_text("a" * 40)
+    files = ("config.json", "model.safetensors", "tokenizer.json")
+    write_revision(tmp_path / "hub", "org/some", dict.fromkeys(files, b"{}"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "own"))
@@ -172,84 +167,48 @@ def test_bash_registers_the_function():
 
 def test_bash_continues_behind_a_colon(home):
     """`hf:org/name` is three words to bash, which puts only the last of them in."""
-    file = home / "hub" / "models--org--some" / "snapshots" / ("a" * 40) / "x.gguf"
-    file.write_text("")
+    write_revision(home / "hub", "org/some", {"x.gguf": b""})
     lines = ("llmcli generate --device cuda : 1", "llmcli generate -m hf : org/so")
     assert bash(*lines) == [[], ["org/some/x.gguf"]]
-
-
-class Zsh:
-    """An interactive zsh on a pseudo-terminal: its completion works nowhere else."""
-
-    def __init__(self, home: Path, cwd: Path = FOLDER) -> None:
-        pid, self.terminal = pty.fork()
-        if pid == 0:
-            os.chdir(cwd)
-            os.environ.update(HOME=str(home), TERM="dumb", PS1="> ", COLUMNS="400")
-            os.execvp("zsh", ["zsh", "-f", "-i"])
-        self.pid = pid
-
-    def type(self, text: str, wait_for: str) -> str:
-        """Types `text` and returns what came until `wait_for` was in it."""
-        os.write(self.terminal, text.encode())
-        seen = ""
-        end = time.monotonic() + 20
-        while not re.search(wait_for, seen):
-            ready, _, _ = select.select([self.terminal], [], [], 0.5)
-            if ready:
-                seen += os.read(self.terminal, 65536).decode(errors="replace")
-            assert time.monotonic() < end, f"zsh said {seen!r}"
-        return seen
-
-    def close(self) -> None:
-        os.close(self.terminal)
-        os.waitpid(self.pid, 0)
 
 
 CLEAR = "\x15"  # of the line
 SOURCED = f'autoload -Uz compinit; compinit -u -D; source {FOLDER / FILES["zsh"]}'
 
 
-@contextmanager
 def zsh_in(home, cwd=FOLDER, begin=SOURCED):
-    """A zsh that has run `begin`."""
+    """An interactive zsh that has run `begin`: its completion works on a terminal alone."""
     need("zsh")
-    zsh = Zsh(home, cwd)
-    try:
-        zsh.type(f"{begin}; echo READY$((40 + 2))\n", "READY42")
-        yield zsh
-    finally:
-        zsh.close()
+    how = {"HOME": str(home), "TERM": "dumb", "PS1": "> ", "COLUMNS": "400"}
+    zsh = Window(["zsh", "-f", "-i"], columns=400, cwd=cwd, **how)
+    zsh.type(f"{begin}; echo READY$((40 + 2))\n", "READY42")
+    return zsh
 
 
-def test_zsh(home):
+def test_zsh(home, answered_here, monkeypatch):
     """One TAB of each kind: a word, an option, what is continued, a file, a list with its end."""
     (home / "gpt2t").mkdir()
-    with zsh_in(home, home) as zsh:
-        zsh.type("llmcli gen\t", "llmcli generate ")
-        zsh.type(CLEAR + "llmcli generate --dtype float3\t", "--dtype float32 ")
-        zsh.type(CLEAR + "llmcli models pul\t", "models pull ")
-        zsh.type("tiny smollm2-b\t", "smollm2-bf16 ")
-        zsh.type(CLEAR + "llmcli attention --metrics entropy,induc\t", "entropy,induction")
-        zsh.type(CLEAR + "llmcli attention -o heads.pn\t", r"heads\.png ")
-        zsh.type(CLEAR + 'llmcli dump --name "blocks.*.attn.patt\t', r"attn\.pattern")
-        zsh.type(CLEAR + "llmcli generate -m org/s\t", "org/some ")
-        zsh.type(CLEAR + "llmcli score --model gp\t", r"\./gpt2t/")
-        seen = zsh.type(CLEAR + "llmcli attention --layer \t", r"(?s)0.*1.*2.*3")
-        assert "not found" not in seen
+    monkeypatch.chdir(home)
+    zsh = zsh_in(home, home)
+    for keys, line in (
+        ("llmcli gen", "llmcli generate "),
+        ("llmcli generate --dtype float3", "--dtype float32 "),
+        ("llmcli models pul", "models pull "),
+        ("llmcli models pull tiny smollm2-b", "smollm2-bf16 "),
+        ("llmcli attention --metrics entropy,induc", "entropy,induction"),
+        ("llmcli attention -o heads.pn", "heads.png "),
+        ('llmcli dump --name "blocks.*.attn.patt', "attn.pattern"),
+        ("llmcli generate -m org/s", "org/some "), ("llmcli score --model gp", "./gpt2t/"),
+    ):  # fmt: skip
+        zsh.type(f"{CLEAR}{keys}\t", line)
+    seen = zsh.type(CLEAR + "llmcli attention --layer \t", "3")
+    assert re.search("(?s)0.*1.*2", seen)
+    assert "not found" not in zsh.raw
 
 
 def test_zsh_finds_it_on_fpath(tmp_path):
-    with zsh_in(tmp_path, begin=f"fpath+=({FOLDER}); autoload -Uz compinit; compinit -u -D") as zsh:
-        zsh.type("llmcli tok\t", "llmcli tokens ")
-
-
-@pytest.fixture
-def own_home(monkeypatch, tmp_path):
-    """An empty home, in which completion is installed."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "ZDOTDIR"):
-        monkeypatch.delenv(name, raising=False)
+    zsh = zsh_in(tmp_path, begin=f"fpath+=({FOLDER}); autoload -Uz compinit; compinit -u -D")
+    zsh.type("llmcli tok\t", "llmcli tokens ")
 
 
 @pytest.mark.parametrize(("shell", "file", "start_up"), [
@@ -257,8 +216,11 @@ def own_home(monkeypatch, tmp_path):
     ("zsh", ".local/share/llmcli/zsh/_llmcli", ".zshrc"),
     ("fish", ".config/fish/completions/llmcli.fish", None),
 ])
-def test_install(cli, own_home, tmp_path, shell, file, start_up):
-    """The shell that is named, whatever the tests were started from."""
+def test_install(cli, monkeypatch, tmp_path, shell, file, start_up):
+    """The shell that is named, whatever the tests were started from, in an empty home."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "ZDOTDIR"):
+        monkeypatch.delenv(name, raising=False)
     for _ in range(2):
         result = cli("--install-completion", shell)
         assert result.code == 0, result.err
@@ -271,74 +233,37 @@ def test_install(cli, own_home, tmp_path, shell, file, start_up):
             assert len(lines) == 1  # the second time adds nothing
 
 
-@pytest.mark.parametrize(("words", "code", "said"), [
-    (["--install-completion", "--help"], 0, "usage: llmcli COMMAND"),
-    (["-h", "--install-completion"], 0, "usage: llmcli COMMAND"),
-    (["--show-completion", "zsh", "-h"], 0, "usage: llmcli COMMAND"),
-    (["--install-completion", "nosuch"], 2, "for the shell `nosuch`\nhint: name one of bash,"),
-    (["--show-completion", "tcsh"], 2, "no completion for the shell `tcsh`"),
-    (["--install-completion", "zsh", "fish"], 2, "takes one shell, not `zsh fish`"),
-    (["--install-completion", "generate"], 2, "for the shell `generate`"),
-])
-def test_nothing_is_installed_where_something_else_was_asked(
-    cli, own_home, tmp_path, words, code, said
-):
-    result = cli(*words)
-    assert (result.code, said in result.out + result.err) == (code, True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_where_none_is_named_it_is_the_shell_that_starts_it():
+def test_where_none_is_named_it_is_the_shell_that_starts_it(monkeypatch):
     """Else that of $SHELL."""
-    show = [sys.executable, "-m", "llmcli", "--show-completion"]
-
-    def run(argv, shell):
-        environ = {**os.environ, "SHELL": shell}
-        return children.run(argv, env=environ, capture_output=True, text=True)
-
-    assert run(["bash", "-c", f"{shlex.join(show)}; true"], "/bin/fish").stdout == script("bash")
-    assert run(show, "/bin/fish").stdout == script("fish")
-    refused = run(show, "/bin/tcsh")
-    assert refused.returncode == 2
-    assert "no completion for the shell `tcsh`" in refused.stderr
-
-
-def test_a_home_that_cannot_be_written(cli, own_home, monkeypatch, tmp_path):
-    (tmp_path / "home").write_text("a file")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    result = cli("--install-completion", "fish")
-    assert result.code == 1
-    assert result.err.startswith("error: could not install completion in ")
+    monkeypatch.setenv("SHELL", "/bin/fish")
+    line = f"{shlex.quote(sys.executable)} -m llmcli --show-completion; true"
+    done = children.run(["bash", "-c", line], capture_output=True, text=True)
+    assert done.stdout == script("bash")
+    assert ended(start("--show-completion"))[0].decode() == script("fish")
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    assert "no completion for the shell `tcsh`" in ended(start("--show-completion"), 2)[1]
 
 
 def test_an_answer_needs_no_torch_and_no_network(home):
-    code = (
-        "import socket, sys\n"
-        "def refused(*a, **k): raise SystemExit('the network')\n"
-        "socket.socket.connect = refused\n"
-        "from llmcli.cli.app import main\n"
-        "for model in sys.argv[1:]:\n"
-        "    print('=', model)\n"
-        "    for words in ('dump -m', 'models path', 'dump -m M --name', 'lens -m M --layer'):\n"
-        "        line = [model if word == 'M' else word for word in words.split()]\n"
-        "        main(['_complete', 'bash', 'llmcli', *line, ''])\n"
-        "heavy = {'torch', 'pydantic', 'rich', 'transformers'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
+    code = """
+import socket, sys
+def refused(*a, **k): raise SystemExit('the network')
+socket.socket.connect = refused
+from llmcli.cli.app import main
+for model in sys.argv[1:]:
+    print('=', model)
+    for words in ('dump -m', 'models path', 'dump -m M --name', 'lens -m M --layer'):
+        line = [model if word == 'M' else word for word in words.split()]
+        main(['_complete', 'bash', 'llmcli', *line, ''])
+heavy = {'torch', 'pydantic', 'rich', 'transformers'} & set(sys.modules)
+assert not heavy, heavy
+"""
     models = ("tiny", "smollm2-bf16", "org/some", "nonsense name", "./nowhere")
     done = children.run(
         [sys.executable, "-c", code, *models], capture_output=True, text=True, cwd=home
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert ["blocks." in one for one in done.stdout.split("= ")[1:]] == [True] * len(models)
-
-
-@pytest.mark.parametrize(
-    "argv", [[], ["bash"], ["no-shell", "llmcli", "x"], ["bash", "llmcli", "nonsense", "--x", "y"]]
-)
-def test_a_question_that_makes_no_sense_has_no_answer(cli, home, argv):
-    result = cli("_complete", *argv)
-    assert (result.code, result.out.split()[1:], result.err) == (0, [], "")
 
 
 def test_names_are_read_again_where_the_model_changed(cli, home):
@@ -366,15 +291,6 @@ def test_an_answer_on_a_full_disk_keeps_nothing(cli, home):
         answered = cli("_complete", "fish", "llmcli", "lens", "--layer", "")
     assert (answered.out.split(), answered.err) == (["0", "1", "2", "3"], "")
     assert list((home / "own" / "completion").iterdir()) == []
-
-
-def test_the_configuration_file_names_the_model(cli, home, monkeypatch):
-    monkeypatch.delenv("LLMCLI_MODEL")
-    (home / "config.toml").write_text('model = "tiny"\n[attention]\nmodel = "org/none"\n')
-    monkeypatch.setenv("LLMCLI_CONFIG", str(home / "config.toml"))
-    ask = ("_complete", "fish", "llmcli")
-    assert cli(*ask, "lens", "--layer", "").out.split() == ["0", "1", "2", "3"]
-    assert cli(*ask, "attention", "--layer", "").out == ""
 
 
 def test_file_endings_are_those_of_the_command(cli, home):

@@ -1,4 +1,5 @@
-"""The configuration file: what it sets, what wins over it, and what is wrong with it."""
+"""The configuration file: what it sets, what wins over it, what is wrong with it; what `env` says.
+"""
 
 import errno
 import json
@@ -9,10 +10,13 @@ from pathlib import Path
 import children
 import pytest
 from json_schemas import errors
+from programs import ended, start
 
+from llmcli import OPENMP_THREADS, OPENMP_VARIABLES
 from llmcli.cli.group import usage_error
 from llmcli.cli.tree import ENTRIES, NESTED, root
 from llmcli.errors import UsageError
+from llmcli.kernels import native
 from llmcli.shell.configuration import COMMAND_LINE_ONLY, VARIABLES, settable, yields_to
 
 COMMANDS = {name: root().get_command(None, name) for name in (*ENTRIES, *NESTED)}
@@ -29,9 +33,15 @@ def options(command):
 
 
 @pytest.fixture(autouse=True)
-def no_variables(monkeypatch):
-    for name in sum(VARIABLES.values(), ()):
+def alone(monkeypatch, tmp_path):
+    """No variable of the developer's, and a home that is empty."""
+    for name in (
+        *sum(VARIABLES.values(), ()), *OPENMP_THREADS, *OPENMP_VARIABLES, "HF_HOME",
+        "HF_HUB_CACHE", "HF_TOKEN", "LLMCLI_CACHE", "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES",
+        "LLMCLI_KERNELS",
+    ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture
@@ -77,12 +87,13 @@ def test_every_option_is_a_key_or_says_why_not(configured, command):
     table = command.replace(" ", ".")
     for key, option in options(command).items():
         value, words = example(option)
+        configured("")
+        given = parsed(command, *words)[0][option.name] if settable(option) else None
         for spelling in {key, key.replace("-", "_")}:
             configured(f"[{table}]\n{spelling} = {json.dumps(value)}\n")
             if settable(option):
                 params, sources = parsed(command)
-                assert params[option.name] == parsed(command, *words)[0][option.name]
-                assert sources[option.name] == "DEFAULT_MAP"
+                assert (params[option.name], sources[option.name]) == (given, "DEFAULT_MAP")
             elif command != "env":
                 with pytest.raises(UsageError, match=f"`{table}.{spelling}` is not for a file"):
                     parsed(command)
@@ -135,6 +146,9 @@ def test_every_name_is_one_options_and_some_are_not_for_the_file():
         # of greedy and a temperature the nearer one, 0 too
         ("greedy = true\n[generate]\ntemperature = 0", "generate",
          {"temperature": 0, "greedy": False}),
+        # of a prompt only `-` excludes it
+        ("no-stdin = true", "tokens hello", {"no_stdin": True}),
+        ("no-stdin = true", "tokens -", {"no_stdin": False}),
     ],
 )  # fmt: skip
 def test_what_a_file_sets(configured, text, line, expected):
@@ -142,12 +156,6 @@ def test_what_a_file_sets(configured, text, line, expected):
     command = max((name for name in COMMANDS if line.startswith(name)), key=len)
     found, _ = parsed(command, *line.removeprefix(command).split())
     assert {name: found[name] for name in expected} == expected
-
-
-def test_statistics_name_the_file(configured, run_tiny):
-    configured("temperature = 0.25\n")
-    full = run_tiny("generate", "hello", "--raw", "-n", "2", "--stats", "full")
-    assert "0.25  (configuration file)" in full.err
 
 
 PAIRS = [
@@ -179,13 +187,6 @@ def test_what_the_file_sets_gives_way_to_what_excludes_it(
         assert (sources[name], sources[other]) == ("DEFAULT", "DEFAULT_MAP")
 
 
-def test_a_prompt_leaves_no_stdin_in_force(configured):
-    """Only `-` excludes it."""
-    configured("no-stdin = true\n")
-    for words, no_stdin in ((["hello"], True), (["-"], False)):
-        assert parsed("tokens", *words)[0]["no_stdin"] is no_stdin
-
-
 def settings(cli, *argv):
     document = cli("env", "--json", *argv).json()
     assert errors(document, "env") == []
@@ -195,7 +196,6 @@ def settings(cli, *argv):
 
 def test_where_the_file_is(cli, monkeypatch, tmp_path):
     monkeypatch.delenv("LLMCLI_CONFIG")
-    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")  # to be ignored, as the specification says
     home = tmp_path / ".config" / "llmcli" / "config.toml"
     _, document = settings(cli)
@@ -242,19 +242,24 @@ def test_a_file_that_is_wrong_is_one_error(configured, cli, text, message):
     assert cli("tokens", "hello", "-m", "tiny", "--json").json()["error"]["kind"] == "usage"
 
 
+def deny(monkeypatch, method, place):
+    """A method of Path for what is there is refused, as to anybody but root."""
+    real = getattr(Path, method)
+
+    def refuse(path, *argv, **options):
+        if path.is_relative_to(place):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *argv, **options)
+
+    monkeypatch.setattr(Path, method, refuse)
+
+
 def test_a_file_that_cannot_be_read_is_an_error(cli, monkeypatch, tmp_path):
     folder, fifo, locked = tmp_path / "folder", tmp_path / "fifo", tmp_path / "locked.toml"
     folder.mkdir()
     os.mkfifo(fifo)
     locked.write_text("quiet = true\n")
-    opened = Path.open
-
-    def refuse(path, *argv, **options):  # as for anybody but root
-        if path == locked:
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return opened(path, *argv, **options)
-
-    monkeypatch.setattr(Path, "open", refuse)
+    deny(monkeypatch, "open", locked)
     for path, message in (
         (folder, "it is a directory"), (fifo, "it is not a regular file"),
         ("/dev/zero", "it is not a regular file"), (locked, "permission denied"),
@@ -295,17 +300,12 @@ def test_help_does_not_read_the_file_and_a_command_reads_it_once(configured, cli
     assert read == [path]
 
 
-def test_no_child_of_a_test_reads_the_developers_file(tmp_path):
-    folder = tmp_path / ".config" / "llmcli"
-    folder.mkdir(parents=True)
-    (folder / "config.toml").write_text("x = \n")
-    argv = [sys.executable, "-m", "llmcli", "models"]
-    environment = {name: value for name, value in os.environ.items() if name != "LLMCLI_CONFIG"}
-    environment |= {"HOME": str(tmp_path)}
-    environment.pop("XDG_CONFIG_HOME", None)
-    assert children.run(argv, env=environment, capture_output=True).returncode == 0
-    environment |= {"LLMCLI_CONFIG": str(folder / "config.toml")}
-    assert children.run(argv, env=environment, capture_output=True).returncode == 2
+def test_no_child_of_a_test_reads_the_developers_file(configured, monkeypatch, tmp_path):
+    configured("x = \n", tmp_path / ".config" / "llmcli" / "config.toml")
+    ended(start("models"), 2)
+    monkeypatch.delenv("LLMCLI_CONFIG")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    ended(start("models"))
 
 
 @pytest.mark.parametrize("why", ["permission denied", "file name too long"])
@@ -314,16 +314,77 @@ def test_env_shows_a_folder_that_may_not_be_read(cli, monkeypatch, tmp_path, why
     folder = tmp_path / ("a" * 300 if why == "file name too long" else "closed")
     monkeypatch.delenv("LLMCLI_CONFIG", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
-    if why == "permission denied":  # root may read everything
-        there = Path.stat
-
-        def stat(path, **options):
-            if path.is_relative_to(folder):
-                raise PermissionError(errno.EACCES, "Permission denied", str(path))
-            return there(path, **options)
-
-        monkeypatch.setattr(Path, "stat", stat)
+    if why == "permission denied":
+        deny(monkeypatch, "stat", folder)
     result = cli("env")
     assert result.code == 0
     assert f"config.toml`: {why}" in " ".join(result.out.split())
     assert "no such file" not in result.out
+
+
+def test_paths_are_absolute_in_json_and_short_in_text(cli, monkeypatch, tmp_path):
+    found, cache = settings(cli)[0], f"{tmp_path}/.cache"
+    assert found["llmcli cache"] == (f"{cache}/llmcli", "default")
+    assert found["hub home"] == (f"{cache}/huggingface", "default")
+    assert found["hub cache"] == (f"{cache}/huggingface/hub", "default")
+    assert found["offline"] == (False, "default")
+    text = cli("env").out
+    for words in ("~/.cache/llmcli ", "~/.cache/huggingface/hub ", "PyTorch's choice for"):
+        assert words in text
+    monkeypatch.setenv("HF_HUB_CACHE", "here")
+    assert settings(cli)[0]["hub cache"] == (str(Path("here").absolute()), "environment")
+    monkeypatch.setenv("LLMCLI_CACHE", "/else/where")
+    assert "  /else/where  " in cli("env").out
+
+
+def test_the_hubs_places_are_those_of_its_library(cli, monkeypatch):
+    variables = ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE")
+    ask = f"""{children.EACH}
+os.environ[words] = "/else/where"
+from huggingface_hub import constants as c; print(c.HF_HUB_CACHE, c.HF_HOME)
+"""
+    told = children.run(
+        [sys.executable, "-c", ask, *variables], capture_output=True, text=True, check=True
+    )
+    *places, codes = told.stdout.splitlines()
+    assert codes == "exit codes: 0 0 0"
+    for variable, place in zip(variables, places, strict=True):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, "/else/where")
+            found, _ = settings(cli)
+        assert [found["hub cache"][0], found["hub home"][0]] == place.split()
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Sets $LLMCLI_KERNELS, as if the process had been started with it."""
+
+    def set_to(level):
+        monkeypatch.setenv("LLMCLI_KERNELS", level)
+        native.level.cache_clear()
+
+    yield set_to
+    monkeypatch.undo()
+    native.level.cache_clear()
+
+
+def test_the_level_of_the_kernels_is_named(cli, kernels):
+    native.level.cache_clear()
+    found, document = settings(cli)
+    assert found["kernels"] == (None, "default")
+    assert document["environment"]["kernel_level"] == native.status()
+    assert f"kernels    {native.status()}\n" in cli("env").out
+    kernels("off")
+    found, document = settings(cli)
+    assert found["kernels"][0] == document["environment"]["kernel_level"] == "off"
+
+
+@pytest.mark.parametrize("argv", [("env",), ("tokens", "-m", "tiny", "a"), ("info", "-m", "tiny")])
+def test_a_level_that_does_not_exist_is_refused_before_anything_is_done(cli, kernels, argv):
+    kernels("avx3")
+    refused = cli(*argv)
+    assert refused.code == 2
+    assert refused.out == ""
+    assert "`LLMCLI_KERNELS=avx3` is not a level" in refused.err
+    levels = f"{', '.join(native.LEVELS[:-1])} or {native.LEVELS[-1]}"
+    assert f"hint: set it to off, {levels}, or unset it" in refused.err

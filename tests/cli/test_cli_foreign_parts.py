@@ -11,8 +11,11 @@ from dataclasses import replace
 import linear_family
 import numpy as np
 import pytest
-from covers import in_turn
-from linear_family import RMS, family_of, write
+import torch
+from covers import few, in_turn
+from decoder_faults import wrap
+from json_schemas import errors
+from linear_family import DELTA, RMS, SSM, family_of, write
 from planned import departures
 from safetensors.torch import load_file
 from unplanned import family as unplanned
@@ -22,6 +25,9 @@ from unplanned.running_mean import forward
 from unplanned.running_mean import part as mean
 
 import llmcli.graph.graph
+import llmcli.nn.recurrent as nn
+from llmcli.commands.attention.measure.layers import measure_attention
+from llmcli.commands.attention.options import AttentionOptions
 from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.mlp import GateClamp, MlpConfig
@@ -29,10 +35,14 @@ from llmcli.config.model import ModelConfig, sequential
 from llmcli.decoder.block import FORWARDS
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
+from llmcli.families.family import families
 from llmcli.graph.parts.registry import PARTS
+from llmcli.inspect.passes import Passes
 from llmcli.loading.load import load
 from llmcli.nn.state import LayerState
 from llmcli.nn.step import Edit
+from llmcli.ops.recurrence import Map
+from llmcli.parts import delta
 
 TEXT = "The old house stood at the end of the road, and the old"
 MIXER = AttentionConfig(
@@ -69,24 +79,31 @@ def paths(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def known(registered, paths):
-    registered(*(family_of(name, config) for name, config in FAMILIES.items()))
+def known(monkeypatch, paths):
+    ours = (*families(), *(family_of(name, config) for name, config in FAMILIES.items()))
+    for module in ("families.family", "commands.info.measure"):
+        monkeypatch.setattr(f"llmcli.{module}.families", lambda: ours)
 
 
 @pytest.fixture
-def run(green, paths):
+def run(cli, paths):
+    """A command's document, which is as its schema says and has every check green."""
+
     def run(name, command, *argv):
-        document = green(command, "-m", paths[name], *argv)
-        if command not in ("generate", "score", "info", "bench", "explain", "load", "timing"):
-            assert document["checks"]
+        result = cli(command, "-m", paths[name], *argv, "--json", "--debug")
+        assert result.code == 0, result.err
+        document = result.json()
+        assert errors(document, command) == []
+        checks = document.get("checks", [])
+        assert all(one["ok"] for one in (checks.values() if isinstance(checks, dict) else checks))
+        without = ("generate", "score", "info", "bench", "explain", "load", "timing")
+        assert checks or command in without
         return document
 
     return run
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), in_turn(list(FAMILIES), ["float64", "bfloat16", "float32"])
-)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(list(FAMILIES), ["float64", "bfloat16"]))
 def test_every_view_is_green(run, paths, name, dtype, tmp_path):
     file = tmp_path / "all.npz"
     of = (TEXT, "--dtype", dtype)
@@ -144,7 +161,7 @@ def test_texts_scores_and_shapes(run):
     assert run("unplanned", "shapes", TEXT)["cache"]["decode"] == held
 
 
-def test_times_and_rates(run, cli, paths, tmp_path):
+def test_times_and_rates(run, tmp_path):
     """`scan` of the running mean is a group that the mixer alone has."""
     trace = tmp_path / "trace.json"
     of = (TEXT, "-n", "3", "--pairs", "2")
@@ -161,20 +178,150 @@ def test_times_and_rates(run, cli, paths, tmp_path):
     assert [part["layer"] for part in scans] == [0, 1]
     assert all(part["seconds"] > 0 and part["work"]["bytes"] for part in scans)
     assert sum(e["name"] == "scan" for e in json.loads(trace.read_text())["traceEvents"]) == 2 * 4
-    said = cli("timing", "-m", paths["unplanned"], *of, "--layers")
-    assert said.code == 0
-    rows = [line.split() for line in said.out.splitlines()]
-    assert sum(row[:1] == ["scan"] for row in rows) == 2
-    assert sum(row[:1] == ["layer"] and "scan" in row for row in rows) == 2
     rates = run("unplanned", "bench", "-p", "32", "-n", "4", "-r", "2", "--no-ceilings")["rows"]
     assert len(rates) == 2
     assert all(row["avg_ts"] > 0 for row in rates)
 
 
+# recurrences
+
+
+def test_what_json_says_of_layers_and_heads(run):
+    found = run("linear", "attention", TEXT, "--dtype", "float64", "--patterns", "--metrics", "all",
+                "--top-pairs", "20")  # fmt: skip
+    kinds = [(layer["kind"], layer["signed"]) for layer in found["layers"]]
+    assert kinds == [("gated DeltaNet", True), ("Mamba-2", True), ("full", False)]
+    note = found["layers"][0]["note"]
+    assert "signed" in note
+    assert "column j mixes tokens j−3 to j" in note
+    assert found["layers"][2]["note"] == ""
+    (delta_head, *_), (ssm_head, *_), (softmax, *_) = (
+        layer["heads"] for layer in found["layers"]
+    )
+    assert 0 < delta_head["metrics"]["negative"] < 1
+    assert 0 < delta_head["metrics"]["overwritten"] < 0.5
+    assert ssm_head["metrics"]["overwritten"] is None
+    assert softmax["metrics"]["negative"] is softmax["metrics"]["half_life"] is None
+    assert "no distribution" in found["unlabelled"]["broad"]
+    assert not any("broad" in head["labels"] for head in found["layers"][0]["heads"])
+    # every metric once more by its definition, of |A| / Σ|A|
+    for layer in found["layers"][:2]:
+        for head in layer["heads"]:
+            a = np.asarray(head["pattern"], "f8")
+            share = np.abs(a) / np.abs(a).sum(-1, keepdims=True)
+            entropy = -(share * np.log(np.where(share > 0, share, 1))).sum(-1)
+            metrics = head["metrics"]
+            assert metrics["entropy"] == pytest.approx(entropy.mean(), rel=1e-5)
+            assert metrics["max_weight"] == pytest.approx(share.max(-1).mean(), rel=1e-5)
+            assert metrics["previous_token"] == pytest.approx(np.diag(share, -1).mean(), rel=1e-5)
+            negative = np.where(a < 0, share, 0).sum(-1).mean()
+            assert metrics["negative"] == pytest.approx(negative, rel=1e-5)
+            sigma = np.linalg.svd(a, compute_uv=False)
+            p = sigma / sigma.sum()
+            rank = np.exp(-(p * np.log(np.where(p > 0, p, 1))).sum())
+            assert metrics["effective_rank"] == pytest.approx(rank, rel=1e-4)
+    assert {pair["layer"] for pair in found["pairs"]} > {0, 1}
+    for pair in found["pairs"]:
+        a = np.asarray(found["layers"][pair["layer"]]["heads"][pair["head"]]["pattern"], "f8")
+        row = a[pair["query"]]
+        value = row[pair["key"]]
+        assert pair["weight"] == pytest.approx(value, rel=1e-5)
+        assert pair["rank_value"] == pytest.approx(abs(value) / np.abs(row).sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize("given", [{"layer": "0-1"}, {"layer": "0-1", "top_pairs": 5}])
+def test_numbers_do_not_depend_on_blocks(paths, monkeypatch, given):
+    monkeypatch.setattr("llmcli.commands.attention.measure.layers.MOST_CELLS", 20)
+    model = load(paths["linear"], dtype="float64")
+    ids = [(7 * i * i + 3 * i) % 2000 for i in range(150)]
+    options = AttentionOptions(**given)
+    whole, parts = (
+        measure_attention(Passes(model, ids), options, block_rows=rows) for rows in (None, 7)
+    )
+    assert parts.ok
+    for one, other in zip(whole.pairs, parts.pairs, strict=True):
+        assert (one.layer, one.head, one.query, one.key) == (
+            other.layer, other.head, other.query, other.key,
+        )  # fmt: skip
+    for one, other in zip(whole.layers, parts.layers, strict=True):
+        for mine, theirs in zip(one.heads, other.heads, strict=True):
+            assert mine.metrics == pytest.approx(theirs.metrics, nan_ok=True)
+    for one, other in zip(whole.matrices, parts.matrices, strict=True):
+        assert one.values == pytest.approx(other.values, nan_ok=True, rel=1e-6)
+        assert np.nanmin(one.values) < 0, "of either sign the largest"
+
+
+def test_files_of_signed_maps(cli, run, paths, tmp_path):
+    def export(ending, *argv):
+        file = tmp_path / f"x.{ending}"
+        heads = ("--layer", "0-1", "--head", "0-2")
+        said = cli("attention", "-m", paths["linear"], TEXT, *heads, *argv, "-o", str(file))
+        assert said.code == 0, said.err
+        return file
+
+    with np.load(export("npz")) as arrays:
+        assert set(arrays.files) > {"blocks.0.linattn.pattern", "blocks.1.ssm.pattern"}
+        pattern = arrays["blocks.0.linattn.pattern"]
+        assert pattern.shape == (3, 16, 16)
+        assert pattern.min() < 0
+        assert not np.triu(pattern, 1).any()
+    stored = load_file(export("safetensors"))
+    assert torch.equal(stored["blocks.0.linattn.pattern"], torch.tensor(pattern))
+    document = json.loads(export("json").read_text("utf-8"))
+    assert errors(document, "attention") == []
+    page = export("html").read_text("utf-8")
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert [layer["values"] for layer in data["layers"]] == ["signed", "signed"]
+    assert data["layers"][0]["heads"][0]["low"] == -data["layers"][0]["heads"][0]["high"]
+    assert export("png").read_bytes().startswith(b"\x89PNG")
+    assert export("png", "--map", "half_life").read_bytes().startswith(b"\x89PNG")
+
+
+def test_states_after_each_token(cli, run, paths, tmp_path):
+    of = (TEXT, "--dtype", "float32")
+    found = run("linear", "attention", *of, "--what", "state", "--head", "0,2")
+    assert [layer["kind"] for layer in found["layers"]] == ["gated DeltaNet", "Mamba-2"]
+    assert (found["layers"][0]["rows"], found["layers"][0]["columns"]) == (8, 6)
+    assert found["layers"][0]["bytes"] == 4 * 4 * 8 * 6
+    assert found["positions"] == list(range(16))
+    for layer in found["layers"]:
+        assert [head["head"] for head in layer["heads"]] == [0, 2]
+        for head in layer["heads"]:
+            assert head["effective_ranks"][0] == pytest.approx(1), "one token writes one direction"
+            assert len(head["norms"]) == len(head["effective_ranks"]) == 16
+            assert all(1 <= rank <= 6 for rank in head["effective_ranks"])
+    file = tmp_path / "dump.npz"
+    run("linear", "dump", *of, "--name", "blocks.0.linattn.state", "-o", str(file))
+    with np.load(file) as arrays:
+        states = arrays["blocks.0.linattn.state"]
+    norms = np.linalg.norm(states[2], axis=-1)
+    assert found["layers"][0]["heads"][1]["norms"] == pytest.approx(norms.tolist(), rel=1e-5)
+    ids = ",".join(str(3 * i) for i in range(100))
+    long = run("linear", "attention", "--ids", ids, "--what", "state")
+    assert len(long["positions"]) == 24
+    assert long["positions"][-1] == 99
+
+
+def test_info_and_shapes_tell_what_is_kept(run, cli, paths):
+    ring = 4 * (DELTA.channels + SSM.channels)
+    held = 4 * 2 * 4 * 8 * 6  # float32, of both layers
+    info = run("linear", "info", "--dtype", "float32")
+    states = info["memory"][0]["states"]
+    assert states == {
+        "layers": 2, "bytes": held + 4 * ring, "against": "attention",
+        "against_per_token": 2 * 4 * 2 * (2 * 8),
+        "smaller_from": (held + 4 * ring) // (2 * 4 * 2 * 16) + 1,
+    }  # fmt: skip
+    assert run("linear", "shapes", "--dtype", "float32")["cache"]["states"] == states
+    said = cli("info", "-m", paths["linear"], "--all").out
+    assert "0 B a token" in said
+    assert "less than keys and values of as many of its attention layers from" in said
+
+
 # sinks
 
 
-def test_what_is_said_of_sinks(run, cli, paths, monkeypatch):
+def test_what_is_said_of_sinks(run, cli, paths):
     kinds = run("sunk", "info")["architecture"]["layers"]
     assert [kind["details"] for kind in kinds] == [
         ["a learned sink in each head", "gates clamped at 1"]
@@ -184,7 +331,6 @@ def test_what_is_said_of_sinks(run, cli, paths, monkeypatch):
     said = cli("attention", "-m", paths["sunk"], TEXT, "--map", "learned-sink")
     assert said.code == 0
     assert "mean of e^sink / (e^sink + Σ_j e^S[i,j])" in said.out
-    monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     assert cli("ladder", "-m", paths["sunk"], "abc", "--rung", "3-8").code == 0
 
 
@@ -196,7 +342,6 @@ def test_what_is_said_of_sinks(run, cli, paths, monkeypatch):
     ("blocks.1.attn.sink[3]", "sink was learned"),
 ])
 def test_numbers_are_derived(run, cli, paths, number, says):
-    assert run("sunk", "explain", number, TEXT)["ok"]
     assert run("sunk", "explain", number, TEXT, "--dtype", "float64")["ok"]
     said = cli("explain", "-m", paths["sunk"], number, TEXT, "--depth", "1")
     assert said.code == 0
@@ -231,12 +376,110 @@ def test_what_its_kernel_never_writes_cannot_be_edited(paths):
     Session(model.decoder, 1, 4).extend([[1, 2, 3]], edits=[edit])
 
 
-def in_place_of(of, name, change):
-    """`of.name` becomes `change(what it was)`."""
-    return lambda monkeypatch: monkeypatch.setattr(of, name, change(getattr(of, name)))
+# faults
 
 
-def a_graph_with_another_value(monkeypatch):
+def scans(change):
+    """What goes over the tokens, as a function of what it reads and of the state."""
+    return wrap(
+        nn.Recurrent, "scanned",
+        lambda scan, self, x, state, step: change(lambda *of: scan(self, *of, step), x, state),
+    )  # fmt: skip
+
+
+def reads(change):
+    """What the kernel reads is changed, whatever was emitted."""
+    return scans(lambda scan, x, state: scan(change(x), state))
+
+
+def decays_times(factor):
+    return reads(lambda x: replace(x, log_decay_BHT=factor * x.log_decay_BHT))
+
+
+def the_map_is(change):
+    return wrap(Map, "rows", lambda rows, self, first, stop: change(rows(self, first, stop)))
+
+
+def conv_is_lost(activated, self, x, state, step):
+    out = activated(self, x, state, step)
+    state["conv"].zero_()
+    return out
+
+
+def other_bias(decays, self, x, *args, **bounds):
+    return decays(self, x - 0.1, *args, **bounds)
+
+
+# in which layers (0: gated DeltaNet, 1: Mamba-2), what plants it, and which checks see it at least
+FAULTS = {
+    "decays off by 1 %": ("01", decays_times(1.01), "values state"),
+    "decays off by 0.1 %": ("01", decays_times(1.001), "values"),
+    "β is ignored": (
+        "01", reads(lambda x: replace(x, beta_BHT=torch.ones_like(x.beta_BHT))), "values state"),
+    "values of another head": (
+        "01", reads(lambda x: replace(x, v_BHTe=x.v_BHTe.roll(1, 1))), "values state"),
+    "results too large": (
+        "01", scans(lambda scan, x, state: 1.0001 * scan(x, state)), "values"),
+    "the map is shifted": ("01", the_map_is(lambda a: a.roll(1, -1)), "causal values"),
+    "the map is scaled": ("01", the_map_is(lambda a: 1.0001 * a), "values"),
+    "the map is that of another head": ("01", the_map_is(lambda a: a.roll(1, 1)), "values"),
+    "the map's rows are late": ("01", the_map_is(lambda a: a.roll(1, 2)), "values"),
+    # a head reads the queries and keys of another one, in the kernel and in the map
+    "heads are paired otherwise": (
+        "01", wrap(nn.Inputs, "of_heads", lambda of, self, x: of(self, x).roll(1, 1)),
+        "formulas"),
+    "the state is lost": (
+        "01", scans(lambda scan, x, state: scan(x, state.snapshot(0))), "state"),
+    "the convolution's last rows are lost": (
+        "01", wrap(nn.Recurrent, "activated", conv_is_lost), "steps"),
+    "decays of another bias": ("01", wrap(nn.Recurrent, "decays", other_bias), "formulas"),
+    "nothing is taken off": ("0", reads(lambda x: replace(x, plain=True)), "values state"),
+    "something is taken off": ("1", reads(lambda x: replace(x, plain=False)), "values state"),
+    "k has another length": (
+        "0", wrap(delta, "l2_norm", lambda norm, *args: 1.5 * norm(*args)), "formulas"),
+    "B and C change places": (
+        "1", reads(lambda x: replace(x, q_BKTd=x.k_BKTd, k_BKTd=x.q_BKTd)), "values state"),
+}  # fmt: skip
+
+
+# by default in one of its layers, in turn
+@pytest.mark.parametrize(("layer", "fault"), [
+    one for at, (name, (layers, *_)) in enumerate(FAULTS.items())
+    for one in few([pytest.param(layer, name) for layer in layers[:: 1 - 2 * (at % 2)]], 1)
+])  # fmt: skip
+def test_faults_are_seen(cli, paths, monkeypatch, layer, fault):
+    _, plant, expected = FAULTS[fault]
+    plant(monkeypatch, None)
+    argv = ("attention", TEXT, "--layer", layer, "--json", "--dtype", "float32")
+    said = cli(*argv, "-m", paths["linear"], "--generate", "3")
+    assert said.code == 1
+    red = {name for name, check in said.json()["checks"].items() if not check["ok"]}
+    assert set(expected.replace("state", "steps").split()) <= red
+    if "state" in expected:
+        said = cli(*argv, "-m", paths["linear"], "--what", "state")
+        assert said.code == 1
+        assert not said.json()["checks"]["state"]["ok"]
+
+
+def test_chunks_go_on_where_the_last_one_ended(cli, paths, monkeypatch, tmp_path):
+    def emptied(scan, x, state):
+        state["state"].zero_()
+        return scan(x, state)
+
+    text = tmp_path / "long.txt"
+    text.write_text("the cat sat on 12 mats. " * 80)
+    argv = ("lens", "-m", paths["linear"], "-f", str(text), "--json", "--dtype", "float32",
+            "--position", "-1")  # fmt: skip
+    sound = cli(*argv)
+    assert sound.code == 0
+    assert sound.json()["checks"]["chunks"]["ok"]
+    scans(emptied)(monkeypatch, None)
+    said = cli(*argv)
+    assert said.code == 1
+    assert not said.json()["checks"]["chunks"]["ok"]
+
+
+def a_graph_with_another_value(monkeypatch, of):
     def graph(c, site):
         made = mean.graph(c, site)
         nodes = [
@@ -249,31 +492,28 @@ def a_graph_with_another_value(monkeypatch):
     monkeypatch.setitem(PARTS, mean.RunningMeanConfig, replace(mean.PART, graph=graph))
 
 
-FAULTS = {
-    "a sum that is too large": (in_place_of(
-        forward.RunningMean, "recur",
-        lambda recur: lambda self, *x: [1.01 * (found := recur(self, *x))[0], found[1]],
-    ), ("attention", "dump")),
-    "a state that is not kept": (in_place_of(
-        LayerState, "__getitem__", lambda item: lambda self, name: item(self, name).clone()
-    ), ("attention", "dump")),
-    "a map that looks ahead": (in_place_of(
-        forward.RunningMean, "derive",
-        lambda derive: lambda self, *x, **heads: derive(self, *x, **heads).roll(1, -1),
-    ), ("attention", "dump")),
-    "a graph with another value": (a_graph_with_another_value, ("attention", "dump")),
-}  # fmt: skip
+# of what nobody has planned: `attention` and `dump` see them
+UNPLANNED = {
+    "a sum that is too large": wrap(
+        forward.RunningMean, "recur", lambda recur, *x: [1.01 * (found := recur(*x))[0], found[1]]
+    ),
+    "a state that is not kept": wrap(
+        LayerState, "__getitem__", lambda item, *x: item(*x).clone()
+    ),
+    "a map that looks ahead": wrap(
+        forward.RunningMean, "derive", lambda derive, *x, **heads: derive(*x, **heads).roll(1, -1)
+    ),
+    "a graph with another value": a_graph_with_another_value,
+}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_are_seen(cli, paths, monkeypatch, fault):
-    plant, commands = FAULTS[fault]
-    plant(monkeypatch)
+@pytest.mark.parametrize("fault", UNPLANNED)
+def test_faults_of_what_nobody_has_planned_are_seen(cli, paths, monkeypatch, fault):
+    UNPLANNED[fault](monkeypatch, None)
     llmcli.graph.graph.graph.cache_clear()
-    for command in commands:
-        argv = ["--name", "*"] if command == "dump" else []
+    for argv in (["attention"], ["dump", "--name", "*"]):
         argv += ["--generate", "3", "--json", "--dtype", "float64"]
-        result = cli(command, "-m", paths["unplanned"], TEXT, *argv)
-        assert result.code == 1, command
+        result = cli(*argv, "-m", paths["unplanned"], TEXT)
+        assert result.code == 1, argv[0]
         assert not all(check["ok"] for check in result.json()["checks"].values())
     llmcli.graph.graph.graph.cache_clear()

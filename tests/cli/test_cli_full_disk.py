@@ -8,11 +8,9 @@ import ast
 import contextlib
 import errno
 import io
-import json
 import os
 import re
 import shlex
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -62,12 +60,10 @@ def named():
 
 @pytest.fixture(scope="module")
 def recurrent(tmp_path_factory):
-    folder = write_tiny(tmp_path_factory.mktemp("recurrent") / "m")
-    (folder / "config.json").write_text(json.dumps({
-        "model_type": "mamba2", "vocab_size": 2048, "hidden_size": 32, "num_heads": 8,
-        "head_dim": 8, "n_groups": 1, "state_size": 8, "num_hidden_layers": 2,
-    }))  # fmt: skip
-    return str(folder)
+    return str(write_tiny(
+        tmp_path_factory.mktemp("recurrent") / "m", architectures=["Mamba2ForCausalLM"],
+        model_type="mamba2", num_heads=8, head_dim=8, n_groups=1, state_size=8,
+    ))  # fmt: skip
 
 
 def of(argv, weighted, mixture, recurrent):
@@ -82,7 +78,6 @@ def alone(monkeypatch, tmp_path):
     """Caches of its own, and what takes long is brief: values are nothing here."""
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     check = GroupResult(
         check=ViewCheck(name="a", words="b", value=0, tolerance=0), cases=1, seconds=0
     )
@@ -194,18 +189,6 @@ def test_every_command_has_a_line_here():
     assert set(LINES) == set(ENTRIES) | set(NESTED)
 
 
-@contextmanager
-def full_stdout(monkeypatch):
-    with open("/dev/full", "wb", buffering=0) as raw:
-        stream = io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8")
-        monkeypatch.setattr("sys.stdout", stream)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):  # what could not be written is tried once more
-                stream.close()
-
-
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 @pytest.mark.parametrize("argv", [
     *([*name.split(), *LINES[name]] for name in LINES), *map(shlex.split, MORE),
@@ -218,8 +201,12 @@ def test_what_a_command_says(capsys, weighted, mixture, recurrent, monkeypatch, 
         (file.parent / ".fetch-left").mkdir(parents=True)
         file.touch()
         os.truncate(file, CATALOG["smollm2"].size)  # a hole, which takes no room
-    with full_stdout(monkeypatch):
+    with open("/dev/full", "wb", buffering=0) as raw:
+        stream = io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8")
+        monkeypatch.setattr("sys.stdout", stream)
         code = main(argv)
+        with contextlib.suppress(OSError):  # what could not be written is tried once more
+            stream.close()
     err = capsys.readouterr().err
     assert code == 1, err
     told = [line for line in err.splitlines() if not line.startswith("note: ")]

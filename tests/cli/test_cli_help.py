@@ -1,4 +1,7 @@
-"""Help, topics and version: what they say, what they import, how long they take."""
+"""Help, topics, version and options: what they say, what is imported for them, how long they take.
+
+What each command's options take and refuse is in the transcripts and in test_cli_config.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,27 @@ import resource
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
+from dataclasses import dataclass
 
 import children
 import pytest
 from cli_tiny import write_tiny
 from covers import few
+from programs import ROOT
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from llmcli import __version__
+from llmcli.cli import group, tree
 from llmcli.cli.group import build
 from llmcli.cli.help import TOPICS, drawn, topic_of
-from llmcli.cli.tree import ENTRIES, NESTED
+from llmcli.cli.tree import COMPUTING, ENTRIES, NESTED, root
 from llmcli.cli.vocabulary import filled
+from llmcli.errors import UsageError
+from llmcli.shell.params import Range, arg, flatten, opt
 
-ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 HEAVY = ("torch", "numpy", "safetensors", "huggingface_hub", "tokenizers", "jinja2", "gguf",
          "rich", "pydantic", "transformers")  # fmt: skip
 # before there is a process for each: what all of them import, and a name that another program says
@@ -37,16 +44,19 @@ platform.processor()
 import socket
 def refused(*a, **k): raise SystemExit("the network")
 socket.socket.connect = refused
+import llmcli.cli.tree
+llmcli.cli.tree.read_ahead = int  # takes half a second, on a thread
 code = main(words.split())
-print("LOADED", code, *sys.modules, file=sys.stderr)
+print("LOADED", code, *sys.modules, file=sys.stderr, flush=True)
+os._exit(0)
 """
 
 
-def probe(*commands):
-    """The exit code of each, and the modules that were imported."""
+def probe(*commands, early="sys"):
+    """The exit code of each, and the modules that were imported; `early`: by all of them."""
     done = children.run(
-        [sys.executable, "-c", PROBE, *commands], capture_output=True, text=True, cwd=ROOT,
-        stdin=subprocess.DEVNULL, check=True,
+        [sys.executable, "-c", f"import {early}\n{PROBE}", *commands], capture_output=True,
+        text=True, cwd=ROOT, stdin=subprocess.DEVNULL, check=True,
     )  # fmt: skip
     lines = [line.split() for line in done.stderr.splitlines() if line.startswith("LOADED ")]
     return [(int(code), modules) for _, code, *modules in lines]
@@ -58,6 +68,8 @@ def dbrx(tmp_path):
     return str(write_tiny(tmp_path / "m", model_type="dbrx"))
 
 
+# what commands may import that have to do without torch, but not without these
+FREE = "numpy, pydantic, rich.console, llmcli.families.family, llmcli.graph.graph"
 # a command, its exit code, and what it does not import: of each kind the first, and the others
 LIGHT = [
     *((words, 0, HEAVY) for words in ("--help", "--version")),
@@ -72,6 +84,10 @@ LIGHT = [
     ("models list", 0, ("torch", "httpx", "gguf", "transformers")),
     # the second model is refused before the first is loaded
     ("score hello -m tiny --versus DBRX", 4, ("torch",)),
+    # an architecture that is not supported
+    *((f"{words} -m DBRX", 4, ("torch",)) for words in (
+        "generate hello", "attention hello", "generate hello --random-weights",
+    )),
 ]  # fmt: skip
 MORE = [
     *((words, 0, HEAVY) for words in ("-h", "")),
@@ -83,14 +99,21 @@ MORE = [
       for words in ("path tiny", "prune --dry-run")),
     *((f"help {words}", 0, ("torch", "transformers", "huggingface_hub"))
       for words in ("", *TOPICS, "generate", "models pull")),
+    *((f"{words} -m DBRX", 4, ("torch",)) for words in (
+        "shapes hello", "load", "score hello", "lens hello", "dump hello --name logits",
+        "timing hello", "ladder hello", "explain logits[-1,0] hello",
+    )),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("commands", few([LIGHT, MORE], 1), ids=["kinds", "more"])
 def test_light_commands_import_nothing_heavy_and_make_no_request(tiny, dbrx, commands):
-    found = probe(*(words.replace("TINY", tiny).replace("DBRX", dbrx) for words, *_ in commands))
-    for (words, code, heavy), (ended, modules) in zip(commands, found, strict=True):
-        assert (ended, {*heavy} & {*modules}) == (code, set()), words
+    for early, kind in ("sys", False), (FREE, True):
+        asked = [one for one in commands if kind == ({*one[-1]}.isdisjoint(["numpy", "pydantic"]))]
+        lines = (words.replace("TINY", tiny).replace("DBRX", dbrx) for words, *_ in asked)
+        found = probe(*lines, early=early)
+        for (words, code, heavy), (ended, modules) in zip(asked, found, strict=True):
+            assert (ended, {*heavy} & {*modules}) == (code, set()), words
 
 
 METADATA = "importlib.metadata"  # which takes 10 ms
@@ -112,16 +135,6 @@ def test_the_help_of_a_command_loads_its_options_and_nothing_that_runs():
         assert (name, code, beyond) == (name, 0, set())
 
 
-@pytest.mark.parametrize("commands", few([
-    ["generate hello", "attention hello", "generate hello --random-weights"],
-    ["shapes hello", "load", "score hello", "lens hello", "dump hello --name logits",
-     "timing hello", "ladder hello", "explain logits[-1,0] hello"],
-], 1))  # fmt: skip
-def test_an_architecture_that_is_not_supported_is_refused_before_torch(commands, dbrx):
-    for code, modules in probe(*(f"{words} -m {dbrx}" for words in commands)):
-        assert (code, "torch" in modules) == (4, False)
-
-
 @pytest.mark.measured
 def test_help_takes_less_than_a_fifth_of_a_second():
     """Processor time, the best of several: a busy machine makes the clock on the wall useless."""
@@ -141,15 +154,7 @@ def test_help_takes_less_than_a_fifth_of_a_second():
 def test_version(cli):
     result = cli("--version")
     assert (result.code, result.out) == (0, f"llmcli {__version__}\n")
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        assert tomllib.load(file)["project"]["version"] == __version__
-
-
-def test_root_help_lists_every_command(cli):
-    text = cli("--help").out
-    assert all(f" {name} " in text and f"\n{one.heading} " in text for name, one in ENTRIES.items())
-    assert len(text.splitlines()) < 24, "it stays on the first screen"
-    assert cli().out == text
+    assert PROJECT["project"]["version"] == __version__
 
 
 @pytest.mark.parametrize("name", [*ENTRIES, *NESTED])
@@ -179,20 +184,6 @@ def test_the_help_of_a_command(cli, monkeypatch, name):
     assert len(shared) >= 2
 
 
-def test_a_command_s_help_ends_with_its_epilog(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-
-    def command() -> None:
-        """What it does."""
-
-    plain = build("try", command)
-    with plain.make_context("try", []) as context:
-        assert plain.get_help(context).endswith("Show this message and exit.")
-    told = build("try", command, "\nExamples:\n\n  llmcli try  this\n")
-    with told.make_context("try", []) as context:
-        assert told.get_help(context).endswith("and exit.\n\nExamples:\n\n  llmcli try  this")
-
-
 def test_a_long_help_goes_through_the_pager_on_a_terminal(cli, monkeypatch):
     plain = cli("generate", "--help").out
     paged = []
@@ -212,17 +203,77 @@ def test_a_long_help_goes_through_the_pager_on_a_terminal(cli, monkeypatch):
     assert cli("generate", "--help").out.startswith("usage: llmcli generate ")
 
 
+# options that no command has yet: several needs, short names in rules, names with `_`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    most_words: int = opt(
+        5, "-w --most-words N", "Words.", within=Range(1, or_else=-1), aliases=("--words",)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ruled:
+    width: str | None = arg(None, "WIDTH", "Width.")
+    high: bool = opt(False, "-H --high", "High.", needs=("--low", "-w"), excludes=("--flat",))
+    low: bool = opt(False, "--low", "Low.")
+    flat: bool = opt(False, "--flat", "Flat.", excludes=("WIDTH", "--words=7", "--deep!=0"))
+    deep: int = opt(1, "--deep N", "Deep.")
+    words: int = opt(5, "-w --words N", "Words.")
+
+
+@pytest.mark.parametrize(("argv", "message"), [
+    (["--high"], "`--high` needs `--low` or `-w`"),
+    (["--high", "-w", "5"], "`--high` needs `--low` or `-w`"),  # the default
+    (["--high", "-w", "6"], ""),
+    (["-H", "--low", "--flat"], "`--high` and `--flat` exclude each other"),
+    (["wide", "--flat"], "`--flat` and `WIDTH` exclude each other"),
+    (["wide", "--high", "--low"], ""),
+    (["--flat", "-w", "7"], "`--flat` and `--words 7` exclude each other"),
+    (["--flat", "--deep", "2"], "`--flat` and `--deep 2` exclude each other"),
+    (["--flat", "-w", "6", "--deep", "0"], ""),
+])  # fmt: skip
+def test_what_an_option_needs_and_excludes(argv, message):
+    def function(ruled: Ruled) -> None:
+        """A command."""
+
+    command = build("try", function)
+    with command.make_context("try", argv) as context:
+        if not message:
+            return command.invoke(context)
+        with pytest.raises(UsageError) as refused:
+            command.invoke(context)
+    assert refused.value.message == message
+
+
+@pytest.mark.parametrize("name", ["-w", "--most-words", "--most_words", "--words"])
+def test_an_option_has_names_that_no_help_lists(name):
+    seen = {}
+
+    def function(named: Named) -> None:
+        """A command."""
+        seen.update(named=named)
+
+    command = build("try", function)
+    with command.make_context("try", [name, "-1"]) as context:
+        text = command.get_help(context)
+        assert "-w, --most-words N  Words." in text
+        assert "--words" not in text.replace("--most-words", "")
+        assert "_" not in text
+        command.invoke(context)
+    assert seen["named"] == Named(most_words=-1)
+
+
+def test_one_name_twice_is_a_mistake_in_the_program():
+    def function(one: Named, most_words: int = 1) -> None:
+        """Never called."""
+
+    with pytest.raises(ValueError, match="two options are called 'most_words'"):
+        flatten(function)
+
+
 # `llmcli help`: topics on a terminal and in a pipe, the help of commands, and what it costs
-
-
-def test_alone_it_lists_commands_and_topics(cli):
-    result = cli("help")
-    assert (result.code, result.err) == (0, "")
-    assert result.out.startswith(cli("--help").out.rstrip())
-    assert cli("help", "help").out == cli("help", "--help").out
-    for name, topic in TOPICS.items():
-        assert f"  {name} " in result.out
-        assert topic.summary.split()[0] in result.out
 
 
 @pytest.mark.parametrize("name", list(TOPICS))
@@ -231,10 +282,7 @@ def test_a_topic_is_plain_text_in_a_pipe(cli, monkeypatch, name):
     result = cli("help", name)
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith("# ")
-    assert "\x1b" not in result.out
-    assert "<!--" not in result.out
-    assert "```" not in result.out
-    assert "\n\n\n" not in result.out
+    assert not re.search("\x1b|<!--|```|\n\n\n", result.out)
     assert max(map(cell_len, result.out.splitlines())) <= 80  # commands, too
 
 
@@ -255,10 +303,11 @@ def test_a_topic_on_a_terminal(name, width):
 
 
 def test_no_spelling_means_two_topics_and_none_hides_a_command(cli):
-    named = [word for one in TOPICS.values() for word in (one.name, *one.spellings.split())]
-    told = {name: cli("help", name).out for name in TOPICS}
-    for said in (*named, "Reading Attention", "shapes_and_names", "GGUF"):
-        assert cli("help", *said.split()).out == told[topic_of(said.split()).name], said
+    named = [(word, one) for one in TOPICS.values() for word in (one.name, *one.spellings.split())]
+    assert all(topic_of([word]) is one for word, one in named)
+    for said, name in {"Reading Attention": "attention", "shapes_and_names": "shapes"}.items():
+        assert cli("help", *said.split()).out == cli("help", name).out
+    named = [word for word, _ in named]
     assert len(named) == len(set(named))
     assert {*ENTRIES} & {*named} == {"models", "shapes", "attention"}
 
@@ -267,6 +316,98 @@ def test_the_package_has_the_topics():
     """A file for each, and a pattern for them among the data of the package."""
     folder = ROOT / "llmcli" / "assets" / "topics"
     assert {file.stem for file in folder.glob("*")} == set(TOPICS)
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        data = tomllib.load(file)["tool"]["setuptools"]["package-data"]["llmcli"]
-    assert "assets/**/*" in data
+    assert "assets/**/*" in PROJECT["tool"]["setuptools"]["package-data"]["llmcli"]
+
+
+# PyTorch's libraries are opened on a thread, and nothing waits for that
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only there")
+
+# what was loaded when `read_ahead` returned, and which libraries of Python's own came after that
+WATCH = """
+import os, sys
+from llmcli.cli import tree
+from llmcli.cli.app import main
+
+def so():
+    files = {name: str(getattr(m, "__file__", None)) for name, m in list(sys.modules.items())}
+    return {n for n, file in files.items() if file.endswith(".so") and "-packages" not in file}
+
+class Torch:
+    def find_spec(self, name, path, target=None):
+        if name == "torch" and started:
+            print("LATE", sorted(so() - started.pop()), file=sys.stderr)
+
+started = []
+sys.meta_path.insert(0, Torch())
+own = tree.read_ahead
+def watched():
+    own()
+    started.append(so())
+tree.read_ahead = watched
+os._exit(main(sys.argv[1:]))
+"""
+
+
+@linux
+def test_no_library_of_python_waits_for_those_of_torch():
+    words = ["generate", "Hello", "-n", "1", "-m", "tiny"]
+    ran = children.run([sys.executable, "-c", WATCH, *words], capture_output=True, text=True)
+    assert "LATE []" in ran.stderr, ran.stderr
+
+
+@linux
+def test_the_libraries_are_those_that_torch_opens():
+    code = """
+import os, sys, time
+from pathlib import Path
+from llmcli.cli.group import read_ahead
+read_ahead()
+for _ in range(600):
+    opened = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()
+              if "libtorch_cpu" in line}
+    if opened:
+        break
+    time.sleep(0.05)
+assert opened and "torch" not in sys.modules
+import torch
+assert torch.ones(3).sum() == 3
+maps = Path("/proc/self/maps").read_text()
+assert {line.split()[-1] for line in maps.splitlines() if "libtorch_cpu" in line} == opened
+sys.stdout.flush()
+os._exit(0)
+"""
+    ran = children.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize(("words", "read"), [
+    ("generate x", True), ("bench", True), ("generate --help", False), ("generate -h", False),
+    ("info", False), ("bench compare a b", False),
+])  # fmt: skip
+def test_only_commands_that_compute_read_them(words, read, monkeypatch):
+    calls: list[int] = []
+    monkeypatch.setattr(tree, "read_ahead", lambda: calls.append(1))
+    command = root()
+    with command.make_context("llmcli", words.split()) as context:
+        command.resolve_command(context, words.split())
+    assert bool(calls) is read
+
+
+def test_without_torch_nothing_is_opened(monkeypatch):
+    monkeypatch.setattr(group, "find_spec", lambda name: None)
+    monkeypatch.setattr(group, "Thread", None)  # would be called
+    group.read_ahead()
+
+
+def test_every_command_that_computes_is_named():
+    """Those whose modules import torch somewhere below `commands/NAME`, or load a model."""
+    folder = ROOT / "llmcli" / "commands"
+    signs = ("load_model(", "Inspection(", "import torch")
+    names = {
+        name for name in ENTRIES
+        if any(sign in file.read_text() for file in (folder / name).glob("*.py") for sign in signs)
+    }  # fmt: skip
+    # the selftest imports what imports torch
+    assert names | {"selftest"} == COMPUTING

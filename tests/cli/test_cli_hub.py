@@ -1,26 +1,28 @@
 """Models from a hub of our own: headers alone for `info`, `shapes` and `tokens`, and whole ones.
 
-Whole ones as a user meets them: a run, one without network, and what stops it.
+Whole ones as a user meets them: a run, one without network, what stops it, and `llmcli models`.
 """
 
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-import children
+import programs
 import pytest
 from cli_tiny import write_tiny
 from covers import few
 from gguf_bytes import ARRAY, STRING, gguf, pair
 from gguf_model import write_model
+from hub_cache_files import tree_of, write_revision
 from hub_stand_in import SHA, Answer, HubStandIn
+from programs import ended
 
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
 from llmcli.checkpoints.names import HubId
@@ -45,7 +47,6 @@ def in_shards(folder):
     for name in names:
         save_file({t: tensors[t] for t in tensors if index[t] == name}, shards / name)
     (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    return shards
 
 
 def write_large(path: Path, words: int, *, parts: int = 1) -> None:
@@ -66,12 +67,16 @@ def served(tmp_path_factory):
     for name, words in (("short", 1000), ("long", 120_000), ("split", 9000)):
         (root / name).mkdir()
         write_large(root / name / "a.gguf", words, parts=2 if name == "split" else 1)
-    for name in ("ggufs/x.gguf", "long/README.md", "several/b.gguf", "none/pytorch_model.bin"):
+    for name, data in {
+        "ggufs/x.gguf": b"GGUF", "long/README.md": b"x", "several/a.gguf": b"x",
+        "several/b.gguf": b"x" * 600, "none/pytorch_model.bin": b"x",
+        "bare/model.safetensors": (m / "model.safetensors").read_bytes(),
+        "lying/a.gguf": gguf([pair("a", STRING, "x")], keys=60_000) + bytes(40_000_000),
+    }.items():  # fmt: skip
         (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_bytes(b"GGUF")
-    shutil.copy(root / "short" / "a.gguf", root / "several")
-    names = ("ggufs", "short", "long", "split", "several", "none", "m")
-    return {f"org/{name}": root / name for name in names} | {"org/shards": in_shards(m)}
+        (root / name).write_bytes(data)
+    in_shards(m)
+    return {f"org/{folder.name}": folder for folder in root.iterdir()}
 
 
 @pytest.fixture
@@ -92,12 +97,8 @@ def ask(hub, tmp_path, cli):
         hub.requests.clear()
         line = [command, *argv, *(["--device", "cpu"] if command == "info" else [])]
         if alone:
-            done = children.run(
-                [sys.executable, "-m", "llmcli", *line], capture_output=True, timeout=60, text=True,
-                stdin=subprocess.DEVNULL,
-                env=os.environ | hub.environment(tmp_path, TMPDIR=str(tmp_path)) | environ,
-            )  # fmt: skip
-            found, out, err = done.returncode, done.stdout, done.stderr
+            own = hub.environment(tmp_path, TMPDIR=str(tmp_path))
+            out, err = ended(programs.start(*line, env=os.environ | own | environ), code)
         else:
             with pytest.MonkeyPatch.context() as patch:
                 hub.here(patch, tmp_path)
@@ -107,8 +108,8 @@ def ask(hub, tmp_path, cli):
                     if name in CONSTANTS:  # the library has read them already
                         patch.setattr(f"huggingface_hub.constants.{CONSTANTS[name]}", value)
                 done = cli(*line)
-            found, out, err = done.code, done.out, done.err
-        assert found == code, err
+            assert done.code == code, done.err
+            out, err = done.out, done.err
         return json.loads(out) if "--json" in argv else out, err
 
     return run
@@ -139,21 +140,17 @@ def test_only_headers_are_fetched_and_nothing_is_left(
 ):
     hub.ranges = ranges
     document, _ = ask("-m", "org/m", "--json", alone=ranges)
+    size = (served["org/m"] / "model.safetensors").stat().st_size
     assert document["model"]["parameters"] > 2_000_000
-    assert document["file"]["bytes"] == (served["org/m"] / "model.safetensors").stat().st_size
+    assert document["file"]["bytes"] == size
+    assert not ranges or 0 < weights_sent(hub) <= 100_000 < size / 10
     assert document["file"]["path"] == f"org/m@{SHA} on the hub"
     assert not list(tmp_path.glob("llmcli-headers-*"))
     assert (tmp_path / "hf/hub/models--org--m/refs/main").read_text() == SHA, "its branch is known"
     same_as_here(document, served["org/m"])
-
-
-def test_the_weights_stay_where_they_are(hub, ask, served):
-    ask("-m", "org/m@main")
-    size = (served["org/m"] / "model.safetensors").stat().st_size
-    assert 0 < weights_sent(hub) <= 100_000 < size / 10
     out, _ = ask("-m", "org/m@main", "--params", command="shapes")
-    assert "W_q" in out or "attn" in out
-    assert 0 < weights_sent(hub) <= 100_000
+    assert "blocks.{0-1}.attn.W_q" in out
+    assert not ranges or 0 < weights_sent(hub) <= 100_000
     assert hub.bytes_of("tokenizer.json") == 0, "cached the first time"
 
 
@@ -214,17 +211,6 @@ def test_the_headers_of_all_parts_of_a_split_model(hub, ask):
     assert (whole["architecture"], whole["file"]) == (document["architecture"], document["file"])
 
 
-def test_a_gguf_file_whose_header_never_ends_is_given_up(hub, ask, tmp_path):
-    lying = gguf([pair("a", STRING, "x")], keys=60_000) + bytes(40_000_000)
-    (tmp_path / "lying").mkdir()
-    (tmp_path / "lying" / "a.gguf").write_bytes(lying)
-    hub.repositories["org/lying"] = tmp_path / "lying"
-    out, err = ask("-m", "org/lying", code=4)
-    assert out == ""
-    assert "not a usable GGUF file" in err
-    assert weights_sent(hub) <= len(lying), "no byte twice"
-
-
 def test_tokens_need_no_weights_and_then_no_network(hub, ask):
     """Nor does a model in shards of which only headers were read, which are one model."""
     hello = ("hello", "--json")
@@ -244,15 +230,6 @@ def test_tokens_need_no_weights_and_then_no_network(hub, ask):
         assert not hub.requests
 
 
-def test_a_model_without_anything_beside_its_weights(hub, ask, served, tmp_path):
-    (tmp_path / "bare").mkdir()
-    shutil.copy(served["org/m"] / "model.safetensors", tmp_path / "bare")
-    hub.repositories["org/bare"] = tmp_path / "bare"
-    out, err = ask("-m", "org/bare", "hello", command="tokens", code=4)
-    assert out == ""
-    assert "has no tokenizer" in err
-
-
 def test_a_cache_that_cannot_be_written_is_not_needed(ask, tmp_path):
     (tmp_path / "file").write_text("")
     document, _ = ask("-m", "org/m", "--json", HF_HUB_CACHE=str(tmp_path / "file" / "hub"))
@@ -260,23 +237,27 @@ def test_a_cache_that_cannot_be_written_is_not_needed(ask, tmp_path):
     assert not list(tmp_path.glob("llmcli-headers-*"))
 
 
-@pytest.mark.parametrize(("argv", "answer", "environ", "code", "words"), [
-    (["-m", "org/gone"], {}, {}, 3, "no model `org/gone` on the hub"),
-    (["-m", "org/ggufs"], {}, {}, 4, "not a usable GGUF file"),
-    (["-m", "org/several"], {}, {}, 4, "several models: `a.gguf`, `b.gguf`"),
-    (["-m", "org/none"], {}, {}, 4, "pickled weights only"),
-    (["-m", "org/m"], {"/api/": Answer(status=500)}, {}, 6, "error (500"),
-    (["-m", "org/m"], {}, {"HF_ENDPOINT": "http://127.0.0.1:9"}, 6, "cannot be reached"),
-    (["-m", "org/m", "--offline"], {}, {}, 6, "offline mode allows no download"),
-    (["-m", "org/m"], {}, {"HF_HUB_OFFLINE": "1"}, 6, "offline mode allows no download"),
-    (["-m", "hf:org/short/x.gguf"], {}, {}, 3, "no file `x.gguf`"),
+@pytest.mark.parametrize(("line", "answer", "environ", "code", "words"), [
+    ("info org/gone", {}, {}, 3, "no model `org/gone` on the hub"),
+    ("info org/ggufs", {}, {}, 4, "not a usable GGUF file"),
+    ("info org/lying", {}, {}, 4, "not a usable GGUF file"),  # its header never ends
+    ("info org/several", {}, {}, 4, "several models: `a.gguf`, `b.gguf`"),
+    ("info org/none", {}, {}, 4, "pickled weights only"),
+    ("info org/m", {"/api/": Answer(status=500)}, {}, 6, "error (500"),
+    ("info org/m", {}, {"HF_ENDPOINT": "http://127.0.0.1:9"}, 6, "cannot be reached"),
+    ("info org/m --offline", {}, {}, 6, "offline mode allows no download"),
+    ("info org/m", {}, {"HF_HUB_OFFLINE": "1"}, 6, "offline mode allows no download"),
+    ("info hf:org/short/x.gguf", {}, {}, 3, "no file `x.gguf`"),
+    ("tokens org/bare hello", {}, {}, 4, "has no tokenizer"),
 ])
-def test_what_cannot_be_had_is_said(hub, ask, argv, answer, environ, code, words):
+def test_what_cannot_be_had_is_said(hub, ask, served, line, answer, environ, code, words):
     hub.answers |= answer
-    out, err = ask(*argv, code=code, **environ)
+    command, *argv = line.split()
+    out, err = ask("-m", *argv, command=command, code=code, **environ)
     assert out == ""
     assert words in err.replace("\n", " ")
     assert "hint:" in err
+    assert weights_sent(hub) <= (served["org/lying"] / "a.gguf").stat().st_size, "no byte twice"
     offline = "cannot be reached" in words or "offline" in words
     assert ("`llmcli models` lists what is on this machine" in err) == offline
     assert "Traceback" not in err
@@ -302,25 +283,9 @@ def start(hub, tmp_path):
     del home["HF_HUB_CACHE"]  # HF_HOME alone says where the cache is
 
     def run(*argv, command=GENERATE, **environ):
-        return children.start(
-            [sys.executable, "-m", "llmcli", *command, *argv], text=True, env=home | environ,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        return programs.start(*command, *argv, text=True, env=home | environ)
 
     return run
-
-
-def ended(process):
-    out, err = process.communicate(timeout=60)
-    assert "Traceback" not in err
-    return process.returncode, out, err
-
-
-def left(tmp_path):
-    """Files in the cache: (finished weights, half files)."""
-    files = [path for path in (tmp_path / "hf").rglob("*") if path.is_file()]
-    half = [path.name for path in files if path.name.endswith(".incomplete")]
-    return [path.name for path in files if path.name == "model.safetensors"], half
 
 
 def bodies(hub):
@@ -328,17 +293,16 @@ def bodies(hub):
 
 
 def test_the_second_run_makes_no_network_call(hub, start):
-    code, out, err = ended(start("--json"))
-    assert (code, err) == (0, "")
+    out, err = ended(start("--json"))
+    assert err == ""
     ids = json.loads(out)["outputs"][0]["ids"]
     assert len(ids) == 5
     assert len(bodies(hub)) == 1
     hub.requests.clear()
-    code, out, err = ended(start("--json"))
-    assert (code, err) == (0, "")
+    out, err = ended(start("--json"))
+    assert err == ""
     assert json.loads(out)["outputs"][0]["ids"] == ids
-    code, _, err = ended(start("--revision", SHA, command=PULL, HF_HUB_OFFLINE="1"))
-    assert (code, err) == (0, "")
+    assert ended(start("--revision", SHA, command=PULL, HF_HUB_OFFLINE="1"))[1] == ""
     assert not hub.requests
 
 
@@ -353,19 +317,19 @@ def test_what_stops_a_download_leaves_nothing_that_is_used(hub, start, tmp_path,
     time.sleep(0.2)
     begin = time.monotonic()
     process.send_signal(number)
-    found, out, _ = ended(process)
-    assert (found, out) == (code, "")
+    assert ended(process, code)[0] == b""
     assert time.monotonic() - begin < 5
-    finished, half = left(tmp_path)
-    assert not finished
-    assert bool(half) == (number == signal.SIGKILL)
-    assert ended(start("--offline"))[0] == 6, "nothing of it counts"
+    kept = [path.name for path in (tmp_path / "hf").rglob("*") if path.is_file()]
+    assert "model.safetensors" not in kept
+    half = any(name.endswith(".incomplete") for name in kept)
+    assert half == (number == signal.SIGKILL)
+    ended(start("--offline"), 6)  # nothing of it counts
     if number != signal.SIGKILL:
         return
     hub.hold.clear()
     hub.release.set()
     hub.requests.clear()
-    assert ended(start(command=PULL))[0] == 0
+    ended(start(command=PULL))
     assert [one.headers.get("range") for one in bodies(hub)] == [None], "that file from its start"
     assert not [one for one in hub.requests if "tokenizer.json" in one.path], "the others are kept"
 
@@ -380,7 +344,109 @@ def test_two_processes_fetch_it_once(hub, start):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     hub.release.set()
-    results = [ended(first), ended(second)]
-    assert results[0] == results[1]
-    assert results[0][0] == 0
+    assert ended(first) == ended(second)
     assert len(bodies(hub)) == 1
+
+
+# `llmcli models`: what it prints, what it removes, and when it does not
+
+
+@pytest.fixture
+def cached(monkeypatch, tmp_path):
+    """A hub cache with one model in it, and our own cache beside it."""
+    root = tmp_path / "hf" / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root))
+    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "own"))
+    files = {"config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}"}
+    write_revision(root, "org/name", files)
+    return root
+
+
+def test_prune_by_age(cli, cached):
+    then = time.time() - 40 * 86400
+    os.utime(cached / f"models--org--name/snapshots/{'a' * 40}/model.safetensors", (then, then))
+    assert cli("models", "prune", "--older-than", "6w", "-y").out == "nothing to remove\n"
+    dry = cli("models", "prune", "--older-than", "5w", "--dry-run", "--json").json()
+    assert (dry["older_than"], len(dry["removed"])) == ("5w", 1)
+    assert "complete 40 days ago hub cache" in " ".join(cli("models").out.split())
+    assert "last used 40 days ago" in cli("models", "prune", "--older-than", "5w", "-y").out
+    assert tree_of(cached) == {}
+
+
+@pytest.mark.parametrize(("typed", "gone"), [
+    ("y\n", True), ("Yes\n", True), ("\n", False), ("n\n", False), ("", False), ("yep\n", False),
+])
+def test_it_asks_on_a_terminal(cli, cached, monkeypatch, typed, gone):
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    asked = cli("models", "rm", "org/name")
+    assert asked.code == 0
+    assert re.search(r"(?s)org/name  2 KiB.*would free.*remove it\? \[y/N\] ", asked.err)
+    assert ("freed 2 KiB" in asked.out) == gone
+    assert ("nothing was removed" in asked.err) != gone
+    assert (tree_of(cached) == {}) == gone
+
+
+@pytest.fixture
+def here(hub, monkeypatch, tmp_path):
+    """The hub is the one that this process knows."""
+    hub.here(monkeypatch, tmp_path)
+    return hub
+
+
+def test_pull_fetches_once_and_says_where(cli, here):
+    first = cli("models", "pull", "org/m", "tiny", "hf:org/several/b.gguf")
+    assert (first.code, first.err) == (0, "")
+    lines = [line.split("  ") for line in first.out.splitlines()]
+    assert [line[0] for line in lines] == ["org/m", "tiny", "hf:org/several/b.gguf"]
+    assert [line[2] for line in lines] == ["fetched", "already here", "fetched"]
+    assert lines[2][1] == "600 B"
+    for name, *_, path in lines:
+        assert cli("models", "path", name).out == f"{path}\n"
+    assert Path(lines[1][-1], "config.json").is_file()
+    listed = cli("models").out
+    assert "org/m " in listed
+    assert "hf:org/several/b.gguf " in listed
+    assert "a.gguf" not in listed
+    assert cli("tokens", "-m", "org/m", "hi").code == 0
+    asked = len(here.requests)
+    again = cli("models", "pull", "org/m", "hf:org/several/b.gguf", "--json").json()
+    fetched = {model["name"]: model["fetched"] for model in again["models"]}
+    assert fetched == {"org/m": False, "hf:org/several/b.gguf": False}
+    assert len(here.requests) == asked, "what is here makes no network call"
+
+
+def test_pull_goes_on_after_what_is_not_there(cli, here):
+    names = ("org/nowhere", "org/m", "org/several", "tiny")
+    result = cli("models", "pull", *names)
+    assert result.code == 3, "as the first that failed"
+    assert [line.split("  ")[0] for line in result.out.splitlines()] == ["org/m", "tiny"]
+    said = [line for line in result.err.splitlines() if line.startswith("error: ")]
+    assert ["org/nowhere" in said[0], "org/several" in said[1], len(said)] == [True, True, 2]
+    assert result.err.count("hint: ") == 2
+    told = cli("models", "pull", *names, "--json")
+    document = told.json()
+    assert (told.code, document["finish_reason"]) == (3, "complete")
+    assert [model["name"] for model in document["models"]] == ["org/m", "tiny"]
+    failed = [(one["name"], one["code"], one["kind"]) for one in document["failed"]]
+    assert failed == [("org/nowhere", 3, "model_not_found"), ("org/several", 4, "checkpoint")]
+    assert document["failed"][0]["message"] in said[0]
+    # one model that cannot be had is an error like any other
+    assert cli("models", "pull", "org/several").code == 4, "which of the two files?"
+    refused = cli("models", "pull", "org/m@other", "--json")
+    assert (refused.code, refused.json()["error"]["kind"]) == (3, "model_not_found")
+
+
+def test_pull_that_is_interrupted_says_what_it_has(here, tmp_path):
+    here.hold["b.gguf"] = 100
+    argv = ("models", "pull", "tiny", "hf:org/several/b.gguf", "org/m", "--json")
+    process = programs.start(*argv, env=os.environ | here.environment(tmp_path))
+    assert here.holding.wait(20)
+    process.send_signal(signal.SIGINT)
+    out, err = ended(process, 130)
+    here.release.set()
+    document = json.loads(out)
+    assert [model["name"] for model in document["models"]] == ["tiny"]
+    assert (document["failed"], document["finish_reason"]) == ([], "interrupted")
+    assert err == "interrupted after 1 of 3 models\n"

@@ -1,38 +1,36 @@
-"""The process as a shell sees it: closed pipes, full disks, signals, closed streams."""
+"""The process as a shell and a terminal see it: closed pipes, full disks, signals, Ctrl-C."""
 
 import io
 import json
 import os
+import pty
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import children
+import programs
 import pytest
-from covers import few
+from covers import few, in_turn
+from programs import ROOT, ended, on_terminal
 
+import llmcli.engine.stream
 from llmcli.shell.streams import escape_unencodable, spelled
+from llmcli.text.template_renderer import SERVER
 
-ROOT = Path(__file__).parents[2]
 ENDLESS = ("--raw", "--ignore-eos", "-n", "100000", "--context-length", "100000", "-q")
+LONG = ("--ignore-eos", "-n", "12")
+DRAWN = ("--random-weights", "--seed", "1")
 
 
-def start(tiny, *argv, **streams):
-    model = ("-m", tiny, "--random-weights", "--seed", "1")
-    given = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return children.start(
-        [sys.executable, "-m", "llmcli", *argv, *(() if argv[0] in ("--help", "env") else model)],
-        cwd=ROOT, **(given | streams),
-    )  # fmt: skip
-
-
-def finished(process, code, timeout=60):
-    out, err = process.communicate(timeout=timeout)
-    assert process.returncode == code, err.decode()
-    return out or b"", err.decode()
+def start(tiny, *argv, **options):
+    model = () if argv[0] in ("--help", "env") else ("-m", tiny, *DRAWN)
+    return programs.start(*argv, *model, **options)
 
 
 def test_a_closed_pipe_is_silent_and_succeeds(tiny):
@@ -40,7 +38,7 @@ def test_a_closed_pipe_is_silent_and_succeeds(tiny):
     assert process.stdout.read(1)
     process.stdout.close()
     process.stdout = None
-    assert finished(process, 0)[1] == ""
+    assert ended(process, 0)[1] == ""
 
 
 @pytest.mark.parametrize(("argv", "code", "said"), [
@@ -54,18 +52,16 @@ def test_a_pipe_closed_before_the_first_word(tiny, argv, code, said):
     os.close(reading)
     process = start(tiny, *argv, stdout=writing)
     os.close(writing)
-    err = finished(process, code)[1]
+    err = ended(process, code)[1]
     assert said in err if said else err == ""
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-@pytest.mark.parametrize("argv", few([
-    ["generate", "--raw", "-n", "3", "--json", "x", "-q"], ["--help"],
-    ["generate", "--raw", "-n", "3", "x", "-q"], ["tokens", "x", "-q"],
-], 1))  # fmt: skip
-def test_a_full_disk_is_one_line_and_exit_1(tiny, argv):
+def test_a_full_disk_is_one_line_and_exit_1(tiny):
+    """Also when Python flushes its streams; of other commands test_cli_full_disk tells."""
     with open("/dev/full", "wb") as full:
-        err = finished(start(tiny, *argv, stdout=full), 1)[1]
+        argv = ("generate", "--raw", "-n", "3", "--json", "x", "-q")
+        err = ended(start(tiny, *argv, stdout=full), 1)[1]
     assert err.splitlines() == [
         "error: could not write the output: no space left on device",
         "hint: write to another file or directory",
@@ -75,7 +71,7 @@ def test_a_full_disk_is_one_line_and_exit_1(tiny, argv):
 @pytest.fixture(scope="module")
 def whole(tiny):
     """The beginning of the text that the interrupted runs were writing."""
-    return finished(start(tiny, "generate", "x", *ENDLESS, "-n", "60"), 0)[0]
+    return ended(start(tiny, "generate", "x", *ENDLESS, "-n", "60"), 0)[0]
 
 
 @pytest.mark.parametrize(("number", "code"), few([
@@ -87,7 +83,7 @@ def test_signals_keep_what_was_printed(tiny, whole, number, code):
     first = process.stdout.read(5)
     assert len(first) == 5
     process.send_signal(number)
-    rest, err = finished(process, code)
+    rest, err = ended(process, code)
     assert err == ""
     printed = first + rest
     shorter = min(len(printed), len(whole)) - 4
@@ -101,7 +97,7 @@ def test_an_interrupted_json_run_prints_what_it_has(tiny):
     assert b"leaves room for 99997" in process.stderr.readline()
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    out, err = finished(process, 130)
+    out, err = ended(process, 130)
     document = json.loads(out)
     assert err == ""
     assert document["schema"] == "llmcli.generate/1"
@@ -150,9 +146,7 @@ def test_closed_streams(tiny):
     closed = shell('"$PY" -c "$EACH" "tokens x" "tokens -" <&-', tiny)
     assert '"x"' in closed.stdout
     assert closed.stdout.splitlines()[-1] == "exit codes: 0 2"
-    commands = (
-        "tokens x", "--help", "generate -h", "--version", "--show-completion zsh", "help",
-    )  # fmt: skip
+    commands = ("tokens x", "--help", "generate -h", "--version", "--show-completion zsh", "help")
     nowhere = shell(f'"$PY" -c "$EACH" {shlex.join(commands)} >&-', tiny)
     *said, codes = nowhere.stderr.splitlines()
     assert codes == "exit codes: 1 1 1 1 1 1"
@@ -173,46 +167,37 @@ def test_a_directory_that_is_gone(tiny, tmp_path):
     ] * 3
 
 
-def test_a_redirected_file_and_a_pipe_are_read(tiny, tmp_path):
-    (tmp_path / "f").write_text("ab\n")
-    for argv, stdin, piped in (
-        ([], (tmp_path / "f").open(), None), ([], subprocess.PIPE, b"ab\n"),
-        (["-f", str(tmp_path / "f")], subprocess.DEVNULL, None), (["-"], subprocess.PIPE, b"ab\n"),
-    ):  # fmt: skip
-        out, _ = start(tiny, "tokens", "--json", *argv, stdin=stdin).communicate(piped)
-        assert [token["text"] for token in json.loads(out)["tokens"]] == ["a", "b"], argv
-    finished(start(tiny, "tokens"), 2)
-
-
 @pytest.mark.parametrize("level", few(["full", "short"], 1))
 def test_statistics_begin_a_line_of_their_own_where_streams_are_merged(tiny, level):
-    command = [sys.executable, "-m", "llmcli", "generate", "x", "--raw", "-m", tiny, "--seed", "1",
-               "--random-weights", "-n", "5", "--ignore-eos", "--stats", level]  # fmt: skip
-    streams = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
-    apart = children.run(command, stderr=subprocess.PIPE, **streams, check=True)
-    merged = children.run(command, stderr=subprocess.STDOUT, **streams, check=True)
-    assert not apart.stdout.endswith(b"\n")
-    first = b"prompt " if level == "short" else b"model "
-    assert apart.stderr.startswith(first)
-    assert merged.stdout.startswith(apart.stdout + b"\n" + first)
+    argv = ("generate", "x", "--raw", "-n", "5", "--ignore-eos", "--stats", level)
+    out, err = ended(start(tiny, *argv))
+    merged, _ = ended(start(tiny, *argv, stderr=subprocess.STDOUT))
+    assert not out.endswith(b"\n")
+    first = "prompt " if level == "short" else "model "
+    assert err.startswith(first)
+    assert merged.startswith(out + b"\n" + first.encode())
 
 
-@pytest.mark.parametrize(("argv", "shown"), few([
-    pytest.param(["tokens", "中 T¹"], "7 tokens . 7 bytes"),
-    pytest.param(["attention", "中 abcabc", "--checks"], "ok in the pattern shown every query"),
-    pytest.param(["tokens", "中 T¹", "--json"], r"\u00b9"),
-    pytest.param(["score", "中 T¹"], "bits per byte"),
-    pytest.param(["explain", "blocks.0.resid_mid[0,0]", "中", "--depth", "1"], "T^3[0,0] = "),
-    pytest.param(["attention", "中 abcabc"], " checks . --checks"),
-], 2))
-def test_an_encoding_without_the_character_is_no_error(tiny, argv, shown):
+# a command, and what of it is spelled in ASCII
+SPELLED = {
+    "tokens 中T¹": "6 tokens . 6 bytes", "tokens 中T¹ --json": r"\u00b9",
+    "attention 中abcabc --checks": "ok in the pattern shown every query",
+    "attention 中abcabc": " checks . --checks", "score 中T¹": "bits per byte",
+    "explain blocks.0.resid_mid[0,0] 中 --depth 1": "T^3[0,0] = ",
+}
+
+
+def test_an_encoding_without_the_character_is_no_error(tiny):
     """The locale C, where Python's own streams escape surrogates and refuse everything else."""
-    plain = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    plain.pop("PYTHONIOENCODING", None)
-    out, err = finished(start(tiny, *argv, env=plain), 0)
-    assert shown in out.decode("ascii")
-    assert "error" not in err
-    assert "\\u" not in err
+    lines = shlex.join(f"{words} {shlex.join(DRAWN)}" for words in SPELLED)
+    plain = "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"
+    early = "import torch, llmcli.inspect.passes, llmcli.loading.load"
+    done = shell(f'{plain} "$PY" -c "{early}$EACH" {lines} </dev/null', tiny)
+    assert done.stdout.isascii()
+    assert done.stdout.splitlines()[-1] == "exit codes:" + " 0" * len(SPELLED), done.stderr
+    assert [shown for shown in SPELLED.values() if shown not in done.stdout] == []
+    assert "error" not in done.stderr
+    assert "\\u" not in done.stderr
 
 
 # signs that a stream's encoding lacks; in the locale C.UTF-8 Python writes the bytes that a lone
@@ -235,3 +220,330 @@ def test_what_an_encoding_lacks_is_spelled(encoding, text, written, errors):
 def test_spelling_leaves_ascii_alone():
     text = "".join(map(chr, range(128)))
     assert spelled(text) == text
+
+
+# interrupted
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch):
+    """`ctrl_c(n)`: the next run is interrupted before its token number n."""
+    stream = llmcli.engine.stream.stream
+
+    def after(count):
+        def cut(*args, **options):
+            for number, token in enumerate(stream(*args, **options)):
+                if number == count:
+                    raise KeyboardInterrupt
+                yield token
+
+        monkeypatch.setattr(llmcli.engine.stream, "stream", cut)
+
+    return after
+
+
+def test_text_has_what_there_is_of_every_sample(run_tiny, ctrl_c):
+    argv = ("generate", "one", "--num-samples", "3", *LONG)
+    whole = [output["text"] for output in run_tiny(*argv, "--json").json()["outputs"]]
+    ctrl_c(12)
+    result = run_tiny(*argv)
+    assert result.code == 130
+    parts = result.out.split("--- ")[1:]
+    for index, (part, text) in enumerate(zip(parts, whole, strict=True)):
+        shown = part.removeprefix(f"{index}\n").removesuffix("\n")
+        assert shown
+        assert text.startswith(shown)
+
+
+def test_json_lines_end_with_a_line_for_every_unfinished_sequence(run_tiny, ctrl_c):
+    ctrl_c(7)
+    result = run_tiny("generate", "one", "--num-samples", "3", *LONG, "--stream-json")
+    lines = [json.loads(line) for line in result.out.splitlines()]
+    assert result.code == 130
+    assert len(lines) == 7 + 3
+    assert [line["sequence"] for line in lines[7:]] == [0, 1, 2]
+    assert [line["index"] for line in lines[7:]] == [3, 2, 2]
+    assert all("finish_reason" not in line for line in lines[:7])
+    last = {"sequence": 2, "index": 2, "id": None, "text": "", "logprob": None}
+    assert lines[-1] == {**last, "ms": lines[6]["ms"], "finish_reason": "interrupted"}
+
+
+def test_while_the_prompt_is_read_there_are_no_statistics(run_tiny, ctrl_c):
+    ctrl_c(0)
+    argv = ("generate", "hello", *LONG, "--stats", "short")
+    result = run_tiny(*argv)
+    assert (result.code, result.out) == (130, "")
+    read = result.err.removeprefix("interrupted while reading the prompt (").split()
+    assert read[1:] == ["of", "8", "tokens)"]
+    assert len(result.err.splitlines()) == 1
+    (line,) = run_tiny(*argv, "--stream-json").out.splitlines()
+    assert json.loads(line)["finish_reason"] == "interrupted"
+    assert run_tiny(*argv, "-q").err == ""
+
+
+@pytest.fixture
+def shown(tiny):
+    """`shown("generate", …)`: what that command on the small model writes to a terminal."""
+    return lambda *argv, **more: on_terminal(*argv, "-m", tiny, *DRAWN, FORCE_COLOR="1", **more)
+
+
+@pytest.mark.parametrize(("number", "code", "options", "word"), [
+    (signal.SIGINT, 130, (), "interrupted\r\n"), (signal.SIGTERM, 143, (), "terminated\r\n"),
+    (signal.SIGINT, 130, ("--json",), ""),
+])
+def test_a_terminal_is_left_on_a_new_line_with_a_word(shown, number, code, options, word):
+    def send(process, controller):
+        time.sleep(0.5)
+        process.send_signal(number)
+
+    argv = ("generate", "ab", "--raw", "--ignore-eos", "-n", "100000", "--context-length", "100000")
+    got, seen = shown(*argv, *options, until="leaves room", send=send)
+    assert got == code
+    assert seen.endswith(f"\r\x1b[K{word}")
+
+
+def test_a_terminal_sees_the_loading_and_the_legend(shown, tiny):
+    argv = ("generate", "x", "--raw", "-n", "3", "--logprobs", "0")
+    code, seen = shown(*argv)
+    assert code == 0
+    loading, erased, rest = seen.partition("\r\x1b[K")
+    assert loading.startswith("loading ")
+    assert Path(tiny).name in loading
+    assert erased
+    assert "probability of each token" in rest
+    assert shown(*argv, "-q") == (0, "")
+
+
+def test_a_prompt_from_the_terminal_says_how_it_ends(shown):
+    def finish(process, controller):
+        os.write(controller, b"hello\n\x04")
+
+    code, seen = shown("tokens", "-", until="end it with Ctrl-D", send=finish)
+    assert code == 0
+    assert "note: reading the prompt from the terminal" in seen
+
+
+WRITER = """
+import os, signal, sys
+from llmcli.shell import exits
+from llmcli.shell.options import OutputOptions
+from llmcli.shell.output import Output
+
+def action(argv):
+    out = Output("x", OutputOptions(json=True))
+    if argv[1] == "full":
+        os.set_blocking(1, False)
+        try:
+            while os.write(1, b" " * 4096):
+                pass
+        except BlockingIOError:
+            os.set_blocking(1, True)
+    print("writes", file=sys.stderr, flush=True)
+    out.document({"text": "x" * int(argv[2])}, model=None, environment=None)
+    signal.raise_signal(signal.SIGINT)
+
+sys.exit(exits.run(action, sys.argv[1:]))
+"""
+
+
+# a pipe that nobody reads is full in the middle of the document, or before it
+@pytest.mark.parametrize(("before", "size"), [("empty", 1 << 20), ("full", 9)])
+def test_a_document_that_is_cut_short_is_not_followed_by_another(before, size):
+    process = children.start(
+        [sys.executable, "-c", WRITER, "--json", before, str(size)],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},  # so that Python has something left to flush
+    )  # fmt: skip
+    assert process.stderr.readline() == b"writes\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 130  # before anybody reads
+    begun = process.stdout.read()
+    assert begun.lstrip()[:20] == (b'{"schema": "llmcli.x' if before == "empty" else b"")
+    assert b"llmcli.error" not in begun
+
+
+def test_a_whole_document_is_not_followed_by_another(tmp_path):
+    (program := tmp_path / "writer.py").write_text(WRITER)
+    done = children.run(
+        [sys.executable, str(program), "--json", "empty", "9"], cwd=ROOT, capture_output=True
+    )
+    assert done.returncode == 130
+    assert json.loads(done.stdout)["text"] == "x" * 9
+
+
+# interrupted at import number `words`, or at that of the module `words`
+EARLY = children.EACH + """
+import _signal
+
+at = words
+for number, stream in ((1, "out"), (2, "err")):
+    os.dup2(os.open(at + "." + stream, os.O_CREAT | os.O_WRONLY), number)
+begun, left = False, int(at) if at.isdigit() else -1
+
+def imported(event, found):
+    global begun, left
+    if event == "import" and begun and found[0] not in ("llmcli", "llmcli.limits"):
+        left -= 1
+        if left == 0 or found[0] == at:
+            _signal.raise_signal(_signal.SIGINT)
+    begun = begun or (event == "import" and found[0] == "llmcli.__main__")
+
+sys.addaudithook(imported)
+sys.argv = ["llmcli", "tokens", "x"] if left < 0 else ["llmcli", "--version"]
+from llmcli.__main__ import script
+script()
+"""
+FIRST = ("llmcli.cli.app", "llmcli.shell.streams", "llmcli.errors", "typer")
+
+
+def test_ctrl_c_among_the_first_imports_ends_the_program_without_a_word(tmp_path):
+    """At each of the first modules that are read; later ones are sampled, and some are named.
+
+    But for the package itself and the limits that it sets before PyTorch can be imported: whoever
+    imports it as a library gets them too, and until then no line of the program has run.
+    """
+    places = [*map(str, [*range(1, 9), *range(9, 80, 10)]), *FIRST]
+    done = children.run(
+        [sys.executable, "-c", EARLY, *places], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, timeout=120,
+    )  # fmt: skip
+    codes = map(int, done.stdout.removeprefix("exit codes:").split())
+    for at, code in zip(places, codes, strict=True):
+        assert (tmp_path / f"{at}.err").read_text() == "", at
+        may = {130} if at == "typer" else {-signal.SIGINT} if at in FIRST else {-signal.SIGINT, 130}
+        assert code in may, at
+        assert at not in FIRST or (tmp_path / f"{at}.out").read_text() == "", at
+
+
+TOLD = """
+import os, signal, sys
+from llmcli.shell import exits
+told = exits.tell
+def tell(line):
+    told(line)
+    signal.raise_signal(signal.SIGINT)
+exits.tell = tell
+os._exit(exits.run(lambda argv: 1 / 0, []))
+"""
+
+
+def test_ctrl_c_while_an_error_is_told_ends_the_program_without_a_traceback(tmp_path):
+    (program := tmp_path / "told.py").write_text(TOLD)
+    done = children.run([sys.executable, str(program)], cwd=ROOT, capture_output=True)
+    assert done.stderr == b"error: internal error: ZeroDivisionError: division by zero\n"
+    assert done.returncode == 130
+
+
+def until(done):
+    end = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+LIKE_LESS = """#!/bin/sh
+echo $$ >> "$PAGERS"
+trap '%s' TERM HUP
+stty -echo -icanon < /dev/tty
+cat > /dev/null
+echo ready >> "$PAGERS"
+while :; do sleep 0.1; done
+"""
+
+
+TRAPS = {"tidy": "stty sane < /dev/tty; exit 0", "untidy": "exit 0", "stubborn": ""}
+
+
+@pytest.mark.parametrize(
+    ("trap", "starts_another", "number"),
+    in_turn(list(TRAPS), [False, True], [signal.SIGTERM, signal.SIGHUP]),
+)
+def test_a_pager_ends_with_what_started_it(tmp_path, trap, starts_another, number):
+    """It would eat what is typed at the shell's prompt, in a terminal without echo."""
+    pager, outer = tmp_path / "less", tmp_path / "bat"
+    pager.write_text(LIKE_LESS % TRAPS[trap])
+    outer.write_text(f'#!/bin/sh\necho $$ >> "$PAGERS"\n{pager}\nexit 0\n')
+    for path in (pager, outer):
+        path.chmod(0o755)
+    told = tmp_path / "pagers"
+    controller, inner = pty.openpty()
+    before = termios.tcgetattr(inner)
+    process = programs.start(
+        "help", "formats", terminal=True, stdin=inner, stdout=inner, stderr=inner,
+        env={**os.environ, "TERM": "xterm", "PAGERS": str(told),
+             "LLMCLI_PAGER": str(outer if starts_another else pager)},
+    )  # fmt: skip
+    until(lambda: told.exists() and "ready" in told.read_text())
+    assert termios.tcgetattr(inner) != before
+    process.send_signal(number)
+    assert process.wait(timeout=60) == 143
+    pids = [int(line) for line in told.read_text().split() if line != "ready"]
+    assert len(pids) == 1 + starts_another
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    assert termios.tcgetattr(inner) == before
+    os.close(controller)
+    os.close(inner)
+
+
+# a chat template without an end
+
+
+TEMPLATES = [
+    "{{ ('a' * 8000000).rfind('ab' ~ 'a' * 4000000) }}",
+    "{{ ('a' * 1000000).strip('b' * 1000000 ~ 'a') }}",
+    "{{ ('a' * 8000000) | wordwrap }}",
+]
+COMMANDS = [("tokens", "--chat"), ("generate", "--random-weights", "-n", "1")]
+
+
+def with_template(tiny, folder, source):
+    folder = shutil.copytree(tiny, folder)
+    (folder / "chat_template.jinja").write_text(source)
+    return str(folder)
+
+
+@pytest.mark.parametrize(("source", "command"), in_turn(TEMPLATES, COMMANDS))
+def test_a_template_without_an_end_is_an_error(cli, tiny, tmp_path, monkeypatch, command, source):
+    monkeypatch.setattr("llmcli.text.template_renderer.MAX_SECONDS", 0.2)
+    result = cli(*command, "-m", with_template(tiny, tmp_path / "m", source), "hi", "--json")
+    assert result.code == 4
+    words = "the chat template failed: it takes more than 0.2 seconds of processor time"
+    assert json.loads(result.out)["error"]["message"] == words
+    error, hint = result.err.splitlines()[-2:]
+    assert error == f"error: {words}"
+    assert hint.startswith("hint: `llmcli generate --raw` goes without it")
+
+
+def rendering(parent):
+    """The process id of the parent's renderer once it has computed for a while, else None."""
+    for one in children.processes():
+        if one.parent == parent and SERVER.name in one.words and one.seconds >= 0.2:
+            return one.pid
+    return None
+
+
+@pytest.mark.parametrize(
+    ("command", "number", "group"),
+    in_turn(COMMANDS, [signal.SIGINT, signal.SIGTERM], [False, True]),
+)
+def test_a_signal_ends_a_program_whose_template_does_not(
+    tiny, tmp_path, command, number, group
+):
+    prompt = tmp_path / "prompt"
+    prompt.write_text("a" * 20_000_000)  # gives the template 22 seconds
+    folder = with_template(tiny, tmp_path / "m", TEMPLATES[0])
+    program = programs.start(*command, "-m", folder, "-f", prompt)
+    try:
+        end = time.monotonic() + 60
+        while (child := rendering(program.pid)) is None and time.monotonic() < end:
+            assert program.poll() is None, program.stderr.read()
+            time.sleep(0.1)
+        assert child is not None
+        (os.killpg if group else os.kill)(program.pid, number)
+        out, err = program.communicate(timeout=60)
+    finally:
+        program.kill()
+        program.wait()
+    assert (program.returncode, out, err) == (128 + number, b"", b"")
+    assert child not in [one.pid for one in children.processes()]  # it was killed before

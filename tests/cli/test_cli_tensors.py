@@ -1,9 +1,11 @@
-"""`llmcli dump`, `shapes` and `lens` as a shell sees them: documents, files, what is computed."""
+"""`dump`, `shapes`, `lens`, `load`, `info` and `score`: documents, files, and what is computed."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import tracemalloc
 from collections import Counter
 from functools import partial
 
@@ -11,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 from cli_tiny import write_tiny
+from needs import needs_kernels
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
 
 import llmcli.commands.lens.measure
+import llmcli.commands.score.measure
 from llmcli.checkpoints import open_checkpoint
 from llmcli.families import translate
 from llmcli.graph.arithmetic import Arithmetic
@@ -64,19 +68,6 @@ def test_files_have_what_ran_and_the_tokens(dump, weighted, tmp_path, dtype):
             assert np.array_equal(others[name], array.float().numpy(), equal_nan=True)
 
 
-def test_a_parameter_needs_no_prompt(dump, weighted, tmp_path):
-    path = tmp_path / "w.safetensors"
-    names = "blocks.0.attn.W_k,model.layers.1.mlp.up_proj.weight"
-    result = dump("--name", names, "-o", path, "--dtype", "float32")
-    assert result.code == 0
-    arrays, stored = load_file(path), load_file(f"{weighted}/model.safetensors")
-    assert set(arrays) == {"blocks.0.attn.W_k", "blocks.1.mlp.W_up"}
-    there = stored["model.layers.0.self_attn.k_proj.weight"]
-    ours = arrays["blocks.0.attn.W_k"]
-    assert ours.shape == there.T.shape
-    assert np.allclose(ours.astype(np.float32), there.T, rtol=1e-2)
-
-
 @pytest.mark.parametrize("kind", ["safetensors", "npz"])
 def test_a_pipe_is_told_its_size_too(dump, tmp_path, kind):
     path = tmp_path / f"a.{kind}"
@@ -91,14 +82,17 @@ def test_a_pipe_is_told_its_size_too(dump, tmp_path, kind):
 
 def test_the_document_has_every_tensor(cli, tmp_path):
     folder = write_tiny(tmp_path / "m", weights=True)
-    document = cli("shapes", "-m", folder, "--json", "--dtype", "float32", "--tokens", "5").json()
+    shapes = partial(cli, "shapes", "-m", folder, "--json", "--dtype", "float32", "--tokens", "5")
+    document = shapes().json()
     tensors = document["tensors"]
+    own = [tensor for tensor in tensors if tensor["kind"] == "parameter"]
+    assert shapes("--params").json()["tensors"] == own
+    assert shapes("--activations").json()["tensors"] == [one for one in tensors if one not in own]
     for tensor in tensors:
         assert len(tensor["axes"]) == len(tensor["shape"]) == len(tensor["documents"])
         assert tensor["bytes"] == 4 * np.prod(tensor["shape"])
-    parameters = [tensor for tensor in tensors if tensor["kind"] == "parameter"]
-    assert {tensor["phase"] for tensor in parameters} == {None}
-    assert document["model"]["parameters"] == sum(np.prod(t["shape"]) for t in parameters)
+    assert {tensor["phase"] for tensor in own} == {None}
+    assert document["model"]["parameters"] == sum(np.prod(tensor["shape"]) for tensor in own)
     assert set(Counter((tensor["name"], tensor["phase"]) for tensor in tensors).values()) == {1}
     config, _ = translate(open_checkpoint(folder))
     for call, (tokens, past) in zip(document["flops"], [(5, 0), (1, 5)], strict=True):
@@ -107,34 +101,8 @@ def test_the_document_has_every_tensor(cli, tmp_path):
         work = total_cost(config, shape, numbers=Arithmetic.of("float32"), logits="all")
         for name in ("flops", "flops_full"):
             assert call[name] == sum(tensor[name] for tensor in ran) == vars(work)[name] > 0
-    pattern = {t["phase"]: t for t in tensors if t["name"] == "blocks.1.attn.pattern"}
-    assert pattern["prefill"]["axes"] == ["B", "H", "T", "S"]
-    shapes = [pattern[phase]["shape"] for phase in ("prefill", "decode")]
-    assert shapes == [[1, 4, 5, 5], [1, 4, 1, 6]]
-    assert not pattern["decode"]["written"]
-    key = next(t for t in tensors if t["name"] == "blocks.0.attn.W_k")
-    assert key["source"] == "model.layers.0.self_attn.k_proj.weight"
-    assert (key["shape"], key["stored_shape"]) == ([32, 16], [16, 32])
-    assert key["shares"] == "blocks.0.attn.W_qkv"
     # 2 layers × keys and values × 2 heads of 8 × 4 bytes
     assert document["cache"]["per_token"] == 2 * 2 * 2 * 8 * 4
-    assert {name: check["ok"] for name, check in document["checks"].items()} == {
-        "symbols": True,
-        "folded": True,
-        "stored": True,
-    }
-    assert {"name": "blocks.{0-1}.mlp.up", "layers": [0, 1], "formula": "U = T⁴ W_up"} in (
-        document["rows"]
-    )
-
-
-def test_parameters_and_activations_are_everything(cli, tiny):
-    def names(*argv):
-        document = cli("shapes", "-m", tiny, "--json", *argv).json()
-        return {tensor["name"] for tensor in document["tensors"]}
-
-    assert names("--params") | names("--activations") == names()
-    assert not names("--params") & names("--activations")
 
 
 def test_on_a_narrow_screen_only_what_fits_is_computed(cli, weighted, monkeypatch, tmp_path):
@@ -158,3 +126,113 @@ def test_on_a_narrow_screen_only_what_fits_is_computed(cli, weighted, monkeypatc
     lens(text, "-o", str(file))
     assert asked == [tuple(range(32, 37)), *[tuple(range(37))] * 2]
     assert len(json.loads(file.read_text())["positions"]) == 37
+
+
+def test_a_document_of_loading_has_each_stage_with_what_it_took(cli, weighted):
+    document = cli("load", "-m", weighted, "--dtype", "float32", "--json").json()
+    stages = {stage["name"]: stage for stage in document["stages"]}
+    assert list(stages) == [
+        "find", "headers", "import", "plan", "tokenizer", "build", "read", "convert", "scan",
+    ]  # fmt: skip
+    size = document["bytes"]["tensors"]
+    assert stages["read"]["bytes"] == stages["convert"]["bytes"] == size
+    assert stages["read"]["bytes_per_s"] == pytest.approx(size / stages["read"]["seconds"])
+    assert sum(line["bytes"] for line in document["ledger"]) == size
+    assert document["model"]["weight_bytes"] == document["bytes"]["weights"] == size
+    assert document["ok"]
+    first = document["ledger"][0]
+    numbers = load_file(f"{weighted}/model.safetensors")[first["source"]]
+    assert first["numbers"]["min"] == pytest.approx(float(numbers.min()))
+    assert first["numbers"]["std"] == pytest.approx(float(numbers.std()), rel=1e-5)
+
+
+@needs_kernels
+def test_what_would_fit_of_a_model_that_does_not(cli, tmp_path):
+    """On a device that is not here; each as the options themselves say it."""
+    large = {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336,
+             "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000,
+             "max_position_embeddings": 131072}  # fmt: skip
+    write_tiny(tmp_path / "m", **large)
+
+    def asked(*more):
+        return cli("info", "-m", str(tmp_path / "m"), "--device", "cpu", "--json", *more).json()
+
+    assert asked("--memory", "999GiB")["would_fit"] == []
+    (memory,) = asked("--memory", "999GiB", "--batch", "2")["memory"]
+    parts = ("weights_bytes", "cache_bytes", "runtime_bytes_estimate")
+    most = max(memory["cache_copies_bytes"], memory["prompt_bytes_estimate"])
+    assert memory["needed_bytes"] == sum(memory[part] for part in parts) + most
+    document = asked("--memory", "12 GB")
+    (device,) = document["memory"]
+    assert (device["fits"], device["free_bytes"]) == (False, 12 << 30)
+    offers = document["would_fit"]
+    assert [offer["options"].split(" -c ")[0] for offer in offers] == [
+        "--quantize int8", "--quantize int4",
+    ][-len(offers):]  # fmt: skip
+    assert offers
+    for offer in offers:
+        again = asked("--memory", "12G", *offer["options"].split())
+        (device,) = again["memory"]
+        assert (device["fits"], again["would_fit"]) == (True, [])
+        assert (device["context"], device["needed_bytes"]) == (
+            offer["context"], offer["needed_bytes"],
+        )  # fmt: skip
+    shown = cli("info", "-m", str(tmp_path / "m"), "--memory", "12GiB", "--device", "cpu").out
+    assert "would fit: --quantize int" in shown
+
+
+@pytest.mark.parametrize("text", [
+    "🙂 日本語 né<|end|>", "🙂 日本語 ne\u0301<|end|>", "ne\u0301\u0323 \u1112\u1161\u11ab日",
+    "a🙂  <|begin|> \n b日\u0301",
+])
+def test_each_byte_of_the_text_is_scored_once(cli, tmp_path, text):
+    """Byte-level tokens share the characters that a normalizer or a special token touches."""
+    folder = write_tiny(tmp_path / "m", weights=True)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "NFC"}
+    tokenizer["added_tokens"][4] |= {"lstrip": True, "rstrip": True}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").unlink()
+    run = cli("score", "-m", str(folder), text, "--json", "--versus", str(folder))
+    report = run.json()
+    counted = len(text.encode()) - 1  # the first token, which nothing predicts, is one byte
+    for body in (report, report["versus"]):
+        assert body["bytes_scored"] == counted
+        nats = -sum(token["logprob"] for token in body["tokens"][1:])
+        assert body["bits_per_byte"] == pytest.approx(nats / math.log(2) / counted)
+    spelled = cli("score", "-m", str(folder), "--ids", "70,71,72", "--json").json()
+    assert spelled["bytes_scored"] == 2
+
+
+@pytest.mark.measured
+@pytest.mark.parametrize("argv", [(), ("--json",)])
+def test_a_long_text_needs_little_memory(cli, weighted, tmp_path, monkeypatch, argv):
+    """A token is 250 bytes, of which JSON and the view make no second copy."""
+
+    def predicted(model, ids, first):
+        for at in range(first, len(ids)):
+            yield -0.5 - at / 7, 1000 + at
+
+    plain = llmcli.commands.score.measure.measure_score
+
+    def counted(*given, **options):
+        score = plain(*given, **options)
+        held.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.reset_peak()
+        return score
+
+    held, count = [], 50_000
+    monkeypatch.setattr("llmcli.commands.score.measure._window", predicted)
+    monkeypatch.setattr("llmcli.commands.score.measure.measure_score", counted)
+    monkeypatch.setattr("llmcli.shell.streams.write", lambda text, flush=True: None)
+    (tmp_path / "long.txt").write_text("ab cd" * (count // 5))
+    base = ("score", "-m", weighted, *argv)
+    assert cli(*base, "warm").code == 0
+    tracemalloc.start()
+    try:
+        assert cli(*base, "-f", str(tmp_path / "long.txt")).code == 0
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert held[1] < 310 * count
+    assert most - held[1] < 50 * count

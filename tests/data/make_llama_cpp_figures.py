@@ -1,8 +1,9 @@
 """Freeze what llama.cpp computes: `python make_llama_cpp_figures.py SMOLLM2.gguf`.
 
-Needs llama-cpp-python (the figures were made with 0.3.36). Writes llama_cpp_smollm2.json next to
-this file: the mean log-probability of the tokens of page.txt, and 64 greedy tokens for three
-prompts; text is taken raw, without BOS, and greedy decoding goes on past tokens that end a text.
+Needs llama-cpp-python (the figures were made with 0.3.36) and PYTHONPATH=tests/text. Writes
+llama_cpp_smollm2.json next to this file: the mean log-probability of the tokens of page.txt, and 64
+greedy tokens for three prompts; text is taken raw, without BOS, and greedy decoding goes on past
+tokens that end a text.
 
 llama.cpp rounds the activations to 8 bits for its matrix products with quantized weights
 (Q8_0 or Q8_1 blocks of 32), so its figures differ slightly from those of exact arithmetic on the
@@ -11,7 +12,6 @@ same weights. The cache is float32 and attention is not fused, so that nothing e
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import sys
@@ -20,6 +20,7 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
+from make_llama_cpp_ids import ids_of, piece, provenance_of
 
 HERE = Path(__file__).parent
 PROMPTS = [
@@ -29,24 +30,20 @@ PROMPTS = [
 ]
 CONTEXT, THREADS, LIMIT = 1024, 2, 64
 _GGML_F32 = 0
-_QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 
 def main(path: Path) -> None:
     """Compute the figures and write them."""
-    llama_cpp.llama_log_set(_QUIET, ctypes.c_void_p(0))
+    provenance = provenance_of(__file__)
     model = llama_cpp.llama_model_load_from_file(
         str(path).encode(), llama_cpp.llama_model_default_params()
     )
     vocab = llama_cpp.llama_model_get_vocab(model)
     page = (HERE / "page.txt").read_text(encoding="utf-8")
-    ids = _ids(vocab, page)
+    ids = ids_of(vocab, page, True)
     logprobs = _logprobs(model, vocab, ids)
     figures = {
-        "provenance": {
-            "llama_cpp_python": llama_cpp.__version__,
-            "system": llama_cpp.llama_print_system_info().decode(),
-            "script": Path(__file__).name,
+        "provenance": provenance | {
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
             "flags": f"CPU, n_ctx {CONTEXT}, n_threads {THREADS}, type_k f32, type_v f32, "
             "flash attention off, no BOS, raw text",
@@ -73,13 +70,6 @@ def _context(model: Any) -> Any:
     parameters.type_k = parameters.type_v = _GGML_F32
     parameters.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
     return llama_cpp.llama_init_from_model(model, parameters)
-
-
-def _ids(vocab: Any, text: str) -> list[int]:
-    data = text.encode()
-    buffer = (llama_cpp.llama_token * (len(data) + 8))()
-    got = llama_cpp.llama_tokenize(vocab, data, len(data), buffer, len(buffer), False, True)
-    return list(buffer[:got])
 
 
 def _logits(context: Any, vocab: Any, ids: list[int], start: int) -> np.ndarray:
@@ -111,7 +101,7 @@ def _logprobs(model: Any, vocab: Any, ids: list[int]) -> np.ndarray:
 
 def _greedy(model: Any, vocab: Any, prompt: str) -> dict[str, Any]:
     context = _context(model)
-    prompt_ids = _ids(vocab, prompt)
+    prompt_ids = ids_of(vocab, prompt, True)
     new, found, margins = prompt_ids, [], []
     for _ in range(LIMIT):
         at = 0 if new is prompt_ids else len(prompt_ids) + len(found) - 1
@@ -121,20 +111,11 @@ def _greedy(model: Any, vocab: Any, prompt: str) -> dict[str, Any]:
         margins.append(round(float(first - second), 4))
         new = found[-1:]
     llama_cpp.llama_free(context)
-    pieces = b"".join(_piece(vocab, token) for token in found)
+    pieces = b"".join(piece(vocab, token) for token in found)
+    text = pieces.decode("utf-8", "replace")
     return {
-        "prompt": prompt,
-        "prompt_ids": prompt_ids,
-        "ids": found,
-        "text": pieces.decode("utf-8", "replace"),
-        "margins": margins,
-    }
-
-
-def _piece(vocab: Any, token: int) -> bytes:
-    buffer = ctypes.create_string_buffer(256)
-    got = llama_cpp.llama_token_to_piece(vocab, token, buffer, 256, 0, True)
-    return buffer.raw[:got]
+        "prompt": prompt, "prompt_ids": prompt_ids, "ids": found, "text": text, "margins": margins,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ def test_frequency_factors_are_read_into_the_configuration_and_dropped_by_name()
 
 
 def config(arch="llama", shapes=EMBEDDING, **changes):
+    """Our configuration of a file with tensors of these shapes."""
     tensors = {name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}
     return find(arch, "gguf").from_gguf(metadata(arch, **changes), tensors)
 
@@ -102,12 +103,10 @@ EXPERTS = {"expert_count": 8, "expert_used_count": 2}
 
 def with_experts(arch="llama", names=(), **changes):
     """A model with a router in all layers, and with more tensors."""
-    given = metadata(arch, **(EXPERTS | (DEEPSEEK if arch == "deepseek2" else {}) | changes))
-    names = ("ffn_gate_inp.weight", *names)
-    names = [f"blk.{layer}.{name}" for layer in range(3) for name in names]
-    tensors = {name: SimpleNamespace(shape=(8, 24)) for name in names}
-    tensors["token_embd.weight"] = SimpleNamespace(shape=(67, 24))
-    return find(arch, "gguf").from_gguf(given, tensors)
+    leaves = ("ffn_gate_inp.weight", *names)
+    names = [f"blk.{layer}.{leaf}" for layer in range(3) for leaf in leaves]
+    own = EXPERTS | (DEEPSEEK if arch == "deepseek2" else {}) | changes
+    return config(arch, EMBEDDING | dict.fromkeys(names, (8, 24)), **own)
 
 
 DEEPSEEK = {
@@ -126,19 +125,37 @@ DELTA = {
 
 def hybrid(arch="qwen35", **changes):
     """A model of gated DeltaNet and attention."""
-    tensors = {"token_embd.weight": SimpleNamespace(shape=(67, 24))}
-    if arch != "qwen35":
-        changes = EXPERTS | changes
-        tensors |= {f"blk.{i}.ffn_gate_inp.weight": SimpleNamespace(shape=(8, 24)) for i in (0, 2)}
-    return find(arch, "gguf").from_gguf(metadata(arch, **(DELTA | changes)), tensors)
+    if arch == "qwen35":
+        return config(arch, **DELTA | changes)
+    routers = {f"blk.{i}.ffn_gate_inp.weight": (8, 24) for i in (0, 2)}
+    return config(arch, EMBEDDING | routers, **DELTA | EXPERTS | changes)
+
+
+NEMOTRON = {
+    "general.architecture": "nemotron_h_moe", "block_count": 4, "context_length": 64,
+    "embedding_length": 48, "vocab_size": 211, "attention.head_count": 6,
+    "attention.head_count_kv": [0, 2, 0, 2], "attention.key_length": 8,
+    "attention.value_length": 8, "attention.layer_norm_rms_epsilon": 1e-5,
+    "feed_forward_length": [0, 0, 24, 24], "rope.dimension_count": 20, "ssm.conv_kernel": 4,
+    "ssm.inner_size": 96, "ssm.state_size": 8, "ssm.time_step_rank": 6, "ssm.group_count": 2,
+    "expert_count": 5, "expert_used_count": 2, "nextn_predict_layers": 1,
+}  # fmt: skip
+TENSORS = ("blk.2.ffn_gate_inp.weight", "blk.2.exp_probs_b.bias", "blk.3.ffn_gate_inp.weight")
+
+
+def nemotron(changes):
+    """Nemotron-H with experts."""
+    keys = {
+        key if "general" in key else f"nemotron_h_moe.{key}": one
+        for key, one in (NEMOTRON | changes).items()
+    }
+    return find("nemotron_h_moe", "gguf").from_gguf(keys, dict.fromkeys(TENSORS))
 
 
 @pytest.mark.parametrize("arch", ["glm4moe", "deepseek2", "qwen35", "qwen35moe"])
 def test_layers_that_predict_further_on_are_none(arch):
     more = DEEPSEEK if arch == "deepseek2" else DELTA if arch.startswith("qwen") else {}
-    given = metadata(arch, block_count=4, nextn_predict_layers=1, **more)
-    tensors = {"token_embd.weight": SimpleNamespace(shape=(67, 24))}
-    model = find(arch, "gguf").from_gguf(given, tensors)
+    model = config(arch, block_count=4, nextn_predict_layers=1, **more)
     assert len(model.layers) == 3
     rules = find(arch, "gguf").rules_gguf(model)
     found = plan(["blk.3.nextn.eh_proj.weight", "blk.3.attn_q.weight", "blk.2.x"], rules, model)
@@ -184,11 +201,6 @@ def test_the_real_file(smollm2_path):
 
 def test_the_largest_gemma_3_scales_its_queries_by_the_width_of_a_head_in_the_model():
     """Its files do not say so: of 62 layers, 24 / 6 instead of the size of a head."""
-    scales = []
-    for layers in (61, 62):
-        given = metadata("gemma3", block_count=layers, attention__key_length=10,
-                         attention__value_length=10)  # fmt: skip
-        tensors = {"token_embd.weight": SimpleNamespace(shape=(67, 24))}
-        model = find("gemma3", "gguf").from_gguf(given, tensors)
-        scales.append(model.layers[0].attention.scores.scale)
-    assert scales == [10**-0.5, 4**-0.5]
+    sizes = {"attention__key_length": 10, "attention__value_length": 10}
+    models = [config("gemma3", block_count=layers, **sizes) for layers in (61, 62)]
+    assert [one.layers[0].attention.scores.scale for one in models] == [10**-0.5, 4**-0.5]

@@ -6,7 +6,7 @@ What it says, and the names of tensors, are read of whole checkpoints in `parity
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-from zoo import TYPES
+from zoo import TYPES, variant
 
 from llmcli.errors import UnsupportedModel
 from llmcli.families import find
@@ -26,16 +26,27 @@ def read(model_type, **settings):
     return find(model_type, "safetensors").from_hf({"model_type": model_type, **settings})
 
 
+def changed(model_type, changes):
+    """The same of that type's base with changes; None takes a key out."""
+    settings = TYPES[model_type].base | changes
+    return read(model_type, **{key: one for key, one in settings.items() if one is not None})
+
+
 HYBRID = {"vocab_size": 67, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
           "intermediate_size": 40}  # fmt: skip
 CHOOSING = {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_group": 4, "topk_group": 2}
 
 
-def test_layers_that_predict_further_tokens_are_dropped():
-    config = read("deepseek_v3", **ROPED)
-    names = ["model.layers.3.eh_proj.weight", "model.layers.3.self_attn.q_a_proj.weight"]
-    found = plan(names, find("deepseek_v3", "safetensors").rules_hf(config), config)
+@pytest.mark.parametrize(("config", "names"), [
+    (read("deepseek_v3", **ROPED),
+     ["model.layers.3.eh_proj.weight", "model.layers.3.self_attn.q_a_proj.weight"]),
+    (variant("nemotron_h").config(),
+     ["mtp.layers.0.eh_proj.weight", "mtp.layers.1.mixer.gate.weight"]),
+])  # fmt: skip
+def test_layers_that_predict_further_tokens_are_dropped(config, names):
+    found = plan(names, find(config.model_type, "safetensors").rules_hf(config), config)
     assert [name for name, reason in found.dropped if "multi-token" in reason] == names
+    assert not found.unexpected
 
 
 def test_rotated_halves_are_refused():

@@ -1,17 +1,18 @@
 """The text model of a multimodal checkpoint, whose family is one of text models.
 
 Llama's reads it here, under a `model_type` that exists in these tests only; those that there are
-are in `parity/test_multimodal_parity`. What describes no text model is in `refused.txt`.
+are in `parity/test_transformers_parity`. What describes no text model is in `table.txt`.
 """
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from decoder_parameters import parameters_of
 from safetensors.torch import save_file
-from tiny_checkpoints import LLAMA, llama_tensors, write_llama
+from tiny_checkpoints import LLAMA, llama_tensors, loaded, write_llama
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.info.measure import measure_info, supported_families
@@ -19,7 +20,6 @@ from llmcli.commands.load.measure.run import check_files
 from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
 from llmcli.families import describe, families
 from llmcli.families.dense import llamas as FAMILY
-from llmcli.loading.load import load_checkpoint
 from llmcli.measure.machine import cpu
 from llmcli.records.work import Stages
 
@@ -59,8 +59,7 @@ def write(folder, tensors, **config):
     return folder
 
 
-def load(folder):
-    return load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float32")
+load = partial(loaded, dtype="float32")
 
 
 @pytest.mark.parametrize("style", ["as alone", "before 4.52", "since 4.52"])

@@ -1,9 +1,9 @@
 """Which schemes of 8 bits a config.json may name, and what lies beside their weights."""
 
 import pytest
-from families_ledger import read_or_refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_families_translate import read_or_refused
 
 from llmcli.checkpoints import TensorInfo
 from llmcli.errors import UnsupportedModel
@@ -30,26 +30,6 @@ def of(method, **more):
 
 def weights(**more):
     return {"weights": GROUP["weights"] | more}
-
-
-@pytest.mark.parametrize(("config", "found"), [
-    (of("fp8", weight_block_size=[64, 32]), {"weight_scale_inv": "64 × 32 blocks"}),
-    (of("fp8"), {"weight_scale_inv": "128 × 128 blocks", "weight_scale": "one for all"}),
-    (of("fp8", weight_block_size=None), {"weight_scale_inv": "one for all"}),
-    (of("fbgemm_fp8"), {"weight_scale": "one per row"}),
-    (of("modelopt", quant_algo="FP8"), {"weight_scale": "one for all"}),
-    (of("bitsandbytes", load_in_8bit=True), {"SCB": "one per row"}),
-    ({"quantization_config": {"load_in_8bit": True}}, {"SCB": "one per row"}),
-    (compressed(), {"weight_scale": "one per row"}),
-    (compressed(weights(strategy="tensor")), {"weight_scale": "one for all"}),
-    (compressed(weights(strategy="group", group_size=32)), {"weight_scale": "1 × 32 blocks"}),
-    (compressed(weights(strategy="block", block_structure=[2, 4], type="float")),
-     {"weight_scale": "2 × 4 blocks"}),
-    ({"compression_config": compressed()["quantization_config"]}, {"weight_scale": "one per row"}),
-])  # fmt: skip
-def test_schemes_that_are_read(config, found):
-    grids = scheme(config).grids
-    assert {name: str(grids[name]) for name in found} == found
 
 
 JSON = st.recursive(

@@ -8,15 +8,7 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from llmcli.config.attention import (
-    DynamicScaling,
-    FrequencyFactors,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    RopeConfig,
-    YarnScaling,
-)
+from llmcli.config.attention import FrequencyFactors, RopeConfig
 from llmcli.families.rope import rope_from_gguf, rope_from_hf
 from llmcli.families.values import Values
 from llmcli.ops.rope import frequencies
@@ -92,30 +84,12 @@ def rope(settings, **raw):
     return rope_from_hf(Values(raw), head_dim=HEAD, context=CONTEXT)
 
 
-def test_values_of_each_kind():
-    assert rope(None) == RopeConfig(theta=10000.0, dims=HEAD)
-    assert rope({}, rope_theta=7) == RopeConfig(theta=7.0, dims=HEAD)
-    assert rope({"rope_theta": 5.0}, rope_theta=7).theta == 5.0
-    assert rope(KINDS["linear"]).scaling == LinearScaling(factor=2.5)
-    assert rope(KINDS["dynamic"]).scaling == DynamicScaling(factor=3.0, original=CONTEXT)
-    assert rope(KINDS["llama3"]).scaling == Llama3Scaling(factor=8, low=1, high=4, original=32)
-    long = rope(KINDS["longrope"]).scaling
-    assert isinstance(long, LongRopeScaling)
-    assert (long.short[1], long.long[1], long.original) == (1.125, 3.0, 32)
-
-
 def test_a_length_beside_the_settings_wins_over_the_one_inside_as_in_transformers():
     raw = SIZES | {"rope_parameters": dict(KINDS["yarn"]), "original_max_position_embeddings": 64}
     ours = rope_from_hf(Values(copy.deepcopy(raw)), head_dim=HEAD, context=CONTEXT)
     assert ours.scaling.original == 64
     expected, _ = reference(raw, None)
     torch.testing.assert_close(frequencies(ours, 8)[0].float(), expected, rtol=2e-6, atol=0)
-
-
-def test_an_old_rope_scaling_replaces_rope_parameters_as_a_whole():
-    raw = {"rope_scaling": {"type": "linear", "factor": 2.0}}
-    ours = rope({"rope_type": "yarn", "factor": 4.0, "rope_theta": 9.0}, **raw)
-    assert (ours.theta, ours.scaling) == (10000.0, LinearScaling(factor=2.0))
 
 
 def test_the_default_kind_rotates_whole_heads_and_the_others_a_fraction_of_them():
@@ -133,29 +107,7 @@ def gguf(tensors=(), **keys):
     return rope_from_gguf(Values(metadata, prefix="a."), tensors, head_dim=HEAD, context=CONTEXT)
 
 
-def test_gguf_without_scaling_and_with_a_linear_one():
-    assert gguf() == RopeConfig(theta=10000.0, dims=HEAD)
-    assert gguf(rope__freq_base=1e6, rope__dimension_count=8) == RopeConfig(theta=1e6, dims=8)
-    assert gguf(rope__scaling__factor=4.0).scaling == LinearScaling(factor=4.0)
-    assert gguf(rope__scale_linear=4.0).scaling == LinearScaling(factor=4.0)
-    assert gguf(rope__scaling__type="none", rope__scaling__factor=4.0).scaling is None
-    assert gguf(rope__scaling__type="linear", rope__scaling__factor=0.0).scaling is None
-
-
-def test_gguf_frequency_factors_are_named_for_the_loader():
+def test_gguf_without_scaling_and_with_factors_that_are_named_for_the_loader():
+    assert gguf() == rope(None) == RopeConfig(theta=10000.0, dims=HEAD)
     ours = gguf(["token_embd.weight", "rope_freqs.weight"])
     assert ours.scaling == FrequencyFactors(source="rope_freqs.weight")
-
-
-def test_gguf_yarn_is_llama_cpps():
-    """The temperature 1 + 0.1 ln 4 reaches cos and sin once, times the file's own factor."""
-    given = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
-    assert gguf(**given).scaling == YarnScaling(
-        factor=4.0, original=CONTEXT, attention_factor=pytest.approx(1.1386294361)
-    )
-    full = gguf(
-        **given, rope__scaling__original_context_length=32, rope__scaling__attn_factor=0.5
-    ).scaling
-    assert full == YarnScaling(
-        factor=4.0, original=32, attention_factor=pytest.approx(0.5 * 1.1386294361)
-    )

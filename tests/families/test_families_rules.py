@@ -11,7 +11,7 @@ from tiny_checkpoints import GPT2, LLAMA
 
 from llmcli.families import find
 from llmcli.families.quantized import Scheme, with_scales
-from llmcli.families.rules import Drop, Rename, Rows, Transpose, UnpairRows, plan
+from llmcli.families.rules import Drop, PerExpert, Rename, Rows, Transpose, UnpairRows, plan
 from llmcli.families.scales import Grid
 from llmcli.families.sources import sources, sources_of
 
@@ -93,9 +93,11 @@ def test_any_name_is_loaded_dropped_or_unexpected(names):
 
 
 def test_operations_are_named_for_the_ledger():
-    assert [str(op) for op in (Rows(0, 8), UnpairRows(9, 64), Transpose())] == [
-        "rows 0:8", "unpaired rows of 9 heads", "transposed"
-    ]
+    each = PerExpert(Rows(0, 1, groups=8))
+    assert [str(op) for op in (Rows(0, 8), UnpairRows(9, 64), PerExpert(Transpose()), each)] == [
+        "rows 0:8", "unpaired rows of 9 heads", "each expert: transposed",
+        "each expert: rows 0:1 of each of 8 groups",
+    ]  # fmt: skip
 
 
 SETTINGS = {

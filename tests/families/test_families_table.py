@@ -11,7 +11,6 @@ from pathlib import Path
 
 import test_families_gguf as gguf
 import test_families_hf as hf
-import test_families_mamba as mamba
 import test_families_multimodal as multimodal
 import test_families_numbers as numbers
 import test_families_quantized as quantized
@@ -67,17 +66,20 @@ BASES = {
     "experts of a GGUF file": (lambda changes: gguf.with_experts(**changes), gguf),
     "gpt-oss": (base("gpt_oss"), hf),
     "Gemma 4": (base("gemma4_text"), hf),
-    "Mamba-2": (lambda model_type, changes: mamba.read(model_type, **changes), mamba),
-    "Nemotron-H": (lambda changes={}: mamba.from_gguf(mamba.NEMOTRON | changes), mamba),
-    "rotations of a GGUF file": (lambda tensors, keys: rope.gguf(tensors, **keys), rope),
-    "rotations": (rope.rope, rope),
-    "schemes": (quantized.scheme, quantized),
+    "Mamba-2": (hf.changed, hf),
+    "Nemotron-H": (lambda changes={}: gguf.nemotron(changes), gguf),
+    "rotations of a GGUF file": (lambda tensors, keys={}: rope.gguf(tensors, **keys), rope),
+    "rotations": (lambda settings=None, raw={}: rope.rope(settings, **raw), rope),
+    "schemes": (lambda config={}: quantized.scheme(config), quantized),
     "architectures": (find, translate),
+    "files of images and text": (
+        lambda one=None: numbers.read(one or TYPES["qwen2"].base | {"model_type": "qwen2"}), hf
+    ),
     "multimodal models": (lambda changes: numbers.read({
         "model_type": "mistral3", "text_config": multimodal.TEXT, "vision_config": {}, **changes
     }), multimodal),
-    "numbers": (lambda name, path, value: numbers.read(
-        numbers.changed(numbers.settings_of(name), path, value)), numbers),
+    "numbers": (lambda name, path, *value: numbers.read(
+        numbers.changed(numbers.settings_of(name), path, *value)), numbers),
 }  # fmt: skip
 
 
@@ -88,6 +90,8 @@ def leaves(value, path=(), default=None):
             inner = getattr(value, field.name)
             name = type(inner).__name__ if field.name == "part" else field.name
             name += " (joined)" * isinstance(inner, JoinedNorm)
+            if name == "scaling" and inner is not None:
+                name = type(inner).__name__
             yield from leaves(inner, (*path, name), field.default)
     elif isinstance(value, tuple) and "layers" in f"{path[-2:]}":
         yield (*path, "count"), len(value), None

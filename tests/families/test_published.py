@@ -21,10 +21,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from families_ledger import after
 
 from llmcli.checkpoints import mxfp4
 from llmcli.checkpoints.tensors import TensorInfo
+from llmcli.families import rules as ops_of
 from llmcli.families import translate
 from llmcli.families.rules import parts_to_fill, plan
 from llmcli.families.scales import scale_problem
@@ -111,3 +111,26 @@ def listed(tensors):
 
 def _range(first, last=None):
     return range(int(first), int(last or first) + 1)
+
+
+def after(shape, ops):
+    """The shape that the operations, from left to right, make of a stored shape."""
+    shape = tuple(shape)
+    for op in ops:
+        match op:
+            case ops_of.Rows(start=start, stop=stop, groups=groups):
+                assert shape[0] % groups == 0
+                assert 0 <= start < stop <= shape[0] // groups
+                shape = (groups * (stop - start), *shape[1:])
+            case ops_of.PerExpert(op=inner):
+                shape = (shape[0], *after(shape[1:], [inner]))
+            case ops_of.Reshape():
+                assert prod(op.shape) == prod(shape)
+                shape = op.shape
+            case ops_of.Transpose():
+                shape = shape[::-1]
+            case ops_of.UnpairRows(heads=heads, dims=dims):
+                assert shape[0] % heads == 0
+                assert dims % 2 == 0
+                assert dims <= shape[0] // heads
+    return shape

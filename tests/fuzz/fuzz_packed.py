@@ -9,28 +9,15 @@ needs a C compiler with the sanitizers' libraries and tries so many random block
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = map(str, (TESTS.parent, TESTS, TESTS / "kernels"))
 
 import children  # noqa: E402
-
-
-def command(*flags: str) -> list[str]:
-    """What follows a compiler's name, but for `-o PROGRAM`."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (extension,) = project["tool"]["setuptools"]["ext-modules"]
-    sources = [str(ROOT / source) for source in extension["sources"]]
-    return [
-        *extension["extra-compile-args"], "-Wall", "-Wextra", "-Werror", *flags, "-pthread",
-        f"-I{ROOT / 'llmcli' / 'kernels'}", str(Path(__file__).with_name("fuzz_packed.c")),
-        *sources, "-lm",
-    ]  # fmt: skip
+from kernel_sources import COMPILER, FLAGS, FUZZER, HEADERS, SOURCES  # noqa: E402
 
 
 def main() -> int:
@@ -40,12 +27,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sanitize", default="address,undefined")
     options = parser.parse_args()
+    checked = ["-O1", "-g", "-fno-sanitize-recover=all", f"-fsanitize={options.sanitize}"]
     with tempfile.TemporaryDirectory() as folder:
         program = str(Path(folder) / "fuzz_packed")
-        flags = command("-O1", "-g", "-fno-sanitize-recover=all", f"-fsanitize={options.sanitize}")
-        children.run([os.environ.get("CC", "cc"), *flags, "-o", program], check=True)
-        arguments = ["0", str(options.seed), str(options.blocks)]
-        return children.run([program, *arguments]).returncode
+        command = [*COMPILER, *FLAGS, *checked, "-pthread", HEADERS, FUZZER, *SOURCES, "-lm"]
+        children.run([*command, "-o", program], check=True)
+        return children.run([program, "0", str(options.seed), str(options.blocks)]).returncode
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from card import Card
 from covers import covered, in_turn
 from small_models import as_model, ids, random_blocks, random_decoder
-from test_gate import CAPACITY, FIRST, calls_of, decoded, same
+from test_gate import FIRST, decoded, same, sessions
 from test_graph_packed import wrong
 from zoo import BLOCKS, IN_BLOCKS, gpt2, in_blocks, layer, llama
 
@@ -22,7 +22,6 @@ from llmcli.checkpoints import open_model
 from llmcli.config.embedding import HeadConfig
 from llmcli.config.formats import ON_CARD
 from llmcli.decoder.decoder import Decoder
-from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
 from llmcli.graph.arithmetic import Arithmetic, arithmetic, in_no_blocks, matrices
 from llmcli.graph.graph import Graph
@@ -104,12 +103,6 @@ def filled(name, device, dtype=torch.float32):
     return here, there
 
 
-def pair(name, card, dtype=torch.float32):
-    """The same with steps that are captured."""
-    here, there = filled(name, "cuda", dtype)
-    return here, card.put(there, FIRST)
-
-
 @pytest.mark.parametrize(
     ("name", "dtype"),
     in_turn(covered(name for name in MODELS if name != CLAMPED), [torch.bfloat16, torch.float32]),
@@ -127,11 +120,10 @@ def test_what_is_emitted_is_what_the_nodes_make(name, dtype):
 def test_a_captured_step_is_that_of_the_dequantized_model(name, batch):
     """Over two buckets, after prompts that are read by dequantizing."""
     with torch.inference_mode(), Card(float64=False) as card:
-        here, there = pair(name, card)
-        ordinary, captured = (Session(one, batch, CAPACITY) for one in (here, there))
+        here, there = filled(name, "cuda")
+        card.put(there, FIRST)
         prompts = [[5, 9, 2, 7, 1], [3, 1, 4], [8, 2, 6, 1]][:batch]
-        for session in (ordinary, captured):
-            session.prefill(prompts)
+        ordinary, captured = sessions(here, there, prompts)
         if "experts" not in name:  # few tokens choose few of them
             assert not set(calls) - {there.head.format}  # of the last tokens alone
         calls.clear()
@@ -139,16 +131,6 @@ def test_a_captured_step_is_that_of_the_dequantized_model(name, batch):
         same(decoded(captured, tokens), decoded(ordinary, tokens), 1e-4)
         assert len(captured.state.recorded) == len(card.tapes) == 2
         assert set(calls) == set(MODELS[name][1].values())
-
-
-@pytest.mark.parametrize("name", covered(MODELS))
-def test_every_step_of_a_bucket_launches_the_same(name):
-    with torch.inference_mode(), Card(float64=False) as card:
-        _, there = pair(name, card, torch.bfloat16)
-        session = Session(there, 2, CAPACITY)
-        for _ in range(2):
-            session.extend(torch.ones(2, 1, dtype=torch.long, device="cuda"))
-        assert calls_of(card, session) == calls_of(card, session)
 
 
 @pytest.mark.parametrize("rows", [1, 9])
@@ -256,24 +238,23 @@ def free(monkeypatch):
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("quantize", ["auto", "int8"])
-def test_a_file_is_loaded_as_it_is(quantize, free):
+def test_a_file_is_loaded_as_it_is(free):
     """Rows of queries and keys are in another order than in the file."""
-    exact = load("smollm2", device="cpu", dtype="float32")
-    with torch.inference_mode(), Card():
-        model = load("smollm2", device="cuda", quantize=quantize)
-        about = model.describe()
-        assert about["weight_bytes"] == model.arithmetic.weight_bytes(model.config) < 110 << 20
-        assert about["weight_format"].startswith("Q4_1")
-        assert about["activation_format"] == about["product_format"] == "bfloat16"
-        assert not [entry for entry in model.ledger.entries if entry.dequantized]
-        for name in model.decoder.weight_names:
-            weight = model.decoder.weight(name)
-            assert torch.equal(weight.dense().cpu().float(), exact.decoder.weight(name).dense())
-        given = torch.tensor([[5, 9, 2]])
-        logits = model.decoder(given.to("cuda")).cpu()
+    exact, given = load("smollm2", device="cpu", dtype="float32"), torch.tensor([[5, 9, 2]])
     sought = exact.decoder(given).log_softmax(-1)
-    assert F.kl_div(logits.log_softmax(-1), sought, log_target=True, reduction="sum") < 0.01
+    for quantize in ("auto", "int8"):
+        with torch.inference_mode(), Card():
+            model = load("smollm2", device="cuda", quantize=quantize)
+            about = model.describe()
+            assert about["weight_bytes"] == model.arithmetic.weight_bytes(model.config) < 110 << 20
+            assert about["weight_format"].startswith("Q4_1")
+            assert about["activation_format"] == about["product_format"] == "bfloat16"
+            assert not [entry for entry in model.ledger.entries if entry.dequantized]
+            for name in model.decoder.weight_names:
+                weight = model.decoder.weight(name)
+                assert torch.equal(weight.dense().cpu().float(), exact.decoder.weight(name).dense())
+            found = model.decoder(given.to("cuda")).cpu().log_softmax(-1)
+        assert F.kl_div(found, sought, log_target=True, reduction="sum") < 0.01
 
 
 def test_drawn_numbers_are_quantized():

@@ -5,15 +5,18 @@ captured, and the replayed step is compared with that of a processor.
 """
 
 from collections import Counter
+from contextlib import contextmanager
+from itertools import cycle
 
 import pytest
 import torch
 from card import Card, Refused
-from covers import covered, in_turn
+from covers import KINDS, covered
 from small_models import ids, random_decoder
 from zoo import MODELS
 
 from llmcli.decoder.decoder import Decoder
+from llmcli.decoder.steps import GraphRecorder
 from llmcli.engine.session import Session
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.model import dtype_name
@@ -40,6 +43,14 @@ def put(decoder, card, dtype=torch.float64):
     return card.put(there, FIRST)
 
 
+def sessions(here, there, prompts):
+    """Of both decoders, after the prompts."""
+    both = [Session(one, len(prompts), CAPACITY) for one in (here, there)]
+    for session in both:
+        session.prefill(prompts)
+    return both
+
+
 def decoded(session, tokens, **rest):
     """Logits of tokens that are read one by one."""
     device = session.decoder.device
@@ -57,9 +68,7 @@ def test_a_captured_step_is_the_ordinary_one(name, card):
     here = random_decoder(MODELS[name])
     there = put(here, card)
     tokens = ids(2, 7)
-    ordinary, captured = Session(here, 2, CAPACITY), Session(there, 2, CAPACITY)
-    for session in (ordinary, captured):
-        session.prefill([[5, 9, 2, 7], [3, 1]])
+    ordinary, captured = sessions(here, there, [[5, 9, 2, 7], [3, 1]])
     same(decoded(captured, tokens), decoded(ordinary, tokens))
     assert captured.lengths == ordinary.lengths
     assert captured.ids == ordinary.ids
@@ -80,9 +89,10 @@ def calls_of(card, session):
     return card.calls
 
 
-@pytest.mark.parametrize(
-    ("name", "batch"), in_turn(covered(name for name in MODELS if name not in LENGTH_ROPES), [3, 1])
-)
+CAPTURED = [name for name in KINDS if name not in LENGTH_ROPES]
+
+
+@pytest.mark.parametrize(("name", "batch"), zip(CAPTURED, cycle([3, 1])))
 def test_every_step_of_a_bucket_launches_the_same(name, batch):
     """Shapes, strides, numbers of the host and what is allocated; and nothing in float64."""
     with torch.inference_mode(), Card(float64=False) as card:
@@ -180,12 +190,9 @@ def test_what_is_kept_from_before_the_capture_shows_in_the_numbers(session, monk
     assert (got[-1] - right[-1]).abs().max() > 1e-3
 
 
-def pair(name, card, prompts, capacity=CAPACITY):
+def pair(name, card, prompts):
     here = random_decoder(MODELS[name])
-    both = Session(here, len(prompts), capacity), Session(put(here, card), len(prompts), capacity)
-    for one in both:
-        one.prefill(prompts)
-    return both
+    return sessions(here, put(here, card), prompts)
 
 
 @pytest.mark.parametrize("name", ["window", "mamba-2", "gated deltanet", "latent attention"])
@@ -294,3 +301,73 @@ def test_the_card_refuses_what_a_card_refuses(card):
     tape.forget()
     tape.replay()
     assert out.tolist() == [2, 4, 6]
+
+
+# ---- what is asked of CUDA for a capture, and in which order; a card itself is in `test_gpu`
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Calls to a CUDA that does nothing."""
+    log = []
+
+    class Stream:
+        def wait_stream(self, other):
+            log.append("wait")
+
+    class Graph:
+        def capture_begin(self, *, pool, capture_error_mode):
+            log.append(f"begin {pool} {capture_error_mode}")
+
+        def capture_end(self):
+            log.append("end")
+
+    @contextmanager
+    def within(what):
+        log.append("in" if isinstance(what, Stream) else str(what))
+        yield
+
+    current = Stream()
+    for name, value in {
+        "Stream": Stream, "CUDAGraph": Graph, "device": within, "stream": within,
+        "current_stream": lambda: current, "graph_pool_handle": lambda: "pool",
+        "is_current_stream_capturing": lambda: bool(log.append("asked")),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    return log
+
+
+def test_steps_are_warmed_up_and_undone_on_the_stream_of_the_capture(asked):
+    recorder = GraphRecorder(torch.device("cuda:1"))
+
+    def step():
+        asked.append("step")
+        return torch.ones(1)
+
+    _, out, pool = recorder.capture(step, lambda: asked.append("undo"), None)
+    warm = ["step", "undo"] * 2
+    order = ["cuda:1", "wait", "in", *warm, "begin pool thread_local", "step", "end", "wait"]
+    assert asked == order
+    assert (float(out), pool) == (1, "pool")
+    stream = recorder._stream
+    asked.clear()
+    recorder.capture(step, lambda: asked.append("undo"), "its own")
+    assert "begin its own thread_local" in asked
+    assert recorder._stream is stream
+    asked.clear()
+    assert not recorder.busy()
+    assert asked == ["cuda:1", "asked"]
+
+
+def test_a_capture_that_fails_is_ended(asked):
+    runs = []
+
+    def step():
+        runs.append(1)
+        if len(runs) > 2:
+            raise RuntimeError("not permitted")
+        return torch.ones(1)
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        GraphRecorder(torch.device("cuda")).capture(step, lambda: None, None)
+    assert asked[-1] == "end"

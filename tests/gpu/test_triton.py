@@ -15,10 +15,9 @@ import torch
 import torch.nn.functional as F
 from card import Card
 from small_models import ids, random_decoder
-from test_gate import CAPACITY, decoded, put, same
+from test_gate import decoded, put, same, sessions
 from zoo import MODELS
 
-from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.kernels import native
 from llmcli.ops import on_card
@@ -98,9 +97,7 @@ def test_a_captured_step_has_them(name, made, monkeypatch):
     here = random_decoder(MODELS[name], torch.float32)
     with torch.inference_mode(), Card(float64=False) as card:
         there = put(here, card, torch.float32)
-        ordinary, captured = Session(here, 2, CAPACITY), Session(there, 2, CAPACITY)
-        for session in (ordinary, captured):
-            session.prefill([[5, 9, 2, 7], [3, 1]])
+        ordinary, captured = sessions(here, there, [[5, 9, 2, 7], [3, 1]])
         tokens = ids(2, 6)
         same(decoded(captured, tokens), decoded(ordinary, tokens), 1e-4)
         assert made <= set(calls)

@@ -1,6 +1,7 @@
-/* Attention of many tokens and of one, products of heads, mixtures of experts (experts.c) and recurrent
- * mixers (recurrent.c), at level `argv[1]`, over random shapes: prints a hash of all results of each,
- * which is the same at every level and on every machine. Every buffer has exactly the size it needs. */
+/* Attention of many tokens and of one, products of heads, mixtures of experts (experts.c), recurrent
+ * mixers (recurrent.c) and what lies between products (steps.c), at level `argv[1]`, over random shapes:
+ * prints a hash of all results of each, which is the same at every level and on every machine. Every
+ * buffer has exactly the size it needs. */
 #include <stdio.h>
 
 #include "drawn.h"
@@ -9,6 +10,7 @@ void llmcli_run(const struct op *, int64_t, struct counter *, const struct team 
 unsigned llmcli_native_levels(void);
 uint64_t experts(const struct team *team);
 uint64_t recurrent(const struct team *team);
+uint64_t steps(const struct team *team);
 
 int main(int count, char **arguments) {
     const struct team team = {count > 1 ? atoi(arguments[1]) : 0, NULL, 1};
@@ -77,7 +79,9 @@ int main(int count, char **arguments) {
         hash = hashed(hashed(hash, out, B * H * made), both, B * H * (given + 3));
         free(q), free(k), free(v), free(out), free(both);
     }
-    printf("%016llx\n%016llx\n%016llx\n", (unsigned long long)hash,
-           (unsigned long long)experts(&team), (unsigned long long)recurrent(&team));
+    printf("%016llx\n", (unsigned long long)hash);
+    printf("%016llx\n", (unsigned long long)experts(&team));
+    printf("%016llx\n", (unsigned long long)recurrent(&team));
+    printf("%016llx\n", (unsigned long long)steps(&team));
     return 0;
 }

@@ -71,9 +71,6 @@ def installed():
     return None
 
 
-OTHERS = [pytest.param(name, marks=pytest.mark.machine) for name in ("clang", "emulated")]
-
-
 @pytest.fixture(scope="session")
 def packaged(built, objects):
     """The library as the package builds it: the installed one, unless a source is newer."""
@@ -83,22 +80,19 @@ def packaged(built, objects):
     return built("cc.so", [*COMPILER, "-shared", *objects("cc", COMPILER)])
 
 
-@pytest.fixture(scope="session", params=["cc", *OTHERS])
-def library(request, built, objects, packaged):
-    """The library as the package builds it, by Clang, or with AVX-512 emulated; or skips."""
-    if request.param == "cc":
-        return packaged
-    needs("clang" if request.param == "clang" else COMPILER[0])
-    if request.param == "clang":
-        return built("clang.so", ["clang", "-shared", *objects("clang", ["clang"])])
-    return emulated(built, packaged)
+@pytest.fixture(scope="session")
+def library(packaged):
+    """That one; another compiler's has its bits (test_machines)."""
+    return packaged
 
 
-def emulated(built, ours):
-    """The library at all levels, those that this processor lacks computed by SIMDe."""
-    if not levels_of(ours) >> native.LEVELS.index("avx2") & 1:
+@pytest.fixture(scope="session")
+def emulated(built, packaged):
+    """The library at all levels, those that this processor lacks computed by SIMDe; or skips."""
+    needs(COMPILER[0])
+    if not levels_of(packaged) >> native.LEVELS.index("avx2") & 1:
         pytest.skip("this processor has no AVX2")
-    if levels_of(ours) >> native.LEVELS.index("vnni") & 1:
+    if levels_of(packaged) >> native.LEVELS.index("vnni") & 1:
         pytest.skip("this processor has AVX-512 itself")
     probe = children.run([*COMPILER, "-E", "-include", "simde/x86/avx512.h", "-xc", os.devnull],
                          capture_output=True)  # fmt: skip

@@ -21,6 +21,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 (EXTENSION,) = PROJECT["tool"]["setuptools"]["ext-modules"]
 FLAGS = [*EXTENSION["extra-compile-args"], "-Wall", "-Wextra", "-Werror"]
 SOURCES = [str(ROOT / source) for source in EXTENSION["sources"]]
+HEADERS = f"-I{ROOT / 'llmcli' / 'kernels'}"
+FUZZER = str(HERE.parent / "fuzz" / "fuzz_packed.c")
 SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e38, -1e38, 1e-40)
 COMPILER = shlex.split(sysconfig.get_config_var("CC") or "cc")
 
@@ -37,11 +39,12 @@ def levels_of(library):
 
 
 def same(a, b):
-    """Equal bit for bit, but that one NaN is as good as another: tensors, or rows of tensors."""
-    if not isinstance(a, torch.Tensor):
+    """Equal bit for bit, but that one NaN is as good as another: tensors, arrays, rows of them."""
+    if isinstance(a, list | tuple):
         for one, other in zip(a, b, strict=True):
             same(one, other)
         return
+    a, b = torch.as_tensor(a), torch.as_tensor(b)
     assert (a.dtype, a.shape) == (b.dtype, b.shape)
     nan = a.isnan()
     assert torch.equal(nan, b.isnan())

@@ -1,6 +1,7 @@
-"""The kernels under sanitizers, and on ARM: random blocks, the same bits everywhere.
+"""The kernels under sanitizers, by another compiler and on ARM: the same bits everywhere.
 
-The program is tests/fuzz/fuzz_packed.c; it prints a hash of what each format gave.
+`fuzz` is tests/fuzz/fuzz_packed.c, random blocks of every format by several threads; `steps` are
+attend.c and what it calls, all other operations at one level. They print hashes of what they gave.
 """
 
 from __future__ import annotations
@@ -10,100 +11,102 @@ from pathlib import Path
 
 import children
 import pytest
-from kernel_sources import COMPILER, FLAGS, ROOT, levels_of, needs
+from kernel_sources import COMPILER, FLAGS, FUZZER, HEADERS, levels_of, needs
 
 from llmcli.kernels import native
 
 pytestmark = pytest.mark.machine
 
+STEPS = ("attend.c", "experts.c", "recurrent.c", "steps.c")
+PROGRAMS = {"fuzz": [FUZZER], "steps": [str(Path(__file__).with_name(name)) for name in STEPS]}
 EVERY_LEVEL, PORTABLE, DOTPROD = "0", "1", str(1 << native.LEVELS.index("dotprod"))
-SEED = "1"
 # a race is in how rows are given out, whatever their numbers are; and takes five times as long
 BLOCKS = {"memory": "5000", "thread": "1000"}
-
-
-def hashes(*argv, kind="memory"):
-    run = children.run([*argv, SEED, BLOCKS[kind]], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert len(set(run.stdout.split())) == 2 * 14
-    return run.stdout
-
-
-FUZZ = [str(Path(__file__).parents[1] / "fuzz" / "fuzz_packed.c")]
-STEPS = [str(Path(__file__).with_name(name)) for name in ("attend.c", "experts.c", "recurrent.c")]
+# Clang has other optimizations, which is why the objects are its own; a machine may have it without
+# the library that looks for races, which is therefore the usual compiler's. Traps in place of words
+# and no pointers' checks are half the time of compiling: the fuzzer's script has and says it all.
+CLANG = ["clang"] if shutil.which("clang") else COMPILER
+CHEAPER = ["-fno-sanitize=null,pointer-overflow,object-size", "-fsanitize-undefined-trap-on-error"]
+SANITIZED = {
+    "memory": (COMPILER, ["-O0", "-fsanitize=address,undefined", *CHEAPER]),
+    "thread": (CLANG, ["-O1", "-fsanitize=thread"]),
+}
+ARM, EMULATOR = ["aarch64-linux-gnu-gcc", "-static"], "qemu-aarch64"
 
 
 @pytest.fixture(scope="session")
-def linked(built, objects, packaged):
-    """`linked(name, sources, of, compiler)`: a program of these and of the package's objects, which
-    have the name `of`: they are compiled once for all programs; "cc" is the library of `packaged`.
+def linked(built, objects):
+    """`linked(program, of, compiler, flags)`: with a library, or with the package's objects.
+
+    These have the name `of` and are compiled once for both programs, by `compiler` as the program
+    by `linker`.
     """
 
-    def program(name, sources, of, compiler):
-        needs(compiler[0])
-        kernels = [str(packaged)] if of == "cc" else objects(of, compiler)
-        files = [f"-I{ROOT / 'llmcli' / 'kernels'}", *sources, *kernels]
-        return built(name, [compiler[0], *FLAGS, *compiler[1:], "-pthread", *files, "-lm"])
+    def program(name, of, compiler=COMPILER, flags=(), linker=COMPILER):
+        needs(compiler[0], linker[0])
+        own = isinstance(of, Path)
+        label, kernels = (of.stem, [of]) if own else (of, objects(of, [*compiler, *flags]))
+        files = [HEADERS, *PROGRAMS[name], *kernels, "-lm"]
+        return built(f"{name}-{label}", [*linker, *FLAGS, *flags, "-pthread", *files])
 
     return program
 
 
+def said(*argv):
+    run = children.run(list(map(str, argv)), capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert len(set(run.stdout.split())) >= len(STEPS)
+    return run.stdout
+
+
+def fuzzed(*program, levels=EVERY_LEVEL, blocks=BLOCKS["memory"]):
+    return said(*program, levels, 1, blocks)
+
+
 @pytest.fixture(scope="module")
-def ours(linked):
-    """`ours(kind)`: this machine's, at its portable level."""
-    program = linked("fuzz_packed", FUZZ, "cc", COMPILER)
-    return lambda kind: hashes(str(program), PORTABLE, kind=kind)
+def levels(packaged):
+    """Numbers of those that this processor has."""
+    return [level for level in range(len(native.LEVELS)) if levels_of(packaged) >> level & 1]
 
 
-# The fuzzer's script has all checks of `undefined`; without these GCC takes half the time, as Clang
-# does for threads.
-UNDEFINED = ["-fsanitize=address,undefined", "-fno-sanitize=null,pointer-overflow,object-size"]
-CLANG = ["clang"] if shutil.which("clang") else COMPILER
-SANITIZED = {
-    kind: [*compiler, *flags, "-O0", "-fno-sanitize-recover=all"]
-    for kind, compiler, flags in (
-        ("memory", COMPILER, UNDEFINED), ("thread", CLANG, ["-fsanitize=thread"]),
-    )
-}  # fmt: skip
+@pytest.fixture(scope="module")
+def ours(linked, packaged):
+    """What the library of the package gives at its portable level, by kind of blocks; and steps."""
+    fuzz, steps = (linked(name, packaged) for name in PROGRAMS)
+    found = {kind: fuzzed(fuzz, levels=PORTABLE, blocks=blocks) for kind, blocks in BLOCKS.items()}
+    return found | {"steps": said(steps, 0)}
+
+
+def test_every_level_has_the_same_bits(linked, packaged, levels, ours):
+    steps = linked("steps", packaged)
+    assert {said(steps, level) for level in levels} == {ours["steps"]}
 
 
 @pytest.mark.parametrize("kind", SANITIZED)
-def test_sanitizers_find_nothing(linked, ours, tmp_path, kind):
+def test_sanitizers_find_nothing(linked, levels, ours, tmp_path, kind):
+    compiler, flags = SANITIZED[kind]
     probe = tmp_path / "probe.c"
     probe.write_text("int main(void) { return 0; }")
-    made = [*SANITIZED[kind], str(probe), "-o", str(tmp_path / "probe")]
+    made = [*COMPILER, *flags, str(probe), "-o", str(tmp_path / "probe")]
     checked = children.run(made, capture_output=True)
     if checked.returncode or children.run([str(tmp_path / "probe")]).returncode:
         pytest.skip(f"the compiler has no sanitizer of the kind {kind}")
-    program = linked(f"fuzz_{kind}", FUZZ, kind, SANITIZED[kind])
-    assert hashes(str(program), EVERY_LEVEL, kind=kind) == ours(kind)
+    fuzz, steps = (linked(name, kind, compiler, flags) for name in PROGRAMS)
+    assert fuzzed(fuzz, blocks=BLOCKS[kind]) == ours[kind]
+    assert {said(steps, level) for level in levels} == {ours["steps"]}
 
 
-ARM, EMULATOR = ["aarch64-linux-gnu-gcc", "-static"], "qemu-aarch64"
+def test_emulated_levels_have_the_same_bits(linked, emulated, ours):
+    fuzz, steps = (linked(name, emulated) for name in PROGRAMS)
+    assert fuzzed(fuzz) == ours["memory"]
+    levels = range(native.LEVELS.index("amx") + 1)
+    assert {said(steps, level) for level in levels} == {ours["steps"]}
 
 
-@pytest.mark.parametrize("level", [EVERY_LEVEL, DOTPROD])
-def test_arm_has_the_same_bits(linked, ours, level):
+def test_arm_has_the_same_bits(linked, ours):
     needs(ARM[0], EMULATOR)
-    assert hashes(EMULATOR, str(linked("fuzz_arm", FUZZ, "arm", ARM)), level) == ours("memory")
-
-
-def test_attention_experts_and_recurrences_have_the_same_bits_everywhere(packaged, linked):
-    ours = linked("attend", STEPS, "cc", COMPILER)
-    levels = [str(level) for level in range(len(native.LEVELS)) if levels_of(packaged) >> level & 1]
-    hashes = {children.run([str(ours), level], capture_output=True).stdout for level in levels}
-    assert len(hashes) == 1
-    assert hashes != {b""}
-    made = [*SANITIZED["memory"], "-xc", "-", "-o", "/dev/null"]
-    probe = children.run(made, capture_output=True, input=b"int main(void) { return 0; }")
-    if probe.returncode == 0:
-        checked = linked("attend_checked", STEPS, "memory", SANITIZED["memory"])
-        for level in levels:
-            run = children.run([str(checked), level], capture_output=True)
-            assert run.returncode == 0, run.stderr
-            assert {run.stdout} == hashes
-    if shutil.which(ARM[0]) and shutil.which(EMULATOR):
-        foreign = linked("attend_arm", STEPS, "arm", ARM)
-        for level in ("0", "5"):
-            run = children.run([EMULATOR, str(foreign), level], capture_output=True)
-            assert {run.stdout} == hashes
+    fuzz, steps = (linked(name, "arm", ARM, linker=ARM) for name in PROGRAMS)
+    for level in (EVERY_LEVEL, DOTPROD):
+        assert fuzzed(EMULATOR, fuzz, levels=level) == ours["memory"]
+    for level in (0, native.LEVELS.index("dotprod")):
+        assert said(EMULATOR, steps, level) == ours["steps"]

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from kernel_sources import EXTENSION, ROOT, SOURCES, same
+from kernel_sources import EXTENSION, ROOT, SOURCES, drawn, same
+from torch.nn.functional import pad
 
 from llmcli.config.formats import PACKED
 from llmcli.config.mlp import ACTIVATIONS
@@ -28,7 +29,7 @@ SPECIAL = (
 
 
 def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    return drawn(*shape, seed=seed).bfloat16()
 
 
 def computed(x, w, threads=1):
@@ -52,23 +53,19 @@ def multiply(x, w, out, shape, threads, *, from_float32=False):
 
 
 def twin(x, w):
-    return torch.tensor([[dot_in_lanes(a, b) for b in w.tolist()] for a in x.tolist()])
-
-
-def dot_in_lanes(a, b):
-    """The dot product of bfloat16 numbers, rounded and ordered as the kernels do, bit for bit.
+    """The product of bfloat16 matrices, rounded and ordered as the kernels do, bit for bit.
 
     Of every 32 columns lane j of 16 adds column 2j, then 2j + 1; columns beyond the last are zeros.
     Then lane j + 8 is added to lane j, lane j + 4, j + 2, j + 1. Every sum is rounded to float32,
     no product is.
     """
-    padding = [0.0] * (-len(a) % 32)
-    lanes = [0.0] * 16
-    for i, (x, y) in enumerate(zip([*a, *padding], [*b, *padding], strict=True)):
-        lanes[i % 32 // 2] = ctypes.c_float(lanes[i % 32 // 2] + x * y).value
+    a, b = (pad(one.double(), (0, -one.shape[1] % 32)) for one in (x, w))
+    lanes = torch.zeros(len(x), len(w), 16)
+    for k in range(a.shape[1]):
+        lanes[..., k % 32 // 2] = lanes[..., k % 32 // 2].double() + torch.outer(a[:, k], b[:, k])
     for half in (8, 4, 2, 1):
-        lanes = [ctypes.c_float(lanes[j] + lanes[j + half]).value for j in range(half)]
-    return lanes[0]
+        lanes = lanes[..., :half] + lanes[..., half:]
+    return lanes[..., 0]
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
@@ -182,17 +179,16 @@ def test_calls_at_the_same_time_do_not_meet(library, use):
             same(out, expected[-len(out) :])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists threads there")
 def test_the_threads_are_those_of_pytorch(library, use):
     use(library)
-    if native._team() is None and sys.platform != "linux":
-        pytest.skip("PyTorch's OpenMP library has no GOMP_parallel")
     assert native._team() is not None
     torch.ones(1 << 20).sum()  # PyTorch's own team is there from now on
-    before = threads_of_this_process()
+    before = set(os.listdir("/proc/self/task"))
     x, w = numbers(1, 576), numbers(4096, 576)
     for _ in range(5):
         computed(x, w, torch.get_num_threads())
-    assert threads_of_this_process() <= before  # other tests' may have ended meanwhile
+    assert set(os.listdir("/proc/self/task")) <= before  # other tests' may have ended meanwhile
 
 
 def test_a_team_is_started_for_large_products_only(library, use, monkeypatch):
@@ -213,13 +209,6 @@ def test_a_team_is_started_for_large_products_only(library, use, monkeypatch):
     assert started == []
     same(computed(x, w, 4), alone)
     assert started == [4]
-
-
-def threads_of_this_process():
-    try:
-        return set(os.listdir("/proc/self/task"))
-    except OSError:
-        pytest.skip("only Linux lists threads here")
 
 
 def test_a_level_is_chosen_by_the_processor_or_by_name(library, use):

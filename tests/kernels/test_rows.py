@@ -7,12 +7,21 @@ import math
 
 import pytest
 import torch
+from kernel_sources import drawn
 
 from llmcli.graph.arithmetic import FAST_WIDE
 from llmcli.kernels import native
 from llmcli.ops import compiled, product
 from llmcli.ops.attention import attend, visible_keys
 from llmcli.ops.elements import cast
+
+
+@pytest.fixture(
+    scope="module", params=["packaged", pytest.param("emulated", marks=pytest.mark.machine)]
+)
+def library(request):
+    """Also with AVX-512 emulated: products of many rows have other bits with AMX."""
+    return request.getfixturevalue(request.param)
 
 
 def exact(q, k, v, starts, scale, window, cap=None, sinks=None, slopes=None):
@@ -35,19 +44,16 @@ CASES = (
 )  # fmt: skip
 
 
-def tensors(case, dtype, seed=0):
+def tensors(case, dtype):
     batch, heads, kv_heads, tokens, size, values, window, starts = case
-    generator = torch.Generator().manual_seed(seed)
     slots = max(starts) + tokens + 5
-
-    def draw(*shape):
-        return torch.randn(shape, generator=generator)
-
-    q = draw(batch, tokens, heads, size).transpose(1, 2)
-    k, v = draw(batch, kv_heads, slots, size), draw(batch, kv_heads, slots, values)
+    q = drawn(batch, tokens, heads, size).transpose(1, 2)
+    k = drawn(batch, kv_heads, slots, size, seed=1)
+    v = drawn(batch, kv_heads, slots, values, seed=2)
     return q, k.to(dtype), v.to(dtype), torch.tensor(starts), window
 
 
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # a cap, and whether there are sinks and slopes
 KINDS = (
     (None, False, False), (0.8, False, False), (None, True, False), (30.0, True, False),
@@ -55,11 +61,12 @@ KINDS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("case", CASES)
-def test_attention(every_level, case, dtype, kind):
-    """Of many tokens, and of one."""
+@pytest.mark.parametrize(("case", "kind", "dtype"), [
+    (case, kind, DTYPES[(i + j) % 3])
+    for i, case in enumerate(CASES) for j, kind in enumerate(KINDS)
+], ids=str)  # fmt: skip
+def test_attention(every_level, case, kind, dtype):
+    """Of many tokens, and of one; a case with each kind, and each of both with every dtype."""
     q, k, v, starts, window = tensors(case, dtype)
     scale, (cap, sunk, sloped) = q.shape[-1] ** -0.5, kind
     sinks = torch.linspace(-3, 4, q.shape[1]) if sunk else None
@@ -95,7 +102,7 @@ def test_numbers_for_the_cache_are_rounded_as_by_pytorch(levels, dtype):
 LATENTS = ((1, 1, 48, 32, [0]), (2, 16, 80, 64, [3, 700]), (3, 6, 576, 512, [300]))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", LATENTS)
 def test_values_that_are_the_beginning_of_the_keys_of_all_heads(every_level, case, dtype):
     batch, heads, size, values, starts = case
@@ -167,10 +174,8 @@ def test_scores_without_bounds(every_level):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_float32_rows_with_weights_of_16_bits(every_level, shape, dtype):
     rows, columns, outputs = shape
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(rows, columns + 3, generator=generator)[:, 2:-1]
-    w = torch.randn(outputs, columns + 5, generator=generator).to(dtype)[:, 1:-4]
-    bias = torch.randn(outputs, generator=generator)
+    x, bias = drawn(rows, columns + 3)[:, 2:-1], drawn(outputs, seed=2)
+    w = drawn(outputs, columns + 5, seed=1).to(dtype)[:, 1:-4]
     expected = x.double() @ w.double().T + bias.double()
 
     def compute():
@@ -199,10 +204,8 @@ def test_pairs_are_products_of_rounded_rows_and_the_same_for_any_number_of_rows(
     levels, shape, gap
 ):
     rows, columns, outputs = shape
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(rows, columns + gap, generator=generator)[:, gap // 2 : gap // 2 + columns]
-    w = torch.randn(outputs, columns + gap, generator=generator).bfloat16()[:, :columns]
-    bias = torch.randn(outputs, generator=generator)
+    x = drawn(rows, columns + gap)[:, gap // 2 : gap // 2 + columns]
+    w, bias = drawn(outputs, columns + gap, seed=1).bfloat16()[:, :columns], drawn(outputs, seed=2)
     x[0, 0], x[-1, -1] = 1 + 2**-8, 1 + 3 * 2**-8  # in the middle: to even
     expected = x.bfloat16().double() @ w.double().T + bias.double()
     for level in levels():
@@ -215,10 +218,7 @@ def test_pairs_are_products_of_rounded_rows_and_the_same_for_any_number_of_rows(
 
 
 def test_experts_in_pairs_have_the_bits_of_the_product(levels):
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(3, 300, generator=generator)
-    w = torch.randn(4, 50, 300, generator=generator).bfloat16()
-    bias = torch.randn(4, 50, generator=generator)
+    x, w, bias = drawn(3, 300), drawn(4, 50, 300, seed=1).bfloat16(), drawn(4, 50, seed=2)
     experts, rows = torch.tensor([2, 0, 2, 3, 0, 1]), torch.tensor([0, 1, 2, 2, 0, 1])
     for _ in levels():
         found = product.routed_by_kernel(x, w, (experts, rows, 2), bias, True)
@@ -243,7 +243,7 @@ def test_infinity_in_a_row_stays_in_it(levels):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rows_of_a_table_of_16_bits(levels, dtype):
-    table = torch.randn(50, 33, generator=torch.Generator().manual_seed(2)).to(dtype)
+    table = drawn(50, 33).to(dtype)
     table[7, :4] = torch.tensor([6e-8, -3e-6, torch.inf, torch.nan])  # subnormal ones of float16
     format = compiled.IN_16_BITS[dtype]
     ids = torch.tensor([[0, 49, 7], [7, 1, 2]])

@@ -4,12 +4,12 @@ A fault in rung k shows between k - 1 and k (of rung 1 between 1 and 2), one in 
 share, or in the decoder, between 7 and 8.
 """
 
-import importlib
 import math
 import sys
 import tomllib
 from functools import cache
-from importlib.machinery import PathFinder, SourceFileLoader
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 
 import decoder_faults
@@ -24,31 +24,11 @@ from llmcli.nn import step
 
 TEXTS = tomllib.loads(Path(__file__).with_name("faults.toml").read_text("utf-8"))["fault"]
 LADDER = "llmcli.commands.ladder"
-FOLDER = Path(llmcli.commands.ladder.__file__).parent / "measure"
-
-
-class Planted:
-    """Finds the ladder's modules; that of a fault gets other source."""
-
-    def __init__(self, file, old, new):
-        self.path, self.old, self.new = str(FOLDER / file), old, new
-
-    def find_spec(self, name, path=None, target=None):
-        if not name.startswith(LADDER):
-            return None
-        spec = PathFinder.find_spec(name, path)
-        if spec.origin == self.path:
-            spec.loader = loader = SourceFileLoader(name, self.path)
-            source = Path(self.path).read_text("utf-8")
-            assert source.count(self.old) == 1, "a fault is at its place"
-            code = compile(source.replace(self.old, self.new), self.path, "exec")
-            loader.get_code = lambda name: code
-        return spec
 
 
 def differences(of, *numbers, run=run_ladder):
     """What the ladder reports for the rungs `numbers`, after the first of them."""
-    tokens = ids(3, 9)
+    tokens = ids(3, 8)
     workload = Workload(prompts=tokens[:, :6], more=tokens[0, 6:], rounds=0)
     return run(of, workload, numbers=numbers)[1:]
 
@@ -61,22 +41,26 @@ def planted(monkeypatch):
     """
 
     def reports(fault, config, dtype, *numbers):
-        texts = {key: fault[key].removeprefix("\n") for key in ("file", "old", "new")}
-        monkeypatch.setattr(sys, "meta_path", [Planted(**texts), *sys.meta_path])
+        file, old, new = (fault[key].removeprefix("\n") for key in ("file", "old", "new"))
         monkeypatch.setattr(llmcli.commands, "ladder", llmcli.commands.ladder)  # put back after it
         for name in [name for name in sys.modules if name.startswith(LADDER)]:
             monkeypatch.delitem(sys.modules, name)
-        weights = importlib.import_module(f"{LADDER}.measure.weights").Weights
-        run = importlib.import_module(f"{LADDER}.measure.runner").run_ladder
+        spec = find_spec(f"{LADDER}.measure.{file.removesuffix('.py')}")
+        module = sys.modules[spec.name] = module_from_spec(spec)
+        source = Path(spec.origin).read_text("utf-8")
+        assert source.count(old) == 1, "a fault is at its place"
+        exec(compile(source.replace(old, new), spec.origin, "exec"), vars(module))
+        weights = import_module(f"{LADDER}.measure.weights").Weights
+        run = import_module(f"{LADDER}.measure.runner").run_ladder
         return differences(weights.of(random_decoder(config, dtype, 3)), *numbers, run=run)
 
     return reports
 
 
 @cache
-def is_sound(make, config, dtype, *numbers):
+def is_sound(config, dtype):
     """Whether two rungs agree where nothing is planted: asked once for all faults of a model."""
-    return differences(make(config, dtype), *numbers)[0].ok
+    return differences(decoder_faults.model(config, dtype), 7, 8)[0].ok
 
 
 def check_seen(found):
@@ -88,10 +72,9 @@ def check_seen(found):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", TEXTS, ids=lambda fault: fault["name"])
 def test_a_fault_of_the_ladder_is_seen(fault, planted):
-    rung, config = fault["rung"], DENSE[fault["model"]]
-    numbers = (max(rung - 1, 1), max(rung, 2))
-    assert is_sound(weights, config, torch.float32, *numbers)
-    (found,) = planted(fault, config, torch.float32, *numbers)
+    """Where nothing is planted all rungs of a model agree: see `test_all_rungs_agree`."""
+    numbers = (max(fault["rung"] - 1, 1), max(fault["rung"], 2))
+    (found,) = planted(fault, DENSE[fault["model"]], torch.float32, *numbers)
     check_seen(found)
 
 
@@ -101,7 +84,7 @@ def test_a_fault_of_the_ladder_is_seen(fault, planted):
 @pytest.mark.parametrize("name", decoder_faults.FAULTS)
 def test_a_fault_of_the_decoder_is_seen(name, dtype, monkeypatch):
     config, plant = decoder_faults.FAULTS[name]
-    assert is_sound(decoder_faults.model, config, dtype, 7, 8)
+    assert is_sound(config, dtype)
     of = decoder_faults.model(config, dtype)
     plant(monkeypatch, of)
     (found,) = differences(of, 7, 8)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from covers import covered, in_turn
-from ladder_models import DENSE
+from covers import covered
+from ladder_models import DENSE, each_with
 from small_models import ids, read, weights
 from zoo import CONFIGS
 
@@ -41,7 +41,7 @@ def steps_of(found, title, later=False):
     return {step.name: step for line in one.lines for step in line.steps}
 
 
-@pytest.mark.parametrize(("name", "kind"), in_turn(covered(DENSE), RUNGS[:7]))
+@pytest.mark.parametrize(("name", "kind"), each_with(RUNGS[:7]))
 def test_the_letters_of_a_name_are_its_shape(name, kind):
     """Axis by axis: what is called `q_hnk` is h heads times n tokens times the size of a head."""
     config = DENSE[name]
@@ -138,26 +138,17 @@ def test_every_shown_function_can_be_shown():
 @pytest.mark.parametrize("name", covered(DENSE))
 @pytest.mark.parametrize("until", [None, 0])
 def test_multiply_adds_are_those_that_the_loops_do(name, until, monkeypatch):
-    of = weights(DENSE[name])
-    done = 0
-    dot, add_weighted = loops.dot, loops.add_weighted
+    of, done = weights(DENSE[name]), []
 
-    def counted_dot(a, b):
-        nonlocal done
-        done += len(a)
-        return dot(a, b)
+    def counted(plain):  # by their last argument, a vector
+        return lambda *args: done.append(len(args[-1])) or plain(*args)
 
-    def counted_sum(total, weight, v):
-        nonlocal done
-        done += len(v)
-        return add_weighted(total, weight, v)
-
-    monkeypatch.setattr(loops, "dot", counted_dot)
-    monkeypatch.setattr(loops, "add_weighted", counted_sum)
+    for function in ("dot", "add_weighted"):
+        monkeypatch.setattr(loops, function, counted(getattr(loops, function)))
     for tokens in (1, N):
-        done = 0
+        done.clear()
         Loops(of).forward(ids(1, tokens)[0], until=until)
-        assert done == multiply_adds(of.config, tokens, until)
+        assert sum(done) == multiply_adds(of.config, tokens, until)
 
 
 @pytest.mark.parametrize(("until", "changed", "seen"), [

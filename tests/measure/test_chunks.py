@@ -1,23 +1,30 @@
 """A prompt of several chunks has the activations of one call; `lens` proves the chunks it shows.
 
+And new tokens are the likeliest ones, up to the end of the text, read from a cache that fits.
+
 Axes: T tokens, D width, N heads of queries and keys.
 """
 
-from functools import cache
+import gc
+from functools import cache, partial
 
 import pytest
 import torch
 from covers import covered, in_turn
+from decoder_parameters import parameters_of
 from needs import needs_kernels
 from small_models import ids, random_decoder
 from test_view_faults import whole
-from zoo import MODELS
+from zoo import MODELS, VOCAB
 
+from llmcli import devices
 from llmcli.commands.lens.measure import Stream, measure_lens
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.session import Session
+from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.graph.graph import graph
 from llmcli.inspect.passes import Passes
+from llmcli.measure.runs import gc_disabled
 from llmcli.nn.step import KeyRange, Step
 from llmcli.ops import compiled
 from llmcli.ops.attention import visible_keys
@@ -124,7 +131,7 @@ class Fault:
 
 
 def rotated(fault, part):
-    """Some heads of a chunk are rotated by their neighbours' positions."""
+    """Queries, or keys, of a chunk are rotated by their neighbours' positions."""
 
     def attention(plain, own, *given):
         rotate, heads = forward.rotate, own.config.heads
@@ -141,16 +148,23 @@ def rotated(fault, part):
     fault.wrap(Attention, "__call__", attention)
 
 
-def queries_rotated_by_another_position(fault):
-    rotated(fault, "q")
+def one_key_more(own, mask, window):
+    mask[0] = visible_keys(own.positions[:1] + 1, own.keys, window)[0]
 
 
-def keys_rotated_by_another_position(fault):
-    rotated(fault, "k")
+def without_its_own_key(own, mask, window):
+    mask[0, own.starts[0]] = own.starts[0] == 0  # the very first has no other
+    mask[1, own.starts[0]] = False
 
 
-def unseen(fault, key_ranges, by):
-    """Another mask; for our kernel, which has none, its first query at another position."""
+def first_query(fault, sees):
+    """Sees other keys; for our kernel, which has no mask, it is at another position."""
+    by = 1 if sees is one_key_more or not fault.begin else -1
+
+    def key_ranges(plain, own, window):
+        mask = visible_keys(own.positions, own.keys, window)
+        sees(own, mask, window)
+        return (KeyRange(slice(0, own.tokens), 0, own.keys, False, mask),)
 
     def attention(plain, own, *given):
         attend = compiled.attend
@@ -167,30 +181,8 @@ def unseen(fault, key_ranges, by):
     fault.wrap(Attention, "__call__", attention)
 
 
-def first_query_sees_one_key_more(fault):
-    def key_ranges(plain, own, window):
-        mask = visible_keys(own.positions, own.keys, window)
-        mask[0] = visible_keys(own.positions[:1] + 1, own.keys, window)[0]
-        return (KeyRange(slice(0, own.tokens), 0, own.keys, False, mask),)
-
-    unseen(fault, key_ranges, 1)
-
-
-def first_query_misses_its_own_key(fault):
-    def key_ranges(plain, own, window):
-        mask = visible_keys(own.positions, own.keys, window)
-        mask[0, own.starts[0]] = own.starts[0] == 0  # the very first has no other
-        mask[1, own.starts[0]] = False
-        return (KeyRange(slice(0, own.tokens), 0, own.keys, False, mask),)
-
-    unseen(fault, key_ranges, -1 if fault.begin else 1)
-
-
 def another_token(fault):
-    def embed(plain, own, ids, step):
-        return plain(own, ids.roll(1, 1), step)
-
-    fault.wrap(Decoder, "_embed", embed)
+    fault.wrap(Decoder, "_embed", lambda plain, own, ids, step: plain(own, ids.roll(1, 1), step))
 
 
 def learned_positions_of_another_chunk(fault):
@@ -200,11 +192,14 @@ def learned_positions_of_another_chunk(fault):
     )
 
 
-FAULTS = (
-    queries_rotated_by_another_position, keys_rotated_by_another_position,
-    first_query_sees_one_key_more, first_query_misses_its_own_key, another_token,
-    learned_positions_of_another_chunk,
-)
+FAULTS = {
+    "queries rotated by another position": ("llama", partial(rotated, part="q")),
+    "keys rotated by another position": ("llama", partial(rotated, part="k")),
+    "first query sees one key more": ("llama", partial(first_query, sees=one_key_more)),
+    "first query misses its own key": ("llama", partial(first_query, sees=without_its_own_key)),
+    "another token": ("llama", another_token),
+    "learned positions of another chunk": ("gpt2", learned_positions_of_another_chunk),
+}
 
 
 def lens(model, tokens=IDS):
@@ -225,10 +220,10 @@ def red_in_a_sound_model(name, dtype):
     ("fault", "begin", "dtype"), in_turn(list(FAULTS), [0, 4, 8], list(ARITHMETIC))
 )
 def test_a_fault_in_any_chunk_turns_the_footer_red(fault, begin, dtype, monkeypatch):
-    name = "gpt2" if fault is learned_positions_of_another_chunk else "llama"
+    name, plant = FAULTS[fault]
     assert red_in_a_sound_model(name, dtype) == set()
     of = whole(name, dtype)
-    fault(Fault(monkeypatch, begin))
+    plant(Fault(monkeypatch, begin))
     assert "chunks" in red(lens(of))
 
 
@@ -236,3 +231,67 @@ def test_new_tokens_that_change_the_frequencies_have_another_cache():
     found = Passes(whole("longrope", torch.float64), IDS[:2], 5)
     found.write()
     assert [check.ok for check in found.checks] == [True]
+
+
+# new tokens
+
+PROMPT = tuple((5 * i + 1) % VOCAB for i in range(9))
+
+
+@pytest.fixture
+def model():
+    return whole("llama", torch.float64)
+
+
+def generated(model, ids, limit, **options):
+    passes = Passes(model, ids, limit)
+    passes.write(**options)
+    return passes
+
+
+def test_logits_that_are_not_finite(model):
+    parameters_of(model.decoder)["ln_final.w"].fill_(float("nan"))
+    with pytest.raises(NotFinite):
+        generated(model, PROMPT, 1)
+
+
+@pytest.mark.parametrize("prove", [False, True])
+def test_every_new_token_is_the_likeliest(model, prove):
+    found = generated(model, PROMPT, 4, prove=prove)
+    ids = list(PROMPT)
+    for _ in range(4):
+        ids.append(int(model.decoder(torch.tensor([ids]))[0, -1].argmax()))
+    assert list(found.ids) == ids
+    assert [check.name for check in found.checks] == ["steps"] * prove
+    none = generated(model, PROMPT, 0)
+    assert (none.ids, none.checks) == (PROMPT, ())
+
+
+def test_an_end_of_text_token_is_the_last_and_is_read(model):
+    whole = generated(model, PROMPT, 4).ids
+    model.eos_ids = frozenset({whole[10]})
+    found = generated(model, PROMPT, 4)
+    assert found.ids == whole[: whole.index(whole[10], 9) + 1]
+    assert [check.ok for check in found.checks] == [True]
+
+
+def test_a_cache_that_does_not_fit_is_refused(model, monkeypatch):
+    needed = model.decoder.state_bytes(1, 13)
+    monkeypatch.setattr(devices, "available_bytes", lambda device: needed)
+    generated(model, PROMPT, 4)
+    monkeypatch.setattr(devices, "available_bytes", lambda device: needed - 1)
+    with pytest.raises(OutOfMemory, match="the cache of 13 tokens"):
+        generated(model, PROMPT, 4)
+
+
+def test_the_collector_is_off_within_and_as_it_was_afterwards():
+    with gc_disabled(), gc_disabled():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with pytest.raises(ZeroDivisionError), gc_disabled():
+            1 / 0  # noqa: B018
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

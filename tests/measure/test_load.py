@@ -14,7 +14,7 @@ import pytest
 import torch
 from gguf_bytes import STRING, pair, tensor
 from gguf_bytes import gguf as gguf_file
-from load_files import check, checked, llama, loaded, write_gguf, write_sharded, write_split
+from load_files import llama, write_gguf, writer
 from quantized_checkpoints import write_quantized
 from safetensors.torch import save_file
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
@@ -24,8 +24,8 @@ import llmcli.commands.load.measure.numbers as numbers_module
 import llmcli.commands.load.measure.run as run_module
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.load.measure.ledger import claims
-from llmcli.commands.load.measure.numbers import parameter_numbers
-from llmcli.commands.load.measure.run import NO_DIGEST, measure_load
+from llmcli.commands.load.measure.numbers import Outliers, parameter_numbers
+from llmcli.commands.load.measure.run import NO_DIGEST, check_files, measure_load
 from llmcli.commands.load.report import folded, pooled
 from llmcli.errors import LlmcliError
 from llmcli.families import translate
@@ -33,6 +33,7 @@ from llmcli.graph.plan import parameters
 from llmcli.inspect.statistics import Statistics
 from llmcli.kernels import native
 from llmcli.measure.peaks import Peak
+from llmcli.ops.quant import FORMATS, dequantize, quantize
 from llmcli.records.ledger import LedgerEntry, Numbers
 from llmcli.records.work import Stages
 
@@ -41,24 +42,57 @@ SIZE = sum(tensor.nbytes for tensor in llama_tensors().values())
 NUMBERS = SIZE // 4
 UP = "model.layers.{}.mlp.up_proj.weight"
 FREQUENCIES = "model.layers.{}.self_attn.rotary_emb.inv_freq"
-WHOLE = {
-    "general__quantization_version": 2, "llama__vocab_size": 97, "split__tensors__count": 21
-}
+WHOLE = {"general__quantization_version": 2, "llama__vocab_size": 97, "split__tensors__count": 21}
 
 
-def index(document, **metadata):
+def loaded(path, dtype="float32"):
+    """What `llmcli load` tells of it."""
+    checkpoint = open_checkpoint(path)
+    return measure_load(checkpoint, Stages(), device="cpu", dtype=dtype, quantize="auto")[1]
+
+
+def checked(path):
+    """What `llmcli load --check` tells of it."""
+    return check_files(open_checkpoint(path), Stages())
+
+
+def check(report, name):
+    """The check of that name."""
+    return next(check for check in report.checks if check.name == name)
+
+
+def write_sharded(folder, **metadata):
+    """The tiny Llama in two shards with an index, whose `metadata` is the one given."""
+    write_llama(folder)
+    (folder / "model.safetensors").unlink()
+    names = list(llama_tensors())
+    shards = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
+    for file, part in shards.items():
+        save_file({name: llama_tensors()[name] for name in part}, folder / file)
+    index = {name: file for file, part in shards.items() for name in part}
+    document = {"metadata": metadata, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(document))
+    return folder
+
+
+def write_split(folder):
+    """The same in three files of at most eight tensors, as `llama-gguf-split` makes them."""
+    folder.mkdir()
+    write_gguf(folder / "m", parts=8)
+    return folder
+
+
+@writer
+def index(folder, document, **metadata):
     """Two shards whose index has other entries, too."""
-
-    def write(folder):
-        file = write_sharded(folder / "m", **metadata) / "model.safetensors.index.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | document))
-        return file.parent
-
-    return write
+    file = write_sharded(folder / "m", **metadata) / "model.safetensors.index.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | document))
+    return file.parent
 
 
-def with_gguf(blocks=True, **metadata):
-    return lambda folder: write_gguf(folder / "m.gguf", blocks=blocks, **metadata)
+@writer
+def with_gguf(folder, **how):
+    return write_gguf(folder / "m.gguf", **how)
 
 
 def padded(folder):
@@ -67,16 +101,13 @@ def padded(folder):
     return path
 
 
-def with_offsets(offsets, size):
+@writer
+def with_offsets(folder, offsets, size):
     """A GGUF file of two tensors that are there."""
-
-    def write(folder):
-        table = [tensor(name, (8,), 0, at) for name, at in zip("ab", offsets, strict=True)]
-        names = [pair("general.architecture", STRING, "nobody"), pair("a", STRING, "b" * 40)]
-        (folder / "m.gguf").write_bytes(gguf_file(names, table, bytes(size)))
-        return folder / "m.gguf"
-
-    return write
+    table = [tensor(name, (8,), 0, at) for name, at in zip("ab", offsets, strict=True)]
+    names = [pair("general.architecture", STRING, "nobody"), pair("a", STRING, "b" * 40)]
+    (folder / "m.gguf").write_bytes(gguf_file(names, table, bytes(size)))
+    return folder / "m.gguf"
 
 
 def tokens(count):
@@ -103,14 +134,11 @@ def planted(value):
     return llama({name: tensor})
 
 
-def alone(**tensors):
+@writer
+def alone(folder, **tensors):
     """A file of tensors without a configuration."""
-
-    def write(folder):
-        save_file(tensors, folder / "x.safetensors")
-        return folder / "x.safetensors"
-
-    return write
+    save_file(tensors, folder / "x.safetensors")
+    return folder / "x.safetensors"
 
 
 def bad_bits(dtype, bits):
@@ -130,8 +158,17 @@ def bad_scale(folder):
     return path
 
 
-def scaled(scheme):
-    return lambda folder: write_quantized(folder / "m", scheme)[0]
+def in_every_format(folder):
+    values = torch.arange(-3.0, 9.0).view(3, 4)
+    signed = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int8 int16 int32 int64"
+    tensors = {kind: values.to(getattr(torch, kind)) for kind in signed.split()}
+    tensors |= {kind: values.abs().to(getattr(torch, kind)) for kind in ("uint8", "bool")}
+    return alone(**tensors, complex64=torch.complex(values, values))(folder)
+
+
+@writer
+def scaled(folder, scheme):
+    return write_quantized(folder / "m", scheme)[0]
 
 
 # what is in a checkpoint is `ok`, unless it says so
@@ -155,9 +192,7 @@ CASES = {
     "a GGUF file that tells the truth": with_gguf(**WHOLE),
     **{
         f"a GGUF file that lies: {key} {value}": with_gguf(**WHOLE | {key: value})
-        for key, value in [
-            ("general__quantization_version", 1), ("split__tensors__count", 22),
-        ]
+        for key, value in [("general__quantization_version", 1), ("split__tensors__count", 22)]
     },
     "names and labels are not read": with_gguf(
         general__size_label="8x7B", general__name="Mistral-7B-Instruct", general__file_type=2
@@ -194,7 +229,8 @@ CASES = {
     "a NaN in 8 bits": bad_bits(torch.float8_e4m3fn, 0x7F),
     "an infinity in 8 bits": bad_bits(torch.float8_e5m2, 0xFC),
     "an infinity of a complex number": alone(x=torch.full((4, 4), complex(0, INF))),
-    "no numbers, and one": alone(none=torch.zeros(0, 3), one=torch.tensor(2.5)),
+    "numbers of a file alone: none, and one": alone(none=torch.zeros(0, 3), one=torch.tensor(2.5)),
+    "numbers of a file alone: in every format": in_every_format,
     "the ledger of GPT-2": lambda folder: write_gpt2(folder / "m"),
     "the ledger of a GGUF file": with_gguf(),
     "the ledger of a file alone": alone(one=torch.ones(2, 3), other=torch.ones(3).bool()),
@@ -206,14 +242,15 @@ CASES = {
 # of these the rows of the ledger for tensors with that in their names
 LEDGERS = dict.fromkeys(
     ("the ledger of GPT-2", "the ledger of a GGUF file", "the ledger of a file alone"), ""
-) | {"a tensor and its scale": "up_proj"}
+) | {"a tensor and its scale": "up_proj", "numbers of a file alone": ""}
 
 
-def report_lines(look, path, part):
+def report_lines(look, path, title):
     """Lines of the report: claims, what is wrong, shared tensors, and rows that fill nothing.
 
-    Or the rows of tensors with `part` in their names.
+    Or, for some titles, the rows of tensors with what `LEDGERS` says in their names.
     """
+    part = LEDGERS.get(title.partition(": ")[0])
     try:
         report = look(path)
     except LlmcliError as error:
@@ -244,7 +281,8 @@ def report_lines(look, path, part):
     said += [f"fault: {fault}"] if fault else []
     said += [f"note: {note}" for note in report.notes if note != NO_DIGEST]
     said += [f"{one.kind}: {', '.join(one.names)} of {one.bytes} bytes" for one in report.shared]
-    for row in report.rows:
+    numbers = title.startswith("numbers")  # the order is then the library's
+    for row in sorted(report.rows, key=lambda row: row.source) if numbers else report.rows:
         if row.reason if part is None else part in row.source:
             made = ", ".join(row.operations) or row.reason
             dtype = f"{row.dtype} dequantized" if row.dequantized else row.dtype
@@ -252,6 +290,9 @@ def report_lines(look, path, part):
                 f"{row.parameter or 'nothing'} is {row.source} {row.stored} {[*row.shape]}"
                 f" × {row.tensors}, {row.bytes} bytes in {dtype}: {made or 'as it is'}"
             )
+            if numbers and (one := row.numbers):
+                said[-1] += f", {one.count} with {one.zeros} zeros, {one.min:g} to {one.max:g},"
+                said[-1] += f" mean {one.mean:g} ± {one.std:.4f}"
     return [line.replace(str(path.parent), ".") for line in said]
 
 
@@ -260,8 +301,8 @@ def test_reports(tmp_path, as_written):
     for number, (name, write) in enumerate(CASES.items()):
         folder = tmp_path / str(number)
         folder.mkdir()
-        path, part = write(folder), LEDGERS.get(name.partition(": ")[0])
-        by_loading, by_looking = report_lines(loaded, path, part), report_lines(checked, path, part)
+        path = write(folder)
+        by_loading, by_looking = (report_lines(look, path, name) for look in (loaded, checked))
         title = name[:60]
         found[title] = by_loading
         if by_looking != by_loading:
@@ -304,9 +345,8 @@ def test_blocks_are_reported_as_kept_or_as_dequantized(tmp_path, monkeypatch, ke
     assert stages["convert"] == report.bytes.weights - packed
 
 
-@pytest.mark.parametrize("look", [loaded, checked])
 def test_a_tensor_without_a_line_or_with_two_and_a_parameter_that_was_not_read_are_found(
-    tmp_path, monkeypatch, look
+    tmp_path, monkeypatch
 ):
     plain, looked, forgotten = run_module.ledger_lines, run_module._parameters, "blocks.1.mlp.W_up"
 
@@ -314,19 +354,18 @@ def test_a_tensor_without_a_line_or_with_two_and_a_parameter_that_was_not_read_a
         kept = tuple(entry for entry in ledger.entries if entry.parameter != forgotten)
         return plain(replace(ledger, entries=kept), *others)
 
-    def hasty(*args):
-        return {name: found for name, found in looked(*args).items() if name != "ln_final.w"}
-
     path = write_llama(tmp_path / "m")
     monkeypatch.setattr(run_module, "ledger_lines", forgetful)
-    report = look(path)
-    ledger = check(report, "ledger")
-    assert (ledger.ok, report.ok, ledger.value) == (False, False, 48 * 32 * 4)
-    assert ledger.where == "model.layers.1.mlp.up_proj.weight"
+    for report in (loaded(path), checked(path)):
+        ledger = check(report, "ledger")
+        assert (ledger.ok, report.ok, ledger.value) == (False, False, 48 * 32 * 4)
+        assert ledger.where == "model.layers.1.mlp.up_proj.weight"
     monkeypatch.setattr(run_module, "ledger_lines", lambda *a: (*plain(*a), plain(*a)[0]))
     assert check(loaded(path), "ledger").value == 97 * 32 * 4
     monkeypatch.setattr(run_module, "ledger_lines", plain)
-    monkeypatch.setattr(run_module, "_parameters", hasty)
+    monkeypatch.setattr(run_module, "_parameters", lambda *a: {
+        name: found for name, found in looked(*a).items() if name != "ln_final.w"
+    })
     filled = check(loaded(path), "parameters")
     assert (filled.ok, filled.value, filled.where) == (False, 32, "ln_final.w")
 
@@ -380,37 +419,6 @@ def test_a_model_in_parts_is_one_ledger(tmp_path, look):
 
 
 # the numbers: statistics in pieces, in every format
-
-
-def test_a_file_without_a_configuration_is_read_in_every_format(tmp_path):
-    values = torch.arange(-3.0, 9.0).view(3, 4)
-    kinds = [
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
-        torch.float8_e5m2, torch.int8, torch.int16, torch.int32, torch.int64,
-    ]  # fmt: skip
-    tensors = {str(kind): values.to(kind) for kind in kinds}
-    tensors |= {str(kind): values.abs().to(kind) for kind in (torch.uint8, torch.bool)}
-    tensors["complex"] = torch.complex(values, values)
-    save_file(tensors, tmp_path / "x.safetensors")
-    report = checked(tmp_path / "x.safetensors")
-    assert report.ok
-    assert report.notes == (NO_DIGEST,)
-    assert all(line.parameter is None and not line.reason for line in report.ledger)
-    for line in report.ledger:
-        if "uint" in line.source or "bool" in line.source:
-            continue
-        assert (line.numbers.min, line.numbers.max) == (-3, 8), line.source
-        assert line.numbers.zeros == (2 if line.source == "complex" else 1)
-        assert line.numbers.mean == pytest.approx(2.5)
-
-
-def test_an_empty_tensor_and_one_of_a_single_number(tmp_path):
-    report = checked(CASES["no numbers, and one"](tmp_path))
-    lines = {line.source: line.numbers for line in report.ledger}
-    assert report.ok
-    assert lines["none"].count == 0
-    assert math.isnan(lines["none"].mean)
-    assert (lines["one"].mean, lines["one"].std) == (2.5, 0.0)
 
 
 @pytest.mark.parametrize("bad", [[], [5], [200_000], [0, 299_999], range(300_000)])
@@ -481,3 +489,112 @@ def test_a_format_without_a_decoder_is_noted(tmp_path, monkeypatch):
     assert report.ok
     assert {line.stored for line in report.ledger if line.numbers is None} == {"Q8_0"}
     assert report.numbers == 5 * 32
+
+
+# numbers that are probable of no tensor: found where a bit is wrong, and in no clean tensor
+
+
+def outliers(x, piece=1 << 20):
+    """The first number of each block that is an outlier."""
+    blocks = Outliers(x.numel(), x.shape[-1])
+    for part in x.reshape(-1).split(piece):
+        blocks.add(part)
+    return blocks.found()
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def heavy(*shape):
+    """Student's t with 3 degrees of freedom."""
+    return drawn(*shape) / (drawn(3, *shape, seed=1).square().sum(0) / 3).sqrt()
+
+
+def with_number(value, *shape, others=1.0):
+    x = others * drawn(*shape)
+    x.view(-1)[x.numel() // 3] = value
+    return x
+
+
+def with_row(row, rows=512):
+    x = drawn(rows, len(row))
+    x[rows // 3] = row
+    return x
+
+
+def clean_tensors():
+    positions = torch.arange(512.0)[:, None] * 10_000 ** -(torch.arange(256.0) / 256)
+    return {
+        "normal": drawn(1024, 1024), "in 16 bits": drawn(512, 512).bfloat16(),
+        "heavy": heavy(512, 512), "a heavy vector": heavy(4096),
+        "a super weight": with_number(100.0, 1024, 1024),
+        "biases of thousands": with_number(1000.0, 576),
+        "a norm with a large number": with_number(60.0, 2048, others=0.1),
+        "a row of ones": with_row(torch.ones(576)), "a row of zeros": with_row(torch.zeros(576)),
+        "a large row": with_row(30 * drawn(576, seed=1)),
+        "a few rows of another part": torch.cat((drawn(512, 256), 20 * drawn(8, 256, seed=1))),
+        "positions": torch.cat((positions.sin(), positions.cos())),
+        "frequencies": 10_000 ** -(torch.arange(64.0) / 64),
+        "decays": torch.arange(1.0, 65).log(),
+        "ones": torch.ones(256, 256), "zeros": torch.zeros(256, 256),
+        "one number of zeros": with_number(1.0, 256, 256, others=0.0),
+        "scales of blocks": drawn(128, 96).abs() * 1e-3,
+        "of rows of its own size each": drawn(512, 256) * drawn(512, 1, seed=1).exp(),
+        "a single number": torch.ones(1), "nothing": torch.ones(0, 3),
+    }  # fmt: skip
+
+
+def test_none_in_what_tensors_are_like():
+    clean = clean_tensors()
+    for format in ("MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0"):
+        kind = gguf.GGMLQuantizationType[format]
+        raw = torch.from_numpy(gguf.quants.quantize(heavy(512, 512).numpy(), kind))
+        clean[format] = dequantize(raw.view(torch.uint8), format, dtype=torch.float32)
+    assert {kind: found for kind, x in clean.items() if (found := outliers(x))} == {}
+
+
+# Bits of the scale, then of the minimum, in half precision: the exponent begins at the tenth, the
+# last is the sign. Each changes the scale at least 16-fold and the minimum at least 4-fold.
+@pytest.mark.parametrize(("format", "bits"), [
+    ("Q4_1", [14, 13, 12, 15]), ("Q4_1", [16 + 14, 16 + 11, 16 + 15]), ("Q8_0", [14]),
+])
+def test_a_wrong_bit_of_a_scale_is_found_in_its_block(format, bits):
+    clean = quantize(0.1 * drawn(512, 576), format)
+    size = FORMATS[format][1]
+    for bit in bits:
+        for block in (0, 1234, len(clean.view(-1)) // size - 1):
+            raw = clean.clone()
+            raw.view(-1)[block * size + bit // 8] ^= 1 << bit % 8
+            assert outliers(dequantize(raw, format, dtype=torch.float32)) == [32 * block], bit
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_highest_bit_of_an_exponent_is_found_in_dense_numbers(dtype):
+    x = (0.1 * drawn(512, 512)).to(dtype)
+    size = dtype.itemsize
+    x.view(-1).view(torch.uint8)[size * 77_777 + size - 1] ^= 1 << 6
+    assert outliers(x) == [77_777 // 32 * 32]
+    assert outliers(x.float().bfloat16() if size == 4 else x, piece=4096) == outliers(x)
+
+
+def test_a_number_far_beyond_is_found_where_it_is_and_pieces_make_no_difference():
+    assert outliers(with_number(1e9, 576)) == [192]
+    x = with_number(1e6, 128, 512)
+    x[100, :32] = -3.0
+    right = [x.numel() // 96 * 32, 100 * 512]
+    assert [outliers(x, piece) for piece in (1 << 20, 32, 32 * 77)] == [right] * 3
+
+
+def test_the_place_is_told_as_the_file_has_it_where_all_numbers_are_finite(tmp_path):
+    x = drawn(300, 64)
+    x[7, 33] = 1e20
+    save_file({"x": x, "whole": torch.full((300, 64), 2**60)}, tmp_path / "x.safetensors")
+    report = checked(tmp_path / "x.safetensors")
+    assert check(report, "outliers").where == "`x[7,32]`"
+    assert not report.ok
+    assert check(checked(write_gguf(tmp_path / "m.gguf")), "outliers").ok
+    save_file({"x": with_number(INF, 300, 64)}, tmp_path / "x.safetensors")
+    report = checked(tmp_path / "x.safetensors")
+    assert report.not_finite
+    assert check(report, "outliers").ok

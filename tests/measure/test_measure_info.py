@@ -10,6 +10,8 @@ import pytest
 import torch
 from decoder_parameters import parameters_of
 from load_files import llama, write_gguf
+from planned import wrongly_filled
+from quantized_checkpoints import SCHEMES, write_quantized
 from safetensors.torch import save_file
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,6 +19,7 @@ from zoo import TYPES, ZOO
 
 from llmcli.checkpoints import open_checkpoint, open_model
 from llmcli.commands.info.measure import measure_info
+from llmcli.commands.shapes.measure import stored_check, stored_tensors
 from llmcli.config.attention import AttentionConfig
 from llmcli.config.conv import ShortConvConfig
 from llmcli.config.delta import DeltaConfig
@@ -27,11 +30,12 @@ from llmcli.config.ssm import SsmConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.errors import LlmcliError
 from llmcli.families import find
-from llmcli.graph.arithmetic import Arithmetic
+from llmcli.graph.arithmetic import Arithmetic, auto_dtype
+from llmcli.inspect.kernel import origin
 from llmcli.kernels import native
 from llmcli.loading.load import load_checkpoint
+from llmcli.prepare.prepared import prepare
 from llmcli.records.info import Device
-from llmcli.records.text import Token
 
 CPU = Device(device="cpu", name="x", total_bytes=1 << 40, free_bytes=1 << 40, bfloat16=False)
 GPU = Device(device="cuda:0", name="y", total_bytes=1 << 40, free_bytes=10_000, bfloat16=True)
@@ -42,9 +46,9 @@ HUGE = {
 }  # fmt: skip
 
 
-def agrees_with_loading(checkpoint):
+def agrees_with_loading(checkpoint, model=None):
     report = measure_info(checkpoint, [CPU], dtype="float32", batch=2, context=32)
-    model = load_checkpoint(checkpoint, device="cpu", dtype="float32")
+    model = model or load_checkpoint(checkpoint, device="cpu", dtype="float32")
     facts, about = report.architecture, model.describe()
     assert all(check.ok for check in report.checks)
     assert len(report.checks) == 2
@@ -95,15 +99,6 @@ def test_tiny_is_what_loading_it_takes():
 def test_small_checkpoints_are_what_loading_them_takes(write, tmp_path):
     report = agrees_with_loading(open_checkpoint(write(tmp_path / "m")))
     assert (report.tokenizer, report.unknown) == (None, ())
-
-
-@pytest.mark.real
-def test_the_real_model_is_what_loading_it_takes(smollm2_path):
-    report = agrees_with_loading(open_checkpoint(smollm2_path))
-    (layers,) = report.architecture.layers
-    assert (layers.heads, layers.kv_heads, len(layers.layers)) == (9, 3, 30)
-    assert report.tokenizer.chat_template
-    assert report.tokenizer.bos == Token(id=1, text="<|im_start|>")
 
 
 def test_it_fits_to_the_byte(tmp_path):
@@ -240,3 +235,84 @@ def test_the_parts_that_are_listed_are_those_of_its_blocks(model_type):
     mixers = {MIXERS[type(part)] for part in parts if type(part) in MIXERS}
     feeds = {feed_forward(part) for part in parts if type(part) not in MIXERS}
     assert (mixers, feeds) == ({*family.mixers}, {*family.feed_forwards})
+
+
+# weights in 8 bits: from the headers, and from what was loaded
+
+
+SCALE = "model.layers.1.mlp.up_proj.weight_scale_inv"
+SCALE_FAULTS = {
+    "none": None,
+    "missing": lambda tensors: tensors.pop(SCALE),
+    "shape": lambda tensors: tensors.__setitem__(SCALE, torch.ones(2, 6)),
+    "format": lambda tensors: tensors.__setitem__(SCALE, torch.ones(6, 2, dtype=torch.int16)),
+}
+
+
+@pytest.mark.parametrize("fault", SCALE_FAULTS)
+def test_checks_from_headers_turn_red_for_scales_that_do_not_fit(tmp_path, fault):
+    folder, _ = write_quantized(tmp_path / "m", "fp8-blocks", change=SCALE_FAULTS[fault])
+    checkpoint = open_checkpoint(folder)
+    prepared = prepare(checkpoint)
+    scales = measure_info(checkpoint, ()).checks[-1]
+    assert scales.name == "stored_scales"
+    for check in (scales, *stored_check(prepared)):
+        assert check.ok == (fault == "none")
+        assert check.where == ("" if fault == "none" else "blocks.1.mlp.W_up")
+    # a model that is not quantized has no such check
+    plain = measure_info(open_checkpoint(write_llama(tmp_path / "plain")), ()).checks
+    assert [check.name for check in plain] == ["stored_numbers", "stored_names"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_source_of_a_parameter_says_how_it_was_scaled(tmp_path, scheme):
+    folder, _ = write_quantized(tmp_path, scheme)
+    checkpoint = open_checkpoint(folder)
+    prepared = prepare(checkpoint)
+    stored = stored_tensors(prepared)
+    model = load_checkpoint(checkpoint, device="cpu", dtype="float32")
+    assert wrongly_filled(model.ledger, stored) == []
+    words = stored["blocks.0.attn.W_q"].operations
+    assert len(words) == 1
+    assert words[0].startswith(f"× {SCHEMES[scheme][3]}")
+    assert f"dequantized ({words[0]})" in origin(model, "blocks.0.attn.W_q")
+    assert stored["embed.W"].operations == ()
+
+
+def test_a_scale_that_the_ledger_does_not_have_is_seen(tmp_path):
+    folder, _ = write_quantized(tmp_path, "fp8-blocks")
+    model = load_checkpoint(open_checkpoint(folder), device="cpu")
+    other, _ = write_quantized(tmp_path / "other", "fbgemm")
+    checkpoint = open_checkpoint(other)
+    prepared = prepare(checkpoint)
+    wrong = wrongly_filled(model.ledger, stored_tensors(prepared))
+    assert wrong[0].startswith("blocks.0.")
+
+
+def test_formats_and_bytes_of_the_file_are_counted_with_its_scales(tmp_path):
+    folder, _ = write_quantized(tmp_path, "bitsandbytes")
+    file = measure_info(open_checkpoint(folder), ()).file
+    found = {stored.format: (stored.tensors, stored.numbers) for stored in file.formats}
+    matrices = 2 * (32 * 32 * 2 + 16 * 32 * 2 + 3 * 48 * 32)
+    assert found["I8"] == (14, matrices)
+    assert found["U8"] == (14, 14)
+    checkpoint = open_checkpoint(folder)
+    total = sum(info.nbytes for info in checkpoint.tensors.values())
+    assert sum(stored.bytes for stored in file.formats) == total
+    prepared = prepare(checkpoint)
+    stored = stored_tensors(prepared).values()
+    # a parameter's bytes are with its scale's
+    assert sum(one.stored_bytes for one in stored) == total
+
+
+@pytest.mark.parametrize(("stored", "with_bfloat16", "without"), [
+    ({"F8_E4M3", "F32", "BF16"}, "bfloat16", "float16"),
+    ({"F8_E4M3", "F32", "F16"}, "float16", "float16"),
+    ({"I8", "U8", "F32", "F16"}, "float16", "float16"), ({"I8", "F32"}, "bfloat16", "float16"),
+    ({"F8_E5M2"}, "bfloat16", "float16"), ({"F32"}, "float32", "float32"),
+    ({"Q8_0", "F32"}, "bfloat16", "float16"),
+])
+def test_a_gpu_computes_in_what_is_not_quantized(stored, with_bfloat16, without):
+    assert auto_dtype("cuda", stored, bfloat16=True) == with_bfloat16
+    assert auto_dtype("cuda", stored, bfloat16=False) == without
+    assert auto_dtype("cpu", stored, bfloat16=False) == "float32"

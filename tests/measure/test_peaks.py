@@ -114,19 +114,15 @@ class FakeCuda:
 
     def __init__(self):
         self.now = self.most = 0
+        self.synchronize = lambda device: None
+        self.max_memory_allocated = lambda device: self.most
 
     def allocate(self, nbytes):
         self.now += nbytes
         self.most = max(self.most, self.now)
 
-    def synchronize(self, device):
-        pass
-
     def reset_peak_memory_stats(self, device):
         self.most = self.now
-
-    def max_memory_allocated(self, device):
-        return self.most
 
 
 def test_on_a_gpu_it_is_what_pytorch_allocated_there(monkeypatch):

@@ -1,62 +1,67 @@
 """SmolLM2: each view runs it once, changes no bit of it, and keeps little of what it sees."""
 
-from __future__ import annotations
-
+import gc
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from continued import stream
 from decoder_parameters import parameters_of
-from torch import Tensor
+from planned import departures
+from test_measure_info import agrees_with_loading
+from test_measure_shapes import requested
 
 from llmcli.commands.attention.command import synthetic
 from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.dump.measure import measure_dump, plan_dump
 from llmcli.commands.lens.measure import measure_lens
+from llmcli.commands.shapes.measure import model_shapes, stored_tensors
 from llmcli.decoder.decoder import Decoder
 from llmcli.engine.sampling import Sampling
 from llmcli.graph.names import known
-from llmcli.graph.spec import TensorSpec
 from llmcli.inspect.passes import Passes
-from llmcli.model import Model
+from llmcli.prepare.prepared import prepare
+from llmcli.records.text import Token
 
 pytestmark = pytest.mark.real
 
 TEXT = "In the beginning God created the heaven and the"
-NEW = 3
+NEW = 2
 GREEDY = Sampling(temperature=0.0)
 STATUS = Path("/proc/self/status")
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
+def one_thread():
     torch.set_num_threads(1)
 
 
-def attention(model: Model, ids: list[int], new: int) -> Any:
+@pytest.fixture
+def smollm2(models):
+    return models("float32")
+
+
+def attention(model, ids, new):
     return measure_attention(Passes(model, ids, new), AttentionOptions(top_pairs=5))
 
 
-def lens(model: Model, ids: list[int], new: int) -> Any:
+def lens(model, ids, new):
     return measure_lens(Passes(model, ids, new), span=range, mid=True)
 
 
-def planned(model: Model, ids: list[int], new: int, begin: str = "") -> tuple[TensorSpec, ...]:
+def planned(model, ids, new, begin=""):
     """Everything that is no parameter, and whose name begins so."""
     there = known(model.config).items()
     names = [name for name, one in there if one.kind != "parameter" and name.startswith(begin)]
     return plan_dump(model, names, len(ids) + new)
 
 
-def dump(model: Model, ids: list[int], new: int, begin: str = "") -> Any:
+def dump(model, ids, new, begin=""):
     """All of it, written nowhere."""
 
-    def write(name: str, shape: tuple[int, ...], dtype: str, parts: Any) -> None:
+    def write(name, shape, dtype, parts):
         for _ in parts:
             pass
 
@@ -64,47 +69,32 @@ def dump(model: Model, ids: list[int], new: int, begin: str = "") -> Any:
     return measure_dump(Passes(model, ids, new), plan, write=write)
 
 
-@pytest.mark.parametrize(
-    ("view", "dtype", "new"),
-    [
-        (attention, "float32", 0),
-        (attention, "bfloat16", NEW),
-        (lens, "bfloat16", NEW),
-        (dump, "bfloat16", NEW),
-    ],
-)
-def test_one_pass_whose_numbers_are_the_usual_ones(
-    view: Callable[..., Any],
-    dtype: str,
-    new: int,
-    models: Callable[[str], Model],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("view", [attention, lens, dump])
+def test_one_pass_whose_numbers_are_the_usual_ones(view, models, monkeypatch):
     """Each call of the decoder gives bit for bit what it gives when nobody looks."""
-    smollm2 = models(dtype)
-    assert smollm2.tokenizer is not None
+    smollm2 = models("bfloat16")
     ids = smollm2.tokenizer.encode(TEXT)
     usual = [token.id for token in stream(smollm2, [ids], GREEDY, limit=NEW)]
     before = sums(smollm2)
-    calls: list[tuple[Tensor, dict[str, Any], Tensor]] = []
+    calls = []
     plain = Decoder.__call__
 
-    def counted(decoder: Decoder, tokens: Tensor, state: Any = None, **options: Any) -> Tensor:
+    def counted(decoder, tokens, state=None, **options):
         out = plain(decoder, tokens, state, **options)
         calls.append((tokens, options, out.clone()))
         return out
 
     with monkeypatch.context() as patch:
         patch.setattr(Decoder, "__call__", counted)
-        report = view(smollm2, ids, new)
+        report = view(smollm2, ids, NEW)
     assert report.ok, report.checks
     every = [token.id for token in report.tokens]
-    assert every == [*ids, *usual][: len(ids) + new]
+    assert every == [*ids, *usual]
     *steps, (read, *_) = calls  # new tokens are generated first, then all are read at once
-    assert [tokens.shape[1] for tokens, *_ in steps] == ([len(ids), *[1] * new] if new else [])
+    assert [tokens.shape[1] for tokens, *_ in steps] == [len(ids), *[1] * NEW]
     assert read[0].tolist() == every
     with torch.inference_mode():
-        state = smollm2.decoder.new_state(1, len(ids) + NEW)
+        state = smollm2.decoder.new_state(1, len(every))
         for number, (tokens, options, out) in enumerate(calls):
             state = None if number == len(steps) else state
             assert options.pop("tap") is not None
@@ -112,22 +102,18 @@ def test_one_pass_whose_numbers_are_the_usual_ones(
     assert sums(smollm2) == before
 
 
-def sums(model: Model) -> dict[str, int]:
+def sums(model):
     """The bits of each parameter, read as whole numbers and added up."""
-    whole = {2: torch.int16, 4: torch.int32}
     slots = parameters_of(model.decoder).items()
-    return {name: int(slot.view(whole[slot.itemsize]).sum()) for name, slot in slots}
+    return {name: int(slot.view(torch.int16).sum()) for name, slot in slots}
 
 
-def resident(mark: str) -> int:
+def resident(mark):
     """Bytes of memory: `VmRSS` now, `VmHWM` the most since it was last reset."""
-    found = re.search(rf"{mark}:\s*(\d+) kB", STATUS.read_text())
-    assert found
-    return int(found[1]) * 1024
+    return int(re.search(rf"{mark}:\s*(\d+) kB", STATUS.read_text())[1]) * 1024
 
 
-def test_heads_of_every_kind_are_found_and_all_is_proven(models: Callable[[str], Model]) -> None:
-    smollm2 = models("float32")
+def test_heads_of_every_kind_are_found_and_all_is_proven(smollm2):
     report = measure_attention(Passes(smollm2, synthetic(smollm2, 40, 0)))
     assert report.ok, report.checks
     kinds = {label for layer in report.layers for head in layer.heads for label in head.labels}
@@ -137,7 +123,7 @@ def test_heads_of_every_kind_are_found_and_all_is_proven(models: Callable[[str],
     assert {head.kv_head for head in report.layers[0].heads} == {0, 1, 2}
 
 
-def most_during(look: Callable[[], Any]) -> tuple[Any, int]:
+def most_during(look):
     """What it gives, and how many bytes more than before were held meanwhile."""
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = resident("VmRSS")
@@ -147,18 +133,65 @@ def most_during(look: Callable[[], Any]) -> tuple[Any, int]:
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="memory is read from /proc")
-def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(
-    models: Callable[[str], Model],
-) -> None:
-    smollm2 = models("float32")
+def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(smollm2):
     ids = torch.randint(5, 40_000, (64,), generator=torch.Generator().manual_seed(0)).tolist()
-    dump(smollm2, ids[:10], 0, "blocks.")  # what is allocated once
+    dump(smollm2, ids[:10], 0, "blocks.0")  # what is allocated once
     with torch.inference_mode():
         smollm2.decoder(torch.tensor([ids]), logits="last")
     report, most = most_during(lambda: dump(smollm2, ids, 0, "blocks."))
     assert len(report.tensors) > 30 * 20
     assert most < sum(one.bytes for one in planned(smollm2, ids, 0, "blocks.")) / 4
     ids = synthetic(smollm2, 60, 0)
-    measure_attention(Passes(smollm2, ids[:10], 1))
-    _, most = most_during(lambda: attention(smollm2, ids, 4))
+    _, most = most_during(lambda: attention(smollm2, ids, 1))
     assert most < smollm2.weight_bytes / 4
+
+
+def held():
+    """Bytes of all tensors there are, each memory once."""
+    gc.collect()
+    storages = {
+        one.untyped_storage().data_ptr(): one.untyped_storage().nbytes()
+        for one in gc.get_objects()
+        if type(one) is torch.Tensor
+    }
+    return sum(storages.values())
+
+
+def test_the_last_row_of_the_lens_is_the_output_and_weights_are_there_once(smollm2):
+    ids = tuple(smollm2.tokenizer.encode("In the beginning God created the heaven and the earth."))
+    sizes, before = [], held()
+    weights = sum(slot.nbytes for slot in parameters_of(smollm2.decoder).values())
+    passes = Passes(smollm2, ids, 0, lambda *_: sizes.append(held()))
+    assert measure_lens(passes, span=range, top=20).ok
+    assert before >= weights > 500e6
+    assert max(sizes) - before < weights / 20  # rows of the stream, and no second copy of weights
+
+
+def test_it_knows_paris_late(smollm2):
+    ids = tuple(smollm2.tokenizer.encode("The capital of France is"))
+    report = measure_lens(Passes(smollm2, ids), span=lambda total: range(total - 1, total))
+    assert report.ok
+    assert report.targets[0].text == " Paris"
+    assert report.settled == ("blocks.29.resid_post",)
+    top = smollm2.decoder(torch.tensor([ids]))[0, -1].softmax(0).topk(5)
+    last = report.rows[-1].cells[0]
+    assert [token.id for token in last.top] == top.indices.tolist()
+    assert [token.probability for token in last.top] == pytest.approx(top.values.tolist(), abs=1e-5)
+    assert report.rows[0].cells[0].target_rank > 1000
+
+
+def test_info_says_what_loading_takes(smollm2):
+    report = agrees_with_loading(smollm2.checkpoint, smollm2)
+    (layers,) = report.architecture.layers
+    assert (layers.heads, layers.kv_heads, len(layers.layers)) == (9, 3, 30)
+    assert report.tokenizer.chat_template
+    assert report.tokenizer.bos == Token(id=1, text="<|im_start|>")
+
+
+def test_its_shapes_are_those_that_are_shown(smollm2):
+    assert departures(smollm2, 1, 4) == {}
+    prepared = prepare(smollm2.checkpoint)
+    request = requested(prepared.config, tokens=4)
+    report = model_shapes(request, stored_tensors(prepared))
+    assert sum(spec.count for spec in request.parameters()) == 134_515_008
+    assert {len(row.layers) for row in report.rows} == {0, 1, 29, 30}

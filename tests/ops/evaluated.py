@@ -51,9 +51,6 @@ class Given:
     def columns(self, name, which):
         return self.weights[name][:, which]
 
-    def table_rows(self, name, rows):
-        return self.weights[name][list(rows)]
-
     def length(self, position):
         return self.sequence
 

@@ -5,29 +5,6 @@ Nothing is shared with the fast versions. A vector is a list of n numbers.
 
 import math
 
-from evaluated import softmax
-
-
-def total(x):
-    """`x[0] + x[1] + … + x[n-1]`, from left to right; 0 for no numbers."""
-    result = 0.0
-    for number in x:
-        result += number
-    return result
-
-
-def sigmoid(x):
-    """`1 / (1 + exp(-x))`, without overflow: for x < 0 multiplied by exp(x) above and below."""
-    if x >= 0:
-        return 1 / (1 + math.exp(-x))
-    power = math.exp(x)
-    return power / (1 + power)
-
-
-def tanh(x):
-    """`(exp(x) - exp(-x)) / (exp(x) + exp(-x))`, written as `2 σ(2x) - 1`, which is the same."""
-    return 2 * sigmoid(2 * x) - 1
-
 
 def soft_cap(x, cap):
     """`cap · tanh(x / cap)`: about x near 0, never beyond ±cap."""
@@ -40,17 +17,6 @@ def softplus(x):
     That is x, to 2.1e-9, above 20, and exp(x), to a relative 1.1e-9, below -20.
     """
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
-
-
-def softmax_in_place(x):
-    """`exp(x_i) / Σ exp(x_j)` without a second vector: the sum is one number."""
-    top = max(x)
-    powers = 0.0
-    for i, a in enumerate(x):
-        x[i] = math.exp(a - top)
-        powers += x[i]
-    for i, power in enumerate(x):
-        x[i] = power / powers
 
 
 def l2_norm(x, eps):
@@ -71,37 +37,3 @@ def causal_conv_step(x, ring, position, w, b):
     if ring:
         ring[position % len(ring)] = x
     return y
-
-
-def argmax(x):
-    """The index of the greatest number, in one pass; of equals the lowest."""
-    best = 0
-    for i in range(1, len(x)):
-        if x[i] > x[best]:
-            best = i
-    return best
-
-
-def temperature(logits, t):
-    """`logits / t` for t > 0: towards 0 the best takes all, 1 changes nothing, ∞ is uniform."""
-    return [x / t for x in logits]
-
-
-def ranked(x):
-    """All indices, greatest number first; of equals the lowest index first."""
-    return sorted(range(len(x)), key=lambda i: (-x[i], i))
-
-
-def top_p(logits, p):
-    """The fewest best tokens whose probabilities reach p stay (0 < p ≤ 1), the others become -∞.
-
-    The token that crosses the line stays, so that at least one does.
-    """
-    probabilities = softmax(logits)
-    kept, reached = [], 0.0
-    for i in ranked(logits):
-        kept.append(i)
-        reached += probabilities[i]
-        if reached >= p:
-            break
-    return [x if i in kept else -math.inf for i, x in enumerate(logits)]

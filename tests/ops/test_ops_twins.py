@@ -66,8 +66,6 @@ def test_lengths_must_agree():
 def test_softmax(x):
     expected = tensor(x).softmax(-1).tolist()
     assert softmax(x) == pytest.approx(expected, rel=1e-12, abs=1e-300)
-    loops.softmax_in_place(x)
-    assert x == pytest.approx(expected, rel=1e-12, abs=1e-300)
 
 
 @settings(deadline=None)
@@ -163,16 +161,11 @@ def test_clamped_gates(dtype):
 @settings(deadline=None)
 @given(st.floats(-800, 800), st.sampled_from([0.5, 30.0, 50.0]))
 def test_gates_and_caps(x, cap):
-    def same(fast, slow):
-        assert math.isclose(fast.item(), slow, rel_tol=1e-12, abs_tol=1e-13)
-
-    tx = torch.tensor(x, dtype=F64)
-    same(tx.sigmoid(), loops.sigmoid(x))
-    same(tx.tanh(), loops.tanh(x))
-    same(activations.soft_cap(tx, cap), loops.soft_cap(x, cap))
+    tx, slow = torch.tensor(x, dtype=F64), loops.soft_cap(x, cap)
+    assert math.isclose(activations.soft_cap(tx, cap).item(), slow, rel_tol=1e-12, abs_tol=1e-13)
     # x / cap, tanh and the product round once each; numbers near 0 lie 5e-324 apart
     rounded = abs(x) * (1 + 3 * sys.float_info.epsilon) + 2 * cap * 5e-324
-    assert abs(loops.soft_cap(x, cap)) <= min(cap, rounded)
+    assert abs(slow) <= min(cap, rounded)
     fast, slow = activations.softplus(tx).item(), loops.softplus(x)
     assert math.isclose(fast, slow, rel_tol=1e-12, abs_tol=2.1e-9 if x > 20 else 0)
     assert fast >= max(x, 0)

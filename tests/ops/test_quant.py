@@ -14,7 +14,7 @@ import torch
 from gguf import quants as gguf_quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize as gguf_dequantize
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from live_tensors import Live
 
@@ -165,15 +165,6 @@ def test_every_scale_of_eight_bits_equals_gguf(format: str) -> None:
     assert_bit_equal(got, reference(raw, format))
 
 
-@settings(max_examples=100, deadline=None)
-@given(data=st.data(), format=st.sampled_from(PACKED))
-def test_any_block_equals_gguf(data: st.DataObject, format: str) -> None:
-    size = quant.FORMATS[format][1]
-    raw = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), np.uint8)[None].copy()
-    got = quant.dequantize(torch.from_numpy(raw), format, dtype=torch.float32)
-    assert_bit_equal(got, reference(raw, format))
-
-
 class Wide:
     """NumPy, whose float32 is float64."""
 
@@ -289,6 +280,60 @@ def test_decoding_leaves_the_tables_as_they_were(format: str) -> None:
 @pytest.mark.parametrize("format", [*PACKED, *(x for x in PLAIN if "F8" not in x)])
 def test_block_sizes_are_ggmls(format: str) -> None:
     assert tuple(quant.FORMATS[format]) == tuple(GGML_QUANT_SIZES[GGMLQuantizationType[format]])
+
+
+# ---- float32 rows to blocks
+
+ENCODED = ("Q8_0", "Q4_1")
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def check_encoded(values):
+    for name in ENCODED:
+        found = quant.quantize(torch.from_numpy(values), name).numpy()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy's, of scales beyond float16
+            right = gguf_quants.quantize(values, GGMLQuantizationType[name])
+        assert np.array_equal(found, right), name
+
+
+@given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 4), st.integers(-44, 37))
+def test_random_rows_of_every_magnitude_are_equal_bit_for_bit(seed, rows, blocks, exponent):
+    draw = np.random.default_rng(seed)
+    values = draw.normal(0.0, 1.0, (rows, 32 * blocks)) * 10.0**exponent
+    check_encoded(values.astype(np.float32))
+
+
+EXTREME = {
+    "zeros": np.zeros(32), "equal": np.full(32, 3.5), "halves": np.arange(-16, 16) / 2,
+    "halves of Q8_0": np.r_[127.0, np.arange(31) - 15.5], "subnormal": np.arange(32) * 1e-45,
+    "outlier": np.where(np.arange(32) == 7, -127.5, 0.25), "largest": np.full(32, LARGEST),
+    "both": np.tile([LARGEST, -LARGEST], 16),  # the distance is infinite
+    "all": 10.0 ** np.linspace(-45, 38, 32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", EXTREME.values(), ids=EXTREME)
+def test_extreme_rows_are_equal_bit_for_bit(row):
+    check_encoded(np.stack([row, -row, row[::-1]]).astype(np.float32))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ENCODED)
+def test_a_number_that_is_not_finite_spoils_its_own_block_alone(name, bad):
+    values = torch.ones(2, 64)
+    right = quant.quantize(values, name)
+    values[1, 40] = bad
+    found = quant.quantize(values, name)
+    half = right.shape[1] // 2
+    assert torch.equal(found[0], right[0])
+    assert torch.equal(found[1, :half], right[1, :half])
+    assert not found[1, half : half + 4].view(torch.float16).isfinite().all()
+
+
+def test_nothing_else_is_encoded():
+    with pytest.raises(ValueError, match="unsupported format Q4_K"):
+        quant.quantize(torch.zeros(1, 256), "Q4_K")
 
 
 @pytest.mark.gpu

@@ -5,12 +5,9 @@ from functools import lru_cache
 import pytest
 import torch
 import transformers
-from parity_models import prompt, write
+from parity_models import ROWS, opened, prompt, write
 from parity_reference import load_reference, reference_logprobs
 from zoo import variant
-
-from llmcli.checkpoints import open_checkpoint
-from llmcli.loading.load import load_checkpoint
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -48,10 +45,12 @@ def expected(references):
 
 
 @pytest.fixture(scope="session")
+def expected_rows(references):
+    """Name of a case → the same in float64 of `ROWS`: of each beginning of a row, too."""
+    return lru_cache(None)(lambda name: reference_logprobs(references(name, "float64"), ROWS))
+
+
+@pytest.fixture(scope="session")
 def models(checkpoints):
     """Name of a case and dtype → our model."""
-    return lru_cache(None)(
-        lambda name, dtype: load_checkpoint(
-            open_checkpoint(checkpoints(name)), device="cpu", dtype=dtype
-        )
-    )
+    return lru_cache(None)(lambda name, dtype: opened(checkpoints(name), dtype))

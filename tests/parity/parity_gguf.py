@@ -8,6 +8,7 @@ Mamba-2 is in `parity_gguf_hybrid`.
 import math
 import re
 import zlib
+from functools import partial
 from typing import Any
 
 import gguf
@@ -237,49 +238,32 @@ class Converter:
         if kind in hybrid.HYBRID:
             self._say(**hybrid.metadata(config))
             return
-        self._say(
-            context_length=getattr(config, "max_position_embeddings", None) or config.seq_length,
-            embedding_length=config.hidden_size,
-            block_count=config.num_hidden_layers, head_count=config.num_attention_heads,
-            vocab_size=config.vocab_size,
-        )  # fmt: skip
-        if kind == "gpt2":
-            self._say(
-                feed_forward_length=config.n_inner or 4 * config.n_embd,
-                layer_norm_eps=config.layer_norm_epsilon,
-            )
-            return
-        latent = hasattr(config, "kv_lora_rank")
-        shared = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        latent, of = hasattr(config, "kv_lora_rank"), partial(hybrid.of, config)
+        hidden = of("n_inner", "intermediate_size_mlp", "intermediate_size")
+        heads = of("num_key_value_heads", "num_attention_heads")
+        if kind in ("gpt2", "bloom"):
+            hidden, heads = hidden or 4 * config.hidden_size, None if kind == "gpt2" else heads
         if kind.startswith("lfm2"):
-            attends = [layer != "conv" for layer in config.layer_types]
-            self._say(
-                feed_forward_length=self.model.model.layers[0].feed_forward.w1.out_features,
-                head_count_kv=[shared * one for one in attends], layer_norm_rms_eps=config.norm_eps,
-                shortconv_l_cache=config.conv_L_cache,
-            )  # fmt: skip
-        else:
-            if kind != "gemma4_text":  # where they differ by layer
-                self._say(
-                    feed_forward_length=4 * config.hidden_size if kind == "bloom"
-                    else getattr(config, "intermediate_size_mlp", None)
-                    or getattr(config, "intermediate_size", None),
-                    head_count_kv=1 if latent else shared,
-                )
-            if hasattr(config, "rms_norm_eps"):
-                self._say(layer_norm_rms_eps=config.rms_norm_eps)
-            else:
-                names = ("norm_epsilon", "layer_norm_eps", "layer_norm_epsilon")
-                own = (getattr(config, one, None) for one in names)
-                self._say(layer_norm_eps=next(filter(None, own), 1e-5))
+            hidden = self.model.model.layers[0].feed_forward.w1.out_features
+            heads = [heads * (layer != "conv") for layer in config.layer_types]
+            self._say(shortconv_l_cache=config.conv_L_cache)
+        rms = of("rms_norm_eps", "norm_eps")
+        other = of("norm_epsilon", "layer_norm_eps", "layer_norm_epsilon") or 1e-5
+        self._say(
+            context_length=of("max_position_embeddings", "seq_length"),
+            vocab_size=config.vocab_size, embedding_length=config.hidden_size,
+            block_count=config.num_hidden_layers, head_count=config.num_attention_heads,
+            layer_norm_rms_eps=rms, layer_norm_eps=None if rms else other,
+        )  # fmt: skip
+        if kind != "gemma4_text":  # where they differ by layer
+            self._say(feed_forward_length=hidden, head_count_kv=1 if latent else heads)
         self._own()
         if latent:
             self._latent()
         elif kind == "gemma4_text":
             self._gemma4()
         elif hasattr(config, "rope_parameters"):
-            size = getattr(config, "head_dim", None)
-            size = size or config.hidden_size // config.num_attention_heads
+            size = of("head_dim") or config.hidden_size // config.num_attention_heads
             rope = config.rope_parameters
             self._say(
                 key_length=size, value_length=size,
@@ -298,13 +282,9 @@ class Converter:
             self._experts()
         if kind in ("gemma2", "gemma3_text"):
             self._say(final_logit_softcapping=config.final_logit_softcapping or 0.0)
-        if kind == "gemma2":
-            self._say(attn_logit_softcapping=config.attn_logit_softcapping)
         if kind in ("gemma3_text", "exaone4"):
             slides = [layer == "sliding_attention" for layer in config.layer_types]
             self._say(sliding_window_pattern=slides)
-        if kind == "granite":
-            self._say(**hybrid.scales(config))
         if kind == "ministral3":
             rope = config.rope_parameters
             self._say(
@@ -318,23 +298,19 @@ class Converter:
 
     def _experts(self):
         """What the converters write of mixtures."""
-        config, kind = self.config, self.kind
-        shares = kind in ("qwen2_moe", *DELTA)
-        grouped = hasattr(config, "n_routed_experts")
-        named = shares or kind == "lfm2_moe"
-        count = "n_routed_experts" if grouped else "num_experts" if named else "num_local_experts"
+        config, kind, of = self.config, self.kind, partial(hybrid.of, self.config)
+        prefix = "" if kind in ("gpt_oss", "llama4_text") else "moe_"
+        self._say(
+            expert_count=of("n_routed_experts", "num_experts", "num_local_experts"),
+            expert_used_count=config.num_experts_per_tok,
+            expert_feed_forward_length=of(f"{prefix}intermediate_size"),
+            expert_shared_feed_forward_length=of("shared_expert_intermediate_size"),
+        )
         softmax, sigmoid = gguf.ExpertGatingFuncType.SOFTMAX, gguf.ExpertGatingFuncType.SIGMOID
-        self._say(expert_count=getattr(config, count), expert_used_count=config.num_experts_per_tok)
-        if shares or kind in ("qwen3_moe", "lfm2_moe") or grouped:
-            self._say(expert_feed_forward_length=config.moe_intermediate_size)
         if kind == "lfm2_moe":
             self._say(leading_dense_block_count=config.num_dense_layers, expert_gating_func=sigmoid)
-        if kind in ("gpt_oss", "llama4_text"):
-            self._say(expert_feed_forward_length=config.intermediate_size)
-        if shares:
-            self._say(expert_shared_feed_forward_length=config.shared_expert_intermediate_size)
-        if grouped:
-            kinds = getattr(config, "mlp_layer_types", None)
+        if hasattr(config, "n_routed_experts"):
+            kinds = of("mlp_layer_types")
             dense = kinds.count("dense") if kinds else config.first_k_dense_replace
             self._say(
                 expert_gating_func=softmax if kind == "deepseek_v2" else sigmoid,

@@ -4,9 +4,9 @@
 have one part, the number of key/value heads, or of neurons, says which.
 """
 
-
 import gguf
 import torch
+from zoo import GRANITE_SCALES
 
 HYBRID = ("mamba2", "granitemoehybrid", "nemotron_h")
 IN_FLOAT32 = (".ssm_a", ".ssm_d", ".ssm_norm.weight")  # of matrices
@@ -53,7 +53,8 @@ def moved(name, values, config):
     if name.endswith((".A_log", ".mixer.D", ".mamba.D")):
         return values[:, None]
     if name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
-        return values.view(_groups(config), -1)
+        groups = "mamba_n_groups" if config.model_type == "granitemoehybrid" else "n_groups"
+        return values.view(getattr(config, groups), -1)
     return values.squeeze(1) if name.endswith("conv1d.weight") else values
 
 
@@ -77,89 +78,68 @@ def _told(values):
     return near.gather(1, first)[:, 0]
 
 
-def _groups(config):
-    found = config.mamba_n_groups if config.model_type == "granitemoehybrid" else (config.n_groups)
-    return found
+def of(config, *names):
+    """The first of these settings that it has and that is not 0."""
+    return next(filter(None, (getattr(config, name, None) for name in names)), None)
 
 
 def metadata(config):
     """Sizes of the model, of mixers, of attention, and what is multiplied: KEY of `add_KEY`."""
     own = {"mamba2": _mamba2, "granitemoehybrid": _granite, "nemotron_h": _nemotron}
-    return {
-        "embedding_length": config.hidden_size, "block_count": config.num_hidden_layers,
-        "vocab_size": config.vocab_size, **own[config.model_type](config),
-    }  # fmt: skip
-
-
-def _ssm(length, state, heads, head_dim, groups):
-    return {
-        "ssm_conv_kernel": length, "ssm_state_size": state, "ssm_time_step_rank": heads,
-        "ssm_inner_size": heads * head_dim, "ssm_group_count": groups,
-    }  # fmt: skip
+    heads = of(config, "mamba_num_heads", "mamba_n_heads", "num_heads")
+    return dict(
+        embedding_length=config.hidden_size, block_count=config.num_hidden_layers,
+        vocab_size=config.vocab_size, context_length=2**20,
+        layer_norm_rms_eps=of(config, "layer_norm_epsilon", "rms_norm_eps"),
+        ssm_conv_kernel=of(config, "conv_kernel", "mamba_d_conv"), ssm_time_step_rank=heads,
+        ssm_state_size=of(config, "ssm_state_size", "mamba_d_state", "state_size"),
+        ssm_inner_size=heads * of(config, "mamba_head_dim", "mamba_d_head", "head_dim"),
+        ssm_group_count=of(config, "mamba_n_groups", "n_groups"),
+    ) | own[config.model_type](config)  # fmt: skip
 
 
 def _mamba2(config):
-    return {
-        "context_length": 2**20, "feed_forward_length": 0, "head_count": 0,
-        "layer_norm_rms_eps": config.layer_norm_epsilon,
-    } | _ssm(config.conv_kernel, config.state_size, config.num_heads, config.head_dim,
-             config.n_groups)  # fmt: skip
+    return {"feed_forward_length": 0, "head_count": 0}
 
 
-def scales(config):
-    """Granite's multipliers."""
-    return {
-        "attention_scale": config.attention_multiplier,
-        "embedding_scale": config.embedding_multiplier,
-        "residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling,
-    }  # fmt: skip
+def _attention(config):
+    """Of the layers that have some."""
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    attends = [kind == "full_attention" for kind in config.layer_types]
+    return dict(head_count=heads, head_count_kv=[kv_heads * one for one in attends],
+        rope_dimension_count=config.hidden_size // heads, rope_scaling_finetuned=all(attends))
 
 
 def _granite(config):
-    attends = [kind == "full_attention" for kind in config.layer_types]
-    hybrid = not all(attends)
-    return {
-        "context_length": 2**20 if hybrid else config.max_position_embeddings,
-        "head_count": config.num_attention_heads, "feed_forward_length": config.intermediate_size,
-        "expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok,
-        "expert_shared_feed_forward_length": config.shared_intermediate_size,
-        "layer_norm_rms_eps": config.rms_norm_eps,
-        "rope_dimension_count": config.hidden_size // config.num_attention_heads,
-        "rope_freq_base": config.rope_parameters["rope_theta"],
-        "head_count_kv": [config.num_key_value_heads * one for one in attends],
-        "rope_scaling_finetuned": not hybrid, **scales(config),
-    } | _ssm(config.mamba_d_conv, config.mamba_d_state, config.mamba_n_heads, config.mamba_d_head,
-             config.mamba_n_groups)  # fmt: skip
+    found = _attention(config) | dict(
+        feed_forward_length=config.intermediate_size, expert_count=config.num_local_experts,
+        expert_used_count=config.num_experts_per_tok,
+        expert_shared_feed_forward_length=config.shared_intermediate_size,
+        rope_freq_base=config.rope_parameters["rope_theta"],
+        **{key: getattr(config, setting) for key, setting in GRANITE_SCALES.items()},
+    )  # fmt: skip
+    if found["rope_scaling_finetuned"]:
+        found["context_length"] = config.max_position_embeddings
+    return found
 
 
 def _nemotron(config):
     kinds = config.layer_types
     experts = "moe" in kinds
     size = config.moe_intermediate_size if experts else config.intermediate_size
-    found = {
-        "context_length": 2**20, "head_count": config.num_attention_heads,
-        "layer_norm_rms_eps": config.layer_norm_epsilon,
-        "layer_norm_eps": config.layer_norm_epsilon,  # which llama.cpp asks for, too
-        "head_count_kv": [
-            config.num_key_value_heads * (kind == "full_attention") for kind in kinds
-        ],
-        "rope_dimension_count": config.hidden_size // config.num_attention_heads,
-        "rope_scaling_finetuned": False, "key_length": config.head_dim,
-        "value_length": config.head_dim,
-        "feed_forward_length": [size * (kind in ("mlp", "moe")) for kind in kinds],
-    } | _ssm(config.conv_kernel, config.ssm_state_size, config.mamba_num_heads,
-             config.mamba_head_dim, config.n_groups)  # fmt: skip
+    found = _attention(config) | dict(
+        layer_norm_eps=config.layer_norm_epsilon,  # which llama.cpp asks for, too
+        key_length=config.head_dim, value_length=config.head_dim,
+        feed_forward_length=[size * (kind in ("mlp", "moe")) for kind in kinds],
+    )  # fmt: skip
     if experts:
-        found |= {
-            "expert_count": config.n_routed_experts,
-            "expert_used_count": config.num_experts_per_tok,
-            "expert_feed_forward_length": config.moe_intermediate_size,
-            "expert_shared_feed_forward_length": config.moe_shared_expert_intermediate_size,
-            "expert_shared_count": config.n_shared_experts,
-            "expert_weights_norm": config.norm_topk_prob,
-            "expert_weights_scale": config.routed_scaling_factor,
-            "expert_group_count": config.n_group,
-        }
+        found |= dict(
+            expert_count=config.n_routed_experts, expert_used_count=config.num_experts_per_tok,
+            expert_feed_forward_length=size, expert_shared_count=config.n_shared_experts,
+            expert_shared_feed_forward_length=config.moe_shared_expert_intermediate_size,
+            expert_weights_norm=config.norm_topk_prob,
+            expert_weights_scale=config.routed_scaling_factor, expert_group_count=config.n_group,
+        )  # fmt: skip
         if config.n_group > 1:  # which no published model has, and the converter does not write
             found["expert_group_used_count"] = config.topk_group
     return found

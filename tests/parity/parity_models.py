@@ -82,5 +82,8 @@ def without_room(monkeypatch):
 
 
 def prompt(batch=1, tokens=PROMPT, vocab=211, seed=7):
-    """Random ids `[batch, tokens]`."""
+    """Random ids `[batch, tokens]`; one row is the beginning of every longer one."""
     return torch.randint(vocab, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+ROWS = prompt(batch=3, tokens=PROMPT - 26)

@@ -93,21 +93,14 @@ def reference_logprobs(model, ids, chunks=None):
 
 
 @torch.no_grad()
-def reference_hidden(model, ids):
-    """The residual stream `[B, T, D]` before every block, and last the final norm's output."""
+def reference_inside(model, ids):
+    """The residual stream `[B, T, D]` before every block, and last the final norm's output; and
+    the attention pattern `[B, H, T, T]` of every layer that attends.
+    """
     with precision(model):
         fresh_rope(model)
         out = model(ids, use_cache=False, output_hidden_states=True, output_attentions=True)
         hidden = tuple(out.hidden_states)
         if not hasattr(out, "attentions"):  # Mamba-2's begin behind the first block
-            return (model.get_input_embeddings()(ids), *hidden[:-2], hidden[-1])
-        return hidden
-
-
-@torch.no_grad()
-def reference_attentions(model, ids):
-    """The attention pattern `[B, H, T, T]` of every layer that attends."""
-    with precision(model):
-        fresh_rope(model)
-        out = model(ids, use_cache=False, output_attentions=True)
-        return tuple(getattr(out, "attentions", ()))
+            return (model.get_input_embeddings()(ids), *hidden[:-2], hidden[-1]), ()
+        return hidden, tuple(out.attentions)

@@ -5,18 +5,22 @@ metadata or as a tensor of factors: read by us, and compared with transformers o
 that the gguf package decodes from the same bytes.
 """
 
+from dataclasses import replace
 from itertools import cycle
 
+import gguf
+import numpy as np
 import pytest
 import torch
-from covers import few, in_turn
+from covers import COVER, few, once
 from needs import needs_kernels
 from parity_gguf import interleave, separate, write_gguf
-from parity_models import build, opened, prompt, without_room
+from parity_models import build, opened, prompt, without_room, write
 from parity_reference import load_reference, reference_logprobs
 from safetensors.torch import save_file
 from zoo import PACKED, TYPES, ZOO, Variant, packed, variant
 
+from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.ops.quant import DECODERS
 from llmcli.weights.packed import MappedWeight
 
@@ -79,7 +83,7 @@ def test_every_format_and_architecture(model_type, format, tmp_path):
 
 
 @needs_kernels
-@pytest.mark.parametrize(("model_type", "format"), in_turn(list(PACKED), ["Q4_0", "Q8_0", "Q4_K"]))
+@pytest.mark.parametrize(("model_type", "format"), once(PACKED, ["Q4_0", "Q8_0", "Q4_K"]))
 @torch.no_grad()
 def test_packed_weights_of_every_architecture(model_type, format, tmp_path):
     """Prompts and steps in the file's own bits, whose activations have 8: bits of divergence."""
@@ -128,7 +132,7 @@ def test_variants(one, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "format"), in_turn([*MIXTURES, *HYBRIDS], ["F16", "BF16", "Q8_0"])
+    ("model_type", "format"), once([*MIXTURES, *HYBRIDS], ["F16", "BF16", "Q8_0"])
 )
 def test_experts_in_one_tensor(model_type, format, tmp_path):
     """Blocks are unpacked where a dtype is given."""
@@ -152,7 +156,7 @@ def test_files_of_version_2(format, tmp_path):
 
 
 @pytest.mark.parametrize(  # no head of Nemotron-H is
-    ("model_type", "head"), in_turn([one for one in PACKED if one != "nemotron_h"], [True, False])
+    ("model_type", "head"), once([one for one in PACKED if one != "nemotron_h"], [True, False])
 )
 def test_a_tied_head_stored_or_not(model_type, head, tmp_path):
     one = packed(model_type, tie_word_embeddings=True)
@@ -221,3 +225,174 @@ def test_experts_are_quantized(tmp_path):
         assert decoder.weight("blocks.1.moe.W_up").format == "Q8_0"
         found.append(decoder(prompt(tokens=9)))
     assert torch.equal(*found)
+
+
+# What does not fit into memory stays in the mapped file.
+TYPICAL = {one.name: one.model_type for one in ZOO if one.typical and one.name in COVER}
+
+
+@pytest.mark.parametrize("name", TYPICAL, ids=TYPICAL.values())
+@torch.no_grad()
+def test_sixteen_bits_stay_in_the_file(name, tmp_path, monkeypatch):
+    """With the same numbers; where all is in bfloat16, products side by side round alike."""
+    case, dtypes = replace(variant(name), dtype=torch.bfloat16), ("auto", "bfloat16")
+    folder = write(case, tmp_path)
+    whole = [opened(folder, dtype) for dtype in dtypes]
+    without_room(monkeypatch)
+    ids = torch.arange(3, 20)[None]
+    for model, dtype in zip(whole, dtypes, strict=True):
+        mapped = opened(folder, dtype)
+        if mapped.decoder.arithmetic.formats or dtype == "bfloat16":
+            assert mapped.mapped_bytes > 0
+        expected, found = model.decoder(ids), mapped.decoder(ids)
+        tolerance = 0.02 if model.decoder.dtype == torch.bfloat16 else 1e-6
+        assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+        state, mine = (one.decoder.new_state(1, 24) for one in (model, mapped))
+        for token in ids[0, :4]:
+            step = [
+                one.decoder(token.view(1, 1), held)
+                for one, held in ((model, state), (mapped, mine))
+            ]
+            assert (step[0] - step[1]).abs().max() <= tolerance * step[0].abs().max()
+
+
+@needs_kernels
+@pytest.mark.parametrize("format", ["Q4_0", "Q8_0"])
+@torch.no_grad()
+def test_experts_in_blocks_stay_in_the_file(format, tmp_path, monkeypatch):
+    """Of many tokens and of one, whose experts are looked up by our kernel."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 256}
+    write_gguf(build(packed("qwen3_moe", **sizes), seed=3), tmp_path / "m.gguf", format)
+    whole = opened(tmp_path / "m.gguf")
+    without_room(monkeypatch)
+    mapped = opened(tmp_path / "m.gguf")
+    assert mapped.mapped_bytes > 0.9 * mapped.weight_bytes
+    ids = torch.arange(3, 20)[None]
+    states = [model.decoder.new_state(1, 32) for model in (whole, mapped)]
+    for part in (ids, ids[:, :1], ids[:, 1:2]):
+        found = [
+            model.decoder(part, state)
+            for model, state in zip((whole, mapped), states, strict=True)
+        ]
+        assert torch.equal(*found)
+
+
+# Files of mixtures that lie: experts that are not there, more of them, of other shapes. Each is
+# refused with one line that names the key or the tensor, before anything is computed.
+EXPERTS = 8
+GATE, UP, DOWN, ROUTER = (
+    f"blk.1.{name}.weight"
+    for name in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_inp")
+)
+
+
+def lying(tensors, keys, more_tensors=lambda name, tensor: ()):
+    """A writer that changes those tensors, and says those values; None leaves them out."""
+
+    class Writer(gguf.GGUFWriter):  # type: ignore[misc]
+        def add_tensor(self, name, tensor, **more):
+            found = tensors[name](tensor) if name in tensors else tensor
+            if found is not None:
+                super().add_tensor(name, np.ascontiguousarray(found), **more)
+            for other in more_tensors(name, tensor):
+                super().add_tensor(*other, **more)
+
+        def add_key_value(self, key, val, *more, **named):
+            val = keys.get(key.partition(".")[2], val)
+            if val is not None:
+                super().add_key_value(key, val, *more, **named)
+
+    return Writer
+
+
+@pytest.mark.parametrize(("tensors", "keys", "says"), [
+    ({}, {"expert_count": 12}, r"from `blk.1.*should be \[12.*\] but is \[8"),
+    ({}, {"expert_count": 4}, "2 of 4 groups of one expert leave no 3 to choose"),
+    ({}, {"expert_count": 9}, "the number of experts is 9, which the number of groups 4"),
+    ({}, {"expert_count": 0}, "`deepseek2.expert_count` is `0`"),
+    ({}, {"expert_count": None}, "no `deepseek2.expert_count`"),
+    ({}, {"expert_count": 2**31}, "`deepseek2.expert_count` is `2147483648`"),
+    ({}, {"expert_used_count": 9}, "`deepseek2.expert_used_count` is `9`"),
+    ({}, {"expert_used_count": 0}, "`deepseek2.expert_used_count` is `0`"),
+    ({}, {"expert_group_count": 3}, "which the number of groups 3 does not divide"),
+    ({}, {"expert_group_used_count": 5}, "`deepseek2.expert_group_used_count` is `5`"),
+    ({}, {"expert_feed_forward_length": 64}, r"should be \[8, 64, 96\] but is \[8, 32, 96\]"),
+    ({}, {"expert_shared_count": 3}, "shared.W_gate` from `blk.1.ffn_gate_shexp.weight`"),
+    ({GATE: lambda _: None}, {}, f"no tensor for `blocks.1.moe.W_gate`.*{GATE}"),
+    ({ROUTER: lambda _: None}, {}, f"no parameter for .*{GATE}"),
+    ({UP: lambda x: x[:-1]}, {}, r"should be \[8, 32, 96\] but is \[7, 32, 96\]"),
+    ({DOWN: lambda x: x.swapaxes(1, 2)}, {}, r"should be \[8, 96, 32\] but is \[8, 32, 96\]"),
+    ({UP: lambda x: x.reshape(-1, 96)}, {}, r"should be \[8, 32, 96\] but is \[256, 96\]"),
+    ({ROUTER: lambda x: x[:, :-1]}, {}, r"should be \[8, 96\] but is \[8, 95\]"),
+])  # fmt: skip
+def test_one_line_says_what_is_wrong(tensors, keys, says, tmp_path, monkeypatch):
+    model = build(mixed("deepseek_v3"), seed=3)
+    assert model.config.n_routed_experts == EXPERTS
+    monkeypatch.setattr(gguf, "GGUFWriter", lying(tensors, keys))
+    write_gguf(model, tmp_path / "model.gguf", "F32")
+    with pytest.raises((CheckpointError, UnsupportedModel), match=says) as caught:
+        opened(tmp_path / "model.gguf")
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 400
+    assert caught.value.hint
+
+
+def test_gates_in_two_tensors_are_one_too_many(tmp_path, monkeypatch):
+    def both(name, tensor):
+        if name == GATE:
+            yield name.replace("gate", "gate_up"), np.concatenate([tensor] * 2, 1)
+
+    monkeypatch.setattr(gguf, "GGUFWriter", lying({}, {}, both))
+    write_gguf(build(mixed("qwen3_moe"), seed=3), tmp_path / "model.gguf", "F32")
+    with pytest.raises(CheckpointError, match=r"both `blocks.1.moe.W_(gate|up)`"):
+        opened(tmp_path / "model.gguf")
+
+
+# llama.cpp gives the same log-probabilities for a small GGUF file of every architecture:
+# values of gated DeltaNet are as long as keys there
+_DELTA = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+# what a file can say and llama.cpp reads: windows of EXAONE 4 only where there are 64 layers
+_CHANGES = {
+    "exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
+    "ministral3": variant("ministral3-betas").overrides,
+    "qwen3_5_text": _DELTA,
+    # the last layers read the keys of the last two before them, one of each kind
+    "gemma4_text": {"layer_types": ["sliding_attention"] * 2 + [
+        "full_attention", "sliding_attention", "full_attention"
+    ]},
+}  # fmt: skip
+# mixtures: groups of softmaxes have a score of their own there, the norms of latents the eps of
+# all, and yarn's ramp is between whole numbers
+_MIXTURES = {
+    "mixtral": {}, "qwen2_moe": {}, "qwen3_moe": {}, "olmoe": {"num_key_value_heads": 6},
+    "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 1500.0}},
+    "glm4_moe": {}, "glm4_moe-plain": {}, "glm4_moe_lite-experts": {},
+    "deepseek_v2-experts": {"topk_method": "greedy", "n_group": 1, "topk_group": 1},
+    "deepseek_v3-experts": {"rms_norm_eps": 1e-6}, "gemma4-experts": {}, "lfm2_moe": {},
+    "qwen3_next": _DELTA, "qwen3_5_moe": _DELTA,
+}  # fmt: skip
+_FLOAT32 = 0  # `GGML_TYPE_F32`
+
+
+@pytest.mark.parametrize("name", [*PACKED, *_MIXTURES])
+def test_llama_cpp_agrees(name, tmp_path):
+    """Where llama-cpp-python is installed, which CI does not do: it compiles for minutes."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    file = tmp_path / "model.gguf"
+    if (changes := _MIXTURES.get(name)) is None:
+        one = packed(name, **_CHANGES.get(name, {}))
+    else:
+        one = variant(name)
+        one = replace(one, overrides={**one.overrides, **changes})
+    write_gguf(build(one, seed=3), file, "F32", tokenizer="none")
+    ids = prompt(tokens=40)[0].tolist()
+    model = opened(file, "float32")
+    ours = model.decoder(torch.tensor([ids]))[0].double().log_softmax(-1)
+    peer = llama_cpp.Llama(
+        str(file), n_ctx=256, logits_all=True, verbose=False, n_threads=1, type_k=_FLOAT32,
+        type_v=_FLOAT32, yarn_beta_fast=-1.0, yarn_beta_slow=-1.0,  # as the file says
+    )  # fmt: skip
+    peer.eval(ids)
+    theirs = torch.tensor(np.array(peer.scores[: len(ids)])).double().log_softmax(-1)
+    peer.close()
+    assert (ours - theirs).abs().max() < 5e-3

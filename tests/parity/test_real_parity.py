@@ -13,11 +13,15 @@ the distance of the two best tokens.
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from parity_reference import reference_inside
 from parity_smollm2 import transformers_from_gguf
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.attention.measure.layers import measure_attention
+from llmcli.inspect.passes import Passes
 from llmcli.loading.load import load_checkpoint
 
 pytestmark = pytest.mark.real
@@ -25,11 +29,6 @@ pytestmark = pytest.mark.real
 DATA = Path(__file__).parents[1] / "data"
 LLAMA_CPP = json.loads((DATA / "llama_cpp_smollm2.json").read_text(encoding="utf-8"))
 TOKEN_SPREAD, MARGIN_SPREAD = 0.085, 0.2
-PROMPTS = (
-    "The capital of France is",
-    "def fibonacci(n):\n    ",
-    "Once upon a time, in a village by the sea,",
-)
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +52,18 @@ def scored(logits, ids):
     return logprobs.gather(1, ids[0, 1:, None])[:, 0]
 
 
-@torch.no_grad()
-def test_a_page_of_text_scores_the_same(ours, theirs):
-    ids = encoded(ours, (DATA / "page.txt").read_text(encoding="utf-8"))
+@pytest.fixture(scope="module")
+def page(ours):
+    """The page's ids, and what ours makes of them."""
+    ids = encoded(ours, (DATA / LLAMA_CPP["page"]["file"]).read_text(encoding="utf-8"))
     assert ids.shape[1] > 300
-    mine, reference = scored(ours.decoder(ids), ids), scored(theirs(ids).logits, ids)
+    return ids, scored(ours.decoder(ids), ids)
+
+
+@torch.no_grad()
+def test_a_page_of_text_scores_the_same(page, theirs):
+    ids, mine = page
+    reference = scored(theirs(ids).logits, ids)
     assert abs(mine.mean() - reference.mean()) < 1e-5
     assert (mine - reference).abs().max() < 1e-3
 
@@ -72,13 +78,12 @@ def greedy(model, ids, count):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_64_greedy_tokens_are_the_same(prompt, ours, theirs):
+def test_64_greedy_tokens_are_the_same(ours, theirs):
     """One pass of transformers over our text: each of our tokens is its most likely one too.
 
     By induction its own greedy text is the same, as long as no two tokens were near a tie.
     """
-    ids = encoded(ours, prompt)
+    ids = encoded(ours, "Once upon a time, in a village by the sea,")
     new = greedy(ours, ids, 64)
     logits = theirs(torch.cat((ids, new), dim=1)).logits[0, ids.shape[1] - 1 : -1]
     best = logits.topk(2, dim=-1)
@@ -86,14 +91,12 @@ def test_64_greedy_tokens_are_the_same(prompt, ours, theirs):
     assert (best.values[:, 0] - best.values[:, 1]).min() > 1e-4
 
 
-def test_a_page_of_text_scores_as_in_llama_cpp(ours):
+def test_a_page_of_text_scores_as_in_llama_cpp(page):
     """Within four standard errors of what the rounding of activations does to the mean."""
-    page = LLAMA_CPP["page"]
-    ids = encoded(ours, (DATA / page["file"]).read_text(encoding="utf-8"))
-    assert ids[0].tolist() == page["ids"]
-    mine = scored(ours.decoder(ids), ids)
-    assert len(mine) == page["tokens_scored"]
-    errors = mine - torch.tensor(page["logprobs"], dtype=torch.float64)
+    (ids, mine), theirs = page, LLAMA_CPP["page"]
+    assert ids[0].tolist() == theirs["ids"]
+    assert len(mine) == theirs["tokens_scored"]
+    errors = mine - torch.tensor(theirs["logprobs"], dtype=torch.float64)
     assert abs(errors.mean()) < 4 * TOKEN_SPREAD / len(mine) ** 0.5
     assert errors.std() < 1.5 * TOKEN_SPREAD
 
@@ -111,5 +114,15 @@ def test_greedy_tokens_are_llama_cpps_where_the_choice_is_clear(figures, ours):
     assert clear.sum() > 32
     assert (missed[clear] == 0).all()
     assert (missed < 3 * MARGIN_SPREAD).all()
-    together = int((missed > 0).nonzero()[0, 0]) if (missed > 0).any() else len(chosen)
-    assert greedy(ours, ids, together)[0].tolist() == figures["ids"][:together]
+
+
+def test_every_layer_and_head(page, ours, theirs):
+    """The matrices that `measure_attention` hands on are transformers' eager attentions."""
+    ids, found = page[0][:, :44], {}
+    report = measure_attention(Passes(ours, ids[0].tolist()), on_matrix=found.__setitem__)
+    assert report.ok, report.checks
+    _, right = reference_inside(theirs, ids)
+    assert len(found) == len(right) == 30
+    for layer, pattern in enumerate(right):
+        assert found[layer].shape == (9, ids.shape[1], ids.shape[1])
+        assert np.abs(found[layer] - pattern[0].numpy()).max() < 1e-5

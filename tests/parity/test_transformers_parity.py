@@ -8,12 +8,13 @@ import json
 
 import pytest
 import torch
-from covers import covered, crossed, in_turn
+from covers import covered, crossed, once
 from decoder_parameters import parameters_of
-from parity_models import PROMPT, build, opened, prompt
-from parity_reference import OnlyFloat64, load_reference, reference_logprobs
+from parity_models import PROMPT, ROWS, build, opened, prompt, randomize
+from parity_reference import OnlyFloat64, load_reference, really_float64, reference_logprobs
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForImageTextToText
 from zoo import PACKED, TYPES, ZOO, variant
 
 from llmcli.config.experts import ExpertsConfig
@@ -80,7 +81,7 @@ def test_ours_really_is_float64(name, models):
     assert watch.offenders == []
 
 
-PRECISIONS = [pytest.param(one, "float64") for one in ALL] + in_turn(covered(ALL), ["float32"])
+PRECISIONS = [pytest.param(one, "float64") for one in ALL] + once(covered(ALL), ["float32"])
 
 
 @pytest.mark.parametrize(("name", "dtype"), PRECISIONS)
@@ -151,13 +152,11 @@ def margin(scores, count):
 
 
 @pytest.mark.parametrize("name", crossed(PLAIN))
-def test_in_pieces(name, models, references):
+def test_in_pieces(name, models, expected_rows):
     """Two rows; the keys of more than a block of 256 slots are read in the next test."""
-    ids = prompt(batch=2, tokens=150)
-    theirs = reference_logprobs(references(name, "float64"), ids)
     for size in (7, 64):
-        ours = logprobs(models(name, "float64").decoder, ids, pieces(size, 150))
-        assert difference(ours, theirs) < 1e-9
+        ours = logprobs(models(name, "float64").decoder, ROWS[:2, :150], pieces(size, 150))
+        assert difference(ours, expected_rows(name)[:2, :150]) < 1e-9
 
 
 @pytest.mark.parametrize("name", crossed(PLAIN))
@@ -169,11 +168,10 @@ def test_a_prompt_then_token_by_token(name, models, expected):
 
 
 @pytest.mark.parametrize("name", covered(TYPICAL))
-def test_token_by_token_from_nothing(name, models, references):
+def test_token_by_token_from_nothing(name, models, expected):
     """More tokens than the longest window and than a chunk of a recurrence."""
-    ids = prompt(tokens=70)
-    ours = logprobs(models(name, "float64").decoder, ids, [1] * 70)
-    assert difference(ours, reference_logprobs(references(name, "float64"), ids)) < 1e-9
+    ours = logprobs(models(name, "float64").decoder, prompt(tokens=70), [1] * 70)
+    assert difference(ours, expected(name, "float64")[:, :70]) < 1e-9
 
 
 @pytest.mark.parametrize("chunks", [pieces(7, 150), pieces(64), [PROMPT - 20] + [1] * 20])
@@ -198,51 +196,50 @@ def padded(rows):
 
 
 @pytest.mark.parametrize("name", crossed(ALL))
-def test_unequal_rows_equal_each_row_alone(name, models, references):
+def test_unequal_rows_equal_each_row_alone(name, models, references, expected_rows):
     """Three unequal prompts, each continued by unequal pieces and then token by token."""
-    decoder, reference = models(name, "float64").decoder, references(name, "float64")
+    decoder = models(name, "float64").decoder
     # how many tokens each row gets in each call
     calls = [(PROMPT - 40, 1, 150), (5, 37, 2), (1, 1, 1), (1, 1, 1), (7, 64, 1)]
-    totals = [sum(call[row] for call in calls) for row in range(3)]
-    rows = [prompt(tokens=total, seed=total)[0] for total in totals]
-    state = decoder.new_state(3, max(totals) + 64)  # room for padding too
+    state = decoder.new_state(3, ROWS.shape[1] + 64)  # room for padding too
     got = [[], [], []]
     done = [0, 0, 0]
     for call in calls:
-        fed = [row[at : at + n] for row, at, n in zip(rows, done, call, strict=True)]
+        fed = [row[at : at + n] for row, at, n in zip(ROWS, done, call, strict=True)]
         ids, lengths = padded(fed)
         out = decoder(ids, state, lengths=lengths).log_softmax(-1)
         for row, n in enumerate(call):
             got[row].append(out[row, :n])
             done[row] += n
         assert state.lengths == done
-    for row in range(3):
-        chunks = [call[row] for call in calls] if variant(name).history else None
-        theirs = reference_logprobs(reference, rows[row][None], chunks)[0]
+    for row, total in enumerate(done):
+        if variant(name).history:
+            ids, chunks = ROWS[row, None, :total], [call[row] for call in calls]
+            theirs = reference_logprobs(references(name, "float64"), ids, chunks)[0]
+        else:
+            theirs = expected_rows(name)[row, :total]
         assert difference(torch.cat(got[row]), theirs) < 1e-9
 
 
 @pytest.mark.parametrize("name", [*covered(TYPICAL), "gemma4-all"])
-def test_the_last_logits_of_unequal_rows(name, models, references):
-    decoder, reference = models(name, "float64").decoder, references(name, "float64")
-    rows = [prompt(tokens=n, seed=n)[0] for n in (90, 3, 41, 1)]
-    ids, lengths = padded(rows)
-    for state in (None, decoder.new_state(4, 128)):
+def test_the_last_logits_of_unequal_rows(name, models, expected_rows):
+    decoder = models(name, "float64").decoder
+    ids, lengths = padded([row[:n] for row, n in zip(ROWS, (90, 41, 1), strict=True)])
+    theirs = expected_rows(name)[range(3), [n - 1 for n in lengths]].unsqueeze(1)
+    for state in (None, decoder.new_state(3, 128)):
         last = decoder(ids, state, lengths=lengths, logits="last").log_softmax(-1)
-        assert last.shape == (4, 1, 211)
-        for row, ours in zip(rows, last, strict=True):
-            theirs = reference_logprobs(reference, row[None])[0, -1:]
-            assert difference(ours, theirs) < 1e-9
+        assert last.shape == (3, 1, 211)
+        assert difference(last, theirs) < 1e-9
 
 
 @pytest.mark.parametrize("name", covered(TYPICAL))
-def test_every_parameter_matters(name, models, references):
+def test_every_parameter_matters(name, models, expected):
     """A relative change of 1e-4 in any one parameter breaks the comparison at 1e-9.
 
     Of every second number: a norm of queries or keys takes a common factor out of their weights.
     """
     decoder, ids = models(name, "float64").decoder, prompt(tokens=40)
-    theirs = reference_logprobs(references(name, "float64"), ids)
+    theirs = expected(name, "float64")[:, :40]
     assert difference(logprobs(decoder, ids), theirs) < 1e-9
     unseen = []
     for parameter, tensor in parameters_of(decoder).items():
@@ -319,3 +316,77 @@ def test_the_cases_cover_what_the_parity_promises():
     assert {one.model_type for one in ZOO if one.gguf} == written >= set(PACKED)
     assert {one.dtype for one in ZOO} == {torch.float32, torch.bfloat16, torch.float16}
     assert len(ALL) == len(set(ALL))
+
+
+# The text model inside of a multimodal checkpoint of transformers.
+_TOWER = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+    patch_size=4)
+_IMAGES = _TOWER | {"image_size": 8}
+_AUDIO = dict(model_type="gemma4_audio", hidden_size=16, num_hidden_layers=1,
+    num_attention_heads=2, subsampling_conv_channels=[8, 4], output_proj_dims=16)
+_QWEN_TOWER = dict(depth=1, hidden_size=16, embed_dim=16, intermediate_size=16, num_heads=2,
+    out_hidden_size=48, patch_size=4, deepstack_visual_indexes=[])
+
+
+def text(kind, of="", **changes):
+    """The text model of that type, as the zoo has it or another one."""
+    return TYPES[of or kind].base | {"model_type": kind} | changes
+
+
+def sections(*pairs, **more):
+    """Rotary positions in sections."""
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": list(pairs)}
+    return {"rope_parameters": rope | more}
+
+
+_THREE = sections(2, 1, 1)
+_MIXED = sections(4, 2, 2, mrope_interleaved=True)
+_PARTIAL = sections(1, 1, 0, mrope_interleaved=True, partial_rotary_factor=0.25)
+# model_type: the text model, the vision tower, and other settings
+CASES = {
+    "gemma3": (text("gemma3_text"), _IMAGES | {"model_type": "siglip_vision_model"},
+               {"mm_tokens_per_image": 4}),
+    "gemma4": (text("gemma4_text", use_bidirectional_attention="vision"),
+               _TOWER | {"model_type": "gemma4_vision", "num_key_value_heads": 2, "head_dim": 8},
+               {"audio_config": _AUDIO}),
+    "llama4": (text("llama4_text"), _IMAGES | dict(model_type="llama4_vision_model",
+               num_channels=3, vision_output_dim=16, projector_input_dim=16,
+               projector_output_dim=16), {}),
+    "mistral3": (text("mistral"), _IMAGES | {"model_type": "pixtral", "head_dim": 8}, {}),
+    "qwen2_5_vl": (text("qwen2_5_vl_text", "qwen2", **_THREE),
+                   _QWEN_TOWER | {"model_type": "qwen2_5_vl"}, {}),
+    "qwen3_vl": (text("qwen3_vl_text", "qwen3", **_MIXED),
+                 _QWEN_TOWER | {"model_type": "qwen3_vl"}, {}),
+    "qwen3_5": (text("qwen3_5_text", **_PARTIAL),
+                _QWEN_TOWER | {"model_type": "qwen3_5_vision"}, {}),
+    "qwen3_5_moe": (text("qwen3_5_moe_text", **_PARTIAL),
+                    _QWEN_TOWER | {"model_type": "qwen3_5_moe_vision"}, {}),
+}  # fmt: skip
+TEXT_IDS = torch.arange(3, 60)[None]
+
+
+@torch.no_grad()
+def written(kind, folder):
+    """A random checkpoint in `folder`, and what transformers makes of a text: `[1, T, V]`."""
+    inside, tower, more = CASES[kind]
+    config = AutoConfig.for_model(kind, text_config=inside, vision_config=tower, **more)
+    theirs = AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
+    randomize(theirs, 0)
+    theirs.save_pretrained(folder)
+    theirs = AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    ).eval()
+    with really_float64():
+        if kind == "llama4":  # whose whole model does not run without an image
+            theirs = theirs.language_model
+        inner = theirs.model if kind == "llama4" else theirs.model.language_model
+        inner.rotary_emb = type(inner.rotary_emb)(inner.config)
+        return theirs(input_ids=TEXT_IDS).logits.log_softmax(-1)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_without_an_image_it_is_its_text_model(kind, tmp_path):
+    right = written(kind, tmp_path)
+    model = opened(tmp_path, "float64")
+    assert any("vision tower" in reason for _, reason in model.ledger.dropped)
+    assert (model.decoder(TEXT_IDS).log_softmax(-1) - right).abs().max() < 1e-9

@@ -8,47 +8,55 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from covers import covered, in_turn, layers_of
+from covers import covered, crossed, in_turn, layers_of, once
 from parity_gguf import write_gguf
-from parity_models import build, prompt
-from parity_reference import load_reference, reference_attentions, reference_hidden
+from parity_models import build, opened, prompt
+from parity_reference import load_reference, reference_inside
 from planned import departures, wrongly_filled
-from transformers import PreTrainedModel
-from zoo import ZOO, attending, recurring, variant
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from zoo import TYPES, ZOO, attending, recurring, variant
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.checkpoints.locate import open_model
 from llmcli.cli.app import main
+from llmcli.commands.attention.measure.layers import measure_attention
+from llmcli.commands.attention.options import AttentionOptions
+from llmcli.commands.dump.measure import measure_dump, plan_dump
+from llmcli.commands.lens.measure import measure_lens
+from llmcli.commands.load.measure.run import check_files
+from llmcli.commands.load.report import OUTLIERS
 from llmcli.commands.shapes.measure import stored_tensors
 from llmcli.families import describe, translate
 from llmcli.graph.names import known
-from llmcli.loading.load import load_checkpoint
+from llmcli.inspect.passes import Passes
 from llmcli.prepare.prepared import prepare
+from llmcli.records.work import Stages
 
 NEW = 3
 VIEWED = [one for one in ZOO if one.views]
 IDS = prompt(tokens=40)[0].tolist()
-FILES = in_turn(
-    covered(one.name for one in VIEWED if one.gguf), ["gguf", "hf"]
-) + in_turn(covered(one.name for one in VIEWED if not one.gguf), ["hf"])
+FILES = once(covered(one.name for one in VIEWED if one.gguf), ["gguf", "hf"])
+FILES += once(covered(one.name for one in VIEWED if not one.gguf), ["hf"])
 FILES = [pytest.param(".".join(one.values), marks=one.marks) for one in FILES]
-# of each model the file whose turn it was, which has the fewest marks
-FILE_OF_EACH = {
-    one.values[0].rpartition(".")[0]: one
-    for one in sorted(FILES, key=lambda one: len(one.marks), reverse=True)
-}.values()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Both:
     """A checkpoint, and transformers' model of the same weights."""
 
     path: Path
     theirs: PreTrainedModel
+
+    @cached_property
+    def inside(self):
+        """What it has of `IDS`: the residual stream, the patterns."""
+        return reference_inside(self.theirs, torch.tensor([IDS]))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +107,7 @@ GIVEN = ("--ids", ",".join(map(str, IDS)))
 
 
 @pytest.mark.parametrize(
-    ("name", "new"), [*in_turn(FILES, [NEW]), (f"{VIEWED[0].name}.hf", 0)]
+    ("name", "new"), [*once(FILES, [NEW]), (f"{VIEWED[0].name}.hf", 0)]
 )
 def test_attention(name, new, made, view, tmp_path):
     """Patterns of the rows of the prompt and of the new tokens."""
@@ -110,7 +118,7 @@ def test_attention(name, new, made, view, tmp_path):
     assert ids[: len(IDS)] == IDS
     assert len(ids) > len(IDS) or new == 0
     ours = _arrays(file)
-    theirs = reference_attentions(both.theirs, torch.tensor([ids]))
+    _, theirs = reference_inside(both.theirs, torch.tensor([ids]))
     assert len(ours) == len(said["layers"])
     assert len(theirs) == sum(".attn." in name for name in ours)
     layers = attending(translate(open_checkpoint(both.path))[0])
@@ -132,7 +140,7 @@ def test_lens(name, made, view):
     """Every row is what transformers' own final norm and head make of its residual stream."""
     both = made(name)
     said = view(both.path, "lens", *GIVEN, "--mid", "--top", "3")
-    stream = reference_hidden(both.theirs, torch.tensor([IDS]))
+    stream, _ = both.inside
     base = both.theirs.base_model
     base = getattr(base, "decoder", base)  # OPT's
     names = ("ln_f", "embedding_norm", "final_layer_norm", "norm", "norm_f")
@@ -171,8 +179,7 @@ def test_dump_of_everything(name, made, view, tmp_path):
     there = [name for name, one in known(config).items() if one.kind != "parameter"]
     ours = _arrays(file)
     assert [tensor["name"] for tensor in said["tensors"]] == list(ours) == there
-    stream = reference_hidden(both.theirs, torch.tensor([IDS]))
-    attentions = reference_attentions(both.theirs, torch.tensor([IDS]))
+    stream, attentions = both.inside
     for layer, pattern in zip(attending(config), attentions, strict=True):
         found = ours[f"blocks.{layer}.attn.pattern"]
         assert np.abs(found - pattern[0].numpy()).max() < 1e-5
@@ -190,26 +197,21 @@ def test_shapes(name, made, view):
     checkpoint = open_checkpoint(path)
     prepared = prepare(checkpoint)
     assert {tensor["name"] for tensor in said["tensors"]} == set(known(prepared.config))
-    model = load_checkpoint(checkpoint, device="cpu", dtype="float32", text=False)
+    model = opened(path, "float32")
     assert departures(model, 1, len(IDS)) == {}
     assert wrongly_filled(model.ledger, stored_tensors(prepared)) == []
 
 
-# A tolerance depends on what rounding goes through, the kinds of layers: one file of each in every
-# dtype, all others in one.
-FILES = [one for one in FILE_OF_EACH if not one.marks]
+# A tolerance depends on what rounding goes through, the kinds of layers: one file of each.
 OF_EACH_KIND = {
-    layers_of(variant(one.values[0].rpartition(".")[0]).config()): one.values[0] for one in FILES
-}.values()
-TURNS = in_turn(FILES, ["float64", "bfloat16", "float16"])
-ROUNDED = [one for one in TURNS if one.values[0] in OF_EACH_KIND]
-ROUNDED += [
-    pytest.param(*one.values, marks=pytest.mark.exhaustive)
-    for one in TURNS if not one.marks and one not in ROUNDED
-]  # fmt: skip
+    layers_of(variant(one.values[0].rpartition(".")[0]).config()): one
+    for one in FILES if not one.marks
+}.values()  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "dtype"), ROUNDED)
+@pytest.mark.parametrize(
+    ("name", "dtype"), in_turn([*OF_EACH_KIND], ["float64", "bfloat16", "float16"])
+)
 def test_checks_are_green_in_every_precision(name, dtype, made, view):
     """`view` holds every check against what that precision allows: no false alarm."""
     path, options = made(name).path, (*GIVEN, "--dtype", dtype, "--generate", str(NEW))
@@ -217,3 +219,104 @@ def test_checks_are_green_in_every_precision(name, dtype, made, view):
     assert view(path, "lens", *options)["dtype"] == dtype
     assert view(path, "dump", *options, "--name", "*")["dtype"] == dtype
     assert view(path, "shapes", "--dtype", dtype)["model"]["weight_format"] == dtype
+
+
+# What a view says does not depend on what was looked at before, to the last bit. The kinds of
+# rotation whose tables depend on the length of the sequence are among the models: in transformers a
+# long prompt changes what a short one gives after it.
+SHORT = prompt(tokens=9, seed=1)[0].tolist()
+LONG = prompt(tokens=150, seed=2)[0].tolist()
+
+
+def attention(model, ids):
+    found = {}
+
+    def keep(layer, values_HTS):
+        found[str(layer)] = values_HTS.copy()
+
+    options = AttentionOptions(metrics="effective_rank", top_pairs=5)
+    found["report"] = measure_attention(Passes(model, ids, 2), options, on_matrix=keep)
+    return found
+
+
+def lens(model, ids):
+    report = measure_lens(Passes(model, ids, 2), span=range, mid=True)
+    return {"report": report}
+
+
+def dump(model, ids):
+    found = {}
+
+    def keep(name, shape, dtype, parts):
+        found[name] = np.concatenate([part.reshape(-1).copy() for part in parts])
+
+    names = [name for name, one in known(model.config).items() if one.kind != "parameter"]
+    plan = plan_dump(model, names, len(ids))
+    found["report"] = measure_dump(Passes(model, ids), plan, write=keep)
+    return found
+
+
+VIEWS = (attention, lens, dump)
+
+
+def look(model, order):
+    return {
+        (view, which): VIEWS[view](model, LONG if which == "long" else SHORT)
+        for view, which in order
+    }
+
+
+def same(one, other):
+    """Bit for bit; NaN is NaN, and the `repr` of a report has every digit."""
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other, equal_nan=True)
+    return repr(one) == repr(other)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "mistral-window", "qwen3", "rope-dynamic", "rope-longrope"]
+)
+def test_two_orders_of_looking_give_the_same(name, checkpoints):
+    order = [(view, which) for which in ("short", "long") for view in range(len(VIEWS))]
+    one, other = (opened(checkpoints(name), "float32") for _ in range(2))
+    first, last = look(one, order), look(other, order[::-1])
+    for place in order:
+        assert first[place].keys() == last[place].keys()
+        differing = [key for key in first[place] if not same(first[place][key], last[place][key])]
+        assert differing == [], place
+    again = look(one, order[:3])
+    for place in again:
+        assert all(same(first[place][key], again[place][key]) for key in again[place]), place
+
+
+def test_another_prompt_gives_other_numbers(checkpoints):
+    """What is compared above would tell."""
+    model = opened(checkpoints("gpt2"), "float32")
+    for view in VIEWS:
+        one, other = view(model, SHORT), view(model, [*SHORT[:-1], SHORT[-1] ^ 1])
+        assert not all(same(one[key], other[key]) for key in one), view.__name__
+
+
+def outliers(checkpoint):
+    """What `load --check` calls an outlier."""
+    report = check_files(checkpoint, Stages())
+    return next(check for check in report.checks if check.name == OUTLIERS).where
+
+
+@pytest.mark.parametrize("name", crossed(one.name for one in ZOO))
+def test_there_is_no_outlier_in_the_zoo(checkpoints, name):
+    assert outliers(open_checkpoint(checkpoints(name))) == ""
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_there_is_none_in_what_transformers_begins_with(tmp_path, kind):
+    """Decays, biases and norms as they are before training."""
+    config = AutoConfig.for_model(**next(one for one in ZOO if one.model_type == kind).settings)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    assert outliers(open_checkpoint(tmp_path)) == ""
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["smollm2", "tiny"])
+def test_there_is_none_in_a_real_model(name):
+    assert outliers(open_model(name)) == ""

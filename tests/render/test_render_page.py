@@ -14,10 +14,12 @@ import children
 import numpy as np
 import pytest
 from files_reports import EVIL, WRONG, attention_report, experts_report, lens_report, patterns
+from PIL import Image
 
 from llmcli.commands.attention.view import files as pages
 from llmcli.commands.experts.view import experts_page, experts_png
 from llmcli.commands.lens.view import lens_page
+from llmcli.ui.palette import VIRIDIS
 from llmcli.ui.png import MOST_TOKENS
 
 TITLE = "a model </title> · Q4_1"
@@ -130,8 +132,6 @@ def test_the_page_has_every_choice_and_null_for_what_is_not_there():
     ],
 )  # fmt: skip
 def test_a_picture_of_bounded_size(report):
-    from PIL import Image
-
     image = Image.open(io.BytesIO(experts_png(report, TITLE)))
     assert 1240 <= image.width <= 3000
     red = (np.asarray(image) == (200, 40, 30)).all(-1).any()
@@ -291,8 +291,6 @@ def test_the_canvas_has_the_colours_of_the_numbers(opened):
         lambda: attention_page(attention_report(), matrices), "theme=light&query=5", drive
     )
     first, masked, other = json.loads(page.kind("body")[0][1]["data-pixels"])
-    from llmcli.ui.palette import VIRIDIS
-
     assert first[:3] == VIRIDIS[255].tolist()
     assert min(masked[:3]) > 215
     step = round(255 * math.sqrt(matrices[0][0, 9, 2]))  # the page begins with this very scale

@@ -1,108 +1,79 @@
-"""`selftest` passes here, sees planted faults, and compares itself with a receipt."""
+"""`selftest` passes here, sees planted faults, and what it writes and verifies is a receipt."""
 
 import json
 import sys
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
 
-import decoder_faults
 import pytest
 import torch
 import torch.nn.functional as F
+from decoder_faults import FAULTS, wrap
 from needs import needs_kernels
 
-from llmcli.cli.app import main
+from llmcli.commands.selftest.command import read_receipt
 from llmcli.commands.selftest.measure import arithmetic, run
 from llmcli.commands.selftest.measure.arithmetic import Group, groups_of, measure_groups
 from llmcli.commands.selftest.measure.models import MODELS
-from llmcli.commands.selftest.report import (
-    GroupResult,
-    MemoryResult,
-    RateResult,
-    Receipt,
-    SelftestReport,
-    compare,
-)
-from llmcli.errors import WriteFailed
+from llmcli.commands.selftest.report import Receipt
+from llmcli.errors import UsageError, WriteFailed
 from llmcli.measure import engines
 from llmcli.nn.step import Step
-from llmcli.records.document import ViewCheck
 
 CPU = torch.device("cpu")
 FEW = ("llama", "gpt2", "layers that differ", "experts", "short convolutions", "gated deltanet")
 
 
-@pytest.fixture
-def few(monkeypatch):
-    """Each property of few models: all of them take a minute."""
-    every = groups_of(CPU)
+def of_few(monkeypatch, *names):
+    """What the groups of those names find, or all of them, with few models: all take a minute."""
 
     def some(group):
-        names = [name for name in group.models if name in FEW or group.name == "replay"][:6]
-        return replace(group, models={name: group.models[name] for name in names})
+        models = [name for name in group.models if name in FEW or group.name == "replay"][:6]
+        return replace(group, models={name: group.models[name] for name in models})
 
-    monkeypatch.setattr(arithmetic, "groups_of", lambda device: [some(group) for group in every])
-
-
-def failed():
-    return {result.check.name for result in measure_groups(CPU) if not result.check.ok}
+    groups = [some(group) for group in groups_of(CPU) if group.name in names or not names]
+    monkeypatch.setattr(arithmetic, "groups_of", lambda device: groups)
+    return measure_groups(CPU)
 
 
-def test_all_properties_hold_here(few):
-    results = measure_groups(CPU)
-    assert [result.check.name for result in results] == [group.name for group in groups_of(CPU)]
+def test_all_properties_hold_here(monkeypatch):
+    every = [group.name for group in groups_of(CPU)]
+    results = of_few(monkeypatch)
+    assert [result.check.name for result in results] == every
     assert [result.check for result in results if not result.check.ok] == []
     assert all(result.cases > 1 for result in results)
 
 
-def attention_that_is_off(monkeypatch):
-    attend = F.scaled_dot_product_attention
-    monkeypatch.setattr(
-        F, "scaled_dot_product_attention", lambda *qkv, **how: attend(*qkv, **how) * (1 + 1e-6)
-    )
+def tapped(emit, step, name, tensor):
+    out = emit(step, name, tensor)
+    return out * (1 + 2**-20) if step.tap and out.is_floating_point() else out
 
 
-def products_that_lose_bits(monkeypatch):
-    product = F.linear
-    monkeypatch.setattr(
-        F, "linear",
-        lambda x, w, b=None: product(x.half().to(x.dtype) if x.dtype == torch.float32 else x, w, b),
-    )
+def dropped(emit, step, *args):
+    step.edits = {}
+    return emit(step, *args)
 
 
-def a_tap_that_changes_a_number(monkeypatch):
-    emit = Step.emit
-
-    def tapped(self, name, tensor):
-        out = emit(self, name, tensor)
-        return out * (1 + 2**-20) if self.tap and out.is_floating_point() else out
-
-    monkeypatch.setattr(Step, "emit", tapped)
-
-
-def edits_that_are_dropped(monkeypatch):
-    emit = Step.emit
-
-    def dropped(self, name, tensor):
-        self.edits = {}
-        return emit(self, name, tensor)
-
-    monkeypatch.setattr(Step, "emit", dropped)
+# the property that sees it, and what plants it
+PLANTED = {
+    "a tap that changes a number": ("taps", wrap(Step, "emit", tapped)),
+    "edits that are dropped": ("edits", wrap(Step, "emit", dropped)),
+    "later tokens rotated one too far": ("steps", FAULTS["rotated one position late"][1]),
+    "products that lose bits": ("float32", wrap(F, "linear", lambda product, x, *rest: product(
+        x.half().to(x.dtype) if x.dtype == torch.float32 else x, *rest))),
+    "attention that is off": ("float64", wrap(F, "scaled_dot_product_attention", (
+        lambda attend, *qkv, **how: attend(*qkv, **how) * (1 + 1e-6)))),
+}  # fmt: skip
 
 
-def later_tokens_rotated_one_too_far(monkeypatch):
-    _, plant = decoder_faults.FAULTS["rotated one position late"]
+@pytest.mark.parametrize("fault", PLANTED)
+def test_planted_faults_turn_their_check_red(monkeypatch, fault):
+    seen, plant = PLANTED[fault]
     plant(monkeypatch, None)
-
-
-@pytest.mark.parametrize(("plant", "seen"), [
-    (a_tap_that_changes_a_number, "taps"), (edits_that_are_dropped, "edits"),
-    (later_tokens_rotated_one_too_far, "steps"), (products_that_lose_bits, "float32"),
-    (attention_that_is_off, "float64"),
-], ids=lambda one: one if isinstance(one, str) else one.__name__.replace("_", " "))  # fmt: skip
-def test_planted_faults_turn_their_check_red(few, monkeypatch, plant, seen):
-    plant(monkeypatch)
-    assert seen in failed()
+    (result,) = of_few(monkeypatch, seen)
+    assert not result.check.ok
 
 
 @needs_kernels
@@ -126,28 +97,20 @@ def test_nan_is_wrong(monkeypatch):
 
 def test_levels_and_exhaustion(monkeypatch):
     monkeypatch.setattr(run.native, "levels", lambda: ["portable", "avx2"])
-    said = {"portable": "a", "avx2": "b"}
-
-    class Done:
-        returncode, stderr = 0, ""
-
-        def __init__(self, text):
-            self.stdout = text
-
-    monkeypatch.setattr(
-        run, "_run", lambda words, environ: Done(said[environ["LLMCLI_KERNELS"]])
-    )
+    said, code = {"portable": "a", "avx2": "b"}, 0
+    monkeypatch.setattr(run, "_run", lambda words, environ: SimpleNamespace(
+        returncode=code, stdout=said.get(environ.get("LLMCLI_KERNELS"), ""), stderr=""
+    ))  # fmt: skip
     result = run.measure_levels()
     assert not result.check.ok
     assert result.check.where == "portable"
     said["portable"] = "b"
     assert run.measure_levels().check.ok
-    monkeypatch.setattr(Done, "returncode", 1)
+    code = 1
     assert not run.measure_levels().check.ok, "all fail alike"
-    monkeypatch.setattr(Done, "returncode", 0)
+    code = 0
     monkeypatch.setattr(run.native, "levels", list)
     assert run.measure_levels() is None
-    monkeypatch.setattr(run, "_run", lambda words, environ: Done(""))
     assert not run.measure_exhaustion(CPU).check.ok
 
 
@@ -165,10 +128,10 @@ SMALL = dict(
 
 @pytest.fixture
 def small_shape(monkeypatch):
-    """`1B` is small, and little is read."""
+    """`1B` is small, and little is read, twice."""
     monkeypatch.setitem(run.SHAPES, "1B", SMALL)
-    monkeypatch.setattr(run, "_READ", 1 << 20)
-    monkeypatch.setattr(run, "PROMPT", 16)
+    for name, value in (("_READ", 1 << 20), ("PROMPT", 16), ("ROUNDS", 2)):
+        monkeypatch.setattr(run, name, value)
 
 
 def test_rates_and_memory_of_a_shape(small_shape, monkeypatch):
@@ -205,65 +168,11 @@ def test_transformers_beside_us_where_it_is_installed(small_shape, monkeypatch, 
     assert [rate.versus is not None for rate in rates] == [there] * 2
 
 
-CHECK = ViewCheck(name="taps", words="observing changes no bit", value=0.0, tolerance=0.0)
-RATE = RateResult(
-    shape="1B", phase="decode", format="bfloat16", tokens_per_s=10.0, share=0.7, layers=16,
-    all_layers=16, versus=1.5,
-)  # fmt: skip
-REPORT = SelftestReport(
-    device="cpu", groups=(GroupResult(check=CHECK, cases=60, seconds=1.0),), rates=(RATE,),
-    memory=(MemoryResult(shape="1B", estimated=1 << 30, measured=1 << 30),), ceilings=None,
-    refused=(), seconds=2.0,
-)  # fmt: skip
-
-
-@pytest.fixture
-def measured(monkeypatch):
-    """`measured(report)`: what the command finds."""
-    monkeypatch.setattr(run, "measure_selftest", lambda device, **_: REPORT)
-    return lambda report: monkeypatch.setattr(run, "measure_selftest", lambda device, **_: report)
-
-
-def test_a_receipt_is_written_and_verified(measured, tmp_path, capsys):
-    path = tmp_path / "receipt.json"
-    assert main(["selftest", "-o", str(path)]) == 0
-    assert "observing changes no bit" in capsys.readouterr().out
-    document = json.loads(path.read_text())
-    assert document["checks"]["taps"]["ok"]
-    assert main(["selftest", "--verify", str(path)]) == 0
-    assert "as in the receipt" in capsys.readouterr().out
-    measured(replace(REPORT, rates=(replace(RATE, tokens_per_s=5.0),)))
-    assert main(["selftest", "--verify", str(path)]) == 0  # slower is said, and is no fault
-    assert "1B decode: 5.0 tok/s, 10.0 then" in capsys.readouterr().out
-    wrong = replace(REPORT.groups[0], check=replace(CHECK, value=1.0))
-    measured(replace(REPORT, groups=(wrong,)))
-    assert main(["selftest", "--verify", str(path)]) == 1
-    captured = capsys.readouterr()
-    assert "taps passed in the receipt and fails now" in captured.out
-    assert "check failed: observing changes no bit" in captured.err
-
-
-def test_rates_of_another_machine_are_not_compared():
-    receipt = Receipt(processor="x", gpus=(), device="cpu", passed={}, rates={("1B", "decode"): 99})
-    assert compare(receipt, REPORT, same_machine=False) == []
-    assert len(compare(receipt, REPORT)) == 1
-    lacking = replace(receipt, passed={"levels": True})
-    assert compare(lacking, REPORT, same_machine=False) == ["levels was not checked now"]
-
-
-@pytest.mark.parametrize("text", [
-    "", "{", "[]", "null", '{"schema": "llmcli.bench/1"}', '{"schema": "llmcli.selftest/1"}',
-    "[" * 100_000, '{"schema": "llmcli.selftest/1", "environment": 3}',
-])  # fmt: skip
-def test_what_is_no_receipt_is_refused_before_anything_runs(measured, text, tmp_path, capsys):
-    measured(None)
-    path = tmp_path / "receipt.json"
-    path.write_text(text)
-    assert main(["selftest", "--verify", str(path)]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"error: `{path}` is no receipt: "), err
-    assert "hint: `llmcli selftest -o receipt.json` writes one" in err
-    assert main(["selftest", "--verify", str(tmp_path / "none.json")]) == 2
+def test_a_receipt_of_brackets_is_refused(tmp_path):
+    """What else is none is in transcripts/selftest.txt."""
+    (tmp_path / "deep").write_text("[" * 100_000)
+    with pytest.raises(UsageError, match="is no receipt: "):
+        read_receipt(str(tmp_path / "deep"))
 
 
 def test_a_full_disk(monkeypatch):
@@ -273,3 +182,49 @@ def test_a_full_disk(monkeypatch):
     monkeypatch.setattr(run.Path, "write_text", full)
     with pytest.raises(WriteFailed, match="No space left"):
         run.measure_exhaustion(CPU)
+
+
+# README's "Verified on" is what the receipts in `tests/receipts` say
+
+ROOT = Path(__file__).parents[2]
+RECEIPTS = sorted((ROOT / "tests" / "receipts").glob("*.json"))
+HEAD = (
+    "| machine | PyTorch | checks | 1B decode | 1B prefill | 8B decode | receipt |\n"
+    "|---|---|---|---|---|---|---|\n"
+)
+
+
+def row(file):
+    """One receipt as a row of the table."""
+    document = json.loads(file.read_text(encoding="utf-8"))
+    machine = document["environment"]
+    rates = {(rate["shape"], rate["phase"]): rate for rate in document["rates"]}
+
+    def rate(shape, phase):
+        one = rates.get((shape, phase))
+        return "–" if one is None else f"{one['tokens_per_s']:.3g} tok/s ({one['share']:.0%})"
+
+    passed = [check["ok"] for check in document["checks"].values()]
+    name = next(iter(machine["gpus"]), machine["processor"])
+    cells = (
+        f"{document['device']}: {name}, {machine['cores']} cores", machine["torch"],
+        f"{sum(passed)} of {len(passed)}", rate("1B", "decode"), rate("1B", "prefill"),
+        rate("8B", "decode"), f"`tests/receipts/{file.name}`",
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |\n"
+
+
+def test_readme_has_the_receipts():
+    """A row for each of them, and one that says that no card was there."""
+    rows = [row(file) for file in RECEIPTS]
+    if not any(json.loads(file.read_text())["device"].startswith("cuda") for file in RECEIPTS):
+        rows.append("| CUDA | | none yet | – | – | – | – |\n")
+    assert f"\n{HEAD}{''.join(rows)}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("file", RECEIPTS, ids=lambda file: file.name)
+def test_a_receipt_can_be_verified_and_passed(file):
+    receipt = Receipt.of(json.loads(file.read_text(encoding="utf-8")))
+    assert receipt.passed
+    assert all(receipt.passed.values())
+    assert ("1B", "decode") in receipt.rates

@@ -1,6 +1,7 @@
 """Strings that try a tokenizer: written text, whitespace, code, digits, look-alikes, any Unicode.
 
-Deterministic; used by make_llama_cpp_ids.py, which freezes what llama.cpp makes of them.
+And a vocabulary that shows where they are cut. Deterministic; used by make_llama_cpp_ids.py, which
+freezes what llama.cpp makes of them.
 """
 
 import random
@@ -89,3 +90,25 @@ def comparable(pre: str, text: str) -> bool:
     if pre in ("deepseek-llm", "deepseek-coder"):
         return not any(c.isspace() for c in beyond)
     return True
+
+
+def letters() -> list[str]:
+    """GPT-2's letter for every byte 0 … 255 (openai/gpt-2, encoder.py), written down again."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+def pair_vocabulary() -> dict[str, list[str]]:
+    """Tokens and merges: 256 letters, and the 65,536 pairs of them in a scrambled order.
+
+    Any two bytes may merge. Where a pre-tokenizer cuts, no merge happens: two splits of a text that
+    differ nearly always give different ids.
+    """
+    alphabet = letters()
+    pairs = [(first, second) for first in alphabet for second in alphabet]
+    random.Random(0).shuffle(pairs)
+    return {
+        "tokens": alphabet + [first + second for first, second in pairs],
+        "merges": [f"{first} {second}" for first, second in pairs],
+    }

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
-from llama_cpp_strings import comparable, strings
-from pair_vocabulary import pair_vocabulary
+from llama_cpp_strings import comparable, pair_vocabulary, strings
 
 DATA = Path(__file__).parent / "data"
 PRES = [
@@ -42,12 +41,7 @@ _QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 def main(path: Path | None) -> None:
     """Write the fixtures; without the model's file, all but those that need it."""
-    llama_cpp.llama_log_set(_QUIET, ctypes.c_void_p(0))
-    DATA.mkdir(exist_ok=True)
-    provenance = {
-        "llama_cpp_python": llama_cpp.__version__, "script": Path(__file__).name,
-        "system": llama_cpp.llama_print_system_info().decode(),
-    }  # fmt: skip
+    provenance = provenance_of(__file__)
     if path is not None:
         _write("smollm2_ids.json.gz", _smollm2(path, provenance))
     _write("pretokenizer_ids.json.gz", _pretokenizers(provenance))
@@ -55,11 +49,20 @@ def main(path: Path | None) -> None:
     _write("spaced_ids.json.gz", _spaced(provenance))
 
 
+def provenance_of(script: str) -> dict[str, str]:
+    """What made a file; from here on llama.cpp says nothing by itself."""
+    llama_cpp.llama_log_set(_QUIET, ctypes.c_void_p(0))
+    return {
+        "llama_cpp_python": llama_cpp.__version__, "script": Path(script).name,
+        "system": llama_cpp.llama_print_system_info().decode(),
+    }  # fmt: skip
+
+
 def _smollm2(path: Path, provenance: dict[str, str]) -> dict[str, Any]:
     model, vocab = _open(path)
     rows = []
     for text in strings(6000, seed=1):
-        parsed, plain = _ids(vocab, text, True), _ids(vocab, text, False)
+        parsed, plain = ids_of(vocab, text, True), ids_of(vocab, text, False)
         rows.append([text, parsed] if parsed == plain else [text, parsed, plain])
     ends = _ends(vocab)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -72,7 +75,7 @@ def _pretokenizers(provenance: dict[str, str]) -> dict[str, Any]:
     rows: dict[str, list[list[int] | None]] = {}
     for pre in PRES:
         model, vocab = _loaded(_gguf(pre))
-        rows[pre] = [_ids(vocab, t, True) if comparable(pre, t) else None for t in texts]
+        rows[pre] = [ids_of(vocab, t, True) if comparable(pre, t) else None for t in texts]
         llama_cpp.llama_model_free(model)
     return {"provenance": provenance, "texts": texts, "rows": rows}
 
@@ -109,7 +112,7 @@ def _of_models(texts: list[str], models: dict[str, dict[str, Any]]) -> dict[str,
     rows = {}
     for kind, values in models.items():
         model, vocab = _loaded(gguf(values))
-        ids = [[_ids(vocab, text, True), _ids(vocab, text, False)] for text in texts]
+        ids = [[ids_of(vocab, text, True), ids_of(vocab, text, False)] for text in texts]
         rows[kind] = {
             "metadata": values, "ids": ids, "ends": _ends(vocab), "pieces": _pieces(vocab)
         }  # fmt: skip
@@ -119,12 +122,14 @@ def _of_models(texts: list[str], models: dict[str, dict[str, Any]]) -> dict[str,
 
 def _pieces(vocab: Any) -> list[str]:
     """The bytes of every token, in hexadecimal."""
-    found = []
-    for index in range(llama_cpp.llama_vocab_n_tokens(vocab)):
-        buffer = ctypes.create_string_buffer(256)
-        size = llama_cpp.llama_token_to_piece(vocab, index, buffer, 256, 0, True)
-        found.append(buffer.raw[:size].hex())
-    return found
+    return [piece(vocab, id).hex() for id in range(llama_cpp.llama_vocab_n_tokens(vocab))]
+
+
+def piece(vocab: Any, token: int) -> bytes:
+    """The bytes of a token."""
+    buffer = ctypes.create_string_buffer(256)
+    size = llama_cpp.llama_token_to_piece(vocab, token, buffer, 256, 0, True)
+    return buffer.raw[:size]
 
 
 def _open(path: Path) -> tuple[Any, Any]:
@@ -135,7 +140,8 @@ def _open(path: Path) -> tuple[Any, Any]:
     return model, llama_cpp.llama_model_get_vocab(model)
 
 
-def _ids(vocab: Any, text: str, parse_special: bool) -> list[int]:
+def ids_of(vocab: Any, text: str, parse_special: bool) -> list[int]:
+    """The tokens of a text, without BOS."""
     data = text.encode()
     room = len(data) + 16
     buffer = (llama_cpp.llama_token * room)()
@@ -147,9 +153,8 @@ def _ids(vocab: Any, text: str, parse_special: bool) -> list[int]:
 def _gguf(pre: str) -> bytes:
     from piece_models import gguf
 
-    tokens, merges = pair_vocabulary()
-    values = {"model": "gpt2", "pre": pre, "tokens": tokens, "merges": merges,
-              "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
+    values = {"model": "gpt2", "pre": pre, "bos_token_id": 0, "eos_token_id": 0}
+    values |= pair_vocabulary()
     return gguf({f"tokenizer.ggml.{key}": value for key, value in values.items()})
 
 

@@ -139,7 +139,6 @@ def test_a_template_that_refuses():
     template = ChatTemplate("{{ raise_exception('no system\nmessage here') }}")
     with pytest.raises(CheckpointError, match="failed: no system message here") as caught:
         template.render([])
-    assert caught.value.code == 4
     assert "--raw" in caught.value.hint
 
 
@@ -217,7 +216,7 @@ HARMLESS = [
 
 @pytest.mark.parametrize("source", few(HOSTILE, 30), ids=range(len(HOSTILE)))
 def test_a_hostile_template_is_one_clear_error(source, monkeypatch):
-    monkeypatch.setattr("llmcli.text.template_renderer.MAX_SECONDS", 0.2)
+    monkeypatch.setattr("llmcli.text.template_renderer.MAX_SECONDS", 0.05)
     with pytest.raises(CheckpointError) as caught:
         ChatTemplate(source).render([])
     message = caught.value.message

@@ -1,25 +1,21 @@
 """Answers in parts: the markers of published templates, whichever way the text is cut."""
 
-import json
 from itertools import groupby, pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from text_fixtures import table
 
 from llmcli.text.segments import FORMATS, Answer, Markers, Segmenter, begun, whole_answer
 
-DATA = Path(__file__).parent / "data"
 THINK = Markers.of("{{ content.split('</think>')[-1] }}<tool_call>")
 EVERY = Markers.of("".join(sign for one in FORMATS for sign in one.signs))
 # a template with the markers, what of the prompt begins a part, the answer, its content (null: all
 # of it) and its reasoning
 ANSWERS = {
     name: (Markers.of(template), *rest)
-    for name, template, *rest in map(
-        json.loads, (DATA / "answers.jsonl").read_text("utf-8").splitlines()
-    )
+    for name, (template, *rest) in table("answers.jsonl").items()
 }
 
 

@@ -1,5 +1,6 @@
 """What the transcripts run on: a machine that is made up, and small models."""
 
+import hashlib
 import importlib
 import itertools
 import json
@@ -15,7 +16,7 @@ sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "c
 import numpy as np
 import torch  # noqa: F401  # before OMP_NUM_THREADS goes, which it reads
 from cli_tiny import write_mixture, write_tiny
-from gguf_bytes import ARRAY, F32, STRING, U32, gguf, pair, tensor
+from gguf_bytes import ARRAY, F32, I32, STRING, U32, gguf, pair, tensor
 from gguf_model import write_model
 from hub_cache_files import OLD, write_revision
 from linear_family import FAMILY, write
@@ -25,8 +26,15 @@ from timing_reports import variant
 from llmcli import OPENMP_SPIN
 from llmcli.checkpoints import open_model
 from llmcli.commands.bench.report.row import BuildInfo
+from llmcli.commands.selftest.report import (
+    GroupResult,
+    MemoryResult,
+    RateResult,
+    SelftestReport,
+)
 from llmcli.commands.timing.report import Stage
 from llmcli.families.family import families
+from llmcli.records.document import ViewCheck
 from llmcli.records.machine import Ceilings, Environment, MachineLoad, MatrixRate, ReadRate
 
 RESULTS = Path(__file__).parents[1] / "data" / "llama_bench"
@@ -42,7 +50,6 @@ MACHINE = {
 def made_up_machine(monkeypatch, home):
     """Nothing of this machine's caches and settings, a pager that is none, and times that stand."""
     for name in (
-        "NO_COLOR", "FORCE_COLOR", "LLMCLI_MODEL", "COLUMNS", "LINES", "COLORTERM",
         "OMP_NUM_THREADS", "LLMCLI_KERNELS", "LLMCLI_CACHE", "HF_ENDPOINT", "HF_TOKEN",
         "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "OMP_WAIT_POLICY", "KMP_BLOCKTIME",
     ):  # fmt: skip
@@ -53,13 +60,16 @@ def made_up_machine(monkeypatch, home):
         monkeypatch.setenv(name, str(home / name.lower()))
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("LLMCLI_PAGER", "")
-    monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("GOMP_SPINCOUNT", OPENMP_SPIN["GOMP_SPINCOUNT"])
     _made_up_bench(monkeypatch)
     monkeypatch.setattr(
         "llmcli.commands.timing.measure.run.measure_timing",  # `TIMED=NAME` before the command
         lambda *_, **__: variant(os.environ.get("TIMED", "")),
+    )
+    monkeypatch.setattr(
+        "llmcli.commands.selftest.measure.run.measure_selftest",  # `SELFTEST=KIND` before it
+        lambda *_, **__: _selftest(os.environ.get("SELFTEST", "")),
     )
     monkeypatch.setattr(
         "llmcli.measure.machine.CpuContention.load",
@@ -118,6 +128,23 @@ def _made_up_bench(monkeypatch):
     monkeypatch.setattr(f"{engines}.perf_counter_ns", lambda: next(clock))
     for name, value in (("_mark", 900 << 20), ("_set_back", True)):
         monkeypatch.setattr(f"llmcli.measure.peaks.{name}", lambda value=value: value)
+
+
+def _selftest(kind):
+    """A check that holds, but where it is `wrong`, and a rate, of half where it is `slow`."""
+    assert kind != "refused", "before anything runs"
+    check = ViewCheck(
+        name="taps", words="observing changes no bit", value=float(kind == "wrong"), tolerance=0.0
+    )
+    rate = RateResult(
+        shape="1B", phase="decode", format="bfloat16", tokens_per_s=5.0 if kind == "slow" else 10.0,
+        share=0.7, layers=16, all_layers=16, versus=1.5,
+    )  # fmt: skip
+    return SelftestReport(
+        device="cpu", groups=(GroupResult(check=check, cases=60, seconds=1.0),), rates=(rate,),
+        memory=(MemoryResult(shape="1B", estimated=1 << 30, measured=1 << 30),), ceilings=None,
+        refused=("8B: no memory for one layer of it",), seconds=2.0,
+    )  # fmt: skip
 
 
 def _once(monkeypatch, target, **more):
@@ -184,37 +211,49 @@ THOUGHTS = (
 )  # fmt: skip
 
 
-def _tiny(folder):
+def _tiny(folder, *, flip=0):
+    """`flip`: of a weight's bits, as in a model that was trained on."""
     shutil.copytree(open_model("tiny").path, folder)
+    _flipped(folder / "model.safetensors", flip)
+
+
+def _flipped(file, flip):
+    data = bytearray(file.read_bytes())
+    data[-3] ^= flip
+    file.write_bytes(data)
+
+
+def _linked(folder, *, flip=0):
+    """Its weights are behind a link, as in the hub's cache: the file is named by its sha256."""
+    weights = write_tiny(folder, weights=True) / "model.safetensors"
+    blob = weights.rename(folder / hashlib.sha256(weights.read_bytes()).hexdigest())
+    weights.symlink_to(blob.name)
+    _flipped(blob, flip)
 
 
 def _mixtral(folder):
     """The configuration of a small mixture beside `tiny`'s tokenizer; without weights."""
     source = open_model("tiny").path
-    folder.mkdir()
-    for file in source.iterdir():
-        if file.name.startswith("tokenizer"):
-            shutil.copy(file, folder)
-    vocabulary = json.loads((source / "config.json").read_text())["vocab_size"]
-    config = {
-        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 32,
-        "vocab_size": vocabulary, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
-        "num_local_experts": 4, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
+    write_tiny(
+        folder, vocab_size=json.loads((source / "config.json").read_text())["vocab_size"],
+        architectures=["MixtralForCausalLM"], model_type="mixtral", tie_word_embeddings=False,
+        rope_theta=1e6, num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    for file in source.glob("tokenizer*"):
+        shutil.copy(file, folder)
 
 
 FILES = {"config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}"}
 
 
-def _hub(folder):
-    write_revision(folder, "org/name", FILES)
+def _hub_of_nan(folder):
+    MODELS["nan"](made := folder.with_name("nan-cached"))
+    write_revision(folder, "org/name", {one.name: one.read_bytes() for one in made.iterdir()})
 
 
 def _commits(folder):
     """Three commits of it, a name that would move the cursor, and what is no model."""
-    _hub(folder)
+    write_revision(folder, "org/name", FILES)
     for commit, config in ((OLD, b"{ }"), (f"{OLD[:20]}{'c' * 20}", b"{  }")):
         changed = FILES | {"config.json": config}
         write_revision(folder, "org/name", changed, commit=commit, refs=[])
@@ -263,6 +302,31 @@ def _gguf(folder):
     ])  # fmt: skip
 
 
+def _parts(folder, *, lacking=False):
+    """A model in one GGUF file, and the same in three."""
+    folder.mkdir()
+    write_model(folder / "whole.gguf")
+    parts = write_model(folder / "m.gguf", parts=3)
+    if lacking:
+        parts[1].unlink()
+
+
+def _sampled(folder):
+    """GGUF files that say how to sample: as it may be, out of range, and what is not followed."""
+    folder.mkdir()
+    kinds = {float: F32, int: I32}
+    for name, given in {
+        "right": {"temp": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "penalty_repeat": 1.1},
+        "wrong": {"temp": -1.0, "top_k": -1, "top_p": 2.0, "min_p": -0.5, "xtc_probability": 0.0},
+        "short": {"penalty_repeat": 1.5, "penalty_last_n": 0},
+        "more": {"penalty_repeat": 1.5, "penalty_last_n": 32, "mirostat": 2,
+                 "xtc_probability": 0.5},
+    }.items():  # fmt: skip
+        write_model(folder / f"{name}.gguf", more=[
+            pair(f"general.sampling.{key}", kinds[type(one)], one) for key, one in given.items()
+        ])  # fmt: skip
+
+
 def _odd(folder):
     """GGUF files with metadata that is no text, of an unknown kind; and an unknown pre-tokenizer.
     """
@@ -308,6 +372,7 @@ def _twins(tensors):
 
 MODELS = {
     "tiny": _tiny,  # the package's own
+    "tuned": partial(_tiny, flip=1),
     "results": partial(shutil.copytree, RESULTS),  # no model: what llama-bench wrote
     "mixture": _mixtral,
     "glm": write_mixture,  # a dense layer, then 8 experts in groups and a shared one; no weights
@@ -332,6 +397,7 @@ MODELS = {
     "digits": _llama(weights=False, beside={
         "generation_config.json": {"do_sample": True, "top_k": 10**400, "temperature": 10**400},
     }),
+    "wordy": _llama(beside={"tokenizer_config.json": {"chat_template": "x" * 300_000}}),
     "odd": _odd,
     "mpt": _llama(model_type="mpt"),
     "layer_embeddings": _gemma4(hidden_size_per_layer_input=12, vocab_size_per_layer_input=261),
@@ -346,6 +412,11 @@ MODELS = {
         attention_multiplier=0.125, torch_dtype="bfloat16",
     ),
     "gguf": _gguf,
+    "sampled": _sampled,
+    "parts": _parts,
+    "lacking": partial(_parts, lacking=True),
+    "linked": _linked,
+    "damaged": partial(_linked, flip=1),
     "few_embeddings": _llama(weights=False, vocab_size=50),
     "frequencies": _llama(changed=lambda tensors: tensors.update({
         "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)
@@ -359,6 +430,7 @@ MODELS = {
     "heads": _llama(weights=False, num_attention_heads=32, num_key_value_heads=8, head_dim=4),
     "talker": _talker,
     "thinker": lambda folder: _talker(folder, THOUGHTS, "{# <think> </think> <tool_call> #}"),
-    "hf_hub_cache": _hub,
+    "hf_hub_cache": lambda folder: write_revision(folder, "org/name", FILES),
     "hf_hub_cache-commits": _commits,
+    "hf_hub_cache-nan": _hub_of_nan,
 }  # fmt: skip

@@ -109,8 +109,10 @@ class Receipt:
                     for rate in document["rates"]
                 },
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except KeyError as error:
             raise ValueError(f"it lacks {error}") from error
+        except (TypeError, AttributeError) as error:
+            raise ValueError("it has another form") from error
 
 
 def compare(receipt: Receipt, report: SelftestReport, *, same_machine: bool = True) -> list[str]:

@@ -1,4 +1,4 @@
-"""Small models for looking at attention, and every metric once more by its definition."""
+"""Small models for looking at attention, and their patterns by the definition of softmax."""
 
 import math
 
@@ -7,11 +7,13 @@ import torch
 from small_models import random_model
 from unfused import attention_of
 
+from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig, sequential
 from llmcli.config.norm import NormConfig
+from llmcli.inspect.passes import Passes
 from llmcli.model import Model
 
 VOCAB = 23
@@ -28,22 +30,21 @@ MIXERS = {
 }
 
 
-def config_of(*mixers: AttentionConfig, positions=None, width=16, vocab=VOCAB) -> ModelConfig:
+def model_of(
+    *mixers: AttentionConfig, dtype="float64", positions=None, width=16, vocab=VOCAB, **more
+) -> Model:
+    """A model with these mixers, one a layer."""
     ffn = MlpConfig(hidden=24, activation="silu", gated=True)
-    return ModelConfig(
+    config = ModelConfig(
         family="test", model_type="test", vocab=vocab, width=width, context=4096,
-        layers=tuple(sequential(mixer, ffn, norm=RMS) for mixer in mixers),
-        embedding=EmbeddingConfig(positions=positions), final_norm=RMS, head=HeadConfig(tied=True),
+        layers=tuple(sequential(mixer, ffn, norm=RMS) for mixer in mixers), final_norm=RMS,
+        embedding=EmbeddingConfig(positions=positions), head=HeadConfig(tied=True), **more,
     )  # fmt: skip
-
-
-def model_of(config: ModelConfig, dtype: str = "float64") -> Model:
     return random_model(config, getattr(torch, dtype))
 
 
 def small(kind: str = "gqa", dtype: str = "float64", layers: int = 2) -> Model:
-    mixer = BASE.changed(**MIXERS[kind])
-    return model_of(config_of(*[mixer] * layers), dtype)
+    return model_of(*[BASE.changed(**MIXERS[kind])] * layers, dtype=dtype)
 
 
 def ids_of(count: int, vocab: int = VOCAB) -> list[int]:
@@ -59,57 +60,11 @@ def patterns(model: Model, ids) -> list[np.ndarray]:
     return [found[f"blocks.{i}.attn.pattern"].numpy() for i in layers]
 
 
-def naive(a: np.ndarray, ids, seen) -> dict[str, float]:
-    """Every metric of one matrix `[T, T]`, cell by cell; `seen[i]` keys are visible to row i.
-
-    Where rows sum to less than 1 a sink takes the rest.
-    """
-    T, sums = len(ids), [sum(row) for row in a]
-    sinks = min(sums) < 1 - 1e-9
-
-    def mean(values):
-        values = list(values)
-        return sum(values) / len(values) if values else math.nan
-
-    def entropy(i):
-        return -sum(x * math.log(x) for x in a[i] / sums[i] if x > 0)
-
-    def local(w):
-        return mean(sum(a[i, max(0, i - w + 1) : i + 1]) for i in range(T) if seen[i] > w)
-
-    def sees(i, j):
-        return i - seen[i] < j <= i
-
-    def matching(i, after):  # keys that equal the query, or that follow one that does
-        keys = range(after, i + after)
-        return [j for j in keys if ids[j - after] == ids[i] and sees(i, j)]
-
-    def rest(i):
-        mass = sum(a[i, 1:])
-        return sum(a[i, j] * (i - j) for j in range(1, T)) / mass
-
-    return {
-        "entropy": mean(map(entropy, range(T))),
-        "normalized_entropy": mean(entropy(i) / math.log(seen[i]) for i in range(T) if seen[i] > 1),
-        "effective_keys": mean(math.exp(entropy(i)) for i in range(T)),
-        "max_weight": mean(max(a[i]) for i in range(T)),
-        "current_token": mean(a[i, i] for i in range(T)),
-        "previous_token": mean(a[i, i - 1] for i in range(1, T) if sees(i, i - 1)),
-        "sink": mean(a[i, 0] for i in range(1, T) if sees(i, 0)),
-        "sink_rate": mean(a[i, 0] for i in range(T) if sees(i, 0)),
-        "learned_sink": mean(1 - x for x in sums) if sinks else math.nan,
-        "negative": math.nan,
-        "induction": mean(a[i, matching(i, 1)].sum() for i in range(T) if matching(i, 1)),
-        "duplicate": mean(a[i, matching(i, 0)].sum() for i in range(T) if matching(i, 0)),
-        "distance": mean(sum(a[i, j] * (i - j) for j in range(T)) / sums[i] for i in range(T)),
-        "distance_without_sink": mean(rest(i) for i in range(1, T) if sum(a[i, 1:]) > 0),
-        "locality_8": local(8),
-        "locality_64": local(64),
-    }
-
-
-def seen_keys(count: int, window) -> list[int]:
-    return [i + 1 if window is None else min(i + 1, window) for i in range(count)]
+def looked(model: Model, ids, heads=None, *, generate: int = 0, **options):
+    """The report of a look at a sound model."""
+    report = measure_attention(Passes(model, ids, generate), heads, **options)
+    assert report.ok, report.checks
+    return report
 
 
 def metrics_of(report, layer: int = 0) -> list[dict[str, float]]:

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from attention_models import BASE, RMS, config_of, ids_of, model_of, small
+from attention_models import BASE, RMS, ids_of, looked, model_of, small
 from blocks import configure, norm_of
 from covers import few, in_turn
+from decoder_faults import attending, rotating, wrap
 from decoder_parameters import parameters_of
 
 from llmcli.commands.attention.measure.layers import measure_attention
@@ -20,7 +21,6 @@ from llmcli.inspect.attention import AttentionChecks, Block, Tokens
 from llmcli.inspect.passes import Passes
 from llmcli.nn import softmax_map
 from llmcli.nn.step import Step
-from llmcli.parts import attention as nn_attention
 from llmcli.weights.dense import Dense
 
 OF = SimpleNamespace(pattern="blocks.0.attn.pattern", mixed="blocks.0.attn.z")  # of a LayerMap
@@ -46,30 +46,29 @@ def test_a_sound_model_is_green(kind, dtype):
 
 @pytest.mark.parametrize("kind", few(["no-rotation", "gqa"], 1))
 def test_values_of_equal_tokens_which_round_alike_are_no_alarm(kind):
-    report = measure_attention(Passes(small(kind, "float32"), [5] * 1500))
-    assert all(check.ok for check in report.checks), report.checks
+    looked(small(kind, "float32"), [5] * 1500)
 
 
 @pytest.fixture
 def model():
     """Both kinds of layer, with everything that can go wrong in them."""
     window = BASE.changed(window=7, qk_norm=RMS)
-    return model_of(config_of(BASE, window), "float32")
+    return model_of(BASE, window, dtype="float32")
 
 
 def of_mixer(layer, **values):
-    return lambda model, monkeypatch: configure(model.decoder.blocks[layer].mixers[0], **values)
+    return lambda patch, model: configure(model.decoder.blocks[layer].mixers[0], **values)
 
 
 def of_norm(find):
     """The norm `find(blocks)` has another eps."""
-    return lambda model, monkeypatch: configure(find(model.decoder.blocks), eps=1e-3)
+    return lambda patch, model: configure(find(model.decoder.blocks), eps=1e-3)
 
 
 def of_weight(layer, name, cell, fault):
     """One number of a weight is `fault(it)`."""
 
-    def change(model, monkeypatch):
+    def change(patch, model):
         linear = getattr(model.decoder.blocks[layer].mixers[0], name)
         linear.weight = Dense(linear.weight.dense().clone())
         linear.weight.tensor[cell] = fault(linear.weight.tensor[cell])
@@ -77,32 +76,11 @@ def of_weight(layer, name, cell, fault):
     return change
 
 
-def instead(name, made, module=nn_attention):
-    """`made(plain)` instead of a function."""
-    return lambda model, monkeypatch: monkeypatch.setattr(module, name, made(getattr(module, name)))
-
-
-def in_kernel(change):
-    """`change(attend, q, k, v, rest)` instead of the kernel."""
-    return instead("attend", lambda attend: lambda *qkv, **rest: change(attend, *qkv, rest))
-
-
-def other(**change):
-    """The kernel with options by functions of all of them."""
-
-    def attend(plain, q, k, v, rest):
-        return plain(q, k, v, **rest | {name: of(rest) for name, of in change.items()})
-
-    return in_kernel(attend)
-
-
 def shifted(shift):
     """The mask of the rows, but not of the kernel."""
-    return instead(
-        "visible_keys",
-        lambda plain: lambda at, *keys: plain((at + shift).clamp_min(0), *keys),
-        module=softmax_map,
-    )
+    return wrap(softmax_map, "visible_keys", lambda plain, at, *keys: plain(
+        (at + shift).clamp_min(0), *keys
+    ))  # fmt: skip
 
 
 # what is planted, which checks are red at least, and where the last of them is
@@ -115,20 +93,23 @@ FAULTS = {
     "a window where there is none": (of_mixer(0, window=39), MASKS, "blocks.0.attn.pattern"),
     "a mask of rows before": (shifted(-1), ("values", "masks"), ""),
     "a mask of rows behind": (shifted(1), ("values", "masks"), ""),
-    "a kernel without a mask": (
-        other(causal=lambda rest: False, mask=lambda rest: None), VALUES, ""),
-    "a kernel's scale": (other(scale=lambda rest: rest["scale"] * 1.0005), VALUES, ""),
+    "a kernel without a mask": (attending(
+        lambda attend, *qkv, **rest: attend(*qkv, **rest | {"causal": False, "mask": None})),
+        VALUES, ""),
+    "a kernel's scale": (attending(
+        lambda attend, *qkv, scale, **rest: attend(*qkv, scale=scale * 1.0005, **rest)),
+        VALUES, ""),
     "other head's keys": (
-        in_kernel(lambda attend, q, k, v, rest: attend(q, k.flip(1), v, **rest)), VALUES, ""),
+        attending(lambda attend, q, k, v, **rest: attend(q, k.flip(1), v, **rest)), VALUES, ""),
     "other head's values": (
-        in_kernel(lambda attend, q, k, v, rest: attend(q, k, v.flip(1), **rest)), VALUES, ""),
+        attending(lambda attend, q, k, v, **rest: attend(q, k, v.flip(1), **rest)), VALUES, ""),
     "heads split the other way": (
-        in_kernel(lambda attend, q, k, v, rest: attend(q, k, v, **rest)[:, [0, 2, 1, 3]]),
+        attending(lambda attend, q, k, v, **rest: attend(q, k, v, **rest)[:, [0, 2, 1, 3]]),
         VALUES, ""),
     "half a thousandth more": (
-        in_kernel(lambda attend, q, k, v, rest: attend(q, k, v, **rest) * 1.0005), VALUES, ""),
+        attending(lambda attend, q, k, v, **rest: attend(q, k, v, **rest) * 1.0005), VALUES, ""),
     "capped": (
-        in_kernel(lambda attend, q, k, v, rest: attend(torch.tanh(q / 50) * 50, k, v, **rest)),
+        attending(lambda attend, q, k, v, **rest: attend(torch.tanh(q / 50) * 50, k, v, **rest)),
         VALUES, ""),
     # what leads to the product and away from it
     "a norm": (of_norm(lambda blocks: norm_of(blocks[0], 1)), FORMULAS, "blocks.0.ln1"),
@@ -144,11 +125,11 @@ FAULTS = {
 
 # a block reaches one key further than its rows
 @pytest.mark.parametrize(
-    ("fault", "options"), in_turn(list(FAULTS), [{}, {"generate": 2}, {"rows": 1}])
+    ("fault", "options"), in_turn(list(FAULTS), [{}, {"generate": 2, "rows": 3}])
 )
 def test_a_fault_turns_its_checks_red(model, monkeypatch, fault, options):
     plant, wrong, where = FAULTS[fault]
-    plant(model, monkeypatch)
+    plant(monkeypatch, model)
     found = checked(model, **options)
     assert {*wrong} <= {name for name, check in found.items() if not check.ok}
     assert found[wrong[-1]].where.startswith(where)
@@ -161,20 +142,20 @@ def test_a_fault_turns_its_checks_red(model, monkeypatch, fault, options):
 def test_a_longer_prompt_hides_no_fault(monkeypatch, kind, fault):
     """What a row may be off depends on the keys that it sees, not on the rows after it."""
     model = small(kind, "float32")
-    FAULTS[fault][0](model, monkeypatch)
-    short, long = checked(model), checked(model, count=1000)
+    FAULTS[fault][0](monkeypatch, model)
+    short, long = checked(model), checked(model, count=500)
     for name in VALUES:  # of formulas only some rows are compared
         assert long[name].value > short[name].value / 3 > 1
 
 
 def test_one_leaking_cell_in_16_bits(monkeypatch):
-    def leak(attend, q, k, v, rest):
+    def leak(attend, q, k, v, **rest):
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
         mask[4, 5] = True
         return attend(q, k, v, scale=rest["scale"], mask=mask)
 
     model = small("gqa", "bfloat16")
-    in_kernel(leak)(model, monkeypatch)
+    attending(leak)(monkeypatch, model)
     found = checked(model)["values"]
     assert not found.ok
     assert found.where.endswith(",4]")
@@ -185,8 +166,7 @@ def test_one_leaking_cell_in_16_bits(monkeypatch):
 def test_rows_that_are_all_rounded_alike_are_no_fault(ids, dtype):
     """Equal tokens have equal values, and a head that looks at one key gives it to every row."""
     for kind in ("gqa", "no-rotation", "window"):
-        report = measure_attention(Passes(small(kind, dtype), ids))
-        assert report.ok, report.checks
+        looked(small(kind, dtype), ids)
 
 
 def test_a_gpu_is_allowed_more_of_16_bits():
@@ -204,11 +184,11 @@ def test_a_gpu_is_allowed_more_of_16_bits():
 
 
 def test_steps_of_new_tokens_are_held_against_the_formulas_too(model, monkeypatch):
-    def change(attend, q, k, v, rest):
-        z = attend(q, k, v, **rest)
+    def change(attend, *qkv, **rest):
+        z = attend(*qkv, **rest)
         return z * 1.001 if z.shape[2] == 1 else z
 
-    in_kernel(change)(model, monkeypatch)
+    attending(change)(monkeypatch, model)
     assert red(model) == set()
     found = checked(model, generate=2)
     assert [name for name, check in found.items() if not check.ok] == ["steps"]
@@ -216,25 +196,23 @@ def test_steps_of_new_tokens_are_held_against_the_formulas_too(model, monkeypatc
 
 
 @pytest.mark.parametrize("turn", [
-    lambda rotate: lambda x, cos, sin: rotate(x, cos, -sin),
-    lambda rotate: lambda x, cos, sin: rotate(x, cos.roll(1, 0), sin.roll(1, 0)),
-    lambda rotate: lambda x, cos, sin: x,
+    lambda rotate, x, cos, sin: rotate(x, cos, -sin),
+    lambda rotate, x, cos, sin: rotate(x, cos.roll(1, 0), sin.roll(1, 0)),
+    lambda rotate, x, cos, sin: x,
 ])
 def test_a_wrong_rotation_though_pattern_and_values_agree(model, monkeypatch, turn):
-    monkeypatch.setattr(nn_attention, "rotate", turn(nn_attention.rotate))
+    rotating(turn)(monkeypatch, model)
     assert red(model) == {"formulas"}
 
 
 @pytest.mark.parametrize("position", few([0, 39, 21, *range(3, 37, 6)], 3))
 def test_a_rotation_that_is_wrong_at_one_position(model, monkeypatch, position):
-    rotate = nn_attention.rotate
-
-    def turn(x, cos, sin):
+    def turn(rotate, x, cos, sin):
         at = torch.arange(len(cos))
         at[position] = (position + 1) % len(at)
         return rotate(x, cos[at], sin[at])
 
-    monkeypatch.setattr(nn_attention, "rotate", turn)
+    rotating(turn)(monkeypatch, model)
     monkeypatch.setattr(formulas, "CHEAP", 1)
     found = checked(model)["formulas"]
     assert not found.ok

@@ -6,6 +6,8 @@ sweeps.txt has the calls of engines, the progress and the rows of each of `CASES
 import dataclasses
 import gc
 import re
+from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import mean
 
@@ -27,31 +29,29 @@ DEEP = SpeedTest(n_prompt=4, n_gen=2, n_depth=6)
 DEEP_PP, DEEP_TG = (dataclasses.replace(DEEP, **none) for none in ({"n_gen": 0}, {"n_prompt": 0}))
 
 
-class Counting(FakeEngine):
+def counting(clock=None, *, rounds=False, log=None, **facts):
     """A fake whose work is known."""
+    engine = FakeEngine(clock, log=log, **facts)
+    numbers = Arithmetic.of(engine.info.dtype)
+    if rounds:
+        numbers = dataclasses.replace(numbers, formats={"head.W": "Q8_0"})
+    engine.counter = WorkCounter(config=llama(), numbers=numbers)
+    return engine
 
-    def __init__(self, clock=None, *, rounds=False, log=None, **facts):
-        super().__init__(clock, log=log)
-        self.info = info(**facts)
-        formats = {"head.W": "Q8_0"} if rounds else {}
-        numbers = dataclasses.replace(Arithmetic.of(self.info.dtype), formats=formats)
-        self.counter = WorkCounter(config=llama(), numbers=numbers)
 
-
-class Failing:
+def raising(error, word, *calls):
     """A trouble: raises `error` at the calls of a word with those numbers, all without."""
+    number = count(1)
 
-    def __init__(self, error, word, *calls):
-        self.error, self.word, self.calls, self.seen = error, word, calls, 0
+    def trouble(called):
+        if called == word and (next(number) in calls or not calls):
+            raise error
 
-    def __call__(self, word):
-        self.seen += word == self.word
-        if word == self.word and (not self.calls or self.seen in self.calls):
-            raise self.error
+    return trouble
 
 
 def failing(error, word="read", *calls, **rest):
-    return {"trouble": Failing(error, word, *calls), "repetitions": 1, **rest}
+    return {"trouble": raising(error, word, *calls), "repetitions": 1, **rest}
 
 
 NO = UsageError("no", hint="do that")
@@ -116,25 +116,35 @@ CASES = {
         ],
     },
     "an interrupt": failing(KeyboardInterrupt(), "step", 2, tests=[PP, TG]),
+    "an interrupt while a row is written": {"writing": KeyboardInterrupt()},
+    "a row that cannot be written": {"writing": BrokenPipeError()},
     # a peer that fails, and one that is not loaded
     "a peer that does not load": {"tests": [PP], "peer": NO},
-    "a peer that fails late": {"tests": [PP], "peer": Failing(RuntimeError("x"), "read", 2)},
+    "a peer that fails late": {"tests": [PP], "peer": raising(RuntimeError("x"), "read", 2)},
     "ours did not load": {"tests": [PP], "peer": 1, "loads": {"tiny": BROKEN}},
     "ours did not load and its headers are known": {
         "tests": [PP], "peer": 1, "loads": {"tiny": BROKEN},
         "known": lambda chosen: info(model_type=f"{chosen.model} 70B F16", load_s=None),
     },
     # engines whose work is known
-    "work and the roofline": {"engine": Counting, "tests": [PP], "ceilings": CEILINGS},
-    "without ceilings": {"engine": Counting, "tests": [PP]},
+    "work and the roofline": {"engine": counting, "tests": [PP], "ceilings": CEILINGS},
+    "without ceilings": {"engine": counting, "tests": [PP]},
     "ceilings for an engine whose work is not known": {"tests": [PP], "ceilings": CEILINGS},
+    "ceilings of each dtype and number of threads, with room for the longest test": {
+        "engine": counting, "tests": [PP, SpeedTest(n_prompt=0, n_gen=1, n_depth=40)],
+        "ceilings": CEILINGS, "repetitions": 1, "configurations": [
+            *(settings(model=name, dtype=dtype) for dtype in ("float32", "float64")
+              for name in ("one", "other")),
+            settings(n_threads=2), settings(n_threads=2, n_ubatch=3),
+        ],
+    },
     "on the device meta nothing is timed, shapes are computed once": {
-        "engine": lambda clock, log: Counting(log=log, device="meta"), "ceilings": CEILINGS,
-        "repetitions": 5,
+        "engine": lambda clock, log, **of: counting(log=log, device="meta", **of),
+        "ceilings": CEILINGS, "repetitions": 5,
     },
 } | {
     f"activations of the peer{', like for like' * alike}{', rounded' * rounds}": {
-        "engine": lambda clock, log, rounds=rounds: Counting(clock, rounds=rounds, log=log),
+        "engine": partial(counting, rounds=rounds),
         "tests": [PP], "configurations": [settings(), settings(activations="8")],
         "like_for_like": alike, "repetitions": 1,
     }
@@ -142,14 +152,20 @@ CASES = {
 }  # fmt: skip
 
 
-def logged(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilings=None, **options):
-    """`peer` is how slow the other engine is, why it does not load, or its trouble."""
+def logged(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilings=None,
+           writing=None, **options):  # fmt: skip
+    """`peer` is how slow the other engine is, why it does not load, or its trouble.
+
+    `writing`: what comes of a row that is written.
+    """
 
     def load(chosen):
         log.append(f"load {chosen.model} {chosen.dtype}")
         if chosen.model in loads:
             raise loads[chosen.model]
-        return engine(clock, log=log) if engine else FakeEngine(clock, log=log, trouble=trouble)
+        if engine:
+            return engine(clock, log=log, dtype=chosen.dtype)
+        return FakeEngine(clock, log=log, trouble=trouble)
 
     def other(chosen):
         log.append(f"load {chosen.model} of the peer")
@@ -159,7 +175,7 @@ def logged(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilin
         return FakeEngine(clock, log=log, name="transformers", **how)
 
     def asked(device, numbers, reads):
-        log.append("ceilings")
+        log.append(f"ceilings of {numbers.dtype}, {reads} bytes" if ceilings else "no ceilings")
         return ceilings
 
     def on_row(row):
@@ -167,6 +183,9 @@ def logged(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilin
         if row.engine_version is not None:
             said += f" ({row.engine_version or 'no version'}, {row.model_type})"
         said += " in shapes" * row.meta + f", activations {row.settings.activations}"
+        if writing:
+            log.append(f"{said}: {type(writing).__name__}")
+            raise writing
         if row.error:
             error = (row.error_code, row.error_kind, row.error)
             log.append(f"{said}: {error} {row.hint or ''}".rstrip())
@@ -184,11 +203,15 @@ def logged(clock, log, *, engine=None, trouble=None, peer=None, loads=(), ceilin
             log.append(f"  against the peer {row.against_ratios} {' '.join(row.against_order)}")
 
     rows = []
-    report, _ = swept(
-        load, peer=other if peer else None, ceilings=asked, on_status=log.append,
-        on_row=lambda row: rows.append(row) or on_row(row), **options,
-    )  # fmt: skip
+    try:
+        report, _ = swept(
+            load, peer=other if peer else None, ceilings=asked, on_status=log.append,
+            on_row=lambda row: rows.append(row) or on_row(row), **options,
+        )  # fmt: skip
+    except BrokenPipeError:
+        return
     assert report.rows == tuple(rows)
+    assert len(report.ceilings) == sum(line.startswith("ceilings of") for line in log)
     paired = [row.against_ratios for row in rows if row.against_ratio]
     assert [pair.ratios for pair in report.against] == paired
     log += ["interrupted"] * report.interrupted
@@ -233,22 +256,6 @@ def test_statistics_are_those_of_a_hand_computation(monkeypatch):
     assert (pair.median, pair.lowest, pair.highest) == (1.0, 0.5, 2.0)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError])
-def test_a_row_that_is_written_when_an_interrupt_comes_is_kept_but_no_error_is(error):
-    engine = FakeEngine()
-
-    def on_row(row):
-        raise error
-
-    if error is KeyboardInterrupt:
-        report, _ = swept(lambda chosen: engine, on_row=on_row)
-        assert (report.interrupted, len(report.rows)) == (True, 1)
-    else:
-        with pytest.raises(error):
-            swept(lambda chosen: engine, on_row=on_row)
-    assert engine.log[-1] == "  close"
-
-
 def test_ids_are_those_of_any_engine_with_bos_in_front():
     held = []
     for bos in (3, None):
@@ -276,24 +283,20 @@ def test_nothing_is_collected_within_a_run(error):
     assert gc.isenabled()
 
 
-class Greedy(FakeEngine):
+def greedy(memory):
     """Holds 200 MiB while it reads, 50 while it writes, 300 while it starts."""
-
-    def __init__(self, memory):
-        super().__init__(
-            trouble=lambda word: memory.hold(
-                {"start": 300, "read": 200, "step": 50}.get(word, 0)
-            )
-        )
-        load = PhasePeak(phase="load", resident_bytes=5, device_bytes=None)
-        self.info = info(load_peak=load, base_bytes=3)
+    held = {"start": 300, "read": 200, "step": 50}
+    load = PhasePeak(phase="load", resident_bytes=5, device_bytes=None)
+    return FakeEngine(
+        trouble=lambda word: memory.hold(held.get(word, 0)), load_peak=load, base_bytes=3
+    )
 
 
 def test_each_phase_has_its_own_peak_and_a_depth_is_read(monkeypatch):
     tests = [SpeedTest(n_prompt=8, n_gen=2), TG, SpeedTest(n_prompt=0, n_gen=2, n_depth=4)]
     memory = FakeProcess(monkeypatch)
     for warmup in (False, True):
-        _, rows = swept(lambda c: Greedy(memory), tests=tests, warmup=warmup)
+        _, rows = swept(lambda c: greedy(memory), tests=tests, warmup=warmup)
         found = [
             (row.load_resident_bytes, row.prefill_resident_bytes, row.decode_resident_bytes)
             for row in rows
@@ -305,7 +308,7 @@ def test_each_phase_has_its_own_peak_and_a_depth_is_read(monkeypatch):
         assert all(row.base_bytes == 3 for row in rows)
         assert all(row.load_device_bytes is row.decode_device_bytes is None for row in rows)
     # memory of two engines in one process is in no row
-    _, rows = swept(lambda c: Greedy(memory), peer=lambda c: Greedy(memory), tests=[PP])
+    _, rows = swept(lambda c: greedy(memory), peer=lambda c: greedy(memory), tests=[PP])
     for row in rows:
         assert row.samples_ns
         assert row.peak_memory_bytes is row.prefill_resident_bytes is None
@@ -326,28 +329,3 @@ def test_marks_of_the_memory_are_read_outside_the_times(monkeypatch):
     )
     assert row.samples_ns == (80 + 200,) * 2
     assert (row.samples_ttft_ns, row.samples_token_ns) == ((80,) * 2, (100,) * 4)
-
-
-def test_there_are_ceilings_for_each_device_dtype_and_number_of_threads(monkeypatch):
-    """With room for the longest test."""
-    asked, clock = [], watch(monkeypatch)
-
-    def ceilings(device, numbers, reads):
-        asked.append((numbers.dtype, reads))
-        return dataclasses.replace(CEILINGS, threads=len(asked))
-
-    chosen = [settings(model=name, dtype=dtype) for dtype in ("float32", "float64")
-              for name in ("one", "other")]  # fmt: skip
-    chosen += [settings(n_threads=2), settings(n_threads=2, n_ubatch=3)]
-    deep = SpeedTest(n_prompt=0, n_gen=1, n_depth=40)
-    report, rows = swept(
-        lambda chosen: Counting(clock, dtype=chosen.dtype), configurations=chosen, tests=[PP, deep],
-        ceilings=ceilings,
-    )  # fmt: skip
-    assert asked == [
-        (dtype, Counting(dtype=dtype).counter.working_set(deep))
-        for dtype in ("float32", "float64", "float32")
-    ]
-    assert [one.threads for one in report.ceilings] == [1, 2, 3]
-    measured = [row.settings.dtype == "float32" for row in rows]  # in float64 nothing was measured
-    assert [row.roofline_ns is not None for row in rows] == measured

@@ -1,29 +1,36 @@
-"""Clocks and what they count, from marks to parts, and what a part waits for."""
+"""Clocks and what they count, from marks to parts; runs in turns, and which of them is kept."""
 
+import math
 import sys
 from array import array
 from dataclasses import replace
+from random import Random
+from statistics import median_low
 
 import pytest
 import torch
 from timed_models import CEILINGS, FakeDevice, small, timed
+from zoo import CONFIGS
 
 from llmcli.commands.timing.measure import clock as clock_module
 from llmcli.commands.timing.measure.clock import (
+    MOST,
     EventClock,
     HostClock,
+    Kept,
     Marks,
     OperationCount,
     Roof,
+    Run,
     in_order,
     over_layers,
     part_times,
     pieces,
 )
-from llmcli.commands.timing.report import PartTime
-from llmcli.families import find
+from llmcli.commands.timing.report import Overhead, PartTime
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import graph
+from llmcli.measure.runs import FEWEST, TIGHT, StoppingRule, are_tight, in_turns, paired, spread_of
 from llmcli.ops.elements import add
 from llmcli.records.work import PartWork
 
@@ -102,13 +109,7 @@ def test_parts_have_those_of_a_whole_run():
         assert all(part.operations for part in phase.totals if part.bound)
 
 
-MODEL = graph(
-    find("qwen3", "safetensors").from_hf({
-        "model_type": "qwen3", "vocab_size": 67, "hidden_size": 24, "intermediate_size": 40,
-        "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
-        "max_position_embeddings": 96, "tie_word_embeddings": True,
-    })
-)  # fmt: skip
+MODEL = graph(CONFIGS["qk norm"])
 ORDER = in_order(MODEL)
 CALL = (
     "step", "embed", "blocks.0.resid_pre", "blocks.0.ln1.out", "blocks.0.attn.k", "blocks.0.attn.v",
@@ -196,24 +197,6 @@ ACTIVATIONS = PartWork(activations=10 * 10**6)
 NO_START = replace(CEILINGS, start_s=0.0)
 
 
-def bounded(
-    work, seconds, *, working_set=MEMORY, calls=1, operations=1, host_s=None, dtype="float32",
-    ceilings=CEILINGS,
-):  # fmt: skip
-    roof = Roof(
-        ceilings=ceilings, numbers=Arithmetic.of(dtype), working_set=working_set,
-        apart=host_s is not None,
-    )  # fmt: skip
-    part = roof.judged(PartTime(
-        part="out", layer=None, seconds=seconds, host_s=host_s or seconds, calls=calls,
-        operations=operations, work=work,
-    ), 4 * seconds)  # fmt: skip
-    assert part.share == 1 / 4
-    assert (part.bound is None) == (part.nearest is None)
-    assert part.bound in (part.nearest, "calls", "kernel")
-    return part
-
-
 @pytest.mark.parametrize(("work", "seconds", "given", "bound", "share"), [
     # streamed weights, keys and values wait for memory, products of many rows for arithmetic
     (PartWork(weights=10**8, flops=10**8), 0.0125, {}, "memory", 0.8),
@@ -231,29 +214,156 @@ def bounded(
     # from half of a ceiling on it is what a part waits for, however many operations
     (STREAMED, 0.0199, {}, "memory", 0.01 / 0.0199),
     (STREAMED, 0.0199, {"operations": 10**6}, "memory", 0.01 / 0.0199),
-    (STREAMED, 0.0201, {}, "kernel", 0.01 / 0.0201),
+    (STREAMED, 0.0201, {}, "kernel/memory", 0.01 / 0.0201),
     (COMPUTED, 0.0199, {}, "compute", 0.01 / 0.0199),
     (COMPUTED, 0.0199, {"operations": 10**6}, "compute", 0.01 / 0.0199),
-    (COMPUTED, 0.0201, {}, "kernel", 0.01 / 0.0201),
+    (COMPUTED, 0.0201, {}, "kernel/compute", 0.01 / 0.0201),
     # below it calls, where their start explains half of the rest: 10 ms of 30, 2 µs each
-    (STREAMED, 0.03, {"operations": 5001}, "calls", 1 / 3),
-    (STREAMED, 0.03, {"operations": 4999}, "kernel", 1 / 3),
+    (STREAMED, 0.03, {"operations": 5001}, "calls/memory", 1 / 3),
+    (STREAMED, 0.03, {"operations": 4999}, "kernel/memory", 1 / 3),
     # a GPU that waits for the host waits for calls
-    (STREAMED, 0.0125, {"host_s": 0.012}, "calls", 0.8),
+    (STREAMED, 0.0125, {"host_s": 0.012}, "calls/memory", 0.8),
     (STREAMED, 0.0125, {"host_s": 0.001}, "memory", 0.8),
     # without counted work there is no bound, and no ceiling of what was not measured
     (PartWork(), 1.0, {}, None, None),
     (PartWork(weights=10**8, flops=10**12), 0.0125, {"dtype": "float64"}, "memory", 0.8),
     # without a measured start nothing is said to be one
-    (PartWork(weights=10), 0.1, {"operations": 10**6, "ceilings": NO_START}, "kernel", 1e-8),
+    (PartWork(weights=10), 0.1, {"operations": 10**6, "ceilings": NO_START}, "kernel/memory", 1e-8),
+    # a product that is computed badly: little of it is its start
+    (PartWork(flops=10**10), 1.0, {"operations": 100}, "kernel/compute", 0.1),
 ])
 def test_what_a_part_waits_for(work, seconds, given, bound, share):
-    part = bounded(work, seconds, **given)
-    assert part.bound == bound
+    """`kernel/memory`: not for memory, though that is nearest."""
+    usual = {"working_set": MEMORY, "dtype": "float32", "ceilings": CEILINGS, "host_s": None}
+    usual |= {"calls": 1, "operations": 1} | given
+    roof = Roof(
+        ceilings=usual["ceilings"], numbers=Arithmetic.of(usual["dtype"]),
+        working_set=usual["working_set"], apart=usual["host_s"] is not None,
+    )  # fmt: skip
+    part = roof.judged(PartTime(
+        part="out", layer=None, seconds=seconds, host_s=usual["host_s"] or seconds,
+        calls=usual["calls"], operations=usual["operations"], work=work,
+    ), 4 * seconds)  # fmt: skip
+    assert part.share == 1 / 4
+    assert part.bound in (part.nearest, "calls", "kernel")
+    assert bound == (part.bound if part.bound == part.nearest else f"{part.bound}/{part.nearest}")
     assert part.of_bound == (share and pytest.approx(share))
 
 
-def test_a_tenth_of_a_ceiling_is_not_bound_by_it():
-    """A product that is computed badly: little of it is its start."""
-    part = bounded(PartWork(flops=10**10), 1.0, operations=100)
-    assert (part.bound, part.nearest, part.of_bound) == ("kernel", "compute", 0.1)
+# runs in turns: how many are enough, which is kept, and the ratios of pairs
+
+
+def pairs_run(until, bare, watched, *, at_most=10_000):
+    """How many pairs are run whose times the two functions give, and when the last one ends."""
+    now, bare_s, watched_s = until.begin, [], []
+    while not until.over(watched_s, bare_s, now):
+        bare_s.append(bare(len(bare_s)))
+        watched_s.append(watched(len(watched_s)))
+        now += bare_s[-1] + watched_s[-1]
+        assert len(bare_s) < at_most
+    return len(bare_s), now
+
+
+def noisy(share, seed=0):
+    dice = Random(seed)
+    return lambda number: 0.01 * dice.gauss(1.0, share)
+
+
+@pytest.mark.parametrize(("bare", "watched", "least", "most"), [
+    # runs that are alike end soon, and a slow first one is no reason to go on to the end
+    (lambda n: 0.1, lambda n: 0.101, FEWEST, FEWEST),
+    (noisy(0.005), noisy(0.005), 1, 2 * FEWEST),
+    (lambda n: 0.1 if n else 1.0, lambda n: 0.1, 1, FEWEST + 3),
+    # runs that scatter end when the time is up
+    (noisy(0.2), noisy(0.2, 1), 21, 10_000),
+    (noisy(0.5), noisy(0.5, 1), 21, 10_000),
+    # a pair that would end too late is not begun
+    (lambda n: 20.0, lambda n: 20.0, 1, 1), (lambda n: 4.0, lambda n: 4.0, 1, 1),
+    (lambda n: 2.0, lambda n: 2.0, 2, 2), (lambda n: 1.6, lambda n: 1.6, 3, 3),
+])  # fmt: skip
+def test_how_many_pairs_are_run(bare, watched, least, most):
+    number, now = pairs_run(StoppingRule(pairs=None, begin=5.0, end=15.0), bare, watched)
+    assert least <= number <= most
+    if number > 1:  # but for how much longer the last one took than the one before
+        assert now <= 15.0 + 0.05
+
+
+def test_pairs_that_were_requested_are_run_however_long_they_take():
+    for number in (1, 3, 40):
+        until = StoppingRule(pairs=number, end=10.0)
+        assert pairs_run(until, lambda n: 0.1, lambda n: 100.0)[0] == number
+
+
+def test_how_far_it_is():
+    assert [StoppingRule(pairs=4).done(pairs, 9.0) for pairs in (0, 4)] == [(1, 5), (5, 5)]
+    until = StoppingRule(pairs=None, begin=5.0, end=15.0)
+    shares = [until.done(3, now) for now in (5.0, 10.0, 99.0)]
+    assert shares == [(0, 1000), (500, 1000), (1000, 1000)]
+
+
+def test_the_spread_is_that_of_the_quartiles():
+    alike = [1.0] * 5
+    assert spread_of(alike, alike) == 0.0
+    assert spread_of([1.0, 2.0, 3.0, 4.0, 5.0], alike) == pytest.approx(2 / 3)
+    assert spread_of([1.0], [1.0]) == math.inf
+    both = [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert spread_of(both, both) == pytest.approx(2 / 3), "of the times, though the ratios agree"
+    assert not are_tight(alike[:4], alike[:4])
+    assert are_tight(alike, alike)
+    edge = [1.0, 1.0, 1.0, 1.0 + 0.99 * TIGHT, 1.5]
+    assert are_tight(edge, alike)
+    assert not are_tight([*edge[:3], 1.001 + TIGHT, 1.5], alike)
+
+
+def run(wall_s):
+    """Whose only mark says which one it is."""
+    return Run(wall_s=wall_s, marks=marks("end", each=wall_s))
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3, 10, 11, 100, 3000])
+@pytest.mark.parametrize("order", ["mixed", "rising", "falling", "alike"])
+def test_the_median_run_is_the_one_that_is_kept(runs, order):
+    """Of thousands few are kept, and one of them is near the median."""
+    dice = Random(runs)
+    walls = [dice.random() for _ in range(runs)]
+    walls = {"mixed": walls, "rising": sorted(walls), "falling": sorted(walls)[::-1],
+             "alike": [1.0] * runs}[order]  # fmt: skip
+    kept, off = Kept(), 0.0 if runs <= 100 else 0.02
+    for done, wall in enumerate(walls, 1):
+        kept.add(run(wall))
+        assert len(kept) <= MOST
+        if not off:
+            assert kept.median.wall_s == median_low(walls[:done])  # of an interrupted run, too
+    assert abs(kept.median.wall_s - median_low(walls)) <= off
+    assert kept.median.wall_s == kept.median.marks.seconds[0]
+
+
+def test_order_statistics_are_those_of_the_pairs_not_of_the_sides():
+    found = paired([10, 30, 50, 80, 5], [10, 10, 10, 10, 10])
+    assert found.ratios == (1, 3, 5, 8, 0.5)
+    assert (found.lowest, found.median, found.highest) == (0.5, 3, 8)
+    assert found.quartiles == (1, 5)
+    swapped = paired([20, 10], [10, 20])  # the same on both sides, if pairs are left out of account
+    assert swapped.ratios == (2, 0.5)
+    assert swapped.quartiles == (0.875, 1.625)
+    assert paired([3], [2]).quartiles == (1.5, 1.5)
+    with pytest.raises(ValueError, match="argument 2"):
+        paired([1, 2], [1])
+    with pytest.raises(ValueError, match="no pairs"):
+        paired([], [])
+
+
+def test_the_overhead_is_within_noise_where_half_of_the_pairs_straddle_1():
+    cost = Overhead.of((1.0, 1.1, 1.2, 1.3, 1.4), (1.0,) * 5)
+    assert (cost.lowest, cost.median, cost.highest) == (1.0, 1.2, 1.4)
+    assert cost.quartiles == pytest.approx((1.1, 1.3))
+    assert not cost.within_noise
+    assert Overhead.of((0.9, 0.95, 1.0, 1.3, 1.4), cost.bare_s).within_noise
+
+
+def test_each_side_runs_first_in_turn():
+    ran = []
+    sides = [lambda name=name: ran.append(name) or name for name in "abc"]
+    turns = in_turns(*sides)
+    assert [next(turns) for _ in range(3)] == [["a", "b", "c"]] * 3
+    assert "".join(ran) == "abcbcacab"

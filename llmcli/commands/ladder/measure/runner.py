@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from math import inf
 from time import perf_counter
 
 import torch
@@ -274,20 +275,22 @@ def _of_matrices(whole: Rung, workload: Workload, rows: int, recorder: Recorder)
     prompt, g = workload.prompts[0], len(workload.more)
     halfway = torch.cat((prompt, workload.more[: (g + 1) // 2]))  # what a token costs grows evenly
 
-    def least(call: Callable[[], Tensor]) -> float:
-        """Of three runs: the first is a warm-up, and others may use the machine."""
-        return min(timed(prompt.device, call)[1] for _ in range(3))
-
-    def seconds(ids: Tensor) -> float:
-        return least(lambda: rung.start(ids)) + others * least(lambda: rung.forward(ids, 0))
+    def seconds(ids: Tensor) -> tuple[float, float]:
+        """Of the head and one block, and of one block alone."""
+        calls = partial(rung.start, ids), partial(rung.forward, ids, 0)
+        start, block = (timed(prompt.device, call)[1] for call in calls)
+        return start, block
 
     def work(ids: Tensor) -> Work:
         one = count(lambda: rung.forward(ids, 0))
         return count(lambda: rung.start(ids)) + one.scaled(others)
 
-    prompt_s, token_s = seconds(prompt), seconds(halfway)
-    if (prompt_s + g * token_s) * rows <= workload.budget:
-        return None
+    least = [inf] * 4
+    for _ in range(3):  # the first is a warm-up, and others may use the machine
+        least = list(map(min, least, (*seconds(prompt), *seconds(halfway))))
+        prompt_s, token_s = least[0] + others * least[1], least[2] + others * least[3]
+        if (prompt_s + g * token_s) * rows <= workload.budget:
+            return None
     with recorder:
         out = rung.forward(prompt, 0)
     return Run(
