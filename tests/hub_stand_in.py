@@ -178,13 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
     def do_GET(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
         hub = self.server.hub
         url = urlsplit(self.path)
         self.clean, self.commit = unquote(url.path), ""
@@ -207,6 +201,8 @@ class _Handler(BaseHTTPRequestHandler):
         if len(parts) >= 5 and parts[2] == "resolve":
             return self._file("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
         return self._refuse(404, "", "no such page")
+
+    do_HEAD = do_GET
 
     def _folder(self, repository: str, revision: str | None) -> Path | None:
         """Where the repository lies; None once it was refused."""

@@ -64,13 +64,6 @@ class Document:
     rules: Mapping[str, Any] = field(default_factory=dict)
     defines: tuple[type, ...] = ()
 
-    @property
-    def kind(self) -> type:
-        """The class of the report."""
-        module, name = self.report.split(":")
-        kind: type = getattr(import_module(f"llmcli.{module}"), name)
-        return kind
-
 
 def object_of(kinds: Mapping[str, Any]) -> dict[str, Any]:
     """An object with these keys, of plain types."""
@@ -370,7 +363,8 @@ def document_schema(name: str, document: Document, definitions: dict[str, Any]) 
     """The schema of one document; those of the dataclasses in it are put into `definitions`."""
     whole: dict[str, Any] = {"description": "", "properties": {}, "required": []}
     if document.report:
-        whole = of_dataclass(document.kind, definitions)
+        module, _, kind = document.report.partition(":")
+        whole = of_dataclass(getattr(import_module(f"llmcli.{module}"), kind), definitions)
     if document.judged:
         for shared in ("checks", "ok"):
             whole["properties"].pop(shared, None)

@@ -1,11 +1,18 @@
-"""Scores, pattern and result of softmax attention by their definition: no fused kernel has them."""
+"""What a pass emits, and of softmax attention by definition what no fused kernel has."""
 
 import torch
 from decoder_parameters import parameters_of
 
 
+def emitted(model, ids, state=None):
+    """By name, without the axis of the batch."""
+    seen = {}
+    model.decoder(torch.tensor([ids]), state, tap=lambda name, x: seen.setdefault(name, x[0]))
+    return seen
+
+
 def attention_of(model, seen, dtype=torch.float64):
-    """Those of every layer by name, from what a tap saw, `seen`, without the axis of the batch."""
+    """Scores, pattern and result of every layer by name, from what was `emitted`, `seen`."""
     found, slots = {}, parameters_of(model.decoder)
     for i, layer in enumerate(model.config.layers):
         at, mixer = f"blocks.{i}.attn", layer.attention

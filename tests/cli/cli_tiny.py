@@ -33,13 +33,8 @@ def write_tiny(
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in specials])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    described: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|end|>",
-        "bos_token": "<|begin|>",
-    }
-    if template:
-        described["chat_template"] = TEMPLATE
+    described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
+    described |= {"bos_token": "<|begin|>"} | ({"chat_template": TEMPLATE} if template else {})
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
     values = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": len(vocab),
@@ -72,23 +67,20 @@ def _write_weights(folder: Path, config: dict[str, Any]) -> None:
     draw = np.random.default_rng(0)
     width, hidden = config["hidden_size"], config["intermediate_size"]
     kv = width // config["num_attention_heads"] * config["num_key_value_heads"]
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config["vocab_size"], width)
+    rows = {"q": width, "k": kv, "v": kv, "o": width}
+    layer = {
+        **{f"self_attn.{part}_proj": (count, width) for part, count in rows.items()},
+        **{f"mlp.{part}_proj": (hidden, width) for part in ("gate", "up")},
+        "mlp.down_proj": (width, hidden),
+        **{f"{name}_layernorm": (width,) for name in ("input", "post_attention")},
     }
-    for layer in range(config["num_hidden_layers"]):
-        name = f"model.layers.{layer}"
-        for part, rows in (("q", width), ("k", kv), ("v", kv), ("o", width)):
-            shapes[f"{name}.self_attn.{part}_proj.weight"] = (rows, width)
-        for part in ("gate", "up"):
-            shapes[f"{name}.mlp.{part}_proj.weight"] = (hidden, width)
-        shapes[f"{name}.mlp.down_proj.weight"] = (width, hidden)
-        shapes[f"{name}.input_layernorm.weight"] = (width,)
-        shapes[f"{name}.post_attention_layernorm.weight"] = (width,)
-    shapes["model.norm.weight"] = (width,)
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (config["vocab_size"], width)}
+    for at in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{at}.{name}": shape for name, shape in layer.items()}
+    shapes["model.norm"] = (width,)
     tensors = {
-        name: np.ones(shape, np.float32)
-        if len(shape) == 1
-        else draw.normal(0, 0.3, shape).astype(np.float32)
+        f"{name}.weight": draw.normal(0, 0.3, shape) if len(shape) > 1 else np.ones(shape)
         for name, shape in shapes.items()
     }
+    tensors = {name: one.astype(np.float32) for name, one in tensors.items()}
     save_file(tensors, folder / "model.safetensors")

@@ -11,7 +11,6 @@ import io
 import os
 import re
 import shlex
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -190,18 +189,6 @@ def test_every_command_has_a_line_here():
     assert set(LINES) == set(ENTRIES) | set(NESTED)
 
 
-@contextmanager
-def full_stdout(monkeypatch):
-    with open("/dev/full", "wb", buffering=0) as raw:
-        stream = io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8")
-        monkeypatch.setattr("sys.stdout", stream)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):  # what could not be written is tried once more
-                stream.close()
-
-
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 @pytest.mark.parametrize("argv", [
     *([*name.split(), *LINES[name]] for name in LINES), *map(shlex.split, MORE),
@@ -214,8 +201,12 @@ def test_what_a_command_says(capsys, weighted, mixture, recurrent, monkeypatch, 
         (file.parent / ".fetch-left").mkdir(parents=True)
         file.touch()
         os.truncate(file, CATALOG["smollm2"].size)  # a hole, which takes no room
-    with full_stdout(monkeypatch):
+    with open("/dev/full", "wb", buffering=0) as raw:
+        stream = io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8")
+        monkeypatch.setattr("sys.stdout", stream)
         code = main(argv)
+        with contextlib.suppress(OSError):  # what could not be written is tried once more
+            stream.close()
     err = capsys.readouterr().err
     assert code == 1, err
     told = [line for line in err.splitlines() if not line.startswith("note: ")]

@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 from cli_tiny import write_tiny
 from fake_process import MIB, FakeProcess
-from gguf_bytes import F32, I32, pair
-from gguf_model import write_model
 from json_schemas import errors
 
 from llmcli.checkpoints import CATALOG
@@ -45,11 +43,7 @@ def test_what_json_says_of_memory(run_tiny, monkeypatch):
 
 def test_what_json_says_of_the_kernels(run_tiny):
     narrow = run_tiny("generate", "hello", *LONG, "--dtype", "bfloat16", "--json").json()
-    assert narrow["environment"]["threads"] >= 1
-    peaks = narrow["timings"]["peaks"]
-    known = [peak["resident_bytes"] for peak in peaks if peak["resident_bytes"] is not None]
-    assert all(2**24 < nbytes <= narrow["timings"]["peak_memory_bytes"] for nbytes in known)
-    assert all(peak["device_bytes"] is None for peak in peaks)
+    assert all(peak["device_bytes"] is None for peak in narrow["timings"]["peaks"])
     level = narrow["environment"]["kernel_level"]
     own = [f"llmcli {level}"] if level in native.LEVELS else []
     assert narrow["path"]["kernels"][:-2] == own
@@ -115,33 +109,6 @@ def test_a_seed_that_was_drawn_is_reported_and_gives_the_same_again(cli, tmp_pat
     assert document.json()["outputs"][0]["text"] == cli(*argv, "--seed", seed).out
 
 
-@pytest.mark.parametrize(("given", "values", "ignored"), [
-    ({"temp": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "penalty_repeat": 1.1},
-     {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1},
-     []),
-    ({"temp": -1.0, "top_k": -1, "top_p": 2.0, "min_p": -0.5, "xtc_probability": 0.0},
-     {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0}, []),
-    ({"penalty_repeat": 1.5, "penalty_last_n": 0}, {"repetition_penalty": 1}, []),
-    ({"penalty_repeat": 1.5, "penalty_last_n": 32, "mirostat": 2, "xtc_probability": 0.5},
-     {"repetition_penalty": 1.5}, ["xtc_probability", "penalty_last_n", "mirostat"]),
-])  # fmt: skip
-def test_a_gguf_file_gives_defaults_and_flags_win(cli, tmp_path, given, values, ignored):
-    kinds = {float: F32, int: I32}
-    pairs = [pair(f"general.sampling.{key}", kinds[type(one)], one) for key, one in given.items()]
-    path = tmp_path / "m.gguf"
-    write_model(path, more=pairs)
-    base = ("generate", "hello", "-m", str(path), "-n", "1", "--seed", "1", "--json")
-    result = cli(*base)
-    found = result.json()["sampling"]
-    for name, value in values.items():
-        assert (found[name], found["origins"][name]) == (value, "general.sampling")
-    assert {found["origins"][name] for name in set(DEFAULTS) - set(values)} == {"default"}
-    assert found["ignored"] == ignored
-    assert result.err.count("which llmcli does not follow") == bool(ignored)
-    flagged = cli(*base, "-t", "0.5").json()["sampling"]
-    assert (flagged["temperature"], flagged["origins"]["temperature"]) == (0.5, "flag")
-
-
 def test_of_a_setting_that_is_none_the_catalogs_is_used():
     tuned = CATALOG["smollm2"].sampling
     assert tuned == {"temperature": 0.2, "top_p": 0.9}
@@ -165,23 +132,13 @@ def test_the_catalogs_sampling_is_that_of_its_name(cli, monkeypatch):
         assert (found["top_k"], found["min_p"]) == ("generation_config.json", origin)
 
 
-@pytest.fixture
-def terminals(monkeypatch):
-    """`terminals("out", "err")`: which of the streams are terminals."""
-
-    def those(*names):
+def test_a_terminal_gets_a_note_of_the_chat_template(run_tiny, monkeypatch):
+    def err(*argv, on=("out", "err")):
         def of(stream, environ):
-            there = ("out" if stream is sys.stdout else "err") in names
+            there = ("out" if stream is sys.stdout else "err") in on
             return Screen(terminal=there, animate=False, colour=False, width=200)
 
         monkeypatch.setattr(Screen, "of", of)
-
-    return those
-
-
-def test_a_terminal_gets_a_note_of_the_chat_template(run_tiny, terminals):
-    def err(*argv, on=("out", "err")):
-        terminals(*on)
         return run_tiny("generate", "x", "-n", "1", "--seed", "1", *argv).err
 
     line = "chat template applied · `--raw` continues the text as it stands\n"

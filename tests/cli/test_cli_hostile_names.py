@@ -33,14 +33,9 @@ def hostile(tmp_path_factory):
     """A directory, tensors, settings, tokens and a template that are all called `BAD`."""
     name = BAD.replace("\x00", "").replace("/", "")
     extra = {f"model.layers.0.{BAD}": torch.zeros(3), f"{BAD}.weight": torch.zeros(2)}
-    folder = write_llama(
-        tmp_path_factory.mktemp("hostile") / name,
-        llama_tensors() | extra,
-        _name_or_path=BAD,
-        **{BAD: BAD},
-        torch_dtype=BAD,
-    )
-    return write_tokenizer(folder)
+    odd = {"_name_or_path": BAD, "torch_dtype": BAD, BAD: BAD}
+    folder = tmp_path_factory.mktemp("hostile") / name
+    return write_tokenizer(write_llama(folder, llama_tensors() | extra, **odd))
 
 
 @pytest.fixture(scope="module")

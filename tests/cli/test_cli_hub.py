@@ -1,14 +1,16 @@
 """Models from a hub of our own: headers alone for `info`, `shapes` and `tokens`, and whole ones.
 
-Whole ones as a user meets them: a run, one without network, and what stops it.
+Whole ones as a user meets them: a run, one without network, what stops it, and `llmcli models`.
 """
 
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from cli_tiny import write_tiny
 from covers import few
 from gguf_bytes import ARRAY, STRING, gguf, pair
 from gguf_model import write_model
+from hub_cache_files import tree_of, write_revision
 from hub_stand_in import SHA, Answer, HubStandIn
 from programs import ended
 
@@ -44,7 +47,6 @@ def in_shards(folder):
     for name in names:
         save_file({t: tensors[t] for t in tensors if index[t] == name}, shards / name)
     (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    return shards
 
 
 def write_large(path: Path, words: int, *, parts: int = 1) -> None:
@@ -67,14 +69,14 @@ def served(tmp_path_factory):
         write_large(root / name / "a.gguf", words, parts=2 if name == "split" else 1)
     for name, data in {
         "ggufs/x.gguf": b"GGUF", "long/README.md": b"x", "several/a.gguf": b"x",
-        "several/b.gguf": b"x", "none/pytorch_model.bin": b"x",
+        "several/b.gguf": b"x" * 600, "none/pytorch_model.bin": b"x",
         "bare/model.safetensors": (m / "model.safetensors").read_bytes(),
         "lying/a.gguf": gguf([pair("a", STRING, "x")], keys=60_000) + bytes(40_000_000),
     }.items():  # fmt: skip
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(data)
-    names = ("ggufs", "short", "long", "split", "several", "none", "m", "bare", "lying")
-    return {f"org/{name}": root / name for name in names} | {"org/shards": in_shards(m)}
+    in_shards(m)
+    return {f"org/{folder.name}": folder for folder in root.iterdir()}
 
 
 @pytest.fixture
@@ -286,13 +288,6 @@ def start(hub, tmp_path):
     return run
 
 
-def left(tmp_path):
-    """Files in the cache: (finished weights, half files)."""
-    files = [path for path in (tmp_path / "hf").rglob("*") if path.is_file()]
-    half = [path.name for path in files if path.name.endswith(".incomplete")]
-    return [path.name for path in files if path.name == "model.safetensors"], half
-
-
 def bodies(hub):
     return [one for one in hub.requests if one.method == "GET" and "model.safe" in one.path]
 
@@ -324,9 +319,10 @@ def test_what_stops_a_download_leaves_nothing_that_is_used(hub, start, tmp_path,
     process.send_signal(number)
     assert ended(process, code)[0] == b""
     assert time.monotonic() - begin < 5
-    finished, half = left(tmp_path)
-    assert not finished
-    assert bool(half) == (number == signal.SIGKILL)
+    kept = [path.name for path in (tmp_path / "hf").rglob("*") if path.is_file()]
+    assert "model.safetensors" not in kept
+    half = any(name.endswith(".incomplete") for name in kept)
+    assert half == (number == signal.SIGKILL)
     ended(start("--offline"), 6)  # nothing of it counts
     if number != signal.SIGKILL:
         return
@@ -350,3 +346,107 @@ def test_two_processes_fetch_it_once(hub, start):
     hub.release.set()
     assert ended(first) == ended(second)
     assert len(bodies(hub)) == 1
+
+
+# `llmcli models`: what it prints, what it removes, and when it does not
+
+
+@pytest.fixture
+def cached(monkeypatch, tmp_path):
+    """A hub cache with one model in it, and our own cache beside it."""
+    root = tmp_path / "hf" / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root))
+    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "own"))
+    files = {"config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}"}
+    write_revision(root, "org/name", files)
+    return root
+
+
+def test_prune_by_age(cli, cached):
+    then = time.time() - 40 * 86400
+    os.utime(cached / f"models--org--name/snapshots/{'a' * 40}/model.safetensors", (then, then))
+    assert cli("models", "prune", "--older-than", "6w", "-y").out == "nothing to remove\n"
+    dry = cli("models", "prune", "--older-than", "5w", "--dry-run", "--json").json()
+    assert (dry["older_than"], len(dry["removed"])) == ("5w", 1)
+    assert "complete 40 days ago hub cache" in " ".join(cli("models").out.split())
+    assert "last used 40 days ago" in cli("models", "prune", "--older-than", "5w", "-y").out
+    assert tree_of(cached) == {}
+
+
+@pytest.mark.parametrize(("typed", "gone"), [
+    ("y\n", True), ("Yes\n", True), ("\n", False), ("n\n", False), ("", False), ("yep\n", False),
+])
+def test_it_asks_on_a_terminal(cli, cached, monkeypatch, typed, gone):
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    asked = cli("models", "rm", "org/name")
+    assert asked.code == 0
+    assert re.search(r"(?s)org/name  2 KiB.*would free.*remove it\? \[y/N\] ", asked.err)
+    assert ("freed 2 KiB" in asked.out) == gone
+    assert ("nothing was removed" in asked.err) != gone
+    assert (tree_of(cached) == {}) == gone
+
+
+@pytest.fixture
+def here(hub, monkeypatch, tmp_path):
+    """The hub is the one that this process knows."""
+    hub.here(monkeypatch, tmp_path)
+    return hub
+
+
+def test_pull_fetches_once_and_says_where(cli, here):
+    first = cli("models", "pull", "org/m", "tiny", "hf:org/several/b.gguf")
+    assert (first.code, first.err) == (0, "")
+    lines = [line.split("  ") for line in first.out.splitlines()]
+    assert [line[0] for line in lines] == ["org/m", "tiny", "hf:org/several/b.gguf"]
+    assert [line[2] for line in lines] == ["fetched", "already here", "fetched"]
+    assert lines[2][1] == "600 B"
+    for name, *_, path in lines:
+        assert cli("models", "path", name).out == f"{path}\n"
+    assert Path(lines[1][-1], "config.json").is_file()
+    listed = cli("models").out
+    assert "org/m " in listed
+    assert "hf:org/several/b.gguf " in listed
+    assert "a.gguf" not in listed
+    assert cli("tokens", "-m", "org/m", "hi").code == 0
+    asked = len(here.requests)
+    again = cli("models", "pull", "org/m", "hf:org/several/b.gguf", "--json").json()
+    fetched = {model["name"]: model["fetched"] for model in again["models"]}
+    assert fetched == {"org/m": False, "hf:org/several/b.gguf": False}
+    assert len(here.requests) == asked, "what is here makes no network call"
+
+
+def test_pull_goes_on_after_what_is_not_there(cli, here):
+    names = ("org/nowhere", "org/m", "org/several", "tiny")
+    result = cli("models", "pull", *names)
+    assert result.code == 3, "as the first that failed"
+    assert [line.split("  ")[0] for line in result.out.splitlines()] == ["org/m", "tiny"]
+    said = [line for line in result.err.splitlines() if line.startswith("error: ")]
+    assert ["org/nowhere" in said[0], "org/several" in said[1], len(said)] == [True, True, 2]
+    assert result.err.count("hint: ") == 2
+    told = cli("models", "pull", *names, "--json")
+    document = told.json()
+    assert (told.code, document["finish_reason"]) == (3, "complete")
+    assert [model["name"] for model in document["models"]] == ["org/m", "tiny"]
+    failed = [(one["name"], one["code"], one["kind"]) for one in document["failed"]]
+    assert failed == [("org/nowhere", 3, "model_not_found"), ("org/several", 4, "checkpoint")]
+    assert document["failed"][0]["message"] in said[0]
+    # one model that cannot be had is an error like any other
+    assert cli("models", "pull", "org/several").code == 4, "which of the two files?"
+    refused = cli("models", "pull", "org/m@other", "--json")
+    assert (refused.code, refused.json()["error"]["kind"]) == (3, "model_not_found")
+
+
+def test_pull_that_is_interrupted_says_what_it_has(here, tmp_path):
+    here.hold["b.gguf"] = 100
+    argv = ("models", "pull", "tiny", "hf:org/several/b.gguf", "org/m", "--json")
+    process = programs.start(*argv, env=os.environ | here.environment(tmp_path))
+    assert here.holding.wait(20)
+    process.send_signal(signal.SIGINT)
+    out, err = ended(process, 130)
+    here.release.set()
+    document = json.loads(out)
+    assert [model["name"] for model in document["models"]] == ["tiny"]
+    assert (document["failed"], document["finish_reason"]) == ([], "interrupted")
+    assert err == "interrupted after 1 of 3 models\n"

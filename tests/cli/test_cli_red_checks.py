@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from decoder_faults import wrap
 from json_schemas import errors
 
 from llmcli.commands.ladder.measure.record import Recorder
@@ -17,40 +18,25 @@ from llmcli.decoder.block import Block
 from llmcli.parts import attention, experts
 from llmcli.parts.norm import Norm
 
-
-def unmasked(patch):
-    attend = attention.attend
-    patch.setattr(attention, "attend", lambda q, k, v, *, scale, **_: attend(q, k, v, scale=scale))
-
-
-def scaled_twice(patch):
-    attend = attention.attend
-    patch.setattr(
-        attention, "attend", lambda *qkv, scale, **mask: attend(*qkv, scale=2 * scale, **mask)
-    )
+unmasked = wrap(
+    attention, "attend", lambda attend, q, k, v, *, scale, **_: attend(q, k, v, scale=scale)
+)
+scaled_twice = wrap(
+    attention, "attend",
+    lambda attend, *qkv, scale, **mask: attend(*qkv, scale=2 * scale, **mask),
+)  # fmt: skip
+stream_times_1_001 = wrap(
+    Block, "__call__", lambda block, self, x, cache, step: block(self, x * 1.001, cache, step)
+)
+weights_turned_round = wrap(experts, "weigh", lambda weigh, *x: weigh(*x).flip(-1))
+rung_4_times_1_01 = wrap(RUNGS[3], "forward", lambda forward, *args: forward(*args) * 1.01)
 
 
 def norm_times(factor, name=None):
-    def plant(patch):
-        norm = Norm.__call__
-        patch.setattr(
-            Norm, "__call__",
-            lambda self, x: norm(self, x) * (factor if name in (None, self.name) else 1),
-        )  # fmt: skip
-
-    return plant
-
-
-def stream_times_1_001(patch):
-    block = Block.__call__
-    patch.setattr(
-        Block, "__call__", lambda self, x, cache, step: block(self, x * 1.001, cache, step)
-    )
-
-
-def weights_turned_round(patch):
-    weigh = experts.weigh
-    patch.setattr(experts, "weigh", lambda *x: weigh(*x).flip(-1))
+    return wrap(
+        Norm, "__call__",
+        lambda norm, self, x: norm(self, x) * (factor if name in (None, self.name) else 1),
+    )  # fmt: skip
 
 
 VALUES = "the pattern shown · values is the kernel's own z, but for roundings"
@@ -81,7 +67,7 @@ def test_a_view(cli, weighted, mixture, monkeypatch, tmp_path, words, plant, che
     argv += ["--dtype", "float32"]  # bfloat16 allows for more
     sound = cli(command, *argv)
     assert sound.code == 0, sound.err
-    plant(monkeypatch)
+    plant(monkeypatch, None)
     result = cli(command, *argv)
     assert result.code == 1
     assert result.out.count("\n") >= sound.out.count("\n"), "it is shown nevertheless"
@@ -111,7 +97,7 @@ def test_a_view(cli, weighted, mixture, monkeypatch, tmp_path, words, plant, che
 ])
 def test_explain_names_the_first_formula(cli, weighted, monkeypatch, number, depth, plant, name):
     """Also of a small fault at the end of a long way, which the number itself does not tell."""
-    plant(monkeypatch)
+    plant(monkeypatch, None)
     argv = ("explain", number, "-m", weighted, "hello", "--depth", depth)
     result = cli(*argv)
     assert result.code == 1
@@ -136,16 +122,8 @@ def ladder(cli, weighted):
     return partial(cli, "ladder", "-m", weighted, "ab")
 
 
-@pytest.fixture
-def wrong(monkeypatch):
-    """Rung 4 is off by a hundredth."""
-    right = RUNGS[3].forward
-    monkeypatch.setattr(
-        RUNGS[3], "forward", lambda self, ids, until=None: right(self, ids, until) * 1.01
-    )
-
-
-def test_a_wrong_rung_fails_and_is_still_shown(ladder, wrong):
+def test_a_wrong_rung_fails_and_is_still_shown(ladder, monkeypatch):
+    rung_4_times_1_01(monkeypatch, None)
     result = ladder("--rung", "3-4")
     assert result.code == 1
     assert "rung 4: logits differ from the rung before by at most" in result.out
@@ -155,11 +133,11 @@ def test_a_wrong_rung_fails_and_is_still_shown(ladder, wrong):
     assert failed.json()["ok"] is False  # one document, and it says so
 
 
-def test_a_wrong_rung_is_red(ladder, wrong, monkeypatch):
+def test_a_wrong_rung_is_red(ladder, monkeypatch):
     """Its difference in the table and the verdict below; the rung before it is green."""
+    rung_4_times_1_01(monkeypatch, None)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("TERM", "xterm-256color")
     out = ladder("--rung", "2-4", "--no-pager").out
     red, green = (set(re.findall(rf"\x1b\[{code}m([^\x1b]*)", out)) for code in ("1;31", "32"))
     differences = {words for words in red | green if re.fullmatch(r" *\d\.\de[+-]\d\d", words)}
@@ -169,10 +147,10 @@ def test_a_wrong_rung_is_red(ladder, wrong, monkeypatch):
 
 
 @pytest.mark.parametrize("agrees", [True, False])
-def test_nothing_is_as_on_a_rung_that_disagrees(ladder, request, agrees):
+def test_nothing_is_as_on_a_rung_that_disagrees(ladder, monkeypatch, agrees):
     """All functions of a wrong rung are shown with their numbers: any may be the wrong one."""
     if not agrees:
-        request.getfixturevalue("wrong")
+        rung_4_times_1_01(monkeypatch, None)
     result = ladder("--rung", "4", "--explain")
     assert result.code == (0 if agrees else 1)
     assert ("as on rung 3: read, embed, block" in result.out) is agrees

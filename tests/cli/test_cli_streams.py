@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from programs import ROOT, ended, on_terminal
 
 import llmcli.engine.stream
 from llmcli.shell.streams import escape_unencodable, spelled
+from llmcli.text.template_renderer import SERVER
 
 ENDLESS = ("--raw", "--ignore-eos", "-n", "100000", "--context-length", "100000", "-q")
 LONG = ("--ignore-eos", "-n", "12")
@@ -144,9 +146,7 @@ def test_closed_streams(tiny):
     closed = shell('"$PY" -c "$EACH" "tokens x" "tokens -" <&-', tiny)
     assert '"x"' in closed.stdout
     assert closed.stdout.splitlines()[-1] == "exit codes: 0 2"
-    commands = (
-        "tokens x", "--help", "generate -h", "--version", "--show-completion zsh", "help",
-    )  # fmt: skip
+    commands = ("tokens x", "--help", "generate -h", "--version", "--show-completion zsh", "help")
     nowhere = shell(f'"$PY" -c "$EACH" {shlex.join(commands)} >&-', tiny)
     *said, codes = nowhere.stderr.splitlines()
     assert codes == "exit codes: 1 1 1 1 1 1"
@@ -165,17 +165,6 @@ def test_a_directory_that_is_gone(tiny, tmp_path):
         "error: the current directory no longer exists",
         "hint: change to another one with `cd`, then run this command again",
     ] * 3
-
-
-def test_a_redirected_file_and_a_pipe_are_read(tiny, tmp_path):
-    (tmp_path / "f").write_text("ab\n")
-    for argv, stdin, piped in (
-        ([], (tmp_path / "f").open(), None), ([], subprocess.PIPE, b"ab\n"),
-        (["-f", str(tmp_path / "f")], subprocess.DEVNULL, None), (["-"], subprocess.PIPE, b"ab\n"),
-    ):  # fmt: skip
-        out, _ = start(tiny, "tokens", "--json", *argv, stdin=stdin).communicate(piped)
-        assert [token["text"] for token in json.loads(out)["tokens"]] == ["a", "b"], argv
-    ended(start(tiny, "tokens"), 2)
 
 
 @pytest.mark.parametrize("level", few(["full", "short"], 1))
@@ -202,7 +191,8 @@ def test_an_encoding_without_the_character_is_no_error(tiny):
     """The locale C, where Python's own streams escape surrogates and refuse everything else."""
     lines = shlex.join(f"{words} {shlex.join(DRAWN)}" for words in SPELLED)
     plain = "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"
-    done = shell(f'{plain} "$PY" -c "import torch$EACH" {lines} </dev/null', tiny)
+    early = "import torch, llmcli.inspect.passes, llmcli.loading.load"
+    done = shell(f'{plain} "$PY" -c "{early}$EACH" {lines} </dev/null', tiny)
     assert done.stdout.isascii()
     assert done.stdout.splitlines()[-1] == "exit codes:" + " 0" * len(SPELLED), done.stderr
     assert [shown for shown in SPELLED.values() if shown not in done.stdout] == []
@@ -494,3 +484,66 @@ def test_a_pager_ends_with_what_started_it(tmp_path, trap, starts_another, numbe
     assert termios.tcgetattr(inner) == before
     os.close(controller)
     os.close(inner)
+
+
+# a chat template without an end
+
+
+TEMPLATES = [
+    "{{ ('a' * 8000000).rfind('ab' ~ 'a' * 4000000) }}",
+    "{{ ('a' * 1000000).strip('b' * 1000000 ~ 'a') }}",
+    "{{ ('a' * 8000000) | wordwrap }}",
+]
+COMMANDS = [("tokens", "--chat"), ("generate", "--random-weights", "-n", "1")]
+
+
+def with_template(tiny, folder, source):
+    folder = shutil.copytree(tiny, folder)
+    (folder / "chat_template.jinja").write_text(source)
+    return str(folder)
+
+
+@pytest.mark.parametrize(("source", "command"), in_turn(TEMPLATES, COMMANDS))
+def test_a_template_without_an_end_is_an_error(cli, tiny, tmp_path, monkeypatch, command, source):
+    monkeypatch.setattr("llmcli.text.template_renderer.MAX_SECONDS", 0.2)
+    result = cli(*command, "-m", with_template(tiny, tmp_path / "m", source), "hi", "--json")
+    assert result.code == 4
+    words = "the chat template failed: it takes more than 0.2 seconds of processor time"
+    assert json.loads(result.out)["error"]["message"] == words
+    error, hint = result.err.splitlines()[-2:]
+    assert error == f"error: {words}"
+    assert hint.startswith("hint: `llmcli generate --raw` goes without it")
+
+
+def rendering(parent):
+    """The process id of the parent's renderer once it has computed for a while, else None."""
+    for one in children.processes():
+        if one.parent == parent and SERVER.name in one.words and one.seconds >= 0.2:
+            return one.pid
+    return None
+
+
+@pytest.mark.parametrize(
+    ("command", "number", "group"),
+    in_turn(COMMANDS, [signal.SIGINT, signal.SIGTERM], [False, True]),
+)
+def test_a_signal_ends_a_program_whose_template_does_not(
+    tiny, tmp_path, command, number, group
+):
+    prompt = tmp_path / "prompt"
+    prompt.write_text("a" * 20_000_000)  # gives the template 22 seconds
+    folder = with_template(tiny, tmp_path / "m", TEMPLATES[0])
+    program = programs.start(*command, "-m", folder, "-f", prompt)
+    try:
+        end = time.monotonic() + 60
+        while (child := rendering(program.pid)) is None and time.monotonic() < end:
+            assert program.poll() is None, program.stderr.read()
+            time.sleep(0.1)
+        assert child is not None
+        (os.killpg if group else os.kill)(program.pid, number)
+        out, err = program.communicate(timeout=60)
+    finally:
+        program.kill()
+        program.wait()
+    assert (program.returncode, out, err) == (128 + number, b"", b"")
+    assert child not in [one.pid for one in children.processes()]  # it was killed before

@@ -1,7 +1,4 @@
-"""`llmcli dump`, `shapes`, `lens`, `load`, `info` and `score` as a shell sees them.
-
-Documents, files, and what is computed.
-"""
+"""`dump`, `shapes`, `lens`, `load`, `info` and `score`: documents, files, and what is computed."""
 
 from __future__ import annotations
 
@@ -71,19 +68,6 @@ def test_files_have_what_ran_and_the_tokens(dump, weighted, tmp_path, dtype):
             assert np.array_equal(others[name], array.float().numpy(), equal_nan=True)
 
 
-def test_a_parameter_needs_no_prompt(dump, weighted, tmp_path):
-    path = tmp_path / "w.safetensors"
-    names = "blocks.0.attn.W_k,model.layers.1.mlp.up_proj.weight"
-    result = dump("--name", names, "-o", path, "--dtype", "float32")
-    assert result.code == 0
-    arrays, stored = load_file(path), load_file(f"{weighted}/model.safetensors")
-    assert set(arrays) == {"blocks.0.attn.W_k", "blocks.1.mlp.W_up"}
-    there = stored["model.layers.0.self_attn.k_proj.weight"]
-    ours = arrays["blocks.0.attn.W_k"]
-    assert ours.shape == there.T.shape
-    assert np.allclose(ours.astype(np.float32), there.T, rtol=1e-2)
-
-
 @pytest.mark.parametrize("kind", ["safetensors", "npz"])
 def test_a_pipe_is_told_its_size_too(dump, tmp_path, kind):
     path = tmp_path / f"a.{kind}"
@@ -98,14 +82,17 @@ def test_a_pipe_is_told_its_size_too(dump, tmp_path, kind):
 
 def test_the_document_has_every_tensor(cli, tmp_path):
     folder = write_tiny(tmp_path / "m", weights=True)
-    document = cli("shapes", "-m", folder, "--json", "--dtype", "float32", "--tokens", "5").json()
+    shapes = partial(cli, "shapes", "-m", folder, "--json", "--dtype", "float32", "--tokens", "5")
+    document = shapes().json()
     tensors = document["tensors"]
+    own = [tensor for tensor in tensors if tensor["kind"] == "parameter"]
+    assert shapes("--params").json()["tensors"] == own
+    assert shapes("--activations").json()["tensors"] == [one for one in tensors if one not in own]
     for tensor in tensors:
         assert len(tensor["axes"]) == len(tensor["shape"]) == len(tensor["documents"])
         assert tensor["bytes"] == 4 * np.prod(tensor["shape"])
-    parameters = [tensor for tensor in tensors if tensor["kind"] == "parameter"]
-    assert {tensor["phase"] for tensor in parameters} == {None}
-    assert document["model"]["parameters"] == sum(np.prod(t["shape"]) for t in parameters)
+    assert {tensor["phase"] for tensor in own} == {None}
+    assert document["model"]["parameters"] == sum(np.prod(tensor["shape"]) for tensor in own)
     assert set(Counter((tensor["name"], tensor["phase"]) for tensor in tensors).values()) == {1}
     config, _ = translate(open_checkpoint(folder))
     for call, (tokens, past) in zip(document["flops"], [(5, 0), (1, 5)], strict=True):
@@ -114,34 +101,8 @@ def test_the_document_has_every_tensor(cli, tmp_path):
         work = total_cost(config, shape, numbers=Arithmetic.of("float32"), logits="all")
         for name in ("flops", "flops_full"):
             assert call[name] == sum(tensor[name] for tensor in ran) == vars(work)[name] > 0
-    pattern = {t["phase"]: t for t in tensors if t["name"] == "blocks.1.attn.pattern"}
-    assert pattern["prefill"]["axes"] == ["B", "H", "T", "S"]
-    shapes = [pattern[phase]["shape"] for phase in ("prefill", "decode")]
-    assert shapes == [[1, 4, 5, 5], [1, 4, 1, 6]]
-    assert not pattern["decode"]["written"]
-    key = next(t for t in tensors if t["name"] == "blocks.0.attn.W_k")
-    assert key["source"] == "model.layers.0.self_attn.k_proj.weight"
-    assert (key["shape"], key["stored_shape"]) == ([32, 16], [16, 32])
-    assert key["shares"] == "blocks.0.attn.W_qkv"
     # 2 layers × keys and values × 2 heads of 8 × 4 bytes
     assert document["cache"]["per_token"] == 2 * 2 * 2 * 8 * 4
-    assert {name: check["ok"] for name, check in document["checks"].items()} == {
-        "symbols": True,
-        "folded": True,
-        "stored": True,
-    }
-    assert {"name": "blocks.{0-1}.mlp.up", "layers": [0, 1], "formula": "U = T⁴ W_up"} in (
-        document["rows"]
-    )
-
-
-def test_parameters_and_activations_are_everything(cli, tiny):
-    def names(*argv):
-        document = cli("shapes", "-m", tiny, "--json", *argv).json()
-        return {tensor["name"] for tensor in document["tensors"]}
-
-    assert names("--params") | names("--activations") == names()
-    assert not names("--params") & names("--activations")
 
 
 def test_on_a_narrow_screen_only_what_fits_is_computed(cli, weighted, monkeypatch, tmp_path):

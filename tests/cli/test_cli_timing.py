@@ -30,11 +30,7 @@ from llmcli.shell.prompts import LOOKED_AT, Prompt
 
 TEXT = "abcabcab"
 LAYERS = 2
-
-
-@pytest.fixture(scope="module")
-def runs():
-    return {}
+DOCUMENT = {}  # of one run, for all tests that read it
 
 
 @pytest.fixture
@@ -49,11 +45,10 @@ def timing(cli, weighted):
 
 
 @pytest.fixture
-def said(timing, runs):
-    """The document of one run, for all tests that read it."""
-    if "document" not in runs:
-        runs["document"] = timing(TEXT, "--json").json()
-    return runs["document"]
+def said(timing):
+    if not DOCUMENT:
+        DOCUMENT.update(timing(TEXT, "--json").json())
+    return DOCUMENT
 
 
 def test_what_is_printed(timing, weighted, monkeypatch):
@@ -230,12 +225,10 @@ def test_the_size_of_a_trace_is_that_of_the_phases_in_it():
 def test_a_trace_that_cannot_be_written_costs_no_measurement(timing, tmp_path):
     file = tmp_path / "run.json"
     file.symlink_to("/dev/full")
-    shown = timing(TEXT, "--trace", str(file))
-    assert shown.code == 1
-    assert "prefill" in shown.out
-    assert f"could not write `{file}`: no space left on device" in shown.err
-    said = timing(TEXT, "--trace", str(file), "--json")
-    assert (said.code, said.json()["schema"]) == (1, "llmcli.timing/1")
+    result = timing(TEXT, "--trace", str(file), "--json")
+    assert f"could not write `{file}`: no space left on device" in result.err
+    assert (result.code, result.json()["schema"]) == (1, "llmcli.timing/1")
+    assert [phase["name"] for phase in result.json()["phases"]] == ["prefill", "decode"]
 
 
 def test_time_that_is_in_no_part_fails_a_check(timing, monkeypatch):

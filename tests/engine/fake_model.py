@@ -90,14 +90,11 @@ class FakeDecoder:
         state: FakeState,
         *,
         lengths: Sequence[int] | None = None,
-        totals: Sequence[int] | None = None,
-        tap: None = None,
-        edits: tuple[()] = (),
-        verify: bool = False,
-        clock: None = None,
         logits: str,
         until: int | None = None,
+        **settings: Any,
     ) -> torch.Tensor:
+        assert settings.keys() <= {"totals", "tap", "edits", "verify", "clock"}
         assert logits == "last"
         assert until in (None, len(self.blocks) - 1)
         batch, width = ids.shape

@@ -372,12 +372,7 @@ def test_norm_and_head_are_computed_where_a_prompt_ends_and_nowhere_else(read, l
     prompts = [[1] * n for n in lengths]
     heard = []
     Session(read, len(prompts), 40).prefill(prompts, chunk=7, clock=heard.append)
-    calls = [[]]
-    for name in heard:
-        if name == "step":
-            calls.append([])
-        calls[-1].append(name)
-    calls = calls[1:]
+    calls = [call.split() for call in " ".join(heard).split("step ")[1:]]
     assert len(calls) == -(-max(lengths) // 7)
     for number, names in enumerate(calls):
         ends = ["ln_final.out", "logits_raw", "logits"] if number in heads else []

@@ -110,12 +110,12 @@ def test_an_end_in_the_middle_of_a_proposal_ends_the_text(model):
 )
 def test_the_text_is_the_same(kind, sampling, model):
     sampling = SAMPLINGS[sampling]
-    settings = {"limit": 40, "capacity": 45, "logprobs": 2}
+    settings = {"limit": 40, "capacity": 33, "logprobs": 2}
     alone = list(stream(model, [PROMPT], sampling, **settings))
     speculation = Speculation(DRAFTS[kind](model))
     drafted = list(stream(model, [PROMPT], sampling, **settings, speculation=speculation))
     assert [token.id for token in drafted] == [token.id for token in alone]
-    assert len(alone) == 36
+    assert len(alone) == 24
     assert drafted[-1].finish == "length"
     for one, other in zip(drafted, alone, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-9)
@@ -123,7 +123,7 @@ def test_the_text_is_the_same(kind, sampling, model):
     if any(type(rope.scaling).__name__ == "DynamicScaling" for rope in ropes(model)):
         assert speculation.proposed == 0  # tokens that are read together rotate otherwise
     elif kind == "same":
-        assert speculation.accepted > 20
+        assert speculation.accepted > 12
     elif kind == "liar":
         assert speculation.accepted < speculation.proposed / 4
 

@@ -254,11 +254,10 @@ def test_every_choice_that_bfloat16_changes_is_marked_and_few_others():
 @pytest.mark.real
 def test_every_answer_that_bfloat16_changes_is_marked(smollm2_path):
     model = load_checkpoint(open_checkpoint(smollm2_path), device="cpu", dtype="float32")
-    questions = ("What is the capital of France?", "Why is the sky blue?", "Tell me a joke.",
-                 "What is the opposite of hot?", "Who wrote Hamlet?", "What is tea?")  # fmt: skip
+    questions = "What is the capital of France?", "Why is the sky blue?", "Tell me a joke."
     prompts = [model.tokenizer.encode_chat([{"role": "user", "content": q}]) for q in questions]
     answers: list[list[int]] = [[] for _ in prompts]
-    for token in stream(model, prompts, GREEDY, limit=32):
+    for token in stream(model, prompts, GREEDY, limit=24):
         answers[token.sequence].append(token.id)
     texts = [[*prompt, *answer[:-1]] for prompt, answer in zip(prompts, answers, strict=True)]
     first = [len(prompt) - 1 for prompt in prompts]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Iterator, Mapping
 
 import torch
 from blocks import two_norms
@@ -15,7 +17,9 @@ from llmcli.commands.explain.options import names
 from llmcli.config.attention import RopeConfig
 from llmcli.config.embedding import HeadConfig
 from llmcli.config.mlp import MlpConfig
+from llmcli.config.model import ModelConfig
 from llmcli.config.norm import NormConfig
+from llmcli.graph.graph import Graph
 from llmcli.model import Model
 from llmcli.records.text import Token
 
@@ -50,12 +54,31 @@ def deep_model(layers: int) -> Model:
     return random_model(dataclasses.replace(ODD, layers=ODD.layers[:1] * layers))
 
 
-def make(name: str, dtype: str = "float64") -> Model:
-    """A fresh model of that name; gpt2 has one block."""
+def config_of(name: str) -> ModelConfig:
+    """gpt2 has one block."""
     config = ODD if name == "odd" else CONFIGS[name]
-    if name.startswith("gpt2"):
-        config = dataclasses.replace(config, layers=config.layers[:1])
-    return random_model(config, getattr(torch, dtype))
+    return dataclasses.replace(config, layers=config.layers[: 1 if "gpt2" in name else 2])
+
+
+def make(name: str, dtype: str = "float64") -> Model:
+    """A fresh model of that name."""
+    return random_model(config_of(name), getattr(torch, dtype))
+
+
+def firsts(models: Mapping[str, ModelConfig]) -> Iterator[tuple[str, list[str]]]:
+    """(model, the activations with an op that neither a model before it nor a layer before has)."""
+    seen = set()
+    for name, config in models.items():
+        new = []
+        for tensor, node in Graph(config).nodes.items():
+            op = re.sub(r"blocks\.\d+", "", repr(node.op))
+            if op not in seen:
+                new.append(tensor)
+            seen.add(op)
+        yield name, new
+
+
+FIRST = list(firsts({name: config_of(name) for name in NAMES}))
 
 
 def explained(model: Model, name: str, index, depth=None, tokens=TOKENS):

@@ -8,14 +8,13 @@ import pytest
 import torch
 from covers import KINDS
 from decoder_parameters import packed_model
-from explain_models import NAMES, make
+from explain_models import NAMES, firsts, make
 from needs import needs_kernels
 from small_models import ids, random_model
 from zoo import MODELS
 
 from llmcli.evaluate.numbers import ACTIVATIONS, EXACT, Number
 from llmcli.evaluate.rule import concatenated, exact
-from llmcli.graph.graph import Graph
 from llmcli.inspect.kernel import Kernel, rules
 from llmcli.ops.activations import activation
 
@@ -113,20 +112,10 @@ def check_bound(rule, own, index, magnitudes):
     assert math.isclose(rule.bound(own, index), float(magnitudes[index]), rel_tol=1e-9), index
 
 
-def firsts():
-    """(model, the activations with an op that neither a model before it nor a layer before has)."""
-    seen = set()
-    for name in KINDS:
-        new = []
-        for tensor, node in Graph(MODELS[name]).nodes.items():
-            op = re.sub(r"blocks\.\d+", "", repr(node.op))
-            if op not in seen:
-                new.append(tensor)
-            seen.add(op)
-        yield name, new
+OF_KINDS = list(firsts({name: MODELS[name] for name in KINDS}))
 
 
-@pytest.mark.parametrize(("name", "tensors"), list(firsts()), ids=KINDS)
+@pytest.mark.parametrize(("name", "tensors"), OF_KINDS, ids=KINDS)
 def test_the_steps_that_are_shown_multiply_out_to_the_number(name, tensors):
     own = one_call(random_model(MODELS[name]))
     lines, columns = 0, set()

@@ -107,21 +107,24 @@ def test_a_set_is_read_where_it_fits(rates, nbytes, level, rate):
     assert (found.level, found.bytes_per_s) == (level, rate)
 
 
-def test_a_dtype_is_measured_once():
-    """Float64 is never measured through float32."""
-    narrow = Arithmetic.of("bfloat16")
-    one = measure_ceilings(CPU, narrow, threads=1, working_set=MIB, seconds=0.05)
-    assert [rate.dtype for rate in one.matrices] == ["bfloat16"]
-    exact = module.matrix_rate(CPU, "float64", 0.02)
-    assert (exact.dtype, exact.way) == ("float64", "direct")
+PACKED = Arithmetic(dtype="float32", cache="bfloat16", formats={"head.W": "Q8_0"})
 
 
-@needs_kernels
-def test_products_with_packed_weights_have_a_rate_of_their_own():
-    packed = Arithmetic(dtype="float32", cache="bfloat16", formats={"head.W": "Q8_0"})
-    found = measure_ceilings(CPU, packed, threads=1, working_set=MIB, seconds=0.05)
-    assert [rate.dtype for rate in found.matrices] == ["int16", "float32", "bfloat16"]
-    assert found.matrices[0].way in (f"llmcli {native.level()}", "PyTorch")
+@pytest.mark.parametrize(("numbers", "dtypes", "ways"), [
+    (Arithmetic.of("bfloat16"), ["bfloat16"], {"direct", "through float32"}),
+    (Arithmetic.of("float64"), ["float64", "bfloat16"], {"direct"}),  # never through float32
+    pytest.param(
+        PACKED, ["int16", "float32", "bfloat16"], {f"llmcli {native.level()}", "PyTorch"},
+        marks=needs_kernels,
+    ),
+])
+def test_a_dtype_is_measured_once_and_products_with_packed_weights_too(
+    monkeypatch, numbers, dtypes, ways
+):
+    monkeypatch.setattr(module, "cpu_caches", lambda threads: caches("L2", 2 * MIB))
+    found = measure_ceilings(CPU, numbers, threads=1, working_set=MIB, seconds=0.05)
+    assert [rate.dtype for rate in found.matrices] == dtypes
+    assert found.matrices[0].way in ways
     assert found.matrices[0].flops_per_s > 0
 
 

@@ -6,11 +6,12 @@ from itertools import cycle
 import numpy as np
 import pytest
 import torch
+from covers import in_turn
 from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import random_model
-from unfused import attention_of
+from unfused import attention_of, emitted
 from zoo import MODELS
 
 import llmcli.commands.dump.measure as dump_module
@@ -63,16 +64,15 @@ def dumped(model, names=None, ids=IDS, generate=0, progress=no_progress, **optio
 
 def seen_by_a_tap(model, ids):
     """All activations of one call with a cache, and what it keeps."""
-    found, state = {}, model.decoder.new_state(1, 40)
-    model.decoder(
-        torch.tensor([ids]), state, tap=lambda name, it: found.update({name: it[0]}), logits="all"
-    )
-    return found | {name: one[0, :, : len(ids)] for name, one in state.tensors().items()}
+    state = model.decoder.new_state(1, 40)
+    seen = emitted(model, ids, state)
+    return seen | {name: one[0, :, : len(ids)] for name, one in state.tensors().items()}
 
 
-@pytest.mark.parametrize("generate", [0, 3])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "dtype", "generate"),
+    in_turn(["llama", *CONFIGS], ["float32", "bfloat16", "float64"], [0, 3]),
+)
 def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate):
     model = made(name, dtype)
     report, arrays = dumped(model, generate=generate)

@@ -6,7 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from covers import in_turn
+from decoder_faults import wrap
 from small_models import ids, random_model
+from unfused import emitted
 from zoo import MODELS
 
 from llmcli.commands.experts import measure
@@ -18,6 +21,7 @@ MIXTURES = (
     "experts", "experts beside dense layers", "experts by groups", "experts after the choice",
     "all experts",
 )  # fmt: skip
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 PROMPT = tuple(ids(1, 11)[0].tolist())
 
 
@@ -30,15 +34,7 @@ def red(report):
     return {check.name for check in report.checks if not check.ok}
 
 
-def emitted(of, prompt=PROMPT):
-    """What one pass over the prompt emits, without the batch axis."""
-    seen = {}
-    of.decoder(torch.tensor([prompt]), tap=lambda name, x: seen.__setitem__(name, x[0]))
-    return seen
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(MIXTURES, DTYPES))
 def test_every_check_is_green(name, dtype):
     report = measured(random_model(MODELS[name], dtype), generate=3)
     assert [check.name for check in report.checks] == ["choice", "weights", "sum", "loads", "steps"]
@@ -50,7 +46,7 @@ def test_every_check_is_green(name, dtype):
 @pytest.mark.parametrize("name", MIXTURES)
 def test_choices_weights_loads_and_shares_are_what_was_emitted(name):
     of = random_model(MODELS[name])
-    seen = emitted(of)
+    seen = emitted(of, PROMPT)
     for layer in measured(of).layers:
         p = f"blocks.{layer.layer}"
         chosen = seen[f"{p}.moe.expert_idx"].numpy()
@@ -91,7 +87,7 @@ def margin_by_hand(routing, scores, correction):
 @pytest.mark.parametrize("name", MIXTURES[:-1])
 def test_margins_are_of_the_scores_that_choose(name):
     of = random_model(MODELS[name])
-    seen = emitted(of)
+    seen = emitted(of, PROMPT)
     for layer in measured(of).layers:
         part = of.decoder.blocks[layer.layer].parts[f"blocks.{layer.layer}.moe"]
         leaf = "router_logits" if layer.scores == "logits" else "router_probs"
@@ -127,15 +123,10 @@ def test_in_chunks_and_token_by_token_it_is_the_same(name, monkeypatch):
         np.testing.assert_allclose(one.margins, other.margins, rtol=1e-5)
 
 
-def instead(owner, name, make):
-    """Plants `make(plain)` instead of the function of that name."""
-    return lambda monkeypatch, decoder: monkeypatch.setattr(owner, name, make(getattr(owner, name)))
-
-
 def routed(name, **changes):
     """Plants that function of the routing with another configuration."""
-    return instead(
-        experts, name, lambda plain: lambda *x: plain(*x[:2], dataclasses.replace(x[2], **changes))
+    return wrap(
+        experts, name, lambda plain, *x: plain(*x[:2], dataclasses.replace(x[2], **changes))
     )
 
 
@@ -152,39 +143,38 @@ def no_shared_expert(monkeypatch, decoder):
 
 # of each fault the model that it is planted in, the check that it has to turn red, what plants it
 FAULTS = {
-    "a choice that ignores the correction": ("experts by groups", "choice", instead(
-        experts, "choose", lambda choose: lambda scores, c, routing: choose(scores, None, routing)
+    "a choice that ignores the correction": ("experts by groups", "choice", wrap(
+        experts, "choose", lambda choose, scores, c, routing: choose(scores, None, routing)
     )),
     "a choice of all groups": ("experts by groups", "choice", routed("choose", groups=1)),
-    "the expert behind the last one": ("experts", "choice", instead(
+    "the expert behind the last one": ("experts", "choice", wrap(
         experts, "choose",
-        lambda choose: lambda s, c, r: choose(s, c, dataclasses.replace(r, chosen=3))[..., [0, 2]],
+        lambda choose, s, c, r: choose(s, c, dataclasses.replace(r, chosen=3))[..., [0, 2]],
     )),
-    "the same expert twice": ("experts", "choice", instead(
-        experts, "choose", lambda choose: lambda *x: choose(*x)[..., [0, 0]])),
-    "the smallest score first": ("experts", "choice", instead(
-        experts, "choose", lambda choose: lambda *x: choose(*x).flip(-1))),
-    "weights of another expert": ("experts", "weights", instead(
-        experts, "weigh", lambda weigh: lambda *x: weigh(*x).flip(-1))),
+    "the same expert twice": ("experts", "choice", wrap(
+        experts, "choose", lambda choose, *x: choose(*x)[..., [0, 0]])),
+    "the smallest score first": ("experts", "choice", wrap(
+        experts, "choose", lambda choose, *x: choose(*x).flip(-1))),
+    "weights of another expert": ("experts", "weights", wrap(
+        experts, "weigh", lambda weigh, *x: weigh(*x).flip(-1))),
     "corrected scores that weigh": ("experts by groups", "weights", corrected_scores_that_weigh),
     "weights that are not renormalized": ("experts", "weights", routed(
         "weigh", renormalized=False)),
     "weights that are not scaled": ("experts by groups", "weights", routed("weigh", scale=1.0)),
-    "all of the shared expert": ("experts beside dense layers", "weights", instead(
-        experts, "share", lambda share: lambda x, sigmoid: (
+    "all of the shared expert": ("experts beside dense layers", "weights", wrap(
+        experts, "share", lambda share, x, sigmoid: (
             torch.ones_like(x) if x.shape[-1] == 1 else share(x, sigmoid=sigmoid)))),
     "the shared expert left out": ("experts beside dense layers", "sum", no_shared_expert),
-    "a load that counts the first choice alone": ("experts by groups", "loads", instead(
-        measure, "loads", lambda loads: lambda chosen, count: loads(chosen[:, :1], count))),
-    "a load without the last expert": ("experts", "loads", instead(
+    "a load that counts the first choice alone": ("experts by groups", "loads", wrap(
+        measure, "loads", lambda loads, chosen, count: loads(chosen[:, :1], count))),
+    "a load without the last expert": ("experts", "loads", wrap(
         measure, "loads",
-        lambda loads: lambda chosen, count: loads(chosen, count) * (np.arange(count) < count - 1),
+        lambda loads, chosen, count: loads(chosen, count) * (np.arange(count) < count - 1),
     )),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(list(FAULTS), DTYPES))
 def test_a_fault_turns_its_check_red(name, dtype, monkeypatch):
     """Of models that are green without it."""
     config, check, plant = FAULTS[name]

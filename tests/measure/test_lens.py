@@ -4,11 +4,13 @@ import dataclasses
 
 import pytest
 import torch
-from blocks import configure
+from covers import in_turn
+from decoder_faults import in_the_model, wrap
 from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import random_model
+from unfused import emitted
 from zoo import BLOCKS, MODELS, VOCAB, layer, llama
 
 import llmcli.commands.lens.measure as lens_module
@@ -55,12 +57,6 @@ def checks_of(model, *args, **options):
     return {check.name: check for check in look(model, *args, **options).checks}
 
 
-def tapped(model, ids):
-    seen = {}
-    logits = model.decoder(torch.tensor([ids]), tap=lambda name, x: seen.setdefault(name, x[0]))
-    return seen, logits[0].double()
-
-
 def by_hand(model, h_TD, scale_T1=None):
     """Norm, head, softmax; `scale_T1` instead of the rows' own statistics."""
     config, slots = model.config, {k: v.double() for k, v in parameters_of(model.decoder).items()}
@@ -81,13 +77,14 @@ def same_cells(cells, others):
         )
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), in_turn(list(CONFIGS), ["float64", "float32", "bfloat16", "float16"])
+)
 def test_the_last_row_is_the_output(name, dtype):
     model = made(name, dtype)
     before = {name: slot.clone() for name, slot in parameters_of(model.decoder).items()}
     report, longer = look(model), look(model, generate=3)
-    p_TV = tapped(model, IDS)[1].softmax(1)
+    p_TV = emitted(model, IDS)["logits"].double().softmax(1)
     near = {"float64": 1e-12, "float32": 1e-5}.get(dtype, 0.05)
     for position, cell in enumerate(report.rows[-1].cells):
         for token in cell.top:
@@ -105,8 +102,8 @@ def test_the_last_row_is_the_output(name, dtype):
 def test_every_cell_is_the_formula(name):
     model = made(name)
     report = look(model, mid=True, top=3)
-    seen, logits_TV = tapped(model, IDS)
-    output_TV = logits_TV.softmax(1)
+    seen = emitted(model, IDS)
+    output_TV = seen["logits"].double().softmax(1)
     for row in report.rows:
         lens_TV = by_hand(model, seen[row.name])
         for t, cell in enumerate(row.cells):
@@ -139,37 +136,26 @@ def test_the_output_settles_at_the_last_place_at_the_latest():
     assert lens_module.settled(logits_RPV[2:], best_P).tolist() == [0, 0]
 
 
-def _wrong_eps(decoder):
-    configure(decoder.ln_final, eps=decoder.ln_final.config.eps + 4)
-
-
-def _wrong_weight(decoder):
-    decoder.ln_final.w = decoder.ln_final.w.flip(0)
-
-
-def _wrong_head(decoder):
-    decoder.head = Dense(decoder.head.dense().roll(1, 0))
-
-
-@pytest.fixture
-def capped(monkeypatch):
+def capped(emit, step, name, x):
     """The run gives out other logits than it computes."""
-    emit = Step.emit
-    monkeypatch.setattr(
-        Step,
-        "emit",
-        lambda step, name, x: emit(step, name, 3 * (x / 3).tanh() if name == "logits" else x),
-    )
+    return emit(step, name, 3 * (x / 3).tanh() if name == "logits" else x)
+
+
+WRONG = {
+    "eps": in_the_model(lambda decoder: decoder.ln_final, "config",
+                        lambda config: dataclasses.replace(config, eps=config.eps + 4)),
+    "weight": in_the_model(lambda decoder: decoder.ln_final, "w", lambda w: w.flip(0)),
+    "head": in_the_model(lambda decoder: decoder, "head",
+                         lambda head: Dense(head.dense().roll(1, 0))),
+    "capped": wrap(Step, "emit", capped),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("fault", [_wrong_eps, _wrong_weight, _wrong_head, "capped"])
-def test_another_output_than_the_last_row_is_red(fault, dtype, request):
+@pytest.mark.parametrize("fault", WRONG)
+def test_another_output_than_the_last_row_is_red(fault, dtype, monkeypatch):
     model = made(dtype=dtype)
-    if fault == "capped":
-        request.getfixturevalue(fault)
-    else:
-        fault(model.decoder)
+    WRONG[fault](monkeypatch, model)
     for ids in (IDS, IDS[:1]):
         assert {name: check.ok for name, check in checks_of(model, ids).items()} == {
             "output": False, "output_logprob": False, "output_kl": False, "residual_stream": True,
@@ -180,8 +166,9 @@ def test_another_output_than_the_last_row_is_red(fault, dtype, request):
         assert report.checks[0].where.startswith("position 6, id ")
 
 
-def _swapped(decoder):
+def swapped(patch, of):
     """Two rows of the head, of tokens that are far apart but never likely."""
+    decoder = of.decoder
     w = decoder.head.dense().clone()
     size = w.norm(dim=1).median()
     towards = decoder.ln_final.w / decoder.ln_final.w.norm()
@@ -190,17 +177,16 @@ def _swapped(decoder):
     decoder.head = Dense(w[[*range(7), 8, 7, *range(9, len(w))]])
 
 
-def _hundredth(decoder):
-    decoder.ln_final.w = decoder.ln_final.w * 1.01
+a_hundredth = in_the_model(lambda decoder: decoder.ln_final, "w", lambda w: w * 1.01)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("fault", [_swapped, _hundredth])
-def test_sixteen_bits_do_not_hide_wrong_logits_of_unlikely_tokens(fault, dtype):
+@pytest.mark.parametrize("fault", [swapped, a_hundredth])
+def test_sixteen_bits_do_not_hide_wrong_logits_of_unlikely_tokens(fault, dtype, monkeypatch):
     model = made(dtype=dtype)
     parameters_of(model.decoder)["head.W"].mul_(4)
     assert look(model).ok
-    fault(model.decoder)
+    fault(monkeypatch, model)
     checks = checks_of(model)
     assert not checks["output_logprob"].ok
     assert checks["residual_stream"].ok
@@ -208,9 +194,7 @@ def test_sixteen_bits_do_not_hide_wrong_logits_of_unlikely_tokens(fault, dtype):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_another_stream_than_the_tap_is_shown_is_red(dtype, monkeypatch):
-    plain = Block.__call__
-
-    def block(self, x, cache, step):
+    def block(plain, self, x, cache, step):
         emit, last = step.emit, self.name == "blocks.1"
 
         def shown(name, tensor):
@@ -222,7 +206,7 @@ def test_another_stream_than_the_tap_is_shown_is_red(dtype, monkeypatch):
         step.emit = shown
         return plain(self, x, cache, step)
 
-    monkeypatch.setattr(Block, "__call__", block)
+    wrap(Block, "__call__", block)(monkeypatch, None)
     checks = checks_of(made(dtype=dtype))
     assert not checks["residual_stream"].ok
     assert checks["residual_stream"].where.startswith("blocks.1.resid_post, position ")

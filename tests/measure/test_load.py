@@ -14,7 +14,7 @@ import pytest
 import torch
 from gguf_bytes import STRING, pair, tensor
 from gguf_bytes import gguf as gguf_file
-from load_files import check, checked, llama, loaded, write_gguf, write_sharded, write_split
+from load_files import llama, write_gguf, writer
 from quantized_checkpoints import write_quantized
 from safetensors.torch import save_file
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
@@ -25,7 +25,7 @@ import llmcli.commands.load.measure.run as run_module
 from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.load.measure.ledger import claims
 from llmcli.commands.load.measure.numbers import Outliers, parameter_numbers
-from llmcli.commands.load.measure.run import NO_DIGEST, measure_load
+from llmcli.commands.load.measure.run import NO_DIGEST, check_files, measure_load
 from llmcli.commands.load.report import folded, pooled
 from llmcli.errors import LlmcliError
 from llmcli.families import translate
@@ -42,24 +42,57 @@ SIZE = sum(tensor.nbytes for tensor in llama_tensors().values())
 NUMBERS = SIZE // 4
 UP = "model.layers.{}.mlp.up_proj.weight"
 FREQUENCIES = "model.layers.{}.self_attn.rotary_emb.inv_freq"
-WHOLE = {
-    "general__quantization_version": 2, "llama__vocab_size": 97, "split__tensors__count": 21
-}
+WHOLE = {"general__quantization_version": 2, "llama__vocab_size": 97, "split__tensors__count": 21}
 
 
-def index(document, **metadata):
+def loaded(path, dtype="float32"):
+    """What `llmcli load` tells of it."""
+    checkpoint = open_checkpoint(path)
+    return measure_load(checkpoint, Stages(), device="cpu", dtype=dtype, quantize="auto")[1]
+
+
+def checked(path):
+    """What `llmcli load --check` tells of it."""
+    return check_files(open_checkpoint(path), Stages())
+
+
+def check(report, name):
+    """The check of that name."""
+    return next(check for check in report.checks if check.name == name)
+
+
+def write_sharded(folder, **metadata):
+    """The tiny Llama in two shards with an index, whose `metadata` is the one given."""
+    write_llama(folder)
+    (folder / "model.safetensors").unlink()
+    names = list(llama_tensors())
+    shards = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
+    for file, part in shards.items():
+        save_file({name: llama_tensors()[name] for name in part}, folder / file)
+    index = {name: file for file, part in shards.items() for name in part}
+    document = {"metadata": metadata, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(document))
+    return folder
+
+
+def write_split(folder):
+    """The same in three files of at most eight tensors, as `llama-gguf-split` makes them."""
+    folder.mkdir()
+    write_gguf(folder / "m", parts=8)
+    return folder
+
+
+@writer
+def index(folder, document, **metadata):
     """Two shards whose index has other entries, too."""
-
-    def write(folder):
-        file = write_sharded(folder / "m", **metadata) / "model.safetensors.index.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | document))
-        return file.parent
-
-    return write
+    file = write_sharded(folder / "m", **metadata) / "model.safetensors.index.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | document))
+    return file.parent
 
 
-def with_gguf(blocks=True, **metadata):
-    return lambda folder: write_gguf(folder / "m.gguf", blocks=blocks, **metadata)
+@writer
+def with_gguf(folder, **how):
+    return write_gguf(folder / "m.gguf", **how)
 
 
 def padded(folder):
@@ -68,16 +101,13 @@ def padded(folder):
     return path
 
 
-def with_offsets(offsets, size):
+@writer
+def with_offsets(folder, offsets, size):
     """A GGUF file of two tensors that are there."""
-
-    def write(folder):
-        table = [tensor(name, (8,), 0, at) for name, at in zip("ab", offsets, strict=True)]
-        names = [pair("general.architecture", STRING, "nobody"), pair("a", STRING, "b" * 40)]
-        (folder / "m.gguf").write_bytes(gguf_file(names, table, bytes(size)))
-        return folder / "m.gguf"
-
-    return write
+    table = [tensor(name, (8,), 0, at) for name, at in zip("ab", offsets, strict=True)]
+    names = [pair("general.architecture", STRING, "nobody"), pair("a", STRING, "b" * 40)]
+    (folder / "m.gguf").write_bytes(gguf_file(names, table, bytes(size)))
+    return folder / "m.gguf"
 
 
 def tokens(count):
@@ -104,14 +134,11 @@ def planted(value):
     return llama({name: tensor})
 
 
-def alone(**tensors):
+@writer
+def alone(folder, **tensors):
     """A file of tensors without a configuration."""
-
-    def write(folder):
-        save_file(tensors, folder / "x.safetensors")
-        return folder / "x.safetensors"
-
-    return write
+    save_file(tensors, folder / "x.safetensors")
+    return folder / "x.safetensors"
 
 
 def bad_bits(dtype, bits):
@@ -139,8 +166,9 @@ def in_every_format(folder):
     return alone(**tensors, complex64=torch.complex(values, values))(folder)
 
 
-def scaled(scheme):
-    return lambda folder: write_quantized(folder / "m", scheme)[0]
+@writer
+def scaled(folder, scheme):
+    return write_quantized(folder / "m", scheme)[0]
 
 
 # what is in a checkpoint is `ok`, unless it says so
@@ -164,9 +192,7 @@ CASES = {
     "a GGUF file that tells the truth": with_gguf(**WHOLE),
     **{
         f"a GGUF file that lies: {key} {value}": with_gguf(**WHOLE | {key: value})
-        for key, value in [
-            ("general__quantization_version", 1), ("split__tensors__count", 22),
-        ]
+        for key, value in [("general__quantization_version", 1), ("split__tensors__count", 22)]
     },
     "names and labels are not read": with_gguf(
         general__size_label="8x7B", general__name="Mistral-7B-Instruct", general__file_type=2
@@ -500,28 +526,23 @@ def with_row(row, rows=512):
 def clean_tensors():
     positions = torch.arange(512.0)[:, None] * 10_000 ** -(torch.arange(256.0) / 256)
     return {
-        "normal": drawn(1024, 1024),
-        "in 16 bits": drawn(512, 512).bfloat16(),
-        "heavy": heavy(512, 512),
-        "a heavy vector": heavy(4096),
+        "normal": drawn(1024, 1024), "in 16 bits": drawn(512, 512).bfloat16(),
+        "heavy": heavy(512, 512), "a heavy vector": heavy(4096),
         "a super weight": with_number(100.0, 1024, 1024),
         "biases of thousands": with_number(1000.0, 576),
         "a norm with a large number": with_number(60.0, 2048, others=0.1),
-        "a row of ones": with_row(torch.ones(576)),
+        "a row of ones": with_row(torch.ones(576)), "a row of zeros": with_row(torch.zeros(576)),
         "a large row": with_row(30 * drawn(576, seed=1)),
-        "a row of zeros": with_row(torch.zeros(576)),
         "a few rows of another part": torch.cat((drawn(512, 256), 20 * drawn(8, 256, seed=1))),
         "positions": torch.cat((positions.sin(), positions.cos())),
         "frequencies": 10_000 ** -(torch.arange(64.0) / 64),
         "decays": torch.arange(1.0, 65).log(),
-        "ones": torch.ones(256, 256),
+        "ones": torch.ones(256, 256), "zeros": torch.zeros(256, 256),
         "one number of zeros": with_number(1.0, 256, 256, others=0.0),
-        "zeros": torch.zeros(256, 256),
         "scales of blocks": drawn(128, 96).abs() * 1e-3,
         "of rows of its own size each": drawn(512, 256) * drawn(512, 1, seed=1).exp(),
-        "a single number": torch.ones(1),
-        "nothing": torch.ones(0, 3),
-    }
+        "a single number": torch.ones(1), "nothing": torch.ones(0, 3),
+    }  # fmt: skip
 
 
 def test_none_in_what_tensors_are_like():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from anatomy_configs import RMS, config_of, models
 from covers import covered, in_turn
+from decoder_faults import wrap
 from decoder_parameters import replace_weight
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,7 +35,6 @@ from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.plan import plan
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load
-from llmcli.nn.state import allocate
 from llmcli.nn.step import Step
 from llmcli.parts.attention import Attention
 from llmcli.parts.norm import Norm
@@ -140,60 +140,44 @@ def test_a_run_has_what_is_planned(name, dtype):
     assert departures(random_model(MODELS[name], DTYPES[dtype])) == {}
 
 
-def broken_heads(self, x_BTNd):
-    return x_BTNd.transpose(1, 2).contiguous()
-
-
-def broken_write(self, x, slots):
-    Step.honest_write(self, x + 1, slots)
-
-
-def broken_norm(self, x, step):
+def broken_norm(observed, self, x, step):
     out = self(x)
     step.emit(f"{self.name}.scale", x.double().square().mean(-1, keepdim=True))
     step.emit(f"{self.name}.out", out)
     return out
 
 
-def fewer_keys(self, q, k, first, *heads):
-    return Attention.honest_rows(self, q, k[:, :, 1:], first, *heads)
-
-
-def larger_cache(config, arithmetic, batch, capacity, device):
-    return allocate(config, arithmetic, batch, capacity + 1, device)
-
-
-def cloned_v(model):
-    name = "blocks.1.attn.W_v"
-    replace_weight(model.decoder, name, model.decoder.weight(name).dense().clone())
-
-
-def turned(model):
-    name = "blocks.0.attn.W_o"
-    replace_weight(model.decoder, name, model.decoder.weight(name).dense().T[:, :3])
+def other_weight(name, change):
+    """Plants `change(tensor)` instead of the weight that the decoder says it has."""
+    return lambda patch, of: replace_weight(
+        of.decoder, name, change(of.decoder.weight(name).dense())
+    )
 
 
 FAULTS = {
-    "heads are copied": ("memory of prefill", (Attention, "_heads", broken_heads)),
-    "a norm in another dtype": ("decode", (Norm, "observed", broken_norm)),
-    "keys and values are written changed": ("copies", (Step, "write", broken_write)),
-    "scores lack a key": ("derived", (Attention, "score_rows", fewer_keys)),
-    "a cache with one slot more": ("cache", (decoder, "allocate", larger_cache)),
-    "a weight by itself": ("memory of parameters", cloned_v),
-    "a weight of another shape": ("parameters", turned),
-}
+    "heads are copied": ("memory of prefill", wrap(
+        Attention, "_heads", lambda heads, self, x: x.transpose(1, 2).contiguous())),
+    "a norm in another dtype": ("decode", wrap(Norm, "observed", broken_norm)),
+    "keys and values are written changed": ("copies", wrap(
+        Step, "write", lambda write, self, x, slots: write(self, x + 1, slots))),
+    "scores lack a key": ("derived", wrap(
+        Attention, "score_rows",
+        lambda rows, self, q, k, *rest: rows(self, q, k[:, :, 1:], *rest))),
+    "a cache with one slot more": ("cache", wrap(
+        decoder, "allocate",
+        lambda allocate, config, arithmetic, batch, capacity, device: allocate(
+            config, arithmetic, batch, capacity + 1, device))),
+    "a weight by itself": ("memory of parameters", other_weight("blocks.1.attn.W_v", torch.clone)),
+    "a weight of another shape": ("parameters", other_weight(
+        "blocks.0.attn.W_o", lambda weight: weight.T[:, :3])),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_the_model_is_seen(fault, monkeypatch):
-    aspect, planted = FAULTS[fault]
+    aspect, plant = FAULTS[fault]
     model = random_model(llama(), torch.float32)
-    monkeypatch.setattr(Step, "honest_write", Step.write, raising=False)
-    monkeypatch.setattr(Attention, "honest_rows", Attention.score_rows, raising=False)
-    if callable(planted):
-        planted(model)
-    else:
-        monkeypatch.setattr(*planted)
+    plant(monkeypatch, model)
     assert aspect in departures(model)
 
 
@@ -256,11 +240,19 @@ def test_the_cache_grows_by_what_a_state_takes_more():
     assert growth.per_token == sizes[1] - sizes[0] == 3 * growth.per_layer[0]
 
 
-def test_a_checkpoint_names_its_tensors_and_a_lie_is_seen():
-    model = load("tiny", offline=True)
+@pytest.mark.parametrize(
+    ("write", "dtype"), in_turn([None, write_llama, write_gpt2], sorted(DTYPES))
+)
+def test_a_checkpoint_is_what_it_says_and_as_it_is_stored_and_a_lie_is_seen(write, dtype, tmp_path):
+    """`tiny`, or one that is written."""
+    spec = "tiny" if write is None else str(write(tmp_path / "m"))
+    model = load(spec, offline=True, dtype=dtype, device="cpu")
     prepared = prepare(model.checkpoint)
-    stored = stored_tensors(prepared)
-    assert all(check.ok for check in stored_check(prepared))
+    stored, request = stored_tensors(prepared), requested(prepared.config, 2, 4, dtype)
+    assert departures(model, 2, 4) == {}
+    report = model_shapes(request, stored, stored_check(prepared))
+    assert [check.name for check in report.checks if check.ok] == ["symbols", "folded", "stored"]
+    assert all(row.source for row in report.rows if row.first.kind == "parameter")
     assert wrongly_filled(model.ledger, stored) == []
     other = stored | {"embed.W": replace(stored["embed.W"], source="somewhere.else")}
     assert wrongly_filled(model.ledger, other) == ["embed.W"]
@@ -288,18 +280,3 @@ def test_eighty_layers_are_looked_at_once(monkeypatch):
     assert len(report.rows) < 50
     layers = [tensor for tensor in report.tensors if tensor.layer is not None]
     assert len(moved) == 2 * len(layers)
-
-
-@pytest.mark.parametrize("write", [write_llama, write_gpt2])
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
-def test_every_family_is_what_it_says_and_as_it_is_stored(write, dtype, tmp_path):
-    model = load(str(write(tmp_path / "m")), dtype=dtype, device="cpu")
-    prepared = prepare(model.checkpoint)
-    stored = stored_tensors(prepared)
-    request = requested(prepared.config, batch=2, tokens=4, dtype=dtype)
-    assert departures(model, 2, 4) == {}
-    assert wrongly_filled(model.ledger, stored) == []
-    report = model_shapes(request, stored, stored_check(prepared))
-    assert [check.name for check in report.checks if check.ok] == ["symbols", "folded", "stored"]
-    sources = {row.source for row in report.rows if row.first.kind == "parameter"}
-    assert "" not in sources

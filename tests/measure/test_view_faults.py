@@ -6,19 +6,18 @@ after, parts side by side …), in a prompt or in the tokens after it.
 """
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import cycle
 
 import pytest
 import torch
 from blocks import ffn_of, norm_of
 from covers import in_turn
-from decoder_faults import FAULTS, model
+from decoder_faults import FAULTS, attending, in_the_model, model, wrap
 from decoder_parameters import Times
 from needs import needs_kernels
 from small_models import as_model, ids, random_model
 from test_experts import FAULTS as OF_EXPERTS
-from test_experts import instead
 from zoo import MODELS
 
 from llmcli.commands.attention.measure.layers import measure_attention
@@ -90,9 +89,7 @@ def red_without_a_fault(view, make, config, dtype):
     return red(view, make(config, dtype))
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), in_turn(list(FAULTS), [torch.float64, *ARITHMETIC])
-)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(list(FAULTS), [torch.float64, *ARITHMETIC]))
 def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):
     config, plant = FAULTS[name]
     assert not red_without_a_fault(SEEN_BY[name], whole, config, dtype)
@@ -101,54 +98,40 @@ def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):
     assert red(SEEN_BY[name], of) != (name in BELOW_16_BITS.get(dtype, ()))
 
 
-def scaled(monkeypatch, of, by):
-    attend = nn_attention.attend
-    monkeypatch.setattr(
-        nn_attention, "attend", lambda *qkv, scale, **mask: attend(*qkv, scale=scale * by, **mask)
+def one_head(by, attend, *qkv, **rest):
+    z = attend(*qkv, **rest)
+    return torch.cat((z[:, :1], z[:, 1:2] * by, z[:, 2:]), 1)
+
+
+def weighted(part):
+    """Makes faults that multiply a weight of the last block, `part(block)`."""
+    return lambda by: in_the_model(
+        lambda decoder: part(decoder.blocks[-1]), "weight", lambda weight: Times(weight, by)
     )
 
 
-def one_head(monkeypatch, of, by):
-    attend = nn_attention.attend
-
-    def larger(*qkv, **rest):
-        z = attend(*qkv, **rest)
-        return torch.cat((z[:, :1], z[:, 1:2] * by, z[:, 2:]), 1)
-
-    monkeypatch.setattr(nn_attention, "attend", larger)
-
-
-def first_norm(monkeypatch, of, by):
-    norm = norm_of(of.decoder.blocks[-1], 1)
-    monkeypatch.setattr(norm, "w", norm.w * by)
-
-
-def product(part):
-    """Plants a factor of a weight of the last block, `part(block)`."""
-
-    def plant(monkeypatch, of, by):
-        linear = part(of.decoder.blocks[-1])
-        monkeypatch.setattr(linear, "weight", Times(linear.weight, by))
-
-    return plant
-
-
-projection = product(lambda block: block.mixers[0].qkv)
-output = product(lambda block: block.mixers[0].out)
-feed_forward = product(lambda block: ffn_of(block).down)
-# how far a factor may be off before it is seen: what is next to 1 in bfloat16 is 1.0078
+# what plants a factor; how far it may be off before it is seen: next to 1 in bfloat16 is 1.0078
+FACTORS = {
+    "scale": lambda by: attending(
+        lambda attend, *qkv, scale, **mask: attend(*qkv, scale=scale * by, **mask)),
+    "one head": lambda by: attending(partial(one_head, by)),
+    "projection": weighted(lambda block: block.mixers[0].qkv),
+    "output": weighted(lambda block: block.mixers[0].out),
+    "first norm": lambda by: in_the_model(
+        lambda decoder: norm_of(decoder.blocks[-1], 1), "w", lambda w: w * by),
+    "feed forward": weighted(lambda block: ffn_of(block).down),
+}  # fmt: skip
 SMALL = {torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 0.01, "packed": 1e-3}
 
 
-@pytest.mark.parametrize(("plant", "config", "dtype", "sign"), in_turn(
-    [scaled, one_head, projection, output, first_norm, feed_forward],
-    ["gpt2", "llama", "keys of their own", "qk norm", "window"], list(ARITHMETIC), [1, -1],
+@pytest.mark.parametrize(("fault", "config", "dtype", "sign"), in_turn(
+    list(FACTORS), ["gpt2", "llama", "keys of their own", "qk norm", "window"],
+    list(ARITHMETIC), [1, -1],
 ))
-def test_a_small_fault_turns_a_footer_red(plant, config, dtype, sign, monkeypatch):
+def test_a_small_fault_turns_a_footer_red(fault, config, dtype, sign, monkeypatch):
     of = whole(config, dtype)
-    plant(monkeypatch, of, 1 + sign * SMALL[dtype])
-    view = dump if plant is feed_forward else attention
-    assert red(view, of)
+    FACTORS[fault](1 + sign * SMALL[dtype])(monkeypatch, of)
+    assert red(dump if fault == "feed forward" else attention, of)
 
 
 # what a product may make of the low digits of its activations: of the results of `quantized_input`,
@@ -162,8 +145,9 @@ LOW_DIGITS = {
 
 
 @needs_kernels
-@pytest.mark.parametrize("fault", LOW_DIGITS)
-@pytest.mark.parametrize("config", ["gpt2", "llama", "qk norm"])
+@pytest.mark.parametrize(
+    ("fault", "config"), in_turn(list(LOW_DIGITS), ["gpt2", "llama", "qk norm"])
+)
 def test_a_fault_in_the_low_digits_turns_a_footer_red(fault, config, monkeypatch):
     of, seen = whole(config, "packed"), Packed.quantized_input
 
@@ -185,27 +169,20 @@ def attends(change):
 
     def plant(monkeypatch, decoder):
         for module in (compiled, nn_attention):
-            plain = module.attend
-            monkeypatch.setattr(
-                module, "attend", lambda *x, plain=plain, **rest: plain(*x, **change(rest))
-            )
+            changed = wrap(module, "attend", lambda attend, *x, **rest: attend(*x, **change(rest)))
+            changed(monkeypatch, decoder)
 
     return plant
 
 
 def holding(name, value, *, of):
-    """The objects `of(decoder)` have another value."""
+    """The objects `of(decoder)` have another value, or `value(object)`."""
 
     def plant(monkeypatch, decoder):
         for one in of(decoder):
             monkeypatch.setattr(one, name, value(one) if callable(value) else value)
 
     return plant
-
-
-def configured(change, *, of):
-    """The objects `of(decoder)` have the configuration `change(config)`."""
-    return holding("config", lambda one: change(one.config), of=of)
 
 
 def unnormalized(of):
@@ -223,17 +200,12 @@ def unnormalized(of):
 
 def clamps(change):
     """Neurons are multiplied by gates under other bounds, those of `change(clamp)`."""
-    return instead(mlp, "gate", lambda gate: lambda x, y, clamp: gate(x, y, change(clamp)))
+    return wrap(mlp, "gate", lambda gate, x, y, clamp: gate(x, y, change(clamp)))
 
 
 def activated(act):
     """Gates through another function."""
-
-    def plant(monkeypatch, decoder):
-        for of in decoder.blocks:
-            monkeypatch.setattr(ffn_of(of), "act", act)
-
-    return plant
+    return holding("act", lambda one: act, of=lambda decoder: map(ffn_of, decoder.blocks))
 
 
 def second_norm_is_the_first(monkeypatch, decoder):
@@ -319,31 +291,31 @@ def mixers(*numbers):
 # planted in, and what plants it
 OF_FAMILIES = {
     attention: {
-        "norms multiply by w and not by 1 plus w": ("offset norms", instead(
-            norm, "rms_norm", lambda rms: lambda *x, offset: rms(*x))),
+        "norms multiply by w and not by 1 plus w": ("offset norms", wrap(
+            norm, "rms_norm", lambda rms, *x, offset: rms(*x))),
         "scores not capped": ("caps", attends(lambda rest: rest | {"cap": None})),
         "scores capped before they are scaled": ("caps", attends(
             lambda rest: rest | {"cap": rest["cap"] / rest["scale"]})),
-        "parts not multiplied": ("multipliers", instead(
-            block, "scale", lambda plain: lambda x, factor: x)),
+        "parts not multiplied": ("multipliers", wrap(block, "scale", lambda plain, x, factor: x)),
         "queries scaled by their size and not by the models own number": (
             "layers that differ", attends(lambda rest: rest | {
                 "scale": 10**-0.5 if rest["scale"] == 0.4 else rest["scale"]})),
-        "queries that do not grow": ("growing queries", instead(
-            Attention, "_grown", lambda plain: lambda self, q, positions: q)),
-        "queries that grow one position early": ("growing queries", instead(
-            Attention, "_grown", lambda grown: lambda self, q, at: grown(self, q, at + 1))),
+        "queries that do not grow": ("growing queries", wrap(
+            Attention, "_grown", lambda plain, self, q, positions: q)),
+        "queries that grow one position early": ("growing queries", wrap(
+            Attention, "_grown", lambda grown, self, q, at: grown(self, q, at + 1))),
         "latents not normalized": ("latent attention", unnormalized(
             lambda decoder: decoder.blocks[0].mixers[0].kv_norm)),
         "latents of queries not normalized": ("latent attention", unnormalized(
             lambda decoder: decoder.blocks[0].mixers[0].q_norm)),
-        "another eps of latents": ("latent attention", configured(
-            lambda config: replace(config, eps=1e-4),
+        "another eps of latents": ("latent attention", holding(
+            "config", lambda one: replace(one.config, eps=1e-4),
             of=lambda decoder: [mixer.kv_norm for mixer in mixers(0, 2)(decoder)])),
-        "latents scaled without mscale": ("latent attention", configured(
-            lambda config: replace(config, scale=config.scale / 1.1**2), of=mixers(0, 2))),
-        "neighbours rotated and not halves": ("latent attention", instead(
-            latent, "rotate", lambda rotate: lambda x, cos, sin: rotate(
+        "latents scaled without mscale": ("latent attention", holding(
+            "config", lambda one: replace(one.config, scale=one.config.scale / 1.1**2),
+            of=mixers(0, 2))),
+        "neighbours rotated and not halves": ("latent attention", wrap(
+            latent, "rotate", lambda rotate, x, cos, sin: rotate(
                 torch.cat((x[..., 0::2], x[..., 1::2]), -1), cos, sin))),
         "no sinks": ("sinks", attends(lambda rest: rest | {"sinks_H": None})),
         "sinks scaled as scores are": ("sinks", attends(
@@ -351,34 +323,33 @@ OF_FAMILIES = {
         "sinks of the next heads": ("sinks", attends(
             lambda rest: rest | {"sinks_H": rest["sinks_H"].roll(1)})),
         "the sink in the numerator too": ("sinks", share_to_the_first_key),
-        "values after the norm of keys": ("values that are normalized keys", instead(
+        "values after the norm of keys": ("values that are normalized keys", wrap(
             Attention, "_values",
-            lambda values: lambda self, v, step: values(self, self.k_norm(v), step))),
+            lambda values, self, v, step: values(self, self.k_norm(v), step))),
         "values not normalized": ("values that are normalized keys", unnormalized(
             lambda decoder: decoder.blocks[1].mixers[0].v_norm)),
         "keys and values of the wrong layer": ("keys and values of another layer", holding(
             "keys_of", "blocks.1.attn", of=mixers(4))),
-        "results not gated": ("gated attention", instead(
-            nn_attention, "gate", lambda plain: lambda act, z: z.clone())),
-        "gates through another function": ("gated attention", instead(
-            nn_attention, "activation", lambda plain: lambda name: activation("silu"))),
-        "gates of the next heads": ("gated attention", instead(
+        "results not gated": ("gated attention", wrap(
+            nn_attention, "gate", lambda plain, act, z: z.clone())),
+        "gates through another function": ("gated attention", wrap(
+            nn_attention, "activation", lambda plain, name: activation("silu"))),
+        "gates of the next heads": ("gated attention", wrap(
             Attention, "_gates",
-            lambda gates: lambda self, *x: gates(self, *x).roll(self.config.value_dim, -1))),
+            lambda gates, self, *x: gates(self, *x).roll(self.config.value_dim, -1))),
         "all pairs rotated": ("some pairs of whole heads rotated", unscaled_tables),
     },
     attention_of_new_tokens: {
-        "positions left out where latents are mixed": ("latent attention", instead(
-            LatentAttention, "_absorbed", lambda absorbed: lambda self, q, kept, *rest: absorbed(
+        "positions left out where latents are mixed": ("latent attention", wrap(
+            LatentAttention, "_absorbed", lambda absorbed, self, q, kept, *rest: absorbed(
                 self, q, kept * (torch.arange(kept.shape[-1]) < self.config.rank), *rest))),
         "latents mixed with the matrix of another layer": ("latent attention", exchanged_matrices),
         "keys for positions kept in another order": ("latent attention", late_keys),
     },
     lens: {
-        "logits not capped": ("caps", instead(
-            nn_decoder, "soft_cap", lambda plain: lambda x, cap: x)),
-        "logits divided and not multiplied": ("scaled ends", instead(
-            nn_decoder, "scale", lambda scale: lambda x, factor: scale(x, 1 / factor))),
+        "logits not capped": ("caps", wrap(nn_decoder, "soft_cap", lambda plain, x, cap: x)),
+        "logits divided and not multiplied": ("scaled ends", wrap(
+            nn_decoder, "scale", lambda scale, x, factor: scale(x, 1 / factor))),
         "a block that is not scaled": ("blocks scaled by a parameter", holding(
             "factor", None, of=lambda decoder: [decoder.blocks[1]])),
     },
@@ -395,19 +366,19 @@ OF_FAMILIES = {
         "no correction of the choice": ("experts by groups", holding(
             "correction", None,
             of=lambda d: [b.parts[f"blocks.{i}.moe"] for i, b in enumerate(d.blocks)])),
-        "a softmax of all experts": ("experts after the choice", instead(
+        "a softmax of all experts": ("experts after the choice", wrap(
             experts, "weigh",
-            lambda plain: lambda logits, chosen, *_: logits.softmax(-1).gather(-1, chosen))),
+            lambda plain, logits, chosen, *_: logits.softmax(-1).gather(-1, chosen))),
         # the experts' products in the order of the tokens and not of the pairs
-        "pairs of other experts": ("experts", instead(
-            experts.ExpertAssignment, "of", lambda of: lambda chosen, *, static: replace(
+        "pairs of other experts": ("experts", wrap(
+            experts.ExpertAssignment, "of", lambda of, chosen, *, static: replace(
                 of(chosen, static=static), expert_N=chosen.reshape(-1)))),
         "neurons without the 1 that is added": ("clamped gates", clamps(
             lambda clamp: replace(clamp, offset=0.0))),
         "neurons not clamped": ("clamped gates", clamps(lambda clamp: replace(clamp, limit=1e9))),
-        "neurons clamped above only": ("clamped gates", instead(
+        "neurons clamped above only": ("clamped gates", wrap(
             mlp, "gate",
-            lambda gate: lambda x, y, clamp: gate(x, y.clamp(max=clamp.limit) + clamp.offset))),
+            lambda gate, x, y, clamp: gate(x, y.clamp(max=clamp.limit) + clamp.offset))),
         "gates clamped below and not above": ("clamped gates", activated(
             lambda x: quick_gelu(x.clamp(min=-0.7)))),
         "gates clamped after their function": ("clamped gates", activated(

@@ -39,12 +39,6 @@ def editable(model):
     ]  # fmt: skip
 
 
-def score_of(model, layer):
-    """The scores of a layer: its queries and keys."""
-    found = graph(model.config)
-    return found.score(found.mixers[layer].op)
-
-
 def values(model, layer):
     """What the layer mixes; another one may have made them."""
     return graph(model.config).mixers[layer].op.value
@@ -146,7 +140,7 @@ def test_what_follows_from_a_doubled_activation_is_what_the_formulas_make_of_it(
 
 
 def test_doubled_scores_and_patterns_reach_the_values(model):
-    tokens = torch.arange(TOKENS.shape[1])
+    tokens, nodes = torch.arange(TOKENS.shape[1]), graph(model.config)
     for i in keeping_keys(model.config):
         layer, prefix = model.config.layers[i].attention, f"blocks.{i}.attn"
         own = layer.scores
@@ -156,7 +150,7 @@ def test_doubled_scores_and_patterns_reach_the_values(model):
             hidden |= tokens[None] < first_key(tokens[:, None], own.window)
         for leaf in ("scores", "pattern"):
             _, seen = run(model, double(f"{prefix}.{leaf}"))
-            q, k = (seen[name] for name in score_of(model, i).inputs)
+            q, k = (seen[name] for name in nodes.score(nodes.mixers[i].op).inputs)
             scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * own.scale
             if own.growth is not None:
                 factors = [own.growth.at(int(token)) for token in tokens]

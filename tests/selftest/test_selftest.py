@@ -1,7 +1,6 @@
 """`selftest` passes here, sees planted faults, and what it writes and verifies is a receipt."""
 
 import json
-import re
 import sys
 from dataclasses import replace
 from itertools import count
@@ -215,19 +214,12 @@ def row(file):
     return f"| {' | '.join(cells)} |\n"
 
 
-def table():
-    """README's table: a row for each receipt, and one that says that no card was there."""
+def test_readme_has_the_receipts():
+    """A row for each of them, and one that says that no card was there."""
     rows = [row(file) for file in RECEIPTS]
     if not any(json.loads(file.read_text())["device"].startswith("cuda") for file in RECEIPTS):
         rows.append("| CUDA | | none yet | – | – | – | – |\n")
-    return HEAD + "".join(rows)
-
-
-def test_readme_has_the_receipts():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    found = re.search(r"\| machine \|.*?(?=\n\n)", text, re.DOTALL)
-    assert found is not None
-    assert found[0] + "\n" == table()
+    assert f"\n{HEAD}{''.join(rows)}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("file", RECEIPTS, ids=lambda file: file.name)

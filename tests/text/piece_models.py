@@ -59,10 +59,6 @@ def _train(model: io.BytesIO, settings: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
-def processor(kind: str) -> sentencepiece.SentencePieceProcessor:
-    return sentencepiece.SentencePieceProcessor(model_proto=trained(kind))
-
-
 def metadata(kind: str, *, end: str = "<|end|>", **more: Any) -> dict[str, Any]:
     """The model as a converter writes it into a GGUF file, with three further special tokens."""
     model = parse_pieces(trained(kind))

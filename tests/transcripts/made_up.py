@@ -16,7 +16,7 @@ sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "c
 import numpy as np
 import torch  # noqa: F401  # before OMP_NUM_THREADS goes, which it reads
 from cli_tiny import write_mixture, write_tiny
-from gguf_bytes import ARRAY, F32, STRING, U32, gguf, pair, tensor
+from gguf_bytes import ARRAY, F32, I32, STRING, U32, gguf, pair, tensor
 from gguf_model import write_model
 from hub_cache_files import OLD, write_revision
 from linear_family import FAMILY, write
@@ -50,7 +50,6 @@ MACHINE = {
 def made_up_machine(monkeypatch, home):
     """Nothing of this machine's caches and settings, a pager that is none, and times that stand."""
     for name in (
-        "NO_COLOR", "FORCE_COLOR", "LLMCLI_MODEL", "COLUMNS", "LINES", "COLORTERM",
         "OMP_NUM_THREADS", "LLMCLI_KERNELS", "LLMCLI_CACHE", "HF_ENDPOINT", "HF_TOKEN",
         "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "OMP_WAIT_POLICY", "KMP_BLOCKTIME",
     ):  # fmt: skip
@@ -61,7 +60,6 @@ def made_up_machine(monkeypatch, home):
         monkeypatch.setenv(name, str(home / name.lower()))
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("LLMCLI_PAGER", "")
-    monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("GOMP_SPINCOUNT", OPENMP_SPIN["GOMP_SPINCOUNT"])
     _made_up_bench(monkeypatch)
@@ -248,10 +246,6 @@ def _mixtral(folder):
 FILES = {"config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}"}
 
 
-def _hub(folder):
-    write_revision(folder, "org/name", FILES)
-
-
 def _hub_of_nan(folder):
     MODELS["nan"](made := folder.with_name("nan-cached"))
     write_revision(folder, "org/name", {one.name: one.read_bytes() for one in made.iterdir()})
@@ -259,7 +253,7 @@ def _hub_of_nan(folder):
 
 def _commits(folder):
     """Three commits of it, a name that would move the cursor, and what is no model."""
-    _hub(folder)
+    write_revision(folder, "org/name", FILES)
     for commit, config in ((OLD, b"{ }"), (f"{OLD[:20]}{'c' * 20}", b"{  }")):
         changed = FILES | {"config.json": config}
         write_revision(folder, "org/name", changed, commit=commit, refs=[])
@@ -315,6 +309,22 @@ def _parts(folder, *, lacking=False):
     parts = write_model(folder / "m.gguf", parts=3)
     if lacking:
         parts[1].unlink()
+
+
+def _sampled(folder):
+    """GGUF files that say how to sample: as it may be, out of range, and what is not followed."""
+    folder.mkdir()
+    kinds = {float: F32, int: I32}
+    for name, given in {
+        "right": {"temp": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "penalty_repeat": 1.1},
+        "wrong": {"temp": -1.0, "top_k": -1, "top_p": 2.0, "min_p": -0.5, "xtc_probability": 0.0},
+        "short": {"penalty_repeat": 1.5, "penalty_last_n": 0},
+        "more": {"penalty_repeat": 1.5, "penalty_last_n": 32, "mirostat": 2,
+                 "xtc_probability": 0.5},
+    }.items():  # fmt: skip
+        write_model(folder / f"{name}.gguf", more=[
+            pair(f"general.sampling.{key}", kinds[type(one)], one) for key, one in given.items()
+        ])  # fmt: skip
 
 
 def _odd(folder):
@@ -402,6 +412,7 @@ MODELS = {
         attention_multiplier=0.125, torch_dtype="bfloat16",
     ),
     "gguf": _gguf,
+    "sampled": _sampled,
     "parts": _parts,
     "lacking": partial(_parts, lacking=True),
     "linked": _linked,
@@ -419,7 +430,7 @@ MODELS = {
     "heads": _llama(weights=False, num_attention_heads=32, num_key_value_heads=8, head_dim=4),
     "talker": _talker,
     "thinker": lambda folder: _talker(folder, THOUGHTS, "{# <think> </think> <tool_call> #}"),
-    "hf_hub_cache": _hub,
+    "hf_hub_cache": lambda folder: write_revision(folder, "org/name", FILES),
     "hf_hub_cache-commits": _commits,
     "hf_hub_cache-nan": _hub_of_nan,
 }  # fmt: skip

@@ -7,11 +7,13 @@ import torch
 from small_models import random_model
 from unfused import attention_of
 
+from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig, sequential
 from llmcli.config.norm import NormConfig
+from llmcli.inspect.passes import Passes
 from llmcli.model import Model
 
 VOCAB = 23
@@ -28,22 +30,21 @@ MIXERS = {
 }
 
 
-def config_of(*mixers: AttentionConfig, positions=None, width=16, vocab=VOCAB) -> ModelConfig:
+def model_of(
+    *mixers: AttentionConfig, dtype="float64", positions=None, width=16, vocab=VOCAB, **more
+) -> Model:
+    """A model with these mixers, one a layer."""
     ffn = MlpConfig(hidden=24, activation="silu", gated=True)
-    return ModelConfig(
+    config = ModelConfig(
         family="test", model_type="test", vocab=vocab, width=width, context=4096,
-        layers=tuple(sequential(mixer, ffn, norm=RMS) for mixer in mixers),
-        embedding=EmbeddingConfig(positions=positions), final_norm=RMS, head=HeadConfig(tied=True),
+        layers=tuple(sequential(mixer, ffn, norm=RMS) for mixer in mixers), final_norm=RMS,
+        embedding=EmbeddingConfig(positions=positions), head=HeadConfig(tied=True), **more,
     )  # fmt: skip
-
-
-def model_of(config: ModelConfig, dtype: str = "float64") -> Model:
     return random_model(config, getattr(torch, dtype))
 
 
 def small(kind: str = "gqa", dtype: str = "float64", layers: int = 2) -> Model:
-    mixer = BASE.changed(**MIXERS[kind])
-    return model_of(config_of(*[mixer] * layers), dtype)
+    return model_of(*[BASE.changed(**MIXERS[kind])] * layers, dtype=dtype)
 
 
 def ids_of(count: int, vocab: int = VOCAB) -> list[int]:
@@ -57,6 +58,13 @@ def patterns(model: Model, ids) -> list[np.ndarray]:
     found = attention_of(model, seen)
     layers = range(len(model.config.layers))
     return [found[f"blocks.{i}.attn.pattern"].numpy() for i in layers]
+
+
+def looked(model: Model, ids, heads=None, *, generate: int = 0, **options):
+    """The report of a look at a sound model."""
+    report = measure_attention(Passes(model, ids, generate), heads, **options)
+    assert report.ok, report.checks
+    return report
 
 
 def metrics_of(report, layer: int = 0) -> list[dict[str, float]]:

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from attention_models import BASE, MIXERS, config_of, ids_of, metrics_of, model_of, patterns, small
+from attention_models import BASE, MIXERS, ids_of, looked, metrics_of, model_of, patterns, small
 from covers import in_turn
 from decoder_parameters import parameters_of
 from hypothesis import given
@@ -97,8 +97,7 @@ def by_definition(kind, dtype):
 )
 def test_in_blocks_as_by_definition(kind, rows, dtype):
     model, expected = by_definition(kind, dtype)
-    report = measure_attention(Passes(model, ids_of(75)), block_rows=rows)
-    assert report.ok, report.checks
+    report = looked(model, ids_of(75), block_rows=rows)
     for layer, heads in enumerate(expected):
         for one, found in zip(heads, metrics_of(report, layer), strict=True):
             assert found == pytest.approx(one, abs=NEAR[dtype], rel=NEAR[dtype], nan_ok=True)
@@ -110,15 +109,14 @@ def test_in_blocks_as_by_definition(kind, rows, dtype):
 def test_blocks_are_as_large_as_memory_lets_them_be(kind, cells, monkeypatch):
     """Whatever that is: no number depends on it."""
     model, ids = small(kind), ids_of(40)
-    expected = measure_attention(Passes(model, ids))
+    expected = looked(model, ids)
     sizes, make = [], Block.__init__
     for module in ("inspect.attention", "commands.attention.measure.summaries"):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", cells)
     monkeypatch.setattr(
         Block, "__init__", lambda self, a, *rest: (sizes.append(a.numel()), make(self, a, *rest))[1]
     )
-    report = measure_attention(Passes(model, ids))
-    assert report.ok, report.checks
+    report = looked(model, ids)
     assert max(sizes) <= max(cells, 4 * 42)  # a row of a key/value head's heads at least
     for one, other in zip(report.layers, expected.layers, strict=True):
         for head, same in zip(one.heads, other.heads, strict=True):
@@ -182,7 +180,7 @@ def built(targets: list[list[int] | None], count: int):
         heads=heads, kv_heads=heads, head_dim=count, value_dim=count, rope=None,
         scores=ScoreConfig(scale=1.0),
     )  # fmt: skip
-    model = model_of(config_of(mixer, positions=count, width=count, vocab=count))
+    model = model_of(mixer, positions=count, width=count, vocab=count)
     slots = parameters_of(model.decoder)
     slots["embed.W"].zero_()
     slots["pos_embed.W"].copy_(torch.eye(count))
@@ -205,8 +203,7 @@ def test_perfect_heads_get_exactly_their_scores():
     duplicate = [i if i <= n else i - n for i in range(count)]
     first = [0] * count
     model = built([previous, induction, duplicate, itself, first, None], count)
-    report = measure_attention(Passes(model, ids), AttentionOptions(metrics="all"))
-    assert report.ok, report.checks
+    report = looked(model, ids, AttentionOptions(metrics="all"))
     prev, ind, dup, own, sink, even = metrics_of(report)
     assert prev["previous_token"] == 1
     assert ind["induction"] == 1, "eligible rows only: not 0.492 of all, nor 0.970 of a diagonal"
@@ -226,8 +223,7 @@ def test_perfect_heads_get_exactly_their_scores():
 
 def test_a_uniform_head_has_the_scores_of_theory():
     T = 64
-    report = measure_attention(Passes(built([None], T), ids_of(T)))
-    (even,) = metrics_of(report)
+    (even,) = metrics_of(looked(built([None], T), ids_of(T)))
     harmonic = sum(1 / k for k in range(1, T + 1))
     assert even["normalized_entropy"] == pytest.approx(1, abs=1e-12)
     expected = sum(1 / (k + 1) for k in range(1, T)) / (T - 1)
@@ -239,8 +235,7 @@ def test_a_uniform_head_has_the_scores_of_theory():
 
 
 def test_one_token_has_the_metrics_that_it_can_have():
-    report = measure_attention(Passes(small(), [3]))
-    assert report.ok
+    report = looked(small(), [3])
     found = report.layers[0].heads[0].metrics
     assert found["current_token"] == found["sink_rate"] == found["max_weight"] == 1
     assert found["entropy"] == found["distance"] == 0
@@ -255,8 +250,7 @@ def test_one_token_has_the_metrics_that_it_can_have():
 
 
 def labelled(targets, ids):
-    report = measure_attention(Passes(built(targets, len(ids)), ids))
-    assert report.ok, report.checks
+    report = looked(built(targets, len(ids)), ids)
     return [head.labels for head in report.layers[0].heads], report.unlabelled
 
 
@@ -292,7 +286,7 @@ def test_kinds_that_too_few_rows_could_tell_or_all_heads_would_be():
 def test_a_window_is_no_kind_of_head():
     """What its mask leaves is not what the head chooses; and what it hides is not 0 but nothing."""
     model, ids = small("window-1"), [*range(20), *range(20)]
-    report = measure_attention(Passes(model, ids))
+    report = looked(model, ids)
     assert all(not head.labels for layer in report.layers for head in layer.heads)
     (found, *_) = metrics_of(report)
     for name in ("previous_token", "sink", "induction", "duplicate", "locality_8"):
@@ -300,24 +294,24 @@ def test_a_window_is_no_kind_of_head():
         assert report.rows[name] == 0
     assert report.unlabelled.keys() == {label.name for label in LABELS}
     model = small("window")  # of 5
-    found = metrics_of(measure_attention(Passes(model, ids)))[0]
+    found = metrics_of(looked(model, ids))[0]
     assert math.isnan(found["locality_8"])
     assert math.isnan(found["induction"]), "the earlier tokens are out of sight"
-    report = measure_attention(Passes(model, [*range(5), 2, 7, 6, 9, 6]))
+    report = looked(model, [*range(5), 2, 7, 6, 9, 6])
     assert report.rows["duplicate"] == report.rows["induction"] == 2
     assert report.rows["sink"] == 4
 
 
 def test_the_reason_names_the_kind_of_layer_where_there_are_several():
     full, near = (BASE.changed(window=window) for window in (None, 2))
-    report = measure_attention(Passes(model_of(config_of(full, near)), ids_of(30)))
+    report = looked(model_of(full, near), ids_of(30))
     why = report.unlabelled
     assert why["local"] == "window 2: no row qualifies"
     assert report.rows["locality_8"] == 22, "of the layer that has most"
     assert why["previous-token"] == "window 2: equal weights would give 0.50"
     assert "broad" not in why
     second = AttentionOptions(layer="1")
-    alone = measure_attention(Passes(model_of(config_of(full, near)), ids_of(30)), second)
+    alone = looked(model_of(full, near), ids_of(30), second)
     assert alone.unlabelled["local"] == "no row qualifies"
 
 
@@ -325,11 +319,11 @@ def test_a_rank_is_left_out_with_the_reason_where_the_prompt_is_long(monkeypatch
     monkeypatch.setattr(layers, "MOST_RANKED", 20)
     names = AttentionOptions(metrics="effective_rank")
     model = small()
-    within = measure_attention(Passes(model, ids_of(20)), names)
+    within = looked(model, ids_of(20), names)
     a = torch.tensor(patterns(model, ids_of(20))[1])
     ranks = [head["effective_rank"] for head in metrics_of(within, 1)]
     assert ranks == pytest.approx(effective_rank(a), rel=1e-9)
-    beyond = measure_attention(Passes(model, ids_of(21)), names)
+    beyond = looked(model, ids_of(21), names)
     assert "effective_rank" not in beyond.layers[0].heads[0].metrics
     assert list(beyond.skipped) == ["effective_rank"]
     assert "21" in beyond.skipped["effective_rank"]
@@ -359,7 +353,7 @@ def exported(model, ids, heads=None, *, generate=0, **options):
         assert layer not in found
         found[layer] = matrix.copy()
 
-    report = measure_attention(Passes(model, ids, generate), heads, on_matrix=keep, **options)
+    report = looked(model, ids, heads, generate=generate, on_matrix=keep, **options)
     return found, report
 
 
@@ -425,12 +419,6 @@ def test_pooled_cells_are_the_largest_of_their_squares(most, q, k, rows, window)
             assert (math.isnan(value) and np.isneginf(largest)) or value == largest
 
 
-def all_pairs(model, ids):
-    for layer, a in enumerate(patterns(model, ids)):
-        for (head, i, j), weight in np.ndenumerate(a):
-            yield weight, layer, head, i, j
-
-
 @pytest.mark.parametrize("rows", [1, 4, None])
 @pytest.mark.parametrize("kind", ["gqa", "window"])
 @pytest.mark.parametrize(("given", "queries", "keys"), [
@@ -439,12 +427,12 @@ def all_pairs(model, ids):
 ])  # fmt: skip
 def test_the_largest_pairs_of_some_queries_and_keys(rows, kind, given, queries, keys):
     model, ids = small(kind), ids_of(11)
-    report = measure_attention(Passes(model, ids), AttentionOptions(**given), block_rows=rows)
+    report = looked(model, ids, AttentionOptions(**given), block_rows=rows)
     allowed = [
-        pair
-        for pair in all_pairs(model, ids)
-        if pair[0] > 0 and pair[3] in queries and pair[4] in keys and 0 < pair[4] != pair[3]
-    ]
+        (weight, layer, head, i, j) for layer, a in enumerate(patterns(model, ids))
+        for (head, i, j), weight in np.ndenumerate(a)
+        if weight > 0 and i in queries and j in keys and 0 < j != i
+    ]  # fmt: skip
     expected = sorted(allowed, reverse=True)[: given["top_pairs"]]
     assert [pair.weight for pair in report.pairs] == pytest.approx([pair[0] for pair in expected])
     places = [(pair.layer, pair.head, pair.query, pair.key) for pair in report.pairs]
@@ -457,7 +445,7 @@ def test_the_largest_pairs_of_some_queries_and_keys(rows, kind, given, queries, 
 def test_bos_is_no_key_wherever_it_stands():
     model, ids = small(), ids_of(25)
     model.config = dataclasses.replace(model.config, bos=ids[3])
-    report = measure_attention(Passes(model, ids), AttentionOptions(top_pairs=10_000))
+    report = looked(model, ids, AttentionOptions(top_pairs=10_000))
     assert ids.count(ids[3]) > 1
     assert all(ids[pair.key] != ids[3] and pair.key > 0 for pair in report.pairs)
 
@@ -475,10 +463,9 @@ def test_new_tokens_are_rows_like_the_others(kind, whole, monkeypatch):
     def look(ids, generate=0):
         if whole:
             return exported(model, ids, options, generate=generate)
-        return {0: 0, 1: 0}, measure_attention(Passes(model, ids, generate), options)
+        return {0: 0, 1: 0}, looked(model, ids, options, generate=generate)
 
     found, report = look(ids, 6)
-    assert report.ok, report.checks
     every = [one.id for one in report.tokens]
     assert (report.prompt_tokens, len(every), every[:21]) == (21, 27, ids)
     usual, again = look(every)
@@ -563,8 +550,7 @@ def test_nothing_square_is_kept_for_metrics(monkeypatch, given):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", 8192)
     model, count = small("gqa", "float32", layers=1), 240
     with Largest() as seen:
-        report = measure_attention(Passes(model, ids_of(count)), AttentionOptions(**given))
-    assert report.ok
+        looked(model, ids_of(count), AttentionOptions(**given))
     assert count * 24 <= seen.most < count**2 / 4
 
 
@@ -577,7 +563,7 @@ def test_whole_matrices_that_do_not_fit_are_refused_before_they_are_made(monkeyp
 # synthetic prompts
 
 
-SPECIAL = model_of(dataclasses.replace(config_of(BASE), bos=4, eos=(9,)))
+SPECIAL = model_of(BASE, bos=4, eos=(9,))
 
 
 @given(st.integers(1, 21), st.integers(0, 50))

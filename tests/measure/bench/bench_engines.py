@@ -1,6 +1,7 @@
 """An engine that computes nothing: it logs its calls and turns a clock of its own."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 from llmcli.commands.bench.measure.sweep import Sweep
 from llmcli.commands.bench.report.plan import OurOptions, Plan, RunOptions
@@ -62,14 +63,12 @@ class FakeEngine:
 
     vocab, counter = 50, None
 
-    def __init__(self, clock=None, *, name="llmcli", bos=None, trouble=None, log=None, slow=1):
+    def __init__(self, clock=None, *, name="llmcli", bos=None, trouble=None, log=None, slow=1,
+                 **facts):  # fmt: skip
         self.clock = clock or Clock()
-        self.info = info(name)
-        self.bos = bos
+        self.info, self.bos = info(name, **facts), bos
         self.log = [] if log is None else log
-        self.held = None
-        self.room = 0
-        self.inside = 0
+        self.held, self.room, self.inside = None, 0, 0
         self.trouble = trouble or (lambda word: None)
         self._slow = slow
 
@@ -128,16 +127,6 @@ def all_tests(prompts, texts, both, depths):
     return [SpeedTest(n_prompt=p, n_gen=n, n_depth=depth) for depth in depths for p, n in each]
 
 
-class Loads:
-    """`EngineLoader` of functions; without them no peer, no ceilings, nothing known of headers."""
-
-    models, checks = {}, ()
-
-    def __init__(self, load, peer=None, ceilings=lambda device, numbers, reads: None,
-                 known=lambda settings: None):  # fmt: skip
-        self.load, self.peer, self.ceilings, self.known = load, peer, ceilings, known
-
-
 def planned(configurations=None, tests=TESTS, *, peer=None, like_for_like=False, repetitions=2,
             warmup=False, delay=0.0, seed=1, **ours):  # fmt: skip
     return Plan(
@@ -150,10 +139,16 @@ def planned(configurations=None, tests=TESTS, *, peer=None, like_for_like=False,
 
 def swept(load, *, on_row=None, on_status=lambda words: None, peer=None, ceilings=None, known=None,
           **plan):  # fmt: skip
-    """(the report, the rows as they were handed out)."""
+    """(the report, the rows as they were handed out).
+
+    Its `EngineLoader` is made of functions; without them no peer, no ceilings, no known headers.
+    """
     rows = []
-    functions = {"ceilings": ceilings, "known": known}
-    loads = Loads(load, peer, **{name: one for name, one in functions.items() if one})
+    loads = SimpleNamespace(
+        models={}, checks=(), load=load, peer=peer,
+        ceilings=ceilings or (lambda device, numbers, reads: None),
+        known=known or (lambda settings: None),
+    )  # fmt: skip
     made = Sweep(
         planned(peer="transformers" if peer else None, **plan), loads, BUILD,
         on_row=on_row or rows.append, on_status=on_status,

@@ -87,7 +87,7 @@ def simulated(draw: random.Random, mean: float, runs: int, likeness: float) -> R
 @pytest.mark.parametrize(("runs", "likeness", "held", "held_if_independent"), [
     ((4, 9), 0.0, 0.985, 0.95), ((5, 5), 0.7, 0.945, 0.61), ((20, 20), 0.7, 0.98, 0.58),
 ])
-def test_an_interval_holds_the_true_ratio_whether_or_not_runs_resemble_their_neighbours(
+def test_an_interval_holds_the_true_ratio_whether_or_not_runs_are_alike(
     runs: tuple[int, int], likeness: float, held: float, held_if_independent: float
 ) -> None:
     draw = random.Random(0)

@@ -6,6 +6,7 @@ ids are llama-bench's.
 
 import dataclasses
 from functools import partial
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -189,15 +190,11 @@ def test_shapes_are_of_the_dtype_that_the_device_would_have(folder):
 
 
 def test_prompts_begin_with_bos_where_the_tokenizer_adds_it(folder):
-    class Tokenizer:
-        bos_id, add_bos = 11, True
-
     model = load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float32")
     assert LlmcliEngine(model, engine_info(model, 0.0)).bos is None
-    model.tokenizer = Tokenizer()
-    assert LlmcliEngine(model, engine_info(model, 0.0)).bos == 11
-    Tokenizer.add_bos = False
-    assert LlmcliEngine(model, engine_info(model, 0.0)).bos is None
+    for adds, bos in ((True, 11), (False, None)):
+        model.tokenizer = SimpleNamespace(bos_id=11, add_bos=adds)
+        assert LlmcliEngine(model, engine_info(model, 0.0)).bos == bos
 
 
 def test_headers_say_what_a_model_is_that_was_not_loaded(folder, opened, tmp_path):

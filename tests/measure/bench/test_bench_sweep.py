@@ -29,15 +29,14 @@ DEEP = SpeedTest(n_prompt=4, n_gen=2, n_depth=6)
 DEEP_PP, DEEP_TG = (dataclasses.replace(DEEP, **none) for none in ({"n_gen": 0}, {"n_prompt": 0}))
 
 
-class Counting(FakeEngine):
+def counting(clock=None, *, rounds=False, log=None, **facts):
     """A fake whose work is known."""
-
-    def __init__(self, clock=None, *, rounds=False, log=None, **facts):
-        super().__init__(clock, log=log)
-        self.info = info(**facts)
-        formats = {"head.W": "Q8_0"} if rounds else {}
-        numbers = dataclasses.replace(Arithmetic.of(self.info.dtype), formats=formats)
-        self.counter = WorkCounter(config=llama(), numbers=numbers)
+    engine = FakeEngine(clock, log=log, **facts)
+    numbers = Arithmetic.of(engine.info.dtype)
+    if rounds:
+        numbers = dataclasses.replace(numbers, formats={"head.W": "Q8_0"})
+    engine.counter = WorkCounter(config=llama(), numbers=numbers)
+    return engine
 
 
 def raising(error, word, *calls):
@@ -128,11 +127,11 @@ CASES = {
         "known": lambda chosen: info(model_type=f"{chosen.model} 70B F16", load_s=None),
     },
     # engines whose work is known
-    "work and the roofline": {"engine": Counting, "tests": [PP], "ceilings": CEILINGS},
-    "without ceilings": {"engine": Counting, "tests": [PP]},
+    "work and the roofline": {"engine": counting, "tests": [PP], "ceilings": CEILINGS},
+    "without ceilings": {"engine": counting, "tests": [PP]},
     "ceilings for an engine whose work is not known": {"tests": [PP], "ceilings": CEILINGS},
     "ceilings of each dtype and number of threads, with room for the longest test": {
-        "engine": Counting, "tests": [PP, SpeedTest(n_prompt=0, n_gen=1, n_depth=40)],
+        "engine": counting, "tests": [PP, SpeedTest(n_prompt=0, n_gen=1, n_depth=40)],
         "ceilings": CEILINGS, "repetitions": 1, "configurations": [
             *(settings(model=name, dtype=dtype) for dtype in ("float32", "float64")
               for name in ("one", "other")),
@@ -140,12 +139,12 @@ CASES = {
         ],
     },
     "on the device meta nothing is timed, shapes are computed once": {
-        "engine": lambda clock, log, **of: Counting(log=log, device="meta", **of),
+        "engine": lambda clock, log, **of: counting(log=log, device="meta", **of),
         "ceilings": CEILINGS, "repetitions": 5,
     },
 } | {
     f"activations of the peer{', like for like' * alike}{', rounded' * rounds}": {
-        "engine": partial(Counting, rounds=rounds),
+        "engine": partial(counting, rounds=rounds),
         "tests": [PP], "configurations": [settings(), settings(activations="8")],
         "like_for_like": alike, "repetitions": 1,
     }
@@ -284,24 +283,20 @@ def test_nothing_is_collected_within_a_run(error):
     assert gc.isenabled()
 
 
-class Greedy(FakeEngine):
+def greedy(memory):
     """Holds 200 MiB while it reads, 50 while it writes, 300 while it starts."""
-
-    def __init__(self, memory):
-        super().__init__(
-            trouble=lambda word: memory.hold(
-                {"start": 300, "read": 200, "step": 50}.get(word, 0)
-            )
-        )
-        load = PhasePeak(phase="load", resident_bytes=5, device_bytes=None)
-        self.info = info(load_peak=load, base_bytes=3)
+    held = {"start": 300, "read": 200, "step": 50}
+    load = PhasePeak(phase="load", resident_bytes=5, device_bytes=None)
+    return FakeEngine(
+        trouble=lambda word: memory.hold(held.get(word, 0)), load_peak=load, base_bytes=3
+    )
 
 
 def test_each_phase_has_its_own_peak_and_a_depth_is_read(monkeypatch):
     tests = [SpeedTest(n_prompt=8, n_gen=2), TG, SpeedTest(n_prompt=0, n_gen=2, n_depth=4)]
     memory = FakeProcess(monkeypatch)
     for warmup in (False, True):
-        _, rows = swept(lambda c: Greedy(memory), tests=tests, warmup=warmup)
+        _, rows = swept(lambda c: greedy(memory), tests=tests, warmup=warmup)
         found = [
             (row.load_resident_bytes, row.prefill_resident_bytes, row.decode_resident_bytes)
             for row in rows
@@ -313,7 +308,7 @@ def test_each_phase_has_its_own_peak_and_a_depth_is_read(monkeypatch):
         assert all(row.base_bytes == 3 for row in rows)
         assert all(row.load_device_bytes is row.decode_device_bytes is None for row in rows)
     # memory of two engines in one process is in no row
-    _, rows = swept(lambda c: Greedy(memory), peer=lambda c: Greedy(memory), tests=[PP])
+    _, rows = swept(lambda c: greedy(memory), peer=lambda c: greedy(memory), tests=[PP])
     for row in rows:
         assert row.samples_ns
         assert row.peak_memory_bytes is row.prefill_resident_bytes is None
