@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from covers import covered, few
 from decoder_parameters import parameters_of
-from ladder_models import DENSE, NEW_TYPES, REST, TYPES, each_with, refusal
+from ladder_models import DENSE, NEW_PAIRS, NEW_TYPES, REST, TYPES, each_with, refusal
 from small_models import ids, read, weights
 from zoo import CONFIGS, GATED, MODELS, block, branch, layer, llama, stretched
 
@@ -69,7 +69,7 @@ def test_all_rungs_agree_on_one_token():
     run_and_compare(weights(CONFIGS["llama"]), ids(2, 3), 1)
 
 
-@pytest.mark.parametrize("model_type", few([*NEW_TYPES, "gemma3_text"], len(NEW_TYPES)))
+@pytest.mark.parametrize("model_type", few([*NEW_TYPES, *NEW_PAIRS], len(NEW_TYPES)))
 def test_all_rungs_agree_on_dense_model_types(model_type):
     """On those with a value of a part, or two values of one, that no other dense model has."""
     config = TYPES[model_type]
