@@ -285,6 +285,13 @@ def test_estimates_scale_by_multiply_adds_and_blocks(monkeypatch):
     assert matrices.prompt_s.median == len(of.blocks)
 
 
+def test_a_first_run_that_is_slow_is_no_reason_to_estimate(monkeypatch):
+    of, seconds = narrow("llama"), iter([100.0] * 4)  # head and block, of the prompt and halfway
+    monkeypatch.setattr(runner, "timed", lambda device, call: (call(), next(seconds, 0.1)))
+    assert run_ladder(of, workload(of), numbers=[3])[0].estimated is None
+    assert list(seconds) == []
+
+
 def test_large_logits_are_held_to_a_share_of_the_largest():
     of = narrow("gpt2")
     norm = of.final_norm
