@@ -88,21 +88,6 @@ def test_one_lie_in_an_honest_header(path, layout, data):
     same(path, json.dumps(entries).encode(), bytes(size))
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from([0, 0, 0, -1, 1]), st.integers(0, 3)), max_size=4),
-    st.sampled_from([0, 0, 0, -1, 1]), st.data(),
-)  # fmt: skip
-def test_places_that_fit_their_tensors(path, layout, rest, data):
-    """Only the arrangement may be wrong: holes, overlaps, and gaps at the end."""
-    entries, end = {}, 0
-    for i, (gap, length) in enumerate(layout):
-        start = max(0, end + gap)
-        end = start + length
-        entries[f"t{i}"] = {"dtype": "U8", "shape": [length], "data_offsets": [start, end]}
-    shuffled = dict(data.draw(st.permutations(list(entries.items()))))
-    same(path, json.dumps(shuffled).encode(), bytes(max(0, end + rest)))
-
-
 VALID = (
     b'{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},'
     b'"b\\u00e9":{"dtype":"I8","shape":[3],"data_offsets":[16,19],"x":null}}'

@@ -5,8 +5,6 @@ Nothing is shared with the fast versions. A vector is a list of n numbers.
 
 import math
 
-from evaluated import softmax
-
 
 def soft_cap(x, cap):
     """`cap · tanh(x / cap)`: about x near 0, never beyond ±cap."""
@@ -39,37 +37,3 @@ def causal_conv_step(x, ring, position, w, b):
     if ring:
         ring[position % len(ring)] = x
     return y
-
-
-def argmax(x):
-    """The index of the greatest number, in one pass; of equals the lowest."""
-    best = 0
-    for i in range(1, len(x)):
-        if x[i] > x[best]:
-            best = i
-    return best
-
-
-def temperature(logits, t):
-    """`logits / t` for t > 0: towards 0 the best takes all, 1 changes nothing, ∞ is uniform."""
-    return [x / t for x in logits]
-
-
-def ranked(x):
-    """All indices, greatest number first; of equals the lowest index first."""
-    return sorted(range(len(x)), key=lambda i: (-x[i], i))
-
-
-def top_p(logits, p):
-    """The fewest best tokens whose probabilities reach p stay (0 < p ≤ 1), the others become -∞.
-
-    The token that crosses the line stays, so that at least one does.
-    """
-    probabilities = softmax(logits)
-    kept, reached = [], 0.0
-    for i in ranked(logits):
-        kept.append(i)
-        reached += probabilities[i]
-        if reached >= p:
-            break
-    return [x if i in kept else -math.inf for i, x in enumerate(logits)]

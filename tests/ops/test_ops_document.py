@@ -1,4 +1,7 @@
-"""Every worked number of the operations reference, evaluated slowly and as the model runs it."""
+"""Every worked number of the operations reference, evaluated slowly and as the model runs it.
+
+Those of sampling are in tests/engine/test_sampling.py.
+"""
 
 import importlib
 import math
@@ -8,7 +11,6 @@ import loops
 import pytest
 import torch
 from blocks import two_norms
-from continued import filtered
 from evaluated import activated, attention, derive, evaluate, project, softmax
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,7 +21,6 @@ from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig
 from llmcli.config.norm import NormConfig
 from llmcli.decoder.decoder import Decoder
-from llmcli.engine.sampling import Sampling, choose
 from llmcli.evaluate.rules import RULES
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.ops import Gate, Normalize, Scale, Score
@@ -35,8 +36,6 @@ W_K = [[0.2, 0.3, 0.4, 0.5], [0.6, 0.7, 0.8, 0.9], [1.0, 1.1, 1.2, 1.3]]
 W_V = [[0.3, 0.4, 0.5, 0.6], [0.7, 0.8, 0.9, 1.0], [1.1, 1.2, 1.3, 1.4]]
 PROJECTED = {"q": [3.0, 7.0, 11.0], "k": [4.0, 8.0, 12.0], "v": [5.0, 9.0, 13.0]}
 LOGITS = [2.0, 1.0, 0.1]
-TOKENS = [0.1, 0.8, 0.3, 0.5]
-OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 def tensor(values):
@@ -107,36 +106,6 @@ def test_rms_norm():
     op = Normalize(source="x", norm=rms, weight="w")
     for out in (fast, *(slow(op, *given)[0].tolist() for slow in (evaluate, derive))):
         assert rounded(out, 3) == [0.577, 1.155, 1.155]
-
-
-def test_argmax():
-    assert loops.argmax(TOKENS) == 1
-    greedy = Sampling(temperature=0)
-    assert choose(tensor([TOKENS]), greedy, None)[0].tolist() == [1]
-    tied = [0.5, 0.8, 0.8, 0.1]
-    assert loops.argmax(tied) == choose(tensor([tied]), greedy, None)[0].item() == 1
-
-
-def test_temperature_from_greedy_to_uniform():
-    def probabilities(t):
-        slow = softmax(loops.temperature(TOKENS, t))
-        fast = filtered(tensor([TOKENS]), Sampling(temperature=t, **OFF))[0].tolist()
-        assert fast == pytest.approx(slow)
-        return slow
-
-    assert probabilities(1e-3) == pytest.approx([0, 1, 0, 0])
-    assert probabilities(1.0) == pytest.approx(softmax(TOKENS))
-    assert probabilities(1e6) == pytest.approx([0.25] * 4, rel=1e-5)
-
-
-def test_a_confident_model_keeps_few_tokens_an_uncertain_one_dozens():
-    confident = [math.log(0.9)] + [math.log(0.1 / 99)] * 99
-    for p, few in ((0.9 - 1e-9, 1), (0.901, 2)):
-        assert sum(x > -math.inf for x in loops.top_p(confident, p)) == few
-        fast = filtered(tensor([confident]), Sampling(**{**OFF, "temperature": 1, "top_p": p}))
-        assert (fast > 0).sum() == few
-    similar = [i / 1000 for i in range(100)]
-    assert sum(x > -math.inf for x in loops.top_p(similar, 0.9)) > 80
 
 
 def test_silu_has_a_minimum_and_nears_the_line():
