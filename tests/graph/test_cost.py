@@ -105,11 +105,13 @@ def parts_of(config, *shape, logits="last", **given):
     return cost_of(config, [(a_call(*shape), logits)], **given)
 
 
-# types that together have every value meet every call, the others one
+# types that together have every value meet every call, the others one; in a prompt latents are
+# expanded, else absorbed
 VALUES = cover({
     name: features(replace(EVERY[name], family="", model_type="")) for name in COUNTED
 })  # fmt: skip
 OTHERS = [(name, CALLS[at % 6], "last") for at, name in enumerate(COUNTED) if name not in VALUES]
+OTHERS.append(("deepseek_v2", (1, 9, 0), "all"))
 
 
 @pytest.mark.parametrize(
