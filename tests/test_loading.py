@@ -229,7 +229,8 @@ def test_threads_are_used_where_they_are_worth_it_and_given_back(
         torch.set_num_threads(before)
 
 
-# Wide parameters are kept in at least float32, whatever the model computes in: here norms are wide.
+# Wide parameters are kept in at least float32, whatever the model computes in. No part has one yet:
+# here it is the norms that are wide.
 NORMS = 32 * 5  # numbers of two norms in each of two layers, and of the last one
 
 
