@@ -161,7 +161,7 @@ def test_texts_scores_and_shapes(run):
     assert run("unplanned", "shapes", TEXT)["cache"]["decode"] == held
 
 
-def test_times_and_rates(run, tmp_path):
+def test_times_and_rates(run, cli, paths, tmp_path):
     """`scan` of the running mean is a group that the mixer alone has."""
     trace = tmp_path / "trace.json"
     of = (TEXT, "-n", "3", "--pairs", "2")
@@ -178,6 +178,10 @@ def test_times_and_rates(run, tmp_path):
     assert [part["layer"] for part in scans] == [0, 1]
     assert all(part["seconds"] > 0 and part["work"]["bytes"] for part in scans)
     assert sum(e["name"] == "scan" for e in json.loads(trace.read_text())["traceEvents"]) == 2 * 4
+    said = cli("timing", "-m", paths["unplanned"], TEXT, "-n", "1", "--pairs", "1", "--layers")
+    rows = [line.split() for line in said.out.splitlines()]
+    assert sum(row[:1] == ["scan"] for row in rows) == 2  # of each phase a row, and a column
+    assert sum(row[:1] == ["layer"] and "scan" in row for row in rows) == 2
     rates = run("unplanned", "bench", "-p", "32", "-n", "4", "-r", "2", "--no-ceilings")["rows"]
     assert len(rates) == 2
     assert all(row["avg_ts"] > 0 for row in rates)

@@ -157,6 +157,11 @@ def test_version(cli):
     assert PROJECT["project"]["version"] == __version__
 
 
+def test_root_help_stays_on_the_first_screen(cli):
+    """What it says, and that nothing and `help` say it, too, is in the transcript `root`."""
+    assert len(cli("--help").out.splitlines()) < 24
+
+
 @pytest.mark.parametrize("name", [*ENTRIES, *NESTED])
 def test_the_help_of_a_command(cli, monkeypatch, name):
     """Grouped, no wider than the terminal; `help NAME` says the same, or explains a topic.

@@ -190,7 +190,7 @@ SPELLED = {
 def test_an_encoding_without_the_character_is_no_error(tiny):
     """The locale C, where Python's own streams escape surrogates and refuse everything else."""
     lines = shlex.join(f"{words} {shlex.join(DRAWN)}" for words in SPELLED)
-    plain = "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"
+    plain = "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 PYTHONIOENCODING="
     early = "import torch, llmcli.inspect.passes, llmcli.loading.load"
     done = shell(f'{plain} "$PY" -c "{early}$EACH" {lines} </dev/null', tiny)
     assert done.stdout.isascii()
