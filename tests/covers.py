@@ -115,7 +115,7 @@ def in_turn(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
 
 
 def once(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
-    """The first of these alone: for lists whose values have nothing to do with each other."""
+    """What `in_turn` runs by default, and no more: for values that do not touch each other."""
     firsts = [*map(_parameter, first)]
     places = _turns(firsts, [len(other) for other in others])
     return [_together(firsts, others, one, False) for one in places]

@@ -229,7 +229,8 @@ def test_threads_are_used_where_they_are_worth_it_and_given_back(
         torch.set_num_threads(before)
 
 
-# Parameters that are kept in at least float32, whatever the model computes in: here those of norms.
+# Wide parameters are kept in at least float32, whatever the model computes in. No part has one yet:
+# here it is the norms that are wide.
 NORMS = 32 * 5  # numbers of two norms in each of two layers, and of the last one
 
 
@@ -258,7 +259,7 @@ def folder(tmp_path, wide_norms):
     ("bfloat16", "float32"), ("float16", "float32"), ("float32", "float32"),
     ("float64", "float64"),
 ])  # fmt: skip
-def test_they_keep_their_digits(folder, dtype, own):
+def test_wide_parameters_keep_their_digits(folder, dtype, own):
     model = loaded(folder, dtype=dtype)
     slots = parameters_of(model.decoder)
     assert slots["blocks.1.ln2.w"].dtype == slots["ln_final.w"].dtype == DTYPES[own]
@@ -291,7 +292,7 @@ def test_every_count_of_bytes_is_of_what_lies_in_memory(folder, dtype):
     assert departures(model) == {}
 
 
-def test_the_ledger_says_to_which_dtype_each_was_converted(folder):
+def test_the_ledger_says_to_which_dtype_wide_ones_were_converted(folder):
     model, report = measure_load(
         open_checkpoint(folder), Stages(), device="cpu", dtype="bfloat16", quantize="auto"
     )

@@ -20,6 +20,7 @@ from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig
 from llmcli.config.norm import NormConfig
 from llmcli.graph.graph import Graph
+from llmcli.graph.ops import Mix, Score, Softmax
 from llmcli.model import Model
 from llmcli.records.text import Token
 
@@ -66,12 +67,17 @@ def make(name: str, dtype: str = "float64") -> Model:
 
 
 def firsts(models: Mapping[str, ModelConfig]) -> Iterator[tuple[str, list[str]]]:
-    """(model, the activations with an op that neither a model before it nor a layer before has)."""
+    """(model, the activations with an op that neither a model before it nor a layer before has).
+
+    Of attention with the ops that it reads: its rules look at their windows, and what they show.
+    """
     seen = set()
     for name, config in models.items():
-        new = []
-        for tensor, node in Graph(config).nodes.items():
-            op = re.sub(r"blocks\.\d+", "", repr(node.op))
+        new, nodes = [], Graph(config).nodes
+        for tensor, node in nodes.items():
+            reads = node.op.inputs if isinstance(node.op, Score | Softmax | Mix) else ()
+            ops = [node.op, *(nodes[one].op for one in reads)]
+            op = re.sub(r"blocks\.\d+", "", repr(ops))
             if op not in seen:
                 new.append(tensor)
             seen.add(op)

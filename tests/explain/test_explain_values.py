@@ -31,7 +31,7 @@ def drawn(model, tensors, seed):
             yield name, tuple(draw.randrange(size) for size in axes.shape)
 
 
-@pytest.mark.parametrize("depth", [1, None])
+@pytest.mark.parametrize("depth", [1, 3, None])
 @pytest.mark.parametrize(("name", "tensors"), FIRST, ids=NAMES)
 def test_every_name_in_float64(name, tensors, depth):
     model = make(name)

@@ -110,10 +110,11 @@ VALUES = cover({
     name: features(replace(EVERY[name], family="", model_type="")) for name in COUNTED
 })  # fmt: skip
 OTHERS = [(name, CALLS[at % 6], "last") for at, name in enumerate(COUNTED) if name not in VALUES]
+EXPANDED = pytest.param("deepseek_v2", (1, 9, 0), "all", id="latents of a prompt")  # else absorbed
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "logits"), [*in_turn(VALUES, CALLS, ["last", "all"]), *OTHERS]
+    ("name", "shape", "logits"), [*in_turn(VALUES, CALLS, ["last", "all"]), *OTHERS, EXPANDED]
 )
 def test_the_full_square_is_what_pytorch_counts(name, shape, logits):
     """Of mixtures that of the experts that run."""

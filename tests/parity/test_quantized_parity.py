@@ -247,7 +247,7 @@ def gpt_oss(tmp_path_factory):
     return folder, model.double().eval()
 
 
-def test_the_same_numbers(gpt_oss):
+def test_gpt_oss_has_the_same_numbers(gpt_oss):
     folder, theirs = gpt_oss
     ids = prompt(tokens=80)
     ours = opened(folder, "float64")
@@ -257,7 +257,7 @@ def test_the_same_numbers(gpt_oss):
 
 @needs_kernels
 @torch.inference_mode()
-def test_experts_stay_in_their_blocks(gpt_oss):
+def test_experts_of_gpt_oss_stay_in_their_blocks(gpt_oss):
     folder, theirs = gpt_oss
     ids = prompt(tokens=80)
     right = reference_logprobs(theirs, ids)
@@ -322,7 +322,7 @@ def converted(gpt_oss, file, fused):
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @torch.inference_mode()
-def test_a_gguf_file_is_the_same_model(fused, gpt_oss, tmp_path, monkeypatch):
+def test_a_gguf_file_of_gpt_oss_is_the_same_model(fused, gpt_oss, tmp_path, monkeypatch):
     """Number by number, unpacked, in blocks and mapped."""
     file, ids = converted(gpt_oss, tmp_path / "model.gguf", fused), prompt(tokens=80)
     ours, hub = (opened(one, "float64") for one in (file, gpt_oss[0]))

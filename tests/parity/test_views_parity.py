@@ -307,7 +307,7 @@ def test_there_is_no_outlier_in_the_zoo(checkpoints, name):
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_there_is_none_in_what_transformers_begins_with(tmp_path, kind):
+def test_there_is_no_outlier_in_what_transformers_begins_with(tmp_path, kind):
     """Decays, biases and norms as they are before training."""
     config = AutoConfig.for_model(**next(one for one in ZOO if one.model_type == kind).settings)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
@@ -316,5 +316,5 @@ def test_there_is_none_in_what_transformers_begins_with(tmp_path, kind):
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["smollm2", "tiny"])
-def test_there_is_none_in_a_real_model(name):
+def test_there_is_no_outlier_in_a_real_model(name):
     assert outliers(open_model(name)) == ""
