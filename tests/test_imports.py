@@ -22,7 +22,7 @@ ROOT = Path(llmcli.__file__).parent
 FILES = sorted(file for file in ROOT.rglob("*.py") if not file.is_relative_to(ROOT / "assets"))
 LAYERS = """
     errors xdg limits processor records ← config ← checkpoints ← text families ← graph ←
-    evaluate kernels triton ← prepare ops devices ← weights ← nn ← parts ← decoder ← model ←
+    evaluate kernels triton build ← prepare ops devices ← weights ← nn ← parts ← decoder ← model ←
     loading engine ← measure ← shell ← inspect ← report ← measure_of_a_command ← command ← cli ←
     __main__
 """
@@ -46,7 +46,7 @@ AT_TOP = {
     "view": {"rich", "numpy"},
     "text": {"jinja2"},  # `text.template_server`, which runs in a process of its own
     **{part: {"torch"} for part in (*COMPUTES, "evaluate")},
-    "kernels": {"setuptools"},  # `kernels.build`, which runs when the package is installed
+    "build": {"setuptools"},  # which runs when the package is installed
     "triton": {"torch", "triton"},  # the kernels of a card, loaded where they are used
     **{part: {"torch", "numpy"} for part in ("inspect", "measure", "measure_of_a_command")},
 }
@@ -66,10 +66,11 @@ FORBIDDEN = {"hasattr", "getattr", "model_type", "family"}
 def part_of(module):
     """`families` for `llmcli.families.rules`; the package itself is ``.
 
-    In a command's folder by file name, see above; `llmcli.kernels.triton` is a part of its own.
+    In a command's folder by file name, see above; `llmcli.kernels.triton` and `.build` are parts of
+    their own.
     """
-    if module.startswith("llmcli.kernels.triton"):
-        return "triton"
+    if module.startswith(("llmcli.kernels.triton", "llmcli.kernels.build")):
+        return module.split(".")[2]
     folder, _, _ = module.rpartition(".")
     if folder.startswith("llmcli.commands."):
         kind = module.split(".")[3:4] or [""]

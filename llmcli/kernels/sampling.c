@@ -100,12 +100,12 @@ INLINE double exponential(double x) {
     };
     double y = x > -708.0 ? x : -708.0;
     double n = y * 1.4426950408889634 + 6755399441055744.0; /* an integer in the lowest bits */
-    int64_t power;
+    uint64_t power; /* shifted out of its sign */
     memcpy(&power, &n, sizeof power);
     n -= 6755399441055744.0;
     double r = (y - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10, e = 0;
     for (int i = 0; i < 14; i++) e = e * r + coefficients[i];
-    int64_t bits;
+    uint64_t bits;
     memcpy(&bits, &e, sizeof bits);
     bits += power << 52;
     memcpy(&e, &bits, sizeof e);

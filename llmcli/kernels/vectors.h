@@ -35,7 +35,7 @@ INLINE vector chosen(ints mask, vector a, vector b) {
         vector y = (vector)(((ints)most & large) | ((ints)x & ~large));                            \
         y = (vector)(((ints)least & small) | ((ints)y & ~small));                                  \
         vector n = y * 1.44269504f + 12582912.0f; /* rounded to an integer in its low bits */  \
-        ints power = (ints)n << 23;                                                                \
+        ints power = (ints)n << 23 & ~nan; /* no sum of integers overflows */                      \
         n -= 12582912.0f;                                                                          \
         vector r = (y - n * 0.693359375f) + n * 2.12194440e-4f;                                    \
         vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;                                        \

@@ -35,8 +35,9 @@ def fuzz(check: Callable[[bytes], object], mutate: Callable[[bytes, int, int], b
     import atheris
 
     def custom(data: bytes, most: int, seed: int) -> bytes:
-        own = atheris.Mutate(bytes(data), most)
-        return bytes(own) if seed % 3 == 0 else mutate(bytes(data), most, seed)
+        if seed % 3 == 0:
+            return bytes(atheris.Mutate(bytes(data), most))
+        return mutate(bytes(data), most, seed)
 
     def once(data: bytes) -> None:
         check(bytes(data))

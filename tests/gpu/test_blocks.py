@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from card import Card
 from covers import covered, in_turn
 from small_models import as_model, ids, random_blocks, random_decoder
-from test_gate import FIRST, decoded, same, sessions
+from test_gate import CAPACITY, FIRST, calls_of, decoded, same, sessions
 from test_graph_packed import wrong
 from zoo import BLOCKS, IN_BLOCKS, gpt2, in_blocks, layer, llama
 
@@ -22,6 +22,7 @@ from llmcli.checkpoints import open_model
 from llmcli.config.embedding import HeadConfig
 from llmcli.config.formats import ON_CARD
 from llmcli.decoder.decoder import Decoder
+from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
 from llmcli.graph.arithmetic import Arithmetic, arithmetic, in_no_blocks, matrices
 from llmcli.graph.graph import Graph
@@ -131,6 +132,17 @@ def test_a_captured_step_is_that_of_the_dequantized_model(name, batch):
         same(decoded(captured, tokens), decoded(ordinary, tokens), 1e-4)
         assert len(captured.state.recorded) == len(card.tapes) == 2
         assert set(calls) == set(MODELS[name][1].values())
+
+
+@pytest.mark.parametrize("name", covered(MODELS))
+def test_every_step_of_a_bucket_launches_the_same(name):
+    """In bfloat16, as on a card; and it looks at no number."""
+    with torch.inference_mode(), Card(float64=False) as card:
+        decoder = card.put(in_blocks(*MODELS[name], "cuda", "bfloat16"), FIRST)
+        session = Session(decoder, 2, CAPACITY)
+        for _ in range(2):
+            session.extend(torch.ones(2, 1, dtype=torch.long, device="cuda"))
+        assert calls_of(card, session) == calls_of(card, session)
 
 
 @pytest.mark.parametrize("rows", [1, 9])

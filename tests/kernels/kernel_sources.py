@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import shlex
 import shutil
 import sysconfig
@@ -24,7 +25,7 @@ SOURCES = [str(ROOT / source) for source in EXTENSION["sources"]]
 HEADERS = f"-I{ROOT / 'llmcli' / 'kernels'}"
 FUZZER = str(HERE.parent / "fuzz" / "fuzz_packed.c")
 SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e38, -1e38, 1e-40)
-COMPILER = shlex.split(sysconfig.get_config_var("CC") or "cc")
+COMPILER = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
 
 
 def needs(*programs):

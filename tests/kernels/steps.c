@@ -1,7 +1,15 @@
-/* Operations between products, of random shapes, and products of many rows: see attend.c. */
+/* Operations between products, of random shapes, products of many rows, and the token that is chosen at
+ * the end: see attend.c. */
 #include "drawn.h"
 
+struct sampling {
+    int64_t penalties, greedy, top_k;
+    double temperature, top_p, min_p, repetition, presence, frequency;
+};
+
 void llmcli_run(const struct op *, int64_t, struct counter *, const struct team *, int64_t *);
+int64_t llmcli_choose(const float *, int64_t, const struct sampling *, const int64_t *, const int64_t *,
+                      double, double *, double *, int64_t);
 
 static float *room(int64_t count) { return malloc((size_t)count * sizeof(float)); }
 
@@ -12,6 +20,30 @@ static float *rows_of(int64_t rows, int64_t columns, int64_t stride) {
     for (int64_t i = 0; i < count; i++)
         if (!below(19)) x[i] *= (float)(1 << below(24));
     return x;
+}
+
+/* The next token, of logits that are often equal and now and then no numbers. */
+static uint64_t token(const struct team *team) {
+    static const double shares[] = {1.0, 0.999, 0.9, 0.3}, least[] = {0.0, 0.0, 0.02, 0.5};
+    const int64_t vocab = 1 + below(below(4) ? 100 : 3000), steps = below(2) ? 4 : 1 << 20;
+    float *logits = drawn(vocab, 0);
+    int64_t *prompt = malloc((size_t)vocab * 8), *output = malloc((size_t)vocab * 8);
+    double *spare = malloc((size_t)vocab * 32), best;
+    for (int64_t i = 0; i < vocab; i++) {
+        logits[i] = 2 * (float)(int64_t)(logits[i] * (float)steps) / (float)steps;
+        prompt[i] = below(3), output[i] = below(3);
+    }
+    if (!below(12)) logits[below(vocab)] = below(2) ? NAN : below(2) ? INFINITY : -INFINITY;
+    const struct sampling how = {
+        below(2), !below(5), below(2) * below(vocab + 3), 0.3 + (double)below(3), shares[below(4)],
+        least[below(4)], 1.3, 0.25, -0.5,
+    };
+    const int64_t *asked = below(2) ? prompt : NULL, *said = below(2) ? output : NULL;
+    const double u = (double)next() / 16777216.0;
+    const int64_t chosen = llmcli_choose(logits, vocab, &how, asked, said, u, &best, spare, team->level);
+    const float score = (float)best;
+    free(logits), free(prompt), free(output), free(spare);
+    return hashed((uint64_t)chosen, &score, 1);
 }
 
 /* A hash of what all of it gives. */
@@ -72,6 +104,7 @@ uint64_t steps(const struct team *team) {
         llmcli_run(&product, 1, counters, team, NULL);
         hash = hashed(hash, out, M * O);
         free(many), free(out), free(bias), free(weights);
+        for (int i = 0; i < 5; i++) hash = (hash ^ token(team)) * 0x100000001b3ull;
     }
     return hash;
 }

@@ -54,7 +54,7 @@ def linked(built, objects):
 
 def said(*argv):
     run = children.run(list(map(str, argv)), capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    assert run.returncode == 0, run.stderr or f"a trap: without {CHEAPER[-1]} it says why"
     assert len(set(run.stdout.split())) >= len(STEPS)
     return run.stdout
 
