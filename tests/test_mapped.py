@@ -183,6 +183,20 @@ def test_weights_prompts_and_steps_have_the_same_bits(path, monkeypatch):
     assert all(state.recorded for state in states)
 
 
+def test_rows_of_a_large_matrix_are_packed_again_in_chunks():
+    """A few groups at a time: for one row of inputs one chunk each, for many several."""
+    draw, (rows, columns) = torch.Generator().manual_seed(0), (797, 1024)
+    raw = quantize(torch.randn(rows, columns, generator=draw), "Q8_0")
+    order = torch.randperm(rows, generator=draw)
+    packed = Packed("Q8_0", (rows, columns), torch.device("cpu"))
+    packed.write(torch.arange(rows), raw[order])
+    mapped = MappedWeight("Q8_0", columns, raw, order)
+    for many in (1, 64):
+        x = torch.randn(many, columns, generator=draw)
+        assert torch.equal(mapped.matmul(x), packed.matmul(x))
+    assert torch.equal(mapped.rows(order), packed.rows(order))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_sixteen_bits_at_odd_addresses(tmp_path, monkeypatch, dtype):
     write_llama(tmp_path, llama_tensors(dtype=dtype))

@@ -87,7 +87,9 @@ def pruned(since=None):
     """What of it goes: all of it, so that no more is left over."""
     gone, kept = clear(since)
     assert kept == left_over(Inventory.read(), since) == []
-    return {(removal.name, removal.why, removal.bytes) for removal in gone}
+    rows = {(removal.name, removal.why, removal.bytes) for removal in gone}
+    assert len(rows) == len(gone)
+    return rows
 
 
 def aged(path: Path, days: float) -> None:

@@ -103,7 +103,7 @@ class Terminal(Window):
     Those come a token every `pace` seconds. `shell`: what `sh` is given, `$0` the command.
     """
 
-    def __init__(self, talker, *argv, home, spoken=(), pace=0.004, shell="", **environ):
+    def __init__(self, talker, *argv, home, spoken=(), pace=0.006, shell="", **environ):
         program = [str(SCRIPTED)] if spoken else ["-m", "llmcli"]
         command = [sys.executable, *program, "chat", "-m", talker, *argv]
         command = ["sh", "-c", shell, shlex.join(command)] if shell else command

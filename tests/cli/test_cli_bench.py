@@ -150,15 +150,15 @@ def test_the_program_is_named_by_its_version_where_it_is_no_checkout(monkeypatch
 
 # `--device meta`: any size is counted, and nothing of it is computed or made up
 
-LAYERS = 4
-LARGE = LLAMA | {  # as wide as Llama 3 of 8 billion
-    "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+LAYERS, TOKENS = 4, 900_000
+LARGE = LLAMA | {  # of Llama 3 with 8 billion an eighth of the layers, but more tokens
+    "vocab_size": TOKENS, "hidden_size": 4096, "intermediate_size": 14336,
     "num_hidden_layers": LAYERS, "num_attention_heads": 32, "num_key_value_heads": 8,
     "max_position_embeddings": 8192, "rope_theta": 500000.0,
 }  # fmt: skip
-NUMBERS = 1_923_125_248
+NUMBERS = 8_245_252_096
 NORMS = (2 * LAYERS + 1) * 4096
-MATRICES = NUMBERS - 128256 * 4096 - NORMS  # without the table that is looked up, and norms
+MATRICES = NUMBERS - TOKENS * 4096 - NORMS  # without the table that is looked up, and norms
 RANDOM = ("--random-weights", "--dtype", "bfloat16")
 
 
@@ -186,7 +186,7 @@ def counted(cli, tmp_path, monkeypatch):
     return run
 
 
-def test_a_model_of_2_billion_is_counted(counted):
+def test_a_model_of_8_billion_is_counted(counted):
     flat, deep = counted(*RANDOM, "-d", "0,100", "--json").json()["rows"]
     for row in (flat, deep):
         assert (row["meta"], row["samples_ns"], row["avg_ts"]) == (True, [], 0)

@@ -186,7 +186,7 @@ def zsh_in(home, cwd=FOLDER, begin=SOURCED):
 
 
 def test_zsh(home, answered_here, monkeypatch):
-    """One TAB of each kind: a word, an option, what is continued, a file, a list with its end."""
+    """TABs of each kind: a word, an option, what is continued, a file, a list with its end."""
     (home / "gpt2t").mkdir()
     monkeypatch.chdir(home)
     zsh = zsh_in(home, home)
@@ -195,7 +195,7 @@ def test_zsh(home, answered_here, monkeypatch):
         ("llmcli generate --dtype float3", "--dtype float32 "),
         ("llmcli models pul", "models pull "),
         ("llmcli models pull tiny smollm2-b", "smollm2-bf16 "),
-        ("llmcli attention --metrics entropy,induc", "entropy,induction"),
+        ("llmcli attention --metrics entropy,induc\t,dup", "entropy,induction,duplicate"),
         ("llmcli attention -o heads.pn", "heads.png "),
         ('llmcli dump --name "blocks.*.attn.patt', "attn.pattern"),
         ("llmcli generate -m org/s", "org/some "), ("llmcli score --model gp", "./gpt2t/"),

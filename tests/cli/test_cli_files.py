@@ -336,7 +336,8 @@ WRITTEN = [
     (["lens", "-m", "tiny", "-k", "1", "--position", ":20"], "json html", 0.1),
     (["lens", "-m", "tiny", "-k", "20", "--position", "-6:", PROGRAM], "json html", 0.1),
     (["lens", "-m", "tiny", "--mid", "--target", "next", "Hello"], "json html", 0.1),
-    (["experts", "-m", "MIXTURE", "--random-weights", "some words, " * 25], "json html", 0.3),
+    (["experts", "-m", "MIXTURE", "--random-weights", "some words, " * 25], "json", 0.25),
+    (["experts", "-m", "MIXTURE", "--random-weights", "some words, " * 25], "html", 0.1),
 ]  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def calls_of(card, session):
 CAPTURED = [name for name in KINDS if name not in LENGTH_ROPES]
 
 
-@pytest.mark.parametrize(("name", "batch"), zip(CAPTURED, cycle([3, 1])))
+@pytest.mark.parametrize(("name", "batch"), [*zip(CAPTURED, cycle([3, 1]))])
 def test_every_step_of_a_bucket_launches_the_same(name, batch):
     """Shapes, strides, numbers of the host and what is allocated; and nothing in float64."""
     with torch.inference_mode(), Card(float64=False) as card:

@@ -120,7 +120,8 @@ def test_the_full_square_is_what_pytorch_counts(name, shape, logits):
     config = EVERY[name]
     work = total_cost(config, a_call(*shape), numbers=FLOAT32, logits=logits)
     planned = plan(config, a_call(*shape), logits=logits).written
-    assert work.flops_full == sum(spec.flops_full for spec in planned)
+    if logits == "all" or graph(config).readers == len(config.layers):  # a plan narrows the ends
+        assert work.flops_full == sum(spec.flops_full for spec in planned)
     assert work.flops_full == counted(without_window(config), *shape, logits=logits)
     if name in FAMILIES:  # the decoder leaves out the rows and keys that nobody sees, too
         assert work.flops <= counted(config, *shape, logits=logits) <= work.flops_full

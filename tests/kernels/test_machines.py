@@ -93,7 +93,8 @@ def test_sanitizers_find_nothing(linked, levels, ours, tmp_path, kind):
         pytest.skip(f"the compiler has no sanitizer of the kind {kind}")
     fuzz, steps = (linked(name, kind, compiler, flags) for name in PROGRAMS)
     assert fuzzed(fuzz, blocks=BLOCKS[kind]) == ours[kind]
-    assert {said(steps, level) for level in levels} == {ours["steps"]}
+    some = levels if kind == "memory" else levels[:3]  # one of each width of vectors
+    assert {said(steps, level) for level in some} == {ours["steps"]}
 
 
 def test_emulated_levels_have_the_same_bits(linked, emulated, ours):

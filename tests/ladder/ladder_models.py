@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from covers import cover, covered, features
+from covers import cover, covered, features, meeting
 from zoo import MODELS, ZOO
 
 from llmcli.commands.ladder.measure.weights import require_supported
@@ -39,6 +39,10 @@ _SEEN = set().union(*map(values, USUAL.values()))
 _ALL = [(one.model_type, one.config()) for one in reversed(ZOO)]  # the first variant wins
 TYPES = {name: config for name, config in _ALL if refusal(config) is None}
 NEW_TYPES = cover({name: values(config) - _SEEN for name, config in TYPES.items()})
+# … and whatever two values of one part these and no dense model have
+_MET = set().union(*(meeting(values(one)) for one in DENSE.values()),
+                   *(meeting(values(TYPES[name])) for name in NEW_TYPES))  # fmt: skip
+NEW_PAIRS = cover({name: meeting(values(config)) - _MET for name, config in TYPES.items()})
 
 
 def each_with(others, *more):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from covers import covered, few
 from decoder_parameters import parameters_of
-from ladder_models import DENSE, NEW_TYPES, REST, TYPES, each_with, refusal
+from ladder_models import DENSE, NEW_PAIRS, NEW_TYPES, REST, TYPES, each_with, refusal
 from small_models import ids, read, weights
 from zoo import CONFIGS, GATED, MODELS, block, branch, layer, llama, stretched
 
@@ -69,7 +69,7 @@ def test_all_rungs_agree_on_one_token():
     run_and_compare(weights(CONFIGS["llama"]), ids(2, 3), 1)
 
 
-@pytest.mark.parametrize("model_type", few([*NEW_TYPES, "gemma3_text"], len(NEW_TYPES)))
+@pytest.mark.parametrize("model_type", few([*NEW_TYPES, *NEW_PAIRS], len(NEW_TYPES)))
 def test_all_rungs_agree_on_dense_model_types(model_type):
     """On those with a value of a part, or two values of one, that no other dense model has."""
     config = TYPES[model_type]
@@ -283,6 +283,13 @@ def test_estimates_scale_by_multiply_adds_and_blocks(monkeypatch):
     assert loops.token_s.median == pytest.approx((adds[1] + adds[2]) / 2 / part)
     # block and head 1 s, every other block 1 s
     assert matrices.prompt_s.median == len(of.blocks)
+
+
+def test_a_first_run_that_is_slow_is_no_reason_to_estimate(monkeypatch):
+    of, seconds = narrow("llama"), iter([100.0] * 4)  # head and block, of the prompt and halfway
+    monkeypatch.setattr(runner, "timed", lambda device, call: (call(), next(seconds, 0.1)))
+    assert run_ladder(of, workload(of), numbers=[3])[0].estimated is None
+    assert list(seconds) == []
 
 
 def test_large_logits_are_held_to_a_share_of_the_largest():

@@ -155,9 +155,7 @@ def test_files_of_version_2(format, tmp_path):
     assert compare(tmp_path, packed("llama"), format, version=2) < 1e-9
 
 
-@pytest.mark.parametrize(  # no head of Nemotron-H is
-    ("model_type", "head"), once([one for one in PACKED if one != "nemotron_h"], [True, False])
-)
+@pytest.mark.parametrize(("model_type", "head"), once(PACKED[::3], [True, False]))
 def test_a_tied_head_stored_or_not(model_type, head, tmp_path):
     one = packed(model_type, tie_word_embeddings=True)
     assert compare(tmp_path, one, "F32", head=head) < 1e-9

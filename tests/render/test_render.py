@@ -47,8 +47,8 @@ def test_statistics(golden):
         timings=replace(TIMINGS, peaks=peaks),
         path=ComputePath(**FORMATS, cache_format="bfloat16", kernels=(), sequences=3),
         sampling=SamplingReport(
-            **DEFAULTS, seed=1403840134, greedy=False, max_tokens=64, stop=(), ignored=(),
-            origins={"top_k": "default"},
+            **DEFAULTS | {"temperature": 0.25}, seed=1403840134, greedy=False, max_tokens=64,
+            stop=(), ignored=(), origins={"temperature": "configuration file", "top_k": "default"},
         ),
     )  # fmt: skip
     model = {"name": "m", **FORMATS, "stored_formats": [], "device": "cpu"}

@@ -18,3 +18,14 @@ def test_names_are_unique_and_every_row_is_of_a_fault():
     names = [fault.name for fault in faults()]
     assert len(set(names)) == len(names)
     assert set(kept()) <= set(names)
+
+
+def test_the_test_that_saw_a_fault_is_still_there():
+    """By its file and function, for parameters come and go: run a fault again that lost it."""
+    gone = []
+    for name, row in kept().items():
+        path, _, test = row.test.partition("::")
+        definition = f"def {test.partition('[')[0]}("
+        if test and not ((ROOT / path).exists() and definition in (ROOT / path).read_text("utf-8")):
+            gone.append(name)
+    assert gone == []

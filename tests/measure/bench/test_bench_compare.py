@@ -175,16 +175,20 @@ FORMATS = ("json", "jsonl", "csv")
 with sqlite3.connect(":memory:") as BASE:
     BASE.executescript((DATA / "results.sql").read_text())
 # what `-o sql` writes, a dump of it, and the database made from it: nothing of it runs
-SQL = (DATA / "results.sql").read_bytes(), "\n".join(BASE.iterdump()).encode(), BASE.serialize()
-NONE = [(data[:cut], "`x` is SQL, which `bench compare` does not read")
-        for data in SQL for cut in (None, 40)]
-NONE += [
-    (b"\x89PNG\r\n\x1a\n\x00", "is no text (byte 0)"), (b"[" * 200_000, "nested too deeply"),
-    (b'[{"n_prompt": ' + b"1" * 9000 + b"}]", "is not JSON: it has a number of"),
-]
+SQL = {
+    "as written": (DATA / "results.sql").read_bytes(), "a database": BASE.serialize(),
+    "a dump": "\n".join(BASE.iterdump()).encode(),
+}  # fmt: skip
+NONE = {f"SQL, {name}, up to {cut}": (data[:cut], "`x` is SQL, which `bench compare` does not read")
+        for name, data in SQL.items() for cut in (None, 40)}  # fmt: skip
+NONE |= {
+    "a picture": (b"\x89PNG\r\n\x1a\n\x00", "is no text (byte 0)"),
+    "deep": (b"[" * 200_000, "nested too deeply"),
+    "digits": (b'[{"n_prompt": ' + b"1" * 9000 + b"}]", "is not JSON: it has a number of"),
+}
 
 
-@pytest.mark.parametrize(("data", "words"), NONE, ids=range(len(NONE)))
+@pytest.mark.parametrize(("data", "words"), NONE.values(), ids=NONE)
 def test_what_is_no_result_is_one_line(data: bytes, words: str) -> None:
     with pytest.raises(UsageError) as error:
         read_results(data, "x")
