@@ -28,7 +28,7 @@ IDS = (5, 17, 3, 17, 42, 8, 30)
 
 
 CONFIGS = {
-    "gpt2": MODELS["gpt2"], "llama": MODELS["llama"], "mistral": MODELS["window"],
+    "llama": MODELS["llama"], "gpt2": MODELS["gpt2"], "mistral": MODELS["window"],
     "qwen3": MODELS["qk norm"],
 }
 
@@ -71,7 +71,7 @@ def seen_by_a_tap(model, ids):
 
 @pytest.mark.parametrize(
     ("name", "dtype", "generate"),
-    in_turn(["llama", *CONFIGS], ["float32", "bfloat16", "float64"], [0, 3]),
+    in_turn(list(CONFIGS), ["float32", "bfloat16", "float64"], [0, 3]),
 )
 def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate):
     model = made(name, dtype)
