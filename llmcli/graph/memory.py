@@ -172,9 +172,10 @@ class _Chunk:
             others = (one for one in self.specs.values() if one.shares == spec.shares)
             both = [spec] if spec.shares is None else others
             return sum(one.count for one in both) * (self.size if self.size == 4 else 16)
-        if isinstance(op, Mix) and op.state and self.size > 4:  # no kernel: a chunk at a time
-            sizes = self._sizes(name)
-            return self.rows * sizes["H"] * (4 * _SCANNED + 6 * sizes["dv"]) * self.size
+        if isinstance(op, Mix) and op.state and (self.size > 4 or self.numbers.portable):
+            sizes = self._sizes(name)  # no kernel: a chunk at a time; narrow inputs are widened
+            inputs = (6 if self.size >= 4 else 8) * sizes["dv"]
+            return self.rows * sizes["H"] * (4 * _SCANNED + inputs) * self.wide
         score = self.model.score(op) if isinstance(op, Mix) else None
         if not isinstance(op, Mix) or score is None:
             return 0
@@ -221,7 +222,7 @@ class _Chunk:
         if self.size >= 4 or self.cuda:
             return 0
         if not self.native:
-            return 4 * columns * (inputs + self.rows)
+            return 4 * columns * (inputs + self.rows) + (512 << 10)  # the last: blocks of oneDNN
         weights = min(2 * columns * (-(-inputs // 32) * 32), _PACKED)
         sums = 4 * self.rows * min(columns, 1024) if inputs >= 2048 else 0
         return weights + sums + (128 << 10)  # the last: tiles and padding
@@ -235,15 +236,16 @@ class _Chunk:
         found = self.rows * heads * wide + _TILE[0] * (_TILE[1] + 2 + sizes["dv"]) * wide
         sinks = isinstance(softmax, Softmax) and softmax.sink is not None
         unfused, sloped = score.config.cap is not None or sinks, bool(score.config.slopes)
-        if (unfused or sloped) and self.size <= 4 and not self.cuda:  # our kernel, in float32
+        plain = self.numbers.portable
+        if (unfused or sloped) and self.size <= 4 and not (self.cuda or plain):  # our kernel
             return found + self.rows * heads * dims * wide * (self.size < 4)
-        if sloped or (unfused and self.size != 4):  # no kernel: blocks of queries
+        if sloped or (unfused and (self.size != 4 or plain)):  # no kernel: blocks of queries
             block = min(tokens, _QUERIES) * keys * 4 + keys * dims
             return found + self.batch * heads * block * wide + tokens * keys
         copied = self.batch * keys * few * dims * self.size  # keys and values
         if self.kept < self.size:  # new keys in the cache's dtype, as our kernel reads them
             found += self.rows * few * sizes["dh"] * self.kept
-            if not self.numbers.portable:
+            if not plain:
                 return found
             found += copied
         if self._is_masked(op.window):

@@ -160,8 +160,9 @@ def test_random_weights_are_said_and_not_read(cli, weighted):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say")
 def test_the_model_takes_what_is_estimated_in_a_process_of_its_own():
     argv = ("-m", "tiny", TEXT, "--pairs", "1", "-n", "2", "--threads", "1", "--json")
+    dtype = "--dtype", "float32"  # what products of 16 bits take is the processor's own
     run = children.run(
-        [sys.executable, "-m", "llmcli", "timing", *argv], fresh=True,
+        [sys.executable, "-m", "llmcli", "timing", *argv, *dtype], fresh=True,
         capture_output=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     said = json.loads(run.stdout)
