@@ -122,7 +122,7 @@ def test_ceilings_give_the_share_of_the_roofline_and_verbose_says_them(cli, benc
     assert row["roofline_share"] == pytest.approx(share, rel=0, abs=off)
     assert re.search(r"\nnote: ceilings \(cpu, \w+\): memory .+B/s, .+FLOP/s", result.err)
     first, second = bench("-v").err.splitlines()
-    assert re.fullmatch(r"note: .+, torch [^,]+, 1 thread, .+", first)
+    assert re.fullmatch(r"note: .+, torch [^,]+, \d+ threads?, .+", first)
     assert re.fullmatch(rf"note: loaded {weighted} in [\d.e-]+ s: float32 on cpu", second)
     assert bench("-v", "--quiet").err == ""
 
