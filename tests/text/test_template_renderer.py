@@ -251,8 +251,8 @@ def test_the_process_ends_when_its_parent_is_killed(tmp_path, template):
     parent = start_child(program(tmp_path, PARENT, *template), stdout=subprocess.PIPE)
     try:
         assert parent.stdout.readline() == b"ready\n"
+        time.sleep(0.2)  # a program that has just begun has no command line in /proc yet
         (child,) = children(parent.pid)
-        time.sleep(0.2)
     finally:
         parent.kill()
     assert parent.wait() == -signal.SIGKILL
