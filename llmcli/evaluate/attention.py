@@ -27,15 +27,13 @@ class Score(Rule[ops.Score]):
         masked = f"mask {mask} = −∞: token {query} may not attend to token {key}"
         if key > query:
             return f"{masked}, which comes after it"
+        if window is None or key >= (first := first_key(query, window)):
+            return ""
         if isinstance(window, Chunk):
-            first = first_key(query, window)
-            own = f"its chunk of {window.size} tokens, which begins with token {first}"
-            return f"{masked}: it sees only {own}" if key < first else ""
-        if window == 1 and query != key:
-            return f"{masked}: it sees only itself"
-        if window is not None and query - key >= window:
-            return f"{masked}: it sees the last {window} tokens, itself included"
-        return ""
+            seen = f"only its chunk of {window.size} tokens, which begins with token {first}"
+        else:
+            seen = "only itself" if window == 1 else f"the last {window} tokens, itself included"
+        return f"{masked}: it sees {seen}"
 
     def hidden(self, positions: Sequence[int], keys: int) -> Tensor:
         """Mask of keys hidden from the queries at `positions`, `[T, S]`."""

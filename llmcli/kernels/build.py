@@ -1,4 +1,4 @@
-"""How the kernels are compiled when llmcli is installed: a source on each processor.
+"""How the kernels are compiled when llmcli is installed: several sources at a time.
 
 pyproject.toml names it. It imports nothing of the package, which is not installed by then.
 """
@@ -20,7 +20,8 @@ class Build(build_ext):  # type: ignore[misc, unused-ignore]  # untyped before s
         one = self.compiler.compile
 
         def each(sources: Sequence[str], **options: Any) -> list[str]:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
+            # the longest source takes two fifths of all: more than four would only take memory
+            with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
                 made = pool.map(lambda source: one([source], **options), sources)
                 return [path for paths in made for path in paths]
 
