@@ -67,9 +67,11 @@ _CEILINGS: dict[Any, Ceilings] = {}
 def brief_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rungs are timed once; ceilings in less time and once for all tests.
 
-    No test of a command looks at how near to them a run comes.
+    No test of a command looks at how near to them a run comes, and a run of 1 ms may be interrupted
+    at its ends, which are in no part.
     """
     monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
+    monkeypatch.setattr("llmcli.commands.timing.measure.run._APART_S", 1.0)
     plain = ceilings.measure_ceilings
 
     def brief(*of: Any, progress: Any = None, **options: Any) -> Ceilings:

@@ -51,9 +51,8 @@ def said(timing):
     return DOCUMENT
 
 
-def test_what_is_printed(timing, weighted, monkeypatch):
+def test_what_is_printed(timing, weighted):
     """Of a real run; transcripts have the rest: both phases, one with details, by layers."""
-    monkeypatch.setattr(timing_run, "_APART_S", 0.1)  # a run of 1 ms can be interrupted at its end
     result = timing(TEXT)
     assert (result.code, result.err) == (0, ""), result.out
     lines = result.out.splitlines()
@@ -235,6 +234,7 @@ def test_a_trace_that_cannot_be_written_costs_no_measurement(timing, tmp_path):
 def test_time_that_is_in_no_part_fails_a_check(timing, monkeypatch):
     """What the view adds up is what the clock saw: without one part it is said, and exits 1."""
     plain = timing_run.over_layers
+    monkeypatch.setattr(timing_run, "_APART_S", 0.0)
     monkeypatch.setattr(
         timing_run, "over_layers",
         lambda *of: tuple(part for part in plain(*of) if part.part != "attention"),

@@ -74,8 +74,6 @@ def made_up(models, monkeypatch):
     That is of few models, and without processes of its own.
     """
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", models["HUB"])
-    # a neighbour that takes the processor between two clocks is no fault of the document
-    monkeypatch.setattr("llmcli.commands.timing.measure.run._APART_S", 1.0)
     few = {name: arithmetic.MODELS[name] for name in ("llama", "gpt2")}
     monkeypatch.setattr(arithmetic, "MODELS", few)
     monkeypatch.setattr(run, "measure_levels", lambda: None)

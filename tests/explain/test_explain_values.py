@@ -128,12 +128,14 @@ def test_more_formulas_in_a_row_than_python_nests_calls():
     assert report.tensors > 600
 
 
-def test_a_window_of_one():
-    rule = rules(MODELS["window of one"])["blocks.1.attn.scores"]
-    assert rule.hides(3, 3) == ""
-    assert rule.hides(3, 2) == (
-        "mask M[3,2] = −∞: token 3 may not attend to token 2: it sees only itself"
-    )
+def test_why_a_key_is_hidden():
+    masked = "mask M[3,2] = −∞: token 3 may not attend to token 2: it sees only"
+    for model, layer, seen in (
+        ("window of one", 1, "itself"),
+        ("chunks", 0, "its chunk of 3 tokens, which begins with token 3"),
+    ):
+        rule = rules(MODELS[model])[f"blocks.{layer}.attn.scores"]
+        assert (rule.hides(3, 3), rule.hides(3, 2)) == ("", f"{masked} {seen}")
 
 
 def test_what_does_not_fit_in_memory_is_said_before(monkeypatch):

@@ -114,7 +114,11 @@ def test_levels_and_exhaustion(monkeypatch):
     assert not run.measure_exhaustion(CPU).check.ok
 
 
-def test_memory_that_runs_out_ends_with_5(monkeypatch):
+def test_memory_that_runs_out_ends_with_5(monkeypatch, tmp_path):
+    """In a directory with a package of our name, too: sources beside an installed llmcli."""
+    (tmp_path / "llmcli").mkdir()
+    (tmp_path / "llmcli" / "__init__.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
     assert run.measure_exhaustion(CPU).check.ok
     monkeypatch.setattr(run, "_WAIT_S", 0.01)
     assert run.measure_exhaustion(CPU).check.where == "exit 124", "it does not end"

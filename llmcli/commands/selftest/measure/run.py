@@ -188,11 +188,15 @@ def measure_exhaustion(device: torch.device) -> GroupResult:
 
 
 def _run(words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run Python; exit code 124, as `timeout` gives, if it does not end in `_WAIT_S`."""
+    """Run Python; exit code 124, as `timeout` gives, if it does not end in `_WAIT_S`.
+
+    It imports what this process does: not the sources, should they lie in the working directory.
+    """
+    path = os.pathsep.join(filter(None, sys.path))
     try:
         return subprocess.run(
-            [sys.executable, *words],
-            env={**os.environ, **environ},
+            [sys.executable, "-P", *words],
+            env={**os.environ, "PYTHONPATH": path, **environ},
             capture_output=True,
             text=True,
             check=False,
