@@ -156,9 +156,9 @@ def _options(command: Any, context: Any, line: Sequence[str]) -> dict[str, str]:
 
 
 def _first_sentence(text: str) -> str:
-    """The help's first sentence, without the default."""
+    """The help's first sentence, without the default; what is in parentheses is not cut."""
     text = re.sub(r"\s*\[default[^]]*\]", "", text)
-    return re.split(r"(?<=[a-z)])[.;:] ", text)[0].rstrip(".")
+    return re.split(r"(?<=[a-z)])[.;:] (?![^(]*\))", text)[0].rstrip(".")
 
 
 def _arguments(command: str, argument: Any, word: str, line: Sequence[str], before: int) -> Found:

@@ -93,7 +93,7 @@ _ALL = (
     Topic(
         "settings",
         "The configuration file, environment variables, output and exit codes.",
-        "configuration config environment exit-codes json",
+        "configuration config environment exit-codes json completion",
     ),
 )
 TOPICS = {topic.name: topic for topic in _ALL}

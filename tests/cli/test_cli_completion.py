@@ -125,6 +125,12 @@ def answered_here(tmp_path_factory, monkeypatch):
     thread.join()
 
 
+def test_a_description_is_the_first_sentence_of_the_help():
+    sentence = "Maximum number of tokens (8k: 8192), prompt and text together"
+    asked = ["llmcli", "generate", "--context-l"]
+    assert list(lines("zsh", asked)) == ["words", f"--context-length:{sentence}"]
+
+
 @pytest.mark.parametrize("shell", ["bash", "fish"])
 @pytest.mark.parametrize("place", ["files", "models", "values"])
 def test_what_is_offered(place, shell, request, tmp_path, monkeypatch, answered_here, as_written):

@@ -584,6 +584,12 @@ def test_a_number_far_beyond_is_found_where_it_is_and_pieces_make_no_difference(
     x[100, :32] = -3.0
     right = [x.numel() // 96 * 32, 100 * 512]
     assert [outliers(x, piece) for piece in (1 << 20, 32, 32 * 77)] == [right] * 3
+    for many in (11, 500):  # most of a row, and more than are compared with each other
+        y = drawn(512, 576)
+        y.view(-1)[32 * 1000 : 32 * (1000 + many)] *= 1e6
+        for piece in (1 << 20, 32 * 77):
+            assert len(found := outliers(y, piece)) >= min(many, 32)
+            assert set(found) <= set(range(32_000, 32_000 + 32 * many, 32))
 
 
 def test_the_place_is_told_as_the_file_has_it_where_all_numbers_are_finite(tmp_path):

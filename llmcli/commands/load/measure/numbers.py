@@ -33,6 +33,8 @@ _KEPT = 32
 _EXPECTED = 1e-9  # of trained tensors none comes below 1e-4
 _WIDTH = 0.1  # of log ρ at least: 17 times as large as the 32nd of them, where that is all
 _WIDTH_OF_FEW = 0.36  # of single numbers, as in norms and biases: 10⁴ times as large
+_IMPLAUSIBLE = math.log(1e4)  # of log ρ beyond nine tenths of the blocks
+_SAMPLE = 4096  # blocks, evenly spaced, whose ρ stands for that of all
 _LARGEST = 1e15  # 32 squares of such are finite in float32
 _PIECE = 1 << 17  # numbers: half a MiB of float32, which a cache holds
 
@@ -122,7 +124,9 @@ class Outliers:
     the tensor's own largest blocks, by their median, which a few wrong ones do not move (a robust
     form of Hill's estimator), with the lower bounds `_WIDTH` and 1. The two probabilities are
     multiplied as R. A. Fisher does: P(−log p₁p₂ > x) = (1 + x)·exp(−x). A block is an outlier where
-    fewer than `_EXPECTED` of the tensor's are expected to be like it.
+    fewer than `_EXPECTED` of the tensor's are expected to be like it, unless most of its row are. So
+    is any block with 10⁴ times the ρ that nine tenths of the tensor's stay below: many wrong blocks
+    would be alike, and their own measure.
     """
 
     def __init__(self, count: int, columns: int) -> None:
@@ -130,6 +134,8 @@ class Outliers:
         self._blocks = count // self._size
         self._in_a_row = columns // self._size
         self._most = min(_KEPT, self._blocks // 4)
+        self._stride = max(1, self._blocks // _SAMPLE)
+        self._sample: list[Tensor] = []  # log √Σx²
         self._seen = 0
         self._kept = torch.empty(3, 0, dtype=torch.float64)  # log √Σx², how it leans, which it is
         self._edges = (-math.inf, -math.inf)
@@ -166,21 +172,26 @@ class Outliers:
             self._kept = kept[:, chosen]
             if kept.shape[1] >= self._most:
                 self._edges = (float(best[0].values[-1]), float(best[1].values[-1]))
+        self._sample.append(large[-self._seen % self._stride :: self._stride])
         self._seen += len(x)
 
     def found(self) -> list[int]:
-        """The first number of each outlier, in order; none in a row of mostly outliers."""
+        """The first number of each outlier, in order; of many alike, of the largest."""
         if not self._most:
             return []
         few = self._size == 1
         rare = self._rarity(self._kept[0], _WIDTH_OF_FEW if few else _WIDTH)
         if not few:
             rare += self._rarity(self._kept[1], 1.0)
-        which = self._kept[2, rare - rare.log1p() > math.log(self._blocks / _EXPECTED)].long()
+        odd = rare - rare.log1p() > math.log(self._blocks / _EXPECTED)
+        which = self._kept[2].long()
         rows = which // max(1, self._in_a_row)
-        alike = (rows[:, None] == rows).sum(1)
-        alone = alike <= max(1, self._in_a_row // 2)
-        return sorted((which[alone] * self._size).tolist())
+        alike = (odd & (rows[:, None] == rows)).sum(1)
+        odd &= alike <= max(1, self._in_a_row // 2)
+        usual = torch.cat(self._sample).quantile(0.9, interpolation="lower")
+        if not few and bool(usual.isfinite()):
+            odd |= self._kept[0] > usual + _IMPLAUSIBLE
+        return sorted((which[odd] * self._size).tolist())
 
     def _rarity(self, values: Tensor, width: float) -> Tensor:
         """−log of the share of blocks that are expected beyond each value."""
