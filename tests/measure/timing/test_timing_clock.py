@@ -21,7 +21,6 @@ from llmcli.commands.timing.measure.clock import (
     Marks,
     OperationCount,
     Roof,
-    Run,
     in_order,
     over_layers,
     part_times,
@@ -317,7 +316,7 @@ def test_the_spread_is_that_of_the_quartiles():
 
 def run(wall_s):
     """Whose only mark says which one it is."""
-    return Run(wall_s=wall_s, marks=marks("end", each=wall_s))
+    return replace(marks("end", each=wall_s), wall_s=wall_s)
 
 
 @pytest.mark.parametrize("runs", [1, 2, 3, 10, 11, 100, 3000])
@@ -335,7 +334,7 @@ def test_the_median_run_is_the_one_that_is_kept(runs, order):
         if not off:
             assert kept.median.wall_s == median_low(walls[:done])  # of an interrupted run, too
     assert abs(kept.median.wall_s - median_low(walls)) <= off
-    assert kept.median.wall_s == kept.median.marks.seconds[0]
+    assert kept.median.wall_s == kept.median.seconds[0]
 
 
 def test_order_statistics_are_those_of_the_pairs_not_of_the_sides():

@@ -39,12 +39,14 @@ class Marks:
     """The marks of one run: `names[i]` came `seconds[i]` after the mark before it.
 
     The first counts from the beginning of the run, the last is `end`. `seconds` are the device's,
-    `host_s` what passed on the host meanwhile: the same where the host computes.
+    `host_s` what passed on the host meanwhile: the same where the host computes. `wall_s`: the
+    time of the run, measured around it.
     """
 
     names: tuple[str, ...]
     seconds: array[float]
     host_s: array[float]
+    wall_s: float = 0.0
 
 
 class RunClock:
@@ -58,7 +60,7 @@ class RunClock:
 
     def start(self) -> None:
         """The run begins now."""
-        self._times.append(self._now())
+        self._times.append(perf_counter_ns())
 
     def __call__(self, name: str) -> None:
         """Mark an activation as computed (on a GPU: as started)."""
@@ -69,7 +71,7 @@ class RunClock:
         """The run is over."""
         self(END)
 
-    def marks(self) -> Marks:
+    def marks(self, wall_s: float = 0.0) -> Marks:
         """Return the marks after `stop` and forget them, since freeing them in a run takes time.
 
         Each name is one string however often it was marked: those of many runs are kept.
@@ -77,10 +79,7 @@ class RunClock:
         names = tuple(map(sys.intern, self._names))
         seconds = array("d", ((b - a) / self._per_s for a, b in pairwise(self._times)))
         self._names, self._times = [], []
-        return Marks(names=names, seconds=seconds, host_s=seconds)
-
-    def _now(self) -> int:
-        return perf_counter_ns()
+        return Marks(names=names, seconds=seconds, host_s=seconds, wall_s=wall_s)
 
 
 class HostClock(RunClock):
@@ -124,11 +123,11 @@ class EventClock(RunClock):
         super().stop()
         self._wait()
 
-    def marks(self) -> Marks:
+    def marks(self, wall_s: float = 0.0) -> Marks:
         """See `RunClock`; the seconds are the device's."""
         pairs = pairwise(self._pool[: len(self._times)])
         seconds = array("d", (first.elapsed_time(then) / 1e3 for first, then in pairs))
-        return replace(super().marks(), seconds=seconds)
+        return replace(super().marks(wall_s), seconds=seconds)
 
 
 def clock_for(device: torch.device) -> RunClock:
@@ -164,21 +163,14 @@ class OperationCount(RunClock, TorchFunctionMode):
         self._count += getattr(func, "__name__", "") not in _LOOKED_UP
         return func(*args, **(kwargs or {}))
 
+    def start(self) -> None:
+        """The run begins, or a mark."""
+        self._times.append(self._count)
+
     def replayed(self, names: Sequence[str], times: Sequence[int]) -> None:
         """See `ReplayClock`: they are started all at once, by the call before the first."""
         for name in names:
             self(name)
-
-    def _now(self) -> int:
-        return self._count
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run: its wall time, measured around it, and the marks of its clock."""
-
-    wall_s: float
-    marks: Marks
 
 
 class Kept:
@@ -190,12 +182,12 @@ class Kept:
 
     def __init__(self) -> None:
         self._walls: array[float] = array("d")  # of all runs, in order of time
-        self._kept: list[Run] = []
+        self._kept: list[Marks] = []
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, run: Run) -> None:
+    def add(self, run: Marks) -> None:
         """Add a run."""
         insort(self._walls, run.wall_s)
         insort(self._kept, run, key=lambda kept: kept.wall_s)
@@ -205,7 +197,7 @@ class Kept:
             del self._kept[1 + apart.index(min(apart))]
 
     @property
-    def median(self) -> Run:
+    def median(self) -> Marks:
         """The one in the middle (the lower one of two), or the nearest to it that was kept."""
         middle = self._walls[(len(self._walls) - 1) // 2]
         return min(self._kept, key=lambda kept: abs(kept.wall_s - middle))
@@ -276,23 +268,6 @@ def over_layers(parts: Sequence[PartTime], order: Sequence[str]) -> tuple[PartTi
     """Each part over all layers, in that order."""
     own = {name: [part for part in parts if part.part == name] for name in order}
     return tuple(PartTime.total(name, found) for name, found in own.items() if found)
-
-
-def product_seconds(
-    run: Sequence[Piece], calls: Sequence[Mapping[Place, PartWork]]
-) -> tuple[float, float]:
-    """Seconds of products of a weight matrix with one row and with more, call by call.
-
-    `calls` has for each forward call the parts with such products.
-    """
-    gemv_s = gemm_s = 0.0
-    for piece in run:
-        work = calls[piece.call].get(piece.place) if 0 <= piece.call < len(calls) else None
-        if work is not None and work.gemm:
-            gemm_s += piece.seconds
-        elif work is not None:
-            gemv_s += piece.seconds
-    return gemv_s, gemm_s
 
 
 @dataclass(frozen=True, kw_only=True)
