@@ -32,7 +32,7 @@ from llmcli.graph.graph import graph
 from llmcli.graph.memory import PROMPT_CHUNK, PlannedRun, memory_need, prefill_peak
 from llmcli.graph.ops import Score
 from llmcli.graph.spec import Call, Logits
-from llmcli.measure.ceilings import lower_bound_seconds
+from llmcli.measure.ceilings import Roofline
 from llmcli.measure.peaks import PhaseMemory
 from llmcli.measure.runs import gc_disabled
 from llmcli.model import Model
@@ -101,15 +101,13 @@ class WorkCounter:
 
         See `measure.ceilings`. None where the rate of such products was not measured.
         """
-        nbytes, whole = self.working_set(test), 0.0
-        for calls, works in _phases(self, test, batch, chunk):
-            seconds = lower_bound_seconds(
-                works, calls, ceilings, numbers=self.numbers, working_set=nbytes
-            )
-            if seconds is None:
-                return None
-            whole += seconds
-        return 1e9 * whole
+        numbers, nbytes = self.numbers, self.working_set(test)
+        if None in (ceilings.matrix(numbers.products), ceilings.matrix(numbers.dtype)):
+            return None
+        roof = Roofline(ceilings=ceilings, numbers=numbers, working_set=nbytes)
+        phases = _phases(self, test, batch, chunk)
+        parts = (roof.of(work, calls) for calls, works in phases for work in works.values())
+        return 1e9 * sum(part.seconds for part in parts)
 
     def memory_bytes(self, test: SpeedTest, chunk: int) -> int:
         """Weights, cache and activations that such a run takes, as `info` counts them.

@@ -16,11 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 from llmcli.commands.timing.report import CALLS, GAPS, KERNEL, PartTime, Piece
 from llmcli.devices import wait_for
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.cost import CostByPart
 from llmcli.graph.graph import Graph, Place
-from llmcli.measure.ceilings import time_lower_bound
-from llmcli.records.machine import Ceilings
+from llmcli.measure.ceilings import Roofline
 from llmcli.records.work import PartWork
 
 END = "end"  # what the last mark of a run is called
@@ -271,15 +269,9 @@ def over_layers(parts: Sequence[PartTime], order: Sequence[str]) -> tuple[PartTi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roof:
-    """The ceilings for a run in `numbers`, each step of which streams `working_set` bytes.
+class Roof(Roofline):
+    """`apart`: the device works behind the host, so that the host's time is one of its own."""
 
-    `apart`: the device works behind the host, so that the host's time is one of its own.
-    """
-
-    ceilings: Ceilings
-    numbers: Arithmetic
-    working_set: int
     apart: bool
 
     def judged(self, part: PartTime, wall_s: float) -> PartTime:
@@ -288,9 +280,7 @@ class Roof:
         The bound is a ceiling only where that is near, and `calls` only where starting takes long.
         """
         part = replace(part, share=part.seconds / wall_s if wall_s > 0 else None)
-        lower = time_lower_bound(
-            part.work, part.calls, self.ceilings, numbers=self.numbers, working_set=self.working_set
-        )
+        lower = self.of(part.work, part.calls)
         if lower.seconds == 0 or part.seconds <= 0:
             return part
         starting = part.operations * self.ceilings.start_s

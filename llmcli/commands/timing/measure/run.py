@@ -178,17 +178,15 @@ class Workload:
         calls = self.calls(phase)
         return (*(mark for _, logits in calls for mark in (*first, *names[logits])), END)
 
-    def products(self, phase: Phase) -> tuple[Mapping[Place, PartWork], ...]:
+    def products(self, phase: Phase) -> Iterator[Mapping[Place, PartWork]]:
         """For each of its calls what the parts with a weight matrix take."""
-        kinds = [(call.tokens, logits) for call, logits in self.calls(phase)]
-        calls = dict(zip(kinds, self.calls(phase), strict=True))  # the cache changes none of them
-        found = {}
-        for kind, (call, logits) in calls.items():
-            works = cost_by_part(self.model.config, ((call, logits),), numbers=self.numbers)
-            found[kind] = {
-                place: work for place, work in works.items() if work.gemv or work.gemm
-            }
-        return tuple(found[kind] for kind in kinds)
+        found: dict[tuple[int, Logits], Mapping[Place, PartWork]] = {}
+        for call, logits in self.calls(phase):
+            kind = call.tokens, logits  # the cache changes none of them
+            if kind not in found:
+                works = cost_by_part(self.model.config, ((call, logits),), numbers=self.numbers)
+                found[kind] = {at: work for at, work in works.items() if work.gemv or work.gemm}
+            yield found[kind]
 
     @property
     def working_set(self) -> int:
@@ -251,7 +249,7 @@ def time_phase(
         interrupted = True
     marks, order = kept.median, in_order(model)
     works = cost_by_part(config, workload.calls(name), numbers=workload.numbers, ran=experts)
-    run, products = tuple(pieces(marks, model)), workload.products(name)
+    run, products = tuple(pieces(marks, model)), [*workload.products(name)]
     parts = part_times(run, works, operations, order)
     totals = over_layers(parts, order)
     by_rows = {False: 0.0, True: 0.0}  # seconds of products with one row, and with more
@@ -346,11 +344,18 @@ def timing_checks(workload: Workload, phases: Sequence[PhaseTime]) -> tuple[View
     """The footer; empty without phases. A check's `where` is the phase that is furthest off."""
     if not phases:
         return ()
-    off, missing, wrong, count = {}, {}, [], 0
+    off, missing, wrong, count = [], {}, [], 0
     for phase in phases:
         name = phase.name
-        apart = abs(sum(part.seconds for part in phase.totals) / phase.seconds - 1)
-        off[name] = apart, max(_APART, _APART_S / phase.seconds)
+        off.append(
+            ViewCheck(
+                name="adds_up",
+                words="parts and gaps add up to the wall time, which was measured around the run",
+                value=abs(sum(part.seconds for part in phase.totals) / phase.seconds - 1),
+                tolerance=max(_APART, _APART_S / phase.seconds),
+                where=name if len(phases) > 1 else "",
+            )
+        )
         timed = sum(part.work.flops for part in phase.parts)
         calls = (
             total_cost(workload.model.config, call, numbers=workload.numbers, logits=logits)
@@ -365,15 +370,8 @@ def timing_checks(workload: Workload, phases: Sequence[PhaseTime]) -> tuple[View
             if expected != found
         ]
     in_order = f"the {count} marks are those of the model's activations, in their order"
-    worst = max(off, key=lambda name: off[name][0] / off[name][1])
     return (
-        ViewCheck(
-            name="adds_up",
-            words="parts and gaps add up to the wall time, which was measured around the run",
-            value=off[worst][0],
-            tolerance=off[worst][1],
-            where=worst if len(off) > 1 else "",
-        ),
+        max(off, key=lambda check: check.value / check.tolerance),
         difference("marks", in_order, wrong),
         _none("flops", "the parts that were timed have all FLOPs of the forward calls", missing),
         _none(
