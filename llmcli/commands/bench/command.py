@@ -37,7 +37,6 @@ from llmcli.ui.theme import one_line
 if TYPE_CHECKING:
     from llmcli.commands.bench.report.row import BenchReport, BuildInfo, Row
     from llmcli.commands.bench.view.rows import Format
-    from llmcli.records.machine import Ceilings
 
 CONTEXT = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as llama-bench does
 # the module of an engine, and the package that pip installs it from
@@ -228,13 +227,6 @@ class Status:
         """A note on stderr, in place of the line."""
         self.erase()
         self._out.note(words)
-
-    def measured(self, ceilings: Ceilings, products: str) -> None:
-        """A note with the ceilings, those of products in that format among them."""
-        from llmcli.ui.facts import ceiling_words
-
-        words = ", ".join(ceiling_words(ceilings))
-        self.note(f"ceilings ({ceilings.device}, {products}): {words}")
 
     def erase(self) -> None:
         """Takes the line back, before something else is written."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,7 +22,7 @@ from llmcli.measure.engines import LlmcliEngine, engine_info, has_flash
 from llmcli.measure.peaks import Peak, phase_peak, resident_bytes
 from llmcli.measure.peers import PeerEngine, open_peer, same_model
 from llmcli.model import Model
-from llmcli.prepare.prepared import quantize_without_effect
+from llmcli.prepare.prepared import PrecisionOptions, quantize_without_effect
 from llmcli.records.document import ViewCheck
 from llmcli.records.engines import CACHE_OF, EngineInfo
 from llmcli.records.machine import Ceilings
@@ -30,21 +30,12 @@ from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions
 from llmcli.shell.output import Output
 from llmcli.shell.running import opened_headers
+from llmcli.ui.facts import ceiling_words
+
+if TYPE_CHECKING:
+    from llmcli.commands.bench.command import Status
 
 _DTYPES = {kind: dtype for dtype, kind in CACHE_OF.items()}
-
-
-class Listener(Protocol):
-    """Receives the progress of a load and notes."""
-
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        """Progress of a load or a measurement."""
-
-    def note(self, words: str) -> None:
-        """A line for the user."""
-
-    def measured(self, ceilings: Ceilings, products: str) -> None:
-        """The machine's ceilings, those of products in that format among them."""
 
 
 def refuse(settings: Settings) -> None:
@@ -105,11 +96,11 @@ class EngineLoader:
     removed at the end.
     """
 
-    def __init__(self, plan: Plan, out: Output, listener: Listener) -> None:
+    def __init__(self, plan: Plan, out: Output, status: Status) -> None:
         self.models: dict[tuple[str | None, ...], dict[str, Any]] = {}
         self._plan = plan
         self._out = out
-        self._listener = listener
+        self._status = status
         self._stack = ExitStack()
         self._loaded: tuple[Weights, Model, EngineInfo] | None = None
         self._known: dict[Weights, EngineInfo | None] = {}
@@ -130,7 +121,7 @@ class EngineLoader:
         refuse(settings)
         if self._loaded is None or self._loaded[0] != settings.weights:
             self._unload()
-            self._loaded = settings.weights, *self._load(*settings.weights)
+            self._loaded = settings.weights, *self._load(settings)
         _, model, info = self._loaded
         flash, rounds = has_flash(model.device, model.dtype), model.arithmetic.rounds_inputs
         refuse_for(settings, info, flash=flash, rounds=rounds)
@@ -141,7 +132,7 @@ class EngineLoader:
                 self._note(settings.model, model)
             self.models[described] = model.describe()
             if self._plan.runs.verbose:
-                self._listener.note(
+                self._status.note(
                     f"loaded {settings.model} in {info.load_s or 0:.3g} s: "
                     f"{info.formats} on {info.device}"
                 )
@@ -153,10 +144,14 @@ class EngineLoader:
         if self._loaded is not None and self._loaded[0] == key:
             return replace(self._loaded[2].without_memory(), load_s=None)
         if key not in self._known:
-            try:
-                self._known[key] = self._from_headers(*key)
-            except (LlmcliError, OSError):
-                self._known[key] = None
+            self._known[key] = None
+            with suppress(LlmcliError, OSError):
+                checkpoint, _ = self._open(settings.model, fetch=False)
+                meta = settings.placed == "meta"
+                on = torch.device("meta") if meta else resolve_device(settings.placed)
+                like = "auto" if meta else str(on)
+                model = load_shapes(checkpoint, like=like, **self._precision(settings))
+                self._known[key] = engine_info(model, None, on=on)
         return self._known[key]
 
     def peer(self, settings: Settings) -> PeerEngine:
@@ -165,15 +160,8 @@ class EngineLoader:
         if name is None or loaded is None or loaded[0] != settings.weights:
             raise LlmcliError("the model could not be loaded")
         _, model, _ = loaded
-        engine = open_peer(
-            name,
-            model,
-            flash_attn=settings.flash_attn,
-            n_batch=settings.n_batch,
-            type_k=settings.type_k,
-            type_v=settings.type_v,
-            no_kv_offload=settings.no_kv_offload,
-        )
+        asked = ("flash_attn", "n_batch", "type_k", "type_v", "no_kv_offload")
+        engine = open_peer(name, model, **{one: getattr(settings, one) for one in asked})
         weights = model.arithmetic.weight_format(model.config)
         key = (settings.model, engine.info.device, weights)
         if key not in self._same:
@@ -183,7 +171,7 @@ class EngineLoader:
             words = f"{', '.join(key)}: {same.words}"
             self._same[key] = replace(same, name=same.name + number, words=words)
             if not same.ok:
-                self._listener.note(
+                self._status.note(
                     f"{engine.info.engine} does not compute what llmcli does with "
                     f"`{settings.model}`: KL {same.value:.2g} nats, where rounding explains "
                     f"{same.tolerance:.2g}"
@@ -209,30 +197,34 @@ class EngineLoader:
             numbers,
             threads=torch.get_num_threads(),
             working_set=working_set,
-            progress=self._listener,
+            progress=self._status,
         )
         if self._plan.runs.verbose:
-            self._listener.measured(found, numbers.products)
+            words = ", ".join(ceiling_words(found))
+            self._status.note(f"ceilings ({found.device}, {numbers.products}): {words}")
         return found
 
-    def _load(
-        self, name: str, device: str, dtype: str, activations: str
-    ) -> tuple[Model, EngineInfo]:
-        meta = device == "meta"
-        on, base = (None, None) if meta else (resolve_device(device), resident_bytes())
-        how: Any = {"quantize": self._plan.ours.quantize, "activations": activations}
+    def _precision(self, settings: Settings) -> PrecisionOptions:
+        return {
+            "dtype": settings.dtype,
+            "quantize": self._plan.ours.quantize,
+            "activations": settings.activations,
+        }
+
+    def _load(self, settings: Settings) -> tuple[Model, EngineInfo]:
+        meta, how = settings.placed == "meta", self._precision(settings)
+        on, base = (None, None) if meta else (resolve_device(settings.placed), resident_bytes())
         with Peak(on) as peak:
-            checkpoint, open_s = self._open(name)
+            checkpoint, open_s = self._open(settings.model)
             begin = perf_counter()
             if meta:
-                model = load_shapes(checkpoint, dtype=dtype, **how)
+                model = load_shapes(checkpoint, **how)
             else:
                 model = load_checkpoint(
                     checkpoint,
-                    device=device,
-                    dtype=dtype,
+                    device=settings.placed,
                     text=False,
-                    progress=self._listener,
+                    progress=self._status,
                     random_weights=self._plan.ours.weights_seed,
                     **how,
                 )
@@ -261,35 +253,22 @@ class EngineLoader:
             name,
             revision=ours.revision,
             offline=ours.offline or not fetch,
-            progress=self._listener,
+            progress=self._status,
             note=self._out.note if fetch else None,
         )
         begin = perf_counter()
         return open_checkpoint(path, name=name), perf_counter() - begin
-
-    def _from_headers(self, name: str, device: str, dtype: str, activations: str) -> EngineInfo:
-        """Of a model that is not to be loaded: nothing is fetched for it."""
-        checkpoint, _ = self._open(name, fetch=False)
-        on = torch.device("meta") if device == "meta" else resolve_device(device)
-        model = load_shapes(
-            checkpoint,
-            dtype=dtype,
-            quantize=self._plan.ours.quantize,
-            activations=activations,
-            like="auto" if device == "meta" else str(on),
-        )
-        return engine_info(model, None, on=on)
 
     def _note(self, name: str, model: Model) -> None:
         """Warns once per model: a test exceeds its trained context, `--quantize` has no effect."""
         longest, trained = self._plan.longest.capacity, model.config.context
         # beyond learned positions nothing runs
         if model.config.embedding.positions is None and longest > trained:
-            self._listener.note(
+            self._status.note(
                 f"tests of {longest:,} tokens go beyond the {trained:,} that `{name}` was trained "
                 "with"
             )
         if not self._plan.ours.random_weights:
             words = quantize_without_effect(model.checkpoint, self._plan.ours.quantize)
             if words:
-                self._listener.note(words)
+                self._status.note(words)
