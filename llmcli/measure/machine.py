@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from shutil import which
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import llmcli
 from llmcli import processor
@@ -178,15 +178,6 @@ def _mebibytes(text: str) -> int | None:
     return int(text) * _MIB if text.isdigit() else None
 
 
-class _Reading(NamedTuple):
-    """Seconds since some time in the past: of all programs, of the host, of this process."""
-
-    all: float | None
-    stolen: float | None
-    own: float
-    wall: float
-
-
 class CpuContention:
     """Counts from when it is made; `load` is what there was since. `root` is for tests."""
 
@@ -195,17 +186,15 @@ class CpuContention:
         self._average: float | None = None
         with suppress(OSError):
             self._average = os.getloadavg()[0]
-        self._begin = _read(root)
+        self._begin = _seconds(root)
 
     def load(self, threads: int) -> MachineLoad:
         """The time that other programs took since then; this one computes with `threads`."""
-        begin, end = self._begin, _read(self._root)
-        seconds = max(end.wall - begin.wall, 1e-9)
-        others = stolen = None
-        if end.all is not None and begin.all is not None:
-            others = max(0.0, end.all - begin.all - (end.own - begin.own)) / seconds
-        if end.stolen is not None and begin.stolen is not None:
-            stolen = (end.stolen - begin.stolen) / seconds
+        end = _seconds(self._root)
+        wall, own, *system = (now - then for then, now in zip(self._begin, end, strict=False))
+        seconds, others, stolen = max(wall, 1e-9), None, None
+        if system:
+            others, stolen = max(0.0, system[0] - own) / seconds, system[1] / seconds
         return MachineLoad(
             seconds=seconds,
             processors=processors(),
@@ -216,13 +205,17 @@ class CpuContention:
         )
 
 
-def _read(root: Path) -> _Reading:
-    """From the clock ticks in `/proc/stat`, of the processors that this process may use."""
+def _seconds(root: Path) -> tuple[float, ...]:
+    """Seconds since some time in the past, of this process: on the wall, of processors.
+
+    Then those of all programs and those that the host took, where `/proc/stat` says so, from its
+    clock ticks: of the processors that this process may use.
+    """
     times = os.times()
     own, wall = sum(times[:4]), perf_counter()
     text = system_text(root, "proc/stat")
     if not text:
-        return _Reading(None, None, own, wall)
+        return wall, own
     ours = set(processor_numbers())
     busy = stolen = 0
     for number, counts in re.findall(r"^cpu(\d+) (.*)$", text, re.MULTILINE):
@@ -231,4 +224,4 @@ def _read(root: Path) -> _Reading:
             busy += user + nice + system + irq + softirq
             stolen += steal
     tick = os.sysconf("SC_CLK_TCK")
-    return _Reading(busy / tick, stolen / tick, own, wall)
+    return wall, own, busy / tick, stolen / tick

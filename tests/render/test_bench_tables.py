@@ -49,7 +49,7 @@ FAILED = row(info=UNKNOWN, error=OutOfMemory("no room | for\nit"), **NOTHING)
 
 
 def table(*rows: Row, room: int | None = None) -> str:
-    found = markdown(BY, table_widths((DEFAULT,), DEFAULT, gpu=True, cpu=False, room=room))
+    found = markdown(BY, table_widths((DEFAULT,), DEFAULT, kinds={"cuda"}, room=room))
     return found.head + "".join(map(found.row, rows)) + found.foot(len(rows))
 
 

@@ -174,15 +174,14 @@ def _format(plan: Plan, out: Output, build: BuildInfo) -> Format:
 
     if out.json or plan.runs.output not in (None, "md"):
         return FORMATS["none" if out.json else str(plan.runs.output)]
-    found = set()
-    for device in {settings.placed for settings in plan.configurations}:
-        kind = resolve_device("auto").type if device == "auto" else device.partition(":")[0]
-        found.add(kind in ("cuda", "mps"))
+    devices = {settings.placed for settings in plan.configurations}
     widths = table_widths(
         plan.configurations,
         plan.default,
-        gpu=True in found,
-        cpu=False in found,
+        kinds={
+            resolve_device("auto").type if device == "auto" else device.partition(":")[0]
+            for device in devices
+        },
         engines=plan.ours.against is not None,
         room=out.out.width if plan.runs.output is None else None,
     )
