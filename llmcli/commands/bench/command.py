@@ -222,11 +222,6 @@ class Status:
         share = f" {100 * done / total:.0f} %" if total else ""
         self._show(f"{one_line(what)}{share}")
 
-    def note(self, words: str) -> None:
-        """A note on stderr, in place of the line."""
-        self.erase()
-        self._out.note(words)
-
     def erase(self) -> None:
         """Takes the line back, before something else is written."""
         if self._shown:
@@ -242,7 +237,7 @@ class Status:
         with suppress(OSError, ValueError):  # the terminal is gone
             sys.stderr.write(words[: self._out.err.width - 1])
             sys.stderr.flush()
-        self._shown = True
+        self._shown, self._out.erase = True, self.erase  # before a note
 
 
 class NothingRan(LlmcliError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,14 +26,12 @@ from llmcli.prepare.prepared import PrecisionOptions, quantize_without_effect
 from llmcli.records.document import ViewCheck
 from llmcli.records.engines import CACHE_OF, EngineInfo
 from llmcli.records.machine import Ceilings
+from llmcli.records.work import Progress
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions
 from llmcli.shell.output import Output
 from llmcli.shell.running import opened_headers
 from llmcli.ui.facts import ceiling_words
-
-if TYPE_CHECKING:
-    from llmcli.commands.bench.command import Status
 
 _DTYPES = {kind: dtype for dtype, kind in CACHE_OF.items()}
 
@@ -96,11 +94,11 @@ class EngineLoader:
     removed at the end.
     """
 
-    def __init__(self, plan: Plan, out: Output, status: Status) -> None:
+    def __init__(self, plan: Plan, out: Output, progress: Progress) -> None:
         self.models: dict[tuple[str | None, ...], dict[str, Any]] = {}
         self._plan = plan
         self._out = out
-        self._status = status
+        self._progress = progress
         self._stack = ExitStack()
         self._loaded: tuple[Weights, Model, EngineInfo] | None = None
         self._known: dict[Weights, EngineInfo | None] = {}
@@ -132,7 +130,7 @@ class EngineLoader:
                 self._note(settings.model, model)
             self.models[described] = model.describe()
             if self._plan.runs.verbose:
-                self._status.note(
+                self._out.note(
                     f"loaded {settings.model} in {info.load_s or 0:.3g} s: "
                     f"{info.formats} on {info.device}"
                 )
@@ -171,7 +169,7 @@ class EngineLoader:
             words = f"{', '.join(key)}: {same.words}"
             self._same[key] = replace(same, name=same.name + number, words=words)
             if not same.ok:
-                self._status.note(
+                self._out.note(
                     f"{engine.info.engine} does not compute what llmcli does with "
                     f"`{settings.model}`: KL {same.value:.2g} nats, where rounding explains "
                     f"{same.tolerance:.2g}"
@@ -197,11 +195,11 @@ class EngineLoader:
             numbers,
             threads=torch.get_num_threads(),
             working_set=working_set,
-            progress=self._status,
+            progress=self._progress,
         )
         if self._plan.runs.verbose:
             words = ", ".join(ceiling_words(found))
-            self._status.note(f"ceilings ({found.device}, {numbers.products}): {words}")
+            self._out.note(f"ceilings ({found.device}, {numbers.products}): {words}")
         return found
 
     def _precision(self, settings: Settings) -> PrecisionOptions:
@@ -224,7 +222,7 @@ class EngineLoader:
                     checkpoint,
                     device=settings.placed,
                     text=False,
-                    progress=self._status,
+                    progress=self._progress,
                     random_weights=self._plan.ours.weights_seed,
                     **how,
                 )
@@ -253,7 +251,7 @@ class EngineLoader:
             name,
             revision=ours.revision,
             offline=ours.offline or not fetch,
-            progress=self._status,
+            progress=self._progress,
             note=self._out.note if fetch else None,
         )
         begin = perf_counter()
@@ -264,11 +262,11 @@ class EngineLoader:
         longest, trained = self._plan.longest.capacity, model.config.context
         # beyond learned positions nothing runs
         if model.config.embedding.positions is None and longest > trained:
-            self._status.note(
+            self._out.note(
                 f"tests of {longest:,} tokens go beyond the {trained:,} that `{name}` was trained "
                 "with"
             )
         if not self._plan.ours.random_weights:
             words = quantize_without_effect(model.checkpoint, self._plan.ours.quantize)
             if words:
-                self._status.note(words)
+                self._out.note(words)

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import partial
+from itertools import accumulate, count, islice, repeat, takewhile
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import UsageError
@@ -65,13 +67,10 @@ def _range(option: str, part: str, most: int) -> list[int]:
         raise UsageError(f"`{option} {part}` ends before it begins")
     if last > value and (step < 1 or (multiply and (step < 2 or value < 1))):
         raise UsageError(f"the steps of `{option} {part}` never reach its end")
-    found: list[int] = []
-    while value <= last and len(found) <= MOST:
-        found.append(value)
-        if value == last:
-            break
-        value = value * step if multiply else value + step
-    return found
+    if last == value:
+        return [value]
+    following = accumulate(repeat(step), mul, initial=value) if multiply else count(value, step)
+    return list(islice(takewhile(lambda one: one <= last, following), MOST + 1))
 
 
 def words(
