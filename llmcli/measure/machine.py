@@ -128,10 +128,10 @@ def nvidia_gpus(environ: Mapping[str, str] = os.environ) -> tuple[Device, ...]:
     """
     if which("nvidia-smi") is None:
         return ()
-    lines = _nvidia_smi(_QUERY)
-    if lines is None:  # an old driver does not know `compute_cap`
-        lines = _nvidia_smi(_QUERY[:-1])
-    rows = [[cell.strip() for cell in line.split(",")] for line in lines or ()]
+    text = _nvidia_smi(_QUERY)
+    if text is None:  # an old driver does not know `compute_cap`
+        text = _nvidia_smi(_QUERY[:-1])
+    rows = [[cell.strip() for cell in line.split(",")] for line in (text or "").splitlines()]
     rows = _visible([row for row in rows if len(row) >= 5], environ.get("CUDA_VISIBLE_DEVICES"))
     usable = not (torch_version() or "").endswith("+cpu")
     return tuple(
@@ -161,16 +161,21 @@ def _visible(rows: list[list[str]], chosen: str | None) -> list[list[str]]:
     return seen
 
 
-def _nvidia_smi(fields: tuple[str, ...]) -> list[str] | None:
+def _nvidia_smi(fields: tuple[str, ...]) -> str | None:
     """One line a GPU; None where `nvidia-smi` fails or takes too long."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    query = f"--query-gpu={','.join(fields)}"
+    return program_output("nvidia-smi", query, "--format=csv,noheader,nounits", seconds=_SECONDS)
+
+
+def program_output(*command: str, seconds: float) -> str | None:
+    """What a program prints; None where it is not installed, fails or takes longer."""
     try:
-        asked = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=True
+        ran = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=seconds, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return asked.stdout.splitlines()
+    return ran.stdout
 
 
 def _mebibytes(text: str) -> int | None:

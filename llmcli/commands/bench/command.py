@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from llmcli.commands.bench.report.plan import (
 from llmcli.commands.bench.report.settings import SweptOptions
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.kernels import native
+from llmcli.measure.machine import environment, program_output
 from llmcli.records.document import checks_document, members
 from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS, tell
@@ -253,7 +253,6 @@ class NothingRan(LlmcliError):
 def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
     """The second table or the document, the notes, and the exit code."""
     from llmcli.commands.bench.view.rows import against_notes, render_beside, row_object
-    from llmcli.measure.machine import environment
 
     if out.json:
         # its rows have the keys of `-o json`, and the time of every token
@@ -284,7 +283,6 @@ def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
 
 def _machine_words(*models: Mapping[str, Any]) -> Sequence[str]:
     """What a result of these models depends on, for a line: `environment_words`."""
-    from llmcli.measure.machine import environment
     from llmcli.ui.facts import environment_words
 
     return environment_words(environment(kernels=kernels_of(*models)))
@@ -296,7 +294,6 @@ def build_info() -> BuildInfo:
     llama-bench's number counts the commits, and so does ours in a checkout.
     """
     from llmcli.commands.bench.report.row import BuildInfo
-    from llmcli.measure.machine import environment
 
     machine = environment()
     root = Path(llmcli.__file__).resolve().parents[1]
@@ -317,14 +314,4 @@ def build_info() -> BuildInfo:
 @cache
 def _git(root: Path, *words: str) -> str:
     """What git prints, nothing where it is not installed or refuses."""
-    try:
-        ran = subprocess.run(
-            ["git", "-C", str(root), *words],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return ran.stdout.strip()
+    return (program_output("git", "-C", str(root), *words, seconds=_GIT_SECONDS) or "").strip()
