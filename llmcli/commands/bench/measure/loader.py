@@ -127,7 +127,18 @@ class EngineLoader:
         described = (settings.model, info.device, info.weight_format, info.product_format)
         if described not in self.models:
             if not any(name == settings.model for name, *_ in self.models):
-                self._note(settings.model, model)
+                longest, trained = self._plan.longest.capacity, model.config.context
+                # beyond learned positions nothing runs
+                if model.config.embedding.positions is None and longest > trained:
+                    self._out.note(
+                        f"tests of {longest:,} tokens go beyond the {trained:,} that "
+                        f"`{settings.model}` was trained with"
+                    )
+                ours = self._plan.ours
+                if not ours.random_weights and (
+                    words := quantize_without_effect(model.checkpoint, ours.quantize)
+                ):
+                    self._out.note(words)
             self.models[described] = model.describe()
             if self._plan.runs.verbose:
                 self._out.note(
@@ -242,7 +253,7 @@ class EngineLoader:
         Without `fetch` weights that are not on this machine are ModelNotFound or NetworkError.
         """
         ours = self._plan.ours
-        if self._plan.shapes_only:
+        if all(settings.device == "meta" for settings in self._plan.configurations):
             options = ModelOptions(model=name, revision=ours.revision, offline=ours.offline)
             begin = perf_counter()
             checkpoint, _ = self._stack.enter_context(opened_headers(options, self._out))
@@ -256,17 +267,3 @@ class EngineLoader:
         )
         begin = perf_counter()
         return open_checkpoint(path, name=name), perf_counter() - begin
-
-    def _note(self, name: str, model: Model) -> None:
-        """Warns once per model: a test exceeds its trained context, `--quantize` has no effect."""
-        longest, trained = self._plan.longest.capacity, model.config.context
-        # beyond learned positions nothing runs
-        if model.config.embedding.positions is None and longest > trained:
-            self._out.note(
-                f"tests of {longest:,} tokens go beyond the {trained:,} that `{name}` was trained "
-                "with"
-            )
-        if not self._plan.ours.random_weights:
-            words = quantize_without_effect(model.checkpoint, self._plan.ours.quantize)
-            if words:
-                self._out.note(words)

@@ -272,7 +272,10 @@ class Sweep:
                 self._total -= len(tests)
                 return
         for slot in self._slots:
-            if slot.settings is not None and not slot.settings.same_engine(settings):
+            held = slot.settings and replace(  # but for what `Engine.start` takes
+                slot.settings, n_ubatch=settings.n_ubatch, n_threads=settings.n_threads
+            )
+            if held is not None and held != settings:
                 slot.close()  # all of them before one is loaded: old and new may not fit
         ours.open(settings)
         for slot in others:

@@ -252,8 +252,3 @@ class Plan:
     def longest(self) -> SpeedTest:
         """The test that needs the most room."""
         return max(self.tests, key=lambda test: test.capacity)
-
-    @property
-    def shapes_only(self) -> bool:
-        """Whether nothing is loaded: every configuration is on the device `meta`."""
-        return all(settings.device == "meta" for settings in self.configurations)

@@ -278,10 +278,6 @@ class Settings:
         """What a loaded model depends on."""
         return self.model, self.placed, self.dtype, self.activations
 
-    def same_engine(self, other: Settings) -> bool:
-        """Whether one engine serves both: they differ at most in what `Engine.start` takes."""
-        return self == replace(other, n_ubatch=self.n_ubatch, n_threads=self.n_threads)
-
 
 SETTINGS: dict[str, Setting] = {
     one.name: replace(
