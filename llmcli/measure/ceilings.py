@@ -323,28 +323,6 @@ def _seconds(call: Call, kind: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimeLowerBound:
-    """Seconds in which a part's bytes arrive at best, and in which it is computed at best.
-
-    `level` is where most of the time of the bytes is spent: `memory`, or a cache.
-    """
-
-    moving: float
-    computing: float
-    level: str
-
-    @property
-    def seconds(self) -> float:
-        """Bytes arrive while others are computed with: the longer of both."""
-        return max(self.moving, self.computing)
-
-    @property
-    def nearest(self) -> str:
-        """The ceiling that this is: `compute`, or the level."""
-        return self.level if self.moving >= self.computing else COMPUTE
-
-
-@dataclass(frozen=True, kw_only=True)
 class Roofline:
     """The ceilings for a run in `numbers`, each step of which streams `working_set` bytes.
 
@@ -355,11 +333,13 @@ class Roofline:
     numbers: Arithmetic
     working_set: int
 
-    def of(self, work: PartWork, calls: int) -> TimeLowerBound:
-        """The lower bound of one part that is computed `calls` times.
+    def of(self, work: PartWork, calls: int) -> tuple[float, str]:
+        """The seconds of one part that is computed `calls` times at best, and what ceiling that is.
 
-        Products with weights may have another rate than those of attention; where it was not
-        measured, computing takes no time.
+        Bytes arrive while others are computed with: it is the longer of both, `compute` or where
+        most of the time of the bytes is spent: `memory`, or a cache. Products with weights may
+        have another rate than those of attention; where it was not measured, computing takes no
+        time.
         """
         streamed = self.ceilings.read(self.working_set)
         own = self.ceilings.read(work.activations // max(1, calls))
@@ -367,8 +347,7 @@ class Roofline:
         matrix = self.ceilings.matrix(self.numbers.products if weighted else self.numbers.dtype)
         streaming = (work.weights + work.cache) / streamed.bytes_per_s
         passing = work.activations / own.bytes_per_s
-        return TimeLowerBound(
-            moving=streaming + passing,
-            computing=0.0 if matrix is None else work.flops / matrix.flops_per_s,
-            level=streamed.level if streaming >= passing else own.level,
-        )
+        moving = streaming + passing
+        computing = 0.0 if matrix is None else work.flops / matrix.flops_per_s
+        level = streamed.level if streaming >= passing else own.level
+        return max(moving, computing), level if moving >= computing else COMPUTE

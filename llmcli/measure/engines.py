@@ -107,7 +107,7 @@ class WorkCounter:
         roof = Roofline(ceilings=ceilings, numbers=numbers, working_set=nbytes)
         phases = _phases(self, test, batch, chunk)
         parts = (roof.of(work, calls) for calls, works in phases for work in works.values())
-        return 1e9 * sum(part.seconds for part in parts)
+        return 1e9 * sum(seconds for seconds, _ in parts)
 
     def memory_bytes(self, test: SpeedTest, chunk: int) -> int:
         """Weights, cache and activations that such a run takes, as `info` counts them.

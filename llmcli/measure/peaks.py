@@ -124,14 +124,11 @@ class PhaseMemory:
 
 def phase_peak(phase: str, peaks: list[Peak]) -> PhasePeak:
     """The most of all times that the phase took place; unknown if it is of one of them."""
-
-    def known(sizes: list[int | None]) -> int | None:
-        return None if None in sizes else most(*sizes)
-
+    resident, device = ([getattr(peak, one) for peak in peaks] for one in ("resident", "device"))
     return PhasePeak(
         phase=phase,
-        resident_bytes=known([peak.resident for peak in peaks]),
-        device_bytes=known([peak.device for peak in peaks]),
+        resident_bytes=None if None in resident else most(*resident),
+        device_bytes=None if None in device else most(*device),
     )
 
 

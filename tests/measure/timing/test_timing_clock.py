@@ -20,8 +20,8 @@ from llmcli.commands.timing.measure.clock import (
     Kept,
     Marks,
     OperationCount,
-    Roof,
     in_order,
+    judged,
     over_layers,
     part_times,
     pieces,
@@ -29,6 +29,7 @@ from llmcli.commands.timing.measure.clock import (
 from llmcli.commands.timing.report import Overhead, PartTime
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import graph
+from llmcli.measure.ceilings import Roofline
 from llmcli.measure.runs import FEWEST, TIGHT, StoppingRule, are_tight, in_turns, paired, spread_of
 from llmcli.ops.elements import add
 from llmcli.records.work import PartWork
@@ -235,14 +236,15 @@ def test_what_a_part_waits_for(work, seconds, given, bound, share):
     """`kernel/memory`: not for memory, though that is nearest."""
     usual = {"working_set": MEMORY, "dtype": "float32", "ceilings": CEILINGS, "host_s": None}
     usual |= {"calls": 1, "operations": 1} | given
-    roof = Roof(
-        ceilings=usual["ceilings"], numbers=Arithmetic.of(usual["dtype"]),
-        working_set=usual["working_set"], apart=usual["host_s"] is not None,
+    device = "cpu" if usual["host_s"] is None else "cuda:0"  # which works behind the host
+    roof = Roofline(
+        ceilings=replace(usual["ceilings"], device=device),
+        numbers=Arithmetic.of(usual["dtype"]), working_set=usual["working_set"],
     )  # fmt: skip
-    part = roof.judged(PartTime(
+    part = judged(PartTime(
         part="out", layer=None, seconds=seconds, host_s=usual["host_s"] or seconds,
         calls=usual["calls"], operations=usual["operations"], work=work,
-    ), 4 * seconds)  # fmt: skip
+    ), 4 * seconds, roof)  # fmt: skip
     assert part.share == 1 / 4
     assert part.bound in (part.nearest, "calls", "kernel")
     assert bound == (part.bound if part.bound == part.nearest else f"{part.bound}/{part.nearest}")

@@ -268,28 +268,20 @@ def over_layers(parts: Sequence[PartTime], order: Sequence[str]) -> tuple[PartTi
     return tuple(PartTime.total(name, found) for name, found in own.items() if found)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Roof(Roofline):
-    """`apart`: the device works behind the host, so that the host's time is one of its own."""
+def judged(part: PartTime, wall_s: float, roof: Roofline) -> PartTime:
+    """The part with its share of the wall time, and with its bound where it does counted work.
 
-    apart: bool
-
-    def judged(self, part: PartTime, wall_s: float) -> PartTime:
-        """The part with its share of the wall time, and with its bound where it does counted work.
-
-        The bound is a ceiling only where that is near, and `calls` only where starting takes long.
-        """
-        part = replace(part, share=part.seconds / wall_s if wall_s > 0 else None)
-        lower = self.of(part.work, part.calls)
-        if lower.seconds == 0 or part.seconds <= 0:
-            return part
-        starting = part.operations * self.ceilings.start_s
-        if self.apart and part.host_s >= _LAUNCHING * part.seconds:
-            bound = CALLS
-        elif lower.seconds >= _NEAR * part.seconds:
-            bound = lower.nearest
-        else:
-            explained = starting >= _EXPLAINED * (part.seconds - lower.seconds)
-            bound = CALLS if explained else KERNEL
-        reached = lower.seconds / part.seconds
-        return replace(part, bound=bound, nearest=lower.nearest, of_bound=reached)
+    The bound is a ceiling only where that is near, and `calls` only where starting takes long: on
+    another device than the CPU, which works behind the host, also where the host took as long.
+    """
+    part = replace(part, share=part.seconds / wall_s if wall_s > 0 else None)
+    least, nearest = roof.of(part.work, part.calls)
+    if least == 0 or part.seconds <= 0:
+        return part
+    starting = part.operations * roof.ceilings.start_s
+    explained = starting >= _EXPLAINED * (part.seconds - least)
+    behind = roof.ceilings.device != "cpu" and part.host_s >= _LAUNCHING * part.seconds
+    bound = CALLS if behind or explained else KERNEL
+    if least >= _NEAR * part.seconds and not behind:
+        bound = nearest
+    return replace(part, bound=bound, nearest=nearest, of_bound=least / part.seconds)

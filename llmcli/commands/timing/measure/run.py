@@ -21,10 +21,10 @@ from llmcli.commands.timing.measure.clock import (
     STEP,
     Kept,
     OperationCount,
-    Roof,
     RunClock,
     clock_for,
     in_order,
+    judged,
     over_layers,
     part_times,
     pieces,
@@ -46,6 +46,7 @@ from llmcli.graph.memory import memory_need
 from llmcli.graph.plan import plan
 from llmcli.graph.routing import Choose
 from llmcli.graph.spec import PHASES, Call, Logits, Phase
+from llmcli.measure.ceilings import Roofline
 from llmcli.measure.engines import planned_run
 from llmcli.measure.machine import CpuContention
 from llmcli.measure.peaks import Peak, most
@@ -203,7 +204,7 @@ class Workload:
 
 
 def time_phase(
-    workload: Workload, name: Phase, until: StoppingRule, roof: Roof, progress: Progress
+    workload: Workload, name: Phase, until: StoppingRule, roof: Roofline, progress: Progress
 ) -> PhaseTime:
     """A bare and an instrumented run to warm up, then pairs of both, each first in every other one.
 
@@ -264,8 +265,8 @@ def time_phase(
         calls=len(products),
         seconds=marks.wall_s,
         bare_s=median_low(bare_s),
-        parts=tuple(roof.judged(part, marks.wall_s) for part in parts),
-        totals=tuple(roof.judged(part, marks.wall_s) for part in totals),
+        parts=tuple(judged(part, marks.wall_s, roof) for part in parts),
+        totals=tuple(judged(part, marks.wall_s, roof) for part in totals),
         work=total(works),
         overhead=Overhead.of(watched_s, bare_s),
         peak=peak.nbytes,
@@ -298,11 +299,8 @@ def measure_timing(
     fit, NotFinite for logits with a NaN.
     """
     workload = Workload(model, ids, new_tokens)
-    roof = Roof(
-        ceilings=ceilings,
-        numbers=workload.numbers,
-        working_set=workload.working_set,
-        apart=model.device.type != "cpu",
+    roof = Roofline(
+        ceilings=ceilings, numbers=workload.numbers, working_set=workload.working_set
     )
     times: list[PhaseTime] = []
     busy, begin = CpuContention(), perf_counter()
