@@ -69,10 +69,9 @@ def torch_version() -> str | None:
     """The installed PyTorch's version from its metadata; None without PyTorch."""
     from importlib import metadata
 
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def memory_bytes() -> int | None:

@@ -169,23 +169,16 @@ def _format(plan: Plan, out: Output, build: BuildInfo) -> Format:
 
     Where no format was given the table is as narrow as the terminal, else it is llama-bench's.
     """
-    from llmcli.commands.bench.view.rows import FORMATS, markdown, table_widths
+    from llmcli.commands.bench.view.rows import FORMATS, markdown
     from llmcli.devices import resolve_device
 
     if out.json or plan.runs.output not in (None, "md"):
         return FORMATS["none" if out.json else str(plan.runs.output)]
-    devices = {settings.placed for settings in plan.configurations}
-    widths = table_widths(
-        plan.configurations,
-        plan.default,
-        kinds={
-            resolve_device("auto").type if device == "auto" else device.partition(":")[0]
-            for device in devices
-        },
-        engines=plan.ours.against is not None,
-        room=out.out.width if plan.runs.output is None else None,
-    )
-    return markdown(build, widths)
+    kinds = {
+        resolve_device("auto").type if device == "auto" else device.partition(":")[0]
+        for device in {settings.placed for settings in plan.configurations}
+    }
+    return markdown(plan, build, kinds, out.out.width if plan.runs.output is None else None)
 
 
 class Status:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -150,17 +151,12 @@ def command(
     if timing.trace is not None:  # refused before anything is loaded
         kind_of_file(timing.trace, ("json",), option="--trace")
     given = prompt_or_default(prompt, out.note)
-    found: list[tuple[Ceilings, int | None]] = []
-    fresh = "torch" not in sys.modules
-
-    def before(checkpoint: Checkpoint) -> None:
-        tokens = prompt_tokens(given) + timing.new_tokens
-        found.append(_baseline(checkpoint, model, tokens, out, fresh=fresh))
-
-    loaded = load_model(model, out, text=not given.ids, before=before)
+    tokens, fresh = prompt_tokens(given) + timing.new_tokens, "torch" not in sys.modules
+    baseline = partial(_baseline, options=model, tokens=tokens, out=out, fresh=fresh)
+    loaded = load_model(model, out, text=not given.ids, before=baseline)
     from llmcli.commands.timing.measure.run import measure_timing  # which imports torch
 
-    ((ceilings, base),) = found
+    ceilings, base = loaded.before
     stages = _stages(loaded)
     begin = perf_counter()
     ids = _ids(given, timing, model, loaded.model)
@@ -208,7 +204,7 @@ def command(
 
 
 def _baseline(
-    checkpoint: Checkpoint, options: ModelOptions, tokens: int, out: Output, *, fresh: bool
+    checkpoint: Checkpoint, *, options: ModelOptions, tokens: int, out: Output, fresh: bool
 ) -> tuple[Ceilings, int | None]:
     """The machine's ceilings, and the bytes held without a model, before it is loaded.
 

@@ -86,30 +86,25 @@ def refuse_for(settings: Settings, info: EngineInfo, *, flash: bool, rounds: boo
         )
 
 
-class EngineLoader:
+class EngineLoader(ExitStack):
     """Loads engines for settings, measures ceilings, and reads headers. A context manager.
 
     A model stays for the next settings with the same device and arithmetic. `models` are those
     that were loaded, as documents describe them; headers that were fetched for shapes alone are
-    removed at the end.
+    removed at the end. `checks`, by model, device and weight format: whether the two engines
+    compute the same.
     """
 
     def __init__(self, plan: Plan, out: Output, progress: Progress) -> None:
+        super().__init__()
         self.models: dict[tuple[str | None, ...], dict[str, Any]] = {}
+        self.checks: dict[tuple[str, str, str], ViewCheck] = {}
         self._plan = plan
         self._out = out
         self._progress = progress
-        self._stack = ExitStack()
         self._loaded: tuple[Weights, Model, EngineInfo] | None = None
         self._known: dict[Weights, EngineInfo | None] = {}
-        self._same: dict[tuple[str, str, str], ViewCheck] = {}
-
-    def __enter__(self) -> EngineLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._unload()
-        self._stack.close()
+        self.callback(self._unload)
 
     def load(self, settings: Settings) -> LlmcliEngine:
         """This program's engine.
@@ -173,12 +168,12 @@ class EngineLoader:
         engine = open_peer(name, model, **{one: getattr(settings, one) for one in asked})
         weights = model.arithmetic.weight_format(model.config)
         key = (settings.model, engine.info.device, weights)
-        if key not in self._same:
+        if key not in self.checks:
             same = same_model(model, engine, threads=settings.n_threads, seed=self._plan.ours.seed)
             # the names of a document's checks differ
-            number = f"_{len(self._same) + 1}" if self._same else ""
+            number = f"_{len(self.checks) + 1}" if self.checks else ""
             words = f"{', '.join(key)}: {same.words}"
-            self._same[key] = replace(same, name=same.name + number, words=words)
+            self.checks[key] = replace(same, name=same.name + number, words=words)
             if not same.ok:
                 self._out.note(
                     f"{engine.info.engine} does not compute what llmcli does with "
@@ -186,11 +181,6 @@ class EngineLoader:
                     f"{same.tolerance:.2g}"
                 )
         return engine
-
-    @property
-    def checks(self) -> tuple[ViewCheck, ...]:
-        """Whether the two engines compute the same: each model, device and weight format once."""
-        return tuple(self._same.values())
 
     def ceilings(self, device: str, numbers: Arithmetic, working_set: int) -> Ceilings | None:
         """What the machine can do at most with the current threads and these numbers.
@@ -256,7 +246,7 @@ class EngineLoader:
         if all(settings.device == "meta" for settings in self._plan.configurations):
             options = ModelOptions(model=name, revision=ours.revision, offline=ours.offline)
             begin = perf_counter()
-            checkpoint, _ = self._stack.enter_context(opened_headers(options, self._out))
+            checkpoint, _ = self.enter_context(opened_headers(options, self._out))
             return checkpoint, perf_counter() - begin
         name, path = find(
             name,

@@ -259,7 +259,7 @@ class Sweep:
             against=tuple(self._against),
             ceilings=tuple(found for found in self._ceilings.values() if found is not None),
             machine_load=contention.load(threads),
-            checks=self._loader.checks,
+            checks=tuple(self._loader.checks.values()),
             interrupted=interrupted,
         )
 

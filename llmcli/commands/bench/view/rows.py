@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from os.path import commonprefix
@@ -16,6 +16,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.commands.bench.report.comparison import Against
+from llmcli.commands.bench.report.plan import Plan
 from llmcli.commands.bench.report.row import (
     KEYS,
     KINDS,
@@ -27,7 +28,7 @@ from llmcli.commands.bench.report.row import (
     count_words,
     size_words,
 )
-from llmcli.commands.bench.report.settings import SETTINGS, Settings, device_words
+from llmcli.commands.bench.report.settings import SETTINGS, device_words
 from llmcli.records.engines import EngineInfo
 from llmcli.records.machine import Ceilings
 from llmcli.records.numbers import counted
@@ -178,30 +179,33 @@ _NARROW = {"model": -16, "test": 10, "t/s": 16}
 _DROP = ("params", "size", "backend")
 
 
-def table_widths(
-    configurations: Sequence[Settings],
-    default: Settings,
-    *,
-    kinds: Collection[str],
-    engines: bool = False,
-    room: int | None = None,
-) -> dict[str, int]:
-    """The columns of the Markdown table that there is room for, with the width of their cells.
+def markdown(plan: Plan, build: BuildInfo, kinds: Set[str], room: int | None = None) -> Format:
+    """The table to the character, and `build: …` below it.
 
-    `default`: what each option is where none is given. `kinds` of devices that they run on.
-    `engines`: more than ours. `room`: the columns of the terminal, None where the table has
-    llama-bench's width.
+    `kinds` of devices that its configurations run on. `room`: the columns of the terminal, None
+    where the table has llama-bench's width.
     """
+    widths = _widths(plan, kinds, room)
+    lines = ["-" * (abs(width) - 1) + (":" if width > 0 else "-") for width in widths.values()]
+    return Format(
+        head=_line([_cell(_COLUMNS[name][0], w) for name, w in widths.items()]) + _line(lines),
+        row=lambda row: _line([_cell(_COLUMNS[name][2](row), w) for name, w in widths.items()]),
+        foot=lambda rows: f"\nbuild: {build.build_commit} ({build.build_number})\n",
+    )
+
+
+def _widths(plan: Plan, kinds: Set[str], room: int | None) -> dict[str, int]:
+    """The columns that there is room for, with the width of their cells."""
 
     def values(name: str) -> set[Any]:
-        return {getattr(settings, name) for settings in configurations}
+        return {getattr(settings, name) for settings in plan.configurations}
 
-    gpus = {"cuda", "mps"}.intersection(kinds)
+    gpus, engines = kinds & {"cuda", "mps"}, plan.ours.against is not None
     names = ["model", "size", "params", "backend", *["n_gpu_layers"] * bool(gpus)]
     names += [
         SETTINGS[name].column
         for name in _OPTIONAL
-        if values(name) != {getattr(default, name)} or (name == "n_threads" and gpus != {*kinds})
+        if values(name) != {getattr(plan.default, name)} or (name == "n_threads" and gpus != kinds)
     ]
     found = {name: _COLUMNS[name][1] for name in (*names, *["engine"] * engines, "test", "t/s")}
     if engines:
@@ -216,16 +220,6 @@ def table_widths(
         if _total(found) > room:
             found.pop(name, None)
     return found
-
-
-def markdown(build: BuildInfo, widths: Mapping[str, int]) -> Format:
-    """The table to the character, and `build: …` below it. `widths`: see `table_widths`."""
-    lines = ["-" * (abs(width) - 1) + (":" if width > 0 else "-") for width in widths.values()]
-    return Format(
-        head=_line([_cell(_COLUMNS[name][0], w) for name, w in widths.items()]) + _line(lines),
-        row=lambda row: _line([_cell(_COLUMNS[name][2](row), w) for name, w in widths.items()]),
-        foot=lambda rows: f"\nbuild: {build.build_commit} ({build.build_number})\n",
-    )
 
 
 def _cell(text: str, width: int) -> str:
