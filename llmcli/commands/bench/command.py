@@ -84,21 +84,6 @@ def command(
     """
 
     out = Output("bench", output)
-    _check(runs, ours, output)
-    if tests.hf_token:
-        os.environ["HF_TOKEN"] = tests.hf_token
-    models = tests.models()
-    plan = partial(Plan.of, tests=tests, swept=swept, runs=runs, ours=ours)
-    plan(models or ("",), threads=1)  # refused before anything is imported
-    require_cwd()
-    with Progress(out, "starting …"), SIGNALS.abrupt():
-        import torch
-    models = models or (_default_model(ours, runs, out),)
-    _run(plan(models, threads=torch.get_num_threads()), out)
-
-
-def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:
-    """Raise UsageError for options that can be refused before a model is located."""
     if output.json and runs.output is not None:
         raise UsageError(
             f"`--json` and `-o {runs.output}` are two formats for one stdout",
@@ -112,6 +97,16 @@ def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:
                 f"`--against {ours.against}` needs a package that is not installed",
                 hint=f"run `pip install {package}`, then this command again",
             )
+    if tests.hf_token:
+        os.environ["HF_TOKEN"] = tests.hf_token
+    models = tests.models()
+    plan = partial(Plan.of, tests=tests, swept=swept, runs=runs, ours=ours)
+    plan(models or ("",), threads=1)  # refused before anything is imported
+    require_cwd()
+    with Progress(out, "starting …"), SIGNALS.abrupt():
+        import torch
+    models = models or (_default_model(ours, runs, out),)
+    _run(plan(models, threads=torch.get_num_threads()), out)
 
 
 def _default_model(ours: OurOptions, runs: RunOptions, out: Output) -> str:

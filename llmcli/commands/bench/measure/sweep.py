@@ -343,7 +343,15 @@ class Sweep:
         if engine is not None:
             info = engine.info if sole else engine.info.without_memory()
         else:
-            info = self._loader.known(settings) or _requested(slot.name, settings)
+            # of a model whose headers cannot be read either: what was requested
+            info = self._loader.known(settings) or EngineInfo(
+                engine=slot.name,
+                model_type=settings.model,
+                device=settings.device,
+                dtype=settings.dtype,
+                type_k=settings.type_k,
+                backends=BACKENDS.get(settings.device.partition(":")[0], "CPU"),
+            )
             if info.engine != slot.name:
                 info = replace(info, engine=slot.name, engine_version="")
         runs = slot.runs
@@ -373,19 +381,6 @@ class Sweep:
         if (ceilings := self._ceilings[key]) is not None:
             found["roofline_ns"] = counter.roofline_ns(test, batch, chunk, ceilings)
         return found
-
-
-def _requested(engine: EngineName, settings: Settings) -> EngineInfo:
-    """Of a model that was not loaded and whose headers cannot be read: what was requested."""
-    kind = settings.device.partition(":")[0]
-    return EngineInfo(
-        engine=engine,
-        model_type=settings.model,
-        device=settings.device,
-        dtype=settings.dtype,
-        type_k=settings.type_k,
-        backends=BACKENDS.get(kind, "CPU"),
-    )
 
 
 def _room(tests: Sequence[SpeedTest]) -> int:

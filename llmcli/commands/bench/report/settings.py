@@ -89,13 +89,9 @@ def words(
 
 def _devices(option: str, given: Sequence[str]) -> tuple[str, ...]:
     """Our names for devices of ours or of llama.cpp; unknown ones stay as they are."""
-    found = []
-    for text in words(option, given):
-        name = text.lower()
-        if cuda := re.fullmatch(r"cuda:?(\d*)", name):
-            name = f"cuda:{cuda[1]}" if cuda[1] else "cuda"
-        found.append({"none": "cpu", "metal": "mps", "mtl0": "mps"}.get(name, name))
-    return tuple(found)
+    ours = {"none": "cpu", "metal": "mps", "mtl0": "mps", "cuda:": "cuda"}
+    names = [re.sub(r"^cuda:?(?=\d+$)", "cuda:", text.lower()) for text in words(option, given)]
+    return tuple(ours.get(name, name) for name in names)
 
 
 def device_words(device: str) -> str:
