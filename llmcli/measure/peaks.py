@@ -85,7 +85,7 @@ _HIGHEST: dict[torch.device | None, int | None] = {}  # since the process (None)
 
 def _read(gpu: torch.device | None) -> None:
     """Reads both marks, for all that are open and before they are set back."""
-    marks = {None: _mark()}
+    marks: dict[torch.device | None, int | None] = {None: _mark()}
     if gpu is not None:
         import torch
 

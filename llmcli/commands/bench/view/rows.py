@@ -333,10 +333,12 @@ def _ratios(report: BenchReport) -> Iterator[RenderableType]:
         title += "; its activations have 8 bits, too"
     yield Text(title, style=HEADING)
     ours = {row.number: row for row in report.rows}
-    columns: list[tuple[Column, Callable[[Against], str]]] = [
-        (column, lambda pair, cell=cell: cell(ours[pair.number]))
-        for column, cell in _labels([ours[pair.number] for pair in pairs])
-    ]
+
+    def of_ours(cell: Callable[[Row], str]) -> Callable[[Against], str]:
+        return lambda pair: cell(ours[pair.number])
+
+    labels = _labels([ours[pair.number] for pair in pairs])
+    columns = [(column, of_ours(cell)) for column, cell in labels]
     columns += [
         (Column("test", right=False), lambda pair: pair.test),
         (Column("median"), lambda pair: f"{pair.median:.2f}×"),
