@@ -118,8 +118,7 @@ class PhaseMemory:
     @property
     def peaks(self) -> tuple[PhasePeak, ...]:
         """Peaks of the phases that ran, in their order."""
-        found = [name for name in PHASES if name in self._peaks]
-        return tuple(phase_peak(name, self._peaks[name]) for name in found)
+        return tuple(phase_peak(name, self._peaks[name]) for name in PHASES if name in self._peaks)
 
 
 def phase_peak(phase: str, peaks: list[Peak]) -> PhasePeak:
