@@ -37,6 +37,7 @@ from llmcli.ui.theme import one_line
 if TYPE_CHECKING:
     from llmcli.commands.bench.report.row import BenchReport, BuildInfo, Row
     from llmcli.commands.bench.view.rows import Format
+    from llmcli.records.machine import Ceilings
 
 CONTEXT = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as llama-bench does
 # the module of an engine, and the package that pip installs it from
@@ -135,6 +136,7 @@ def _run(plan: Plan, out: Output) -> None:
     """Measures, writes each row when it is complete, and ends with what the rows have in common."""
     from llmcli.commands.bench.measure.loader import EngineLoader
     from llmcli.commands.bench.measure.sweep import Sweep
+    from llmcli.ui.facts import ceiling_words
 
     build = build_info()
     status = Status(out, lines=plan.runs.progress)
@@ -151,7 +153,12 @@ def _run(plan: Plan, out: Output) -> None:
         SIGNALS.check()
         write(format.row(row))
 
-    with EngineLoader(plan, out, status) as loader:
+    def on_ceilings(ceilings: Ceilings, products: str) -> None:
+        if plan.runs.verbose:
+            words = ", ".join(ceiling_words(ceilings))
+            out.note(f"ceilings ({ceilings.device}, {products}): {words}")
+
+    with EngineLoader(plan, out, status, on_ceilings) as loader:
         write(format.head)
         report = Sweep(plan, loader, build, on_row=on_row, on_status=status.on_status).run()
         status.erase()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from time import perf_counter
@@ -31,7 +32,6 @@ from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions
 from llmcli.shell.output import Output
 from llmcli.shell.running import opened_headers
-from llmcli.ui.facts import ceiling_words
 
 _DTYPES = {kind: dtype for dtype, kind in CACHE_OF.items()}
 
@@ -92,16 +92,24 @@ class EngineLoader(ExitStack):
     A model stays for the next settings with the same device and arithmetic. `models` are those
     that were loaded, as documents describe them; headers that were fetched for shapes alone are
     removed at the end. `checks`, by model, device and weight format: whether the two engines
-    compute the same.
+    compute the same. `on_ceilings` receives the machine's, and the format of the products among
+    them.
     """
 
-    def __init__(self, plan: Plan, out: Output, progress: Progress) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        out: Output,
+        progress: Progress,
+        on_ceilings: Callable[[Ceilings, str], None],
+    ) -> None:
         super().__init__()
         self.models: dict[tuple[str | None, ...], dict[str, Any]] = {}
         self.checks: dict[tuple[str, str, str], ViewCheck] = {}
         self._plan = plan
         self._out = out
         self._progress = progress
+        self._on_ceilings = on_ceilings
         self._loaded: tuple[Weights, Model, EngineInfo] | None = None
         self._known: dict[Weights, EngineInfo | None] = {}
         self.callback(self._unload)
@@ -198,9 +206,7 @@ class EngineLoader(ExitStack):
             working_set=working_set,
             progress=self._progress,
         )
-        if self._plan.runs.verbose:
-            words = ", ".join(ceiling_words(found))
-            self._out.note(f"ceilings ({found.device}, {numbers.products}): {words}")
+        self._on_ceilings(found, numbers.products)
         return found
 
     def _precision(self, settings: Settings) -> PrecisionOptions:
