@@ -10,7 +10,7 @@ class FakeProcess:
 
     def __init__(self, monkeypatch):
         self.now = self.most = 100 * MIB
-        monkeypatch.setattr(peaks, "_MARKS", peaks._Marks())
+        monkeypatch.setattr(peaks, "_HIGHEST", {})
         monkeypatch.setattr(peaks, "_mark", lambda: self.most)
         monkeypatch.setattr(peaks, "_set_back", self._set_back)
         monkeypatch.setattr(peaks, "resident_bytes", lambda: self.now)

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from llmcli import devices
 from llmcli.graph.arithmetic import Arithmetic
-from llmcli.graph.cost import CostByPart
 from llmcli.kernels import native
 from llmcli.limits import processor_numbers, system_text
 from llmcli.measure.runs import current
@@ -43,6 +42,7 @@ _SHARE = 8  # at most 1/8 of the free memory is taken
 _LEAST_READ = {"cpu": 8 << 20, "cuda": 1 << 30}  # bytes a call: starting it is in the time
 _PIECE = 16 << 20  # read at a time: some 0.5 ms
 _LEAST_TIMES = 5  # a call is repeated
+_IN_A_ROW = 5  # calls between two events
 _MATRIX_S = 0.02  # what one product should take
 _SIZES = (256, 512, 1024, 2048, 4096, 8192)  # rows and columns of the matrices
 _STARTED = 20  # operations of a kind in a row, so that a GPU works while more are started
@@ -151,21 +151,15 @@ def cpu_caches(threads: int, root: Path = Path("/")) -> tuple[Cache, ...]:
                 system_text(index, name).strip()
                 for name in ("level", "size", "type", "shared_cpu_map")
             )
-            nbytes = _bytes(size)
-            if not level.isdigit() or nbytes is None or kind == "Instruction":
-                continue
-            found.setdefault(int(level), {})[shared or str(processor)] = nbytes
+            number, unit = size[:-1], size[-1:]  # `32768K`
+            if level.isdigit() and number.isdigit() and unit in _UNITS and kind != "Instruction":
+                nbytes = int(number) * _UNITS[unit]
+                found.setdefault(int(level), {})[shared or str(processor)] = nbytes
     return tuple(
         Cache(level=f"L{level}", bytes=sum(sorted(sizes.values(), reverse=True)[:threads]))
         for level, sizes in sorted(found.items())
         if level > 1
     )
-
-
-def _bytes(text: str) -> int | None:
-    """Bytes of `32768K`; None for anything else."""
-    number, unit = text[:-1], text[-1:]
-    return int(number) * _UNITS[unit] if number.isdigit() and unit in _UNITS else None
 
 
 def most_bytes(device: torch.device) -> int:
@@ -279,11 +273,11 @@ def start_seconds(device: torch.device, dtype: torch.dtype) -> float:
             torch.nn.functional.linear(row, square)
             torch.add(row, row)
 
-    timed, found = _TIMED.get(device.type, _seconds), []
+    found = []
     several()
     for _ in range(_STARTINGS):
         other.sum()
-        found.append(timed(several) / (2 * pairs))
+        found.append(_seconds(several, device.type) / (2 * pairs))
     return median(found)
 
 
@@ -297,97 +291,63 @@ def best_seconds(calls: Sequence[Call], device: torch.device, seconds: float) ->
     for call in calls:
         call()
     best, end, done = [float("inf")] * len(calls), perf_counter() + seconds, 0
-    timed = _TIMED.get(device.type, _seconds)
     while done < _LEAST_TIMES or perf_counter() < end:
         done += 1
-        best = [min(now, timed(call)) for now, call in zip(best, calls, strict=True)]
+        taken = [_seconds(call, device.type) for call in calls]
+        best = list(map(min, best, taken))
     return sum(best)
 
 
-def _seconds(call: Call) -> float:
-    """Without what `timed` does around a call: that is a tenth of starting an operation."""
+def _seconds(call: Call, kind: str) -> float:
+    """Seconds of a call on that kind of device; on CUDA of one of several in a row.
+
+    Those are between two events on the current stream. Without what `timed` does around a call:
+    that is a tenth of starting an operation.
+    """
+    if kind == "cuda":
+        first, last = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
+        first.record()
+        for _ in range(_IN_A_ROW):
+            call()
+        last.record()
+        last.synchronize()
+        return float(first.elapsed_time(last)) / 1000 / _IN_A_ROW
     begin = perf_counter()
     call()
+    if kind == "mps":
+        torch.mps.synchronize()
     return perf_counter() - begin
-
-
-def _mps_seconds(call: Call) -> float:
-    begin = perf_counter()
-    call()
-    devices.wait_for(torch.device("mps"))
-    return perf_counter() - begin
-
-
-def _cuda_seconds(call: Call, calls: int = 5) -> float:
-    """Seconds of one of `calls` calls in a row, between two events on the current stream."""
-    begin, end = (
-        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        for _ in range(2)
-    )
-    begin.record()
-    for _ in range(calls):
-        call()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1000 / calls
-
-
-_TIMED = {"cuda": _cuda_seconds, "mps": _mps_seconds}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimeLowerBound:
-    """Seconds in which a part's bytes arrive at best, and in which it is computed at best.
+class Roofline:
+    """The ceilings for a run in `numbers`, each step of which streams `working_set` bytes.
 
-    `level` is where most of the time of the bytes is spent: `memory`, or a cache.
+    These are weights and cache.
     """
 
-    moving: float
-    computing: float
-    level: str
+    ceilings: Ceilings
+    numbers: Arithmetic
+    working_set: int
 
-    @property
-    def seconds(self) -> float:
-        """Bytes arrive while others are computed with: the longer of both."""
-        return max(self.moving, self.computing)
+    def of(self, work: PartWork, calls: int) -> tuple[float, str]:
+        """The seconds of one part that is computed `calls` times at best, and what ceiling that is.
 
-    @property
-    def nearest(self) -> str:
-        """The ceiling that this is: `compute`, or the level."""
-        return self.level if self.moving >= self.computing else COMPUTE
-
-
-def time_lower_bound(
-    work: PartWork, calls: int, ceilings: Ceilings, *, numbers: Arithmetic, working_set: int
-) -> TimeLowerBound:
-    """The lower bound of one part that is computed `calls` times, in `numbers`.
-
-    `working_set`: bytes that a whole step streams, weights and cache. Products with weights may
-    have another rate than those of attention; where it was not measured, computing takes no time.
-    """
-    streamed = ceilings.read(working_set)
-    own = ceilings.read(work.activations // max(1, calls))
-    weighted = work.gemv or work.gemm
-    matrix = ceilings.matrix(numbers.products if weighted else numbers.dtype)
-    streaming = (work.weights + work.cache) / streamed.bytes_per_s
-    passing = work.activations / own.bytes_per_s
-    return TimeLowerBound(
-        moving=streaming + passing,
-        computing=0.0 if matrix is None else work.flops / matrix.flops_per_s,
-        level=streamed.level if streaming >= passing else own.level,
-    )
-
-
-def lower_bound_seconds(
-    works: CostByPart, calls: int, ceilings: Ceilings, *, numbers: Arithmetic, working_set: int
-) -> float | None:
-    """Seconds of all parts one after the other: `works` is the sum over `calls` forward calls.
-
-    None where the rate of such products was not measured.
-    """
-    if None in (ceilings.matrix(numbers.products), ceilings.matrix(numbers.dtype)):
-        return None
-    return sum(
-        time_lower_bound(work, calls, ceilings, numbers=numbers, working_set=working_set).seconds
-        for work in works.values()
-    )
+        Bytes arrive while others are computed with: it is the longer of both, `compute` or where
+        most of the time of the bytes is spent: `memory`, or a cache. Products with weights may
+        have another rate than those of attention; where it was not measured, computing takes no
+        time.
+        """
+        streamed = self.ceilings.read(self.working_set)
+        own = self.ceilings.read(work.activations // max(1, calls))
+        weighted = work.gemv or work.gemm
+        matrix = self.ceilings.matrix(self.numbers.products if weighted else self.numbers.dtype)
+        streaming = (work.weights + work.cache) / streamed.bytes_per_s
+        passing = work.activations / own.bytes_per_s
+        moving = streaming + passing
+        computing = 0.0 if matrix is None else work.flops / matrix.flops_per_s
+        level = streamed.level if streaming >= passing else own.level
+        return max(moving, computing), level if moving >= computing else COMPUTE

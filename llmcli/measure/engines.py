@@ -29,10 +29,10 @@ from llmcli.graph.cost import (
     total,
 )
 from llmcli.graph.graph import graph
-from llmcli.graph.memory import PlannedRun, memory_need, prefill_peak
+from llmcli.graph.memory import PROMPT_CHUNK, PlannedRun, memory_need, prefill_peak
 from llmcli.graph.ops import Score
 from llmcli.graph.spec import Call, Logits
-from llmcli.measure.ceilings import lower_bound_seconds
+from llmcli.measure.ceilings import Roofline
 from llmcli.measure.peaks import PhaseMemory
 from llmcli.measure.runs import gc_disabled
 from llmcli.model import Model
@@ -44,6 +44,21 @@ from llmcli.records.work import PartWork
 # The logits of a prompt's last token, or of each call's last; in the latter case layers that keep
 # nothing (`Graph.readers`) compute that token alone, as in the former, or the whole call.
 Reads = Literal["prompt", "calls", "whole"]
+
+
+def planned_run(
+    config: ModelConfig,
+    numbers: Arithmetic,
+    device: torch.device,
+    *,
+    context: int,
+    chunk: int = PROMPT_CHUNK,
+) -> PlannedRun:
+    """The run of one sequence on that device."""
+    cuda, native = device.type == "cuda", devices.multiplies_bfloat16(device)
+    return PlannedRun(
+        config, numbers, batch=1, context=context, chunk=chunk, cuda=cuda, native=native
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +101,13 @@ class WorkCounter:
 
         See `measure.ceilings`. None where the rate of such products was not measured.
         """
-        nbytes, whole = self.working_set(test), 0.0
-        for calls, works in _phases(self, test, batch, chunk):
-            seconds = lower_bound_seconds(
-                works, calls, ceilings, numbers=self.numbers, working_set=nbytes
-            )
-            if seconds is None:
-                return None
-            whole += seconds
-        return 1e9 * whole
+        numbers, nbytes = self.numbers, self.working_set(test)
+        if None in (ceilings.matrix(numbers.products), ceilings.matrix(numbers.dtype)):
+            return None
+        roof = Roofline(ceilings=ceilings, numbers=numbers, working_set=nbytes)
+        phases = _phases(self, test, batch, chunk)
+        parts = (roof.of(work, calls) for calls, works in phases for work in works.values())
+        return 1e9 * sum(seconds for seconds, _ in parts)
 
     def memory_bytes(self, test: SpeedTest, chunk: int) -> int:
         """Weights, cache and activations that such a run takes, as `info` counts them.
@@ -102,15 +115,7 @@ class WorkCounter:
         On the device that `auto` is: needed for shapes alone.
         """
         device = devices.resolve_device("auto")
-        run = PlannedRun(
-            self.config,
-            self.numbers,
-            batch=1,
-            context=test.capacity,
-            chunk=chunk,
-            cuda=device.type == "cuda",
-            native=devices.multiplies_bfloat16(device),
-        )
+        run = planned_run(self.config, self.numbers, device, context=test.capacity, chunk=chunk)
         return memory_need(run).needed_bytes
 
 
@@ -354,18 +359,12 @@ class LlmcliEngine:
 
     def _needed(self, tokens: int, chunk: int) -> int:
         """Bytes of the cache and of the activations: Linux would kill the process, not refuse."""
-        run = PlannedRun(
-            self._model.config,
-            self._model.arithmetic,
-            batch=1,
-            context=tokens,
-            chunk=chunk,
-            cuda=self._model.device.type == "cuda",
-            native=devices.multiplies_bfloat16(self._model.device),
+        config, numbers = self._model.config, self._model.arithmetic
+        peak = prefill_peak(
+            planned_run(config, numbers, self._model.device, context=tokens, chunk=chunk)
         )
-        peak = prefill_peak(run)
         if not self._flash:  # scores and pattern of all heads of a layer
-            model = graph(self._model.config)
+            model = graph(config)
             scored = (node for node in model.nodes.values() if isinstance(node.op, Score))
             heads = max((model.sizes(node.layer)["H"] for node in scored), default=0)
             peak += 2 * heads * min(chunk, tokens) * tokens * max(self._model.dtype.itemsize, 4)

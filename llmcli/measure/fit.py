@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from llmcli.config.model import ModelConfig
 from llmcli.families.rules import parts_to_fill, shape_after
 from llmcli.families.scales import scale_problem
@@ -15,25 +13,27 @@ from llmcli.prepare.prepared import Prepared
 from llmcli.records.info import Device, DeviceFit
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """`batch` sequences of `context` tokens, with a `tokenizer` of so many bytes."""
+def fit(
+    config: ModelConfig,
+    device: Device,
+    numbers: Arithmetic,
+    *,
+    batch: int,
+    context: int,
+    tokenizer: int,
+) -> DeviceFit:
+    """Bytes that `batch` sequences of `context` tokens need on a device, and what is free there.
 
-    batch: int
-    context: int
-    tokenizer: int
-
-
-def fit(config: ModelConfig, device: Device, numbers: Arithmetic, run: Run) -> DeviceFit:
-    """Bytes that a run needs on a device, against what is free there."""
+    With a `tokenizer` of so many bytes.
+    """
     where = {"cuda": device.device.startswith("cuda"), "native": device.bfloat16}
-    planned = PlannedRun(config, numbers, batch=run.batch, context=run.context, **where)
-    need = memory_need(planned, tokenizer=run.tokenizer)
-    last = Call(batch=run.batch, tokens=1, past=run.context - 1, phase="decode")
+    planned = PlannedRun(config, numbers, batch=batch, context=context, **where)
+    need = memory_need(planned, tokenizer=tokenizer)
+    last = Call(batch=batch, tokens=1, past=context - 1, phase="decode")
     token = total_cost(config, last, numbers=numbers)
     free, longest = device.free_bytes, None
     if free is not None and device.usable:
-        most = config.embedding.positions or max(run.context, config.context)
+        most = config.embedding.positions or max(context, config.context)
         longest = longest_context(planned, need, free=free, most=most)
     fits = None if free is None or longest is None else need.needed_bytes <= free
     return DeviceFit(device=device, need=need, token=token, fits=fits, longest_context=longest)

@@ -6,6 +6,7 @@ import ctypes
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -70,7 +71,6 @@ class LlamaCpp:
         self._log = log
         self._params = params
         self._context: Any = None
-        self._memory: Any = None
         self._tokens = 0
         self._kept: dict[int, Any] = {}
         vocabulary = library.llama_model_get_vocab(model)
@@ -120,7 +120,6 @@ class LlamaCpp:
                 f"llama.cpp has no memory for {tokens} tokens{self._log.reason()}",
                 hint="use a smaller depth or prompt",
             )
-        self._memory = self._lib.llama_get_memory(self._context)
         self._tokens, self._kept = 0, {}
 
     def computing(self) -> AbstractContextManager[None]:
@@ -167,7 +166,7 @@ class LlamaCpp:
             return
         elif tokens not in self._kept:
             raise UsageError(f"llama.cpp cannot go back to the first {tokens} tokens")
-        library.llama_memory_clear(self._memory, False)
+        library.llama_memory_clear(library.llama_get_memory(context), False)
         self._tokens = tokens
         for state in self._kept.values():
             if not library.llama_state_seq_set_data(context, state, len(state), 0):
@@ -194,10 +193,13 @@ class LlamaCpp:
         if self._context:
             with silent():
                 self._lib.llama_free(self._context)
-        self._context = self._memory = None
+        self._context = None
 
 
-_logs: list[Log] = []  # the one for this process: it is never taken back, and must stay alive
+@cache  # one for this process: it is never taken back, and must stay alive
+def _log(library: Any) -> Log:
+    library.llama_backend_init()
+    return Log(library)
 
 
 def open_llama_cpp(
@@ -234,9 +236,7 @@ def open_llama_cpp(
         "offload_kqv": not no_kv_offload,
         "flash_attn_type": FLASH[flash_attn],
     }
-    if not _logs:
-        library.llama_backend_init()
-        _logs.append(Log(library))
+    log = _log(library)
     params = library.llama_model_default_params()
     params.n_gpu_layers = _LAYERS_ALL if _on_gpu(library, ours) else 0
     params.split_mode = 0  # LLAMA_SPLIT_MODE_NONE: on one GPU, ours
@@ -246,9 +246,9 @@ def open_llama_cpp(
         model = library.llama_model_load_from_file(str(ours.checkpoint.files[0]).encode(), params)
     if not model:
         raise CheckpointError(
-            f"llama.cpp cannot load `{ours.name}`{_logs[0].reason()}", hint="leave out `--against`"
+            f"llama.cpp cannot load `{ours.name}`{log.reason()}", hint="leave out `--against`"
         )
-    return LlamaCpp(library, model, _logs[0], ours, time.perf_counter() - start, context)
+    return LlamaCpp(library, model, log, ours, time.perf_counter() - start, context)
 
 
 def _on_gpu(library: Any, ours: Model) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from shutil import which
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import llmcli
 from llmcli import processor
@@ -69,10 +69,9 @@ def torch_version() -> str | None:
     """The installed PyTorch's version from its metadata; None without PyTorch."""
     from importlib import metadata
 
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def memory_bytes() -> int | None:
@@ -128,10 +127,10 @@ def nvidia_gpus(environ: Mapping[str, str] = os.environ) -> tuple[Device, ...]:
     """
     if which("nvidia-smi") is None:
         return ()
-    lines = _nvidia_smi(_QUERY)
-    if lines is None:  # an old driver does not know `compute_cap`
-        lines = _nvidia_smi(_QUERY[:-1])
-    rows = [[cell.strip() for cell in line.split(",")] for line in lines or ()]
+    text = _nvidia_smi(_QUERY)
+    if text is None:  # an old driver does not know `compute_cap`
+        text = _nvidia_smi(_QUERY[:-1])
+    rows = [[cell.strip() for cell in line.split(",")] for line in (text or "").splitlines()]
     rows = _visible([row for row in rows if len(row) >= 5], environ.get("CUDA_VISIBLE_DEVICES"))
     usable = not (torch_version() or "").endswith("+cpu")
     return tuple(
@@ -161,30 +160,26 @@ def _visible(rows: list[list[str]], chosen: str | None) -> list[list[str]]:
     return seen
 
 
-def _nvidia_smi(fields: tuple[str, ...]) -> list[str] | None:
+def _nvidia_smi(fields: tuple[str, ...]) -> str | None:
     """One line a GPU; None where `nvidia-smi` fails or takes too long."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    query = f"--query-gpu={','.join(fields)}"
+    return program_output("nvidia-smi", query, "--format=csv,noheader,nounits", seconds=_SECONDS)
+
+
+def program_output(*command: str, seconds: float) -> str | None:
+    """What a program prints; None where it is not installed, fails or takes longer."""
     try:
-        asked = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=True
+        ran = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=seconds, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return asked.stdout.splitlines()
+    return ran.stdout
 
 
 def _mebibytes(text: str) -> int | None:
     """Bytes of `81920`; None for `[N/A]`."""
     return int(text) * _MIB if text.isdigit() else None
-
-
-class _Reading(NamedTuple):
-    """Seconds since some time in the past: of all programs, of the host, of this process."""
-
-    all: float | None
-    stolen: float | None
-    own: float
-    wall: float
 
 
 class CpuContention:
@@ -195,17 +190,15 @@ class CpuContention:
         self._average: float | None = None
         with suppress(OSError):
             self._average = os.getloadavg()[0]
-        self._begin = _read(root)
+        self._begin = _seconds(root)
 
     def load(self, threads: int) -> MachineLoad:
         """The time that other programs took since then; this one computes with `threads`."""
-        begin, end = self._begin, _read(self._root)
-        seconds = max(end.wall - begin.wall, 1e-9)
-        others = stolen = None
-        if end.all is not None and begin.all is not None:
-            others = max(0.0, end.all - begin.all - (end.own - begin.own)) / seconds
-        if end.stolen is not None and begin.stolen is not None:
-            stolen = (end.stolen - begin.stolen) / seconds
+        end = _seconds(self._root)
+        wall, own, *system = (now - then for then, now in zip(self._begin, end, strict=False))
+        seconds, others, stolen = max(wall, 1e-9), None, None
+        if system:
+            others, stolen = max(0.0, system[0] - own) / seconds, system[1] / seconds
         return MachineLoad(
             seconds=seconds,
             processors=processors(),
@@ -216,13 +209,17 @@ class CpuContention:
         )
 
 
-def _read(root: Path) -> _Reading:
-    """From the clock ticks in `/proc/stat`, of the processors that this process may use."""
+def _seconds(root: Path) -> tuple[float, ...]:
+    """Seconds since some time in the past, of this process: on the wall, of processors.
+
+    Then those of all programs and those that the host took, where `/proc/stat` says so, from its
+    clock ticks: of the processors that this process may use.
+    """
     times = os.times()
     own, wall = sum(times[:4]), perf_counter()
     text = system_text(root, "proc/stat")
     if not text:
-        return _Reading(None, None, own, wall)
+        return wall, own
     ours = set(processor_numbers())
     busy = stolen = 0
     for number, counts in re.findall(r"^cpu(\d+) (.*)$", text, re.MULTILINE):
@@ -231,4 +228,4 @@ def _read(root: Path) -> _Reading:
             busy += user + nice + system + irq + softirq
             stolen += steal
     tick = os.sysconf("SC_CLK_TCK")
-    return _Reading(busy / tick, stolen / tick, own, wall)
+    return wall, own, busy / tick, stolen / tick

@@ -18,8 +18,6 @@ from llmcli.limits import system_text
 from llmcli.records.text import PhasePeak
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import torch
 
 _MARK_BACK = "5"  # what `clear_refs` takes to set VmHWM to what is resident now (man 5 proc)
@@ -36,14 +34,13 @@ class Peak:
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
-        self._gpu = device if device is not None and device.type == "cuda" else None
-        self._resident: int | None = None
-        self._device: int | None = None
+        self._gpu = _gpu(device)
+        self._marks: dict[torch.device | None, int | None] = {}
         self._before: int | None = None
         self._resets = False
 
     def __enter__(self) -> Peak:
-        _MARKS.read(self._gpu)
+        _read(self._gpu)
         self._resets = _set_back()
         self._before = _mark()
         if self._gpu is not None:
@@ -51,17 +48,12 @@ class Peak:
 
             torch.cuda.synchronize(self._gpu)
             torch.cuda.reset_peak_memory_stats(self._gpu)
-        _MARKS.open.append(self)
+        _OPEN.append(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _MARKS.read(self._gpu)
-        _MARKS.open.remove(self)
+    def __exit__(self, *_: object) -> None:
+        _read(self._gpu)
+        _OPEN.remove(self)
 
     @property
     def nbytes(self) -> int | None:
@@ -71,50 +63,40 @@ class Peak:
     @property
     def resident(self) -> int | None:
         """Bytes of the process in memory, files that are mapped and were read included."""
-        self._update()
-        if self._resets or self._resident is None or self._before is None:
-            return self._resident
-        return self._resident if self._resident > self._before else None
+        held = self._held(None)
+        if self._resets or held is None or self._before is None:
+            return held
+        return held if held > self._before else None
 
     @property
     def device(self) -> int | None:
         """Bytes of tensors on the GPU; what PyTorch keeps for later ones is not in it."""
-        self._update()
-        return self._device
+        return None if self._gpu is None else self._held(self._gpu)
 
-    def _update(self) -> None:
-        if self in _MARKS.open:
-            _MARKS.read(self._gpu)
-
-    def hold(self, resident: int | None, device: int | None, gpu: torch.device | None) -> None:
-        """The marks as they were read; the device's counts if it is the same one."""
-        self._resident = most(self._resident, resident)
-        if self._gpu is not None and self._gpu == gpu:
-            self._device = most(self._device, device)
+    def _held(self, place: torch.device | None) -> int | None:
+        if self in _OPEN:
+            _read(self._gpu)
+        return self._marks.get(place)
 
 
-class _Marks:
-    """The marks as they were before they were reset."""
-
-    def __init__(self) -> None:
-        self.open: list[Peak] = []
-        self.resident: int | None = None
-        self.devices: dict[torch.device, int] = {}
-
-    def read(self, gpu: torch.device | None) -> None:
-        """Reads both marks, and hands them to all that are open."""
-        resident, device = _mark(), None
-        self.resident = most(self.resident, resident)
-        if gpu is not None:
-            import torch
-
-            device = int(torch.cuda.max_memory_allocated(gpu))
-            self.devices[gpu] = max(device, self.devices.get(gpu, 0))
-        for peak in self.open:
-            peak.hold(resident, device, gpu)
+_OPEN: list[Peak] = []
+_HIGHEST: dict[torch.device | None, int | None] = {}  # since the process (None) began, and on GPUs
 
 
-_MARKS = _Marks()
+def _read(gpu: torch.device | None) -> None:
+    """Reads both marks, for all that are open and before they are set back."""
+    marks: dict[torch.device | None, int | None] = {None: _mark()}
+    if gpu is not None:
+        import torch
+
+        marks[gpu] = int(torch.cuda.max_memory_allocated(gpu))
+    for seen in (_HIGHEST, *(peak._marks for peak in _OPEN)):
+        for place, mark in marks.items():
+            seen[place] = most(seen.get(place), mark)
+
+
+def _gpu(device: torch.device | None) -> torch.device | None:
+    return device if device is not None and device.type == "cuda" else None
 
 
 class PhaseMemory:
@@ -136,20 +118,16 @@ class PhaseMemory:
     @property
     def peaks(self) -> tuple[PhasePeak, ...]:
         """Peaks of the phases that ran, in their order."""
-        found = [name for name in PHASES if name in self._peaks]
-        return tuple(phase_peak(name, self._peaks[name]) for name in found)
+        return tuple(phase_peak(name, self._peaks[name]) for name in PHASES if name in self._peaks)
 
 
 def phase_peak(phase: str, peaks: list[Peak]) -> PhasePeak:
     """The most of all times that the phase took place; unknown if it is of one of them."""
-
-    def known(sizes: list[int | None]) -> int | None:
-        return None if None in sizes else most(*sizes)
-
+    resident, device = ([getattr(peak, one) for peak in peaks] for one in ("resident", "device"))
     return PhasePeak(
         phase=phase,
-        resident_bytes=known([peak.resident for peak in peaks]),
-        device_bytes=known([peak.device for peak in peaks]),
+        resident_bytes=None if None in resident else most(*resident),
+        device_bytes=None if None in device else most(*device),
     )
 
 
@@ -160,9 +138,9 @@ def most(*sizes: int | None) -> int | None:
 
 def highest_bytes(device: torch.device | None = None) -> int | None:
     """The most that the process has held since it began, on a GPU where `device` is one."""
-    gpu = device if device is not None and device.type == "cuda" else None
-    _MARKS.read(gpu)
-    return _MARKS.resident if gpu is None else _MARKS.devices[gpu]
+    gpu = _gpu(device)
+    _read(gpu)
+    return _HIGHEST[gpu]
 
 
 def resident_bytes() -> int | None:

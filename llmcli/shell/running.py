@@ -56,7 +56,7 @@ class Loaded:
     """A model and the seconds that it took: `import_s` for torch, `load_s` for the rest.
 
     Of that `open_s` for the headers. Fetching is in none of them: it happens once. `peaks`: the
-    memory held before loading, and the most while loading.
+    memory held before loading, and the most while loading. `before`: what `before` has returned.
     """
 
     model: Model
@@ -64,6 +64,7 @@ class Loaded:
     load_s: float
     peaks: tuple[PhasePeak, ...]
     open_s: float
+    before: Any = None
 
 
 def load_model(
@@ -73,7 +74,7 @@ def load_model(
     text: bool,
     spec: str | None = None,
     check: Callable[[ModelConfig], None] | None = None,
-    before: Callable[[Checkpoint], None] | None = None,
+    before: Callable[[Checkpoint], Any] | None = None,
     wide: bool = False,
 ) -> Loaded:
     """Finds and loads the model of the options (`spec` instead of `--model` where given).
@@ -116,8 +117,7 @@ def load_model(
     imported = perf_counter()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    if before is not None:
-        before(checkpoint)
+    found = None if before is None else before(checkpoint)
     base = resident_bytes()
     if base is not None and ahead is not None:  # what it has read is the model's
         base -= ahead.resident
@@ -156,7 +156,7 @@ def load_model(
         PhasePeak(phase="base", resident_bytes=base, device_bytes=None),
         PhasePeak(phase="load", resident_bytes=filling.resident, device_bytes=on_gpu),
     )
-    return Loaded(model, imported - begin, load_s, peaks, open_s)
+    return Loaded(model, imported - begin, load_s, peaks, open_s, found)
 
 
 def note_tensors(checkpoint: Checkpoint, surplus: Sequence[str], out: Output) -> None:

@@ -96,7 +96,7 @@ def test_without_a_mark_that_can_be_set_back_a_peak_is_known_only_if_it_is_the_h
     with Peak() as higher:
         process.hold(500)
     assert (lower.nbytes, higher.nbytes) == (None, 600 * MIB)
-    monkeypatch.setattr(module, "_MARKS", module._Marks())
+    monkeypatch.setattr(module, "_HIGHEST", {})
     monkeypatch.setattr(module, "_mark", lambda: None)  # a system that keeps none
     with Peak() as peak:
         pass
@@ -128,7 +128,7 @@ class FakeCuda:
 def test_on_a_gpu_it_is_what_pytorch_allocated_there(monkeypatch):
     cuda, device = FakeCuda(), torch.device("cuda:0")
     monkeypatch.setattr(torch, "cuda", cuda)
-    monkeypatch.setattr(module, "_MARKS", module._Marks())
+    monkeypatch.setattr(module, "_HIGHEST", {})
     cuda.allocate(1000)
     with Peak(device) as outer:
         cuda.allocate(500)

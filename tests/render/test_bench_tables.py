@@ -8,9 +8,10 @@ from typing import Any
 from drawn import changes, shown
 
 from llmcli.commands.bench.report.comparison import Against
+from llmcli.commands.bench.report.plan import OurOptions, Plan, RunOptions
 from llmcli.commands.bench.report.row import BenchReport, BuildInfo, Row
 from llmcli.commands.bench.report.settings import Settings
-from llmcli.commands.bench.view.rows import CSV, markdown, render_beside, table_widths
+from llmcli.commands.bench.view.rows import CSV, markdown, render_beside
 from llmcli.errors import OutOfMemory
 from llmcli.records.engines import EngineInfo, SpeedTest, TimedRun
 from llmcli.records.machine import Ceilings, MatrixRate, ReadRate
@@ -18,6 +19,9 @@ from llmcli.records.work import PartWork
 
 BY = BuildInfo(build_commit="1a2b3c4d", build_number=321, cpu_info="A CPU", gpu_info="")
 DEFAULT = Settings(model="m", n_threads=8)
+PLAN = Plan(
+    configurations=(DEFAULT,), default=DEFAULT, tests=(), runs=RunOptions(), ours=OurOptions()
+)  # fmt: skip
 RAN = EngineInfo(
     engine="llmcli", engine_version="0.1", model_type="llama 7B Q4_0", model_size=3_825_517_568,
     model_n_params=6_738_415_616, backends="CUDA", device="cuda:0", dtype="bfloat16",
@@ -49,7 +53,7 @@ FAILED = row(info=UNKNOWN, error=OutOfMemory("no room | for\nit"), **NOTHING)
 
 
 def table(*rows: Row, room: int | None = None) -> str:
-    found = markdown(BY, table_widths((DEFAULT,), DEFAULT, gpu=True, cpu=False, room=room))
+    found = markdown(PLAN, BY, {"cuda"}, room)
     return found.head + "".join(map(found.row, rows)) + found.foot(len(rows))
 
 

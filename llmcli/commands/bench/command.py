@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from llmcli.commands.bench.report.plan import (
 from llmcli.commands.bench.report.settings import SweptOptions
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.kernels import native
+from llmcli.measure.machine import environment, program_output
 from llmcli.records.document import checks_document, members
 from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS, tell
@@ -85,21 +85,6 @@ def command(
     """
 
     out = Output("bench", output)
-    _check(runs, ours, output)
-    if tests.hf_token:
-        os.environ["HF_TOKEN"] = tests.hf_token
-    models = tests.models()
-    plan = partial(Plan.of, tests=tests, swept=swept, runs=runs, ours=ours)
-    plan(models or ("",), threads=1)  # refused before anything is imported
-    require_cwd()
-    with Progress(out, "starting …"), SIGNALS.abrupt():
-        import torch
-    models = models or (_default_model(ours, runs, out),)
-    _run(plan(models, threads=torch.get_num_threads()), out)
-
-
-def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:
-    """Raise UsageError for options that can be refused before a model is located."""
     if output.json and runs.output is not None:
         raise UsageError(
             f"`--json` and `-o {runs.output}` are two formats for one stdout",
@@ -113,6 +98,16 @@ def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:
                 f"`--against {ours.against}` needs a package that is not installed",
                 hint=f"run `pip install {package}`, then this command again",
             )
+    if tests.hf_token:
+        os.environ["HF_TOKEN"] = tests.hf_token
+    models = tests.models()
+    plan = partial(Plan.of, tests=tests, swept=swept, runs=runs, ours=ours)
+    plan(models or ("",), threads=1)  # refused before anything is imported
+    require_cwd()
+    with Progress(out, "starting …"), SIGNALS.abrupt():
+        import torch
+    models = models or (_default_model(ours, runs, out),)
+    _run(plan(models, threads=torch.get_num_threads()), out)
 
 
 def _default_model(ours: OurOptions, runs: RunOptions, out: Output) -> str:
@@ -141,6 +136,7 @@ def _run(plan: Plan, out: Output) -> None:
     """Measures, writes each row when it is complete, and ends with what the rows have in common."""
     from llmcli.commands.bench.measure.loader import EngineLoader
     from llmcli.commands.bench.measure.sweep import Sweep
+    from llmcli.ui.facts import ceiling_words
 
     build = build_info()
     status = Status(out, lines=plan.runs.progress)
@@ -157,7 +153,12 @@ def _run(plan: Plan, out: Output) -> None:
         SIGNALS.check()
         write(format.row(row))
 
-    with EngineLoader(plan, out, status) as loader:
+    def on_ceilings(ceilings: Ceilings, products: str) -> None:
+        if plan.runs.verbose:
+            words = ", ".join(ceiling_words(ceilings))
+            out.note(f"ceilings ({ceilings.device}, {products}): {words}")
+
+    with EngineLoader(plan, out, status, on_ceilings) as loader:
         write(format.head)
         report = Sweep(plan, loader, build, on_row=on_row, on_status=status.on_status).run()
         status.erase()
@@ -170,24 +171,16 @@ def _format(plan: Plan, out: Output, build: BuildInfo) -> Format:
 
     Where no format was given the table is as narrow as the terminal, else it is llama-bench's.
     """
-    from llmcli.commands.bench.view.rows import FORMATS, markdown, table_widths
+    from llmcli.commands.bench.view.rows import FORMATS, markdown
     from llmcli.devices import resolve_device
 
     if out.json or plan.runs.output not in (None, "md"):
         return FORMATS["none" if out.json else str(plan.runs.output)]
-    found = set()
-    for device in {settings.placed for settings in plan.configurations}:
-        kind = resolve_device("auto").type if device == "auto" else device.partition(":")[0]
-        found.add(kind in ("cuda", "mps"))
-    widths = table_widths(
-        plan.configurations,
-        plan.default,
-        gpu=True in found,
-        cpu=False in found,
-        engines=plan.ours.against is not None,
-        room=out.out.width if plan.runs.output is None else None,
-    )
-    return markdown(build, widths)
+    kinds = {
+        resolve_device("auto").type if device == "auto" else device.partition(":")[0]
+        for device in {settings.placed for settings in plan.configurations}
+    }
+    return markdown(plan, build, kinds, out.out.width if plan.runs.output is None else None)
 
 
 class Status:
@@ -224,18 +217,6 @@ class Status:
         share = f" {100 * done / total:.0f} %" if total else ""
         self._show(f"{one_line(what)}{share}")
 
-    def note(self, words: str) -> None:
-        """A note on stderr, in place of the line."""
-        self.erase()
-        self._out.note(words)
-
-    def measured(self, ceilings: Ceilings, products: str) -> None:
-        """A note with the ceilings, those of products in that format among them."""
-        from llmcli.ui.facts import ceiling_words
-
-        words = ", ".join(ceiling_words(ceilings))
-        self.note(f"ceilings ({ceilings.device}, {products}): {words}")
-
     def erase(self) -> None:
         """Takes the line back, before something else is written."""
         if self._shown:
@@ -251,7 +232,7 @@ class Status:
         with suppress(OSError, ValueError):  # the terminal is gone
             sys.stderr.write(words[: self._out.err.width - 1])
             sys.stderr.flush()
-        self._shown = True
+        self._shown, self._out.erase = True, self.erase  # before a note
 
 
 class NothingRan(LlmcliError):
@@ -267,7 +248,6 @@ class NothingRan(LlmcliError):
 def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
     """The second table or the document, the notes, and the exit code."""
     from llmcli.commands.bench.view.rows import against_notes, render_beside, row_object
-    from llmcli.measure.machine import environment
 
     if out.json:
         # its rows have the keys of `-o json`, and the time of every token
@@ -298,7 +278,6 @@ def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
 
 def _machine_words(*models: Mapping[str, Any]) -> Sequence[str]:
     """What a result of these models depends on, for a line: `environment_words`."""
-    from llmcli.measure.machine import environment
     from llmcli.ui.facts import environment_words
 
     return environment_words(environment(kernels=kernels_of(*models)))
@@ -310,7 +289,6 @@ def build_info() -> BuildInfo:
     llama-bench's number counts the commits, and so does ours in a checkout.
     """
     from llmcli.commands.bench.report.row import BuildInfo
-    from llmcli.measure.machine import environment
 
     machine = environment()
     root = Path(llmcli.__file__).resolve().parents[1]
@@ -331,14 +309,4 @@ def build_info() -> BuildInfo:
 @cache
 def _git(root: Path, *words: str) -> str:
     """What git prints, nothing where it is not installed or refuses."""
-    try:
-        ran = subprocess.run(
-            ["git", "-C", str(root), *words],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return ran.stdout.strip()
+    return (program_output("git", "-C", str(root), *words, seconds=_GIT_SECONDS) or "").strip()

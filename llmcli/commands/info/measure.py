@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from llmcli.checkpoints.catalog import CATALOG
@@ -27,7 +27,7 @@ from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.cost import count_parameters, total_cost
 from llmcli.graph.parts.registry import layer_types
 from llmcli.graph.spec import DTYPE_BYTES, Call
-from llmcli.measure.fit import Run, fit, misfits, unscaled
+from llmcli.measure.fit import fit, misfits, unscaled
 from llmcli.prepare.prepared import PrecisionOptions, Prepared, prepare
 from llmcli.records.document import ViewCheck, difference
 from llmcli.records.info import Device, DeviceFit
@@ -76,20 +76,18 @@ def measure_info(
                 options: PrecisionOptions = {**precision, "quantize": quantize}
                 return prepared.arithmetic(device.device, bfloat16=device.bfloat16, **options)
 
-            run = Run(
-                batch=batch,
-                context=context or config.context,
-                tokenizer=0 if loaded is None else loaded.nbytes,
-            )
+            tokens = context or config.context
+            nbytes = 0 if loaded is None else loaded.nbytes
+            fit_run = partial(fit, config, batch=batch, tokenizer=nbytes)
+            quantize = precision.get("quantize", "auto")
             fits = [
-                fit(config, device, arithmetic(device, precision.get("quantize", "auto")), run)
-                for device in devices
+                fit_run(device, arithmetic(device, quantize), context=tokens) for device in devices
             ]
             found = {
                 "architecture": _architecture(config, checkpoint),
-                "flops": _flops(config, run.context),
+                "flops": _flops(config, tokens),
                 "memory": tuple(fits),
-                "would_fit": _would_fit(config, fits[0], run, arithmetic) if fits else (),
+                "would_fit": _would_fit(fits[0], tokens, fit_run, arithmetic) if fits else (),
                 "checks": _checks(prepared),
                 "ignored": ignored_metadata(checkpoint),
                 "surplus": prepared.plan.surplus,
@@ -144,7 +142,10 @@ def _architecture(config: ModelConfig, checkpoint: Checkpoint) -> Architecture:
 
 
 def _would_fit(
-    config: ModelConfig, first: DeviceFit, run: Run, arithmetic: Callable[[Device, str], Arithmetic]
+    first: DeviceFit,
+    context: int,
+    fit_run: Callable[..., DeviceFit],
+    arithmetic: Callable[[Device, str], Arithmetic],
 ) -> tuple[Offer, ...]:
     """Options with which a model that does not fit would, and what it would need then.
 
@@ -157,7 +158,7 @@ def _would_fit(
             numbers = arithmetic(first.device, quantize)
         except UsageError:  # the requested dtype excludes it
             continue
-        now = fit(config, first.device, numbers, run)
+        now = fit_run(first.device, numbers, context=context)
         if now.need.weights_bytes >= smallest:
             continue
         smallest = now.need.weights_bytes
@@ -165,7 +166,7 @@ def _would_fit(
         if not now.fits and now.longest_context:
             tokens = now.longest_context // 1024 * 1024 or now.longest_context
             options.append(f"-c {tokens}")
-            now = fit(config, first.device, numbers, replace(run, context=tokens))
+            now = fit_run(first.device, numbers, context=tokens)
         if now.fits:
             need, words = now.need, " ".join(options)
             found.append(Offer(options=words, context=need.context, needed_bytes=need.needed_bytes))

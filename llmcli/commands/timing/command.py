@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -24,8 +25,12 @@ from llmcli.shell.running import Loaded, kernels_of, load_model
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
+    import torch
+
     from llmcli.checkpoints import Checkpoint
     from llmcli.commands.timing.report import Stage, TimingReport
+    from llmcli.config.model import ModelConfig
+    from llmcli.graph.arithmetic import Arithmetic
     from llmcli.graph.spec import Phase
     from llmcli.model import Model
     from llmcli.records.machine import Ceilings
@@ -94,11 +99,6 @@ class TimingOptions:
         False, "--force", "Write the trace even if it is very large.", needs=("--trace",)
     )
 
-    def check(self) -> None:
-        """Raises UsageError or WriteFailed for what can be refused before anything is loaded."""
-        if self.trace is not None:
-            kind_of_file(self.trace, ("json",), option="--trace")
-
     def check_trace(self, layers: int, tokens: int) -> None:
         """Raises UsageError or WriteFailed where the trace of a prompt of `tokens` is too large."""
         from llmcli.commands.timing.trace import trace_size
@@ -148,19 +148,15 @@ def command(
     from llmcli.ui.facts import model_line
 
     out = Output("timing", output)
-    timing.check()
+    if timing.trace is not None:  # refused before anything is loaded
+        kind_of_file(timing.trace, ("json",), option="--trace")
     given = prompt_or_default(prompt, out.note)
-    found: list[tuple[Ceilings, int | None]] = []
-    fresh = "torch" not in sys.modules
-
-    def before(checkpoint: Checkpoint) -> None:
-        tokens = prompt_tokens(given) + timing.new_tokens
-        found.append(_baseline(checkpoint, model, tokens, out, fresh=fresh))
-
-    loaded = load_model(model, out, text=not given.ids, before=before)
+    tokens, fresh = prompt_tokens(given) + timing.new_tokens, "torch" not in sys.modules
+    baseline = partial(_baseline, options=model, tokens=tokens, out=out, fresh=fresh)
+    loaded = load_model(model, out, text=not given.ids, before=baseline)
     from llmcli.commands.timing.measure.run import measure_timing  # which imports torch
 
-    ((ceilings, base),) = found
+    ceilings, base = loaded.before
     stages = _stages(loaded)
     begin = perf_counter()
     ids = _ids(given, timing, model, loaded.model)
@@ -208,7 +204,7 @@ def command(
 
 
 def _baseline(
-    checkpoint: Checkpoint, options: ModelOptions, tokens: int, out: Output, *, fresh: bool
+    checkpoint: Checkpoint, *, options: ModelOptions, tokens: int, out: Output, fresh: bool
 ) -> tuple[Ceilings, int | None]:
     """The machine's ceilings, and the bytes held without a model, before it is loaded.
 
@@ -218,13 +214,9 @@ def _baseline(
     say, and a process that is not `fresh`, in which torch has computed before, keeps some of what
     that took. Raises UnsupportedModel, and UsageError for a missing device or dtype.
     """
-    import torch
-
     from llmcli import devices
-    from llmcli.graph.cost import step_bytes
     from llmcli.graph.memory import PlannedRun, memory_need
     from llmcli.loading.load import arithmetic_on
-    from llmcli.measure.ceilings import measure_ceilings
     from llmcli.measure.peaks import resident_bytes
     from llmcli.prepare.prepared import prepare
 
@@ -235,13 +227,7 @@ def _baseline(
     tokens = min(options.context_length or config.context, tokens)
     held = resident_bytes()
     with Progress(out) as progress:
-        ceilings = measure_ceilings(
-            device,
-            numbers,
-            threads=torch.get_num_threads(),
-            progress=progress,
-            working_set=step_bytes(config, tokens, numbers=numbers),
-        )
+        ceilings = _ceilings(device, config, numbers, tokens, progress)
     if device.type == "cuda":
         return ceilings, 0
     after = resident_bytes()
@@ -251,6 +237,24 @@ def _baseline(
     one = PlannedRun(config, numbers, batch=1, context=1)
     code = memory_need(one).runtime_bytes_estimate
     return ceilings, max(held, after - code)
+
+
+def _ceilings(
+    device: torch.device, config: ModelConfig, numbers: Arithmetic, tokens: int, progress: Progress
+) -> Ceilings:
+    """What this machine can do at most, with what a step streams that reaches so many tokens."""
+    import torch
+
+    from llmcli.graph.cost import step_bytes
+    from llmcli.measure.ceilings import measure_ceilings
+
+    return measure_ceilings(
+        device,
+        numbers,
+        threads=torch.get_num_threads(),
+        progress=progress,
+        working_set=step_bytes(config, tokens, numbers=numbers),
+    )
 
 
 def prompt_tokens(given: Prompt) -> int:
@@ -316,22 +320,13 @@ def _write_trace(
 
 def look(chat: InChat, _given: dict[str, str]) -> Shown:
     """Times in `/look` the conversation's last tokens as a prompt, and a few new ones."""
-    import torch
-
     from llmcli.commands.timing.measure.run import measure_timing
     from llmcli.commands.timing.view import render_timing
-    from llmcli.graph.cost import step_bytes
-    from llmcli.measure.ceilings import measure_ceilings
 
     model, tokens = chat.model, min(len(chat.ids), chat.room - LOOK_NEW)
     with Progress(chat.out) as progress:
-        ceilings = measure_ceilings(
-            model.device,
-            model.arithmetic,
-            threads=torch.get_num_threads(),
-            progress=progress,
-            working_set=step_bytes(model.config, tokens + LOOK_NEW, numbers=model.arithmetic),
-        )
+        length = tokens + LOOK_NEW
+        ceilings = _ceilings(model.device, model.config, model.arithmetic, length, progress)
         report = measure_timing(
             model,
             chat.ids[-tokens:],

@@ -150,9 +150,11 @@ class PhaseTime:
     the two in the middle, with and without; of hundreds the nearest that was kept). `parts` has
     each (layer, part) in the order of the forward pass, `totals` each part over all layers, the
     gaps last: their seconds add up to `seconds`. `work` is of the whole phase. `peak` is the most
-    memory held (resident, or the GPU's where it runs on one). `gemv_s`, `gemm_s`: seconds of the
-    products with a weight matrix, by whether the call that they are in gives one row or many.
-    `pieces` are the run in the order of time.
+    memory held in the first run (resident, or the GPU's where it runs on one). `gemv_s`, `gemm_s`:
+    seconds of the products with a weight matrix, by whether the call that they are in gives one
+    row or many. `pieces` are the run in the order of time, `marks` the names that its clock was
+    called with. `unlike` counts the numbers (logits and ids) in which an instrumented run differs
+    from the first bare one. `interrupted`: only the pairs that were complete are counted.
     """
 
     name: Phase
@@ -169,6 +171,9 @@ class PhaseTime:
     gemv_s: float
     gemm_s: float
     pieces: tuple[Piece, ...] = field(metadata=APART)
+    marks: tuple[str, ...] = field(default=(), metadata=APART)
+    unlike: int = field(default=0, metadata=APART)
+    interrupted: bool = field(default=False, metadata=APART)
 
     @derived
     def gaps_s(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -47,6 +48,7 @@ _WHY = {CALLS: " (starting operations)", KERNEL: " (far from any ceiling)"}
 _BOUND = {MEMORY: "cyan", "compute": "green", CALLS: "yellow", KERNEL: "magenta"}
 _CACHE = "blue"  # a bound that is the name of a cache
 
+Times = dict[tuple[int | str | None, str], float]  # of (layer or all of them, part)
 Words = Callable[[PartTime], str | tuple[str, str]]  # of a cell, with their style
 
 
@@ -159,10 +161,10 @@ def _phase_words(phase: PhaseTime) -> Iterator[list[str]]:
 
 def _bounds(phase: PhaseTime) -> Iterator[str]:
     """What limits the parts, by their share of the time, and how near all are to their ceilings."""
-    shares: dict[str, float] = {}
+    shares = defaultdict[str, float](float)
     for part in phase.totals:
         if part.bound is not None:
-            shares[part.bound] = shares.get(part.bound, 0.0) + (part.share or 0.0)
+            shares[part.bound] += part.share or 0.0
     for at, (bound, share) in enumerate(sorted(shares.items(), key=lambda item: -item[1])):
         yield f"{'' if at else 'bound by '}{bound} {percent(share)}{_WHY.get(bound, '')}"
     every = PartTime.total("all", phase.totals)
@@ -174,10 +176,10 @@ def _bounds(phase: PhaseTime) -> Iterator[str]:
 
 def _layer_words(phase: PhaseTime) -> list[str]:
     """`30 layers of 1.02 ms, slowest 7 with 1.31 ms`; nothing without layers."""
-    times: dict[int, float] = {}
+    times = defaultdict[int, float](float)
     for part in phase.parts:
         if part.layer is not None:
-            times[part.layer] = times.get(part.layer, 0.0) + part.seconds / phase.shown_tokens
+            times[part.layer] += part.seconds / phase.shown_tokens
     if len(times) < 2:
         return []
     slowest = max(times, key=lambda layer: times[layer])
@@ -278,12 +280,14 @@ class Layers:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         phase, tokens = self.phase, self.phase.shown_tokens
         digits = digits_for([phase.seconds / tokens])
-        times = {(part.layer, part.part): part.seconds for part in phase.parts}
+        times: Times = {(part.layer, part.part): part.seconds for part in phase.parts}
+        times |= {("all", part.part): part.seconds for part in phase.totals}
         parts = [part.part for part in phase.totals]
-        whole: dict[int | None, float] = {}
+        whole = defaultdict[int | str | None, float](float)
         for (layer, _), seconds in times.items():
-            whole[layer] = whole.get(layer, 0.0) + seconds
-        layers = sorted((at for at in whole if at is not None), key=lambda at: (-whole[at], at))
+            whole[layer] += seconds
+        numbers = [at for at in whole if isinstance(at, int)]
+        layers = sorted(numbers, key=lambda at: (-whole[at], at))
         unlike = _outliers(times, {at: whole[at] for at in layers}, parts)
         pad = " " if unlike else ""
 
@@ -294,13 +298,11 @@ class Layers:
             return Text(milliseconds(seconds / tokens, digits) + mark, style=style)
 
         rows = []
-        for layer in [*layers, *([None] if None in whole else [])]:
+        for layer in [*layers, *[None] * (None in whole), "all"]:
             marks = [_MARK if (layer, part) in unlike else pad for part in parts]
             own = [times.get((layer, part)) for part in parts]
             name = _OUTSIDE if layer is None else str(layer)
             rows.append([Text(name), cell(whole[layer]), *map(cell, own, marks)])
-        sums = [part.seconds for part in phase.totals]
-        rows.append([Text("all"), cell(sum(sums)), *map(cell, sums)])
         for text in rows[-1]:
             text.stylize(HEADING)
         largest = sorted(phase.totals, key=lambda part: -part.seconds)
@@ -316,24 +318,18 @@ class Layers:
 
 
 def _outliers(
-    times: Mapping[tuple[int | None, str], float], layers: Mapping[int, float], parts: list[str]
-) -> set[tuple[int | None, str]]:
+    times: Times, layers: Mapping[int, float], parts: Sequence[str]
+) -> set[tuple[int | str | None, str]]:
     """The (layer, part) that take much more than that part does in most layers.
 
     `layers`: seconds of each layer.
     """
-    if len(layers) < 3:
-        return set()
-    usual = median(layers.values())
-    found: set[tuple[int | None, str]] = set()
-    for part in parts:
+    found: set[tuple[int | str | None, str]] = set()
+    for part in parts if len(layers) >= 3 else ():
         own = {at: times.get((at, part), 0.0) for at in layers}
         middle = median(own.values())
-        found |= {
-            (layer, part)
-            for layer, seconds in own.items()
-            if seconds > UNLIKE * middle and seconds - middle > LEAST * usual
-        }
+        least = max(UNLIKE * middle, middle + LEAST * median(layers.values()))
+        found |= {(layer, part) for layer, seconds in own.items() if seconds > least}
     return found
 
 

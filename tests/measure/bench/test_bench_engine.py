@@ -44,7 +44,7 @@ def folder(tmp_path):
 def loads(*configurations, **options):
     """`EngineLoader` for a plan with these configurations."""
     plan = planned(configurations, **options)
-    return EngineLoader(plan, Output("bench", BenchOutput()), MagicMock())
+    return EngineLoader(plan, Output("bench", BenchOutput()), MagicMock(), MagicMock())
 
 
 def load(folder, **how):

@@ -20,9 +20,8 @@ from llmcli.commands.timing.measure.clock import (
     Kept,
     Marks,
     OperationCount,
-    Roof,
-    Run,
     in_order,
+    judged,
     over_layers,
     part_times,
     pieces,
@@ -30,6 +29,7 @@ from llmcli.commands.timing.measure.clock import (
 from llmcli.commands.timing.report import Overhead, PartTime
 from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.graph import graph
+from llmcli.measure.ceilings import Roofline
 from llmcli.measure.runs import FEWEST, TIGHT, StoppingRule, are_tight, in_turns, paired, spread_of
 from llmcli.ops.elements import add
 from llmcli.records.work import PartWork
@@ -236,14 +236,15 @@ def test_what_a_part_waits_for(work, seconds, given, bound, share):
     """`kernel/memory`: not for memory, though that is nearest."""
     usual = {"working_set": MEMORY, "dtype": "float32", "ceilings": CEILINGS, "host_s": None}
     usual |= {"calls": 1, "operations": 1} | given
-    roof = Roof(
-        ceilings=usual["ceilings"], numbers=Arithmetic.of(usual["dtype"]),
-        working_set=usual["working_set"], apart=usual["host_s"] is not None,
+    device = "cpu" if usual["host_s"] is None else "cuda:0"  # which works behind the host
+    roof = Roofline(
+        ceilings=replace(usual["ceilings"], device=device),
+        numbers=Arithmetic.of(usual["dtype"]), working_set=usual["working_set"],
     )  # fmt: skip
-    part = roof.judged(PartTime(
+    part = judged(PartTime(
         part="out", layer=None, seconds=seconds, host_s=usual["host_s"] or seconds,
         calls=usual["calls"], operations=usual["operations"], work=work,
-    ), 4 * seconds)  # fmt: skip
+    ), 4 * seconds, roof)  # fmt: skip
     assert part.share == 1 / 4
     assert part.bound in (part.nearest, "calls", "kernel")
     assert bound == (part.bound if part.bound == part.nearest else f"{part.bound}/{part.nearest}")
@@ -317,7 +318,7 @@ def test_the_spread_is_that_of_the_quartiles():
 
 def run(wall_s):
     """Whose only mark says which one it is."""
-    return Run(wall_s=wall_s, marks=marks("end", each=wall_s))
+    return replace(marks("end", each=wall_s), wall_s=wall_s)
 
 
 @pytest.mark.parametrize("runs", [1, 2, 3, 10, 11, 100, 3000])
@@ -335,7 +336,7 @@ def test_the_median_run_is_the_one_that_is_kept(runs, order):
         if not off:
             assert kept.median.wall_s == median_low(walls[:done])  # of an interrupted run, too
     assert abs(kept.median.wall_s - median_low(walls)) <= off
-    assert kept.median.wall_s == kept.median.marks.seconds[0]
+    assert kept.median.wall_s == kept.median.seconds[0]
 
 
 def test_order_statistics_are_those_of_the_pairs_not_of_the_sides():

@@ -119,15 +119,14 @@ def _matched(
         return key[0], tuple(key[1][place] for place in sure)
 
     # what ran on both sides is no counterpart of a row that failed
-    alone = {
-        side: {key: rate for key, rate in ran.items() if key not in rates[_OTHER[side]]}
-        for side, ran in rates.items()
-    }
-    counterparts = {side: {certain(key): key for key in ran} for side, ran in alone.items()}
+    alone = [
+        (side, key) for side, ran in rates.items() for key in ran if key not in rates[_OTHER[side]]
+    ]
+    counterparts = {(side, certain(key)): key for side, key in alone}
     broken, missed = [], set()
     for side, key, error in failed:
         other = _OTHER[side]
-        there = counterparts[other].get(certain(key))
+        there = counterparts.get((other, certain(key)))
         missed.add((other, there))
         broken.append(
             UnmatchedTest(
@@ -140,9 +139,8 @@ def _matched(
             )
         )
     lone = [
-        UnmatchedTest(side=side, test=key[0], settings=settings(key), rate=rate)
-        for side, ran in alone.items()
-        for key, rate in ran.items()
+        UnmatchedTest(side=side, test=key[0], settings=settings(key), rate=rates[side][key])
+        for side, key in alone
         if (side, key) not in missed
     ]
     tests = [

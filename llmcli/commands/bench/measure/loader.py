@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,29 +23,17 @@ from llmcli.measure.engines import LlmcliEngine, engine_info, has_flash
 from llmcli.measure.peaks import Peak, phase_peak, resident_bytes
 from llmcli.measure.peers import PeerEngine, open_peer, same_model
 from llmcli.model import Model
-from llmcli.prepare.prepared import quantize_without_effect
+from llmcli.prepare.prepared import PrecisionOptions, quantize_without_effect
 from llmcli.records.document import ViewCheck
 from llmcli.records.engines import CACHE_OF, EngineInfo
 from llmcli.records.machine import Ceilings
+from llmcli.records.work import Progress
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions
 from llmcli.shell.output import Output
 from llmcli.shell.running import opened_headers
 
 _DTYPES = {kind: dtype for dtype, kind in CACHE_OF.items()}
-
-
-class Listener(Protocol):
-    """Receives the progress of a load and notes."""
-
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        """Progress of a load or a measurement."""
-
-    def note(self, words: str) -> None:
-        """A line for the user."""
-
-    def measured(self, ceilings: Ceilings, products: str) -> None:
-        """The machine's ceilings, those of products in that format among them."""
 
 
 def refuse(settings: Settings) -> None:
@@ -97,30 +86,33 @@ def refuse_for(settings: Settings, info: EngineInfo, *, flash: bool, rounds: boo
         )
 
 
-class EngineLoader:
+class EngineLoader(ExitStack):
     """Loads engines for settings, measures ceilings, and reads headers. A context manager.
 
     A model stays for the next settings with the same device and arithmetic. `models` are those
     that were loaded, as documents describe them; headers that were fetched for shapes alone are
-    removed at the end.
+    removed at the end. `checks`, by model, device and weight format: whether the two engines
+    compute the same. `on_ceilings` receives the machine's, and the format of the products among
+    them.
     """
 
-    def __init__(self, plan: Plan, out: Output, listener: Listener) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        out: Output,
+        progress: Progress,
+        on_ceilings: Callable[[Ceilings, str], None],
+    ) -> None:
+        super().__init__()
         self.models: dict[tuple[str | None, ...], dict[str, Any]] = {}
+        self.checks: dict[tuple[str, str, str], ViewCheck] = {}
         self._plan = plan
         self._out = out
-        self._listener = listener
-        self._stack = ExitStack()
+        self._progress = progress
+        self._on_ceilings = on_ceilings
         self._loaded: tuple[Weights, Model, EngineInfo] | None = None
         self._known: dict[Weights, EngineInfo | None] = {}
-        self._same: dict[tuple[str, str, str], ViewCheck] = {}
-
-    def __enter__(self) -> EngineLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._unload()
-        self._stack.close()
+        self.callback(self._unload)
 
     def load(self, settings: Settings) -> LlmcliEngine:
         """This program's engine.
@@ -130,7 +122,7 @@ class EngineLoader:
         refuse(settings)
         if self._loaded is None or self._loaded[0] != settings.weights:
             self._unload()
-            self._loaded = settings.weights, *self._load(*settings.weights)
+            self._loaded = settings.weights, *self._load(settings)
         _, model, info = self._loaded
         flash, rounds = has_flash(model.device, model.dtype), model.arithmetic.rounds_inputs
         refuse_for(settings, info, flash=flash, rounds=rounds)
@@ -138,10 +130,21 @@ class EngineLoader:
         described = (settings.model, info.device, info.weight_format, info.product_format)
         if described not in self.models:
             if not any(name == settings.model for name, *_ in self.models):
-                self._note(settings.model, model)
+                longest, trained = self._plan.longest.capacity, model.config.context
+                # beyond learned positions nothing runs
+                if model.config.embedding.positions is None and longest > trained:
+                    self._out.note(
+                        f"tests of {longest:,} tokens go beyond the {trained:,} that "
+                        f"`{settings.model}` was trained with"
+                    )
+                ours = self._plan.ours
+                if not ours.random_weights and (
+                    words := quantize_without_effect(model.checkpoint, ours.quantize)
+                ):
+                    self._out.note(words)
             self.models[described] = model.describe()
             if self._plan.runs.verbose:
-                self._listener.note(
+                self._out.note(
                     f"loaded {settings.model} in {info.load_s or 0:.3g} s: "
                     f"{info.formats} on {info.device}"
                 )
@@ -153,10 +156,14 @@ class EngineLoader:
         if self._loaded is not None and self._loaded[0] == key:
             return replace(self._loaded[2].without_memory(), load_s=None)
         if key not in self._known:
-            try:
-                self._known[key] = self._from_headers(*key)
-            except (LlmcliError, OSError):
-                self._known[key] = None
+            self._known[key] = None
+            with suppress(LlmcliError, OSError):
+                checkpoint, _ = self._open(settings.model, fetch=False)
+                meta = settings.placed == "meta"
+                on = torch.device("meta") if meta else resolve_device(settings.placed)
+                like = "auto" if meta else str(on)
+                model = load_shapes(checkpoint, like=like, **self._precision(settings))
+                self._known[key] = engine_info(model, None, on=on)
         return self._known[key]
 
     def peer(self, settings: Settings) -> PeerEngine:
@@ -165,35 +172,23 @@ class EngineLoader:
         if name is None or loaded is None or loaded[0] != settings.weights:
             raise LlmcliError("the model could not be loaded")
         _, model, _ = loaded
-        engine = open_peer(
-            name,
-            model,
-            flash_attn=settings.flash_attn,
-            n_batch=settings.n_batch,
-            type_k=settings.type_k,
-            type_v=settings.type_v,
-            no_kv_offload=settings.no_kv_offload,
-        )
+        asked = ("flash_attn", "n_batch", "type_k", "type_v", "no_kv_offload")
+        engine = open_peer(name, model, **{one: getattr(settings, one) for one in asked})
         weights = model.arithmetic.weight_format(model.config)
         key = (settings.model, engine.info.device, weights)
-        if key not in self._same:
+        if key not in self.checks:
             same = same_model(model, engine, threads=settings.n_threads, seed=self._plan.ours.seed)
             # the names of a document's checks differ
-            number = f"_{len(self._same) + 1}" if self._same else ""
+            number = f"_{len(self.checks) + 1}" if self.checks else ""
             words = f"{', '.join(key)}: {same.words}"
-            self._same[key] = replace(same, name=same.name + number, words=words)
+            self.checks[key] = replace(same, name=same.name + number, words=words)
             if not same.ok:
-                self._listener.note(
+                self._out.note(
                     f"{engine.info.engine} does not compute what llmcli does with "
                     f"`{settings.model}`: KL {same.value:.2g} nats, where rounding explains "
                     f"{same.tolerance:.2g}"
                 )
         return engine
-
-    @property
-    def checks(self) -> tuple[ViewCheck, ...]:
-        """Whether the two engines compute the same: each model, device and weight format once."""
-        return tuple(self._same.values())
 
     def ceilings(self, device: str, numbers: Arithmetic, working_set: int) -> Ceilings | None:
         """What the machine can do at most with the current threads and these numbers.
@@ -209,30 +204,32 @@ class EngineLoader:
             numbers,
             threads=torch.get_num_threads(),
             working_set=working_set,
-            progress=self._listener,
+            progress=self._progress,
         )
-        if self._plan.runs.verbose:
-            self._listener.measured(found, numbers.products)
+        self._on_ceilings(found, numbers.products)
         return found
 
-    def _load(
-        self, name: str, device: str, dtype: str, activations: str
-    ) -> tuple[Model, EngineInfo]:
-        meta = device == "meta"
-        on, base = (None, None) if meta else (resolve_device(device), resident_bytes())
-        how: Any = {"quantize": self._plan.ours.quantize, "activations": activations}
+    def _precision(self, settings: Settings) -> PrecisionOptions:
+        return {
+            "dtype": settings.dtype,
+            "quantize": self._plan.ours.quantize,
+            "activations": settings.activations,
+        }
+
+    def _load(self, settings: Settings) -> tuple[Model, EngineInfo]:
+        meta, how = settings.placed == "meta", self._precision(settings)
+        on, base = (None, None) if meta else (resolve_device(settings.placed), resident_bytes())
         with Peak(on) as peak:
-            checkpoint, open_s = self._open(name)
+            checkpoint, open_s = self._open(settings.model)
             begin = perf_counter()
             if meta:
-                model = load_shapes(checkpoint, dtype=dtype, **how)
+                model = load_shapes(checkpoint, **how)
             else:
                 model = load_checkpoint(
                     checkpoint,
-                    device=device,
-                    dtype=dtype,
+                    device=settings.placed,
                     text=False,
-                    progress=self._listener,
+                    progress=self._progress,
                     random_weights=self._plan.ours.weights_seed,
                     **how,
                 )
@@ -252,44 +249,17 @@ class EngineLoader:
         Without `fetch` weights that are not on this machine are ModelNotFound or NetworkError.
         """
         ours = self._plan.ours
-        if self._plan.shapes_only:
+        if all(settings.device == "meta" for settings in self._plan.configurations):
             options = ModelOptions(model=name, revision=ours.revision, offline=ours.offline)
             begin = perf_counter()
-            checkpoint, _ = self._stack.enter_context(opened_headers(options, self._out))
+            checkpoint, _ = self.enter_context(opened_headers(options, self._out))
             return checkpoint, perf_counter() - begin
         name, path = find(
             name,
             revision=ours.revision,
             offline=ours.offline or not fetch,
-            progress=self._listener,
+            progress=self._progress,
             note=self._out.note if fetch else None,
         )
         begin = perf_counter()
         return open_checkpoint(path, name=name), perf_counter() - begin
-
-    def _from_headers(self, name: str, device: str, dtype: str, activations: str) -> EngineInfo:
-        """Of a model that is not to be loaded: nothing is fetched for it."""
-        checkpoint, _ = self._open(name, fetch=False)
-        on = torch.device("meta") if device == "meta" else resolve_device(device)
-        model = load_shapes(
-            checkpoint,
-            dtype=dtype,
-            quantize=self._plan.ours.quantize,
-            activations=activations,
-            like="auto" if device == "meta" else str(on),
-        )
-        return engine_info(model, None, on=on)
-
-    def _note(self, name: str, model: Model) -> None:
-        """Warns once per model: a test exceeds its trained context, `--quantize` has no effect."""
-        longest, trained = self._plan.longest.capacity, model.config.context
-        # beyond learned positions nothing runs
-        if model.config.embedding.positions is None and longest > trained:
-            self._listener.note(
-                f"tests of {longest:,} tokens go beyond the {trained:,} that `{name}` was trained "
-                "with"
-            )
-        if not self._plan.ours.random_weights:
-            words = quantize_without_effect(model.checkpoint, self._plan.ours.quantize)
-            if words:
-                self._listener.note(words)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice, takewhile
+from itertools import takewhile
 from time import sleep
 from typing import Any
 
@@ -54,21 +54,14 @@ class Slot:
     """One engine of a sweep: the loaded `engine`, or the error in its place, `failed`.
 
     Holds the runs and the peak of the current test, and keeps a depth that was read once. Its
-    tokens are drawn from `seed` and the name of the run. `sole`: no other engine is in this
-    process, whose memory would be in every peak. `on_status` receives what it is about to run.
+    tokens are drawn from the plan's seed and the name of the run. `on_status` receives what it is
+    about to run.
     """
 
     def __init__(
-        self,
-        name: EngineName,
-        load: Callable[[Settings], Engine],
-        seed: int,
-        on_status: OnStatus,
-        *,
-        sole: bool,
+        self, name: EngineName, load: Callable[[Settings], Engine], plan: Plan, on_status: OnStatus
     ) -> None:
         self.name = name
-        self.sole = sole
         self.engine: Engine | None = None
         self.settings: Settings | None = None
         self.failed: LlmcliError | None = None
@@ -76,7 +69,7 @@ class Slot:
         self.peak: int | None = None
         self.memory = PhaseMemory()
         self._load = load
-        self._seed = seed
+        self._plan = plan
         self._on_status = on_status
         self._room = 0
         self._filled = 0  # the depth that is at the beginning of the memory
@@ -109,7 +102,7 @@ class Slot:
         """Whether there are only shapes: nothing to time."""
         return self.engine is not None and self.engine.info.device == "meta"
 
-    def prepare(self, test: SpeedTest, room: int, *, warmup: bool) -> None:
+    def prepare(self, test: SpeedTest, room: int) -> None:
         """Begins another test, in a memory with `room` for it and those after it at its depth.
 
         A depth is read once for all of them. Where so much does not fit the machine, or the
@@ -121,14 +114,14 @@ class Slot:
             self.memory = PhaseMemory(self._gpu)
             with self._attempt():
                 self._make_room(self.engine, test, room)
-                if warmup:
+                if not self._plan.runs.no_warmup or self.meta:  # so that shapes are computed
                     self._warm_up(self.engine, test)
 
-    def repeat(self, test: SpeedTest, of: int) -> None:
-        """The next of so many repetitions, in an empty memory or one with the depth in it."""
+    def repeat(self, test: SpeedTest) -> None:
+        """The next repetition, in an empty memory or one with the depth in it."""
         if self.engine is not None and self.failed is None:
             with self._attempt():
-                self.runs.append(self._run(self.engine, test, of))
+                self.runs.append(self._run(self.engine, test))
 
     @contextmanager
     def _attempt(self) -> Iterator[None]:
@@ -149,19 +142,17 @@ class Slot:
         return torch.device(device) if device.startswith("cuda") else None
 
     def _make_room(self, engine: Engine, test: SpeedTest, room: int) -> None:
+        assert self.settings is not None
         if test.n_depth and self._filled == test.n_depth and self._room >= test.capacity:
             return
+        self._room = self._filled = 0
         try:
-            self._start(engine, room)
+            engine.start(room, self.settings.n_threads, self.settings.chunk)
         except (OutOfMemory, UsageError):
             if room == test.capacity:
                 raise
-            self._start(engine, test.capacity)
-
-    def _start(self, engine: Engine, room: int) -> None:
-        assert self.settings is not None
-        self._room = self._filled = 0
-        engine.start(room, self.settings.n_threads, self.settings.chunk)
+            room = test.capacity
+            engine.start(room, self.settings.n_threads, self.settings.chunk)
         self._room = room
 
     def _warm_up(self, engine: Engine, test: SpeedTest) -> None:
@@ -179,9 +170,9 @@ class Slot:
                     engine.step(self._ids("warm-up", 1)[0])
                 engine.rewind(keep)
 
-    def _run(self, engine: Engine, test: SpeedTest, of: int) -> TimedRun:
+    def _run(self, engine: Engine, test: SpeedTest) -> TimedRun:
         number = len(self.runs)  # after a failure none is run
-        counted = f"{number + 1}/{of}"
+        counted = f"{number + 1}/{self._plan.runs.repetitions}"
         with engine.computing():
             if test.n_depth:
                 cached = self._filled == test.n_depth
@@ -210,7 +201,7 @@ class Slot:
 
     def _ids(self, what: str, tokens: int) -> list[int]:
         assert self.engine is not None
-        return random_ids(self._seed, what, tokens, self.engine.vocab, self.engine.bos)
+        return random_ids(self._plan.ours.seed, what, tokens, self.engine.vocab, self.engine.bos)
 
 
 class Sweep:
@@ -233,13 +224,11 @@ class Sweep:
     ) -> None:
         self._plan, self._loader, self._build = plan, loader, build
         self._on_row, self._on_status = on_row, on_status
-        peer = plan.ours.against
         loads: dict[EngineName, Callable[[Settings], Engine]] = {"llmcli": loader.load}
-        if peer is not None:
-            loads[peer] = loader.peer
+        if plan.ours.against is not None:
+            loads[plan.ours.against] = loader.peer
         self._slots = [
-            Slot(name, load, plan.ours.seed, partial(self._say, name=name), sole=peer is None)
-            for name, load in loads.items()
+            Slot(name, load, plan, partial(self._say, name=name)) for name, load in loads.items()
         ]
         self._rows: list[Row] = []
         self._against: list[Against] = []
@@ -270,7 +259,7 @@ class Sweep:
             against=tuple(self._against),
             ceilings=tuple(found for found in self._ceilings.values() if found is not None),
             machine_load=contention.load(threads),
-            checks=self._loader.checks,
+            checks=tuple(self._loader.checks.values()),
             interrupted=interrupted,
         )
 
@@ -283,7 +272,10 @@ class Sweep:
                 self._total -= len(tests)
                 return
         for slot in self._slots:
-            if slot.settings is not None and not slot.settings.same_engine(settings):
+            held = slot.settings and replace(  # but for what `Engine.start` takes
+                slot.settings, n_ubatch=settings.n_ubatch, n_threads=settings.n_threads
+            )
+            if held is not None and held != settings:
                 slot.close()  # all of them before one is loaded: old and new may not fit
         ours.open(settings)
         for slot in others:
@@ -306,18 +298,17 @@ class Sweep:
     def _run(self, test: SpeedTest, room: int) -> tuple[EngineName, ...]:
         """Warm-ups, then the repetitions of all engines in turns: the order they were made in."""
         order: list[EngineName] = []
-        repetitions = self._plan.runs.repetitions
         for slot in self._slots:
-            warmup = not self._plan.runs.no_warmup or slot.meta  # so that shapes are computed
-            slot.prepare(test, room, warmup=warmup)
+            slot.prepare(test, room)
 
         def once(slot: Slot) -> None:
             if not slot.meta:
-                slot.repeat(test, repetitions)
+                slot.repeat(test)
                 order.append(slot.name)
 
-        for _ in islice(in_turns(*(partial(once, slot) for slot in self._slots)), repetitions):
-            pass
+        turns = in_turns(*(partial(once, slot) for slot in self._slots))
+        for _ in range(self._plan.runs.repetitions):
+            next(turns)
         return tuple(order)
 
     def _add_rows(
@@ -348,22 +339,31 @@ class Sweep:
 
     def _row(self, slot: Slot, number: int, settings: Settings, test: SpeedTest, began: str) -> Row:
         engine, more = slot.engine, dict[str, Any](meta=slot.meta)
+        sole = len(self._slots) == 1  # else the other's memory would be in every peak
         if engine is not None:
-            info = engine.info if slot.sole else engine.info.without_memory()
+            info = engine.info if sole else engine.info.without_memory()
         else:
-            info = self._loader.known(settings) or _requested(slot.name, settings)
+            # of a model whose headers cannot be read either: what was requested
+            info = self._loader.known(settings) or EngineInfo(
+                engine=slot.name,
+                model_type=settings.model,
+                device=settings.device,
+                dtype=settings.dtype,
+                type_k=settings.type_k,
+                backends=BACKENDS.get(settings.device.partition(":")[0], "CPU"),
+            )
             if info.engine != slot.name:
                 info = replace(info, engine=slot.name, engine_version="")
+        runs = slot.runs
         if slot.failed is not None:
-            return Row.of(
-                number, settings, test, info, self._build, began, error=slot.failed, **more
-            )
-        if slot.sole and not slot.meta:
-            load = () if info.load_peak is None else (info.load_peak,)
-            more |= {"peak_memory_bytes": slot.peak, "peaks": load + slot.memory.peaks}
-        if engine is not None and engine.counter is not None:
-            more |= self._work(engine.counter, info.device, settings, test)
-        return Row.of(number, settings, test, info, self._build, began, slot.runs, **more)
+            runs, more = [], more | {"error": slot.failed}
+        else:
+            if sole and not slot.meta:
+                load = () if info.load_peak is None else (info.load_peak,)
+                more |= {"peak_memory_bytes": slot.peak, "peaks": load + slot.memory.peaks}
+            if engine is not None and engine.counter is not None:
+                more |= self._work(engine.counter, info.device, settings, test)
+        return Row.of(number, settings, test, info, self._build, began, runs, **more)
 
     def _work(
         self, counter: WorkCounter, device: str, settings: Settings, test: SpeedTest
@@ -381,19 +381,6 @@ class Sweep:
         if (ceilings := self._ceilings[key]) is not None:
             found["roofline_ns"] = counter.roofline_ns(test, batch, chunk, ceilings)
         return found
-
-
-def _requested(engine: EngineName, settings: Settings) -> EngineInfo:
-    """Of a model that was not loaded and whose headers cannot be read: what was requested."""
-    kind = settings.device.partition(":")[0]
-    return EngineInfo(
-        engine=engine,
-        model_type=settings.model,
-        device=settings.device,
-        dtype=settings.dtype,
-        type_k=settings.type_k,
-        backends=BACKENDS.get(kind, "CPU"),
-    )
 
 
 def _room(tests: Sequence[SpeedTest]) -> int:

@@ -97,18 +97,6 @@ def interval(a: Rate, b: Rate, *, independent: bool = False) -> tuple[float, flo
     return _around(ratio, math.sqrt(variance), max(freedom, 1.0))
 
 
-def interval_of_pairs(ratios: Sequence[float]) -> tuple[float, float] | None:
-    """Where the true ratio of runs made in turns lies with 95 % confidence; None of one pair.
-
-    Student's interval for the mean of the logarithms.
-    """
-    if len(ratios) < 2:
-        return None
-    logs = [math.log(ratio) for ratio in ratios]
-    error = stdev(logs) / math.sqrt(len(logs))
-    return _around(math.exp(fmean(logs)), error, len(logs) - 1)
-
-
 def _around(ratio: float, error: float, freedom: float) -> tuple[float, float]:
     wide = min(two_sided(CONFIDENCE, freedom) * error, _WIDEST)
     return ratio * math.exp(-wide), ratio * math.exp(wide)
@@ -175,8 +163,15 @@ class Against:
 
     @derived
     def interval(self) -> tuple[float, float] | None:
-        """Where the true ratio lies with 95 % confidence; None of a single pair."""
-        return interval_of_pairs(self.ratios)
+        """Where the true ratio lies with 95 % confidence; None of a single pair.
+
+        Student's interval for the mean of the logarithms.
+        """
+        if len(self.ratios) < 2:
+            return None
+        logs = [math.log(ratio) for ratio in self.ratios]
+        error = stdev(logs) / math.sqrt(len(logs))
+        return _around(math.exp(fmean(logs)), error, len(logs) - 1)
 
     @derived
     def undecided(self) -> bool:

@@ -125,9 +125,8 @@ def pairs(given: Sequence[str]) -> tuple[tuple[int, int], ...]:
     """`512,128` of every `-pg`: a prompt, and tokens after it. Raises UsageError."""
     found = []
     for text in given:
-        parts = [part.strip() for part in text.split(",")]
-        plain = all(re.fullmatch(r"\d+", part, re.ASCII) for part in parts)
-        if len(parts) != 2 or not plain:
+        parts = text.split(",")
+        if not re.fullmatch(r"\s*\d+\s*,\s*\d+\s*", text, re.ASCII):
             more = " and no ranges" if len(parts) == 2 else ""
             raise UsageError(
                 f"`-pg` takes two numbers{more}, not `{text}`",
@@ -252,8 +251,3 @@ class Plan:
     def longest(self) -> SpeedTest:
         """The test that needs the most room."""
         return max(self.tests, key=lambda test: test.capacity)
-
-    @property
-    def shapes_only(self) -> bool:
-        """Whether nothing is loaded: every configuration is on the device `meta`."""
-        return all(settings.device == "meta" for settings in self.configurations)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from statistics import fmean, stdev
+from statistics import fmean, quantiles, stdev
 from typing import Any
 
 from llmcli.commands.bench.report.comparison import Against
@@ -28,14 +27,11 @@ def count_words(number: int) -> str:
     return f"{number / 1e9:.2f} B" if number >= 10**9 else f"{number / 1e6:.2f} M"
 
 
-def percentile(values: Sequence[float], percent: float) -> float | None:
+def percentile(values: Sequence[float], percent: int) -> float | None:
     """The value that `percent` of them do not exceed, interpolated between two; None of none."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low, high = math.floor(place), math.ceil(place)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    if len(values) < 2:
+        return float(values[0]) if values else None
+    return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import partial
+from itertools import accumulate, count, islice, repeat, takewhile
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import UsageError
@@ -65,13 +67,10 @@ def _range(option: str, part: str, most: int) -> list[int]:
         raise UsageError(f"`{option} {part}` ends before it begins")
     if last > value and (step < 1 or (multiply and (step < 2 or value < 1))):
         raise UsageError(f"the steps of `{option} {part}` never reach its end")
-    found: list[int] = []
-    while value <= last and len(found) <= MOST:
-        found.append(value)
-        if value == last:
-            break
-        value = value * step if multiply else value + step
-    return found
+    if last == value:
+        return [value]
+    following = accumulate(repeat(step), mul, initial=value) if multiply else count(value, step)
+    return list(islice(takewhile(lambda one: one <= last, following), MOST + 1))
 
 
 def words(
@@ -90,13 +89,9 @@ def words(
 
 def _devices(option: str, given: Sequence[str]) -> tuple[str, ...]:
     """Our names for devices of ours or of llama.cpp; unknown ones stay as they are."""
-    found = []
-    for text in words(option, given):
-        name = text.lower()
-        if cuda := re.fullmatch(r"cuda:?(\d*)", name):
-            name = f"cuda:{cuda[1]}" if cuda[1] else "cuda"
-        found.append({"none": "cpu", "metal": "mps", "mtl0": "mps"}.get(name, name))
-    return tuple(found)
+    ours = {"none": "cpu", "metal": "mps", "mtl0": "mps", "cuda:": "cuda"}
+    names = [re.sub(r"^cuda:?(?=\d+$)", "cuda:", text.lower()) for text in words(option, given)]
+    return tuple(ours.get(name, name) for name in names)
 
 
 def device_words(device: str) -> str:
@@ -278,10 +273,6 @@ class Settings:
     def weights(self) -> Weights:
         """What a loaded model depends on."""
         return self.model, self.placed, self.dtype, self.activations
-
-    def same_engine(self, other: Settings) -> bool:
-        """Whether one engine serves both: they differ at most in what `Engine.start` takes."""
-        return self == replace(other, n_ubatch=self.n_ubatch, n_threads=self.n_threads)
 
 
 SETTINGS: dict[str, Setting] = {

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from os.path import commonprefix
@@ -16,6 +16,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.commands.bench.report.comparison import Against
+from llmcli.commands.bench.report.plan import Plan
 from llmcli.commands.bench.report.row import (
     KEYS,
     KINDS,
@@ -27,12 +28,12 @@ from llmcli.commands.bench.report.row import (
     count_words,
     size_words,
 )
-from llmcli.commands.bench.report.settings import SETTINGS, Settings, device_words
+from llmcli.commands.bench.report.settings import SETTINGS, device_words
 from llmcli.records.engines import EngineInfo
 from llmcli.records.machine import Ceilings
 from llmcli.records.numbers import counted
 from llmcli.ui.facts import SURELY, beyond, ceiling_summary
-from llmcli.ui.layout import Column, Line, Rows, render_checks
+from llmcli.ui.layout import Column, Line, render_checks, table
 from llmcli.ui.numbers import duration, size, unit
 from llmcli.ui.theme import FAINT, HEADING, csv_cell, encodable, one_line
 
@@ -178,30 +179,33 @@ _NARROW = {"model": -16, "test": 10, "t/s": 16}
 _DROP = ("params", "size", "backend")
 
 
-def table_widths(
-    configurations: Sequence[Settings],
-    default: Settings,
-    *,
-    gpu: bool,
-    cpu: bool,
-    engines: bool = False,
-    room: int | None = None,
-) -> dict[str, int]:
-    """The columns of the Markdown table that there is room for, with the width of their cells.
+def markdown(plan: Plan, build: BuildInfo, kinds: Set[str], room: int | None = None) -> Format:
+    """The table to the character, and `build: …` below it.
 
-    `default`: what each option is where none is given. `gpu`: some configurations run on one;
-    `cpu`: some do not. `engines`: more than ours. `room`: the columns of the terminal, None where
-    the table has llama-bench's width.
+    `kinds` of devices that its configurations run on. `room`: the columns of the terminal, None
+    where the table has llama-bench's width.
     """
+    widths = _widths(plan, kinds, room)
+    lines = ["-" * (abs(width) - 1) + (":" if width > 0 else "-") for width in widths.values()]
+    return Format(
+        head=_line([_cell(_COLUMNS[name][0], w) for name, w in widths.items()]) + _line(lines),
+        row=lambda row: _line([_cell(_COLUMNS[name][2](row), w) for name, w in widths.items()]),
+        foot=lambda rows: f"\nbuild: {build.build_commit} ({build.build_number})\n",
+    )
+
+
+def _widths(plan: Plan, kinds: Set[str], room: int | None) -> dict[str, int]:
+    """The columns that there is room for, with the width of their cells."""
 
     def values(name: str) -> set[Any]:
-        return {getattr(settings, name) for settings in configurations}
+        return {getattr(settings, name) for settings in plan.configurations}
 
-    names = ["model", "size", "params", "backend", *(["n_gpu_layers"] if gpu else [])]
+    gpus, engines = kinds & {"cuda", "mps"}, plan.ours.against is not None
+    names = ["model", "size", "params", "backend", *["n_gpu_layers"] * bool(gpus)]
     names += [
         SETTINGS[name].column
         for name in _OPTIONAL
-        if values(name) != {getattr(default, name)} or (name == "n_threads" and cpu)
+        if values(name) != {getattr(plan.default, name)} or (name == "n_threads" and gpus != kinds)
     ]
     found = {name: _COLUMNS[name][1] for name in (*names, *["engine"] * engines, "test", "t/s")}
     if engines:
@@ -216,16 +220,6 @@ def table_widths(
         if _total(found) > room:
             found.pop(name, None)
     return found
-
-
-def markdown(build: BuildInfo, widths: Mapping[str, int]) -> Format:
-    """The table to the character, and `build: …` below it. `widths`: see `table_widths`."""
-    lines = ["-" * (abs(width) - 1) + (":" if width > 0 else "-") for width in widths.values()]
-    return Format(
-        head=_line([_cell(_COLUMNS[name][0], w) for name, w in widths.items()]) + _line(lines),
-        row=lambda row: _line([_cell(_COLUMNS[name][2](row), w) for name, w in widths.items()]),
-        foot=lambda rows: f"\nbuild: {build.build_commit} ({build.build_number})\n",
-    )
 
 
 def _cell(text: str, width: int) -> str:
@@ -243,7 +237,7 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |\n"
 
 
-_Label = tuple[Column, list[str]]  # what tells rows apart: the column, and its cell for each row
+_Cells = tuple[Column, Callable[[Row], str]]  # a column, and its cell of each row
 
 
 def _ns(value: float) -> str:
@@ -254,29 +248,35 @@ def _share(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _peak(row: Row, *, gpu: bool) -> int | None:
-    return row.peak_memory_bytes if row.device.startswith("cuda") is gpu else None
+def _known(words: Callable[[Any], str], name: str) -> Callable[[Row], str]:
+    """The words for a value of a row; an empty cell where it has none."""
+    return lambda row: "" if (value := getattr(row, name)) is None else words(value)
 
 
-def _full(row: Row) -> int | None:
+def _peak(row: Row, *, gpu: bool) -> str:
+    known = row.peak_memory_bytes if row.device.startswith("cuda") is gpu else None
+    return "" if known is None else size(known)
+
+
+def _full(row: Row) -> str:
     """Products of the whole rectangle of queries and keys, where that reads as another number."""
-    full = row.flops_full or 0
-    return full if full and unit(full, "") != unit(row.flops or 0, "") else None
+    full = unit(row.flops_full or 0, "")
+    return full if row.flops_full and full != unit(row.flops or 0, "") else ""
 
 
-# columns, the value of a row, and its words; a row without that value has an empty cell
-_MEASURED: tuple[tuple[Column, Callable[[Row], Any], Callable[[Any], str]], ...] = (
-    (Column("first token"), lambda row: row.ttft_ns, _ns),
-    (Column("token p50"), lambda row: row.token_p50_ns, _ns),
-    (Column("p90", drop=2), lambda row: row.token_p90_ns, _ns),
-    (Column("p99", drop=2), lambda row: row.token_p99_ns, _ns),
-    (Column("FLOPs", drop=4), lambda row: row.flops, partial(unit, name="")),
-    (Column("full square", drop=5), _full, partial(unit, name="")),
-    (Column("peak RSS", drop=1), partial(_peak, gpu=False), size),
-    (Column("peak GPU", drop=1), partial(_peak, gpu=True), size),
-    (Column("needs", drop=1), lambda row: row.estimated_memory_bytes, size),
-    (Column("roofline", drop=1), lambda row: row.roofline_share, _share),
-    (Column("lower bound"), lambda row: row.roofline_ns if row.meta else None, _ns),
+# columns, of which those without any value are left out
+_MEASURED: tuple[_Cells, ...] = (
+    (Column("first token"), _known(_ns, "ttft_ns")),
+    (Column("token p50"), _known(_ns, "token_p50_ns")),
+    (Column("p90", drop=2), _known(_ns, "token_p90_ns")),
+    (Column("p99", drop=2), _known(_ns, "token_p99_ns")),
+    (Column("FLOPs", drop=4), _known(partial(unit, name=""), "flops")),
+    (Column("full square", drop=5), _full),
+    (Column("peak RSS", drop=1), partial(_peak, gpu=False)),
+    (Column("peak GPU", drop=1), partial(_peak, gpu=True)),
+    (Column("needs", drop=1), _known(size, "estimated_memory_bytes")),
+    (Column("roofline", drop=1), _known(_share, "roofline_share")),
+    (Column("lower bound"), lambda row: _known(_ns, "roofline_ns")(row) if row.meta else ""),
 )
 
 
@@ -292,50 +292,34 @@ def render_beside(
     rows = [row for row in report.rows if row.error is None]
     if not rows:
         return Group()
-    parts: list[RenderableType] = [Text(""), _table(rows)]
+    measured = [(column, cell) for column, cell in _MEASURED if any(map(cell, rows))]
+    test = Column("test", right=False), lambda row: row.test.name
+    parts: list[RenderableType] = [Text(""), table(rows, [*_labels(rows), test, *measured])]
     if report.against:
         parts += [Text(""), *_ratios(report)]
     return Group(*parts, *_footer(report, rows, machine, weights))
 
 
-def _table(rows: Sequence[Row]) -> RenderableType:
-    labels = _labels(rows)
-    columns = [column for column, _ in labels]
-    cells = [found for _, found in labels]
-    columns.append(Column("test", right=False))
-    cells.append([row.test.name for row in rows])
-    for column, value, words in _MEASURED:
-        found = ["" if (one := value(row)) is None else words(one) for row in rows]
-        if any(found):
-            columns.append(column)
-            cells.append(found)
-    return Rows(columns, [[Text(cell) for cell in row] for row in zip(*cells, strict=True)])
-
-
-def _labels(rows: Sequence[Row]) -> list[_Label]:
+def _labels(rows: Sequence[Row]) -> list[_Cells]:
     """A column for every setting that varies, and for the engine where there are two.
 
     Models are named without the directories that all of their names begin with.
     """
-    labels: list[_Label] = []
     models = [one_line(row.settings.model) for row in rows]
-    if len(set(models)) > 1:
-        shared = commonprefix(models).rpartition("/")  # noqa: RUF071 - up to its last slash
-        names = [name.removeprefix("".join(shared[:2])) for name in models]
-        labels.append((Column("model", right=False, cut=True), names))
+    shared = commonprefix(models).rpartition("/")  # noqa: RUF071 - up to its last slash
+    begins = sum(map(len, shared[:2]))
+    labels: list[_Cells] = [
+        (Column("model", right=False, cut=True), lambda row: one_line(row.settings.model)[begins:])
+    ]
     for name, setting in SETTINGS.items():
-        found = [_setting(row.settings, name) for row in rows]
-        if len(set(found)) > 1:
-            heading = name if name == "activations" else setting.heading
-            labels.append((Column(heading, right=False), found))
-    engines = [row.engine for row in rows]
-    if len(set(engines)) > 1:
-        labels.append((Column("engine", right=False), engines))
-    return labels
+        heading = name if name == "activations" else setting.heading
+        labels.append((Column(heading, right=False), partial(_setting, name=name)))
+    labels.append((Column("engine", right=False), lambda row: row.engine))
+    return [(column, cell) for column, cell in labels if len(set(map(cell, rows))) > 1]
 
 
-def _setting(settings: Settings, name: str) -> str:
-    value = getattr(settings, name)
+def _setting(row: Row, name: str) -> str:
+    value = getattr(row.settings, name)
     if name == "device":
         return device_words(value)
     return one_line(str(int(value) if isinstance(value, bool) else value))
@@ -349,18 +333,21 @@ def _ratios(report: BenchReport) -> Iterator[RenderableType]:
         title += "; its activations have 8 bits, too"
     yield Text(title, style=HEADING)
     ours = {row.number: row for row in report.rows}
-    labels = _labels([ours[pair.number] for pair in pairs if pair.number in ours])
-    columns = [column for column, _ in labels]
-    columns += [Column("test", right=False), Column("median")]
-    columns += [Column("95 % interval", drop=1), Column("pairs", drop=3)]
-    columns += [Column("of the means", drop=2), Column("", right=False)]
-    rows = []
-    for place, pair in enumerate(pairs):
-        cells = [found[place] for _, found in labels]
-        cells += [pair.test, f"{pair.median:.2f}×", _interval(pair), str(len(pair.ratios))]
-        cells += [f"{pair.of_means:.2f}×", _verdict(pair)]
-        rows.append([Text(cell) for cell in cells])
-    yield Rows(columns, rows)
+
+    def of_ours(cell: Callable[[Row], str]) -> Callable[[Against], str]:
+        return lambda pair: cell(ours[pair.number])
+
+    labels = _labels([ours[pair.number] for pair in pairs])
+    columns = [(column, of_ours(cell)) for column, cell in labels]
+    columns += [
+        (Column("test", right=False), lambda pair: pair.test),
+        (Column("median"), lambda pair: f"{pair.median:.2f}×"),
+        (Column("95 % interval", drop=1), _interval),
+        (Column("pairs", drop=3), lambda pair: str(len(pair.ratios))),
+        (Column("of the means", drop=2), lambda pair: f"{pair.of_means:.2f}×"),
+        (Column("", right=False), _verdict),
+    ]
+    yield table(pairs, columns)
 
 
 def _interval(pair: Against) -> str:

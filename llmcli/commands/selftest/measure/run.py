@@ -40,11 +40,18 @@ from llmcli.devices import available_bytes
 from llmcli.errors import UsageError, WriteFailed
 from llmcli.families import find
 from llmcli.graph.arithmetic import Arithmetic, arithmetic, matrices
-from llmcli.graph.memory import PlannedRun, memory_need
+from llmcli.graph.memory import memory_need
 from llmcli.graph.spec import Phase
 from llmcli.kernels import native
 from llmcli.measure.ceilings import matrix_rate, measure_ceilings, read_rate
-from llmcli.measure.engines import Engine, LlmcliEngine, WorkCounter, engine_info, timed_run
+from llmcli.measure.engines import (
+    Engine,
+    LlmcliEngine,
+    WorkCounter,
+    engine_info,
+    planned_run,
+    timed_run,
+)
 from llmcli.measure.peaks import Peak, PhaseMemory, resident_bytes
 from llmcli.measure.peers import Transformers, import_transformers, silent
 from llmcli.measure.runs import in_turns
@@ -249,15 +256,8 @@ def measure_shape(
     """
     progress(f"{one.name}: building", 0, 3)
     cuda = device.type == "cuda"
-    run = PlannedRun(
-        one.config,
-        numbers_on(device, one.config),
-        batch=1,
-        context=PROMPT + TOKENS * (ROUNDS + 1),
-        cuda=cuda,
-        native=devices.multiplies_bfloat16(device),
-    )
-    need = memory_need(run)
+    numbers, context = numbers_on(device, one.config), PROMPT + TOKENS * (ROUNDS + 1)
+    need = memory_need(planned_run(one.config, numbers, device, context=context))
     devices.require_memory(
         need.needed_bytes, device, f"the {one.name} shape", "give fewer layers, or free some memory"
     )

@@ -16,11 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 from llmcli.commands.timing.report import CALLS, GAPS, KERNEL, PartTime, Piece
 from llmcli.devices import wait_for
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.cost import CostByPart
 from llmcli.graph.graph import Graph, Place
-from llmcli.measure.ceilings import time_lower_bound
-from llmcli.records.machine import Ceilings
+from llmcli.measure.ceilings import Roofline
 from llmcli.records.work import PartWork
 
 END = "end"  # what the last mark of a run is called
@@ -39,12 +37,14 @@ class Marks:
     """The marks of one run: `names[i]` came `seconds[i]` after the mark before it.
 
     The first counts from the beginning of the run, the last is `end`. `seconds` are the device's,
-    `host_s` what passed on the host meanwhile: the same where the host computes.
+    `host_s` what passed on the host meanwhile: the same where the host computes. `wall_s`: the
+    time of the run, measured around it.
     """
 
     names: tuple[str, ...]
     seconds: array[float]
     host_s: array[float]
+    wall_s: float = 0.0
 
 
 class RunClock:
@@ -58,7 +58,7 @@ class RunClock:
 
     def start(self) -> None:
         """The run begins now."""
-        self._times.append(self._now())
+        self._times.append(perf_counter_ns())
 
     def __call__(self, name: str) -> None:
         """Mark an activation as computed (on a GPU: as started)."""
@@ -69,7 +69,7 @@ class RunClock:
         """The run is over."""
         self(END)
 
-    def marks(self) -> Marks:
+    def marks(self, wall_s: float = 0.0) -> Marks:
         """Return the marks after `stop` and forget them, since freeing them in a run takes time.
 
         Each name is one string however often it was marked: those of many runs are kept.
@@ -77,10 +77,7 @@ class RunClock:
         names = tuple(map(sys.intern, self._names))
         seconds = array("d", ((b - a) / self._per_s for a, b in pairwise(self._times)))
         self._names, self._times = [], []
-        return Marks(names=names, seconds=seconds, host_s=seconds)
-
-    def _now(self) -> int:
-        return perf_counter_ns()
+        return Marks(names=names, seconds=seconds, host_s=seconds, wall_s=wall_s)
 
 
 class HostClock(RunClock):
@@ -124,11 +121,11 @@ class EventClock(RunClock):
         super().stop()
         self._wait()
 
-    def marks(self) -> Marks:
+    def marks(self, wall_s: float = 0.0) -> Marks:
         """See `RunClock`; the seconds are the device's."""
         pairs = pairwise(self._pool[: len(self._times)])
         seconds = array("d", (first.elapsed_time(then) / 1e3 for first, then in pairs))
-        return replace(super().marks(), seconds=seconds)
+        return replace(super().marks(wall_s), seconds=seconds)
 
 
 def clock_for(device: torch.device) -> RunClock:
@@ -164,21 +161,14 @@ class OperationCount(RunClock, TorchFunctionMode):
         self._count += getattr(func, "__name__", "") not in _LOOKED_UP
         return func(*args, **(kwargs or {}))
 
+    def start(self) -> None:
+        """The run begins, or a mark."""
+        self._times.append(self._count)
+
     def replayed(self, names: Sequence[str], times: Sequence[int]) -> None:
         """See `ReplayClock`: they are started all at once, by the call before the first."""
         for name in names:
             self(name)
-
-    def _now(self) -> int:
-        return self._count
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run: its wall time, measured around it, and the marks of its clock."""
-
-    wall_s: float
-    marks: Marks
 
 
 class Kept:
@@ -190,12 +180,12 @@ class Kept:
 
     def __init__(self) -> None:
         self._walls: array[float] = array("d")  # of all runs, in order of time
-        self._kept: list[Run] = []
+        self._kept: list[Marks] = []
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, run: Run) -> None:
+    def add(self, run: Marks) -> None:
         """Add a run."""
         insort(self._walls, run.wall_s)
         insort(self._kept, run, key=lambda kept: kept.wall_s)
@@ -205,7 +195,7 @@ class Kept:
             del self._kept[1 + apart.index(min(apart))]
 
     @property
-    def median(self) -> Run:
+    def median(self) -> Marks:
         """The one in the middle (the lower one of two), or the nearest to it that was kept."""
         middle = self._walls[(len(self._walls) - 1) // 2]
         return min(self._kept, key=lambda kept: abs(kept.wall_s - middle))
@@ -278,53 +268,20 @@ def over_layers(parts: Sequence[PartTime], order: Sequence[str]) -> tuple[PartTi
     return tuple(PartTime.total(name, found) for name, found in own.items() if found)
 
 
-def product_seconds(
-    run: Sequence[Piece], calls: Sequence[Mapping[Place, PartWork]]
-) -> tuple[float, float]:
-    """Seconds of products of a weight matrix with one row and with more, call by call.
+def judged(part: PartTime, wall_s: float, roof: Roofline) -> PartTime:
+    """The part with its share of the wall time, and with its bound where it does counted work.
 
-    `calls` has for each forward call the parts with such products.
+    The bound is a ceiling only where that is near, and `calls` only where starting takes long: on
+    another device than the CPU, which works behind the host, also where the host took as long.
     """
-    gemv_s = gemm_s = 0.0
-    for piece in run:
-        work = calls[piece.call].get(piece.place) if 0 <= piece.call < len(calls) else None
-        if work is not None and work.gemm:
-            gemm_s += piece.seconds
-        elif work is not None:
-            gemv_s += piece.seconds
-    return gemv_s, gemm_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class Roof:
-    """The ceilings for a run in `numbers`, each step of which streams `working_set` bytes.
-
-    `apart`: the device works behind the host, so that the host's time is one of its own.
-    """
-
-    ceilings: Ceilings
-    numbers: Arithmetic
-    working_set: int
-    apart: bool
-
-    def judged(self, part: PartTime, wall_s: float) -> PartTime:
-        """The part with its share of the wall time, and with its bound where it does counted work.
-
-        The bound is a ceiling only where that is near, and `calls` only where starting takes long.
-        """
-        part = replace(part, share=part.seconds / wall_s if wall_s > 0 else None)
-        lower = time_lower_bound(
-            part.work, part.calls, self.ceilings, numbers=self.numbers, working_set=self.working_set
-        )
-        if lower.seconds == 0 or part.seconds <= 0:
-            return part
-        starting = part.operations * self.ceilings.start_s
-        if self.apart and part.host_s >= _LAUNCHING * part.seconds:
-            bound = CALLS
-        elif lower.seconds >= _NEAR * part.seconds:
-            bound = lower.nearest
-        else:
-            explained = starting >= _EXPLAINED * (part.seconds - lower.seconds)
-            bound = CALLS if explained else KERNEL
-        reached = lower.seconds / part.seconds
-        return replace(part, bound=bound, nearest=lower.nearest, of_bound=reached)
+    part = replace(part, share=part.seconds / wall_s if wall_s > 0 else None)
+    least, nearest = roof.of(part.work, part.calls)
+    if least == 0 or part.seconds <= 0:
+        return part
+    starting = part.operations * roof.ceilings.start_s
+    explained = starting >= _EXPLAINED * (part.seconds - least)
+    behind = roof.ceilings.device != "cpu" and part.host_s >= _LAUNCHING * part.seconds
+    bound = CALLS if behind or explained else KERNEL
+    if least >= _NEAR * part.seconds and not behind:
+        bound = nearest
+    return replace(part, bound=bound, nearest=nearest, of_bound=least / part.seconds)

@@ -21,15 +21,13 @@ from llmcli.commands.timing.measure.clock import (
     STEP,
     Kept,
     OperationCount,
-    Roof,
-    Run,
     RunClock,
     clock_for,
     in_order,
+    judged,
     over_layers,
     part_times,
     pieces,
-    product_seconds,
 )
 from llmcli.commands.timing.report import Overhead, PhaseTime, Stage, TimingReport
 from llmcli.engine.sampler import Sampler
@@ -44,10 +42,12 @@ from llmcli.graph.cost import (
     total_cost,
 )
 from llmcli.graph.graph import Place, graph
-from llmcli.graph.memory import PlannedRun, memory_need
+from llmcli.graph.memory import memory_need
 from llmcli.graph.plan import plan
 from llmcli.graph.routing import Choose
 from llmcli.graph.spec import PHASES, Call, Logits, Phase
+from llmcli.measure.ceilings import Roofline
+from llmcli.measure.engines import planned_run
 from llmcli.measure.machine import CpuContention
 from llmcli.measure.peaks import Peak, most
 from llmcli.measure.runs import StoppingRule, current, in_turns, timed
@@ -88,14 +88,14 @@ class Workload:
         self.ids = list(ids)
         self.new_tokens = new_tokens
         self.numbers = model.arithmetic
-        capacity = len(ids) + new_tokens
+        self.capacity = len(ids) + new_tokens
         devices.require_memory(
-            model.decoder.state_bytes(1, capacity),
+            model.decoder.state_bytes(1, self.capacity),
             model.device,
-            f"the cache of 1 × {capacity} tokens",
+            f"the cache of 1 × {self.capacity} tokens",
             "use a shorter prompt or a smaller --max-tokens",
         )
-        self.session = Session(model.decoder, 1, capacity)
+        self.session = Session(model.decoder, 1, self.capacity)
 
     def ready(self, phase: Phase) -> None:
         """The state in which the phase begins: nothing read yet, or the prompt."""
@@ -179,58 +179,48 @@ class Workload:
         calls = self.calls(phase)
         return (*(mark for _, logits in calls for mark in (*first, *names[logits])), END)
 
-    def products(self, phase: Phase) -> tuple[Mapping[Place, PartWork], ...]:
+    def products(self, phase: Phase) -> Iterator[Mapping[Place, PartWork]]:
         """For each of its calls what the parts with a weight matrix take."""
-        kinds = [(call.tokens, logits) for call, logits in self.calls(phase)]
-        calls = dict(zip(kinds, self.calls(phase), strict=True))  # the cache changes none of them
-        found = {}
-        for kind, (call, logits) in calls.items():
-            works = cost_by_part(self.model.config, ((call, logits),), numbers=self.numbers)
-            found[kind] = {
-                place: work for place, work in works.items() if work.gemv or work.gemm
-            }
-        return tuple(found[kind] for kind in kinds)
+        found: dict[tuple[int, Logits], Mapping[Place, PartWork]] = {}
+        for call, logits in self.calls(phase):
+            kind = call.tokens, logits  # the cache changes none of them
+            if kind not in found:
+                works = cost_by_part(self.model.config, ((call, logits),), numbers=self.numbers)
+                found[kind] = {at: work for at, work in works.items() if work.gemv or work.gemm}
+            yield found[kind]
 
     @property
     def working_set(self) -> int:
         """Bytes that the last step streams, the weights as they are stored in memory."""
-        return step_bytes(self.model.config, len(self.ids) + self.new_tokens, numbers=self.numbers)
+        return step_bytes(self.model.config, self.capacity, numbers=self.numbers)
+
+    @property
+    def estimated(self) -> int:
+        """Bytes that `info` says of such a run."""
+        model = self.model
+        run = planned_run(model.config, self.numbers, model.device, context=self.capacity)
+        tokenizer = 0 if model.tokenizer is None else model.tokenizer.nbytes
+        return memory_need(run, tokenizer=tokenizer).together
 
 
-@dataclass(frozen=True, kw_only=True)
-class Runs:
-    """All runs of one phase: seconds of each pair, and the median instrumented run.
-
-    `unlike` counts the numbers (logits and ids) in which an instrumented run differs from the
-    first bare one. `peak`: the most bytes held during that first run. `operations` of PyTorch by
-    place. `experts`: how many of each layer ran, over all calls. `interrupted`: only the pairs
-    that were complete are counted.
-    """
-
-    overhead: Overhead
-    median: Run
-    unlike: int
-    peak: int | None
-    operations: Mapping[Place, int]
-    experts: Mapping[int, int]
-    interrupted: bool
-
-
-def run_pairs(workload: Workload, phase: Phase, until: StoppingRule, progress: Progress) -> Runs:
+def time_phase(
+    workload: Workload, name: Phase, until: StoppingRule, roof: Roofline, progress: Progress
+) -> PhaseTime:
     """A bare and an instrumented run to warm up, then pairs of both, each first in every other one.
 
-    Raises NotFinite, and KeyboardInterrupt where no pair is complete by then.
+    Of these the median instrumented run, part by part. Raises NotFinite, and KeyboardInterrupt
+    where no pair is complete by then.
     """
-    device = workload.model.device
-    clock = clock_for(device)
-    words = "timing the prompt" if phase == "prefill" else "timing the new tokens"
+    device, config = workload.model.device, workload.model.config
+    clock, model = clock_for(device), graph(config)
+    words = "timing the prompt" if name == "prefill" else "timing the new tokens"
 
     def once(clock: RunClock | None = None) -> tuple[RunOutput, float]:
-        workload.ready(phase)
-        return timed(device, lambda: workload.run(phase, clock))
+        workload.ready(name)
+        return timed(device, lambda: workload.run(name, clock))
 
     progress(words, 0, until.done(0, perf_counter())[1])
-    workload.ready(phase)  # what the phase begins with is no part of its memory
+    workload.ready(name)  # what the phase begins with is no part of its memory
     with Peak(device) as peak:
         first, _ = once()
     workload.check_finite(first)
@@ -239,9 +229,9 @@ def run_pairs(workload: Workload, phase: Phase, until: StoppingRule, progress: P
     operations: Counter[Place] = Counter()
     with OperationCount() as count:
         once(count)
-    for piece in pieces(count.marks(), graph(workload.model.config)):
+    for piece in pieces(count.marks(), model):
         operations[piece.place] += round(piece.seconds)  # which are numbers of operations here
-    experts = workload.experts(phase)
+    experts = workload.experts(name)
     bare_s: list[float] = []
     watched_s: list[float] = []
     kept, interrupted = Kept(), False
@@ -250,7 +240,7 @@ def run_pairs(workload: Workload, phase: Phase, until: StoppingRule, progress: P
         while not until.over(watched_s, bare_s, perf_counter()):
             progress(words, *until.done(len(bare_s), perf_counter()))
             (_, bare), (out, watched) = next(turns)
-            kept.add(Run(wall_s=watched, marks=clock.marks()))
+            kept.add(clock.marks(watched))
             unlike += first.unlike(out)
             bare_s.append(bare)
             watched_s.append(watched)
@@ -258,43 +248,34 @@ def run_pairs(workload: Workload, phase: Phase, until: StoppingRule, progress: P
         if not watched_s:
             raise
         interrupted = True
-    return Runs(
-        overhead=Overhead.of(watched_s, bare_s[: len(watched_s)]),
-        median=kept.median,
-        unlike=unlike,
-        peak=peak.nbytes,
-        operations=operations,
-        experts=experts,
-        interrupted=interrupted,
-    )
-
-
-def phase_time(workload: Workload, name: Phase, runs: Runs, roof: Roof) -> PhaseTime:
-    """The median instrumented run of the phase, part by part."""
-    config, numbers = workload.model.config, workload.numbers
-    works = cost_by_part(config, workload.calls(name), numbers=numbers, ran=runs.experts)
-    model = graph(config)
-    run = tuple(pieces(runs.median.marks, model))
-    wall_s, order = runs.median.wall_s, in_order(model)
-    parts = part_times(run, works, runs.operations, order)
+    marks, order = kept.median, in_order(model)
+    works = cost_by_part(config, workload.calls(name), numbers=workload.numbers, ran=experts)
+    run, products = tuple(pieces(marks, model)), [*workload.products(name)]
+    parts = part_times(run, works, operations, order)
     totals = over_layers(parts, order)
-    calls = workload.products(name)
-    gemv_s, gemm_s = product_seconds(run, calls)
+    by_rows = {False: 0.0, True: 0.0}  # seconds of products with one row, and with more
+    for piece in run:
+        if 0 <= piece.call < len(products) and (work := products[piece.call].get(piece.place)):
+            by_rows[work.gemm > 0] += piece.seconds
+    bare_s = bare_s[: len(watched_s)]
     return PhaseTime(
         name=name,
         tokens=len(workload.ids) if name == "prefill" else workload.new_tokens,
         past=0 if name == "prefill" else len(workload.ids),
-        calls=len(calls),
-        seconds=wall_s,
-        bare_s=median_low(runs.overhead.bare_s),
-        parts=tuple(roof.judged(part, wall_s) for part in parts),
-        totals=tuple(roof.judged(part, wall_s) for part in totals),
+        calls=len(products),
+        seconds=marks.wall_s,
+        bare_s=median_low(bare_s),
+        parts=tuple(judged(part, marks.wall_s, roof) for part in parts),
+        totals=tuple(judged(part, marks.wall_s, roof) for part in totals),
         work=total(works),
-        overhead=runs.overhead,
-        peak=runs.peak,
-        gemv_s=gemv_s,
-        gemm_s=gemm_s,
+        overhead=Overhead.of(watched_s, bare_s),
+        peak=peak.nbytes,
+        gemv_s=by_rows[False],
+        gemm_s=by_rows[True],
         pieces=run,
+        marks=marks.names,
+        unlike=unlike,
+        interrupted=interrupted,
     )
 
 
@@ -318,13 +299,10 @@ def measure_timing(
     fit, NotFinite for logits with a NaN.
     """
     workload = Workload(model, ids, new_tokens)
-    roof = Roof(
-        ceilings=ceilings,
-        numbers=workload.numbers,
-        working_set=workload.working_set,
-        apart=model.device.type != "cpu",
+    roof = Roofline(
+        ceilings=ceilings, numbers=workload.numbers, working_set=workload.working_set
     )
-    runs: dict[Phase, Runs] = {}
+    times: list[PhaseTime] = []
     busy, begin = CpuContention(), perf_counter()
     interrupted = False
     try:
@@ -333,27 +311,25 @@ def measure_timing(
                 # what one phase leaves of its time is the next one's
                 end = begin + LIMIT_S * number / len(phases)
                 until = StoppingRule(pairs=pairs, begin=perf_counter(), end=end)
-                runs[name] = run_pairs(workload, name, until, progress)
-                if interrupted := runs[name].interrupted:
+                times.append(time_phase(workload, name, until, roof, progress))
+                if interrupted := times[-1].interrupted:
                     break
     except KeyboardInterrupt:
         interrupted = True
     load = busy.load(ceilings.threads if model.device.type == "cpu" else 1)
-    times = tuple(phase_time(workload, name, runs[name], roof) for name in runs)
     peak = most(*(stage.peak for stage in stages), *(phase.peak for phase in times))
-    estimated = _estimated(workload)
-    checks = timing_checks(workload, times, runs)
-    if "prefill" in runs:  # what reading the prompt takes is in the estimate
-        checks += memory_check(base, peak, estimated)
+    checks = timing_checks(workload, times)
+    if times and times[0].name == "prefill":  # what reading the prompt takes is in the estimate
+        checks += memory_check(base, peak, workload.estimated)
     return TimingReport(
         prompt_tokens=len(ids),
         dtype=workload.numbers.dtype,
         stages=tuple(stages),
-        phases=times,
+        phases=tuple(times),
         ceilings=ceilings,
         base=base,
         peak=peak,
-        estimated=estimated,
+        estimated=workload.estimated,
         weight_bytes=model.weight_bytes,
         working_set=workload.working_set,
         machine_load=load,
@@ -362,32 +338,22 @@ def measure_timing(
     )
 
 
-def _estimated(workload: Workload) -> int:
-    """Bytes that `info` says of such a run."""
-    model = workload.model
-    run = PlannedRun(
-        model.config,
-        workload.numbers,
-        batch=1,
-        context=len(workload.ids) + workload.new_tokens,
-        cuda=model.device.type == "cuda",
-        native=devices.multiplies_bfloat16(model.device),
-    )
-    tokenizer = 0 if model.tokenizer is None else model.tokenizer.nbytes
-    return memory_need(run, tokenizer=tokenizer).together
-
-
-def timing_checks(
-    workload: Workload, phases: Sequence[PhaseTime], runs: Mapping[Phase, Runs]
-) -> tuple[ViewCheck, ...]:
+def timing_checks(workload: Workload, phases: Sequence[PhaseTime]) -> tuple[ViewCheck, ...]:
     """The footer; empty without phases. A check's `where` is the phase that is furthest off."""
     if not phases:
         return ()
-    off, missing, wrong, count = {}, {}, [], 0
+    off, missing, wrong, count = [], {}, [], 0
     for phase in phases:
         name = phase.name
-        apart = abs(sum(part.seconds for part in phase.totals) / phase.seconds - 1)
-        off[name] = apart, max(_APART, _APART_S / phase.seconds)
+        off.append(
+            ViewCheck(
+                name="adds_up",
+                words="parts and gaps add up to the wall time, which was measured around the run",
+                value=abs(sum(part.seconds for part in phase.totals) / phase.seconds - 1),
+                tolerance=max(_APART, _APART_S / phase.seconds),
+                where=name if len(phases) > 1 else "",
+            )
+        )
         timed = sum(part.work.flops for part in phase.parts)
         calls = (
             total_cost(workload.model.config, call, numbers=workload.numbers, logits=logits)
@@ -398,25 +364,18 @@ def timing_checks(
         count += len(marks)
         wrong += [
             f"{expected or found} ({name})"
-            for expected, found in zip_longest(marks, runs[name].median.marks.names)
+            for expected, found in zip_longest(marks, phase.marks)
             if expected != found
         ]
     in_order = f"the {count} marks are those of the model's activations, in their order"
-    worst = max(off, key=lambda name: off[name][0] / off[name][1])
     return (
-        ViewCheck(
-            name="adds_up",
-            words="parts and gaps add up to the wall time, which was measured around the run",
-            value=off[worst][0],
-            tolerance=off[worst][1],
-            where=worst if len(off) > 1 else "",
-        ),
+        max(off, key=lambda check: check.value / check.tolerance),
         difference("marks", in_order, wrong),
         _none("flops", "the parts that were timed have all FLOPs of the forward calls", missing),
         _none(
             "same",
             "instrumented runs compute the logits and tokens of a bare one, bit for bit",
-            {name: run.unlike for name, run in runs.items()},
+            {phase.name: phase.unlike for phase in phases},
         ),
     )
 
