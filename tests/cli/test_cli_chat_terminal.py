@@ -31,20 +31,12 @@ DIM = "\x1b[2m"
 END = 0
 
 
-def with_template(folder, written, **more):
-    """The model, whose template ends in `written`: lead or signs; and further settings."""
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings |= {"chat_template": TEMPLATE + written, **more}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory):
     """A model whose template speaks of reasoning and of tools."""
+    template = TEMPLATE + "{# <think> </think> <tool_call> #}"
     folder = tmp_path_factory.mktemp("talker") / "m"
-    write_tiny(folder, weights=True, max_position_embeddings=900)
-    return str(with_template(folder, "{# <think> </think> <tool_call> #}"))
+    return str(write_tiny(folder, weights=True, max_position_embeddings=900, template=template))
 
 
 @pytest.fixture(scope="module")
@@ -258,9 +250,11 @@ def test_markers_that_are_special_tokens_part_the_text_of_generate(
     name, cli, tmp_path, monkeypatch
 ):
     special, written, lead = MARKED[name]
-    folder = write_tiny(tmp_path / "m", special=special, weights=True, eos_token_id=1)
     signs = "<|channel|>analysis<|message|>" if name == "gpt-oss" else "".join(special)
-    with_template(folder, f"{lead}{{# {signs} #}}", eos_token="<|user|>")
+    folder = write_tiny(
+        tmp_path / "m", special=special, weights=True, eos_token_id=1, eos="<|user|>",
+        template=f"{TEMPLATE}{lead}{{# {signs} #}}",
+    )  # fmt: skip
     tokenizer = load_tokenizer(open_checkpoint(folder, weights=False))
     ids = tokenizer.encode(written, add_bos=False)
     assert tokenizer.special_ids & set(ids)

@@ -81,6 +81,7 @@ LIGHT = [
         "info -m TINY", "shapes --json -m TINY", "shapes hello -m TINY",
     )),
     ("tokens hello -m TINY", 0, ("torch", "numpy")),
+    (f"bench compare {2 * 'tests/data/llama_bench/results.json '}--json", 0, ("torch",)),
     ("models list", 0, ("torch", "httpx", "gguf", "transformers")),
     # the second model is refused before the first is loaded
     ("score hello -m tiny --versus DBRX", 4, ("torch",)),

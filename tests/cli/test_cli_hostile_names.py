@@ -117,10 +117,8 @@ LOCALE = {"LC_ALL": "C.UTF-8", "LLMCLI_CACHE": "cache"}
 def place(tmp_path_factory):
     """A directory with the model `m\\xff`, whose template writes half a surrogate pair."""
     root = tmp_path_factory.mktemp("utf8")
-    folder = write_tiny(root / "m", weights=True).rename(root / ODD)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["chat_template"] = "\ud800{{ messages[-1].content }}"
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    template = "\ud800{{ messages[-1].content }}"
+    write_tiny(root / "m", weights=True, template=template).rename(root / ODD)
     return root
 
 

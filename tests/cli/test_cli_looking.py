@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -152,10 +153,7 @@ def test_the_examples_of_the_help_work(cli, monkeypatch):
 
 
 def test_ctrl_c(explain, monkeypatch):
-    def interrupted(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(measure, "explain", interrupted)
+    monkeypatch.setattr(measure, "explain", Mock(side_effect=KeyboardInterrupt))
     result = explain("logits[0,0]", "hello")
     assert (result.code, result.out) == (130, "")
 

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import children
 import programs
 import pytest
+from cli_tiny import write_tiny
 from covers import few, in_turn
 from programs import ROOT, ended, on_terminal
 
@@ -486,16 +486,11 @@ TEMPLATES = [
 COMMANDS = [("tokens", "--chat"), ("generate", "--random-weights", "-n", "1")]
 
 
-def with_template(tiny, folder, source):
-    folder = shutil.copytree(tiny, folder)
-    (folder / "chat_template.jinja").write_text(source)
-    return str(folder)
-
-
 @pytest.mark.parametrize(("source", "command"), in_turn(TEMPLATES, COMMANDS))
-def test_a_template_without_an_end_is_an_error(cli, tiny, tmp_path, monkeypatch, command, source):
+def test_a_template_without_an_end_is_an_error(cli, tmp_path, monkeypatch, command, source):
     monkeypatch.setattr("llmcli.text.template_renderer.MAX_SECONDS", 0.2)
-    result = cli(*command, "-m", with_template(tiny, tmp_path / "m", source), "hi", "--json")
+    folder = write_tiny(tmp_path / "m", template=source)
+    result = cli(*command, "-m", folder, "hi", "--json")
     assert result.code == 4
     words = "the chat template failed: it takes more than 0.2 seconds of processor time"
     assert json.loads(result.out)["error"]["message"] == words
@@ -516,12 +511,10 @@ def rendering(parent):
     ("command", "number", "group"),
     in_turn(COMMANDS, [signal.SIGINT, signal.SIGTERM], [False, True]),
 )
-def test_a_signal_ends_a_program_whose_template_does_not(
-    tiny, tmp_path, command, number, group
-):
+def test_a_signal_ends_a_program_whose_template_does_not(tmp_path, command, number, group):
     prompt = tmp_path / "prompt"
     prompt.write_text("a" * 20_000_000)  # gives the template 22 seconds
-    folder = with_template(tiny, tmp_path / "m", TEMPLATES[0])
+    folder = write_tiny(tmp_path / "m", template=TEMPLATES[0])
     program = programs.start(*command, "-m", folder, "-f", prompt)
     try:
         end = time.monotonic() + 60

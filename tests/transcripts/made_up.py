@@ -15,13 +15,14 @@ from types import SimpleNamespace
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "cli", "checkpoints")]
 import numpy as np
 import torch  # noqa: F401  # before OMP_NUM_THREADS goes, which it reads
-from cli_tiny import write_mixture, write_tiny
+from cli_tiny import TEMPLATE, write_mixture, write_tiny
 from gguf_bytes import ARRAY, F32, I32, STRING, U32, gguf, pair, tensor
 from gguf_model import write_model
 from hub_cache_files import OLD, write_revision
-from linear_family import FAMILY, write
+from linear_family import write
 from safetensors.numpy import load_file, save_file
 from timing_reports import variant
+from unplanned.family import CONFIGS, FAMILIES, register
 
 from llmcli import OPENMP_SPIN
 from llmcli.checkpoints import open_model
@@ -80,7 +81,8 @@ def made_up_machine(monkeypatch, home):
     monkeypatch.setattr(
         "llmcli.measure.machine.Environment", lambda **of: Environment(**of | MACHINE)
     )
-    known = (*families(), FAMILY)
+    register(monkeypatch)
+    known = (*families(), *FAMILIES)
     monkeypatch.setattr("llmcli.families.family.families", lambda: known)
     monkeypatch.setattr("llmcli.processor.name", lambda: MACHINE["processor"])
     monkeypatch.setattr("llmcli.commands.env.command.processors", lambda: MACHINE["cores"])
@@ -94,6 +96,10 @@ def made_up_machine(monkeypatch, home):
         Stage(name="load the weights", seconds=0.4, nbytes=100_000_000),
     ]
     monkeypatch.setattr("llmcli.commands.timing.command._stages", lambda loaded: [*begun])
+    monkeypatch.setattr(
+        "llmcli.engine.speculation.DraftLengthController.rows",  # `READ=16` before a command
+        lambda self, key, most: min(most, int(os.environ.get("READ", "1"))),
+    )
     places = {}  # stages of loading are listed by their times
 
     def add(self, name, seconds, nbytes=0):
@@ -176,12 +182,11 @@ def _talker(folder, answers=(("<|assistant|>", "Y", "e", "s", "."),), comment=""
         tokenizer["added_tokens"].append(
             tokenizer["added_tokens"][0] | {"id": ids[piece], "content": piece, "special": False}
         )
-    own = {"max_position_embeddings": 600, "tie_word_embeddings": False, "hidden_size": 64}
-    write_tiny(folder, weights=True, vocab_size=len(ids), **own)
+    write_tiny(
+        folder, weights=True, template=TEMPLATE + comment, vocab_size=len(ids), hidden_size=64,
+        max_position_embeddings=600, tie_word_embeddings=False,
+    )  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["chat_template"] += comment
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tensors = load_file(folder / "model.safetensors")
     for name in tensors:
         if "o_proj" in name or "down_proj" in name:
@@ -379,7 +384,7 @@ MODELS = {
     "llama": _llama(),  # over bytes, with a chat template
     "eps": _llama(rms_norm_eps=0.5),
     "bare": _llama(without=("tokenizer.json", "tokenizer_config.json")),
-    "plain": _llama(template=False),
+    "plain": _llama(template=""),
     "twins": _llama(changed=_twins),
     "narrow": _llama(hidden_size=16),
     "nan": _llama(changed=_nan),
@@ -427,7 +432,7 @@ MODELS = {
         weights=False, architectures=["Mamba2ForCausalLM"], model_type="mamba2", num_heads=8,
         head_dim=8, n_groups=1, state_size=8,
     ),
-    "linear": write,  # a layer each of gated DeltaNet, Mamba-2 and softmax attention
+    **{name: partial(write, config=config) for name, config in CONFIGS.items()},
     "lone": _lone,
     "heads": _llama(weights=False, num_attention_heads=32, num_key_value_heads=8, head_dim=4),
     "talker": _talker,
