@@ -1,7 +1,9 @@
 """`llmcli` as a process of its own, on pipes or on a terminal."""
 
+import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import children
@@ -15,6 +17,16 @@ def start(*argv, **options):
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = [sys.executable, "-m", "llmcli", *map(str, argv)]
     return children.start(command, **({"cwd": ROOT} | streams | options))
+
+
+@contextmanager
+def pipe(path):
+    """A named pipe, which stays one: the descriptor that reads it."""
+    os.mkfifo(path)
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    yield reading
+    os.close(reading)
+    assert path.is_fifo()
 
 
 def ended(process, code=0):

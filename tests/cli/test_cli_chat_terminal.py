@@ -9,6 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 from chat_terminal import PROMPT, Keyboard, Terminal
@@ -132,22 +133,15 @@ def test_the_terminal_is_as_before_whatever_ends_it(chat, number, when):
 
 
 def test_an_end_that_unwinds_nothing_restores_the_terminal(monkeypatch):
-    class Ended(Exception):
-        """Which nothing else raises."""
-
-    done = []
-
-    def ended(code):
-        done.append(code)
-        raise Ended
-
-    monkeypatch.setattr(KEYS, "restore", lambda: done.append("restored"))
-    monkeypatch.setattr("os._exit", ended)
+    done = Mock()
+    done.exit.side_effect = SystemExit
+    monkeypatch.setattr(KEYS, "restore", done.restore)
+    monkeypatch.setattr("os._exit", done.exit)
     signals = Signals()
     signals.over = True
-    with pytest.raises(Ended):
+    with pytest.raises(SystemExit):
         signals._handle(signal.SIGINT, None)
-    assert done == ["restored", 130]
+    assert done.mock_calls == [call.restore(), call.exit(130)]
 
 
 def test_ctrl_z_suspends_during_an_answer_and_at_the_prompt(chat):

@@ -11,8 +11,8 @@ import stat
 import struct
 import subprocess
 import sys
-from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import children
@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from cli_tiny import write_tiny
 from gguf_model import write_model as write_gguf
+from programs import pipe
 from safetensors.numpy import load
 
 from llmcli.decoder.decoder import Decoder
@@ -161,16 +162,8 @@ def test_a_write_protected_file_stays(tmp_path):
 
 # `dump` writes arrays, the others documents and pictures: each names a file that it can write
 OVERWRITING = [
-    *(["dump", "ab", "--name", "embed", "-o", name] for name in (
-        "model.safetensors", "link.safetensors", "hard.npz",
-    )),
-    ["dump", "--name", "embed.W", "-o", "model.safetensors"],
-    *([*command, name] for name in ("config.json", "tokenizer.json", "tokenizer_config.json")
-      for command in (["attention", "ab", "-o"], ["lens", "--ids", "1,2", "-o"])),
-    ["timing", "ab", "--trace", "config.json"],
-    ["ladder", "a", "-o", "tokenizer.json"],
-    ["attention", "ab", "-o", "link.json"],
-]  # fmt: skip
+    line.split() for line in Path(__file__).with_name("overwriting.txt").read_text().splitlines()
+]
 
 
 @pytest.mark.parametrize("argv", OVERWRITING, ids=lambda argv: f"{argv[0]}-{argv[-1]}")
@@ -253,15 +246,6 @@ def test_a_partial_file_that_is_removed_before_it_is_locked_is_made_again(tmp_pa
     write_file(str(tmp_path / "a.npz"), b"whole")
     assert len(removed) == 1
     assert os.listdir(tmp_path) == ["a.npz"]
-
-
-@contextmanager
-def pipe(path):
-    os.mkfifo(path)
-    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    yield reading
-    os.close(reading)
-    assert stat.S_ISFIFO(path.stat().st_mode)
 
 
 def test_a_pipe_gets_all_of_a_file_or_nothing(tmp_path):
