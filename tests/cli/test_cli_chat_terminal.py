@@ -199,15 +199,8 @@ def test_lines_go_on_behind_a_backslash_and_in_quotes(chat, saved):
     assert [one["content"] for one in messages()[::2]] == ["a\nb", "c \\"]
 
 
-@pytest.mark.parametrize(("keys", "line"), [
-    ("/load fi\t", "/load file with spaces.json"), ("/save nes\t", "/save nested"),
-    ("/look ti\t", "/look timing"), ("/look e\t", "/look experts"),
-    ("/set tem\t", "/set temperature"), ("/set le\t", "/set lead"),
-    ("/reasoning f\t", "/reasoning fold"), ("see @fi\t", 'see @"file with spaces.json"'),
-    ("see @'fi\t", "see @'file with spaces.json"), ("see @nested/o\t", "see @nested/other"),
-    ("see @nested/t\t", 'see @"nested/t o"'),
-])  # fmt: skip
-def test_completion(keys, line, tmp_path, monkeypatch):
+def test_completion(tmp_path, monkeypatch, as_written):
+    """What is typed, and the line with the only thing that is offered, in each line of a file."""
     from prompt_toolkit.completion import CompleteEvent
     from prompt_toolkit.document import Document
 
@@ -220,11 +213,13 @@ def test_completion(keys, line, tmp_path, monkeypatch):
         conversation=SimpleNamespace(template_variables=lambda: frozenset({"lead"}))
     )
     values = {name: one.values and partial(one.values, talk) for name, one in COMMANDS.items()}
-    lines = EditedLines(values, print)
-    document = Document(keys.rstrip("\t"))
-    (found,) = lines._session.completer.get_completions(document, CompleteEvent())
-    at = len(document.text) + found.start_position
-    assert document.text[:at] + found.text == line
+    completer, found = EditedLines(values, print)._session.completer, []
+    file = Path(__file__).with_name("completed-chat.txt")
+    for row in file.read_text("utf-8").splitlines():
+        typed = row.partition(" → ")[0]
+        (one,) = completer.get_completions(Document(typed), CompleteEvent())
+        found.append(f"{typed} → {typed[: len(typed) + one.start_position]}{one.text}\n")
+    as_written(file, "".join(found))
 
 
 MARKED = {  # special tokens, which a text leaves out, and what a template puts first
