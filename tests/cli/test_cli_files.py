@@ -14,6 +14,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import children
 import numpy as np
@@ -403,15 +404,9 @@ def test_files_have_what_is_shown(view, tmp_path, argv, held):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """The `files` that were opened, by nothing; `code` is what the desktop's opener ends with."""
-    opened = SimpleNamespace(files=[], code=0)
-
-    def launch(path):
-        opened.files.append(path)
-        return opened.code
-
-    monkeypatch.setattr(files, "launch", launch)
-    return opened
+    """The desktop's opener, which opens nothing and ends with 0."""
+    monkeypatch.setattr(files, "launch", launch := Mock(return_value=0))
+    return launch
 
 
 VIEWS = [
@@ -430,20 +425,20 @@ def test_a_page_is_made_and_opened_or_the_file_that_is_written(
     result = view(*argv, "--open")
     assert (result.code, result.out) == (0, shown)
     (page,) = tmp_path.glob(f"llmcli-{argv[0]}-*/{argv[0]}.html")
-    assert opened.files == [str(page)]
+    assert opened.mock_calls == [call(str(page))]
     assert page.read_text(encoding="utf-8").lower().startswith("<!doctype html>")
     assert f"note: wrote `{page}`" in result.err
     assert page.parent.stat().st_mode & 0o077 == 0  # for nobody else
     for kind in ("html", "png"):
         file = tmp_path / f"a.{kind}"
         assert view(*argv, "-o", str(file), "--open", "--json").json()["ok"]
-        assert opened.files[-1] == str(file)
+        assert opened.mock_calls[-1] == call(str(file))
         assert file.stat().st_size > 1000
     refused = view(*argv, "-o", str(tmp_path / "a.json"), "--open")
     assert refused.code == 2
     assert "`--open` shows .html and .png files" in refused.err
-    assert len(opened.files) == 3
-    opened.code = 3
+    assert opened.call_count == 3
+    opened.return_value = 3
     for kind, viewer in (("html", "browser"), ("png", "image viewer")):
         file = tmp_path / f"b.{kind}"
         result = view(*argv, "-o", str(file), "--open")
@@ -486,4 +481,4 @@ def test_a_run_that_fails_leaves_no_directory(view, opened, monkeypatch, tmp_pat
     (end,) = ended
     end()
     assert not list((tmp_path / "pages").iterdir())
-    assert opened.files == []
+    assert not opened.called
