@@ -72,27 +72,11 @@ def test_each_document_of_a_batch_has_its_place_and_its_own_tokens(run_tiny, tmp
     assert len(groups) == 5  # of four prompts, two samples each
 
 
-def test_stream_json_has_a_line_for_each_token(run_tiny):
-    lines = run_tiny("generate", "hello", *LONG, "--logprobs", "2", "--stream-json").out
-    tokens = [json.loads(line) for line in lines.splitlines()]
-    document = run_tiny("generate", "hello", *LONG, "--logprobs", "2", "--json").json()
-    (output,) = document["outputs"]
-    assert [token["index"] for token in tokens] == list(range(12))
-    assert [token["id"] for token in tokens] == output["ids"]
-    assert "".join(token["text"] for token in tokens) == output["text"]
-    for token, expected in zip(tokens, output["logprobs"], strict=True):
-        assert token["logprob"] == pytest.approx(expected["logprob"])
-        assert token["top"] == expected["top"]
-        first, second = (one["logprob"] for one in token["top"])
-        assert first >= second
-        assert first >= expected["logprob"] - 1e-6
-    plain = run_tiny("generate", "hello", *LONG, "--stream-json").out.splitlines()
-    tokens = [json.loads(line) for line in plain]
-    assert set(tokens[1]) == {"sequence", "index", "id", "text", "logprob", "ms"}
-    assert set(tokens[0]) == {*tokens[1], "model", "environment"}
-    assert tokens[0]["model"] == document["model"]
-    assert tokens[-1]["finish_reason"] == "length"
-    times = [token["ms"] for token in tokens]
+def test_times_of_stream_json_rise(run_tiny):
+    """What else a line has is in the transcript generate-stream."""
+    lines = run_tiny("generate", "hello", *LONG, "--stream-json").out.splitlines()
+    times = [json.loads(line)["ms"] for line in lines]
+    assert len(times) == 12
     assert times == sorted(times)
 
 
