@@ -41,4 +41,4 @@ def ended(process, code=0):
 def on_terminal(*argv, **how):
     """In a `Window` of 200 columns; `how`: its `stdout`, and variables of the environment."""
     command = [sys.executable, "-m", "llmcli", *map(str, argv)]
-    return Window(command, cwd=ROOT, **{"TERM": "xterm", "COLUMNS": "200"} | how)
+    return Window(command, columns=200, cwd=ROOT, **{"TERM": "xterm", "COLUMNS": "200"} | how)

@@ -1,10 +1,11 @@
-"""`chat`: what its transcripts cannot show: draws, errors, signals, a terminal, and files."""
+"""`chat`: what its transcripts cannot show: errors, signals, a terminal, and files."""
 
 import io
 import json
 import os
 import re
 import time
+from functools import partial
 from pathlib import Path
 
 import programs
@@ -225,14 +226,11 @@ def test_the_file_follows_the_conversation(converse, tmp_path):
     file, seen = tmp_path / "talk.json", []
 
     def looked(line):
-        def look():
-            seen.append(transcript(file) if file.exists() else None)
-            return line
-
-        return look
+        seen.append(transcript(file) if file.exists() else None)
+        return line
 
     lines = ("/system x", "hello", "two", "/undo", "/set seed 7", "/system brief", "/clear", "")
-    converse(*map(looked, lines), argv=(*GREEDY, "--save", file))
+    converse(*(partial(looked, line) for line in lines), argv=(*GREEDY, "--save", file))
     assert seen[:2] == [None, None], "nothing is kept of what was never answered"
     assert [len(one["messages"]) for one in seen[2:]] == [3, 5, 3, 3, 3, 1]
     assert seen[6]["sampling"]["seed"] == 7
