@@ -1,4 +1,8 @@
-"""A family of a gated DeltaNet, Mamba-2 and softmax attention, a layer each, and a checkpoint."""
+"""Families of the tests, and their checkpoints.
+
+`linear`: a layer each of a gated DeltaNet, Mamba-2 and softmax attention. `sunk`: attention sinks
+and clamped gates.
+"""
 
 import json
 import shutil
@@ -11,7 +15,7 @@ from zoo import llama
 from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
 from llmcli.config.delta import DeltaConfig
 from llmcli.config.embedding import HeadConfig
-from llmcli.config.mlp import MlpConfig
+from llmcli.config.mlp import GateClamp, MlpConfig
 from llmcli.config.model import sequential
 from llmcli.config.norm import NormConfig
 from llmcli.config.ssm import SsmConfig
@@ -38,6 +42,23 @@ def config(_=None):
     )  # fmt: skip
 
 
+def sunk(_=None):
+    mixer = AttentionConfig(
+        heads=4, kv_heads=2, head_dim=16, value_dim=16, qkv_bias=True, out_bias=True,
+        rope=RopeConfig(theta=1000.0, dims=16), scores=ScoreConfig(scale=0.25, sinks=True),
+    )  # fmt: skip
+    ffn = MlpConfig(
+        hidden=48, activation="quick_gelu", gated=True, bias=True,
+        clamp=GateClamp(limit=1.0, offset=1.0),
+    )  # fmt: skip
+    mixers = (mixer.changed(window=6), mixer)
+    return llama(
+        *(sequential(mixer, ffn, norm=RMS) for mixer in mixers), family="sunk", model_type="sunk",
+        vocab=2048, width=32, context=256, final_norm=RMS, head=HeadConfig(tied=True), bos=0,
+        eos=(0,),
+    )  # fmt: skip
+
+
 class Given(Family):
     """A family by two functions: `build` translates a config.json, `prepare` gives the rules."""
 
@@ -57,9 +78,6 @@ def family_of(name, config, stored=str):
         name=name, words="a test", build=config, hf_types=(name,), gguf_archs=(),
         prepare=lambda of: [Rename(stored(one.name), one.name) for one in parameters(of)],
     )  # fmt: skip
-
-
-FAMILY = family_of("linear", config)
 
 
 def write(folder, config=config):

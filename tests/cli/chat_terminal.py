@@ -12,7 +12,6 @@ import struct
 import sys
 import termios
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import children
@@ -39,15 +38,15 @@ class Keyboard(io.StringIO):
 
 
 class Window:
-    """A program on a terminal of its own."""
+    """A program on a terminal of its own; `raw` is all that it wrote there, when it has ended."""
 
-    def __init__(self, command, *, columns=100, cwd=None, **environ):
+    def __init__(self, command, *, columns=100, cwd=None, stdout=None, **environ):
         self.controller, inner = pty.openpty()
         self.resize(columns)
         self.modes = termios.tcgetattr(inner)
         self.seen = self.raw = ""
         self.process = children.start(
-            command, terminal=True, stdin=inner, stdout=inner, stderr=inner, cwd=cwd,
+            command, terminal=True, stdin=inner, stdout=stdout or inner, stderr=inner, cwd=cwd,
             env={**os.environ, **environ},
         )  # fmt: skip
         os.close(inner)
@@ -59,19 +58,25 @@ class Window:
         """Whether the terminal's modes are those of the beginning."""
         return termios.tcgetattr(self.controller) == self.modes
 
+    def read(self):
+        """What is shown within a moment; whether more may come."""
+        if not select.select([self.controller], [], [], 0.2)[0]:
+            return self.process.poll() is None
+        try:
+            shown = os.read(self.controller, 65536).decode(errors="replace")
+        except OSError:  # Linux: nobody has the terminal open any more
+            return False
+        self.raw += shown
+        if "\x1b[6n" in shown:  # where the cursor is
+            os.write(self.controller, b"\x1b[1;1R")
+        self.seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]", "", shown)
+        return True
+
     def wait(self, text):
         """Until `text` was shown since the last time; returns what was."""
         end = time.monotonic() + 60
-        while text not in self.seen and time.monotonic() < end:
-            if select.select([self.controller], [], [], 0.2)[0]:
-                try:
-                    shown = os.read(self.controller, 65536).decode(errors="replace")
-                except OSError:
-                    break
-                self.raw += shown
-                if "\x1b[6n" in shown:  # where the cursor is
-                    os.write(self.controller, b"\x1b[1;1R")
-                self.seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]", "", shown)
+        while text not in self.seen and time.monotonic() < end and self.read():
+            pass
         assert text in self.seen, self.seen
         before, _, self.seen = self.seen.partition(text)
         return before + text
@@ -82,17 +87,13 @@ class Window:
         return self.wait(then) if then else ""
 
     def end(self, keys=""):
-        """The exit code, of what is typed last; what was written until then is in `raw`.
-
-        The terminal's modes are those of the beginning again.
-        """
-        if keys:
-            self.type(keys)
+        """The exit code, of what is typed last; the terminal's modes are those of the beginning."""
+        self.type(keys)
+        end = time.monotonic() + 60
+        while time.monotonic() < end and self.read():
+            pass
         code = self.process.wait(timeout=60)
         assert self.restored()
-        with suppress(OSError):
-            while piece := os.read(self.controller, 65536):
-                self.raw += piece.decode(errors="replace")
         os.close(self.controller)
         return code
 

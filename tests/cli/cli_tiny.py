@@ -13,9 +13,10 @@ TEMPLATE = (
 def write_tiny(
     folder: Path,
     *,
-    template: bool = True,
+    template: str = TEMPLATE,
     weights: bool = False,
     special: tuple[str, ...] = (),
+    eos: str = "<|end|>",
     **config: Any,
 ) -> Path:
     """A Llama of 2 layers over the 256 bytes and 5 special tokens, with or without weights.
@@ -33,8 +34,9 @@ def write_tiny(
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in specials])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
-    described |= {"bos_token": "<|begin|>"} | ({"chat_template": TEMPLATE} if template else {})
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos, "bos_token": "<|begin|>",
+    } | ({"chat_template": template} if template else {})  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
     values = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": len(vocab),

@@ -4,6 +4,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -43,13 +44,10 @@ def others_take(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """`others_take(0.9)`: what other programs take, in processors, while something is measured."""
 
     def plant(others: float) -> None:
-        def load(self: CpuContention, threads: int) -> MachineLoad:
-            return MachineLoad(
-                seconds=1.0, processors=2, threads=threads, others=others, stolen=0.0,
-                load_average=None,
-            )  # fmt: skip
-
-        monkeypatch.setattr(CpuContention, "load", load)
+        load = partial(
+            MachineLoad, seconds=1.0, processors=2, others=others, stolen=0.0, load_average=None
+        )
+        monkeypatch.setattr(CpuContention, "load", lambda self, threads: load(threads=threads))
 
     return plant
 

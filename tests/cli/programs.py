@@ -1,14 +1,13 @@
 """`llmcli` as a process of its own, on pipes or on a terminal."""
 
 import os
-import pty
-import select
 import subprocess
 import sys
-import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import children
+from chat_terminal import Window
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,6 +19,16 @@ def start(*argv, **options):
     return children.start(command, **({"cwd": ROOT} | streams | options))
 
 
+@contextmanager
+def pipe(path):
+    """A named pipe, which stays one: the descriptor that reads it."""
+    os.mkfifo(path)
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    yield reading
+    os.close(reading)
+    assert path.is_fifo()
+
+
 def ended(process, code=0):
     """What it wrote to stdout, and to stderr as text, until it ended with that code."""
     out, err = process.communicate(timeout=60)
@@ -29,28 +38,7 @@ def ended(process, code=0):
     return out or b"", err
 
 
-def on_terminal(*argv, until=None, send=None, stdout=subprocess.DEVNULL, **environ):
-    """Its exit code, and what it wrote to a terminal; `send` is called once `until` was shown.
-
-    The text of a model with random weights can be anything: stdout is the terminal only if None.
-    """
-    controller, terminal = pty.openpty()
-    process = start(
-        *argv, stdin=terminal, stdout=terminal if stdout is None else stdout, stderr=terminal,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "200", **environ},
-    )  # fmt: skip
-    os.close(terminal)
-    seen, end = b"", time.monotonic() + 60
-    while time.monotonic() < end:
-        if select.select([controller], [], [], 0.2)[0]:
-            try:
-                seen += os.read(controller, 65536)
-            except OSError:  # Linux: nobody has the terminal open any more
-                break
-        elif process.poll() is not None:
-            break
-        if send is not None and until in seen.decode(errors="replace"):
-            send(process, controller)
-            send = None
-    os.close(controller)
-    return process.wait(timeout=60), seen.decode(errors="replace")
+def on_terminal(*argv, **how):
+    """In a `Window` of 200 columns; `how`: its `stdout`, and variables of the environment."""
+    command = [sys.executable, "-m", "llmcli", *map(str, argv)]
+    return Window(command, columns=200, cwd=ROOT, **{"TERM": "xterm", "COLUMNS": "200"} | how)

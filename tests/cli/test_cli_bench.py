@@ -9,8 +9,8 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from unittest.mock import Mock
 
-import children
 import peer_reader
 import pytest
 import torch
@@ -30,8 +30,6 @@ from llmcli.errors import UsageError
 from llmcli.measure import ceilings, peers
 from llmcli.measure.engines import LlmcliEngine
 from llmcli.records.machine import Ceilings, MatrixRate, ReadRate
-
-BEFORE = str(Path(__file__).parents[1] / "data" / "llama_bench" / "results.json")
 
 
 @pytest.fixture
@@ -65,11 +63,8 @@ def test_rows_are_written_as_they_are_measured(weighted, tmp_path, format, first
     assert second in after
 
 
-def interrupted(*_, **__):
-    raise KeyboardInterrupt
-
-
 def test_an_interruption_keeps_what_was_measured(bench, monkeypatch):
+    interrupted = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr(LlmcliEngine, "step", interrupted)  # the first test has none
     said = {
         kind: bench(*([kind] if kind == "--json" else ["-o", kind]))
@@ -89,7 +84,7 @@ def test_an_interruption_keeps_what_was_measured(bench, monkeypatch):
     "checkpoints.locate.find", "commands.bench.measure.loader.open_checkpoint",
 ])
 def test_an_array_without_a_row_is_one(cli, weighted, monkeypatch, place):
-    monkeypatch.setattr(f"llmcli.{place}", interrupted)
+    monkeypatch.setattr(f"llmcli.{place}", Mock(side_effect=KeyboardInterrupt))
     model = ["-m", weighted] if place.endswith("open_checkpoint") else []
     result = cli("bench", *model, "-p", "8", "-n", "0", "-o", "json")
     assert (result.code, result.out) == (130, "[]\n")
@@ -275,17 +270,6 @@ def test_llama_cpp_beside_us_on_smollm2(against, smollm2_path):
 # `bench compare`: files in, a table or a document out
 
 
-def test_no_torch():
-    """Two tables are compared in an instant."""
-    code = (
-        "import sys; from llmcli.cli.app import main; "
-        f"assert main(['bench', 'compare', {BEFORE!r}, {BEFORE!r}, '--json']) == 0; "
-        "sys.exit('torch' in sys.modules)"
-    )
-    run = children.run([sys.executable, "-c", code], capture_output=True, timeout=60)
-    assert run.returncode == 0, run.stderr
-
-
 def test_our_own_results_in_every_format(cli, tmp_path):
     """By `compare`, and by the programs that read llama-bench's, which fail where it is not."""
     files = {kind: tmp_path / kind for kind in ("json", "jsonl", "csv", "sql", "md", "document")}
@@ -361,52 +345,33 @@ def test_lists():
     assert named.models() == ("a", "b", "hf:org/x/x.gguf", "hf:org/y")
 
 
-# what is written for each setting, its values, and what it refuses
-TYPES = ("q8_0,auto", ("q8_0", "auto"), "f15", "has no choice `f15`")
-FLAG = ("0,1", (False, True), "yes", "has no choice `yes`")
-COUNT = ("64,32", (64, 32), "0,64", "must be at least 1, not `0`")
-GIVEN = {
-    "n_gpu_layers": ("-1,0", (-1, 0), "-2", "must be at least -1, not `-2`"),
-    "device": (
-        "auto,none,cpu,CUDA0,cuda,cuda:1,Metal,MTL0,meta,CUDA0/CUDA1",
-        ("auto", "cpu", "cpu", "cuda:0", "cuda", "cuda:1", "mps", "mps", "meta", "cuda0/cuda1"),
-        "cpu,", "has an empty value",
-    ),
-    "dtype": ("auto,float64", ("auto", "float64"), "f16", "has no choice `f16`"),
-    "activations": ("8,16", ("8", "16"), "4", "has no choice `4`"),
-    "embeddings": FLAG, "no_kv_offload": FLAG,
-    "n_batch": COUNT, "n_ubatch": COUNT, "type_k": TYPES, "type_v": TYPES,
-    "flash_attn": (
-        "1,on,true,0,off,auto,-1", ("on", "on", "on", "off", "off", "auto", "auto"),
-        "x", "has no choice `x`",
-    ),
-    "n_threads": ("1-4*2", (1, 2, 4), "5000", "must be at most 4096, not `5000`"),
-}  # fmt: skip
+def test_settings_from_their_options_to_their_columns(as_written):
+    """Option, sweep, default, field of a row, reader: all from the one declaration.
 
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_from_its_option_to_its_column(name):
-    """Option, sweep, default, field of a row, reader: all from the one declaration."""
-    setting = SETTINGS[name]
-    text, values, wrong, message = GIVEN[name]
+    What is written for each, its values, and what it refuses, in each line of a file.
+    """
+    file, found = Path(__file__).with_name("bench-settings.txt"), []
     command = root().get_command(None, "bench")
-    for option in setting.spelled.split()[:-1]:
-        given = command.make_context("bench", [option, text]).params
-        assert given[setting.name] == [text], option
-    found = plan(swept={setting.name: [text]})
-    assert tuple(getattr(one, name) for one in found.configurations) == values
-    assert {getattr(one, name) for one in plan().configurations} == {getattr(found.default, name)}
-    assert setting.column in KEYS
-    assert setting.column in COMPARED
-    with pytest.raises(UsageError) as caught:
-        plan(swept={setting.name: [wrong]})
-    assert caught.value.message.startswith(f"`{setting.option}` ")
-    assert caught.value.message.endswith(message)
-
-
-def test_every_setting_is_declared():
+    for row in file.read_text("utf-8").splitlines():
+        name, text, wrong = re.fullmatch(r"(\w+): (\S+) → .* · (\S+) → .*", row).groups()
+        setting = SETTINGS[name]
+        for option in setting.spelled.split()[:-1]:
+            given = command.make_context("bench", [option, text]).params
+            assert given[setting.name] == [text], option
+        swept = plan(swept={setting.name: [text]})
+        values = tuple(getattr(one, name) for one in swept.configurations)
+        assert {getattr(one, name) for one in plan().configurations} == {
+            getattr(swept.default, name)
+        }  # fmt: skip
+        assert setting.column in {*KEYS} & {*COMPARED}
+        with pytest.raises(UsageError) as caught:
+            plan(swept={setting.name: [wrong]})
+        message = caught.value.message.removeprefix(f"`{setting.option}` ")
+        assert message != caught.value.message
+        found.append(f"{name}: {text} → {values} · {wrong} → {message}\n")
+    as_written(file, "".join(found))
+    assert [row.partition(":")[0] for row in found] == list(SETTINGS)
     assert list(SETTINGS) == [one.name for one in fields(Settings)][1:] != []
-    assert set(GIVEN) == set(SETTINGS)
 
 
 def test_tests_are_counted_before_they_are_made():

@@ -1,10 +1,11 @@
-"""`chat`: what its transcripts cannot show: draws, errors, signals, a terminal, and files."""
+"""`chat`: what its transcripts cannot show: errors, signals, a terminal, and files."""
 
 import io
 import json
 import os
 import re
 import time
+from functools import partial
 from pathlib import Path
 
 import programs
@@ -51,48 +52,6 @@ def converse(cli, talker, monkeypatch):
 
 def transcript(file):
     return json.loads(file.read_text())
-
-
-def test_a_saved_conversation_goes_on_as_it_would_have(converse, tmp_path):
-    file, other = tmp_path / "talk.json", tmp_path / "other.json"
-    # float32: what is read at once and what is read step by step then agree, down to near ties
-    sampling = ("-n", "8", "-t", "1", "--dtype", "float32")
-    assert converse("hello", "and then?", argv=(*sampling, "--save", file)).code == 0
-    converse("hello", argv=(*sampling, "--save", other))
-    converse("and then?", argv=("--load", other, "--save", other, "--dtype", "float32"))
-    right, found = transcript(file), transcript(other)
-    assert errors(right, "chat") == []
-    assert [one["role"] for one in right["messages"]] == ["user", "assistant"] * 2
-    assert found["messages"] == right["messages"]
-    assert found["sampling"] == right["sampling"]
-
-
-def test_generate_keeps_the_ids_of_a_saved_answer(converse, cli, talker, tmp_path):
-    """Bytes that are no text: the ids that its text would have are others."""
-    file = tmp_path / "a.json"
-    converse("hello", argv=(*GREEDY, "--save", file))
-    said = transcript(file)["messages"][1]
-
-    def ids(*argv):
-        argv = ("-n", "1", "--json", *argv)
-        return cli("generate", "-m", talker, "-f", file, "go on", *argv).json()["prompt"]["ids"]
-
-    found = ids()
-    at = len(said["ids"])
-    assert said["ids"] in [found[start : start + at] for start in range(len(found))]
-    document = transcript(file)
-    document["model"]["name"] = "another"
-    file.write_text(json.dumps(document))
-    assert ids() != found, "the text of these ids has others"
-
-
-def test_a_draw_again_differs_and_is_kept(converse, tmp_path):
-    file = tmp_path / "talk.json"
-    converse("hello", "/regen", argv=("-n", "8", "-t", "1", "--save", file))
-    found = transcript(file)
-    assert (found["answers"], len(found["messages"])) == (2, 2)
-    converse("hello", argv=("-n", "8", "-t", "1", "--save", file))
-    assert transcript(file)["messages"][1] != found["messages"][1]
 
 
 def test_a_load_that_fails_or_is_interrupted_changes_nothing(converse, tmp_path, monkeypatch):
@@ -267,14 +226,11 @@ def test_the_file_follows_the_conversation(converse, tmp_path):
     file, seen = tmp_path / "talk.json", []
 
     def looked(line):
-        def look():
-            seen.append(transcript(file) if file.exists() else None)
-            return line
-
-        return look
+        seen.append(transcript(file) if file.exists() else None)
+        return line
 
     lines = ("/system x", "hello", "two", "/undo", "/set seed 7", "/system brief", "/clear", "")
-    converse(*map(looked, lines), argv=(*GREEDY, "--save", file))
+    converse(*(partial(looked, line) for line in lines), argv=(*GREEDY, "--save", file))
     assert seen[:2] == [None, None], "nothing is kept of what was never answered"
     assert [len(one["messages"]) for one in seen[2:]] == [3, 5, 3, 3, 3, 1]
     assert seen[6]["sampling"]["seed"] == 7

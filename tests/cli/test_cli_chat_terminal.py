@@ -9,6 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 from chat_terminal import PROMPT, Keyboard, Terminal
@@ -31,20 +32,12 @@ DIM = "\x1b[2m"
 END = 0
 
 
-def with_template(folder, written, **more):
-    """The model, whose template ends in `written`: lead or signs; and further settings."""
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings |= {"chat_template": TEMPLATE + written, **more}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory):
     """A model whose template speaks of reasoning and of tools."""
+    template = TEMPLATE + "{# <think> </think> <tool_call> #}"
     folder = tmp_path_factory.mktemp("talker") / "m"
-    write_tiny(folder, weights=True, max_position_embeddings=900)
-    return str(with_template(folder, "{# <think> </think> <tool_call> #}"))
+    return str(write_tiny(folder, weights=True, max_position_embeddings=900, template=template))
 
 
 @pytest.fixture(scope="module")
@@ -140,22 +133,15 @@ def test_the_terminal_is_as_before_whatever_ends_it(chat, number, when):
 
 
 def test_an_end_that_unwinds_nothing_restores_the_terminal(monkeypatch):
-    class Ended(Exception):
-        """Which nothing else raises."""
-
-    done = []
-
-    def ended(code):
-        done.append(code)
-        raise Ended
-
-    monkeypatch.setattr(KEYS, "restore", lambda: done.append("restored"))
-    monkeypatch.setattr("os._exit", ended)
+    done = Mock()
+    done.exit.side_effect = SystemExit
+    monkeypatch.setattr(KEYS, "restore", done.restore)
+    monkeypatch.setattr("os._exit", done.exit)
     signals = Signals()
     signals.over = True
-    with pytest.raises(Ended):
+    with pytest.raises(SystemExit):
         signals._handle(signal.SIGINT, None)
-    assert done == ["restored", 130]
+    assert done.mock_calls == [call.restore(), call.exit(130)]
 
 
 def test_ctrl_z_suspends_during_an_answer_and_at_the_prompt(chat):
@@ -213,15 +199,8 @@ def test_lines_go_on_behind_a_backslash_and_in_quotes(chat, saved):
     assert [one["content"] for one in messages()[::2]] == ["a\nb", "c \\"]
 
 
-@pytest.mark.parametrize(("keys", "line"), [
-    ("/load fi\t", "/load file with spaces.json"), ("/save nes\t", "/save nested"),
-    ("/look ti\t", "/look timing"), ("/look e\t", "/look experts"),
-    ("/set tem\t", "/set temperature"), ("/set le\t", "/set lead"),
-    ("/reasoning f\t", "/reasoning fold"), ("see @fi\t", 'see @"file with spaces.json"'),
-    ("see @'fi\t", "see @'file with spaces.json"), ("see @nested/o\t", "see @nested/other"),
-    ("see @nested/t\t", 'see @"nested/t o"'),
-])  # fmt: skip
-def test_completion(keys, line, tmp_path, monkeypatch):
+def test_completion(tmp_path, monkeypatch, as_written):
+    """What is typed, and the line with the only thing that is offered, in each line of a file."""
     from prompt_toolkit.completion import CompleteEvent
     from prompt_toolkit.document import Document
 
@@ -234,11 +213,13 @@ def test_completion(keys, line, tmp_path, monkeypatch):
         conversation=SimpleNamespace(template_variables=lambda: frozenset({"lead"}))
     )
     values = {name: one.values and partial(one.values, talk) for name, one in COMMANDS.items()}
-    lines = EditedLines(values, print)
-    document = Document(keys.rstrip("\t"))
-    (found,) = lines._session.completer.get_completions(document, CompleteEvent())
-    at = len(document.text) + found.start_position
-    assert document.text[:at] + found.text == line
+    completer, found = EditedLines(values, print)._session.completer, []
+    file = Path(__file__).with_name("completed-chat.txt")
+    for row in file.read_text("utf-8").splitlines():
+        typed = row.partition(" → ")[0]
+        (one,) = completer.get_completions(Document(typed), CompleteEvent())
+        found.append(f"{typed} → {typed[: len(typed) + one.start_position]}{one.text}\n")
+    as_written(file, "".join(found))
 
 
 MARKED = {  # special tokens, which a text leaves out, and what a template puts first
@@ -258,9 +239,11 @@ def test_markers_that_are_special_tokens_part_the_text_of_generate(
     name, cli, tmp_path, monkeypatch
 ):
     special, written, lead = MARKED[name]
-    folder = write_tiny(tmp_path / "m", special=special, weights=True, eos_token_id=1)
     signs = "<|channel|>analysis<|message|>" if name == "gpt-oss" else "".join(special)
-    with_template(folder, f"{lead}{{# {signs} #}}", eos_token="<|user|>")
+    folder = write_tiny(
+        tmp_path / "m", special=special, weights=True, eos_token_id=1, eos="<|user|>",
+        template=f"{TEMPLATE}{lead}{{# {signs} #}}",
+    )  # fmt: skip
     tokenizer = load_tokenizer(open_checkpoint(folder, weights=False))
     ids = tokenizer.encode(written, add_bos=False)
     assert tokenizer.special_ids & set(ids)

@@ -11,15 +11,17 @@ import stat
 import struct
 import subprocess
 import sys
-from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import children
 import numpy as np
 import pytest
 from cli_tiny import write_tiny
 from gguf_model import write_model as write_gguf
+from programs import pipe
 from safetensors.numpy import load
 
 from llmcli.decoder.decoder import Decoder
@@ -161,16 +163,8 @@ def test_a_write_protected_file_stays(tmp_path):
 
 # `dump` writes arrays, the others documents and pictures: each names a file that it can write
 OVERWRITING = [
-    *(["dump", "ab", "--name", "embed", "-o", name] for name in (
-        "model.safetensors", "link.safetensors", "hard.npz",
-    )),
-    ["dump", "--name", "embed.W", "-o", "model.safetensors"],
-    *([*command, name] for name in ("config.json", "tokenizer.json", "tokenizer_config.json")
-      for command in (["attention", "ab", "-o"], ["lens", "--ids", "1,2", "-o"])),
-    ["timing", "ab", "--trace", "config.json"],
-    ["ladder", "a", "-o", "tokenizer.json"],
-    ["attention", "ab", "-o", "link.json"],
-]  # fmt: skip
+    line.split() for line in Path(__file__).with_name("overwriting.txt").read_text().splitlines()
+]
 
 
 @pytest.mark.parametrize("argv", OVERWRITING, ids=lambda argv: f"{argv[0]}-{argv[-1]}")
@@ -253,15 +247,6 @@ def test_a_partial_file_that_is_removed_before_it_is_locked_is_made_again(tmp_pa
     write_file(str(tmp_path / "a.npz"), b"whole")
     assert len(removed) == 1
     assert os.listdir(tmp_path) == ["a.npz"]
-
-
-@contextmanager
-def pipe(path):
-    os.mkfifo(path)
-    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    yield reading
-    os.close(reading)
-    assert stat.S_ISFIFO(path.stat().st_mode)
 
 
 def test_a_pipe_gets_all_of_a_file_or_nothing(tmp_path):
@@ -419,15 +404,9 @@ def test_files_have_what_is_shown(view, tmp_path, argv, held):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """The `files` that were opened, by nothing; `code` is what the desktop's opener ends with."""
-    opened = SimpleNamespace(files=[], code=0)
-
-    def launch(path):
-        opened.files.append(path)
-        return opened.code
-
-    monkeypatch.setattr(files, "launch", launch)
-    return opened
+    """The desktop's opener, which opens nothing and ends with 0."""
+    monkeypatch.setattr(files, "launch", launch := Mock(return_value=0))
+    return launch
 
 
 VIEWS = [
@@ -446,20 +425,20 @@ def test_a_page_is_made_and_opened_or_the_file_that_is_written(
     result = view(*argv, "--open")
     assert (result.code, result.out) == (0, shown)
     (page,) = tmp_path.glob(f"llmcli-{argv[0]}-*/{argv[0]}.html")
-    assert opened.files == [str(page)]
+    assert opened.mock_calls == [call(str(page))]
     assert page.read_text(encoding="utf-8").lower().startswith("<!doctype html>")
     assert f"note: wrote `{page}`" in result.err
     assert page.parent.stat().st_mode & 0o077 == 0  # for nobody else
     for kind in ("html", "png"):
         file = tmp_path / f"a.{kind}"
         assert view(*argv, "-o", str(file), "--open", "--json").json()["ok"]
-        assert opened.files[-1] == str(file)
+        assert opened.mock_calls[-1] == call(str(file))
         assert file.stat().st_size > 1000
     refused = view(*argv, "-o", str(tmp_path / "a.json"), "--open")
     assert refused.code == 2
     assert "`--open` shows .html and .png files" in refused.err
-    assert len(opened.files) == 3
-    opened.code = 3
+    assert opened.call_count == 3
+    opened.return_value = 3
     for kind, viewer in (("html", "browser"), ("png", "image viewer")):
         file = tmp_path / f"b.{kind}"
         result = view(*argv, "-o", str(file), "--open")
@@ -502,4 +481,4 @@ def test_a_run_that_fails_leaves_no_directory(view, opened, monkeypatch, tmp_pat
     (end,) = ended
     end()
     assert not list((tmp_path / "pages").iterdir())
-    assert opened.files == []
+    assert not opened.called

@@ -2,25 +2,23 @@
 
 `linear`: gated DeltaNet, Mamba-2 and softmax attention. `sunk`: attention sinks and clamped gates.
 `unplanned`: a mixer and two experts that nothing in `llmcli` knows (`tests/unplanned` has a folder
-for each); they are registered here, and nothing else is changed.
+for each); they are registered here, and nothing else is changed. What `info`, `shapes`,
+`explain` and `attention` say of them is in the transcript foreign-parts.
 """
 
 import json
 from dataclasses import replace
 
-import linear_family
 import numpy as np
 import pytest
 import torch
 from covers import few, in_turn
 from decoder_faults import wrap
 from json_schemas import errors
-from linear_family import DELTA, RMS, SSM, family_of, write
+from linear_family import write
 from planned import departures
 from safetensors.torch import load_file
-from unplanned import family as unplanned
-from unplanned.experts import part as experts
-from unplanned.experts.forward import Experts
+from unplanned.family import CONFIGS, FAMILIES, register
 from unplanned.running_mean import forward
 from unplanned.running_mean import part as mean
 
@@ -28,11 +26,6 @@ import llmcli.graph.graph
 import llmcli.nn.recurrent as nn
 from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.attention.options import AttentionOptions
-from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
-from llmcli.config.embedding import EmbeddingConfig, HeadConfig
-from llmcli.config.mlp import GateClamp, MlpConfig
-from llmcli.config.model import ModelConfig, sequential
-from llmcli.decoder.block import FORWARDS
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.families.family import families
@@ -45,44 +38,16 @@ from llmcli.ops.recurrence import Map
 from llmcli.parts import delta
 
 TEXT = "The old house stood at the end of the road, and the old"
-MIXER = AttentionConfig(
-    heads=4, kv_heads=2, head_dim=16, value_dim=16, qkv_bias=True, out_bias=True,
-    rope=RopeConfig(theta=1000.0, dims=16), scores=ScoreConfig(scale=0.25, sinks=True),
-)  # fmt: skip
-FFN = MlpConfig(
-    hidden=48, activation="quick_gelu", gated=True, bias=True,
-    clamp=GateClamp(limit=1.0, offset=1.0),
-)  # fmt: skip
 
 
-def sunk(_=None):
-    mixers = (MIXER.changed(window=6), MIXER)
-    return ModelConfig(
-        family="sunk", model_type="sunk", vocab=2048, width=32, context=256,
-        layers=tuple(sequential(mixer, FFN, norm=RMS) for mixer in mixers),
-        embedding=EmbeddingConfig(), final_norm=RMS, head=HeadConfig(tied=True), bos=0, eos=(0,),
-    )  # fmt: skip
-
-
-FAMILIES = {"linear": linear_family.config, "sunk": sunk, "unplanned": unplanned.config}
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def paths(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("foreign")
+    folder, ours = tmp_path_factory.mktemp("foreign"), (*families(), *FAMILIES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PARTS, mean.RunningMeanConfig, mean.PART)
-        patch.setitem(PARTS, experts.ExpertsConfig, experts.PART)
-        patch.setitem(FORWARDS, mean.RunningMeanConfig, forward.RunningMean)
-        patch.setitem(FORWARDS, experts.ExpertsConfig, Experts)
-        yield {name: str(write(folder / name, config)) for name, config in FAMILIES.items()}
-
-
-@pytest.fixture(autouse=True)
-def known(monkeypatch, paths):
-    ours = (*families(), *(family_of(name, config) for name, config in FAMILIES.items()))
-    for module in ("families.family", "commands.info.measure"):
-        monkeypatch.setattr(f"llmcli.{module}.families", lambda: ours)
+        register(patch)
+        for module in ("families.family", "commands.info.measure"):
+            patch.setattr(f"llmcli.{module}.families", lambda: ours)
+        yield {name: str(write(folder / name, config)) for name, config in CONFIGS.items()}
 
 
 @pytest.fixture
@@ -103,7 +68,7 @@ def run(cli, paths):
     return run
 
 
-@pytest.mark.parametrize(("name", "dtype"), in_turn(list(FAMILIES), ["float64", "bfloat16"]))
+@pytest.mark.parametrize(("name", "dtype"), in_turn(list(CONFIGS), ["float64", "bfloat16"]))
 def test_every_view_is_green(run, paths, name, dtype, tmp_path):
     file = tmp_path / "all.npz"
     of = (TEXT, "--dtype", dtype)
@@ -144,21 +109,13 @@ def test_every_view_is_green(run, paths, name, dtype, tmp_path):
     run(name, "attention", *of, "--what", "state", "--generate", "2")
 
 
-def test_texts_scores_and_shapes(run):
+def test_texts_and_scores(run):
     for name in ("sunk", "unplanned"):
         one, again = (run(name, "generate", TEXT, "--greedy", "-n", "6") for _ in range(2))
         assert one["outputs"][0]["ids"] == again["outputs"][0]["ids"]
         run(name, "generate", TEXT, "-n", "3", "--num-samples", "2", "--temperature", "0.7")
         run(name, "score", TEXT)
         run(name, "load")
-    info = run("unplanned", "info")
-    (kind,) = info["architecture"]["layers"]
-    assert (kind["kind"], kind["details"]) == ("running mean", ["3 decays", "2 experts of 20"])
-    assert kind["heads"] is None
-    held = 2 * 4 * (3 * 8 + 3)  # of every layer the sums and the counts
-    assert info["memory"][0]["cache_bytes_per_token"] == 0
-    assert info["memory"][0]["cache_bytes"] == held
-    assert run("unplanned", "shapes", TEXT)["cache"]["decode"] == held
 
 
 def test_times_and_rates(run, cli, paths, tmp_path):
@@ -190,25 +147,10 @@ def test_times_and_rates(run, cli, paths, tmp_path):
 # recurrences
 
 
-def test_what_json_says_of_layers_and_heads(run):
+def test_metrics_of_signed_maps(run):
+    """Each once more by its definition, of |A| / Σ|A|."""
     found = run("linear", "attention", TEXT, "--dtype", "float64", "--patterns", "--metrics", "all",
                 "--top-pairs", "20")  # fmt: skip
-    kinds = [(layer["kind"], layer["signed"]) for layer in found["layers"]]
-    assert kinds == [("gated DeltaNet", True), ("Mamba-2", True), ("full", False)]
-    note = found["layers"][0]["note"]
-    assert "signed" in note
-    assert "column j mixes tokens j−3 to j" in note
-    assert found["layers"][2]["note"] == ""
-    (delta_head, *_), (ssm_head, *_), (softmax, *_) = (
-        layer["heads"] for layer in found["layers"]
-    )
-    assert 0 < delta_head["metrics"]["negative"] < 1
-    assert 0 < delta_head["metrics"]["overwritten"] < 0.5
-    assert ssm_head["metrics"]["overwritten"] is None
-    assert softmax["metrics"]["negative"] is softmax["metrics"]["half_life"] is None
-    assert "no distribution" in found["unlabelled"]["broad"]
-    assert not any("broad" in head["labels"] for head in found["layers"][0]["heads"])
-    # every metric once more by its definition, of |A| / Σ|A|
     for layer in found["layers"][:2]:
         for head in layer["heads"]:
             a = np.asarray(head["pattern"], "f8")
@@ -281,94 +223,18 @@ def test_files_of_signed_maps(cli, run, paths, tmp_path):
     assert export("png", "--map", "half_life").read_bytes().startswith(b"\x89PNG")
 
 
-def test_states_after_each_token(cli, run, paths, tmp_path):
+def test_states_after_each_token(run, tmp_path):
     of = (TEXT, "--dtype", "float32")
     found = run("linear", "attention", *of, "--what", "state", "--head", "0,2")
-    assert [layer["kind"] for layer in found["layers"]] == ["gated DeltaNet", "Mamba-2"]
-    assert (found["layers"][0]["rows"], found["layers"][0]["columns"]) == (8, 6)
-    assert found["layers"][0]["bytes"] == 4 * 4 * 8 * 6
-    assert found["positions"] == list(range(16))
-    for layer in found["layers"]:
-        assert [head["head"] for head in layer["heads"]] == [0, 2]
-        for head in layer["heads"]:
-            assert head["effective_ranks"][0] == pytest.approx(1), "one token writes one direction"
-            assert len(head["norms"]) == len(head["effective_ranks"]) == 16
-            assert all(1 <= rank <= 6 for rank in head["effective_ranks"])
+    for head in (head for layer in found["layers"] for head in layer["heads"]):
+        assert head["effective_ranks"][0] == pytest.approx(1), "one token writes one direction"
+        assert all(1 <= rank <= 6 for rank in head["effective_ranks"])
     file = tmp_path / "dump.npz"
     run("linear", "dump", *of, "--name", "blocks.0.linattn.state", "-o", str(file))
     with np.load(file) as arrays:
         states = arrays["blocks.0.linattn.state"]
     norms = np.linalg.norm(states[2], axis=-1)
     assert found["layers"][0]["heads"][1]["norms"] == pytest.approx(norms.tolist(), rel=1e-5)
-    ids = ",".join(str(3 * i) for i in range(100))
-    long = run("linear", "attention", "--ids", ids, "--what", "state")
-    assert len(long["positions"]) == 24
-    assert long["positions"][-1] == 99
-
-
-def test_info_and_shapes_tell_what_is_kept(run, cli, paths):
-    ring = 4 * (DELTA.channels + SSM.channels)
-    held = 4 * 2 * 4 * 8 * 6  # float32, of both layers
-    info = run("linear", "info", "--dtype", "float32")
-    states = info["memory"][0]["states"]
-    assert states == {
-        "layers": 2, "bytes": held + 4 * ring, "against": "attention",
-        "against_per_token": 2 * 4 * 2 * (2 * 8),
-        "smaller_from": (held + 4 * ring) // (2 * 4 * 2 * 16) + 1,
-    }  # fmt: skip
-    assert run("linear", "shapes", "--dtype", "float32")["cache"]["states"] == states
-    said = cli("info", "-m", paths["linear"], "--all").out
-    assert "0 B a token" in said
-    assert "less than keys and values of as many of its attention layers from" in said
-
-
-# sinks
-
-
-def test_what_is_said_of_sinks(run, cli, paths):
-    kinds = run("sunk", "info")["architecture"]["layers"]
-    assert [kind["details"] for kind in kinds] == [
-        ["a learned sink in each head", "gates clamped at 1"]
-    ] * 2
-    names = {tensor["name"]: tensor for tensor in run("sunk", "shapes", TEXT)["tensors"]}
-    assert names["blocks.0.attn.sink"]["shape"] == [4]
-    said = cli("attention", "-m", paths["sunk"], TEXT, "--map", "learned-sink")
-    assert said.code == 0
-    assert "mean of e^sink / (e^sink + Σ_j e^S[i,j])" in said.out
-    assert cli("ladder", "-m", paths["sunk"], "abc", "--rung", "3-8").code == 0
-
-
-@pytest.mark.parametrize(("number", "says"), [
-    ("blocks.1.attn.pattern[2,7,3]", "softmax([Q_rot K_rotᵀ / √d_k + M, sink])"),
-    ("blocks.0.attn.pattern[2,9,1]", "M[9,1] = −∞"),
-    ("blocks.1.mlp.post[7,3]", "∘ (clip(U, ±1) + 1)"),
-    ("blocks.0.mlp.act[4,40]", "QuickGELU(min(G, 1))"),
-    ("blocks.1.attn.sink[3]", "sink was learned"),
-])
-def test_numbers_are_derived(run, cli, paths, number, says):
-    assert run("sunk", "explain", number, TEXT, "--dtype", "float64")["ok"]
-    said = cli("explain", "-m", paths["sunk"], number, TEXT, "--depth", "1")
-    assert said.code == 0
-    assert says in " ".join(said.out.split())
-
-
-# what nobody has planned
-
-
-def test_what_others_call_its_tensors_is_known(cli, paths, tmp_path):
-    argv = (TEXT, "--name", "layers.1.values_proj", "-o", str(tmp_path / "x.npz"))
-    said = cli("dump", "-m", paths["unplanned"], *argv)
-    assert said.code == 2
-    assert "did you mean `blocks.*.mean.v`?" in said.err
-
-
-@pytest.mark.parametrize(
-    "number", ["blocks.1.resid_post[5,3]", "blocks.0.mean.z[1,4,2]", "blocks.0.mean.pattern[2,7,3]"]
-)
-def test_explain_says_where_it_cannot_go_on(run, number):
-    said = run("unplanned", "explain", number, TEXT, "--depth", "all")
-    assert said["ok"]
-    assert any("cannot be derived yet" in step["note"] for step in said["steps"])
 
 
 def test_what_its_kernel_never_writes_cannot_be_edited(paths):

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from cli_tiny import write_tiny
 from full_disk import largest_file
+from programs import pipe
 
 import llmcli
 from llmcli.checkpoints.catalog import CATALOG
@@ -42,20 +43,12 @@ WRITES, ELSEWHERE = (
 )
 
 
-def named():
-    """(command line, file) of every command that writes a file which the user names."""
-    kinds = {
-        "attention": ("safetensors", "npz", "json", "html", "png"),
-        "experts": ("json", "html", "png"), "lens": ("json", "html", "png"),
-        "dump": ("safetensors", "npz"), "ladder": ("json",),
-    }
-    extra = {"dump": ["--name", "*attn*"], "ladder": ["-n", "1", "--rung", "6"]}
-    for command, endings in kinds.items():
-        for ending in endings:
-            yield [command, "abcdefgh", *extra.get(command, []), "-o", f"out.{ending}"]
-    yield ["attention", "abcdefgh", "--what", "state", "-o", "states.json"]
-    yield ["chat", "--prompt", "ab", "-n", "2", "--no-stdin", "--save", "out.json"]
-    yield ["timing", "ab", "--pairs", "1", "-n", "1", "--threads", "1", "--trace", "out.json"]
+# a line of every command that writes a file which the user names, with that file; of each command
+# that has something to say; and more of some
+FILES, COMMANDS, MORE = (
+    [line.replace("BENCH", BENCH) for line in part.splitlines()]
+    for part in Path(__file__).with_name("full-disk-lines.txt").read_text().split("\n\n")
+)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +81,9 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path / "in")
 
 
-@pytest.mark.parametrize("argv", [*named()], ids=lambda argv: f"{argv[0]}-{argv[-1]}")
+@pytest.mark.parametrize(
+    "argv", [shlex.split(line) for line in FILES], ids=lambda argv: f"{argv[0]}-{argv[-1]}"
+)
 def test_a_file_that_a_command_writes(cli, weighted, mixture, recurrent, argv):
     out = Path(argv[-1])
     run = partial(cli, *argv, *of(argv, weighted, mixture, recurrent), "--dtype", "float32", "-q")
@@ -130,15 +125,11 @@ def test_no_step_of_a_whole_file_leaves_half_of_it(tmp_path, monkeypatch, of, st
 
 
 def test_a_pipe_that_a_file_goes_to_needs_room_beside_it(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    try:
+    with pipe(tmp_path / "pipe") as reading:
         with pytest.raises(WriteFailed, match="file too large"), largest_file(10):  # noqa: SIM117
             with whole_file(str(tmp_path / "pipe")) as file:
                 file.write(b"x" * 100)
-        assert os.read(reader, 10) == b""
-    finally:
-        os.close(reader)
+        assert os.read(reading, 10) == b""
 
 
 @pytest.mark.parametrize(("shell", "script", "start_up"), [
@@ -176,11 +167,6 @@ def test_completion_is_installed_whole_or_not_at_all(
     assert target.stat().st_size > 100
 
 
-# a command line of each command that has something to say, and more of some
-COMMANDS, MORE = (
-    [line.replace("BENCH", BENCH) for line in part.splitlines()]
-    for part in Path(__file__).with_name("full-disk-lines.txt").read_text().split("\n\n")
-)
 LINES = {name: shlex.split(words) for name, _, words in (one.partition(":") for one in COMMANDS)}
 NO_MODEL = ("selftest", "bench compare", "models", "env")
 

@@ -1,4 +1,4 @@
-"""`generate` and its relatives on a small model with random weights."""
+"""`generate` and its relatives on a small model with random weights; drafts are in transcripts."""
 
 import json
 import sys
@@ -7,14 +7,12 @@ from dataclasses import replace
 import pytest
 from cli_tiny import write_tiny
 from fake_process import MIB, FakeProcess
-from json_schemas import errors
 
 from llmcli.checkpoints import CATALOG
 from llmcli.commands.generate.command import read_batch
 from llmcli.commands.generate.measure import groups
 from llmcli.engine.sampling import Sampling
 from llmcli.engine.session import Session
-from llmcli.engine.speculation import DraftLengthController
 from llmcli.errors import UsageError
 from llmcli.kernels import native
 from llmcli.loading import load
@@ -74,27 +72,11 @@ def test_each_document_of_a_batch_has_its_place_and_its_own_tokens(run_tiny, tmp
     assert len(groups) == 5  # of four prompts, two samples each
 
 
-def test_stream_json_has_a_line_for_each_token(run_tiny):
-    lines = run_tiny("generate", "hello", *LONG, "--logprobs", "2", "--stream-json").out
-    tokens = [json.loads(line) for line in lines.splitlines()]
-    document = run_tiny("generate", "hello", *LONG, "--logprobs", "2", "--json").json()
-    (output,) = document["outputs"]
-    assert [token["index"] for token in tokens] == list(range(12))
-    assert [token["id"] for token in tokens] == output["ids"]
-    assert "".join(token["text"] for token in tokens) == output["text"]
-    for token, expected in zip(tokens, output["logprobs"], strict=True):
-        assert token["logprob"] == pytest.approx(expected["logprob"])
-        assert token["top"] == expected["top"]
-        first, second = (one["logprob"] for one in token["top"])
-        assert first >= second
-        assert first >= expected["logprob"] - 1e-6
-    plain = run_tiny("generate", "hello", *LONG, "--stream-json").out.splitlines()
-    tokens = [json.loads(line) for line in plain]
-    assert set(tokens[1]) == {"sequence", "index", "id", "text", "logprob", "ms"}
-    assert set(tokens[0]) == {*tokens[1], "model", "environment"}
-    assert tokens[0]["model"] == document["model"]
-    assert tokens[-1]["finish_reason"] == "length"
-    times = [token["ms"] for token in tokens]
+def test_times_of_stream_json_rise(run_tiny):
+    """What else a line has is in the transcript generate-stream."""
+    lines = run_tiny("generate", "hello", *LONG, "--stream-json").out.splitlines()
+    times = [json.loads(line)["ms"] for line in lines]
+    assert len(times) == 12
     assert times == sorted(times)
 
 
@@ -171,66 +153,3 @@ def test_groups_hold_every_prompt_once_with_similar_lengths():
     spread = [max(lengths[i] for i in g) - min(lengths[i] for i in g) for g in found[:8]]
     assert max(spread) < 30
     assert groups([5] * 3, samples=20) == [[0], [1], [2]]
-
-
-# `--draft`: the same text, and how many tokens were proposed
-
-
-@pytest.fixture
-def run(cli, tmp_path, monkeypatch):
-    """A command on a model that drafts are checked with, at most 16 tokens at a time."""
-    monkeypatch.setattr(DraftLengthController, "rows", lambda self, key, most: min(most, 16))
-    folder = write_tiny(tmp_path / "m", weights=True)
-    return lambda command, *argv: cli(command, "-m", folder, "--dtype", "float64", *argv)
-
-
-@pytest.fixture
-def generate(run):
-    prompt = "one two three one two three one two"
-    return lambda *argv: run("generate", prompt, "--raw", "-n", "60", *argv)
-
-
-@pytest.mark.parametrize("sampling", [["--greedy"], ["--seed", "4", "-t", "1"]])
-def test_with_a_draft_the_text_is_the_same(generate, sampling, tmp_path):
-    other = write_tiny(tmp_path / "other", weights=True)
-    alone = generate(*sampling)
-    for draft in ("ngram", other):
-        assert generate(*sampling, "--draft", draft).out == alone.out
-    document = generate(*sampling, "--draft", other, "--json").json()
-    assert errors(document, "generate") == []
-    speculation = document["speculation"]
-    assert speculation["draft"] == str(other)
-    assert 40 < speculation["accepted"] <= speculation["proposed"]
-    assert speculation["speedup"] is None or speculation["speedup"] > 0
-    assert "speculation" not in generate(*sampling, "--json").json()
-
-
-def test_statistics_name_the_draft(generate):
-    short = generate("--greedy", "--draft", "ngram", "--stats", "short").err
-    assert "draft " in short
-    assert " right" in short
-    assert "draft" not in generate("--greedy", "--stats", "short").err
-    assert "ngram: " in generate("--greedy", "--draft", "ngram", "--stats", "full").err
-
-
-def test_a_draft_that_cannot_be_one(generate, tmp_path):
-    other = write_tiny(tmp_path / "other", weights=True, vocab_size=300)
-    assert generate("--draft", "nothing-of-that-name").code == 3
-    config = json.loads((other / "tokenizer.json").read_text())
-    vocab = config["model"]["vocab"]
-    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
-    (other / "tokenizer.json").write_text(json.dumps(config))
-    refused = generate("--draft", other)
-    assert refused.code == 2
-    assert f"error: `{other}` has a different vocabulary than `" in refused.err
-
-
-def test_a_conversation_with_a_draft_is_the_same(run, tmp_path):
-    said = ("chat", "--prompt", "aaaa", "-n", "40", "--greedy")
-    alone = run(*said, "--json").json()
-    drafted = run(*said, "--json", "--draft", tmp_path / "m").json()
-    assert errors(drafted, "chat") == []
-    assert drafted["messages"] == alone["messages"]
-    assert drafted["speculation"]["accepted"] > 0
-    assert "speculation" not in alone
-    assert " right" in run(*said, "--stats", "--draft", "ngram").err

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 import children
 import pytest
@@ -33,8 +34,7 @@ from llmcli.errors import UsageError
 from llmcli.shell.params import Range, arg, flatten, opt
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-HEAVY = ("torch", "numpy", "safetensors", "huggingface_hub", "tokenizers", "jinja2", "gguf",
-         "rich", "pydantic", "transformers")  # fmt: skip
+HEAVY = "torch numpy safetensors huggingface_hub tokenizers jinja2 gguf rich pydantic transformers"
 # before there is a process for each: what all of them import, and a name that another program says
 PROBE = f"""
 import platform, llmcli.shell.options
@@ -70,50 +70,25 @@ def dbrx(tmp_path):
 
 # what commands may import that have to do without torch, but not without these
 FREE = "numpy, pydantic, rich.console, llmcli.families.family, llmcli.graph.graph"
-# a command, its exit code, and what it does not import: of each kind the first, and the others
-LIGHT = [
-    *((words, 0, HEAVY) for words in ("--help", "--version")),
-    ("nonsense", 2, HEAVY), ("env", 0, ("torch", "pydantic")),
-    ("--show-completion bash", 0, ("torch", "pydantic")),
-    ("generate --top-k x", 2, ("torch", "pydantic")),
-    # what is known without weights
-    *((words, 0, ("torch",)) for words in (
-        "info -m TINY", "shapes --json -m TINY", "shapes hello -m TINY",
-    )),
-    ("tokens hello -m TINY", 0, ("torch", "numpy")),
-    ("models list", 0, ("torch", "httpx", "gguf", "transformers")),
-    # the second model is refused before the first is loaded
-    ("score hello -m tiny --versus DBRX", 4, ("torch",)),
-    # an architecture that is not supported
-    *((f"{words} -m DBRX", 4, ("torch",)) for words in (
-        "generate hello", "attention hello", "generate hello --random-weights",
-    )),
-]  # fmt: skip
-MORE = [
-    *((words, 0, HEAVY) for words in ("-h", "")),
-    *((words, 0, ("torch",)) for words in (
-        "info --json -m TINY", "shapes -m TINY", "shapes --names -m TINY", "shapes --all -m TINY",
-        "shapes --params --layer=0 -m TINY", "info --families",
-    )),
-    *((f"models {words}", 0, ("torch", "httpx", "gguf", "transformers"))
-      for words in ("path tiny", "prune --dry-run")),
-    *((f"help {words}", 0, ("torch", "transformers", "huggingface_hub"))
-      for words in ("", *TOPICS, "generate", "models pull")),
-    *((f"{words} -m DBRX", 4, ("torch",)) for words in (
-        "shapes hello", "load", "score hello", "lens hello", "dump hello --name logits",
-        "timing hello", "ladder hello", "explain logits[-1,0] hello",
-    )),
-]  # fmt: skip
+# what each command does not import, and its exit code if it is not 0: of each kind the first ones,
+# such as an architecture that is not supported, and others
+LIGHT, MORE = (
+    re.findall(r"(?m)^(.*): ?(.*?)(?: → (\d))?$", part)
+    for part in Path(__file__).with_name("light-commands.txt").read_text("utf-8").split("\n\n")
+)
+MORE += [("torch transformers huggingface_hub", f"help {topic}", "") for topic in TOPICS]
 
 
 @pytest.mark.parametrize("commands", few([LIGHT, MORE], 1), ids=["kinds", "more"])
 def test_light_commands_import_nothing_heavy_and_make_no_request(tiny, dbrx, commands):
     for early, kind in ("sys", False), (FREE, True):
-        asked = [one for one in commands if kind == ({*one[-1]}.isdisjoint(["numpy", "pydantic"]))]
-        lines = (words.replace("TINY", tiny).replace("DBRX", dbrx) for words, *_ in asked)
-        found = probe(*lines, early=early)
-        for (words, code, heavy), (ended, modules) in zip(asked, found, strict=True):
-            assert (ended, {*heavy} & {*modules}) == (code, set()), words
+        asked = [one for one in commands if kind == (not re.search("HEAVY|numpy|pydantic", one[0]))]
+        lines = (words.replace("TINY", tiny).replace("DBRX", dbrx) for _, words, _ in asked)
+        for (heavy, words, code), (ended, modules) in zip(
+            asked, probe(*lines, early=early), strict=True
+        ):
+            found = {*heavy.replace("HEAVY", HEAVY).split()} & {*modules}
+            assert (ended, found) == (int(code or 0), set()), words
 
 
 METADATA = "importlib.metadata"  # which takes 10 ms
@@ -126,11 +101,11 @@ SHARED = re.compile(
 
 def test_the_help_of_a_command_loads_its_options_and_nothing_that_runs():
     """No checkpoints, graph, families, text or views: at most 1.5 × the time of the root's."""
-    names = [*ENTRIES, *NESTED]
+    names, kinds = [*ENTRIES, *NESTED], {"llmcli", *HEAVY.split()}
     for name, (code, modules) in zip(names, probe(*(f"{n} --help" for n in names)), strict=True):
         own = f"llmcli.commands.{name.split()[0]}"
         run = re.compile(rf"{own}(\.(?!measure|view)[a-z.]+)?")
-        loaded = {m for m in modules if m.split(".")[0] in ("llmcli", *HEAVY) or m == METADATA}
+        loaded = {m for m in modules if m.split(".")[0] in kinds or m == METADATA}
         beyond = {m for m in loaded if not SHARED.fullmatch(m) and not run.fullmatch(m)}
         assert (name, code, beyond) == (name, 0, set())
 

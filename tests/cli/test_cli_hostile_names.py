@@ -100,8 +100,8 @@ def test_nothing_that_leaves_drives_a_terminal_or_computes_in_a_spreadsheet(
 
 def test_what_a_model_writes_on_a_terminal_has_no_control_character(runs):
     argv = ("generate", "--raw", "--ids", "94,90", "-n", "8", "--seed", "1", "--dtype", "float32")
-    code, seen = on_terminal(*argv, "-m", runs, stdout=None, NO_COLOR="1", TERM="dumb")
-    text = seen.replace("\r\n", "\n")
+    window = on_terminal(*argv, "-m", runs, NO_COLOR="1", TERM="dumb")
+    code, text = window.end(), window.raw.replace("\r\n", "\n")
     assert code == 0, text
     assert "\\x1b" in text, "a token's escape is spelled out"
     assert not FORBIDDEN & set(text), [c for c in text if c in FORBIDDEN]
@@ -117,10 +117,8 @@ LOCALE = {"LC_ALL": "C.UTF-8", "LLMCLI_CACHE": "cache"}
 def place(tmp_path_factory):
     """A directory with the model `m\\xff`, whose template writes half a surrogate pair."""
     root = tmp_path_factory.mktemp("utf8")
-    folder = write_tiny(root / "m", weights=True).rename(root / ODD)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["chat_template"] = "\ud800{{ messages[-1].content }}"
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    template = "\ud800{{ messages[-1].content }}"
+    write_tiny(root / "m", weights=True, template=template).rename(root / ODD)
     return root
 
 

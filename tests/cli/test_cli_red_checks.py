@@ -6,6 +6,7 @@ And what else the ladder says of its rungs.
 import json
 import re
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -170,10 +171,7 @@ def test_nothing_is_recorded_where_nobody_looks(ladder, monkeypatch):
 
 @pytest.mark.parametrize("rung", [1, 4])
 def test_ctrl_c_keeps_the_rungs_that_were_reached(ladder, monkeypatch, rung):
-    def interrupted(self, ids, until=None):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RUNGS[rung - 1], "forward", interrupted)
+    monkeypatch.setattr(RUNGS[rung - 1], "forward", Mock(side_effect=KeyboardInterrupt))
     result = ladder("--json")
     assert result.code == 130
     document = json.loads(result.out)

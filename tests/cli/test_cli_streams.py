@@ -3,19 +3,17 @@
 import io
 import json
 import os
-import pty
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
 import children
 import programs
 import pytest
+from cli_tiny import write_tiny
 from covers import few, in_turn
 from programs import ROOT, ended, on_terminal
 
@@ -283,8 +281,9 @@ def test_while_the_prompt_is_read_there_are_no_statistics(run_tiny, ctrl_c):
 
 @pytest.fixture
 def shown(tiny):
-    """`shown("generate", …)`: what that command on the small model writes to a terminal."""
-    return lambda *argv, **more: on_terminal(*argv, "-m", tiny, *DRAWN, FORCE_COLOR="1", **more)
+    """`shown("generate", …)`: that command on the small model, with stderr on a terminal."""
+    how = {"stdout": subprocess.DEVNULL, "FORCE_COLOR": "1"}  # its text can be anything
+    return lambda *argv: on_terminal(*argv, "-m", tiny, *DRAWN, **how)
 
 
 @pytest.mark.parametrize(("number", "code", "options", "word"), [
@@ -292,35 +291,32 @@ def shown(tiny):
     (signal.SIGINT, 130, ("--json",), ""),
 ])
 def test_a_terminal_is_left_on_a_new_line_with_a_word(shown, number, code, options, word):
-    def send(process, controller):
-        time.sleep(0.5)
-        process.send_signal(number)
-
     argv = ("generate", "ab", "--raw", "--ignore-eos", "-n", "100000", "--context-length", "100000")
-    got, seen = shown(*argv, *options, until="leaves room", send=send)
-    assert got == code
-    assert seen.endswith(f"\r\x1b[K{word}")
+    window = shown(*argv, *options)
+    window.wait("leaves room")
+    time.sleep(0.5)
+    window.process.send_signal(number)
+    assert window.end() == code
+    assert window.raw.endswith(f"\r\x1b[K{word}")
 
 
 def test_a_terminal_sees_the_loading_and_the_legend(shown, tiny):
     argv = ("generate", "x", "--raw", "-n", "3", "--logprobs", "0")
-    code, seen = shown(*argv)
-    assert code == 0
-    loading, erased, rest = seen.partition("\r\x1b[K")
+    window = shown(*argv)
+    assert window.end() == 0
+    loading, erased, rest = window.raw.partition("\r\x1b[K")
     assert loading.startswith("loading ")
     assert Path(tiny).name in loading
     assert erased
     assert "probability of each token" in rest
-    assert shown(*argv, "-q") == (0, "")
+    quiet = shown(*argv, "-q")
+    assert (quiet.end(), quiet.raw) == (0, "")
 
 
 def test_a_prompt_from_the_terminal_says_how_it_ends(shown):
-    def finish(process, controller):
-        os.write(controller, b"hello\n\x04")
-
-    code, seen = shown("tokens", "-", until="end it with Ctrl-D", send=finish)
-    assert code == 0
-    assert "note: reading the prompt from the terminal" in seen
+    window = shown("tokens", "-")
+    assert "note: reading the prompt from the terminal" in window.wait("end it with Ctrl-D")
+    assert window.end("hello\n\x04") == 0
 
 
 WRITER = """
@@ -467,23 +463,16 @@ def test_a_pager_ends_with_what_started_it(tmp_path, trap, starts_another, numbe
     for path in (pager, outer):
         path.chmod(0o755)
     told = tmp_path / "pagers"
-    controller, inner = pty.openpty()
-    before = termios.tcgetattr(inner)
-    process = programs.start(
-        "help", "formats", terminal=True, stdin=inner, stdout=inner, stderr=inner,
-        env={**os.environ, "TERM": "xterm", "PAGERS": str(told),
-             "LLMCLI_PAGER": str(outer if starts_another else pager)},
-    )  # fmt: skip
+    own = {"PAGERS": str(told), "LLMCLI_PAGER": str(outer if starts_another else pager)}
+    window = on_terminal("help", "formats", **own)
     until(lambda: told.exists() and "ready" in told.read_text())
-    assert termios.tcgetattr(inner) != before
-    process.send_signal(number)
-    assert process.wait(timeout=60) == 143
+    assert not window.restored()
+    window.process.send_signal(number)
+    assert window.process.wait(timeout=60) == 143
     pids = [int(line) for line in told.read_text().split() if line != "ready"]
     assert len(pids) == 1 + starts_another
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
-    assert termios.tcgetattr(inner) == before
-    os.close(controller)
-    os.close(inner)
+    window.end()  # its modes are as before
 
 
 # a chat template without an end
@@ -497,16 +486,11 @@ TEMPLATES = [
 COMMANDS = [("tokens", "--chat"), ("generate", "--random-weights", "-n", "1")]
 
 
-def with_template(tiny, folder, source):
-    folder = shutil.copytree(tiny, folder)
-    (folder / "chat_template.jinja").write_text(source)
-    return str(folder)
-
-
 @pytest.mark.parametrize(("source", "command"), in_turn(TEMPLATES, COMMANDS))
-def test_a_template_without_an_end_is_an_error(cli, tiny, tmp_path, monkeypatch, command, source):
+def test_a_template_without_an_end_is_an_error(cli, tmp_path, monkeypatch, command, source):
     monkeypatch.setattr("llmcli.text.template_renderer.MAX_SECONDS", 0.2)
-    result = cli(*command, "-m", with_template(tiny, tmp_path / "m", source), "hi", "--json")
+    folder = write_tiny(tmp_path / "m", template=source)
+    result = cli(*command, "-m", folder, "hi", "--json")
     assert result.code == 4
     words = "the chat template failed: it takes more than 0.2 seconds of processor time"
     assert json.loads(result.out)["error"]["message"] == words
@@ -527,12 +511,10 @@ def rendering(parent):
     ("command", "number", "group"),
     in_turn(COMMANDS, [signal.SIGINT, signal.SIGTERM], [False, True]),
 )
-def test_a_signal_ends_a_program_whose_template_does_not(
-    tiny, tmp_path, command, number, group
-):
+def test_a_signal_ends_a_program_whose_template_does_not(tmp_path, command, number, group):
     prompt = tmp_path / "prompt"
     prompt.write_text("a" * 20_000_000)  # gives the template 22 seconds
-    folder = with_template(tiny, tmp_path / "m", TEMPLATES[0])
+    folder = write_tiny(tmp_path / "m", template=TEMPLATES[0])
     program = programs.start(*command, "-m", folder, "-f", prompt)
     try:
         end = time.monotonic() + 60

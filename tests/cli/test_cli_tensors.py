@@ -14,6 +14,7 @@ import pytest
 import torch
 from cli_tiny import write_tiny
 from needs import needs_kernels
+from programs import pipe
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
@@ -71,11 +72,9 @@ def test_files_have_what_ran_and_the_tokens(dump, weighted, tmp_path, dtype):
 @pytest.mark.parametrize("kind", ["safetensors", "npz"])
 def test_a_pipe_is_told_its_size_too(dump, tmp_path, kind):
     path = tmp_path / f"a.{kind}"
-    os.mkfifo(path)
-    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    document = dump("hello", "--name", "logits", "-o", path, "--json").json()
-    data = os.read(reading, 1 << 16)
-    os.close(reading)
+    with pipe(path) as reading:
+        document = dump("hello", "--name", "logits", "-o", path, "--json").json()
+        data = os.read(reading, 1 << 16)
     assert document["file"] == {"path": str(path), "bytes": len(data)}
     assert len(data) > 1000
 

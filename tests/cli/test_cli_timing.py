@@ -7,6 +7,7 @@ import re
 import sys
 from collections import defaultdict
 from pathlib import Path
+from unittest.mock import Mock
 
 import children
 import numpy as np
@@ -285,19 +286,12 @@ def test_interrupted_while_loading(timing, monkeypatch):
 
     So what they take belongs to the base.
     """
-    measured, ceilings = [], llmcli.measure.ceilings.measure_ceilings
-
-    def noted(*args, **options):
-        measured.append("ceilings")
-        return ceilings(*args, **options)
-
-    def interrupted(*args, **options):
-        measured.append("load")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(llmcli.measure.ceilings, "measure_ceilings", noted)
-    monkeypatch.setattr(llmcli.loading.load, "load_checkpoint", interrupted)
+    measured = Mock()
+    measured.ceilings.side_effect = llmcli.measure.ceilings.measure_ceilings
+    measured.load.side_effect = KeyboardInterrupt
+    monkeypatch.setattr(llmcli.measure.ceilings, "measure_ceilings", measured.ceilings)
+    monkeypatch.setattr(llmcli.loading.load, "load_checkpoint", measured.load)
     result = timing(TEXT)
     assert (result.code, result.out) == (130, "")
-    assert measured == ["ceilings", "load"]
+    assert [name for name, *_ in measured.mock_calls] == ["ceilings", "load"]
     assert timing(TEXT, "--json").json()["error"]["code"] == 130

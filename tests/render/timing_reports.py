@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from llmcli.commands.timing import report as made
 from llmcli.commands.timing.measure.clock import over_layers, part_times
@@ -33,6 +34,9 @@ CEILINGS = Ceilings(
         MatrixRate(dtype="bfloat16", flops_per_s=1.5e11, way="through float32"),
     ),
     caches=(Cache(level="L2", bytes=2 << 20), Cache(level="L3", bytes=32 << 20)), seconds=1.1,
+)  # fmt: skip
+idle = partial(
+    MachineLoad, seconds=1.0, processors=2, others=0.0, stolen=0.0, load_average=None
 )  # fmt: skip
 
 
@@ -123,9 +127,7 @@ def timing_report(**changes) -> made.TimingReport:
         "phases": (phase("prefill", 12, 0), phase("decode", 8, 12)),
         "ceilings": CEILINGS, "base": 200 << 20, "peak": 700 << 20, "estimated": 490 << 20,
         "weight_bytes": 84_000_000, "working_set": 84_400_000,
-        "machine_load": MachineLoad(
-            seconds=1.0, processors=2, threads=2, others=0.0, stolen=0.0, load_average=None
-        ),
+        "machine_load": idle(threads=2),
         "checks": (
             ViewCheck(
                 name="adds_up", words="parts and gaps add up to the wall time", value=0.001,

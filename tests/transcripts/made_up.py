@@ -15,13 +15,14 @@ from types import SimpleNamespace
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("render", "cli", "checkpoints")]
 import numpy as np
 import torch  # noqa: F401  # before OMP_NUM_THREADS goes, which it reads
-from cli_tiny import write_mixture, write_tiny
+from cli_tiny import TEMPLATE, write_mixture, write_tiny
 from gguf_bytes import ARRAY, F32, I32, STRING, U32, gguf, pair, tensor
 from gguf_model import write_model
 from hub_cache_files import OLD, write_revision
-from linear_family import FAMILY, write
+from linear_family import write
 from safetensors.numpy import load_file, save_file
-from timing_reports import variant
+from timing_reports import idle, variant
+from unplanned.family import CONFIGS, FAMILIES, register
 
 from llmcli import OPENMP_SPIN
 from llmcli.checkpoints import open_model
@@ -35,7 +36,7 @@ from llmcli.commands.selftest.report import (
 from llmcli.commands.timing.report import Stage
 from llmcli.families.family import families
 from llmcli.records.document import ViewCheck
-from llmcli.records.machine import Ceilings, Environment, MachineLoad, MatrixRate, ReadRate
+from llmcli.records.machine import Ceilings, Environment, MatrixRate, ReadRate
 
 RESULTS = Path(__file__).parents[1] / "data" / "llama_bench"
 # which kernels computed is shown for what was measured alone
@@ -58,76 +59,75 @@ def made_up_machine(monkeypatch, home):
         monkeypatch.setattr(f"huggingface_hub.constants.{name}", str(home / folder))
     for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(home / name.lower()))
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("LLMCLI_PAGER", "")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("GOMP_SPINCOUNT", OPENMP_SPIN["GOMP_SPINCOUNT"])
-    _made_up_bench(monkeypatch)
-    monkeypatch.setattr(
-        "llmcli.commands.timing.measure.run.measure_timing",  # `TIMED=NAME` before the command
-        lambda *_, **__: variant(os.environ.get("TIMED", "")),
-    )
-    monkeypatch.setattr(
-        "llmcli.commands.selftest.measure.run.measure_selftest",  # `SELFTEST=KIND` before it
-        lambda *_, **__: _selftest(os.environ.get("SELFTEST", "")),
-    )
-    monkeypatch.setattr(
-        "llmcli.measure.machine.CpuContention.load",
-        lambda self, threads: MachineLoad(
-            seconds=1.0, processors=2, threads=threads, others=0.0, stolen=0.0, load_average=None
-        ),
-    )
-    monkeypatch.setattr(
-        "llmcli.measure.machine.Environment", lambda **of: Environment(**of | MACHINE)
-    )
-    known = (*families(), FAMILY)
-    monkeypatch.setattr("llmcli.families.family.families", lambda: known)
-    monkeypatch.setattr("llmcli.processor.name", lambda: MACHINE["processor"])
-    monkeypatch.setattr("llmcli.commands.env.command.processors", lambda: MACHINE["cores"])
+    for name, value in {
+        "HOME": str(home), "LLMCLI_PAGER": "", "HF_HUB_OFFLINE": "1",
+        "GOMP_SPINCOUNT": OPENMP_SPIN["GOMP_SPINCOUNT"],
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    register(monkeypatch)
     _once(monkeypatch, "llmcli.measure.ceilings.measure_ceilings", seconds=0.02)
     _once(monkeypatch, "llmcli.commands.ladder.command._measured")
-    monkeypatch.setattr("llmcli.commands.ladder.measure.runner.ROUNDS_S", 0.0)
     # `--threads` is shown; beside another worker a second thread would only wait for the first
     monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
-    begun = [
-        Stage(name="import torch", seconds=1.5),
-        Stage(name="load the weights", seconds=0.4, nbytes=100_000_000),
-    ]
-    monkeypatch.setattr("llmcli.commands.timing.command._stages", lambda loaded: [*begun])
+    for target, value in (_machine() | _bench()).items():
+        monkeypatch.setattr(f"llmcli.{target}", value)
+
+
+def _machine():
+    """What stands for the machine, for what it measures, and for the families that are known."""
     places = {}  # stages of loading are listed by their times
 
     def add(self, name, seconds, nbytes=0):
         self.seconds[name] = 0.9 / (1 + places.setdefault(name, len(places)))
         self.nbytes[name] = self.nbytes.get(name, 0) + nbytes
 
-    monkeypatch.setattr("llmcli.records.work.Stages.add", add)
+    begun = [
+        Stage(name="import torch", seconds=1.5),
+        Stage(name="load the weights", seconds=0.4, nbytes=100_000_000),
+    ]
+    known = (*families(), *FAMILIES)
+    return {
+        # `TIMED=NAME` before the command, `SELFTEST=KIND`, `READ=16`
+        "commands.timing.measure.run.measure_timing":
+            lambda *_, **__: variant(os.environ.get("TIMED", "")),
+        "commands.selftest.measure.run.measure_selftest":
+            lambda *_, **__: _selftest(os.environ.get("SELFTEST", "")),
+        "engine.speculation.DraftLengthController.rows":
+            lambda self, key, most: min(most, int(os.environ.get("READ", "1"))),
+        "measure.machine.CpuContention.load": lambda self, threads: idle(threads=threads),
+        "measure.machine.Environment": lambda **of: Environment(**of | MACHINE),
+        "families.family.families": lambda: known,
+        "processor.name": lambda: MACHINE["processor"],
+        "commands.env.command.processors": lambda: MACHINE["cores"],
+        "commands.ladder.measure.runner.ROUNDS_S": 0.0,
+        "commands.timing.command._stages": lambda loaded: [*begun],
+        "records.work.Stages.add": add,
+    }  # fmt: skip
 
 
-def _made_up_bench(monkeypatch):
+def _bench():
     """Of `bench`: the clock of its runs, its memory, the machine's ceilings, date and versions."""
     build = BuildInfo(
         build_commit="1a2b3c4d", build_number=321, cpu_info=MACHINE["processor"], gpu_info=""
     )
     clock = itertools.accumulate(itertools.cycle([1_300_000, 1_200_000, 1_250_000]))
     seconds, reads = itertools.count(), ReadRate(nbytes=10**9, bytes_per_s=1e9, level="memory")
-    for name, value in {
-        "command.build_info": lambda: build,
-        "measure.loader.perf_counter": lambda: next(seconds) / 4,
-        "measure.loader.resident_bytes": lambda: 300 << 20,
-        "measure.loader.ceilings": SimpleNamespace(
+    return {
+        "commands.bench.command.build_info": lambda: build,
+        "commands.bench.measure.loader.perf_counter": lambda: next(seconds) / 4,
+        "commands.bench.measure.loader.resident_bytes": lambda: 300 << 20,
+        "commands.bench.measure.loader.ceilings": SimpleNamespace(
             measure_ceilings=lambda device, numbers, **_: Ceilings(
                 device=str(device), threads=1, caches=(), seconds=0.5, reads=(reads,),
                 matrices=(MatrixRate(dtype=numbers.products, flops_per_s=1e10),),
             )
         ),
-        "measure.sweep.datetime": SimpleNamespace(now=lambda zone: datetime(2026, 11, 22)),
-    }.items():
-        monkeypatch.setattr(f"llmcli.commands.bench.{name}", value)
-    engines = "llmcli.measure.engines"
-    monkeypatch.setattr(f"{engines}.llmcli", SimpleNamespace(__version__="1.2.3"))
-    monkeypatch.setattr(f"{engines}.perf_counter_ns", lambda: next(clock))
-    for name, value in (("_mark", 900 << 20), ("_set_back", True)):
-        monkeypatch.setattr(f"llmcli.measure.peaks.{name}", lambda value=value: value)
+        "commands.bench.measure.sweep.datetime":
+            SimpleNamespace(now=lambda zone: datetime(2026, 11, 22)),
+        "measure.engines.llmcli": SimpleNamespace(__version__="1.2.3"),
+        "measure.engines.perf_counter_ns": lambda: next(clock),
+        "measure.peaks._mark": lambda: 900 << 20, "measure.peaks._set_back": lambda: True,
+    }  # fmt: skip
 
 
 def _selftest(kind):
@@ -176,12 +176,11 @@ def _talker(folder, answers=(("<|assistant|>", "Y", "e", "s", "."),), comment=""
         tokenizer["added_tokens"].append(
             tokenizer["added_tokens"][0] | {"id": ids[piece], "content": piece, "special": False}
         )
-    own = {"max_position_embeddings": 600, "tie_word_embeddings": False, "hidden_size": 64}
-    write_tiny(folder, weights=True, vocab_size=len(ids), **own)
+    write_tiny(
+        folder, weights=True, template=TEMPLATE + comment, vocab_size=len(ids), hidden_size=64,
+        max_position_embeddings=600, tie_word_embeddings=False,
+    )  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["chat_template"] += comment
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tensors = load_file(folder / "model.safetensors")
     for name in tensors:
         if "o_proj" in name or "down_proj" in name:
@@ -379,7 +378,7 @@ MODELS = {
     "llama": _llama(),  # over bytes, with a chat template
     "eps": _llama(rms_norm_eps=0.5),
     "bare": _llama(without=("tokenizer.json", "tokenizer_config.json")),
-    "plain": _llama(template=False),
+    "plain": _llama(template=""),
     "twins": _llama(changed=_twins),
     "narrow": _llama(hidden_size=16),
     "nan": _llama(changed=_nan),
@@ -427,7 +426,7 @@ MODELS = {
         weights=False, architectures=["Mamba2ForCausalLM"], model_type="mamba2", num_heads=8,
         head_dim=8, n_groups=1, state_size=8,
     ),
-    "linear": write,  # a layer each of gated DeltaNet, Mamba-2 and softmax attention
+    **{name: partial(write, config=config) for name, config in CONFIGS.items()},
     "lone": _lone,
     "heads": _llama(weights=False, num_attention_heads=32, num_key_value_heads=8, head_dim=4),
     "talker": _talker,
