@@ -13,7 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_sources import same
+from kernel_sources import levels_of
+from tensors import same
 
 from llmcli.config.formats import ACTIVATION_BYTES, FORMATS, PACKED, packed_bytes
 from llmcli.kernels import native, program
@@ -170,16 +171,9 @@ def expected(f, shape, kind, digits=2):
 
 
 @pytest.fixture(scope="module")
-def levels(library):
-    """Numbers of those that the library has here."""
-    bits = Kernels(library, 0).library.llmcli_native_levels()
-    return [level for level in range(len(native.LEVELS)) if bits >> level & 1]
-
-
-@pytest.fixture(scope="module")
-def all_kernels(library, levels):
+def all_kernels(library):
     """At each level."""
-    return [Kernels(library, level) for level in levels]
+    return [Kernels(library, level) for level in levels_of(library)]
 
 
 def check(all_kernels, f, raw, x, product=None, digits=2):
@@ -285,11 +279,11 @@ def test_several_matrices_in_one_call(all_kernels):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
-def test_bits_do_not_depend_on_threads(library, levels, threads):
+def test_bits_do_not_depend_on_threads(library, threads):
     for f in ("Q4_K", "Q8_0", "Q2_K"):
         raw, x, product = expected(f, (900, 768, 19), "usual")
         numbers = packed_twin.dequantized(f, raw)
-        for level, parallel in itertools.product(levels, {native._team(), None}):
+        for level, parallel in itertools.product(levels_of(library), {native._team(), None}):
             kernels = Kernels(library, level, threads=threads, parallel=parallel)
             packed = kernels.pack(f, raw, 768)
             for _ in range(3):

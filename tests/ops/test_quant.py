@@ -17,6 +17,7 @@ from gguf.quants import dequantize as gguf_dequantize
 from hypothesis import given
 from hypothesis import strategies as st
 from live_tensors import Live
+from tensors import same
 
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.ops import quant
@@ -67,25 +68,11 @@ def random_blocks(format: str, rows: int, blocks: int, seed: int = 0) -> np.ndar
     return np.random.default_rng(seed).integers(0, 256, (rows, blocks * size), dtype=np.uint8)
 
 
-def assert_bit_equal(got: torch.Tensor, expected: np.ndarray) -> None:
-    """Equal bit for bit, the sign of zero included, and NaN in the same places."""
-    values = got.numpy()
-    assert values.dtype == expected.dtype
-    assert values.shape == expected.shape
-    bits = np.uint64 if values.dtype == np.float64 else np.uint32
-    nan = np.isnan(expected)
-    assert np.array_equal(np.isnan(values), nan)
-    wanted = np.ascontiguousarray(expected)
-    assert np.array_equal(np.where(nan, 0, values.view(bits)), np.where(nan, 0, wanted.view(bits)))
-
-
 @pytest.mark.parametrize("format", PACKED + PLAIN)
 def test_random_bytes_equal_gguf(format: str) -> None:
     raw = random_blocks(format, rows=33, blocks=28)
     dtype = torch.float64 if format == "F64" else torch.float32
-    assert_bit_equal(
-        quant.dequantize(torch.from_numpy(raw), format, dtype=dtype), reference(raw, format)
-    )
+    same(quant.dequantize(torch.from_numpy(raw), format, dtype=dtype), reference(raw, format))
 
 
 @pytest.mark.parametrize("format", EIGHT_BITS)
@@ -95,7 +82,7 @@ def test_all_of_the_256_numbers(format: str, dtype: torch.dtype) -> None:
     found = quant.dequantize(raw, format, dtype=dtype)
     if dtype in (torch.float32, torch.float64):
         kind = {torch.float32: np.float32, torch.float64: np.float64}[dtype]
-        assert_bit_equal(found, EIGHT_BITS[format][raw].astype(kind))
+        same(found, EIGHT_BITS[format][raw].astype(kind))
     theirs = raw.view(torch.float8_e4m3fn if format == "F8_E4M3" else torch.float8_e5m2).to(dtype)
     torch.testing.assert_close(found, theirs, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(found.nan_to_num(7.0).signbit(), theirs.nan_to_num(7.0).signbit())
@@ -143,7 +130,7 @@ def test_adversarial_scales_equal_gguf(format: str, fill: int | None) -> None:
         for block in range(2):
             set_scales(raw[row, block * size : (block + 1) * size], format, halves)
     got = quant.dequantize(torch.from_numpy(raw), format, dtype=torch.float32)
-    assert_bit_equal(got, reference(raw, format))
+    same(got, reference(raw, format))
 
 
 def test_every_type_of_the_gguf_package_is_decoded() -> None:
@@ -162,7 +149,7 @@ def test_every_scale_of_eight_bits_equals_gguf(format: str) -> None:
     raw = random_blocks(format, rows=256, blocks=1, seed=7)
     raw[:, : 4 if format == "NVFP4" else 1] = np.arange(256, dtype=np.uint8)[:, None]
     got = quant.dequantize(torch.from_numpy(raw), format, dtype=torch.float32)
-    assert_bit_equal(got, reference(raw, format))
+    same(got, reference(raw, format))
 
 
 class Wide:
@@ -186,7 +173,7 @@ def test_float64_is_computed_in_float64(format: str, monkeypatch: pytest.MonkeyP
     scales = gguf_quants.MXFP4.e8m0_to_fp32_half(np.arange(256, dtype=np.uint8))  # by their bits
     monkeypatch.setattr(gguf_quants.MXFP4, "e8m0_to_fp32_half", scales.astype(np.float64).take)
     monkeypatch.setattr(gguf_quants, "np", Wide())
-    assert_bit_equal(got, reference(raw, format))
+    same(got, reference(raw, format))
 
 
 @pytest.mark.parametrize("format", PACKED + PLAIN)
@@ -343,4 +330,4 @@ def test_cuda_equals_cpu(format: str) -> None:
     raw = torch.from_numpy(random_blocks(format, rows=33, blocks=7))
     dtype = torch.float64 if format == "F64" else torch.float32
     expected = quant.dequantize(raw, format, dtype=dtype)
-    assert_bit_equal(quant.dequantize(raw.cuda(), format, dtype=dtype).cpu(), expected.numpy())
+    same(quant.dequantize(raw.cuda(), format, dtype=dtype).cpu(), expected.numpy())
