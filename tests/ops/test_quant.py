@@ -264,11 +264,6 @@ def test_decoding_leaves_the_tables_as_they_were(format: str) -> None:
     assert torch.equal(first.nan_to_num(7.0), again.nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("format", [*PACKED, *(x for x in PLAIN if "F8" not in x)])
-def test_block_sizes_are_ggmls(format: str) -> None:
-    assert tuple(quant.FORMATS[format]) == tuple(GGML_QUANT_SIZES[GGMLQuantizationType[format]])
-
-
 # ---- float32 rows to blocks
 
 ENCODED = ("Q8_0", "Q4_1")

@@ -38,12 +38,6 @@ def interleave(rows, heads):
     return split.swapaxes(1, 2).reshape(rows.shape)
 
 
-def separate(rows, heads):
-    """Undoes `interleave`."""
-    pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(rows.shape)
-
-
 def write_gguf(model, path, format, *, head=True, tokenizer="", ways=()):
     """Write `model` to `path`; matrices in `format`. `head=False` leaves a tied head out.
 
