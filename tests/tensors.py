@@ -6,6 +6,13 @@ import torch
 
 from llmcli.weights.routes import ExpertAssignment
 
+# byte offsets of the half-precision numbers in a block; that of `IQ1_M` is in four nibbles
+HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
+          "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+          "TQ1_0": (52,), "TQ2_0": (64,), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,),
+          "IQ3_XXS": (0,), "IQ3_S": (0,), "IQ1_S": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+          "IQ1_M": (), "MXFP4": (), "NVFP4": ()}  # fmt: skip
+
 
 def drawn(*shape, seed=0, dtype=torch.float32):
     """Normal numbers, rounded to that dtype."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 from card import Card, Refused
 from covers import KINDS, covered
-from small_models import ids, random_decoder
+from small_models import ids, random_decoder, walked
 from zoo import MODELS
 
 from llmcli.commands.selftest.measure.arithmetic import copied
@@ -189,28 +189,9 @@ def pair(name, card, prompts):
 @pytest.mark.parametrize("name", ["window", "mamba-2", "gated deltanet", "latent attention"])
 def test_more_slots_other_rows_and_a_step_back(name, card):
     ordinary, captured = pair(name, card, [[5, 9, 2], [3, 1]])
-    tokens = ids(2, 4)
-    same(decoded(captured, tokens), decoded(ordinary, tokens))
-    for session in (ordinary, captured):
-        session.grow(20)
-    assert not captured.state.recorded
-    same(decoded(captured, ids(2, 2, 1)), decoded(ordinary, ids(2, 2, 1)))
-    assert len(captured.state.recorded) == 2
-    saved = [session.snapshot() for session in (ordinary, captured)]
-    same(decoded(captured, ids(2, 2, 2)), decoded(ordinary, ids(2, 2, 2)))
-    for session, was in zip((ordinary, captured), saved, strict=True):
-        session.restore(was)
-    graphs = len(captured.state.recorded)
-    same(decoded(captured, ids(2, 2, 3)), decoded(ordinary, ids(2, 2, 3)))
-    assert len(captured.state.recorded) == graphs  # the memory is the same
-    for session in (ordinary, captured):
-        session.select([1, 0, 1])
-    assert not captured.state.recorded
-    same(decoded(captured, ids(3, 3, 4)), decoded(ordinary, ids(3, 3, 4)))
-    if captured.state.rewinds:
-        for session in (ordinary, captured):
-            session.rewind(3)
-        same(decoded(captured, ids(3, 3, 5)), decoded(ordinary, ids(3, 3, 5)))
+    (mine, graphs), (theirs, _) = walked(captured), walked(ordinary)
+    same(mine, theirs)
+    assert graphs == 2
 
 
 def test_taps_edits_and_clocks_are_computed(card):
@@ -267,24 +248,6 @@ def test_a_capture_that_fails_is_not_tried_again_and_no_graph_is_kept(name, befo
         "the capture failed: operation not permitted when stream is capturing"
     )
     assert not captured.state.recorded
-
-
-def test_the_card_refuses_what_a_card_refuses(card):
-    x = torch.ones(3, device="cuda")
-    assert x.is_cuda
-    assert (x + torch.tensor(1.0)).tolist() == [2, 2, 2]
-    with pytest.raises(Refused, match="two devices"):
-        x + torch.ones(3)
-    y = x[None, 1:]
-    y += 1
-    assert x.tolist() == [1, 2, 2]
-    with card.captured() as tape:
-        out = x.cumsum(0) * 2
-    assert out.tolist() == [2, 6, 10]
-    x.fill_(1)
-    tape.forget()
-    tape.replay()
-    assert out.tolist() == [2, 4, 6]
 
 
 # ---- what is asked of CUDA for a capture, and in which order; a card itself is in `test_gpu`

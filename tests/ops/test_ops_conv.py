@@ -131,14 +131,6 @@ def test_narrow_inputs_are_summed_in_float32_and_rounded_once():
         assert (error <= exact.abs() * 2**-8 + 1e-6).all()
 
 
-def test_runs_on_the_meta_device():
-    x, w, b = (t.to("meta") for t in inputs(2, 5, 3, 4, dtype=torch.bfloat16))
-    ring, first = ring_for(x, w), torch.zeros(2, dtype=torch.long, device="meta")
-    out = conv.causal_conv_chunk(x, w, b, ring, first, first)
-    assert (out.shape, out.dtype, out.is_meta) == ((2, 5, 3), torch.bfloat16, True)
-    assert chunks(x.split(1, 1), w, b, ring, first).shape == (2, 5, 3)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_equals_cpu_and_a_step_can_be_captured():

@@ -17,20 +17,14 @@ from gguf.quants import dequantize as gguf_dequantize
 from hypothesis import given
 from hypothesis import strategies as st
 from live_tensors import Live
-from tensors import same
+from tensors import HALVES, same
 
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.ops import quant
 
 PLAIN = [*quant.PLAIN]
 PACKED = [*quant.DECODERS]
-# byte offsets of the half-precision scales in a block; other scales are listed below
-SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
-          "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
-          "TQ1_0": (52,), "TQ2_0": (64,), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,),
-          "IQ3_XXS": (0,), "IQ3_S": (0,), "IQ1_S": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
-          "IQ1_M": (), "MXFP4": (), "NVFP4": ()}  # fmt: skip
-HALVES = {
+NUMBERS = {
     "zero": 0x0000, "negative zero": 0x8000, "smallest": 0x0001, "denormal": 0x03FF,
     "negative denormal": 0x8200, "one": 0x3C00, "largest": 0x7BFF, "inf": 0x7C00,
     "negative inf": 0xFC00, "nan": 0x7E00, "signalling nan": 0x7C01, "all ones": 0xFFFF,
@@ -107,7 +101,7 @@ def test_any_shape_and_place_in_memory_of_8_bits(shape: tuple[int, int], apart: 
 
 def set_scales(block: np.ndarray, format: str, halves: tuple[int, int]) -> None:
     """Writes two half-precision numbers into where a block has its scales."""
-    for offset, half in zip(SCALES[format], halves, strict=False):
+    for offset, half in zip(HALVES[format], halves, strict=False):
         block[offset : offset + 2] = (half & 0xFF, half >> 8)
     if format == "IQ1_M":  # four nibbles, each the highest of two bytes
         for k in range(4):
@@ -122,11 +116,11 @@ def set_scales(block: np.ndarray, format: str, halves: tuple[int, int]) -> None:
 @pytest.mark.parametrize("format", PACKED)
 @pytest.mark.parametrize("fill", [0x00, 0xFF, 0x80, 0x7F, 0x55, None])
 def test_adversarial_scales_equal_gguf(format: str, fill: int | None) -> None:
-    raw = random_blocks(format, rows=len(HALVES) ** 2, blocks=2, seed=1)
+    raw = random_blocks(format, rows=len(NUMBERS) ** 2, blocks=2, seed=1)
     if fill is not None:
         raw[:] = fill
     size = quant.FORMATS[format][1]
-    for row, halves in enumerate((a, b) for a in HALVES.values() for b in HALVES.values()):
+    for row, halves in enumerate((a, b) for a in NUMBERS.values() for b in NUMBERS.values()):
         for block in range(2):
             set_scales(raw[row, block * size : (block + 1) * size], format, halves)
     got = quant.dequantize(torch.from_numpy(raw), format, dtype=torch.float32)
@@ -141,7 +135,7 @@ def test_every_type_of_the_gguf_package_is_decoded() -> None:
         except NotImplementedError:
             continue
         known.append(kind.name)
-    assert {*known} - {"F32", "F16", "BF16"} == {*PACKED} == {*SCALES}
+    assert {*known} - {"F32", "F16", "BF16"} == {*PACKED} == {*HALVES}
 
 
 @pytest.mark.parametrize("format", ["MXFP4", "NVFP4"])
@@ -166,7 +160,7 @@ def test_float64_is_computed_in_float64(format: str, monkeypatch: pytest.MonkeyP
     """As the gguf package does it where its numbers are float64."""
     raw = random_blocks(format, rows=33, blocks=28)
     # finite scales: clear the exponent's top bit
-    for offset in (54,) if format == "IQ1_M" else SCALES[format]:
+    for offset in (54,) if format == "IQ1_M" else HALVES[format]:
         raw[:, offset + 1 :: quant.FORMATS[format][1]] &= 0xBF
     got = quant.dequantize(torch.from_numpy(raw), format, dtype=torch.float64)
     reference(raw, format)  # the package keeps a grid as float32, whoever asks first
