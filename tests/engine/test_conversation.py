@@ -5,10 +5,9 @@ import json
 
 import pytest
 import torch
+from byte_tokenizer import byte_tokenizer
 from scripted import speak
 from small_models import random_decoder
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Library
 from zoo import MODELS
 
 from llmcli.checkpoints import open_checkpoint
@@ -38,14 +37,7 @@ def tokenizer_of(folder, specials, template, merged=0):
     The bytes of the first `merged` letters have merges, which a random model does not make when it
     writes byte after byte.
     """
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [(a, b) for a in letters[:merged] for b in letters[:merged]]
-    words = specials + letters + sorted({a + b for a, b in merges})
-    library = Library(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=merges))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    library.add_special_tokens([AddedToken(text, special=True) for text in specials])
-    library.save(str(folder / "tokenizer.json"))
+    byte_tokenizer(specials, merged).save(str(folder / "tokenizer.json"))
     settings = {"eos_token": specials[0], "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
