@@ -79,22 +79,17 @@ def talking(model, **more):
     return talk
 
 
-def session(talk):
-    """What the conversation has read."""
-    return talk._session
-
-
 def read(talk):
-    """The ids of that, and their text."""
-    (ids,) = session(talk).ids
+    """The ids that the conversation has read, and their text."""
+    (ids,) = talk._session.ids
     return ids, talk.model.tokenizer.decode(ids, skip_special=False)
 
 
 def answered(talk, limit=6, sampling=SAMPLING, **more):
     """The answer's ids; afterwards the session's logits are those of the whole text."""
     ids = [token.id for token in talk.answer(sampling, limit=limit, **more)]
-    whole = talk.model.decoder(torch.tensor(session(talk).ids))[0, -1]
-    torch.testing.assert_close(session(talk).logits_BV[0], whole)
+    whole = talk.model.decoder(torch.tensor(talk._session.ids))[0, -1]
+    torch.testing.assert_close(talk._session.logits_BV[0], whole)
     return ids
 
 
@@ -221,7 +216,7 @@ def test_memory_grows_by_the_cache_alone(model):
     for _ in range(6):
         answered(talk)
         talk.say("and now?")
-        kept = session(talk).snapshot().kept
+        kept = talk._session.snapshot().kept
         assert len(kept) <= 2
         states = [one.state.nbytes for one in kept.values() if one.state is not None]
         logits = [one.logits_BV.untyped_storage().nbytes() for one in kept.values()]
@@ -358,7 +353,7 @@ def test_a_draft_reads_no_further_than_the_context(model, monkeypatch, room):
         talk.say("a")
         talk.speculation = None if draft is None else Speculation(draft)
         texts.append([token.text for token in talk.answer(SAMPLING, limit=400)])
-        assert talk.used <= session(talk).state.capacity <= room
+        assert talk.used <= talk._session.state.capacity <= room
     assert texts[0] == texts[1]
 
 

@@ -64,10 +64,6 @@ def distribution(
     return [weights[i] / total if i in order else 0.0 for i in range(len(scores))], margin
 
 
-def row(*values: float) -> torch.Tensor:
-    return torch.tensor([values], dtype=torch.float32)
-
-
 def kept(logits: torch.Tensor, **options: float) -> list[int]:
     probs = filtered(logits, Sampling(**{**OFF, **options}))  # type: ignore[arg-type]
     return probs[0].nonzero()[:, 0].tolist()
@@ -160,7 +156,7 @@ KEPT: list[tuple[list[float], dict[str, float], list[int]]] = [
 
 @pytest.mark.parametrize(("logits", "options", "left"), KEPT)
 def test_which_tokens_may_be_drawn(logits, options, left):
-    assert kept(row(*logits), **options) == left
+    assert kept(torch.tensor([logits], dtype=torch.float32), **options) == left
 
 
 @settings(max_examples=240, deadline=None)
@@ -241,7 +237,7 @@ def test_best_tells_of_logits_that_are_not_finite(bad, temperature):
 
 def test_sampling_without_a_random_number_is_an_error():
     with pytest.raises(ValueError, match="random number"):
-        choose(row(1, 2), Sampling(), None)
+        choose(torch.zeros(1, 2), Sampling(), None)
 
 
 @pytest.mark.parametrize(("option", "value"), [

@@ -80,14 +80,6 @@ def test_the_last_logits_alone_are_those_of_all(decoder):
     assert f"blocks.{len(decoder.blocks) - 1}.resid_post" in heard
 
 
-def test_the_state_of_a_call_that_fails_stays_as_it_was(decoder):
-    session = Session(decoder, 1, 4)
-    session.extend([[1, 2, 3]])
-    with pytest.raises(ValueError, match="do not fit"):
-        session.extend([[4, 5]])
-    assert (session.lengths, session.ids) == ([3], [[1, 2, 3]])
-
-
 def test_a_token_is_read_when_the_next_is_requested(decoder):
     session = Session(decoder, 1, 20)
     session.prefill([PROMPTS[0]])

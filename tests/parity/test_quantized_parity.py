@@ -6,8 +6,6 @@ dequantization of fp8 blocks where it has one; we read the quantized file.
 
 import copy
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import gguf
 import pytest
@@ -28,7 +26,6 @@ from llmcli.errors import CheckpointError
 from llmcli.kernels import native
 from llmcli.weights.packed import MappedWeight, Packed
 
-Rewritten = Callable[..., tuple[Path, dict[str, Tensor]]]
 IDS = prompt(tokens=60)
 
 
