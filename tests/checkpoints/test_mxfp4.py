@@ -126,8 +126,7 @@ def test_what_is_not_said_to_be_is_not(tmp_path, config):
     assert {info.format for info in checkpoint.tensors.values()} == {"U8", "F32"}
 
 
-CONFIG = llama(*(layer(sinks=True),) * 2)
-CONFIG = in_blocks(CONFIG, "MXFP4", size=64)[0]
+CONFIG, _ = in_blocks(llama(*(layer(sinks=True),) * 2), "MXFP4", size=64)
 IN_4_BITS = ("W_gate", "W_up", "W_down")
 FAMILY = family_of(
     "four", lambda _: CONFIG, stored=lambda name: name + "_blocks" * name.endswith(IN_4_BITS)

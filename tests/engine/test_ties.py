@@ -27,6 +27,7 @@ from llmcli.ops.norm import at_least_float32
 GREEDY = Sampling(temperature=0)
 PENALIZED = Sampling(temperature=0, repetition_penalty=1.3, frequency_penalty=0.2)
 PROMPT = [5, 6, 7, 8]
+TEXT = (Path(__file__).parents[1] / "assets" / "held_out.txt").read_text()
 
 
 def model_of(dtype: torch.dtype, stored: str = "F64") -> Any:
@@ -217,8 +218,7 @@ def test_the_estimate_is_not_far_from_what_rounding_does(narrow, wide):
     exact = load_checkpoint(open_model("tiny"), device="cpu", dtype=wide)
     for name, slot in parameters_of(exact.decoder).items() if packed else ():
         slot.copy_(own.decoder.weight(name).dense())
-    text = (Path(__file__).parents[1] / "assets" / "held_out.txt").read_text()
-    ids = torch.tensor([own.tokenizer.encode(text)[:250]])
+    ids = torch.tensor([own.tokenizer.encode(TEXT)[:250]])
     own_TV, exact_TV = (model.decoder(ids)[0].double() for model in (own, exact))
     scores_T2, ids_T2 = own_TV.topk(2, -1)
     bound_T = NearTies(own).bound(ids_T2, scores_T2, torch.ones_like(scores_T2))
@@ -232,8 +232,7 @@ def test_the_estimate_is_not_far_from_what_rounding_does(narrow, wide):
 
 def test_every_choice_that_bfloat16_changes_is_marked_and_few_others():
     model = load_checkpoint(open_model("tiny"), device="cpu", dtype="float32")
-    text = (Path(__file__).parents[1] / "assets" / "held_out.txt").read_text()
-    ids = model.tokenizer.encode(text)[:1500]
+    ids = model.tokenizer.encode(TEXT)[:1500]
     parts = [ids[start : start + 250] for start in range(0, len(ids), 250)]
     path = open_model("tiny").path
     total, flips, marked_flips, marked = flips_and_marks(path, parts, [0] * len(parts))

@@ -89,16 +89,6 @@ def test_experts_of_8_bits(name, scheme, rewritten, checkpoints):
     assert {"blocks.0.moe.W_gate[0]", "blocks.1.moe.W_down[4]"} <= scaled
 
 
-def test_the_scale_is_seen(rewritten, references):
-    """One scale of one block off by a thousandth: the comparison is not blind to it."""
-    folder, meant = rewritten("llama-gqa3", "fp8-blocks")
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    tensors["model.layers.1.self_attn.v_proj.weight_scale_inv"][0, 1] *= 1.001
-    save_file(tensors, file)
-    assert off(opened(folder, "float64"), filled(references("llama-gqa3", "float64"), meant)) > 1e-7
-
-
 def test_a_quantized_embedding_and_head(rewritten, references):
     """What is quantized is what has a scale: nothing is skipped by its name."""
     folder, meant = rewritten("llama-gqa3", "float-channel", skip=("layers.0",))

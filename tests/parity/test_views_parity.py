@@ -237,8 +237,7 @@ def attention(model, ids):
 
 
 def lens(model, ids):
-    report = measure_lens(Passes(model, ids, 2), span=range, mid=True)
-    return {"report": report}
+    return {"report": measure_lens(Passes(model, ids, 2), span=range, mid=True)}
 
 
 def dump(model, ids):
