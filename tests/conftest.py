@@ -32,7 +32,7 @@ machines.after()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ["LLMCLI_CONFIG"] = ""  # no test, and no child of one, reads the developer's own
-os.environ |= {"LC_ALL": "C.UTF-8", "TERM": "xterm-256color"}
+os.environ |= {"LC_ALL": "C.UTF-8", "TERM": "xterm-256color", "TOKENIZERS_PARALLELISM": "false"}
 # shells find the `llmcli` under test, whether its environment is active or not
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # nor is anything of the terminal and the shell that the tests were started in

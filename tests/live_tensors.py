@@ -4,20 +4,32 @@ import weakref
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+def _tensors(values):
+    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
 
 
 class Live(TorchDispatchMode):
-    """The most bytes that the tensors made inside it hold at once: of what they are views, too."""
+    """The most bytes that the tensors made inside it hold at once: of what they are views, too.
+
+    `largest` is the largest memory that an operation made, `total` all of them together.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.made: list[weakref.ref[torch.Tensor]] = []
-        self.most = 0
+        self.most = self.largest = self.total = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {one.untyped_storage().data_ptr() for one in _tensors((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self.made.append(weakref.ref(result))
+        for one in _tensors(result):
+            self.made.append(weakref.ref(one))
+            if one.untyped_storage().data_ptr() not in given:
+                self.largest = max(self.largest, one.untyped_storage().nbytes())
+                self.total += one.untyped_storage().nbytes()
         alive = [one for one in (made() for made in self.made) if one is not None]
         sizes = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in alive}
         self.most = max(self.most, sum(sizes.values()))

@@ -28,6 +28,34 @@ def ids(rows, tokens, seed=0):
     return torch.randint(0, VOCAB, (rows, tokens), generator=generator)
 
 
+def walked(session, **rest):
+    """Logits of steps with more slots, a place gone back to, other rows and forgotten tokens, and
+    how many graphs or programs the steps of the first were recorded in.
+    """
+
+    def steps(count, seed):
+        tokens = ids(session.state.batch, count, seed).to(session.decoder.device)
+        return [session.extend(one, **rest).cpu() for one in tokens.split(1, 1)]
+
+    found = steps(4, 0)
+    session.grow(20)
+    assert not session.state.recorded
+    found += steps(2, 1)
+    recorded, saved = len(session.state.recorded), session.snapshot()
+    found += steps(2, 2)
+    before = session.state.recorded.copy()
+    session.restore(saved)
+    found += steps(2, 3)
+    assert session.state.recorded == before, "the memory is the same"
+    session.select([1, 0, 1])
+    assert not session.state.recorded
+    found += steps(3, 4)
+    if session.state.rewinds:
+        session.rewind(3)
+        found += steps(3, 5)
+    return found, recorded
+
+
 def read(rung, tokens, prompt):
     """Logits `[b, n, V]` of `[b, n]` tokens, those after the prompt read one by one."""
     if not rung.batched:

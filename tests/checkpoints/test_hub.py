@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,21 +49,17 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 @pytest.fixture
 def serve(tmp_path, monkeypatch):
     """Starts a hub with `org/name`, and makes this process know it; its cache is `hub.cache`."""
-    running = []
+    with ExitStack() as running:
 
-    def start(files, **faults):
-        folder = write(tmp_path / "served", files)
-        hub = HubStandIn({"org/name": folder}, **faults)
-        hub.__enter__()
-        running.append(hub)
-        hub.cache = hub.here(monkeypatch, tmp_path) / "models--org--name"
-        # the library waits a second before it goes on
-        monkeypatch.setattr("huggingface_hub.file_download.time", SimpleNamespace(sleep=id))
-        return hub
+        def start(files, **faults):
+            folder = write(tmp_path / "served", files)
+            hub = running.enter_context(HubStandIn({"org/name": folder}, **faults))
+            hub.cache = hub.here(monkeypatch, tmp_path) / "models--org--name"
+            # the library waits a second before it goes on
+            monkeypatch.setattr("huggingface_hub.file_download.time", SimpleNamespace(sleep=id))
+            return hub
 
-    yield start
-    for hub in running:
-        hub.__exit__()
+        yield start
 
 
 def fetched(folder: Path) -> dict[str, bytes]:

@@ -52,21 +52,15 @@ def headers_of(model):
 
 def refused(kind, *words, hint="", spec="org/name", ask=download) -> LlmcliError:
     """The one clear error of a download: its kind, words of its message and of its hint."""
-    with pytest.raises(LlmcliError) as caught:
+    with pytest.raises(kind) as caught:
         ask(parse(spec) if isinstance(spec, str) else spec)
-    error = checked(caught.value)
-    assert isinstance(error, kind)
-    assert all(word in error.message for word in words), error.message
-    assert hint in error.hint
-    return error
-
-
-def checked(error: LlmcliError) -> LlmcliError:
-    text = f"{error.message} {error.hint}"
+    error, text = caught.value, f"{caught.value.message} {caught.value.hint}"
     assert error.hint
     assert len(text) < 500
     assert text.isprintable()
     assert "Traceback" not in text
+    assert all(word in error.message for word in words), error.message
+    assert hint in error.hint
     return error
 
 

@@ -7,10 +7,11 @@ import torch
 from linear_family import family_of
 from needs import needs_kernels
 from safetensors.torch import save_file
+from tiny_checkpoints import loaded
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from zoo import in_blocks, layer, llama
 
-from llmcli.checkpoints import mxfp4, open_checkpoint
+from llmcli.checkpoints import open_checkpoint
 from llmcli.config.formats import packed_bytes
 from llmcli.errors import CheckpointError
 from llmcli.families.rules import Load, PerExpert, Rows
@@ -125,27 +126,18 @@ def test_what_is_not_said_to_be_is_not(tmp_path, config):
     assert {info.format for info in checkpoint.tensors.values()} == {"U8", "F32"}
 
 
-def test_the_blocks_are_those_of_a_gguf_file():
-    """The same bytes as the gguf package's converter writes for gpt-oss (`repack_mxfp4`)."""
-    codes, scales = drawn(5, 7)
-    low, high = codes & 15, codes >> 4
-    numbers = torch.stack((low, high), -1).flatten(-2)  # in order
-    expected = torch.cat((scales[..., None], numbers[..., :16] | numbers[..., 16:] << 4), -1)
-    found = mxfp4.in_blocks(codes.numpy().tobytes(), scales.numpy().tobytes())
-    assert found == expected.numpy().tobytes()
-
-
-CONFIG = llama(*(layer(sinks=True),) * 2)
-CONFIG = in_blocks(CONFIG, "MXFP4", size=64)[0]
+CONFIG, _ = in_blocks(llama(*(layer(sinks=True),) * 2), "MXFP4", size=64)
 IN_4_BITS = ("W_gate", "W_up", "W_down")
 FAMILY = family_of(
     "four", lambda _: CONFIG, stored=lambda name: name + "_blocks" * name.endswith(IN_4_BITS)
 )
 
 
-@pytest.fixture
-def path(tmp_path, monkeypatch):
-    """A model whose feed-forward is stored so, and what its weights are."""
+@needs_kernels
+def test_a_model_has_the_same_numbers_however_it_is_loaded(tmp_path, monkeypatch):
+    """One whose feed-forward is stored so: dense, in blocks, read ahead, and where there is no room
+    for it in memory.
+    """
     monkeypatch.setattr("llmcli.families.family.families", lambda: (FAMILY,))
     generator, tensors, exact = torch.Generator().manual_seed(1), {}, {}
     for seed, spec in enumerate(parameters(CONFIG)):
@@ -159,22 +151,14 @@ def path(tmp_path, monkeypatch):
             tensors[spec.name] = exact[spec.name] = torch.randn(shape, generator=generator) / 4
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "four"} | QUANTIZED))
-    return tmp_path, exact
-
-
-@needs_kernels
-def test_a_model_has_the_same_numbers_however_it_is_loaded(path, monkeypatch):
-    """Dense, in blocks, read ahead, and where it does not fit into memory."""
-    folder, exact = path
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(tmp_path)
     ahead = start(prepare(checkpoint), dtype="auto", quantize="auto", bfloat16=False, free=1 << 40)
     models = [
-        load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float32", text=False),
-        load_checkpoint(open_checkpoint(folder), device="cpu", text=False),
+        loaded(tmp_path, dtype="float32", text=False), loaded(tmp_path, text=False),
         load_checkpoint(checkpoint, device="cpu", text=False, ahead=ahead),
-    ]
+    ]  # fmt: skip
     monkeypatch.setattr("llmcli.loading.load._exceeds", lambda weights, device: True)
-    models.append(load_checkpoint(open_checkpoint(folder), device="cpu", text=False))
+    models.append(loaded(tmp_path, text=False))
     for model in models:
         packed = [name for name in model.decoder.weight_names
                   if isinstance(model.decoder.weight(name), Packed)]  # fmt: skip

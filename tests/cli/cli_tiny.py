@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from byte_tokenizer import byte_tokenizer
+
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{{ lead }}{% endif %}"
@@ -23,15 +25,8 @@ def write_tiny(
 
     `special`: further special tokens.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
     specials = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|begin|>", *special]
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {text: index for index, text in enumerate(specials + letters)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in specials])
+    tokenizer = byte_tokenizer(specials)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     described = {
@@ -39,7 +34,8 @@ def write_tiny(
     } | ({"chat_template": template} if template else {})  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
     values = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": len(vocab),
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+        "vocab_size": tokenizer.get_vocab_size(),
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
         "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,

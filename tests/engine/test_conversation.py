@@ -5,10 +5,9 @@ import json
 
 import pytest
 import torch
+from byte_tokenizer import byte_tokenizer
 from scripted import speak
 from small_models import random_decoder
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Library
 from zoo import MODELS
 
 from llmcli.checkpoints import open_checkpoint
@@ -38,14 +37,7 @@ def tokenizer_of(folder, specials, template, merged=0):
     The bytes of the first `merged` letters have merges, which a random model does not make when it
     writes byte after byte.
     """
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [(a, b) for a in letters[:merged] for b in letters[:merged]]
-    words = specials + letters + sorted({a + b for a, b in merges})
-    library = Library(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=merges))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    library.add_special_tokens([AddedToken(text, special=True) for text in specials])
-    library.save(str(folder / "tokenizer.json"))
+    byte_tokenizer(specials, merged).save(str(folder / "tokenizer.json"))
     settings = {"eos_token": specials[0], "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
@@ -87,22 +79,17 @@ def talking(model, **more):
     return talk
 
 
-def session(talk):
-    """What the conversation has read."""
-    return talk._session
-
-
 def read(talk):
-    """The ids of that, and their text."""
-    (ids,) = session(talk).ids
+    """The ids that the conversation has read, and their text."""
+    (ids,) = talk._session.ids
     return ids, talk.model.tokenizer.decode(ids, skip_special=False)
 
 
 def answered(talk, limit=6, sampling=SAMPLING, **more):
     """The answer's ids; afterwards the session's logits are those of the whole text."""
     ids = [token.id for token in talk.answer(sampling, limit=limit, **more)]
-    whole = talk.model.decoder(torch.tensor(session(talk).ids))[0, -1]
-    torch.testing.assert_close(session(talk).logits_BV[0], whole)
+    whole = talk.model.decoder(torch.tensor(talk._session.ids))[0, -1]
+    torch.testing.assert_close(talk._session.logits_BV[0], whole)
     return ids
 
 
@@ -229,7 +216,7 @@ def test_memory_grows_by_the_cache_alone(model):
     for _ in range(6):
         answered(talk)
         talk.say("and now?")
-        kept = session(talk).snapshot().kept
+        kept = talk._session.snapshot().kept
         assert len(kept) <= 2
         states = [one.state.nbytes for one in kept.values() if one.state is not None]
         logits = [one.logits_BV.untyped_storage().nbytes() for one in kept.values()]
@@ -366,7 +353,7 @@ def test_a_draft_reads_no_further_than_the_context(model, monkeypatch, room):
         talk.say("a")
         talk.speculation = None if draft is None else Speculation(draft)
         texts.append([token.text for token in talk.answer(SAMPLING, limit=400)])
-        assert talk.used <= session(talk).state.capacity <= room
+        assert talk.used <= talk._session.state.capacity <= room
     assert texts[0] == texts[1]
 
 

@@ -12,6 +12,7 @@ from continued import filtered, stream
 from fake_model import VOCAB, fake_model, script
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tensors import drawn
 
 from llmcli.engine.sampling import Sampling, choose, sample, top
 from llmcli.engine.seeds import sample_seed, uniforms
@@ -61,10 +62,6 @@ def distribution(
     order = [i for i in order if weights[i] >= options.min_p]
     total = math.fsum(weights[i] for i in order)
     return [weights[i] / total if i in order else 0.0 for i in range(len(scores))], margin
-
-
-def row(*values: float) -> torch.Tensor:
-    return torch.tensor([values], dtype=torch.float32)
 
 
 def kept(logits: torch.Tensor, **options: float) -> list[int]:
@@ -159,30 +156,7 @@ KEPT: list[tuple[list[float], dict[str, float], list[int]]] = [
 
 @pytest.mark.parametrize(("logits", "options", "left"), KEPT)
 def test_which_tokens_may_be_drawn(logits, options, left):
-    assert kept(row(*logits), **options) == left
-
-
-def test_temperature_zero_is_the_first_of_the_best_after_penalties():
-    logits, counts = row(1, 4, 4, 3), torch.tensor([[0, 1, 0, 0]])
-    greedy = Sampling(temperature=0, repetition_penalty=1.5)
-    assert filtered(logits, greedy, counts)[0].tolist() == [0, 0, 1, 0]
-    assert choose(logits, greedy, None, counts)[0].tolist() == [2]
-
-
-def test_penalties_see_what_they_should():
-    logits = row(2, 2, 2, -2)
-    prompt, output = torch.tensor([[1, 0, 0, 1]]), torch.tensor([[0, 2, 0, 0]])
-
-    def logs(**penalties: float) -> list[float]:
-        probs = filtered(logits, Sampling(**OFF, **penalties), prompt, output)  # type: ignore[arg-type]
-        return (probs.log() - probs[0, 2].log() + 2)[0].tolist()
-
-    assert logs(repetition_penalty=2.0) == pytest.approx([1, 1, 2, -4])
-    assert logs(presence_penalty=0.5) == pytest.approx([2, 1.5, 2, -2])
-    assert logs(frequency_penalty=0.5) == pytest.approx([2, 1, 2, -2])
-    assert logs(repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25) == (
-        pytest.approx([1, 0, 2, -4])
-    )
+    assert kept(torch.tensor([logits], dtype=torch.float32), **options) == left
 
 
 @settings(max_examples=240, deadline=None)
@@ -217,8 +191,7 @@ def test_filters_and_greedy_agree_where_float32_sees_no_difference():
 def test_top_p_over_a_large_vocabulary(spread, top_p):
     """From a handful of tokens in the nucleus to nearly all: each way of finding it."""
     vocab = 20_000
-    generator = torch.Generator().manual_seed(3)
-    logits = (torch.randn(2, vocab, generator=generator) * spread * 8).round() / 8  # many equal
+    logits = (drawn(2, vocab, seed=3) * spread * 8).round() / 8  # many equal
     got = filtered(logits, Sampling(**{**OFF, "top_p": top_p}))  # type: ignore[arg-type]
     for row_logits, row_probs in zip(logits.double().numpy(), got.numpy(), strict=True):
         order = np.lexsort((np.arange(vocab), -row_logits))
@@ -241,9 +214,7 @@ def test_sample_inverts_the_cumulative_sum():
 
 
 def test_rows_of_a_batch_do_not_touch_each_other():
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(5, 300, generator=generator) * 3
-    counts = torch.randint(0, 3, (5, 300), generator=generator)
+    logits, counts = drawn(5, 300) * 3, drawn(5, 300, seed=1).abs().long()
     sampling = Sampling(repetition_penalty=1.2, frequency_penalty=0.1)
     together = filtered(logits, sampling, counts, counts)
     for b in range(5):
@@ -266,7 +237,7 @@ def test_best_tells_of_logits_that_are_not_finite(bad, temperature):
 
 def test_sampling_without_a_random_number_is_an_error():
     with pytest.raises(ValueError, match="random number"):
-        choose(row(1, 2), Sampling(), None)
+        choose(torch.zeros(1, 2), Sampling(), None)
 
 
 @pytest.mark.parametrize(("option", "value"), [

@@ -10,6 +10,7 @@ from covers import in_turn
 from decoder_parameters import packed_model
 from needs import needs_kernels
 from small_models import random_decoder, random_model
+from tensors import drawn
 from zoo import COMPUTED, IN_BLOCKS, MODELS
 
 from llmcli.decoder.decoder import Decoder
@@ -120,17 +121,13 @@ def test_the_text_is_the_same(kind, sampling, model):
     for one, other in zip(drafted, alone, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-9)
         assert [id for id, _ in one.top] == [id for id, _ in other.top]
-    if any(type(rope.scaling).__name__ == "DynamicScaling" for rope in ropes(model)):
+    ropes = [layer.attention.rope for layer in model.config.layers if layer.attention]
+    if any(rope and type(rope.scaling).__name__ == "DynamicScaling" for rope in ropes):
         assert speculation.proposed == 0  # tokens that are read together rotate otherwise
     elif kind == "same":
         assert speculation.accepted > 12
     elif kind == "liar":
         assert speculation.accepted < speculation.proposed / 4
-
-
-def ropes(model):
-    parts = [layer.attention for layer in model.config.layers if layer.attention is not None]
-    return [part.rope for part in parts if part.rope is not None]
 
 
 @pytest.mark.usefixtures("eager")
@@ -169,7 +166,7 @@ def test_what_nobody_asked_for_is_forgotten(model):
     """A text that is closed has read no more than one without a draft would have."""
     alone = Session(model.decoder, 1, 60)
     alone.prefill([PROMPT])
-    ids = [int(choice) for choice in alone.decode(likeliest, limit=20)]
+    ids = [int(best) for best in alone.decode(lambda x: (x.argmax(-1), x.argmax()), limit=20)]
     for count in (1, 2, 3, 7, 19):
         session = Session(model.decoder, 1, 60)
         session.prefill([PROMPT])
@@ -181,10 +178,6 @@ def test_what_nobody_asked_for_is_forgotten(model):
         torch.testing.assert_close(
             logits_BV[0], model.decoder(torch.tensor([PROMPT + ids[:count]]))[0, -1]
         )
-
-
-def likeliest(logits_BV):
-    return logits_BV.argmax(-1), logits_BV.argmax()
 
 
 def sampler(model, sampling=SAMPLINGS["greedy"], limit=99):
@@ -291,8 +284,7 @@ def test_several_sequences_are_decoded_without_a_draft():
 def test_a_guess_is_the_pick_it_stands_for():
     model = random_model(MODELS["llama"])
     choice = sampler(model, SAMPLINGS["sampled"])
-    shape = (6, model.config.vocab)
-    logits = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    logits = drawn(6, model.config.vocab)
     guesses = [choice.guess(logits[at : at + 1], at) for at in range(6)]
     assert guesses == [choice.pick(logits[at : at + 1])[1][0].id for at in range(6)]
     assert len(set(uniforms(5, 0, 0, 6))) == 6

@@ -22,12 +22,12 @@ from llmcli.engine.sampling import Sampling, penalized
 from llmcli.engine.ties import NearTies
 from llmcli.graph.arithmetic import Arithmetic, matrices, stream_noise
 from llmcli.loading.load import load_checkpoint
-from llmcli.model import Model
 from llmcli.ops.norm import at_least_float32
 
 GREEDY = Sampling(temperature=0)
 PENALIZED = Sampling(temperature=0, repetition_penalty=1.3, frequency_penalty=0.2)
 PROMPT = [5, 6, 7, 8]
+TEXT = (Path(__file__).parents[1] / "assets" / "held_out.txt").read_text()
 
 
 def model_of(dtype: torch.dtype, stored: str = "F64") -> Any:
@@ -205,29 +205,20 @@ def flips_and_marks(path: Path, texts: Sequence[Sequence[int]], first: Sequence[
     return total, flips, marked_flips, marked
 
 
-def dequantized(model: Model) -> Model:
-    """The same numbers, in float32 throughout."""
-    exact = load_checkpoint(open_model("tiny"), device="cpu", dtype="float32")
-    for name, slot in parameters_of(exact.decoder).items():
-        slot.copy_(model.decoder.weight(name).dense())
-    return exact
-
-
 @pytest.mark.parametrize(("narrow", "wide"), [
     ("float32", "float64"), ("float16", "float32"), ("bfloat16", "float32"),
-    pytest.param("int8", None, marks=needs_kernels),
-    pytest.param("int4", None, marks=needs_kernels),
+    pytest.param("int8", "float32", marks=needs_kernels),
+    pytest.param("int4", "float32", marks=needs_kernels),
 ])  # fmt: skip
 def test_the_estimate_is_not_far_from_what_rounding_does(narrow, wide):
     """On tiny, against the same weights with more digits."""
-    packed = {"quantize": narrow} if wide is None else {"dtype": narrow}
-    own = load_checkpoint(open_model("tiny"), device="cpu", **packed)
-    if wide is None:
-        exact = dequantized(own)
-    else:
-        exact = load_checkpoint(open_model("tiny"), device="cpu", dtype=wide)
-    text = (Path(__file__).parents[1] / "assets" / "held_out.txt").read_text()
-    ids = torch.tensor([own.tokenizer.encode(text)[:250]])
+    packed = "int" in narrow
+    how = {"quantize" if packed else "dtype": narrow}
+    own = load_checkpoint(open_model("tiny"), device="cpu", **how)
+    exact = load_checkpoint(open_model("tiny"), device="cpu", dtype=wide)
+    for name, slot in parameters_of(exact.decoder).items() if packed else ():
+        slot.copy_(own.decoder.weight(name).dense())
+    ids = torch.tensor([own.tokenizer.encode(TEXT)[:250]])
     own_TV, exact_TV = (model.decoder(ids)[0].double() for model in (own, exact))
     scores_T2, ids_T2 = own_TV.topk(2, -1)
     bound_T = NearTies(own).bound(ids_T2, scores_T2, torch.ones_like(scores_T2))
@@ -241,8 +232,7 @@ def test_the_estimate_is_not_far_from_what_rounding_does(narrow, wide):
 
 def test_every_choice_that_bfloat16_changes_is_marked_and_few_others():
     model = load_checkpoint(open_model("tiny"), device="cpu", dtype="float32")
-    text = (Path(__file__).parents[1] / "assets" / "held_out.txt").read_text()
-    ids = model.tokenizer.encode(text)[:1500]
+    ids = model.tokenizer.encode(TEXT)[:1500]
     parts = [ids[start : start + 250] for start in range(0, len(ids), 250)]
     path = open_model("tiny").path
     total, flips, marked_flips, marked = flips_and_marks(path, parts, [0] * len(parts))

@@ -7,14 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmcli.checkpoints import open_checkpoint
 from llmcli.config.attention import FrequencyFactors
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import find
 from llmcli.families.read import GGUF_READS, gguf_ignored
 from llmcli.families.rules import UnpairRows, plan
-from llmcli.loading.load import check_loadable
-from llmcli.prepare.prepared import prepare
 
 SIZES = {
     "block_count": 3, "context_length": 96, "embedding_length": 24, "feed_forward_length": 40,
@@ -182,21 +179,6 @@ def test_metadata_that_llama_cpp_does_not_read_has_no_effect_and_is_reported(arc
     assert gguf_ignored(metadata(arch), arch, reads=()) == {}
     told = gguf_ignored(metadata(arch, **keys), arch, reads=GGUF_READS["windows"])
     assert not any("sliding" in key for key in told)
-
-
-@pytest.mark.real
-def test_the_real_file(smollm2_path):
-    checkpoint = open_checkpoint(smollm2_path)
-    prepared = prepare(checkpoint)
-    check_loadable(prepared)
-    assert len(prepared.plan.loads) == len(checkpoint.tensors) == 272
-    model = prepared.config
-    mixer = model.layers[29].attention
-    assert (mixer.heads, mixer.kv_heads, mixer.head_dim) == (9, 3, 64)
-    assert mixer.rope.theta == 100000.0
-    assert (model.vocab, model.width, model.context) == (49152, 576, 8192)
-    assert (model.bos, model.eos, model.head.tied) == (1, (2,), True)
-    assert find("llama", "gguf").name == "llama"
 
 
 def test_the_largest_gemma_3_scales_its_queries_by_the_width_of_a_head_in_the_model():

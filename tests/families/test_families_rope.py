@@ -8,7 +8,7 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from llmcli.config.attention import FrequencyFactors, RopeConfig
+from llmcli.config.attention import RopeConfig
 from llmcli.families.rope import rope_from_gguf, rope_from_hf
 from llmcli.families.values import Values
 from llmcli.ops.rope import frequencies
@@ -107,7 +107,5 @@ def gguf(tensors=(), **keys):
     return rope_from_gguf(Values(metadata, prefix="a."), tensors, head_dim=HEAD, context=CONTEXT)
 
 
-def test_gguf_without_scaling_and_with_factors_that_are_named_for_the_loader():
+def test_gguf_without_scaling():
     assert gguf() == rope(None) == RopeConfig(theta=10000.0, dims=HEAD)
-    ours = gguf(["token_embd.weight", "rope_freqs.weight"])
-    assert ours.scaling == FrequencyFactors(source="rope_freqs.weight")

@@ -45,20 +45,26 @@ def test_every_tensor_is_read_or_dropped_for_a_reason(one):
         for numbers in product(*ranges):
             parts = iter(numbers)
             names.append(re.sub(r"\*", lambda _, parts=parts: str(next(parts)), name))
-    config, rules = translate(SimpleNamespace(
-        kind="safetensors", model_type=one["config"]["model_type"], config=one["config"],
-        tensors=dict.fromkeys(names),
-    ))  # fmt: skip
-    found = plan(names, rules, config)
-    specs = parameters(config)
-    assert not found.unexpected
-    parts = parts_to_fill(found.loads, {spec.name: spec.stored_shape for spec in specs})
-    assert sorted(load.part for load in found.loads) == sorted(parts)
+    config, found, _ = planned(one["config"], dict.fromkeys(names))
     dropped = {name for name, _ in found.dropped}
     assert {load.source for load in found.loads} | dropped == {*names}
     assert dropped == {name for name in names if any(part in name for part in BESIDE)}
     if one["bytes"] and not dropped:
-        assert sum(2 * prod(spec.shape) for spec in specs) == one["bytes"]
+        assert sum(2 * prod(spec.shape) for spec in parameters(config)) == one["bytes"]
+
+
+def planned(config, tensors):
+    """The model and the plan of a file, and the shapes that its parameters are stored in."""
+    arch = config.get("general.architecture")
+    model, rules = translate(SimpleNamespace(
+        kind="gguf" if arch else "safetensors", model_type=arch or config["model_type"],
+        config=config, tensors=tensors,
+    ))  # fmt: skip
+    found = plan(tensors, rules, model)
+    assert not found.unexpected
+    parts = parts_to_fill(found.loads, {spec.name: spec.stored_shape for spec in parameters(model)})
+    assert sorted(load.part for load in found.loads) == sorted(parts)
+    return model, found, parts
 
 
 @pytest.mark.parametrize("one", SHAPES, ids=lambda one: one["name"])
@@ -68,16 +74,8 @@ def test_every_shape_is_the_one_that_its_parameter_has(one):
     numbers = sum(prod(tensor.shape) for tensor in stored.values())
     if "numbers" in one:
         assert one["numbers"] in (numbers, round(numbers / 1e9, 3), round(numbers / 1e9, 2))
-    arch = config.get("general.architecture")
-    tensors = stored if arch else mxfp4.paired(stored, config)
-    model, rules = translate(SimpleNamespace(
-        kind="gguf" if arch else "safetensors", model_type=arch or config["model_type"],
-        config=config, tensors=tensors,
-    ))  # fmt: skip
-    found = plan(tensors, rules, model)
-    assert not found.unexpected
-    parts = parts_to_fill(found.loads, {spec.name: spec.stored_shape for spec in parameters(model)})
-    assert sorted(load.part for load in found.loads) == sorted(parts)
+    tensors = stored if "general.architecture" in config else mxfp4.paired(stored, config)
+    _, found, parts = planned(config, tensors)
     for load in found.loads:
         assert after(tensors[load.source].shape, load.ops) == parts[load.part], load.source
         assert scale_problem(load.source, load.scale, tensors, found.scales) is None

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import children
-import kernel_sources
 import pytest
+import tensors
 import torch
 from kernel_sources import COMPILER, EXTENSION, FLAGS, HERE, ROOT, SOURCES, levels_of, needs
 
@@ -90,9 +90,9 @@ def library(packaged):
 def emulated(built, packaged):
     """The library at all levels, those that this processor lacks computed by SIMDe; or skips."""
     needs(COMPILER[0])
-    if not levels_of(packaged) >> native.LEVELS.index("avx2") & 1:
+    if native.LEVELS.index("avx2") not in levels_of(packaged):
         pytest.skip("this processor has no AVX2")
-    if levels_of(packaged) >> native.LEVELS.index("vnni") & 1:
+    if native.LEVELS.index("vnni") in levels_of(packaged):
         pytest.skip("this processor has AVX-512 itself")
     probe = children.run([*COMPILER, "-E", "-include", "simde/x86/avx512.h", "-xc", os.devnull],
                          capture_output=True)  # fmt: skip
@@ -132,10 +132,9 @@ def levels(library, use):
     """`levels()`: those that this processor has, each in use when it is yielded."""
 
     def each():
-        for bit, level in enumerate(native.LEVELS):
-            if levels_of(library) >> bit & 1:
-                use(library, level)
-                yield level
+        for number in levels_of(library):
+            use(library, native.LEVELS[number])
+            yield native.LEVELS[number]
 
     return each
 
@@ -153,7 +152,7 @@ def every_level(levels, monkeypatch):
             found.append(compute())
             assert ran, f"PyTorch computed it at {level}"
         for one in found[1:]:
-            kernel_sources.same(one, found[0])
+            tensors.same(one, found[0])
         return found[0]
 
     return computed

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensors import drawn
 
+from llmcli.kernels import native
 from llmcli.ops import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,22 +37,9 @@ def needs(*programs):
 
 
 def levels_of(library):
-    """Bit i: the processor has the level i."""
-    return ctypes.CDLL(str(library)).llmcli_native_levels()
-
-
-def same(a, b):
-    """Equal bit for bit, but that one NaN is as good as another: tensors, arrays, rows of them."""
-    if isinstance(a, list | tuple):
-        for one, other in zip(a, b, strict=True):
-            same(one, other)
-        return
-    a, b = torch.as_tensor(a), torch.as_tensor(b)
-    assert (a.dtype, a.shape) == (b.dtype, b.shape)
-    nan = a.isnan()
-    assert torch.equal(nan, b.isnan())
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.dtype.itemsize]
-    assert torch.equal(a.view(bits)[~nan], b.view(bits)[~nan])
+    """Numbers of those that this processor has."""
+    bits = ctypes.CDLL(str(library)).llmcli_native_levels()
+    return [level for level in range(len(native.LEVELS)) if bits >> level & 1]
 
 
 def by_pytorch(monkeypatch, function, *args):
@@ -58,10 +47,6 @@ def by_pytorch(monkeypatch, function, *args):
     with monkeypatch.context() as patch:
         patch.setattr(compiled, "takes", lambda *_: False)
         return function(*args)
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def scores_like(tokens, experts, kind, seed=0):

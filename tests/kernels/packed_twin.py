@@ -6,18 +6,10 @@ Axes: N rows of weights, K columns, M rows of x; a part is the columns that shar
 from __future__ import annotations
 
 import numpy as np
+from tensors import HALVES
 
 from llmcli.config.formats import FORMATS
 
-# Format -> where a block has float16 numbers.
-FLOAT16_AT = {
-    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
-    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q6_K": (208,),
-    "MXFP4": (),
-}
 SUBTRACTED = ("Q2_K", "Q4_K", "Q5_K")  # their minima; those of Q4_1 and Q5_1 are added
 
 _STEPS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
@@ -56,8 +48,7 @@ def _six_bits(s):
 def _decode_block(f, blocks):
     """Of blocks `[n, bytes]`: integers `[n, columns]`, scales `[n, parts]`, minima or None."""
     b = blocks.astype(np.int64)
-    d = _half(blocks, FLOAT16_AT[f][0]) if FLOAT16_AT[f] else None
-    dmin = _half(blocks, FLOAT16_AT[f][1]) if len(FLOAT16_AT[f]) == 2 else None
+    d, dmin, *_ = *(_half(blocks, at) for at in HALVES[f]), None, None
     if f == "Q4_0":
         return _halves(b[:, 2:], 4, 16) - 8, d, None
     if f == "Q4_1":

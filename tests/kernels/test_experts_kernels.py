@@ -9,8 +9,9 @@ import numpy as np
 import packed_twin
 import pytest
 import torch
-from kernel_sources import by_pytorch, drawn, same, scores_like
+from kernel_sources import by_pytorch, scores_like
 from needs import needs_kernels
+from tensors import drawn, routes, same
 from test_packed import file_rows, inputs
 
 from llmcli.config.experts import RoutingConfig
@@ -18,7 +19,6 @@ from llmcli.ops import routing
 from llmcli.ops.product import product_float32
 from llmcli.weights.dense import Dense
 from llmcli.weights.packed import Packed, fused
-from llmcli.weights.routes import ExpertAssignment
 
 KINDS = ("usual", "equal", "ties", "special")
 
@@ -80,17 +80,6 @@ def test_small_float32_matrices_have_the_bits_of_the_twin(every_level, shape):
         lanes = lanes[..., :half] + lanes[..., half:]
     found = every_level(lambda: (routing.logits(x, w, None), routing.logits(x, w, b)))
     same(found, (lanes[..., 0], lanes[..., 0] + b))
-
-
-def routes(experts, batch, count, tokens, seed=5):
-    """Random choices, and of each pair the row that it reads and its expert."""
-    generator = torch.Generator().manual_seed(seed)
-    chosen = torch.stack([
-        torch.randperm(experts, generator=generator)[:count] for _ in range(batch * tokens)
-    ]).view(batch, tokens, count)  # fmt: skip
-    pairs = itertools.product(range(batch), range(count), range(tokens))
-    listed = [(b * tokens + t, int(chosen[b, t, k])) for b, k, t in pairs]
-    return ExpertAssignment.of(chosen, static=True), listed
 
 
 # experts, batch, chosen, tokens

@@ -8,10 +8,12 @@ import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
-from kernel_sources import EXTENSION, ROOT, SOURCES, drawn, same
+from kernel_sources import EXTENSION, ROOT, SOURCES
+from tensors import drawn, same
 from torch.nn.functional import pad
 
 from llmcli.config.formats import PACKED
@@ -26,10 +28,7 @@ SPECIAL = (
     *(0.0, -0.0, 1.0, -1.5, math.inf, -math.inf, math.nan),
     *(3.3895e38, -3.3895e38, 1e20, 1.1755e-38, -1e-39, 9.2e-41, -9.2e-41),  # to the ends, subnormal
 )
-
-
-def numbers(*shape, seed=0):
-    return drawn(*shape, seed=seed).bfloat16()
+numbers = partial(drawn, dtype=torch.bfloat16)
 
 
 def computed(x, w, threads=1):

@@ -13,7 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_sources import same
+from kernel_sources import levels_of
+from tensors import HALVES, same
 
 from llmcli.config.formats import ACTIVATION_BYTES, FORMATS, PACKED, packed_bytes
 from llmcli.kernels import native, program
@@ -25,7 +26,7 @@ SHAPES = (
     (1, 32, 1), (2, 64, 2), (7, 96, 3), (15, 256, 4), (16, 288, 5), (17, 512, 6), (31, 320, 7),
     (32, 768, 8), (33, 1024, 9), (5, 1536, 11), (70, 256, 19),
 )  # fmt: skip
-HALVES = (
+FLOAT16 = (
     *(0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x83FF, 0x0400, 0x8400, 0x3C00, 0xB800),
     *(0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0xFE01, 0x7D01),
 )
@@ -128,17 +129,17 @@ def file_rows(f, rows, columns, seed, kind="usual"):
     """Blocks of a file, uint8 `[rows, bytes]`.
 
     `usual`: random codes, scales around 1; `noise`: random bytes; `extreme`: all codes and integer
-    scales are 0x00, 0xff, 0x80 or 0x7f, and float16 numbers are of `HALVES`.
+    scales are 0x00, 0xff, 0x80 or 0x7f, and float16 numbers are of `FLOAT16`.
     """
     pick = np.random.default_rng([seed, rows, columns, PACKED[f].number])
     n = rows * columns // FORMATS[f].block
     raw = pick.integers(0, 256, (n, FORMATS[f].bytes), np.uint8)
     if kind == "extreme":
         raw[...] = pick.choice(np.array([0, 255, 128, 127], np.uint8), (n, 1))
-    for at in packed_twin.FLOAT16_AT[f] if kind != "noise" else ():
+    for at in HALVES[f] if kind != "noise" else ():
         numbers = pick.normal(size=n).astype(np.float16)
         if kind == "extreme":
-            numbers = pick.choice(np.array(HALVES, np.uint16), n).view(np.float16)
+            numbers = pick.choice(np.array(FLOAT16, np.uint16), n).view(np.float16)
         raw[:, at : at + 2] = numbers[:, None].view(np.uint8)
     if f == "MXFP4" and kind != "noise":
         usual = pick.integers(110, 140, n)
@@ -170,16 +171,9 @@ def expected(f, shape, kind, digits=2):
 
 
 @pytest.fixture(scope="module")
-def levels(library):
-    """Numbers of those that the library has here."""
-    bits = Kernels(library, 0).library.llmcli_native_levels()
-    return [level for level in range(len(native.LEVELS)) if bits >> level & 1]
-
-
-@pytest.fixture(scope="module")
-def all_kernels(library, levels):
+def all_kernels(library):
     """At each level."""
-    return [Kernels(library, level) for level in levels]
+    return [Kernels(library, level) for level in levels_of(library)]
 
 
 def check(all_kernels, f, raw, x, product=None, digits=2):
@@ -230,10 +224,10 @@ def test_products_have_the_bits_of_the_twin(all_kernels, f, kind, digits):
 @one_digit_or_two
 def test_codes_at_their_ends_do_not_overflow(all_kernels, f, digits):
     """All bytes of a block 0x80 (Q8_0: -128) or 0xff with activations whose digits are all ±127."""
-    columns, halves = columns_of(f, 64), packed_twin.FLOAT16_AT[f]
+    columns = columns_of(f, 64)
     for byte in (0x00, 0x7F, 0x80, 0xFF):
         raw = np.full((3, columns // FORMATS[f].block, FORMATS[f].bytes), byte, np.uint8)
-        for at in halves:
+        for at in HALVES[f]:
             raw[..., at : at + 2] = np.array([1.0], np.float16).view(np.uint8)
         raw = raw.reshape(3, -1)
         x = np.ones((4, columns), np.float32)
@@ -285,11 +279,11 @@ def test_several_matrices_in_one_call(all_kernels):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
-def test_bits_do_not_depend_on_threads(library, levels, threads):
+def test_bits_do_not_depend_on_threads(library, threads):
     for f in ("Q4_K", "Q8_0", "Q2_K"):
         raw, x, product = expected(f, (900, 768, 19), "usual")
         numbers = packed_twin.dequantized(f, raw)
-        for level, parallel in itertools.product(levels, {native._team(), None}):
+        for level, parallel in itertools.product(levels_of(library), {native._team(), None}):
             kernels = Kernels(library, level, threads=threads, parallel=parallel)
             packed = kernels.pack(f, raw, 768)
             for _ in range(3):

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from covers import half
-from kernel_sources import drawn, same
+from tensors import drawn, same
 from torch.nn.functional import silu
 
 from llmcli.ops import conv, recurrence

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from kernel_sources import drawn
+from tensors import drawn
 
 from llmcli.graph.arithmetic import FAST_WIDE
 from llmcli.kernels import native

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from kernel_sources import SPECIAL, by_pytorch, drawn, same, scores_like
+from kernel_sources import SPECIAL, by_pytorch, scores_like
+from tensors import drawn, same
 
 from llmcli.config.mlp import ACTIVATIONS, GateClamp
 from llmcli.ops import elements, heads, norm, rope, routing

@@ -6,7 +6,6 @@ from covers import KINDS, layers_of, one_each
 from small_models import random_model
 from zoo import MODELS, keeping_keys
 
-from llmcli.config.attention import first_key
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.graph.graph import graph
@@ -140,43 +139,29 @@ def test_what_follows_from_a_doubled_activation_is_what_the_formulas_make_of_it(
 
 
 def test_doubled_scores_and_patterns_reach_the_values(model):
-    tokens, nodes = torch.arange(TOKENS.shape[1]), graph(model.config)
+    ids = TOKENS[0].tolist()
+    call = Call(batch=1, tokens=len(ids), past=0, phase="prefill")
     for i in keeping_keys(model.config):
         layer, prefix = model.config.layers[i].attention, f"blocks.{i}.attn"
-        own = layer.scores
-        group = layer.heads // layer.kv_heads
-        hidden = tokens[None] > tokens[:, None]
-        if own.window is not None:
-            hidden |= tokens[None] < first_key(tokens[:, None], own.window)
-        for leaf in ("scores", "pattern"):
-            _, seen = run(model, double(f"{prefix}.{leaf}"))
-            q, k = (seen[name] for name in nodes.score(nodes.mixers[i].op).inputs)
-            scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * own.scale
-            if own.growth is not None:
-                factors = [own.growth.at(int(token)) for token in tokens]
-                scores = scores * torch.tensor(factors, dtype=scores.dtype)[:, None]
-            if own.slopes:
-                slopes_H11 = torch.tensor(own.slopes, dtype=scores.dtype)[:, None, None]
-                scores = scores - slopes_H11 * (tokens[:, None] - tokens)
-            if own.cap is not None:
-                scores = (scores / own.cap).tanh() * own.cap
-            scores = scores.masked_fill(hidden, -torch.inf) * (2 if leaf == "scores" else 1)
-            pattern = scores.softmax(-1)
-            if own.sinks:  # its share of what all scores have together
-                sink_H11 = model.decoder.weight(f"{prefix}.sink").tensor[:, None, None]
-                pattern = pattern * (scores.logsumexp(-1, keepdim=True) - sink_H11).sigmoid()
-            pattern = pattern * (2 if leaf == "pattern" else 1)
-            call = Call(batch=1, tokens=len(tokens), past=0, phase="prefill")
-            planned = plan(model.config, call, edited=[f"{prefix}.{leaf}"])
+        scores, pattern, z = (f"{prefix}.{leaf}" for leaf in ("scores", "pattern", "z"))
+        for name in (scores, pattern):
+            _, seen = run(model, double(name))
+            planned = plan(model.config, call, edited=[name])
             assert list(seen) == [spec.name for spec in planned.written]
-            torch.testing.assert_close(seen[f"{prefix}.scores"], scores)
-            torch.testing.assert_close(seen[f"{prefix}.pattern"], pattern)
-            z = pattern @ seen[values(model, i)].repeat_interleave(group, 1)
-            torch.testing.assert_close(seen[f"{prefix}.z"], z)
+            right = seen | {scores: seen[scores] / (2 if name == scores else 1)}
+            assert formula_checks(model, ids, right, [scores]).ok
+            weights = seen[scores].softmax(-1) * (2 if name == pattern else 1)
+            if layer.scores.sinks:  # its share of what all scores have together
+                sink_H11 = model.decoder.weight(f"{prefix}.sink").tensor[:, None, None]
+                weights *= (seen[scores].logsumexp(-1, keepdim=True) - sink_H11).sigmoid()
+            torch.testing.assert_close(seen[pattern], weights)
+            mixed = weights @ seen[values(model, i)].repeat_interleave(
+                layer.heads // layer.kv_heads, 1
+            )
+            torch.testing.assert_close(seen[z], mixed)
             # what reads it; what follows a doubled one is above
-            after = [one for one in seen if f"{prefix}.z" in formula_inputs(model.config, [one])]
-            after.remove(f"{prefix}.z")
-            assert formula_checks(model, TOKENS[0].tolist(), seen, after).ok
+            after = {one for one in seen if z in formula_inputs(model.config, [one])} - {z}
+            assert formula_checks(model, ids, seen, after).ok
 
 
 def test_of_the_rows_named_and_no_others(model):

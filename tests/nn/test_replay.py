@@ -7,6 +7,7 @@ import pytest
 import torch
 from decoder_parameters import packed_model
 from needs import needs_kernels
+from small_models import walked
 from zoo import COMPUTED, IN_BLOCKS
 
 from llmcli.decoder.steps import KernelRecorder
@@ -101,26 +102,11 @@ def test_an_edit_is_computed(model):
 
 
 def test_more_slots_other_rows_and_a_step_back(model):
-    one = session(model, capacity=8)
-    first = decoded(one, 2)
-    one.grow(40)
-    assert not one.state.recorded
-    assert torch.equal(torch.cat((first, decoded(one, 6))), eager(model, 8))
-    selected = []
-    for clock in (None, ignored):  # PyTorch's products of three rows may round otherwise
-        one = session(model)
-        decoded(one, 2, clock=clock)
-        one.select([1, 0, 1])
-        assert not one.state.recorded
-        selected.append(decoded(one, 6, clock=clock))
-    assert torch.equal(*selected)
-    one = session(model, PROMPTS[:1])
-    if not one.state.rewinds:
-        return
-    first = decoded(one, 3)
-    one.rewind(4)
-    one.logits_BV = session(model, PROMPTS[:1]).logits_BV
-    assert torch.equal(decoded(one, 3), first)
+    (found, recorded), (expected, _) = (
+        walked(session(model, capacity=8), clock=clock) for clock in (None, ignored)
+    )
+    assert all(map(torch.equal, found, expected))
+    assert bool(recorded) == whether_replayed(model)
 
 
 def test_a_full_state_is_refused_where_a_step_would_be_replayed(model):

@@ -3,6 +3,7 @@
 Letters as in `llmcli.evaluate.rule`.
 """
 
+import math
 from itertools import product
 
 import torch
@@ -101,6 +102,14 @@ def activated(function, x):
     return evaluate(ops.Activate(source="x", function=function), {"x": x.reshape(1, -1)}).view(
         x.shape
     )
+
+
+def softplus(x):
+    """`log(1 + exp(x))` as `max(x, 0) + log(1 + exp(-|x|))`, which cannot overflow.
+
+    That is x, to 2.1e-9, above 20, and exp(x), to a relative 1.1e-9, below -20.
+    """
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 def softmax(x):

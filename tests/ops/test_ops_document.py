@@ -7,18 +7,15 @@ import importlib
 import math
 import re
 
-import loops
 import pytest
 import torch
-from blocks import two_norms
-from evaluated import activated, attention, derive, evaluate, project, softmax
+from evaluated import activated, attention, derive, evaluate, project, softmax, softplus
 from torch.utils._python_dispatch import TorchDispatchMode
+from zoo import layer, llama
 
 from llmcli import ops
-from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
-from llmcli.config.embedding import EmbeddingConfig, HeadConfig
-from llmcli.config.mlp import MlpConfig
-from llmcli.config.model import ModelConfig
+from llmcli.config.attention import ScoreConfig
+from llmcli.config.embedding import HeadConfig
 from llmcli.config.norm import NormConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.evaluate.rules import RULES
@@ -130,29 +127,13 @@ def test_gelu_is_x_times_the_cdf_and_its_tanh_form_is_near_that():
 
 def test_softplus_and_its_approximations():
     for x in (20.001, 25.0, 700.0, 1e4):
-        assert loops.softplus(x) - x == pytest.approx(0, abs=2.1e-9)
+        assert softplus(x) - x == pytest.approx(0, abs=2.1e-9)
         assert activations.softplus(tensor(x)).item() == x
     for x in (-20.001, -50.0, -700.0):
-        assert loops.softplus(x) == pytest.approx(math.exp(x), rel=1.1e-9)
+        assert softplus(x) == pytest.approx(math.exp(x), rel=1.1e-9)
         assert activations.softplus(tensor(x)).item() == pytest.approx(math.exp(x), rel=1.1e-9)
     # the decay exp(-dt · A) lies in (0, 1) because dt is positive and A is
-    assert all(0 < math.exp(-loops.softplus(x) * 0.5) < 1 for x in (-30.0, 0.0, 30.0))
-
-
-def llama_of_28_layers(tied):
-    rms = NormConfig(kind="rms", eps=1e-5)
-    layer = two_norms(
-        mixer=AttentionConfig(
-            heads=4, kv_heads=2, head_dim=4, value_dim=4, scores=ScoreConfig(scale=0.5),
-            rope=RopeConfig(theta=1e4, dims=4),
-        ),
-        ffn=MlpConfig(hidden=24, activation="silu", gated=True),
-        ln1=rms, ln2=rms,
-    )  # fmt: skip
-    return ModelConfig(
-        family="test", model_type="test", vocab=50, width=16, context=64, layers=(layer,) * 28,
-        embedding=EmbeddingConfig(), final_norm=rms, head=HeadConfig(tied=tied),
-    )  # fmt: skip
+    assert all(0 < math.exp(-softplus(x) * 0.5) < 1 for x in (-30.0, 0.0, 30.0))
 
 
 class Products(TorchDispatchMode):
@@ -171,7 +152,7 @@ class Products(TorchDispatchMode):
 @pytest.mark.parametrize("tied", [False, True])
 def test_gemvs_of_one_token(tied):
     """ "~210" is 197 with W_o, 169 without, and 113 products when q|k|v and gate|up are fused."""
-    model = llama_of_28_layers(tied)
+    model = llama(*(layer(),) * 28, vocab=99, head=HeadConfig(tied=tied))
     matrices = [s.name for s in parameters(model) if ".W" in s.name and s.name != "embed.W"]
     gemvs = len(matrices) + tied  # a tied head multiplies with the embeddings
     assert gemvs == 28 * 7 + 1 == 197
@@ -181,7 +162,7 @@ def test_gemvs_of_one_token(tied):
     with Products() as products:
         decoder(torch.zeros(1, 1, dtype=torch.long, device="meta"), state)
     assert len(products.shapes) == 28 * 4 + 1 == 113
-    assert max(products.shapes) == products.shapes[-1] == (50, 16)  # the logits, of the vocabulary
+    assert max(products.shapes) == products.shapes[-1] == (99, 16)  # the logits, of the vocabulary
 
 
 # a row of a table, a part of a product, numbers behind each other, some of a row, no formula

@@ -1,8 +1,11 @@
 """Products: within their rounding bound, whichever way they take and wherever the weights lie."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
+from tensors import drawn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -11,9 +14,7 @@ from llmcli.kernels import native, program
 from llmcli.ops import linear, product
 from llmcli.ops.product import product_float32
 
-
-def numbers(*shape, dtype=torch.bfloat16, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+numbers = partial(drawn, dtype=torch.bfloat16)
 
 
 def by_columns(w):

@@ -1,19 +1,18 @@
 """Routing against loops over the tokens, as the papers describe it."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
+from tensors import drawn, routes
 
 from llmcli.config.experts import RoutingConfig
 from llmcli.ops.routing import choose, weigh
 from llmcli.weights.dense import Dense
-from llmcli.weights.routes import ExpertAssignment
 from llmcli.weights.weight import Weight
 
-
-def random(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+random = partial(drawn, dtype=torch.float64)
 
 
 def test_the_largest_scores_choose_and_of_equal_ones_the_first():
@@ -85,31 +84,23 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1}
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_every_pair_has_the_product_of_its_expert(static, by_pair, wide, biased, dtype):
     batch, tokens, count, experts = 2, 7, 3, 5
-    chosen = torch.stack([
-        torch.randperm(experts, generator=torch.Generator().manual_seed(at))[:count]
-        for at in range(batch * tokens)
-    ]).view(batch, tokens, count)  # fmt: skip
+    assignment, pairs = routes(experts, batch, count, tokens, static=static)
     w_ENK = random(experts, 6, 32, seed=1, dtype=dtype)
     x = random(batch * (count if by_pair else 1) * tokens, 32, seed=2, dtype=dtype)
-    routes = ExpertAssignment.of(chosen, static=static)
+    taken = assignment.by_pair if by_pair else assignment
     bias = random(experts, 6, seed=3, dtype=dtype) if biased else None
-    out = Dense(w_ENK).matmul_routed(x, routes.by_pair if by_pair else routes, bias, wide=wide)
-    out_BKTN = out.view(batch, count, tokens, 6)
-    for b in range(batch):
-        for k in range(count):
-            for t in range(tokens):
-                row = (b * count + k) * tokens + t if by_pair else b * tokens + t
-                right = w_ENK[chosen[b, t, k]].double() @ x[row].double()
-                if bias is not None:
-                    right += bias[chosen[b, t, k]].double()
-                off = (out_BKTN[b, k, t].double() - right).abs().max()
-                assert off < TOLERANCE[dtype]
+    out = Dense(w_ENK).matmul_routed(x, taken, bias, wide=wide)
+    for p, (row, expert) in enumerate(pairs):
+        right = w_ENK[expert].double() @ x[p if by_pair else row].double()
+        if bias is not None:
+            right += bias[expert].double()
+        assert (out[p].double() - right).abs().max() < TOLERANCE[dtype]
     assert out.dtype == (torch.float32 if wide and dtype == torch.bfloat16 else dtype)
 
 
 def test_a_matrix_has_no_experts():
-    routes = ExpertAssignment.of(torch.zeros(1, 1, 1, dtype=torch.long), static=False)
+    assignment, _ = routes(1, 1, 1, 1, static=False)
     with pytest.raises(TypeError, match="no experts"):
-        Dense(random(3, 4)).matmul_routed(random(1, 4), routes)
+        Dense(random(3, 4)).matmul_routed(random(1, 4), assignment)
     with pytest.raises(TypeError, match="no experts"):
-        Weight.matmul_routed(Dense(random(3, 4)), random(1, 4), routes)
+        Weight.matmul_routed(Dense(random(3, 4)), random(1, 4), assignment)

@@ -16,6 +16,7 @@ import numpy as np
 import parity_gguf_hybrid as hybrid
 import torch
 from gguf import GGMLQuantizationType as Type
+from tensors import HALVES
 from zoo import TYPES
 
 from llmcli.ops.quant import FORMATS
@@ -36,12 +37,6 @@ def interleave(rows, heads):
     """llama.cpp's order of a head's rows: number i beside number i + d/2 (`permute` there)."""
     split = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)
-
-
-def separate(rows, heads):
-    """Undoes `interleave`."""
-    pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
 def write_gguf(model, path, format, *, head=True, tokenizer="", ways=()):
@@ -430,8 +425,6 @@ def _encode(values, format):
     return gguf.quants.quantize(values.contiguous().numpy(), Type[format])
 
 
-# Where a block has its scale, or its scale and its minimum; at its beginning if it is not here.
-_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 _MIDDLES = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}  # of the codes that a minimum is taken off
 
 
@@ -462,7 +455,7 @@ def _set_scales(blocks, format, scales):
             nibble = halves[..., k // 2] >> 4 * (k % 2) & 15
             blocks[..., 49 + 2 * k] = blocks[..., 49 + 2 * k] & 15 | nibble << 4
         return
-    scale, *minimum = _SCALES.get(format, (0,))
+    scale, *minimum = HALVES[format]
     blocks[..., scale : scale + 2] = halves
     for at in minimum:
         blocks[..., at : at + 2] = _halves(scales * _MIDDLES[format])

@@ -2,10 +2,8 @@
 
 
 import torch
+from tiny_checkpoints import loaded
 from transformers import AutoConfig, AutoModelForCausalLM
-
-from llmcli.checkpoints import open_checkpoint
-from llmcli.loading.load import load_checkpoint
 
 PROMPT = 330  # tokens of the long prompt; every model's context is longer, unless it is scaled
 
@@ -72,7 +70,7 @@ def write(one, folder):
 
 def opened(path, dtype="auto", **options):
     """Our model of a folder or a file."""
-    return load_checkpoint(open_checkpoint(path), device="cpu", dtype=dtype, text=False, **options)
+    return loaded(path, dtype=dtype, text=False, **options)
 
 
 def without_room(monkeypatch):

@@ -7,11 +7,8 @@ from unittest.mock import patch
 
 import torch
 from parity_reference import fresh_rope, precision
-from torch import Tensor, nn
+from torch import nn
 from zoo import TYPES
-
-Seen = dict[str, Tensor]
-
 
 ENDS = ("embed", "embed_norm.out", "pos_embed", "ln_final.out")
 LAYERS = ("ple.embed", "ple.proj", "ple.proj_norm")  # of all layers side by side

@@ -15,17 +15,10 @@ from llmcli.errors import UsageError
 from llmcli.measure.peers import open_transformers, same_model
 from llmcli.records.engines import SpeedTest
 
-
-def attends_everywhere(one):
-    """Whether its state is keys and values in every layer."""
-    config = one.config()
-    return len(attending(config)) == len(config.layers)
-
-
-STORED_ELSEWHERE = ("shards", "hub", "old")  # the same models, in other files
-NAMES = [one.name for one in ZOO if not any(word in one.name for word in STORED_ELSEWHERE)]
-OTHER_STATES = [name for name in NAMES if not attends_everywhere(variant(name))]
-CACHED = [name for name in NAMES if name not in OTHER_STATES]
+# "shards", "hub", "old": the same models, in other files
+ONES = [one for one in ZOO if not any(word in one.name for word in ("shards", "hub", "old"))]
+OTHER_STATES = [one.name for one in ONES if len(attending(one.config())) < len(one.config().layers)]
+CACHED = [one.name for one in ONES if one.name not in OTHER_STATES]
 OF_EACH_TYPE = {  # of the cover, where that has one
     variant(name).model_type: name
     for name in sorted(reversed(CACHED), key=lambda name: name in COVER)

@@ -6,8 +6,6 @@ dequantization of fp8 blocks where it has one; we read the quantized file.
 
 import copy
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import gguf
 import pytest
@@ -28,7 +26,6 @@ from llmcli.errors import CheckpointError
 from llmcli.kernels import native
 from llmcli.weights.packed import MappedWeight, Packed
 
-Rewritten = Callable[..., tuple[Path, dict[str, Tensor]]]
 IDS = prompt(tokens=60)
 
 
@@ -90,16 +87,6 @@ def test_experts_of_8_bits(name, scheme, rewritten, checkpoints):
     assert difference(logprobs(ours.decoder, IDS), logprobs(theirs.decoder, IDS)) < 1e-12
     scaled = {entry.parameter for entry in ours.ledger.entries if entry.scale_tensors}
     assert {"blocks.0.moe.W_gate[0]", "blocks.1.moe.W_down[4]"} <= scaled
-
-
-def test_the_scale_is_seen(rewritten, references):
-    """One scale of one block off by a thousandth: the comparison is not blind to it."""
-    folder, meant = rewritten("llama-gqa3", "fp8-blocks")
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    tensors["model.layers.1.self_attn.v_proj.weight_scale_inv"][0, 1] *= 1.001
-    save_file(tensors, file)
-    assert off(opened(folder, "float64"), filled(references("llama-gqa3", "float64"), meant)) > 1e-7
 
 
 def test_a_quantized_embedding_and_head(rewritten, references):
@@ -249,10 +236,7 @@ def gpt_oss(tmp_path_factory):
 
 def test_gpt_oss_has_the_same_numbers(gpt_oss):
     folder, theirs = gpt_oss
-    ids = prompt(tokens=80)
-    ours = opened(folder, "float64")
-    off = ours.decoder(ids).log_softmax(-1) - reference_logprobs(theirs, ids)
-    assert off.abs().max() < 1e-9
+    assert off(opened(folder, "float64"), theirs, prompt(tokens=80)) < 1e-9
 
 
 @needs_kernels

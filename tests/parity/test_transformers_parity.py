@@ -167,13 +167,6 @@ def test_a_prompt_then_token_by_token(name, models, expected):
         assert off < tolerance or off < allowed(name, dtype, expected)
 
 
-@pytest.mark.parametrize("name", covered(TYPICAL))
-def test_token_by_token_from_nothing(name, models, expected):
-    """More tokens than the longest window and than a chunk of a recurrence."""
-    ours = logprobs(models(name, "float64").decoder, prompt(tokens=70), [1] * 70)
-    assert difference(ours, expected(name, "float64")[:, :70]) < 1e-9
-
-
 @pytest.mark.parametrize("chunks", [pieces(7, 150), pieces(64), [PROMPT - 20] + [1] * 20])
 @pytest.mark.parametrize("name", HISTORY)
 def test_tables_that_depend_on_the_length_follow_the_reference_piece_by_piece(

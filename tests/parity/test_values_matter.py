@@ -199,10 +199,6 @@ def logprobs(decoder, tokens):
     return decoder(prompt(tokens=tokens)).log_softmax(-1)
 
 
-def far(one, other):
-    return (one - other).abs().nan_to_num(torch.inf).max() > 1e-6
-
-
 def unseen(paths, changes, but=()):
     """The changes that are seen in none of these folders or files; without those in `but`."""
     seen, tried, computed = set[str](), set[str](), set[str]()
@@ -217,7 +213,8 @@ def unseen(paths, changes, but=()):
             right()  # nor is it the unchanged one that is refused
             try:
                 other = wrong()
-                found = any(far(logprobs(other, n), expected(n)) for n in (SHORT, LONG))
+                off = (logprobs(other, n) - expected(n) for n in (SHORT, LONG))
+                found = any(one.abs().nan_to_num(torch.inf).max() > 1e-6 for one in off)
                 computed.add(name)
             except Exception:  # refused, by whoever sees it first
                 found = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -63,18 +63,15 @@ class Both:
 def made(tmp_path_factory):
     """`llama.gguf` → that file and its reference, each made once."""
     folder = tmp_path_factory.mktemp("views")
-    there = {}
 
+    @cache
     def make(name):
         family = name.rpartition(".")[0]
-        if name not in there:
-            model = build(variant(family), seed=3)
-            model.save_pretrained(folder / f"{family}.hf")
-            if name.endswith(".gguf"):
-                write_gguf(model, folder / name, "F32")
-            theirs = load_reference(folder / f"{family}.hf", torch.float32)
-            there[name] = Both(folder / name, theirs)
-        return there[name]
+        model = build(variant(family), seed=3)
+        model.save_pretrained(folder / f"{family}.hf")
+        if name.endswith(".gguf"):
+            write_gguf(model, folder / name, "F32")
+        return Both(folder / name, load_reference(folder / f"{family}.hf", torch.float32))
 
     return make
 
@@ -240,8 +237,7 @@ def attention(model, ids):
 
 
 def lens(model, ids):
-    report = measure_lens(Passes(model, ids, 2), span=range, mid=True)
-    return {"report": report}
+    return {"report": measure_lens(Passes(model, ids, 2), span=range, mid=True)}
 
 
 def dump(model, ids):

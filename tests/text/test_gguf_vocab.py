@@ -24,10 +24,6 @@ from llmcli.text.tokenizer import covered_bytes
 CONTROL, USER, UNUSED, BYTE = 3, 4, 5, 6
 
 
-def words(tokenizer, ids):
-    return [tokenizer.token_text(index) for index in ids]
-
-
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -147,7 +143,7 @@ def test_bytes_without_a_token_are_dropped_and_keep_their_neighbours_apart():
     tokens = values["tokenizer.ggml.tokens"]
     tokens[0x88] = "instead of 0x88"
     tokenizer = from_gguf(values)
-    assert words(tokenizer, tokenizer.encode("ab")) == ["ab"]
+    assert shown(tokenizer, tokenizer.encode("ab")) == ["ab"]
     text = "a\u0088b"  # bytes 61 c2 88 62
     assert tokenizer.encode(text) == [ord("a"), 0xC2, ord("b")]
     assert [(p.start, p.end) for p in tokenizer.pieces(text)] == [(0, 1), (1, 3), (3, 4)]

@@ -15,8 +15,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Library
+from byte_tokenizer import byte_tokenizer
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.checkpoints.wheel import download
@@ -84,13 +83,8 @@ def vocabulary(sources, tmp_path_factory):
     marks = r"<\|[^|<>]+\|?>|<[^|<>]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]+\]|</?[a-z_]+>|<[A-Z_]+>"
     ours = (text for one in TEMPLATES.values() for text in (one.bos, one.eos))
     specials = sorted({*ours, *re.findall(marks, "\n".join(sources.values()))})
-    words = specials + sorted(pre_tokenizers.ByteLevel.alphabet())
-    library = Library(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[]))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    library.add_special_tokens([AddedToken(text, special=True) for text in specials])
     path = tmp_path_factory.mktemp("vocabulary") / "tokenizer.json"
-    library.save(str(path))
+    byte_tokenizer(specials).save(str(path))
     return path
 
 

@@ -12,8 +12,6 @@ import random
 from functools import cache, partial
 from pathlib import Path
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 import pytest
 import tokenizer_files
 from hypothesis import given

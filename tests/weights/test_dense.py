@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 import zoo
 from decoder_parameters import parameters_of
+from tensors import drawn as numbers
 
 from llmcli import processor
 from llmcli.decoder.decoder import Decoder
@@ -23,11 +24,6 @@ from llmcli.weights.weight import Weight
 N, K = 30, 8
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 PRODUCTS = {"matmul": linear, "matmul_fp32_out": linear_fp32_out, "matmul_float32": product_float32}
-
-
-def numbers(*shape, dtype, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 @pytest.fixture(params=["by rows", "by columns"])
