@@ -11,6 +11,7 @@ from functools import cache, partial
 import pytest
 import torch
 from covers import covered, in_turn
+from decoder_faults import red
 from decoder_parameters import parameters_of
 from needs import needs_kernels
 from small_models import ids, random_decoder
@@ -204,10 +205,6 @@ FAULTS = {
 
 def lens(model, tokens=IDS):
     return measure_lens(Passes(model, tokens), span=range).checks
-
-
-def red(checks):
-    return {check.name for check in checks if not check.ok}
 
 
 @cache
