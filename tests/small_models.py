@@ -13,7 +13,8 @@ from llmcli.commands.selftest.measure.arithmetic import (  # noqa: F401
 
 
 def random_model(config, dtype=torch.float64, formats=DENSE):
-    """The same as loading gives it."""
+    """The same as loading gives it; `dtype`: one of PyTorch's, or its name."""
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     return as_model(random_decoder(config, dtype, formats=formats))
 
 

@@ -11,6 +11,7 @@ from decoder_parameters import packed_model
 from explain_models import NAMES, firsts, make
 from needs import needs_kernels
 from small_models import ids, random_model
+from unfused import emitted
 from zoo import MODELS
 
 from llmcli.evaluate.numbers import ACTIVATIONS, EXACT, Number
@@ -94,9 +95,9 @@ def check_columns(rule, own, element):
 
 def one_call(model):
     """What a call computes, as the rules read it."""
-    prompt, emitted = ids(1, TOKENS), {}
-    model.decoder(prompt, tap=lambda name, tensor: emitted.__setitem__(name, tensor[0]))
-    return Kernel(model, rules(model.config), prompt[0].tolist(), [""] * TOKENS, emitted=emitted)
+    prompt = ids(1, TOKENS)[0].tolist()
+    seen = emitted(model, prompt)
+    return Kernel(model, rules(model.config), prompt, [""] * TOKENS, emitted=seen)
 
 
 def drawn(shape, seed):

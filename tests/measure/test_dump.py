@@ -34,7 +34,7 @@ CONFIGS = {
 
 
 def made(name="llama", dtype="float32"):
-    return random_model(CONFIGS[name], getattr(torch, dtype))
+    return random_model(CONFIGS[name], dtype)
 
 
 class File:

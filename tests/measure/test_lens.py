@@ -42,7 +42,7 @@ DEEP = llama(*(layer(),) * 5)
 
 
 def made(name="llama", dtype="float64"):
-    return random_model(CONFIGS[name], getattr(torch, dtype))
+    return random_model(CONFIGS[name], dtype)
 
 
 def every(total):
