@@ -21,7 +21,6 @@ from llmcli.commands.ladder.measure.record import count
 from llmcli.commands.ladder.measure.rungs import (
     FusedKernels,
     HeadsAsDimension,
-    KeyValueCache,
     Matrices,
 )
 from llmcli.commands.ladder.measure.runner import RUNGS, plan_workload, run_ladder
@@ -124,18 +123,6 @@ def test_until_stops_after_a_layer(kind, name):
         expected = of.decoder(tokens, until=i)
         assert difference(rows, expected if kind.batched else expected[0]) < 1e-9
     assert all(difference(a, b) > 0.1 for a, b in itertools.pairwise(layers))
-
-
-@pytest.mark.parametrize("kind", RUNGS[6:], ids=NAMES[6:])
-def test_rows_of_a_batch_are_the_sequences_alone(kind):
-    of = weights(CONFIGS["llama"])
-    tokens = ids(3, 8)
-    together = read(kind(of), tokens, 5)
-    for row, sequence in zip(together, tokens, strict=True):
-        alone = read(kind(of), sequence.unsqueeze(0), 5)[0]
-        assert difference(row, alone) < 1e-12
-        assert difference(row, read(KeyValueCache(of), sequence.unsqueeze(0), 5)[0]) < 1e-12
-    assert difference(together[0], together[1]) > 0.1
 
 
 @pytest.mark.parametrize("name", ["cache", "batch", "fused"])
