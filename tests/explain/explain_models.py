@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import unfused
 from blocks import two_norms
 from small_models import random_model
-from zoo import ATTENTION, CONFIGS, RMS, llama
+from zoo import ATTENTION, MODELS, RMS, llama
 
 from llmcli.commands.explain.measure import explain
 from llmcli.commands.explain.options import names
@@ -56,7 +56,7 @@ def deep_model(layers: int) -> Model:
 
 def config_of(name: str) -> ModelConfig:
     """gpt2 has one block."""
-    config = ODD if name == "odd" else CONFIGS[name]
+    config = ODD if name == "odd" else MODELS[name]
     return dataclasses.replace(config, layers=config.layers[: 1 if "gpt2" in name else 2])
 
 

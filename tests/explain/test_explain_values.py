@@ -8,7 +8,7 @@ import sys
 import pytest
 from decoder_parameters import parameters_of
 from explain_models import FIRST, IDS, NAMES, TEXTS, deep_model, emitted, explained, make
-from zoo import BLOCKS, MODELS
+from zoo import MODELS
 
 from llmcli.commands.explain.measure import needed_bytes
 from llmcli.commands.explain.options import find, names, place
@@ -269,6 +269,7 @@ def test_places(typed, index):
     [
         ("odd", "blocks.1.attn.k_rot", None, "this model has no .*: no rotation", "`"),
         ("odd", "cache.1.k", None, "needs no cache", "`blocks.1.attn.k_norm`"),
+        ("short convolutions", "cache.0.conv[0,1]", None, "needs no cache", "`blocks.0.conv.in`"),
         ("gpt2", "blocks.1.attn.q", None, "its only block is `blocks.0`", "`"),
         (
             *("llama", "W_head[2,3]", None),
@@ -283,11 +284,3 @@ def test_what_the_model_has_not_got_says_why(model_name, typed, tokenizer, reaso
         placed(typed, model_name, tokenizer)
     assert hint in caught.value.hint
     assert "\ufffd" not in caught.value.hint
-
-
-def test_a_state_is_what_was_put_there():
-    config = BLOCKS["short convolutions"]
-    layer = next(i for i, layer in enumerate(config.layers) if layer.attention is None)
-    with pytest.raises(UsageError, match="needs no cache") as raised:
-        find(parse(f"cache.{layer}.conv[0,1]"), names(config, 5), config)
-    assert raised.value.hint == f"use `blocks.{layer}.conv.in`"

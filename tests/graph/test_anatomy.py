@@ -22,12 +22,6 @@ from llmcli.inspect.kernel import rules
 from llmcli.model import dtype_name
 
 
-def call(config, **given):
-    given = {"batch": 2, "tokens": 5, "past": 0, "phase": "prefill"} | given
-    logits = given.pop("logits", "all")
-    return {spec.name: spec for spec in plan(config, Call(**given), logits=logits).written}
-
-
 def test_specs_as_they_are_written(as_written):
     """Axes, the documents' letters, sizes, dtypes, bytes and formulas of all that a model has.
 
@@ -53,8 +47,6 @@ def test_specs_as_they_are_written(as_written):
         config = replace(QWEN, layers=(QWEN.layers[0].with_attention(mixer),))
         lines += [spec.formula for spec in plan(config, Call(**size)).derived[:2]]
     as_written(Path(__file__).with_name("specs.txt"), found)
-    assert call(QWEN, dtype="float64")["blocks.0.ln1.scale"].dtype == "float64"
-    assert call(QWEN)["logits"].bytes == 0
 
 
 @settings(max_examples=40, deadline=None)
@@ -82,23 +74,6 @@ def test_visible_pairs_against_the_mask_itself(window):
                 for key in range(past + tokens)
             )
             assert visible_pairs(tokens, past, window) == cells
-
-
-def test_scores_count_as_a_rectangle_and_say_what_the_mask_hides():
-    z = call(QWEN, batch=1, tokens=4, past=3)["blocks.0.attn.z"]
-    per_pair = 2 * 6 * (4 + 3)  # heads, then q·k and pattern·v
-    assert z.flops_full == per_pair * 4 * 7
-    assert z.flops == per_pair * (4 + 5 + 6 + 7)
-    one = call(QWEN, batch=1, tokens=1, past=3, phase="decode")["blocks.0.attn.z"]
-    assert one.flops == one.flops_full
-
-
-def test_last_logits_narrow_only_the_end():
-    everything, last = call(QWEN), call(QWEN, logits="last")
-    assert last["ln_final.out"].shape == (2, 1, 12)
-    assert last["logits"].shape == (2, 1, 50)
-    assert last["logits_raw"].flops * 5 == everything["logits_raw"].flops
-    assert last["blocks.0.resid_post"] == everything["blocks.0.resid_post"]
 
 
 def request(config, tokens=5):
@@ -294,8 +269,3 @@ def test_every_tensor_has_words(config):
     assert words("cache.0.k") != words("cache.0.v")
     with pytest.raises(KeyError):
         words("blocks.0.attn.nothing")
-
-
-def test_words_say_the_two_ends():
-    assert "table" in graph(GPT).words(parameters(GPT)[0].name)
-    assert "scores" in graph(GPT).words("blocks.0.attn.pattern")

@@ -225,16 +225,6 @@ def test_wrong_letters_and_wrong_rows_are_seen():
     assert not folded_check(tensors[:-1], rows).ok
 
 
-def test_equal_sizes_keep_their_own_letters():
-    """T = D = 12 and H = Hk: a shape is what its letters say, not what has the same size."""
-    report = model_shapes(requested(llama(kv_heads=4), batch=12, tokens=12), {})
-    rows = {row.name: row for row in report.rows}
-    assert rows["embed"].first.axes == ("B", "T", "D")
-    assert rows["embed"].first.shape == (12, 12, 12)
-    assert rows["blocks.{0-1}.attn.k"].first.axes == ("B", "Hk", "T", "dh")
-    assert all(check.ok for check in report.checks)
-
-
 def test_the_cache_grows_by_what_a_state_takes_more():
     config = llama(layers=3, window=4)
     request = requested(config, batch=2, tokens=9, dtype="bfloat16")
