@@ -62,13 +62,6 @@ def dumped(model, names=None, ids=IDS, generate=0, progress=no_progress, **optio
     return report, file.arrays
 
 
-def seen_by_a_tap(model, ids):
-    """All activations of one call with a cache, and what it keeps."""
-    state = model.decoder.new_state(1, 40)
-    seen = emitted(model, ids, state)
-    return seen | {name: one[0, :, : len(ids)] for name, one in state.tensors().items()}
-
-
 @pytest.mark.parametrize(
     ("name", "dtype", "generate"),
     in_turn(list(CONFIGS), ["float32", "bfloat16", "float64"], [0, 3]),
@@ -81,7 +74,9 @@ def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate):
     ids = [one.id for one in report.tokens]
     assert tuple(ids[: len(IDS)]) == IDS
     assert (report.prompt_tokens, len(ids)) == (len(IDS), len(IDS) + generate)
-    seen = seen_by_a_tap(model, ids)
+    state = model.decoder.new_state(1, 40)
+    seen = emitted(model, ids, state)
+    seen |= {name: one[0, :, : len(ids)] for name, one in state.tensors().items()}
     for tensor, array in arrays.items():
         if tensor in seen:
             assert torch.equal(array, seen[tensor]), tensor
