@@ -18,9 +18,9 @@ def random_model(config, dtype=torch.float64, formats=DENSE):
     return as_model(random_decoder(config, dtype, formats=formats))
 
 
-def weights(config, dtype=torch.float64, seed=3):
+def weights(config, dtype=torch.float64):
     """The same as the ladder has it."""
-    return Weights.of(random_decoder(config, dtype, seed))
+    return Weights.of(random_decoder(config, dtype))
 
 
 def ids(rows, tokens, seed=0):

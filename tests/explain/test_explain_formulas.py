@@ -199,6 +199,7 @@ def norm_weight(block):
     ("breaks", "first", "dtype"),
     [
         (scaled_scores, "blocks.1.attn.scores", "float32"),
+        (lambda block: configure(block.mixers[0], window=5), "blocks.1.attn.scores", "float32"),
         (lambda block: configure(norm_of(block, 2), eps=1e-2), "blocks.1.ln2.scale", "float32"),
         (times(out, 1.001), "blocks.1.attn.result", "float32"),
         (lambda block: setattr(ffn_of(block), "act", torch.nn.functional.gelu),
@@ -235,14 +236,6 @@ def test_a_gpu_may_round_parts_of_a_sum_to_16_bits(monkeypatch):
     on_cpu = formula_checks(model, IDS, seen, ["blocks.1.mlp.gate"])
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     assert formula_checks(model, IDS, seen, ["blocks.1.mlp.gate"]).value < on_cpu.value / 4
-
-
-def test_a_mask_that_leaks_is_found():
-    model = make("window", "float32")
-    configure(model.decoder.blocks[0].mixers[0], window=5)
-    found = formula_checks(model, IDS, run(model), ["blocks.0.attn.z"])
-    assert not found.ok
-    assert found.value > 1000
 
 
 @pytest.mark.parametrize("prompt", [1, 4])

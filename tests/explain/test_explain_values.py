@@ -95,8 +95,9 @@ def test_parts_of_numbers_add_up():
     pattern = explained(loaded, "blocks.0.attn.pattern", (1, 4, 2), 1)
     assert math.isclose(math.fsum(term.parts[2] for term in pattern.steps[0].terms), 1)
     assert pattern.steps[0].terms[2].parts[2] == pattern.value
-    weight = explained(loaded, "blocks.0.attn.W_k", (2, 5)).value
-    assert weight == parameters_of(loaded.decoder)["blocks.0.attn.W_k"][5, 2].item()
+    for of, name, at in ((loaded, "blocks.0.attn.W_k", (2, 5)), (make("odd"), "head.W", (2, 37))):
+        weight = explained(of, name, at).value
+        assert weight == parameters_of(of.decoder)[name][at[::-1]].item()
     for key, hidden in ((5, True), (4, False), (1, False), (0, True)):  # of a window of 4
         score = explained(make("window"), "blocks.0.attn.scores", (0, 4, key), 1)
         assert score.ok

@@ -10,7 +10,8 @@ import pytest
 from anatomy_configs import models
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zoo import ZOO, attending, three_layers, variant
+from zoo import ZOO, attending, variant
+from zoo import three_layers as model
 
 from llmcli.errors import UsageError
 from llmcli.families.sources import sources
@@ -18,8 +19,6 @@ from llmcli.graph.aliases import listed, modules
 from llmcli.graph.names import Names, known
 from llmcli.graph.plan import parameters, plan, states
 from llmcli.graph.spec import Call
-
-model = three_layers
 
 
 @settings(max_examples=60, deadline=None)

@@ -25,9 +25,9 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 PROMPT = tuple(ids(1, 11)[0].tolist())
 
 
-def measured(of, prompt=PROMPT, *, generate=0, span=range):
+def measured(of, prompt=PROMPT, *, generate=0):
     layers = ExpertsOptions().layers(of.config)
-    return measure.measure_experts(Passes(of, prompt, generate), layers, span=span)
+    return measure.measure_experts(Passes(of, prompt, generate), layers, span=range)
 
 
 @pytest.mark.parametrize(("name", "dtype"), in_turn(MIXTURES, DTYPES))
