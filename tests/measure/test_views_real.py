@@ -1,9 +1,7 @@
 """SmolLM2: each view runs it once, changes no bit of it, and keeps little of what it sees."""
 
 import gc
-import re
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,13 +27,13 @@ from llmcli.engine.sampling import Sampling
 from llmcli.graph.names import known
 from llmcli.inspect.passes import Passes
 from llmcli.loading.load import load_checkpoint
+from llmcli.measure.peaks import Peak
 from llmcli.prepare.prepared import prepare
 from llmcli.records.text import Token
 
 TEXT = "In the beginning God created the heaven and the"
 NEW = 2
 GREEDY = Sampling(temperature=0.0)
-STATUS = Path("/proc/self/status")
 
 
 @pytest.fixture(autouse=True)
@@ -141,11 +139,6 @@ def test_one_pass_whose_numbers_are_the_usual_ones(view, models, monkeypatch):
     check_one_pass(view, smollm2, smollm2.tokenizer.encode(TEXT), NEW, monkeypatch)
 
 
-def resident(mark):
-    """Bytes of memory: `VmRSS` now, `VmHWM` the most since it was last reset."""
-    return int(re.search(rf"{mark}:\s*(\d+) kB", STATUS.read_text())[1]) * 1024
-
-
 def test_heads_of_every_kind_are_found_and_all_is_proven(smollm2):
     report = measure_attention(Passes(smollm2, synthetic(smollm2, 40, 0)))
     assert report.ok, report.checks
@@ -158,14 +151,15 @@ def test_heads_of_every_kind_are_found_and_all_is_proven(smollm2):
 
 def most_during(look):
     """What it gives, and how many bytes more than before were held meanwhile."""
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    before = resident("VmRSS")
-    report = look()
+    with Peak() as peak:
+        before = peak.resident
+        report = look()
     assert report.ok, report.checks
-    return report, resident("VmHWM") - before
+    if before is None or peak.resident is None:
+        pytest.skip("the system tells no peak of memory")
+    return report, peak.resident - before
 
 
-@pytest.mark.skipif(not STATUS.exists(), reason="memory is read from /proc")
 def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(smollm2):
     ids = torch.randint(5, 40_000, (64,), generator=torch.Generator().manual_seed(0)).tolist()
     dump(smollm2, ids[:10], 0, "blocks.0")  # what is allocated once
