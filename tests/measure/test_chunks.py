@@ -6,7 +6,6 @@ Axes: T tokens, D width, N heads of queries and keys.
 """
 
 import gc
-from functools import cache
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from decoder_faults import red, rotating, wrap
 from decoder_parameters import parameters_of
 from needs import needs_kernels
 from small_models import ids, random_decoder
-from test_view_faults import whole
+from test_view_faults import red_without_a_fault, whole
 from zoo import MODELS, VOCAB
 
 from llmcli import devices
@@ -174,18 +173,12 @@ def lens(model, tokens=IDS):
     return measure_lens(Passes(model, tokens), span=range).checks
 
 
-@cache
-def red_in_a_sound_model(name, dtype):
-    """What is red before anything is planted: asked once of each model, for all of its faults."""
-    return red(lens(whole(name, dtype)))
-
-
 @pytest.mark.parametrize(
     ("fault", "begin", "dtype"), in_turn(list(FAULTS), [0, 4, 8], list(ARITHMETIC))
 )
 def test_a_fault_in_any_chunk_turns_the_footer_red(fault, begin, dtype, monkeypatch):
     name, plant = FAULTS[fault]
-    assert red_in_a_sound_model(name, dtype) == set()
+    assert not red_without_a_fault(lens, whole, name, dtype)
     of = whole(name, dtype)
     in_a_chunk(monkeypatch, begin, plant, of)
     assert "chunks" in red(lens(of))
