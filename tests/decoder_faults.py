@@ -38,6 +38,11 @@ def model(name, dtype):
     return of
 
 
+def red(checks):
+    """The names of those that fail."""
+    return {check.name for check in checks if not check.ok}
+
+
 def wrap(owner, name, by):
     """Plants a function that is given the right one and its arguments."""
     return lambda patch, of: patch.setattr(owner, name, _bound(getattr(owner, name), by))

@@ -48,7 +48,7 @@ def departures(model, batch=2, tokens=3):
         config=model.config, batch=batch, tokens=tokens, numbers=model.arithmetic
     )
     session = Session(model.decoder, batch, tokens + 1)
-    prompt_BT = torch.arange(tokens).expand(batch, -1)
+    prompt_BT = (torch.arange(tokens) % model.config.vocab).expand(batch, -1)
     wrong, calls = {}, []
 
     def compare(aspect, planned, was):

@@ -13,13 +13,14 @@ from llmcli.commands.selftest.measure.arithmetic import (  # noqa: F401
 
 
 def random_model(config, dtype=torch.float64, formats=DENSE):
-    """The same as loading gives it."""
+    """The same as loading gives it; `dtype`: one of PyTorch's, or its name."""
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     return as_model(random_decoder(config, dtype, formats=formats))
 
 
-def weights(config, dtype=torch.float64, seed=3):
+def weights(config, dtype=torch.float64):
     """The same as the ladder has it."""
-    return Weights.of(random_decoder(config, dtype, seed))
+    return Weights.of(random_decoder(config, dtype))
 
 
 def ids(rows, tokens, seed=0):

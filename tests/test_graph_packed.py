@@ -8,12 +8,11 @@ import pytest
 import torch
 from decoder_parameters import packed_model
 from needs import needs_kernels
-from small_models import ids, random_blocks
+from small_models import ids
 from test_graph import FAULTS, TOKENS, planted, run
 from zoo import IN_BLOCKS
 
 from llmcli.commands.explain.measure import Values
-from llmcli.config.formats import PACKED
 from llmcli.engine.session import Session
 from llmcli.evaluate.rule import concatenated, settled
 from llmcli.evaluate.rules import rules
@@ -23,7 +22,6 @@ from llmcli.inspect.formulas import worst_number
 from llmcli.inspect.kernel import Kernel
 from llmcli.inspect.passes import filled
 from llmcli.nn.step import Edit
-from llmcli.ops.quant import dequantize
 from llmcli.weights.packed import Packed
 
 pytestmark = needs_kernels
@@ -183,19 +181,6 @@ def test_an_edit_is_what_the_formulas_make_of_it(name):
         shared = {node.name for node in graph.nodes.values() if node.shares == one} | {one}
         off = {n for n in emitted if not worst_number(kernel, n).share <= 1}
         assert one in off <= shared, leaf
-
-
-@pytest.mark.parametrize("format", PACKED)
-def test_its_numbers_are_those_of_the_blocks(format):
-    generator = torch.Generator().manual_seed(1)
-    raw = random_blocks(format, 37, 512, generator)
-    weight = Packed(format, (37, 512), torch.device("cpu"))
-    weight.write(torch.arange(37), raw)
-    dense = dequantize(raw, format, dtype=torch.float32)
-    assert torch.equal(weight.dense(), dense)
-    assert torch.equal(weight.dense(torch.float64, rows=slice(5, 20)), dense[5:20].double())
-    chosen = torch.tensor([[36, 0], [4, 4]])
-    assert torch.equal(weight.rows(chosen), dense[chosen])
 
 
 def test_a_rounding_is_the_others_where_it_is_as_good_and_only_there():

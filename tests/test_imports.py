@@ -131,11 +131,6 @@ def edges_at_top():
     }
 
 
-def ours(module, *when):
-    found = imported()[module]
-    return [name for name, at in found if name.split(".")[0] == "llmcli" and at in when]
-
-
 def layer_faults(module, targets):
     """What is wrong with `module` importing each of those modules of ours."""
     me = part_of(module)
@@ -172,7 +167,8 @@ def test_modules_import_only_what_lies_below_them():
     modules = sorted(MODULES - {"llmcli"})
     known = {*LAYER, *VIEWS, "commands"}
     assert {part_of(module) for module in modules} <= known, "a part without a layer"
-    assert not [f for m in modules for f in layer_faults(m, ours(m, "top", "inside", "types"))]
+    ours = {m: [n for n, _ in imported()[m] if n.split(".")[0] == "llmcli"] for m in modules}
+    assert not [fault for m in modules for fault in layer_faults(m, ours[m])]
 
 
 def test_torch_free_modules_load_no_torch_even_through_others():

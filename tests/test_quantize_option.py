@@ -31,13 +31,12 @@ def write_wide_gpt2(folder):
 
 
 def write_bfloat16(folder):
-    wide = {"intermediate_size": 64}
     tensors = llama_tensors(dtype=torch.bfloat16)
     draw = torch.Generator().manual_seed(1)
     for name in [name for name in tensors if ".mlp." in name]:
         shape = [64 if size == LLAMA["intermediate_size"] else size for size in tensors[name].shape]
         tensors[name] = torch.randn(*shape, generator=draw).bfloat16() * 0.3
-    return write_llama(folder, tensors, **wide)
+    return write_llama(folder, tensors, intermediate_size=64)
 
 
 @pytest.fixture(params=["gpt2", "llama"])

@@ -40,16 +40,6 @@ def test_every_parameter_is_what_its_tensor_means(tmp_path, scheme, dtype):
         assert entry.dequantized == scaled
 
 
-def test_the_ledger_has_every_tensor_and_says_how_it_was_scaled(tmp_path):
-    folder, _ = write_quantized(tmp_path, "bitsandbytes")
-    model = loaded(folder)
-    entry = next(e for e in model.ledger.entries if e.source == f"{UP}.weight")
-    assert entry.operations == ("× SCB / 127, one per row",)
-    assert entry.stored == "I8"
-    read = [name for e in model.ledger.entries for name in (e.source, *e.scale_tensors)]
-    assert sorted(read) == sorted(model.checkpoint.tensors)
-
-
 def test_memory_beyond_the_weights_is_bounded(tmp_path):
     """Of a matrix of 8 MiB, 32 in float32, at a time no more is multiplied out than 4."""
     numbers, scales = quantize(torch.randn(2048, 4096), FP8, (128, 128))

@@ -8,6 +8,7 @@ what the plain file of the same weights gives.
 import re
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -345,21 +346,12 @@ def fill(folder, rules, **shapes):
     config = FAMILY.from_hf(LLAMA)
     todo = plan(checkpoint.tensors, rules, config)
     check_fit(todo, checkpoint.tensors, shapes)
-    decoder = Stand(**{name: torch.full(shape, torch.nan) for name, shape in shapes.items()})
-    ledger = load_weights(decoder, checkpoint, todo)
-    return parameters_of(decoder), ledger
-
-
-class Stand:
-    """A decoder's weights, without the parts that would use them."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, **slots):
-        self.slots, self.weight_names = slots, tuple(slots)
-
-    def weight(self, name):
-        return Dense(self.slots[name])
+    slots = {name: torch.full(shape, torch.nan) for name, shape in shapes.items()}
+    decoder = SimpleNamespace(
+        weight_names=tuple(slots), weight=lambda name: Dense(slots[name]),
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    return slots, load_weights(decoder, checkpoint, todo)
 
 
 def save(folder, **tensors):

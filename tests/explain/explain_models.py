@@ -6,11 +6,10 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 
-import torch
+import unfused
 from blocks import two_norms
 from small_models import random_model
-from unfused import attention_of
-from zoo import ATTENTION, CONFIGS, RMS, llama
+from zoo import ATTENTION, MODELS, RMS, llama
 
 from llmcli.commands.explain.measure import explain
 from llmcli.commands.explain.options import names
@@ -57,13 +56,13 @@ def deep_model(layers: int) -> Model:
 
 def config_of(name: str) -> ModelConfig:
     """gpt2 has one block."""
-    config = ODD if name == "odd" else CONFIGS[name]
+    config = ODD if name == "odd" else MODELS[name]
     return dataclasses.replace(config, layers=config.layers[: 1 if "gpt2" in name else 2])
 
 
 def make(name: str, dtype: str = "float64") -> Model:
     """A fresh model of that name."""
-    return random_model(config_of(name), getattr(torch, dtype))
+    return random_model(config_of(name), dtype)
 
 
 def firsts(models: Mapping[str, ModelConfig]) -> Iterator[tuple[str, list[str]]]:
@@ -95,7 +94,5 @@ def explained(model: Model, name: str, index, depth=None, tokens=TOKENS):
 
 def emitted(model: Model):
     """What one pass shows to a tap, and what the fused attention never writes, by its own means."""
-    seen = {}
-    ids = torch.tensor([IDS])
-    model.decoder(ids, tap=lambda name, tensor: seen.__setitem__(name, tensor[0].double()))
-    return seen | attention_of(model, seen)
+    seen = unfused.emitted(model, IDS)
+    return seen | unfused.attention_of(model, seen)

@@ -186,13 +186,13 @@ def test_a_weight_in_blocks(format, rows, monkeypatch):
     assert bool(calls) == (rows == 1)
 
 
-def numbers_on(name, monkeypatch, *, triton=True, device="cuda", **options):
+def numbers_on(name, monkeypatch, *, triton=True, **options):
     monkeypatch.setenv(native.VARIABLE, "triton" if triton else "off")
     config, formats = MODELS[name]
     given = {"dtype": "auto", "quantize": "auto", **options}
     return arithmetic(
-        config, device=device, stored=set(formats.values()), bfloat16=True, packable=formats,
-        kernels=native.kernels_of(device), **given,
+        config, device="cuda", stored=set(formats.values()), bfloat16=True, packable=formats,
+        kernels=native.kernels_of("cuda"), **given,
     )  # fmt: skip
 
 

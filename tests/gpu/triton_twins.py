@@ -121,11 +121,6 @@ def blocks(format, rows, columns):
     return raw.view(rows, -1)
 
 
-def columns_of(format, count):
-    """Whole blocks, as few as there can be or more units than a program reads at once."""
-    return FORMATS[format][0] * {"one": 1, "many": 9}[count]
-
-
 def test_the_formats_of_blocks_are_those_of_the_decoders():
     assert PACKED.keys() == {*ON_CARD}
 
@@ -133,10 +128,11 @@ def test_the_formats_of_blocks_are_those_of_the_decoders():
 @dtypes
 @pytest.mark.parametrize("format", PACKED)
 @pytest.mark.parametrize(
-    ("rows", "outputs", "count"), [(1, 37, "many"), (3, 8, "one"), (2, 1, "many")]
+    ("rows", "outputs", "count"), [(1, 37, 9), (3, 8, 1), (2, 1, 9)]
 )
 def test_products_with_blocks(rows, outputs, count, format, dtype):
-    columns = columns_of(format, count)
+    """A single block in a row, and more units than a program reads at once."""
+    columns = FORMATS[format][0] * count
     raw = blocks(format, outputs, columns)
     x, b = drawn(rows, columns, dtype=dtype, seed=1), drawn(outputs, seed=2)
     dense = dequantize(raw, format, dtype=torch.float32).double()

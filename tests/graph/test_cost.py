@@ -123,6 +123,7 @@ def test_the_full_square_is_what_pytorch_counts(name, shape, logits):
     planned = plan(config, a_call(*shape), logits=logits).written
     if logits == "all" or graph(config).readers == len(config.layers):  # a plan narrows the ends
         assert work.flops_full == sum(spec.flops_full for spec in planned)
+        assert work.flops == sum(spec.flops for spec in planned)
     assert work.flops_full == counted(without_window(config), *shape, logits=logits)
     if name in FAMILIES:  # the decoder leaves out the rows and keys that nobody sees, too
         assert work.flops <= counted(config, *shape, logits=logits) <= work.flops_full
@@ -235,6 +236,7 @@ def test_products_with_weights_are_the_kernels_that_run(name, shape):
     assert ran.gemv == work.gemv + (layers if single else 0)
     assert ran.gemm == work.gemm + (0 if single else layers)
     assert work.gemv + work.gemm == 4 * layers + 1
+    assert ran.flops == work.flops_full
 
 
 @every_family

@@ -6,15 +6,16 @@ Axes: T tokens, D width, N heads of queries and keys.
 """
 
 import gc
-from functools import cache, partial
 
 import pytest
 import torch
 from covers import covered, in_turn
+from decoder_faults import FAULTS as OF_DECODERS
+from decoder_faults import red, rotating, wrap
 from decoder_parameters import parameters_of
 from needs import needs_kernels
 from small_models import ids, random_decoder
-from test_view_faults import whole
+from test_view_faults import red_without_a_fault, whole
 from zoo import MODELS, VOCAB
 
 from llmcli import devices
@@ -28,8 +29,6 @@ from llmcli.measure.runs import gc_disabled
 from llmcli.nn.step import KeyRange, Step
 from llmcli.ops import compiled
 from llmcli.ops.attention import visible_keys
-from llmcli.parts import attention as forward
-from llmcli.parts.attention import Attention
 
 IDS = (5, 17, 3, 17, 42, 8, 30, 1, 9, 11)
 
@@ -110,110 +109,68 @@ def test_the_lens_reads_a_prompt_as_generate_does(monkeypatch):
         assert torch.equal(rows_TD, torch.cat(seen[name], 1)[0]), name
 
 
-class Fault:
-    """A fault of the chunk that begins at `begin`, wherever it is read as a chunk."""
+def in_a_chunk(patch, begin, plant, of):
+    """Plants a fault for the call alone that reads the chunk from `begin` on."""
+    call = Decoder.__call__
 
-    def __init__(self, monkeypatch, begin):
-        self.monkeypatch, self.begin = monkeypatch, begin
+    def chunk(decoder, ids, state, **rest):
+        with patch.context() as within:
+            if state.lengths[0] == begin:
+                plant(within, of)
+            return call(decoder, ids, state, **rest)
 
-    def hits(self, step):
-        return step.tokens <= 4 and step.starts[0] == self.begin
-
-    def wrap(self, owner, name, made):
-        """`made(plain, self, …)` instead of the method, in that chunk."""
-        plain = getattr(owner, name)
-
-        def method(own, *given):
-            step = own if isinstance(own, Step) else given[-1]
-            return made(plain, own, *given) if self.hits(step) else plain(own, *given)
-
-        self.monkeypatch.setattr(owner, name, method)
+    patch.setattr(Decoder, "__call__", chunk)
 
 
-def rotated(fault, part):
-    """Queries, or keys, of a chunk are rotated by their neighbours' positions."""
+def rotated(part):
+    """Queries, or keys, are rotated by their neighbours' positions."""
+    heads = MODELS["llama"].layers[0].attention.heads
 
-    def attention(plain, own, *given):
-        rotate, heads = forward.rotate, own.config.heads
+    def late(rotate, x_BTNd, cos, sin):
+        right, wrong = rotate(x_BTNd, cos, sin), rotate(x_BTNd, cos.roll(1, 0), sin.roll(1, 0))
+        q, k = (wrong, right) if part == "q" else (right, wrong)
+        return torch.cat((q[:, :, :heads], k[:, :, heads:]), 2)
 
-        def late(x_BTNd, cos, sin):
-            right, wrong = rotate(x_BTNd, cos, sin), rotate(x_BTNd, cos.roll(1, 0), sin.roll(1, 0))
-            q, k = (wrong, right) if part == "q" else (right, wrong)
-            return torch.cat((q[:, :, :heads], k[:, :, heads:]), 2)
-
-        with fault.monkeypatch.context() as within:
-            within.setattr(forward, "rotate", late)
-            return plain(own, *given)
-
-    fault.wrap(Attention, "__call__", attention)
+    return rotating(late)
 
 
-def one_key_more(own, mask, window):
-    mask[0] = visible_keys(own.positions[:1] + 1, own.keys, window)[0]
+def first_query(more):
+    """Sees a key more, or not its own; for our kernel without a mask it is at another position."""
 
+    def key_ranges(plain, step, window):
+        mask, first = visible_keys(step.positions, step.keys, window), step.starts[0]
+        if more:
+            mask[0] = visible_keys(step.positions[:1] + 1, step.keys, window)[0]
+        else:
+            mask[0, first] = first == 0  # the very first has no other
+            mask[1, first] = False
+        return (KeyRange(slice(0, step.tokens), 0, step.keys, False, mask),)
 
-def without_its_own_key(own, mask, window):
-    mask[0, own.starts[0]] = own.starts[0] == 0  # the very first has no other
-    mask[1, own.starts[0]] = False
+    def attend(plain, q_BHTd, k, v, starts, **rest):
+        moved = (starts + (1 if more or not starts[0] else -1)).clamp(min=0)
+        first = plain(q_BHTd[:, :, :1], k, v, moved, **rest)
+        return torch.cat((first, plain(q_BHTd, k, v, starts, **rest)[:, :, 1:]), 2)
 
+    def plant(patch, of):
+        wrap(Step, "key_ranges", key_ranges)(patch, of)
+        wrap(compiled, "attend", attend)(patch, of)
 
-def first_query(fault, sees):
-    """Sees other keys; for our kernel, which has no mask, it is at another position."""
-    by = 1 if sees is one_key_more or not fault.begin else -1
-
-    def key_ranges(plain, own, window):
-        mask = visible_keys(own.positions, own.keys, window)
-        sees(own, mask, window)
-        return (KeyRange(slice(0, own.tokens), 0, own.keys, False, mask),)
-
-    def attention(plain, own, *given):
-        attend = compiled.attend
-
-        def other(q_BHTd, k, v, starts, **rest):
-            first = attend(q_BHTd[:, :, :1], k, v, (starts + by).clamp(min=0), **rest)
-            return torch.cat((first, attend(q_BHTd, k, v, starts, **rest)[:, :, 1:]), 2)
-
-        with fault.monkeypatch.context() as within:
-            within.setattr(compiled, "attend", other)
-            return plain(own, *given)
-
-    fault.wrap(Step, "key_ranges", key_ranges)
-    fault.wrap(Attention, "__call__", attention)
-
-
-def another_token(fault):
-    fault.wrap(Decoder, "_embed", lambda plain, own, ids, step: plain(own, ids.roll(1, 1), step))
-
-
-def learned_positions_of_another_chunk(fault):
-    plain = Step.positions.fget
-    fault.monkeypatch.setattr(
-        Step, "positions", property(lambda step: plain(step) + int(fault.hits(step)))
-    )
+    return plant
 
 
 FAULTS = {
-    "queries rotated by another position": ("llama", partial(rotated, part="q")),
-    "keys rotated by another position": ("llama", partial(rotated, part="k")),
-    "first query sees one key more": ("llama", partial(first_query, sees=one_key_more)),
-    "first query misses its own key": ("llama", partial(first_query, sees=without_its_own_key)),
-    "another token": ("llama", another_token),
-    "learned positions of another chunk": ("gpt2", learned_positions_of_another_chunk),
-}
+    "queries rotated by another position": ("llama", rotated("q")),
+    "keys rotated by another position": ("llama", rotated("k")),
+    "first query sees one key more": ("llama", first_query(more=True)),
+    "first query misses its own key": ("llama", first_query(more=False)),
+    "another token": ("llama", wrap(
+        Decoder, "_embed", lambda embed, self, ids, step: embed(self, ids.roll(1, 1), step))),
+    "learned positions of another chunk": OF_DECODERS["learned positions from one"],
+}  # fmt: skip
 
 
 def lens(model, tokens=IDS):
     return measure_lens(Passes(model, tokens), span=range).checks
-
-
-def red(checks):
-    return {check.name for check in checks if not check.ok}
-
-
-@cache
-def red_in_a_sound_model(name, dtype):
-    """What is red before anything is planted: asked once of each model, for all of its faults."""
-    return red(lens(whole(name, dtype)))
 
 
 @pytest.mark.parametrize(
@@ -221,9 +178,9 @@ def red_in_a_sound_model(name, dtype):
 )
 def test_a_fault_in_any_chunk_turns_the_footer_red(fault, begin, dtype, monkeypatch):
     name, plant = FAULTS[fault]
-    assert red_in_a_sound_model(name, dtype) == set()
+    assert not red_without_a_fault(lens, whole, name, dtype)
     of = whole(name, dtype)
-    plant(Fault(monkeypatch, begin))
+    in_a_chunk(monkeypatch, begin, plant, of)
     assert "chunks" in red(lens(of))
 
 

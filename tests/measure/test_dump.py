@@ -22,19 +22,12 @@ from llmcli.graph.names import known
 from llmcli.inspect.passes import Passes
 from llmcli.inspect.statistics import Statistics
 from llmcli.nn.step import Step
-from llmcli.records.work import no_progress
 
 IDS = (5, 17, 3, 17, 42, 8, 30)
 
 
-CONFIGS = {
-    "llama": MODELS["llama"], "gpt2": MODELS["gpt2"], "mistral": MODELS["window"],
-    "qwen3": MODELS["qk norm"],
-}
-
-
 def made(name="llama", dtype="float32"):
-    return random_model(CONFIGS[name], getattr(torch, dtype))
+    return random_model(MODELS[name], dtype)
 
 
 class File:
@@ -53,25 +46,20 @@ class File:
         self.arrays[name] = torch.as_tensor(whole)
 
 
-def dumped(model, names=None, ids=IDS, generate=0, progress=no_progress, **options):
+def dumped(model, names=None, ids=IDS, generate=0, **options):
     """The report and the arrays; `names` None: everything that there is."""
     file = File()
     names = known(model.config) if names is None else names
     plan = plan_dump(model, names, len(ids) + generate)
-    report = measure_dump(Passes(model, ids, generate, progress), plan, write=file.write, **options)
+    report = measure_dump(Passes(model, ids, generate), plan, write=file.write, **options)
     return report, file.arrays
-
-
-def seen_by_a_tap(model, ids):
-    """All activations of one call with a cache, and what it keeps."""
-    state = model.decoder.new_state(1, 40)
-    seen = emitted(model, ids, state)
-    return seen | {name: one[0, :, : len(ids)] for name, one in state.tensors().items()}
 
 
 @pytest.mark.parametrize(
     ("name", "dtype", "generate"),
-    in_turn(list(CONFIGS), ["float32", "bfloat16", "float64"], [0, 3]),
+    in_turn(
+        ["llama", "gpt2", "window", "qk norm"], ["float32", "bfloat16", "float64"], [0, 3]
+    ),
 )
 def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate):
     model = made(name, dtype)
@@ -81,7 +69,9 @@ def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate):
     ids = [one.id for one in report.tokens]
     assert tuple(ids[: len(IDS)]) == IDS
     assert (report.prompt_tokens, len(ids)) == (len(IDS), len(IDS) + generate)
-    seen = seen_by_a_tap(model, ids)
+    state = model.decoder.new_state(1, 40)
+    seen = emitted(model, ids, state)
+    seen |= {name: one[0, :, : len(ids)] for name, one in state.tensors().items()}
     for tensor, array in arrays.items():
         if tensor in seen:
             assert torch.equal(array, seen[tensor]), tensor
@@ -103,7 +93,7 @@ def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate):
 
 @pytest.mark.parametrize("at_once", [1, 5, 17])
 def test_the_size_of_the_parts_changes_nothing(at_once, monkeypatch):
-    model = made("mistral")
+    model = made("window")
     report, arrays = dumped(model, generate=2)
     monkeypatch.setattr(dump_module, "AT_ONCE", at_once)
     monkeypatch.setattr("llmcli.inspect.statistics.AT_ONCE", at_once)
@@ -144,7 +134,7 @@ def test_statistics_do_not_depend_on_how_numbers_come(parts, masks):
 
 
 def test_looking_changes_nothing_and_runs_once_and_no_further_than_the_last_layer(monkeypatch):
-    model, emit, ran = made("qwen3"), Step.emit, []
+    model, emit, ran = made("qk norm"), Step.emit, []
     logits = model.decoder(torch.tensor([IDS]))[0]
     monkeypatch.setattr(Step, "emit", lambda *args: ran.append(args[1]) or emit(*args))
 
@@ -245,7 +235,7 @@ def test_memory_is_asked_for_to_the_byte_before_the_model_runs(name, monkeypatch
 
 
 def test_a_prompt_of_one_token_and_of_many():
-    report, arrays = dumped(made("qwen3"), ids=(5,))
+    report, arrays = dumped(made("qk norm"), ids=(5,))
     assert report.ok
     assert arrays["blocks.0.attn.pattern"].flatten().tolist() == [1.0] * 4
     assert arrays["cache.1.k"].shape == (2, 1, 8)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from covers import in_turn
-from decoder_faults import wrap
+from decoder_faults import red, wrap
 from small_models import ids, random_model
 from unfused import emitted
 from zoo import MODELS
@@ -25,20 +25,16 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 PROMPT = tuple(ids(1, 11)[0].tolist())
 
 
-def measured(of, prompt=PROMPT, *, generate=0, span=range):
+def measured(of, prompt=PROMPT, *, generate=0):
     layers = ExpertsOptions().layers(of.config)
-    return measure.measure_experts(Passes(of, prompt, generate), layers, span=span)
-
-
-def red(report):
-    return {check.name for check in report.checks if not check.ok}
+    return measure.measure_experts(Passes(of, prompt, generate), layers, span=range)
 
 
 @pytest.mark.parametrize(("name", "dtype"), in_turn(MIXTURES, DTYPES))
 def test_every_check_is_green(name, dtype):
     report = measured(random_model(MODELS[name], dtype), generate=3)
     assert [check.name for check in report.checks] == ["choice", "weights", "sum", "loads", "steps"]
-    assert red(report) == set()
+    assert red(report.checks) == set()
     assert len(report.tokens) == len(report.positions) == 14
     assert report.from_prompt == 11
 
@@ -115,7 +111,7 @@ def test_in_chunks_and_token_by_token_it_is_the_same(name, monkeypatch):
     whole = measured(of)
     monkeypatch.setattr("llmcli.inspect.passes.PROMPT_CHUNK", 4)
     chunked = measured(of)
-    assert red(chunked) == set()
+    assert red(chunked.checks) == set()
     assert "chunks" in {check.name for check in chunked.checks}
     for one, other in zip(whole.layers, chunked.layers, strict=True):
         np.testing.assert_array_equal(one.chosen, other.chosen)
@@ -180,4 +176,4 @@ def test_a_fault_turns_its_check_red(name, dtype, monkeypatch):
     config, check, plant = FAULTS[name]
     of = random_model(MODELS[config], dtype)
     plant(monkeypatch, of.decoder)
-    assert red(measured(of)) == {check}
+    assert red(measured(of).checks) == {check}

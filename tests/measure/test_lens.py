@@ -42,14 +42,10 @@ DEEP = llama(*(layer(),) * 5)
 
 
 def made(name="llama", dtype="float64"):
-    return random_model(CONFIGS[name], getattr(torch, dtype))
+    return random_model(CONFIGS[name], dtype)
 
 
-def every(total):
-    return range(total)
-
-
-def look(model, ids=IDS, *, span=every, generate=0, progress=no_progress, **options):
+def look(model, ids=IDS, *, span=range, generate=0, progress=no_progress, **options):
     return measure_lens(Passes(model, ids, generate, progress), span=span, **options)
 
 

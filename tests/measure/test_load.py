@@ -517,9 +517,9 @@ def with_number(value, *shape, others=1.0):
     return x
 
 
-def with_row(row, rows=512):
-    x = drawn(rows, len(row))
-    x[rows // 3] = row
+def with_row(row):
+    x = drawn(512, len(row))
+    x[170] = row
     return x
 
 

@@ -268,41 +268,30 @@ def test_checks_from_headers_turn_red_for_scales_that_do_not_fit(tmp_path, fault
 def test_the_source_of_a_parameter_says_how_it_was_scaled(tmp_path, scheme):
     folder, _ = write_quantized(tmp_path, scheme)
     checkpoint = open_checkpoint(folder)
-    prepared = prepare(checkpoint)
-    stored = stored_tensors(prepared)
+    stored = stored_tensors(prepare(checkpoint))
     model = load_checkpoint(checkpoint, device="cpu", dtype="float32")
     assert wrongly_filled(model.ledger, stored) == []
-    words = stored["blocks.0.attn.W_q"].operations
-    assert len(words) == 1
-    assert words[0].startswith(f"× {SCHEMES[scheme][3]}")
-    assert f"dequantized ({words[0]})" in origin(model, "blocks.0.attn.W_q")
+    name = "blocks.0.attn.W_q"
+    (words,) = stored[name].operations
+    assert words.startswith(f"× {SCHEMES[scheme][3]}")
+    assert f"dequantized ({words})" in origin(model, name)
     assert stored["embed.W"].operations == ()
-
-
-def test_a_scale_that_the_ledger_does_not_have_is_seen(tmp_path):
-    folder, _ = write_quantized(tmp_path, "fp8-blocks")
-    model = load_checkpoint(open_checkpoint(folder), device="cpu")
-    other, _ = write_quantized(tmp_path / "other", "fbgemm")
-    checkpoint = open_checkpoint(other)
-    prepared = prepare(checkpoint)
-    wrong = wrongly_filled(model.ledger, stored_tensors(prepared))
-    assert wrong[0].startswith("blocks.0.")
+    other = stored | {name: replace(stored[name], operations=("× another scale",))}
+    assert wrongly_filled(model.ledger, other) == [name]
 
 
 def test_formats_and_bytes_of_the_file_are_counted_with_its_scales(tmp_path):
     folder, _ = write_quantized(tmp_path, "bitsandbytes")
-    file = measure_info(open_checkpoint(folder), ()).file
+    checkpoint = open_checkpoint(folder)
+    file = measure_info(checkpoint, ()).file
     found = {stored.format: (stored.tensors, stored.numbers) for stored in file.formats}
     matrices = 2 * (32 * 32 * 2 + 16 * 32 * 2 + 3 * 48 * 32)
     assert found["I8"] == (14, matrices)
     assert found["U8"] == (14, 14)
-    checkpoint = open_checkpoint(folder)
     total = sum(info.nbytes for info in checkpoint.tensors.values())
     assert sum(stored.bytes for stored in file.formats) == total
-    prepared = prepare(checkpoint)
-    stored = stored_tensors(prepared).values()
     # a parameter's bytes are with its scale's
-    assert sum(one.stored_bytes for one in stored) == total
+    assert sum(one.stored_bytes for one in stored_tensors(prepare(checkpoint)).values()) == total
 
 
 @pytest.mark.parametrize(("stored", "with_bfloat16", "without"), [

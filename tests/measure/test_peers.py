@@ -26,19 +26,14 @@ needs_llama_cpp = pytest.mark.skipif(
 )
 
 
-def model(folder, write=write_llama, dtype="float32", **options):
-    return load_checkpoint(
-        open_checkpoint(write(folder)), device="cpu", dtype=dtype, text=False, **options
-    )
+def model(folder, write=write_llama, **options):
+    checkpoint = open_checkpoint(write(folder))
+    return load_checkpoint(checkpoint, device="cpu", dtype="float32", text=False, **options)
 
 
 @pytest.fixture
 def ours(tmp_path):
     return model(tmp_path)
-
-
-def logits(ours, ids):
-    return ours.decoder(torch.tensor([ids]), logits="last")[0, -1]
 
 
 @pytest.mark.parametrize("name", ["llmcli", "transformers"])
@@ -280,7 +275,8 @@ def test_llama_cpp_computes_what_we_do(smollm2_path, dtype, capfd):
     peer.rewind(6)
     peer.read(ids[6:-1])
     peer.step(ids[-1])
-    theirs, mine = peer.logits().log_softmax(-1), logits(ours, ids).log_softmax(-1)
+    own = ours.decoder(torch.tensor([ids]), logits="last")[0, -1]
+    theirs, mine = peer.logits().log_softmax(-1), own.log_softmax(-1)
     assert ours.tokenizer.decode([int(theirs.argmax())]) == " Rome"
     assert float((mine.exp() * (mine - theirs)).sum()) < 0.05
     parameters_of(ours.decoder)["blocks.3.mlp.W_down"].mul_(1.5)

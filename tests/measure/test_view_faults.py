@@ -13,7 +13,7 @@ import pytest
 import torch
 from blocks import ffn_of, norm_of
 from covers import in_turn
-from decoder_faults import FAULTS, attending, in_the_model, model, wrap
+from decoder_faults import FAULTS, attending, in_the_model, model, red, wrap
 from decoder_parameters import Times
 from needs import needs_kernels
 from small_models import as_model, ids, random_model
@@ -79,14 +79,10 @@ SEEN_BY = dict.fromkeys(FAULTS, attention) | dict.fromkeys((
 ), dump)  # fmt: skip
 
 
-def red(view, of):
-    return not all(check.ok for check in view(of))
-
-
 @cache
 def red_without_a_fault(view, make, config, dtype):
     """Asked once of a view and a model, for all faults."""
-    return red(view, make(config, dtype))
+    return red(view(make(config, dtype)))
 
 
 @pytest.mark.parametrize(("name", "dtype"), in_turn(list(FAULTS), [torch.float64, *ARITHMETIC]))
@@ -95,7 +91,7 @@ def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):
     assert not red_without_a_fault(SEEN_BY[name], whole, config, dtype)
     of = whole(config, dtype)
     plant(monkeypatch, of)
-    assert red(SEEN_BY[name], of) != (name in BELOW_16_BITS.get(dtype, ()))
+    assert bool(red(SEEN_BY[name](of))) != (name in BELOW_16_BITS.get(dtype, ()))
 
 
 def one_head(by, attend, *qkv, **rest):
@@ -131,7 +127,7 @@ SMALL = {torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 0.01, "packed
 def test_a_small_fault_turns_a_footer_red(fault, config, dtype, sign, monkeypatch):
     of = whole(config, dtype)
     FACTORS[fault](1 + sign * SMALL[dtype])(monkeypatch, of)
-    assert red(dump if fault == "feed forward" else attention, of)
+    assert red((dump if fault == "feed forward" else attention)(of))
 
 
 # what a product may make of the low digits of its activations: of the results of `quantized_input`,
@@ -158,7 +154,7 @@ def test_a_fault_in_the_low_digits_turns_a_footer_red(fault, config, monkeypatch
         return LOW_DIGITS[fault](high, seen(weight, x))
 
     monkeypatch.setattr(Packed, "quantized_input", other)
-    assert all(red(view, of) for view in (attention, lens, dump))
+    assert all(red(view(of)) for view in (attention, lens, dump))
 
 
 # What plants a fault: called with the monkeypatch and the decoder.
@@ -411,4 +407,4 @@ def test_a_fault_of_some_families_turns_a_footer_red(view, name, dtype, monkeypa
     assert not red_without_a_fault(view, of_family, config, dtype)
     of = of_family(config, dtype)
     plant(monkeypatch, of.decoder)
-    assert red(view, of)
+    assert red(view(of))

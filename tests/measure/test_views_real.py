@@ -1,17 +1,21 @@
 """SmolLM2: each view runs it once, changes no bit of it, and keeps little of what it sees."""
 
 import gc
-import re
-from pathlib import Path
+from functools import cache
 
 import pytest
 import torch
 from continued import stream
+from covers import in_turn
 from decoder_parameters import parameters_of
 from planned import departures
+from small_models import ids as random_ids
+from small_models import random_model
 from test_measure_info import agrees_with_loading
 from test_measure_shapes import requested
+from zoo import MODELS
 
+from llmcli.checkpoints import open_checkpoint
 from llmcli.commands.attention.command import synthetic
 from llmcli.commands.attention.measure.layers import measure_attention
 from llmcli.commands.attention.options import AttentionOptions
@@ -22,20 +26,26 @@ from llmcli.decoder.decoder import Decoder
 from llmcli.engine.sampling import Sampling
 from llmcli.graph.names import known
 from llmcli.inspect.passes import Passes
+from llmcli.loading.load import load_checkpoint
+from llmcli.measure.peaks import Peak
 from llmcli.prepare.prepared import prepare
 from llmcli.records.text import Token
-
-pytestmark = pytest.mark.real
 
 TEXT = "In the beginning God created the heaven and the"
 NEW = 2
 GREEDY = Sampling(temperature=0.0)
-STATUS = Path("/proc/self/status")
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def models(smollm2_path):
+    """SmolLM2 by dtype, each loaded once."""
+    opened = open_checkpoint(smollm2_path)
+    return cache(lambda dtype: load_checkpoint(opened, device="cpu", dtype=dtype))
 
 
 @pytest.fixture
@@ -45,6 +55,11 @@ def smollm2(models):
 
 def attention(model, ids, new):
     return measure_attention(Passes(model, ids, new), AttentionOptions(top_pairs=5))
+
+
+def matrices(model, ids, new):
+    heads = AttentionOptions(layer="1", head="0", top_pairs=3)
+    return measure_attention(Passes(model, ids, new), heads, on_matrix=lambda *drawn: None)
 
 
 def lens(model, ids, new):
@@ -69,48 +84,59 @@ def dump(model, ids, new, begin=""):
     return measure_dump(Passes(model, ids, new), plan, write=write)
 
 
-@pytest.mark.parametrize("view", [attention, lens, dump])
-def test_one_pass_whose_numbers_are_the_usual_ones(view, models, monkeypatch):
-    """Each call of the decoder gives bit for bit what it gives when nobody looks."""
-    smollm2 = models("bfloat16")
-    ids = smollm2.tokenizer.encode(TEXT)
-    usual = [token.id for token in stream(smollm2, [ids], GREEDY, limit=NEW)]
-    before = sums(smollm2)
-    calls = []
-    plain = Decoder.__call__
+def check_one_pass(view, model, ids, new, patch):
+    """Each call of the decoder gives bit for bit what it gives when nobody looks.
 
-    def counted(decoder, tokens, state=None, **options):
-        out = plain(decoder, tokens, state, **options)
+    And none of what was captured is changed, nor a weight.
+    """
+    usual = [token.id for token in stream(model, [ids], GREEDY, limit=new)] if new else []
+    weights = {name: slot.clone() for name, slot in parameters_of(model.decoder).items()}
+    calls, captured, plain = [], [], Decoder.__call__
+
+    def counted(decoder, tokens, state=None, *, tap, **options):
+        def both(name, tensor):
+            captured.append((name, tensor, tensor.clone()))
+            tap(name, tensor)
+
+        out = plain(decoder, tokens, state, tap=both, **options)
         calls.append((tokens, options, out.clone()))
         return out
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Decoder, "__call__", counted)
-        report = view(smollm2, ids, NEW)
+    with patch.context() as within:
+        within.setattr(Decoder, "__call__", counted)
+        report = view(model, ids, new)
     assert report.ok, report.checks
     every = [token.id for token in report.tokens]
     assert every == [*ids, *usual]
     *steps, (read, *_) = calls  # new tokens are generated first, then all are read at once
-    assert [tokens.shape[1] for tokens, *_ in steps] == [len(ids), *[1] * NEW]
+    assert [tokens.shape[1] for tokens, *_ in steps] == [len(ids)] * bool(new) + [1] * new
     assert read[0].tolist() == every
     with torch.inference_mode():
-        state = smollm2.decoder.new_state(1, len(every))
+        state = model.decoder.new_state(1, len(every))
         for number, (tokens, options, out) in enumerate(calls):
             state = None if number == len(steps) else state
-            assert options.pop("tap") is not None
-            assert torch.equal(plain(smollm2.decoder, tokens, state, **options), out)
-    assert sums(smollm2) == before
+            assert torch.equal(plain(model.decoder, tokens, state, **options), out)
+    assert len(captured) > 20
+    for name, tensor, before in captured:
+        assert torch.equal(tensor, before), name
+    for name, slot in parameters_of(model.decoder).items():
+        assert torch.equal(slot, weights[name]), name
 
 
-def sums(model):
-    """The bits of each parameter, read as whole numbers and added up."""
-    slots = parameters_of(model.decoder).items()
-    return {name: int(slot.view(torch.int16).sum()) for name, slot in slots}
+@pytest.mark.parametrize("new", [0, 3])
+@pytest.mark.parametrize(
+    ("view", "dtype"),
+    in_turn([attention, matrices, lens, dump], [torch.float32, torch.bfloat16]),
+)
+def test_one_pass_of_a_small_model(view, dtype, new, monkeypatch):
+    model = random_model(MODELS["window"], dtype)
+    check_one_pass(view, model, random_ids(1, 18)[0].tolist(), new, monkeypatch)
 
 
-def resident(mark):
-    """Bytes of memory: `VmRSS` now, `VmHWM` the most since it was last reset."""
-    return int(re.search(rf"{mark}:\s*(\d+) kB", STATUS.read_text())[1]) * 1024
+@pytest.mark.parametrize("view", [attention, lens, dump])
+def test_one_pass_whose_numbers_are_the_usual_ones(view, models, monkeypatch):
+    smollm2 = models("bfloat16")
+    check_one_pass(view, smollm2, smollm2.tokenizer.encode(TEXT), NEW, monkeypatch)
 
 
 def test_heads_of_every_kind_are_found_and_all_is_proven(smollm2):
@@ -125,14 +151,15 @@ def test_heads_of_every_kind_are_found_and_all_is_proven(smollm2):
 
 def most_during(look):
     """What it gives, and how many bytes more than before were held meanwhile."""
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    before = resident("VmRSS")
-    report = look()
+    with Peak() as peak:
+        before = peak.resident
+        report = look()
     assert report.ok, report.checks
-    return report, resident("VmHWM") - before
+    if before is None or peak.resident is None:
+        pytest.skip("the system tells no peak of memory")
+    return report, peak.resident - before
 
 
-@pytest.mark.skipif(not STATUS.exists(), reason="memory is read from /proc")
 def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(smollm2):
     ids = torch.randint(5, 40_000, (64,), generator=torch.Generator().manual_seed(0)).tolist()
     dump(smollm2, ids[:10], 0, "blocks.0")  # what is allocated once

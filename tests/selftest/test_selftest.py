@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from decoder_faults import FAULTS, wrap
-from needs import needs_kernels
 
 from llmcli.commands.selftest.command import read_receipt
 from llmcli.commands.selftest.measure import arithmetic, run
@@ -19,6 +18,7 @@ from llmcli.commands.selftest.measure.arithmetic import Group, groups_of, measur
 from llmcli.commands.selftest.measure.models import MODELS
 from llmcli.commands.selftest.report import Receipt
 from llmcli.errors import UsageError, WriteFailed
+from llmcli.kernels import native
 from llmcli.measure import engines
 from llmcli.nn.step import Step
 
@@ -65,27 +65,20 @@ PLANTED = {
         x.half().to(x.dtype) if x.dtype == torch.float32 else x, *rest))),
     "attention that is off": ("float64", wrap(F, "scaled_dot_product_attention", (
         lambda attend, *qkv, **how: attend(*qkv, **how) * (1 + 1e-6)))),
+    "replayed steps that differ": ("replay", wrap(
+        arithmetic, "_stepped",
+        lambda stepped, decoder, tapped: stepped(decoder, tapped) + 1e-3 * tapped)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", PLANTED)
 def test_planted_faults_turn_their_check_red(monkeypatch, fault):
     seen, plant = PLANTED[fault]
+    if seen == "replay" and native.level() is None:
+        pytest.skip("there are no kernels")
     plant(monkeypatch, None)
     (result,) = of_few(monkeypatch, seen)
     assert not result.check.ok
-
-
-@needs_kernels
-def test_a_replayed_step_that_differs_is_seen(monkeypatch):
-    (group,) = (one for one in groups_of(CPU) if one.name == "replay")
-    name = next(iter(group.models))
-    stepped = arithmetic._stepped
-    monkeypatch.setattr(
-        arithmetic, "_stepped", lambda decoder, tapped: stepped(decoder, tapped) + 1e-3 * tapped
-    )
-    value, _ = group.measure(group.models[name], CPU)
-    assert value > group.tolerance
 
 
 def test_nan_is_wrong(monkeypatch):

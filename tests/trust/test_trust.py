@@ -11,7 +11,9 @@ def test_a_fault_is_at_its_place(fault):
     planted = fault.planted((ROOT / fault.file).read_text("utf-8"))
     if fault.file.endswith(".py"):
         ast.parse(planted)
-    assert all((ROOT / path).exists() for stage in fault.stages for path in stage)
+    named = [path for stage in fault.stages for path in stage]
+    assert all((ROOT / path).exists() for path in named)
+    assert len(named) == len({*named})
 
 
 def test_names_are_unique_and_every_row_is_of_a_fault():

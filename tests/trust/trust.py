@@ -161,8 +161,9 @@ def kept() -> dict[str, Seen]:
     return {name: Seen(**one) for name, one in json.loads(SEEN.read_text("utf-8")).items()}
 
 
-def keep(seen: dict[str, Seen]) -> None:
-    """Writes `seen.json`, in the order of the faults."""
+def keep(name: str, row: Seen) -> None:
+    """Writes a row into `seen.json` as it is now, in the order of the faults: others run, too."""
+    seen = kept() | {name: row}
     rows = {one.name: asdict(seen[one.name]) for one in faults() if one.name in seen}
     SEEN.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
@@ -249,13 +250,12 @@ def main() -> int:
                 print(f"{fault.topic}: {fault.name}: {error}", flush=True)
                 return
             with lock:
-                seen[fault.name] = one
-                keep(seen)
+                keep(fault.name, one)
                 said = one.test or "NOT SEEN"
                 print(f"{one.seconds:4.0f} s  {fault.topic}: {fault.name}: {said}", flush=True)
 
         list(pool.map(run, chosen))
-    print(*table(seen), sep="\n")
+    print(*table(kept()), sep="\n")
     return 0
 
 

@@ -3,24 +3,21 @@
 import math
 
 import numpy as np
-import torch
 from small_models import random_model
-from unfused import attention_of
+from unfused import attention_of, emitted
+from zoo import ATTENTION, RMS, llama
 
 from llmcli.commands.attention.measure.layers import measure_attention
-from llmcli.config.attention import AttentionConfig, RopeConfig, ScoreConfig
+from llmcli.config.attention import AttentionConfig, RopeConfig
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.mlp import MlpConfig
-from llmcli.config.model import ModelConfig, sequential
-from llmcli.config.norm import NormConfig
+from llmcli.config.model import sequential
 from llmcli.inspect.passes import Passes
 from llmcli.model import Model
 
 VOCAB = 23
-RMS = NormConfig(kind="rms", eps=1e-6)
-ROPE = RopeConfig(theta=100.0, dims=6)
-BASE = AttentionConfig(
-    heads=4, kv_heads=2, head_dim=6, value_dim=6, scores=ScoreConfig(scale=6**-0.5), rope=ROPE
+BASE = ATTENTION.changed(
+    head_dim=6, value_dim=6, scale=6**-0.5, rope=RopeConfig(theta=100.0, dims=6)
 )
 MIXERS = {
     "mha": {"kv_heads": 4}, "gqa": {}, "mqa": {"kv_heads": 1}, "window": {"window": 5},
@@ -35,12 +32,12 @@ def model_of(
 ) -> Model:
     """A model with these mixers, one a layer."""
     ffn = MlpConfig(hidden=24, activation="silu", gated=True)
-    config = ModelConfig(
-        family="test", model_type="test", vocab=vocab, width=width, context=4096,
-        layers=tuple(sequential(mixer, ffn, norm=RMS) for mixer in mixers), final_norm=RMS,
-        embedding=EmbeddingConfig(positions=positions), head=HeadConfig(tied=True), **more,
+    config = llama(
+        *(sequential(mixer, ffn, norm=RMS) for mixer in mixers), vocab=vocab, width=width,
+        context=4096, embedding=EmbeddingConfig(positions=positions), head=HeadConfig(tied=True),
+        **more,
     )  # fmt: skip
-    return random_model(config, getattr(torch, dtype))
+    return random_model(config, dtype)
 
 
 def small(kind: str = "gqa", dtype: str = "float64", layers: int = 2) -> Model:
@@ -53,9 +50,7 @@ def ids_of(count: int, vocab: int = VOCAB) -> list[int]:
 
 def patterns(model: Model, ids) -> list[np.ndarray]:
     """`[H, T, T]` of every layer in float64, straight from the definition of softmax attention."""
-    seen = {}
-    model.decoder(torch.tensor([list(ids)]), tap=lambda name, x: seen.setdefault(name, x[0]))
-    found = attention_of(model, seen)
+    found = attention_of(model, emitted(model, ids))
     layers = range(len(model.config.layers))
     return [found[f"blocks.{i}.attn.pattern"].numpy() for i in layers]
 

@@ -12,20 +12,10 @@ from llmcli.records.engines import EngineInfo, SpeedTest
 from llmcli.records.machine import Cache, Ceilings, MatrixRate, ReadRate
 
 
-class Clock:
-    """Stands still unless an engine turns it."""
-
-    def __init__(self):
-        self.now = 0
-
-    def __call__(self):
-        return self.now
-
-
 def watch(monkeypatch):
-    """The clock that runs are timed with from now on."""
-    clock = Clock()
-    monkeypatch.setattr(engines, "perf_counter_ns", clock)
+    """The clock that runs are timed with from now on: it stands unless an engine turns it."""
+    clock = SimpleNamespace(now=0)
+    monkeypatch.setattr(engines, "perf_counter_ns", lambda: clock.now)
     return clock
 
 
@@ -65,7 +55,7 @@ class FakeEngine:
 
     def __init__(self, clock=None, *, name="llmcli", bos=None, trouble=None, log=None, slow=1,
                  **facts):  # fmt: skip
-        self.clock = clock or Clock()
+        self.clock = clock or SimpleNamespace(now=0)
         self.info, self.bos = info(name, **facts), bos
         self.log = [] if log is None else log
         self.held, self.room, self.inside = None, 0, 0

@@ -328,12 +328,6 @@ def test_a_step_reads_the_weights_and_the_keys_of_all_tokens_before():
     assert full - empty == 2 * 30 * 2 * (8 + 8) * 4  # as above: 30 tokens more
 
 
-def test_there_is_no_roofline_where_the_dtype_was_not_measured():
-    test = SpeedTest(n_prompt=1, n_gen=0)
-    counter = WorkCounter(config=llama(), numbers=BFLOAT16)
-    assert counter.roofline_ns(test, *SIZES, CEILINGS) is None
-
-
 def test_memory_is_that_of_all_tokens():
     one, other = (
         LLAMA.memory_bytes(SpeedTest(n_prompt=n, n_gen=1, n_depth=d), 512)

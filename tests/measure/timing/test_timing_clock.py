@@ -254,14 +254,14 @@ def test_what_a_part_waits_for(work, seconds, given, bound, share):
 # runs in turns: how many are enough, which is kept, and the ratios of pairs
 
 
-def pairs_run(until, bare, watched, *, at_most=10_000):
+def pairs_run(until, bare, watched):
     """How many pairs are run whose times the two functions give, and when the last one ends."""
     now, bare_s, watched_s = until.begin, [], []
     while not until.over(watched_s, bare_s, now):
         bare_s.append(bare(len(bare_s)))
         watched_s.append(watched(len(watched_s)))
         now += bare_s[-1] + watched_s[-1]
-        assert len(bare_s) < at_most
+        assert len(bare_s) < 10_000
     return len(bare_s), now
 
 
