@@ -105,6 +105,11 @@ class Message:
         """The text of its ids."""
         return self.content if self.raw is None else self.raw
 
+    def template_input(self) -> dict[str, str]:
+        """The message as a chat template takes it, an answer without the markers in it."""
+        own = {"role": self.role, "content": self.content}
+        return own | {"reasoning": self.reasoning} if self.reasoning else own
+
 
 @dataclass(frozen=True, kw_only=True)
 class PhasePeak:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -83,7 +82,7 @@ class GivenMessage:
         return found
 
 
-class Conversation(ABC):
+class Conversation:
     """Messages that `generate` answers, and the variables of the chat template beside them.
 
     A base of dataclasses that have these two fields.
@@ -109,9 +108,9 @@ class Conversation(ABC):
         ended = last.finish_reason in ("eos", "stop") or last.content is None
         return ended and bool(last.role == "assistant")
 
-    @abstractmethod
     def template_input(self) -> tuple[Mapping[str, Any], ...]:
         """The messages as a chat template takes them."""
+        return tuple(one.template_input() for one in self.messages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,10 +121,6 @@ class GivenConversation(Conversation):
     others: ClassVar[bool] = False
     messages: Annotated[tuple[GivenMessage, ...], not_empty]
     variables: Variables = field(default_factory=dict)
-
-    def template_input(self) -> tuple[Mapping[str, Any], ...]:
-        """The messages as a chat template takes them."""
-        return tuple(one.template_input() for one in self.messages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,14 +162,6 @@ class Transcript(Conversation):
     def is_of(self, model: TextInterface) -> bool:
         """Whether the answers' token ids were written by this model."""
         return (self.model.name, self.vocabulary) == (model.name, model.config.vocab)
-
-    def template_input(self) -> tuple[Mapping[str, Any], ...]:
-        """The messages as a chat template takes them, answers without the markers in them."""
-        return tuple(
-            {"role": one.role, "content": one.content}
-            | ({"reasoning": one.reasoning} if one.reasoning else {})
-            for one in self.messages
-        )
 
 
 def is_conversation(value: Any) -> bool:

@@ -20,7 +20,7 @@ from llmcli.records.text import Token
 from llmcli.ui.theme import FAINT, HEADING, SPACE, one_line, quoted
 
 if TYPE_CHECKING:
-    from llmcli.ui.palette import Ink, Segments
+    from llmcli.ui.palette import Ink
 
 SEPARATOR = " · "
 GAP = "   "
@@ -33,12 +33,17 @@ _MARKS = {GOOD: "ok", BAD: "FAIL"}  # where the terminal has ASCII alone
 WRONG = "bold red"
 
 
-def filled(parts: Sequence[str], width: int, between: str = SEPARATOR) -> list[str]:
+def filled(
+    parts: Sequence[str],
+    width: float,
+    between: str = SEPARATOR,
+    measure: Callable[[str], float] = len,
+) -> list[str]:
     """`parts` joined into as few lines as fit `width`, never cut inside a part."""
     lines: list[str] = []
     for part in parts:
-        if lines and len(lines[-1]) + len(between) + len(part) <= width:
-            lines[-1] += between + part
+        if lines and measure(longer := f"{lines[-1]}{between}{part}") <= width:
+            lines[-1] = longer
         else:
             lines.append(part)
     return lines
@@ -220,12 +225,6 @@ def _total(widths: Sequence[int], kept: Sequence[int]) -> int:
 def _uncut(line: Text) -> Text:
     line.no_wrap, line.overflow = True, "ignore"
     return line
-
-
-def padded(line: Segments, width: int) -> Segments:
-    """The line with as many spaces after it as make it `width` columns."""
-    used = sum(segment.cell_length for segment in line)
-    return [*line, Segment(" " * (width - used))] if used < width else line
 
 
 def fitted(text: str, width: int, ink: Ink) -> str:
