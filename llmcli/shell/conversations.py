@@ -207,7 +207,8 @@ def _plain(where: str, number: int, given: GivenMessage) -> Message:
 
     message, role = given.template_input(), given.role
     other = next((key for key in message if key not in ("role", "content", *REASONING)), None)
-    if other is not None or role not in ("system", "user", "assistant") or _misplaced(role, number):
+    roles = ("user", "assistant") if number else ("system", "user", "assistant")
+    if other is not None or role not in roles:
         what = f"has `{other}`" if other is not None else f"is of the role `{role}`"
         raise UsageError(
             f"`messages[{number}]` of {where} {what}, which does not belong in a chat",
@@ -216,11 +217,6 @@ def _plain(where: str, number: int, given: GivenMessage) -> Message:
     reasoning = next((message[name] for name in REASONING if name in message), "")
     found = {"role": role, "content": message["content"], "reasoning": reasoning}
     return read(Message, found, where)
-
-
-def _misplaced(role: str, number: int) -> bool:
-    """Whether it is a system message that does not come first."""
-    return role == "system" and number > 0
 
 
 def transcript_of(document: Any, where: str) -> Transcript:
@@ -233,7 +229,7 @@ def transcript_of(document: Any, where: str) -> Transcript:
     found = read(Transcript, document, where)
     for at, one in enumerate(found.messages):
         place = f"`messages[{at}]` of {where}"
-        if _misplaced(one.role, at):
+        if one.role == "system" and at > 0:
             raise UsageError(f"{place} is a system message, which must be first", hint=_SAVED)
         if one.ids and one.role != "assistant":
             raise UsageError(f"{place} has `ids`, and is not an answer", hint=_SAVED)

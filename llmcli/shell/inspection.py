@@ -9,16 +9,15 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from llmcli.errors import UsageError
 from llmcli.measure.machine import environment
 from llmcli.records.document import ViewCheck, members
 from llmcli.shell.encoding import TemplateOptions, check_fits, encode
-from llmcli.shell.files import check_export, check_size, page_to_open
+from llmcli.shell.files import check_size, kind_of_file, page_to_open
 from llmcli.shell.options import PROMPT, ModelOptions, PromptOptions, ViewOutputOptions
-from llmcli.shell.output import EXPLAIN, ExportFile, Output
+from llmcli.shell.output import EXPLAIN, ExportFile, Output, write_document, write_file
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt, prompt_or_default
 from llmcli.shell.running import kernels_of, load_model
@@ -147,17 +146,21 @@ class PlacesOptions:
 class Inspection(Subject):
     """One run of such a command. `kinds` are the files that it writes, by their endings.
 
-    Raises UsageError for another file, before anything is read. `path` and `kind` are of the file,
-    None and empty without one.
+    Raises UsageError for another file and for one that cannot be opened, before anything is read.
+    `path` and `kind` are of the file, None and empty without one.
     """
 
     def __init__(
         self, command: str, file: _FileOptions, kinds: Sequence[str], output: ViewOutputOptions
     ) -> None:
         self.out = Output(command, output)
-        self._file, self._export = file, Export()
-        self.kind = check_export(file.save, kinds, show=file.open)
-        self.path = file.save
+        self._file, self._export, self.path = file, Export(), file.save
+        self.kind = "" if file.save is None else kind_of_file(file.save, kinds)
+        if file.open and self.kind not in ("", "html", "png"):
+            raise UsageError(
+                f"`--open` shows .html and .png files, and `{file.save}` is neither",
+                hint="leave -o out, and a page is made and opened, or name such a file",
+            )
         if file.open and file.save is None:
             self.path, self.kind = page_to_open(command), "html"
 
@@ -232,12 +235,18 @@ class Inspection(Subject):
         CheckFailed with `hint` where a check fails.
         """
         about, file, export = self.model.describe(), None, self._export
+
+        def write(document: Mapping[str, Any]) -> None:
+            assert self.path is not None
+            if export.write is not None:
+                export.write(report, document)
+            elif export.make is not None:
+                write_file(self.path, export.make(report, self.title))
+            else:
+                write_document(self.path, document)
+
         if self.path is not None and holds is not None:
-            make = export.make and partial(export.make, report, self.title)
-            write = export.write and partial(export.write, report)
-            file = ExportFile(
-                path=self.path, holds=holds, make=make, write=write, open=self._file.open
-            )
+            file = ExportFile(path=self.path, holds=holds, write=write, open=self._file.open)
         self.out.present(
             view,
             members(report) if body is None else body,

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path, PurePath
 from shutil import get_terminal_size, which
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -46,15 +47,13 @@ EXPLAIN = "`llmcli explain` finds the formula that does not hold"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportFile:
-    """A file that a view also writes: its bytes are made by `make`, or `write(document)` writes it.
+    """A file that a view also writes: `write(document)` does, without it it is the JSON document.
 
-    Without either it is the JSON document. `holds`: what it contains, in words. `open`: whether it
-    is shown at once.
+    `holds`: what it contains, in words. `open`: whether it is shown at once.
     """
 
     path: str
     holds: str
-    make: Callable[[], bytes] | None = None
     write: Callable[[Mapping[str, Any]], None] | None = None
     open: bool = False
 
@@ -119,8 +118,9 @@ class Output:
 
     def print(self, text: str, *, paged: bool = False) -> None:
         """Writes a whole result; `paged` as in `show`."""
-        tall = paged and self.out.animate and not fits(text, get_terminal_size().lines)
-        if tall and page(text):
+        # the shell's prompt comes below it
+        tall = self.out.animate and text.count("\n") >= get_terminal_size().lines
+        if paged and tall and page(text):
             return
         with drop_on_interrupt():
             self.write(text)
@@ -148,7 +148,9 @@ class Output:
             body = {**body, "checks": checks_document(checks), "ok": ok}
         unopened = ""
         if file is not None:
-            unopened = self._save(file, self.envelope(body, model=model, environment=environment))
+            write = file.write or partial(write_document, file.path)
+            write(self.envelope(body, model=model, environment=environment))
+            unopened = open_file(file.path) if file.open else ""
         if self.json:
             self.document(body, model=model, environment=environment)
         else:
@@ -163,16 +165,6 @@ class Output:
         if unopened:
             self.note(unopened)
         require(checks, hint)
-
-    def _save(self, file: ExportFile, document: Mapping[str, Any]) -> str:
-        """Writes and opens the file; what is wrong with opening it is said below the result."""
-        if file.write is not None:
-            file.write(document)
-        elif file.make is None:
-            write_document(file.path, document)
-        else:
-            write_file(file.path, file.make())
-        return open_file(file.path) if file.open else ""
 
     def aside(self, *renderables: RenderableType) -> None:
         """Renders to stderr."""
@@ -347,31 +339,19 @@ def jsonable(value: Any) -> Any:
     return [jsonable(item) for item in value]
 
 
-def pager_command(environ: Mapping[str, str]) -> list[str]:
-    """`$LLMCLI_PAGER`, else `$PAGER`, else less; empty for none (empty, `cat`, or not there)."""
-    chosen = environ.get("LLMCLI_PAGER", environ.get("PAGER", "less"))
-    try:
-        words = shlex.split(chosen)
-    except ValueError:  # a quote without its other half
-        return []
-    if not words or words == ["cat"] or which(words[0]) is None:
-        return []
-    return words
-
-
-def fits(text: str, height: int) -> bool:
-    """Whether `text` and the shell prompt below it fit on one screen."""
-    return text.count("\n") < height
-
-
 def page(text: str) -> bool:
     """Shows `text` in the user's pager and waits for its end; False where it could not be started.
 
+    It is `$LLMCLI_PAGER`, else `$PAGER`, else less; none where that is empty, `cat` or not there.
     Unless `$LESS` is set, less quits if all fits (F), passes colours on (R) and leaves the text on
     the screen (X). Ctrl-C is the pager's while it runs; what else ends this process ends it, too.
     """
-    command = pager_command(os.environ)
-    if not command:
+    chosen = os.environ.get("LLMCLI_PAGER", os.environ.get("PAGER", "less"))
+    try:
+        command = shlex.split(chosen)
+    except ValueError:  # a quote without its other half
+        return False
+    if command in ([], ["cat"]) or which(command[0]) is None:
         return False
     environ = {"LESS": "FRX", **os.environ}
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"

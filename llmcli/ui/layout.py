@@ -119,10 +119,11 @@ class Rows:
         heads = [Text(c.name, style=HEADING) for c in self.columns]
         yield from self._line(heads, kept, widths, console)
         yield from self._lines_below(heads, kept, options.max_width, head=True)
-        yield _uncut(Text("─" * (sum(widths) + len(GAP) * (len(kept) - 1)), style=FAINT))
+        rule = "─" * (sum(widths) + len(GAP) * (len(kept) - 1))
+        yield Text(rule, FAINT, no_wrap=True, overflow="ignore")
         for number, row in enumerate(self._shown):
             if words and number == first:
-                yield _uncut(Text(words, style=FAINT))
+                yield Text(words, FAINT, no_wrap=True, overflow="ignore")
             yield from self._line(row, kept, widths, console)
             yield from self._lines_below(row, kept, options.max_width)
 
@@ -220,11 +221,6 @@ def _width(cell: Text | str) -> int:
 
 def _total(widths: Sequence[int], kept: Sequence[int]) -> int:
     return sum(widths[index] for index in kept) + len(GAP) * (len(kept) - 1)
-
-
-def _uncut(line: Text) -> Text:
-    line.no_wrap, line.overflow = True, "ignore"
-    return line
 
 
 def fitted(text: str, width: int, ink: Ink) -> str:
