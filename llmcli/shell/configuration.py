@@ -321,15 +321,11 @@ def _converted(option: Any, key: Key) -> Any:
 def _instead(option: Any) -> str:
     """What to do instead of setting the option in the file; nothing where it may be there."""
     takes_file = str(option.metavar).startswith(("FILE", "PATH"))
-    return _ONE_RUN if takes_file else COMMAND_LINE_ONLY.get(_key(option), "")
-
-
-def _key(option: Any) -> str:
-    return str(option.display.lstrip("-"))
+    return _ONE_RUN if takes_file else COMMAND_LINE_ONLY.get(option.display.lstrip("-"), "")
 
 
 def _by_key(command: Any) -> dict[str, Any]:
-    return {_key(option): option for option in listed(command.params)}
+    return {option.display.lstrip("-"): option for option in listed(command.params)}
 
 
 @cache

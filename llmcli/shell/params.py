@@ -109,13 +109,17 @@ def opt(
     above: float | None = None,
     at_most: float | None = None,
     within: Range | None = None,
-    **more: Any,
+    panel: str | None = None,
+    aliases: tuple[str, ...] = (),
+    hidden: bool = False,
+    needs: tuple[str, ...] = (),
+    excludes: tuple[str, ...] = (),
 ) -> Any:
     """A field of a dataclass of options, such as `opt(256, "-n --max N", "Most tokens.")`.
 
     `spelled`: the names and, for all but flags, what the value is called.
-    `at_least` (`above`: more than that) and `at_most`, or `within`, bound a number; `more` are
-    fields of `Declared`.
+    `at_least` (`above`: more than that) and `at_most`, or `within`, bound a number; for the others
+    see `Declared`.
     """
     parts = spelled.split()
     names = tuple(part for part in parts if part.startswith("-"))
@@ -126,7 +130,11 @@ def opt(
         help=help,
         default=default,
         range=within if low is None else Range(low, at_most, above is not None),
-        **more,
+        panel=panel,
+        aliases=aliases,
+        hidden=hidden,
+        needs=needs,
+        excludes=excludes,
     )
     return field(default=default, metadata={"declared": declared})
 
