@@ -38,24 +38,20 @@ class TokenPiece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alternative:
+class Alternative(Token):
     """A token that the model could have chosen, with its log-probability."""
 
-    id: int
-    text: str
     logprob: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenLogprob:
+class TokenLogprob(Token):
     """A generated token's log-probability under the raw model, and the most likely tokens.
 
     None unless the choice is greedy: `margin`, nats to the best other token after penalties, and
     `tied`, whether rounding may have decided (`engine.ties`).
     """
 
-    id: int
-    text: str
     logprob: float | None
     top: tuple[Alternative, ...]
     margin: float | None
