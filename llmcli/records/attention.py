@@ -48,7 +48,7 @@ class Metric:
     high: float | None = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Label:
     """A kind of head: `metric` is at least `threshold`, as defined by `source`.
 
@@ -123,18 +123,13 @@ _ARENA = "a convention (ARENA's course): no theory sets it"
 _OURS = "llmcli's own choice"
 
 LABELS: tuple[Label, ...] = (
-    Label(name="previous-token", letter="p", metric="previous_token", threshold=0.4, source=_ARENA),
-    Label(name="induction", letter="i", metric="induction", threshold=0.4, source=_ARENA),
-    Label(name="duplicate", letter="d", metric="duplicate", threshold=0.4, source=_ARENA),
-    Label(
-        name="sink",
-        letter="s",
-        metric="sink",
-        threshold=0.3,
-        source="ε of Gu et al. 2025 (arXiv 2410.10781), who have 64 tokens and count row 0",
-    ),
-    Label(name="local", letter="l", metric="locality_8", threshold=0.9, source=_OURS),
-    Label(name="broad", letter="b", metric="normalized_entropy", threshold=0.8, source=_OURS),
-)
+    Label("previous-token", "p", "previous_token", 0.4, _ARENA),
+    Label("induction", "i", "induction", 0.4, _ARENA),
+    Label("duplicate", "d", "duplicate", 0.4, _ARENA),
+    Label("sink", "s", "sink", 0.3,
+          "ε of Gu et al. 2025 (arXiv 2410.10781), who have 64 tokens and count row 0"),
+    Label("local", "l", "locality_8", 0.9, _OURS),
+    Label("broad", "b", "normalized_entropy", 0.8, _OURS),
+)  # fmt: skip
 EVEN = "broad"  # the kind of a head that attends evenly to all keys
 COMMON = ("sink", "local", "broad")  # kinds that most heads of a model may be of

@@ -346,16 +346,12 @@ def _without_weaker(
         for name, value in each.items()
         if value is not None and value is not False
     }
-
-    def stays(name: str, value: str) -> bool:
-        return not any(
-            other in set_ and theirs in ("", set_[other]) and ours in ("", value)
-            for other, theirs, ours in yields[name]
-        )
-
     return {
         name: value
         for name, value in values.items()
-        if stays(name, str(value))
+        if not any(
+            other in set_ and theirs in ("", set_[other]) and ours in ("", str(value))
+            for other, theirs, ours in yields[name]
+        )
         and not any(os.environ.get(variable) for variable in VARIABLES.get(name, ()))
     }
