@@ -27,7 +27,7 @@ from llmcli.errors import LlmcliError, UsageError
 from llmcli.shell.configuration import listed, name_file
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.params import WORDS, Declared, Option, flatten, unknown_option
-from llmcli.shell.streams import columns, pipe_columns, write
+from llmcli.shell.streams import columns, write
 
 EVERYTHING_ELSE = "Help"
 # modules whose libraries our imports open: they come first, or they would wait for PyTorch's
@@ -210,9 +210,7 @@ def _row(option: Any) -> tuple[str, str]:
 
 def width() -> int:
     """Columns of a help text: as of other results, 80 where nothing bounds them; from 40 to 100."""
-    terminal = sys.stdout is not None and sys.stdout.isatty()
-    found = columns(sys.stdout, os.environ) if terminal else pipe_columns(os.environ)
-    return max(40, min(found or 80, 100))
+    return max(40, min(columns(sys.stdout, os.environ) or 80, 100))
 
 
 def paragraphs(text: str) -> list[str]:

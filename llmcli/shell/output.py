@@ -33,7 +33,6 @@ from llmcli.shell.streams import (
     change_modes,
     columns,
     modes_of,
-    pipe_columns,
     to_devnull,
 )
 from llmcli.ui.theme import encodable
@@ -74,10 +73,7 @@ class Screen:
         smart = environ.get("TERM", "") != "dumb"
         forced = environ.get("FORCE_COLOR", "0") not in ("", "0")
         colour = (terminal or forced) and smart and not environ.get("NO_COLOR")
-        width = pipe_columns(environ) or UNLIMITED
-        if stream is not None and terminal:
-            width = columns(stream, environ)
-        return cls(terminal, terminal and smart, colour, width)
+        return cls(terminal, terminal and smart, colour, columns(stream, environ) or UNLIMITED)
 
 
 class Output:
