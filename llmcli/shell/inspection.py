@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from llmcli.errors import UsageError
@@ -17,7 +18,7 @@ from llmcli.records.document import ViewCheck, members
 from llmcli.shell.encoding import TemplateOptions, check_fits, encode
 from llmcli.shell.files import check_size, kind_of_file, page_to_open
 from llmcli.shell.options import PROMPT, ModelOptions, PromptOptions, ViewOutputOptions
-from llmcli.shell.output import EXPLAIN, ExportFile, Output, write_document, write_file
+from llmcli.shell.output import EXPLAIN, ExportFile, Output
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt, prompt_or_default
 from llmcli.shell.running import kernels_of, load_model
@@ -235,18 +236,12 @@ class Inspection(Subject):
         CheckFailed with `hint` where a check fails.
         """
         about, file, export = self.model.describe(), None, self._export
-
-        def write(document: Mapping[str, Any]) -> None:
-            assert self.path is not None
-            if export.write is not None:
-                export.write(report, document)
-            elif export.make is not None:
-                write_file(self.path, export.make(report, self.title))
-            else:
-                write_document(self.path, document)
-
         if self.path is not None and holds is not None:
-            file = ExportFile(path=self.path, holds=holds, write=write, open=self._file.open)
+            make = export.make and partial(export.make, report, self.title)
+            write = export.write and partial(export.write, report)
+            file = ExportFile(
+                path=self.path, holds=holds, make=make, write=write, open=self._file.open
+            )
         self.out.present(
             view,
             members(report) if body is None else body,

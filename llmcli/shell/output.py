@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path, PurePath
 from shutil import get_terminal_size, which
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -46,13 +45,15 @@ EXPLAIN = "`llmcli explain` finds the formula that does not hold"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportFile:
-    """A file that a view also writes: `write(document)` does, without it it is the JSON document.
+    """A file that a view also writes: its bytes are made by `make`, or `write(document)` writes it.
 
-    `holds`: what it contains, in words. `open`: whether it is shown at once.
+    Without either it is the JSON document. `holds`: what it contains, in words. `open`: whether it
+    is shown at once.
     """
 
     path: str
     holds: str
+    make: Callable[[], bytes] | None = None
     write: Callable[[Mapping[str, Any]], None] | None = None
     open: bool = False
 
@@ -115,8 +116,8 @@ class Output:
     def print(self, text: str, *, paged: bool = False) -> None:
         """Writes a whole result; `paged` as in `show`."""
         # the shell's prompt comes below it
-        tall = self.out.animate and text.count("\n") >= get_terminal_size().lines
-        if paged and tall and page(text):
+        tall = paged and self.out.animate and text.count("\n") >= get_terminal_size().lines
+        if tall and page(text):
             return
         with drop_on_interrupt():
             self.write(text)
@@ -144,9 +145,7 @@ class Output:
             body = {**body, "checks": checks_document(checks), "ok": ok}
         unopened = ""
         if file is not None:
-            write = file.write or partial(write_document, file.path)
-            write(self.envelope(body, model=model, environment=environment))
-            unopened = open_file(file.path) if file.open else ""
+            unopened = self._save(file, self.envelope(body, model=model, environment=environment))
         if self.json:
             self.document(body, model=model, environment=environment)
         else:
@@ -161,6 +160,16 @@ class Output:
         if unopened:
             self.note(unopened)
         require(checks, hint)
+
+    def _save(self, file: ExportFile, document: Mapping[str, Any]) -> str:
+        """Writes and opens the file; what is wrong with opening it is said below the result."""
+        if file.write is not None:
+            file.write(document)
+        elif file.make is None:
+            write_document(file.path, document)
+        else:
+            write_file(file.path, file.make())
+        return open_file(file.path) if file.open else ""
 
     def aside(self, *renderables: RenderableType) -> None:
         """Renders to stderr."""
