@@ -6,6 +6,7 @@ are private to typer.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -20,17 +21,14 @@ from threading import Thread
 from types import MappingProxyType
 from typing import Any
 
-import typer
 from typer.core import TyperArgument, TyperCommand
-from typer.main import get_command
 
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.shell.configuration import listed, name_file
 from llmcli.shell.exits import SIGNALS
-from llmcli.shell.params import WORDS, adopt, flatten, unknown_option
-from llmcli.shell.streams import columns, pipe_columns, write
+from llmcli.shell.params import WORDS, Declared, Option, flatten, unknown_option
+from llmcli.shell.streams import columns, write
 
-HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 EVERYTHING_ELSE = "Help"
 # modules whose libraries our imports open: they come first, or they would wait for PyTorch's
 OPENED = (
@@ -49,7 +47,7 @@ class Entry:
 
 
 class OurHelp:
-    """Keeps the words of a command line for messages, and converts `--help` by our rules."""
+    """Keeps the words of a command line for messages; its `--help` may go through the pager."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """typer's; the words are kept, and every error knows its command."""
@@ -63,11 +61,8 @@ class OurHelp:
         return found
 
     def get_help_option(self, ctx: Any) -> Any:
-        """typer's `-h/--help`, whose text may go through the pager."""
-        option = super().get_help_option(ctx)  # type: ignore[misc]
-        adopt(option)
-        option.callback = show_help
-        return option
+        """Ours in place of typer's."""
+        return HELP
 
 
 class Command(OurHelp, TyperCommand):
@@ -75,10 +70,10 @@ class Command(OurHelp, TyperCommand):
 
     configured: tuple[str, ...] = ()  # a command by itself is in no tree: see `tree.Root`
 
-    def invoke(self, ctx: Any) -> Any:
-        """typer's; an error about what the configuration file sets names the file."""
+    def invoke(self, ctx: Any) -> None:
+        """Calls the command; an error about what the configuration file sets names the file."""
         try:
-            return super().invoke(ctx)
+            self.callback(ctx, ctx.params)  # type: ignore[misc]
         except LlmcliError as error:
             name_file(error, ctx)
             raise
@@ -117,7 +112,7 @@ def imported(module: str, name: str) -> Any:
 
 def asks_for_help(words: Iterable[str]) -> bool:
     """Whether `--help` is among the words of a command line."""
-    return not set(HELP_NAMES["help_option_names"]).isdisjoint(words)
+    return not set(HELP.opts).isdisjoint(words)
 
 
 def read_ahead() -> None:
@@ -165,13 +160,15 @@ def build(
 
     `settings` are more of typer's for the command's context.
     """
-    flat: Any = flatten(function)
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, cls=Command, epilog=epilog, context_settings={**HELP_NAMES, **settings})(flat)
-    command = get_command(app)
-    for parameter in command.params:
-        adopt(parameter, flat.options[parameter.name])
-    return command
+    parameters, call = flatten(function)
+    return Command(
+        name,
+        params=list(parameters),
+        callback=call,
+        help=inspect.getdoc(function),
+        epilog=epilog,
+        context_settings=dict(settings),
+    )
 
 
 def show_help(ctx: Any, option: Any, value: Any) -> None:
@@ -189,6 +186,15 @@ def show_help(ctx: Any, option: Any, value: Any) -> None:
     ctx.exit()
 
 
+HELP = Option(
+    "help",
+    Declared(names=("-h", "--help"), help="Show this message and exit.", default=False),
+    callback=show_help,
+    is_eager=True,
+    expose_value=False,
+)
+
+
 def _row(option: Any) -> tuple[str, str]:
     """`-t, --temperature X` and its help with the default where one is worth telling."""
     names = ", ".join(sorted(option.opts, key=len))
@@ -204,9 +210,7 @@ def _row(option: Any) -> tuple[str, str]:
 
 def width() -> int:
     """Columns of a help text: as of other results, 80 where nothing bounds them; from 40 to 100."""
-    terminal = sys.stdout is not None and sys.stdout.isatty()
-    found = columns(sys.stdout, os.environ) if terminal else pipe_columns(os.environ)
-    return max(40, min(found or 80, 100))
+    return max(40, min(columns(sys.stdout, os.environ) or 80, 100))
 
 
 def paragraphs(text: str) -> list[str]:

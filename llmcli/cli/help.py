@@ -50,52 +50,25 @@ class Topic:
 
 
 _ALL = (
-    Topic(
-        "models",
-        "Which models run, how to name one, where its files are.",
-        "model catalog cache hub downloads",
-    ),
-    Topic(
-        "sampling",
-        "How tokens are chosen: options, defaults, seeds, near ties, drafts, chat.",
-        "text seed seeds speculative decoding conversations",
-    ),
-    Topic(
-        "shapes",
-        "Shapes and names: axes, the name of every tensor, what others call it.",
-        "names tensors axes tensor-names shapes-and-names",
-    ),
-    Topic(
-        "attention",
-        "Reading attention maps, head metrics, the logit lens and expert routing.",
-        "reading-attention metrics heads heatmaps",
-    ),
-    Topic(
-        "benchmarking",
-        "Benchmarking well: what to measure, how, and how to compare.",
-        "benchmarks benchmarking-well performance speed profiling",
-    ),
-    Topic(
-        "formats",
-        "File and weight formats, tokenizers, and the arithmetic each one runs in.",
-        "format quantization gguf safetensors dtypes",
-    ),
-    Topic(
-        "numbers",
-        "Why the numbers can be trusted: checks, tolerances, reproducibility.",
-        "accuracy precision checks reproducibility parity",
-    ),
-    Topic(
-        "safety",
-        "What is read of a checkpoint, what never runs, and the limits.",
-        "security sandbox trust",
-    ),
-    Topic(
-        "settings",
-        "The configuration file, environment variables, output and exit codes.",
-        "configuration config environment exit-codes json completion",
-    ),
-)
+    Topic("models", "Which models run, how to name one, where its files are.",
+          "model catalog cache hub downloads"),
+    Topic("sampling", "How tokens are chosen: options, defaults, seeds, near ties, drafts, chat.",
+          "text seed seeds speculative decoding conversations"),
+    Topic("shapes", "Shapes and names: axes, the name of every tensor, what others call it.",
+          "names tensors axes tensor-names shapes-and-names"),
+    Topic("attention", "Reading attention maps, head metrics, the logit lens and expert routing.",
+          "reading-attention metrics heads heatmaps"),
+    Topic("benchmarking", "Benchmarking well: what to measure, how, and how to compare.",
+          "benchmarks benchmarking-well performance speed profiling"),
+    Topic("formats", "File and weight formats, tokenizers, and the arithmetic each one runs in.",
+          "format quantization gguf safetensors dtypes"),
+    Topic("numbers", "Why the numbers can be trusted: checks, tolerances, reproducibility.",
+          "accuracy precision checks reproducibility parity"),
+    Topic("safety", "What is read of a checkpoint, what never runs, and the limits.",
+          "security sandbox trust"),
+    Topic("settings", "The configuration file, environment variables, output and exit codes.",
+          "configuration config environment exit-codes json completion"),
+)  # fmt: skip
 TOPICS = {topic.name: topic for topic in _ALL}
 SPELLINGS = {word: topic for topic in _ALL for word in (topic.name, *topic.spellings.split())}
 

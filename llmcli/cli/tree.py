@@ -6,15 +6,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from typer import Exit
 from typer.core import TyperGroup
-from typer.main import get_command
 
 from llmcli import __version__
 from llmcli.cli.group import (
-    HELP_NAMES,
     Entry,
     OurHelp,
     asks_for_help,
@@ -25,7 +23,7 @@ from llmcli.cli.group import (
     width,
 )
 from llmcli.errors import UsageError
-from llmcli.shell.params import WORDS, adopt
+from llmcli.shell.params import WORDS, Declared, Option
 from llmcli.shell.streams import write
 
 # by heading; `llmcli.commands.NAME.command` is the module of each
@@ -174,13 +172,13 @@ def _suggestion(name: str) -> str:
     return f"the commands are {', '.join(Root.entries)}; see `llmcli --help`"
 
 
-def _version(value: bool) -> None:
+def _version(ctx: Any, option: Any, value: bool) -> None:
     if value:
         write(f"llmcli {__version__}\n")
-        raise typer.Exit()
+        raise Exit()
 
 
-def _completion(ctx: typer.Context, param: typer.CallbackParam, value: bool) -> None:
+def _completion(ctx: Any, option: Any, value: bool) -> None:
     """Installs or prints completion for the shell that is named behind the option, or this one.
 
     Where `--help` is named, too, it is shown instead.
@@ -190,59 +188,35 @@ def _completion(ctx: typer.Context, param: typer.CallbackParam, value: bool) -> 
     from llmcli.cli.completion import current_shell, install, script
 
     show_help(ctx, None, asks_for_help(ctx.meta[WORDS]))
-    (option,) = param.opts
-    named = [word for word in ctx.meta[WORDS] if word != option]
+    named = [word for word in ctx.meta[WORDS] if word != option.display]
     if len(named) > 1:
         raise UsageError(
-            f"`{option}` takes one shell, not `{' '.join(named)}`",
-            hint=f"for example `llmcli {option} zsh`",
+            f"`{option.display}` takes one shell, not `{' '.join(named)}`",
+            hint=f"for example `llmcli {option.display} zsh`",
         )
     shell = named[0] if named else current_shell()
-    write(f"{install(shell)}\n" if option == "--install-completion" else script(shell))
-    raise typer.Exit()
+    write(f"{install(shell)}\n" if option.name == "install_completion" else script(shell))
+    raise Exit()
 
 
-def _root(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
-    ] = False,
-    install_completion: Annotated[
-        bool,
-        typer.Option(
-            "--install-completion",
-            callback=_completion,
-            is_eager=True,
-            help="Install completion for your shell or a named one (bash, zsh, fish).",
-        ),
-    ] = False,
-    show_completion: Annotated[
-        bool,
-        typer.Option(
-            "--show-completion",
-            callback=_completion,
-            is_eager=True,
-            help="Print the completion script of your shell or a named one.",
-        ),
-    ] = False,
-) -> None:
-    """The root does nothing by itself."""
+# the root's options by name: what each does, and its help
+_OPTIONS = {
+    "version": (_version, "Print the version."),
+    "install_completion": (
+        _completion, "Install completion for your shell or a named one (bash, zsh, fish)."
+    ),
+    "show_completion": (
+        _completion, "Print the completion script of your shell or a named one."
+    ),
+}
 
 
 @cache
 def root() -> Any:
     """The `llmcli` command, its subcommands not imported yet."""
-    app = typer.Typer(
-        name="llmcli",
-        cls=Root,
-        callback=_root,
-        add_completion=False,
-        rich_markup_mode=None,
-        help=HELP,
-        epilog=EPILOG,
-        context_settings=dict(HELP_NAMES),
-    )
-    command = get_command(app)
-    for parameter in command.params:
-        adopt(parameter)
-    return command
+    options = []
+    for name, (callback, words) in _OPTIONS.items():
+        spelled = f"--{name.replace('_', '-')}"
+        declared = Declared(names=(spelled,), help=words, default=False)
+        options.append(Option(name, declared, callback=callback, is_eager=True))
+    return Root(name="llmcli", params=options, help=HELP, epilog=EPILOG)

@@ -38,24 +38,20 @@ class TokenPiece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alternative:
+class Alternative(Token):
     """A token that the model could have chosen, with its log-probability."""
 
-    id: int
-    text: str
     logprob: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenLogprob:
+class TokenLogprob(Token):
     """A generated token's log-probability under the raw model, and the most likely tokens.
 
     None unless the choice is greedy: `margin`, nats to the best other token after penalties, and
     `tied`, whether rounding may have decided (`engine.ties`).
     """
 
-    id: int
-    text: str
     logprob: float | None
     top: tuple[Alternative, ...]
     margin: float | None
@@ -104,6 +100,11 @@ class Message:
     def written(self) -> str:
         """The text of its ids."""
         return self.content if self.raw is None else self.raw
+
+    def template_input(self) -> dict[str, str]:
+        """The message as a chat template takes it, an answer without the markers in it."""
+        own = {"role": self.role, "content": self.content}
+        return own | {"reasoning": self.reasoning} if self.reasoning else own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -321,15 +321,11 @@ def _converted(option: Any, key: Key) -> Any:
 def _instead(option: Any) -> str:
     """What to do instead of setting the option in the file; nothing where it may be there."""
     takes_file = str(option.metavar).startswith(("FILE", "PATH"))
-    return _ONE_RUN if takes_file else COMMAND_LINE_ONLY.get(_key(option), "")
-
-
-def _key(option: Any) -> str:
-    return str(option.display.lstrip("-"))
+    return _ONE_RUN if takes_file else COMMAND_LINE_ONLY.get(option.display.lstrip("-"), "")
 
 
 def _by_key(command: Any) -> dict[str, Any]:
-    return {_key(option): option for option in listed(command.params)}
+    return {option.display.lstrip("-"): option for option in listed(command.params)}
 
 
 @cache
@@ -350,16 +346,12 @@ def _without_weaker(
         for name, value in each.items()
         if value is not None and value is not False
     }
-
-    def stays(name: str, value: str) -> bool:
-        return not any(
-            other in set_ and theirs in ("", set_[other]) and ours in ("", value)
-            for other, theirs, ours in yields[name]
-        )
-
     return {
         name: value
         for name, value in values.items()
-        if stays(name, str(value))
+        if not any(
+            other in set_ and theirs in ("", set_[other]) and ours in ("", str(value))
+            for other, theirs, ours in yields[name]
+        )
         and not any(os.environ.get(variable) for variable in VARIABLES.get(name, ()))
     }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -83,7 +82,7 @@ class GivenMessage:
         return found
 
 
-class Conversation(ABC):
+class Conversation:
     """Messages that `generate` answers, and the variables of the chat template beside them.
 
     A base of dataclasses that have these two fields.
@@ -109,9 +108,9 @@ class Conversation(ABC):
         ended = last.finish_reason in ("eos", "stop") or last.content is None
         return ended and bool(last.role == "assistant")
 
-    @abstractmethod
     def template_input(self) -> tuple[Mapping[str, Any], ...]:
         """The messages as a chat template takes them."""
+        return tuple(one.template_input() for one in self.messages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,10 +121,6 @@ class GivenConversation(Conversation):
     others: ClassVar[bool] = False
     messages: Annotated[tuple[GivenMessage, ...], not_empty]
     variables: Variables = field(default_factory=dict)
-
-    def template_input(self) -> tuple[Mapping[str, Any], ...]:
-        """The messages as a chat template takes them."""
-        return tuple(one.template_input() for one in self.messages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,14 +162,6 @@ class Transcript(Conversation):
     def is_of(self, model: TextInterface) -> bool:
         """Whether the answers' token ids were written by this model."""
         return (self.model.name, self.vocabulary) == (model.name, model.config.vocab)
-
-    def template_input(self) -> tuple[Mapping[str, Any], ...]:
-        """The messages as a chat template takes them, answers without the markers in them."""
-        return tuple(
-            {"role": one.role, "content": one.content}
-            | ({"reasoning": one.reasoning} if one.reasoning else {})
-            for one in self.messages
-        )
 
 
 def is_conversation(value: Any) -> bool:
@@ -220,7 +207,8 @@ def _plain(where: str, number: int, given: GivenMessage) -> Message:
 
     message, role = given.template_input(), given.role
     other = next((key for key in message if key not in ("role", "content", *REASONING)), None)
-    if other is not None or role not in ("system", "user", "assistant") or _misplaced(role, number):
+    roles = ("user", "assistant") if number else ("system", "user", "assistant")
+    if other is not None or role not in roles:
         what = f"has `{other}`" if other is not None else f"is of the role `{role}`"
         raise UsageError(
             f"`messages[{number}]` of {where} {what}, which does not belong in a chat",
@@ -229,11 +217,6 @@ def _plain(where: str, number: int, given: GivenMessage) -> Message:
     reasoning = next((message[name] for name in REASONING if name in message), "")
     found = {"role": role, "content": message["content"], "reasoning": reasoning}
     return read(Message, found, where)
-
-
-def _misplaced(role: str, number: int) -> bool:
-    """Whether it is a system message that does not come first."""
-    return role == "system" and number > 0
 
 
 def transcript_of(document: Any, where: str) -> Transcript:
@@ -246,7 +229,7 @@ def transcript_of(document: Any, where: str) -> Transcript:
     found = read(Transcript, document, where)
     for at, one in enumerate(found.messages):
         place = f"`messages[{at}]` of {where}"
-        if _misplaced(one.role, at):
+        if one.role == "system" and at > 0:
             raise UsageError(f"{place} is a system message, which must be first", hint=_SAVED)
         if one.ids and one.role != "assistant":
             raise UsageError(f"{place} has `ids`, and is not an answer", hint=_SAVED)

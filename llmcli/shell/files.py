@@ -35,7 +35,6 @@ from llmcli.records.numbers import either
 PAGE_CAP = 64 << 20
 FILE_CAP = 1 << 30
 OPENING_S = 3.0  # within that xdg-open says that it opens nothing
-SHOWN = ("html", "png")  # what `--open` shows
 OTHER_PLACE = "write to another file or directory"
 _PARTIAL = re.compile(r"\.llmcli-[0-9a-f]{12}\.part")
 
@@ -145,22 +144,6 @@ def check_cap(what: str, estimate: int, *, force: bool, smaller: str, page: bool
             f"{what} would take about {size(estimate)}, more than {size(cap)}",
             hint=f"{smaller}, or add --force",
         )
-
-
-def check_export(path: str | None, allowed: Sequence[str], *, show: bool) -> str:
-    """The kind of the file of `-o`, empty without one; `show`: whether `--open` was given.
-
-    Raises UsageError for what cannot be opened, and as `kind_of_file` does.
-    """
-    if path is None:
-        return ""
-    kind = kind_of_file(path, allowed)
-    if show and kind not in SHOWN:
-        raise UsageError(
-            f"`--open` shows .html and .png files, and `{path}` is neither",
-            hint="leave -o out, and a page is made and opened, or name such a file",
-        )
-    return kind
 
 
 def page_to_open(command: str) -> str:

@@ -16,7 +16,7 @@ from llmcli.errors import UsageError
 from llmcli.measure.machine import environment
 from llmcli.records.document import ViewCheck, members
 from llmcli.shell.encoding import TemplateOptions, check_fits, encode
-from llmcli.shell.files import check_export, check_size, page_to_open
+from llmcli.shell.files import check_size, kind_of_file, page_to_open
 from llmcli.shell.options import PROMPT, ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.output import EXPLAIN, ExportFile, Output
 from llmcli.shell.params import opt
@@ -147,17 +147,21 @@ class PlacesOptions:
 class Inspection(Subject):
     """One run of such a command. `kinds` are the files that it writes, by their endings.
 
-    Raises UsageError for another file, before anything is read. `path` and `kind` are of the file,
-    None and empty without one.
+    Raises UsageError for another file and for one that cannot be opened, before anything is read.
+    `path` and `kind` are of the file, None and empty without one.
     """
 
     def __init__(
         self, command: str, file: _FileOptions, kinds: Sequence[str], output: ViewOutputOptions
     ) -> None:
         self.out = Output(command, output)
-        self._file, self._export = file, Export()
-        self.kind = check_export(file.save, kinds, show=file.open)
-        self.path = file.save
+        self._file, self._export, self.path = file, Export(), file.save
+        self.kind = "" if file.save is None else kind_of_file(file.save, kinds)
+        if file.open and self.kind not in ("", "html", "png"):
+            raise UsageError(
+                f"`--open` shows .html and .png files, and `{file.save}` is neither",
+                hint="leave -o out, and a page is made and opened, or name such a file",
+            )
         if file.open and file.save is None:
             self.path, self.kind = page_to_open(command), "html"
 

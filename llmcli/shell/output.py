@@ -32,7 +32,6 @@ from llmcli.shell.streams import (
     change_modes,
     columns,
     modes_of,
-    pipe_columns,
     to_devnull,
 )
 from llmcli.ui.theme import encodable
@@ -75,10 +74,7 @@ class Screen:
         smart = environ.get("TERM", "") != "dumb"
         forced = environ.get("FORCE_COLOR", "0") not in ("", "0")
         colour = (terminal or forced) and smart and not environ.get("NO_COLOR")
-        width = pipe_columns(environ) or UNLIMITED
-        if stream is not None and terminal:
-            width = columns(stream, environ)
-        return cls(terminal, terminal and smart, colour, width)
+        return cls(terminal, terminal and smart, colour, columns(stream, environ) or UNLIMITED)
 
 
 class Output:
@@ -119,7 +115,8 @@ class Output:
 
     def print(self, text: str, *, paged: bool = False) -> None:
         """Writes a whole result; `paged` as in `show`."""
-        tall = paged and self.out.animate and not fits(text, get_terminal_size().lines)
+        # the shell's prompt comes below it
+        tall = paged and self.out.animate and text.count("\n") >= get_terminal_size().lines
         if tall and page(text):
             return
         with drop_on_interrupt():
@@ -347,31 +344,19 @@ def jsonable(value: Any) -> Any:
     return [jsonable(item) for item in value]
 
 
-def pager_command(environ: Mapping[str, str]) -> list[str]:
-    """`$LLMCLI_PAGER`, else `$PAGER`, else less; empty for none (empty, `cat`, or not there)."""
-    chosen = environ.get("LLMCLI_PAGER", environ.get("PAGER", "less"))
-    try:
-        words = shlex.split(chosen)
-    except ValueError:  # a quote without its other half
-        return []
-    if not words or words == ["cat"] or which(words[0]) is None:
-        return []
-    return words
-
-
-def fits(text: str, height: int) -> bool:
-    """Whether `text` and the shell prompt below it fit on one screen."""
-    return text.count("\n") < height
-
-
 def page(text: str) -> bool:
     """Shows `text` in the user's pager and waits for its end; False where it could not be started.
 
+    It is `$LLMCLI_PAGER`, else `$PAGER`, else less; none where that is empty, `cat` or not there.
     Unless `$LESS` is set, less quits if all fits (F), passes colours on (R) and leaves the text on
     the screen (X). Ctrl-C is the pager's while it runs; what else ends this process ends it, too.
     """
-    command = pager_command(os.environ)
-    if not command:
+    chosen = os.environ.get("LLMCLI_PAGER", os.environ.get("PAGER", "less"))
+    try:
+        command = shlex.split(chosen)
+    except ValueError:  # a quote without its other half
+        return False
+    if command in ([], ["cat"]) or which(command[0]) is None:
         return False
     environ = {"LESS": "FRX", **os.environ}
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"

@@ -9,18 +9,16 @@ the rest of a start), and its messages do not repeat what was typed.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from shlex import quote
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import typer
 from typer.core import TyperArgument, TyperOption
 
 from llmcli.errors import UsageError
@@ -74,7 +72,15 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What `opt` or `arg` says of a field, and the field's type, which `flatten` evaluates."""
+    """What `opt` or `arg` says of a field, and the field's type, which `flatten` evaluates.
+
+    `panel`: the heading in the help, if another than the class's own. `aliases`: names that are
+    accepted and not listed. `hidden`: none of the names is listed, and the configuration file
+    cannot set it. `needs`: at least one of these has to be given as well, `excludes`: none of
+    these, by their names (`PROMPT` for a positional argument); `--what=state` and
+    `--temperature!=0.0`: the value decides. An option is given if it differs from its default. What
+    the configuration file sets yields to what excludes it.
+    """
 
     names: tuple[str, ...] = ()
     metavar: str | None = None
@@ -92,21 +98,6 @@ class Declared:
     def display(self) -> str:
         """The longest of the names, `PROMPT` for the argument `[PROMPT]`."""
         return max(self.names, key=len) if self.names else str(self.metavar).strip("[]. ")
-
-    @property
-    def hint(self) -> Any:
-        """The annotation that typer reads."""
-        if self.names:
-            info: Any = typer.Option(
-                *self.names,
-                metavar=self.metavar,
-                rich_help_panel=self.panel,
-                help=self.help,
-                hidden=self.hidden,
-            )
-        else:
-            info = typer.Argument(metavar=self.metavar, help=self.help)
-        return Annotated[self.type, info]
 
 
 def opt(
@@ -127,13 +118,8 @@ def opt(
     """A field of a dataclass of options, such as `opt(256, "-n --max N", "Most tokens.")`.
 
     `spelled`: the names and, for all but flags, what the value is called.
-    `at_least` (`above`: more than that) and `at_most`, or `within`, bound a number. `panel`: the
-    heading in the help, if another than the class's own. `aliases`: names that are accepted and not
-    listed. `hidden`: none of the names is listed, and the configuration file cannot set it.
-    `needs`: at least one of these has to be given as well, `excludes`: none of these, by their
-    names (`PROMPT` for a positional argument); `--what=state` and `--temperature!=0.0`: the value
-    decides. An option is given if it differs from its default. What the configuration file sets
-    yields to what excludes it.
+    `at_least` (`above`: more than that) and `at_most`, or `within`, bound a number; for the others
+    see `Declared`.
     """
     parts = spelled.split()
     names = tuple(part for part in parts if part.startswith("-"))
@@ -192,22 +178,26 @@ def _plain(number: float) -> str:
 
 @dataclass(frozen=True)
 class Conversion:
-    """Converts the text of one parameter: `kind` is str, int, float or bool."""
+    """Converts the text of one parameter: `kind` is str, int, float or bool.
+
+    `several`: the parameter has a list of these.
+    """
 
     kind: type
     choices: tuple[str, ...] = ()
     range: Range | None = None
+    several: bool = False
 
     @classmethod
     def of(cls, base: Any, range: Range | None) -> Conversion:
         """The conversion to a type such as `int | None`, `list[str]` or a Literal."""
         if get_origin(base) in (Union, UnionType):
             base = next(part for part in get_args(base) if part is not NoneType)
-        if get_origin(base) is list:
+        if several := get_origin(base) is list:
             base = get_args(base)[0]
         if get_origin(base) is Literal:
-            return cls(str, choices=get_args(base))
-        return cls(base, range=range)
+            return cls(str, get_args(base), several=several)
+        return cls(base, range=range, several=several)
 
     def __call__(self, name: str, text: str) -> Any:
         """The value of `text` for the parameter `name`; raises UsageError saying what is wrong."""
@@ -258,13 +248,35 @@ def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
     raise UsageError(f"`{name}` has no choice `{text}`", hint=hint)
 
 
-class Option(TyperOption):
-    """An option whose value is converted by `Conversion`; `display` is its longest name."""
+UNUSED: Any = None  # typer's own conversion, of which it makes nothing before it is asked
 
-    conversion: Conversion
-    display: str
-    aliases: tuple[str, ...]
-    excludes: tuple[str, ...]
+
+class Option(TyperOption):
+    """An option whose value is converted by `Conversion`; `display` is its longest name.
+
+    `settings` are typer's. A flag that the configuration file may set can be taken back.
+    """
+
+    def __init__(self, name: str, declared: Declared, **settings: Any) -> None:
+        self.conversion = Conversion.of(declared.type, declared.range)
+        self.display, self.aliases = declared.display, declared.aliases
+        self.excludes = declared.excludes
+        super().__init__(
+            param_decls=[name, *declared.names],
+            default=declared.default,
+            metavar=declared.metavar,
+            help=declared.help,
+            hidden=declared.hidden,
+            rich_help_panel=declared.panel,
+            is_flag=self.conversion.kind is bool,
+            multiple=self.conversion.several,
+            type_descriptor=UNUSED,
+            **settings,
+        )
+        if self.is_flag and settable(self):
+            bare = self.display[2:]
+            opposite = bare.removeprefix("no-") if bare.startswith("no-") else f"no-{bare}"
+            self.secondary_opts = [f"--{opposite}"]
 
     def add_to_parser(self, parser: Any, ctx: Any) -> None:
         """typer's; the aliases are accepted, too, and `_` for `-` within a name."""
@@ -397,10 +409,19 @@ def _names(ctx: Any) -> list[str]:
 class Argument(TyperArgument):
     """An argument whose value is converted by `Conversion`; raises UsageError when it lacks."""
 
-    conversion: Conversion
-    display: str
-    aliases: tuple[str, ...]
-    excludes: tuple[str, ...]
+    def __init__(self, name: str, declared: Declared) -> None:
+        self.conversion = Conversion.of(declared.type, None)
+        self.display, self.excludes = declared.display, declared.excludes
+        required = declared.default is ...
+        super().__init__(
+            param_decls=[name],
+            required=required,
+            default=None if required else declared.default,
+            metavar=declared.metavar,
+            help=declared.help,
+            nargs=-1 if self.conversion.several else 1,
+            type_descriptor=UNUSED,
+        )
 
     def process_value(self, ctx: Any, value: Any) -> Any:
         """Overrides typer's conversion."""
@@ -419,72 +440,47 @@ def _converted(conversion: Conversion, name: str, value: Any) -> Any:
     return value
 
 
-def adopt(parameter: Any, declared: Declared | None = None) -> None:
-    """Makes typer's own parameter object convert by our rules; without `declared` it is a flag.
+def flatten(
+    function: Callable[..., None],
+) -> tuple[list[Option | Argument], Callable[[Any, Mapping[str, Any]], None]]:
+    """Parameters of a command from a function of option dataclasses, and what calls it with them.
 
-    typer builds its parameters itself and offers no hook for their class, so the class of the
-    finished object is changed; the classes have the same layout (no mixin, no slots).
+    They are the fields of every dataclass that a parameter of `function` is annotated with, except
+    those in `Without`; a call builds the dataclasses. Another parameter is the context. A name that
+    occurs twice is a mistake in the program: ValueError.
     """
-    declared = declared or Declared(names=tuple(parameter.opts))
-    parameter.__class__ = Option if isinstance(parameter, TyperOption) else Argument
-    parameter.conversion = Conversion.of(declared.type, declared.range)
-    parameter.display = display = declared.display
-    parameter.aliases, parameter.excludes = declared.aliases, declared.excludes
-    if getattr(parameter, "is_flag", False) and settable(parameter):
-        opposite = display.removeprefix("--no-") if display[:5] == "--no-" else f"no-{display[2:]}"
-        parameter.secondary_opts = [f"--{opposite}"]
-
-
-def flatten(function: Callable[..., None]) -> Callable[..., None]:
-    """A function of single options from a function of option dataclasses.
-
-    Every parameter of `function` that is annotated with a dataclass is replaced by that
-    dataclass's fields, except those in `Without`; a call builds the dataclasses and calls
-    `function`. A name that occurs twice is a mistake in the program: ValueError. The attribute
-    `options` has what is declared of each field, by name.
-    """
-    groups: dict[str, tuple[Any, list[str]]] = {}
+    groups: dict[str, tuple[Any, Iterable[str]]] = {}
     options: dict[str, Declared] = {}
-    flat: dict[str, inspect.Parameter] = {}
+    contexts: list[str] = []
     hints = get_type_hints(function, include_extras=True)
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name in inspect.signature(function).parameters:
         group: Any = hints[name]
         left_out: tuple[str, ...] = ()
         match get_args(group):
             case (kind, Without(names)):
                 group, left_out = kind, names
-        if not is_dataclass(group):
-            _add(flat, name, group, parameter.default)
-            continue
-        kept = {one.name: one for one in fields(group) if one.name not in left_out}
-        groups[name] = group, list(kept)
-        types = get_type_hints(group)
-        for field_name, one in kept.items():
-            declared: Declared = one.metadata["declared"]
-            panel = declared.panel or getattr(group, "panel", None)
-            declared = replace(declared, type=types[field_name], panel=panel)
-            options[field_name] = declared
-            _add(flat, field_name, declared.hint, declared.default)
+        own: dict[str, Declared] = {}
+        if is_dataclass(group):
+            types, panel = get_type_hints(group), getattr(group, "panel", None)
+            for one in fields(group):
+                if one.name not in left_out:
+                    found: Declared = one.metadata["declared"]
+                    found = replace(found, type=types[one.name], panel=found.panel or panel)
+                    own[one.name] = found
+            groups[name] = group, own
+        else:
+            contexts.append(name)
+        for twice in options.keys() & (own.keys() or {name}):
+            raise ValueError(f"two options are called {twice!r}")
+        options |= own
 
-    @functools.wraps(function)
-    def call(**values: Any) -> None:
+    def call(ctx: Any, values: Mapping[str, Any]) -> None:
         check_rules(values, options)
         built = {
-            name: group(**{one: values.pop(one) for one in names})
+            name: group(**{one: values[one] for one in names})
             for name, (group, names) in groups.items()
         }
-        function(**values, **built)
+        function(**built, **dict.fromkeys(contexts, ctx))
 
-    call.__signature__ = inspect.Signature(list(flat.values()))  # type: ignore[attr-defined]
-    call.__annotations__ = {name: parameter.annotation for name, parameter in flat.items()}
-    call.options = options  # type: ignore[attr-defined]
-    del call.__wrapped__
-    return call
-
-
-def _add(flat: dict[str, inspect.Parameter], name: str, hint: Any, default: Any) -> None:
-    if name in flat:
-        raise ValueError(f"two options are called {name!r}")
-    flat[name] = inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default
-    )
+    made = [(Option if one.names else Argument)(name, one) for name, one in options.items()]
+    return made, call

@@ -152,8 +152,7 @@ class SamplingValues:
         """What the engine takes; `suppressed` are tokens by the names of its fields."""
         from llmcli.engine.sampling import Sampling
 
-        names = [one.name for one in fields(SamplingValues)]
-        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        values: dict[str, Any] = {n.name: getattr(self, n.name) for n in fields(SamplingValues)}
         return Sampling(**values | dict(suppressed))
 
 

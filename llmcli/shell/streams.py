@@ -147,27 +147,22 @@ def to_devnull(stream: TextIO | None) -> None:
         pass
 
 
-def columns(stream: TextIO, environ: Mapping[str, str]) -> int:
-    """$COLUMNS, else the width of this very terminal: stdout may be a file where stderr is one."""
-    if given := given_columns(environ):
-        return given
+def columns(stream: TextIO | None, environ: Mapping[str, str]) -> int:
+    """How wide what is written to `stream` may be; 0 where nothing bounds it.
+
+    Of a terminal $COLUMNS, else its very own width: stdout may be a file where stderr is one.
+    Elsewhere the width of the terminal that stderr is, else $COLUMNS, where it is a number.
+    """
+    text = environ.get("COLUMNS", "")
+    given = int(text) if text.isdecimal() else 0
+    if stream is None or not stream.isatty():
+        if sys.stderr is None or sys.stderr.closed or not sys.stderr.isatty():
+            return given
+        stream, given = sys.stderr, 0
     try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
+        return given or os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):
         return 80
-
-
-def pipe_columns(environ: Mapping[str, str]) -> int:
-    """Where stdout is no terminal: of the one that stderr is, else $COLUMNS; 0 where neither is."""
-    if sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty():
-        return columns(sys.stderr, {})
-    return given_columns(environ)
-
-
-def given_columns(environ: Mapping[str, str]) -> int:
-    """$COLUMNS, 0 where it is not set to a number."""
-    given = environ.get("COLUMNS", "")
-    return int(given) if given.isdecimal() else 0
 
 
 def wrapped(line: str, width: int) -> str:

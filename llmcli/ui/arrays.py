@@ -19,26 +19,16 @@ import numpy as np
 
 from llmcli.ui.theme import encodable
 
-# the name of a dtype in safetensors, and the bytes of one number; bfloat16 comes as uint16 bits
-_DTYPES = {
-    "float64": ("F64", 8),
-    "float32": ("F32", 4),
-    "float16": ("F16", 2),
-    "bfloat16": ("BF16", 2),
-    "int64": ("I64", 8),
-    "int32": ("I32", 4),
-    "int16": ("I16", 2),
-    "int8": ("I8", 1),
-    "uint8": ("U8", 1),
-    "bool": ("BOOL", 1),
-}
 _COPIED = 1 << 24  # bytes that are moved at a time
 _SPARE = 512  # bytes of the header that are kept free: an offset may turn out longer
 
 
 @dataclass(frozen=True)
 class ArrayPlan:
-    """An array that is going to be written; `dtype` is numpy's name of it, or `bfloat16`."""
+    """An array that is going to be written; `dtype` is numpy's name of it, or `bfloat16`.
+
+    bfloat16 comes as uint16 bits.
+    """
 
     name: str
     dtype: str
@@ -47,7 +37,8 @@ class ArrayPlan:
     @property
     def nbytes(self) -> int:
         """Bytes of its numbers."""
-        return math.prod(self.shape) * _DTYPES[self.dtype][1]
+        number = np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
+        return math.prod(self.shape) * number.itemsize
 
 
 class ArrayWriter(ABC):
@@ -191,7 +182,8 @@ def _room(plan: Sequence[ArrayPlan], metadata: Mapping[str, str]) -> int:
 
 
 def _entry(dtype: str, shape: Sequence[int], begin: int, size: int) -> dict[str, object]:
-    name = _DTYPES[dtype][0]
+    # as the format writes it: F32, BF16, I64, U8, BOOL
+    name = dtype.replace("uint", "u").replace("int", "i").replace("float", "f").upper()
     return {"dtype": name, "shape": list(shape), "data_offsets": [begin, begin + size]}
 
 

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from llmcli.records.attention import Matrix
 from llmcli.records.text import Token
-from llmcli.ui.layout import WIDEST, Line, cut, fitted, in_words, padded
+from llmcli.ui.layout import WIDEST, Line, cut, fitted, in_words
 from llmcli.ui.numbers import brief, number, span
 from llmcli.ui.palette import Ink, Scale, Segments, painted
 from llmcli.ui.theme import FAINT, HEADING, SPACE, quoted
@@ -241,7 +241,8 @@ class Panels:
             grid = Grid(ink=ink, gutter=gutter, before=["", *[" " * GAP] * (len(some) - 1)])
             sides = self._sides(parts[0], gutter, cells)
             for side, *lines in zip(sides, *panels, strict=True):
-                yield from grid.line(side, [padded(line, room) for line in lines])
+                padded = [Segment.adjust_line_length(line, room) for line in lines]
+                yield from grid.line(side, padded)
         values = np.concatenate([matrix.values.ravel() for matrix in self.matrices])
         notes = [*about(parts[0], self.given), *([] if cells.numbers else [spread(values)])]
         yield from console.render(Line(notes, FAINT), options)

@@ -20,7 +20,7 @@ from llmcli.records.text import Token
 from llmcli.ui.theme import FAINT, HEADING, SPACE, one_line, quoted
 
 if TYPE_CHECKING:
-    from llmcli.ui.palette import Ink, Segments
+    from llmcli.ui.palette import Ink
 
 SEPARATOR = " · "
 GAP = "   "
@@ -33,12 +33,17 @@ _MARKS = {GOOD: "ok", BAD: "FAIL"}  # where the terminal has ASCII alone
 WRONG = "bold red"
 
 
-def filled(parts: Sequence[str], width: int, between: str = SEPARATOR) -> list[str]:
+def filled(
+    parts: Sequence[str],
+    width: float,
+    between: str = SEPARATOR,
+    measure: Callable[[str], float] = len,
+) -> list[str]:
     """`parts` joined into as few lines as fit `width`, never cut inside a part."""
     lines: list[str] = []
     for part in parts:
-        if lines and len(lines[-1]) + len(between) + len(part) <= width:
-            lines[-1] += between + part
+        if lines and measure(longer := f"{lines[-1]}{between}{part}") <= width:
+            lines[-1] = longer
         else:
             lines.append(part)
     return lines
@@ -114,10 +119,11 @@ class Rows:
         heads = [Text(c.name, style=HEADING) for c in self.columns]
         yield from self._line(heads, kept, widths, console)
         yield from self._lines_below(heads, kept, options.max_width, head=True)
-        yield _uncut(Text("─" * (sum(widths) + len(GAP) * (len(kept) - 1)), style=FAINT))
+        rule = "─" * (sum(widths) + len(GAP) * (len(kept) - 1))
+        yield Text(rule, FAINT, no_wrap=True, overflow="ignore")
         for number, row in enumerate(self._shown):
             if words and number == first:
-                yield _uncut(Text(words, style=FAINT))
+                yield Text(words, FAINT, no_wrap=True, overflow="ignore")
             yield from self._line(row, kept, widths, console)
             yield from self._lines_below(row, kept, options.max_width)
 
@@ -215,17 +221,6 @@ def _width(cell: Text | str) -> int:
 
 def _total(widths: Sequence[int], kept: Sequence[int]) -> int:
     return sum(widths[index] for index in kept) + len(GAP) * (len(kept) - 1)
-
-
-def _uncut(line: Text) -> Text:
-    line.no_wrap, line.overflow = True, "ignore"
-    return line
-
-
-def padded(line: Segments, width: int) -> Segments:
-    """The line with as many spaces after it as make it `width` columns."""
-    used = sum(segment.cell_length for segment in line)
-    return [*line, Segment(" " * (width - used))] if used < width else line
 
 
 def fitted(text: str, width: int, ink: Ink) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmcli.records.text import Token
+from llmcli.ui.layout import filled
 from llmcli.ui.numbers import tick
 from llmcli.ui.palette import DECADES, Scale, rgb
 from llmcli.ui.theme import SPACE, escaped, quoted
@@ -152,13 +153,7 @@ class Sheet:
             self.text((x, bottom), "A CHECK FAILED: do not trust these numbers", SMALL, RED, "ls")
             return
         room = self.image.width - 2 * MARGIN
-        lines = [""]
-        for part in words.split("; "):
-            longer = f"{lines[-1]}; {part}" if lines[-1] else part
-            if width(longer, FINE) <= room:
-                lines[-1] = longer
-            else:
-                lines.append(part)
+        lines = filled(words.split("; "), room, "; ", lambda line: width(line, FINE))
         for up, line in enumerate(reversed(lines[:2])):
             self.text((x, bottom - 32 * up), fitted(line, FINE, room), FINE, QUIET, "ls")
 

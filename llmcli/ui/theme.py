@@ -21,10 +21,8 @@ CONFIDENCE: tuple[tuple[float, str, str], ...] = (
 
 def confidence_style(probability: float) -> str:
     """The style for a token that the model gave this probability (0 … 1; NaN is the lowest)."""
-    for least, style, _ in CONFIDENCE:
-        if probability >= least:
-            return style
-    return CONFIDENCE[-1][1]
+    bands = (style for least, style, _ in CONFIDENCE if probability >= least)
+    return next(bands, CONFIDENCE[-1][1])
 
 
 SPACE = "␣"  # what stands for one where it has to be seen

@@ -124,9 +124,9 @@ class Outliers:
     the tensor's own largest blocks, by their median, which a few wrong ones do not move (a robust
     form of Hill's estimator), with the lower bounds `_WIDTH` and 1. The two probabilities are
     multiplied as R. A. Fisher does: P(−log p₁p₂ > x) = (1 + x)·exp(−x). A block is an outlier where
-    fewer than `_EXPECTED` of the tensor's are expected to be like it, unless most of its row are. So
-    is any block with 10⁴ times the ρ that nine tenths of the tensor's stay below: many wrong blocks
-    would be alike, and their own measure.
+    fewer than `_EXPECTED` of the tensor's are expected to be like it, unless most of its row are.
+    So is any block whose ρ is 10⁴ times what nine tenths of the tensor's stay below: many wrong
+    blocks would be alike, and their own measure.
     """
 
     def __init__(self, count: int, columns: int) -> None:
