@@ -95,24 +95,37 @@ def command(
     that do not fit and wrong declarations exit 4; with --check, extreme outliers within a tensor
     exit 1.
     """
+    from llmcli.commands.load.view import render_load
+    from llmcli.ui.facts import model_line
+
     out = Output("load", output)
     model.check()
     stages = Stages()
-    checkpoint = _opened(model, stages, out)
-    if not load.check:
-        _require_known(checkpoint)
-    _import_torch(checkpoint, model, stages, out)
-    if load.check:
-        report, about = _checked(checkpoint, stages, out)
-    else:
-        report, about = _loaded(checkpoint, stages, model, out)
-    _show(report, about, load, out)
+    checkpoint = _opened(load, model, stages, out)
+    report, about = _measured(checkpoint, stages, load, model, out)
+    lines, brief = chosen(report, load), load.filter is not None
+    document = members(replace(report, ledger=tuple(lines)) if brief else report)
+    out.present(
+        lambda: render_load(
+            report,
+            about["name"] if load.check else model_line(about),
+            lines if load.all or brief or not load.check else None,
+            brief=brief,
+            full=load.all,
+            checks=out.checks or load.check,
+        ),
+        document | {"checks": checks_document(report.checks)},
+        model=about,
+        environment=environment(kernels=() if load.check else kernels_of(about)),
+    )
     _judge(report, model)
 
 
-def _opened(model: ModelOptions, stages: Stages, out: Output) -> Checkpoint:
+def _opened(load: LoadOptions, model: ModelOptions, stages: Stages, out: Output) -> Checkpoint:
+    """The checkpoint, and PyTorch imported; raises the errors of `describe` unless `load.check`."""
     from llmcli.checkpoints import open_checkpoint
     from llmcli.checkpoints.locate import find
+    from llmcli.families import describe
 
     with stages("find"), Progress(out) as progress:
         name, path = find(
@@ -123,86 +136,50 @@ def _opened(model: ModelOptions, stages: Stages, out: Output) -> Checkpoint:
             note=out.note,
         )
     with stages("headers"):
-        return open_checkpoint(path, name=name)
-
-
-def _require_known(checkpoint: Checkpoint) -> None:
-    """Raises the errors of `describe`."""
-    from llmcli.families import describe
-
+        checkpoint = open_checkpoint(path, name=name)
     try:
-        describe(checkpoint)
+        if not load.check:
+            describe(checkpoint)
     except CheckpointError as error:
         if checkpoint.config is None:
             error.hint = f"{error.hint}, or check the tensors alone with --check"
         raise
-
-
-def _import_torch(checkpoint: Checkpoint, model: ModelOptions, stages: Stages, out: Output) -> None:
     require_cwd()
-    progress = Progress(out, f"loading {checkpoint.name} …")
-    with stages("import"), progress, SIGNALS.abrupt():
+    with stages("import"), Progress(out, f"loading {name} …"), SIGNALS.abrupt():
         import torch
 
         import llmcli.commands.load.measure.run  # noqa: F401
     if model.threads is not None:
         torch.set_num_threads(model.threads)
+    return checkpoint
 
 
-def _loaded(
-    checkpoint: Checkpoint, stages: Stages, model: ModelOptions, out: Output
+def _measured(
+    checkpoint: Checkpoint, stages: Stages, load: LoadOptions, model: ModelOptions, out: Output
 ) -> tuple[LoadReport, dict[str, Any]]:
-    from llmcli.commands.load.measure.run import measure_load
+    """The report, and the `model` object of the document."""
+    from llmcli.commands.load.measure.run import check_files, measure_load
 
-    try:
-        with Progress(out, f"loading {checkpoint.name} …") as progress:
-            loaded, report = measure_load(
-                checkpoint,
-                stages,
-                device=model.device,
-                progress=progress,
-                **model.precision,
-            )
-    except WeightMismatch as error:
-        named = "" if model.model is None else f" -m {quote(model.model)}"
-        error.hint = f"{error.hint}; `llmcli load{named} --check` checks the files alone"
-        raise
+    doing = "checking" if load.check else "loading"
+    with Progress(out, f"{doing} {checkpoint.name} …") as progress:
+        if load.check:
+            report = check_files(checkpoint, stages, progress=progress)
+            about = unloaded_model(checkpoint, str(checkpoint.path))
+        else:
+            try:
+                loaded, report = measure_load(
+                    checkpoint, stages, device=model.device, progress=progress, **model.precision
+                )
+            except WeightMismatch as error:
+                named = "" if model.model is None else f" -m {quote(model.model)}"
+                error.hint = f"{error.hint}; `llmcli load{named} --check` checks the files alone"
+                raise
+            about = loaded.describe()
     SIGNALS.check()
-    note_quantize(model, checkpoint, out)
-    note_tensors(checkpoint, loaded.ledger.surplus, out)
-    return report, loaded.describe()
-
-
-def _checked(
-    checkpoint: Checkpoint, stages: Stages, out: Output
-) -> tuple[LoadReport, dict[str, Any]]:
-    from llmcli.commands.load.measure.run import check_files
-
-    with Progress(out, f"checking {checkpoint.name} …") as progress:
-        report = check_files(checkpoint, stages, progress=progress)
-    SIGNALS.check()
-    return report, unloaded_model(checkpoint, str(checkpoint.path))
-
-
-def _show(report: LoadReport, about: dict[str, Any], load: LoadOptions, out: Output) -> None:
-    from llmcli.commands.load.view import render_load
-    from llmcli.ui.facts import model_line
-
-    lines = chosen(report, load)
-    brief = load.filter is not None
-    how = {"brief": brief, "full": load.all, "checks": out.checks or load.check}
-    document = members(replace(report, ledger=tuple(lines)) if brief else report)
-    out.present(
-        lambda: render_load(
-            report,
-            about["name"] if load.check else model_line(about),
-            lines if load.all or brief or not load.check else None,
-            **how,
-        ),
-        document | {"checks": checks_document(report.checks)},
-        model=about,
-        environment=environment(kernels=() if load.check else kernels_of(about)),
-    )
+    if not load.check:
+        note_quantize(model, checkpoint, out)
+        note_tensors(checkpoint, loaded.ledger.surplus, out)
+    return report, about
 
 
 def _refetch(model: ModelOptions) -> str:
