@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import LlmcliError, UsageError
+from llmcli.measure.machine import environment
 from llmcli.records.info import NO_FORMATS
 from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS
@@ -49,6 +50,11 @@ def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
     card = any(str(m["device"]).startswith("cuda") for m in models)
     names = (native.level() if taken else None, native.kernels_of("cuda") if card else None)
     return (*(f"llmcli {name}" for name in names if name), *_TORCH)
+
+
+def header(*models: Mapping[str, Any]) -> dict[str, Any]:
+    """The head of a document: the first of the models that ran, and what computed all of them."""
+    return {"model": models[0], "environment": environment(kernels=kernels_of(*models))}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import CheckFailed, UsageError
-from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.shell.encoding import ChatOptions, check_fits, encode
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
@@ -14,7 +13,7 @@ from llmcli.shell.output import Output
 from llmcli.shell.params import LARGEST, arg, opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import BUILTIN, Prompt, prompt_or_default
-from llmcli.shell.running import kernels_of, load_model
+from llmcli.shell.running import header, load_model
 
 if TYPE_CHECKING:
     from llmcli.commands.explain.report import Explanation
@@ -122,13 +121,13 @@ def command(
     loaded = load_model(model, out, text=text, wide=True).model
     report = _derived(loaded, wanted, given, depth, model.context_length, out)
     about = loaded.describe()
-    title = model_line(about)
     letters = [members(one) | {"words": LETTERS[one.letter][0]} for one in report.letters]
     out.present(
-        lambda: render_explanation(report, title, full=explain.full, checks=output.checks),
+        lambda: render_explanation(
+            report, model_line(about), full=explain.full, checks=output.checks
+        ),
         members(report) | {"letters": letters},
-        model=about,
-        environment=environment(kernels=kernels_of(about)),
+        **header(about),
     )
     if report.local is not None and not report.local.ok:
         raise CheckFailed(

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmcli.commands.generate.measure import Run
 from llmcli.commands.generate.report import ComputePath, RunReport, SamplingReport
 from llmcli.errors import LlmcliError
-from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.text import Alternative, Generated, TokenLogprob
 from llmcli.shell.exits import SIGNALS, Stopped
 from llmcli.shell.output import Output, colour_system, dumps
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import Prompt
-from llmcli.shell.running import kernels_of
+from llmcli.shell.running import header
 from llmcli.shell.sampling import Resolved
 from llmcli.text.segments import Answer, AnswerParts, Markers
 from llmcli.ui.theme import confidence_style, one_line, printable
@@ -98,8 +97,7 @@ class Presentation(ABC):
     @cached_property
     def header(self) -> Mapping[str, Any]:
         """The model and the environment, as documents have them."""
-        model = self.run.model.describe()
-        return {"model": model, "environment": environment(kernels=kernels_of(model))}
+        return header(self.run.model.describe())
 
     def parts(self, index: int) -> AnswerParts | None:
         """Splits the answer to this prompt; None if its template marks no reasoning."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import typer
 
 from llmcli.errors import LlmcliError, ModelNotFound, NetworkError, UsageError
-from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.models import (
     ModelsReport,
@@ -117,9 +116,7 @@ def command(output: PagedOutputOptions) -> None:
         left_over=sum(piece.removal.bytes for piece in left_over(inventory)),
         warnings=inventory.warnings(),
     )
-    out.present(
-        lambda: render_models(report), members(report), model=None, environment=environment()
-    )
+    out.present(lambda: render_models(report), members(report))
     if not out.json:
         for warning in report.warnings:
             out.note(warning)
@@ -176,7 +173,7 @@ def pull(which: NamesOptions, at: RevisionOptions, output: OutputOptions) -> Non
         )
         reason: Literal["complete", "interrupted"] = "interrupted" if stopped else "complete"
         report = PullReport(models=tuple(pulled), failed=tuple(failed), finish_reason=reason)
-        out.document(members(report), model=None, environment=environment())
+        out.document(members(report))
     if stopped:
         done = f" after {len(pulled)} of {len(names)} models" if len(names) > 1 else ""
         raise SIGNALS.stopped(reported=out.json, where=done)
@@ -226,7 +223,7 @@ def path(which: PathOptions, at: RevisionOptions, output: OutputOptions) -> None
         ) from None
     whole = os.path.abspath(place)
     if out.json:
-        out.document({"name": which.name, "path": whole}, model=None, environment=environment())
+        out.document({"name": which.name, "path": whole})
     elif encodable(whole) != whole:
         raise LlmcliError(
             f"the path of `{shown(which.name)}` is not UTF-8: {shown(Path(whole))}",
@@ -294,9 +291,7 @@ def _remove(
     from llmcli.commands.models.view import render_removal
 
     def show(found: RemovalReport) -> None:
-        out.present(
-            lambda: render_removal(found), members(found), model=None, environment=environment()
-        )
+        out.present(lambda: render_removal(found), members(found))
 
     pieces = planned()
     plan = report(removed=tuple(piece.removal for piece in pieces), kept=(), dry_run=True)

@@ -75,7 +75,6 @@ def command(selftest: SelftestOptions, output: ViewOutputOptions) -> None:
     out.present(
         lambda: render_selftest(report, receipt, machine),
         body,
-        model=None,
         environment=machine,
         checks=report.checks,
         file=file,

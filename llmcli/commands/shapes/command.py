@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
-from llmcli.measure.machine import cpu, environment, machine_devices
+from llmcli.measure.machine import cpu, machine_devices
 from llmcli.records.document import members
 from llmcli.records.text import Token
 from llmcli.shell.encoding import ChatOptions, check_fits, encode
@@ -258,7 +258,7 @@ def _show(
     """All tensors, or with `--names` what they are called."""
     from llmcli.commands.shapes import measure, view
 
-    present = partial(out.present, model=about, environment=environment())
+    present = partial(out.present, model=about)
     if shapes.names:
         names = measure.model_names(request)
         present(lambda: view.render_names(names, about), members(names))
@@ -303,5 +303,4 @@ def _show_stored(checkpoint: Checkpoint, shapes: ShapesOptions, out: Output) -> 
         lambda: render_stored(stored, checkpoint.name),
         {"tensors": tensors, "checks": {}},
         model=unloaded_model(checkpoint, str(checkpoint.path)),
-        environment=environment(),
     )

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import CheckpointError
-from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.shell.encoding import ChatOptions, TemplateOptions, pieces
 from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
@@ -70,7 +69,6 @@ def command(
         lambda: render_tokens(report, every=tokens.every),
         members(report),
         model=about,
-        environment=environment(),
     )
 
 

@@ -493,7 +493,9 @@ def _gguf(checkpoint: Checkpoint, config: ModelConfig | None) -> Iterator[Metada
 
     Opening it has compared the parts with each other.
     """
-    metadata = checkpoint.metadata if checkpoint.kind == "gguf" else {}
+    if checkpoint.kind != "gguf":
+        return
+    metadata = checkpoint.metadata
     blocks = {info.format for info in checkpoint.tensors.values() if len(info.shape) > 1}
     version = metadata.get("general.quantization_version")
     if version is not None and blocks - _PLAIN:
