@@ -97,7 +97,7 @@ def load_model(
 
     options.check()
     with Progress(out) as progress:
-        checkpoint, open_s = _opened(options, out, spec, progress)
+        checkpoint, open_s = opened(options, out, spec, progress)
     from llmcli.prepare.prepared import prepare
 
     begin = perf_counter()
@@ -206,7 +206,7 @@ def require_supported(options: ModelOptions, out: Output, spec: str) -> None:
     from llmcli.families import describe
 
     with Progress(out) as progress:
-        describe(_opened(options, out, spec, progress)[0])
+        describe(opened(options, out, spec, progress)[0])
 
 
 def require_cwd() -> None:
@@ -220,7 +220,7 @@ def require_cwd() -> None:
         ) from error
 
 
-def _opened(
+def opened(
     options: ModelOptions, out: Output, spec: str | None, progress: Progress
 ) -> tuple[Checkpoint, float]:
     """The checkpoint, and the seconds that reading its headers took (not fetching it)."""
@@ -278,7 +278,7 @@ def opened_headers(
     offline = model.offline or offline_from_environment()
     if found is None or (part is None and (offline or cached(found))):
         with Progress(out) as progress:
-            checkpoint = _opened(model, out, None, progress)[0]
+            checkpoint = opened(model, out, None, progress)[0]
         yield checkpoint, str(checkpoint.path)
         return
     note_directory(spec, out.note)

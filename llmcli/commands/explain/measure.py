@@ -78,6 +78,7 @@ class Values(Kernel):
             self.depth = None  # that is all of it
         self._known: dict[str, Tensor] = {}
         self._in_a_row: dict[str, int] = {}
+        self._mixed: dict[tuple[int, int, int], None] = {}  # rows of patterns, in order
 
         def tap(name: str, tensor: Tensor) -> None:
             emitted[name] = tensor[0]
@@ -167,31 +168,144 @@ class Values(Kernel):
         """Reports progress."""
         self.progress(what, len(self.derived), len(self._distance))
 
+    def steps(self, root: Cell, specs: Mapping[str, TensorSpec]) -> tuple[Step, ...]:
+        """The number and, to `depth`, those that it follows from, each before its inputs.
 
-def local(values: Values, steps: Sequence[Step]) -> LocalCheck | None:
-    """The formulas of all derived steps, and of every tensor derived as a whole.
+        A number that several need is one step. Worked off from a list, for the way to the
+        embedding rows can be longer than Python nests calls.
+        """
+        found: dict[Cell, Element] = {}
+        pending = [(root, 0)]
+        while pending:
+            cell, level = pending.pop()
+            if cell not in found:
+                found[cell] = element = self._element(cell, level)
+                pending += [(source, level + 1) for source in reversed(element.follow)]
+        numbers = {cell: number for number, cell in enumerate(found, 1)}
+        return tuple(
+            self._step(cell, specs[cell[0]], element, numbers) for cell, element in found.items()
+        )
 
-    The number that uses most of what it is allowed; where that is too much, of the first tensor
-    in execution order. None where nothing was derived. Raises NotFinite where it is none.
-    """
-    own, found = values.own(), []
-    shown: dict[str, list[Step]] = {}
-    for step in steps:
-        if step.source == "derived":
-            shown.setdefault(step.name, []).append(step)
-    for name in values.rules:
-        if name in values.whole:
-            values.tell("checking")
-            found.append(worst_number(own, name))
-        for step in shown.get(name, ()):
-            element = own.rules[name].element(own, step.index)
-            found.append(number_found(own, name, step.index, element.value))
-    if not found:
-        return None
-    wrong = [one for one in found if one.share > 1]
-    most = wrong[0] if wrong else max(found, key=lambda one: one.share)
-    formulas = sum(map(len, shown.values()))
-    return LocalCheck(**vars(most), formulas=formulas, tensors=len(values.whole))
+    def _element(self, cell: Cell, level: int) -> Element:
+        """The number with the inputs that are followed from it: deep down only the first."""
+        name, index = cell
+        if not self.derives(name):
+            return Element(value=float(self[name][index]))
+        self.derived.add(name)
+        element = self._kept(cell, self.rules[name].element(self, index))
+        if self.depth is not None and level >= self.depth:
+            return replace(element, follow=())
+        return element if level < BRANCHING else replace(element, follow=element.follow[:1])
+
+    def _kept(self, cell: Cell, element: Element) -> Element:
+        """With its rounding where a cache keeps it in fewer bits than it is computed in."""
+        name, index = cell
+        if not self.is_kept(name):
+            return element
+        theirs = self.kernel(name, *index)
+        off = self.allowed(name, self.rules[name].magnitude(self, index))
+        kept = float(self.as_kept(name, theirs.new_tensor(element.value), theirs, off))
+        dtype = dtype_name(self.model.decoder.cache_dtype)
+        words = f"as the cache keeps it: {dtype}({{}})"
+        rounding = Fact(formula=words, parts=(element.value,), value=kept)
+        return replace(element, value=kept, after=(*element.after, rounding))
+
+    def _step(
+        self, cell: Cell, spec: TensorSpec, element: Element, numbers: Mapping[Cell, int]
+    ) -> Step:
+        name, index = cell
+        rule = self.rules[name]
+        theirs = float(self.kernel(name, *index))
+        self._require_finite(name, index, element.value, theirs)
+        magnitude = rule.magnitude(self, index)
+        self._require_finite(name, (), magnitude)
+        if name.endswith((".scores", ".pattern")):
+            self._mixed[self.graph[name].layer or 0, index[0], index[1]] = None
+        return Step(
+            **vars(element),
+            number=numbers[cell],
+            name=name,
+            index=index,
+            symbol=symbol(rule.letter, *index),
+            formula=rule.formula,
+            shape=shape_in_letters(spec),
+            where=where(spec, index, self.texts, self.model.tokenizer),
+            source="derived" if self.derives(name) else "kernel",
+            kernel=theirs,
+            tolerance=self.allowed(name, magnitude),
+            recomputed="" if self.graph.written(name) else self._sources(name),
+            children=tuple(numbers[source] for source in element.follow),
+        )
+
+    def _require_finite(self, name: str, index: tuple[int, ...], *found: float) -> None:
+        for value in found:
+            masked = name.endswith(".scores") and value == -math.inf
+            if not math.isfinite(value) and not masked:
+                raise NotFinite(
+                    f"`{symbol(name, *index)}` is {value}" if index else f"`{name}` is not finite",
+                    dtype=dtype_name(self.model.dtype),
+                )
+
+    def checks(self) -> tuple[Check, ...]:
+        """For derived rows of patterns: weights times values, compared with the kernel's z."""
+        return tuple(self._mixes(*row) for row in self._mixed)
+
+    def _mixes(self, layer: int, head: int, query: int) -> Check:
+        node = self.graph.mixers.get(layer)
+        assert node is not None
+        assert isinstance(node.op, Mix)
+        above = self.rules[node.op.pattern]
+        if isinstance(above, Softmax):
+            row_S = above.row_of(self, head, query)
+        else:
+            row_S = self[node.op.pattern][head, query]
+        v_Se = self[node.op.value][head // node.op.group]
+        derived_e = (row_S[:, None] * v_Se).sum(0)
+        kernel_e = self.kernel(node.name)[head, query]
+        at = int((derived_e - kernel_e).abs().argmax())
+        derived, kernel = float(derived_e[at]), float(kernel_e[at])
+        self._require_finite(node.name, (head, query, at), derived, kernel)
+        magnitude = float(v_Se[row_S > 0].abs().max()) + self.least
+        self._require_finite(node.name, (), magnitude)
+        never = "S and A" if isinstance(above, Softmax) else self.graph.letter(node.op.pattern)
+        return Check(
+            words=f"the fused kernel never writes {never}, so {self.graph.formula(node)} is "
+            "compared with its output "
+            f"{symbol(node.name, head, query, at)}, where they differ most",
+            derived=derived,
+            kernel=kernel,
+            tolerance=self.allowed(node.name, magnitude),
+        )
+
+    def _sources(self, name: str) -> str:
+        """`the kernel's q and k`, from which what it never writes is recomputed."""
+        leaves = (source.rpartition(".")[2] for source in self.graph.sources(name))
+        return f"the kernel's {' and '.join(leaf.partition('_')[0] for leaf in leaves)}"
+
+    def local(self, steps: Sequence[Step]) -> LocalCheck | None:
+        """The formulas of all derived steps, and of every tensor derived as a whole.
+
+        The number that uses most of what it is allowed; where that is too much, of the first tensor
+        in execution order. None where nothing was derived. Raises NotFinite where it is none.
+        """
+        own, found = self.own(), []
+        shown: dict[str, list[Step]] = {}
+        for step in steps:
+            if step.source == "derived":
+                shown.setdefault(step.name, []).append(step)
+        for name in self.rules:
+            if name in self.whole:
+                self.tell("checking")
+                found.append(worst_number(own, name))
+            for step in shown.get(name, ()):
+                element = own.rules[name].element(own, step.index)
+                found.append(number_found(own, name, step.index, element.value))
+        if not found:
+            return None
+        wrong = [one for one in found if one.share > 1]
+        most = wrong[0] if wrong else max(found, key=lambda one: one.share)
+        formulas = sum(map(len, shown.values()))
+        return LocalCheck(**vars(most), formulas=formulas, tensors=len(self.whole))
 
 
 def needed_bytes(
@@ -273,14 +387,13 @@ def explain(
         _require_memory(model, specs, name, depth)
         made = rules(model.config)
         values = Values(model, made, tokens, target=name, depth=depth, progress=progress)
-        tree = _Tree(values, specs)
-        steps, checks = tree.steps(cell), tree.checks()
+        steps, checks = values.steps(cell, specs), values.checks()
         return Explanation(
             tokens=tokens,
             letters=letters,
             depth=values.depth,
             dtype=dtype,
-            local=local(values, steps),  # derives more
+            local=values.local(steps),  # derives more
             tensors=len(values.derived),
             checks=checks,
             steps=steps,
@@ -335,127 +448,3 @@ def _require_memory(
         devices.require_memory(kept, model.device, "the activations of the prompt", hint)
     cpu = torch.device("cpu")
     devices.require_memory(derived, cpu, "the tensors of the derivation", hint)
-
-
-class _Tree:
-    """Builds the steps of one derivation."""
-
-    def __init__(self, values: Values, specs: Mapping[str, TensorSpec]) -> None:
-        self.values = values
-        self.specs = specs
-        self.rows: dict[tuple[int, int, int], None] = {}  # of patterns, in order
-
-    def steps(self, root: Cell) -> tuple[Step, ...]:
-        """The number and, to `depth`, those that it follows from, each before its inputs.
-
-        A number that several need is one step. Worked off from a list, for the way to the
-        embedding rows can be longer than Python nests calls.
-        """
-        found: dict[Cell, Element] = {}
-        pending = [(root, 0)]
-        while pending:
-            cell, level = pending.pop()
-            if cell not in found:
-                found[cell] = element = self._element(cell, level)
-                pending += [(source, level + 1) for source in reversed(element.follow)]
-        numbers = {cell: number for number, cell in enumerate(found, 1)}
-        return tuple(self._step(cell, element, numbers) for cell, element in found.items())
-
-    def _element(self, cell: Cell, level: int) -> Element:
-        """The number with the inputs that are followed from it: deep down only the first."""
-        (name, index), values = cell, self.values
-        if not values.derives(name):
-            return Element(value=float(values[name][index]))
-        values.derived.add(name)
-        element = self._kept(cell, values.rules[name].element(values, index))
-        if values.depth is not None and level >= values.depth:
-            return replace(element, follow=())
-        return element if level < BRANCHING else replace(element, follow=element.follow[:1])
-
-    def _kept(self, cell: Cell, element: Element) -> Element:
-        """With its rounding where a cache keeps it in fewer bits than it is computed in."""
-        (name, index), values = cell, self.values
-        if not values.is_kept(name):
-            return element
-        theirs = values.kernel(name, *index)
-        off = values.allowed(name, values.rules[name].magnitude(values, index))
-        kept = float(values.as_kept(name, theirs.new_tensor(element.value), theirs, off))
-        dtype = dtype_name(values.model.decoder.cache_dtype)
-        words = f"as the cache keeps it: {dtype}({{}})"
-        rounding = Fact(formula=words, parts=(element.value,), value=kept)
-        return replace(element, value=kept, after=(*element.after, rounding))
-
-    def _step(self, cell: Cell, element: Element, numbers: Mapping[Cell, int]) -> Step:
-        (name, index), values = cell, self.values
-        rule, spec = values.rules[name], self.specs[name]
-        theirs = float(values.kernel(name, *index))
-        self._require_finite(name, index, element.value, theirs)
-        if name.endswith((".scores", ".pattern")):
-            self.rows[values.graph[name].layer or 0, index[0], index[1]] = None
-        return Step(
-            **vars(element),
-            number=numbers[cell],
-            name=name,
-            index=index,
-            symbol=symbol(rule.letter, *index),
-            formula=rule.formula,
-            shape=shape_in_letters(spec),
-            where=where(spec, index, values.texts, values.model.tokenizer),
-            source="derived" if values.derives(name) else "kernel",
-            kernel=theirs,
-            tolerance=self._allowed(name, rule.magnitude(values, index)),
-            recomputed="" if values.graph.written(name) else _sources(values, name),
-            children=tuple(numbers[source] for source in element.follow),
-        )
-
-    def _require_finite(self, name: str, index: tuple[int, ...], *found: float) -> None:
-        for value in found:
-            masked = name.endswith(".scores") and value == -math.inf
-            if not math.isfinite(value) and not masked:
-                raise NotFinite(
-                    f"`{symbol(name, *index)}` is {value}" if index else f"`{name}` is not finite",
-                    dtype=dtype_name(self.values.model.dtype),
-                )
-
-    def _allowed(self, name: str, magnitude: float) -> float:
-        """How far a number of that tensor may be from the kernel's."""
-        self._require_finite(name, (), magnitude)
-        return self.values.allowed(name, magnitude)
-
-    def checks(self) -> tuple[Check, ...]:
-        """For derived rows of patterns: weights times values, compared with the kernel's z."""
-        return tuple(self._mixes(*row) for row in self.rows)
-
-    def _mixes(self, layer: int, head: int, query: int) -> Check:
-        values = self.values
-        node = values.graph.mixers.get(layer)
-        assert node is not None
-        assert isinstance(node.op, Mix)
-        above = values.rules[node.op.pattern]
-        if isinstance(above, Softmax):
-            row_S = above.row_of(values, head, query)
-        else:
-            row_S = values[node.op.pattern][head, query]
-        v_Se = values[node.op.value][head // node.op.group]
-        derived_e = (row_S[:, None] * v_Se).sum(0)
-        kernel_e = values.kernel(node.name)[head, query]
-        at = int((derived_e - kernel_e).abs().argmax())
-        derived, kernel = float(derived_e[at]), float(kernel_e[at])
-        self._require_finite(node.name, (head, query, at), derived, kernel)
-        magnitude = float(v_Se[row_S > 0].abs().max()) + values.least
-        tolerance = self._allowed(node.name, magnitude)
-        never = "S and A" if isinstance(above, Softmax) else values.graph.letter(node.op.pattern)
-        return Check(
-            words=f"the fused kernel never writes {never}, so {values.graph.formula(node)} is "
-            "compared with its output "
-            f"{symbol(node.name, head, query, at)}, where they differ most",
-            derived=derived,
-            kernel=kernel,
-            tolerance=tolerance,
-        )
-
-
-def _sources(values: Values, name: str) -> str:
-    """`the kernel's q and k`, from which what it never writes is recomputed."""
-    leaves = (source.rpartition(".")[2] for source in values.graph.sources(name))
-    return f"the kernel's {' and '.join(leaf.partition('_')[0] for leaf in leaves)}"

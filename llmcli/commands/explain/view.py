@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from llmcli.commands.explain.report import Coordinate, Explanation, Step
+from llmcli.commands.explain.report import Explanation, Step
 from llmcli.records.explanation import Fact, Sum, Term
 from llmcli.records.numbers import counted
 from llmcli.ui.facts import letter_lines
@@ -44,25 +44,19 @@ def render_explanation(
     writer = _Writer(full, _digits(report))
     letters = letter_lines([(one.letter, one.value) for one in report.letters])
     found = report.view_checks()
+    tokens = [f"{at} {in_words(one)}" for at, one in enumerate(report.tokens)]
+    if len(tokens) > 2 * SOME:
+        tokens = [*tokens[:SOME], f"… {len(tokens) - 2 * SOME} more", *tokens[-SOME:]]
     return Group(
         Text(one_line(title), style=HEADING),
         _verdict(report),
-        *_tokens(report),
+        *([Line(tokens, FAINT)] if tokens else []),
         *writer.steps(report.steps),
         Text(),
         Line(list(letters), FAINT),
         *_extent(report),
         *([render_checks(found, full=checks)] if found else []),
     )
-
-
-def _tokens(report: Explanation) -> Iterator[RenderableType]:
-    tokens = [f"{at} {in_words(one)}" for at, one in enumerate(report.tokens)]
-    if len(tokens) > 2 * SOME:
-        left = len(tokens) - 2 * SOME
-        tokens = [*tokens[:SOME], f"… {left} more", *tokens[-SOME:]]
-    if tokens:
-        yield Line(tokens, FAINT)
 
 
 class _Writer:
@@ -94,7 +88,11 @@ class _Writer:
 
     def _blocks(self, step: Step, origins: bool) -> Iterator[RenderableType]:
         index = ",".join(map(str, step.index))
-        yield Line([f"{step.name}[{index}]", *map(_coordinate, step.where)], FAINT)
+        where = [
+            f"{one.axis} {one.at}" + ("" if one.token is None else f" {quoted(one.token)}")
+            for one in step.where
+        ]
+        yield Line([f"{step.name}[{index}]", *where], FAINT)
         if step.source == "kernel":
             origin = f"recomputed from {step.recomputed}" if step.recomputed else "the kernel's own"
             yield Text(f"{origin}: a larger --depth derives it, too", style=FAINT)
@@ -251,8 +249,3 @@ def _product(term: Term, square: bool) -> str:
 def _most(terms: Sequence[Term], count: int) -> list[Term]:
     """The terms that contribute most, the largest first."""
     return sorted(terms, key=lambda term: -abs(term.value))[:count]
-
-
-def _coordinate(item: Coordinate) -> str:
-    words = f"{item.axis} {item.at}"
-    return words if item.token is None else f"{words} {quoted(item.token)}"

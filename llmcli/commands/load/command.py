@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from shlex import quote
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from llmcli.errors import CheckFailed, CheckpointError, NotFinite, UsageError, WeightMismatch
@@ -24,6 +25,7 @@ from llmcli.shell.running import (
     kernels_of,
     note_quantize,
     note_tensors,
+    opened,
     require_cwd,
     unloaded_model,
 )
@@ -123,20 +125,13 @@ def command(
 
 def _opened(load: LoadOptions, model: ModelOptions, stages: Stages, out: Output) -> Checkpoint:
     """The checkpoint, and PyTorch imported; raises the errors of `describe` unless `load.check`."""
-    from llmcli.checkpoints import open_checkpoint
-    from llmcli.checkpoints.locate import find
     from llmcli.families import describe
 
-    with stages("find"), Progress(out) as progress:
-        name, path = find(
-            model.model,
-            revision=model.revision,
-            offline=model.offline,
-            progress=progress,
-            note=out.note,
-        )
-    with stages("headers"):
-        checkpoint = open_checkpoint(path, name=name)
+    begin = perf_counter()
+    with Progress(out) as progress:
+        checkpoint, headers_s = opened(model, out, None, progress)
+    stages.add("find", perf_counter() - begin - headers_s)
+    stages.add("headers", headers_s)
     try:
         if not load.check:
             describe(checkpoint)
@@ -145,7 +140,7 @@ def _opened(load: LoadOptions, model: ModelOptions, stages: Stages, out: Output)
             error.hint = f"{error.hint}, or check the tensors alone with --check"
         raise
     require_cwd()
-    with stages("import"), Progress(out, f"loading {name} …"), SIGNALS.abrupt():
+    with stages("import"), Progress(out, f"loading {checkpoint.name} …"), SIGNALS.abrupt():
         import torch
 
         import llmcli.commands.load.measure.run  # noqa: F401
