@@ -146,13 +146,13 @@ class Facts:
 
 def _about(about: About, full: bool) -> Iterator[list[str]]:
     """What our catalog says, else, or for `full` too, what the model says of itself."""
-    languages = f"language{'s' * (len(about.languages) > 1)} " + ", ".join(about.languages)
+    languages = f"language{'s' * (len(about.languages) > 1)} {', '.join(about.languages)}"
     named = [
         about.name,
         about.kind,
         about.organization and f"by {about.organization}",
         about.license and f"license {about.license}",
-        languages if about.languages else "",
+        about.languages and languages,
     ]
     own = [one_line(words) for words in named if words]
     if about.summary:
@@ -164,9 +164,13 @@ def _about(about: About, full: bool) -> Iterator[list[str]]:
 def _model(model: Architecture, flops: FlopsNeed | None) -> Iterator[_Fact]:
     """`flops`: in full, with what few need."""
     counts, exact = model.parameters, flops is not None
+
+    def short(number: int) -> str:
+        return scaled(number).replace("G", "B")
+
     named = [one_line(model.family), f"type {one_line(model.model_type)}", f"width {model.width}"]
     yield "family", (*named, f"vocabulary {model.vocabulary:,}")
-    words = [f"{counts.total:,}" + (f" ({_short(counts.total)})" if exact else "")]
+    words = [f"{counts.total:,}" + (f" ({short(counts.total)})" if exact else "")]
     if counts.active != counts.total:
         words.append(f"{counts.active:,} active")
     elif exact:
@@ -179,7 +183,7 @@ def _model(model: Architecture, flops: FlopsNeed | None) -> Iterator[_Fact]:
         "norms": counts.norms,
         "head": counts.head,
     }
-    shown = [f"{name} {f'{n:,}' if exact else _short(n)}" for name, n in parts.items() if n]
+    shown = [f"{name} {f'{n:,}' if exact else short(n)}" for name, n in parts.items() if n]
     if model.tied:
         shown.append("head tied to the embedding")
     if model.embedding_scale != 1:
@@ -231,8 +235,8 @@ def _tokenizer(facts: TokenizerFacts, full: bool) -> Iterator[_Fact]:
     if full:
         bos = "no BOS"
         if facts.bos is not None:
-            added = "put in front" if facts.adds_bos else "not put in front"
-            bos = f"BOS {facts.bos.id} {quoted(facts.bos.text)} ({added})"
+            added = f"({'' if facts.adds_bos else 'not '}put in front)"
+            bos = f"BOS {facts.bos.id} {quoted(facts.bos.text)} {added}"
         ends = [f"EOS {token.id} {quoted(token.text)}" for token in facts.eos]
         yield "", (bos, *(ends or ["no EOS"]))
 
@@ -267,14 +271,6 @@ def _value(value: Any) -> str:
         more = f", … ({len(value):,} entries)" if len(value) > _LONG_LIST else ""
         return f"[{', '.join(_value(item) for item in value[:_LONG_LIST])}{more}]"
     return f"{value:g}" if isinstance(value, float) else str(value).lower()
-
-
-def _short(number: int) -> str:
-    """`135 M`, `70.6 B`, `512`."""
-    for unit, scale in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= scale:
-            return f"{number / scale:.3g} {unit}"
-    return str(number)
 
 
 # whether it fits
@@ -328,16 +324,18 @@ def _memory(fit: DeviceFit, full: bool, *, alone: bool) -> Iterator[_Fact]:
     token, copies = need.cache_bytes_per_token, need.cache_copies_bytes
     state = {True: "fits", False: "does not fit", None: "unknown"}[fit.fits]
     state = state if device.usable else "no CUDA in the installed PyTorch"
-    runtime = need.runtime_bytes_estimate
+    runtime, formats = need.runtime_bytes_estimate, [*need.formats.values()]
+    weight, activation, cache, product = formats
+    same = len(set(formats)) == 1  # nothing is rounded otherwise than the weights
     parts = [
         "" if alone else f"{state}: {size(need.needed_bytes)} of {_size(device.free_bytes)} free",
-        f"weights {size(need.weights_bytes)} ({need.formats['weight_format']})",
+        f"weights {size(need.weights_bytes)} ({weight})",
         f"cache {size(need.cache_bytes)}" + (f" ({size(token)} a token)" if token else ""),
         f"prompt {size(need.prompt_bytes_estimate)}",
         f"copies {size(copies)}" if copies else "",
         f"libraries {size(runtime)}" if runtime else "",
         f"{longest:,} tokens fit" if longest not in (None, need.context) else "",
-        _formats(fit),
+        "" if same else f"{product} products, {activation} activations, {cache} cache",
     ]
     yield device.device, [part for part in parts if part]
     if full:
@@ -357,14 +355,6 @@ def _stays_in_the_file(fit: DeviceFit) -> bool:
     need, free = fit.need, fit.device.free_bytes
     packed = need.formats["product_format"].startswith("int") and fit.device.device == "cpu"
     return packed and free is not None and need.weights_bytes > free
-
-
-def _formats(fit: DeviceFit) -> str:
-    """What is rounded otherwise than the weights, where there is anything."""
-    weight, activation, cache, product = fit.need.formats.values()
-    if weight == activation == cache == product:
-        return ""
-    return f"{product} products, {activation} activations, {cache} cache"
 
 
 def _size(nbytes: int | None) -> str:
