@@ -183,25 +183,18 @@ def pull(which: NamesOptions, at: RevisionOptions, output: OutputOptions) -> Non
 
 def _pull(name: str, revision: str | None, offline: bool, out: Output) -> PulledModel:
     from llmcli.checkpoints.cache import bytes_at
-    from llmcli.checkpoints.locate import find
-
-    fetched = not _is_here(name, revision)
-    with Progress(out) as progress:
-        _, path = find(name, revision=revision, offline=offline, progress=progress, note=out.note)
-    whole = Path(os.path.abspath(path))
-    return PulledModel(name=name, path=str(whole), bytes=bytes_at(whole), fetched=fetched)
-
-
-def _is_here(name: str, revision: str | None) -> bool:
-    """Whether all of it is, so that nothing has to be fetched."""
     from llmcli.checkpoints.catalog import CatalogEntry, named
     from llmcli.checkpoints.hub.download import cached
+    from llmcli.checkpoints.locate import find
     from llmcli.checkpoints.names import HubId
 
     found = named(name, revision)
-    if isinstance(found, HubId):
-        return cached(found) is not None
-    return isinstance(found, CatalogEntry) and found.is_cached()
+    here = isinstance(found, CatalogEntry) and found.is_cached()
+    here |= isinstance(found, HubId) and cached(found) is not None
+    with Progress(out) as progress:
+        _, path = find(name, revision=revision, offline=offline, progress=progress, note=out.note)
+    whole = Path(os.path.abspath(path))
+    return PulledModel(name=name, path=str(whole), bytes=bytes_at(whole), fetched=not here)
 
 
 def path(which: PathOptions, at: RevisionOptions, output: OutputOptions) -> None:
