@@ -155,7 +155,7 @@ def test_ctrl_c(explain, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measure, "explain", interrupted)
+    monkeypatch.setattr(measure, "derive", interrupted)
     result = explain("logits[0,0]", "hello")
     assert (result.code, result.out) == (130, "")
 

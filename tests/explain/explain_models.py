@@ -12,7 +12,7 @@ from small_models import random_model
 from unfused import attention_of
 from zoo import ATTENTION, CONFIGS, RMS, llama
 
-from llmcli.commands.explain.measure import explain
+from llmcli.commands.explain.measure import derive
 from llmcli.commands.explain.options import names
 from llmcli.config.attention import RopeConfig
 from llmcli.config.embedding import HeadConfig
@@ -90,7 +90,7 @@ FIRST = list(firsts({name: config_of(name) for name in NAMES}))
 def explained(model: Model, name: str, index, depth=None, tokens=TOKENS):
     """The explanation of one number."""
     specs = names(model.config, len(tokens))
-    return explain(model, tokens, specs, (name, tuple(index)), depth=depth)
+    return derive(model, tokens, specs, (name, tuple(index)), depth=depth)
 
 
 def emitted(model: Model):

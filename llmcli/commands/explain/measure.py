@@ -361,7 +361,7 @@ def _distances(rules: Mapping[str, Rule[Any]], target: str) -> dict[str, int]:
     return found
 
 
-def explain(
+def derive(
     model: Model,
     tokens: tuple[Token, ...],
     specs: Mapping[str, TensorSpec],
