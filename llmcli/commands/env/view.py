@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from llmcli.commands.env.report import ConfigurationReport, EnvironmentReport, Setting
+from llmcli.commands.env.report import ConfigurationReport, EnvironmentReport
 from llmcli.records.machine import Environment
 from llmcli.records.numbers import counted
 from llmcli.ui.layout import SEPARATOR, Line
@@ -24,16 +24,15 @@ _ALWAYS = ("configuration", "model", "llmcli cache", "hub cache")  # in a row by
 
 def render_environment(report: EnvironmentReport) -> RenderableType:
     """The machine in two columns, each setting with its source, the other defaults in a list."""
-    rows = [
-        (setting.name, one_line(setting.words), _source(setting))
-        for setting in report.settings
-        if setting.source != "default" or setting.name in _ALWAYS
-    ]
-    defaults = [
-        one_line(f"{setting.name} {setting.words}")
-        for setting in report.settings
-        if setting.source == "default" and setting.name not in _ALWAYS
-    ]
+    kinds = {"flag": "flag", "environment": "variable", "file": "config key"}
+    rows, defaults = [], []
+    for setting in report.settings:
+        source = setting.source
+        if source == "default" and setting.name not in _ALWAYS:
+            defaults.append(one_line(f"{setting.name} {setting.words}"))
+            continue
+        origin = f"{kinds[source]} {setting.origin}" if setting.origin else source
+        rows.append((setting.name, one_line(setting.words), origin))
     parts: list[RenderableType] = [
         Text("machine", style=HEADING),
         _machine(report.environment),
@@ -46,11 +45,6 @@ def render_environment(report: EnvironmentReport) -> RenderableType:
         heading = Text("\nconfiguration file", style=HEADING)
         parts += [heading, *_configuration(report.configuration)]
     return Group(*parts)
-
-
-def _source(setting: Setting) -> str:
-    kinds = {"flag": "flag", "environment": "variable", "file": "config key"}
-    return f"{kinds[setting.source]} {setting.origin}" if setting.origin else setting.source
 
 
 def _configuration(report: ConfigurationReport) -> Iterator[RenderableType]:

@@ -53,14 +53,12 @@ def render_scores(
 
 def _totals(score: Score, title: str, every: bool) -> list[RenderableType]:
     """The model's line, and perplexity, bits per byte and mean log-probability."""
-    nothing = "undefined: nothing was scored"
-    no_bytes = nothing
+    nothing = no_bytes = "undefined: nothing was scored"
     if score.tokens_scored:
         why = "the scored tokens have" if _has_text(score) else "no tokenizer, so"
         no_bytes = f"undefined: {why} no bytes"
     if score.tokens_scored and len(score.tokens) > score.window:
-        windows = f"windows of {counted(score.window, 'token')}, {score.stride} apart"
-        title += f"{SEPARATOR}{windows}"
+        title += f"{SEPARATOR}windows of {counted(score.window, 'token')}, {score.stride} apart"
     parts = [
         f"perplexity {_number(score.perplexity, nothing)}",
         f"bits per byte {_number(score.bits_per_byte, no_bytes)}",
