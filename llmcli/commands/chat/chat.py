@@ -215,18 +215,15 @@ class Chat:
         if not whole and self.choose is not None:  # else the end of the run says it
             self.aside("interrupted")
         if conversation.messages[-1].finish_reason == "length":
-            self.out.note(self._cut_by(generated))
+            words = "the context is full: the answer ends there"
+            if settings.limit is not None and generated >= settings.limit:
+                more = "`-n N`" if self.choose is None else "`/set max_tokens N`"
+                limit = counted(settings.limit, "token")
+                words = f"the answer ends at the limit of {limit}: {more} allows more"
+            self.out.note(words)
         if self.stats and answered and not self.out.json:
             self.out.aside(self.stats_line())
         return whole
-
-    def _cut_by(self, generated: int) -> str:
-        """Says what ended an answer of `generated` tokens before the model did."""
-        if self.settings.limit is None or generated < self.settings.limit:
-            return "the context is full: the answer ends there"
-        more = "`-n N`" if self.choose is None else "`/set max_tokens N`"
-        limit = counted(self.settings.limit, "token")
-        return f"the answer ends at the limit of {limit}: {more} allows more"
 
     def aside(self, words: str) -> None:
         """A faint line on stderr."""

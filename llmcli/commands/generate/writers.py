@@ -227,7 +227,17 @@ class TextWriter(Presentation):
 
     def _write(self, parts: list[tuple[str, str]]) -> None:
         if self._several and self._headed != self._live:
-            self.out.write(f"--- {self._label(self._live)}\n")
+            label = self.name(self._live)
+            if self.options.batch is not None:  # with the prompt: `0 · What is …`
+                from rich.text import Text
+
+                one = self.prompts[self._live // self.samples]
+                words = f"ids {', '.join(map(str, one.ids))}" if one.text is None else one.text
+                named = Text(f"{label} · {one_line(words)}")
+                width = min(self.out.out.width, LABEL_COLUMNS) - len("--- ")
+                named.truncate(width, overflow="ellipsis")
+                label = named.plain
+            self.out.write(f"--- {label}\n")
             self._headed = self._live
             self._column_zero = True
         text = "".join(text for text, _ in parts)
@@ -240,18 +250,6 @@ class TextWriter(Presentation):
             self._flow.fit(self.out.out.width)
             show = self._flow.push
         self.out.write("".join(show(*part) for part in parts))
-
-    def _label(self, number: int) -> str:
-        """The name of a sequence, with the prompt where there are several: `0 · What is …`."""
-        if self.options.batch is None:
-            return self.name(number)
-        from rich.text import Text
-
-        given = self.prompts[number // self.samples]
-        words = given.text if given.text is not None else f"ids {', '.join(map(str, given.ids))}"
-        label = Text(f"{self.name(number)} · {one_line(words)}")
-        label.truncate(min(self.out.out.width, LABEL_COLUMNS) - len("--- "), overflow="ellipsis")
-        return label.plain
 
 
 class TokenWriter(Presentation):

@@ -128,17 +128,8 @@ def deviations(
     was emitted before it, or, `chained`, what the nodes themselves made from the token ids.
     """
     made = rules(nodes.values(), Graph(model.config).letter)
-    count = len(prompt)
-    kernel = (_Chained if chained else Kernel)(
-        model,
-        made,
-        prompt,
-        [""] * count,
-        emitted=emitted,
-        positions=range(count),
-        prompt_tokens=count,
-        alone=[False] * count,
-    )
+    of = _Chained if chained else Kernel
+    kernel = of(model, made, prompt, emitted=emitted, alone=[False] * len(prompt))
     outputs: dict[str, Tensor] = {}
     if isinstance(kernel, _Chained):
         kernel.made = outputs
