@@ -190,14 +190,11 @@ class _Dump:
             while pending and self._sources[pending[0].name] <= self._kept.keys():
                 self._settle(pending.popleft())
 
-        self.passes.at_once(watch, logits=self._logits, until=self._last_layer, session=session)
-
-    @property
-    def _last_layer(self) -> int | None:
-        """The last block that has to run, None for the whole model."""
         layers = [0 if one in ("embed", "pos_embed") else layer_of(one) for one in self._uses]
         numbers = [layer for layer in layers if layer is not None]
-        return max(numbers) if len(numbers) == len(layers) else None
+        # the last block that has to run, None for the whole model
+        until = max(numbers) if len(numbers) == len(layers) else None
+        self.passes.at_once(watch, logits=self._logits, until=until, session=session)
 
     def _settle(self, one: TensorSpec) -> None:
         """One tensor whole: its statistics, the file, its checks."""

@@ -107,7 +107,11 @@ class _Writer:
         if step.origins and origins:
             yield from self._origins(step.origins)
         if step.source == "derived":
-            yield _compared(step)
+            theirs = f"recomputed from {step.recomputed}:" if step.recomputed else "kernel"
+            words = [f"{theirs} {number(step.kernel, 9)}"]
+            words.append(f"difference {number(step.difference, 2)}")
+            wrong = [] if step.ok else [f"allowed {number(step.tolerance, 2)}"]
+            yield Line([*words, *wrong, GOOD if step.ok else BAD], FAINT if step.ok else WRONG)
 
     def _sum(self, step: Step, total: Sum) -> Iterator[RenderableType]:
         terms, over = step.terms, total.over
@@ -174,14 +178,6 @@ class Arithmetic:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         pieces = re.split(r" (?=[=+] )", self.text)
         yield Text("\n  ".join(filled(pieces, options.max_width - 2, " ")))
-
-
-def _compared(step: Step) -> RenderableType:
-    theirs = f"recomputed from {step.recomputed}:" if step.recomputed else "kernel"
-    words = [f"{theirs} {number(step.kernel, 9)}", f"difference {number(step.difference, 2)}"]
-    if step.ok:
-        return Line([*words, GOOD], FAINT)
-    return Line([*words, f"allowed {number(step.tolerance, 2)}", BAD], WRONG)
 
 
 def _extent(report: Explanation) -> Iterator[RenderableType]:

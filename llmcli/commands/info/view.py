@@ -20,7 +20,7 @@ from llmcli.commands.info.report import (
     InfoReport,
     TokenizerFacts,
 )
-from llmcli.records.info import DeviceFit, LayerType, MemoryNeed
+from llmcli.records.info import DeviceFit, LayerType
 from llmcli.records.numbers import counted, numbered
 from llmcli.ui.facts import state_words
 from llmcli.ui.layout import SEPARATOR, WIDEST, Column, Line, Rows, filled
@@ -63,8 +63,18 @@ def render_info(
         for key, value in report.ignored.items()
     ]
     facts += [("unknown", (one_line(why),)) for why in report.unknown if why != verdict]
-    if fits and full:
-        facts.append(_memory_words(fits[0].need))
+    if fits and full:  # what memory is counted for, and what its parts are
+        need = fits[0].need
+        sequences = f", {need.batch} sequences" if need.batch > 1 else ""
+        words = [
+            f"for {need.context:,} tokens{sequences}",
+            "cache: keys and values of every token" if need.cache_bytes_per_token else "",
+            "copies: of the cache, when a sequence ends" if need.cache_copies_bytes else "",
+            "prompt: most tensors while it is read",
+            "libraries: their buffers, and the tokenizer",
+            *(state_words(need.states) if need.states is not None else ()),
+        ]
+        facts.append(("memory", [*filter(None, words)]))
     for fit in fits:
         facts += _memory(fit, full, alone=len(fits) == 1)
     parts.append(Facts(facts))
@@ -300,19 +310,6 @@ def _verdict(fit: DeviceFit, context: int) -> Text:
         rest += ", and its blocks stay in the mapped file"
     words = f"does not fit on {device.device}: {needs}; {rest}"
     return Text(words, style=BAD)
-
-
-def _memory_words(need: MemoryNeed) -> _Fact:
-    """What memory is counted for, and what its parts are."""
-    parts = [
-        f"for {need.context:,} tokens" + (f", {need.batch} sequences" if need.batch > 1 else ""),
-        "cache: keys and values of every token" if need.cache_bytes_per_token else "",
-        "copies: of the cache, when a sequence ends" if need.cache_copies_bytes else "",
-        "prompt: most tensors while it is read",
-        "libraries: their buffers, and the tokenizer",
-        *(state_words(need.states) if need.states is not None else ()),
-    ]
-    return "memory", [part for part in parts if part]
 
 
 def _memory(fit: DeviceFit, full: bool, *, alone: bool) -> Iterator[_Fact]:

@@ -62,15 +62,28 @@ class Models:
     models: Sequence[StoredModel]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rows = [_row(model, time.time()) for model in self.models]
+        rows = []
+        for model in self.models:
+            nowhere = model.place == "nowhere"
+            used = "" if model.last_used is None else ago(time.time() - model.last_used)
+            cells = [
+                model.name,
+                size(model.bytes) if model.bytes else "",
+                model.state,
+                used,
+                "" if nowhere else model.place,
+                str(model.files or ""),
+                (model.revision or "")[:_SHORT],
+            ]
+            rows.append([Text(one_line(cell), style=FAINT if nowhere else "") for cell in cells])
         for columns in (len(_COLUMNS), _FEW):
             table = Rows(_COLUMNS[:columns], [row[:columns] for row in rows])
             if table.fit(options.max_width):
                 yield table
                 return
-        for name, bytes_, state, used, place, files, revision in rows:
+        for name, bytes_, state, last, place, files, revision in rows:
             held = files and f"{files} file{'s' * (str(files) != '1')}"
-            facts = (bytes_, state, used and f"used {used}", place, held, revision)
+            facts = (bytes_, state, last and f"used {last}", place, held, revision)
             yield _entry(name, [str(fact) for fact in facts])
 
 
@@ -106,17 +119,3 @@ def _entry(line: Text, facts: Sequence[str]) -> RenderableType:
     """A line, and faint facts below it."""
     line.overflow = "fold"
     return Group(line, Indented(Line(list(filter(None, facts)), FAINT)))
-
-
-def _row(model: StoredModel, now: float) -> list[Text]:
-    nowhere = model.place == "nowhere"
-    cells = [
-        model.name,
-        size(model.bytes) if model.bytes else "",
-        model.state,
-        "" if model.last_used is None else ago(now - model.last_used),
-        "" if nowhere else model.place,
-        str(model.files or ""),
-        (model.revision or "")[:_SHORT],
-    ]
-    return [Text(one_line(cell), style=FAINT if nowhere else "") for cell in cells]

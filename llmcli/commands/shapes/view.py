@@ -21,7 +21,6 @@ from llmcli.commands.shapes.report import (
     Stored,
 )
 from llmcli.records.numbers import counted, spans
-from llmcli.records.text import Token
 from llmcli.ui.facts import axis_line, model_line, state_words
 from llmcli.ui.layout import GAP, Column, Indented, Line, in_words, table
 from llmcli.ui.numbers import scaled, size
@@ -54,15 +53,26 @@ def render_shapes(
         ]
         example = ["T is an example: --tokens"] if report.example else []
         parts.append(Line([*letters, *example], FAINT))
-    if report.prompt:
-        parts.append(_prompt(report.prompt))
+    if report.prompt:  # of a long one the first and the last tokens
+        texts = [*map(in_words, report.prompt)]
+        if len(texts) > 2 * ENDS:
+            texts = [*texts[:ENDS], f"… {len(texts) - 2 * ENDS} more …", *texts[-ENDS:]]
+        parts.append(Line([f"prompt of {counted(len(report.prompt), 'token')}", *texts], FAINT))
     return Group(*parts, *(_sections if detailed else _overview)(report, model))
 
 
 def _overview(report: ShapesReport, model: Mapping[str, Any]) -> Iterator[RenderableType]:
     held = f"{size(model['weight_bytes'])} in {model['weight_format']}"
     yield Text(f"\nparameters: {model['parameters']:,} · {held}", style=HEADING)
-    yield Line([*_weights([row for row in report.rows if row.first.kind == "parameter"])])
+    weights, before = [], ""
+    for row in report.rows:  # the first of those that layers share says which layers
+        if row.first.kind == "parameter":
+            place, name = _place(row.name)
+            many = f"{place} × {len(row.layers)}: " if len(row.layers) > 1 else f"{place}: "
+            shared = many if place and place != before else ""
+            weights.append(f"{shared}{name} {listed(row.first.shape)}")
+            before = place
+    yield Line(weights)
     formulas: dict[str, str] = {}
     rows = []
     for row in report.rows:
@@ -103,16 +113,6 @@ def _place(name: str) -> tuple[str, str]:
         return "", name
     head, number, rest = name.split(".", 2)
     return f"{head}.{number}", rest
-
-
-def _weights(rows: Sequence[ShapeRow]) -> Iterator[str]:
-    """`attn.W_q [576 576]`; the first of those that layers share says which layers."""
-    before = ""
-    for row in rows:
-        place, name = _place(row.name)
-        many = f"{place} × {len(row.layers)}: " if len(row.layers) > 1 else f"{place}: "
-        yield f"{many if place and place != before else ''}{name} {listed(row.first.shape)}"
-        before = place
 
 
 @dataclass(frozen=True)
@@ -193,15 +193,6 @@ def sizes_of_letters(letters: Sequence[LetterValue], example: bool) -> Iterator[
     yield Line(lines, FAINT)
     if example:
         yield Text("T is an example: --tokens sets it, and a prompt has its own", style=FAINT)
-
-
-def _prompt(tokens: Sequence[Token]) -> RenderableType:
-    """The tokens of the prompt, of a long one the first and the last."""
-    texts = list(map(in_words, tokens))
-    if len(texts) > 2 * ENDS:
-        left = f"… {len(texts) - 2 * ENDS} more …"
-        texts = [*texts[:ENDS], left, *texts[-ENDS:]]
-    return Line([f"prompt of {counted(len(tokens), 'token')}", *texts], FAINT)
 
 
 def _columns(
