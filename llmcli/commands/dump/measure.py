@@ -32,7 +32,7 @@ from llmcli.graph.plan import parameters, plan, states
 from llmcli.graph.spec import Call, TensorSpec
 from llmcli.inspect.attention import AttentionChecks, Tokens, checked_rows
 from llmcli.inspect.formulas import formula_checks, formula_inputs, formula_words, worst
-from llmcli.inspect.kernel import layer_of, mixer_of
+from llmcli.inspect.kernel import last_layer, layer_of, mixer_of
 from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.passes import Passes, cache_check, filled, remembered
 from llmcli.inspect.recurrence import walk
@@ -190,10 +190,7 @@ class _Dump:
             while pending and self._sources[pending[0].name] <= self._kept.keys():
                 self._settle(pending.popleft())
 
-        layers = [0 if one in ("embed", "pos_embed") else layer_of(one) for one in self._uses]
-        numbers = [layer for layer in layers if layer is not None]
-        # the last block that has to run, None for the whole model
-        until = max(numbers) if len(numbers) == len(layers) else None
+        until = last_layer(self._uses)
         self.passes.at_once(watch, logits=self._logits, until=until, session=session)
 
     def _settle(self, one: TensorSpec) -> None:

@@ -27,7 +27,7 @@ from llmcli.graph.indexed import NumberRef
 from llmcli.graph.ops import Mix
 from llmcli.graph.spec import TensorSpec
 from llmcli.inspect.formulas import number_found, worst_number
-from llmcli.inspect.kernel import Kernel, layer_of, origin, rules
+from llmcli.inspect.kernel import Kernel, last_layer, layer_of, origin, rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.explanation import Cell, Element, Fact
 from llmcli.records.text import Token
@@ -84,7 +84,7 @@ class Values(Kernel):
             emitted[name] = tensor[0]
 
         one = torch.tensor([self.ids], device=model.device)
-        model.decoder(one, tap=tap, until=_last_layer(target))
+        model.decoder(one, tap=tap, until=last_layer([target]))
 
     def derives(self, name: str) -> bool:
         """Whether `values[name]` follows from a rule; the kernel's own is taken where not."""
@@ -321,7 +321,7 @@ def needed_bytes(
     as the largest: its inputs, its magnitudes, what they are compared with.
     """
     known, model = rules(config), graph(config)
-    last = _last_layer(target)
+    last = last_layer([target])
 
     def runs(name: str) -> bool:
         """Whether it is computed up to the last block."""
@@ -342,11 +342,6 @@ def needed_bytes(
     at_once = _AT_ONCE * max(whole.values(), default=0)
     emitted = sum(math.prod(specs[name].shape) for name in seen)
     return itemsize * emitted, 8 * (kept + at_once)
-
-
-def _last_layer(name: str) -> int | None:
-    """The last block that has to be run for it, None for the whole model."""
-    return 0 if name in ("embed", "pos_embed") else layer_of(name)
 
 
 def _distances(rules: Mapping[str, Rule[Any]], target: str) -> dict[str, int]:

@@ -305,23 +305,17 @@ def _memory(spec: TensorSpec, model: Graph) -> str:
 def letter_values(request: ShapesRequest, phases: Sequence[Phase]) -> tuple[LetterValue, ...]:
     """Each letter with its sizes in the phases; where layers differ, with all of theirs."""
     model, blocks = graph(request.config), [*range(len(request.config.layers))] or [None]
-    known = dict.fromkeys([*LETTERS, *(one for block in blocks for one in model.sizes(block))])
-    known.pop("1", None)
+    every = [(request.sizes(phase, block), block) for phase in phases for block in blocks]
+    known = dict.fromkeys([*LETTERS, *(one for sizes, _ in every for one in sizes)])
     found = []
-    for letter in known:
-        values: dict[int, None] = {}
-        documents: dict[str, None] = {}
+    for letter in [one for one in known if one != "1"]:
+        some = [(sizes[letter], block) for sizes, block in every if letter in sizes]
+        documents = dict.fromkeys(request.documented((letter,), block)[0] for _, block in some)
         segments = [axis for block in blocks if (axis := model.segments(block).get(letter))]
-        for phase in phases:
-            for block in blocks:
-                sizes = request.sizes(phase, block)
-                if letter in sizes:
-                    values[sizes[letter]] = None
-                    documents[request.documented((letter,), block)[0]] = None
-        if values:
-            called = "/".join(documents)
+        if some:
             found.append(LetterValue(
-                letter=letter, documents=called, values=tuple(values),
+                letter=letter, documents="/".join(documents),
+                values=tuple(dict.fromkeys(value for value, _ in some)),
                 segments=" or ".join(dict.fromkeys(segments)),
             ))  # fmt: skip
     return tuple(found)
