@@ -32,6 +32,7 @@ from llmcli.shell.progress import Progress
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
+    from llmcli.checkpoints.cache import Inventory
     from llmcli.checkpoints.removal import Piece
 
 EPILOG = """
@@ -238,13 +239,9 @@ def rm(
     first on a terminal. A link is never followed, and nothing outside of the two caches is touched.
     """
     out = Output("models-rm", output)
-    from llmcli.checkpoints.cache import Inventory
     from llmcli.checkpoints.removal import pieces_of
 
-    def planned() -> list[Piece]:
-        return pieces_of(which.names, Inventory.read(), at.revision)
-
-    _remove(out, removal, planned, passing_over=False)
+    _remove(out, removal, lambda here: pieces_of(which.names, here, at.revision))
 
 
 def prune(removal: RemovalOptions, output: OutputOptions) -> None:
@@ -257,36 +254,36 @@ def prune(removal: RemovalOptions, output: OutputOptions) -> None:
     """
     since = removal.since()
     out = Output("models-prune", output)
-    from llmcli.checkpoints.cache import Inventory
     from llmcli.checkpoints.removal import left_over
 
-    def planned() -> list[Piece]:
-        return left_over(Inventory.read(), since)
-
     report = partial(PruneReport, older_than=removal.older_than)
-    _remove(out, removal, planned, report, passing_over=True)
+    _remove(out, removal, lambda here: left_over(here, since), report, passing_over=True)
 
 
 def _remove(
     out: Output,
     options: RemovalOptions,
-    planned: Callable[[], list[Piece]],
+    planned: Callable[[Inventory], list[Piece]],
     report: Callable[..., RemovalReport] = RemovalReport,
     *,
-    passing_over: bool,
+    passing_over: bool = False,
 ) -> None:
     """Shows what `planned` lists, asks for confirmation, removes it, and shows the `report`.
 
     With `passing_over` what cannot be removed stays and the rest is removed. Raises UsageError if
     there is no terminal to ask on, WriteFailed if something could not be removed.
     """
+    from llmcli.checkpoints.cache import Inventory
     from llmcli.checkpoints.removal import remove
     from llmcli.commands.models.view import render_removal
 
     def show(found: RemovalReport) -> None:
         out.present(lambda: render_removal(found), members(found))
 
-    pieces = planned()
+    def listed() -> list[Piece]:
+        return planned(Inventory.read())
+
+    pieces = listed()
     plan = report(removed=tuple(piece.removal for piece in pieces), kept=(), dry_run=True)
     if not pieces or options.dry_run:
         show(plan)
@@ -303,7 +300,7 @@ def _remove(
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             out.note("nothing was removed")
             return
-    gone, kept = remove(pieces, planned, passing_over=passing_over)
+    gone, kept = remove(pieces, listed, passing_over=passing_over)
     show(report(removed=tuple(gone), kept=tuple(kept), dry_run=False))
     for line in kept:
         out.note(line)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.machine import cpu, machine_devices
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from llmcli.config.model import ModelConfig
     from llmcli.graph.arithmetic import Arithmetic
     from llmcli.graph.spec import Kind
-    from llmcli.prepare.prepared import Prepared
     from llmcli.shell.prompts import Prompt
 
 TOKENS = 12  # of the example prompt, where none is given
@@ -189,6 +187,7 @@ def command(
     PyTorch. A PROMPT gives the number of tokens. Layers that are identical are one row. A model as
     a whole is one table; `--all`, or a choice of tensors, shows everything about each of them.
     """
+    from llmcli.commands.shapes import measure, view
     from llmcli.prepare.prepared import prepare
 
     out = Output("shapes", output)
@@ -205,16 +204,32 @@ def command(
             return
         prepared = prepare(checkpoint)
         config = prepared.config
-        bfloat16 = device.bfloat16
-        numbers = prepared.arithmetic(device.device, bfloat16=bfloat16, **model.precision)
+        numbers = prepared.arithmetic(device.device, bfloat16=device.bfloat16, **model.precision)
         note_quantize(model, checkpoint, out)
         tokens: tuple[Token, ...] = ()
         if text is not None:
             tokens = _tokens(text, checkpoint, config, model.context_length or config.context, out)
         request = shapes.request(config, numbers, tokens)
         about = model_of_headers(checkpoint, place, config, numbers, device.device)
+        if shapes.names:
+            names = measure.model_names(request)
+            out.present(lambda: view.render_names(names, about), members(names), model=about)
+            return
+        stored, checks = measure.stored_tensors(prepared), measure.stored_check(prepared)
+        report = measure.model_shapes(request, stored, checks)
+        if not report.rows:
+            raise UsageError(
+                "these options together leave no tensor to show",
+                hint="embeddings, the final norm and the head are in no layer",
+            )
         try:
-            _show(request, prepared, about, shapes, out)
+            out.present(
+                lambda: view.render_shapes(report, about, detailed=shapes.detailed),
+                members(report),
+                model=about,
+                checks=report.checks,
+                hint=HINT,
+            )
         except CheckFailed:
             if checkpoint.tensors:
                 from llmcli.loading.load import check_loadable  # and so PyTorch, to report a fault
@@ -246,37 +261,6 @@ def _tokens(
     encoded = encode(prompt, ChatOptions(raw=True), model)
     list(check_fits([encoded], 1, room, largest=config.embedding.positions))
     return model.tokens(encoded.ids)
-
-
-def _show(
-    request: ShapesRequest,
-    prepared: Prepared,
-    about: dict[str, Any],
-    shapes: ShapesOptions,
-    out: Output,
-) -> None:
-    """All tensors, or with `--names` what they are called."""
-    from llmcli.commands.shapes import measure, view
-
-    present = partial(out.present, model=about)
-    if shapes.names:
-        names = measure.model_names(request)
-        present(lambda: view.render_names(names, about), members(names))
-        return
-    stored = measure.stored_tensors(prepared)
-    checks = measure.stored_check(prepared)
-    report = measure.model_shapes(request, stored, checks)
-    if not report.rows:
-        raise UsageError(
-            "these options together leave no tensor to show",
-            hint="embeddings, the final norm and the head are in no layer",
-        )
-    present(
-        lambda: view.render_shapes(report, about, detailed=shapes.detailed),
-        members(report),
-        checks=report.checks,
-        hint=HINT,
-    )
 
 
 def _show_stored(checkpoint: Checkpoint, shapes: ShapesOptions, out: Output) -> None:

@@ -169,7 +169,11 @@ def digest_checks(
         pinned = re.fullmatch("[0-9a-f]{64}", behind) is not None
         if entry is None and not pinned:
             continue
-        digest = _sha256(file)
+        try:
+            with file.open("rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(f"cannot read `{file}` any more: {error.strerror}") from error
         if entry is not None and digest == entry.sha256:
             words = f"`{shown(file.name)}` is the catalog's `{entry.name}`"
         elif entry is not None and not pinned and entry.file not in (file, file.parent):
@@ -186,14 +190,6 @@ def digest_checks(
     if known > 1 or not words:
         words = f"the sha256 of {counted(known, 'file')} is the published one"
     return (difference("sha256", words, wrong),), tuple(notes), confirmed
-
-
-def _sha256(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"cannot read `{file}` any more: {error.strerror}") from error
 
 
 def _tokenizer(checkpoint: Checkpoint) -> tuple[Tokenizer | None, CheckpointError | None]:
