@@ -225,39 +225,28 @@ class _Dump:
             compared = self._compare_cache(one)
             self._caches.setdefault(compared.name, []).append(compared)
         elif self._check and one.kind == "activation":
-            self._check_formula(one.name)
-            self._check_matrix(one.name)
+            self._check_activation(one.name)
         for source in self._sources[one.name]:
             self._uses[source] -= 1
             if not self._uses[source]:
                 self._kept.pop(source, None)
 
-    def _check_formula(self, name: str) -> None:
+    def _check_activation(self, name: str) -> None:
+        """Whether it follows, and scores and pattern, with the values, give the kernel's own z."""
         self._sound = self._sound and self.done[-1].first_bad is None
         if not self._sound:
             return  # nothing follows from a number that is not finite
+        model, ids, layer = self.model, self.passes.ids, layer_of(name)
         try:
-            check = formula_checks(
-                self.model, self.passes.ids, self._kept, [name], rows=FORMULA_ROWS
-            )
-        except NotFinite as error:
-            self._sound, self.error = False, self.error or error.message
-        else:
-            self._formulas.append(check)
-
-    def _check_matrix(self, name: str) -> None:
-        """Whether scores and pattern, with the values, give the kernel's own z."""
-        layer = layer_of(name)
-        if not name.endswith(MATRICES) or layer is None or layer in self._proven or not self._sound:
-            return
-        self._proven.add(layer)
-        of, device = LayerMap(self.model, layer), self.model.device
-        seen = {one: self._kept[one][0] for one in of.reads}
-        if self._proof is None:
-            self._proof = AttentionChecks(self.model.dtype, device)
-        heads, tokens = list(range(of.heads)), Tokens(list(self.passes.ids), device)
-        try:
-            deque(checked_rows(self._proof, of, heads, tokens, seen), maxlen=0)
+            found = formula_checks(model, ids, self._kept, [name], rows=FORMULA_ROWS)
+            self._formulas.append(found)
+            if name.endswith(MATRICES) and layer is not None and layer not in self._proven:
+                self._proven.add(layer)
+                of = LayerMap(model, layer)
+                seen = {one: self._kept[one][0] for one in of.reads}
+                self._proof = self._proof or AttentionChecks(model.dtype, model.device)
+                heads, tokens = list(range(of.heads)), Tokens(list(ids), model.device)
+                deque(checked_rows(self._proof, of, heads, tokens, seen), maxlen=0)
         except NotFinite as error:
             self._sound, self.error = False, self.error or error.message
 
