@@ -78,15 +78,18 @@ def find(wanted: NumberRef, known: dict[str, TensorSpec], config: ModelConfig) -
     if ours is not None:  # all that is named and not in a prompt's run is the cache
         use = graph(config).states[ours].holds
         raise UsageError(f"this model has no `{name}` here: {_CACHE}", hint=f"use `{use}`")
-    meant = _by_letter(name, known, config)
-    if meant is not None:
-        raise _of_letter(wanted, meant)
-    raise names.refusal(name, _KINDS, _EXAMPLES)
+    raise _of_letter(wanted, known, config) or names.refusal(name, _KINDS, _EXAMPLES)
 
 
-def _by_letter(name: str, known: dict[str, TensorSpec], config: ModelConfig) -> TensorSpec | None:
-    """The first tensor that the formulas call so: `A`, `T1` or `T¹`, `H'`, `W_E`."""
-    letter = name.replace("'", "′")
+def _of_letter(
+    wanted: NumberRef, known: dict[str, TensorSpec], config: ModelConfig
+) -> UsageError | None:
+    """What a letter of the formulas is, such as `A`, `T1` or `T¹`, `H'`, `W_E`; None for others.
+
+    It is the first tensor that they call so; for a hint the index that was typed, where it could be
+    one of it.
+    """
+    letter = wanted.name.replace("'", "′")
     if re.fullmatch(r"T[1-5]", letter):
         letter = letter.translate(_RAISED)
     letters = {"W_E": "embed.W", "W_P": "pos_embed.W", "W_head": "head.W"}
@@ -95,11 +98,9 @@ def _by_letter(name: str, known: dict[str, TensorSpec], config: ModelConfig) -> 
     for tensor, node in graph(config).nodes.items():
         letters.setdefault(node.letter, tensor)
     letters.setdefault("M", letters.get("S", ""))
-    return known.get(letters.get(letter, ""))
-
-
-def _of_letter(wanted: NumberRef, spec: TensorSpec) -> UsageError:
-    """What the letter is, and for a hint the index that was typed where it could be one of it."""
+    spec = known.get(letters.get(letter, ""))
+    if spec is None:
+        return None
     items = wanted.items or ()
     typed = tuple(item for item in items if isinstance(item, int))
     fits = len(items) == len(typed) == len(spec.shape) and all(

@@ -194,14 +194,9 @@ def _judge(report: LoadReport, model: ModelOptions) -> None:
     if report.error is not None:
         raise report.error
     failed = [check for check in report.checks if not check.ok]
-    wrong = [
-        *(
-            f"{claim.what}: claimed {claim.says}, actual {claim.holds}"
-            for claim in report.claims
-            if claim.must and not claim.ok
-        ),
-        *(f"check failed: {check.words}" for check in failed if check.name != OUTLIERS),
-    ]
+    lies = [claim for claim in report.claims if claim.must and not claim.ok]
+    wrong = [f"{one.what}: claimed {one.says}, actual {one.holds}" for one in lies]
+    wrong += [f"check failed: {check.words}" for check in failed if check.name != OUTLIERS]
     if wrong:
         raise CheckpointError(wrong[0])
     if report.not_finite:

@@ -161,9 +161,9 @@ def pull(which: NamesOptions, at: RevisionOptions, output: OutputOptions) -> Non
         else:
             pulled.append(found)
             if not out.json:
-                from llmcli.commands.models.view import Pulled
+                from llmcli.commands.models.view import render_pulled
 
-                out.show(Pulled(found))
+                out.show(render_pulled(found, out.out.width))
     first = next(iter(errors.values()), None)
     if first is not None and len(names) == 1:
         raise first

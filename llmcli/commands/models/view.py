@@ -87,18 +87,12 @@ class Models:
             yield _entry(name, [str(fact) for fact in facts])
 
 
-@dataclass(frozen=True)
-class Pulled:
+def render_pulled(model: PulledModel, width: int) -> RenderableType:
     """The name, the size, whether it was here already, and the path: one line where it fits."""
-
-    model: PulledModel
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        words = "fetched" if self.model.fetched else "already here"
-        line = f"{one_line(self.model.name)}  {size(self.model.bytes)}  {words}"
-        path = one_line(self.model.path)
-        whole = f"{line}  {path}"
-        yield Text(whole) if cell_len(whole) <= options.max_width else _entry(Text(line), [path])
+    words, path = "fetched" if model.fetched else "already here", one_line(model.path)
+    line = f"{one_line(model.name)}  {size(model.bytes)}  {words}"
+    whole = f"{line}  {path}"
+    return Text(whole) if cell_len(whole) <= width else _entry(Text(line), [path])
 
 
 def render_removal(report: RemovalReport) -> RenderableType:

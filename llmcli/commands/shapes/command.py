@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -29,7 +28,6 @@ from llmcli.shell.running import (
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
     from llmcli.commands.shapes.measure import ShapesRequest
-    from llmcli.commands.shapes.report import Stored
     from llmcli.config.model import ModelConfig
     from llmcli.graph.arithmetic import Arithmetic
     from llmcli.graph.spec import Kind
@@ -98,12 +96,6 @@ class ShapesOptions:
         excludes=("PROMPT", "--file", "--ids"),
     )
 
-    @property
-    def detailed(self) -> bool:
-        """Whether everything about each tensor is shown."""
-        chosen = self.params or self.only_activations
-        return self.all or chosen or self.layer is not None or self.filter is not None
-
     def request(
         self, config: ModelConfig, numbers: Arithmetic, prompt: tuple[Token, ...] = ()
     ) -> ShapesRequest:
@@ -146,33 +138,6 @@ class ShapesOptions:
             )
         return found
 
-    def stored(self, tensors: Sequence[Stored]) -> tuple[Stored, ...]:
-        """The tensors of a file without a configuration whose own names match.
-
-        Raises UsageError for what needs a configuration, and where none matches.
-        """
-        for flag, given in (("--layer", self.layer is not None), ("--names", self.names)):
-            if given:
-                raise UsageError(
-                    f"`{flag}` needs the model's config.json beside the file",
-                    hint='choose tensors by the names in the file: `--filter "*.0.*"`',
-                )
-        if self.filter is None:
-            return tuple(tensors)
-        found = tuple(
-            tensor
-            for tensor in tensors  # a name may have brackets of its own
-            if tensor.source == self.filter or fnmatchcase(tensor.source, self.filter)
-        )
-        if not found:
-            near = get_close_matches(self.filter, [tensor.source for tensor in tensors], 1)
-            raise UsageError(
-                f"the file has no tensor `{self.filter}`",
-                hint=f"did you mean `{near[0]}`?"
-                if near
-                else 'leave it out to see all of them, or use `*`, as in `--filter "*norm*"`',
-            )
-        return found
 
 
 def command(
@@ -222,9 +187,11 @@ def command(
                 "these options together leave no tensor to show",
                 hint="embeddings, the final norm and the head are in no layer",
             )
+        chosen = {shapes.layer, shapes.filter} != {None}
+        detailed = shapes.all or shapes.params or shapes.only_activations or chosen
         try:
             out.present(
-                lambda: view.render_shapes(report, about, detailed=shapes.detailed),
+                lambda: view.render_shapes(report, about, detailed=detailed),
                 members(report),
                 model=about,
                 checks=report.checks,
@@ -264,11 +231,30 @@ def _tokens(
 
 
 def _show_stored(checkpoint: Checkpoint, shapes: ShapesOptions, out: Output) -> None:
-    """The file's own tensors, without letters, formulas and places: nothing describes them."""
+    """The file's own tensors, without letters, formulas and places: nothing describes them.
+
+    Raises UsageError for what needs a configuration, and where no name matches.
+    """
     from llmcli.commands.shapes.measure import file_tensors
     from llmcli.commands.shapes.view import render_stored
 
-    stored = shapes.stored(file_tensors(checkpoint))
+    for flag, given in (("--layer", shapes.layer is not None), ("--names", shapes.names)):
+        if given:
+            raise UsageError(
+                f"`{flag}` needs the model's config.json beside the file",
+                hint='choose tensors by the names in the file: `--filter "*.0.*"`',
+            )
+    stored, wanted = file_tensors(checkpoint), shapes.filter
+    names = [tensor.source for tensor in stored]
+    if wanted is not None:  # a name may have brackets of its own
+        stored = [one for one in stored if wanted == one.source or fnmatchcase(one.source, wanted)]
+    if wanted is not None and not stored:
+        near = get_close_matches(wanted, names, 1)
+        otherwise = 'leave it out to see all of them, or use `*`, as in `--filter "*norm*"`'
+        raise UsageError(
+            f"the file has no tensor `{wanted}`",
+            hint=f"did you mean `{near[0]}`?" if near else otherwise,
+        )
     if not out.json:
         out.note("there is no config.json beside the file: these are its tensors as stored")
     tensors = [

@@ -433,9 +433,9 @@ def stored_check(prepared: Prepared) -> tuple[ViewCheck, ...]:
     return (difference("stored", words, wrong),)
 
 
-def file_tensors(checkpoint: Checkpoint) -> tuple[Stored, ...]:
+def file_tensors(checkpoint: Checkpoint) -> list[Stored]:
     """The tensors of a file in its own order and by its own names."""
-    return tuple(_stored(info, info.nbytes) for info in checkpoint.tensors.values())
+    return [_stored(info, info.nbytes) for info in checkpoint.tensors.values()]
 
 
 def _stored(info: TensorInfo, nbytes: int, operations: tuple[str, ...] = ()) -> Stored:
