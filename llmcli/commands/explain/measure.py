@@ -221,6 +221,11 @@ class Values(Kernel):
         self._require_finite(name, (), magnitude)
         if name.endswith((".scores", ".pattern")):
             self._mixed[self.graph[name].layer or 0, index[0], index[1]] = None
+        recomputed = ""
+        if not self.graph.written(name):  # `the kernel's q and k`
+            leaves = (source.rpartition(".")[2] for source in self.graph.sources(name))
+            parts = " and ".join(leaf.partition("_")[0] for leaf in leaves)
+            recomputed = f"the kernel's {parts}"
         return Step(
             **vars(element),
             number=numbers[cell],
@@ -233,7 +238,7 @@ class Values(Kernel):
             source="derived" if self.derives(name) else "kernel",
             kernel=theirs,
             tolerance=self.allowed(name, magnitude),
-            recomputed="" if self.graph.written(name) else self._sources(name),
+            recomputed=recomputed,
             children=tuple(numbers[source] for source in element.follow),
         )
 
@@ -276,11 +281,6 @@ class Values(Kernel):
             kernel=kernel,
             tolerance=self.allowed(node.name, magnitude),
         )
-
-    def _sources(self, name: str) -> str:
-        """`the kernel's q and k`, from which what it never writes is recomputed."""
-        leaves = (source.rpartition(".")[2] for source in self.graph.sources(name))
-        return f"the kernel's {' and '.join(leaf.partition('_')[0] for leaf in leaves)}"
 
     def local(self, steps: Sequence[Step]) -> LocalCheck | None:
         """The formulas of all derived steps, and of every tensor derived as a whole.
@@ -369,7 +369,8 @@ def derive(
 
     `specs` are those of `options.names` for as many tokens. `depth` is how many formulas are
     followed back, None all of them, to the embedding rows and the weights; what is further away is
-    taken from the kernel. Raises NotFinite where the model's own numbers are not.
+    taken from the kernel. Raises NotFinite where the model's own numbers are not, and OutOfMemory,
+    before the model is run, where what is kept and derived does not fit.
     """
     name, index = cell
     letters, dtype = letters_of(model.config, name, len(tokens)), dtype_name(model.dtype)
@@ -379,7 +380,13 @@ def derive(
             tokens=tokens, letters=letters, depth=None, dtype=dtype, tensors=0, steps=(leaf,)
         )
     with torch.inference_mode():
-        _require_memory(model, specs, name, depth)
+        seen, derived = needed_bytes(model.config, specs, name, depth, model.dtype.itemsize)
+        cpu, hint = torch.device("cpu"), "use a shorter prompt, or a small --depth"
+        if model.device.type == "cpu":
+            derived += seen
+        else:
+            devices.require_memory(seen, model.device, "the activations of the prompt", hint)
+        devices.require_memory(derived, cpu, "the tensors of the derivation", hint)
         made = rules(model.config)
         values = Values(model, made, tokens, target=name, depth=depth, progress=progress)
         steps, checks = values.steps(cell, specs), values.checks()
@@ -429,17 +436,3 @@ def parameter_step(model: Model, spec: TensorSpec, index: tuple[int, ...]) -> St
         tolerance=0.0,
         note=origin(model, spec.name),
     )
-
-
-def _require_memory(
-    model: Model, specs: Mapping[str, TensorSpec], name: str, depth: int | None
-) -> None:
-    """Raises OutOfMemory where what is kept and derived does not fit; before the model is run."""
-    kept, derived = needed_bytes(model.config, specs, name, depth, model.dtype.itemsize)
-    hint = "use a shorter prompt, or a small --depth"
-    if model.device.type == "cpu":
-        derived += kept
-    else:
-        devices.require_memory(kept, model.device, "the activations of the prompt", hint)
-    cpu = torch.device("cpu")
-    devices.require_memory(derived, cpu, "the tensors of the derivation", hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from llmcli.commands.selftest.report import MemoryResult, Receipt, SelftestReport, compare
+from llmcli.commands.selftest.report import Receipt, SelftestReport, compare
 from llmcli.records.machine import Environment
 from llmcli.ui.facts import ceiling_words
 from llmcli.ui.layout import BAD, GOOD, WRONG, Column, Line, table
@@ -51,7 +51,13 @@ def render_selftest(
                 lambda rate: "" if rate.versus is None else f"{rate.versus:.2f}",
             ),
         ])  # fmt: skip
-        parts += [Text(), rates, Line([_memory_words(one) for one in report.memory], FAINT)]
+        memory = []
+        for one in report.memory:
+            memory.append(f"{one.shape}: estimated {size(one.estimated)}")
+            if one.measured:
+                off = f"{100 * (one.estimated / one.measured - 1):+.0f} %"
+                memory[-1] += f", held {size(one.measured)} ({off})"
+        parts += [Text(), rates, Line(memory, FAINT)]
     if report.ceilings is not None:
         parts.append(Line(list(ceiling_words(report.ceilings)), FAINT))
     if report.refused:
@@ -62,11 +68,3 @@ def render_selftest(
         parts += [Text(), Text(f"receipt of {receipt.processor}", style=HEADING)]
         parts += [Text(f"{BAD if differences else GOOD} {line}") for line in lines]
     return Group(*parts)
-
-
-def _memory_words(one: MemoryResult) -> str:
-    words = f"{one.shape}: estimated {size(one.estimated)}"
-    if one.measured:
-        off = one.estimated / one.measured - 1
-        words += f", held {size(one.measured)} ({100 * off:+.0f} %)"
-    return words

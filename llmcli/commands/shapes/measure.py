@@ -151,6 +151,8 @@ def model_shapes(
         return replace(file, source=numbered(file.source, spec.layer, "{}"))
 
     rows = fold(tensors, request.config, in_file)
+    every = [spec for item in whole for spec in item]
+    made = {phase: [spec for spec in every if spec.phase == phase] for phase in phases}
     shown = {
         (spec.name, spec.phase): ShapeTensor(
             **vars(spec),
@@ -169,7 +171,14 @@ def model_shapes(
         tensors=tuple(shown.values()),
         rows=tuple(_row(row, shown, graph(request.config)) for row in rows),
         cache=_growth(request),
-        flops=tuple(_flops(phase, whole) for phase in phases),
+        flops=tuple(
+            CallFlops(
+                phase=phase,
+                flops=sum(spec.flops for spec in specs),
+                flops_full=sum(spec.flops_full for spec in specs),
+            )
+            for phase, specs in made.items()
+        ),
         stored_bytes=sum(item.stored_bytes for item in stored.values()) if stored else None,
         prompt=request.prompt,
         example=request.example,
@@ -328,15 +337,6 @@ def _kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
     return tuple(
         LayerKind(layers=tuple(layers), window=config.layers[layers[0]].window)
         for layers in found.values()
-    )
-
-
-def _flops(phase: Phase, tensors: Sequence[Phases]) -> CallFlops:
-    specs = [spec for item in tensors for spec in item if spec.phase == phase]
-    return CallFlops(
-        phase=phase,
-        flops=sum(spec.flops for spec in specs),
-        flops_full=sum(spec.flops_full for spec in specs),
     )
 
 

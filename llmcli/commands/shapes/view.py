@@ -102,9 +102,17 @@ def _sections(report: ShapesReport, model: Mapping[str, Any]) -> Iterator[Render
             ]
             yield table(rows, columns, below=True)
             yield from _below(kind, rows, report, model)
-    if folds := [*_folds(report)]:
-        yield Text()
-        yield from folds
+    # how many layers rows stand for, and that they are identical up to their number
+    folded = {row.layers for row in report.rows if len(row.layers) > 1}
+    # the first layer's input stands apart: the others' is in what is said of all
+    whole = [layers for layers in folded if not any(set(layers) < set(more) for more in folded)]
+    yield from [Text()] if whole else []
+    for layers in sorted(whole):
+        parts = [f"×{len(layers)}, layers {spans(layers)}, identical"]
+        window = next(kind for kind in report.layers if layers[0] in kind.layers).window
+        if window is not None:
+            parts.append(f"a token sees {window} keys at most")
+        yield Line(parts, FAINT)
 
 
 def _place(name: str) -> tuple[str, str]:
@@ -293,19 +301,6 @@ def _growth(report: ShapesReport) -> Iterator[RenderableType]:
         keys = "/".join(map(str, windows))
         words = f"a window of {keys} keys bounds what is seen, not the cache: all keys are kept"
         yield Line([words], FAINT)
-
-
-def _folds(report: ShapesReport) -> Iterator[RenderableType]:
-    """How many layers rows stand for, and that they are identical up to their number."""
-    folded = {row.layers for row in report.rows if len(row.layers) > 1}
-    # the first layer's input stands apart: the others' is in what is said of all
-    whole = [layers for layers in folded if not any(set(layers) < set(more) for more in folded)]
-    for layers in sorted(whole):
-        words = [f"×{len(layers)}, layers {spans(layers)}, identical"]
-        kind = next(kind for kind in report.layers if layers[0] in kind.layers)
-        if kind.window is not None:
-            words.append(f"a token sees {kind.window} keys at most")
-        yield Line(words, FAINT)
 
 
 def listed(items: Sequence[object]) -> str:

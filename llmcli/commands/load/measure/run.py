@@ -401,14 +401,7 @@ def _none_wrong(name: str, words: str, wrong: Mapping[str, int]) -> ViewCheck:
 
 def layout_check(checkpoint: Checkpoint) -> ViewCheck:
     """That between and after the tensors of each file there is nothing but padding."""
-    unowned = {where: count for where, count in _unowned(checkpoint) if count}
-    files = len(checkpoint.files)
-    words = f"no byte of the {'file' if files == 1 else f'{files} files'} is left over"
-    return _none_wrong("layout", words, unowned)
-
-
-def _unowned(checkpoint: Checkpoint) -> Iterator[tuple[str, int]]:
-    """(After which tensor, how many bytes) beyond what the alignment asks for."""
+    unowned = dict[str, int]()  # after what, how many bytes beyond what the alignment asks for
     said = checkpoint.metadata.get("general.alignment", _ALIGNMENT)
     step = said if checkpoint.kind == "gguf" and type(said) is int else 1
     files: dict[Path, list[TensorInfo]] = {}
@@ -416,13 +409,16 @@ def _unowned(checkpoint: Checkpoint) -> Iterator[tuple[str, int]]:
         files.setdefault(info.file, []).append(info)
     for path, infos in files.items():
         if checkpoint.kind == "gguf":
-            yield "the end of the header", _before(path, infos, step)
+            unowned["the end of the header"] = _before(path, infos, step)
         infos.sort(key=lambda info: info.offset)
         starts = [info.offset for info in infos[1:]]
         for info, following in zip(infos, [*starts, os.path.getsize(path)], strict=True):
             end = info.offset + info.nbytes
             padded = -(-end // step) * step
-            yield f"the end of {info.name}", max(0, following - padded)
+            unowned[f"the end of {info.name}"] = max(0, following - padded)
+    many = len(checkpoint.files)
+    words = f"no byte of the {'file' if many == 1 else f'{many} files'} is left over"
+    return _none_wrong("layout", words, {where: count for where, count in unowned.items() if count})
 
 
 def _before(path: Path, infos: Sequence[TensorInfo], step: int) -> int:
