@@ -5,14 +5,13 @@ from zoo import VOCAB
 
 from llmcli.commands.ladder.measure.weights import Weights
 from llmcli.commands.selftest.measure.arithmetic import (  # noqa: F401
-    DENSE,
     as_model,
     random_blocks,
     random_decoder,
 )
 
 
-def random_model(config, dtype=torch.float64, formats=DENSE):
+def random_model(config, dtype=torch.float64, formats=None):
     """The same as loading gives it; `dtype`: one of PyTorch's, or its name."""
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     return as_model(random_decoder(config, dtype, formats=formats))

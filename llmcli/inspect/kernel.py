@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -234,6 +234,13 @@ def layer_of(name: str) -> int | None:
     """The block whose activation it is."""
     parts = name.split(".")
     return int(parts[1]) if parts[0] == "blocks" else None
+
+
+def last_layer(names: Iterable[str]) -> int | None:
+    """The last block that has to be run for activations, None for the whole model."""
+    layers = [0 if one in ("embed", "pos_embed") else layer_of(one) for one in names]
+    numbers = [layer for layer in layers if layer is not None]
+    return max(numbers) if len(numbers) == len(layers) else None
 
 
 def origin(model: Model, parameter: str) -> str:

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from llmcli.errors import UsageError
-from llmcli.measure.machine import environment
 from llmcli.records.document import ViewCheck, members
 from llmcli.shell.encoding import TemplateOptions, check_fits, encode
 from llmcli.shell.files import check_size, kind_of_file, page_to_open
@@ -21,7 +20,7 @@ from llmcli.shell.options import PROMPT, ModelOptions, PromptOptions, ViewOutput
 from llmcli.shell.output import EXPLAIN, ExportFile, Output
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt, prompt_or_default
-from llmcli.shell.running import kernels_of, load_model
+from llmcli.shell.running import header, load_model
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -235,7 +234,7 @@ class Inspection(Subject):
         `holds`: what the file contains, in words; None where it is written already. Raises
         CheckFailed with `hint` where a check fails.
         """
-        about, file, export = self.model.describe(), None, self._export
+        file, export = None, self._export
         if self.path is not None and holds is not None:
             make = export.make and partial(export.make, report, self.title)
             write = export.write and partial(export.write, report)
@@ -245,8 +244,7 @@ class Inspection(Subject):
         self.out.present(
             view,
             members(report) if body is None else body,
-            model=about,
-            environment=environment(kernels=kernels_of(about)),
+            **header(self.model.describe()),
             checks=report.checks,
             file=file,
             hint=hint,

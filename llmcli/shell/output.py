@@ -21,6 +21,7 @@ from shutil import get_terminal_size, which
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from llmcli.errors import CheckFailed
+from llmcli.measure import machine
 from llmcli.records.document import ViewCheck, checks_document, members
 from llmcli.shell import streams
 from llmcli.shell.exits import tell
@@ -38,6 +39,8 @@ from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+    from llmcli.records.machine import Environment
 
 UNLIMITED = 10_000
 EXPLAIN = "`llmcli explain` finds the formula that does not hold"
@@ -127,8 +130,8 @@ class Output:
         view: Callable[[], RenderableType],
         body: Mapping[str, Any],
         *,
-        model: Mapping[str, Any] | None,
-        environment: Any,
+        model: Mapping[str, Any] | None = None,
+        environment: Environment | None = None,
         checks: Sequence[ViewCheck] = (),
         file: ExportFile | None = None,
         hint: str = EXPLAIN,
@@ -136,8 +139,9 @@ class Output:
         """The end of a command: its file, its view or JSON document, and what the checks say.
 
         `body` is the document's, to which `checks` and `ok` (unless it has a false one) are added
-        where there are any. The file is written first, whole or not at all. A view that is taller
-        than the terminal goes through the pager. Where nothing can open the file, a note says so.
+        where there are any; `environment`: as it is now, unless given. The file is written first,
+        whole or not at all. A view that is taller than the terminal goes through the pager. Where
+        nothing can open the file, a note says so.
         Raises WriteFailed, and CheckFailed with `hint` where a check fails.
         """
         if checks:
@@ -185,8 +189,8 @@ class Output:
         self,
         body: Mapping[str, Any],
         *,
-        model: Mapping[str, Any] | None,
-        environment: Any,
+        model: Mapping[str, Any] | None = None,
+        environment: Environment | None = None,
         lines: bool = False,
     ) -> None:
         """Writes one JSON document; `lines`: on one line, as one of a stream.
@@ -208,13 +212,17 @@ class Output:
         STDOUT.document = not lines
 
     def envelope(
-        self, body: Mapping[str, Any], *, model: Mapping[str, Any] | None, environment: Any
+        self,
+        body: Mapping[str, Any],
+        *,
+        model: Mapping[str, Any] | None,
+        environment: Environment | None,
     ) -> dict[str, Any]:
         """The document that `document` writes."""
         return {
             "schema": f"llmcli.{self.command}/1",
             "model": model,
-            "environment": environment,
+            "environment": environment or machine.environment(),
             **body,
         }
 

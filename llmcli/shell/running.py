@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import LlmcliError, UsageError
+from llmcli.measure.machine import environment
 from llmcli.records.info import NO_FORMATS
 from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS
@@ -49,6 +50,11 @@ def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
     card = any(str(m["device"]).startswith("cuda") for m in models)
     names = (native.level() if taken else None, native.kernels_of("cuda") if card else None)
     return (*(f"llmcli {name}" for name in names if name), *_TORCH)
+
+
+def header(*models: Mapping[str, Any]) -> dict[str, Any]:
+    """The head of a document: the first of the models that ran, and what computed all of them."""
+    return {"model": models[0], "environment": environment(kernels=kernels_of(*models))}
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ def load_model(
 
     options.check()
     with Progress(out) as progress:
-        checkpoint, open_s = _opened(options, out, spec, progress)
+        checkpoint, open_s = opened(options, out, spec, progress)
     from llmcli.prepare.prepared import prepare
 
     begin = perf_counter()
@@ -200,7 +206,7 @@ def require_supported(options: ModelOptions, out: Output, spec: str) -> None:
     from llmcli.families import describe
 
     with Progress(out) as progress:
-        describe(_opened(options, out, spec, progress)[0])
+        describe(opened(options, out, spec, progress)[0])
 
 
 def require_cwd() -> None:
@@ -214,7 +220,7 @@ def require_cwd() -> None:
         ) from error
 
 
-def _opened(
+def opened(
     options: ModelOptions, out: Output, spec: str | None, progress: Progress
 ) -> tuple[Checkpoint, float]:
     """The checkpoint, and the seconds that reading its headers took (not fetching it)."""
@@ -272,7 +278,7 @@ def opened_headers(
     offline = model.offline or offline_from_environment()
     if found is None or (part is None and (offline or cached(found))):
         with Progress(out) as progress:
-            checkpoint = _opened(model, out, None, progress)[0]
+            checkpoint = opened(model, out, None, progress)[0]
         yield checkpoint, str(checkpoint.path)
         return
     note_directory(spec, out.note)

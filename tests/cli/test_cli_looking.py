@@ -150,7 +150,7 @@ def test_the_examples_of_the_help_work(cli, monkeypatch, tmp_path):
 
 
 def test_ctrl_c(explain, monkeypatch):
-    monkeypatch.setattr(measure, "explain", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(measure, "derive", Mock(side_effect=KeyboardInterrupt))
     result = explain("logits[0,0]", "hello")
     assert (result.code, result.out) == (130, "")
 

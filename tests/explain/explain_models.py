@@ -11,7 +11,7 @@ from blocks import two_norms
 from small_models import random_model
 from zoo import ATTENTION, MODELS, RMS, llama
 
-from llmcli.commands.explain.measure import explain
+from llmcli.commands.explain.measure import derive
 from llmcli.commands.explain.options import names
 from llmcli.config.attention import RopeConfig
 from llmcli.config.embedding import HeadConfig
@@ -89,7 +89,7 @@ FIRST = list(firsts({name: config_of(name) for name in NAMES}))
 def explained(model: Model, name: str, index, depth=None, tokens=TOKENS):
     """The explanation of one number."""
     specs = names(model.config, len(tokens))
-    return explain(model, tokens, specs, (name, tuple(index)), depth=depth)
+    return derive(model, tokens, specs, (name, tuple(index)), depth=depth)
 
 
 def emitted(model: Model):

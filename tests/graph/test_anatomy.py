@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned import partition, roots, storages
 
-from llmcli.commands.shapes.measure import ShapesRequest, fold, fold_kinds, numbered, unfold
+from llmcli.commands.shapes.measure import ShapesRequest, fold, numbered, unfold
 from llmcli.config.attention import visible_pairs
 from llmcli.decoder.decoder import Decoder
 from llmcli.graph.arithmetic import Arithmetic
@@ -184,7 +184,7 @@ def alike(config, row):
 @given(repeated())
 def test_rows_are_the_tensors_again_and_no_two_kinds_are_one(config):
     tensors = tensors_of(config)
-    rows = fold_kinds(tensors, config, lambda spec: None)
+    rows = fold(tensors, config, lambda spec: None)
     said = [item for row in rows for item in unfold(row)]
     assert sorted(said, key=str) == sorted(tensors, key=str)
     assert all(alike(config, row) for row in rows)
@@ -217,7 +217,7 @@ def test_rows_stand_in_execution_order(config):
 
 def test_names_and_formulas_of_rows():
     config = replace(QWEN, layers=QWEN.layers * 5)
-    rows = {row.name: row for row in fold_kinds(tensors_of(config), config, lambda spec: None)}
+    rows = {row.name: row for row in fold(tensors_of(config), config, lambda spec: None)}
     assert rows["blocks.{0-4}.attn.q"].layers == (0, 1, 2, 3, 4)
     assert rows["blocks.0.resid_pre"].formula == "X = E"
     entry = rows["blocks.{1-4}.resid_pre"]
@@ -233,7 +233,7 @@ def test_what_else_differs_splits_one_row_only():
     def stored(spec):
         return spec.name == "blocks.1.attn.W_v"
 
-    names = [row.name for row in fold_kinds(tensors_of(config), config, stored)]
+    names = [row.name for row in fold(tensors_of(config), config, stored)]
     at = names.index("blocks.{0,2}.attn.W_v")
     assert names[at + 1] == "blocks.1.attn.W_v"
     assert "blocks.{0-2}.attn.W_q" in names
@@ -249,7 +249,7 @@ def test_one_number_that_differs_is_seen():
         )
         for item in tensors_of(config)
     ]
-    rows = fold_kinds(wrong, config, lambda spec: None)
+    rows = fold(wrong, config, lambda spec: None)
     assert [row.layers for row in rows if row.name.endswith("attn.W_k")] == [(0, 2), (1,)]
 
 

@@ -159,7 +159,7 @@ def test_what_is_no_longer_needed_is_forgotten():
     class Watched(dump_module._Dump):
         def _settle(self, one):
             super()._settle(one)
-            sizes.append(len(self._written.kept))
+            sizes.append(len(self._kept))
 
     names = [f"blocks.{i}.{part}" for i in (0, 1) for part in ("attn.z", "mlp.post")]
     watched = Watched(Passes(model, IDS), plan_dump(model, names, 7), check=True, write=None)

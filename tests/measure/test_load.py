@@ -23,9 +23,8 @@ from tokenizers import Tokenizer, models
 import llmcli.commands.load.measure.numbers as numbers_module
 import llmcli.commands.load.measure.run as run_module
 from llmcli.checkpoints import open_checkpoint
-from llmcli.commands.load.measure.ledger import claims
 from llmcli.commands.load.measure.numbers import Outliers, parameter_numbers
-from llmcli.commands.load.measure.run import NO_DIGEST, check_files, measure_load
+from llmcli.commands.load.measure.run import NO_DIGEST, check_files, claims, measure_load
 from llmcli.commands.load.report import folded, pooled
 from llmcli.errors import LlmcliError
 from llmcli.families import translate

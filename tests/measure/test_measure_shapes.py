@@ -213,7 +213,7 @@ def test_a_fault_in_the_specs_is_seen(fault, monkeypatch):
 def test_wrong_letters_and_wrong_rows_are_seen():
     request = requested(llama(), tokens=5)
     tensors = request.tensors(("prefill", "decode"))
-    rows = shapes.fold_kinds(tensors, request.config, lambda spec: None)
+    rows = shapes.fold(tensors, request.config, lambda spec: None)
     assert symbols_check(tensors, request).ok
     assert folded_check(tensors, rows).ok
     at = [item[0].name for item in tensors].index("blocks.1.attn.k_rot")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.commands.chat.screen import AnswerScreen, ReasoningMode
 from llmcli.errors import LlmcliError, PromptTooLong, UsageError, WriteFailed
-from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.numbers import counted
 from llmcli.shell.conversations import (
@@ -26,7 +25,7 @@ from llmcli.shell.encoding import check_name
 from llmcli.shell.exits import SIGNALS, Terminated
 from llmcli.shell.output import Output, write_document
 from llmcli.shell.progress import Progress
-from llmcli.shell.running import kernels_of
+from llmcli.shell.running import header
 from llmcli.shell.sampling import RANGES
 from llmcli.ui.theme import FAINT
 
@@ -216,18 +215,15 @@ class Chat:
         if not whole and self.choose is not None:  # else the end of the run says it
             self.aside("interrupted")
         if conversation.messages[-1].finish_reason == "length":
-            self.out.note(self._cut_by(generated))
+            words = "the context is full: the answer ends there"
+            if settings.limit is not None and generated >= settings.limit:
+                more = "`-n N`" if self.choose is None else "`/set max_tokens N`"
+                limit = counted(settings.limit, "token")
+                words = f"the answer ends at the limit of {limit}: {more} allows more"
+            self.out.note(words)
         if self.stats and answered and not self.out.json:
             self.out.aside(self.stats_line())
         return whole
-
-    def _cut_by(self, generated: int) -> str:
-        """Says what ended an answer of `generated` tokens before the model did."""
-        if self.settings.limit is None or generated < self.settings.limit:
-            return "the context is full: the answer ends there"
-        more = "`-n N`" if self.choose is None else "`/set max_tokens N`"
-        limit = counted(self.settings.limit, "token")
-        return f"the answer ends at the limit of {limit}: {more} allows more"
 
     def aside(self, words: str) -> None:
         """A faint line on stderr."""
@@ -277,24 +273,25 @@ class Chat:
         found["timings"] = {name: turn[name] for name in ("prompt_s", "decode_s")}
         if (speculation := self.conversation.speculation) is not None:
             found["speculation"] = speculation.describe()
-        header = self._header()
+        head = header(self.conversation.model.describe())
         with SIGNALS.held():  # no half a line, and stdout is still there for the next one
-            self.out.document(found, **header, lines=True)
+            self.out.document(found, **head, lines=True)
 
     def save(self, path: str) -> None:
         """Writes the transcript, whole or not at all.
 
         Raises WriteFailed, also if the file has changed since this chat read or wrote it.
         """
-        header, place, state = self._header(), real_path(path), state_of(path)
+        conversation = self.conversation
+        place, state = real_path(path), state_of(path)
         if self.seen.get(place, state) != state:
             raise WriteFailed(
                 f"could not write `{path}`: it has changed since this chat read it; "
                 "another chat may save there",
                 hint=f"`{'--' if self.choose is None else '/'}save FILE` saves under another name",
             )
-        whole = self._transcript(self.conversation.messages)
-        write_document(path, self.out.envelope(members(whole), **header))
+        whole, head = self._transcript(conversation.messages), header(conversation.model.describe())
+        write_document(path, self.out.envelope(members(whole), **head))
         self.seen[place] = state_of(path)
         self._kept = whole
 
@@ -317,11 +314,6 @@ class Chat:
             answers=conversation.answers,
             messages=tuple(messages),
         )
-
-    def _header(self) -> Mapping[str, Any]:
-        """The model and the environment of a document."""
-        model = self.conversation.model.describe()
-        return {"model": model, "environment": environment(kernels=kernels_of(model))}
 
     def load(self, path: str) -> Transcript:
         """Continues a transcript: its messages, and its settings unless the user chose others here.

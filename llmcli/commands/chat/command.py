@@ -26,7 +26,6 @@ from llmcli.shell.streams import KEYS
 
 if TYPE_CHECKING:
     from llmcli.commands.chat.chat import Chat
-    from llmcli.engine.conversation import Conversation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +147,17 @@ def _chat(
     room = loaded.config.room(model.context_length)
     conversation = Conversation(loaded, room=room, variables=variables)
     if model.context_length is not None:
-        _check_room(conversation)
+        conversation.say("")
+        needed = 0
+        with suppress(CheckpointError):  # of an empty message
+            needed = room + conversation.missing(1)
+        conversation.undo()
+        if needed > room:
+            raise UsageError(
+                f"`--context-length {room}` has no room for a message: the chat template "
+                f"writes {needed} tokens around it",
+                hint=f"such as `--context-length {needed + 256}`",
+            )
     known = conversation.template_variables() if named else ()
     for name in named:
         check_name(name, known, loaded.name, option="--set")
@@ -173,18 +182,3 @@ def _chat(
     if options.system is not None:
         chat.conversation.set_system(text_argument(options.system, "`--system`"))
     return chat
-
-
-def _check_room(conversation: Conversation) -> None:
-    """Raises UsageError if the template's own tokens do not fit the context."""
-    conversation.say("")
-    needed = 0
-    with suppress(CheckpointError):  # of an empty message
-        needed = conversation.room + conversation.missing(1)
-    conversation.undo()
-    if needed > conversation.room:
-        raise UsageError(
-            f"`--context-length {conversation.room}` has no room for a message: the chat template "
-            f"writes {needed} tokens around it",
-            hint=f"such as `--context-length {needed + 256}`",
-        )

@@ -32,7 +32,7 @@ from llmcli.graph.plan import parameters, plan, states
 from llmcli.graph.spec import Call, TensorSpec
 from llmcli.inspect.attention import AttentionChecks, Tokens, checked_rows
 from llmcli.inspect.formulas import formula_checks, formula_inputs, formula_words, worst
-from llmcli.inspect.kernel import layer_of, mixer_of
+from llmcli.inspect.kernel import last_layer, layer_of, mixer_of
 from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.passes import Passes, cache_check, filled, remembered
 from llmcli.inspect.recurrence import walk
@@ -126,10 +126,12 @@ class _Dump:
     ) -> None:
         self.passes, self.model, self.plan = passes, passes.model, plan
         self._write, self._check = write, check
-        model = self.model
-        self._sources = {one.name: _sources(model.config, one, check=check) for one in plan}
+        config = self.model.config
+        self._graph = graph(config)
+        self._sources = {one.name: _sources(config, one, check=check) for one in plan}
         self._uses = Counter(chain.from_iterable(self._sources.values()))
-        self._written = Written(model)
+        self._kept: dict[str, Tensor] = {}  # activations `[B, …]` by name
+        self._state: State | None = None  # the cache where some of it is dumped
         self.done: list[DumpedTensor] = []
         self._formulas: list[ViewCheck] = []
         self._caches: dict[str, list[ViewCheck]] = {}  # of what is written, and of states
@@ -147,16 +149,16 @@ class _Dump:
             if not self._sources[one.name]:
                 self._settle(one)
         if self._uses:
-            self._require_memory(self.passes.most)
+            self._require_memory()
             try:
                 self.passes.write(prove=self._check)
             except NotFinite as error:
                 self.error = f"new tokens are left out: {error.message}"
             self._streamed()
 
-    def _require_memory(self, tokens: int) -> None:
-        """Raises OutOfMemory where what is kept of `tokens` tokens does not fit."""
-        model = self.model
+    def _require_memory(self) -> None:
+        """Raises OutOfMemory where what is kept of all tokens does not fit."""
+        model, tokens = self.model, self.passes.most
         by_layer = Counter[int | None]()
         for one in plan_dump(model, self._uses, tokens):
             by_layer[layer_of(one.name)] += one.bytes
@@ -180,71 +182,71 @@ class _Dump:
         session = None
         if any(one.kind == "state" for one in pending):
             session = self.passes.session()
-            self._written.state = session.state
+            self._state = session.state
 
         def watch(name: str, tensor: Tensor) -> None:
             if name in self._uses:
-                self._written.kept[name] = tensor
-            while pending and self._sources[pending[0].name] <= self._written.kept.keys():
+                self._kept[name] = tensor
+            while pending and self._sources[pending[0].name] <= self._kept.keys():
                 self._settle(pending.popleft())
 
-        self.passes.at_once(watch, logits=self._logits, until=self._last_layer, session=session)
-
-    @property
-    def _last_layer(self) -> int | None:
-        """The last block that has to run, None for the whole model."""
-        layers = [0 if one in ("embed", "pos_embed") else layer_of(one) for one in self._uses]
-        numbers = [layer for layer in layers if layer is not None]
-        return max(numbers) if len(numbers) == len(layers) else None
+        until = last_layer(self._uses)
+        self.passes.at_once(watch, logits=self._logits, until=until, session=session)
 
     def _settle(self, one: TensorSpec) -> None:
         """One tensor whole: its statistics, the file, its checks."""
         self.passes.progress("dumping", len(self.done), len(self.plan))
-        shape, numbers = self._written.numbers(one, len(self.passes.ids))
-        statistics = Statistics(masks=one.name.endswith(".scores"))
-        arrays = _arrays(numbers, statistics)
+        shape, numbers = self._numbers(one)
+        found = Statistics(masks=one.name.endswith(".scores"))
+        arrays = _arrays(numbers, found)
         if self._write is not None:
             self._write(one.name, shape, str(one.dtype), arrays)
         else:
             deque(arrays, maxlen=0)
-        self.done.append(_summary(one, shape, statistics))
+        summary = DumpedTensor(
+            name=one.name,
+            kind=one.kind,
+            axes=one.axes,
+            shape=shape,
+            dtype=str(one.dtype),
+            formula=one.formula,
+            mean=found.mean,
+            std=found.std,
+            min=found.low,
+            max=found.high,
+            norm=found.norm,
+            masked=found.masked,
+            nan=found.nan,
+            inf=found.infinite,
+            first_bad=found.bad_index(shape),
+        )
+        self.done.append(summary)
         if one.kind == "state":
-            found = self._written.compare_cache(one, len(self.passes.ids))
-            self._caches.setdefault(found.name, []).append(found)
+            compared = self._compare_cache(one)
+            self._caches.setdefault(compared.name, []).append(compared)
         elif self._check and one.kind == "activation":
-            self._check_formula(one.name)
-            self._check_matrix(one.name)
+            self._check_activation(one.name)
         for source in self._sources[one.name]:
             self._uses[source] -= 1
             if not self._uses[source]:
-                self._written.kept.pop(source, None)
+                self._kept.pop(source, None)
 
-    def _check_formula(self, name: str) -> None:
+    def _check_activation(self, name: str) -> None:
+        """Whether it follows, and scores and pattern, with the values, give the kernel's own z."""
         self._sound = self._sound and self.done[-1].first_bad is None
         if not self._sound:
             return  # nothing follows from a number that is not finite
+        model, ids, layer = self.model, self.passes.ids, layer_of(name)
         try:
-            check = formula_checks(
-                self.model, self.passes.ids, self._written.kept, [name], rows=FORMULA_ROWS
-            )
-        except NotFinite as error:
-            self._sound, self.error = False, self.error or error.message
-        else:
-            self._formulas.append(check)
-
-    def _check_matrix(self, name: str) -> None:
-        """Whether scores and pattern, with the values, give the kernel's own z."""
-        layer = layer_of(name)
-        if not name.endswith(MATRICES) or layer is None or layer in self._proven or not self._sound:
-            return
-        self._proven.add(layer)
-        of, device = LayerMap(self.model, layer), self.model.device
-        seen = {one: self._written.kept[one][0] for one in of.reads}
-        if self._proof is None:
-            self._proof = AttentionChecks(self.model.dtype, device)
-        heads, tokens = list(range(of.heads)), Tokens(list(self.passes.ids), device)
-        try:
-            deque(checked_rows(self._proof, of, heads, tokens, seen), maxlen=0)
+            found = formula_checks(model, ids, self._kept, [name], rows=FORMULA_ROWS)
+            self._formulas.append(found)
+            if name.endswith(MATRICES) and layer is not None and layer not in self._proven:
+                self._proven.add(layer)
+                of = LayerMap(model, layer)
+                seen = {one: self._kept[one][0] for one in of.reads}
+                self._proof = self._proof or AttentionChecks(model.dtype, model.device)
+                heads, tokens = list(range(of.heads)), Tokens(list(ids), model.device)
+                deque(checked_rows(self._proof, of, heads, tokens, seen), maxlen=0)
         except NotFinite as error:
             self._sound, self.error = False, self.error or error.message
 
@@ -258,45 +260,37 @@ class _Dump:
             found += self._proof.checks()
         return (*found, *map(worst, self._caches.values()), *self.passes.checks)
 
-
-class Written:
-    """`kept` are activations `[B, …]` by name, `state` the cache where some of it is dumped."""
-
-    def __init__(self, model: Model) -> None:
-        self._model, self._graph = model, graph(model.config)
-        self.kept: dict[str, Tensor] = {}
-        self.state: State | None = None
-
-    def numbers(self, one: TensorSpec, tokens: int) -> tuple[tuple[int, ...], Iterator[Tensor]]:
-        """The shape for `tokens` tokens, without a batch axis, and the numbers in parts."""
+    def _numbers(self, one: TensorSpec) -> tuple[tuple[int, ...], Iterator[Tensor]]:
+        """The shape, without a batch axis, and the numbers in parts."""
         if one.kind == "parameter":
             return one.shape, self._parameter(one.name)
         elif one.kind == "state":
-            whole = self._cached(one.name, tokens)
+            whole = self._cached(one.name)
         elif not self._graph.written(one.name):
-            return self._derived(one.name, tokens)
+            return self._derived(one.name)
         else:
-            whole = self.kept[one.name][0]
+            whole = self._kept[one.name][0]
         return tuple(whole.shape), parts(whole)
 
     def _parameter(self, name: str) -> Iterator[Tensor]:
         """A table in blocks is dequantized a part at a time."""
-        weight = self._model.decoder.weight(name)
+        weight = self.model.decoder.weight(name)
         if self._graph.parameters[name].turned:
             return parts(weight.dense().mT)
         rows = max(1, AT_ONCE * weight.shape[0] // weight.count)
         firsts = range(0, weight.shape[0], rows)
         return (weight.dense(rows=slice(first, first + rows)) for first in firsts)
 
-    def _derived(self, name: str, tokens: int) -> tuple[tuple[int, ...], Iterator[Tensor]]:
+    def _derived(self, name: str) -> tuple[tuple[int, ...], Iterator[Tensor]]:
         """What the kernel never writes, head by head."""
-        mixer = mixer_of(self._model, name)
-        emitted = {one: self.kept[one] for one in self._graph.sources(name)}
+        tokens = len(self.passes.ids)
+        mixer = mixer_of(self.model, name)
+        emitted = {one: self._kept[one] for one in self._graph.sources(name)}
         node = self._graph[name]
         sizes = self._graph.sizes(node.layer)
         heads = sizes["H"]
         if isinstance(node.op, HeadShare):
-            width = self._model.config.width
+            width = self.model.config.width
             # several heads at a time, for every call dequantizes the matrix
             most = max(1, AT_ONCE // (tokens * width))
             whole = (
@@ -320,22 +314,23 @@ class Written:
 
         return (heads, tokens, columns), rows()
 
-    def _cached(self, name: str, tokens: int) -> Tensor:
+    def _cached(self, name: str) -> Tensor:
         """What the cache has of all tokens."""
-        assert self.state is not None
-        return filled(self._graph.states[name], self.state.tensors()[name][0], tokens)
+        assert self._state is not None
+        whole = self._state.tensors()[name][0]
+        return filled(self._graph.states[name], whole, len(self.passes.ids))
 
-    def compare_cache(self, one: TensorSpec, tokens: int) -> ViewCheck:
+    def _compare_cache(self, one: TensorSpec) -> ViewCheck:
         """Counts the numbers in the cache that are not those that were put there.
 
         For the state of a recurrence, which no kernel gives out: whether the tokens lead to it.
         """
-        state, cached = self._graph.states[one.name], self._cached(one.name, tokens)
+        state, cached = self._graph.states[one.name], self._cached(one.name)
         if self._graph.written(state.holds):
-            theirs = remembered(self._graph, state, self.kept[state.holds][0])
+            theirs = remembered(self._graph, state, self._kept[state.holds][0])
             return cache_check(theirs, cached, one.name)
-        of = LayerMap(self._model, state.layer)
-        seen = {name: self.kept[name][0] for name in of.recurrence_reads}
+        of = LayerMap(self.model, state.layer)
+        seen = {name: self._kept[name][0] for name in of.recurrence_reads}
         return walk(of.recurrence(seen)).check(cached, one.name)
 
 
@@ -348,23 +343,3 @@ def _arrays(numbers: Iterable[Tensor], statistics: Statistics) -> Iterator[np.nd
             yield ours.view(torch.int16).numpy().view(np.uint16)
         else:
             yield ours.numpy()
-
-
-def _summary(one: TensorSpec, shape: tuple[int, ...], found: Statistics) -> DumpedTensor:
-    return DumpedTensor(
-        name=one.name,
-        kind=one.kind,
-        axes=one.axes,
-        shape=shape,
-        dtype=str(one.dtype),
-        formula=one.formula,
-        mean=found.mean,
-        std=found.std,
-        min=found.low,
-        max=found.high,
-        norm=found.norm,
-        masked=found.masked,
-        nan=found.nan,
-        inf=found.infinite,
-        first_bad=found.bad_index(shape),
-    )

@@ -51,9 +51,14 @@ def render_dump(report: DumpReport, model: str, *, every: bool = False) -> Rende
     for tensor in tensors:
         style = "" if tensor.first_bad is None else WRONG
         rows.append([Text(one_line(cell(tensor)), style) for _, cell in columns])
+    new, facts = len(report.tokens) - report.prompt_tokens, [counted(len(report.tensors), "tensor")]
+    if report.tokens:
+        facts.append(counted(report.prompt_tokens, "token") + (f" and {new} new" if new else ""))
+    if not report.not_finite:
+        facts.append("no NaN, no infinity")
     return Group(
         Text(one_line(model), style=HEADING),
-        Line(list(_facts(report)), FAINT),
+        Line(facts, FAINT),
         Rows([column for column, _ in columns], rows, below=every),
         *_notes(report, len(tensors)),
     )
@@ -77,15 +82,6 @@ def some_layers(tensors: Sequence[DumpedTensor]) -> Sequence[DumpedTensor]:
         places = {round(n * (len(group) - 1) / max(1, count - 1)) for n in range(count)}
         kept |= {group[place].name for place in places}
     return [tensor for tensor in tensors if tensor.name in kept]
-
-
-def _facts(report: DumpReport) -> Iterator[str]:
-    yield counted(len(report.tensors), "tensor")
-    new = len(report.tokens) - report.prompt_tokens
-    if report.tokens:
-        yield counted(report.prompt_tokens, "token") + (f" and {new} new" if new else "")
-    if not report.not_finite:
-        yield "no NaN, no infinity"
 
 
 def _notes(report: DumpReport, shown: int) -> Iterator[RenderableType]:

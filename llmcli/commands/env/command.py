@@ -48,9 +48,7 @@ def command(model: ModelOptions, output: PagedOutputOptions, ctx: typer.Context)
     if threads.isdecimal():
         machine = replace(machine, threads=int(threads))
     report = EnvironmentReport(environment=machine, settings=found, configuration=configuration)
-    out.present(
-        lambda: render_environment(report), members(report), model=None, environment=machine
-    )
+    out.present(lambda: render_environment(report), members(report), environment=machine)
 
 
 def _configuration(root: Any) -> ConfigurationReport:

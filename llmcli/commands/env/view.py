@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from llmcli.commands.env.report import ConfigurationReport, EnvironmentReport, Setting
+from llmcli.commands.env.report import EnvironmentReport
 from llmcli.records.machine import Environment
 from llmcli.records.numbers import counted
 from llmcli.ui.layout import SEPARATOR, Line
@@ -24,16 +24,15 @@ _ALWAYS = ("configuration", "model", "llmcli cache", "hub cache")  # in a row by
 
 def render_environment(report: EnvironmentReport) -> RenderableType:
     """The machine in two columns, each setting with its source, the other defaults in a list."""
-    rows = [
-        (setting.name, one_line(setting.words), _source(setting))
-        for setting in report.settings
-        if setting.source != "default" or setting.name in _ALWAYS
-    ]
-    defaults = [
-        one_line(f"{setting.name} {setting.words}")
-        for setting in report.settings
-        if setting.source == "default" and setting.name not in _ALWAYS
-    ]
+    kinds = {"flag": "flag", "environment": "variable", "file": "config key"}
+    rows, defaults = [], []
+    for setting in report.settings:
+        source = setting.source
+        if source == "default" and setting.name not in _ALWAYS:
+            defaults.append(one_line(f"{setting.name} {setting.words}"))
+            continue
+        origin = f"{kinds[source]} {setting.origin}" if setting.origin else source
+        rows.append((setting.name, one_line(setting.words), origin))
     parts: list[RenderableType] = [
         Text("machine", style=HEADING),
         _machine(report.environment),
@@ -42,30 +41,20 @@ def render_environment(report: EnvironmentReport) -> RenderableType:
         Text("\ndefaults", style=HEADING),
         Line(defaults),
     ]
-    if report.configuration.options or report.configuration.problems:
-        heading = Text("\nconfiguration file", style=HEADING)
-        parts += [heading, *_configuration(report.configuration)]
-    return Group(*parts)
-
-
-def _source(setting: Setting) -> str:
-    kinds = {"flag": "flag", "environment": "variable", "file": "config key"}
-    return f"{kinds[setting.source]} {setting.origin}" if setting.origin else setting.source
-
-
-def _configuration(report: ConfigurationReport) -> Iterator[RenderableType]:
-    """What the file sets, a long text cut, and what is wrong with it."""
-    rows = []
-    for option in report.options:
-        name = option.option if option.command is None else f"[{option.command}] {option.option}"
-        value = json.dumps(option.value, ensure_ascii=False)
-        rows.append((name, value if len(value) <= LONG else f"{value[:LONG]}…"))
-    if rows:
-        yield _grid(rows)
-    for problem in report.problems:
-        yield Text(one_line(f"error: {problem.message}"))
+    file, options = report.configuration, []
+    if file.options or file.problems:
+        parts.append(Text("\nconfiguration file", style=HEADING))
+    for one in file.options:  # a long text is cut
+        name = one.option if one.command is None else f"[{one.command}] {one.option}"
+        value = json.dumps(one.value, ensure_ascii=False)
+        options.append((name, value if len(value) <= LONG else f"{value[:LONG]}…"))
+    if options:
+        parts.append(_grid(options))
+    for problem in file.problems:
+        parts.append(Text(one_line(f"error: {problem.message}")))
         if problem.hint:
-            yield Text(one_line(f"hint: {problem.hint}"))
+            parts.append(Text(one_line(f"hint: {problem.hint}")))
+    return Group(*parts)
 
 
 @dataclass(frozen=True)

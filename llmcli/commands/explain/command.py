@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from llmcli.errors import CheckFailed, UsageError
-from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.shell.encoding import ChatOptions, check_fits, encode
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import LARGEST, arg, opt
 from llmcli.shell.progress import Progress
-from llmcli.shell.prompts import BUILTIN, Prompt, prompt_or_default
-from llmcli.shell.running import kernels_of, load_model
-
-if TYPE_CHECKING:
-    from llmcli.commands.explain.report import Explanation
-    from llmcli.graph.indexed import NumberRef
-    from llmcli.model import Model
+from llmcli.shell.prompts import BUILTIN, prompt_or_default
+from llmcli.shell.running import header, load_model
 
 EPILOG = """
 Names, with a block's number for N and one of those in braces:
@@ -113,22 +107,38 @@ def command(
 
     out = Output("explain", output)
     wanted = None if number.number is None else parse(number.number)
-    depth = explain.formulas()
-    given = None
+    depth, given = explain.formulas(), []
     if wanted is None or not wanted.parameter:
-        given = prompt_or_default(prompt, out.note, BUILTIN)
+        given = [prompt_or_default(prompt, out.note, BUILTIN)]
     model.require_exact()
-    text = given is not None and not given.ids
+    text = any(not one.ids for one in given)
     loaded = load_model(model, out, text=text, wide=True).model
-    report = _derived(loaded, wanted, given, depth, model.context_length, out)
+    from llmcli.commands.explain.measure import derive, top_logit
+    from llmcli.commands.explain.options import find, names, place
+
+    config = loaded.config
+    encoded = [encode(one, ChatOptions(raw=True), loaded) for one in given]
+    tokens = loaded.tokens(encoded[0].ids if encoded else ())
+    room = model.context_length or config.context
+    # without its notes: nothing is generated
+    list(check_fits(encoded, 1, room, largest=config.embedding.positions))
+    with Progress(out) as progress:
+        if wanted is None:
+            wanted = top_logit(loaded, tokens)
+            shown = ",".join(map(str, wanted.items or ()))
+            out.note(f"no number was given: `logits[{shown}]` is the top logit of the last token")
+        specs = names(config, max(1, len(tokens)))
+        spec = find(wanted, specs, config)
+        index = place(wanted, spec, [token.text for token in tokens], loaded.tokenizer)
+        report = derive(loaded, tokens, specs, (spec.name, index), depth=depth, progress=progress)
     about = loaded.describe()
-    title = model_line(about)
     letters = [members(one) | {"words": LETTERS[one.letter][0]} for one in report.letters]
     out.present(
-        lambda: render_explanation(report, title, full=explain.full, checks=output.checks),
+        lambda: render_explanation(
+            report, model_line(about), full=explain.full, checks=output.checks
+        ),
         members(report) | {"letters": letters},
-        model=about,
-        environment=environment(kernels=kernels_of(about)),
+        **header(about),
     )
     if report.local is not None and not report.local.ok:
         raise CheckFailed(
@@ -140,34 +150,3 @@ def command(
             f"the derivation of `{report.name}` and the kernel differ by more than rounding",
             hint="the first step with a ✗ has the difference; `--depth all` derives everything",
         )
-
-
-def _derived(
-    model: Model,
-    wanted: NumberRef | None,
-    prompt: Prompt | None,
-    depth: int | None,
-    room: int | None,
-    out: Output,
-) -> Explanation:
-    """Derives `wanted` (None: the top logit of the last token), at most `depth` formulas back.
-
-    `prompt` is None for a parameter; `room`: the most tokens, None for the model's own context.
-    """
-    from llmcli.commands.explain.measure import explain, top_logit
-    from llmcli.commands.explain.options import find, names, place
-
-    encoded = [] if prompt is None else [encode(prompt, ChatOptions(raw=True), model)]
-    tokens = model.tokens(encoded[0].ids if encoded else ())
-    room = room or model.config.context
-    # without its notes: nothing is generated
-    list(check_fits(encoded, 1, room, largest=model.config.embedding.positions))
-    with Progress(out) as progress:
-        if wanted is None:
-            wanted = top_logit(model, tokens)
-            shown = ",".join(map(str, wanted.items or ()))
-            out.note(f"no number was given: `logits[{shown}]` is the top logit of the last token")
-        specs = names(model.config, max(1, len(tokens)))
-        spec = find(wanted, specs, model.config)
-        index = place(wanted, spec, [token.text for token in tokens], model.tokenizer)
-        return explain(model, tokens, specs, (spec.name, index), depth=depth, progress=progress)

@@ -27,7 +27,7 @@ from llmcli.graph.indexed import NumberRef
 from llmcli.graph.ops import Mix
 from llmcli.graph.spec import TensorSpec
 from llmcli.inspect.formulas import number_found, worst_number
-from llmcli.inspect.kernel import Kernel, layer_of, origin, rules
+from llmcli.inspect.kernel import Kernel, last_layer, layer_of, origin, rules
 from llmcli.model import Model, dtype_name
 from llmcli.records.explanation import Cell, Element, Fact
 from llmcli.records.text import Token
@@ -78,12 +78,13 @@ class Values(Kernel):
             self.depth = None  # that is all of it
         self._known: dict[str, Tensor] = {}
         self._in_a_row: dict[str, int] = {}
+        self._mixed: dict[tuple[int, int, int], None] = {}  # rows of patterns, in order
 
         def tap(name: str, tensor: Tensor) -> None:
             emitted[name] = tensor[0]
 
         one = torch.tensor([self.ids], device=model.device)
-        model.decoder(one, tap=tap, until=_last_layer(target))
+        model.decoder(one, tap=tap, until=last_layer([target]))
 
     def derives(self, name: str) -> bool:
         """Whether `values[name]` follows from a rule; the kernel's own is taken where not."""
@@ -167,31 +168,144 @@ class Values(Kernel):
         """Reports progress."""
         self.progress(what, len(self.derived), len(self._distance))
 
+    def steps(self, root: Cell, specs: Mapping[str, TensorSpec]) -> tuple[Step, ...]:
+        """The number and, to `depth`, those that it follows from, each before its inputs.
 
-def local(values: Values, steps: Sequence[Step]) -> LocalCheck | None:
-    """The formulas of all derived steps, and of every tensor derived as a whole.
+        A number that several need is one step. Worked off from a list, for the way to the
+        embedding rows can be longer than Python nests calls.
+        """
+        found: dict[Cell, Element] = {}
+        pending = [(root, 0)]
+        while pending:
+            cell, level = pending.pop()
+            if cell not in found:
+                found[cell] = element = self._element(cell, level)
+                pending += [(source, level + 1) for source in reversed(element.follow)]
+        numbers = {cell: number for number, cell in enumerate(found, 1)}
+        return tuple(
+            self._step(cell, specs[cell[0]], element, numbers) for cell, element in found.items()
+        )
 
-    The number that uses most of what it is allowed; where that is too much, of the first tensor
-    in execution order. None where nothing was derived. Raises NotFinite where it is none.
-    """
-    own, found = values.own(), []
-    shown: dict[str, list[Step]] = {}
-    for step in steps:
-        if step.source == "derived":
-            shown.setdefault(step.name, []).append(step)
-    for name in values.rules:
-        if name in values.whole:
-            values.tell("checking")
-            found.append(worst_number(own, name))
-        for step in shown.get(name, ()):
-            element = own.rules[name].element(own, step.index)
-            found.append(number_found(own, name, step.index, element.value))
-    if not found:
-        return None
-    wrong = [one for one in found if one.share > 1]
-    most = wrong[0] if wrong else max(found, key=lambda one: one.share)
-    formulas = sum(map(len, shown.values()))
-    return LocalCheck(**vars(most), formulas=formulas, tensors=len(values.whole))
+    def _element(self, cell: Cell, level: int) -> Element:
+        """The number with the inputs that are followed from it: deep down only the first."""
+        name, index = cell
+        if not self.derives(name):
+            return Element(value=float(self[name][index]))
+        self.derived.add(name)
+        element = self._kept(cell, self.rules[name].element(self, index))
+        if self.depth is not None and level >= self.depth:
+            return replace(element, follow=())
+        return element if level < BRANCHING else replace(element, follow=element.follow[:1])
+
+    def _kept(self, cell: Cell, element: Element) -> Element:
+        """With its rounding where a cache keeps it in fewer bits than it is computed in."""
+        name, index = cell
+        if not self.is_kept(name):
+            return element
+        theirs = self.kernel(name, *index)
+        off = self.allowed(name, self.rules[name].magnitude(self, index))
+        kept = float(self.as_kept(name, theirs.new_tensor(element.value), theirs, off))
+        dtype = dtype_name(self.model.decoder.cache_dtype)
+        words = f"as the cache keeps it: {dtype}({{}})"
+        rounding = Fact(formula=words, parts=(element.value,), value=kept)
+        return replace(element, value=kept, after=(*element.after, rounding))
+
+    def _step(
+        self, cell: Cell, spec: TensorSpec, element: Element, numbers: Mapping[Cell, int]
+    ) -> Step:
+        name, index = cell
+        rule = self.rules[name]
+        theirs = float(self.kernel(name, *index))
+        self._require_finite(name, index, element.value, theirs)
+        magnitude = rule.magnitude(self, index)
+        self._require_finite(name, (), magnitude)
+        if name.endswith((".scores", ".pattern")):
+            self._mixed[self.graph[name].layer or 0, index[0], index[1]] = None
+        recomputed = ""
+        if not self.graph.written(name):  # `the kernel's q and k`
+            leaves = (source.rpartition(".")[2] for source in self.graph.sources(name))
+            parts = " and ".join(leaf.partition("_")[0] for leaf in leaves)
+            recomputed = f"the kernel's {parts}"
+        return Step(
+            **vars(element),
+            number=numbers[cell],
+            name=name,
+            index=index,
+            symbol=symbol(rule.letter, *index),
+            formula=rule.formula,
+            shape=shape_in_letters(spec),
+            where=where(spec, index, self.texts, self.model.tokenizer),
+            source="derived" if self.derives(name) else "kernel",
+            kernel=theirs,
+            tolerance=self.allowed(name, magnitude),
+            recomputed=recomputed,
+            children=tuple(numbers[source] for source in element.follow),
+        )
+
+    def _require_finite(self, name: str, index: tuple[int, ...], *found: float) -> None:
+        for value in found:
+            masked = name.endswith(".scores") and value == -math.inf
+            if not math.isfinite(value) and not masked:
+                raise NotFinite(
+                    f"`{symbol(name, *index)}` is {value}" if index else f"`{name}` is not finite",
+                    dtype=dtype_name(self.model.dtype),
+                )
+
+    def checks(self) -> tuple[Check, ...]:
+        """For derived rows of patterns: weights times values, compared with the kernel's z."""
+        return tuple(self._mixes(*row) for row in self._mixed)
+
+    def _mixes(self, layer: int, head: int, query: int) -> Check:
+        node = self.graph.mixers.get(layer)
+        assert node is not None
+        assert isinstance(node.op, Mix)
+        above = self.rules[node.op.pattern]
+        if isinstance(above, Softmax):
+            row_S = above.row_of(self, head, query)
+        else:
+            row_S = self[node.op.pattern][head, query]
+        v_Se = self[node.op.value][head // node.op.group]
+        derived_e = (row_S[:, None] * v_Se).sum(0)
+        kernel_e = self.kernel(node.name)[head, query]
+        at = int((derived_e - kernel_e).abs().argmax())
+        derived, kernel = float(derived_e[at]), float(kernel_e[at])
+        self._require_finite(node.name, (head, query, at), derived, kernel)
+        magnitude = float(v_Se[row_S > 0].abs().max()) + self.least
+        self._require_finite(node.name, (), magnitude)
+        never = "S and A" if isinstance(above, Softmax) else self.graph.letter(node.op.pattern)
+        return Check(
+            words=f"the fused kernel never writes {never}, so {self.graph.formula(node)} is "
+            "compared with its output "
+            f"{symbol(node.name, head, query, at)}, where they differ most",
+            derived=derived,
+            kernel=kernel,
+            tolerance=self.allowed(node.name, magnitude),
+        )
+
+    def local(self, steps: Sequence[Step]) -> LocalCheck | None:
+        """The formulas of all derived steps, and of every tensor derived as a whole.
+
+        The number that uses most of what it is allowed; where that is too much, of the first tensor
+        in execution order. None where nothing was derived. Raises NotFinite where it is none.
+        """
+        own, found = self.own(), []
+        shown: dict[str, list[Step]] = {}
+        for step in steps:
+            if step.source == "derived":
+                shown.setdefault(step.name, []).append(step)
+        for name in self.rules:
+            if name in self.whole:
+                self.tell("checking")
+                found.append(worst_number(own, name))
+            for step in shown.get(name, ()):
+                element = own.rules[name].element(own, step.index)
+                found.append(number_found(own, name, step.index, element.value))
+        if not found:
+            return None
+        wrong = [one for one in found if one.share > 1]
+        most = wrong[0] if wrong else max(found, key=lambda one: one.share)
+        formulas = sum(map(len, shown.values()))
+        return LocalCheck(**vars(most), formulas=formulas, tensors=len(self.whole))
 
 
 def needed_bytes(
@@ -207,7 +321,7 @@ def needed_bytes(
     as the largest: its inputs, its magnitudes, what they are compared with.
     """
     known, model = rules(config), graph(config)
-    last = _last_layer(target)
+    last = last_layer([target])
 
     def runs(name: str) -> bool:
         """Whether it is computed up to the last block."""
@@ -230,11 +344,6 @@ def needed_bytes(
     return itemsize * emitted, 8 * (kept + at_once)
 
 
-def _last_layer(name: str) -> int | None:
-    """The last block that has to be run for it, None for the whole model."""
-    return 0 if name in ("embed", "pos_embed") else layer_of(name)
-
-
 def _distances(rules: Mapping[str, Rule[Any]], target: str) -> dict[str, int]:
     """How many formulas every activation is away from `target`, by the shortest way."""
     found = {target: 0}
@@ -247,7 +356,7 @@ def _distances(rules: Mapping[str, Rule[Any]], target: str) -> dict[str, int]:
     return found
 
 
-def explain(
+def derive(
     model: Model,
     tokens: tuple[Token, ...],
     specs: Mapping[str, TensorSpec],
@@ -260,7 +369,8 @@ def explain(
 
     `specs` are those of `options.names` for as many tokens. `depth` is how many formulas are
     followed back, None all of them, to the embedding rows and the weights; what is further away is
-    taken from the kernel. Raises NotFinite where the model's own numbers are not.
+    taken from the kernel. Raises NotFinite where the model's own numbers are not, and OutOfMemory,
+    before the model is run, where what is kept and derived does not fit.
     """
     name, index = cell
     letters, dtype = letters_of(model.config, name, len(tokens)), dtype_name(model.dtype)
@@ -270,17 +380,22 @@ def explain(
             tokens=tokens, letters=letters, depth=None, dtype=dtype, tensors=0, steps=(leaf,)
         )
     with torch.inference_mode():
-        _require_memory(model, specs, name, depth)
+        seen, derived = needed_bytes(model.config, specs, name, depth, model.dtype.itemsize)
+        cpu, hint = torch.device("cpu"), "use a shorter prompt, or a small --depth"
+        if model.device.type == "cpu":
+            derived += seen
+        else:
+            devices.require_memory(seen, model.device, "the activations of the prompt", hint)
+        devices.require_memory(derived, cpu, "the tensors of the derivation", hint)
         made = rules(model.config)
         values = Values(model, made, tokens, target=name, depth=depth, progress=progress)
-        tree = _Tree(values, specs)
-        steps, checks = tree.steps(cell), tree.checks()
+        steps, checks = values.steps(cell, specs), values.checks()
         return Explanation(
             tokens=tokens,
             letters=letters,
             depth=values.depth,
             dtype=dtype,
-            local=local(values, steps),  # derives more
+            local=values.local(steps),  # derives more
             tensors=len(values.derived),
             checks=checks,
             steps=steps,
@@ -321,141 +436,3 @@ def parameter_step(model: Model, spec: TensorSpec, index: tuple[int, ...]) -> St
         tolerance=0.0,
         note=origin(model, spec.name),
     )
-
-
-def _require_memory(
-    model: Model, specs: Mapping[str, TensorSpec], name: str, depth: int | None
-) -> None:
-    """Raises OutOfMemory where what is kept and derived does not fit; before the model is run."""
-    kept, derived = needed_bytes(model.config, specs, name, depth, model.dtype.itemsize)
-    hint = "use a shorter prompt, or a small --depth"
-    if model.device.type == "cpu":
-        derived += kept
-    else:
-        devices.require_memory(kept, model.device, "the activations of the prompt", hint)
-    cpu = torch.device("cpu")
-    devices.require_memory(derived, cpu, "the tensors of the derivation", hint)
-
-
-class _Tree:
-    """Builds the steps of one derivation."""
-
-    def __init__(self, values: Values, specs: Mapping[str, TensorSpec]) -> None:
-        self.values = values
-        self.specs = specs
-        self.rows: dict[tuple[int, int, int], None] = {}  # of patterns, in order
-
-    def steps(self, root: Cell) -> tuple[Step, ...]:
-        """The number and, to `depth`, those that it follows from, each before its inputs.
-
-        A number that several need is one step. Worked off from a list, for the way to the
-        embedding rows can be longer than Python nests calls.
-        """
-        found: dict[Cell, Element] = {}
-        pending = [(root, 0)]
-        while pending:
-            cell, level = pending.pop()
-            if cell not in found:
-                found[cell] = element = self._element(cell, level)
-                pending += [(source, level + 1) for source in reversed(element.follow)]
-        numbers = {cell: number for number, cell in enumerate(found, 1)}
-        return tuple(self._step(cell, element, numbers) for cell, element in found.items())
-
-    def _element(self, cell: Cell, level: int) -> Element:
-        """The number with the inputs that are followed from it: deep down only the first."""
-        (name, index), values = cell, self.values
-        if not values.derives(name):
-            return Element(value=float(values[name][index]))
-        values.derived.add(name)
-        element = self._kept(cell, values.rules[name].element(values, index))
-        if values.depth is not None and level >= values.depth:
-            return replace(element, follow=())
-        return element if level < BRANCHING else replace(element, follow=element.follow[:1])
-
-    def _kept(self, cell: Cell, element: Element) -> Element:
-        """With its rounding where a cache keeps it in fewer bits than it is computed in."""
-        (name, index), values = cell, self.values
-        if not values.is_kept(name):
-            return element
-        theirs = values.kernel(name, *index)
-        off = values.allowed(name, values.rules[name].magnitude(values, index))
-        kept = float(values.as_kept(name, theirs.new_tensor(element.value), theirs, off))
-        dtype = dtype_name(values.model.decoder.cache_dtype)
-        words = f"as the cache keeps it: {dtype}({{}})"
-        rounding = Fact(formula=words, parts=(element.value,), value=kept)
-        return replace(element, value=kept, after=(*element.after, rounding))
-
-    def _step(self, cell: Cell, element: Element, numbers: Mapping[Cell, int]) -> Step:
-        (name, index), values = cell, self.values
-        rule, spec = values.rules[name], self.specs[name]
-        theirs = float(values.kernel(name, *index))
-        self._require_finite(name, index, element.value, theirs)
-        if name.endswith((".scores", ".pattern")):
-            self.rows[values.graph[name].layer or 0, index[0], index[1]] = None
-        return Step(
-            **vars(element),
-            number=numbers[cell],
-            name=name,
-            index=index,
-            symbol=symbol(rule.letter, *index),
-            formula=rule.formula,
-            shape=shape_in_letters(spec),
-            where=where(spec, index, values.texts, values.model.tokenizer),
-            source="derived" if values.derives(name) else "kernel",
-            kernel=theirs,
-            tolerance=self._allowed(name, rule.magnitude(values, index)),
-            recomputed="" if values.graph.written(name) else _sources(values, name),
-            children=tuple(numbers[source] for source in element.follow),
-        )
-
-    def _require_finite(self, name: str, index: tuple[int, ...], *found: float) -> None:
-        for value in found:
-            masked = name.endswith(".scores") and value == -math.inf
-            if not math.isfinite(value) and not masked:
-                raise NotFinite(
-                    f"`{symbol(name, *index)}` is {value}" if index else f"`{name}` is not finite",
-                    dtype=dtype_name(self.values.model.dtype),
-                )
-
-    def _allowed(self, name: str, magnitude: float) -> float:
-        """How far a number of that tensor may be from the kernel's."""
-        self._require_finite(name, (), magnitude)
-        return self.values.allowed(name, magnitude)
-
-    def checks(self) -> tuple[Check, ...]:
-        """For derived rows of patterns: weights times values, compared with the kernel's z."""
-        return tuple(self._mixes(*row) for row in self.rows)
-
-    def _mixes(self, layer: int, head: int, query: int) -> Check:
-        values = self.values
-        node = values.graph.mixers.get(layer)
-        assert node is not None
-        assert isinstance(node.op, Mix)
-        above = values.rules[node.op.pattern]
-        if isinstance(above, Softmax):
-            row_S = above.row_of(values, head, query)
-        else:
-            row_S = values[node.op.pattern][head, query]
-        v_Se = values[node.op.value][head // node.op.group]
-        derived_e = (row_S[:, None] * v_Se).sum(0)
-        kernel_e = values.kernel(node.name)[head, query]
-        at = int((derived_e - kernel_e).abs().argmax())
-        derived, kernel = float(derived_e[at]), float(kernel_e[at])
-        self._require_finite(node.name, (head, query, at), derived, kernel)
-        magnitude = float(v_Se[row_S > 0].abs().max()) + values.least
-        tolerance = self._allowed(node.name, magnitude)
-        never = "S and A" if isinstance(above, Softmax) else values.graph.letter(node.op.pattern)
-        return Check(
-            words=f"the fused kernel never writes {never}, so {values.graph.formula(node)} is "
-            "compared with its output "
-            f"{symbol(node.name, head, query, at)}, where they differ most",
-            derived=derived,
-            kernel=kernel,
-            tolerance=tolerance,
-        )
-
-
-def _sources(values: Values, name: str) -> str:
-    """`the kernel's q and k`, from which what it never writes is recomputed."""
-    leaves = (source.rpartition(".")[2] for source in values.graph.sources(name))
-    return f"the kernel's {' and '.join(leaf.partition('_')[0] for leaf in leaves)}"

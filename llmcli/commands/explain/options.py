@@ -78,15 +78,18 @@ def find(wanted: NumberRef, known: dict[str, TensorSpec], config: ModelConfig) -
     if ours is not None:  # all that is named and not in a prompt's run is the cache
         use = graph(config).states[ours].holds
         raise UsageError(f"this model has no `{name}` here: {_CACHE}", hint=f"use `{use}`")
-    meant = _by_letter(name, known, config)
-    if meant is not None:
-        raise _of_letter(wanted, meant)
-    raise names.refusal(name, _KINDS, _EXAMPLES)
+    raise _of_letter(wanted, known, config) or names.refusal(name, _KINDS, _EXAMPLES)
 
 
-def _by_letter(name: str, known: dict[str, TensorSpec], config: ModelConfig) -> TensorSpec | None:
-    """The first tensor that the formulas call so: `A`, `T1` or `T¹`, `H'`, `W_E`."""
-    letter = name.replace("'", "′")
+def _of_letter(
+    wanted: NumberRef, known: dict[str, TensorSpec], config: ModelConfig
+) -> UsageError | None:
+    """What a letter of the formulas is, such as `A`, `T1` or `T¹`, `H'`, `W_E`; None for others.
+
+    It is the first tensor that they call so; for a hint the index that was typed, where it could be
+    one of it.
+    """
+    letter = wanted.name.replace("'", "′")
     if re.fullmatch(r"T[1-5]", letter):
         letter = letter.translate(_RAISED)
     letters = {"W_E": "embed.W", "W_P": "pos_embed.W", "W_head": "head.W"}
@@ -95,35 +98,28 @@ def _by_letter(name: str, known: dict[str, TensorSpec], config: ModelConfig) -> 
     for tensor, node in graph(config).nodes.items():
         letters.setdefault(node.letter, tensor)
     letters.setdefault("M", letters.get("S", ""))
-    return known.get(letters.get(letter, ""))
-
-
-def _of_letter(wanted: NumberRef, spec: TensorSpec) -> UsageError:
-    """What the letter is, and for a hint the same place by its name."""
-    first = f"{spec.name}[{','.join(map(str, _place(wanted, spec)))}]"
+    spec = known.get(letters.get(letter, ""))
+    if spec is None:
+        return None
+    items = wanted.items or ()
+    typed = tuple(item for item in items if isinstance(item, int))
+    fits = len(items) == len(typed) == len(spec.shape) and all(
+        -size <= item < size for item, size in zip(typed, spec.shape, strict=True)
+    )
     words = ",".join(word.replace(" ", "_") for word in axis_words(spec))
     general = re.sub(r"^blocks\.0\.", "blocks.N.", spec.name)
     role = "the mask in " if wanted.name == "M" else ""
     return UsageError(
         f"`{wanted.name}` is a letter of the formulas, {role}`{general}[{words}]`",
-        hint=f"for example `{first}`",
+        hint=_example(spec, typed if fits else None),
     )
 
 
-def _place(wanted: NumberRef, spec: TensorSpec) -> tuple[int, ...]:
-    """The index that was typed where it could be one of this tensor, else its last number."""
-    numbers = tuple(item for item in wanted.items or () if isinstance(item, int))
-    if len(wanted.items or ()) == len(numbers) == len(spec.shape) and all(
-        -size <= item < size for item, size in zip(numbers, spec.shape, strict=True)
-    ):
-        return numbers
-    return _last(spec)
-
-
-def _last(spec: TensorSpec) -> tuple[int, ...]:
-    """The index of the last number, of the first head."""
+def _example(spec: TensorSpec, index: tuple[int, ...] | None = None) -> str:
+    """A number of the tensor: at `index`, or the last one of the first head."""
     pairs = zip(spec.axes, spec.shape, strict=True)
-    return tuple(0 if letter in ("H", "Hk", "1") else size - 1 for letter, size in pairs)
+    last = (0 if letter in ("H", "Hk", "1") else size - 1 for letter, size in pairs)
+    return f"for example `{spec.name}[{','.join(map(str, index or last))}]`"
 
 
 def axis_words(spec: TensorSpec) -> tuple[str, ...]:
@@ -178,12 +174,30 @@ def place(
             f"{shown} takes {count} ind{'ex' if count == 1 else 'ices'}, not {len(items)}",
             hint=_example(spec),
         )
-    return tuple(
-        _token(item, spec, number, texts, tokenizer)
-        if isinstance(item, str)
-        else _number(item, spec, number)
-        for number, item in enumerate(items)
-    )
+    found = []
+    for item, axis, word, letter, size in zip(
+        items, spec.axes, words, letters, spec.shape, strict=True
+    ):
+        if isinstance(item, int) and not -size <= item < size:
+            raise UsageError(
+                f"`{item}` is outside the axis {word} of `{spec.name}`: {letter} = {size}",
+                hint=f"use 0 to {size - 1}, or -1 for the last",
+            )
+        if isinstance(item, int):
+            found.append(item % size)
+        elif axis not in ("T", "S", "V"):
+            raise UsageError(
+                f"`'{item}'` is a token, and the axis {word} of `{spec.name}` takes a number",
+                hint=_example(spec),
+            )
+        elif tokenizer is None:
+            raise UsageError(
+                f"`'{item}'` is a token, and the model has no tokenizer",
+                hint="give its id or its position as a number",
+            )
+        else:
+            found.append(_id(item, tokenizer) if axis == "V" else _position(item, word, texts))
+    return tuple(found)
 
 
 def where(
@@ -200,36 +214,8 @@ def where(
     return tuple(found)
 
 
-def _number(item: int, spec: TensorSpec, number: int) -> int:
-    size = spec.shape[number]
-    if not -size <= item < size:
-        raise UsageError(
-            f"`{item}` is outside the axis {axis_words(spec)[number]} of `{spec.name}`: "
-            f"{size_letters(spec)[number]} = {size}",
-            hint=f"use 0 to {size - 1}, or -1 for the last",
-        )
-    return item % size
-
-
-def _token(
-    text: str, spec: TensorSpec, number: int, texts: Sequence[str], tokenizer: Tokenizer | None
-) -> int:
-    """The index that a quoted token stands for: its id, or its position in the prompt."""
-    letter, word = spec.axes[number], axis_words(spec)[number]
-    if letter not in ("T", "S", "V"):
-        raise UsageError(
-            f"`'{text}'` is a token, and the axis {word} of `{spec.name}` takes a number",
-            hint=_example(spec),
-        )
-    if tokenizer is None:
-        raise UsageError(
-            f"`'{text}'` is a token, and the model has no tokenizer",
-            hint="give its id or its position as a number",
-        )
-    return _id(text, tokenizer) if letter == "V" else _position(text, word, texts)
-
-
 def _id(text: str, tokenizer: Tokenizer) -> int:
+    """The id of a quoted token."""
     ids = tokenizer.encode(text, add_bos=False)
     if len(ids) == 1:
         return ids[0]
@@ -248,13 +234,11 @@ def _id(text: str, tokenizer: Tokenizer) -> int:
             hint = _BY_NUMBER
     split = ", ".join(f"`{tokenizer.token_text(id)}` ({id})" for id in ids[:12])
     more = ", …" if len(ids) > 12 else ""
-    raise UsageError(
-        f"`{text}` is {len(ids)} tokens, not one: {split}{more}",
-        hint=hint,
-    )
+    raise UsageError(f"`{text}` is {len(ids)} tokens, not one: {split}{more}", hint=hint)
 
 
 def _position(text: str, word: str, texts: Sequence[str]) -> int:
+    """The position of a quoted token in the prompt."""
     if _PART.search(text):
         raise UsageError(
             f"`{text}` has part of a character in it", hint=f"give the position of the {word}"
@@ -277,7 +261,3 @@ def _position(text: str, word: str, texts: Sequence[str]) -> int:
         f"no token of the prompt is `{text}`",
         hint=f"{meant}its tokens are {listed}{', …' if len(texts) > 12 else ''}",
     )
-
-
-def _example(spec: TensorSpec) -> str:
-    return f"for example `{spec.name}[{','.join(map(str, _last(spec)))}]`"

@@ -68,9 +68,8 @@ class LocalCheck(NumberCheck):
 
     def formulas_check(self) -> ViewCheck:
         """The check for the view; where one formula fails, of that one."""
-        words = f"each of the {counted(self.formulas, 'formula')} shown"
-        if self.formulas == 1:
-            words = "the formula shown"
+        shown = f"each of the {counted(self.formulas, 'formula')}"
+        words = f"{shown if self.formulas != 1 else 'the formula'} shown"
         if self.tensors:
             words += f", and every number of {counted(self.tensors, 'tensor')},"
         words += " holds on the kernel's own inputs"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from llmcli.measure.peaks import PhaseMemory, highest_bytes
 from llmcli.records.text import Timings
@@ -22,14 +22,6 @@ ROWS = 8  # sequences that run side by side
 WINDOW = 64  # prompts that are sorted by length to form groups; results wait no longer
 
 
-class _Indexed(Protocol):
-    @property
-    def index(self) -> int: ...
-
-
-T = TypeVar("T", bound=_Indexed)
-
-
 @dataclass(kw_only=True)
 class Tally:
     """Tokens, and seconds in the engine. `decoded`: tokens after the first one of a sequence."""
@@ -41,7 +33,7 @@ class Tally:
     prefill_s: float = 0.0
     decode_s: float = 0.0
 
-    def count(self, token: _Indexed) -> None:
+    def count(self, token: Token) -> None:
         """Counts one more token."""
         self.generated += 1
         self.decoded += token.index > 0
@@ -63,7 +55,7 @@ class Stopwatch:
         self.total = Tally()
         self._stream = Tally()  # the stream that runs
 
-    def watch(self, tokens: Iterator[T], prompt_tokens: int) -> Iterator[T]:
+    def watch(self, tokens: Iterator[Token], prompt_tokens: int) -> Iterator[Token]:
         """Yields the tokens of one stream; `elapsed`: seconds in the engine so far."""
         total, begin = self.total, self.elapsed
         with self._held.phase("prefill"):
@@ -83,7 +75,7 @@ class Stopwatch:
                 stream.decode_s = self.elapsed - first
                 total.decode_s = self.elapsed - total.prefill_s
 
-    def credit(self, tally: Tally, token: _Indexed, prompt_tokens: int) -> None:
+    def credit(self, tally: Tally, token: Token, prompt_tokens: int) -> None:
         """Counts the last token of `watch` for its prompt, of `prompt_tokens` tokens.
 
         Prompts that run side by side share their seconds: each has those from the start of the
@@ -111,7 +103,7 @@ class Stopwatch:
             peaks=(*self._loaded.peaks, *peaks),
         )
 
-    def _timed(self, tokens: Iterator[T]) -> T | None:
+    def _timed(self, tokens: Iterator[Token]) -> Token | None:
         """The next token, None after the last one."""
         begin = perf_counter()
         token = next(tokens, None)

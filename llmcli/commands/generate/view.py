@@ -56,6 +56,7 @@ def full_stats(
     `ties`: texts of the near ties, their places counted from 0, and the names of their sequences.
     """
     timings, sampling, texts = run.timings, run.sampling, run.path.sequences
+    generated = timings.generated_tokens
     path = "one text at a time" if texts == 1 else f"{texts} texts side by side"
     rows = [
         ("model", model_line(model)),
@@ -64,44 +65,33 @@ def full_stats(
         ("path", SEPARATOR.join((*run.path.kernels, path))),
         ("import of torch", duration(timings.import_s)),
         ("load", duration(timings.load_s)),
-        ("prompt", _tokens(timings.prompt_tokens, timings.prompt_tokens_per_s)),
+        ("prompt", counted(timings.prompt_tokens, "token") + _speed(timings.prompt_tokens_per_s)),
         ("first token", duration(timings.first_token_s or 0.0)),
-        ("generated", _tokens(timings.generated_tokens, timings.generated_tokens_per_s)),
+        ("generated", counted(generated, "token") + _speed(timings.generated_tokens_per_s)),
     ]
     if run.speculation is not None:
         rows.append(("draft", f"{run.speculation['draft']}: {draft_words(run.speculation)}"))
     if timings.peak_memory_bytes is not None:
         rows.append(("peak memory", size(timings.peak_memory_bytes)))
-    for label, peaks in (
-        ("  of the process", [(peak.phase, peak.resident_bytes) for peak in timings.peaks]),
-        ("  on the GPU", [(peak.phase, peak.device_bytes) for peak in timings.peaks]),
-    ):
+    for label, of in (("  of the process", "resident_bytes"), ("  on the GPU", "device_bytes")):
+        peaks = [(peak.phase, getattr(peak, of)) for peak in timings.peaks]
         if known := [f"{phase} {size(nbytes)}" for phase, nbytes in peaks if nbytes]:
             rows.append((label, SEPARATOR.join(known)))
     for name, origin in sampling.origins.items():
         rows.append((name.replace("_", " "), f"{getattr(sampling, name):g}  ({origin})"))
     rows.append(("seed", "none: greedy" if sampling.greedy else str(sampling.seed)))
-    if sampling.greedy:
-        rows.append(("near ties", _ties(ties, timings.generated_tokens)))
+    if sampling.greedy:  # `2 of 40 tokens (margin below rounding): " Paris" at 3, …`
+        words = f"{len(ties)} of {counted(generated, 'token')} (margin below rounding)"
+        shown = [
+            f"{quoted(text)} at {index}{f' of text {label}' if label else ''}"
+            for text, index, label in ties[:MOST_TIES]
+        ]
+        shown += ["…"] if len(ties) > MOST_TIES else []
+        rows.append(("near ties", f"{words}: {', '.join(shown)}" if ties else words))
     table = Table.grid(padding=(0, 2))
     for label, words in rows:
         table.add_row(Text(label, style=FAINT), Text(words))
     return table
-
-
-def _ties(ties: Sequence[tuple[str, int, str]], tokens: int) -> str:
-    """`2 of 40 tokens (margin below rounding): " Paris" at 3, …`."""
-    words = f"{len(ties)} of {counted(tokens, 'token')} (margin below rounding)"
-    shown = [
-        f"{quoted(text)} at {index}{f' of text {label}' if label else ''}"
-        for text, index, label in ties[:MOST_TIES]
-    ]
-    shown += ["…"] if len(ties) > MOST_TIES else []
-    return f"{words}: {', '.join(shown)}" if ties else words
-
-
-def _tokens(count: int, per_s: float | None) -> str:
-    return counted(count, "token") + _speed(per_s)
 
 
 def _speed(per_s: float | None) -> str:

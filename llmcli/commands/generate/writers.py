@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmcli.commands.generate.measure import Run
 from llmcli.commands.generate.report import ComputePath, RunReport, SamplingReport
 from llmcli.errors import LlmcliError
-from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.text import Alternative, Generated, TokenLogprob
 from llmcli.shell.exits import SIGNALS, Stopped
 from llmcli.shell.output import Output, colour_system, dumps
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import Prompt
-from llmcli.shell.running import kernels_of
+from llmcli.shell.running import header
 from llmcli.shell.sampling import Resolved
 from llmcli.text.segments import Answer, AnswerParts, Markers
 from llmcli.ui.theme import confidence_style, one_line, printable
@@ -98,8 +97,7 @@ class Presentation(ABC):
     @cached_property
     def header(self) -> Mapping[str, Any]:
         """The model and the environment, as documents have them."""
-        model = self.run.model.describe()
-        return {"model": model, "environment": environment(kernels=kernels_of(model))}
+        return header(self.run.model.describe())
 
     def parts(self, index: int) -> AnswerParts | None:
         """Splits the answer to this prompt; None if its template marks no reasoning."""
@@ -229,7 +227,17 @@ class TextWriter(Presentation):
 
     def _write(self, parts: list[tuple[str, str]]) -> None:
         if self._several and self._headed != self._live:
-            self.out.write(f"--- {self._label(self._live)}\n")
+            label = self.name(self._live)
+            if self.options.batch is not None:  # with the prompt: `0 · What is …`
+                from rich.text import Text
+
+                one = self.prompts[self._live // self.samples]
+                words = f"ids {', '.join(map(str, one.ids))}" if one.text is None else one.text
+                named = Text(f"{label} · {one_line(words)}")
+                width = min(self.out.out.width, LABEL_COLUMNS) - len("--- ")
+                named.truncate(width, overflow="ellipsis")
+                label = named.plain
+            self.out.write(f"--- {label}\n")
             self._headed = self._live
             self._column_zero = True
         text = "".join(text for text, _ in parts)
@@ -242,18 +250,6 @@ class TextWriter(Presentation):
             self._flow.fit(self.out.out.width)
             show = self._flow.push
         self.out.write("".join(show(*part) for part in parts))
-
-    def _label(self, number: int) -> str:
-        """The name of a sequence, with the prompt where there are several: `0 · What is …`."""
-        if self.options.batch is None:
-            return self.name(number)
-        from rich.text import Text
-
-        given = self.prompts[number // self.samples]
-        words = given.text if given.text is not None else f"ids {', '.join(map(str, given.ids))}"
-        label = Text(f"{self.name(number)} · {one_line(words)}")
-        label.truncate(min(self.out.out.width, LABEL_COLUMNS) - len("--- "), overflow="ellipsis")
-        return label.plain
 
 
 class TokenWriter(Presentation):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from llmcli.errors import UsageError
-from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.info import Device
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
@@ -103,12 +102,7 @@ def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -
     out = Output("info", output)
     if info.families:
         found = FamiliesReport(families=supported_families())
-        out.present(
-            lambda: render_families(found.families),
-            members(found),
-            model=None,
-            environment=environment(),
-        )
+        out.present(lambda: render_families(found.families), members(found))
         return
     devices = info.devices(model.device)
     with opened_headers(model, out) as (checkpoint, place):
@@ -140,7 +134,6 @@ def command(info: InfoOptions, model: ModelOptions, output: ViewOutputOptions) -
         lambda: render_info(report, full=info.all, metadata=info.metadata),
         members(report) | {"checks": {}},
         model=about,
-        environment=environment(),
         checks=report.checks,
         hint=HINT,
     )

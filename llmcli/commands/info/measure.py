@@ -37,7 +37,7 @@ from llmcli.records.work import PartWork
 from llmcli.text import load_tokenizer
 
 if TYPE_CHECKING:
-    from llmcli.checkpoints import Checkpoint, TensorInfo
+    from llmcli.checkpoints import Checkpoint
     from llmcli.config.model import ModelConfig
     from llmcli.text import Tokenizer
 
@@ -58,12 +58,12 @@ def measure_info(
     """
     unknown: list[str] = []
     found: dict[str, Any] = {}
-    loaded = None
+    loaded, unreadable = None, list[str]()
     try:
         loaded = load_tokenizer(checkpoint)
-        unreadable = [] if loaded is None else loaded.notes
+        unreadable += () if loaded is None else loaded.notes
     except CheckpointError as error:
-        unreadable = [error.message]
+        unreadable.append(error.message)
     try:
         if checkpoint.config is None:
             no_model(checkpoint.name, checkpoint.folder, checkpoint.tensors)
@@ -83,8 +83,24 @@ def measure_info(
             fits = [
                 fit_run(device, arithmetic(device, quantize), context=tokens) for device in devices
             ]
+            counts = count_parameters(config)
+            architecture = Architecture(
+                family=config.family,
+                model_type=config.model_type,
+                width=config.width,
+                vocabulary=config.vocab,
+                context=config.context,
+                positions=config.embedding.positions,
+                tied=config.head.tied,
+                embedding_scale=config.embedding.scale,
+                logit_scale=config.head.scale,
+                logit_cap=config.head.cap,
+                declared=_declared(checkpoint, counts.total),
+                parameters=counts,
+                layers=layer_types(config),
+            )
             found = {
-                "architecture": _architecture(config, checkpoint),
+                "architecture": architecture,
                 "flops": _flops(config, tokens),
                 "memory": tuple(fits),
                 "would_fit": _would_fit(fits[0], tokens, fit_run, arithmetic) if fits else (),
@@ -119,25 +135,6 @@ def supported_families() -> tuple[FamilyFacts, ...]:
             + "".join(f", `{name}` run" for name in family.ran),
         )
         for family in families()
-    )
-
-
-def _architecture(config: ModelConfig, checkpoint: Checkpoint) -> Architecture:
-    counts = count_parameters(config)
-    return Architecture(
-        family=config.family,
-        model_type=config.model_type,
-        width=config.width,
-        vocabulary=config.vocab,
-        context=config.context,
-        positions=config.embedding.positions,
-        tied=config.head.tied,
-        embedding_scale=config.embedding.scale,
-        logit_scale=config.head.scale,
-        logit_cap=config.head.cap,
-        declared=_declared(checkpoint, counts.total),
-        parameters=counts,
-        layers=layer_types(config),
     )
 
 
@@ -211,35 +208,25 @@ def _checks(prepared: Prepared) -> tuple[ViewCheck, ...]:
         return ()
     held = sum(math.prod(tensors[name].shape) for name in {f.source for f in prepared.plan.loads})
     total = sum(math.prod(shape) for shape in prepared.shapes.values())
-    checks = [
-        ViewCheck(
-            name="stored_numbers",
-            words=f"the stored tensors hold the {total:,} parameters of the configuration",
-            value=float(abs(held - total)),
-            tolerance=0.0,
-        ),
+    words = f"the stored tensors hold the {total:,} parameters of the configuration"
+    off, scaleless = float(abs(held - total)), unscaled(prepared)
+    checks = (
+        ViewCheck(name="stored_numbers", words=words, value=off, tolerance=0.0),
         difference("stored_names", EACH_HAS_ITS_PLACE, misfits(prepared)),
-    ]
-    scaleless = unscaled(prepared)
-    if prepared.plan.scales is not None or scaleless:
-        words = "every quantized tensor has a scale that fits it"
-        checks.append(difference("stored_scales", words, scaleless))
-    return tuple(checks)
+    )
+    if prepared.plan.scales is None and not scaleless:
+        return checks
+    words = "every quantized tensor has a scale that fits it"
+    return (*checks, difference("stored_scales", words, scaleless))
 
 
 def _file(checkpoint: Checkpoint) -> FileFacts:
-    stored: dict[str, list[TensorInfo]] = {}
-    for info in checkpoint.tensors.values():
-        stored.setdefault(info.format, []).append(info)
-    formats = [
-        StoredFormat(
-            format=name,
-            tensors=len(infos),
-            numbers=sum(math.prod(info.shape) for info in infos),
-            bytes=sum(info.nbytes for info in infos),
-        )
-        for name, infos in stored.items()
-    ]
+    formats = []
+    for name in dict.fromkeys(info.format for info in checkpoint.tensors.values()):
+        infos = [info for info in checkpoint.tensors.values() if info.format == name]
+        numbers = sum(math.prod(info.shape) for info in infos)
+        held = sum(info.nbytes for info in infos)
+        formats.append(StoredFormat(format=name, tensors=len(infos), numbers=numbers, bytes=held))
     return FileFacts(
         kind=checkpoint.kind,
         path=str(checkpoint.path),

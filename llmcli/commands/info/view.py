@@ -20,7 +20,7 @@ from llmcli.commands.info.report import (
     InfoReport,
     TokenizerFacts,
 )
-from llmcli.records.info import DeviceFit, LayerType, MemoryNeed
+from llmcli.records.info import DeviceFit, LayerType
 from llmcli.records.numbers import counted, numbered
 from llmcli.ui.facts import state_words
 from llmcli.ui.layout import SEPARATOR, WIDEST, Column, Line, Rows, filled
@@ -63,8 +63,18 @@ def render_info(
         for key, value in report.ignored.items()
     ]
     facts += [("unknown", (one_line(why),)) for why in report.unknown if why != verdict]
-    if fits and full:
-        facts.append(_memory_words(fits[0].need))
+    if fits and full:  # what memory is counted for, and what its parts are
+        need = fits[0].need
+        sequences = f", {need.batch} sequences" if need.batch > 1 else ""
+        words = [
+            f"for {need.context:,} tokens{sequences}",
+            "cache: keys and values of every token" if need.cache_bytes_per_token else "",
+            "copies: of the cache, when a sequence ends" if need.cache_copies_bytes else "",
+            "prompt: most tensors while it is read",
+            "libraries: their buffers, and the tokenizer",
+            *(state_words(need.states) if need.states is not None else ()),
+        ]
+        facts.append(("memory", [*filter(None, words)]))
     for fit in fits:
         facts += _memory(fit, full, alone=len(fits) == 1)
     parts.append(Facts(facts))
@@ -146,13 +156,13 @@ class Facts:
 
 def _about(about: About, full: bool) -> Iterator[list[str]]:
     """What our catalog says, else, or for `full` too, what the model says of itself."""
-    languages = f"language{'s' * (len(about.languages) > 1)} " + ", ".join(about.languages)
+    languages = f"language{'s' * (len(about.languages) > 1)} {', '.join(about.languages)}"
     named = [
         about.name,
         about.kind,
         about.organization and f"by {about.organization}",
         about.license and f"license {about.license}",
-        languages if about.languages else "",
+        about.languages and languages,
     ]
     own = [one_line(words) for words in named if words]
     if about.summary:
@@ -164,9 +174,13 @@ def _about(about: About, full: bool) -> Iterator[list[str]]:
 def _model(model: Architecture, flops: FlopsNeed | None) -> Iterator[_Fact]:
     """`flops`: in full, with what few need."""
     counts, exact = model.parameters, flops is not None
+
+    def short(number: int) -> str:
+        return scaled(number).replace("G", "B")
+
     named = [one_line(model.family), f"type {one_line(model.model_type)}", f"width {model.width}"]
     yield "family", (*named, f"vocabulary {model.vocabulary:,}")
-    words = [f"{counts.total:,}" + (f" ({_short(counts.total)})" if exact else "")]
+    words = [f"{counts.total:,}" + (f" ({short(counts.total)})" if exact else "")]
     if counts.active != counts.total:
         words.append(f"{counts.active:,} active")
     elif exact:
@@ -179,7 +193,7 @@ def _model(model: Architecture, flops: FlopsNeed | None) -> Iterator[_Fact]:
         "norms": counts.norms,
         "head": counts.head,
     }
-    shown = [f"{name} {f'{n:,}' if exact else _short(n)}" for name, n in parts.items() if n]
+    shown = [f"{name} {f'{n:,}' if exact else short(n)}" for name, n in parts.items() if n]
     if model.tied:
         shown.append("head tied to the embedding")
     if model.embedding_scale != 1:
@@ -231,8 +245,8 @@ def _tokenizer(facts: TokenizerFacts, full: bool) -> Iterator[_Fact]:
     if full:
         bos = "no BOS"
         if facts.bos is not None:
-            added = "put in front" if facts.adds_bos else "not put in front"
-            bos = f"BOS {facts.bos.id} {quoted(facts.bos.text)} ({added})"
+            added = f"({'' if facts.adds_bos else 'not '}put in front)"
+            bos = f"BOS {facts.bos.id} {quoted(facts.bos.text)} {added}"
         ends = [f"EOS {token.id} {quoted(token.text)}" for token in facts.eos]
         yield "", (bos, *(ends or ["no EOS"]))
 
@@ -269,14 +283,6 @@ def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
-def _short(number: int) -> str:
-    """`135 M`, `70.6 B`, `512`."""
-    for unit, scale in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= scale:
-            return f"{number / scale:.3g} {unit}"
-    return str(number)
-
-
 # whether it fits
 
 
@@ -306,19 +312,6 @@ def _verdict(fit: DeviceFit, context: int) -> Text:
     return Text(words, style=BAD)
 
 
-def _memory_words(need: MemoryNeed) -> _Fact:
-    """What memory is counted for, and what its parts are."""
-    parts = [
-        f"for {need.context:,} tokens" + (f", {need.batch} sequences" if need.batch > 1 else ""),
-        "cache: keys and values of every token" if need.cache_bytes_per_token else "",
-        "copies: of the cache, when a sequence ends" if need.cache_copies_bytes else "",
-        "prompt: most tensors while it is read",
-        "libraries: their buffers, and the tokenizer",
-        *(state_words(need.states) if need.states is not None else ()),
-    ]
-    return "memory", [part for part in parts if part]
-
-
 def _memory(fit: DeviceFit, full: bool, *, alone: bool) -> Iterator[_Fact]:
     """What a device needs, part by part; whether that fits where it is not `alone`.
 
@@ -328,16 +321,18 @@ def _memory(fit: DeviceFit, full: bool, *, alone: bool) -> Iterator[_Fact]:
     token, copies = need.cache_bytes_per_token, need.cache_copies_bytes
     state = {True: "fits", False: "does not fit", None: "unknown"}[fit.fits]
     state = state if device.usable else "no CUDA in the installed PyTorch"
-    runtime = need.runtime_bytes_estimate
+    runtime, formats = need.runtime_bytes_estimate, [*need.formats.values()]
+    weight, activation, cache, product = formats
+    same = len(set(formats)) == 1  # nothing is rounded otherwise than the weights
     parts = [
         "" if alone else f"{state}: {size(need.needed_bytes)} of {_size(device.free_bytes)} free",
-        f"weights {size(need.weights_bytes)} ({need.formats['weight_format']})",
+        f"weights {size(need.weights_bytes)} ({weight})",
         f"cache {size(need.cache_bytes)}" + (f" ({size(token)} a token)" if token else ""),
         f"prompt {size(need.prompt_bytes_estimate)}",
         f"copies {size(copies)}" if copies else "",
         f"libraries {size(runtime)}" if runtime else "",
         f"{longest:,} tokens fit" if longest not in (None, need.context) else "",
-        _formats(fit),
+        "" if same else f"{product} products, {activation} activations, {cache} cache",
     ]
     yield device.device, [part for part in parts if part]
     if full:
@@ -357,14 +352,6 @@ def _stays_in_the_file(fit: DeviceFit) -> bool:
     need, free = fit.need, fit.device.free_bytes
     packed = need.formats["product_format"].startswith("int") and fit.device.device == "cpu"
     return packed and free is not None and need.weights_bytes > free
-
-
-def _formats(fit: DeviceFit) -> str:
-    """What is rounded otherwise than the weights, where there is anything."""
-    weight, activation, cache, product = fit.need.formats.values()
-    if weight == activation == cache == product:
-        return ""
-    return f"{product} products, {activation} activations, {cache} cache"
 
 
 def _size(nbytes: int | None) -> str:

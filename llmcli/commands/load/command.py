@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from shlex import quote
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from llmcli.errors import CheckFailed, CheckpointError, NotFinite, UsageError, WeightMismatch
@@ -24,6 +25,7 @@ from llmcli.shell.running import (
     kernels_of,
     note_quantize,
     note_tensors,
+    opened,
     require_cwd,
     unloaded_model,
 )
@@ -95,114 +97,84 @@ def command(
     that do not fit and wrong declarations exit 4; with --check, extreme outliers within a tensor
     exit 1.
     """
-    out = Output("load", output)
-    model.check()
-    stages = Stages()
-    checkpoint = _opened(model, stages, out)
-    if not load.check:
-        _require_known(checkpoint)
-    _import_torch(checkpoint, model, stages, out)
-    if load.check:
-        report, about = _checked(checkpoint, stages, out)
-    else:
-        report, about = _loaded(checkpoint, stages, model, out)
-    _show(report, about, load, out)
-    _judge(report, model)
-
-
-def _opened(model: ModelOptions, stages: Stages, out: Output) -> Checkpoint:
-    from llmcli.checkpoints import open_checkpoint
-    from llmcli.checkpoints.locate import find
-
-    with stages("find"), Progress(out) as progress:
-        name, path = find(
-            model.model,
-            revision=model.revision,
-            offline=model.offline,
-            progress=progress,
-            note=out.note,
-        )
-    with stages("headers"):
-        return open_checkpoint(path, name=name)
-
-
-def _require_known(checkpoint: Checkpoint) -> None:
-    """Raises the errors of `describe`."""
-    from llmcli.families import describe
-
-    try:
-        describe(checkpoint)
-    except CheckpointError as error:
-        if checkpoint.config is None:
-            error.hint = f"{error.hint}, or check the tensors alone with --check"
-        raise
-
-
-def _import_torch(checkpoint: Checkpoint, model: ModelOptions, stages: Stages, out: Output) -> None:
-    require_cwd()
-    progress = Progress(out, f"loading {checkpoint.name} …")
-    with stages("import"), progress, SIGNALS.abrupt():
-        import torch
-
-        import llmcli.commands.load.measure.run  # noqa: F401
-    if model.threads is not None:
-        torch.set_num_threads(model.threads)
-
-
-def _loaded(
-    checkpoint: Checkpoint, stages: Stages, model: ModelOptions, out: Output
-) -> tuple[LoadReport, dict[str, Any]]:
-    from llmcli.commands.load.measure.run import measure_load
-
-    try:
-        with Progress(out, f"loading {checkpoint.name} …") as progress:
-            loaded, report = measure_load(
-                checkpoint,
-                stages,
-                device=model.device,
-                progress=progress,
-                **model.precision,
-            )
-    except WeightMismatch as error:
-        named = "" if model.model is None else f" -m {quote(model.model)}"
-        error.hint = f"{error.hint}; `llmcli load{named} --check` checks the files alone"
-        raise
-    SIGNALS.check()
-    note_quantize(model, checkpoint, out)
-    note_tensors(checkpoint, loaded.ledger.surplus, out)
-    return report, loaded.describe()
-
-
-def _checked(
-    checkpoint: Checkpoint, stages: Stages, out: Output
-) -> tuple[LoadReport, dict[str, Any]]:
-    from llmcli.commands.load.measure.run import check_files
-
-    with Progress(out, f"checking {checkpoint.name} …") as progress:
-        report = check_files(checkpoint, stages, progress=progress)
-    SIGNALS.check()
-    return report, unloaded_model(checkpoint, str(checkpoint.path))
-
-
-def _show(report: LoadReport, about: dict[str, Any], load: LoadOptions, out: Output) -> None:
     from llmcli.commands.load.view import render_load
     from llmcli.ui.facts import model_line
 
-    lines = chosen(report, load)
-    brief = load.filter is not None
-    how = {"brief": brief, "full": load.all, "checks": out.checks or load.check}
+    out = Output("load", output)
+    model.check()
+    stages = Stages()
+    checkpoint = _opened(load, model, stages, out)
+    report, about = _measured(checkpoint, stages, load, model, out)
+    lines, brief = chosen(report, load), load.filter is not None
     document = members(replace(report, ledger=tuple(lines)) if brief else report)
     out.present(
         lambda: render_load(
             report,
             about["name"] if load.check else model_line(about),
             lines if load.all or brief or not load.check else None,
-            **how,
+            brief=brief,
+            full=load.all,
+            checks=out.checks or load.check,
         ),
         document | {"checks": checks_document(report.checks)},
         model=about,
         environment=environment(kernels=() if load.check else kernels_of(about)),
     )
+    _judge(report, model)
+
+
+def _opened(load: LoadOptions, model: ModelOptions, stages: Stages, out: Output) -> Checkpoint:
+    """The checkpoint, and PyTorch imported; raises the errors of `describe` unless `load.check`."""
+    from llmcli.families import describe
+
+    begin = perf_counter()
+    with Progress(out) as progress:
+        checkpoint, headers_s = opened(model, out, None, progress)
+    stages.add("find", perf_counter() - begin - headers_s)
+    stages.add("headers", headers_s)
+    try:
+        if not load.check:
+            describe(checkpoint)
+    except CheckpointError as error:
+        if checkpoint.config is None:
+            error.hint = f"{error.hint}, or check the tensors alone with --check"
+        raise
+    require_cwd()
+    with stages("import"), Progress(out, f"loading {checkpoint.name} …"), SIGNALS.abrupt():
+        import torch
+
+        import llmcli.commands.load.measure.run  # noqa: F401
+    if model.threads is not None:
+        torch.set_num_threads(model.threads)
+    return checkpoint
+
+
+def _measured(
+    checkpoint: Checkpoint, stages: Stages, load: LoadOptions, model: ModelOptions, out: Output
+) -> tuple[LoadReport, dict[str, Any]]:
+    """The report, and the `model` object of the document."""
+    from llmcli.commands.load.measure.run import check_files, measure_load
+
+    doing = "checking" if load.check else "loading"
+    with Progress(out, f"{doing} {checkpoint.name} …") as progress:
+        if load.check:
+            report = check_files(checkpoint, stages, progress=progress)
+            about = unloaded_model(checkpoint, str(checkpoint.path))
+        else:
+            try:
+                loaded, report = measure_load(
+                    checkpoint, stages, device=model.device, progress=progress, **model.precision
+                )
+            except WeightMismatch as error:
+                named = "" if model.model is None else f" -m {quote(model.model)}"
+                error.hint = f"{error.hint}; `llmcli load{named} --check` checks the files alone"
+                raise
+            about = loaded.describe()
+    SIGNALS.check()
+    if not load.check:
+        note_quantize(model, checkpoint, out)
+        note_tensors(checkpoint, loaded.ledger.surplus, out)
+    return report, about
 
 
 def _refetch(model: ModelOptions) -> str:
@@ -222,14 +194,9 @@ def _judge(report: LoadReport, model: ModelOptions) -> None:
     if report.error is not None:
         raise report.error
     failed = [check for check in report.checks if not check.ok]
-    wrong = [
-        *(
-            f"{claim.what}: claimed {claim.says}, actual {claim.holds}"
-            for claim in report.claims
-            if claim.must and not claim.ok
-        ),
-        *(f"check failed: {check.words}" for check in failed if check.name != OUTLIERS),
-    ]
+    lies = [claim for claim in report.claims if claim.must and not claim.ok]
+    wrong = [f"{one.what}: claimed {one.says}, actual {one.holds}" for one in lies]
+    wrong += [f"check failed: {check.words}" for check in failed if check.name != OUTLIERS]
     if wrong:
         raise CheckpointError(wrong[0])
     if report.not_finite:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from llmcli.commands.load.report import LoadReport, MetadataCheck, Shared
+from llmcli.commands.load.report import LoadReport, Shared
 from llmcli.records.ledger import EACH_HAS_ITS_PLACE, LedgerEntry, Numbers
 from llmcli.records.numbers import counted
 from llmcli.ui.facts import SHORT
@@ -58,7 +58,7 @@ def render_load(
         parts += [table] if brief else [Text(""), table, Text(""), _time(report, full)]
     every = lines is None or checks
     more = () if every or brief or full else _MORE
-    return Group(*parts, *verdicts(report, every=every, more=more))
+    return Group(*parts, *_verdicts(report, every=every, more=more))
 
 
 def _facts(report: LoadReport) -> Iterator[str]:
@@ -99,16 +99,14 @@ def _table(lines: Sequence[LedgerEntry], dtype: str | None, *, below: bool) -> R
         stored = f"{line.stored} [{' '.join(map(str, line.shape))}]{times}"
         cells = [line.parameter or "–", line.source, *([words] if faults else [])]
         cells += [stored, size(line.bytes), _done(line, line.dtype or dtype)]
-        cells += [""] * 5 if line.numbers is None else _statistics(line.numbers)
+        if (one := line.numbers) is None:
+            cells += [""] * 5
+        else:
+            share = one.zeros / one.count if one.count else 0.0
+            zeros = "0" if not share else percent(share) if share >= 0.0001 else "<0.01 %"
+            cells += [*map(number, (one.mean, one.std, one.min, one.max)), zeros]
         rows.append([Text(one_line(cell), style=style) for cell in cells])
     return Rows(columns, rows, below=below)
-
-
-def _statistics(numbers: Numbers) -> list[str]:
-    share = numbers.zeros / numbers.count if numbers.count else 0.0
-    zeros = "0" if not share else percent(share) if share >= 0.0001 else "<0.01 %"
-    values = (numbers.mean, numbers.std, numbers.min, numbers.max)
-    return [*(number(value) for value in values), zeros]
 
 
 def _done(line: LedgerEntry, dtype: str | None) -> str:
@@ -153,10 +151,7 @@ def _time(report: LoadReport, full: bool) -> Line:
     return Line(parts, FAINT)
 
 
-# verdicts
-
-
-def verdicts(
+def _verdicts(
     report: LoadReport, *, every: bool, more: Sequence[str]
 ) -> Iterator[RenderableType]:
     """What holds and what does not, the numbers and the whole last.
@@ -171,7 +166,14 @@ def verdicts(
         yield Text(words, style=FAINT)
     elif every:
         yield Marked(GOOD, EACH_HAS_ITS_PLACE, FAINT)
-    yield from (_claim(claim) for claim in report.claims if every or not claim.ok)
+    for claim in report.claims:
+        what, says, holds = map(one_line, (claim.what, claim.says, claim.holds))
+        if claim.ok and every:
+            there = "" if says == holds else SEPARATOR + holds
+            yield Marked(GOOD, f"{what}: {says}{there}", FAINT)
+        elif not claim.ok:
+            mark, style = (BAD, WRONG) if claim.must else (LABEL, _DOUBTFUL)
+            yield Marked(mark, f"{what}: claimed {says}, actual {holds}", style)
     if checks := [check for check in report.checks if every or not check.ok]:
         yield render_checks(checks)
     yield from (Marked(LABEL, one_line(note), _DOUBTFUL) for note in report.notes)
@@ -194,13 +196,3 @@ def _shared(shared: Shared) -> str:
     names = " and ".join(shared.names[:3])
     more = f" and {len(shared.names) - 3} more" if len(shared.names) > 3 else ""
     return f"{names}{more} hold the same numbers, {size(shared.bytes)} each"
-
-
-def _claim(claim: MetadataCheck) -> RenderableType:
-    what = one_line(claim.what)
-    says, holds = one_line(claim.says), one_line(claim.holds)
-    if claim.ok:
-        there = "" if says == holds else SEPARATOR + holds
-        return Marked(GOOD, f"{what}: {says}{there}", FAINT)
-    words = f"{what}: claimed {says}, actual {holds}"
-    return Marked(BAD, words, WRONG) if claim.must else Marked(LABEL, words, _DOUBTFUL)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import typer
 
 from llmcli.errors import LlmcliError, ModelNotFound, NetworkError, UsageError
-from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.models import (
     ModelsReport,
@@ -33,6 +32,7 @@ from llmcli.shell.progress import Progress
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
+    from llmcli.checkpoints.cache import Inventory
     from llmcli.checkpoints.removal import Piece
 
 EPILOG = """
@@ -117,9 +117,7 @@ def command(output: PagedOutputOptions) -> None:
         left_over=sum(piece.removal.bytes for piece in left_over(inventory)),
         warnings=inventory.warnings(),
     )
-    out.present(
-        lambda: render_models(report), members(report), model=None, environment=environment()
-    )
+    out.present(lambda: render_models(report), members(report))
     if not out.json:
         for warning in report.warnings:
             out.note(warning)
@@ -163,9 +161,9 @@ def pull(which: NamesOptions, at: RevisionOptions, output: OutputOptions) -> Non
         else:
             pulled.append(found)
             if not out.json:
-                from llmcli.commands.models.view import Pulled
+                from llmcli.commands.models.view import render_pulled
 
-                out.show(Pulled(found))
+                out.show(render_pulled(found, out.out.width))
     first = next(iter(errors.values()), None)
     if first is not None and len(names) == 1:
         raise first
@@ -176,7 +174,7 @@ def pull(which: NamesOptions, at: RevisionOptions, output: OutputOptions) -> Non
         )
         reason: Literal["complete", "interrupted"] = "interrupted" if stopped else "complete"
         report = PullReport(models=tuple(pulled), failed=tuple(failed), finish_reason=reason)
-        out.document(members(report), model=None, environment=environment())
+        out.document(members(report))
     if stopped:
         done = f" after {len(pulled)} of {len(names)} models" if len(names) > 1 else ""
         raise SIGNALS.stopped(reported=out.json, where=done)
@@ -186,25 +184,18 @@ def pull(which: NamesOptions, at: RevisionOptions, output: OutputOptions) -> Non
 
 def _pull(name: str, revision: str | None, offline: bool, out: Output) -> PulledModel:
     from llmcli.checkpoints.cache import bytes_at
-    from llmcli.checkpoints.locate import find
-
-    fetched = not _is_here(name, revision)
-    with Progress(out) as progress:
-        _, path = find(name, revision=revision, offline=offline, progress=progress, note=out.note)
-    whole = Path(os.path.abspath(path))
-    return PulledModel(name=name, path=str(whole), bytes=bytes_at(whole), fetched=fetched)
-
-
-def _is_here(name: str, revision: str | None) -> bool:
-    """Whether all of it is, so that nothing has to be fetched."""
     from llmcli.checkpoints.catalog import CatalogEntry, named
     from llmcli.checkpoints.hub.download import cached
+    from llmcli.checkpoints.locate import find
     from llmcli.checkpoints.names import HubId
 
     found = named(name, revision)
-    if isinstance(found, HubId):
-        return cached(found) is not None
-    return isinstance(found, CatalogEntry) and found.is_cached()
+    here = isinstance(found, CatalogEntry) and found.is_cached()
+    here |= isinstance(found, HubId) and cached(found) is not None
+    with Progress(out) as progress:
+        _, path = find(name, revision=revision, offline=offline, progress=progress, note=out.note)
+    whole = Path(os.path.abspath(path))
+    return PulledModel(name=name, path=str(whole), bytes=bytes_at(whole), fetched=not here)
 
 
 def path(which: PathOptions, at: RevisionOptions, output: OutputOptions) -> None:
@@ -226,7 +217,7 @@ def path(which: PathOptions, at: RevisionOptions, output: OutputOptions) -> None
         ) from None
     whole = os.path.abspath(place)
     if out.json:
-        out.document({"name": which.name, "path": whole}, model=None, environment=environment())
+        out.document({"name": which.name, "path": whole})
     elif encodable(whole) != whole:
         raise LlmcliError(
             f"the path of `{shown(which.name)}` is not UTF-8: {shown(Path(whole))}",
@@ -248,13 +239,9 @@ def rm(
     first on a terminal. A link is never followed, and nothing outside of the two caches is touched.
     """
     out = Output("models-rm", output)
-    from llmcli.checkpoints.cache import Inventory
     from llmcli.checkpoints.removal import pieces_of
 
-    def planned() -> list[Piece]:
-        return pieces_of(which.names, Inventory.read(), at.revision)
-
-    _remove(out, removal, planned, passing_over=False)
+    _remove(out, removal, lambda here: pieces_of(which.names, here, at.revision))
 
 
 def prune(removal: RemovalOptions, output: OutputOptions) -> None:
@@ -267,38 +254,36 @@ def prune(removal: RemovalOptions, output: OutputOptions) -> None:
     """
     since = removal.since()
     out = Output("models-prune", output)
-    from llmcli.checkpoints.cache import Inventory
     from llmcli.checkpoints.removal import left_over
 
-    def planned() -> list[Piece]:
-        return left_over(Inventory.read(), since)
-
     report = partial(PruneReport, older_than=removal.older_than)
-    _remove(out, removal, planned, report, passing_over=True)
+    _remove(out, removal, lambda here: left_over(here, since), report, passing_over=True)
 
 
 def _remove(
     out: Output,
     options: RemovalOptions,
-    planned: Callable[[], list[Piece]],
+    planned: Callable[[Inventory], list[Piece]],
     report: Callable[..., RemovalReport] = RemovalReport,
     *,
-    passing_over: bool,
+    passing_over: bool = False,
 ) -> None:
     """Shows what `planned` lists, asks for confirmation, removes it, and shows the `report`.
 
     With `passing_over` what cannot be removed stays and the rest is removed. Raises UsageError if
     there is no terminal to ask on, WriteFailed if something could not be removed.
     """
+    from llmcli.checkpoints.cache import Inventory
     from llmcli.checkpoints.removal import remove
     from llmcli.commands.models.view import render_removal
 
     def show(found: RemovalReport) -> None:
-        out.present(
-            lambda: render_removal(found), members(found), model=None, environment=environment()
-        )
+        out.present(lambda: render_removal(found), members(found))
 
-    pieces = planned()
+    def listed() -> list[Piece]:
+        return planned(Inventory.read())
+
+    pieces = listed()
     plan = report(removed=tuple(piece.removal for piece in pieces), kept=(), dry_run=True)
     if not pieces or options.dry_run:
         show(plan)
@@ -315,7 +300,7 @@ def _remove(
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             out.note("nothing was removed")
             return
-    gone, kept = remove(pieces, planned, passing_over=passing_over)
+    gone, kept = remove(pieces, listed, passing_over=passing_over)
     show(report(removed=tuple(gone), kept=tuple(kept), dry_run=False))
     for line in kept:
         out.note(line)

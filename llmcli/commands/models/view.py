@@ -62,30 +62,37 @@ class Models:
     models: Sequence[StoredModel]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rows = [_row(model, time.time()) for model in self.models]
+        rows = []
+        for model in self.models:
+            nowhere = model.place == "nowhere"
+            used = "" if model.last_used is None else ago(time.time() - model.last_used)
+            cells = [
+                model.name,
+                size(model.bytes) if model.bytes else "",
+                model.state,
+                used,
+                "" if nowhere else model.place,
+                str(model.files or ""),
+                (model.revision or "")[:_SHORT],
+            ]
+            rows.append([Text(one_line(cell), style=FAINT if nowhere else "") for cell in cells])
         for columns in (len(_COLUMNS), _FEW):
             table = Rows(_COLUMNS[:columns], [row[:columns] for row in rows])
             if table.fit(options.max_width):
                 yield table
                 return
-        for name, bytes_, state, used, place, files, revision in rows:
+        for name, bytes_, state, last, place, files, revision in rows:
             held = files and f"{files} file{'s' * (str(files) != '1')}"
-            facts = (bytes_, state, used and f"used {used}", place, held, revision)
+            facts = (bytes_, state, last and f"used {last}", place, held, revision)
             yield _entry(name, [str(fact) for fact in facts])
 
 
-@dataclass(frozen=True)
-class Pulled:
+def render_pulled(model: PulledModel, width: int) -> RenderableType:
     """The name, the size, whether it was here already, and the path: one line where it fits."""
-
-    model: PulledModel
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        words = "fetched" if self.model.fetched else "already here"
-        line = f"{one_line(self.model.name)}  {size(self.model.bytes)}  {words}"
-        path = one_line(self.model.path)
-        whole = f"{line}  {path}"
-        yield Text(whole) if cell_len(whole) <= options.max_width else _entry(Text(line), [path])
+    words, path = "fetched" if model.fetched else "already here", one_line(model.path)
+    line = f"{one_line(model.name)}  {size(model.bytes)}  {words}"
+    whole = f"{line}  {path}"
+    return Text(whole) if cell_len(whole) <= width else _entry(Text(line), [path])
 
 
 def render_removal(report: RemovalReport) -> RenderableType:
@@ -106,17 +113,3 @@ def _entry(line: Text, facts: Sequence[str]) -> RenderableType:
     """A line, and faint facts below it."""
     line.overflow = "fold"
     return Group(line, Indented(Line(list(filter(None, facts)), FAINT)))
-
-
-def _row(model: StoredModel, now: float) -> list[Text]:
-    nowhere = model.place == "nowhere"
-    cells = [
-        model.name,
-        size(model.bytes) if model.bytes else "",
-        model.state,
-        "" if model.last_used is None else ago(now - model.last_used),
-        "" if nowhere else model.place,
-        str(model.files or ""),
-        (model.revision or "")[:_SHORT],
-    ]
-    return [Text(one_line(cell), style=FAINT if nowhere else "") for cell in cells]

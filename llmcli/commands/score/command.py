@@ -8,7 +8,6 @@ from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import UsageError
-from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.shell.encoding import ChatOptions, pieces
 from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
@@ -16,7 +15,7 @@ from llmcli.shell.output import Output
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import Prompt, check_ids, need_tokenizer, prompt_or_default, read_prompt
-from llmcli.shell.running import kernels_of, load_model, require_supported
+from llmcli.shell.running import header, load_model, require_supported
 
 if TYPE_CHECKING:
     from llmcli.commands.score.report import Score
@@ -99,8 +98,7 @@ def command(
     out.present(
         lambda: render_scores(scores, models, comparison, every=score.every),
         body,
-        model=models[0],
-        environment=environment(kernels=kernels_of(*models)),
+        **header(*models),
     )
 
 

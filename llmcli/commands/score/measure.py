@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -60,12 +61,15 @@ def measure_score(
     size = covered_bytes(span for token, span in pairs if token.logprob is not None)
     total = math.fsum(known)
     mean = total / len(known) if known else math.nan
+    perplexity = math.inf
+    with suppress(OverflowError):
+        perplexity = math.exp(-mean)
     return Score(
         tokens=tokens,
         tokens_scored=len(known),
         bytes_scored=size,
         mean_logprob=mean,
-        perplexity=_exp(-mean),
+        perplexity=perplexity,
         bits_per_byte=-total / math.log(2) / size if size else math.nan,
         window=window,
         stride=stride,
@@ -145,11 +149,3 @@ def _window(model: Model, ids: Sequence[int], first: int) -> Iterator[tuple[floa
                 )
             if start + 1 + offset >= first:
                 yield logprob, rank
-
-
-def _exp(value: float) -> float:
-    """exp that gives infinity instead of OverflowError."""
-    try:
-        return math.exp(value)
-    except OverflowError:
-        return math.inf

@@ -53,14 +53,12 @@ def render_scores(
 
 def _totals(score: Score, title: str, every: bool) -> list[RenderableType]:
     """The model's line, and perplexity, bits per byte and mean log-probability."""
-    nothing = "undefined: nothing was scored"
-    no_bytes = nothing
+    nothing = no_bytes = "undefined: nothing was scored"
     if score.tokens_scored:
         why = "the scored tokens have" if _has_text(score) else "no tokenizer, so"
         no_bytes = f"undefined: {why} no bytes"
     if score.tokens_scored and len(score.tokens) > score.window:
-        windows = f"windows of {counted(score.window, 'token')}, {score.stride} apart"
-        title += f"{SEPARATOR}{windows}"
+        title += f"{SEPARATOR}windows of {counted(score.window, 'token')}, {score.stride} apart"
     parts = [
         f"perplexity {_number(score.perplexity, nothing)}",
         f"bits per byte {_number(score.bits_per_byte, no_bytes)}",
@@ -96,25 +94,19 @@ def _table(ours: Score, theirs: Score | None = None) -> RenderableType:
         ]
     rows: list[list[Text | str]] = []
     for number, token in enumerate(ours.tokens):
-        text = Text(quoted(token.text))
-        if theirs is None and token.logprob is not None:
-            text.stylize(confidence_style(math.exp(token.logprob)))
-        cells = _values(token, None if theirs is None else theirs.tokens[number])
+        text, other = Text(quoted(token.text)), None if theirs is None else theirs.tokens[number]
+        if token.logprob is None or (other is not None and other.logprob is None):
+            cells = [UNKNOWN] * (3 if other is None else 5)
+        elif other is None or other.logprob is None:
+            share = math.exp(token.logprob)
+            text.stylize(confidence_style(share))
+            cells = [f"{token.logprob:.4f}", probability(share), str(token.rank)]
+        else:
+            apart = f"{other.logprob - token.logprob:+.4f}"
+            cells = [f"{token.logprob:.4f}", f"{other.logprob:.4f}", apart]
+            cells += [str(token.rank), str(other.rank)]
         rows.append([str(number), str(token.id), *[text for _ in named], *cells])
     return Rows(columns, rows)
-
-
-def _values(token: ScoredToken, other: ScoredToken | None) -> tuple[str, ...]:
-    """Log-probabilities, probability or difference, and ranks; dashes for what was not scored."""
-    if other is None:
-        if token.logprob is None:
-            return UNKNOWN, UNKNOWN, UNKNOWN
-        return f"{token.logprob:.4f}", probability(math.exp(token.logprob)), str(token.rank)
-    if token.logprob is None or other.logprob is None:
-        return (UNKNOWN,) * 5
-    apart = f"{other.logprob - token.logprob:+.4f}"
-    ranks = str(token.rank), str(other.rank)
-    return f"{token.logprob:.4f}", f"{other.logprob:.4f}", apart, *ranks
 
 
 @dataclass(frozen=True)

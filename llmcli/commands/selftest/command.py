@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llmcli.commands.selftest.report import Receipt, SelftestReport
+from llmcli.commands.selftest.report import Receipt
 from llmcli.errors import UsageError
 from llmcli.measure.machine import environment
 from llmcli.records.document import members
@@ -66,29 +66,20 @@ def command(selftest: SelftestOptions, output: ViewOutputOptions) -> None:
     device = resolve_device(selftest.device)
     with Progress(out) as progress:
         report = measure_selftest(device, speed=not selftest.no_speed, progress=progress)
-    header = environment()
-    here = (header.processor, tuple(header.gpus))
-    same = receipt is not None and (receipt.processor, receipt.gpus) == here
-    file = None
+    body, machine, file = members(report), environment(), None
+    if report.ceilings is not None:  # in a receipt a cache is a pair
+        pairs = [(cache.level, cache.bytes) for cache in report.ceilings.caches]
+        body["ceilings"] = members(report.ceilings) | {"caches": pairs}
     if selftest.save is not None:
         file = ExportFile(path=selftest.save, holds="a receipt for `llmcli selftest --verify`")
     out.present(
-        lambda: render_selftest(report, f"selftest on {report.device}", receipt, same_machine=same),
-        members(report) | {"ceilings": _ceilings(report)},
-        model=None,
-        environment=header,
+        lambda: render_selftest(report, receipt, machine),
+        body,
+        environment=machine,
         checks=report.checks,
         file=file,
         hint="run it again with `LLMCLI_KERNELS=off` to see whether our kernels are at fault",
     )
-
-
-def _ceilings(report: SelftestReport) -> dict[str, object] | None:
-    """As receipts have them: a cache is a pair."""
-    if report.ceilings is None:
-        return None
-    pairs = [(cache.level, cache.bytes) for cache in report.ceilings.caches]
-    return members(report.ceilings) | {"caches": pairs}
 
 
 def read_receipt(path: str) -> Receipt:

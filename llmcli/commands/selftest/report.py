@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llmcli.records.document import APART, ViewCheck, derived
-from llmcli.records.machine import Ceilings
+from llmcli.records.machine import Ceilings, Environment
 
 if TYPE_CHECKING:
     from llmcli.graph.spec import Phase
@@ -46,10 +46,11 @@ class RateResult:
     all_layers: int
     versus: float | None = None
 
-
-def shape_words(name: str, layers: int, all_layers: int) -> str:
-    """`8B`, or `8B, 4 of 32 layers`."""
-    return name if layers == all_layers else f"{name}, {layers} of {all_layers} layers"
+    @property
+    def words(self) -> str:
+        """`8B`, or `8B, 4 of 32 layers`."""
+        part = self.layers != self.all_layers
+        return f"{self.shape}, {self.layers} of {self.all_layers} layers" if part else self.shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +116,9 @@ class Receipt:
             raise ValueError("it has another form") from error
 
 
-def compare(receipt: Receipt, report: SelftestReport, *, same_machine: bool = True) -> list[str]:
+def compare(receipt: Receipt, report: SelftestReport, machine: Environment) -> list[str]:
     """List what is worse now: checks that fail, and rates of the same machine below `SLOWER`."""
+    same = (receipt.processor, receipt.gpus) == (machine.processor, machine.gpus)
     found = [
         f"{check.name} passed in the receipt and fails now"
         for check in report.checks
@@ -124,7 +126,7 @@ def compare(receipt: Receipt, report: SelftestReport, *, same_machine: bool = Tr
     ]
     names = {check.name for check in report.checks}
     found += [f"{name} was not checked now" for name in receipt.passed if name not in names]
-    for rate in report.rates if same_machine else ():
+    for rate in report.rates if same else ():
         before = receipt.rates.get((rate.shape, rate.phase))
         if before and rate.tokens_per_s < SLOWER * before:
             found.append(

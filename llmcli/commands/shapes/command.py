@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
-from llmcli.measure.machine import cpu, environment, machine_devices
+from llmcli.measure.machine import cpu, machine_devices
 from llmcli.records.document import members
 from llmcli.records.text import Token
 from llmcli.shell.encoding import ChatOptions, check_fits, encode
@@ -30,11 +28,9 @@ from llmcli.shell.running import (
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
     from llmcli.commands.shapes.measure import ShapesRequest
-    from llmcli.commands.shapes.report import Stored
     from llmcli.config.model import ModelConfig
     from llmcli.graph.arithmetic import Arithmetic
     from llmcli.graph.spec import Kind
-    from llmcli.prepare.prepared import Prepared
     from llmcli.shell.prompts import Prompt
 
 TOKENS = 12  # of the example prompt, where none is given
@@ -100,12 +96,6 @@ class ShapesOptions:
         excludes=("PROMPT", "--file", "--ids"),
     )
 
-    @property
-    def detailed(self) -> bool:
-        """Whether everything about each tensor is shown."""
-        chosen = self.params or self.only_activations
-        return self.all or chosen or self.layer is not None or self.filter is not None
-
     def request(
         self, config: ModelConfig, numbers: Arithmetic, prompt: tuple[Token, ...] = ()
     ) -> ShapesRequest:
@@ -148,33 +138,6 @@ class ShapesOptions:
             )
         return found
 
-    def stored(self, tensors: Sequence[Stored]) -> tuple[Stored, ...]:
-        """The tensors of a file without a configuration whose own names match.
-
-        Raises UsageError for what needs a configuration, and where none matches.
-        """
-        for flag, given in (("--layer", self.layer is not None), ("--names", self.names)):
-            if given:
-                raise UsageError(
-                    f"`{flag}` needs the model's config.json beside the file",
-                    hint='choose tensors by the names in the file: `--filter "*.0.*"`',
-                )
-        if self.filter is None:
-            return tuple(tensors)
-        found = tuple(
-            tensor
-            for tensor in tensors  # a name may have brackets of its own
-            if tensor.source == self.filter or fnmatchcase(tensor.source, self.filter)
-        )
-        if not found:
-            near = get_close_matches(self.filter, [tensor.source for tensor in tensors], 1)
-            raise UsageError(
-                f"the file has no tensor `{self.filter}`",
-                hint=f"did you mean `{near[0]}`?"
-                if near
-                else 'leave it out to see all of them, or use `*`, as in `--filter "*norm*"`',
-            )
-        return found
 
 
 def command(
@@ -189,6 +152,7 @@ def command(
     PyTorch. A PROMPT gives the number of tokens. Layers that are identical are one row. A model as
     a whole is one table; `--all`, or a choice of tensors, shows everything about each of them.
     """
+    from llmcli.commands.shapes import measure, view
     from llmcli.prepare.prepared import prepare
 
     out = Output("shapes", output)
@@ -205,16 +169,34 @@ def command(
             return
         prepared = prepare(checkpoint)
         config = prepared.config
-        bfloat16 = device.bfloat16
-        numbers = prepared.arithmetic(device.device, bfloat16=bfloat16, **model.precision)
+        numbers = prepared.arithmetic(device.device, bfloat16=device.bfloat16, **model.precision)
         note_quantize(model, checkpoint, out)
         tokens: tuple[Token, ...] = ()
         if text is not None:
             tokens = _tokens(text, checkpoint, config, model.context_length or config.context, out)
         request = shapes.request(config, numbers, tokens)
         about = model_of_headers(checkpoint, place, config, numbers, device.device)
+        if shapes.names:
+            names = measure.model_names(request)
+            out.present(lambda: view.render_names(names, about), members(names), model=about)
+            return
+        stored, checks = measure.stored_tensors(prepared), measure.stored_check(prepared)
+        report = measure.model_shapes(request, stored, checks)
+        if not report.rows:
+            raise UsageError(
+                "these options together leave no tensor to show",
+                hint="embeddings, the final norm and the head are in no layer",
+            )
+        chosen = {shapes.layer, shapes.filter} != {None}
+        detailed = shapes.all or shapes.params or shapes.only_activations or chosen
         try:
-            _show(request, prepared, about, shapes, out)
+            out.present(
+                lambda: view.render_shapes(report, about, detailed=detailed),
+                members(report),
+                model=about,
+                checks=report.checks,
+                hint=HINT,
+            )
         except CheckFailed:
             if checkpoint.tensors:
                 from llmcli.loading.load import check_loadable  # and so PyTorch, to report a fault
@@ -248,43 +230,31 @@ def _tokens(
     return model.tokens(encoded.ids)
 
 
-def _show(
-    request: ShapesRequest,
-    prepared: Prepared,
-    about: dict[str, Any],
-    shapes: ShapesOptions,
-    out: Output,
-) -> None:
-    """All tensors, or with `--names` what they are called."""
-    from llmcli.commands.shapes import measure, view
-
-    present = partial(out.present, model=about, environment=environment())
-    if shapes.names:
-        names = measure.model_names(request)
-        present(lambda: view.render_names(names, about), members(names))
-        return
-    stored = measure.stored_tensors(prepared)
-    checks = measure.stored_check(prepared)
-    report = measure.model_shapes(request, stored, checks)
-    if not report.rows:
-        raise UsageError(
-            "these options together leave no tensor to show",
-            hint="embeddings, the final norm and the head are in no layer",
-        )
-    present(
-        lambda: view.render_shapes(report, about, detailed=shapes.detailed),
-        members(report),
-        checks=report.checks,
-        hint=HINT,
-    )
-
-
 def _show_stored(checkpoint: Checkpoint, shapes: ShapesOptions, out: Output) -> None:
-    """The file's own tensors, without letters, formulas and places: nothing describes them."""
+    """The file's own tensors, without letters, formulas and places: nothing describes them.
+
+    Raises UsageError for what needs a configuration, and where no name matches.
+    """
     from llmcli.commands.shapes.measure import file_tensors
     from llmcli.commands.shapes.view import render_stored
 
-    stored = shapes.stored(file_tensors(checkpoint))
+    for flag, given in (("--layer", shapes.layer is not None), ("--names", shapes.names)):
+        if given:
+            raise UsageError(
+                f"`{flag}` needs the model's config.json beside the file",
+                hint='choose tensors by the names in the file: `--filter "*.0.*"`',
+            )
+    stored, wanted = file_tensors(checkpoint), shapes.filter
+    names = [tensor.source for tensor in stored]
+    if wanted is not None:  # a name may have brackets of its own
+        stored = [one for one in stored if wanted == one.source or fnmatchcase(one.source, wanted)]
+    if wanted is not None and not stored:
+        near = get_close_matches(wanted, names, 1)
+        otherwise = 'leave it out to see all of them, or use `*`, as in `--filter "*norm*"`'
+        raise UsageError(
+            f"the file has no tensor `{wanted}`",
+            hint=f"did you mean `{near[0]}`?" if near else otherwise,
+        )
     if not out.json:
         out.note("there is no config.json beside the file: these are its tensors as stored")
     tensors = [
@@ -303,5 +273,4 @@ def _show_stored(checkpoint: Checkpoint, shapes: ShapesOptions, out: Output) -> 
         lambda: render_stored(stored, checkpoint.name),
         {"tensors": tensors, "checks": {}},
         model=unloaded_model(checkpoint, str(checkpoint.path)),
-        environment=environment(),
     )

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 
 from llmcli.checkpoints import Checkpoint, TensorInfo
@@ -43,11 +43,10 @@ from llmcli.records.text import Token
 LETTERS = ("B", "T", "S", "D", "H", "Hk", "dh", "dv", "F", "V", "P")
 
 # a layer's number in a name or formula: `blocks.3.`, `cache.3.`, `H of block 3`
-_NUMBER = re.compile(r"((?<=blocks\.)\d+|(?<=cache\.)\d+|(?<=of block )\d+)")
+_NUMBER = re.compile(r"\b(blocks\.|cache\.|of block )(\d+)")
 # a layer's input, whose formula differs in the first layer and is ignored
 _ENTRY = ".resid_pre"
 
-Member = tuple[Phases, Phases]  # with the specs as if its layer were the first
 Extra = Callable[[TensorSpec], Hashable]
 
 
@@ -151,9 +150,15 @@ def model_shapes(
             return file
         return replace(file, source=numbered(file.source, spec.layer, "{}"))
 
-    rows = fold_kinds(tensors, request.config, in_file)
+    rows = fold(tensors, request.config, in_file)
+    every = [spec for item in whole for spec in item]
+    made = {phase: [spec for spec in every if spec.phase == phase] for phase in phases}
     shown = {
-        (spec.name, spec.phase): _tensor(spec, request, stored.get(spec.name))
+        (spec.name, spec.phase): ShapeTensor(
+            **vars(spec),
+            documents=request.documented(spec.axes, spec.layer, spec.phase),
+            stored=stored.get(spec.name),
+        )
         for item in tensors
         for spec in item
     }
@@ -166,7 +171,14 @@ def model_shapes(
         tensors=tuple(shown.values()),
         rows=tuple(_row(row, shown, graph(request.config)) for row in rows),
         cache=_growth(request),
-        flops=tuple(_flops(phase, whole) for phase in phases),
+        flops=tuple(
+            CallFlops(
+                phase=phase,
+                flops=sum(spec.flops for spec in specs),
+                flops_full=sum(spec.flops_full for spec in specs),
+            )
+            for phase, specs in made.items()
+        ),
         stored_bytes=sum(item.stored_bytes for item in stored.values()) if stored else None,
         prompt=request.prompt,
         example=request.example,
@@ -200,37 +212,35 @@ def folded_check(tensors: Sequence[Phases], rows: Sequence[Folded]) -> ViewCheck
 # repeated layers in one row
 
 
-def fold_kinds(tensors: Sequence[Phases], config: ModelConfig, extra: Extra) -> tuple[Folded, ...]:
-    """Rows of the parameters, then of the activations, then of the states."""
+def fold(tensors: Sequence[Phases], config: ModelConfig, extra: Extra) -> tuple[Folded, ...]:
+    """The rows of the parameters, the activations, then the states, equal layers merged.
+
+    They stand at the first one's place. Layers are equal if their configurations and specs are, up
+    to the layer's number; any difference (a window, a head count, a stored format) keeps them
+    separate. `extra`: an additional key that must be equal, without layer numbers.
+    """
     rows: list[Folded] = []
     for kind in ("parameter", "activation", "state"):
-        rows += fold([item for item in tensors if item[0].kind == kind], config, extra)
-    return tuple(rows)
-
-
-def fold(tensors: Sequence[Phases], config: ModelConfig, extra: Extra) -> tuple[Folded, ...]:
-    """The rows of `tensors`, with equal layers merged at the first one's place.
-
-    Layers are equal if their configurations and specs are, up to the layer's number; any difference
-    (a window, a head count, a stored format) keeps them separate. `extra`: an additional key that
-    must be equal, without layer numbers.
-    """
-    layers: dict[int, list[Member]] = {}
-    for phases in tensors:
-        if (number := phases[0].layer) is not None:
-            template = tuple(_moved(spec, -number) for spec in phases)
-            layers.setdefault(number, []).append((phases, template))
-    alike: dict[Hashable, list[int]] = {}
-    for layer, members in layers.items():
-        alike.setdefault(_kind(layer, members, config), []).append(layer)
-    kinds = {numbers[0]: numbers for numbers in alike.values()}
-    rows: list[Folded] = []
-    for phases in tensors:
-        layer_ = phases[0].layer
-        if layer_ is None:
-            rows.append(Folded(name=phases[0].name, layers=(), phases=phases))
-        elif layer_ in kinds:
-            rows += _rows([layers[number] for number in kinds.pop(layer_)], extra)
+        some = [phases for phases in tensors if phases[0].kind == kind]
+        layers: dict[int, list[tuple[Phases, Phases]]] = {}  # and as if its layer were the first
+        for phases in some:
+            if (number := phases[0].layer) is not None:
+                template = tuple(_moved(spec, -number) for spec in phases)
+                layers.setdefault(number, []).append((phases, template))
+        alike: dict[Hashable, list[int]] = {}
+        for number, members in layers.items():
+            inside = tuple(one for phases, one in members if not phases[0].name.endswith(_ENTRY))
+            alike.setdefault((config.layers[number], inside), []).append(number)
+        equal: dict[int | None, list[int]] = {numbers[0]: numbers for numbers in alike.values()}
+        for phases in some:
+            if phases[0].layer is None:
+                rows.append(Folded(name=phases[0].name, layers=(), phases=phases))
+            first = equal.pop(phases[0].layer, [])
+            for same in zip(*(layers[number] for number in first), strict=True):
+                parts: dict[Hashable, list[Phases]] = {}
+                for each, template in same:
+                    parts.setdefault((template, extra(each[0])), []).append(each)
+                rows += map(_folded, parts.values())
     return tuple(rows)
 
 
@@ -247,22 +257,6 @@ def numbered(text: str, layer: int, number: str) -> str:
     return re.sub(rf"(?<![^.]){layer}(?![^.])", lambda _: number, text)
 
 
-def _kind(layer: int, members: Sequence[Member], config: ModelConfig) -> Hashable:
-    inside = (template for phases, template in members if not phases[0].name.endswith(_ENTRY))
-    return config.layers[layer], tuple(inside)
-
-
-def _rows(layers: Sequence[Sequence[Member]], extra: Extra) -> list[Folded]:
-    """The rows of equal layers, tensor by tensor."""
-    rows = []
-    for same in zip(*layers, strict=True):
-        parts: dict[Hashable, list[Phases]] = {}
-        for phases, template in same:
-            parts.setdefault((template, extra(phases[0])), []).append(phases)
-        rows += [_folded(part) for part in parts.values()]
-    return rows
-
-
 def _folded(part: Sequence[Phases]) -> Folded:
     first = part[0][0]
     numbers = tuple(phases[0].layer for phases in part if phases[0].layer is not None)
@@ -275,30 +269,18 @@ def _folded(part: Sequence[Phases]) -> Folded:
 def _moved(spec: TensorSpec, by: int) -> TensorSpec:
     """The same tensor `by` layers later."""
     assert spec.layer is not None
-    shares = None if spec.shares is None else _moved_text(spec.shares, by)
-    name, formula = _moved_text(spec.name, by), _moved_text(spec.formula, by)
-    return replace(spec, name=name, formula=formula, shares=shares, layer=spec.layer + by)
 
+    def moved(text: str) -> str:
+        return _NUMBER.sub(lambda found: f"{found[1]}{int(found[2]) + by}", text)
 
-def _moved_text(text: str, by: int) -> str:
-    pieces = _pieces(text)
-    if len(pieces) == 1:
-        return text
-    return "".join(str(int(one) + by) if at % 2 else one for at, one in enumerate(pieces))
-
-
-@lru_cache(maxsize=1 << 14)
-def _pieces(text: str) -> tuple[str, ...]:
-    """Split at layer numbers, every second piece a number; cached, since layers repeat texts."""
-    return tuple(_NUMBER.split(text))
+    shares = None if spec.shares is None else moved(spec.shares)
+    layer = spec.layer + by
+    return replace(
+        spec, name=moved(spec.name), formula=moved(spec.formula), shares=shares, layer=layer
+    )
 
 
 # the report
-
-
-def _tensor(spec: TensorSpec, request: ShapesRequest, stored: Stored | None) -> ShapeTensor:
-    documents = request.documented(spec.axes, spec.layer, spec.phase)
-    return ShapeTensor(**vars(spec), documents=documents, stored=stored)
 
 
 def _row(
@@ -332,23 +314,17 @@ def _memory(spec: TensorSpec, model: Graph) -> str:
 def letter_values(request: ShapesRequest, phases: Sequence[Phase]) -> tuple[LetterValue, ...]:
     """Each letter with its sizes in the phases; where layers differ, with all of theirs."""
     model, blocks = graph(request.config), [*range(len(request.config.layers))] or [None]
-    known = dict.fromkeys([*LETTERS, *(one for block in blocks for one in model.sizes(block))])
-    known.pop("1", None)
+    every = [(request.sizes(phase, block), block) for phase in phases for block in blocks]
+    known = dict.fromkeys([*LETTERS, *(one for sizes, _ in every for one in sizes)])
     found = []
-    for letter in known:
-        values: dict[int, None] = {}
-        documents: dict[str, None] = {}
+    for letter in [one for one in known if one != "1"]:
+        some = [(sizes[letter], block) for sizes, block in every if letter in sizes]
+        documents = dict.fromkeys(request.documented((letter,), block)[0] for _, block in some)
         segments = [axis for block in blocks if (axis := model.segments(block).get(letter))]
-        for phase in phases:
-            for block in blocks:
-                sizes = request.sizes(phase, block)
-                if letter in sizes:
-                    values[sizes[letter]] = None
-                    documents[request.documented((letter,), block)[0]] = None
-        if values:
-            called = "/".join(documents)
+        if some:
             found.append(LetterValue(
-                letter=letter, documents=called, values=tuple(values),
+                letter=letter, documents="/".join(documents),
+                values=tuple(dict.fromkeys(value for value, _ in some)),
                 segments=" or ".join(dict.fromkeys(segments)),
             ))  # fmt: skip
     return tuple(found)
@@ -361,15 +337,6 @@ def _kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
     return tuple(
         LayerKind(layers=tuple(layers), window=config.layers[layers[0]].window)
         for layers in found.values()
-    )
-
-
-def _flops(phase: Phase, tensors: Sequence[Phases]) -> CallFlops:
-    specs = [spec for item in tensors for spec in item if spec.phase == phase]
-    return CallFlops(
-        phase=phase,
-        flops=sum(spec.flops for spec in specs),
-        flops_full=sum(spec.flops_full for spec in specs),
     )
 
 
@@ -399,7 +366,7 @@ def model_names(request: ShapesRequest) -> NamesReport:
     known = Names(config, sources(config))
     tensors = [item for item in request.tensors(("prefill",)) if request.takes(item[0])]
     rows = []
-    for row in fold_kinds(tensors, config, lambda spec: None):
+    for row in fold(tensors, config, lambda spec: None):
         spec = row.phases[0]
         others = known.aliases(spec.name)
         if spec.layer is not None and len(row.layers) > 1:
@@ -466,9 +433,9 @@ def stored_check(prepared: Prepared) -> tuple[ViewCheck, ...]:
     return (difference("stored", words, wrong),)
 
 
-def file_tensors(checkpoint: Checkpoint) -> tuple[Stored, ...]:
+def file_tensors(checkpoint: Checkpoint) -> list[Stored]:
     """The tensors of a file in its own order and by its own names."""
-    return tuple(_stored(info, info.nbytes) for info in checkpoint.tensors.values())
+    return [_stored(info, info.nbytes) for info in checkpoint.tensors.values()]
 
 
 def _stored(info: TensorInfo, nbytes: int, operations: tuple[str, ...] = ()) -> Stored:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,9 +21,8 @@ from llmcli.commands.shapes.report import (
     Stored,
 )
 from llmcli.records.numbers import counted, spans
-from llmcli.records.text import Token
 from llmcli.ui.facts import axis_line, model_line, state_words
-from llmcli.ui.layout import GAP, Column, Indented, Line, Rows, in_words, table
+from llmcli.ui.layout import GAP, Column, Indented, Line, in_words, table
 from llmcli.ui.numbers import scaled, size
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
 
@@ -54,15 +53,26 @@ def render_shapes(
         ]
         example = ["T is an example: --tokens"] if report.example else []
         parts.append(Line([*letters, *example], FAINT))
-    if report.prompt:
-        parts.append(_prompt(report.prompt))
+    if report.prompt:  # of a long one the first and the last tokens
+        texts = [*map(in_words, report.prompt)]
+        if len(texts) > 2 * ENDS:
+            texts = [*texts[:ENDS], f"… {len(texts) - 2 * ENDS} more …", *texts[-ENDS:]]
+        parts.append(Line([f"prompt of {counted(len(report.prompt), 'token')}", *texts], FAINT))
     return Group(*parts, *(_sections if detailed else _overview)(report, model))
 
 
 def _overview(report: ShapesReport, model: Mapping[str, Any]) -> Iterator[RenderableType]:
     held = f"{size(model['weight_bytes'])} in {model['weight_format']}"
     yield Text(f"\nparameters: {model['parameters']:,} · {held}", style=HEADING)
-    yield Line([*_weights([row for row in report.rows if row.first.kind == "parameter"])])
+    weights, before = [], ""
+    for row in report.rows:  # the first of those that layers share says which layers
+        if row.first.kind == "parameter":
+            place, name = _place(row.name)
+            many = f"{place} × {len(row.layers)}: " if len(row.layers) > 1 else f"{place}: "
+            shared = many if place and place != before else ""
+            weights.append(f"{shared}{name} {listed(row.first.shape)}")
+            before = place
+    yield Line(weights)
     formulas: dict[str, str] = {}
     rows = []
     for row in report.rows:
@@ -81,13 +91,28 @@ def _sections(report: ShapesReport, model: Mapping[str, Any]) -> Iterator[Render
     for kind, words in _SECTIONS:
         rows = [row for row in report.rows if row.first.kind == kind]
         if rows:
+            dtypes = {tensor.dtype for row in rows for tensor in row.phases}
             yield Text()
-            yield Text(_heading(words, rows, report), style=HEADING)
-            yield _table(kind, rows, report)
+            yield Text(_heading(words, rows, report, dtypes), style=HEADING)
+            # a dtype that all of them have is in the heading
+            columns = [
+                (column, cell)
+                for column, cell in _columns(kind, report)
+                if any(map(cell, rows)) and (column.name != "dtype" or len(dtypes) > 1)
+            ]
+            yield table(rows, columns, below=True)
             yield from _below(kind, rows, report, model)
-    if folds := [*_folds(report)]:
-        yield Text()
-        yield from folds
+    # how many layers rows stand for, and that they are identical up to their number
+    folded = {row.layers for row in report.rows if len(row.layers) > 1}
+    # the first layer's input stands apart: the others' is in what is said of all
+    whole = [layers for layers in folded if not any(set(layers) < set(more) for more in folded)]
+    yield from [Text()] if whole else []
+    for layers in sorted(whole):
+        parts = [f"×{len(layers)}, layers {spans(layers)}, identical"]
+        window = next(kind for kind in report.layers if layers[0] in kind.layers).window
+        if window is not None:
+            parts.append(f"a token sees {window} keys at most")
+        yield Line(parts, FAINT)
 
 
 def _place(name: str) -> tuple[str, str]:
@@ -96,16 +121,6 @@ def _place(name: str) -> tuple[str, str]:
         return "", name
     head, number, rest = name.split(".", 2)
     return f"{head}.{number}", rest
-
-
-def _weights(rows: Sequence[ShapeRow]) -> Iterator[str]:
-    """`attn.W_q [576 576]`; the first of those that layers share says which layers."""
-    before = ""
-    for row in rows:
-        place, name = _place(row.name)
-        many = f"{place} × {len(row.layers)}: " if len(row.layers) > 1 else f"{place}: "
-        yield f"{many if place and place != before else ''}{name} {listed(row.first.shape)}"
-        before = place
 
 
 @dataclass(frozen=True)
@@ -188,35 +203,25 @@ def sizes_of_letters(letters: Sequence[LetterValue], example: bool) -> Iterator[
         yield Text("T is an example: --tokens sets it, and a prompt has its own", style=FAINT)
 
 
-def _prompt(tokens: Sequence[Token]) -> RenderableType:
-    """The tokens of the prompt, of a long one the first and the last."""
-    texts = list(map(in_words, tokens))
-    if len(texts) > 2 * ENDS:
-        left = f"… {len(texts) - 2 * ENDS} more …"
-        texts = [*texts[:ENDS], left, *texts[-ENDS:]]
-    return Line([f"prompt of {counted(len(tokens), 'token')}", *texts], FAINT)
-
-
-def _table(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Rows:
-    """The rows of one section; a dtype that all of them have is in its heading."""
-    fields = [
-        (column, cell)
-        for column, cell in _fields(kind, report)
-        if any(map(cell, rows)) and (column.name != "dtype" or len(_dtypes(rows)) > 1)
-    ]
-    return table(rows, fields, below=True)
-
-
-def _fields(
+def _columns(
     kind: str, report: ShapesReport
 ) -> Iterator[tuple[Column, Callable[[ShapeRow], Text | str]]]:
     """The columns of a section, in order; the least important is the first to go below."""
+
+    def shape(row: ShapeRow, phase: int) -> Text:
+        return Text(listed(row.phases[phase].shape), style=NUMBER)
+
+    def stored(row: ShapeRow) -> str:
+        """`Q4_1 [192 576]`: the format and shape in the file."""
+        one = row.first.stored
+        return f"{one_line(one.stored_format)} {listed(one.stored_shape)}" if one else ""
+
     names = ("shape",) if kind == "parameter" else report.phases
     yield Column("name", right=False), lambda row: one_line(row.name)
     yield Column("letters", right=False, drop=1), lambda row: listed(row.first.axes)
     for at, name in enumerate(names):
         column = Column(name, right=False, drop=2 + at, labelled=kind != "parameter")
-        yield column, partial(_shape, phase=at)
+        yield column, partial(shape, phase=at)
     yield Column("papers", right=False, drop=7), lambda row: " × ".join(row.first.documents)
     yield Column("dtype", right=False, drop=8), lambda row: row.first.dtype
     yield Column("bytes", drop=5), lambda row: size(row.first.bytes)
@@ -225,7 +230,7 @@ def _fields(
         lambda row: scaled(row.first.flops) if row.first.flops else "",
     )
     yield Column("memory", right=False, drop=6), lambda row: row.memory
-    yield Column("stored", right=False, drop=9), _stored
+    yield Column("stored", right=False, drop=9), stored
     yield Column("checkpoint", right=False, drop=10), lambda row: one_line(row.source)
     yield (
         Column("conversion", right=False, drop=11),
@@ -234,31 +239,19 @@ def _fields(
     yield Column("formula", right=False, drop=4), lambda row: row.formula
 
 
-def _dtypes(rows: Sequence[ShapeRow]) -> set[str]:
-    return {tensor.dtype for row in rows for tensor in row.phases}
-
-
-def _shape(row: ShapeRow, phase: int) -> Text:
-    return Text(listed(row.phases[phase].shape), style=NUMBER)
-
-
-def _stored(row: ShapeRow) -> str:
-    """`Q4_1 [192 576]`: the format and shape in the file."""
-    stored = row.first.stored
-    return f"{one_line(stored.stored_format)} {listed(stored.stored_shape)}" if stored else ""
-
-
-def _heading(words: str, rows: Sequence[ShapeRow], report: ShapesReport) -> str:
+def _heading(
+    words: str, rows: Sequence[ShapeRow], report: ShapesReport, dtypes: Collection[str]
+) -> str:
     many = sum(max(1, len(row.layers)) for row in rows)
-    number = f"{words}: {counted(many, 'tensor')}"
+    heading = f"{words}: {counted(many, 'tensor')}"
     if many > len(rows):
-        number += f" in {counted(len(rows), 'row')}"
-    dtypes = _dtypes(rows)
-    dtype = f", {dtypes.pop()}" if len(dtypes) == 1 else ""
+        heading += f" in {counted(len(rows), 'row')}"
+    if len(dtypes) == 1:
+        heading += f", {next(iter(dtypes))}"
     if rows[0].first.kind == "parameter":
-        return f"{number}{dtype}"
+        return heading
     what = "bytes and FLOPs" if rows[0].first.kind == "activation" else "bytes"
-    return f"{number}{dtype}, {what} of one in {report.phases[0]}"
+    return f"{heading}, {what} of one in {report.phases[0]}"
 
 
 def _below(
@@ -308,19 +301,6 @@ def _growth(report: ShapesReport) -> Iterator[RenderableType]:
         keys = "/".join(map(str, windows))
         words = f"a window of {keys} keys bounds what is seen, not the cache: all keys are kept"
         yield Line([words], FAINT)
-
-
-def _folds(report: ShapesReport) -> Iterator[RenderableType]:
-    """How many layers rows stand for, and that they are identical up to their number."""
-    folded = {row.layers for row in report.rows if len(row.layers) > 1}
-    # the first layer's input stands apart: the others' is in what is said of all
-    whole = [layers for layers in folded if not any(set(layers) < set(more) for more in folded)]
-    for layers in sorted(whole):
-        words = [f"×{len(layers)}, layers {spans(layers)}, identical"]
-        kind = next(kind for kind in report.layers if layers[0] in kind.layers)
-        if kind.window is not None:
-            words.append(f"a token sees {kind.window} keys at most")
-        yield Line(words, FAINT)
 
 
 def listed(items: Sequence[object]) -> str:

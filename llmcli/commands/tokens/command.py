@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from llmcli.errors import CheckpointError
-from llmcli.measure.machine import environment
 from llmcli.records.document import members
-from llmcli.shell.encoding import ChatOptions, TemplateOptions, pieces
+from llmcli.shell.encoding import TemplateOptions, pieces
 from llmcli.shell.options import ModelOptions, PagedOutputOptions, PromptOptions, SpecialOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import opt
-from llmcli.shell.prompts import Prompt, check_ids, read_prompt
+from llmcli.shell.prompts import check_ids, read_prompt
 from llmcli.shell.running import opened_headers
-
-if TYPE_CHECKING:
-    from llmcli.commands.tokens.view import TokensReport
-    from llmcli.text import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +36,7 @@ def command(
     The text is taken as it stands, with the tokenizer's own BOS rule; `--chat` shows what the
     chat template makes of it. Reads no weights and never imports PyTorch.
     """
-    from llmcli.commands.tokens.view import render_tokens
+    from llmcli.commands.tokens.view import TokensReport, render_tokens
     from llmcli.records.info import NO_FORMATS
     from llmcli.text import load_tokenizer
 
@@ -58,7 +53,26 @@ def command(
             )
         for note in tokenizer.notes:
             out.note(note)
-        report = _report(given, tokenizer, chat, not special.no_special, checkpoint.name)
+        rendered = None
+        if given.ids:
+            check_ids(given.ids, tokenizer.vocab_size)
+            found = tokenizer.spelled(given.ids)
+            size = found[-1].end
+        else:
+            rendered, found = pieces(
+                given, chat, tokenizer, checkpoint.name, parse_special=not special.no_special
+            )
+            size = len((given.text or "" if rendered is None else rendered).encode())
+    report = TokensReport(
+        text=None if given.conversation else given.text,
+        rendered=rendered,
+        tokens=tuple(found),
+        bytes=size,
+        vocabulary=tokenizer.vocab_size,
+        bos=tokenizer.bos_id,
+        adds_bos=tokenizer.add_bos,
+        eos=tuple(sorted(tokenizer.eos_ids)),
+    )
     about = {
         "name": checkpoint.name,
         "path": place,
@@ -70,30 +84,4 @@ def command(
         lambda: render_tokens(report, every=tokens.every),
         members(report),
         model=about,
-        environment=environment(),
-    )
-
-
-def _report(
-    given: Prompt, tokenizer: Tokenizer, chat: ChatOptions, parse_special: bool, name: str
-) -> TokensReport:
-    from llmcli.commands.tokens.view import TokensReport
-
-    rendered = None
-    if given.ids:
-        check_ids(given.ids, tokenizer.vocab_size)
-        found = tokenizer.spelled(given.ids)
-        size = found[-1].end
-    else:
-        rendered, found = pieces(given, chat, tokenizer, name, parse_special=parse_special)
-        size = len((given.text or "" if rendered is None else rendered).encode())
-    return TokensReport(
-        text=None if given.conversation else given.text,
-        rendered=rendered,
-        tokens=tuple(found),
-        bytes=size,
-        vocabulary=tokenizer.vocab_size,
-        bos=tokenizer.bos_id,
-        adds_bos=tokenizer.add_bos,
-        eos=tuple(sorted(tokenizer.eos_ids)),
     )

@@ -142,11 +142,7 @@ class Outliers:
 
     def add(self, part: Tensor) -> None:
         """Add numbers, in whole blocks but for the last; what is not finite counts as large."""
-        if not self._most:
-            return
-        flat = part.reshape(-1)
-        for first in range(0, len(flat), _PIECE):
-            piece = flat[first : first + _PIECE]
+        for piece in torch.split(part.reshape(-1), _PIECE) if self._most else ():
             self._add(piece[: len(piece) // self._size * self._size].view(-1, self._size))
 
     def _add(self, x: Tensor) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -45,14 +46,11 @@ FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")
 
 BOUND = 1e-9  # of the magnitudes that an op adds up; float64 has 2e-16
 
-DENSE: Mapping[str, str] = {}
 # where a block of a format has float16 factors
 _FACTORS = {
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
     "Q5_1": (0, 2), "MXFP4": (),
 }  # fmt: skip
-
-Measure = Callable[[ModelConfig, torch.device], tuple[float, str]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Group:
     name: str
     words: str
     tolerance: float
-    measure: Measure
+    measure: Callable[[ModelConfig, torch.device], tuple[float, str]]
     models: Mapping[str, ModelConfig]
 
 
@@ -130,17 +128,8 @@ def deviations(
     was emitted before it, or, `chained`, what the nodes themselves made from the token ids.
     """
     made = rules(nodes.values(), Graph(model.config).letter)
-    count = len(prompt)
-    kernel = (_Chained if chained else Kernel)(
-        model,
-        made,
-        prompt,
-        [""] * count,
-        emitted=emitted,
-        positions=range(count),
-        prompt_tokens=count,
-        alone=[False] * count,
-    )
+    of = _Chained if chained else Kernel
+    kernel = of(model, made, prompt, emitted=emitted, alone=[False] * len(prompt))
     outputs: dict[str, Tensor] = {}
     if isinstance(kernel, _Chained):
         kernel.made = outputs
@@ -171,21 +160,19 @@ def steps(config: ModelConfig, device: torch.device) -> tuple[float, str]:
     return difference(torch.cat(parts), whole)
 
 
-def narrow(dtype: torch.dtype) -> Measure:
+def narrow(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype = torch.float32
+) -> tuple[float, str]:
     """Compute with the same weights in `dtype` on the device and in float64 on the CPU."""
-
-    def measure(config: ModelConfig, device: torch.device) -> tuple[float, str]:
-        there = copied(random_decoder(config), device, dtype)
-        here = copied(there, "cpu", torch.float64)
-        ids = prompt_ids()
-        ours, exact = there(ids.to(device))[0].cpu().double(), here(ids)[0]
-        if dtype == torch.float32:
-            return difference(ours, exact)
-        logs = exact.log_softmax(-1)
-        divergence = (logs.exp() * (logs - ours.log_softmax(-1))).sum(-1)
-        return float(divergence.mean()), "logits"
-
-    return measure
+    there = copied(random_decoder(config), device, dtype)
+    here = copied(there, "cpu", torch.float64)
+    ids = prompt_ids()
+    ours, exact = there(ids.to(device))[0].cpu().double(), here(ids)[0]
+    if dtype == torch.float32:
+        return difference(ours, exact)
+    logs = exact.log_softmax(-1)
+    divergence = (logs.exp() * (logs - ours.log_softmax(-1))).sum(-1)
+    return float(divergence.mean()), "logits"
 
 
 def observed(config: ModelConfig, device: torch.device) -> tuple[float, str]:
@@ -263,13 +250,9 @@ def _of_steps(config: ModelConfig, device: torch.device) -> Decoder:
     """On a GPU in float32; on a CPU packed steps are the ones that are replayed."""
     if device.type != "cpu":
         return copied(random_decoder(config), device, torch.float32)
-    return random_decoder(config, formats=packed_formats(config, config.family))
-
-
-def packed_formats(config: ModelConfig, format: str) -> dict[str, str]:
-    """All matrices in blocks of that format."""
     apart = in_no_blocks(config)
-    return {name: format for name in matrices(config) if name not in apart}
+    formats = {name: config.family for name in matrices(config) if name not in apart}
+    return random_decoder(config, formats=formats)
 
 
 def _stepped(decoder: Decoder, tapped: bool) -> Tensor:
@@ -303,24 +286,21 @@ def groups_of(device: torch.device) -> list[Group]:
     wide = {} if device.type == "mps" else MODELS  # which has no float64
     # a processor replays what its kernels compute, where it has any
     recorded = MODELS if not cpu else packed_models() if native.level() is not None else {}
-    rows: tuple[tuple[str, str, float, Measure, Mapping[str, ModelConfig]], ...] = (
-        ("float64", "activations equal the graph's in float64", 1.0, parity, wide),
-        ("steps", "chunks and steps equal the whole prompt", 1e-9, steps, wide),
-        ("float32", "float32 equals float64 to rounding", FLOAT32, narrow(torch.float32), MODELS),
-        ("bfloat16", "bfloat16 is near float64 (KL, nats)", BFLOAT16, narrow(torch.bfloat16),
-         MODELS),
-        ("taps", "observing changes no bit", 0.0, observed, MODELS),
-        ("edits", "edits change what they say, no more", 0.0, edited, MODELS),
-        ("captured", "steps of static shapes equal computed ones", CAPTURED, captured, MODELS),
-        ("replay", "replayed steps equal computed ones", 0.0 if cpu else FLOAT32, replayed,
-         recorded),
-    )  # fmt: skip
-    return [Group(*row) for row in rows if row[-1]]
+    off, rounded = 0.0 if cpu else FLOAT32, partial(narrow, dtype=torch.bfloat16)
+    groups = (
+        Group("float64", "activations equal the graph's in float64", 1.0, parity, wide),
+        Group("steps", "chunks and steps equal the whole prompt", 1e-9, steps, wide),
+        Group("float32", "float32 equals float64 to rounding", FLOAT32, narrow, MODELS),
+        Group("bfloat16", "bfloat16 is near float64 (KL, nats)", BFLOAT16, rounded, MODELS),
+        Group("taps", "observing changes no bit", 0.0, observed, MODELS),
+        Group("edits", "edits change what they say, no more", 0.0, edited, MODELS),
+        Group("captured", "steps of static shapes equal computed ones", CAPTURED, captured, MODELS),
+        Group("replay", "replayed steps equal computed ones", off, replayed, recorded),
+    )
+    return [group for group in groups if group.models]
 
 
-def measure_groups(
-    device: torch.device, progress: Progress = no_progress
-) -> tuple[GroupResult, ...]:
+def measure_groups(device: torch.device, progress: Progress = no_progress) -> list[GroupResult]:
     """Each property over its models; of each the worst model."""
     results, groups = [], groups_of(device)
     for done, group in enumerate(groups):
@@ -337,14 +317,14 @@ def measure_groups(
         )
         seconds = perf_counter() - begin
         results.append(GroupResult(check=check, cases=len(group.models), seconds=seconds))
-    return tuple(results)
+    return results
 
 
 def random_decoder(
     config: ModelConfig,
     dtype: torch.dtype = torch.float64,
     seed: int = 3,
-    formats: Mapping[str, str] = DENSE,
+    formats: Mapping[str, str] | None = None,
 ) -> Decoder:
     """On the CPU: matrices that keep the size of a row, norm weights about 1, biases about 0.3.
 

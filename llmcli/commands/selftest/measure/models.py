@@ -60,12 +60,17 @@ def llama(*layers: LayerConfig, **model: Any) -> ModelConfig:
     return ModelConfig(layers=layers or (layer(),) * 2, **(own | model))
 
 
+def twice(one: LayerConfig, **model: Any) -> ModelConfig:
+    """A model of two equal layers."""
+    return llama(one, one, **model)
+
+
 def gpt2(activation: Any = "gelu_tanh", **attention: Any) -> ModelConfig:
     """Learned positions, LayerNorm and biases everywhere, a plain feed-forward, a tied head."""
     mlp = MlpConfig(hidden=30, activation=activation, gated=False, bias=True)
     own: Any = dict(rope=None, heads=3, kv_heads=3, qkv_bias=True, out_bias=True)
     ends: Any = dict(embedding=EmbeddingConfig(positions=64), head=HeadConfig(tied=True))
-    return llama(*(layer(mlp, LAYER, **(own | attention)),) * 2, final_norm=LAYER, **ends)
+    return twice(layer(mlp, LAYER, **(own | attention)), final_norm=LAYER, **ends)
 
 
 def mixture(
@@ -79,7 +84,7 @@ def mixture(
 
 def stretched(scaling: Any, dims: int = 8) -> ModelConfig:
     """Rotations of other frequencies than trained ones."""
-    return llama(*(layer(rope=RopeConfig(theta=100.0, dims=dims, scaling=scaling)),) * 2)
+    return twice(layer(rope=RopeConfig(theta=100.0, dims=dims, scaling=scaling)))
 
 
 ATTENTION = layer().attention
@@ -127,17 +132,17 @@ CONFIGS: dict[str, ModelConfig] = {
     "gpt2 with relu and a window": gpt2("relu", window=3),
     "llama": llama(),
     "one layer": llama(layer()),
-    "one key head": llama(*(layer(kv_heads=1),) * 2),
-    "keys of their own": llama(*(layer(kv_heads=4),) * 2),
-    "qk norm": llama(*(layer(qk_norm=NormConfig(kind="rms", eps=1e-5)),) * 2),
-    "qk layer norm": llama(*(layer(qk_norm=NormConfig(kind="layer", eps=1e-5)),) * 2),
-    "window": llama(*(layer(window=4),) * 2),
+    "one key head": twice(layer(kv_heads=1)),
+    "keys of their own": twice(layer(kv_heads=4)),
+    "qk norm": twice(layer(qk_norm=NormConfig(kind="rms", eps=1e-5))),
+    "qk layer norm": twice(layer(qk_norm=NormConfig(kind="layer", eps=1e-5))),
+    "window": twice(layer(window=4)),
     "window of one": llama(layer(), layer(window=1)),
-    "biases and relu": llama(
-        *(layer(MlpConfig(hidden=30, activation="relu", gated=True, bias=True), qkv_bias=True),) * 2
+    "biases and relu": twice(
+        layer(MlpConfig(hidden=30, activation="relu", gated=True, bias=True), qkv_bias=True)
     ),
-    "wide values": llama(*(layer(value_dim=12),) * 2),
-    "partial rotation": llama(*(layer(rope=RopeConfig(theta=100.0, dims=4)),) * 2),
+    "wide values": twice(layer(value_dim=12)),
+    "partial rotation": twice(layer(rope=RopeConfig(theta=100.0, dims=4))),
     "linear": stretched(LinearScaling(factor=4.0)),
     "llama 3": stretched(Llama3Scaling(factor=8.0, low=1.0, high=4.0, original=32)),
     "yarn": stretched(YarnScaling(factor=4.0, original=8, attention_factor=1.2)),
@@ -168,19 +173,17 @@ CONFIGS: dict[str, ModelConfig] = {
 
 # other blocks
 BLOCKS: dict[str, ModelConfig] = {
-    "norms after": llama(*(block(
-        branch(ATTENTION, None, RMS), branch(GATED, None, RMS),
-    ),) * 2),
-    "norms before and after": llama(*(block(
+    "norms after": twice(block(branch(ATTENTION, None, RMS), branch(GATED, None, RMS))),
+    "norms before and after": twice(block(
         branch(ATTENTION, RMS, RMS), branch(GATED, LAYER, LAYER),
-    ),) * 2),
-    "parallel with one norm": llama(*(block(
+    )),
+    "parallel with one norm": twice(block(
         [branch(ATTENTION), branch(GATED, None, shares_norm=True)],
-    ),) * 2),
-    "parallel with two norms": llama(*(block([branch(ATTENTION), branch(GATED, LAYER)]),) * 2),
-    "multipliers": llama(*(block(
+    )),
+    "parallel with two norms": twice(block([branch(ATTENTION), branch(GATED, LAYER)])),
+    "multipliers": twice(block(
         branch(ATTENTION, multiplier=0.22), branch(GATED, None, LAYER, multiplier=-3.0), scale=0.5,
-    ),) * 2),
+    )),
     "one and three sublayers": llama(
         block(branch(ATTENTION)), block(branch(GATED)),
         block(
@@ -202,25 +205,22 @@ BLOCKS: dict[str, ModelConfig] = {
         sequential(ssm(bias=True, conv_bias=False), norm=RMS), layer(),
         block(branch(ssm(least=0.4, most=0.9, length=3), multiplier=0.5), branch(GATED)),
     ),
-    "mamba-2 alone": llama(
-        *(sequential(ssm(least=0.4, most=0.9), norm=RMS),) * 2, embedding=EmbeddingConfig(),
-        head=HeadConfig(tied=True),
+    "mamba-2 alone": twice(
+        sequential(ssm(least=0.4, most=0.9), norm=RMS), head=HeadConfig(tied=True)
     ),
-    "mixers side by side": llama(*(block(
+    "mixers side by side": twice(block(
         [branch(ATTENTION),
          branch(ShortConvConfig(length=3), None, shares_norm=True, multiplier=0.5)],
         branch(GATED),
-    ),) * 2),
+    )),
     "latent attention": llama(
         latent(), layer(window=4), latent(query_rank=None, bias=True, scale=10**-0.5),
     ),
-    "offset norms": llama(
-        *(layer(norm=OFFSET, qk_norm=OFFSET),) * 2, final_norm=OFFSET,
+    "offset norms": twice(
+        layer(norm=OFFSET, qk_norm=OFFSET), final_norm=OFFSET,
         embedding=EmbeddingConfig(scale=3.5, rounded_scale=True),
     ),
-    "caps": llama(
-        layer(cap=1.5), layer(cap=0.7, window=3), head=HeadConfig(tied=True, cap=2.0),
-    ),
+    "caps": llama(layer(cap=1.5), layer(cap=0.7, window=3), head=HeadConfig(tied=True, cap=2.0)),
     "chunks": llama(
         layer(window=Chunk(size=3)), layer(window=Chunk(size=5), qk_norm=WEIGHTLESS, kv_heads=1),
         layer(rope=None, growth=QueryGrowth(beta=0.5, original=3, first=1)),
@@ -249,14 +249,14 @@ BLOCKS: dict[str, ModelConfig] = {
         layer(gated=True, rope=None, kv_heads=1), layer(gated=True, window=3),
         layer(gated=True, window=3, kv=KeysValues(layer=3)),
     ),
-    "clamped gates": llama(*(layer(CLAMPED),) * 2),
+    "clamped gates": twice(layer(CLAMPED)),
     "scaled ends": llama(
         embedding=EmbeddingConfig(scale=12.0), head=HeadConfig(tied=False, scale=0.25),
     ),
-    "values that are normalized keys": llama(*(layer(qk_norm=RMS, kv=KeysValues(
+    "values that are normalized keys": twice(layer(qk_norm=RMS, kv=KeysValues(
         norm=WEIGHTLESS, equal=True,
-    )),) * 2),
-    "values that are keys": llama(*(layer(kv=KeysValues(equal=True)),) * 2),
+    ))),
+    "values that are keys": twice(layer(kv=KeysValues(equal=True))),
     "keys and values of another layer": llama(
         layer(window=4, qk_norm=RMS, kv=NORMED), layer(qk_norm=RMS, kv=NORMED),
         *(layer(window=window, qk_norm=RMS, kv=KeysValues(norm=WEIGHTLESS, layer=of))
@@ -265,9 +265,9 @@ BLOCKS: dict[str, ModelConfig] = {
     "keys of another layer, as they are": llama(
         layer(rope=None), layer(rope=None, kv=KeysValues(layer=0)),
     ),
-    "some pairs of whole heads rotated": llama(*(layer(
+    "some pairs of whole heads rotated": twice(layer(
         rope=RopeConfig(theta=100.0, dims=8, scaling=ProportionalScaling(pairs=1)),
-    ),) * 2),
+    )),
     "embeddings for each layer": llama(
         *(block(branch(ATTENTION, RMS, RMS), branch(GATED, RMS, RMS), branch(PLE, None, RMS)),) * 2,
         embedding=EmbeddingConfig(
@@ -280,39 +280,37 @@ BLOCKS: dict[str, ModelConfig] = {
     "blocks scaled by a parameter": llama(
         *(dataclasses.replace(layer(), scaled=True),) * 2, dataclasses.replace(layer(), scale=0.5),
     ),
-    "qk norm over the width": llama(
-        *(layer(qk_norm=JoinedNorm(kind="rms", eps=1e-5)),) * 2
-    ),
-    "experts": llama(*(layer(mixture(renormalized=True)),) * 2),
+    "qk norm over the width": twice(layer(qk_norm=JoinedNorm(kind="rms", eps=1e-5))),
+    "experts": twice(layer(mixture(renormalized=True))),
     "experts beside dense layers": llama(
         layer(), layer(mixture(chosen=3, own={"shared": SharedConfig(hidden=9, weighed=True)})),
         layer(mixture(activation="gelu", chosen=1)),
     ),
-    "experts by groups": llama(*(layer(mixture(
+    "experts by groups": twice(layer(mixture(
         8, scores="sigmoid", renormalized=True, correction=True, groups=4, kept_groups=2,
         chosen=3, scale=1.75, own={"shared": SharedConfig(hidden=14)},
-    )),) * 2),
-    "experts by the best of a group": llama(*(layer(mixture(
+    ))),
+    "experts by the best of a group": twice(layer(mixture(
         8, groups=4, kept_groups=2, group_best=1, chosen=3, scale=1.75,
-    )),) * 2),
-    "experts after the choice": llama(*(block(
+    ))),
+    "experts after the choice": twice(block(
         branch(ATTENTION),
         branch(mixture(scores="softmax of the chosen", bias=True), RMS, RMS, multiplier=0.5),
-    ),) * 2),
-    "experts beside the feed-forward": llama(*(block(
+    )),
+    "experts beside the feed-forward": twice(block(
         branch(ATTENTION, RMS, RMS),
         [branch(GATED, RMS, RMS),
          branch(mixture(norm=RMS, factors=True, renormalized=True), RMS, LAYER)],
         sum_norm=RMS, scaled=True,
-    ),) * 2),
-    "a sum without norms of its parts": llama(*(block(
+    )),
+    "a sum without norms of its parts": twice(block(
         branch(ATTENTION), [branch(PLAIN, None), branch(mixture(factors=True))],
         sum_norm=LAYER,
-    ),) * 2),
-    "experts with biases and clamped gates": llama(*(layer(mixture(
+    )),
+    "experts with biases and clamped gates": twice(layer(mixture(
         activation="quick_gelu", scores="softmax of the chosen",
         own={"bias": True, "clamp": GateClamp(limit=0.3, offset=1.0)},
-    )),) * 2),
+    ))),
     "experts without gates, alone in their blocks": llama(
         block(branch(ATTENTION)),
         block(branch(MlpConfig(hidden=20, activation="relu2", gated=False))), block(branch(mixture(
@@ -321,6 +319,6 @@ BLOCKS: dict[str, ModelConfig] = {
         ))),
         block(branch(mixture(activation="relu2", own={"gated": False, "bias": True}))),
     ),
-    "all experts": llama(*(layer(mixture(3, chosen=3, scale=0.5)),) * 2),
+    "all experts": twice(layer(mixture(3, chosen=3, scale=0.5))),
 }  # fmt: skip
 MODELS = CONFIGS | BLOCKS

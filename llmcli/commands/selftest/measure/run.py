@@ -27,13 +27,7 @@ from torch import Tensor
 
 from llmcli import devices
 from llmcli.commands.selftest.measure.arithmetic import as_model, measure_groups
-from llmcli.commands.selftest.report import (
-    GroupResult,
-    MemoryResult,
-    RateResult,
-    SelftestReport,
-    shape_words,
-)
+from llmcli.commands.selftest.report import GroupResult, MemoryResult, RateResult, SelftestReport
 from llmcli.config.model import ModelConfig
 from llmcli.decoder.decoder import Decoder
 from llmcli.devices import available_bytes
@@ -108,11 +102,6 @@ class Shape:
         """The layers that are run."""
         return replace(self.whole, layers=self.whole.layers[: self.layers])
 
-    @property
-    def words(self) -> str:
-        """See `shape_words`."""
-        return shape_words(self.name, self.layers, SHAPES[self.name]["num_hidden_layers"])
-
 
 def measure_selftest(
     device: torch.device, *, speed: bool = True, progress: Progress = no_progress
@@ -143,7 +132,7 @@ def measure_selftest(
             rates += found
             memory.append(taken)
             if layers < most:
-                refused.append(f"{one.words}: no memory for more")
+                refused.append(f"{taken.shape}: no memory for more")
     return SelftestReport(
         device=str(device),
         groups=tuple(groups),
@@ -227,6 +216,10 @@ def numbers_on(device: torch.device, config: ModelConfig) -> Arithmetic:
     )
 
 
+def _ids() -> list[int]:
+    return [number % 1000 for number in range(PROMPT)]
+
+
 def fill(tensors: list[Tensor]) -> None:
     """Small random numbers, the same block again and again."""
     generator = torch.Generator().manual_seed(0)
@@ -238,15 +231,6 @@ def fill(tensors: list[Tensor]) -> None:
             piece.copy_(part[: len(piece)])
 
 
-def built(one: Shape, device: torch.device) -> Decoder:
-    """A decoder of that shape with random weights."""
-    config = one.config
-    decoder = Decoder(config, numbers_on(device, config), device=device)
-    with torch.inference_mode():
-        fill([writable(decoder.weight(name)) for name in decoder.weight_names])
-    return decoder
-
-
 def measure_shape(
     one: Shape, device: torch.device, *, against: bool, progress: Progress = no_progress
 ) -> tuple[list[RateResult], MemoryResult]:
@@ -255,9 +239,9 @@ def measure_shape(
     Raises OutOfMemory.
     """
     progress(f"{one.name}: building", 0, 3)
-    cuda = device.type == "cuda"
-    numbers, context = numbers_on(device, one.config), PROMPT + TOKENS * (ROUNDS + 1)
-    need = memory_need(planned_run(one.config, numbers, device, context=context))
+    cuda, config = device.type == "cuda", one.config
+    numbers, context = numbers_on(device, config), PROMPT + TOKENS * (ROUNDS + 1)
+    need = memory_need(planned_run(config, numbers, device, context=context))
     devices.require_memory(
         need.needed_bytes, device, f"the {one.name} shape", "give fewer layers, or free some memory"
     )
@@ -265,10 +249,12 @@ def measure_shape(
     devices.release_freed_memory()
     base = torch.cuda.memory_allocated(device) if cuda else resident_bytes()
     with Peak(device) as peak:
-        model = as_model(built(one, device))
+        model = as_model(Decoder(config, numbers, device=device))
+        with torch.inference_mode():
+            fill([writable(model.decoder.weight(name)) for name in model.decoder.weight_names])
         engine = LlmcliEngine(model, engine_info(model, None))
         engine.start(need.context, torch.get_num_threads(), PROMPT)
-        engine.read(_prompt())
+        engine.read(_ids())
     engines: list[Engine] = [engine]
     peer = random_peer(one, model) if against else None
     if peer is not None:
@@ -279,16 +265,12 @@ def measure_shape(
     progress(f"{one.name}: decode", 2, 3)
     decode = _rate(one, model, engines, "decode")
     measured = None if peak.nbytes is None or base is None else peak.nbytes - base
-    memory = MemoryResult(shape=one.words, estimated=need.needed_bytes, measured=measured)
+    memory = MemoryResult(shape=decode.words, estimated=need.needed_bytes, measured=measured)
     while engines:
         engines.pop().close()
     del model, engine, peer
     devices.free_unreferenced()
     return [decode, prefill], memory
-
-
-def _prompt() -> list[int]:
-    return [number % 1000 for number in range(PROMPT)]
 
 
 def random_peer(one: Shape, ours: Model) -> Transformers | None:
@@ -323,7 +305,7 @@ def _rate(one: Shape, model: Model, engines: list[Engine], phase: Phase) -> Rate
     """
     device, prefill = model.device, phase == "prefill"
     buffer = torch.rand(0 if prefill else _READ // 4).to(device)
-    batches, written = ([_prompt()], []) if prefill else ([], [0] * TOKENS)
+    batches, written = ([_ids()], []) if prefill else ([], [0] * TOKENS)
 
     def seconds(engine: Engine) -> float:
         if prefill:
