@@ -82,6 +82,11 @@ class Block:
         negative_Ht = shares_HtS.where(self.a_HtS < 0, 0.0).sum(-1)
         return replace(self, a_HtS=shares_HtS, negative_Ht=negative_Ht)
 
+    def mixed(self, v_KSe: Tensor) -> Tensor:
+        """The rows times the values of their keys, `[H, t, e]`."""
+        a_KgS = self.a_HtS.reshape(len(v_KSe), -1, self.a_HtS.shape[2])
+        return (a_KgS @ v_KSe).reshape(*self.a_HtS.shape[:2], -1)
+
     @cached_property
     def after_tS(self) -> Tensor:
         """Which keys come after the query."""
@@ -221,8 +226,7 @@ class AttentionChecks:
         queries and of keys; None: as the score itself).
         """
         size_HtS = block.a_HtS.shape
-        a_KgS = block.a_HtS.reshape(len(v_KSe), -1, size_HtS[2])
-        v_S = v_KSe.norm(dim=-1)
+        a_KgS, v_S = block.a_HtS.reshape(len(v_KSe), -1, size_HtS[2]), v_KSe.norm(dim=-1)
         if norms is None:
             q_Ht, k_S = torch.ones_like(z_Hte[..., 0]), torch.zeros_like(v_S)
         else:
@@ -233,7 +237,7 @@ class AttentionChecks:
             own_KgS = torch.special.entr(a_KgS).abs()  # a · |log a|
             key_Ht = own_KgS.sum(-1).reshape(size_HtS[:2])
             both_Ht = (own_KgS @ v_S[..., None]).reshape(size_HtS[:2])
-        mixed_Hte = (a_KgS @ v_KSe).reshape(*size_HtS[:2], -1)
+        mixed_Hte = block.mixed(v_KSe)
         scores_off_Ht = q_Ht * (both_Ht + key_Ht * value_Ht)
         roundings_t = VALUE_ROUNDINGS * (block.seen_t / VALUE_KEYS).clamp_min(1)
         allowed_Ht = roundings_t * self._wide_eps * (value_Ht + scores_off_Ht)
@@ -260,10 +264,8 @@ class AttentionChecks:
         """
         leaks_Ht = ((block.a_HtS != 0) & block.after_tS).sum(-1)
         self._add("causal", leaks_Ht, of, heads, block.first)
-        a_KgS = block.a_HtS.reshape(len(v_KSe), -1, block.a_HtS.shape[2])
-        mixed_Hte = (a_KgS @ v_KSe).reshape(*block.a_HtS.shape[:2], -1)
-        wide_Ht = ROUNDINGS * self._wide_eps * sizes_Ht
-        allowed_Hte = wide_Ht[..., None].expand_as(mixed_Hte)
+        mixed_Hte = block.mixed(v_KSe)
+        allowed_Hte = (ROUNDINGS * self._wide_eps * sizes_Ht)[..., None].expand_as(mixed_Hte)
         if narrow:
             allowed_Hte = allowed_Hte + self._narrow_off / 2 * mixed_Hte.abs()
         share_Hte = share_of((mixed_Hte - z_Hte).abs(), allowed_Hte)
@@ -363,9 +365,9 @@ def checked_rows(
             # only the keys that some row sees, and one more at both ends: a mask off by one shows
             low = max(0, position - seen_keys(position, of.window))
             keys = slice(low, last + 1)
+            seen_t = seen_keys(torch.arange(position, last, device=z.device), of.window)
             if map_rows is not None and walked is not None:
                 a_HtS = map_rows(slice(position, last))[:, :, keys]
-                seen_t = torch.arange(position + 1, last + 1, device=a_HtS.device)
                 block = Block(a_HtS, position, low, seen_t, tokens)
                 proof.compare_signed(
                     block,
@@ -378,13 +380,11 @@ def checked_rows(
                 )
                 yield Rows(at, block, None)
                 continue
-            scores_HtS, norms = of.rows(seen, ours, slice(position, last), keys)
-            seen_t = seen_keys(torch.arange(position, last, device=z.device), of.window)
-            a_HtS, taken_Ht = of.weights(scores_HtS, ours), of.taken(scores_HtS, ours)
-            block = Block(a_HtS, position, low, seen_t, tokens, taken_Ht)
-            proof.see(block, scores_HtS, of, ours)
-            proof.compare(block, of, ours, v_KSe=v[:, keys], norms=norms, z_Hte=z_Hte)
-            yield Rows(at, block, scores_HtS)
+            found = of.rows(seen, ours, slice(position, last), keys)
+            block = Block(found.a_HtS, position, low, seen_t, tokens, found.taken_Ht)
+            proof.see(block, found.scores_HtS, of, ours)
+            proof.compare(block, of, ours, v_KSe=v[:, keys], norms=found.norms, z_Hte=z_Hte)
+            yield Rows(at, block, found.scores_HtS)
 
 
 def _block_rows(window: int | None, heads: int, keys: int) -> int:
