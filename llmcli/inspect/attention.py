@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,7 +63,8 @@ class Block:
 
     `a_HtS` are weights, 0 where masked. `seen_t`: how many keys each row sees. `taken_Ht`: what the
     heads' own sinks take of each row, None where there are none. `negative_Ht`: of shares of signed
-    weights, how much of each row was negative.
+    weights, how much of each row was negative. `at`: where its heads stand in the list of chosen
+    heads. `scores_HtS`, -∞ where masked; a signed map has none.
     """
 
     a_HtS: Tensor
@@ -74,6 +74,8 @@ class Block:
     tokens: Tokens
     taken_Ht: Tensor | None = None
     negative_Ht: Tensor | None = None
+    at: slice = field(default_factory=lambda: slice(None))
+    scores_HtS: Tensor | None = None
 
     def shares(self) -> Block:
         """|A| / Σ_j |A| of signed weights, NaN in a row of zeros, which no metric counts."""
@@ -86,6 +88,11 @@ class Block:
         """The rows times the values of their keys, `[H, t, e]`."""
         a_KgS = self.a_HtS.reshape(len(v_KSe), -1, self.a_HtS.shape[2])
         return (a_KgS @ v_KSe).reshape(*self.a_HtS.shape[:2], -1)
+
+    def masked(self, values_HtS: Tensor) -> Tensor:
+        """The `values` of all cells, -∞ where masked."""
+        hidden = self.after_tS if self.scores_HtS is None else self.scores_HtS == -math.inf
+        return values_HtS.masked_fill(hidden, -math.inf)
 
     @cached_property
     def after_tS(self) -> Tensor:
@@ -119,17 +126,17 @@ class Block:
 
     def back_Ht(self, steps: int) -> Tensor:
         """The weight of the key `steps` tokens before the query; 0 where it is masked."""
-        return self._column((self.positions_t - steps - self.low).expand(len(self.a_HtS), -1))
+        heads, _, keys = self.a_HtS.shape
+        at_t = self.positions_t - steps - self.low
+        at_Ht1 = at_t.clamp(0, keys - 1).expand(heads, -1)[..., None]
+        inside_t = (at_t >= 0) & (at_t < keys)
+        return self.a_HtS.gather(-1, at_Ht1)[..., 0].where(inside_t, 0.0)
 
-    @cached_property
+    @property
     def first_key_Ht(self) -> Tensor:
         """The weight of key 0."""
-        return self._column((-self.low + 0 * self.positions_t).expand(len(self.a_HtS), -1))
-
-    def _column(self, at_Ht: Tensor) -> Tensor:
-        inside = (at_Ht >= 0) & (at_Ht < self.a_HtS.shape[2])
-        at_Ht1 = at_Ht.clamp(0, self.a_HtS.shape[2] - 1).unsqueeze(-1)
-        return torch.where(inside, self.a_HtS.gather(-1, at_Ht1)[..., 0], 0.0)
+        first_Ht = self.a_HtS[..., 0]
+        return first_Ht if self.low == 0 else torch.zeros_like(first_Ht)
 
     def last_Ht(self, width: int) -> Tensor:
         """The weight of the last `width` keys, the query's own included."""
@@ -318,19 +325,6 @@ def wrong_cells(block: Block, scores_HtS: Tensor) -> Tensor:
     return wrong_Ht
 
 
-class Rows(NamedTuple):
-    """Some rows of the heads `at` in the list of chosen heads; a signed map has no scores."""
-
-    at: slice
-    block: Block
-    scores_HtS: Tensor | None
-
-    def masked(self, values_HtS: Tensor) -> Tensor:
-        """The `values` of all cells, -∞ where masked."""
-        hidden = self.block.after_tS if self.scores_HtS is None else self.scores_HtS == -math.inf
-        return values_HtS.masked_fill(hidden, -math.inf)
-
-
 def checked_rows(
     proof: AttentionChecks,
     of: LayerMap,
@@ -339,7 +333,7 @@ def checked_rows(
     seen: Mapping[str, Tensor],
     rows: int | None = None,
     walked: Walk | None = None,
-) -> Iterator[Rows]:
+) -> Iterator[Block]:
     """The rows of all queries, block by block.
 
     `heads` are the chosen heads, `seen` the activations `[H, T, d]` of all heads and tokens.
@@ -368,7 +362,7 @@ def checked_rows(
             seen_t = seen_keys(torch.arange(position, last, device=z.device), of.window)
             if map_rows is not None and walked is not None:
                 a_HtS = map_rows(slice(position, last))[:, :, keys]
-                block = Block(a_HtS, position, low, seen_t, tokens)
+                block = Block(a_HtS, position, low, seen_t, tokens, at=at)
                 proof.compare_signed(
                     block,
                     of,
@@ -378,13 +372,16 @@ def checked_rows(
                     sizes_Ht=walked.sizes_HT[ours, position:last].to(z),
                     narrow=z_HTe.dtype.itemsize == 2,
                 )
-                yield Rows(at, block, None)
+                yield block
                 continue
             found = of.rows(seen, ours, slice(position, last), keys)
-            block = Block(found.a_HtS, position, low, seen_t, tokens, found.taken_Ht)
-            proof.see(block, found.scores_HtS, of, ours)
+            taken_Ht, scores_HtS = found.taken_Ht, found.scores_HtS
+            block = Block(
+                found.a_HtS, position, low, seen_t, tokens, taken_Ht, at=at, scores_HtS=scores_HtS
+            )
+            proof.see(block, scores_HtS, of, ours)
             proof.compare(block, of, ours, v_KSe=v[:, keys], norms=found.norms, z_Hte=z_Hte)
-            yield Rows(at, block, found.scores_HtS)
+            yield block
 
 
 def _block_rows(window: int | None, heads: int, keys: int) -> int:

@@ -19,6 +19,7 @@ from PIL import Image
 from llmcli.commands.attention.view import files as pages
 from llmcli.commands.experts.view import experts_page, experts_png
 from llmcli.commands.lens.view import lens_page
+from llmcli.config.attention import visible_pairs
 from llmcli.ui.palette import VIRIDIS
 from llmcli.ui.png import MOST_TOKENS
 
@@ -141,7 +142,7 @@ def test_a_picture_of_bounded_size(report):
 @pytest.mark.parametrize(("tokens", "window"), [(12, None), (150, None), (150, 16)])
 def test_the_size_of_a_page_is_known_before(tokens, window):
     report, made = attention_report(6, 8, tokens), patterns(6, 8, tokens, window)
-    estimate = pages.page_size(tokens, [(window, False)] * 6, 8, len(report.metrics))
+    estimate = pages.page_size(tokens, [window] * 6, 8, len(report.metrics))
     assert len(attention_page(report, made, window=window)) == pytest.approx(estimate, rel=0.1)
 
 
@@ -161,7 +162,7 @@ def test_weights_are_kept_as_exactly_as_the_page_says(window):
 @pytest.mark.parametrize("window", [None, 1, 3, 7, 9])
 def test_what_is_visible_is_counted(window):
     seen = pages.visible(7, window)
-    assert seen.sum() == pages.visible_count(7, window)
+    assert seen.sum() == visible_pairs(7, 0, window)
     assert (seen.sum(1) == np.minimum(np.arange(1, 8), window or 7)).all()
     assert not np.triu(seen, 1).any()
 

@@ -174,16 +174,15 @@ class _Look:
         if self.on_matrix is not None:
             exported = Whole(len(heads), count, -math.inf if scores else 0.0, dtype)
         total = count * sum(map(len, self.heads.values()))
-        for rows in checked_rows(
+        for block in checked_rows(
             self._proof, of, heads, self._tokens, single, self._block_rows, walked
         ):
-            block, at = rows.block, rows.at
-            shown_HtS = rows.scores_HtS if scores else block.a_HtS
+            at, shown_HtS = block.at, block.scores_HtS if scores else block.a_HtS
             assert shown_HtS is not None
             if exported is not None:
                 exported.add(shown_HtS, at, block.first, block.low)
             if drawn is not None:
-                drawn.add(rows.masked(shown_HtS), at, block.first, block.low)
+                drawn.add(block.masked(shown_HtS), at, block.first, block.low)
             if ranked is not None:
                 ranked.add(block.a_HtS.nan_to_num(0.0), at, block.first, block.low)
             # metrics and ranks of pairs are of |A| / Σ_j |A| of a signed map, its rank is of A

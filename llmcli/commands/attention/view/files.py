@@ -16,6 +16,7 @@ import numpy as np
 from llmcli.commands.attention.report import AttentionReport, HeadReport, LayerReport
 from llmcli.commands.attention.view.heads import group_starts, scale_of
 from llmcli.commands.attention.view.screen import layer_notes, matrix_scale
+from llmcli.config.attention import Chunk, Window, most_keys, seen_keys, visible_pairs
 from llmcli.records.attention import Label, Matrix, What
 from llmcli.ui import png
 from llmcli.ui.numbers import tick
@@ -41,25 +42,11 @@ PRECISION = {
 }
 
 
-def visible(tokens: int, window: int | None, chunks: bool = False) -> np.ndarray:
-    """`[T, T]` of bool, queries down; a `window` of W has the query itself in it.
-
-    With `chunks` the window begins anew at each multiple of W.
-    """
+def visible(tokens: int, window: Window | None) -> np.ndarray:
+    """`[T, T]` of bool, queries down; a `window` of W has the query itself in it."""
     query, key = np.arange(tokens)[:, None], np.arange(tokens)
-    seen: np.ndarray = key <= query
-    if window is None:
-        return seen
-    return seen & (key >= query - query % window if chunks else query - key < window)
-
-
-def visible_count(tokens: int, window: int | None, chunks: bool = False) -> int:
-    """How many cells of a matrix are not masked."""
-    inside = tokens if window is None else min(tokens, window)
-    if chunks and window:
-        whole, rest = divmod(tokens, window)
-        return (whole * window * (window + 1) + rest * (rest + 1)) // 2
-    return inside * (inside + 1) // 2 + (tokens - inside) * inside
+    seen: np.ndarray = (key <= query) & (key > query - seen_keys(query, window))
+    return seen
 
 
 class AttentionPage:
@@ -68,21 +55,18 @@ class AttentionPage:
     def __init__(self, what: What) -> None:
         self._what: What = what
         # by layer: its window, how its numbers are kept, and its heads
-        self._layers: dict[int, tuple[tuple[int | None, bool], str, list[dict[str, Any]]]] = {}
+        self._layers: dict[int, tuple[Window | None, str, list[dict[str, Any]]]] = {}
 
     def add(
-        self, layer: int, values: np.ndarray, window: int | None = None, chunks: bool = False, *,
-        signed: bool = False,
-    ) -> None:  # fmt: skip
+        self, layer: int, values: np.ndarray, window: Window | None = None, *, signed: bool = False
+    ) -> None:
         """Adds all chosen heads of a layer, `[H, T, T]`, without masked cells.
 
-        `window`: how many keys a query sees (None: all), with `chunks` those of its chunk.
-        `signed`: weights with signs.
+        `window`: which keys a query sees (None: all earlier ones). `signed`: weights with signs.
         """
-        seen = visible(values.shape[-1], window, chunks)
+        seen = visible(values.shape[-1], window)
         kind = "scores" if self._what == "scores" else "signed" if signed else "plain"
-        packed = [_packed(kind, matrix[seen]) for matrix in values]
-        self._layers[layer] = (window, chunks), kind, packed
+        self._layers[layer] = window, kind, [_packed(kind, matrix[seen]) for matrix in values]
 
     def html(self, report: AttentionReport, title: str, *, kind: Kind = "linear") -> bytes:
         """The page of the report whose matrices were added. `title` names the model.
@@ -115,12 +99,10 @@ class AttentionPage:
         return page("attention", f"{what}: {title}", data, blocks)
 
     def _layer(self, layer: LayerReport) -> dict[str, Any]:
-        (window, chunks), values, kept = self._layers[layer.layer]
+        window, values, kept = self._layers[layer.layer]
         heads = [
             {
-                "head": head.head,
-                "kv_head": head.kv_head,
-                "labels": head.labels,
+                **vars(head),
                 "metrics": {name: finite(value) for name, value in head.metrics.items()},
                 "low": matrix["low"],
                 "high": matrix["high"],
@@ -128,19 +110,18 @@ class AttentionPage:
             for head, matrix in zip(layer.heads, kept, strict=True)
         ]
         about = {"layer": layer.layer, "kind": layer.kind, "kv_heads": layer.kv_heads}
-        seen = {"window": window, "chunks": chunks}
+        seen = {"window": most_keys(window), "chunks": isinstance(window, Chunk)}
         return {**about, **seen, "values": values, "note": layer.note, "heads": heads}
 
 
 def page_size(
-    tokens: int, windows: Sequence[tuple[int | None, bool]], heads: int, metrics: int
+    tokens: int, windows: Sequence[Window | None], heads: int, metrics: int
 ) -> int:
     """Bytes of the page, to within a tenth.
 
-    `windows` of the layers (None: all), and whether these are chunks.
-    `heads` of every layer are in it; `metrics`: numbers of each head.
+    `windows` of the layers; `heads` of every layer are in it; `metrics`: numbers of each head.
     """
-    cells = sum(visible_count(tokens, *window) for window in windows)
+    cells = sum(visible_pairs(tokens, 0, window) for window in windows)
     each = 150 + 36 * metrics
     return FRAME + tokens * 26 + len(windows) * heads * each + -(-cells * heads * 4 // 3)
 
