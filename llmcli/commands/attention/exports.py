@@ -16,6 +16,7 @@ from llmcli.commands.attention.view.files import (
     head_map_png,
     page_size,
 )
+from llmcli.config.attention import Chunk, most_keys, visible_pairs
 from llmcli.graph.graph import graph
 from llmcli.graph.ops import Mix
 from llmcli.records.document import members
@@ -75,11 +76,11 @@ class MatrixExports:
         array_file = Export(
             size=lambda: array_file_size(look.kind, arrays, about), write=self._finish
         )
-        windows = [op.window for op in self._maps.values()]
+        cells = [visible_pairs(count, 0, op.window) for op in self._maps.values()]
         exports = dict.fromkeys(ARRAYS, array_file) | {
             "json": Export(size=lambda: text_size, write=self._write_document),
             "html": Export(
-                size=lambda: page_size(count, windows, most, len(options.computed)),
+                size=lambda: page_size(count, cells, most, len(options.computed)),
                 make=partial(self._page.html, kind=options.matrix_scale),
             ),
             "png": Export(make=self._picture),
@@ -101,7 +102,11 @@ class MatrixExports:
         if self._writer is not None:
             self._writer.write(self._names[layer], values_HTS)
         if kind == "html":
-            self._page.add(layer, values_HTS, op.window, signed=op.signed)
+            from llmcli.commands.attention.measure.summaries import visible
+
+            window = {"window": most_keys(op.window), "chunks": isinstance(op.window, Chunk)}
+            seen = visible(values_HTS.shape[-1], op.window)
+            self._page.add(layer, values_HTS, seen, window, signed=op.signed)
         if kind == "json" or self._options.patterns:
             self._matrices[layer] = values_HTS.astype("float32")  # as a document has them
 

@@ -16,7 +16,6 @@ import numpy as np
 from llmcli.commands.attention.report import AttentionReport, HeadReport, LayerReport
 from llmcli.commands.attention.view.heads import group_starts, scale_of
 from llmcli.commands.attention.view.screen import layer_notes, matrix_scale
-from llmcli.config.attention import Chunk, Window, most_keys, seen_keys, visible_pairs
 from llmcli.records.attention import Label, Matrix, What
 from llmcli.ui import png
 from llmcli.ui.numbers import tick
@@ -42,29 +41,22 @@ PRECISION = {
 }
 
 
-def visible(tokens: int, window: Window | None) -> np.ndarray:
-    """`[T, T]` of bool, queries down; a `window` of W has the query itself in it."""
-    query, key = np.arange(tokens)[:, None], np.arange(tokens)
-    seen: np.ndarray = (key <= query) & (key > query - seen_keys(query, window))
-    return seen
-
-
 class AttentionPage:
     """Every head's matrix, a byte a cell."""
 
     def __init__(self, what: What) -> None:
         self._what: What = what
         # by layer: its window, how its numbers are kept, and its heads
-        self._layers: dict[int, tuple[Window | None, str, list[dict[str, Any]]]] = {}
+        self._layers: dict[int, tuple[dict[str, Any], str, list[dict[str, Any]]]] = {}
 
     def add(
-        self, layer: int, values: np.ndarray, window: Window | None = None, *, signed: bool = False
-    ) -> None:
-        """Adds all chosen heads of a layer, `[H, T, T]`, without masked cells.
+        self, layer: int, values: np.ndarray, seen: np.ndarray, window: dict[str, Any], *,
+        signed: bool = False,
+    ) -> None:  # fmt: skip
+        """Adds all chosen heads of a layer, `[H, T, T]`, the cells that are `seen` `[T, T]`.
 
-        `window`: which keys a query sees (None: all earlier ones). `signed`: weights with signs.
+        `window`: its facts for the script. `signed`: weights with signs.
         """
-        seen = visible(values.shape[-1], window)
         kind = "scores" if self._what == "scores" else "signed" if signed else "plain"
         self._layers[layer] = window, kind, [_packed(kind, matrix[seen]) for matrix in values]
 
@@ -110,20 +102,17 @@ class AttentionPage:
             for head, matrix in zip(layer.heads, kept, strict=True)
         ]
         about = {"layer": layer.layer, "kind": layer.kind, "kv_heads": layer.kv_heads}
-        seen = {"window": most_keys(window), "chunks": isinstance(window, Chunk)}
-        return {**about, **seen, "values": values, "note": layer.note, "heads": heads}
+        return {**about, **window, "values": values, "note": layer.note, "heads": heads}
 
 
-def page_size(
-    tokens: int, windows: Sequence[Window | None], heads: int, metrics: int
-) -> int:
+def page_size(tokens: int, cells: Sequence[int], heads: int, metrics: int) -> int:
     """Bytes of the page, to within a tenth.
 
-    `windows` of the layers; `heads` of every layer are in it; `metrics`: numbers of each head.
+    `cells` of a head that are not masked, by layer; `heads` of every layer are in it; `metrics`:
+    numbers of each head.
     """
-    cells = sum(visible_pairs(tokens, 0, window) for window in windows)
     each = 150 + 36 * metrics
-    return FRAME + tokens * 26 + len(windows) * heads * each + -(-cells * heads * 4 // 3)
+    return FRAME + tokens * 26 + len(cells) * heads * each + -(-sum(cells) * heads * 4 // 3)
 
 
 def _packed(kind: str, values: np.ndarray) -> dict[str, Any]:
