@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,7 +63,8 @@ class Block:
 
     `a_HtS` are weights, 0 where masked. `seen_t`: how many keys each row sees. `taken_Ht`: what the
     heads' own sinks take of each row, None where there are none. `negative_Ht`: of shares of signed
-    weights, how much of each row was negative.
+    weights, how much of each row was negative. `at`: where its heads stand in the list of chosen
+    heads. `scores_HtS`, -∞ where masked; a signed map has none.
     """
 
     a_HtS: Tensor
@@ -74,6 +74,8 @@ class Block:
     tokens: Tokens
     taken_Ht: Tensor | None = None
     negative_Ht: Tensor | None = None
+    at: slice = field(default_factory=lambda: slice(None))
+    scores_HtS: Tensor | None = None
 
     def shares(self) -> Block:
         """|A| / Σ_j |A| of signed weights, NaN in a row of zeros, which no metric counts."""
@@ -81,6 +83,16 @@ class Block:
         shares_HtS = sizes_HtS / sizes_HtS.sum(-1, keepdim=True)
         negative_Ht = shares_HtS.where(self.a_HtS < 0, 0.0).sum(-1)
         return replace(self, a_HtS=shares_HtS, negative_Ht=negative_Ht)
+
+    def mixed(self, v_KSe: Tensor) -> Tensor:
+        """The rows times the values of their keys, `[H, t, e]`."""
+        a_KgS = self.a_HtS.reshape(len(v_KSe), -1, self.a_HtS.shape[2])
+        return (a_KgS @ v_KSe).reshape(*self.a_HtS.shape[:2], -1)
+
+    def masked(self, values_HtS: Tensor) -> Tensor:
+        """The `values` of all cells, -∞ where masked."""
+        hidden = self.after_tS if self.scores_HtS is None else self.scores_HtS == -math.inf
+        return values_HtS.masked_fill(hidden, -math.inf)
 
     @cached_property
     def after_tS(self) -> Tensor:
@@ -114,17 +126,17 @@ class Block:
 
     def back_Ht(self, steps: int) -> Tensor:
         """The weight of the key `steps` tokens before the query; 0 where it is masked."""
-        return self._column((self.positions_t - steps - self.low).expand(len(self.a_HtS), -1))
+        heads, _, keys = self.a_HtS.shape
+        at_t = self.positions_t - steps - self.low
+        at_Ht1 = at_t.clamp(0, keys - 1).expand(heads, -1)[..., None]
+        inside_t = (at_t >= 0) & (at_t < keys)
+        return self.a_HtS.gather(-1, at_Ht1)[..., 0].where(inside_t, 0.0)
 
-    @cached_property
+    @property
     def first_key_Ht(self) -> Tensor:
         """The weight of key 0."""
-        return self._column((-self.low + 0 * self.positions_t).expand(len(self.a_HtS), -1))
-
-    def _column(self, at_Ht: Tensor) -> Tensor:
-        inside = (at_Ht >= 0) & (at_Ht < self.a_HtS.shape[2])
-        at_Ht1 = at_Ht.clamp(0, self.a_HtS.shape[2] - 1).unsqueeze(-1)
-        return torch.where(inside, self.a_HtS.gather(-1, at_Ht1)[..., 0], 0.0)
+        first_Ht = self.a_HtS[..., 0]
+        return first_Ht if self.low == 0 else torch.zeros_like(first_Ht)
 
     def last_Ht(self, width: int) -> Tensor:
         """The weight of the last `width` keys, the query's own included."""
@@ -221,8 +233,7 @@ class AttentionChecks:
         queries and of keys; None: as the score itself).
         """
         size_HtS = block.a_HtS.shape
-        a_KgS = block.a_HtS.reshape(len(v_KSe), -1, size_HtS[2])
-        v_S = v_KSe.norm(dim=-1)
+        a_KgS, v_S = block.a_HtS.reshape(len(v_KSe), -1, size_HtS[2]), v_KSe.norm(dim=-1)
         if norms is None:
             q_Ht, k_S = torch.ones_like(z_Hte[..., 0]), torch.zeros_like(v_S)
         else:
@@ -233,7 +244,7 @@ class AttentionChecks:
             own_KgS = torch.special.entr(a_KgS).abs()  # a · |log a|
             key_Ht = own_KgS.sum(-1).reshape(size_HtS[:2])
             both_Ht = (own_KgS @ v_S[..., None]).reshape(size_HtS[:2])
-        mixed_Hte = (a_KgS @ v_KSe).reshape(*size_HtS[:2], -1)
+        mixed_Hte = block.mixed(v_KSe)
         scores_off_Ht = q_Ht * (both_Ht + key_Ht * value_Ht)
         roundings_t = VALUE_ROUNDINGS * (block.seen_t / VALUE_KEYS).clamp_min(1)
         allowed_Ht = roundings_t * self._wide_eps * (value_Ht + scores_off_Ht)
@@ -260,10 +271,8 @@ class AttentionChecks:
         """
         leaks_Ht = ((block.a_HtS != 0) & block.after_tS).sum(-1)
         self._add("causal", leaks_Ht, of, heads, block.first)
-        a_KgS = block.a_HtS.reshape(len(v_KSe), -1, block.a_HtS.shape[2])
-        mixed_Hte = (a_KgS @ v_KSe).reshape(*block.a_HtS.shape[:2], -1)
-        wide_Ht = ROUNDINGS * self._wide_eps * sizes_Ht
-        allowed_Hte = wide_Ht[..., None].expand_as(mixed_Hte)
+        mixed_Hte = block.mixed(v_KSe)
+        allowed_Hte = (ROUNDINGS * self._wide_eps * sizes_Ht)[..., None].expand_as(mixed_Hte)
         if narrow:
             allowed_Hte = allowed_Hte + self._narrow_off / 2 * mixed_Hte.abs()
         share_Hte = share_of((mixed_Hte - z_Hte).abs(), allowed_Hte)
@@ -316,19 +325,6 @@ def wrong_cells(block: Block, scores_HtS: Tensor) -> Tensor:
     return wrong_Ht
 
 
-class Rows(NamedTuple):
-    """Some rows of the heads `at` in the list of chosen heads; a signed map has no scores."""
-
-    at: slice
-    block: Block
-    scores_HtS: Tensor | None
-
-    def masked(self, values_HtS: Tensor) -> Tensor:
-        """The `values` of all cells, -∞ where masked."""
-        hidden = self.block.after_tS if self.scores_HtS is None else self.scores_HtS == -math.inf
-        return values_HtS.masked_fill(hidden, -math.inf)
-
-
 def checked_rows(
     proof: AttentionChecks,
     of: LayerMap,
@@ -337,7 +333,7 @@ def checked_rows(
     seen: Mapping[str, Tensor],
     rows: int | None = None,
     walked: Walk | None = None,
-) -> Iterator[Rows]:
+) -> Iterator[Block]:
     """The rows of all queries, block by block.
 
     `heads` are the chosen heads, `seen` the activations `[H, T, d]` of all heads and tokens.
@@ -363,10 +359,10 @@ def checked_rows(
             # only the keys that some row sees, and one more at both ends: a mask off by one shows
             low = max(0, position - seen_keys(position, of.window))
             keys = slice(low, last + 1)
+            seen_t = seen_keys(torch.arange(position, last, device=z.device), of.window)
             if map_rows is not None and walked is not None:
                 a_HtS = map_rows(slice(position, last))[:, :, keys]
-                seen_t = torch.arange(position + 1, last + 1, device=a_HtS.device)
-                block = Block(a_HtS, position, low, seen_t, tokens)
+                block = Block(a_HtS, position, low, seen_t, tokens, at=at)
                 proof.compare_signed(
                     block,
                     of,
@@ -376,15 +372,16 @@ def checked_rows(
                     sizes_Ht=walked.sizes_HT[ours, position:last].to(z),
                     narrow=z_HTe.dtype.itemsize == 2,
                 )
-                yield Rows(at, block, None)
+                yield block
                 continue
-            scores_HtS, norms = of.rows(seen, ours, slice(position, last), keys)
-            seen_t = seen_keys(torch.arange(position, last, device=z.device), of.window)
-            a_HtS, taken_Ht = of.weights(scores_HtS, ours), of.taken(scores_HtS, ours)
-            block = Block(a_HtS, position, low, seen_t, tokens, taken_Ht)
+            found = of.rows(seen, ours, slice(position, last), keys)
+            taken_Ht, scores_HtS = found.taken_Ht, found.scores_HtS
+            block = Block(
+                found.a_HtS, position, low, seen_t, tokens, taken_Ht, at=at, scores_HtS=scores_HtS
+            )
             proof.see(block, scores_HtS, of, ours)
-            proof.compare(block, of, ours, v_KSe=v[:, keys], norms=norms, z_Hte=z_Hte)
-            yield Rows(at, block, scores_HtS)
+            proof.compare(block, of, ours, v_KSe=v[:, keys], norms=found.norms, z_Hte=z_Hte)
+            yield block
 
 
 def _block_rows(window: int | None, heads: int, keys: int) -> int:

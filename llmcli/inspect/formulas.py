@@ -107,7 +107,9 @@ def formula_checks(
             for own in _parts(model, known, ids, single, name, rows, prompt)
         ]
         most, own = max(compared, key=lambda one: one[0].share)
-        found.append((_placed(most, own), most.share))
+        *front, row, column = most.index
+        place = symbol(most.name, *front, own.positions[row], column)  # the token's own position
+        found.append((place, most.share))
     wrong = [one for one in found if one[1] > 1]
     where, share = wrong[0] if wrong else max(found, key=lambda one: one[1])
     words = formula_words(len(listed), rows, len(ids))
@@ -185,13 +187,6 @@ def _cost(model: Model, known: Mapping[str, Rule[Any]], name: str, tokens: int) 
     return sizes["H"] * sizes.get("dh", sizes["dv"]) * tokens
 
 
-def _placed(worst: NumberCheck, own: Kernel) -> str:
-    """`blocks.3.attn.q[2,7,4]`, with the token's own position."""
-    index = list(worst.index)
-    index[-2] = own.positions[index[-2]]
-    return symbol(worst.name, *index)
-
-
 def worst_number(own: Kernel, name: str) -> NumberCheck:
     """Of all numbers of a tensor the one that uses most of what it is allowed.
 
@@ -202,7 +197,8 @@ def worst_number(own: Kernel, name: str) -> NumberCheck:
     halves = rule.halves(own, ours) if _is_narrow(own, name) else ours
     allowed = _allowed(rule.magnitudes(own), halves, own, name).expand_as(ours)
     ours = own.as_kept(name, ours, theirs, allowed)
-    share = _share(ours, theirs, allowed)
+    # of what is allowed; 0 for equal numbers, −∞ of a mask too
+    share = torch.where(ours == theirs, 0.0, (ours - theirs).abs() / allowed)
     # numpy's: PyTorch's imports sympy, half a second, to check its argument
     at = tuple(int(i) for i in np.unravel_index(int(share.argmax()), share.shape))
     return _found(own, name, at, ours[at], theirs[at], allowed[at])
@@ -275,8 +271,3 @@ def _weight(own: Kernel, name: str) -> Weight | None:
 
 def _is_narrow(own: Kernel, name: str) -> bool:
     return own.dtype_of(name).itemsize < torch.float32.itemsize
-
-
-def _share(ours: Tensor, theirs: Tensor, allowed: Tensor) -> Tensor:
-    """The difference as a share of what is allowed; 0 for equal numbers, −∞ of a mask too."""
-    return torch.where(ours == theirs, 0.0, (ours - theirs).abs() / allowed)

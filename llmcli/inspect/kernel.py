@@ -161,22 +161,18 @@ class Kernel:
     def _written(self, name: str) -> Tensor:
         """As the tap saw it, or as the mixer computes it from what the tap saw."""
         if name in self.emitted:
-            return self._rows(self.emitted[name])
+            tensor = self.emitted[name]
+            if (rows := tensor.shape[-2]) == len(self.positions):
+                return tensor
+            missing = len(self.ids) - rows
+            chosen = torch.tensor([at - missing for at in self.positions], device=tensor.device)
+            return tensor.index_select(-2, chosen)
         if name not in self.graph or self.graph.written(name):
             raise KeyError(name)
         mixer = mixer_of(self.model, name)
         emitted = {one: self.emitted[one][None] for one in self.graph.sources(name)}
         each = [mixer.derive(name, emitted, at[0], at[-1] + 1)[0] for at in _runs(self.positions)]
         return each[0] if len(each) == 1 else torch.cat(each, dim=-2)
-
-    def _rows(self, tensor: Tensor) -> Tensor:
-        """The rows of the positions."""
-        rows = tensor.shape[-2]
-        if rows == len(self.positions):
-            return tensor
-        missing = len(self.ids) - rows
-        chosen = torch.tensor([at - missing for at in self.positions], device=tensor.device)
-        return tensor.index_select(-2, chosen)
 
     def weight(self, name: str) -> Tensor:
         """A parameter in the formula's orientation (`Q = T W_q`), in its own dtype and place."""

@@ -26,8 +26,6 @@ from llmcli.nn.softmax_map import SoftmaxMap
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.recurrence import Inputs
 
-MapRows = Callable[[slice], Tensor]  # the rows of the queries at these positions
-
 
 class LayerMap:
     """What the map `[H, T, S]` of layer `number` is made of. Raises KeyError where it has none.
@@ -130,22 +128,18 @@ class LayerMap:
         return found
 
     def rows(
-        self,
-        seen: Mapping[str, Tensor],
-        heads: Sequence[int],
-        queries: slice,
-        keys: slice,
-    ) -> Scores:
-        """The scores of those `heads`, of the `queries` at these positions, and of the `keys`.
+        self, seen: Mapping[str, Tensor], heads: Sequence[int], queries: slice, keys: slice
+    ) -> MapRows:
+        """The map of those `heads`, of the `queries` at these positions, and of the `keys`.
 
         `seen` are activations `[H, T, d]` of all tokens.
         """
-        mixer = self._mixer
+        mixer, of = self._mixer, slice(heads[0], heads[-1] + 1)
         if self.score is None:
             emitted = {name: seen[name][None] for name in self.sources}
-            of = slice(heads[0], heads[-1] + 1)
             map_1HtS = mixer.derive(self.pattern, emitted, queries.start, queries.stop, heads=of)
-            return Scores(map_1HtS[0, :, :, keys].log(), None)
+            scores_HtS = map_1HtS[0, :, :, keys].log()
+            return MapRows(scores_HtS.softmax(-1), scores_HtS, None, None)
         q_Htd = at_least_float32(seen[self.score.query][heads, queries])
         groups = slice(heads[0] // self.group, heads[-1] // self.group + 1)
         k_KSd = at_least_float32(seen[self.score.key][groups, keys])
@@ -154,11 +148,16 @@ class LayerMap:
         scores_HtS = mixer.score_rows(
             q_Htd[None], k_KSd[None], first, heads, before=keys.start
         )[0]
+        taken_Ht = None
+        if self._sink is not None:
+            sink_H = self._model.decoder.weight(self._sink).dense()[list(heads), None]
+            taken_Ht = (sink_H.to(scores_HtS.dtype) - scores_HtS.logsumexp(-1)).sigmoid()
         factors = [self.score.factor(at) for at in range(queries.start, queries.stop)]
         factors_t = torch.tensor(factors, dtype=q_Htd.dtype, device=q_Htd.device)
-        return Scores(scores_HtS, (q_Htd.norm(dim=-1) * factors_t.abs(), k_KSd.norm(dim=-1)))
+        norms = q_Htd.norm(dim=-1) * factors_t.abs(), k_KSd.norm(dim=-1)
+        return MapRows(mixer.weights(scores_HtS, heads), scores_HtS, taken_Ht, norms)
 
-    def map(self, seen: Mapping[str, Tensor], heads: Sequence[int]) -> MapRows:
+    def map(self, seen: Mapping[str, Tensor], heads: Sequence[int]) -> Callable[[slice], Tensor]:
         """A function that computes rows `[H, t, S]` of a `signed` map, fastest in order."""
         one = self._recurrent.map(self._batched(seen), slice(heads[0], heads[-1] + 1))
         return lambda queries: one.rows(queries.start, queries.stop)[0]
@@ -175,27 +174,16 @@ class LayerMap:
     def _batched(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: seen[name][None] for name in self.recurrence_reads}
 
-    def weights(self, scores_HtS: Tensor, heads: Sequence[int]) -> Tensor:
-        """The rows of the map of those `heads`, of the scores that `rows` gives of them."""
-        if self.score is None:
-            return scores_HtS.softmax(-1)
-        assert isinstance(self._mixer, SoftmaxMap)
-        return self._mixer.weights(scores_HtS, heads)
 
-    def taken(self, scores_HtS: Tensor, heads: Sequence[int]) -> Tensor | None:
-        """What the sinks of those `heads` take of each row, `[H, t]`; None where they have none."""
-        if self._sink is None:
-            return None
-        sink_H = self._model.decoder.weight(self._sink).dense()[list(heads), None]
-        return (sink_H.to(scores_HtS.dtype) - scores_HtS.logsumexp(-1)).sigmoid()
+class MapRows(NamedTuple):
+    """Rows of a map, `[H, t, S]`, and the scores that it is the softmax of, −∞ where masked.
 
-
-class Scores(NamedTuple):
-    """What the map is the softmax of, −∞ where masked, at least float32: `[H, t, S]`.
-
-    For a map that is no softmax: its logarithm. A score's roundings are a share of the product of
-    the `norms` of its query and key, `[H, t]` and `[K, S]`; None: of its own size.
+    At least float32. Of a map that is no softmax they are its logarithm. `taken_Ht`: what the
+    heads' sinks take of each row; None where they have none. A score's roundings are a share of the
+    product of the `norms` of its query and key, `[H, t]` and `[K, S]`; None: of its own size.
     """
 
+    a_HtS: Tensor
     scores_HtS: Tensor
+    taken_Ht: Tensor | None
     norms: tuple[Tensor, Tensor] | None

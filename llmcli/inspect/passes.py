@@ -6,7 +6,7 @@ Axes of what a cache holds: K key/value heads, S positions, d size of a head.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -84,7 +84,7 @@ class Passes:
         model, prompt, ids = self.model, self.ids, list(self.ids)
         self.require_cache(self.most)
         session = Session(model.decoder, 1, self.most, on_reprefill=lambda tokens: proof.reset())
-        proof = _Steps(model, len(prompt), session.state)
+        proof = _Steps(model, session.state, range(self.most), len(prompt))
         tap = _tap(proof.watch, session) if prove else None
         sampler = Sampler(
             Sampling(temperature=0.0),
@@ -110,15 +110,13 @@ class Passes:
 
         Raises NotFinite for a NaN.
         """
-        session, watches = self.session(), [watch]
-        proof = None
-        if len(self.ids) > PROMPT_CHUNK:
-            proof = _Chunks(self.model, self.ids, session.state)
-            watches.append(proof.watch)
+        session, several = self.session(), len(self.ids) > PROMPT_CHUNK
+        proof = _Chunks(self.model, session.state, self.ids) if several else None
 
         def seen(first: int, name: str, tensor: Tensor) -> None:
-            for one in watches:
-                one(first, name, tensor)
+            watch(first, name, tensor)
+            if proof is not None:
+                proof.watch(first, name, tensor)
 
         with torch.inference_mode():
             self._prefill(session, _tap(seen, session))
@@ -174,16 +172,20 @@ def _tap(watch: Watch, session: Session) -> Tap:
 
 
 class _Proof(ABC):
-    """Watches calls that read tokens into `state`, layer by layer; `_now`: of the current one.
+    """Watches calls that read `ids` into `state`, layer by layer; `_now`: of the current one.
 
-    `name` and `words` are those of its check.
+    The first `prompt` tokens are the prompt; `rows` as in `formula_checks`. `name` and `words` are
+    those of its check.
     """
 
     name: ClassVar[str]
     words: ClassVar[str]
 
-    def __init__(self, model: Model, state: State) -> None:
+    def __init__(
+        self, model: Model, state: State, ids: Sequence[int], prompt: int, rows: int | None = None
+    ) -> None:
         self._model, self._state, self._graph = model, state, graph(model.config)
+        self._ids, self._prompt, self._rows = ids, prompt, rows
         self._maps = {layer: LayerMap(model, layer) for layer in self._graph.mixers}
         self._now: dict[str, Tensor] = {}
         self._ends: dict[int, End] = {}  # of recurrences, after the last call
@@ -214,6 +216,12 @@ class _Proof(ABC):
         self._found.append(walked.check(cached, of.matrix.name))
         return walked
 
+    def _prove(self, end: int, emitted: Mapping[str, Tensor], names: Sequence[str]) -> None:
+        """That `names` follow from what calls up to the token before `end` `emitted`."""
+        if names:
+            ids, how = self._ids[:end], {"rows": self._rows, "prompt_tokens": self._prompt}
+            self._found.append(formula_checks(self._model, ids, emitted, names, **how))
+
     def checks(self) -> tuple[ViewCheck, ...]:
         """One, of all calls; none without them."""
         if not self._found:
@@ -234,11 +242,9 @@ class _Chunks(_Proof):
     name = "chunks"
     words = "every chunk of the prompt, read as `generate` reads it, follows from the formulas"
 
-    def __init__(self, model: Model, ids: Sequence[int], state: State) -> None:
-        super().__init__(model, state)
-        self._ids = ids
+    def __init__(self, model: Model, state: State, ids: Sequence[int]) -> None:
         chunks = -(-len(ids) // PROMPT_CHUNK)
-        self._rows = max(CHUNK_ROWS, ROWS // chunks)
+        super().__init__(model, state, ids, len(ids), max(CHUNK_ROWS, ROWS // chunks))
         # maps of something else are not proven here: no cache has their rows
         maps = self._maps.items()
         self._maps = {layer: of for layer, of in maps if of.score is not None or of.signed}
@@ -259,22 +265,14 @@ class _Chunks(_Proof):
             self._prove(end, self._now, [one for one in of.sources if one.endswith("_rot")])
             self._prove(end, self._now | held, [of.mixed])
 
-    def _prove(self, end: int, emitted: dict[str, Tensor], names: list[str]) -> None:
-        if names:
-            ids, prompt = self._ids[:end], len(self._ids)
-            self._found.append(
-                formula_checks(
-                    self._model, ids, emitted, names, rows=self._rows, prompt_tokens=prompt
-                )
-            )
-
 
 class _Steps(_Proof):
-    """Proves the steps after a prompt of `prompt` tokens, which is read into the same `state`.
+    """Proves the steps after a prompt, which is read into the same `state`.
 
-    What a step makes of its token has to follow from the formulas, with the keys and values that
-    the cache holds by then; what the cache holds has to be what was computed, bit by bit, and to
-    stay so in later calls; and a recurrence has to go on from the state that the call before left.
+    What a step makes of its token has to follow from the formulas (which read no ids), with the
+    keys and values that the cache holds by then; what the cache holds has to be what was computed,
+    bit by bit, and to stay so in later calls; and a recurrence has to go on from the state that the
+    call before left.
     """
 
     name = "steps"
@@ -282,9 +280,8 @@ class _Steps(_Proof):
         "every new token, read as `generate` reads it, follows from the formulas and the cache"
     )
 
-    def __init__(self, model: Model, prompt: int, state: State) -> None:
-        super().__init__(model, state)
-        self._prompt = prompt
+    def __init__(self, model: Model, state: State, ids: Sequence[int], prompt: int) -> None:
+        super().__init__(model, state, ids, prompt)
         self._every: dict[str, Tensor] = {}  # rows of all calls, where a cache does not have them
         self._sums: dict[str, int] = {}  # of the bits of what is cached, after the last call
 
@@ -298,18 +295,24 @@ class _Steps(_Proof):
             self._every[name] = torch.cat((*parts, self._now[name]), at)
         for one in (one for one in states if one.holds in self._now):
             cached = filled(one, caches[one.name][0], end)
-            rows = self._every[one.holds] if one.holds in kept else self._now[one.holds]
-            if one.holds not in kept:
-                at = one.axes.index("S")
-                cached = cached.narrow(at, first, end - first)
-            made = remembered(self._graph, one, rows[0]) if one.holds in kept else rows[0]
+            if one.holds in kept:
+                made = remembered(self._graph, one, self._every[one.holds][0])
+            else:
+                made = self._now[one.holds][0]
+                cached = cached.narrow(one.axes.index("S"), first, end - first)
             self._found.append(cache_check(made, cached, one.name))
             if "S" in one.axes:
                 self._found.append(self._unchanged(one, caches[one.name][0], first, end))
         if of.signed:
             self._walk(of)
-        if first >= self._prompt:
-            self._prove(of, end, caches)
+        if first >= self._prompt:  # what comes from its own row, and what reads those of all tokens
+            whole = {name: self._every[name] for name in of.whole if name in self._every}
+            names = [name for name in of.checked if name in self._now]
+            inputs = {name: self._graph[name].op.inputs for name in names}
+            own = [n for n in names if n != of.mixed and set(of.whole).isdisjoint(inputs[n])]
+            self._prove(end, self._now, own)
+            held = self._now | whole | of.held(caches, end)
+            self._prove(end, held, [name for name in names if name not in own])
 
     def _unchanged(self, one: NodeState, cached: Tensor, first: int, end: int) -> ViewCheck:
         """Whether what was cached before this call still has the same sum of its bits."""
@@ -323,21 +326,6 @@ class _Steps(_Proof):
     def reset(self) -> None:
         """All tokens are read again, with other rotations: the cache is another one."""
         self._sums.clear()
-
-    def _prove(self, of: LayerMap, end: int, caches: dict[str, Tensor]) -> None:
-        """A step: what comes from its own row, and what reads the rows of all tokens."""
-        whole = {name: self._every[name] for name in of.whole if name in self._every}
-        names = [name for name in of.checked if name in self._now]
-        inputs = {name: self._graph[name].op.inputs for name in names}
-        own = [n for n in names if n != of.mixed and set(of.whole).isdisjoint(inputs[n])]
-        readers = [name for name in names if name not in own]
-        with_cache = self._now | whole | of.held(caches, end)
-        for emitted, some in ((self._now, own), (with_cache, readers)):
-            if some:
-                ids = range(end)  # the formulas of a layer read none
-                self._found.append(
-                    formula_checks(self._model, ids, emitted, some, prompt_tokens=self._prompt)
-                )
 
 
 def filled(state: NodeState, cached: Tensor, tokens: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -117,33 +117,21 @@ class Statistics:
             self.first_bad = self.seen + int(bad.nonzero()[0])
         self.seen += len(x)
 
-    def bad_index(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Where `first_bad` is in a tensor of that shape, whose numbers came in C order."""
-        if self.first_bad is None:
-            return None
-        return tuple(int(i) for i in np.unravel_index(self.first_bad, shape))
+    def summary(self, shape: tuple[int, ...]) -> dict[str, Any]:
+        """As reports have it, of a tensor of that `shape` whose numbers came in C order.
 
-    @property
-    def mean(self) -> float:
-        """NaN without a number, as the next four."""
-        return self._mean if self._finite else math.nan
-
-    @property
-    def std(self) -> float:
-        """√(Σ (x − mean)² / n)."""
-        return math.sqrt(self._apart / self._finite) if self._finite else math.nan
-
-    @property
-    def low(self) -> float:
-        """The smallest."""
-        return self._low if self._finite else math.nan
-
-    @property
-    def high(self) -> float:
-        """The largest."""
-        return self._high if self._finite else math.nan
+        `mean`, `std` √(Σ (x − mean)² / n), `min` and `max`, NaN without a finite number; how many
+        are `nan` and `inf`, and the index of the `first_bad` of these.
+        """
+        found = [math.nan] * 4
+        if self._finite:
+            found = [self._mean, math.sqrt(self._apart / self._finite), self._low, self._high]
+        bad = self.first_bad
+        index = None if bad is None else tuple(int(i) for i in np.unravel_index(bad, shape))
+        named = dict(zip(("mean", "std", "min", "max"), found, strict=True))
+        return {**named, "nan": self.nan, "inf": self.infinite, "first_bad": index}
 
     @property
     def norm(self) -> float:
-        """√(Σ x²)."""
+        """√(Σ x²), NaN without a finite number."""
         return math.sqrt(self._squares) if self._finite else math.nan

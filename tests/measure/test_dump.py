@@ -125,7 +125,9 @@ def test_statistics_do_not_depend_on_how_numbers_come(parts, masks):
     assert found.infinite == bad.sum() - found.nan
     assert found.first_bad == (int(bad.argmax()) if bad.any() else None)
     finite = x[np.isfinite(x)]
-    ours = (found.mean, found.std, found.low, found.high, found.norm)
+    summary = found.summary(x.shape)
+    assert summary["first_bad"] == (None if found.first_bad is None else (found.first_bad,))
+    ours = (*(summary[name] for name in ("mean", "std", "min", "max")), found.norm)
     if not len(finite):
         assert all(map(math.isnan, ours))
         return

@@ -16,9 +16,11 @@ import pytest
 from files_reports import EVIL, WRONG, attention_report, experts_report, lens_report, patterns
 from PIL import Image
 
+from llmcli.commands.attention.measure.summaries import visible
 from llmcli.commands.attention.view import files as pages
 from llmcli.commands.experts.view import experts_page, experts_png
 from llmcli.commands.lens.view import lens_page
+from llmcli.config.attention import visible_pairs
 from llmcli.ui.palette import VIRIDIS
 from llmcli.ui.png import MOST_TOKENS
 
@@ -29,7 +31,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 def attention_page(report, matrices, what="pattern", window=None):
     page = pages.AttentionPage(what)
     for layer, values in matrices.items():
-        page.add(layer, values, window)
+        seen = visible(values.shape[-1], window)
+        page.add(layer, values, seen, {"window": window, "chunks": False})
     return page.html(report, TITLE, kind="sqrt")
 
 
@@ -141,7 +144,8 @@ def test_a_picture_of_bounded_size(report):
 @pytest.mark.parametrize(("tokens", "window"), [(12, None), (150, None), (150, 16)])
 def test_the_size_of_a_page_is_known_before(tokens, window):
     report, made = attention_report(6, 8, tokens), patterns(6, 8, tokens, window)
-    estimate = pages.page_size(tokens, [(window, False)] * 6, 8, len(report.metrics))
+    cells = [visible_pairs(tokens, 0, window)] * 6
+    estimate = pages.page_size(tokens, cells, 8, len(report.metrics))
     assert len(attention_page(report, made, window=window)) == pytest.approx(estimate, rel=0.1)
 
 
@@ -160,8 +164,8 @@ def test_weights_are_kept_as_exactly_as_the_page_says(window):
 
 @pytest.mark.parametrize("window", [None, 1, 3, 7, 9])
 def test_what_is_visible_is_counted(window):
-    seen = pages.visible(7, window)
-    assert seen.sum() == pages.visible_count(7, window)
+    seen = visible(7, window)
+    assert seen.sum() == visible_pairs(7, 0, window)
     assert (seen.sum(1) == np.minimum(np.arange(1, 8), window or 7)).all()
     assert not np.triu(seen, 1).any()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import shlex
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -171,17 +170,15 @@ def replay_command(*given: Any) -> str:
     Only what is not as it is by default, quoted for a shell. A long text, or one of several
     lines, is not repeated: its name stands there.
     """
-    return " ".join(["llmcli attention", *(part for options in given for part in _typed(options))])
-
-
-def _typed(options: Any) -> Iterator[str]:
-    for field in fields(options):
+    parts = ["llmcli attention"]
+    for options, field in ((one, field) for one in given for field in fields(one)):
         value, declared = getattr(options, field.name), field.metadata["declared"]
         if value != field.default:
             for one in value if isinstance(value, list) else [value]:
-                yield from declared.names[:1]
+                parts += declared.names[:1]
                 if one is not True:
-                    yield _quoted(str(one), declared.metavar)
+                    parts.append(_quoted(str(one), declared.metavar))
+    return " ".join(parts)
 
 
 def _quoted(value: str, metavar: str | None) -> str:

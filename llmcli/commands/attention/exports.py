@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llmcli.commands.attention.options import AttentionOptions, recurrent_layers
+from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.attention.report import AttentionReport, grouped
 from llmcli.commands.attention.view.files import (
     AttentionPage,
@@ -16,9 +16,9 @@ from llmcli.commands.attention.view.files import (
     head_map_png,
     page_size,
 )
-from llmcli.config.attention import Chunk
-from llmcli.config.model import LayerConfig
+from llmcli.config.attention import Chunk, most_keys, visible_pairs
 from llmcli.graph.graph import graph
+from llmcli.graph.ops import Mix
 from llmcli.records.document import members
 from llmcli.records.numbers import numbered, spans
 from llmcli.records.text import Token
@@ -49,12 +49,13 @@ class MatrixExports:
         from llmcli.model import dtype_name
 
         self._look, self._options, self._stack = look, options, stack
-        config = look.model.config
-        self._heads = options.heads_of(config)
-        self._windows = {layer: self._window(config.layers[layer]) for layer in self._heads}
-        mixers = {layer: graph(config).mixers[layer].name for layer in self._heads}
+        self._heads = options.heads_of(look.model.config)
+        mixers = graph(look.model.config).mixers
+        ops = ((layer, mixers[layer].op) for layer in self._heads)
+        self._maps = {layer: op for layer, op in ops if isinstance(op, Mix)}
         self._names = {  # of arrays: `blocks.3.attn.pattern`
-            layer: f"{name.rpartition('.')[0]}.{options.matrices}" for layer, name in mixers.items()
+            layer: f"{mixers[layer].name.rpartition('.')[0]}.{options.matrices}"
+            for layer in self._heads
         }
         self._page = AttentionPage(options.matrices)
         self._matrices: dict[int, np.ndarray] = {}
@@ -66,19 +67,20 @@ class MatrixExports:
             for layer, heads in self._heads.items()
         ]
         about = self._metadata(look.model.tokens(look.ids), ok=True)
-        text_size, most = self._text_size(count), max(map(len, self._heads.values()))
+        seen, most = count * (count + 1) // 2, max(map(len, self._heads.values()))
+        each = seen * DIGITS + (count**2 - seen) * ZERO  # in JSON: half is masked
+        text_size = round(sum(map(len, self._heads.values())) * each)
         if options.patterns:
             smaller = f"{SMALLER}, write `-o FILE.safetensors`"
             check_cap("the document", text_size, force=options.force, smaller=smaller)
         array_file = Export(
             size=lambda: array_file_size(look.kind, arrays, about), write=self._finish
         )
+        cells = [visible_pairs(count, 0, op.window) for op in self._maps.values()]
         exports = dict.fromkeys(ARRAYS, array_file) | {
             "json": Export(size=lambda: text_size, write=self._write_document),
             "html": Export(
-                size=lambda: page_size(
-                    count, list(self._windows.values()), most, len(options.computed)
-                ),
+                size=lambda: page_size(count, cells, most, len(options.computed)),
                 make=partial(self._page.html, kind=options.matrix_scale),
             ),
             "png": Export(make=self._picture),
@@ -88,18 +90,6 @@ class MatrixExports:
             file = stack.enter_context(whole_file(look.path))
             self._writer = array_writer(look.kind, file, arrays, about)
 
-    @staticmethod
-    def _window(layer: LayerConfig) -> tuple[int | None, bool]:
-        """The most keys that a query sees, and whether these are those of its chunk."""
-        mixer = layer.attention
-        return layer.window, mixer is not None and isinstance(mixer.scores.window, Chunk)
-
-    def _text_size(self, count: int) -> int:
-        """About how many bytes the matrices of `count` tokens take in JSON: half is masked."""
-        seen = count * (count + 1) // 2
-        each = seen * DIGITS + (count**2 - seen) * ZERO
-        return round(sum(map(len, self._heads.values())) * each)
-
     @property
     def on_matrix(self) -> OnMatrix | None:
         """Takes all matrices of a layer, layers in order; None where they are not needed."""
@@ -108,12 +98,15 @@ class MatrixExports:
         return self._take if needed else None
 
     def _take(self, layer: int, values_HTS: np.ndarray) -> None:
-        kind, config = self._look.kind, self._look.model.config
+        kind, op = self._look.kind, self._maps[layer]
         if self._writer is not None:
             self._writer.write(self._names[layer], values_HTS)
         if kind == "html":
-            signed = layer in recurrent_layers(config)
-            self._page.add(layer, values_HTS, *self._windows[layer], signed=signed)
+            from llmcli.commands.attention.measure.summaries import visible
+
+            window = {"window": most_keys(op.window), "chunks": isinstance(op.window, Chunk)}
+            seen = visible(values_HTS.shape[-1], op.window)
+            self._page.add(layer, values_HTS, seen, window, signed=op.signed)
         if kind == "json" or self._options.patterns:
             self._matrices[layer] = values_HTS.astype("float32")  # as a document has them
 

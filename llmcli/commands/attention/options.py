@@ -32,7 +32,6 @@ from llmcli.shell.params import opt
 
 if TYPE_CHECKING:
     from llmcli.config.model import ModelConfig
-    from llmcli.graph.recurrence import Recurrence
 
 Span = tuple[int, int]  # positions `first` … `last`-1
 FILES = ("safetensors", "npz", "json", "html", "png")
@@ -312,23 +311,19 @@ def metrics_named(text: str, option: str) -> tuple[Metric, ...]:
 
 def unknown_metrics(config: ModelConfig) -> dict[str, str]:
     """The metrics that no head of the model has, and why."""
+    from llmcli.graph.graph import graph
+    from llmcli.graph.recurrence import LinearMap
+
     found = {}
     mixers = (layer.attention for layer in config.layers)
     if not any(mixer is not None and mixer.scores.sinks for mixer in mixers):
         found[LEARNED_SINK] = "no head of this model has a learned sink"
-    recurrences = recurrent_layers(config).values()
+    model = graph(config)
+    sources = (model[node.op.inputs[0]].op for node in model.mixers.values())
+    # their map is the equivalent of a recurrence: its weights have signs
+    recurrences = [op.of for op in sources if isinstance(op, LinearMap)]
     if not recurrences:
         found |= dict.fromkeys(LINEAR, "no head of this model has a state in place of a softmax")
     elif all(recurrence.plain for recurrence in recurrences):
         found[OVERWRITTEN] = "no head of this model takes anything off its state"
     return found
-
-
-def recurrent_layers(config: ModelConfig) -> dict[int, Recurrence]:
-    """The layers whose map is the equivalent of a recurrence: its weights have signs."""
-    from llmcli.graph.graph import graph
-    from llmcli.graph.recurrence import LinearMap
-
-    model = graph(config)
-    sources = {layer: model[node.op.inputs[0]].op for layer, node in model.mixers.items()}
-    return {layer: op.of for layer, op in sources.items() if isinstance(op, LinearMap)}

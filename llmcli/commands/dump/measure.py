@@ -210,15 +210,9 @@ class _Dump:
             shape=shape,
             dtype=str(one.dtype),
             formula=one.formula,
-            mean=found.mean,
-            std=found.std,
-            min=found.low,
-            max=found.high,
             norm=found.norm,
             masked=found.masked,
-            nan=found.nan,
-            inf=found.infinite,
-            first_bad=found.bad_index(shape),
+            **found.summary(shape),
         )
         self.done.append(summary)
         if one.kind == "state":

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from llmcli.commands.ladder.report import AXES, NEXT, LadderReport, Line, Listing, RungReport, Step
 from llmcli.ui.facts import letter_lines
+from llmcli.ui.grid import Fit
 from llmcli.ui.layout import Column, Rows
 from llmcli.ui.layout import Line as Parts
 from llmcli.ui.numbers import duration, scaled, unit
+from llmcli.ui.palette import Ink
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, quoted
 
 _GOOD, _BAD, _COPY = "green", "bold red", "yellow"
@@ -233,7 +235,7 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
             same.append(f"{one.title} (next token)" if one.later else one.title)
         else:
             raised = other is not None and _texts(one) == _texts(other)  # with other shapes only
-            parts += ["", _Function(listing=one, report=report, read=read, numbers=not raised)]
+            parts += ["", Fit(partial(_function, one, report, read, not raised))]
     if below is not None and same:
         parts += ["", Text(f"as on rung {below.number}: {', '.join(same)}", style=FAINT)]
     if rung.difference is not None:
@@ -250,59 +252,55 @@ def _form(one: Listing) -> object:
     return _texts(one), [step.shape for line in one.lines for step in line.steps]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Function:
-    """A function: its name, what its docstring says first, its lines, their numbers if wanted.
+def _function(
+    one: Listing, report: LadderReport, read: int, numbers: bool, width: int, ink: Ink
+) -> Iterator[RenderableType]:
+    """A function: its name, what its docstring says first, its lines, their `numbers` if wanted.
 
     `read`: how many tokens of the prompt were read.
     """
+    token = f"{NEXT}, {len(report.tokens)} {quoted(report.more[0])}: " if one.later else ""
+    yield Text.assemble((token, FAINT), (one.title, HEADING))
+    if one.words:
+        yield Text(one.words.partition("\n\n")[0].replace("\n", " "), style=FAINT)
+    names = [*report.tokens, *report.more]
+    for line in one.lines:
+        yield from _source(line, min(width, SOURCE))
+        for step in line.steps if numbers else ():
+            for row in _rows(step, names, read, one.later, width):
+                yield Text(row, style=FAINT)
 
-    listing: Listing
-    report: LadderReport
-    read: int
-    numbers: bool
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        one, report, width = self.listing, self.report, options.max_width
-        token = f"{NEXT}, {len(report.tokens)} {quoted(report.more[0])}: " if one.later else ""
-        yield Text.assemble((token, FAINT), (one.title, HEADING))
-        if one.words:
-            yield Text(one.words.partition("\n\n")[0].replace("\n", " "), style=FAINT)
-        for line in one.lines:
-            yield from _source(line, min(width, SOURCE))
-            for step in line.steps if self.numbers else ():
-                for row in self._rows(step, width):
-                    yield Text(row, style=FAINT)
+def _rows(
+    step: Step, names: Sequence[str], read: int, later: bool, width: int
+) -> Iterator[str]:
+    """The rows of scores, under the tokens of the keys; of any other matrix the last row.
 
-    def _rows(self, step: Step, width: int) -> Iterator[str]:
-        """The rows of scores, under the tokens of the keys; of any other matrix the last row.
-
-        As many columns as fit `width`, and at most four of what is not scores.
-        """
-        if not step.shape or (step.moved is not None and step.axes[-1] != "m"):
-            return  # where only the axes changed the numbers stand above
-        later, values, letters = self.listing.later, step.values, step.axes.split(" × ")
-        scores = letters[-1] == "m" and len(values[0]) == step.shape[-1]
-        wanted = len(values[0]) if scores else min(4, len(values[0]))
-        columns = range(min(wanted, (width - LABEL - 2) // CELL))
-        more = " …" if len(columns) < step.shape[-1] else ""
-        names, size = [*self.report.tokens, *self.report.more], (1, *step.shape)[-2:]
-        labels = [""] * len(values)
-        if letters[-2:-1] in (["n"], ["m"]):
-            first = (self.read if letters[-2] == "n" else self.read + 1 - size[0]) if later else 0
-            labels = [_token_at(first + at, names) for at in range(len(values))]
-        elif step.token is not None:
-            labels = [_token_at(step.token, names)]
-        if scores:
-            first = self.read + later - len(values[0])
-            heads = [_fitted(_token_at(first + at, names), CELL - 1, "right") for at in columns]
-            yield " " * (LABEL + 1) + " ".join(heads) + more
-        else:
-            kept = slice(-1, None) if len(values) == size[0] else slice(0, 1)
-            values, labels = values[kept], labels[kept]
-        for label, row in zip(labels, values, strict=True):
-            cells = "".join(f"{_short(row[at]):>{CELL}}" for at in columns)
-            yield f"{INDENT * 2}{_fitted(label, LABEL - 4, 'left')}{cells}{more}"
+    As many columns as fit `width`, and at most four of what is not scores.
+    """
+    if not step.shape or (step.moved is not None and step.axes[-1] != "m"):
+        return  # where only the axes changed the numbers stand above
+    values, letters, size = step.values, step.axes.split(" × "), (1, *step.shape)[-2:]
+    scores = letters[-1] == "m" and len(values[0]) == step.shape[-1]
+    wanted = len(values[0]) if scores else min(4, len(values[0]))
+    columns = range(min(wanted, (width - LABEL - 2) // CELL))
+    more = " …" if len(columns) < step.shape[-1] else ""
+    labels = [""] * len(values)
+    if letters[-2:-1] in (["n"], ["m"]):
+        first = (read if letters[-2] == "n" else read + 1 - size[0]) if later else 0
+        labels = [_token_at(first + at, names) for at in range(len(values))]
+    elif step.token is not None:
+        labels = [_token_at(step.token, names)]
+    if scores:
+        first = read + later - len(values[0])
+        heads = [_fitted(_token_at(first + at, names), CELL - 1, "right") for at in columns]
+        yield " " * (LABEL + 1) + " ".join(heads) + more
+    else:
+        kept = slice(-1, None) if len(values) == size[0] else slice(0, 1)
+        values, labels = values[kept], labels[kept]
+    for label, row in zip(labels, values, strict=True):
+        cells = "".join(f"{_short(row[at]):>{CELL}}" for at in columns)
+        yield f"{INDENT * 2}{_fitted(label, LABEL - 4, 'left')}{cells}{more}"
 
 
 def _source(line: Line, width: int) -> Iterator[Text]:

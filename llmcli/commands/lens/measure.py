@@ -108,13 +108,53 @@ def measure_lens(
             agreement.add([position], unembed(model, h_TD[-1:]), tensor[0, -1:])
 
     passes.in_chunks(watch)
-    names = places(model.config, layers, mid=mid)
-    reader = _Reader(model, passes.ids, stream, agreement, names, top, target)
+    cells: dict[str, list[LensCell]] = {name: [] for name in places(model.config, layers, mid=mid)}
+    targets: list[LensToken] = []
+    firsts: list[str] = []  # from which on the output's token stays likeliest
+
+    def token(id: int, probability: float) -> LensToken:
+        return LensToken(id=id, text=model.token_text(id), probability=probability)
+
+    def read(positions: range) -> None:
+        """All rows at those positions, with the model's own final norm and head after the last."""
+        h_RPD = stream.rows(positions)
+        own_PV = model.decoder.logits(model.decoder.ln_final(h_RPD[-1]))
+        logits_RPV = unembed(model, h_RPD.flatten(0, 1)).view(*h_RPD.shape[:2], -1)
+        _require_finite(own_PV, positions, model)
+        _require_finite(logits_RPV, positions, model)
+        agreement.add(positions, logits_RPV[-1], own_PV)
+        output_PV, best_P = own_PV.log_softmax(-1), own_PV.argmax(-1)
+        target_P = best_P
+        if target == "next":
+            after = passes.ids[positions.start + 1 : positions.stop + 1]
+            known_N = torch.tensor(after, device=best_P.device, dtype=best_P.dtype)
+            target_P = torch.cat((known_N, best_P[len(after) :]))
+        elif target != "output":
+            target_P = torch.full_like(best_P, target)
+        probabilities = output_PV.gather(1, target_P[:, None]).exp()[:, 0].tolist()
+        targets.extend(map(token, target_P.tolist(), probabilities))
+        for name, logits_PV in zip(every, logits_RPV, strict=True):
+            if name in cells:
+                columns = _row(logits_PV, output_PV, target_P, min(top, model.config.vocab))
+                cells[name] += [
+                    LensCell(
+                        top=tuple(map(token, ids, probabilities)),
+                        entropy=entropy,
+                        kl=kl,
+                        target_rank=rank,
+                        target_probability=probability,
+                    )
+                    for ids, probabilities, entropy, kl, rank, probability in zip(
+                        *(column.tolist() for column in columns), strict=True
+                    )
+                ]
+        firsts.extend(every[row] for row in settled(logits_RPV, best_P).tolist())
+
     step = max(1, CHUNK // (len(every) * model.config.vocab))
     with torch.inference_mode():
         for start in range(positions.start, positions.stop, step):
             passes.progress("reading the rows", start - positions.start, len(positions))
-            reader.read(range(start, min(start + step, positions.stop)))
+            read(range(start, min(start + step, positions.stop)))
     words = {"output": "the model's top token", "next": "the next token of the text"}
     return LensReport(
         dtype=dtype_name(model.dtype),
@@ -123,19 +163,18 @@ def measure_lens(
         prompt_tokens=passes.prompt_tokens,
         positions=tuple(positions),
         target="the token given" if isinstance(target, int) else words[target],
-        targets=tuple(reader.targets),
+        targets=tuple(targets),
         rows=tuple(
-            LensRow(name=name, layer=_layer(name), cells=tuple(cells))
-            for name, cells in reader.cells.items()
+            LensRow(
+                name=name,
+                layer=None if name.endswith("resid_pre") else layer_of(name),  # of the embedding
+                cells=tuple(row),
+            )
+            for name, row in cells.items()
         ),
-        settled=tuple(reader.settled),
+        settled=tuple(firsts),
         checks=(*agreement.checks(), stream.check(), *passes.checks),
     )
-
-
-def _layer(name: str) -> int | None:
-    """The layer that wrote a row, None for the embedding."""
-    return None if name.endswith("resid_pre") else layer_of(name)
 
 
 def _require_memory(model: Model, rows: int, positions: int, tokens: int) -> None:
@@ -241,84 +280,23 @@ class Stream:
         self._parts = []
 
 
-class _Reader:
-    """Reads positions chunk by chunk: the `cells` of each row, by its name."""
-
-    def __init__(
-        self,
-        model: Model,
-        ids: tuple[int, ...],
-        stream: Stream,
-        agreement: Agreement,
-        names: tuple[str, ...],
-        top: int,
-        target: Target,
-    ) -> None:
-        self._model, self._ids, self._stream, self._agreement = model, ids, stream, agreement
-        self._top, self._target = min(top, model.config.vocab), target
-        self.cells: dict[str, list[LensCell]] = {name: [] for name in names}
-        self.targets: list[LensToken] = []
-        self.settled: list[str] = []
-
-    def read(self, positions: range) -> None:
-        """All rows at those positions, with the model's own final norm and head after the last.
-
-        Raises NotFinite.
-        """
-        model, names = self._model, self._stream.names
-        h_RPD = self._stream.rows(positions)
-        own_PV = model.decoder.logits(model.decoder.ln_final(h_RPD[-1]))
-        logits_RPV = unembed(model, h_RPD.flatten(0, 1)).view(*h_RPD.shape[:2], -1)
-        _require_finite(own_PV, positions, model)
-        _require_finite(logits_RPV, positions, model)
-        self._agreement.add(positions, logits_RPV[-1], own_PV)
-        output_PV, best_P = own_PV.log_softmax(-1), own_PV.argmax(-1)
-        target_P = self._followed(positions, best_P)
-        probabilities = output_PV.gather(1, target_P[:, None]).exp()[:, 0].tolist()
-        self.targets += map(self._token, target_P.tolist(), probabilities)
-        for name, logits_PV in zip(names, logits_RPV, strict=True):
-            if name in self.cells:
-                self.cells[name] += self._read_row(logits_PV, output_PV, target_P)
-        self.settled += [names[row] for row in settled(logits_RPV, best_P).tolist()]
-
-    def _followed(self, positions: range, best_P: Tensor) -> Tensor:
-        if self._target == "output":
-            return best_P
-        if self._target == "next":
-            after = self._ids[positions.start + 1 : positions.stop + 1]
-            known_N = torch.tensor(after, device=best_P.device, dtype=best_P.dtype)
-            return torch.cat((known_N, best_P[len(after) :]))
-        return torch.full_like(best_P, self._target)
-
-    def _read_row(self, logits_PV: Tensor, output_PV: Tensor, target_P: Tensor) -> list[LensCell]:
-        """The cells of one row, from its logits and the output's log-probabilities."""
-        lens_PV = logits_PV.log_softmax(-1)
-        p_PV = lens_PV.exp()
-        kl_P = (output_PV.exp() * (output_PV - lens_PV)).sum(-1)
-        top_Pk = logits_PV.topk(self._top, -1).indices
-        columns = (
-            top_Pk,
-            p_PV.gather(1, top_Pk),
-            (-(p_PV * lens_PV).sum(-1)).clamp_min(0),
-            kl_P.clamp_min(0),
-            _rank(logits_PV, target_P),
-            p_PV.gather(1, target_P[:, None])[:, 0],
-        )
-        return [
-            LensCell(
-                top=tuple(map(self._token, ids, probabilities)),
-                entropy=entropy,
-                kl=kl,
-                target_rank=rank,
-                target_probability=probability,
-            )
-            for ids, probabilities, entropy, kl, rank, probability in zip(
-                *(column.tolist() for column in columns), strict=True
-            )
-        ]
-
-    def _token(self, id: int, probability: float) -> LensToken:
-        return LensToken(id=id, text=self._model.token_text(id), probability=probability)
+def _row(
+    logits_PV: Tensor, output_PV: Tensor, target_P: Tensor, top: int
+) -> tuple[Tensor, ...]:
+    """The `top` likeliest tokens of a row and their probabilities, both `[P, k]`, entropy,
+    divergence from the output's log-probabilities, rank and probability of the target, `[P]`."""
+    lens_PV = logits_PV.log_softmax(-1)
+    p_PV = lens_PV.exp()
+    kl_P = (output_PV.exp() * (output_PV - lens_PV)).sum(-1)
+    top_Pk = logits_PV.topk(top, -1).indices
+    return (
+        top_Pk,
+        p_PV.gather(1, top_Pk),
+        (-(p_PV * lens_PV).sum(-1)).clamp_min(0),
+        kl_P.clamp_min(0),
+        _rank(logits_PV, target_P),
+        p_PV.gather(1, target_P[:, None])[:, 0],
+    )
 
 
 def _rank(logits_PV: Tensor, ids_P: Tensor) -> Tensor:

@@ -334,8 +334,15 @@ def lens_png(report: LensReport, title: str) -> bytes:
     ends = [grid.bottom + below for below in BELOW]
     for y, words in zip((png.HEAD + 18, *ends), ("reads", "settled", "target"), strict=True):
         sheet.text((left - 12, y), words, png.LEAST, png.QUIET, "rm")
-    for column in range(len(positions)):
-        _below(sheet, grid, report, first, column)
+    for column in range(len(positions)):  # where it settles, a line above that row, and its target
+        settled, target = report.settled[first + column], report.targets[first + column]
+        for row, values in enumerate(report.rows):
+            if values.name == settled:
+                x, y = grid.corner(row, column)
+                line = (x, y - png.BOX_GAP), (x + across - png.BOX_GAP - 1, y - 1)
+                sheet.draw.rectangle(line, png.RED)
+        for below, text in zip(BELOW, (long_name(settled), png.label(target)), strict=True):
+            grid.words(sheet, column, grid.bottom + below, text)
     sheet.colour_bar((grid.right + 40, png.TOP), min(700, grid.bottom - png.TOP), SCALE, png.SMALL)
     words = f"target: {report.target}; settled, red line: from here on the output's token stays "
     words += "the likeliest"
@@ -345,18 +352,3 @@ def lens_png(report: LensReport, title: str) -> bytes:
         words += f"; the last {len(positions)} of {len(report.positions)} positions"
     sheet.footer(words, report.ok)
     return sheet.png()
-
-
-def _below(
-    sheet: png.Sheet, grid: png.TokenGrid, report: LensReport, first: int, column: int
-) -> None:
-    """Where a column settles, in words and as a line above its row, and its target."""
-    settled, target = report.settled[first + column], report.targets[first + column]
-    for row, values in enumerate(report.rows):
-        if values.name == settled:
-            x, y = grid.corner(row, column)
-            line = (x, y - png.BOX_GAP), (x + grid.across - png.BOX_GAP - 1, y - 1)
-            sheet.draw.rectangle(line, png.RED)
-    both = long_name(settled), png.label(target)
-    for below, text in zip(BELOW, both, strict=True):
-        grid.words(sheet, column, grid.bottom + below, text)

@@ -111,9 +111,12 @@ def test_blocks_are_as_large_as_memory_lets_them_be(kind, cells, monkeypatch):
     sizes, make = [], Block.__init__
     for module in ("inspect.attention", "commands.attention.measure.summaries"):
         monkeypatch.setattr(f"llmcli.{module}.CELLS", cells)
-    monkeypatch.setattr(
-        Block, "__init__", lambda self, a, *rest: (sizes.append(a.numel()), make(self, a, *rest))[1]
-    )
+
+    def made(self, a, *rest, **more):
+        sizes.append(a.numel())
+        make(self, a, *rest, **more)
+
+    monkeypatch.setattr(Block, "__init__", made)
     report = looked(model, ids)
     assert max(sizes) <= max(cells, 4 * 42)  # a row of a key/value head's heads at least
     for one, other in zip(report.layers, expected.layers, strict=True):

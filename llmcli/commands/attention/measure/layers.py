@@ -33,12 +33,12 @@ from llmcli.commands.attention.report import (
     grouped,
 )
 from llmcli.errors import UsageError
-from llmcli.inspect.attention import AttentionChecks, Rows, Tokens, checked_rows
+from llmcli.inspect.attention import AttentionChecks, Tokens, checked_rows
 from llmcli.inspect.formulas import formula_checks, some_rows, worst
 from llmcli.inspect.kernel import layer_of
 from llmcli.inspect.layer_map import LayerMap
 from llmcli.inspect.passes import Passes
-from llmcli.inspect.recurrence import Walk, walk
+from llmcli.inspect.recurrence import walk
 from llmcli.model import dtype_name
 from llmcli.records.attention import (
     HALF_LIFE,
@@ -121,72 +121,6 @@ class LayerWatch:
             self._seen = {one: kept for one, kept in self._seen.items() if one in self._lent}
 
 
-class _Kept:
-    """What is kept of the rows of one layer."""
-
-    def __init__(self, look: _Look, of: LayerMap) -> None:
-        self.of, self.heads, count = of, list(look.heads[of.number]), len(look.ids)
-        self._scores, dtype = look.options.matrices == "scores", look.model.stream_dtype
-        self._means = RowMeans(len(self.heads))
-        self._pooled = self._ranked = self.exported = None
-        if look.options.drawn(look.heads):
-            self._pooled = Pooled(look.part, MOST_CELLS, len(self.heads), count, signed=of.signed)
-        if RANK in look.metrics:
-            self._ranked = Whole(len(self.heads), count, 0.0, dtype)
-        if look.on_matrix is not None:
-            masked = -math.inf if self._scores else 0.0
-            self.exported = Whole(len(self.heads), count, masked, dtype)
-
-    def add(self, rows: Rows) -> Tensor:
-        """Adds rows; returns what their pairs are ranked by.
-
-        For a signed map that is |A| / Σ_j |A|, as for metrics; its effective rank is that of A.
-        """
-        block, at = rows.block, rows.at
-        shown_HtS = rows.scores_HtS if self._scores else block.a_HtS
-        assert shown_HtS is not None
-        if self.exported is not None:
-            self.exported.add(shown_HtS, at, block.first, block.low)
-        if self._pooled is not None:
-            self._pooled.add(rows.masked(shown_HtS), at, block.first, block.low)
-        if self._ranked is not None:
-            self._ranked.add(block.a_HtS.nan_to_num(0.0), at, block.first, block.low)
-        summed = block.shares() if self.of.signed else block
-        self._means.add(summed, at)
-        return summed.a_HtS
-
-    def metrics(
-        self, walked: Walk | None, tokens: int
-    ) -> tuple[list[dict[str, float]], dict[str, int]]:
-        """The metrics of each head, and how many rows each of them counts."""
-        found, counts = self._means.means(), self._means.rows()
-        if self._ranked is not None:
-            found[RANK] = effective_rank(self._ranked.values_HTS).tolist()
-        memory = dict.fromkeys((HALF_LIFE, OVERWRITTEN), [math.nan] * self.of.heads)
-        if walked is not None:
-            memory = {HALF_LIFE: walked.half_lives(), OVERWRITTEN: walked.overwritten()}
-            counts |= dict.fromkeys(memory, tokens)
-        found |= {name: [values[head] for head in self.heads] for name, values in memory.items()}
-        each = zip(*found.values(), strict=True)
-        return [dict(zip(found, values, strict=True)) for values in each], counts
-
-    def matrices(self) -> Iterator[Matrix]:
-        """The part of each head's matrix that is drawn."""
-        if self._pooled is None:
-            return
-        for at, head in enumerate(self.heads):
-            yield Matrix(
-                layer=self.of.number,
-                head=head,
-                kv_head=head // self.of.group,
-                queries=self._pooled.queries,
-                keys=self._pooled.keys,
-                pool=self._pooled.pool,
-                values=self._pooled.cells(at),
-                signed=self.of.signed,
-            )
-
-
 class _Look:
     """What is found in one pass over all tokens, layer by layer; see `measure_attention`."""
 
@@ -230,40 +164,78 @@ class _Look:
             )
         single = {name: seen[name][0] for name in of.reads}
         walked = walk(of.recurrence(single)) if of.signed else None
-        kept, total = _Kept(self, of), len(self.ids) * sum(map(len, self.heads.values()))
-        for rows in checked_rows(
-            self._proof, of, kept.heads, self._tokens, single, self._block_rows, walked
+        heads, count, dtype = list(self.heads[of.number]), len(self.ids), self.model.stream_dtype
+        scores = self.options.matrices == "scores"
+        means, drawn, ranked, exported = RowMeans(len(heads)), None, None, None
+        if self.options.drawn(self.heads):
+            drawn = Pooled(self.part, MOST_CELLS, len(heads), count, signed=of.signed)
+        if RANK in self.metrics:
+            ranked = Whole(len(heads), count, 0.0, dtype)
+        if self.on_matrix is not None:
+            exported = Whole(len(heads), count, -math.inf if scores else 0.0, dtype)
+        total = count * sum(map(len, self.heads.values()))
+        for block in checked_rows(
+            self._proof, of, heads, self._tokens, single, self._block_rows, walked
         ):
-            self._pairs.add(rows.block, kept.add(rows), of.number, kept.heads[rows.at], of.group)
-            self._done += rows.block.a_HtS[:, :, 0].numel()
+            at, shown_HtS = block.at, block.scores_HtS if scores else block.a_HtS
+            assert shown_HtS is not None
+            if exported is not None:
+                exported.add(shown_HtS, at, block.first, block.low)
+            if drawn is not None:
+                drawn.add(block.masked(shown_HtS), at, block.first, block.low)
+            if ranked is not None:
+                ranked.add(block.a_HtS.nan_to_num(0.0), at, block.first, block.low)
+            # metrics and ranks of pairs are of |A| / Σ_j |A| of a signed map, its rank is of A
+            summed = block.shares() if of.signed else block
+            means.add(summed, at)
+            self._pairs.add(block, summed.a_HtS, of.number, heads[at], of.group)
+            self._done += block.a_HtS[:, :, 0].numel()
             self._passes.progress("looking at the heads", self._done, total)
-        if kept.exported is not None and self.on_matrix is not None:
-            self.on_matrix(of.number, kept.exported.values_HTS.numpy())
-        metrics, counts = kept.metrics(walked, len(self.ids))
+        if exported is not None and self.on_matrix is not None:
+            self.on_matrix(of.number, exported.values_HTS.numpy())
+        found, counts = means.means(), means.rows()
+        if ranked is not None:
+            found[RANK] = effective_rank(ranked.values_HTS).tolist()
+        memory = dict.fromkeys((HALF_LIFE, OVERWRITTEN), [math.nan] * of.heads)
+        if walked is not None:
+            memory = {HALF_LIFE: walked.half_lives(), OVERWRITTEN: walked.overwritten()}
+            counts |= dict.fromkeys(memory, count)
+        found |= {name: [values[head] for head in heads] for name, values in memory.items()}
         self._rows |= {name: max(many, self._rows.get(name, 0)) for name, many in counts.items()}
-        self._reports.append(self._layer(of, kept.heads, metrics))
-        self._matrices += kept.matrices()
-
-    def _layer(
-        self, of: LayerMap, heads: Sequence[int], metrics: Sequence[Mapping[str, float]]
-    ) -> LayerReport:
-        return LayerReport(
-            layer=of.number,
-            kind=of.kind,
-            sinks=of.sinks,
-            signed=of.signed,
-            note=of.note,
-            kv_heads=of.heads // of.group,
-            heads=tuple(
-                HeadReport(
+        each = (dict(zip(found, one, strict=True)) for one in zip(*found.values(), strict=True))
+        self._reports.append(
+            LayerReport(
+                layer=of.number,
+                kind=of.kind,
+                sinks=of.sinks,
+                signed=of.signed,
+                note=of.note,
+                kv_heads=of.heads // of.group,
+                heads=tuple(
+                    HeadReport(
+                        head=head,
+                        kv_head=head // of.group,
+                        metrics={name: metrics[name] for name in self.metrics},
+                        labels=labels_of(metrics, self._undetermined[of.kind]),
+                    )
+                    for head, metrics in zip(heads, each, strict=True)
+                ),
+            )
+        )
+        if drawn is not None:
+            self._matrices += [
+                Matrix(
+                    layer=of.number,
                     head=head,
                     kv_head=head // of.group,
-                    metrics={name: found[name] for name in self.metrics},
-                    labels=labels_of(found, self._undetermined[of.kind]),
+                    queries=drawn.queries,
+                    keys=drawn.keys,
+                    pool=drawn.pool,
+                    values=drawn.cells(at),
+                    signed=of.signed,
                 )
-                for head, found in zip(heads, metrics, strict=True)
-            ),
-        )
+                for at, head in enumerate(heads)
+            ]
 
     def report(self) -> AttentionReport:
         """What was seen."""
@@ -326,7 +298,24 @@ def measure_states(passes: Passes, heads: Mapping[int, Sequence[int]]) -> States
         results = walked.check_results(single[of.mixed], eps, of.mixed)
         cached = session.state.tensors()[of.matrix.name][0]
         proofs.append((walked.check(cached, of.matrix.name), results, formulas))
-        found.append(_states(of, walked, heads[of.number], cached.nbytes))
+        states_HPde = torch.stack([walked.states[position] for position in positions], 1)
+        found.append(
+            LayerStates(
+                layer=of.number,
+                kind=of.kind,
+                rows=states_HPde.shape[2],
+                columns=states_HPde.shape[3],
+                bytes=cached.nbytes,
+                heads=tuple(
+                    HeadStates(
+                        head=head,
+                        norms=tuple(walked.norms_HT[head, positions].tolist()),
+                        effective_ranks=tuple(effective_rank(states_HPde[head]).tolist()),
+                    )
+                    for head in heads[of.number]
+                ),
+            )
+        )
 
     tap = LayerWatch([LayerMap(model, number) for number in heads], settle)
     passes.at_once(tap, logits="none", until=max(heads), session=session)
@@ -340,24 +329,4 @@ def measure_states(passes: Passes, heads: Mapping[int, Sequence[int]]) -> States
         positions=tuple(positions),
         layers=tuple(found),
         checks=(state, results, formulas, *passes.checks),
-    )
-
-
-def _states(of: LayerMap, walked: Walk, heads: Sequence[int], nbytes: int) -> LayerStates:
-    at = sorted(walked.states)
-    states_HPde = torch.stack([walked.states[position] for position in at], 1)
-    return LayerStates(
-        layer=of.number,
-        kind=of.kind,
-        rows=states_HPde.shape[2],
-        columns=states_HPde.shape[3],
-        bytes=nbytes,
-        heads=tuple(
-            HeadStates(
-                head=head,
-                norms=tuple(walked.norms_HT[head, at].tolist()),
-                effective_ranks=tuple(effective_rank(states_HPde[head]).tolist()),
-            )
-            for head in heads
-        ),
     )

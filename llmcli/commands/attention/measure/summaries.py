@@ -27,68 +27,49 @@ from llmcli.records.attention import EVEN, LABELS
 FEWEST = 4  # rows that count: the mean of fewer says little of a head
 
 
-def _normalized(block: Block) -> Tensor:
-    most_t = block.seen_t.to(block.a_HtS.dtype).log()
-    return block.entropy_Ht / most_t.masked_fill(block.seen_t < 2, math.nan)
+def _distance(of: Block) -> Tensor:
+    distance_Ht = of.beyond_first[1] + of.first_key_Ht * of.positions_t
+    return distance_Ht if of.taken_Ht is None else distance_Ht / of.left_Ht
 
 
-def _without_sink(block: Block) -> Tensor:
-    mass_Ht, moment_Ht = block.beyond_first
-    # 0 / 0 where all of a row goes to key 0
-    return (moment_Ht / mass_Ht).masked_fill(block.positions_t < 1, math.nan)
+def _without_sink(of: Block) -> Tensor:
+    mass_Ht, moment_Ht = of.beyond_first
+    return moment_Ht / mass_Ht  # 0 / 0 where all of a row goes to key 0
 
 
-def _distance(block: Block) -> Tensor:
-    distance_Ht = block.beyond_first[1] + block.first_key_Ht * block.positions_t
-    return distance_Ht if block.taken_Ht is None else distance_Ht / block.left_Ht
-
-
-def _negative(block: Block) -> Tensor:
+def _negative(of: Block) -> Tensor | None:
     # a row of zeros has no shares
-    return _nan(block) if block.negative_Ht is None else block.negative_Ht + 0 * block.left_Ht
+    return None if of.negative_Ht is None else of.negative_Ht + 0 * of.left_Ht
 
 
-def _nan(block: Block) -> Tensor:
-    return torch.full_like(block.first_key_Ht, math.nan)
-
-
-def _beyond(keys: int, block: Block, values_Ht: Tensor) -> Tensor:
-    """Only rows that see more than `keys` keys."""
-    return values_Ht.masked_fill(block.seen_t <= keys, math.nan)
-
-
-def _first_key(block: Block) -> Tensor:
-    """Only rows that see it: under a window the first ones."""
-    return block.first_key_Ht.masked_fill(block.seen_t <= block.positions_t, math.nan)
-
-
-def _after_equal(block: Block) -> Tensor:
-    """Only rows that see the key after the last earlier token that equals theirs."""
-    return block.equal_Ht(after=True).masked_fill(block.seen_t < block.gaps_t, math.nan)
-
-
-def _equal(block: Block) -> Tensor:
-    """Only rows that see an earlier token that equals theirs."""
-    return block.equal_Ht(after=False).masked_fill(block.seen_t <= block.gaps_t, math.nan)
-
-
-ROWS: Mapping[str, Callable[[Block], Tensor]] = {
-    "entropy": lambda block: block.entropy_Ht,
-    "normalized_entropy": _normalized,
-    "effective_keys": lambda block: block.entropy_Ht.exp(),
-    "max_weight": lambda block: block.a_HtS.amax(-1),
-    "current_token": lambda block: block.back_Ht(0),
-    "previous_token": lambda block: _beyond(1, block, block.back_Ht(1)),
-    "sink": lambda block: _first_key(block).masked_fill(block.positions_t < 1, math.nan),
-    "sink_rate": _first_key,
-    "learned_sink": lambda block: _nan(block) if block.taken_Ht is None else block.taken_Ht,
-    "negative": _negative,
-    "induction": _after_equal,
-    "duplicate": _equal,
-    "distance": _distance,
-    "distance_without_sink": _without_sink,
-    "locality_8": lambda block: _beyond(8, block, block.last_Ht(8)),
-    "locality_64": lambda block: _beyond(64, block, block.last_Ht(64)),
+# each metric of a row, None where these heads have none such, and which rows count (None: all)
+ROWS: Mapping[
+    str, tuple[Callable[[Block], Tensor | None], Callable[[Block], Tensor] | None]
+] = {
+    "entropy": (lambda of: of.entropy_Ht, None),
+    "normalized_entropy": (
+        lambda of: of.entropy_Ht / of.seen_t.to(of.a_HtS.dtype).log(),
+        lambda of: of.seen_t > 1,
+    ),
+    "effective_keys": (lambda of: of.entropy_Ht.exp(), None),
+    "max_weight": (lambda of: of.a_HtS.amax(-1), None),
+    "current_token": (lambda of: of.back_Ht(0), None),
+    "previous_token": (lambda of: of.back_Ht(1), lambda of: of.seen_t > 1),
+    # rows that see key 0: under a window the first ones
+    "sink": (
+        lambda of: of.first_key_Ht,
+        lambda of: (of.seen_t > of.positions_t) & (of.positions_t > 0),
+    ),
+    "sink_rate": (lambda of: of.first_key_Ht, lambda of: of.seen_t > of.positions_t),
+    "learned_sink": (lambda of: of.taken_Ht, None),
+    "negative": (_negative, None),
+    # rows that see the key after the last earlier token that equals theirs, and that token
+    "induction": (lambda of: of.equal_Ht(after=True), lambda of: of.seen_t >= of.gaps_t),
+    "duplicate": (lambda of: of.equal_Ht(after=False), lambda of: of.seen_t > of.gaps_t),
+    "distance": (_distance, None),
+    "distance_without_sink": (_without_sink, lambda of: of.positions_t > 0),
+    "locality_8": (lambda of: of.last_Ht(8), lambda of: of.seen_t > 8),
+    "locality_64": (lambda of: of.last_Ht(64), lambda of: of.seen_t > 64),
 }
 
 
@@ -101,7 +82,12 @@ class RowMeans:
 
     def add(self, block: Block, heads: slice) -> None:
         """The rows of `block`, whose heads stand at `heads` among ours."""
-        rows_MHt = torch.stack([row(block) for row in ROWS.values()]).cpu().double()
+        none_Ht, rows = torch.full_like(block.first_key_Ht, math.nan), []
+        for values, counts in ROWS.values():
+            found_Ht = values(block)
+            found_Ht = none_Ht if found_Ht is None else found_Ht
+            rows.append(found_Ht if counts is None else found_Ht.where(counts(block), math.nan))
+        rows_MHt = torch.stack(rows).cpu().double()
         self._sums[:, heads] += rows_MHt.nansum(-1)
         self._counts[:, heads] += (~rows_MHt.isnan()).sum(-1)
 
@@ -177,6 +163,13 @@ def _even(tokens: Tokens, first: int, rows: int, window: Window | None) -> Block
     seen_t1 = seen_keys(at_t1, window)
     visible_tS = (keys_S <= at_t1) & (keys_S > at_t1 - seen_t1)
     return Block((visible_tS / seen_t1)[None], first, low, seen_t1[:, 0], tokens)
+
+
+def visible(tokens: int, window: Window | None) -> np.ndarray:
+    """`[T, T]` of bool, queries down; a `window` of W has the query itself in it."""
+    query, key = np.arange(tokens)[:, None], np.arange(tokens)
+    seen: np.ndarray = (key <= query) & (key > query - seen_keys(query, window))
+    return seen
 
 
 class TopPairs:

@@ -41,48 +41,24 @@ PRECISION = {
 }
 
 
-def visible(tokens: int, window: int | None, chunks: bool = False) -> np.ndarray:
-    """`[T, T]` of bool, queries down; a `window` of W has the query itself in it.
-
-    With `chunks` the window begins anew at each multiple of W.
-    """
-    query, key = np.arange(tokens)[:, None], np.arange(tokens)
-    seen: np.ndarray = key <= query
-    if window is None:
-        return seen
-    return seen & (key >= query - query % window if chunks else query - key < window)
-
-
-def visible_count(tokens: int, window: int | None, chunks: bool = False) -> int:
-    """How many cells of a matrix are not masked."""
-    inside = tokens if window is None else min(tokens, window)
-    if chunks and window:
-        whole, rest = divmod(tokens, window)
-        return (whole * window * (window + 1) + rest * (rest + 1)) // 2
-    return inside * (inside + 1) // 2 + (tokens - inside) * inside
-
-
 class AttentionPage:
     """Every head's matrix, a byte a cell."""
 
     def __init__(self, what: What) -> None:
         self._what: What = what
         # by layer: its window, how its numbers are kept, and its heads
-        self._layers: dict[int, tuple[tuple[int | None, bool], str, list[dict[str, Any]]]] = {}
+        self._layers: dict[int, tuple[dict[str, Any], str, list[dict[str, Any]]]] = {}
 
     def add(
-        self, layer: int, values: np.ndarray, window: int | None = None, chunks: bool = False, *,
+        self, layer: int, values: np.ndarray, seen: np.ndarray, window: dict[str, Any], *,
         signed: bool = False,
     ) -> None:  # fmt: skip
-        """Adds all chosen heads of a layer, `[H, T, T]`, without masked cells.
+        """Adds all chosen heads of a layer, `[H, T, T]`, the cells that are `seen` `[T, T]`.
 
-        `window`: how many keys a query sees (None: all), with `chunks` those of its chunk.
-        `signed`: weights with signs.
+        `window`: its facts for the script. `signed`: weights with signs.
         """
-        seen = visible(values.shape[-1], window, chunks)
         kind = "scores" if self._what == "scores" else "signed" if signed else "plain"
-        packed = [_packed(kind, matrix[seen]) for matrix in values]
-        self._layers[layer] = (window, chunks), kind, packed
+        self._layers[layer] = window, kind, [_packed(kind, matrix[seen]) for matrix in values]
 
     def html(self, report: AttentionReport, title: str, *, kind: Kind = "linear") -> bytes:
         """The page of the report whose matrices were added. `title` names the model.
@@ -115,12 +91,10 @@ class AttentionPage:
         return page("attention", f"{what}: {title}", data, blocks)
 
     def _layer(self, layer: LayerReport) -> dict[str, Any]:
-        (window, chunks), values, kept = self._layers[layer.layer]
+        window, values, kept = self._layers[layer.layer]
         heads = [
             {
-                "head": head.head,
-                "kv_head": head.kv_head,
-                "labels": head.labels,
+                **vars(head),
                 "metrics": {name: finite(value) for name, value in head.metrics.items()},
                 "low": matrix["low"],
                 "high": matrix["high"],
@@ -128,21 +102,17 @@ class AttentionPage:
             for head, matrix in zip(layer.heads, kept, strict=True)
         ]
         about = {"layer": layer.layer, "kind": layer.kind, "kv_heads": layer.kv_heads}
-        seen = {"window": window, "chunks": chunks}
-        return {**about, **seen, "values": values, "note": layer.note, "heads": heads}
+        return {**about, **window, "values": values, "note": layer.note, "heads": heads}
 
 
-def page_size(
-    tokens: int, windows: Sequence[tuple[int | None, bool]], heads: int, metrics: int
-) -> int:
+def page_size(tokens: int, cells: Sequence[int], heads: int, metrics: int) -> int:
     """Bytes of the page, to within a tenth.
 
-    `windows` of the layers (None: all), and whether these are chunks.
-    `heads` of every layer are in it; `metrics`: numbers of each head.
+    `cells` of a head that are not masked, by layer; `heads` of every layer are in it; `metrics`:
+    numbers of each head.
     """
-    cells = sum(visible_count(tokens, *window) for window in windows)
     each = 150 + 36 * metrics
-    return FRAME + tokens * 26 + len(windows) * heads * each + -(-cells * heads * 4 // 3)
+    return FRAME + tokens * 26 + len(cells) * heads * each + -(-sum(cells) * heads * 4 // 3)
 
 
 def _packed(kind: str, values: np.ndarray) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -18,7 +18,7 @@ from llmcli.commands.attention.report import AttentionReport, HeadReport, groupe
 from llmcli.records.attention import COMMON, LINEAR, OVERWRITTEN, Label, Metric
 from llmcli.records.numbers import numbered
 from llmcli.ui.grid import ColourBar, Fit, Grid, bar
-from llmcli.ui.layout import WIDEST, Column, Line, Rows, filled
+from llmcli.ui.layout import WIDEST, Column, Line, Rows, filled, table
 from llmcli.ui.numbers import short
 from llmcli.ui.palette import Ink, Kind, Scale
 from llmcli.ui.theme import FAINT, NUMBER
@@ -276,8 +276,8 @@ def metric_table(report: AttentionReport, metrics: Sequence[Metric]) -> Renderab
         empty = [Text(words) for words in undefined_metrics(report, metrics)]
         metrics = [metric for metric in metrics if not _undefined(report, metric)]
         notes = [Line(definition(report, metric, named=True), FAINT) for metric in metrics]
-        table = [Fit(lambda width, ink: _metric_rows(report, metrics, width))] if metrics else []
-        shown = [*table, *notes, *empty]
+        rows = [Fit(lambda width, ink: _metric_rows(report, metrics, width))] if metrics else []
+        shown = [*rows, *notes, *empty]
     return Group(*shown, *unknown_values(report, metrics), *metric_notes(report))
 
 
@@ -370,18 +370,14 @@ def unknown_values(report: AttentionReport, metrics: Sequence[Metric]) -> Iterat
 def _one_head(report: AttentionReport, metrics: Sequence[Metric]) -> Rows:
     """A row for each metric of the only head, with its definition beside or below it."""
     [head] = report.heads.values()
-    columns = [
-        Column("metric", right=False),
-        Column("value"),
-        Column("definition", right=False, drop=1),
-        Column("rows", drop=2, labelled=True),
-        Column("source", right=False, drop=2),
+    columns: list[tuple[Column, Callable[[Metric], Text | str]]] = [
+        (Column("metric", right=False), lambda of: of.name),
+        (Column("value"), lambda of: _value(head, of)),
+        (Column("definition", right=False, drop=1), lambda of: of.formula),
+        (Column("rows", drop=2, labelled=True), lambda of: str(report.rows.get(of.name, ""))),
+        (Column("source", right=False, drop=2), lambda of: of.source),
     ]
-    rows: list[list[Text | str]] = []
-    for metric in metrics:
-        counted = str(report.rows.get(metric.name, ""))
-        rows.append([metric.name, _value(head, metric), metric.formula, counted, metric.source])
-    return Rows(columns, rows, below=True)
+    return table(metrics, columns, below=True)
 
 
 def metric_notes(report: AttentionReport) -> list[RenderableType]:

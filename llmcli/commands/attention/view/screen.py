@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,9 @@ from rich.text import Text
 from llmcli.commands.attention.options import AttentionOptions
 from llmcli.commands.attention.report import (
     AttentionReport,
+    HeadStates,
     LayerStates,
+    Pair,
     StatesReport,
     grouped,
 )
@@ -32,7 +34,7 @@ from llmcli.commands.attention.view.heads import (
 from llmcli.records.attention import COLOURED_BY, COMMON, LINEAR, Label, Metric
 from llmcli.records.numbers import counted, numbered
 from llmcli.ui.grid import ColourBar, Fit, Heatmap, Panels
-from llmcli.ui.layout import SEPARATOR, WIDEST, Column, Line, Rows, in_words
+from llmcli.ui.layout import SEPARATOR, WIDEST, Column, Line, in_words, table
 from llmcli.ui.numbers import short, size, span
 from llmcli.ui.palette import Ink, Kind, Scale
 from llmcli.ui.theme import FAINT, HEADING, NUMBER, one_line
@@ -64,28 +66,22 @@ def render_attention(
     shown: list[RenderableType] = [Text(one_line(title), style=HEADING)]
     if not _names_all(report):
         shown.append(Fit(lambda width, ink: _prompt_line(report, width)))
-    for number, view in enumerate(_views(report, options, calls)):
+    metrics = [metric for metric in options.table if metric in report.metrics]
+    views: list[RenderableType] = []
+    if report.matrices:
+        views.append(heatmaps(report, options.matrix_scale))
+        if len(report.heads) == 1:
+            views[-1] = Group(views[-1], head_summary(report, numbers=not metrics))
+    if (mapped := options.mapped) is not None:
+        views.append(metric_map(report, mapped, options.scale or "linear", calls))
+    if metrics:
+        views.append(metric_table(report, metrics))
+    if options.top_pairs:
+        views.append(pair_table(report, zoomed=options.zoomed))
+    for number, view in enumerate(views or [overview(report, calls)]):
         shown += [Text(), view] if number else [view]
     left = [f"{name} was left out: {why}" for name, why in report.skipped.items()]
     return Group(*shown, *(Text(note, style=FAINT) for note in (*layer_notes(report), *left)))
-
-
-def _views(
-    report: AttentionReport, options: AttentionOptions, calls: FollowUps
-) -> list[RenderableType]:
-    table = [metric for metric in options.table if metric in report.metrics]
-    shown: list[RenderableType] = []
-    if report.matrices:
-        shown.append(heatmaps(report, options.matrix_scale))
-        if len(report.heads) == 1:
-            shown[-1] = Group(shown[-1], head_summary(report, numbers=not table))
-    if (mapped := options.mapped) is not None:
-        shown.append(metric_map(report, mapped, options.scale or "linear", calls))
-    if table:
-        shown.append(metric_table(report, table))
-    if options.top_pairs:
-        shown.append(pair_table(report, zoomed=options.zoomed))
-    return shown or [overview(report, calls)]
 
 
 def _names_all(report: AttentionReport) -> bool:
@@ -246,35 +242,24 @@ def head_summary(report: AttentionReport, *, numbers: bool) -> RenderableType:
 def pair_table(report: AttentionReport, *, zoomed: bool) -> RenderableType:
     """Which tokens attend to which, the largest first; `zoomed`: of a part of the tokens."""
     ranked = any(pair.rank_value != pair.weight for pair in report.pairs)
-    columns = [
-        Column("head", right=False),
-        Column("query", right=False, cut=True),
-        Column("key", right=False, cut=True),
-        Column("weight", drop=1 if ranked else 0),
-        Column("of its row"),
+    columns: list[tuple[Column, Callable[[Pair], Text | str]]] = [
+        (Column("head", right=False), lambda of: f"{of.layer}.{of.head}"),
+        (Column("query", right=False, cut=True), lambda of: token(report, of.query)),
+        (Column("key", right=False, cut=True), lambda of: token(report, of.key)),
+        (Column("weight", drop=int(ranked)), lambda of: Text(f"{of.weight:.4f}", style=NUMBER)),
     ]
-    rows: list[list[Text | str]] = [
-        [
-            f"{pair.layer}.{pair.head}",
-            token(report, pair.query),
-            token(report, pair.key),
-            Text(f"{pair.weight:.4f}", style=NUMBER),
-            f"{pair.rank_value:.4g}",
-        ]
-        for pair in report.pairs
-    ]
-    if not ranked:
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    if ranked:
+        columns.append((Column("of its row"), lambda of: f"{of.rank_value:.4g}"))
     left = ": the first token and each token itself left out"
     if zoomed:
         last = len(report.tokens)
         queries, keys = (span((low, min(high, last))) for low, high in report.part)
         left = f" of queries {queries} and keys {keys}{left}"
-    if not rows:
+    if not report.pairs:
         return Text(f"no pair of tokens{left}", style=FAINT)
     signs = ", where these have signs by its share |A[i,j]| / Σ_j |A[i,j]|" * report.signed
     note = f"pairs of tokens{left}; ranked by weight{signs}"
-    return Group(Rows(columns, rows), Text(note, style=FAINT))
+    return Group(table(report.pairs, columns), Text(note, style=FAINT))
 
 
 def token(report: AttentionReport, at: int) -> str:
@@ -310,29 +295,21 @@ def _listed(positions: Sequence[int]) -> str:
 def _curves(layer: LayerStates, width: int, ink: Ink) -> Iterator[RenderableType]:
     """A row for each head; where there is little room, of fewer positions, or numbers alone."""
     most = min(layer.rows, layer.columns)
-    columns = [
-        Column("head"),
-        Column("norm", right=False, drop=1),
-        Column("last"),
-        Column("rank", right=False, drop=1),
-        Column("last"),
-        Column(f"of {most}", drop=2),
-    ]
     numbers = [(f"{head.norms[-1]:.4g}", f"{head.effective_ranks[-1]:.1f}") for head in layer.heads]
     widest = sum(max(4, *map(len, column)) for column in zip(*numbers, strict=True))
-    room = (width - 4 - widest - len(columns[-1].name) - 5 * TABLE_GAP) // 2
-    rows: list[list[Text | str]] = [
-        [
-            str(head.head),
-            _curve(head.norms, max(head.norms), room, ink),
-            Text(norm, style=NUMBER),
-            _curve(head.effective_ranks, most, room, ink),
-            Text(rank, style=NUMBER),
-            Text(f"{head.effective_ranks[-1] / most:.0%}", style=FAINT),
-        ]
-        for head, (norm, rank) in zip(layer.heads, numbers, strict=True)
-    ]
-    yield Rows(columns, rows)
+    room = (width - 4 - widest - len(f"of {most}") - 5 * TABLE_GAP) // 2
+    columns: list[tuple[Column, Callable[[HeadStates], Text | str]]] = [
+        (Column("head"), lambda of: str(of.head)),
+        (Column("norm", right=False, drop=1),
+         lambda of: _curve(of.norms, max(of.norms), room, ink)),
+        (Column("last"), lambda of: Text(f"{of.norms[-1]:.4g}", style=NUMBER)),
+        (Column("rank", right=False, drop=1),
+         lambda of: _curve(of.effective_ranks, most, room, ink)),
+        (Column("last"), lambda of: Text(f"{of.effective_ranks[-1]:.1f}", style=NUMBER)),
+        (Column(f"of {most}", drop=2),
+         lambda of: Text(f"{of.effective_ranks[-1] / most:.0%}", style=FAINT)),
+    ]  # fmt: skip
+    yield table(layer.heads, columns)
 
 
 def _curve(values: Sequence[float], most: float, room: int, ink: Ink) -> str:

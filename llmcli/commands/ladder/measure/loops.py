@@ -20,7 +20,6 @@ from llmcli.commands.ladder.measure.weights import (
     Projection,
     Weights,
 )
-from llmcli.commands.ladder.report import Work
 from llmcli.config.attention import AttentionConfig, ScoreConfig, first_key
 from llmcli.config.mlp import MlpConfig
 from llmcli.config.model import ModelConfig
@@ -206,17 +205,6 @@ def normalized(x_i: Vector, norm: NormWeights) -> Vector:
     if norm.b is not None:
         y_i = [a + b for a, b in zip(y_i, norm.b.tolist(), strict=True)]
     return y_i
-
-
-def loop_adds(config: ModelConfig, tokens: int, more: int) -> tuple[int, float]:
-    """Multiply-adds for a prompt, and on average for each of `more` tokens after it."""
-    prompt, *later = (multiply_adds(config, tokens + read) for read in range(more + 1))
-    return prompt, sum(later) / more
-
-
-def loop_work(adds: float) -> Work:
-    """The work of so many multiply-adds, each of which reads two numbers of 8 bytes."""
-    return Work(gemv=0, gemm=0, flops=2 * adds, bytes=16 * adds)
 
 
 def multiply_adds(config: ModelConfig, tokens: int, until: int | None = None) -> int:

@@ -13,7 +13,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cache, reduce
 from types import CodeType, FrameType
 from typing import Any, TypeVar
@@ -69,6 +69,10 @@ class Statement:
     inner: range  # the lines of its body, where it has one
 
 
+# of each statement that ran, its names with their values and all names before it
+Values = dict[Statement, dict[str, tuple[Any, dict[str, Any]]]]
+
+
 @cache
 def statements(function: Callable[..., Any]) -> dict[int, Statement]:
     """The statement of every line of a function, in their order, without its docstring."""
@@ -114,8 +118,9 @@ class Recorder:
     def __init__(self, extend: Callable[..., Any], *, on: bool) -> None:
         self._extend = inspect.unwrap(extend).__code__
         self.on, self._next = on, False
-        self._calls: dict[tuple[bool, CodeType], _Call] = {}
-        self._running: list[_Call | None] = [None]  # from the outermost in
+        self._ran: dict[tuple[bool, CodeType], Listing] = {}
+        self._callers: dict[tuple[bool, CodeType], object] = {}  # what called these
+        self._running: list[object] = [None]  # from the outermost in
         self._emitted: dict[bool, dict[str, Line]] = {False: {}, True: {}}
 
     def __enter__(self) -> None:
@@ -129,21 +134,12 @@ class Recorder:
     @property
     def listings(self) -> tuple[Listing, ...]:
         """The functions in the order in which they were first called, then what was emitted."""
-        ran = [
-            Listing(
-                title=call.function.__name__,
-                words=inspect.cleandoc(call.function.__doc__ or ""),
-                later=call.later,
-                lines=call.lines,
-            )
-            for call in self._calls.values()
-        ]
         emitted = [
             Listing(title=EMITTED, words="", later=later, lines=tuple(lines.values()))
             for later, lines in self._emitted.items()
             if lines
         ]
-        return (*ran, *emitted)
+        return (*self._ran.values(), *emitted)
 
     def tap(self, name: str, value: Tensor) -> None:
         """Records what the decoder emits: in its first block, before and behind the blocks."""
@@ -163,81 +159,76 @@ class Recorder:
         if code not in SHOWN:
             return None
         self._next = self._next or code is self._extend
-        known, caller = self._calls.get((self._next, code)), self._running[-1]
-        if known is not None and not (code in LAST and known.caller is caller):
+        key, caller, later = (self._next, code), self._running[-1], self._next
+        if key in self._ran and not (code in LAST and self._callers[key] is caller):
             return None
-        call = _Call(function=SHOWN[code], later=self._next, caller=caller, left=self._running.pop)
-        self._calls[self._next, code] = call
-        self._running.append(call)
-        return call.trace
+        function, line, before = SHOWN[code], 0, dict[str, Any]()
+        values: Values = {}
+
+        def trace(frame: FrameType, event: str, arg: object) -> Any:
+            """A line is about to run, or the function returns: the one before has run."""
+            nonlocal line, before
+            names, done = frame.f_locals, statements(function).get(line)
+            if done is not None:
+                known = values.setdefault(done, {})
+                known |= {one: (names[one], before) for one, _ in done.targets if one in names}
+            line, before = frame.f_lineno, dict(names)
+            if event == "return":
+                lines = tuple(_lines(values, _section(function.__name__, later)))
+                self._ran[key] = replace(self._ran[key], lines=lines)
+                values.clear()
+                before.clear()
+                self._running.pop()
+            return trace
+
+        words = inspect.cleandoc(function.__doc__ or "")
+        self._ran[key] = Listing(title=function.__name__, words=words, later=later, lines=())
+        self._callers[key] = caller
+        self._running.append(trace)
+        return trace
 
 
-@dataclass(kw_only=True, eq=False)
-class _Call:
-    """One run of a function, line by line. `left` is called when it returns.
+def _named(
+    one: Statement, values: Mapping[str, tuple[Any, dict[str, Any]]], section: str
+) -> Iterator[Step]:
+    """The names that a statement assigned, of those that are numbers."""
+    note = re.search(r"  # (.*)$", one.text)
+    for name, expression in one.targets:
+        value, before = values.get(name, (None, {}))
+        if not isinstance(value, float) and not AXES.keys() >= {*_letters(name)}:
+            continue
+        try:
+            tensor = _numbers(value)
+        except (TypeError, ValueError, RuntimeError):
+            continue
+        reshaped, source = _reshaped(expression, before)
+        if not reshaped and isinstance(value, Tensor):
+            source = _whole(value, before)
+        moved = source is None or not shares_memory(tensor, source)
+        yield Step(
+            name=name,
+            formula=one.text,
+            shape=tuple(tensor.shape),
+            strides=tuple(tensor.stride()) if isinstance(value, Tensor) else (),
+            source=None if source is None else (tuple(source.shape), tuple(source.stride())),
+            moved=moved if reshaped or source is not None else None,
+            values=_corner(tensor),
+            section=section,
+            axes=_axes(name, tensor.ndim),
+            note=note[1] if note else "",
+            token=_token(expression, before),
+        )
 
-    `values`: of each statement that ran, its names with their values and all names before it.
-    """
 
-    function: Callable[..., Any]
-    later: bool
-    caller: _Call | None
-    left: Callable[[], object]
-    line: int = 0
-    before: dict[str, Any] = field(default_factory=dict)
-    values: dict[Statement, dict[str, tuple[Any, dict[str, Any]]]] = field(default_factory=dict)
-    lines: tuple[Line, ...] = ()
-
-    def trace(self, frame: FrameType, event: str, arg: object) -> Any:
-        """A line is about to run, or the function returns: the one before has run."""
-        names, done = frame.f_locals, statements(self.function).get(self.line)
-        if done is not None:
-            values = self.values.setdefault(done, {})
-            values |= {one: (names[one], self.before) for one, _ in done.targets if one in names}
-        self.line, self.before = frame.f_lineno, dict(names)
-        if event == "return":
-            self.lines, self.values, self.before = tuple(self._lines()), {}, {}
-            self.left()
-        return self.trace
-
-    def _named(self, one: Statement) -> Iterator[Step]:
-        """The names that a statement assigned, of those that are numbers."""
-        note = re.search(r"  # (.*)$", one.text)
-        for name, expression in one.targets:
-            value, before = self.values[one].get(name, (None, {}))
-            if not isinstance(value, float) and not AXES.keys() >= {*_letters(name)}:
-                continue
-            try:
-                tensor = _numbers(value)
-            except (TypeError, ValueError, RuntimeError):
-                continue
-            reshaped, source = _reshaped(expression, before)
-            if not reshaped and isinstance(value, Tensor):
-                source = _whole(value, before)
-            moved = source is None or not shares_memory(tensor, source)
-            yield Step(
-                name=name,
-                formula=one.text,
-                shape=tuple(tensor.shape),
-                strides=tuple(tensor.stride()) if isinstance(value, Tensor) else (),
-                source=None if source is None else (tuple(source.shape), tuple(source.stride())),
-                moved=moved if reshaped or source is not None else None,
-                values=_corner(tensor),
-                section=_section(self.function.__name__, self.later),
-                axes=_axes(name, tensor.ndim),
-                note=note[1] if note else "",
-                token=_token(expression, before),
-            )
-
-    def _lines(self) -> Iterator[Line]:
-        """The lines that ran and are about numbers; of a loop or a condition those of its body."""
-        lines: dict[int, Line] = {}
-        for one in sorted(self.values, key=lambda ran: ran.first, reverse=True):
-            steps = tuple(self._named(one))
-            about = steps or (AXED.search(one.text) and not PLAIN.fullmatch(one.text.strip()))
-            if any(number in lines for number in one.inner) or (about and not one.inner):
-                lines[one.first] = Line(text=one.text, steps=steps)
-        return reversed(lines.values())
+def _lines(values: Values, section: str) -> Iterator[Line]:
+    """The lines that ran and are about numbers; of a loop or a condition those of its body."""
+    lines: dict[int, Line] = {}
+    for one in sorted(values, key=lambda ran: ran.first, reverse=True):
+        steps = tuple(_named(one, values[one], section))
+        about = steps or (AXED.search(one.text) and not PLAIN.fullmatch(one.text.strip()))
+        if any(number in lines for number in one.inner) or (about and not one.inner):
+            lines[one.first] = Line(text=one.text, steps=steps)
+    return reversed(lines.values())
 
 
 def _section(title: str, later: bool) -> str:

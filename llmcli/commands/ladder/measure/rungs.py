@@ -6,7 +6,6 @@ one row is computed from rung 6 on: axis n is then of size 1, beside the m token
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -19,16 +18,13 @@ from llmcli.commands.ladder.measure.walk import (
     Rows,
     Rung,
     Walk,
-    normalized,
     rotated,
     soft_cap,
     softmax,
-    times,
 )
 from llmcli.commands.ladder.measure.weights import (
     AttentionWeights,
     Matrix,
-    NormWeights,
     Projection,
     Weights,
     side_by_side,
@@ -38,26 +34,8 @@ from llmcli.engine.session import Session
 from llmcli.parts.attention import Attention
 
 
-class HeadByHead(Walk):
-    """A walk on rows of tensors, head by head."""
-
-    @abstractmethod
-    def attend(
-        self, q_nk: Rows, k_mk: Tensor, v_me: Tensor, scores: ScoreConfig, sink: Tensor | None
-    ) -> Rows:
-        """The context of every query of one head."""
-
-    @abstractmethod
-    def merge(self, c_hne: Any) -> Rows:
-        """The contexts of all heads side by side: C = C¹ ⊕ … ⊕ Cʰ."""
-
-    def product(self, x_ni: Rows, matrix: Matrix) -> Rows:
-        """`X W + B`, row by row or all rows at once."""
-        return self.each(lambda x: times(x, matrix), x_ni)
-
-    def norm(self, x_ni: Rows, norm: NormWeights) -> Rows:
-        """Row by row or all rows at once."""
-        return self.each(lambda x: normalized(x, norm), x_ni)
+class Matrices(Walk):
+    """The forward pass on `[n, d]` matrices, with a loop over the heads."""
 
     @shown
     def contexts(self, t_nd: Rows, layer: AttentionWeights) -> Rows:
@@ -113,11 +91,45 @@ class HeadByHead(Walk):
             x_nk = self.each(lambda x, f: x * f, x_nk, self.unstacked(factors.unsqueeze(-1)))
         return x_nk
 
+    @shown
+    def merge(self, c_hne: Any) -> Rows:
+        """The heads' context matrices side by side: C = C¹ ⊕ … ⊕ Cʰ."""
+        c_nc = torch.cat(c_hne, 1)
+        return c_nc
 
-class VectorRows(HeadByHead):
-    """The forward pass token by token; each token's arithmetic is vectors times matrices."""
+    @shown
+    def attend(
+        self, q_nk: Rows, k_mk: Tensor, v_me: Tensor, scores: ScoreConfig, sink: Tensor | None
+    ) -> Rows:
+        """`softmax(Q Kᵀ / √(d/h) + M) V`: −∞ in the mask M hides a key from a query."""
+        k_km = k_mk.mT  # Kᵀ
+        s_nm = q_nk @ k_km * scores.scale  # S = Q Kᵀ / √(d/h)
+        if scores.cap is not None:
+            s_nm = soft_cap(s_nm, scores.cap)  # cap · tanh(S / cap)
+        m_nm = self.mask(scores)  # M; none for a single row that sees all
+        if m_nm is not None:
+            s_nm = s_nm + m_nm  # S + M
+        a_nm = softmax(s_nm, sink)  # A = softmax(S), row by row: each sums to 1
+        c_ne = a_nm @ v_me  # C = A V
+        return c_ne
 
-    # The rows of a prompt are a list of tensors `[d]`.
+    def mask(self, scores: ScoreConfig) -> Tensor | None:
+        """M, which hides the later tokens and those before the window; made once for all heads."""
+        if scores.window not in self.masks:
+            hidden = torch.full((self.count, self.count), -torch.inf)
+            m_nm = hidden.triu(1)
+            if scores.window is not None:
+                at = torch.arange(self.count)
+                m_nm = m_nm.masked_fill(at < first_key(at[:, None], scores.window), -torch.inf)
+            self.masks[scores.window] = m_nm.to(self.weights.W_E)
+        return self.masks[scores.window]
+
+
+class VectorRows(Matrices):
+    """The forward pass token by token; each token's arithmetic is vectors times matrices.
+
+    The rows of a prompt are a list of tensors `[d]`.
+    """
 
     def stacked(self, x_ni: list[Tensor]) -> Tensor:
         """`[n, …]`."""
@@ -157,57 +169,6 @@ class VectorRows(HeadByHead):
             c_e = a_m @ v_me  # c = a V
             c_ne.append(c_e)
         return c_ne
-
-
-class Matrices(HeadByHead):
-    """The forward pass on `[n, d]` matrices, with a loop over the heads."""
-
-    # The rows of a prompt are a matrix.
-
-    def stacked(self, x_ni: Tensor) -> Tensor:
-        """X itself."""
-        return x_ni
-
-    def unstacked(self, x_ni: Tensor) -> Tensor:
-        """X itself."""
-        return x_ni
-
-    def each(self, f: Function, *x_ni: Tensor) -> Rows:
-        """All numbers at once."""
-        return f(*x_ni)
-
-    @shown
-    def merge(self, c_hne: Any) -> Tensor:
-        """The heads' context matrices side by side: C = C¹ ⊕ … ⊕ Cʰ."""
-        c_nc = torch.cat(c_hne, 1)
-        return c_nc
-
-    @shown
-    def attend(
-        self, q_nk: Tensor, k_mk: Tensor, v_me: Tensor, scores: ScoreConfig, sink: Tensor | None
-    ) -> Tensor:
-        """`softmax(Q Kᵀ / √(d/h) + M) V`: −∞ in the mask M hides a key from a query."""
-        k_km = k_mk.mT  # Kᵀ
-        s_nm = q_nk @ k_km * scores.scale  # S = Q Kᵀ / √(d/h)
-        if scores.cap is not None:
-            s_nm = soft_cap(s_nm, scores.cap)  # cap · tanh(S / cap)
-        m_nm = self.mask(scores)  # M; none for a single row that sees all
-        if m_nm is not None:
-            s_nm = s_nm + m_nm  # S + M
-        a_nm = softmax(s_nm, sink)  # A = softmax(S), row by row: each sums to 1
-        c_ne = a_nm @ v_me  # C = A V
-        return c_ne
-
-    def mask(self, scores: ScoreConfig) -> Tensor | None:
-        """M, which hides the later tokens and those before the window; made once for all heads."""
-        if scores.window not in self.masks:
-            hidden = torch.full((self.count, self.count), -torch.inf)
-            m_nm = hidden.triu(1)
-            if scores.window is not None:
-                at = torch.arange(self.count)
-                m_nm = m_nm.masked_fill(at < first_key(at[:, None], scores.window), -torch.inf)
-            self.masks[scores.window] = m_nm.to(self.weights.W_E)
-        return self.masks[scores.window]
 
 
 class HeadsAsDimension(Matrices):

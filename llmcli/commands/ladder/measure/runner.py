@@ -13,11 +13,12 @@ from functools import partial
 from itertools import islice
 from math import inf
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from llmcli.commands.ladder.measure.loops import Loops, loop_adds, loop_work, multiply_adds
+from llmcli.commands.ladder.measure.loops import Loops, multiply_adds
 from llmcli.commands.ladder.measure.record import NOTHING, Recorder, count
 from llmcli.commands.ladder.measure.rungs import (
     Batch,
@@ -137,7 +138,7 @@ class Run:
     listings: tuple[Listing, ...] = ()
     prompt_s: list[float] = field(default_factory=list)
     token_s: list[float] = field(default_factory=list)
-    compared: tuple[str, float, float] | None = None
+    difference: dict[str, Any] = field(default_factory=dict)  # members of its report
 
     def read(self, prompts: Tensor, more: Tensor) -> Tensor:
         """Reads the prompts and the tokens after them; logits `[b, n + g, V]`, times kept."""
@@ -182,41 +183,29 @@ def run_ladder(
     to run whole, over the rows after block 0. Raises LadderInterrupted where Ctrl-C ends it.
     """
     runs: list[Run] = []
+    numbers = sorted(numbers) or range(1, len(RUNGS) + 1)
+    kinds = [RUNGS[number - 1] for number in numbers]
 
     def reports() -> tuple[RungReport, ...]:
         pairs = zip(runs, (None, *runs), strict=False)
         return tuple(_report(run, below, workload) for run, below in pairs)
 
     try:
-        _first_pass(weights, workload, numbers, runs, progress, record)
+        for index, (number, kind) in enumerate(zip(numbers, kinds, strict=True)):
+            progress(f"rung {number}: {NAMES[number - 1]}", index, len(kinds))
+            # the rung below a batch reads every sequence of it too, one after the other
+            batched = any(near.batched for near in kinds[index : index + 2])
+            recorder = Recorder(kind.extend, on=record)
+            done = _run(kind, weights, workload, len(workload.prompts) if batched else 1, recorder)
+            done.listings = recorder.listings
+            if runs:
+                done.difference = _compare(runs[-1], done, workload)
+                runs[-1].out = torch.empty(0)  # the logits of a long prompt are large
+            runs.append(done)
         _time_in_turns(runs, workload, progress)
     except KeyboardInterrupt as stop:
         raise LadderInterrupted(reports()) from stop
     return reports()
-
-
-def _first_pass(
-    weights: Weights,
-    workload: Workload,
-    numbers: Sequence[int],
-    runs: list[Run],
-    progress: Progress,
-    record: bool,
-) -> None:
-    """The first pass of every rung, each compared with the one below; fills `runs`."""
-    numbers = sorted(numbers) or range(1, len(RUNGS) + 1)
-    kinds = [RUNGS[number - 1] for number in numbers]
-    for index, (number, kind) in enumerate(zip(numbers, kinds, strict=True)):
-        progress(f"rung {number}: {NAMES[number - 1]}", index, len(kinds))
-        # the rung below a batch reads every sequence of it too, one after the other
-        batched = any(near.batched for near in kinds[index : index + 2])
-        recorder = Recorder(kind.extend, on=record)
-        done = _run(kind, weights, workload, len(workload.prompts) if batched else 1, recorder)
-        done.listings = recorder.listings
-        if runs:
-            done.compared = _compare(runs[-1], done, workload)
-            runs[-1].out = torch.empty(0)  # the logits of a long prompt are large
-        runs.append(done)
 
 
 def _run(
@@ -248,7 +237,8 @@ def _one_block(weights: Weights) -> Weights:
 def _of_loops(whole: Loops, workload: Workload, recorder: Recorder) -> Run | None:
     """The first block of as many tokens as fit the budget, scaled by the multiply-adds."""
     config, n, budget = whole.config, workload.prompts.shape[1], workload.budget
-    prompt, token = loop_adds(config, n, len(workload.more))
+    work = _work(whole, workload)
+    prompt, token = (one.flops / 2 for one in work)  # multiply-adds
     if (prompt + len(workload.more) * token) * LOOP_S <= budget:
         whole.prepare()
         return None
@@ -261,7 +251,7 @@ def _of_loops(whole: Loops, workload: Workload, recorder: Recorder) -> Run | Non
     pace = seconds / multiply_adds(config, m, 0)
     return Run(
         rung=whole,
-        work=(loop_work(prompt), loop_work(token)),
+        work=work,
         out=out,
         part=m,
         prompt_s=[pace * prompt],
@@ -303,18 +293,23 @@ def _of_matrices(whole: Rung, workload: Workload, rows: int, recorder: Recorder)
     )
 
 
-def _compare(below: Run, above: Run, workload: Workload) -> tuple[str, float, float]:
+def _compare(below: Run, above: Run, workload: Workload) -> dict[str, Any]:
     """What was compared, the largest difference, and what rounding may explain."""
-    dtype = above.rung.weights.decoder.dtype
+    least, words = 0.0, "logits"
     if below.part is None and above.part is None:
-        rows = min(len(below.out), len(above.out))
+        rows, least = min(len(below.out), len(above.out)), LEAST
         one, other = below.out[:rows].flatten(0, 1), above.out[:rows].flatten(0, 1)
-        largest = max(LEAST, other.abs().max().item())
-        return "logits", _difference(one, other), ALLOWED[dtype] * largest
-    tokens = min(done.part for done in (below, above) if done.part is not None)
-    one, other = (_rows(done, workload, tokens) for done in (below, above))
-    words = f"rows of {tokens} of {workload.prompts.shape[1]} tokens after block 0"
-    return words, _difference(one, other), ALLOWED[dtype] * other.abs().max().item()
+    else:
+        tokens = min(done.part for done in (below, above) if done.part is not None)
+        one, other = (_rows(done, workload, tokens) for done in (below, above))
+        words = f"rows of {tokens} of {workload.prompts.shape[1]} tokens after block 0"
+    # in blocks of rows, on the CPU, where the loops' numbers are; NaN if any is
+    off = [
+        (one[at : at + BLOCK].cpu().double() - other[at : at + BLOCK].cpu().double()).abs().max()
+        for at in range(0, len(one), BLOCK)
+    ]
+    allowed = ALLOWED[above.rung.weights.decoder.dtype] * max(least, other.abs().max().item())
+    return {"compared": words, "difference": torch.stack(off).max().item(), "allowed": allowed}
 
 
 def _rows(done: Run, workload: Workload, tokens: int) -> Tensor:
@@ -323,15 +318,6 @@ def _rows(done: Run, workload: Workload, tokens: int) -> Tensor:
         return done.out[:tokens]
     ids = workload.prompts[:1, :tokens] if done.rung.batched else workload.prompts[0, :tokens]
     return done.rung.forward(ids, 0).reshape(tokens, -1)
-
-
-def _difference(one: Tensor, other: Tensor) -> float:
-    """The largest, NaN if any is; in blocks of rows, on the CPU, where the loops' numbers are."""
-    differences = [
-        (one[at : at + BLOCK].cpu().double() - other[at : at + BLOCK].cpu().double()).abs().max()
-        for at in range(0, len(one), BLOCK)
-    ]
-    return torch.stack(differences).max().item()
 
 
 def _time_in_turns(runs: Sequence[Run], workload: Workload, progress: Progress) -> None:
@@ -354,8 +340,7 @@ def _time_in_turns(runs: Sequence[Run], workload: Workload, progress: Progress) 
 
 
 def _report(done: Run, below: Run | None, workload: Workload) -> RungReport:
-    rung, (words, difference, allowed) = done.rung, done.compared or (None, None, None)
-    index = RUNGS.index(type(rung))
+    rung, index = done.rung, RUNGS.index(type(done.rung))
     text = text_of(NAMES[index], rung.config)
     size, estimated = workload.prompts.shape[1], None
     if done.part is not None:
@@ -376,9 +361,7 @@ def _report(done: Run, below: Run | None, workload: Workload) -> RungReport:
         estimated=estimated,
         prompt_speedup=_speedup(below.prompt_s, done.prompt_s) if below else None,
         token_speedup=_speedup(below.token_s, done.token_s) if below else None,
-        compared=words,
-        difference=difference,
-        allowed=allowed,
+        **done.difference,
     )
 
 
@@ -399,8 +382,11 @@ def _work(rung: Rung, workload: Workload) -> tuple[Work, Work]:
     """Products for the prompt, and on average for a token after it; each sequence's share."""
     (sequences, n), g = workload.prompts.shape, len(workload.more)
     if isinstance(rung, Loops):
-        prompt, token = loop_adds(rung.config, n, g)
-        return loop_work(prompt), loop_work(token)
+        adds, *more = (multiply_adds(rung.config, n + read) for read in range(g + 1))
+        prompt, token = (  # each multiply-add reads two numbers of 8 bytes
+            Work(gemv=0, gemm=0, flops=2 * one, bytes=16 * one) for one in (adds, sum(more) / g)
+        )
+        return prompt, token
     first, *later = map(count, _calls(rung, workload.prompts, workload.more)[0])
     share = 1 / sequences if rung.batched else 1.0
     return first.scaled(share), sum(later, NOTHING).scaled(share / g)

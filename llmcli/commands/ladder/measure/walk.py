@@ -81,31 +81,32 @@ class Walk(Rung):
         self._turns: dict[RopeConfig, Turns] = {}
         self.masks: dict[Window | None, Tensor] = {}  # by the window
 
-    # What a rung defines: its rows, and the operations on them.
+    # What a rung defines: its rows, here those of one tensor, and the operations on them.
 
-    @abstractmethod
+    def stacked(self, x_ni: Rows) -> Tensor:
+        """The rows as one tensor `[n, …]`."""
+        rows: Tensor = x_ni
+        return rows
+
+    def unstacked(self, x_ni: Tensor) -> Rows:
+        """The rows of a tensor `[n, …]`."""
+        return x_ni
+
+    def each(self, f: Function, *x_ni: Rows) -> Rows:
+        """`f` of every number of X, or of every pair: all of them at once."""
+        return f(*x_ni)
+
     def product(self, x_ni: Rows, matrix: Matrix) -> Rows:
-        """`X W + b`."""
+        """`X W + b`, row by row or all rows at once."""
+        return self.each(lambda x: times(x, matrix), x_ni)
 
-    @abstractmethod
     def norm(self, x_ni: Rows, norm: NormWeights) -> Rows:
         """Each row `(x - mean) / √(variance + ε) · w + b`; RMSNorm `x / √(mean(x²) + ε) · w`."""
-
-    @abstractmethod
-    def each(self, f: Function, *x_ni: Rows) -> Rows:
-        """`f` of every number of X, or of every pair."""
+        return self.each(lambda x: normalized(x, norm), x_ni)
 
     @abstractmethod
     def contexts(self, t_nd: Rows, layer: AttentionWeights) -> Rows:
         """What every head mixes of the values, side by side: rows of `h · d_v` numbers."""
-
-    @abstractmethod
-    def stacked(self, x_ni: Rows) -> Tensor:
-        """The rows as one tensor `[n, …]`."""
-
-    @abstractmethod
-    def unstacked(self, x_ni: Tensor) -> Rows:
-        """The rows of a tensor `[n, …]`."""
 
     # The pass.
 

@@ -101,15 +101,9 @@ def _stored_parts(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[Tensor]:
 def _numbers(found: Statistics, shape: tuple[int, ...]) -> Numbers:
     return Numbers(
         count=found.seen,
-        mean=found.mean,
-        std=found.std,
-        min=found.low,
-        max=found.high,
         zeros=found.zeros,
-        nan=found.nan,
-        inf=found.infinite,
         negative_inf=found.negative,
-        first_bad=found.bad_index(shape),
+        **found.summary(shape),
     )
 
 
