@@ -8,7 +8,6 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from typer import Exit
 from typer.core import TyperGroup
 
 from llmcli import __version__
@@ -55,7 +54,7 @@ COMMANDS = {
         "env": "The machine, and where each setting comes from.",
     },
 }
-HELP_SUMMARY = "Explain a topic, or list the options of a command."
+HELP_SUMMARY = "Explain a topic, such as formats or sampling, or a command."
 # commands of two words are in the module of the first, but for those in `OWN_MODULES`
 SUBCOMMANDS = {
     "bench compare": "Compare two results of bench or llama-bench, test by test.",
@@ -92,7 +91,6 @@ ALIASES = {
 }
 
 HELP = "Run language models in the terminal and see exactly what they compute."
-EPILOG = "`COMMAND --help` lists options; `help TOPIC` explains models, formats, sampling."
 
 
 class Root(OurHelp, TyperGroup):
@@ -140,7 +138,10 @@ class Root(OurHelp, TyperGroup):
         return (both, words[2:]) if both in self.nested else (words[0], words[1:])
 
     def get_help(self, ctx: Any) -> str:
-        """Commands by heading, from the table alone: no command is imported. It fits 80 × 24."""
+        """Commands by heading, from the table alone: no command is imported; then the options.
+
+        It fits 80 × 24.
+        """
         lines = ["usage: llmcli COMMAND [OPTIONS] [ARGUMENTS]", *paragraphs(self.help or "")]
         heading = ""
         column = 9 + max(map(len, self.entries))
@@ -149,7 +150,11 @@ class Root(OurHelp, TyperGroup):
             heading = entry.heading
             first, *rest = textwrap.wrap(entry.summary, width() - column - 1)
             lines += [f"{left:<{column}} {first}", *(" " * (column + 1) + line for line in rest)]
-        return "\n".join([*lines, *paragraphs(self.epilog or "")]).rstrip()
+        options = ", ".join(["[COMMAND] --help", *(one.opts[0] for one in self.params)])
+        lines += textwrap.wrap(
+            f"Options {options}", width(), subsequent_indent=" " * 8, break_on_hyphens=False
+        )
+        return "\n".join(lines)
 
 
 def _nested(both: str) -> str | None:
@@ -175,7 +180,7 @@ def _suggestion(name: str) -> str:
 def _version(ctx: Any, option: Any, value: bool) -> None:
     if value:
         write(f"llmcli {__version__}\n")
-        raise Exit()
+        ctx.exit()
 
 
 def _completion(ctx: Any, option: Any, value: bool) -> None:
@@ -196,7 +201,7 @@ def _completion(ctx: Any, option: Any, value: bool) -> None:
         )
     shell = named[0] if named else current_shell()
     write(f"{install(shell)}\n" if option.name == "install_completion" else script(shell))
-    raise Exit()
+    ctx.exit()
 
 
 # the root's options by name: what each does, and its help
@@ -205,9 +210,7 @@ _OPTIONS = {
     "install_completion": (
         _completion, "Install completion for your shell or a named one (bash, zsh, fish)."
     ),
-    "show_completion": (
-        _completion, "Print the completion script of your shell or a named one."
-    ),
+    "show_completion": (_completion, "Print the completion script of your shell or a named one."),
 }
 
 
@@ -219,4 +222,4 @@ def root() -> Any:
         spelled = f"--{name.replace('_', '-')}"
         declared = Declared(names=(spelled,), help=words, default=False)
         options.append(Option(name, declared, callback=callback, is_eager=True))
-    return Root(name="llmcli", params=options, help=HELP, epilog=EPILOG)
+    return Root(name="llmcli", params=options, help=HELP)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from shlex import quote
@@ -248,7 +248,7 @@ def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
     raise UsageError(f"`{name}` has no choice `{text}`", hint=hint)
 
 
-UNUSED: Any = None  # typer's own conversion, of which it makes nothing before it is asked
+UNUSED: Any = None  # typer's own conversion, which `process_value` below replaces
 
 
 class Option(TyperOption):
@@ -449,7 +449,7 @@ def flatten(
     those in `Without`; a call builds the dataclasses. Another parameter is the context. A name that
     occurs twice is a mistake in the program: ValueError.
     """
-    groups: dict[str, tuple[Any, Iterable[str]]] = {}
+    groups: dict[str, tuple[Any, list[str]]] = {}
     options: dict[str, Declared] = {}
     contexts: list[str] = []
     hints = get_type_hints(function, include_extras=True)
@@ -459,20 +459,19 @@ def flatten(
         match get_args(group):
             case (kind, Without(names)):
                 group, left_out = kind, names
-        own: dict[str, Declared] = {}
-        if is_dataclass(group):
-            types, panel = get_type_hints(group), getattr(group, "panel", None)
-            for one in fields(group):
-                if one.name not in left_out:
-                    found: Declared = one.metadata["declared"]
-                    found = replace(found, type=types[one.name], panel=found.panel or panel)
-                    own[one.name] = found
-            groups[name] = group, own
-        else:
+        if not is_dataclass(group):
             contexts.append(name)
-        for twice in options.keys() & (own.keys() or {name}):
-            raise ValueError(f"two options are called {twice!r}")
-        options |= own
+            continue
+        types, panel = get_type_hints(group), getattr(group, "panel", None)
+        kept = [one for one in fields(group) if one.name not in left_out]
+        groups[name] = group, [one.name for one in kept]
+        for one in kept:
+            if one.name in options:
+                raise ValueError(f"two options are called {one.name!r}")
+            declared: Declared = one.metadata["declared"]
+            options[one.name] = replace(
+                declared, type=types[one.name], panel=declared.panel or panel
+            )
 
     def call(ctx: Any, values: Mapping[str, Any]) -> None:
         check_rules(values, options)

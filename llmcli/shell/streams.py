@@ -150,8 +150,8 @@ def to_devnull(stream: TextIO | None) -> None:
 def columns(stream: TextIO | None, environ: Mapping[str, str]) -> int:
     """How wide what is written to `stream` may be; 0 where nothing bounds it.
 
-    Of a terminal $COLUMNS, else its very own width: stdout may be a file where stderr is one.
-    Elsewhere the width of the terminal that stderr is, else $COLUMNS, where it is a number.
+    Of a terminal $COLUMNS, else its own width (stderr's is not stdout's), else 80. Of anything else
+    the width of the terminal that stderr is, else $COLUMNS. $COLUMNS counts where it is a number.
     """
     text = environ.get("COLUMNS", "")
     given = int(text) if text.isdecimal() else 0

@@ -223,7 +223,7 @@ class Panels:
         gutter = len(str(self.matrices[0].queries[1] - 1)) + 2
         width = min(options.max_width, WIDEST) - gutter
         beside = self._beside(width)
-        room = (width + GAP) // beside - GAP
+        room = max(8, (width + GAP) // beside - GAP)
         parts = [pooled(matrix, room) for matrix in self.matrices]
         cells = Cells.of(parts, ink, room)
         for first in range(0, len(self.matrices), beside):

@@ -246,7 +246,7 @@ def test_an_option_has_names_that_no_help_lists(name):
 
 
 def test_one_name_twice_is_a_mistake_in_the_program():
-    def function(one: Named, most_words: int = 1) -> None:
+    def function(one: Named, again: Named) -> None:
         """Never called."""
 
     with pytest.raises(ValueError, match="two options are called 'most_words'"):

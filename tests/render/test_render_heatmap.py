@@ -234,6 +234,12 @@ def test_nothing_is_wider_than_the_screen(tokens, width, colour):
             assert ("38;5;" in text or "48;5;" in text) == (colour == "256")
 
 
+def test_a_screen_of_a_few_columns_is_drawn_over_its_edge():
+    some = Panels(matrices=[matrix(pattern(3))], titles=["a"], scale=SHARE)
+    for view in (heatmap(pattern(3)), some):
+        assert "0" in printed(view, width=3)
+
+
 @given(
     st.integers(1, 30), st.integers(1, 30), st.integers(1, 12), st.integers(0, 2**32 - 1),
     st.booleans(),

@@ -49,6 +49,7 @@ PACKAGES = {
 ELSEWHERE = {
     "--max-tokens": "did you mean `-n`, new tokens of a test?",
     "--pairs": "did you mean `-r`, runs of each test?",
+    "--q": "it is `--quiet` here: short options are llama-bench's",
     **dict.fromkeys(("--oe", "--output-err"), "rows go to stdout alone: see `-o`"),
     "--compare": "did you mean `llmcli bench compare A B`?",
     "--list-devices": "`llmcli env` lists the devices",
