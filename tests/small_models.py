@@ -29,8 +29,8 @@ def ids(rows, tokens, seed=0):
 
 
 def walked(session, **rest):
-    """Logits of steps with more slots, a place gone back to, other rows and forgotten tokens, and
-    how many graphs or programs the steps of the first were recorded in.
+    """Logits of steps, also after the session has grown, was restored, has other rows, was rewound;
+    and how many steps were recorded once it had grown.
     """
 
     def steps(count, seed):

@@ -191,9 +191,11 @@ def test_rows_of_a_large_matrix_are_packed_again_in_chunks():
     packed = Packed("Q8_0", (rows, columns), torch.device("cpu"))
     packed.write(torch.arange(rows), raw[order])
     mapped = MappedWeight("Q8_0", columns, raw, order)
+    experts = MappedWeight("Q8_0", columns, raw, order[:796], experts=4)
     for many in (1, 64):
         x = torch.randn(many, columns, generator=draw)
         assert torch.equal(mapped.matmul(x), packed.matmul(x))
+        assert torch.equal(experts.expert(2).matmul(x), packed.matmul(x)[:, 398:597])
     assert torch.equal(mapped.rows(order), packed.rows(order))
 
 

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tensors import drawn
 
-from llmcli.engine.sampling import Sampling, choose, sample, top
+from llmcli.engine.sampling import Sampling, choose, penalized, sample, top
 from llmcli.engine.seeds import sample_seed, uniforms
 from llmcli.errors import UsageError
 
@@ -157,6 +157,14 @@ KEPT: list[tuple[list[float], dict[str, float], list[int]]] = [
 @pytest.mark.parametrize(("logits", "options", "left"), KEPT)
 def test_which_tokens_may_be_drawn(logits, options, left):
     assert kept(torch.tensor([logits], dtype=torch.float32), **options) == left
+
+
+def test_penalties_in_numbers():
+    """A positive and a negative logit of the prompt, two outputs, and what is in neither."""
+    prompt, output = torch.tensor([[1, 0, 0, 1]]), torch.tensor([[0, 2, 0, 0]])
+    sampling = Sampling(repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
+    scores = penalized(torch.tensor([[2.0, 3.0, 2.0, -2.0]]), sampling, prompt, output)
+    assert scores.tolist() == [[1, 0.5, 2, -4]]
 
 
 @settings(max_examples=240, deadline=None)

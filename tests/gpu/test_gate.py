@@ -76,6 +76,8 @@ def test_a_captured_step_is_the_ordinary_one(name, card):
         assert set(captured.state.recorded) == {(1, 8), (1, 12)}
         assert len(card.tapes) == 2
         assert captured.state.lengths_B.tolist() == captured.lengths
+        card.tapes[-1].forget()
+        assert captured.state.recorded[1, 12].logits.isnan().all()  # none were left from before
 
 
 def calls_of(card, session):

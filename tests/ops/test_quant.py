@@ -167,8 +167,8 @@ def test_any_memory_layout_gives_the_same(format: str, monkeypatch: pytest.Monke
     dtype = torch.float64 if format == "F64" else torch.float32
     expected = quant.dequantize(raw, format, dtype=dtype).nan_to_num(7.0)
     monkeypatch.setattr(
-        "llmcli.ops.quant.decode._CHUNK", 3 * quant.FORMATS[format][0]
-    )  # several uneven chunks
+        "llmcli.ops.quant.decode._CHUNK", 11 * quant.FORMATS[format][0]
+    )  # several uneven chunks, of blocks or of two rows
     wide = torch.zeros(9, raw.shape[1] + 6, dtype=torch.uint8)
     wide[:, 3:-3] = raw
     odd = torch.empty(raw.numel() + 1, dtype=torch.uint8)[1:].view_as(raw)
