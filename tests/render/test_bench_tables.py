@@ -119,7 +119,7 @@ def test_screens(golden: Any) -> None:
         ),
         "each device and dtype has its ceilings":
             changes(beside(200, PROMPT), beside(200, PROMPT, ceilings=(CEILINGS, other))),
-        "in Markdown a table is one by itself, as narrow as it has to be, and a bar is no end": [
+        "in Markdown a table is one by itself, as narrow as it has to be, and a bar ends no cell": [
             beside(width, *barred, ceilings=(CEILINGS, CEILINGS), against=(RATIO,), markdown=True)
             for width in (140, 72)
         ],
