@@ -111,7 +111,7 @@ def command(
     report, interruption = _measured(loaded, ids, rungs, ladder, out)
     load = busy.load(get_num_threads() if loaded.device.type == "cpu" else 1)
     _show(report, loaded, ladder, out)
-    if load.slowed:
+    if load.slowed and not ladder.explain:  # which shows no times
         out.note(load.words)
     if interruption is not None:
         where = f" after rung {report.rungs[-1].number}"
