@@ -243,7 +243,9 @@ def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
     close = get_close_matches(text, choices, 1)
     listed = ", ".join(choices)
     hint = f"did you mean `{close[0]}`? ({listed})" if close else f"choose one of {listed}"
-    if (ending := text.rpartition(".")[2]) in choices:
+    if "," in text and set(text.split(",")) <= set(choices):
+        hint = f"it takes one of them at a time: {listed}"
+    elif (ending := text.rpartition(".")[2]) in choices:
         hint = f"it takes a format; for a file: `{name} {ending} > {quote(text)}`"
     raise UsageError(f"`{name}` has no choice `{text}`", hint=hint)
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from shlex import quote
 from textwrap import shorten
 from threading import Timer
 from typing import TYPE_CHECKING, Any, TextIO
@@ -50,8 +51,10 @@ class Prompt:
     messages: tuple[Mapping[str, Any], ...] | None = field(default=None, metadata=OPTIONAL)
 
 
-def read_prompt(options: GivenPromptOptions) -> Prompt:
+def read_prompt(options: GivenPromptOptions, note: Callable[[str], None]) -> Prompt:
     """Reads the prompt that the options name. Raises UsageError if there is none.
+
+    `note` is told where the argument was probably meant as a model or a file.
 
     A pipe or redirected file comes first, then `--file`, then the argument, joined by
     newlines; an empty one does not count. If the file is a conversation, the rest is the user's
@@ -59,6 +62,7 @@ def read_prompt(options: GivenPromptOptions) -> Prompt:
     """
     if options.ids is not None:
         return Prompt(None, parse_ids(options.ids))
+    _note_other_meaning(options.prompt, note)
     conversation = _conversation(options.file)
     file = options.file if conversation is None else None
     pipe = isinstance(options, PromptOptions) and not options.no_stdin
@@ -104,8 +108,7 @@ def prompt_or_default(
 ) -> Prompt:
     """The prompt, or `builtin` if none was given, which a note then says."""
     if (options.ids, options.prompt, options.file) != (None, None, None):
-        note_model_name(options.prompt, note)
-        return read_prompt(options)
+        return read_prompt(options, note)
     unread = ""
     if stdin_is_given(sys.stdin):
         if not isinstance(options, PromptOptions):
@@ -117,12 +120,14 @@ def prompt_or_default(
     return Prompt(builtin)
 
 
-def note_model_name(text: str | None, note: Callable[[str], None]) -> None:
-    """Notes that a text which is the name of a model is used as the prompt."""
+def _note_other_meaning(text: str | None, note: Callable[[str], None]) -> None:
+    """Notes that a text which is the name of a model, or of a file, is used as the prompt."""
     from llmcli.checkpoints.catalog import CATALOG
 
     if text in CATALOG:
         note(f"using `{text}` as the prompt; for the model, use `-m {text}`")
+    elif text and text != "-" and os.path.isfile(text):
+        note(f"using `{text}` as the prompt; to read the file, use `-f {quote(text)}`")
 
 
 def parse_ids(text: str) -> tuple[int, ...]:

@@ -245,14 +245,14 @@ def check_context(
         return
     if positions is not None and wanted > positions:
         raise UsageError(
-            f"`--context-length {wanted}` is more than the {positions} positions that the model "
+            f"`--context-length {wanted}` is more than the {positions:,} positions that the model "
             "has learned",
             hint=f"use at most {positions}",
         )
     if wanted > trained:
         out.note(
-            f"the model was trained for {trained} tokens: beyond them, with a context "
-            f"length of {wanted}, its text gets worse"
+            f"the model was trained for {trained:,} tokens: beyond them, with a context "
+            f"length of {wanted:,}, its text gets worse"
         )
 
 

@@ -133,6 +133,12 @@ RANGES: Mapping[str, Range] = {
     for one in fields(SamplingOptions)
     if one.name in DEFAULTS
 }
+# other names of these, as the command line takes them
+ALIASES: Mapping[str, str] = {
+    alias.removeprefix("--"): one.name
+    for one in fields(SamplingOptions)
+    for alias in one.metadata["declared"].aliases
+}
 
 
 @dataclass(frozen=True, kw_only=True)

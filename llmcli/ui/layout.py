@@ -106,20 +106,27 @@ class Rows:
     A cell without a style may be a `str`: a text of millions of tokens has as many rows.
     `gap`: (first, end, words) of rows that are left out, and the line in their place. `below`:
     what is in columns that are left out stands below its row, four columns to the right.
+    `markdown`: with the bars of a Markdown table, each in the middle of a gap.
     """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Text | str]]
     gap: tuple[int, int, str] = (0, 0, "")
     below: bool = False
+    markdown: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         first, _, words = self.gap
-        kept, widths = self._fitted(options.max_width)
+        kept, widths = self._fitted(options.max_width - len("|  |") * self.markdown)
         heads = [Text(c.name, style=HEADING) for c in self.columns]
         yield from self._line(heads, kept, widths, console)
         yield from self._lines_below(heads, kept, options.max_width, head=True)
-        rule = "─" * (sum(widths) + len(GAP) * (len(kept) - 1))
+        if self.markdown:
+            ends = ("-:"[self.columns[index].right] for index in kept)
+            rules = (f"{end:->{width}}" for end, width in zip(ends, widths, strict=True))
+            rule = f"| {' | '.join(rules)} |"
+        else:
+            rule = "─" * (sum(widths) + len(GAP) * (len(kept) - 1))
         yield Text(rule, FAINT, no_wrap=True, overflow="ignore")
         for number, row in enumerate(self._shown):
             if words and number == first:
@@ -173,10 +180,11 @@ class Rows:
     ) -> Iterator[Segment]:
         """The row in as few segments as it has styles: a `Text` of its own for each costs most."""
         segments: list[Segment] = []
-        plain = ""  # what has come since the last style
+        gap = " | " if self.markdown else GAP
+        plain = "| " * self.markdown  # what has come since the last style
         for position, (index, width) in enumerate(zip(kept, widths, strict=True)):
             cell, right = cells[index], self.columns[index].right
-            plain += GAP if position else ""
+            plain += gap if position else ""
             used = _width(cell)
             if used > width:
                 cell = Text(cell) if isinstance(cell, str) else cell.copy()
@@ -191,7 +199,7 @@ class Rows:
                 segments += [Segment(plain), *whole.render(console)]
                 plain = ""
             plain += "" if right else spaces
-        segments.append(Segment(plain))
+        segments.append(Segment(plain + " |" * self.markdown))
         while segments and not (last := segments[-1]).text.rstrip():
             segments.pop()
         if segments:
@@ -208,10 +216,16 @@ def table(
     columns: Sequence[tuple[Column, Callable[[Item], Text | str]]],
     *,
     below: bool = False,
+    markdown: bool = False,
 ) -> Rows:
-    """A row for each item; a column comes with what makes its cells. `below` as in `Rows`."""
+    """A row for each item; a column comes with what makes its cells. `below` as in `Rows`.
+
+    In Markdown a bar in a text would end its cell, so it has a backslash.
+    """
     rows = [[cell(item) for _, cell in columns] for item in items]
-    return Rows([column for column, _ in columns], rows, below=below)
+    if markdown:
+        rows = [[str(shown).replace("|", "\\|") for shown in row] for row in rows]
+    return Rows([column for column, _ in columns], rows, below=below, markdown=markdown)
 
 
 def _width(cell: Text | str) -> int:

@@ -270,7 +270,7 @@ def test_without_colour_a_bar_is_drawn_and_erased(progress, capsys, width):
 
 
 def prompt(text=None, **options):
-    return read_prompt(PromptOptions(prompt=text, **options)).text
+    return read_prompt(PromptOptions(prompt=text, **options), print).text
 
 
 @pytest.mark.parametrize(("data", "encoding"), [

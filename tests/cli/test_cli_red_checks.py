@@ -123,6 +123,13 @@ def ladder(cli, weighted):
     return partial(cli, "ladder", "-m", weighted, "ab")
 
 
+def test_a_loaded_machine_is_said(ladder, others_take):
+    assert ladder("--rung", "7").err == ""
+    others_take(1.9)
+    words = "note: other programs took 1.90 of 2 processors: on an idle machine this is faster\n"
+    assert ladder("--rung", "7").err == ladder("--rung", "7", "--json").err == words
+
+
 def test_a_wrong_rung_fails_and_is_still_shown(ladder, monkeypatch):
     rung_4_times_1_01(monkeypatch, None)
     result = ladder("--rung", "3-4")

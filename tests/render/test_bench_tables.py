@@ -68,9 +68,10 @@ RATIO = Against(
 CPU = replace(RAN, backends="CPU", device="cpu", gpu_layers=0)
 
 
-def beside(width: int, *rows: Row, **more: object) -> str:
+def beside(width: int, *rows: Row, markdown: bool = False, **more: object) -> str:
     report = BenchReport(rows=rows, **more)  # type: ignore[arg-type]
-    return shown(render_beside(report, ("A CPU", "8 cores", "1 thread")), width=width)
+    machine = ("A CPU", "8 cores", "1 thread")
+    return shown(render_beside(report, machine, markdown=markdown), width=width)
 
 
 def named(*names: str) -> str:
@@ -95,6 +96,7 @@ def test_screens(golden: Any) -> None:
     )
     both = (PROMPT, row(2, settings=varied))
     plain = beside(200, PROMPT, TEXT)
+    barred = PROMPT, row(2, TG, settings=replace(DEFAULT, model="m|n"))
     absent = replace(UNKNOWN, engine="transformers")
     golden("bench", {
         "on a GPU it is what llama-bench prints": table(PROMPT, TEXT),
@@ -117,6 +119,10 @@ def test_screens(golden: Any) -> None:
         ),
         "each device and dtype has its ceilings":
             changes(beside(200, PROMPT), beside(200, PROMPT, ceilings=(CEILINGS, other))),
+        "in Markdown a table is one by itself, as narrow as it has to be, and a bar ends no cell": [
+            beside(width, *barred, ceilings=(CEILINGS, CEILINGS), against=(RATIO,), markdown=True)
+            for width in (140, 72)
+        ],
         "names of models are shown from where they differ": [
             named("./models/first", "./models/second"), named("org/first-1B", "org/first-3B"),
             named("./models/first", "tiny"), named("./a/m.gguf", "./ab/m.gguf"),

@@ -261,7 +261,9 @@ def _finish(report: BenchReport, plan: Plan, out: Output) -> None:
         out.document(body, model=model, environment=machine)
     elif plan.runs.output in (None, "md"):
         weights = f"random weights (seed {plan.ours.seed})" if plan.ours.random_weights else ""
-        out.show(render_beside(report, _machine_words(*report.models), weights=weights))
+        markdown = plan.runs.output == "md" or not out.out.terminal
+        words = _machine_words(*report.models)
+        out.show(render_beside(report, words, weights=weights, markdown=markdown))
     else:
         for words in against_notes(report):
             out.note(words)

@@ -22,7 +22,7 @@ from llmcli.shell.encoding import value_of
 from llmcli.shell.exits import SIGNALS, tell_error
 from llmcli.shell.inspection import IN_CHAT, InChat, Shown
 from llmcli.shell.output import EXPLAIN, require
-from llmcli.shell.sampling import RANGES
+from llmcli.shell.sampling import ALIASES, RANGES
 from llmcli.shell.streams import wrapped
 from llmcli.ui.theme import one_line
 
@@ -103,6 +103,7 @@ def _system(chat: Chat, argument: str) -> None:
 def _set(chat: Chat, argument: str) -> None:
     name, _, text = argument.partition(" ")
     name, text = name.replace("-", "_"), text.strip()
+    name = ALIASES.get(name, name)
     if text:
         value = value_of(text, f"`/set {one_line(name)}`")
         if name in NAMES:

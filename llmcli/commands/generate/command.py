@@ -155,7 +155,7 @@ def command(
     out = Output("generate", output)
     stop = stop_texts(text.stop)
     chat.check()
-    given = read_batch(text.batch) if text.batch is not None else [read_prompt(prompt)]
+    given = [read_prompt(prompt, out.note)] if text.batch is None else read_batch(text.batch)
     chat.check_conversations(given)
     seed, drawn = model.sampling_seed()
     with chat.renderer(given):
@@ -185,6 +185,9 @@ def command(
     fits = check_fits(encoded, request.limit, room, largest=loaded.model.config.embedding.positions)
     for note in (*resolved.notes, *fits):
         out.note(note)
+    if resolved.greedy and text.num_samples > 1:
+        why = f"the temperature is 0 ({resolved.origins['temperature']})"
+        out.note(f"`--num-samples {text.num_samples}` gives the same text every time: {why}")
     speculation = None
     if len(encoded) * text.num_samples == 1:
         speculation = draft.load(loaded.model, model, out)

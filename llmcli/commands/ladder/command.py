@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.commands.ladder.report import NAMES, LadderReport
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
-from llmcli.measure.machine import environment
+from llmcli.measure.machine import CpuContention, environment
 from llmcli.records.document import members
 from llmcli.shell.encoding import ChatOptions, encode
 from llmcli.shell.exits import Stopped
@@ -100,13 +100,19 @@ def command(
     given = prompt_or_default(prompt, out.note, BUILTIN)
     text = not given.ids
     loaded = load_model(model.proving(), out, text=text, check=check).model
+    from torch import get_num_threads  # loaded with the model
+
     if ladder.save is not None:
         check_target(ladder.save)
     ids = encode(given, ChatOptions(raw=True), loaded).ids
     room = model.context_length or loaded.config.context
     _check_tokens(len(ids) + ladder.tokens, loaded, room)
+    busy = CpuContention()
     report, interruption = _measured(loaded, ids, rungs, ladder, out)
+    load = busy.load(get_num_threads() if loaded.device.type == "cpu" else 1)
     _show(report, loaded, ladder, out)
+    if load.slowed and not ladder.explain:  # which shows no times
+        out.note(load.words)
     if interruption is not None:
         where = f" after rung {report.rungs[-1].number}"
         raise Stopped(interruption, reported=out.json, where=where)

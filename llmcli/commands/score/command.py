@@ -73,7 +73,8 @@ def command(
 
     out = Output("score", output)
     on_terminal = out.out.terminal and sys.stdin is not None and sys.stdin.isatty()
-    text = prompt_or_default(prompt, out.note) if on_terminal else read_prompt(prompt)
+    read = prompt_or_default if on_terminal else read_prompt
+    text = read(prompt, out.note)
     specs = [None] if score.versus is None else [None, score.versus]  # None: `--model`
     if score.versus is not None:
         if text.conversation is not None:

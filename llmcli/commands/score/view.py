@@ -59,10 +59,11 @@ def _totals(score: Score, title: str, every: bool) -> list[RenderableType]:
         no_bytes = f"undefined: {why} no bytes"
     if score.tokens_scored and len(score.tokens) > score.window:
         title += f"{SEPARATOR}windows of {counted(score.window, 'token')}, {score.stride} apart"
+    nats = " nats" * math.isfinite(score.mean_logprob)
     parts = [
         f"perplexity {_number(score.perplexity, nothing)}",
         f"bits per byte {_number(score.bits_per_byte, no_bytes)}",
-        f"mean logprob {_number(score.mean_logprob, nothing)}",
+        f"mean logprob {_number(score.mean_logprob, nothing)}{nats}",
         f"{score.tokens_scored:,} scored",
     ]
     if every and _has_text(score):
@@ -173,7 +174,7 @@ def _comparison(comparison: Comparison, ours: str, theirs: str) -> RenderableTyp
         lines = ["nothing was scored that could be compared"]
     if comparison.same_tokens and mean is not None:
         lines.append(
-            f"mean logprob differs by {mean:+.6f}, "
+            f"mean logprob differs by {mean:+.6f} nats, "
             f"a single token by at most {comparison.largest_difference or 0.0:.6f}"
         )
     elif not comparison.same_tokens:

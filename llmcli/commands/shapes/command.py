@@ -16,7 +16,7 @@ from llmcli.shell.inspection import parse_numbers
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
 from llmcli.shell.params import LARGEST, Without, opt
-from llmcli.shell.prompts import note_model_name, read_prompt
+from llmcli.shell.prompts import read_prompt
 from llmcli.shell.running import (
     chosen_devices,
     model_of_headers,
@@ -158,8 +158,7 @@ def command(
     out = Output("shapes", output)
     text = None
     if prompt.prompt is not None or prompt.file is not None or prompt.ids is not None:
-        note_model_name(prompt.prompt, out.note)
-        text = read_prompt(prompt)
+        text = read_prompt(prompt, out.note)
     # a driver is queried for its GPUs only where one may be meant
     devices = (cpu(),) if model.device == "cpu" else machine_devices()
     device = chosen_devices(model.device, devices)[0]

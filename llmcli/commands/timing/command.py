@@ -45,13 +45,14 @@ mixture of experts router, experts (bytes are those of the experts that ran) and
 shared, embeddings of each layer ple. A part lasts from the end of the part
 before it to its own end, so that all parts add up to the wall time.
 
-The table has both phases side by side. "bound by" is what limits a part, with
-the share that it reaches of its nearest ceiling (measured on this machine before
-the model is loaded): that ceiling (memory, a cache, or compute) from half of it
-on; else calls, where starting the operations explains the time; else kernel, the
-code of the operations. With --phase or --layers each phase has its own table,
-with FLOPs (2 per multiply-add; causal: of the pairs that the mask leaves; full
-square: of all), bytes and rates, and all ceilings and memory peaks are shown.
+The table has both phases side by side. "of ceiling" is what a part is bound by,
+and the share that it reaches of its nearest ceiling (measured on this machine
+before the model is loaded). What it is bound by: that ceiling (memory, a cache,
+or compute) from half of it on; else calls, where starting the operations
+explains the time; else kernel, the code of the operations. With --phase or
+--layers each phase has its own table, with FLOPs (2 per multiply-add; causal: of
+the pairs that the mask leaves; full square: of all), bytes and rates, and all
+ceilings and memory peaks are shown.
 
 Examples:
 

@@ -166,16 +166,17 @@ def _bounds(phase: PhaseTime) -> Iterator[str]:
         if part.bound is not None:
             shares[part.bound] += part.share or 0.0
     for at, (bound, share) in enumerate(sorted(shares.items(), key=lambda item: -item[1])):
-        yield f"{'' if at else 'bound by '}{bound} {percent(share)}{_WHY.get(bound, '')}"
+        of = "" if at else " of the time is bound"
+        yield f"{percent(share)}{of} by {bound}{_WHY.get(bound, '')}"
     every = PartTime.total("all", phase.totals)
     if every.of_bound is not None:
         floor = every.of_bound * every.seconds
         reached = percent(floor / phase.seconds)
-        yield f"{reached} of the ceilings, which allow {_each(phase, floor, duration)}"
+        yield f"reaches {reached} of the ceilings, which allow {_each(phase, floor, duration)}"
 
 
 def _layer_words(phase: PhaseTime) -> list[str]:
-    """`30 layers of 1.02 ms, slowest 7 with 1.31 ms`; nothing without layers."""
+    """`30 layers, median 1.02 ms, slowest 7 with 1.31 ms`; nothing without layers."""
     times = defaultdict[int, float](float)
     for part in phase.parts:
         if part.layer is not None:
@@ -183,8 +184,8 @@ def _layer_words(phase: PhaseTime) -> list[str]:
     if len(times) < 2:
         return []
     slowest = max(times, key=lambda layer: times[layer])
-    usual = duration(median(times.values()))
-    return [f"{len(times)} layers of {usual}, slowest {slowest} with {duration(times[slowest])}"]
+    usual, longest = duration(median(times.values())), duration(times[slowest])
+    return [f"{len(times)} layers, median {usual}, slowest {slowest} with {longest}"]
 
 
 def _parts_table(phases: Sequence[PhaseTime], *, whole: bool) -> Rows:
@@ -259,7 +260,7 @@ def _columns(phase: PhaseTime, whole: bool) -> list[tuple[Column, Words]]:
          lambda part: rate(part.work.bytes, part.seconds)),
         (True, Column("GFLOP/s", drop=6 if decode else 5),
          lambda part: rate(part.work.flops, part.seconds)),
-        (True, Column("bound by", right=False, drop=2), bound),
+        (True, Column("of ceiling", right=False, drop=2), bound),
         (whole, Column("nearest", right=False, drop=11), lambda part: part.nearest or ""),
     )  # fmt: skip
     return [(column, words) for shown, column, words in columns if shown]

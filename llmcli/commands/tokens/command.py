@@ -43,7 +43,7 @@ def command(
     out = Output("tokens", output)
     chat = template.options()
     chat.check()
-    given = read_prompt(prompt)
+    given = read_prompt(prompt, out.note)
     with chat.renderer([given]):
         with opened_headers(model, out, weights=False) as (checkpoint, place):
             tokenizer = load_tokenizer(checkpoint)

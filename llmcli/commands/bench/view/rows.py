@@ -281,22 +281,24 @@ _MEASURED: tuple[_Cells, ...] = (
 
 
 def render_beside(
-    report: BenchReport, machine: Sequence[str], *, weights: str = ""
+    report: BenchReport, machine: Sequence[str], *, weights: str = "", markdown: bool = False
 ) -> RenderableType:
     """Rows that ran: times to the first token and of every next one, FLOPs, memory, roofline.
 
     Of shapes alone: the lower bound of a run's time on this machine, and the memory that it
     needs. Columns without a value are left out. Below, the ratios, where the numbers come from
     (`weights`: that they are not the model's own), and the machine with its software in words.
+    `markdown`: both tables are as Markdown has them.
     """
     rows = [row for row in report.rows if row.error is None]
     if not rows:
         return Group()
     measured = [(column, cell) for column, cell in _MEASURED if any(map(cell, rows))]
     test = Column("test", right=False), lambda row: row.test.name
-    parts: list[RenderableType] = [Text(""), table(rows, [*_labels(rows), test, *measured])]
+    columns = [*_labels(rows), test, *measured]
+    parts: list[RenderableType] = [Text(""), table(rows, columns, markdown=markdown)]
     if report.against:
-        parts += [Text(""), *_ratios(report)]
+        parts += [Text(""), *_ratios(report, markdown)]
     return Group(*parts, *_footer(report, rows, machine, weights))
 
 
@@ -325,13 +327,13 @@ def _setting(row: Row, name: str) -> str:
     return one_line(str(int(value) if isinstance(value, bool) else value))
 
 
-def _ratios(report: BenchReport) -> Iterator[RenderableType]:
+def _ratios(report: BenchReport, markdown: bool) -> Iterator[RenderableType]:
     """One line a test: how many times as fast we are, pair by pair."""
     pairs = report.against
     title = f"llmcli ÷ {pairs[0].peer} in tokens/s: the median of pairwise ratios"
     if pairs[0].peer == "llama.cpp" and any(row.settings.activations == "8" for row in report.rows):
         title += "; its activations have 8 bits, too"
-    yield Text(title, style=HEADING)
+    yield Text(title + "\n" * markdown, style=HEADING)
     ours = {row.number: row for row in report.rows}
 
     def of_ours(cell: Callable[[Row], str]) -> Callable[[Against], str]:
@@ -347,7 +349,7 @@ def _ratios(report: BenchReport) -> Iterator[RenderableType]:
         (Column("of the means", drop=2), lambda pair: f"{pair.of_means:.2f}×"),
         (Column("", right=False), _verdict),
     ]
-    yield table(pairs, columns)
+    yield table(pairs, columns, markdown=markdown)
 
 
 def _interval(pair: Against) -> str:
@@ -366,7 +368,12 @@ def _footer(
 ) -> Iterator[RenderableType]:
     """Lines of words, after an empty one. `rows` are those that ran."""
     infos = list(dict.fromkeys(row.info for row in rows))
-    lines = [[*filter(None, [weights]), *_loaded(infos), *_ceilings(report.ceilings)]]
+    ceilings = list(dict.fromkeys(_ceilings(report.ceilings)))
+    lines = [[*filter(None, [weights]), *_loaded(infos)]]
+    if len(ceilings) == 1:
+        lines[0] += ceilings
+    else:
+        lines += [[words] for words in ceilings]
     if any(row.engine != "llmcli" for row in report.rows):  # also one that could not run
         lines += [[_engine(info) for info in infos]]
         lines += [["both engines are in this process: neither has a peak memory of its own"]]
