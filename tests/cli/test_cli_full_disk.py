@@ -76,7 +76,7 @@ def alone(monkeypatch, tmp_path):
     )
     for name in ("measure_levels", "measure_exhaustion"):
         monkeypatch.setattr(run, name, lambda *_, **__: check)
-    monkeypatch.setattr(run, "measure_groups", lambda *_, **__: (check,))
+    monkeypatch.setattr(run, "measure_groups", lambda *_, **__: [check])
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path / "in")
 

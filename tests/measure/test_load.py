@@ -23,8 +23,9 @@ from tokenizers import Tokenizer, models
 import llmcli.commands.load.measure.numbers as numbers_module
 import llmcli.commands.load.measure.run as run_module
 from llmcli.checkpoints import open_checkpoint
+from llmcli.commands.load.measure.ledger import claims, layout_check
 from llmcli.commands.load.measure.numbers import Outliers, parameter_numbers
-from llmcli.commands.load.measure.run import NO_DIGEST, check_files, claims, measure_load
+from llmcli.commands.load.measure.run import NO_DIGEST, check_files, measure_load
 from llmcli.commands.load.report import folded, pooled
 from llmcli.errors import LlmcliError
 from llmcli.families import translate
@@ -415,6 +416,18 @@ def test_a_model_in_parts_is_one_ledger(tmp_path, look):
     report = look(write_split(tmp_path / "parts"))
     assert [line.source for line in report.ledger] == [line.source for line in whole.ledger]
     assert [line.numbers for line in report.ledger] == [line.numbers for line in whole.ledger]
+
+
+def test_bytes_after_the_header_of_any_part_are_left_over(tmp_path):
+    checkpoint = open_checkpoint(write_split(tmp_path / "parts"))
+    assert len(checkpoint.files) == 3
+    for part in checkpoint.files:
+        tensors = {
+            name: replace(info, offset=info.offset + 32 * (info.file == part))
+            for name, info in checkpoint.tensors.items()
+        }
+        found = layout_check(replace(checkpoint, tensors=tensors))
+        assert (found.value, found.where) == (32, "the end of the header")
 
 
 # the numbers: statistics in pieces, in every format

@@ -39,6 +39,8 @@ from llmcli.commands.ladder.measure.texts import axis_sizes
 from llmcli.commands.ladder.report import LadderReport
 from llmcli.commands.ladder.view import render_ladder, render_rung
 from llmcli.commands.lens.view import render_lens
+from llmcli.commands.score.report import ScoredToken
+from llmcli.commands.score.view import Surprising
 from llmcli.kernels import native
 from llmcli.records.info import Device
 from llmcli.records.text import Token
@@ -238,6 +240,19 @@ def test_repeated_text_leads_to_an_induction_head_and_other_text_to_the_first_ki
         page = overview(of(*heads, layer=4), FollowUps(same="x", repeated=repeated))
         *_, last = lines_of(page, width=200)
         assert last == f"head {named}: x --layer 4 --head {named[2]}"
+
+
+def test_text_around_a_surprising_token_is_cut_between_characters():
+    """Line breaks, an escape, part of a character, an ideograph of two columns, and an id."""
+    texts = ["\n", "\n\x1b", "\\xe6", "日\n", ""] * 8
+    tokens = [ScoredToken(id=457, text=text, logprob=-1.0, rank=2) for text in texts]
+    whole = re.compile(r"\\n|\\x1b|\\xe6|日| ?457|[\[\]]")
+    for width in range(31, 90):
+        _, *lines = lines_of(Surprising([tokens], range(40)), width=width)
+        assert len(lines) == 40
+        assert max(map(cell_len, lines)) <= width
+        for line in lines:
+            assert not whole.sub("", line.split(maxsplit=3)[3])
 
 
 def test_a_metric_that_is_wider_than_the_screen_stands_beside_its_heads():

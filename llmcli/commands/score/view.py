@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
@@ -22,6 +24,7 @@ SHORT = 18  # tokens of a text that are all listed; of a longer one the most sur
 SURPRISING, WITH_ANOTHER = 20, 15  # number of these for one model, and for two
 UNKNOWN = "–"
 CONTEXT = 64  # most columns of a token with the text around it
+_SIGN = re.compile(r"\\x[0-9a-f]{2}|.", re.DOTALL)  # part of a character is spelled already
 
 
 def render_scores(
@@ -140,23 +143,27 @@ class Surprising:
         """A token in brackets with the text before and after it, in `room` columns."""
         tokens = self.models[0]
 
-        def joined(start: int, end: int) -> str:
-            """The texts of tokens on one line; ids for those without a text."""
-            return "".join(
-                one_line(one.text) if one.text else f" {one.id}" for one in tokens[start:end]
-            )
+        def signs(start: int, end: int) -> list[str]:
+            """The characters of tokens as one line shows them; ids for those without a text."""
+            return [
+                one_line(sign)
+                for one in tokens[start:end]
+                for sign in (_SIGN.findall(one.text) if one.text else [f" {one.id}"])
+            ]
 
-        own = _cut(f"[{joined(at, at + 1)}]", max(6, room // 2))
+        own = "".join(_fitting(["[", *signs(at, at + 1), "]"], max(6, room // 2)))
         free = room - cell_len(own)
-        first = _cut(joined(max(0, at - free), at)[::-1], max(free // 2, 2))
-        last = _cut(joined(at + 1, at + free), free - cell_len(first))
+        first = _fitting(signs(max(0, at - free), at)[::-1], max(free // 2, 2))
+        before = "".join(reversed(first))
+        last = _fitting(signs(at + 1, at + free), free - cell_len(before))
         style = f"bold {confidence_style(math.exp(tokens[at].logprob or 0.0))}"
-        return Text.assemble((first[::-1], FAINT), (own, style), (last, FAINT))
+        return Text.assemble((before, FAINT), (own, style), ("".join(last), FAINT))
 
 
-def _cut(text: str, columns: int) -> str:
-    """The beginning of the text that fits into so many columns."""
-    return next(iter(chop_cells(text, columns)), "")
+def _fitting(signs: Sequence[str], columns: int) -> list[str]:
+    """The first of them that fit into so many columns, each whole."""
+    ends = accumulate(map(cell_len, signs))
+    return [sign for sign, end in zip(signs, ends, strict=True) if end <= columns]
 
 
 def _comparison(comparison: Comparison, ours: str, theirs: str) -> RenderableType:

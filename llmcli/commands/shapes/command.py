@@ -139,7 +139,6 @@ class ShapesOptions:
         return found
 
 
-
 def command(
     prompt: GivenPromptOptions,
     shapes: ShapesOptions,

@@ -213,11 +213,11 @@ def folded_check(tensors: Sequence[Phases], rows: Sequence[Folded]) -> ViewCheck
 
 
 def fold(tensors: Sequence[Phases], config: ModelConfig, extra: Extra) -> tuple[Folded, ...]:
-    """The rows of the parameters, the activations, then the states, equal layers merged.
+    """Rows of the parameters, the activations, then the states; equal layers at the first's place.
 
-    They stand at the first one's place. Layers are equal if their configurations and specs are, up
-    to the layer's number; any difference (a window, a head count, a stored format) keeps them
-    separate. `extra`: an additional key that must be equal, without layer numbers.
+    Layers are equal if their configurations and specs are, up to the layer's number; any difference
+    (a window, a head count, a stored format) keeps them separate. `extra`: an additional key that
+    must be equal, without layer numbers.
     """
     rows: list[Folded] = []
     for kind in ("parameter", "activation", "state"):

@@ -108,7 +108,7 @@ def measure_selftest(
 ) -> SelftestReport:
     """Checks on small models, and, with `speed`, rates and memory of a 1B and an 8B shape."""
     begin, refused = perf_counter(), []
-    groups = list(measure_groups(device, progress))
+    groups = measure_groups(device, progress)
     if device.type == "cpu":
         levels = measure_levels()
         groups += [] if levels is None else [levels]
