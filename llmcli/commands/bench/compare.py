@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import CheckFailed, UsageError
-from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.shell.documents import read_bytes, refuse_wide
 from llmcli.shell.options import OutputOptions
@@ -67,9 +66,7 @@ def command(sides: CompareOptions, output: OutputOptions) -> None:
 
     read = [_read(path, out) for path in (sides.first, sides.second)]
     report = compare_results(*read, slower_than=bound)
-    out.present(
-        lambda: render_comparison(report), members(report), model=None, environment=environment()
-    )
+    out.present(lambda: render_comparison(report), members(report))
     _require(report)
 
 
