@@ -127,9 +127,7 @@ def test_the_formats_of_blocks_are_those_of_the_decoders():
 
 @dtypes
 @pytest.mark.parametrize("format", PACKED)
-@pytest.mark.parametrize(
-    ("rows", "outputs", "count"), [(1, 37, 9), (3, 8, 1), (2, 1, 9)]
-)
+@pytest.mark.parametrize(("rows", "outputs", "count"), [(1, 37, 9), (3, 8, 1), (2, 1, 9)])
 def test_products_with_blocks(rows, outputs, count, format, dtype):
     """A single block in a row, and more units than a program reads at once."""
     columns = FORMATS[format][0] * count

@@ -307,9 +307,11 @@ def test_a_pattern_means_what_it_says(data, config, kinds):
     ("pattern", "count", "first", "last"),
     [
         ("*", 77, "embed", "logits"),
-        ("embed", 1, "embed", "embed"),  # a whole name is never the end of others
+        # a whole name is never the end of others, though some end so
+        ("blocks.1.hook_in", 1, "blocks.1.resid_pre", "blocks.1.resid_pre"),
         ("blocks.0-1.*", 44, "blocks.0.resid_pre", "blocks.1.resid_post"),
         ("logits,embed,logits,hook_embed", 2, "embed", "logits"),
+        ("cache.-1.*", 2, "cache.2.k", "cache.2.v"),
         ("blocks.[02].attn.[qk]", 4, "blocks.0.attn.q", "blocks.2.attn.k"),
         ("blocks.*.attn.hook_pattern", 3, "blocks.0.attn.pattern", "blocks.2.attn.pattern"),
         ("blocks.-1.attn.hook_z", 1, "blocks.2.attn.z", "blocks.2.attn.z"),

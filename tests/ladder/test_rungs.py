@@ -18,11 +18,7 @@ from zoo import CONFIGS, GATED, MODELS, block, branch, layer, llama, stretched
 from llmcli.commands.ladder.measure import runner
 from llmcli.commands.ladder.measure.loops import Loops, multiply_adds
 from llmcli.commands.ladder.measure.record import count
-from llmcli.commands.ladder.measure.rungs import (
-    FusedKernels,
-    HeadsAsDimension,
-    Matrices,
-)
+from llmcli.commands.ladder.measure.rungs import FusedKernels, HeadsAsDimension, Matrices
 from llmcli.commands.ladder.measure.runner import RUNGS, plan_workload, run_ladder
 from llmcli.commands.ladder.measure.texts import axis_sizes, first_attention, first_mlp, text_of
 from llmcli.commands.ladder.measure.weights import Weights

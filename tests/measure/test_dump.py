@@ -57,9 +57,7 @@ def dumped(model, names=None, ids=IDS, generate=0, **options):
 
 @pytest.mark.parametrize(
     ("name", "dtype", "generate"),
-    in_turn(
-        ["llama", "gpt2", "window", "qk norm"], ["float32", "bfloat16", "float64"], [0, 3]
-    ),
+    in_turn(["llama", "gpt2", "window", "qk norm"], ["float32", "bfloat16", "float64"], [0, 3]),
 )
 def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate):
     model = made(name, dtype)

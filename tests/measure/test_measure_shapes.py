@@ -235,9 +235,7 @@ def test_the_cache_grows_by_what_a_state_takes_more():
     assert growth.per_token == sizes[1] - sizes[0] == 3 * growth.per_layer[0]
 
 
-@pytest.mark.parametrize(
-    ("write", "dtype"), in_turn([None, write_llama, write_gpt2], DTYPES)
-)
+@pytest.mark.parametrize(("write", "dtype"), in_turn([None, write_llama, write_gpt2], DTYPES))
 def test_a_checkpoint_is_what_it_says_and_as_it_is_stored_and_a_lie_is_seen(write, dtype, tmp_path):
     """`tiny`, or one that is written."""
     spec = "tiny" if write is None else str(write(tmp_path / "m"))

@@ -1,6 +1,7 @@
 """The most memory that was held during something."""
 
-from mmap import mmap
+from mmap import PAGESIZE, mmap
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,6 @@ from llmcli.measure import peaks as module
 from llmcli.measure.machine import memory_bytes
 from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
 
-PAGE = 4096
 LOADED = SimpleNamespace(
     model=SimpleNamespace(device=torch.device("cpu")), import_s=0.0, load_s=0.0, peaks=()
 )
@@ -75,7 +75,7 @@ def test_the_system_tells_what_was_held_in_between():
         with Peak() as before:
             pass
         with Peak() as inner, mmap(-1, 256 * MIB) as memory:  # malloc would keep some for later
-            for start in range(0, 256 * MIB, PAGE):
+            for start in range(0, 256 * MIB, PAGESIZE):
                 memory[start] = 1
         with Peak() as after:
             pass
@@ -83,7 +83,8 @@ def test_the_system_tells_what_was_held_in_between():
     assert 128 * MIB < inner.nbytes - after.nbytes < 384 * MIB
     assert outer.nbytes >= inner.nbytes
     assert inner.nbytes <= highest_bytes() < memory_bytes()
-    assert 0 < resident_bytes() < memory_bytes()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    assert resident_bytes() == pytest.approx(pages * PAGESIZE, rel=0.01)
 
 
 def test_without_a_mark_that_can_be_set_back_a_peak_is_known_only_if_it_is_the_highest(

@@ -125,8 +125,7 @@ def check_one_pass(view, model, ids, new, patch):
 
 @pytest.mark.parametrize("new", [0, 3])
 @pytest.mark.parametrize(
-    ("view", "dtype"),
-    in_turn([attention, matrices, lens, dump], [torch.float32, torch.bfloat16]),
+    ("view", "dtype"), in_turn([attention, matrices, lens, dump], [torch.float32, torch.bfloat16])
 )
 def test_one_pass_of_a_small_model(view, dtype, new, monkeypatch):
     model = random_model(MODELS["window"], dtype)

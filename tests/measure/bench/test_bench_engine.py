@@ -328,6 +328,16 @@ def test_a_step_reads_the_weights_and_the_keys_of_all_tokens_before():
     assert full - empty == 2 * 30 * 2 * (8 + 8) * 4  # as above: 30 tokens more
 
 
+def test_there_is_no_roofline_where_a_rate_was_not_measured():
+    formats = {"blocks.0.mlp.W_up": "bfloat16"}  # products in it, attention in float32
+    mixed = dataclasses.replace(LLAMA.numbers, formats=formats, bf16_dot=True)
+    counter = dataclasses.replace(LLAMA, numbers=mixed)
+    for dtype in ("float32", "bfloat16"):
+        alone = (MatrixRate(dtype=dtype, flops_per_s=1e10),)
+        ceilings = dataclasses.replace(CEILINGS, matrices=alone)
+        assert counter.roofline_ns(ONE, *SIZES, ceilings) is None
+
+
 def test_memory_is_that_of_all_tokens():
     one, other = (
         LLAMA.memory_bytes(SpeedTest(n_prompt=n, n_gen=1, n_depth=d), 512)
