@@ -8,6 +8,7 @@ import json
 import shutil
 from importlib.resources import files
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from zoo import llama
@@ -86,11 +87,11 @@ def write(folder, config=config):
     (folder / "config.json").write_text(json.dumps({"model_type": config().model_type}))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(str(files("llmcli") / "assets" / "tiny" / name), folder)
-    generator = torch.Generator().manual_seed(2)
+    draw = np.random.default_rng(7)  # the same on every processor, as torch.randn's are not
     tensors = {}
     for spec in parameters(config()):
         shape = spec.stored_shape or spec.shape
-        drawn = torch.randn(shape, generator=generator)
+        drawn = torch.from_numpy(draw.standard_normal(shape, np.float32))
         last = spec.name.rpartition(".")[2]
         if last in ("A_log", "dt_bias"):  # decays from e^-0.02 to e^-2 a token
             drawn = drawn - 1

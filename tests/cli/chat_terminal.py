@@ -12,6 +12,7 @@ import struct
 import sys
 import termios
 import time
+from codecs import getincrementaldecoder
 from pathlib import Path
 
 import children
@@ -45,6 +46,7 @@ class Window:
         self.resize(columns)
         self.modes = termios.tcgetattr(inner)
         self.seen = self.raw = ""
+        self.decoded = getincrementaldecoder("utf-8")("replace").decode
         self.process = children.start(
             command, terminal=True, stdin=inner, stdout=stdout or inner, stderr=inner, cwd=cwd,
             env={**os.environ, **environ},
@@ -60,17 +62,19 @@ class Window:
 
     def read(self):
         """What is shown within a moment; whether more may come."""
+        ended = self.process.poll() is not None
         if not select.select([self.controller], [], [], 0.2)[0]:
-            return self.process.poll() is None
+            return not ended
         try:
-            shown = os.read(self.controller, 65536).decode(errors="replace")
+            piece = os.read(self.controller, 65536)
         except OSError:  # Linux: nobody has the terminal open any more
-            return False
+            piece = b""
+        shown = self.decoded(piece)
         self.raw += shown
         if "\x1b[6n" in shown:  # where the cursor is
             os.write(self.controller, b"\x1b[1;1R")
         self.seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]", "", shown)
-        return True
+        return bool(piece)
 
     def wait(self, text):
         """Until `text` was shown since the last time; returns what was."""

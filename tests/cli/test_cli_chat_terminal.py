@@ -217,8 +217,9 @@ def test_completion(tmp_path, monkeypatch, as_written):
     file = Path(__file__).with_name("completed-chat.txt")
     for row in file.read_text("utf-8").splitlines():
         typed = row.partition(" → ")[0]
-        (one,) = completer.get_completions(Document(typed), CompleteEvent())
-        found.append(f"{typed} → {typed[: len(typed) + one.start_position]}{one.text}\n")
+        offered = completer.get_completions(Document(typed), CompleteEvent())
+        lines = (f"{typed[: len(typed) + one.start_position]}{one.text}" for one in offered)
+        found.append(f"{typed} → {' or '.join(lines)}\n")
     as_written(file, "".join(found))
 
 
