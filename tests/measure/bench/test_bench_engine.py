@@ -349,14 +349,18 @@ def test_memory_is_that_of_all_tokens():
     assert needs[0] < needs[1] < needs[2]
 
 
-def test_memory_is_that_of_the_device_and_not_of_the_processor(monkeypatch):
-    """Apple's GPU multiplies bfloat16 beside a processor that may not."""
-    monkeypatch.setattr(devices, "resolve_device", lambda name: torch.device("mps"))
+@pytest.mark.parametrize("kind", ["mps", "cuda"])
+def test_memory_is_that_of_the_device_and_not_of_the_processor(kind, monkeypatch):
+    """A GPU multiplies bfloat16 beside a processor that may not."""
+    monkeypatch.setattr(devices, "resolve_device", lambda name: torch.device(kind))
     monkeypatch.setattr(devices.processor, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     found = WorkCounter(config=llama(), numbers=BFLOAT16).memory_bytes(
         SpeedTest(n_prompt=900, n_gen=0), 512
     )
-    run = PlannedRun(llama(), BFLOAT16, batch=1, context=900, chunk=512, native=True)
+    run = PlannedRun(
+        llama(), BFLOAT16, batch=1, context=900, chunk=512, native=True, cuda=kind == "cuda"
+    )
     assert found == memory_need(run).needed_bytes
 
 
