@@ -324,22 +324,19 @@ def _seconds(call: Call, kind: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """The ceilings for a run in `numbers`, each step of which streams `working_set` bytes.
-
-    These are weights and cache.
-    """
+    """Ceilings of a run in `numbers`, whose steps stream `working_set` bytes: weights and cache."""
 
     ceilings: Ceilings
     numbers: Arithmetic
     working_set: int
 
     def of(self, work: PartWork, calls: int) -> tuple[float, str]:
-        """The seconds of one part that is computed `calls` times at best, and what ceiling that is.
+        """The least seconds of one part that is computed `calls` times, and what ceiling that is.
 
-        Bytes arrive while others are computed with: it is the longer of both, `compute` or where
-        most of the time of the bytes is spent: `memory`, or a cache. Products with weights may
-        have another rate than those of attention; where it was not measured, computing takes no
-        time.
+        Bytes arrive while others are computed with: it is the longer of both. Of computing the
+        ceiling is `compute`, of the bytes where most of their time is spent: `memory`, or a cache.
+        Products with weights may have another rate than those of attention; where it was not
+        measured, computing takes no time.
         """
         streamed = self.ceilings.read(self.working_set)
         own = self.ceilings.read(work.activations // max(1, calls))

@@ -210,10 +210,10 @@ class CpuContention:
 
 
 def _seconds(root: Path) -> tuple[float, ...]:
-    """Seconds since some time in the past, of this process: on the wall, of processors.
+    """Readings in seconds: the wall clock, this process's processor time, then the system's.
 
-    Then those of all programs and those that the host took, where `/proc/stat` says so, from its
-    clock ticks: of the processors that this process may use.
+    The last are what all programs took and what the host took, by the clock ticks in `/proc/stat`
+    of the processors that this process may use; absent where there is no such file.
     """
     times = os.times()
     own, wall = sum(times[:4]), perf_counter()

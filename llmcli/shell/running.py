@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -285,10 +285,10 @@ def opened_headers(
     if part is not None:
         yield open_checkpoint(part, name=spec, weights=False), str(part)
     else:
-        with (
-            Progress(out) as progress,
-            fetched_headers(found, weights=weights, progress=progress) as (path, commit),
-        ):
+        with ExitStack() as stack:
+            with Progress(out) as progress:
+                headers = fetched_headers(found, weights=weights, progress=progress)
+                path, commit = stack.enter_context(headers)
             checkpoint = open_checkpoint(path, name=spec, weights=weights)
             yield checkpoint, f"{found.repository}@{commit} on the hub"
 

@@ -5,7 +5,7 @@ import re
 import sqlite3
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +22,14 @@ from llmcli.cli.tree import root
 from llmcli.commands.bench import command
 from llmcli.commands.bench.measure import loader
 from llmcli.commands.bench.measure.compare import COMPARED
-from llmcli.commands.bench.report.plan import IGNORED, OurOptions, Plan, RunOptions, pairs
+from llmcli.commands.bench.report.plan import (
+    IGNORED,
+    BenchOutput,
+    OurOptions,
+    Plan,
+    RunOptions,
+    pairs,
+)
 from llmcli.commands.bench.report.plan import TestOptions as Asked
 from llmcli.commands.bench.report.row import KEYS
 from llmcli.commands.bench.report.settings import SETTINGS, Settings, SweptOptions, numbers, words
@@ -30,6 +37,7 @@ from llmcli.errors import UsageError
 from llmcli.measure import ceilings, peers
 from llmcli.measure.engines import LlmcliEngine
 from llmcli.records.machine import Ceilings, MatrixRate, ReadRate
+from llmcli.shell.output import Output
 
 
 @pytest.fixture
@@ -120,6 +128,17 @@ def test_ceilings_give_the_share_of_the_roofline_and_verbose_says_them(cli, benc
     assert re.fullmatch(r"note: .+, torch [^,]+, \d+ threads?, .+", first)
     assert re.fullmatch(rf"note: loaded {weighted} in [\d.e-]+ s: float32 on cpu", second)
     assert bench("-v", "--quiet").err == ""
+
+
+def test_a_note_takes_the_place_of_the_status(monkeypatch, capsys):
+    for name in ("PATIENCE_S", "BETWEEN_S"):
+        monkeypatch.setattr(command, name, 0.0)
+    out = Output("bench", BenchOutput())
+    out.err = replace(out.err, animate=True)
+    command.Status(out, lines=False)("loading m", 1, 2)
+    out.note("it is large")
+    out.note("it is slow")
+    assert capsys.readouterr().err == "loading m 50 %\r\x1b[Knote: it is large\nnote: it is slow\n"
 
 
 def test_a_loaded_machine_is_said(bench, others_take):

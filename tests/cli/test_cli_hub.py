@@ -26,6 +26,9 @@ from programs import ended
 
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
 from llmcli.checkpoints.names import HubId
+from llmcli.shell.options import ModelOptions, OutputOptions
+from llmcli.shell.output import Output
+from llmcli.shell.running import opened_headers
 
 GENERATE = (
     *("generate", "-m", "org/m", "--ids", "1,2,3", "--raw", "-n", "5", "--greedy"),
@@ -152,6 +155,13 @@ def test_only_headers_are_fetched_and_nothing_is_left(
     assert "blocks.{0-1}.attn.W_q" in out
     assert not ranges or 0 < weights_sent(hub) <= 100_000
     assert hub.bytes_of("tokenizer.json") == 0, "cached the first time"
+
+
+def test_their_bar_is_gone_before_anything_is_shown(hub, tmp_path, monkeypatch):
+    hub.here(monkeypatch, tmp_path)
+    out = Output("shapes", OutputOptions())
+    with opened_headers(ModelOptions(model="org/m"), out):
+        assert out.erase is None
 
 
 @pytest.mark.parametrize(("name", "ranges", "most"), [

@@ -45,8 +45,10 @@ def test_an_inner_peak_takes_nothing_from_the_outer_one(process):
             process.hold(50)
         with Peak() as none:
             pass
-    with Peak() as later:
+    with Peak() as later, Peak():
         process.hold(20)
+        with Peak():  # two are around it
+            pass
     found = [peak.nbytes for peak in (outer, small, none, later)]
     assert found == [250 * MIB, 150 * MIB, 100 * MIB, 120 * MIB]
 

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import types
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.measure.engines import LlmcliEngine, engine_info
-from llmcli.measure.llama_cpp import LlamaCpp, cache_type
+from llmcli.measure.llama_cpp import LlamaCpp, _log, cache_type
 from llmcli.measure.peers import open_peer, same_model, silent
 
 needs_llama_cpp = pytest.mark.skipif(
@@ -153,6 +154,12 @@ def test_llama_cpp_runs_as_llama_bench_does():
     peer.rewind(3)  # another text of the same length
     peer.rewind(3)
     assert (peer._lib.copies, peer._lib.memory) == (2, [6, 7, 8])
+
+
+def test_llama_cpp_writes_to_one_log():
+    library = Mock()
+    assert _log(library) is _log(library), "the first must stay alive"
+    library.llama_backend_init.assert_called_once()
 
 
 @pytest.mark.parametrize("fault", ["weight", "nan"])

@@ -131,6 +131,9 @@ def test_screens(golden: Any) -> None:
             300, *both, against=(replace(RATIO, number=1), replace(RATIO, number=2))
         ),
     })  # fmt: skip
+    heads = [markdown(PLAN, BY, kinds).head for kinds in ({"mps"}, {"cuda", "cpu"}, {"cpu"})]
+    columns = [("ngl" in head, "threads" in head) for head in heads]
+    assert columns == [(True, False), (True, True), (False, True)]
     for room in (120, 100, 90, 80, 60, 55, 40):
         assert max(map(len, table(PROMPT, TEXT, room=room).splitlines()[:4])) <= room
     assert beside(80, FAILED) == "", "nothing ran"

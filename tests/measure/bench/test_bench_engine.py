@@ -5,6 +5,7 @@ ids are llama-bench's.
 """
 
 import dataclasses
+import inspect
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -28,6 +29,7 @@ from llmcli.graph.memory import PlannedRun, memory_need
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.measure.engines import LlmcliEngine, WorkCounter, engine_info, has_flash, random_ids
+from llmcli.measure.llama_cpp import open_llama_cpp
 from llmcli.records.engines import SpeedTest
 from llmcli.records.machine import MatrixRate, ReadRate
 from llmcli.records.work import PartWork
@@ -115,6 +117,18 @@ def test_a_model_is_loaded_once_for_settings_that_share_it(folder, tmp_path, ope
     assert [model["weight_format"] for model in found.models.values()] == [
         "float32", "bfloat16", "bfloat16",
     ]  # fmt: skip
+
+
+def test_a_peer_is_asked_for_all_that_it_takes(folder, monkeypatch):
+    opened = MagicMock(side_effect=UsageError("not here"))
+    monkeypatch.setattr(loader, "open_peer", opened)
+    chosen = settings(model=str(folder), n_batch=7)
+    found = loads(chosen, peer="llama.cpp")
+    found.load(chosen)
+    with pytest.raises(UsageError, match="not here"):
+        found.peer(chosen)
+    asked, taken = opened.call_args.kwargs, inspect.signature(open_llama_cpp).parameters
+    assert asked == {name: getattr(chosen, name) for name in taken if name != "ours"}
 
 
 def test_on_a_gpu_all_layers_are_there_or_none():
@@ -353,14 +367,18 @@ def test_memory_is_that_of_all_tokens():
     assert needs[0] < needs[1] < needs[2]
 
 
-def test_memory_is_that_of_the_device_and_not_of_the_processor(monkeypatch):
-    """Apple's GPU multiplies bfloat16 beside a processor that may not."""
-    monkeypatch.setattr(devices, "resolve_device", lambda name: torch.device("mps"))
+@pytest.mark.parametrize("kind", ["mps", "cuda"])
+def test_memory_is_that_of_the_device_and_not_of_the_processor(kind, monkeypatch):
+    """A GPU multiplies bfloat16 beside a processor that may not."""
+    monkeypatch.setattr(devices, "resolve_device", lambda name: torch.device(kind))
     monkeypatch.setattr(devices.processor, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     found = WorkCounter(config=llama(), numbers=BFLOAT16).memory_bytes(
         SpeedTest(n_prompt=900, n_gen=0), 512
     )
-    run = PlannedRun(llama(), BFLOAT16, batch=1, context=900, chunk=512, native=True)
+    run = PlannedRun(
+        llama(), BFLOAT16, batch=1, context=900, chunk=512, native=True, cuda=kind == "cuda"
+    )
     assert found == memory_need(run).needed_bytes
 
 

@@ -112,7 +112,6 @@ class EngineLoader(ExitStack):
         self._on_ceilings = on_ceilings
         self._loaded: tuple[Weights, Model, EngineInfo] | None = None
         self._known: dict[Weights, EngineInfo | None] = {}
-        self.callback(self._unload)
 
     def load(self, settings: Settings) -> LlmcliEngine:
         """This program's engine.
@@ -121,7 +120,9 @@ class EngineLoader(ExitStack):
         """
         refuse(settings)
         if self._loaded is None or self._loaded[0] != settings.weights:
-            self._unload()
+            if self._loaded is not None:  # its memory is given back: both may not fit
+                self._loaded = None
+                free_unreferenced()
             self._loaded = settings.weights, *self._load(settings)
         _, model, info = self._loaded
         flash, rounds = has_flash(model.device, model.dtype), model.arithmetic.rounds_inputs
@@ -236,12 +237,6 @@ class EngineLoader(ExitStack):
             load_s = open_s + perf_counter() - begin
         held = None if meta else phase_peak("load", [peak])
         return model, engine_info(model, load_s, base=base, peak=held)
-
-    def _unload(self) -> None:
-        """Gives the model's memory back."""
-        if self._loaded is not None:
-            self._loaded = None
-            free_unreferenced()
 
     def _open(self, name: str, *, fetch: bool = True) -> tuple[Checkpoint, float]:
         """The checkpoint, and the seconds that its headers took once they were there.

@@ -126,7 +126,7 @@ def pairs(given: Sequence[str]) -> tuple[tuple[int, int], ...]:
     found = []
     for text in given:
         parts = text.split(",")
-        if not re.fullmatch(r"\s*\d+\s*,\s*\d+\s*", text, re.ASCII):
+        if not re.fullmatch(r"\s*[0-9]+\s*,\s*[0-9]+\s*", text):
             more = " and no ranges" if len(parts) == 2 else ""
             raise UsageError(
                 f"`-pg` takes two numbers{more}, not `{text}`",

@@ -26,6 +26,7 @@ _DOUBTS: dict[Verdict, str] = {
 }
 _NAMED = 5  # settings that a side does not record, tests that are too slow
 _WIDE = 1.2  # upper ÷ lower end of an interval that more runs should narrow
+_WIDEST = 4.0  # … and of one that says nothing until they do
 _LONGEST = 100  # characters of what a file says in words
 NOTHING_IN_COMMON = "no test has a rate"
 NOISE = (
@@ -69,15 +70,23 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
+def _doubt(test: ComparedTest) -> str:
+    """`within noise`, or `too few runs` to say so; empty where it is faster or slower for sure."""
+    low, high = test.low or 0.0, test.high or 0.0
+    if test.verdict == "noise" and high > _WIDEST * low:
+        return "too few runs"
+    return _DOUBTS.get(test.verdict, "")
+
+
 def _doubted(text: str, test: ComparedTest) -> str:
     """`0.785, within noise`, or the text alone where the test is faster or slower for sure."""
-    return ", ".join(filter(None, (text, _DOUBTS.get(test.verdict))))
+    return ", ".join(filter(None, (text, _doubt(test))))
 
 
 def _words(test: ComparedTest) -> str:
     """`5.9 % faster`, `2.4× as fast`, `70 % slower`, or `within noise`; of a single run both."""
     if test.verdict in ("noise", "inconclusive"):
-        return _DOUBTS[test.verdict]
+        return _doubt(test)
     change = f"{_percent(abs(test.ratio - 1))} {'faster' if test.ratio > 1 else 'slower'}"
     if test.ratio >= 2:
         change = f"{test.ratio:.3g}× as fast"

@@ -272,7 +272,7 @@ def judged(part: PartTime, wall_s: float, roof: Roofline) -> PartTime:
     """The part with its share of the wall time, and with its bound where it does counted work.
 
     The bound is a ceiling only where that is near, and `calls` only where starting takes long: on
-    another device than the CPU, which works behind the host, also where the host took as long.
+    a GPU, which works behind the host, that is also where the host took as long.
     """
     part = replace(part, share=part.seconds / wall_s if wall_s > 0 else None)
     least, nearest = roof.of(part.work, part.calls)

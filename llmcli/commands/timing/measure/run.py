@@ -318,9 +318,9 @@ def measure_timing(
         interrupted = True
     load = busy.load(ceilings.threads if model.device.type == "cpu" else 1)
     peak = most(*(stage.peak for stage in stages), *(phase.peak for phase in times))
-    checks = timing_checks(workload, times)
+    checks, estimated = timing_checks(workload, times), workload.estimated
     if times and times[0].name == "prefill":  # what reading the prompt takes is in the estimate
-        checks += memory_check(base, peak, workload.estimated)
+        checks += memory_check(base, peak, estimated)
     return TimingReport(
         prompt_tokens=len(ids),
         dtype=workload.numbers.dtype,
@@ -329,7 +329,7 @@ def measure_timing(
         ceilings=ceilings,
         base=base,
         peak=peak,
-        estimated=workload.estimated,
+        estimated=estimated,
         weight_bytes=model.weight_bytes,
         working_set=workload.working_set,
         machine_load=load,
