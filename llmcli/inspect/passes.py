@@ -219,8 +219,12 @@ class _Proof(ABC):
     def _prove(self, end: int, emitted: Mapping[str, Tensor], names: Sequence[str]) -> None:
         """That `names` follow from what calls up to the token before `end` `emitted`."""
         if names:
-            ids, how = self._ids[:end], {"rows": self._rows, "prompt_tokens": self._prompt}
-            self._found.append(formula_checks(self._model, ids, emitted, names, **how))
+            ids, prompt = self._ids[:end], self._prompt
+            self._found.append(
+                formula_checks(
+                    self._model, ids, emitted, names, rows=self._rows, prompt_tokens=prompt
+                )
+            )
 
     def checks(self) -> tuple[ViewCheck, ...]:
         """One, of all calls; none without them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -47,6 +47,21 @@ def not_finite(name: str, found: _Faults | None) -> str:
         return ""
     kind = "not a number" if not found.inf else "infinite" if not found.nan else "not finite"
     return f"`{name}[{','.join(map(str, found.first_bad))}]` is {kind}"
+
+
+class Summary(TypedDict):
+    """What reports have of a tensor: NaN without a finite number; `std` is √(Σ (x − mean)² / n).
+
+    `nan` and `inf` count what is not finite, and `first_bad` is the index of the first of these.
+    """
+
+    mean: float
+    std: float
+    min: float
+    max: float
+    nan: int
+    inf: int
+    first_bad: tuple[int, ...] | None
 
 
 class Statistics:
@@ -117,19 +132,15 @@ class Statistics:
             self.first_bad = self.seen + int(bad.nonzero()[0])
         self.seen += len(x)
 
-    def summary(self, shape: tuple[int, ...]) -> dict[str, Any]:
-        """As reports have it, of a tensor of that `shape` whose numbers came in C order.
-
-        `mean`, `std` √(Σ (x − mean)² / n), `min` and `max`, NaN without a finite number; how many
-        are `nan` and `inf`, and the index of the `first_bad` of these.
-        """
-        found = [math.nan] * 4
+    def summary(self, shape: tuple[int, ...]) -> Summary:
+        """Of a tensor of that `shape`, whose numbers came in C order."""
+        mean, std, low, high = [math.nan] * 4
         if self._finite:
-            found = [self._mean, math.sqrt(self._apart / self._finite), self._low, self._high]
-        bad = self.first_bad
+            mean, std = self._mean, math.sqrt(self._apart / self._finite)
+            low, high = self._low, self._high
+        bad, nan, inf = self.first_bad, self.nan, self.infinite
         index = None if bad is None else tuple(int(i) for i in np.unravel_index(bad, shape))
-        named = dict(zip(("mean", "std", "min", "max"), found, strict=True))
-        return {**named, "nan": self.nan, "inf": self.infinite, "first_bad": index}
+        return Summary(mean=mean, std=std, min=low, max=high, nan=nan, inf=inf, first_bad=index)
 
     @property
     def norm(self) -> float:

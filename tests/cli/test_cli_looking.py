@@ -1,5 +1,6 @@
 """`llmcli attention`: files of matrices, what it proposes; `llmcli explain`: help, derivations."""
 
+import base64
 import json
 import re
 import shlex
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from covers import in_turn
 from safetensors.numpy import load_file
+from zoo import variant
 
 from llmcli.commands.explain import measure
 from llmcli.commands.explain.options import names
@@ -102,6 +104,31 @@ def test_every_file_has_the_matrices(attention, tmp_path, what, dtype):
         weights = np.exp(wide - wide.max(-1, keepdims=True))
         pattern = matrices(TEXT, "--dtype", dtype)[1]
         np.testing.assert_allclose(weights / weights.sum(-1, keepdims=True), pattern, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "window", "chunks", "values"),
+    [
+        ("gemma2", 19, False, "plain"), ("llama4", 19, True, "plain"),
+        ("mamba2", None, False, "signed"),
+    ],
+)  # fmt: skip
+def test_a_page_has_the_cells_that_are_seen(cli, tmp_path, name, window, chunks, values):
+    (tmp_path / "config.json").write_text(json.dumps(variant(name).settings))
+    ids, file = ",".join(map(str, range(5, 45))), tmp_path / "a.html"
+    cli("attention", "-m", str(tmp_path), "--random-weights", "--ids", ids, "-o", str(file))
+    of = {
+        id: re.search(f'id="{id}">(.*?)</script>', file.read_text())[1]
+        for id in ("data", "cells-0-0")
+    }
+    layer = json.loads(of["data"])["layers"][0]
+    assert (layer["window"], layer["chunks"], layer["values"]) == (window, chunks, values)
+    steps = np.frombuffer(base64.b64decode(of["cells-0-0"]), np.uint8)
+    ends = np.cumsum([i % window + 1 if chunks else min(i + 1, window or 40) for i in range(40)])
+    assert len(steps) == ends[-1]
+    if values == "plain":  # every row sums to 1, but for the steps
+        sums = [row.sum() for row in np.split((steps / 255) ** 2, ends[:-1])]
+        np.testing.assert_allclose(sums, 1, atol=0.03)
 
 
 @pytest.fixture

@@ -28,6 +28,12 @@ LABEL = 18  # … and of the token that a row belongs to, at most
 SOURCE = 120  # columns of source and shapes where nothing bounds them, as in a pipe
 INDENT = "  "
 FORMULA = "italic"
+# which numbers stand below a line; see `measure.record`
+NUMBERS = (
+    "numbers: a function's first call, so block 0 and head 0 (`normalized` and `softmax`, where "
+    "called token by token: the last token); the last pass of a loop; the first of several heads "
+    "or sequences"
+)
 COLUMNS = [
     Column(""),
     Column("rung", right=False, cut=True),
@@ -216,10 +222,11 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
     """Why a rung gives the same numbers, and its functions as far as they differ from below."""
     parts: list[RenderableType] = [*_heading(report, model), "", *_change(rung, shapes=False), ""]
     parts += [Text(rung.idea), ""]
-    parts.append(Text("block 0; a name ends in the letters of its axes: s_hnm is h × n × m", FAINT))
+    parts.append(Text("a name ends in the letters of its axes: s_hnm is h × n × m", FAINT))
     used = {letter for step in rung.steps if step.axes for letter in step.name.rpartition("_")[2]}
     others = [words for letter, (_, words) in AXES.items() if words and letter in used]
     parts += [Parts(others, style=FAINT)] if others else []
+    parts.append(Text(NUMBERS, FAINT))
     if rung.estimated:
         parts.append(Text(f"only a part was computed: {rung.estimated}", style=FAINT))
     index = report.rungs.index(rung)
@@ -234,8 +241,7 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
         if other and _form(one) == _form(other):
             same.append(f"{one.title} (next token)" if one.later else one.title)
         else:
-            raised = other is not None and _texts(one) == _texts(other)  # with other shapes only
-            parts += ["", Fit(partial(_function, one, report, read, not raised))]
+            parts += ["", Fit(partial(_function, one, report, read))]
     if below is not None and same:
         parts += ["", Text(f"as on rung {below.number}: {', '.join(same)}", style=FAINT)]
     if rung.difference is not None:
@@ -243,19 +249,15 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
     return parts
 
 
-def _texts(one: Listing) -> list[str]:
-    return [line.text for line in one.lines]
-
-
 def _form(one: Listing) -> object:
     """Two functions with the same lines and shapes are shown once."""
-    return _texts(one), [step.shape for line in one.lines for step in line.steps]
+    return [(line.text, [step.shape for step in line.steps]) for line in one.lines]
 
 
 def _function(
-    one: Listing, report: LadderReport, read: int, numbers: bool, width: int, ink: Ink
+    one: Listing, report: LadderReport, read: int, width: int, ink: Ink
 ) -> Iterator[RenderableType]:
-    """A function: its name, what its docstring says first, its lines, their `numbers` if wanted.
+    """A function: its name, what its docstring says first, its lines and their numbers.
 
     `read`: how many tokens of the prompt were read.
     """
@@ -266,14 +268,12 @@ def _function(
     names = [*report.tokens, *report.more]
     for line in one.lines:
         yield from _source(line, min(width, SOURCE))
-        for step in line.steps if numbers else ():
+        for step in line.steps:
             for row in _rows(step, names, read, one.later, width):
                 yield Text(row, style=FAINT)
 
 
-def _rows(
-    step: Step, names: Sequence[str], read: int, later: bool, width: int
-) -> Iterator[str]:
+def _rows(step: Step, names: Sequence[str], read: int, later: bool, width: int) -> Iterator[str]:
     """The rows of scores, under the tokens of the keys; of any other matrix the last row.
 
     As many columns as fit `width`, and at most four of what is not scores.

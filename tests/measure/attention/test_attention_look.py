@@ -161,10 +161,17 @@ def test_made_up_matrices_in_blocks(kind, rows):
         cut = both[:, part, low : first + rows]
         taken = 1 - cut.sum(-1) if kind == "sink" else None
         block = Block(cut, first, low, torch.tensor(seen[part]), tokens, taken)
-        means.add(block, slice(0, 2))
+        means.add(block)
     assert torch.equal(both, kept), "what is looked at is not changed"
     for name, one in expected.items():
         assert means.means()[name] == pytest.approx([one] * 2, abs=1e-10, nan_ok=True)
+
+
+def test_a_row_of_zeros_has_no_shares():
+    a = torch.tensor([[[-1.0, 0, 0], [0, 0, 0], [1, -2, 1]]])
+    means, tokens = RowMeans(1), Tokens(ids_of(3), torch.device("cpu"))
+    means.add(Block(a, 0, 0, torch.arange(1, 4), tokens).shares())
+    assert (means.means()["negative"], means.rows()["negative"]) == ([0.75], 2)
 
 
 # hand-built heads

@@ -187,7 +187,7 @@ class _Look:
                 ranked.add(block.a_HtS.nan_to_num(0.0), at, block.first, block.low)
             # metrics and ranks of pairs are of |A| / Σ_j |A| of a signed map, its rank is of A
             summed = block.shares() if of.signed else block
-            means.add(summed, at)
+            means.add(summed)
             self._pairs.add(block, summed.a_HtS, of.number, heads[at], of.group)
             self._done += block.a_HtS[:, :, 0].numel()
             self._passes.progress("looking at the heads", self._done, total)
@@ -202,26 +202,7 @@ class _Look:
             counts |= dict.fromkeys(memory, count)
         found |= {name: [values[head] for head in heads] for name, values in memory.items()}
         self._rows |= {name: max(many, self._rows.get(name, 0)) for name, many in counts.items()}
-        each = (dict(zip(found, one, strict=True)) for one in zip(*found.values(), strict=True))
-        self._reports.append(
-            LayerReport(
-                layer=of.number,
-                kind=of.kind,
-                sinks=of.sinks,
-                signed=of.signed,
-                note=of.note,
-                kv_heads=of.heads // of.group,
-                heads=tuple(
-                    HeadReport(
-                        head=head,
-                        kv_head=head // of.group,
-                        metrics={name: metrics[name] for name in self.metrics},
-                        labels=labels_of(metrics, self._undetermined[of.kind]),
-                    )
-                    for head, metrics in zip(heads, each, strict=True)
-                ),
-            )
-        )
+        self._reports.append(self._layer(of, found))
         if drawn is not None:
             self._matrices += [
                 Matrix(
@@ -236,6 +217,27 @@ class _Look:
                 )
                 for at, head in enumerate(heads)
             ]
+
+    def _layer(self, of: LayerMap, found: Mapping[str, Sequence[float]]) -> LayerReport:
+        """A layer whose heads' metrics were `found`."""
+        each = (dict(zip(found, one, strict=True)) for one in zip(*found.values(), strict=True))
+        return LayerReport(
+            layer=of.number,
+            kind=of.kind,
+            sinks=of.sinks,
+            signed=of.signed,
+            note=of.note,
+            kv_heads=of.heads // of.group,
+            heads=tuple(
+                HeadReport(
+                    head=head,
+                    kv_head=head // of.group,
+                    metrics={name: metrics[name] for name in self.metrics},
+                    labels=labels_of(metrics, self._undetermined[of.kind]),
+                )
+                for head, metrics in zip(self.heads[of.number], each, strict=True)
+            ),
+        )
 
     def report(self) -> AttentionReport:
         """What was seen."""

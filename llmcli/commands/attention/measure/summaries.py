@@ -80,16 +80,16 @@ class RowMeans:
         self._sums = torch.zeros(len(ROWS), heads, dtype=torch.float64)
         self._counts = torch.zeros(len(ROWS), heads, dtype=torch.int64)
 
-    def add(self, block: Block, heads: slice) -> None:
-        """The rows of `block`, whose heads stand at `heads` among ours."""
+    def add(self, block: Block) -> None:
+        """The rows of `block`."""
         none_Ht, rows = torch.full_like(block.first_key_Ht, math.nan), []
         for values, counts in ROWS.values():
             found_Ht = values(block)
             found_Ht = none_Ht if found_Ht is None else found_Ht
             rows.append(found_Ht if counts is None else found_Ht.where(counts(block), math.nan))
         rows_MHt = torch.stack(rows).cpu().double()
-        self._sums[:, heads] += rows_MHt.nansum(-1)
-        self._counts[:, heads] += (~rows_MHt.isnan()).sum(-1)
+        self._sums[:, block.at] += rows_MHt.nansum(-1)
+        self._counts[:, block.at] += (~rows_MHt.isnan()).sum(-1)
 
     def means(self) -> dict[str, list[float]]:
         """The means of all heads by the metric's name, NaN where no row counted."""
@@ -139,7 +139,7 @@ def undetermined_kinds(
     means = RowMeans(1)
     rows = max(1, CELLS // count)
     for first in range(0, count, rows):
-        means.add(_even(tokens, first, min(rows, count - first), window), slice(0, 1))
+        means.add(_even(tokens, first, min(rows, count - first), window))
     even, counted = means.means(), means.rows()
     found = {}
     for label in LABELS:
