@@ -34,9 +34,7 @@ def resolve_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda", "mps") or (index and (kind != "cuda" or not index.isdigit())):
-        raise UsageError(
-            f"`{name}` is not a device", hint="use auto, cpu, cuda, cuda:0 … or mps"
-        )
+        raise UsageError(f"`{name}` is not a device", hint="use auto, cpu, cuda, cuda:0 … or mps")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise UsageError(

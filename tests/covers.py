@@ -43,8 +43,7 @@ def covered(names: Iterable[str]) -> list[Any]:
     """All names as parameters; those that are in neither list are exhaustive."""
     kept = {*COVER, *KINDS}
     return [
-        name if name in kept else pytest.param(name, marks=pytest.mark.exhaustive)
-        for name in names
+        name if name in kept else pytest.param(name, marks=pytest.mark.exhaustive) for name in names
     ]
 
 

@@ -126,8 +126,7 @@ def imported():
 @cache
 def edges_at_top():
     return {
-        module: [name for name, at in found if at == "top"]
-        for module, found in imported().items()
+        module: [name for name, at in found if at == "top"] for module, found in imported().items()
     }
 
 

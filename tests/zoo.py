@@ -1048,9 +1048,7 @@ def in_blocks(config, *formats, size=64, dense=(), others=None):
     }  # fmt: skip
     wanted = [one for one in matrices(config).items() if one[0] not in apart]
     turns = [(*one, formats[i % len(formats)]) for i, one in enumerate(wanted)]
-    found = {
-        name: format for name, columns, format in turns if columns % BLOCK[format].block == 0
-    }
+    found = {name: format for name, columns, format in turns if columns % BLOCK[format].block == 0}
     return config, found | ({} if others is None else dict.fromkeys(apart, others))
 
 

@@ -92,9 +92,7 @@ class Branch:
         self.reads_stream = kind.reads_stream(config.part)
         self.adds_norm = names.adds == f"{names.post}.out"  # emitted by the norm
 
-    def __call__(
-        self, x_BTD: Tensor, state: LayerState, step: Step, stream_BTD: Tensor
-    ) -> Tensor:
+    def __call__(self, x_BTD: Tensor, state: LayerState, step: Step, stream_BTD: Tensor) -> Tensor:
         """The part's input from the stream, `[B, T, D]` → `[B, T, D]` in at least float32."""
         names, multiplier = self.names, self.names.config.multiplier
         if self.mixer is not None:

@@ -151,9 +151,7 @@ class Conversation:
         # the last new token is never read again
         return max(0, len(self._encoded(messages)) - 1 + least - self.room)
 
-    def load(
-        self, messages: Sequence[Message], answers: int, variables: Mapping[str, Any]
-    ) -> int:
+    def load(self, messages: Sequence[Message], answers: int, variables: Mapping[str, Any]) -> int:
         """Continue a saved conversation; its tokens are read with the next answer.
 
         Returns the number of answers that lost their ids, since these do not match the text. Raises
@@ -251,8 +249,7 @@ class Conversation:
     ) -> str:
         apart = self._markers.apart  # otherwise the template extracts past reasoning
         given = [
-            {"role": one.role, "content": one.content if apart else one.written}
-            for one in messages
+            {"role": one.role, "content": one.content if apart else one.written} for one in messages
         ]
         return self.template.render(
             given, variables=self.variables if variables is None else variables,

@@ -182,9 +182,7 @@ class Reader:
         """One number of a small parameter."""
         return self.rule.leaf(self.values.vector(name)[index], name, *index)
 
-    def row(
-        self, name: str, *index: int | Axis, x: Tensor | None = None, note: str = ""
-    ) -> Row:
+    def row(self, name: str, *index: int | Axis, x: Tensor | None = None, note: str = "") -> Row:
         """The numbers of an activation or parameter along the `Axis` in `index`.
 
         `x`: the numbers, if not those of the activation; `note`, after the symbol: how a product
@@ -203,9 +201,7 @@ class Reader:
         words = self.rule.cell(name, *index) + note
         return Row(numbers=x.tolist(), words=words, over=over, cells=cells)
 
-    def dot(
-        self, x: Row, y: Row, bias: Number | None = None, labels: Sequence[str] = ()
-    ) -> Number:
+    def dot(self, x: Row, y: Row, bias: Number | None = None, labels: Sequence[str] = ()) -> Number:
         """The sum of the products of two rows, plus a bias."""
         terms = products(x.numbers, y.numbers, labels)
         at = largest(terms).at

@@ -132,9 +132,7 @@ def _embed(m: Draft, size: int, rows: int) -> None:
     if size:
         # normalizing a projection scaled by width^-½ equals normalizing it with a larger ε
         norm, count = replace(m.norm, eps=m.norm.eps * width), len(m.ffn)
-        own = LayerEmbeddingConfig(
-            vocab=rows, layers=count, size=size, scale=size**0.5, norm=norm
-        )
+        own = LayerEmbeddingConfig(vocab=rows, layers=count, size=size, scale=size**0.5, norm=norm)
     m.others["embedding"] = EmbeddingConfig(scale=width**0.5, rounded_scale=m.hf, per_layer=own)
 
 

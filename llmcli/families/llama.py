@@ -59,9 +59,7 @@ def from_hf(
     context = values.integer("max_position_embeddings", 2048, most=MOST["positions"])
     attention = _hf_attention(values, width)
     if rotary:
-        rope = rope_from_hf(
-            values, head_dim=attention.head_dim, context=context, share=rotated
-        )
+        rope = rope_from_hf(values, head_dim=attention.head_dim, context=context, share=rotated)
         attention = replace(attention, rope=rope)
     layers = values.integer("num_hidden_layers", most=MOST["layers"])
     bos, eos = end_ids(values, vocab, bos=1, eos=2)

@@ -86,9 +86,7 @@ def hf_slides(values: Values, layers: int) -> list[bool]:
     return [kind == "sliding_attention" for kind in kinds]
 
 
-def hf_windows(
-    values: Values, layers: int, *, period: int, window: int | None
-) -> list[int | None]:
+def hf_windows(values: Values, layers: int, *, period: int, window: int | None) -> list[int | None]:
     """The window of every layer, by `layer_types`, or all but the last of each `period` layers.
 
     `sliding_window_pattern` overrides the period. Raises CheckpointError if the size is missing.

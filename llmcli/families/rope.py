@@ -228,9 +228,7 @@ def yarn_as_written(rope: RopeConfig, values: Values) -> RopeConfig:
     return replace(rope, scaling=scaling)
 
 
-def _hf_scaling(
-    kind: str, scaled: Values, dims: int, context: int, original: int
-) -> RopeScaling:
+def _hf_scaling(kind: str, scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
     match kind:
         case "linear":
             return LinearScaling(factor=scaled.number("factor"))

@@ -84,9 +84,7 @@ class Arithmetic:
 
     def parameters(self, config: ModelConfig) -> tuple[TensorSpec, ...]:
         """Every parameter as stored in memory."""
-        return parameters(
-            config, dtype=self.dtype, formats=self.formats, as_stored=self.as_stored
-        )
+        return parameters(config, dtype=self.dtype, formats=self.formats, as_stored=self.as_stored)
 
     def states(self, config: ModelConfig, *, batch: int, capacity: int) -> tuple[TensorSpec, ...]:
         """States kept between calls, for `capacity` positions."""
@@ -334,7 +332,5 @@ def logits_dtype(config: ModelConfig, numbers: Arithmetic) -> str:
 
 def _written(config: ModelConfig, numbers: Arithmetic) -> tuple[TensorSpec, ...]:
     """The activations of a step of one token."""
-    call = Call(
-        batch=1, tokens=1, past=1, phase="decode", dtype=numbers.dtype, cache=numbers.cache
-    )
+    call = Call(batch=1, tokens=1, past=1, phase="decode", dtype=numbers.dtype, cache=numbers.cache)
     return plan(config, call, logits="last").written

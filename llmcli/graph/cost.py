@@ -79,9 +79,7 @@ def total(costs: CostByPart) -> PartWork:
     return sum(costs.values(), PartWork())
 
 
-def step_bytes(
-    config: ModelConfig, tokens: int, *, batch: int = 1, numbers: Arithmetic
-) -> int:
+def step_bytes(config: ModelConfig, tokens: int, *, batch: int = 1, numbers: Arithmetic) -> int:
     """Bytes streamed by the decode step that reaches `tokens` tokens: weights, keys and values.
 
     Data smaller than a cache stays there between steps.
@@ -141,9 +139,7 @@ class _Costs:
     def __init__(self, config: ModelConfig, numbers: Arithmetic) -> None:
         self.model, self.numbers = graph(config), numbers
         self.parameters = numbers.parameters(config)
-        self.kept = {
-            spec.name: spec.bytes for spec in numbers.states(config, batch=1, capacity=1)
-        }
+        self.kept = {spec.name: spec.bytes for spec in numbers.states(config, batch=1, capacity=1)}
         self.moved: dict[str, list[tuple[State, bool]]] = {}  # by node; whether it writes the state
         mixes = [(node, node.op) for node in self.model.nodes.values() if isinstance(node.op, Mix)]
         for state in self.model.states.values():

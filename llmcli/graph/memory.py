@@ -291,8 +291,7 @@ def memory_need(run: PlannedRun, *, tokenizer: int = 0) -> MemoryNeed:
     """Bytes of a run, with a `tokenizer` of so many."""
     config, numbers, batch = run.config, run.numbers, run.batch
     fixed, one = (
-        sum(spec.bytes for spec in numbers.states(config, batch=batch, capacity=n))
-        for n in (0, 1)
+        sum(spec.bytes for spec in numbers.states(config, batch=batch, capacity=n)) for n in (0, 1)
     )
     per_token = one - fixed  # states of fixed size
     cache = fixed + per_token * run.context

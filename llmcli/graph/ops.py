@@ -25,9 +25,7 @@ Sizes = Mapping[str, int]  # of axes, by their letters
 
 def size(axis: str, sizes: Sizes) -> int:
     """The size of an axis, of a product such as `H·dh`, or of segments: `H·dv|G·N|G·N`."""
-    return sum(
-        prod(sizes[letter] for letter in segment.split("·")) for segment in axis.split("|")
-    )
+    return sum(prod(sizes[letter] for letter in segment.split("·")) for segment in axis.split("|"))
 
 
 class _Letters:

@@ -145,9 +145,7 @@ class LayerMap:
         k_KSd = at_least_float32(seen[self.score.key][groups, keys])
         assert isinstance(mixer, SoftmaxMap)
         first = queries.start - keys.start
-        scores_HtS = mixer.score_rows(
-            q_Htd[None], k_KSd[None], first, heads, before=keys.start
-        )[0]
+        scores_HtS = mixer.score_rows(q_Htd[None], k_KSd[None], first, heads, before=keys.start)[0]
         taken_Ht = None
         if self._sink is not None:
             sink_H = self._model.decoder.weight(self._sink).dense()[list(heads), None]

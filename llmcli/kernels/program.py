@@ -69,9 +69,7 @@ class Recording:
         """Mark an activation as computed by the operations so far."""
         self._marks.append((name, len(self._ops)))
 
-    def add(
-        self, ops: Sequence[Op], reads: Sequence[Tensor], writes: Sequence[Tensor]
-    ) -> None:
+    def add(self, ops: Sequence[Op], reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
         """Add operations that ran; see `run`."""
         self._ops += map(_numbers, ops)
         given = (one for op in ops for one in op if not (one is None or isinstance(one, int)))
@@ -151,9 +149,7 @@ def _run(ops: int, count: int, counters: int, team: int, times: int | None) -> N
 
 
 def _numbers(op: Op) -> list[int]:
-    return [
-        one if isinstance(one, int) else 0 if one is None else one.data_ptr() for one in op
-    ]
+    return [one if isinstance(one, int) else 0 if one is None else one.data_ptr() for one in op]
 
 
 @lru_cache(maxsize=64)

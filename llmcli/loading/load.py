@@ -167,9 +167,7 @@ def _exceeds(weights: int, device: torch.device) -> bool:
     return free is not None and weights > free
 
 
-def _in_the_file(
-    prepared: Prepared, numbers: Arithmetic
-) -> tuple[dict[str, Weight], int]:
+def _in_the_file(prepared: Prepared, numbers: Arithmetic) -> tuple[dict[str, Weight], int]:
     """Weights that can stay in the mapped file, and the bytes of all others."""
     checkpoint = prepared.checkpoint
     specs = {spec.name: spec for spec in numbers.parameters(prepared.config)}

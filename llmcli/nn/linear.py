@@ -55,9 +55,7 @@ class Linear(Segments):
 class RoutedLinear(Segments):
     """A `Linear` with experts' matrices: each (token, expert) pair has its own `X W + b`."""
 
-    def __init__(
-        self, parameters: Parameters, part: str, *leaves: str, bias: bool = False
-    ) -> None:
+    def __init__(self, parameters: Parameters, part: str, *leaves: str, bias: bool = False) -> None:
         weights, biases = _names(part, leaves)
         wholes = parameters.experts(weights)
         each: Sequence[Tensor | None] = [None] * len(wholes)

@@ -105,9 +105,7 @@ class Recurrent(ABC):
     ) -> Inputs:
         """The recurrence's inputs; β and the log decays come as `[B, T, H]`."""
         beta_BHT, log_BHT = beta_BTH.mT, log_BTH.mT
-        return Inputs(
-            q_BKTd, k_BKTd, v_BHTe, beta_BHT, log_BHT, plain=self.plain, tiled=self.tiled
-        )
+        return Inputs(q_BKTd, k_BKTd, v_BHTe, beta_BHT, log_BHT, plain=self.plain, tiled=self.tiled)
 
     def map(self, emitted: Emitted, heads: slice = slice(None)) -> Map:
         """The map `[B, H, T, S]` of `heads`; rows are best requested in order."""

@@ -109,9 +109,7 @@ def _attend_in_blocks(
         rows = slice(first, first + _QUERIES)
         q_BHtd, seen = q_BHTd[:, :, rows], mask[..., rows, :]
         at = None if positions is None else positions[..., rows]
-        found = scores(
-            q_BHtd, k_BKSd, seen, scale=scale, cap=cap, slopes_H=slopes_H, positions=at
-        )
+        found = scores(q_BHtd, k_BKSd, seen, scale=scale, cap=cap, slopes_H=slopes_H, positions=at)
         parts.append((weights(found, sinks_H) @ v_BHSe).to(q_BHTd.dtype))
     return torch.cat(parts, 2)
 
@@ -149,9 +147,7 @@ def weights(scores_BHtS: Tensor, sinks_H: Tensor | None = None) -> Tensor:
     return torch.cat((scores_BHtS, sinks_BHt1), -1).softmax(-1)[..., :-1]
 
 
-def visible_keys(
-    positions_T: Tensor, keys: int, window: Window | None, before: int = 0
-) -> Tensor:
+def visible_keys(positions_T: Tensor, keys: int, window: Window | None, before: int = 0) -> Tensor:
     """Mask of the `keys` keys from `before` on that a query at each position sees: `[..., T, S]`.
 
     A query at position p sees keys up to p, with a window from its first one on.

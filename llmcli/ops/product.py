@@ -70,9 +70,7 @@ def _paired(x_MK: Tensor) -> tuple[program.Op, Tensor]:
     return (program.PAIR, x_MK, x_MK.stride(0), pairs, rows, columns), pairs
 
 
-def _widened(
-    x_MK: Tensor, halves: bool, *, own: bool = False
-) -> tuple[program.Op, Tensor]:
+def _widened(x_MK: Tensor, halves: bool, *, own: bool = False) -> tuple[program.Op, Tensor]:
     """The op that widens rows for weights of float16 (`halves`) or bfloat16, and its output.
 
     `own`: each row is a pass of its own, for MULTIPLY_EXPERTS_BFLOAT16.

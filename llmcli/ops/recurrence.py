@@ -377,9 +377,7 @@ def solve_unit_lower(lower: Tensor, right: Tensor) -> Tensor:
     """
     size, step = lower.shape[-1], 16
     if size % step:
-        found: Tensor = torch.linalg.solve_triangular(
-            lower, right, upper=False, unitriangular=True
-        )
+        found: Tensor = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)
         return found
     blocks = lower.reshape(-1, size // step, step, size // step, step)
     diagonal = blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1)

@@ -120,9 +120,7 @@ class Attention(SoftmaxMap):
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
-    def _project(
-        self, x_BTD: Tensor, step: Step
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _project(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries `[B, H, T, d]`, keys `[B, K, T, d]` and values `[B, K, T, e]` of the scores.
 
         And the gates `[B, T, G]`, if any.

@@ -68,9 +68,7 @@ class GatedDelta(Recurrent):
         out_BHTe = step.emit(f"{p}.out", in_heads(out_BTV, self.config.heads))
         return self.out.wide(side_by_side(out_BHTe))
 
-    def _inputs(
-        self, act_BTC: Tensor, beta_BTH: Tensor, decay_BTH: Tensor, step: Step
-    ) -> Inputs:
+    def _inputs(self, act_BTC: Tensor, beta_BTH: Tensor, decay_BTH: Tensor, step: Step) -> Inputs:
         """The recurrence's inputs, in at least float32."""
         p, config = self.name, self.config
         q, k, v = act_BTC.split_with_sizes(config.segments, -1)

@@ -137,8 +137,7 @@ class LatentAttention(SoftmaxMap):
         """
         config = self.config
         w_Hnc, w_Hec = (
-            weight.dense().view(config.heads, -1, config.rank)
-            for _, weight in self.kv_up.segments
+            weight.dense().view(config.heads, -1, config.rank) for _, weight in self.kv_up.segments
         )
         q_BHTk = at_least_float32(to_columns(q_BHTd, w_Hnc))
         k_B1Ck = kept_BCk.unsqueeze(1)

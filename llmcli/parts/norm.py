@@ -29,9 +29,7 @@ class Norm:
         """Normalize `x` (at least float32); the result is in the model's dtype, or wide."""
         if self.config.kind == "rms":
             return rms_norm(x, self.w, self.config.eps, self.dtype, offset=self.config.offset)
-        return layer_norm(
-            x, self.w, self.b, self.config.eps, self.dtype, offset=self.config.offset
-        )
+        return layer_norm(x, self.w, self.b, self.config.eps, self.dtype, offset=self.config.offset)
 
     def observed(self, x: Tensor, step: Step) -> Tensor:
         """Normalize `x`, and emit `{name}.scale` (recomputed, for a tap only) and `{name}.out`.

@@ -99,9 +99,7 @@ def check_target(path: str) -> None:
             return
         # The directory's permissions decide about a rename, and root may write anything.
         if not (status.st_mode & 0o222 and os.access(_target(path), os.W_OK)):
-            raise WriteFailed(
-                f"could not write `{path}`: it is write-protected", hint=OTHER_PLACE
-            )
+            raise WriteFailed(f"could not write `{path}`: it is write-protected", hint=OTHER_PLACE)
         if was_read(status):
             raise WriteFailed(
                 f"could not write `{path}`: it is a file of the model that is being read",

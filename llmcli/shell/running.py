@@ -186,9 +186,7 @@ def note_quantize(options: ModelOptions, checkpoint: Checkpoint, out: Output) ->
         out.note(words)
 
 
-def _ahead(
-    options: ModelOptions, prepared: Prepared, precision: PrecisionOptions
-) -> Ahead | None:
+def _ahead(options: ModelOptions, prepared: Prepared, precision: PrecisionOptions) -> Ahead | None:
     """Starts to read weights that a CPU keeps in blocks, if that is where they will be."""
     from llmcli.measure.machine import cpu, machine_devices
     from llmcli.prepare.ahead import start
@@ -236,9 +234,7 @@ def opened(
     return open_checkpoint(path, name=name), perf_counter() - begin
 
 
-def check_context(
-    options: ModelOptions, trained: int, positions: int | None, out: Output
-) -> None:
+def check_context(options: ModelOptions, trained: int, positions: int | None, out: Output) -> None:
     """A longer context than trained for: a note, or UsageError where it cannot exist."""
     wanted = options.context_length
     if wanted is None:

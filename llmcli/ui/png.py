@@ -104,9 +104,7 @@ class Sheet:
             colours[masked & ((rows + columns) % 12 < 2)] = HATCH
         self.image.paste(Image.fromarray(colours), at)
 
-    def box(
-        self, at: tuple[int, int], size: tuple[int, int], fraction: float, words: str
-    ) -> None:
+    def box(self, at: tuple[int, int], size: tuple[int, int], fraction: float, words: str) -> None:
         """A cell in the colour of a place 0 … 1, with lines of words that can be read on it.
 
         NaN is masked: nearly white, with a line across.

@@ -71,9 +71,7 @@ class InOneCall(Weight):
         x_MK = x_MK.to(torch.float32).contiguous()
         bias_EN = None if bias_EN is None else bias_EN.to(torch.float32)
         rest = (*routes.pairs, bias_EN, 0 if bias_EN is None else bias_EN.stride(0))
-        return self._run(
-            x_MK, program.MULTIPLY_EXPERTS, out_PN, pairs, columns, *rest, own=True
-        )
+        return self._run(x_MK, program.MULTIPLY_EXPERTS, out_PN, pairs, columns, *rest, own=True)
 
     def _run(
         self, x_MK: Tensor, kind: int, out: Tensor, *arguments: program.Argument, own: bool = False
@@ -173,9 +171,7 @@ class Packed(InOneCall, BlockQuantized):
         if self.data.is_meta:
             return torch.empty(*ids.shape, self.shape[-1], device="meta")
         number, rows = PACKED[self.format].number, prod(self.shape[:-1])
-        return compiled.look_up(
-            self.data, number, rows, self.shape[-1], ids, stored=self.stored
-        )
+        return compiled.look_up(self.data, number, rows, self.shape[-1], ids, stored=self.stored)
 
     @property
     def stored(self) -> int:

@@ -22,14 +22,7 @@ from llmcli.cli.tree import root
 from llmcli.commands.bench import command
 from llmcli.commands.bench.measure import loader
 from llmcli.commands.bench.measure.compare import COMPARED
-from llmcli.commands.bench.report.plan import (
-    IGNORED,
-    BenchOutput,
-    OurOptions,
-    Plan,
-    RunOptions,
-    pairs,
-)
+from llmcli.commands.bench.report.plan import IGNORED, OurOptions, Plan, RunOptions, pairs
 from llmcli.commands.bench.report.plan import TestOptions as Asked
 from llmcli.commands.bench.report.row import KEYS
 from llmcli.commands.bench.report.settings import SETTINGS, Settings, SweptOptions, numbers, words
@@ -37,7 +30,6 @@ from llmcli.errors import UsageError
 from llmcli.measure import ceilings, peers
 from llmcli.measure.engines import LlmcliEngine
 from llmcli.records.machine import Ceilings, MatrixRate, ReadRate
-from llmcli.shell.output import Output
 
 
 @pytest.fixture
@@ -133,7 +125,7 @@ def test_ceilings_give_the_share_of_the_roofline_and_verbose_says_them(cli, benc
 def test_a_note_takes_the_place_of_the_status(monkeypatch, capsys):
     for name in ("PATIENCE_S", "BETWEEN_S"):
         monkeypatch.setattr(command, name, 0.0)
-    out = Output("bench", BenchOutput())
+    out = command.Output("bench", command.BenchOutput())
     out.err = replace(out.err, animate=True)
     command.Status(out, lines=False)("loading m", 1, 2)
     out.note("it is large")

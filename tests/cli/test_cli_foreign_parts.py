@@ -367,9 +367,7 @@ UNPLANNED = {
     "a sum that is too large": wrap(
         forward.RunningMean, "recur", lambda recur, *x: [1.01 * (found := recur(*x))[0], found[1]]
     ),
-    "a state that is not kept": wrap(
-        LayerState, "__getitem__", lambda item, *x: item(*x).clone()
-    ),
+    "a state that is not kept": wrap(LayerState, "__getitem__", lambda item, *x: item(*x).clone()),
     "a map that looks ahead": wrap(
         forward.RunningMean, "derive", lambda derive, *x, **heads: derive(*x, **heads).roll(1, -1)
     ),

@@ -186,9 +186,7 @@ def test_one_of_the_hubs_classics_by_its_bare_name(hub, ask, served):
     assert "openai-community/gpt2" in ask(command="models")[0]
 
 
-def test_a_catalog_model_that_is_not_here_is_looked_at_by_its_header(
-    hub, ask, served, monkeypatch
-):
+def test_a_catalog_model_that_is_not_here_is_looked_at_by_its_header(hub, ask, served, monkeypatch):
     """Its license and its purpose are in the list before that; after `pull` it is in our cache."""
     file = served["org/long"] / "a.gguf"
     entry = CatalogEntry(

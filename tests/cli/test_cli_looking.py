@@ -61,9 +61,7 @@ def test_the_help_names_every_metric(cli):
     assert f"Metrics: {', '.join(metric.name for metric in METRICS)}. " in text
 
 
-@pytest.mark.parametrize(
-    ("what", "dtype"), in_turn(["pattern", "scores"], ["float32", "float64"])
-)
+@pytest.mark.parametrize(("what", "dtype"), in_turn(["pattern", "scores"], ["float32", "float64"]))
 def test_every_file_has_the_matrices(attention, tmp_path, what, dtype):
     """Arrays in the model's own precision, documents in nine digits."""
 

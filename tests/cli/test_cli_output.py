@@ -462,9 +462,7 @@ def test_messages_as_other_programs_write_them():
     tool = {"role": "tool", "content": "x"}
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}], "name": None}
-    found = read_conversation(
-        {"messages": [{"role": "user", "content": parts}, call, tool]}, "F"
-    )
+    found = read_conversation({"messages": [{"role": "user", "content": parts}, call, tool]}, "F")
     assert list(found.template_input()) == [
         user("a b"), {"role": "assistant", "tool_calls": [{"id": "1"}]}, tool,
     ]  # fmt: skip

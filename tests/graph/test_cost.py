@@ -58,9 +58,7 @@ def alike(config):
 
 
 MIXTURES = {name: one for name, one in EVERY.items() if has(one, ExpertsConfig)}
-FAMILIES = {
-    name: one for name, one in EVERY.items() if name not in MIXTURES and alike(one)
-}
+FAMILIES = {name: one for name, one in EVERY.items() if name not in MIXTURES and alike(one)}
 BIASES = ("moe.b_gate", "moe.b_up", "moe.b_down")
 # those whose products PyTorch counts: a recurrence is computed in chunks, and not counted so
 COUNTED = [name for name, one in EVERY.items() if not has(one, DeltaConfig, SsmConfig)]
@@ -177,10 +175,7 @@ def test_a_token_reads_weights_as_they_lie_in_memory_chosen_experts_and_the_cach
 def test_of_experts_those_count_that_ran():
     config = MIXTURES["glm4_moe"]
     call = a_call(1, 9, 0), "last"
-    least, more = (
-        cost_of(config, [call], ran=ran)
-        for ran in (None, {1: 8, 2: 5})
-    )
+    least, more = (cost_of(config, [call], ran=ran) for ran in (None, {1: 8, 2: 5}))
     each = 3 * 4 * 48 * 24
     assert [least["experts", i].weights for i in (1, 2)] == [3 * each, 3 * each]
     assert [more["experts", i].weights for i in (1, 2)] == [8 * each, 5 * each]

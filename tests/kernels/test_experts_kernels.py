@@ -132,9 +132,7 @@ def test_packed_experts_have_the_bits_of_the_twin(levels, mixture, shape, biased
     (torch.float32, torch.bfloat16), (torch.float32, torch.float16),
     (torch.bfloat16, torch.bfloat16),
 ], ids=str)  # fmt: skip
-def test_experts_of_16_bits_have_the_bits_of_dense_matrices(
-    levels, mixture, shape, biased, dtypes
-):
+def test_experts_of_16_bits_have_the_bits_of_dense_matrices(levels, mixture, shape, biased, dtypes):
     experts, *rest = mixture
     outputs, columns = shape
     route, pairs = routes(experts, *rest)

@@ -154,9 +154,7 @@ def test_nothing_beyond_the_matrices_is_written_or_counts(levels):
     for _ in levels():
         frame = torch.full((7, 12), 5.0)
         out = frame[1:6, 2:9]
-        multiply(
-            (x.data_ptr(), 110), (w.data_ptr(), 110), (out.data_ptr(), 12), (5, 7, 97), 1
-        )
+        multiply((x.data_ptr(), 110), (w.data_ptr(), 110), (out.data_ptr(), 12), (5, 7, 97), 1)
         same(out.contiguous(), twin(x, w))
         out.fill_(5.0)
         assert (frame == 5.0).all()

@@ -108,9 +108,7 @@ def test_a_ring_never_sees_padding(levels, dtype):
     for _ in levels():
         ring = drawn(3, 4, 300, seed=3).to(dtype)
         before = ring.clone()
-        conv.by_kernel(
-            x, w, None, ring, starts, silu=True, lengths_B=torch.tensor(lengths)
-        )
+        conv.by_kernel(x, w, None, ring, starts, silu=True, lengths_B=torch.tensor(lengths))
         for b, length in enumerate(lengths):
             for t in range(length):
                 before[b, (starts[b] + t) % 4] = x[b, t]
@@ -120,9 +118,7 @@ def test_a_ring_never_sees_padding(levels, dtype):
 def test_a_number_that_is_none_stays_in_its_channel(every_level):
     x, w = drawn(1, 5, 40), drawn(40, 3)
     x[0, 1, 7], x[0, 1, 9] = math.nan, math.inf
-    out, act = every_level(
-        lambda: stepped(x, w, None, torch.zeros(1, 3, 40), torch.tensor([0]))
-    )
+    out, act = every_level(lambda: stepped(x, w, None, torch.zeros(1, 3, 40), torch.tensor([0])))
     bad = ~out.isfinite()
     assert bad[0].nonzero().tolist() == [[t, c] for t in (1, 2, 3) for c in (7, 9)]
     assert (act.isfinite() | bad).all()

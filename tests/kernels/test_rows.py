@@ -93,9 +93,7 @@ def test_numbers_for_the_cache_are_rounded_as_by_pytorch(levels, dtype):
     x = torch.cat([every, near, special])
     x = x[: len(x) // 2 * 2].view(2, -1)
     for _ in levels():
-        torch.testing.assert_close(
-            cast(x, dtype), x.to(dtype), rtol=0, atol=0, equal_nan=True
-        )
+        torch.testing.assert_close(cast(x, dtype), x.to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
 # B, H, T = 1, size of a key, of the value that it begins with, starts
@@ -200,9 +198,7 @@ def test_float32_rows_with_weights_of_16_bits(every_level, shape, dtype):
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("gap", [0, 5])
-def test_pairs_are_products_of_rounded_rows_and_the_same_for_any_number_of_rows(
-    levels, shape, gap
-):
+def test_pairs_are_products_of_rounded_rows_and_the_same_for_any_number_of_rows(levels, shape, gap):
     rows, columns, outputs = shape
     x = drawn(rows, columns + gap)[:, gap // 2 : gap // 2 + columns]
     w, bias = drawn(outputs, columns + gap, seed=1).bfloat16()[:, :columns], drawn(outputs, seed=2)

@@ -103,9 +103,7 @@ def _arrays(file):
 GIVEN = ("--ids", ",".join(map(str, IDS)))
 
 
-@pytest.mark.parametrize(
-    ("name", "new"), [*once(FILES, [NEW]), (f"{VIEWED[0].name}.hf", 0)]
-)
+@pytest.mark.parametrize(("name", "new"), [*once(FILES, [NEW]), (f"{VIEWED[0].name}.hf", 0)])
 def test_attention(name, new, made, view, tmp_path):
     """Patterns of the rows of the prompt and of the new tokens."""
     both, file = made(name), tmp_path / "heads.npz"

@@ -265,9 +265,7 @@ def test_a_metric_that_is_wider_than_the_screen_stands_beside_its_heads():
 
 # ---- `info` of devices that are not here, which no transcript has
 
-CPU = Device(
-    device="cpu", name="Some CPU", total_bytes=16 << 30, free_bytes=4 << 30, bfloat16=True
-)
+CPU = Device(device="cpu", name="Some CPU", total_bytes=16 << 30, free_bytes=4 << 30, bfloat16=True)
 GPUS = [replace(CPU, device=f"cuda:{i}", name="NVIDIA H200") for i in range(8)]
 
 

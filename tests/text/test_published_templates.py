@@ -48,9 +48,7 @@ class Published:
 DATA = Path(__file__).parent / "data"
 TEMPLATES = {
     name: Published(**about)
-    for name, about in tomllib.loads(
-        (DATA / "published_templates.toml").read_text("utf-8")
-    ).items()
+    for name, about in tomllib.loads((DATA / "published_templates.toml").read_text("utf-8")).items()
 }
 # `reasoned`: which reasoning is written down again, and which is left out
 SAID = json.loads((DATA / "published_conversations.json").read_text("utf-8"))

@@ -243,9 +243,7 @@ def main() -> int:
 
         def run(fault: Fault) -> None:
             try:
-                one = seen_by(
-                    fault, clean, work, args.every, known.get(fault.name, ""), green
-                )
+                one = seen_by(fault, clean, work, args.every, known.get(fault.name, ""), green)
             except RuntimeError as error:
                 print(f"{fault.topic}: {fault.name}: {error}", flush=True)
                 return

@@ -359,7 +359,5 @@ def _refused(model: HubId, error: Exception) -> LlmcliError:
     known = {*(one.__name__ for one in type(error).__mro__), str(status)}
     known |= set() if get_token() else {f"{status}-"}
     values = {"name": shown(model.repository), "revision": shown(model.revision), "status": status}
-    kind, message, hint = next(
-        row[1:] for row in _REFUSALS if not known.isdisjoint(row[0].split())
-    )
+    kind, message, hint = next(row[1:] for row in _REFUSALS if not known.isdisjoint(row[0].split()))
     return kind(message.format(**values), hint=hint.format(login=_LOGIN))

@@ -63,9 +63,7 @@ class DumpOptions:
         "statistics only]",
     )
     force: bool = opt(False, "--force", "Write the file even if it is very large.")
-    no_check: bool = opt(
-        False, "--no-check", "Skip recomputing the tensors from their formulas."
-    )
+    no_check: bool = opt(False, "--no-check", "Skip recomputing the tensors from their formulas.")
     every: bool = opt(False, "--all", "Show every tensor of every layer in detail.")
 
     def check(self, config: ModelConfig) -> None:

@@ -139,8 +139,7 @@ def _table(step: Step, total: Sum, full: bool) -> Iterator[RenderableType]:
         columns.append(Column("token", right=False, cut=True, drop=1))
     last = len(total.columns) - 1  # where it is too narrow for all, the product stays
     columns += [
-        Column(name, drop=0 if at == last else 2 + at)
-        for at, name in enumerate(total.columns)
+        Column(name, drop=0 if at == last else 2 + at) for at, name in enumerate(total.columns)
     ]
     rows = []
     for term in sorted(most, key=lambda term: term.at):

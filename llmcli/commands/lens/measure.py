@@ -280,9 +280,7 @@ class Stream:
         self._parts = []
 
 
-def _row(
-    logits_PV: Tensor, output_PV: Tensor, target_P: Tensor, top: int
-) -> tuple[Tensor, ...]:
+def _row(logits_PV: Tensor, output_PV: Tensor, target_P: Tensor, top: int) -> tuple[Tensor, ...]:
     """The `top` likeliest tokens of a row and their probabilities, both `[P, k]`, entropy,
     divergence from the output's log-probabilities, rank and probability of the target, `[P]`."""
     lens_PV = logits_PV.log_softmax(-1)
@@ -354,9 +352,7 @@ def unembed(model: Model, h_ND: Tensor) -> Tensor:
     return logits_NV * config.head.scale if cap is None else cap * (logits_NV / cap).tanh()
 
 
-def normalized(
-    x_ND: Tensor, config: NormConfig, w_D: Tensor | None, b_D: Tensor | None
-) -> Tensor:
+def normalized(x_ND: Tensor, config: NormConfig, w_D: Tensor | None, b_D: Tensor | None) -> Tensor:
     """`x / √(mean(x²) + ε) · w` (RMSNorm), `(x − μ) / √(mean((x − μ)²) + ε) · w + b` (LayerNorm).
 
     With an offset `offset + w` in place of w, without weights 1. Computed in the dtype of `x`.

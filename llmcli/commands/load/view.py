@@ -151,9 +151,7 @@ def _time(report: LoadReport, full: bool) -> Line:
     return Line(parts, FAINT)
 
 
-def _verdicts(
-    report: LoadReport, *, every: bool, more: Sequence[str]
-) -> Iterator[RenderableType]:
+def _verdicts(report: LoadReport, *, every: bool, more: Sequence[str]) -> Iterator[RenderableType]:
     """What holds and what does not, the numbers and the whole last.
 
     Not `every`: what does not hold, else the whole; `more`: options that show the others.

@@ -110,9 +110,7 @@ def _routing(rows: Rows, c: ExpertsConfig, site: Site) -> str:
     return rows.node("expert_weight", weigh)
 
 
-def _experts(
-    r: Rows, c: ExpertsConfig, enters: str, site: Site, hidden: str, mark: str
-) -> str:
+def _experts(r: Rows, c: ExpertsConfig, enters: str, site: Site, hidden: str, mark: str) -> str:
     """A feed-forward, gated or not, for each pair of a token and an expert."""
 
     def project(

@@ -56,9 +56,7 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
     both = f"cache.{site.layer}.latent_k_pe"
     r.cache("latent", "S dc", latent, "normalized latents", shares=both)
     r.cache("k_pe", "S dr", k_pe, "rotated keys", shares=both)
-    score = Score(
-        query=query, key=key, config=a.scores, head_dim=a.head_dim, group=1, root="√d_k"
-    )
+    score = Score(query=query, key=key, config=a.scores, head_dim=a.head_dim, group=1, root="√d_k")
     mix = Mix(pattern=r.named("pattern"), value=v, query=query, group=1, window=None, latent=a)
     mixed_rows(r, site, score, mix, bias=a.bias)
     return r.graph(fused_kernel(site.name), documents={"H": "h", "dh": "d_k", "dv": "d_v"})

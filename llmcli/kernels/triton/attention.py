@@ -70,9 +70,7 @@ def split_kernel(
     row_G = (head * splits + split) * G + g
     tl.store(most + row_G, m_G, g < G)
     tl.store(weight + row_G, l_G, g < G)
-    tl.store(
-        sums + row_G[:, None] * E + e[None, :], acc_Ge, (g[:, None] < G) & (e[None, :] < E)
-    )
+    tl.store(sums + row_G[:, None] * E + e[None, :], acc_Ge, (g[:, None] < G) & (e[None, :] < E))
 
 
 @triton.jit

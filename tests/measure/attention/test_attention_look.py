@@ -90,9 +90,7 @@ def by_definition(kind, dtype):
     return model, [[naive(one, ids, seen) for one in a] for a in patterns(model, ids)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "rows", "dtype"), in_turn(list(MIXERS), [1, 7, 75], list(NEAR))
-)
+@pytest.mark.parametrize(("kind", "rows", "dtype"), in_turn(list(MIXERS), [1, 7, 75], list(NEAR)))
 def test_in_blocks_as_by_definition(kind, rows, dtype):
     model, expected = by_definition(kind, dtype)
     report = looked(model, ids_of(75), block_rows=rows)

@@ -15,13 +15,7 @@ from zoo import CONFIGS
 
 from llmcli.commands.timing.measure import clock as clock_module
 from llmcli.commands.timing.measure import run as timing_run
-from llmcli.commands.timing.measure.clock import (
-    SAMPLE,
-    EventClock,
-    HostClock,
-    OperationCount,
-    in_order,
-)
+from llmcli.commands.timing.measure.clock import EventClock, HostClock, OperationCount, in_order
 from llmcli.commands.timing.measure.run import Workload, measure_timing, memory_check
 from llmcli.commands.timing.report import Stage
 from llmcli.engine.session import Session
@@ -221,7 +215,7 @@ def test_a_clock_that_loses_time_does_not_add_up(monkeypatch):
     class Forgetful(HostClock):  # where tokens are written
         def marks(self, *wall_s):
             marks = super().marks(*wall_s)
-            for i, name in enumerate(marks.names if SAMPLE in marks.names else ()):
+            for i, name in enumerate(marks.names if timing_run.SAMPLE in marks.names else ()):
                 marks.seconds[i] *= 0.5 if name.startswith("blocks.") else 1.0
             return marks
 

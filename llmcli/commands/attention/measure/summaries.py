@@ -43,9 +43,7 @@ def _negative(of: Block) -> Tensor | None:
 
 
 # each metric of a row, None where these heads have none such, and which rows count (None: all)
-ROWS: Mapping[
-    str, tuple[Callable[[Block], Tensor | None], Callable[[Block], Tensor] | None]
-] = {
+ROWS: Mapping[str, tuple[Callable[[Block], Tensor | None], Callable[[Block], Tensor] | None]] = {
     "entropy": (lambda of: of.entropy_Ht, None),
     "normalized_entropy": (
         lambda of: of.entropy_Ht / of.seen_t.to(of.a_HtS.dtype).log(),

@@ -51,9 +51,7 @@ def ledger_lines(
 
 def line_of(info: TensorInfo) -> LedgerEntry:
     """A tensor whose model is unknown."""
-    return LedgerEntry(
-        source=info.name, stored=info.format, shape=info.shape, bytes=info.nbytes
-    )
+    return LedgerEntry(source=info.name, stored=info.format, shape=info.shape, bytes=info.nbytes)
 
 
 def ledger_check(lines: tuple[LedgerEntry, ...], checkpoint: Checkpoint) -> ViewCheck:

@@ -213,9 +213,7 @@ def _parameters(model: Model, progress: Progress) -> dict[str, Numbers]:
     return found
 
 
-def _tensors(
-    checkpoint: Checkpoint, progress: Progress
-) -> tuple[dict[str, Numbers], list[str]]:
+def _tensors(checkpoint: Checkpoint, progress: Progress) -> tuple[dict[str, Numbers], list[str]]:
     """Statistics of each tensor as it is stored, but for those that cannot be read.
 
     And the blocks that are outliers in their tensor.
@@ -264,9 +262,7 @@ def _report(
     unchecked = f"numbers in {names} were not checked" if names else ""
     return LoadReport(
         files=len(checkpoint.files),
-        bytes=LoadBytes(
-            files=checkpoint.nbytes, tensors=checkpoint.tensor_bytes, weights=weights
-        ),
+        bytes=LoadBytes(files=checkpoint.nbytes, tensors=checkpoint.tensor_bytes, weights=weights),
         memory=memory,
         stages=tuple(
             Stage(name=name, seconds=seconds, bytes=stages.nbytes.get(name))

@@ -299,9 +299,7 @@ def measure_timing(
     fit, NotFinite for logits with a NaN.
     """
     workload = Workload(model, ids, new_tokens)
-    roof = Roofline(
-        ceilings=ceilings, numbers=workload.numbers, working_set=workload.working_set
-    )
+    roof = Roofline(ceilings=ceilings, numbers=workload.numbers, working_set=workload.working_set)
     times: list[PhaseTime] = []
     busy, begin = CpuContention(), perf_counter()
     interrupted = False
