@@ -54,7 +54,7 @@ class Prompt:
 def read_prompt(options: GivenPromptOptions, note: Callable[[str], None]) -> Prompt:
     """Reads the prompt that the options name. Raises UsageError if there is none.
 
-    `note` is told where the argument was probably meant as a model or a file.
+    `note` receives a line if the argument was probably meant as the name of a model or a file.
 
     A pipe or redirected file comes first, then `--file`, then the argument, joined by
     newlines; an empty one does not count. If the file is a conversation, the rest is the user's

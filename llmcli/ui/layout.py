@@ -17,7 +17,7 @@ from rich.text import Text
 from llmcli.records.document import ViewCheck
 from llmcli.records.numbers import counted
 from llmcli.records.text import Token
-from llmcli.ui.theme import FAINT, HEADING, SPACE, one_line, quoted
+from llmcli.ui.theme import FAINT, HEADING, SPACE, markdown_cell, one_line, quoted
 
 if TYPE_CHECKING:
     from llmcli.ui.palette import Ink
@@ -218,13 +218,10 @@ def table(
     below: bool = False,
     markdown: bool = False,
 ) -> Rows:
-    """A row for each item; a column comes with what makes its cells. `below` as in `Rows`.
-
-    In Markdown a bar in a text would end its cell, so it has a backslash.
-    """
+    """A row for each item; a column comes with what makes its cells; the rest as in `Rows`."""
     rows = [[cell(item) for _, cell in columns] for item in items]
     if markdown:
-        rows = [[str(shown).replace("|", "\\|") for shown in row] for row in rows]
+        rows = [[markdown_cell(str(shown)) for shown in row] for row in rows]
     return Rows([column for column, _ in columns], rows, below=below, markdown=markdown)
 
 

@@ -51,6 +51,11 @@ def one_line(text: str) -> str:
     return _spelled(text, _NAMED, _UNSEEN)
 
 
+def markdown_cell(text: str) -> str:
+    """A text of one line as a cell of a Markdown table: a bar in it would begin the next one."""
+    return text.replace("|", "\\|")
+
+
 def csv_cell(text: str) -> str:
     """`text` as a cell of a table: on one line, and where it would be a formula behind a `'`.
 

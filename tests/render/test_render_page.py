@@ -13,19 +13,24 @@ from html.parser import HTMLParser
 import children
 import numpy as np
 import pytest
+import torch
 from files_reports import EVIL, WRONG, attention_report, experts_report, lens_report, patterns
 from PIL import Image
 
-from llmcli.commands.attention.measure.summaries import visible
 from llmcli.commands.attention.view import files as pages
 from llmcli.commands.experts.view import experts_page, experts_png
 from llmcli.commands.lens.view import lens_page
 from llmcli.config.attention import visible_pairs
+from llmcli.ops.attention import visible_keys
 from llmcli.ui.palette import VIRIDIS
 from llmcli.ui.png import MOST_TOKENS
 
 TITLE = "a model </title> · Q4_1"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+def visible(tokens, window):
+    return visible_keys(torch.arange(tokens), tokens, window).numpy()
 
 
 def attention_page(report, matrices, what="pattern", window=None):

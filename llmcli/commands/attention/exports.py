@@ -102,10 +102,13 @@ class MatrixExports:
         if self._writer is not None:
             self._writer.write(self._names[layer], values_HTS)
         if kind == "html":
-            from llmcli.commands.attention.measure.summaries import visible
+            import torch
+
+            from llmcli.ops.attention import visible_keys
 
             window = {"window": most_keys(op.window), "chunks": isinstance(op.window, Chunk)}
-            seen = visible(values_HTS.shape[-1], op.window)
+            count = values_HTS.shape[-1]
+            seen = visible_keys(torch.arange(count), count, op.window).numpy()
             self._page.add(layer, values_HTS, seen, window, signed=op.signed)
         if kind == "json" or self._options.patterns:
             self._matrices[layer] = values_HTS.astype("float32")  # as a document has them

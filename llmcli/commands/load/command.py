@@ -194,8 +194,8 @@ def _judge(report: LoadReport, model: ModelOptions) -> None:
     if report.error is not None:
         raise report.error
     failed = [check for check in report.checks if not check.ok]
-    lies = [claim for claim in report.claims if claim.must and not claim.ok]
-    wrong = [f"{one.what}: claimed {one.says}, actual {one.holds}" for one in lies]
+    false = [claim for claim in report.claims if claim.must and not claim.ok]
+    wrong = [f"{one.what}: claimed {one.says}, actual {one.holds}" for one in false]
     wrong += [f"check failed: {check.words}" for check in failed if check.name != OUTLIERS]
     if wrong:
         raise CheckpointError(wrong[0])

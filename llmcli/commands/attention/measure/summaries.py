@@ -163,13 +163,6 @@ def _even(tokens: Tokens, first: int, rows: int, window: Window | None) -> Block
     return Block((visible_tS / seen_t1)[None], first, low, seen_t1[:, 0], tokens)
 
 
-def visible(tokens: int, window: Window | None) -> np.ndarray:
-    """`[T, T]` of bool, queries down; a `window` of W has the query itself in it."""
-    query, key = np.arange(tokens)[:, None], np.arange(tokens)
-    seen: np.ndarray = (key <= query) & (key > query - seen_keys(query, window))
-    return seen
-
-
 class TopPairs:
     """The `count` largest pairs of all layers together, of `part`: their queries and keys.
 

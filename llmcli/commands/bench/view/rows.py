@@ -35,7 +35,7 @@ from llmcli.records.numbers import counted
 from llmcli.ui.facts import SURELY, beyond, ceiling_summary
 from llmcli.ui.layout import Column, Line, render_checks, table
 from llmcli.ui.numbers import duration, size, unit
-from llmcli.ui.theme import FAINT, HEADING, csv_cell, encodable, one_line
+from llmcli.ui.theme import FAINT, HEADING, csv_cell, encodable, markdown_cell, one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +223,8 @@ def _widths(plan: Plan, kinds: Set[str], room: int | None) -> dict[str, int]:
 
 
 def _cell(text: str, width: int) -> str:
-    """A bar in it would begin the next cell, and a line break the next row."""
-    text = one_line(text).replace("|", "\\|")
+    """A line break in it would begin the next row."""
+    text = markdown_cell(one_line(text))
     return f"{text:<{-width}}" if width < 0 else f"{text:>{width}}"
 
 

@@ -299,7 +299,7 @@ def shared_tensors(
 def _alike(
     infos: Iterable[TensorInfo], key: Callable[[TensorInfo], Hashable]
 ) -> list[list[TensorInfo]]:
-    """Those of one key, where they are several."""
+    """Groups of two or more tensors that have the same key."""
     groups: dict[Hashable, list[TensorInfo]] = {}
     for info in infos:
         groups.setdefault(key(info), []).append(info)
