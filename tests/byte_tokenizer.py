@@ -1,4 +1,4 @@
-"""A tokenizer of bytes, as its library has it."""
+"""A byte-level BPE tokenizer of the `tokenizers` library."""
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 

@@ -14,7 +14,7 @@ def _tensors(values):
 class Live(TorchDispatchMode):
     """The most bytes that the tensors made inside it hold at once: of what they are views, too.
 
-    `largest` is the largest memory that an operation made, `total` all of them together.
+    `largest`: of the largest storage that an operation allocated; `total`: of all that were.
     """
 
     def __init__(self) -> None:

@@ -29,8 +29,8 @@ def ids(rows, tokens, seed=0):
 
 
 def walked(session, **rest):
-    """Logits of steps, also after the session has grown, was restored, has other rows, was rewound;
-    and how many steps were recorded once it had grown.
+    """Logits of steps before and after the session grows, is restored, selects rows and is rewound;
+    and how many steps were recorded after it grew.
     """
 
     def steps(count, seed):

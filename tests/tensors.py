@@ -15,7 +15,7 @@ HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0
 
 
 def drawn(*shape, seed=0, dtype=torch.float32):
-    """Normal numbers in that dtype, of float64 with all of its digits."""
+    """Normally distributed numbers: drawn in float64 for that dtype, in float32 for others."""
     generator, wide = torch.Generator().manual_seed(seed), torch.promote_types(dtype, torch.float32)
     return torch.randn(shape, generator=generator, dtype=wide).to(dtype)
 

@@ -135,9 +135,7 @@ FAMILY = family_of(
 
 @needs_kernels
 def test_a_model_has_the_same_numbers_however_it_is_loaded(tmp_path, monkeypatch):
-    """One whose feed-forward is stored so: dense, in blocks, read ahead, and where there is no room
-    for it in memory.
-    """
+    """With MXFP4 feed-forward weights: dense, in blocks, read ahead, and where memory is short."""
     monkeypatch.setattr("llmcli.families.family.families", lambda: (FAMILY,))
     generator, tensors, exact = torch.Generator().manual_seed(1), {}, {}
     for seed, spec in enumerate(parameters(CONFIG)):

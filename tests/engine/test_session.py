@@ -341,7 +341,7 @@ def test_logits_are_those_of_calls_that_all_have_some_bit_for_bit(read, lengths)
         some = torch.tensor(here) > 0
         ids = torch.tensor([part + [0] * (max(here) - len(part)) for part in parts])
         logits = read(ids, state, lengths=here, totals=lengths, logits="last")
-        found[some] = logits[some, 0]  # at last of the call in which its prompt ends
+        found[some] = logits[some, 0]  # in the end, those of the call in which a prompt ends
     assert torch.equal(last, found)
     kept = state.tensors()
     assert all(torch.equal(one, kept[name]) for name, one in session.state.tensors().items())

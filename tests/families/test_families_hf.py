@@ -38,7 +38,7 @@ CHOOSING = {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_group": 4, "topk
 
 
 def test_layers_that_predict_further_tokens_are_dropped():
-    """Of Nemotron-H, whose published files have none; of others they have: `test_published`."""
+    """In Nemotron-H, whose published files lack them; `test_published` has files with them."""
     config = variant("nemotron_h").config()
     names = ["mtp.layers.0.eh_proj.weight", "mtp.layers.1.mixer.gate.weight"]
     found = plan(names, find("nemotron_h", "safetensors").rules_hf(config), config)

@@ -54,7 +54,7 @@ def test_every_tensor_is_read_or_dropped_for_a_reason(one):
 
 
 def planned(config, tensors):
-    """The model and the plan of a file, and the shapes that its parameters are stored in."""
+    """The configuration and the plan of a file, and the stored shape of each part to fill."""
     arch = config.get("general.architecture")
     model, rules = translate(SimpleNamespace(
         kind="gguf" if arch else "safetensors", model_type=arch or config["model_type"],

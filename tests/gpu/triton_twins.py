@@ -7,6 +7,7 @@ bfloat16 off where a card rounds, and has no products of it: 16 bits are float16
 import pytest
 import torch
 import torch.nn.functional as F
+from tensors import HALVES, drawn
 
 from llmcli.config.formats import ON_CARD
 from llmcli.config.mlp import CARD_ACTIVATIONS
@@ -20,10 +21,6 @@ from llmcli.ops.quant import FORMATS, dequantize
 
 DTYPES = {torch.float32: 3e-6, torch.float16: 3e-3}
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-
-
-def drawn(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def near(got, want, dtype):
@@ -105,17 +102,13 @@ def test_gates_neurons_and_the_product_behind_them(rows, outputs, columns, name,
     near(behind, F.linear(got.double(), down.double()) + residual, torch.float32)
 
 
-# Where a block has its factors, in float16.
-HALVES = {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-
-
 def blocks(format, rows, columns):
     """Any bytes, but for factors that are such as a model has."""
     elements, size = FORMATS[format]
     picked = torch.Generator().manual_seed(rows + columns)
     shape = rows, columns // elements, size
     raw = torch.randint(0, 256, shape, generator=picked, dtype=torch.uint8)
-    for at in HALVES.get(format, (0,)):
+    for at in HALVES[format]:
         factors = torch.randn(*shape[:2], 1, generator=picked) / 64
         raw[:, :, at : at + 2] = factors.half().view(torch.uint8)
     return raw.view(rows, -1)

@@ -17,6 +17,7 @@ from gguf_bytes import gguf as gguf_file
 from load_files import llama, write_gguf, writer
 from quantized_checkpoints import write_quantized
 from safetensors.torch import save_file
+from tensors import drawn
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 from tokenizers import Tokenizer, models
 
@@ -436,7 +437,7 @@ def test_bytes_after_the_header_of_any_part_are_left_over(tmp_path):
 @pytest.mark.parametrize("bad", [[], [5], [200_000], [0, 299_999], range(300_000)])
 def test_numbers_are_those_of_all_pieces(bad):
     """More than are read together: 131,072."""
-    x = torch.randn(300_000, generator=torch.Generator().manual_seed(0))
+    x = drawn(300_000)
     x[[7, 200_011]] = 0.0
     x[list(bad)] = torch.tensor((NAN, INF, -INF)).repeat(100_000)[list(bad)]
     found = parameter_numbers(x.view(3, -1), turned=False)
@@ -454,7 +455,7 @@ def test_numbers_are_those_of_all_pieces(bad):
 
 
 def test_rows_and_layers_pool_as_if_they_were_one():
-    parts = torch.randn(3, 50, generator=torch.Generator().manual_seed(1)).double()
+    parts = drawn(3, 50, seed=1).double()
     parts[1, 4] = NAN
     parts[2] = INF
 
@@ -512,10 +513,6 @@ def outliers(x, piece=1 << 20):
     for part in x.reshape(-1).split(piece):
         blocks.add(part)
     return blocks.found()
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def heavy(*shape):

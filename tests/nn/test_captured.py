@@ -38,14 +38,14 @@ def of_small_buckets(decoder):
     *(pytest.param(name, True, marks=needs_kernels) for name in IN_BLOCKS),
 ])  # fmt: skip
 def test_it_computes_what_the_ordinary_step_does(name, packed):
-    """To the bit where the kernels are the same: ours read live keys alone, so that neither a mask
-    nor a bucket changes anything.
+    """Bit for bit where the kernels are the same: ours read live keys alone, so neither a mask nor
+    a bucket changes anything.
     """
     plain = packed_model(name).decoder if packed else random_decoder(MODELS[name], torch.float32)
     decoder = of_small_buckets(plain)
     difference, graphs = compare_captured(decoder, PROMPTS, 7)
     allowed = 0.0 if packed and name not in ROUNDED else 3e-5
-    if packed and native.level() == "portable":  # there PyTorch attends to prompts, of any heads
+    if packed and native.level() == "portable":  # there PyTorch attends to prompts, for any heads
         allowed = 1e-3
     assert difference <= allowed
     assert graphs == ()  # it is not recorded either

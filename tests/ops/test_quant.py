@@ -83,7 +83,7 @@ def test_all_of_the_256_numbers(format: str, dtype: torch.dtype) -> None:
 
 
 def set_scales(block: np.ndarray, format: str, halves: tuple[int, int]) -> None:
-    """Writes two half-precision numbers into where a block has its scales, of 8 bits: below."""
+    """Writes two half-precision numbers where a block has its scales; not those of 8 bits."""
     for offset, half in zip(HALVES[format], halves, strict=False):
         block[offset : offset + 2] = (half & 0xFF, half >> 8)
     if format == "IQ1_M":  # four nibbles, each the highest of two bytes

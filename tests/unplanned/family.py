@@ -1,4 +1,4 @@
-"""A family of models made of these parts, and all families of the tests with weights in files."""
+"""A family of models made of these parts, and all of the tests' families with checkpoints."""
 
 import linear_family
 from linear_family import RMS, family_of
@@ -27,7 +27,7 @@ FAMILIES = tuple(family_of(name, made) for name, made in CONFIGS.items())
 
 
 def register(patch):
-    """From here on the parts are as those of llmcli; `patch`: a MonkeyPatch."""
+    """Adds the parts to those of llmcli, until `patch`, a MonkeyPatch, is undone."""
     patch.setitem(PARTS, mean.RunningMeanConfig, mean.PART)
     patch.setitem(PARTS, experts.ExpertsConfig, experts.PART)
     patch.setitem(FORWARDS, mean.RunningMeanConfig, RunningMean)
