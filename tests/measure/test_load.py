@@ -15,7 +15,7 @@ import torch
 from gguf_bytes import STRING, pair, tensor
 from gguf_bytes import gguf as gguf_file
 from load_files import llama, write_gguf, writer
-from needs import most_during
+from needs import most_during, needs_kernels
 from quantized_checkpoints import write_quantized
 from safetensors.torch import save_file
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
@@ -322,10 +322,8 @@ def test_a_vocabulary_of_another_size(tmp_path):
 # the ledger: nothing of a file is forgotten, and nothing is reported twice
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kept", [pytest.param(True, marks=needs_kernels), False])
 def test_blocks_are_reported_as_kept_or_as_dequantized(tmp_path, monkeypatch, kept):
-    if native.level() is None and kept:
-        pytest.skip("there are no kernels here")
     if not kept:
         monkeypatch.setattr(native, "level", lambda: None)
     checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf"))
