@@ -139,7 +139,7 @@ def test_the_steps_that_are_shown_multiply_out_to_the_number(name, tensors):
 PACKED = [pytest.param(packed_model, name, marks=needs_kernels) for name in ("llama", "gpt2")]
 
 
-# of the others' operations: above
+# the test above checks the operations of the other models
 @pytest.mark.parametrize(("of", "name"), [(make, "odd"), *PACKED])
 def test_a_number_alone_and_all_of_them_are_allowed_the_same(of, name):
     own = one_call(of(name))

@@ -15,6 +15,7 @@ import torch
 from gguf_bytes import STRING, pair, tensor
 from gguf_bytes import gguf as gguf_file
 from load_files import llama, write_gguf, writer
+from needs import most_during, needs_kernels
 from quantized_checkpoints import write_quantized
 from safetensors.torch import save_file
 from tensors import drawn
@@ -33,7 +34,6 @@ from llmcli.families import translate
 from llmcli.graph.plan import parameters
 from llmcli.inspect.statistics import Statistics
 from llmcli.kernels import native
-from llmcli.measure.peaks import Peak
 from llmcli.ops.quant import FORMATS, dequantize, quantize
 from llmcli.records.ledger import LedgerEntry, Numbers
 from llmcli.records.work import Stages
@@ -323,10 +323,8 @@ def test_a_vocabulary_of_another_size(tmp_path):
 # the ledger: nothing of a file is forgotten, and nothing is reported twice
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kept", [pytest.param(True, marks=needs_kernels), False])
 def test_blocks_are_reported_as_kept_or_as_dequantized(tmp_path, monkeypatch, kept):
-    if native.level() is None and kept:
-        pytest.skip("there are no kernels here")
     if not kept:
         monkeypatch.setattr(native, "level", lambda: None)
     checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf"))
@@ -487,12 +485,8 @@ def test_a_large_vector_takes_no_more_memory_than_a_piece(tmp_path):
     path = tmp_path / "x.safetensors"
     save_file({"x": torch.zeros(24 << 20)}, path)  # 96 MiB in a single row
     checked(path)  # what is imported and kept for later is there now
-    with Peak() as peak:
-        before = peak.resident
-        assert checked(path).ok
-    if before is None or peak.resident is None:
-        pytest.skip("the system tells no peak of memory")
-    assert peak.resident - before < 40 << 20
+    _, most = most_during(lambda: checked(path))
+    assert most < 40 << 20
 
 
 def test_a_format_without_a_decoder_is_noted(tmp_path, monkeypatch):

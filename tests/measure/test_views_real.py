@@ -8,6 +8,7 @@ import torch
 from continued import stream
 from covers import in_turn
 from decoder_parameters import parameters_of
+from needs import most_during
 from planned import departures
 from small_models import ids as random_ids
 from small_models import random_model
@@ -27,7 +28,6 @@ from llmcli.engine.sampling import Sampling
 from llmcli.graph.names import known
 from llmcli.inspect.passes import Passes
 from llmcli.loading.load import load_checkpoint
-from llmcli.measure.peaks import Peak
 from llmcli.prepare.prepared import prepare
 from llmcli.records.text import Token
 
@@ -146,17 +146,6 @@ def test_heads_of_every_kind_are_found_and_all_is_proven(smollm2):
     assert report.rows["induction"] == 40
     assert [len(layer.heads) for layer in report.layers] == [9] * 30
     assert {head.kv_head for head in report.layers[0].heads} == {0, 1, 2}
-
-
-def most_during(look):
-    """What it gives, and how many bytes more than before were held meanwhile."""
-    with Peak() as peak:
-        before = peak.resident
-        report = look()
-    assert report.ok, report.checks
-    if before is None or peak.resident is None:
-        pytest.skip("the system tells no peak of memory")
-    return report, peak.resident - before
 
 
 def test_a_dump_keeps_about_one_layer_and_attention_copies_no_weights(smollm2):

@@ -119,7 +119,7 @@ def test_screens(golden: Any) -> None:
         ),
         "each device and dtype has its ceilings":
             changes(beside(200, PROMPT), beside(200, PROMPT, ceilings=(CEILINGS, other))),
-        "in Markdown a table is one by itself, as narrow as it has to be, and a bar ends no cell": [
+        "in Markdown tables stand alone, as narrow as possible, and a bar in a name is escaped": [
             beside(width, *barred, ceilings=(CEILINGS, CEILINGS), against=(RATIO,), markdown=True)
             for width in (140, 72)
         ],

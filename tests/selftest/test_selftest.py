@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from decoder_faults import FAULTS, wrap
+from needs import needs_kernels
 
 from llmcli.commands.selftest.command import read_receipt
 from llmcli.commands.selftest.measure import arithmetic, run
@@ -18,7 +19,6 @@ from llmcli.commands.selftest.measure.arithmetic import Group, groups_of, measur
 from llmcli.commands.selftest.measure.models import MODELS
 from llmcli.commands.selftest.report import Receipt
 from llmcli.errors import UsageError, WriteFailed
-from llmcli.kernels import native
 from llmcli.measure import engines
 from llmcli.nn.step import Step
 
@@ -71,11 +71,12 @@ PLANTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", PLANTED)
+@pytest.mark.parametrize("fault", [
+    pytest.param(fault, marks=needs_kernels if seen == "replay" else ())
+    for fault, (seen, _) in PLANTED.items()
+])
 def test_planted_faults_turn_their_check_red(monkeypatch, fault):
     seen, plant = PLANTED[fault]
-    if seen == "replay" and native.level() is None:
-        pytest.skip("there are no kernels")
     plant(monkeypatch, None)
     (result,) = of_few(monkeypatch, seen)
     assert not result.check.ok

@@ -22,7 +22,7 @@ from hub_cache_files import OLD, write_revision
 from linear_family import write
 from safetensors.numpy import load_file, save_file
 from timing_reports import idle, variant
-from unplanned.family import CONFIGS, FAMILIES, register
+from unplanned.family import CONFIGS, register
 
 from llmcli import OPENMP_SPIN
 from llmcli.checkpoints import open_model
@@ -34,7 +34,6 @@ from llmcli.commands.selftest.report import (
     SelftestReport,
 )
 from llmcli.commands.timing.report import Stage
-from llmcli.families.family import families
 from llmcli.records.document import ViewCheck
 from llmcli.records.machine import Ceilings, Environment, MatrixRate, ReadRate
 
@@ -74,7 +73,7 @@ def made_up_machine(monkeypatch, home):
 
 
 def _machine():
-    """What stands for the machine, for what it measures, and for the families that are known."""
+    """What stands for the machine and for what it measures."""
     places = {}  # stages of loading are listed by their times
 
     def add(self, name, seconds, nbytes=0):
@@ -85,7 +84,6 @@ def _machine():
         Stage(name="import torch", seconds=1.5),
         Stage(name="load the weights", seconds=0.4, nbytes=100_000_000),
     ]
-    known = (*families(), *FAMILIES)
     return {
         # `TIMED=NAME` before the command, `SELFTEST=KIND`, `READ=16`
         "commands.timing.measure.run.measure_timing":
@@ -96,7 +94,6 @@ def _machine():
             lambda self, key, most: min(most, int(os.environ.get("READ", "1"))),
         "measure.machine.CpuContention.load": lambda self, threads: idle(threads=threads),
         "measure.machine.Environment": lambda **of: Environment(**of | MACHINE),
-        "families.family.families": lambda: known,
         "processor.name": lambda: MACHINE["processor"],
         "commands.env.command.processors": lambda: MACHINE["cores"],
         "commands.ladder.measure.runner.ROUNDS_S": 0.0,

@@ -137,7 +137,7 @@ class Session:
             code, out, err = self.started(words, patch)
         out = chosen(out)
         if to is not None:
-            Path(to).unlink(missing_ok=True)  # a model's file is in other sessions, too
+            Path(to).unlink(missing_ok=True)  # of a model it is a hard link, which others have
             Path(to).write_text(out, encoding="utf-8", errors="surrogateescape")
             out = ""
         return code, out, err

@@ -6,6 +6,7 @@ from linear_family import RMS, family_of
 from llmcli.config.embedding import EmbeddingConfig, HeadConfig
 from llmcli.config.model import ModelConfig, sequential
 from llmcli.decoder.block import FORWARDS
+from llmcli.families.family import families
 from llmcli.graph.parts.registry import PARTS
 from unplanned.experts import part as experts
 from unplanned.experts.forward import Experts
@@ -23,11 +24,12 @@ def config(_=None):
 
 
 CONFIGS = {"linear": linear_family.config, "sunk": linear_family.sunk, "unplanned": config}
-FAMILIES = tuple(family_of(name, made) for name, made in CONFIGS.items())
 
 
 def register(patch):
-    """Adds the parts to those of llmcli, until `patch`, a MonkeyPatch, is undone."""
+    """Adds parts and families to those of llmcli, until `patch`, a MonkeyPatch, is undone."""
+    known = (*families(), *(family_of(name, made) for name, made in CONFIGS.items()))
+    patch.setattr("llmcli.families.family.families", lambda: known)
     patch.setitem(PARTS, mean.RunningMeanConfig, mean.PART)
     patch.setitem(PARTS, experts.ExpertsConfig, experts.PART)
     patch.setitem(FORWARDS, mean.RunningMeanConfig, RunningMean)
