@@ -22,6 +22,7 @@ from llmcli.config.ple import PleConfig
 from llmcli.config.ssm import SsmConfig
 from llmcli.graph.graph import graph
 from llmcli.records.attention import METRICS
+from llmcli.ui.theme import markdown_cell
 
 _BLOCK = re.compile(r"^(blocks|cache)\.\d+\.")
 _MARK = re.compile(r"^<!-- table: ([a-z-]+) -->$", re.MULTILINE)
@@ -41,7 +42,7 @@ def filled(text: str) -> str:
 
 def _table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     lines = [header, ("---",) * len(header), *rows]
-    return "\n".join(f"| {' | '.join(c.replace('|', chr(92) + '|') for c in r)} |" for r in lines)
+    return "\n".join(f"| {' | '.join(map(markdown_cell, row))} |" for row in lines)
 
 
 def catalog() -> str:

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmcli.errors import UsageError
-from llmcli.records.document import ViewCheck, members
+from llmcli.records.document import Checked, ViewCheck, members
 from llmcli.shell.encoding import TemplateOptions, check_fits, encode
 from llmcli.shell.files import check_size, kind_of_file, page_to_open
 from llmcli.shell.options import PROMPT, ModelOptions, PromptOptions, ViewOutputOptions
@@ -99,23 +99,15 @@ class Export:
     write: Callable[[Any, Mapping[str, Any]], None] | None = None
 
 
-class _FileOptions(Protocol):
-    """`-o`, `--open` and `--force`."""
+class FileOptions:
+    """`-o`, `--open` and `--force` of a command that writes a file beside its view."""
 
-    @property
-    def save(self) -> str | None: ...
-    @property
-    def open(self) -> bool: ...
-    @property
-    def force(self) -> bool: ...
+    save: str | None
+    open: bool = False
+    force: bool
 
 
-class _Report(Protocol):
-    @property
-    def checks(self) -> tuple[ViewCheck, ...]: ...
-
-
-class PlacesOptions:
+class PlacesOptions(FileOptions):
     """`--layer` and `--position` of the commands whose views are layers × positions."""
 
     layer: str | None
@@ -151,7 +143,7 @@ class Inspection(Subject):
     """
 
     def __init__(
-        self, command: str, file: _FileOptions, kinds: Sequence[str], output: ViewOutputOptions
+        self, command: str, file: FileOptions, kinds: Sequence[str], output: ViewOutputOptions
     ) -> None:
         self.out = Output(command, output)
         self._file, self._export, self.path = file, Export(), file.save
@@ -224,7 +216,7 @@ class Inspection(Subject):
     def present(
         self,
         view: Callable[[], RenderableType],
-        report: _Report,
+        report: Checked,
         holds: str | None = None,
         body: Mapping[str, Any] | None = None,
         hint: str = EXPLAIN,

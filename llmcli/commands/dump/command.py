@@ -15,7 +15,13 @@ from llmcli.records.numbers import counted
 from llmcli.records.text import Token
 from llmcli.shell.encoding import TemplateOptions
 from llmcli.shell.files import whole_file, written
-from llmcli.shell.inspection import Export, Inspection, NewTokensOptions, tokens_metadata
+from llmcli.shell.inspection import (
+    Export,
+    FileOptions,
+    Inspection,
+    NewTokensOptions,
+    tokens_metadata,
+)
 from llmcli.shell.options import ModelOptions, PromptOptions, ViewOutputOptions
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import LOOKED_AT, Prompt, prompt_or_default
@@ -45,11 +51,10 @@ Examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DumpOptions:
+class DumpOptions(FileOptions):
     """Which tensors, and where they go."""
 
     panel: ClassVar[str] = "Dump"
-    open: ClassVar[bool] = False  # no browser shows arrays
     name: str = opt(
         STREAM,
         "--name GLOB",
