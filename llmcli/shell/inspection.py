@@ -17,7 +17,7 @@ from llmcli.records.document import Checked, ViewCheck, members
 from llmcli.shell.encoding import TemplateOptions, check_fits, encode
 from llmcli.shell.files import check_size, kind_of_file, page_to_open
 from llmcli.shell.options import PROMPT, ModelOptions, PromptOptions, ViewOutputOptions
-from llmcli.shell.output import EXPLAIN, ExportFile, Output
+from llmcli.shell.output import EXPLAIN, ExportFile, Output, write_document, write_file
 from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt, prompt_or_default
 from llmcli.shell.running import header, load_model
@@ -89,12 +89,12 @@ class NewTokensOptions:
 class Export:
     """How a command writes one kind of file.
 
-    `size`: about how many bytes it takes, known before the run; None: a small and bounded number.
+    `size`: about how many bytes it takes, known before the run; 0: a small and bounded number.
     `make(report, title)` gives its bytes, or `write(report, document)` writes it, where `document`
     is the report as JSON has it; without either it is that document.
     """
 
-    size: Callable[[], int] | None = None
+    size: int = 0
     make: Callable[[Any, str], bytes] | None = None
     write: Callable[[Any, Mapping[str, Any]], None] | None = None
 
@@ -210,8 +210,7 @@ class Inspection(Subject):
         """
         if self.path is not None:
             self._export = exports[self.kind]
-            size = 0 if self._export.size is None else self._export.size()
-            check_size(self.path, size, force=self._file.force, smaller=smaller)
+            check_size(self.path, self._export.size, force=self._file.force, smaller=smaller)
 
     def present(
         self,
@@ -226,13 +225,10 @@ class Inspection(Subject):
         `holds`: what the file contains, in words; None where it is written already. Raises
         CheckFailed with `hint` where a check fails.
         """
-        file, export = None, self._export
+        file = None
         if self.path is not None and holds is not None:
-            make = export.make and partial(export.make, report, self.title)
-            write = export.write and partial(export.write, report)
-            file = ExportFile(
-                path=self.path, holds=holds, make=make, write=write, open=self._file.open
-            )
+            write = partial(self._export.write or self._write, report)
+            file = ExportFile(path=self.path, holds=holds, write=write, open=self._file.open)
         self.out.present(
             view,
             members(report) if body is None else body,
@@ -241,6 +237,13 @@ class Inspection(Subject):
             file=file,
             hint=hint,
         )
+
+    def _write(self, report: Checked, document: Mapping[str, Any]) -> None:
+        assert self.path is not None
+        if self._export.make is None:
+            write_document(self.path, document)
+        else:
+            write_file(self.path, self._export.make(report, self.title))
 
 
 def tokens_metadata(tokens: Sequence[Token], prompt_tokens: int) -> dict[str, str]:

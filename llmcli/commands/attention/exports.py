@@ -73,14 +73,12 @@ class MatrixExports:
         if options.patterns:
             smaller = f"{SMALLER}, write `-o FILE.safetensors`"
             check_cap("the document", text_size, force=options.force, smaller=smaller)
-        array_file = Export(
-            size=lambda: array_file_size(look.kind, arrays, about), write=self._finish
-        )
+        array_file = Export(size=array_file_size(look.kind, arrays, about), write=self._finish)
         cells = [visible_pairs(count, 0, op.window) for op in self._maps.values()]
         exports = dict.fromkeys(ARRAYS, array_file) | {
-            "json": Export(size=lambda: text_size, write=self._write_document),
+            "json": Export(size=text_size, write=self._write_document),
             "html": Export(
-                size=lambda: page_size(count, cells, most, len(options.computed)),
+                size=page_size(count, cells, most, len(options.computed)),
                 make=partial(self._page.html, kind=options.matrix_scale),
             ),
             "png": Export(make=self._picture),

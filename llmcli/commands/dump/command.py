@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.errors import CheckFailed, NotFinite, UsageError
@@ -179,7 +178,7 @@ def _dumped(
         if look.path is not None:
             about = metadata(model.tokens(encoded.ids), 0)
             about["tokens"] += " " * 40 * look.generate  # room for those that will be generated
-            export = Export(size=partial(array_file_size, look.kind, arrays, about))
+            export = Export(size=array_file_size(look.kind, arrays, about))
             look.plan({look.kind: export}, SMALLER)
             file = opened.enter_context(whole_file(look.path))
             writer = array_writer(look.kind, file, arrays, about)
