@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from cli_tiny import write_tiny
@@ -91,17 +92,25 @@ def test_a_seed_that_was_drawn_is_reported_and_gives_the_same_again(cli, tmp_pat
     assert document.json()["outputs"][0]["text"] == cli(*argv, "--seed", seed).out
 
 
+def files_of(name, configuration):
+    """As much of a model as its sampling depends on."""
+    checkpoint = SimpleNamespace(generation_config=configuration, metadata={})
+    return SimpleNamespace(name=name, checkpoint=checkpoint)
+
+
 def test_of_a_setting_that_is_none_the_catalogs_is_used():
     tuned = CATALOG["smollm2"].sampling
     assert tuned == {"temperature": 0.2, "top_p": 0.9}
-    wrong = resolve(SamplingOptions(), {"temperature": "hot"}, tuned)
+    model = files_of("smollm2", {"temperature": "hot"})
+    wrong = resolve(model, SamplingOptions(), 0, (), limited=False)
     assert (wrong.values.temperature, wrong.origins["temperature"]) == (0.2, "catalog")
     assert "0.2 is used" in wrong.notes[0]
 
 
 def test_defaults_are_the_engines():
     assert all(getattr(Sampling(), name) == value for name, value in DEFAULTS.items())
-    assert resolve(SamplingOptions(), None, seed=5).values.engine({}) == Sampling(seed=5)
+    found = resolve(files_of("", None), SamplingOptions(), 5, (), limited=False)
+    assert found.values.engine({}) == Sampling(seed=5)
 
 
 def test_the_catalogs_sampling_is_that_of_its_name(cli, monkeypatch):

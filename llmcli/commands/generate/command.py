@@ -18,7 +18,7 @@ from llmcli.shell.output import Output
 from llmcli.shell.params import Range, opt
 from llmcli.shell.prompts import Prompt, read_prompt, read_stdin, stop_texts
 from llmcli.shell.running import DraftOptions, load_model
-from llmcli.shell.sampling import SamplingOptions, resolve_for
+from llmcli.shell.sampling import SamplingOptions, resolve
 
 EPILOG = """
 Examples:
@@ -160,7 +160,7 @@ def command(
     seed, drawn = model.sampling_seed()
     with chat.renderer(given):
         loaded = load_model(model, out, text=any(not item.ids for item in given))
-        resolved = resolve_for(
+        resolved = resolve(
             loaded.model, sampling, seed, names_from_file(ctx), limited=text.max_tokens is not None
         )
         encoded = [encode(item, chat, loaded.model) for item in given]
