@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.commands.ladder.report import NAMES, LadderReport
@@ -99,7 +99,9 @@ def command(
 
     given = prompt_or_default(prompt, out.note, BUILTIN)
     text = not given.ids
-    loaded = load_model(model.proving(), out, text=text, check=check).model
+    model.require_exact()
+    exact = replace(model, dtype="float32") if model.dtype == "auto" else model
+    loaded = load_model(exact, out, text=text, check=check).model
     from torch import get_num_threads  # loaded with the model
 
     if ladder.save is not None:
