@@ -13,6 +13,7 @@ from llmcli.errors import LlmcliError, UsageError
 from llmcli.measure.machine import environment
 from llmcli.records.info import NO_FORMATS
 from llmcli.records.numbers import counted
+from llmcli.records.text import PhasePeak
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import MODEL, ModelOptions
 from llmcli.shell.output import Output
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from llmcli.prepare.ahead import Ahead
     from llmcli.prepare.prepared import PrecisionOptions, Prepared
     from llmcli.records.info import Device
-    from llmcli.records.text import PhasePeak
 
 _TORCH = ("torch linear", "torch scaled_dot_product_attention")
 
@@ -94,7 +94,6 @@ def load_model(
     """
     from llmcli.graph.arithmetic import WIDE
     from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
-    from llmcli.records.text import PhasePeak
 
     options.check()
     checkpoint, open_s = opened(options, out, spec)
