@@ -9,11 +9,10 @@ from functools import cache
 from typing import Any
 
 from llmcli.checkpoints.catalog import CATALOG
-from llmcli.checkpoints.tensors import GGML_TYPES
 from llmcli.config.conv import ShortConvConfig
 from llmcli.config.embedding import EmbeddingConfig, LayerEmbeddingConfig
 from llmcli.config.experts import SharedConfig
-from llmcli.config.formats import IN_16_BITS, PACKED
+from llmcli.config.formats import FORMATS, IN_16_BITS, PACKED
 from llmcli.config.model import sequential
 from llmcli.config.samples import (
     GATED,
@@ -38,7 +37,7 @@ _BLOCK = re.compile(r"^(blocks|cache)\.\d+\.")
 _MARK = re.compile(r"^<!-- table: ([a-z-]+) -->$", re.MULTILINE)
 # what `ops.quant`, which needs torch, does not decode: a test holds this list against it
 _NOT_READ = ("I8", "I16", "I32", "I64", "Q8_1", "Q8_K", "Q1_0")
-READ = tuple(name for name, _, _ in GGML_TYPES.values() if name not in _NOT_READ)
+READ = tuple(name for name in FORMATS if name not in _NOT_READ)
 
 
 def filled(text: str) -> str:
@@ -75,15 +74,15 @@ def metrics() -> str:
 
 def gguf_types() -> str:
     """The weight formats of GGUF that are read: bits per weight, and whether there is a kernel."""
-    sizes = {name: (block, 8 * size / block) for name, block, size in GGML_TYPES.values()}
+    bits = {name: 8 * one.bytes / one.block for name, one in FORMATS.items()}
     rows = (
         (
             name,
-            f"{sizes[name][1]:.5g}",
-            f"{sizes[name][0]}",
+            f"{bits[name]:.5g}",
+            f"{FORMATS[name].block}",
             "packed" if name in PACKED else "16-bit" if name in IN_16_BITS else "",
         )
-        for name in sorted(READ, key=lambda name: (-sizes[name][1], name))
+        for name in sorted(READ, key=lambda name: (-bits[name], name))
     )
     return _table(("format", "bits per weight", "block", "multiplied as"), rows)
 

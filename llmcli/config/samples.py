@@ -1,4 +1,4 @@
-"""Small models of every kind that a configuration can express, for `selftest` and the tests.
+"""Small models of every kind that a configuration can express: for names, `selftest`, and tests.
 
 A row each: who adds a part adds rows here. They have no weights and no tokenizer.
 """
