@@ -92,25 +92,17 @@ def test_a_seed_that_was_drawn_is_reported_and_gives_the_same_again(cli, tmp_pat
     assert document.json()["outputs"][0]["text"] == cli(*argv, "--seed", seed).out
 
 
-def files_of(name, configuration):
-    """As much of a model as its sampling depends on."""
-    checkpoint = SimpleNamespace(generation_config=configuration, metadata={})
-    return SimpleNamespace(name=name, checkpoint=checkpoint)
-
-
-def test_of_a_setting_that_is_none_the_catalogs_is_used():
-    tuned = CATALOG["smollm2"].sampling
-    assert tuned == {"temperature": 0.2, "top_p": 0.9}
-    model = files_of("smollm2", {"temperature": "hot"})
-    wrong = resolve(model, SamplingOptions(), 0, (), limited=False)
+def test_of_a_setting_that_is_none_the_catalogs_is_used_then_the_engines():
+    assert CATALOG["smollm2"].sampling == {"temperature": 0.2, "top_p": 0.9}
+    assert all(getattr(Sampling(), name) == value for name, value in DEFAULTS.items())
+    files = SimpleNamespace(generation_config={"temperature": "hot"}, metadata={})
+    model = SimpleNamespace(name="smollm2", checkpoint=files)
+    wrong = resolve(model, SamplingOptions(), 5, (), limited=False)
     assert (wrong.values.temperature, wrong.origins["temperature"]) == (0.2, "catalog")
     assert "0.2 is used" in wrong.notes[0]
-
-
-def test_defaults_are_the_engines():
-    assert all(getattr(Sampling(), name) == value for name, value in DEFAULTS.items())
-    found = resolve(files_of("", None), SamplingOptions(), 5, (), limited=False)
-    assert found.values.engine({}) == Sampling(seed=5)
+    model.name, files.generation_config = "", None
+    usual = resolve(model, SamplingOptions(), 5, (), limited=False)
+    assert usual.values.engine({}) == Sampling(seed=5)
 
 
 def test_the_catalogs_sampling_is_that_of_its_name(cli, monkeypatch):
