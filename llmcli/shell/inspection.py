@@ -191,8 +191,7 @@ class Inspection(Subject):
         chat = template.options()
         chat.check()
         encoded = encode(given, chat, self.model)
-        room = self.model.config.room(options.context_length)
-        list(check_fits([encoded], 1, room, largest=self.model.config.embedding.positions))
+        room = check_fits([encoded], self.model.config, options.context_length)
         self.ids, self.generate = encoded.ids, new.generate
         left = room - len(self.ids)
         if self.generate > left:

@@ -107,7 +107,7 @@ def command(
     if ladder.save is not None:
         check_target(ladder.save)
     ids = encode(given, ChatOptions(raw=True), loaded).ids
-    room = model.context_length or loaded.config.context
+    room = loaded.config.room(model.context_length)
     _check_tokens(len(ids) + ladder.tokens, loaded, room)
     busy = CpuContention()
     report, interruption = _measured(loaded, ids, rungs, ladder, out)
