@@ -9,26 +9,8 @@ from functools import cache
 from typing import Any
 
 from llmcli.checkpoints.catalog import CATALOG
-from llmcli.config.conv import ShortConvConfig
-from llmcli.config.embedding import EmbeddingConfig, LayerEmbeddingConfig
-from llmcli.config.experts import SharedConfig
 from llmcli.config.formats import FORMATS, IN_16_BITS, PACKED
-from llmcli.config.model import sequential
-from llmcli.config.samples import (
-    GATED,
-    LAYER,
-    PLAIN,
-    PLE,
-    RMS,
-    block,
-    branch,
-    delta,
-    latent,
-    layer,
-    llama,
-    mixture,
-    ssm,
-)
+from llmcli.config.samples import GATED, MODELS, RMS, layer, llama
 from llmcli.graph.graph import Graph, graph
 from llmcli.records.attention import METRICS
 from llmcli.ui.theme import markdown_cell
@@ -89,28 +71,10 @@ def gguf_types() -> str:
 
 @cache
 def graphs() -> tuple[Graph, ...]:
-    """The graphs of small models that together have every part; the first is the usual block."""
-    gated = replace(GATED, bias=True)
+    """Models that together have every name; first the usual block, with all that its parts add."""
     heads: Any = dict(kv_heads=1, qk_norm=RMS, sinks=True, gated=True, qkv_bias=True, out_bias=True)
-    usual = layer(gated, **heads)
-    # a feed-forward network without a gate, learned positions
-    plain: Any = dict(rope=None, qkv_bias=True, out_bias=True)
-    ungated = layer(replace(PLAIN, bias=True), LAYER, **plain)
-    shared: Any = dict(bias=True, shared=SharedConfig(hidden=8, weighed=True))
-    experts = mixture(own=shared, renormalized=True, bias=True, correction=True)
-    mixers = (delta(), ssm(bias=True), ShortConvConfig(length=3, bias=True))
-    # norms after a part, per-layer embeddings
-    parts = branch(usual.attention, after=RMS), branch(gated, after=RMS), branch(PLE, None, RMS)
-    rows = LayerEmbeddingConfig(vocab=8, layers=1, size=PLE.size, scale=1.0, norm=RMS)
-    models = (
-        llama(usual),
-        llama(ungated, embedding=EmbeddingConfig(positions=8)),
-        llama(latent(gated)),
-        llama(layer(experts, **heads)),
-        *(llama(sequential(mixer, gated, norm=RMS)) for mixer in mixers),
-        llama(block(*parts), embedding=EmbeddingConfig(per_layer=rows)),
-    )
-    return tuple(map(graph, models))
+    usual = llama(layer(replace(GATED, bias=True), **heads))
+    return tuple(map(graph, (usual, *MODELS.values())))
 
 
 @cache

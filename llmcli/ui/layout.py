@@ -137,7 +137,7 @@ class Rows:
     def fit(self, width: int) -> bool:
         """Whether every column has room in `width`."""
         kept, widths = self._fitted(width)
-        return len(kept) == len(self.columns) and sum(widths) + len(GAP) * (len(kept) - 1) <= width
+        return len(kept) == len(self.columns) and _total(widths, kept) <= width
 
     @property
     def _shown(self) -> Sequence[Sequence[Text | str]]:

@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from zoo import ZOO, attending, variant
 from zoo import three_layers as model
 
+from llmcli.cli.vocabulary import vocabulary
 from llmcli.errors import UsageError
 from llmcli.families.sources import sources
 from llmcli.graph.aliases import listed, modules
 from llmcli.graph.names import Names, known
 from llmcli.graph.plan import parameters, plan, states
 from llmcli.graph.spec import Call
+
+LISTED = set().union(*vocabulary().values())  # by `help shapes`, of any model
 
 
 @settings(max_examples=60, deadline=None)
@@ -52,6 +55,7 @@ def test_every_alias_means_exactly_one_name(name):
     config = variant(name).config()
     filled = sources(config)
     names = Names(config, filled)
+    assert {re.sub(r"\.\d+\.", ".*.", ours) for ours in names.known} <= LISTED
     claimed: dict[str, str] = {}
     for ours in names.known:
         for theirs in names.aliases(ours):
