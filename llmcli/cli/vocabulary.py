@@ -71,7 +71,7 @@ def gguf_types() -> str:
 
 @cache
 def graphs() -> tuple[Graph, ...]:
-    """Models that together have every name; first the usual block, with all that its parts add."""
+    """Models that together have every name; the first is the usual block with all its options."""
     heads: Any = dict(kv_heads=1, qk_norm=RMS, sinks=True, gated=True, qkv_bias=True, out_bias=True)
     usual = llama(layer(replace(GATED, bias=True), **heads))
     return tuple(map(graph, (usual, *MODELS.values())))

@@ -21,7 +21,7 @@ from llmcli.graph.names import Names, known
 from llmcli.graph.plan import parameters, plan, states
 from llmcli.graph.spec import Call
 
-LISTED = set().union(*vocabulary().values())  # by `help shapes`, of any model
+LISTED = set().union(*vocabulary().values())  # every name in `help shapes`
 
 
 @settings(max_examples=60, deadline=None)
