@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmcli.errors import UnsupportedModel
-from llmcli.families.rules import Beside, Drop, Rename, Rule, Transpose
+from llmcli.families.rules import Drop, Rename, Rule, ScaleTensor, Transpose
 from llmcli.families.scales import FLOAT8, Grid
 from llmcli.families.values import Values, shortened
 
@@ -93,7 +93,7 @@ def with_scales(rules: Sequence[Rule], found: Scheme | None) -> tuple[Rule, ...]
     for rule in rules:
         name = rule.source if isinstance(rule, Rename) else rule.pattern
         stem, _, last = name.rpartition(".")
-        if last != "weight" or isinstance(rule, Beside):
+        if last != "weight" or isinstance(rule, ScaleTensor):
             continue
         names = [*found.grids, *([found.layout] if found.layout else [])]
         for suffix in names:
@@ -101,7 +101,7 @@ def with_scales(rules: Sequence[Rule], found: Scheme | None) -> tuple[Rule, ...]
             if isinstance(rule, Drop):
                 more[pattern] = Drop(pattern, rule.reason, rule.within)
             else:
-                more[pattern] = Beside(pattern, name, found.grids.get(suffix), rule.within)
+                more[pattern] = ScaleTensor(pattern, name, found.grids.get(suffix), rule.within)
         more |= _unused(stem, rule.within)
     return (*rules, *more.values())
 

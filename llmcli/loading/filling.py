@@ -30,7 +30,7 @@ from llmcli.families.rules import (
 from llmcli.kernels import native
 from llmcli.loading.scales import Scaler
 from llmcli.ops.quant import PLAIN, dequantize, quantize
-from llmcli.records.work import Stages
+from llmcli.records.work import LoadTimings
 from llmcli.weights.dense import Dense, writable
 from llmcli.weights.packed import MappedWeight
 from llmcli.weights.weight import BlockQuantized, Weight
@@ -45,7 +45,7 @@ _CUT = (
 _GAP_BYTES = 1 << 17  # gaps between used rows from this size on are skipped
 
 
-def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: Stages) -> None:
+def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: LoadTimings) -> None:
     """Copy one checkpoint tensor through its operations into a weight or an item of it.
 
     Some rows at a time if every row is one of the file, stacks of transposed matrices one matrix at
