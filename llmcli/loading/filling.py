@@ -197,16 +197,14 @@ def row_order(ops: Sequence[Op], shape: tuple[int, ...], source: str) -> Tensor:
 def _goes_by_rows(info: TensorInfo, ops: Sequence[Op]) -> bool:
     """Whether every result row is a row of the file, up to element-wise operations."""
     inside = any(isinstance(op, PerExpert) for op in ops)
-    return len(info.shape) > 1 + inside and all(moves_rows(op) or _is_elementwise(op) for op in ops)
+    return len(info.shape) > 1 + inside and all(
+        isinstance(op, Elementwise) or moves_rows(op) for op in ops
+    )
 
 
 def _goes_by_item(ops: Sequence[Op]) -> bool:
     """Whether every item of the result depends on one item of the file."""
-    return all(isinstance(op, PerExpert) or _is_elementwise(op) for op in ops)
-
-
-def _is_elementwise(op: Op) -> bool:
-    return isinstance(op, Elementwise)
+    return all(isinstance(op, PerExpert | Elementwise) for op in ops)
 
 
 def _row_bytes(info: TensorInfo) -> int:

@@ -63,16 +63,12 @@ def _feed(prefix: str, noun: str, *described: Any) -> Part:
     return Part(prefix=prefix, noun=noun, mixes=False, graph=graph, facts=facts)
 
 
-def _normed_router(config: ExpertsConfig) -> bool:
-    return config.routing.norm is not None
-
-
 _EXPERTS = _feed("moe", "the mixture of experts", experts_graph, experts_facts)
 PARTS: dict[type, Part] = {
     AttentionConfig: _mixer("attn", "attention", attention_graph, attention_facts, out="out"),
     ShortConvConfig: _mixer("conv", "the short convolution", conv_graph, conv_facts),
     DeltaConfig: _mixer("linattn", "the gated DeltaNet", delta_graph, delta_facts),
-    ExpertsConfig: replace(_EXPERTS, reads_stream=_normed_router),
+    ExpertsConfig: replace(_EXPERTS, reads_stream=lambda e: e.routing.norm is not None),
     LatentConfig: _mixer("attn", "attention", latent_graph, latent_facts, out="out"),
     MlpConfig: _feed("mlp", "the feed-forward", mlp_graph, mlp_facts),
     PleConfig: _feed("ple", "the embedding for this layer", ple_graph, ple_facts),
