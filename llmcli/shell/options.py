@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from llmcli.errors import UsageError
 from llmcli.kernels import native
-from llmcli.shell.params import Range, arg, opt
+from llmcli.records.ranges import Range
+from llmcli.shell.params import arg, opt
 
 if TYPE_CHECKING:
     from llmcli.prepare.prepared import PrecisionOptions

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llmcli.engine.speculation import Speculation
     from llmcli.graph.precision import Precision
     from llmcli.model import Model
-    from llmcli.prepare.ahead import Ahead
+    from llmcli.prepare.ahead import Prefetcher
     from llmcli.prepare.prepared import PrecisionOptions, Prepared
     from llmcli.records.info import Device
 
@@ -186,7 +186,7 @@ def note_quantize(options: ModelOptions, checkpoint: Checkpoint, out: Output) ->
 
 def _ahead(
     options: ModelOptions, prepared: Prepared, precision_options: PrecisionOptions
-) -> Ahead | None:
+) -> Prefetcher | None:
     """Starts to read weights that a CPU keeps in blocks, if that is where they will be."""
     from llmcli.measure.machine import cpu, machine_devices
     from llmcli.prepare.ahead import start

@@ -7,10 +7,11 @@ from typing import ClassVar
 
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.records.document import members
+from llmcli.records.ranges import LARGEST
 from llmcli.shell.encoding import ChatOptions, check_fits, encode
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
-from llmcli.shell.params import LARGEST, arg, opt
+from llmcli.shell.params import arg, opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import BUILTIN, prompt_or_default
 from llmcli.shell.running import header, load_model

@@ -9,13 +9,14 @@ from typing import Annotated, ClassVar, Literal
 import typer
 
 from llmcli.errors import UsageError
+from llmcli.records.ranges import Range
 from llmcli.shell.configuration import names_from_file
 from llmcli.shell.conversations import read_conversation
 from llmcli.shell.documents import check_value, not_empty, parse, read, read_text
 from llmcli.shell.encoding import ChatOptions, check_fits, encode, named
 from llmcli.shell.options import OUTPUT, TOKEN_LIMIT, ModelOptions, OutputOptions, PromptOptions
 from llmcli.shell.output import Output
-from llmcli.shell.params import Range, opt
+from llmcli.shell.params import opt
 from llmcli.shell.prompts import Prompt, read_prompt, read_stdin, stop_texts
 from llmcli.shell.running import DraftOptions, load_model
 from llmcli.shell.sampling import SamplingOptions, resolve

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from llmcli.errors import CheckFailed, CheckpointError, NotFinite, UsageError, WeightMismatch
 from llmcli.measure.machine import environment
 from llmcli.records.document import checks_document, members
-from llmcli.records.work import Stages
+from llmcli.records.work import LoadTimings
 from llmcli.shell.exits import SIGNALS
 from llmcli.shell.options import ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
@@ -102,7 +102,7 @@ def command(
 
     out = Output("load", output)
     model.check()
-    stages = Stages()
+    stages = LoadTimings()
     checkpoint = _opened(load, model, stages, out)
     report, about = _measured(checkpoint, stages, load, model, out)
     lines, brief = chosen(report, load), load.filter is not None
@@ -123,7 +123,7 @@ def command(
     _judge(report, model)
 
 
-def _opened(load: LoadOptions, model: ModelOptions, stages: Stages, out: Output) -> Checkpoint:
+def _opened(load: LoadOptions, model: ModelOptions, stages: LoadTimings, out: Output) -> Checkpoint:
     """The checkpoint, and PyTorch imported; raises the errors of `describe` unless `load.check`."""
     from llmcli.families import describe
 
@@ -149,7 +149,7 @@ def _opened(load: LoadOptions, model: ModelOptions, stages: Stages, out: Output)
 
 
 def _measured(
-    checkpoint: Checkpoint, stages: Stages, load: LoadOptions, model: ModelOptions, out: Output
+    checkpoint: Checkpoint, stages: LoadTimings, load: LoadOptions, model: ModelOptions, out: Output
 ) -> tuple[LoadReport, dict[str, Any]]:
     """The report, and the `model` object of the document."""
     from llmcli.commands.load.measure.run import check_files, measure_load

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.machine import cpu, machine_devices
 from llmcli.records.document import members
+from llmcli.records.ranges import LARGEST
 from llmcli.records.text import Token
 from llmcli.shell.encoding import ChatOptions, check_fits, encode
 from llmcli.shell.inspection import parse_numbers
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
-from llmcli.shell.params import LARGEST, Without, opt
+from llmcli.shell.params import Without, opt
 from llmcli.shell.prompts import read_prompt
 from llmcli.shell.running import (
     chosen_devices,
