@@ -96,13 +96,12 @@ def test_of_a_setting_that_is_none_the_catalogs_is_used_then_the_engines():
     assert CATALOG["smollm2"].sampling == {"temperature": 0.2, "top_p": 0.9}
     assert all(getattr(Sampling(), name) == value for name, value in DEFAULTS.items())
     files = SimpleNamespace(generation_config={"temperature": "hot"}, metadata={})
-    model = SimpleNamespace(name="smollm2", checkpoint=files)
-    wrong = resolve(model, SamplingOptions(), 5, (), limited=False)
+    model, given = SimpleNamespace(name="smollm2", checkpoint=files), (SamplingOptions(), 5, ())
+    wrong = resolve(model, *given, limited=False)
     assert (wrong.values.temperature, wrong.origins["temperature"]) == (0.2, "catalog")
     assert "0.2 is used" in wrong.notes[0]
     model.name, files.generation_config = "", None
-    usual = resolve(model, SamplingOptions(), 5, (), limited=False)
-    assert usual.values.engine({}) == Sampling(seed=5)
+    assert resolve(model, *given, limited=False).values.engine({}) == Sampling(seed=5)
 
 
 def test_the_catalogs_sampling_is_that_of_its_name(cli, monkeypatch):
