@@ -6,7 +6,7 @@ A command names the dataclasses it wants; `params.flatten` spreads them out. The
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from llmcli.errors import UsageError
@@ -94,14 +94,6 @@ class ModelOptions:
     def check(self) -> None:
         """Raises UsageError for what can be refused before anything is loaded."""
         native.check()
-
-    def proving(self) -> ModelOptions:
-        """These options for a command that proves numbers: float32, or float64 on request.
-
-        Raises UsageError for an arithmetic whose rounding hides a wrong number.
-        """
-        self.require_exact()
-        return replace(self, dtype="float32") if self.dtype == "auto" else self
 
     def require_exact(self) -> None:
         """Raises UsageError for an arithmetic whose rounding hides a wrong number."""

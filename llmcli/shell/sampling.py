@@ -176,46 +176,24 @@ class Resolved:
         return self.values.temperature == 0
 
 
-def resolve_for(
+def resolve(
     model: Model, options: SamplingOptions, seed: int, from_file: Collection[str], *, limited: bool
 ) -> Resolved:
-    """Calls `resolve` with what the files of `model` and the catalog say."""
-    from llmcli.checkpoints.catalog import CATALOG
+    """Flags win over the model's files, then what the catalog has for its name, then defaults.
 
-    checkpoint, entry = model.checkpoint, CATALOG.get(model.name)
-    return resolve(
-        options,
-        checkpoint.generation_config,
-        None if entry is None else entry.sampling,
-        from_file,
-        seed=seed,
-        metadata=checkpoint.metadata,
-        limited=limited,
-    )
-
-
-def resolve(
-    options: SamplingOptions,
-    configuration: Mapping[str, Any] | None,
-    tuned: Mapping[str, float] | None = None,
-    from_file: Collection[str] = (),
-    *,
-    seed: int = 0,
-    metadata: Mapping[str, Any] | None = None,
-    limited: bool = False,
-) -> Resolved:
-    """Flags win over the model's files, then what the catalog has, `tuned`, then defaults.
-
-    The files are `generation_config.json`, or the `metadata` of a GGUF file.
+    The files are `generation_config.json`, or the metadata of a GGUF file.
     `from_file`: the options that the configuration file has set, whose origin that is.
     Value by value: a `generation_config.json` without a temperature leaves that to the catalog.
     `do_sample: false` in the configuration is a temperature of 0. A value there that is not a
     number of its range is passed over with a note, and so is all that changes the text in
     transformers or llama.cpp and not here. `limited`: the user says how many tokens are written.
     """
+    from llmcli.checkpoints.catalog import CATALOG
     from llmcli.checkpoints.files import shown
 
-    given, tuned, place, program = configuration or {}, tuned or {}, "generation_config.json", ""
+    configuration, metadata = model.checkpoint.generation_config, model.checkpoint.metadata
+    tuned = CATALOG[model.name].sampling if model.name in CATALOG else {}
+    given, place, program = configuration or {}, "generation_config.json", ""
     own: Origin = "generation_config.json"
     if configuration is None and metadata:
         given, own = _from_gguf(metadata), "general.sampling"
@@ -259,7 +237,7 @@ def resolve(
     ignored = _not_followed(given, neutral, (*followed, *moot))
     if program:
         moot = ("penalty_last_n",) if values["repetition_penalty"] == 1 else ()
-        ignored += _not_followed(metadata or {}, _GGUF_NOT_FOLLOWED, moot, "general.sampling.")
+        ignored += _not_followed(metadata, _GGUF_NOT_FOLLOWED, moot, "general.sampling.")
     if ignored:
         named = ", ".join(f"`{name}`" for name in ignored)
         notes.append(

@@ -120,9 +120,7 @@ def command(
     config = loaded.config
     encoded = [encode(one, ChatOptions(raw=True), loaded) for one in given]
     tokens = loaded.tokens(encoded[0].ids if encoded else ())
-    room = model.context_length or config.context
-    # without its notes: nothing is generated
-    list(check_fits(encoded, 1, room, largest=config.embedding.positions))
+    check_fits(encoded, config, model.context_length)
     with Progress(out) as progress:
         if wanted is None:
             wanted = top_logit(loaded, tokens)

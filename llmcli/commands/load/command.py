@@ -128,8 +128,7 @@ def _opened(load: LoadOptions, model: ModelOptions, stages: LoadTimings, out: Ou
     from llmcli.families import describe
 
     begin = perf_counter()
-    with Progress(out) as progress:
-        checkpoint, headers_s = opened(model, out, None, progress)
+    checkpoint, headers_s = opened(model, out)
     stages.add("find", perf_counter() - begin - headers_s)
     stages.add("headers", headers_s)
     try:
