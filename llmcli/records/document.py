@@ -100,3 +100,10 @@ def difference(name: str, words: str, wrong: Sequence[str]) -> ViewCheck:
     """A check that `wrong` is empty; its first entry is the place."""
     where = wrong[0] if wrong else ""
     return ViewCheck(name=name, words=words, value=float(len(wrong)), tolerance=0.0, where=where)
+
+
+def none_off(name: str, words: str, off: Mapping[str, int]) -> ViewCheck:
+    """A check that every count in `off` (place → count) is 0; the largest one is `where`."""
+    worst = max(off, key=off.__getitem__, default="")
+    where, value = worst if off.get(worst) else "", float(sum(off.values()))
+    return ViewCheck(name=name, words=words, value=value, tolerance=0.0, where=where)
