@@ -244,18 +244,11 @@ def _ceilings(
     device: torch.device, config: ModelConfig, numbers: Arithmetic, tokens: int, progress: Progress
 ) -> Ceilings:
     """What this machine can do at most, with what a step streams that reaches so many tokens."""
-    import torch
-
     from llmcli.graph.cost import step_bytes
     from llmcli.measure.ceilings import measure_ceilings
 
-    return measure_ceilings(
-        device,
-        numbers,
-        threads=torch.get_num_threads(),
-        progress=progress,
-        working_set=step_bytes(config, tokens, numbers=numbers),
-    )
+    streamed = step_bytes(config, tokens, numbers=numbers)
+    return measure_ceilings(device, numbers, working_set=streamed, progress=progress)
 
 
 def prompt_tokens(given: Prompt) -> int:
