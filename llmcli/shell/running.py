@@ -54,7 +54,8 @@ def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
 
 def header(*models: Mapping[str, Any]) -> dict[str, Any]:
     """The head of a document: the first of the models that ran, and what computed all of them."""
-    return {"model": models[0], "environment": environment(kernels=kernels_of(*models))}
+    model = models[0] if models else None
+    return {"model": model, "environment": environment(kernels=kernels_of(*models))}
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def load_model(
     text: bool,
     spec: str | None = None,
     check: Callable[[ModelConfig], None] | None = None,
-    before: Callable[[Checkpoint], Any] | None = None,
+    before: Callable[[Prepared], Any] | None = None,
     wide: bool = False,
 ) -> Loaded:
     """Finds and loads the model of the options (`spec` instead of `--model` where given).
@@ -123,7 +124,7 @@ def load_model(
     imported = perf_counter()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    found = None if before is None else before(checkpoint)
+    found = None if before is None else before(prepared)
     base = resident_bytes()
     if base is not None and ahead is not None:  # what it has read is the model's
         base -= ahead.resident

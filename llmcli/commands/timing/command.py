@@ -27,12 +27,12 @@ from llmcli.ui.theme import encodable
 if TYPE_CHECKING:
     import torch
 
-    from llmcli.checkpoints import Checkpoint
     from llmcli.commands.timing.report import Stage, TimingReport
     from llmcli.config.model import ModelConfig
     from llmcli.graph.arithmetic import Arithmetic
     from llmcli.graph.spec import Phase
     from llmcli.model import Model
+    from llmcli.prepare.prepared import Prepared
     from llmcli.records.machine import Ceilings
 
 LOOK_NEW, LOOK_PAIRS = 8, 3  # of `/look`: tokens that are generated, and pairs of runs
@@ -205,7 +205,7 @@ def command(
 
 
 def _baseline(
-    checkpoint: Checkpoint, *, options: ModelOptions, tokens: int, out: Output, fresh: bool
+    prepared: Prepared, *, options: ModelOptions, tokens: int, out: Output, fresh: bool
 ) -> tuple[Ceilings, int | None]:
     """The machine's ceilings, and the bytes held without a model, before it is loaded.
 
@@ -219,9 +219,7 @@ def _baseline(
     from llmcli.graph.memory import PlannedRun, memory_need
     from llmcli.loading.load import arithmetic_on
     from llmcli.measure.peaks import resident_bytes
-    from llmcli.prepare.prepared import prepare
 
-    prepared = prepare(checkpoint, random=options.weights_seed is not None)
     config = prepared.config
     device = devices.resolve_device(options.device)
     numbers = arithmetic_on(device, prepared, **options.precision)
