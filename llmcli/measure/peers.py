@@ -99,7 +99,7 @@ def open_peer(
     """The peer with the weights of `ours`, on the same device.
 
     transformers computes in our dtype, llama.cpp in the formats of the file; `llama_cpp`: what
-    only that one takes, see `open_llama_cpp`. Raises UsageError where it is not installed or
+    only that one takes, see `LlamaCpp`. Raises UsageError where it is not installed or
     cannot run this model, OutOfMemory where it does not fit.
     """
     if ours.device.type == "meta":
@@ -109,9 +109,9 @@ def open_peer(
         )
     if name == "transformers":
         return open_transformers(ours, flash=flash_attn != "off")
-    from llmcli.measure.llama_cpp import open_llama_cpp
+    from llmcli.measure.llama_cpp import LlamaCpp
 
-    return open_llama_cpp(ours, flash_attn=flash_attn, **llama_cpp)
+    return LlamaCpp(ours, flash_attn=flash_attn, **llama_cpp)
 
 
 _TEXTS, _TOKENS = 8, 32
