@@ -194,8 +194,11 @@ def edited(config: ModelConfig, device: torch.device) -> tuple[float, str]:
 
 
 def replayed(config: ModelConfig, device: torch.device) -> tuple[float, str]:
-    """Decode steps that are replayed beside the same ones computed, which a tap makes them."""
-    return difference(*(_stepped(_of_steps(config, device), tap) for tap in (False, True)))
+    """Decode steps that are replayed beside the same ones computed, which a clock makes them."""
+    decoder, prompt = _of_steps(config, device), prompt_ids().tolist()
+    tokens: list[Tensor] = []
+    computed, _ = _decoded(decoder, prompt, STEPS, tokens, clock=lambda name: None)
+    return difference(_decoded(decoder, prompt, STEPS, tokens)[0][:, 0], computed[:, 0])
 
 
 def captured(config: ModelConfig, device: torch.device) -> tuple[float, str]:
@@ -253,15 +256,6 @@ def _of_steps(config: ModelConfig, device: torch.device) -> Decoder:
     apart = in_no_blocks(config)
     formats = {name: config.family for name in matrices(config) if name not in apart}
     return random_decoder(config, formats=formats)
-
-
-def _stepped(decoder: Decoder, tapped: bool) -> Tensor:
-    session = Session(decoder, 1, TOKENS + STEPS)
-    ids = prompt_ids(TOKENS + STEPS).to(decoder.device)
-    session.extend(ids[:, :TOKENS])
-    tap = (lambda name, tensor: None) if tapped else None
-    parts = torch.split(ids[:, TOKENS:], 1, 1)
-    return torch.cat([session.extend(one, tap=tap).clone() for one in parts])
 
 
 def packed_models() -> dict[str, ModelConfig]:
