@@ -22,10 +22,10 @@ from llmcli.commands.info.report import (
 )
 from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
 from llmcli.families import families, ignored_metadata
-from llmcli.graph.arithmetic import Arithmetic
 from llmcli.graph.cost import count_parameters, total_cost
 from llmcli.graph.memory import PlannedRun, longest_context, memory_need
 from llmcli.graph.parts.registry import layer_types
+from llmcli.graph.precision import Precision
 from llmcli.graph.spec import DTYPE_BYTES, Call
 from llmcli.prepare.prepared import PrecisionOptions, Prepared, prepare
 from llmcli.records.document import ViewCheck, difference
@@ -47,11 +47,11 @@ def measure_info(
     *,
     batch: int = 1,
     context: int | None = None,
-    **precision: Unpack[PrecisionOptions],
+    **options: Unpack[PrecisionOptions],
 ) -> InfoReport:
     """What the headers say, and what `batch` sequences of `context` tokens take.
 
-    In the `precision` that each device resolves the options to. `context` None: the model's own.
+    Each device resolves `options` to its precision. `context` None: the model's own.
     Without a known configuration `architecture` is None, and without a known tokenizer `tokenizer`;
     a configuration that contradicts itself raises CheckpointError.
     """
@@ -71,14 +71,14 @@ def measure_info(
             prepared = prepare(checkpoint)
             config = prepared.config
             tokens = context or config.context
-            nbytes = 0 if loaded is None else loaded.nbytes
+            size = 0 if loaded is None else loaded.nbytes
 
             def fit(device: Device, quantize: str, context: int) -> DeviceFit:
-                options: PrecisionOptions = {**precision, "quantize": quantize}
-                numbers = prepared.arithmetic(device.device, bfloat16=device.bfloat16, **options)
-                return _fit(config, device, numbers, batch=batch, context=context, tokenizer=nbytes)
+                chosen: PrecisionOptions = {**options, "quantize": quantize}
+                precision = prepared.precision(device.device, bfloat16=device.bfloat16, **chosen)
+                return _fit(config, device, precision, batch=batch, context=context, tokenizer=size)
 
-            fits = [fit(device, precision.get("quantize", "auto"), tokens) for device in devices]
+            fits = [fit(device, options.get("quantize", "auto"), tokens) for device in devices]
             counts = count_parameters(config)
             architecture = Architecture(
                 family=config.family,
@@ -137,7 +137,7 @@ def supported_families() -> tuple[FamilyFacts, ...]:
 def _fit(
     config: ModelConfig,
     device: Device,
-    numbers: Arithmetic,
+    precision: Precision,
     *,
     batch: int,
     context: int,
@@ -148,10 +148,10 @@ def _fit(
     With a `tokenizer` of so many bytes.
     """
     where = {"cuda": device.device.startswith("cuda"), "native": device.bfloat16}
-    planned = PlannedRun(config, numbers, batch=batch, context=context, **where)
+    planned = PlannedRun(config, precision, batch=batch, context=context, **where)
     need = memory_need(planned, tokenizer=tokenizer)
     last = Call(batch=batch, tokens=1, past=context - 1, phase="decode")
-    token = total_cost(config, last, numbers=numbers)
+    token = total_cost(config, last, precision=precision)
     free, longest = device.free_bytes, None
     if free is not None and device.usable:
         most = config.embedding.positions or max(context, config.context)
@@ -204,7 +204,7 @@ def _flops(config: ModelConfig, context: int) -> FlopsNeed:
 
     def work(tokens: int, past: int) -> PartWork:
         call = Call(batch=1, tokens=tokens, past=past, phase="decode" if past else "prefill")
-        return total_cost(config, call, numbers=Arithmetic.of("float32"), logits="last")
+        return total_cost(config, call, precision=Precision.of("float32"), logits="last")
 
     prompt = work(context, 0)
     return FlopsNeed(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from llmcli.commands.timing.report import Stage, TimingReport
     from llmcli.config.model import ModelConfig
-    from llmcli.graph.arithmetic import Arithmetic
+    from llmcli.graph.precision import Precision
     from llmcli.graph.spec import Phase
     from llmcli.model import Model
     from llmcli.prepare.prepared import Prepared
@@ -217,36 +217,36 @@ def _baseline(
     """
     from llmcli import devices
     from llmcli.graph.memory import PlannedRun, memory_need
-    from llmcli.loading.load import arithmetic_on
+    from llmcli.loading.load import precision_on
     from llmcli.measure.peaks import resident_bytes
 
     config = prepared.config
     device = devices.resolve_device(options.device)
-    numbers = arithmetic_on(device, prepared, **options.precision)
+    precision = precision_on(device, prepared, **options.precision_options)
     tokens = min(options.context_length or config.context, tokens)
     held = resident_bytes()
     with Progress(out) as progress:
-        ceilings = _ceilings(device, config, numbers, tokens, progress)
+        ceilings = _ceilings(device, config, precision, tokens, progress)
     if device.type == "cuda":
         return ceilings, 0
     after = resident_bytes()
     if not fresh or held is None or after is None:
         return ceilings, None
     # measuring loads the libraries' code, as every run does: the estimate of a run includes it
-    one = PlannedRun(config, numbers, batch=1, context=1)
+    one = PlannedRun(config, precision, batch=1, context=1)
     code = memory_need(one).runtime_bytes_estimate
     return ceilings, max(held, after - code)
 
 
 def _ceilings(
-    device: torch.device, config: ModelConfig, numbers: Arithmetic, tokens: int, progress: Progress
+    device: torch.device, config: ModelConfig, precision: Precision, tokens: int, progress: Progress
 ) -> Ceilings:
     """What this machine can do at most, with what a step streams that reaches so many tokens."""
     from llmcli.graph.cost import step_bytes
     from llmcli.measure.ceilings import measure_ceilings
 
-    streamed = step_bytes(config, tokens, numbers=numbers)
-    return measure_ceilings(device, numbers, working_set=streamed, progress=progress)
+    streamed = step_bytes(config, tokens, precision=precision)
+    return measure_ceilings(device, precision, working_set=streamed, progress=progress)
 
 
 def prompt_tokens(given: Prompt) -> int:
@@ -318,7 +318,7 @@ def look(chat: InChat, _given: dict[str, str]) -> Shown:
     model, tokens = chat.model, min(len(chat.ids), chat.room - LOOK_NEW)
     with Progress(chat.out) as progress:
         length = tokens + LOOK_NEW
-        ceilings = _ceilings(model.device, model.config, model.arithmetic, length, progress)
+        ceilings = _ceilings(model.device, model.config, model.precision, length, progress)
         report = measure_timing(
             model,
             chat.ids[-tokens:],
