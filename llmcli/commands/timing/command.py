@@ -213,7 +213,7 @@ def _baseline(
     pushed out of a cache between loading and running. From the checkpoint's headers; `tokens` of
     the run, about. The bytes are 0 on a GPU, and None where they are not known: the system may not
     say, and a process that is not `fresh`, in which torch has computed before, keeps some of what
-    that took. Raises UnsupportedModel, and UsageError for a missing device or dtype.
+    that took. Raises UsageError for a missing device or dtype.
     """
     from llmcli import devices
     from llmcli.graph.memory import PlannedRun, memory_need

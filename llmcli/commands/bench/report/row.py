@@ -67,8 +67,7 @@ class Row:
     `avg_ts`, `stddev_ts`: mean and sample standard deviation (n - 1) of the rates of the runs, of
     which there are `runs`; 0 without runs.
     `ttft_ns`: mean time to the logits of the prompt's last token.
-    `token_p50_ns`, `token_p90_ns`, `token_p99_ns`: percentiles of the times of generated tokens,
-    interpolated.
+    `token_p50_ns`, `token_p90_ns`, `token_p99_ns`: percentiles of the times of generated tokens.
     `samples_token_ns`: each generated token, run after run.
 
     Memory, null where two engines share the process:
@@ -205,6 +204,7 @@ class Row:
         rates = tuple(1e9 * test.tokens / ns for ns in times)
         first = tuple(run.first for run in runs if run.first is not None)
         tokens = tuple(ns for run in runs for ns in run.tokens)
+        # a percentile between two values is interpolated
         cuts = quantiles(tokens, n=100, method="inclusive") if len(tokens) > 1 else [*tokens] * 99
         p50, p90, p99 = (round(cuts[percent - 1]) if cuts else None for percent in (50, 90, 99))
         found = vars(settings) | vars(test) | vars(info) | vars(build)
