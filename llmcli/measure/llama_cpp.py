@@ -21,11 +21,13 @@ from llmcli.records.engines import BACKENDS, CACHE_OF, CACHE_TYPES, FLASH, Engin
 _ERROR = 4  # GGML_LOG_LEVEL_ERROR
 
 
+@cache  # one for this process: it is never taken back, and must stay alive
 class Log:
     """Takes what llama.cpp writes, and keeps the last error of it."""
 
     def __init__(self, library: Any) -> None:
         self._last = ""
+        library.llama_backend_init()
 
         @library.llama_log_callback  # type: ignore[untyped-decorator]
         def hear(level: int, text: bytes, _: Any) -> None:
@@ -53,12 +55,6 @@ def cache_type(requested: str) -> int:
 _LAYERS_ALL = 999  # as many as there are
 # of 2025; what is older has other names for the same
 _NEEDED = ("llama_model_load_from_file", "llama_get_memory", "llama_memory_clear")
-
-
-@cache  # one for this process: it is never taken back, and must stay alive
-def _log(library: Any) -> Log:
-    library.llama_backend_init()
-    return Log(library)
 
 
 class LlamaCpp:
@@ -102,7 +98,7 @@ class LlamaCpp:
             "offload_kqv": not no_kv_offload,
             "flash_attn_type": FLASH[flash_attn],
         }
-        self._log = _log(library)
+        self._log = Log(library)
         on_gpu = ours.device.type in ("cuda", "mps") and bool(library.llama_supports_gpu_offload())
         params = library.llama_model_default_params()
         params.n_gpu_layers = _LAYERS_ALL if on_gpu else 0

@@ -198,15 +198,7 @@ class Transformers:
         if self._device.type == "cpu":
             torch.set_num_threads(threads)
         self._chunk = chunk
-        self._new_cache()
-
-    def _new_cache(self) -> None:
-        from transformers import DynamicCache
-
-        # of a window of one token transformers' cache drops nothing where its mask counts on it
-        narrow = any(layer.window == 1 for layer in self._ours.layers)
-        self._cache = DynamicCache(config=None if narrow else self._model.config)
-        self._tokens, self._kept = 0, {}
+        self.rewind(0)
 
     def computing(self) -> AbstractContextManager[None]:
         """With the kernel of attention that ours has, too."""
@@ -235,7 +227,12 @@ class Transformers:
         never write into them. Raises UsageError for another length than the last that was kept.
         """
         if tokens == 0:
-            self._new_cache()
+            from transformers import DynamicCache
+
+            # of a window of one token transformers' cache drops nothing where its mask counts on it
+            narrow = any(layer.window == 1 for layer in self._ours.layers)
+            self._cache = DynamicCache(config=None if narrow else self._model.config)
+            self._tokens, self._kept = 0, {}
         elif tokens == self._tokens:
             self._kept = {tokens: [copy(layer) for layer in self._cache.layers]}
         elif tokens in self._kept:

@@ -90,8 +90,8 @@ def load_model(
     no error then. The headers are read before torch is imported: a name that does not exist and
     an architecture that is not supported fail at once, and so does what `check(config)` refuses
     of the other options. `before(prepared)` is called when torch is imported and only the headers
-    of the model are read. `wide`: where no dtype is given it is at least float32; packed weights stay
-    packed. Raises the errors of `open_model`, `check`, `before` and `load_checkpoint`.
+    of the model are read. `wide`: where no dtype is given it is at least float32; packed weights
+    stay packed. Raises the errors of `open_model`, `check`, `before` and `load_checkpoint`.
     """
     from llmcli.graph.precision import WIDE
     from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes

@@ -19,7 +19,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.measure.engines import LlmcliEngine, engine_info
-from llmcli.measure.llama_cpp import LlamaCpp, _log, cache_type
+from llmcli.measure.llama_cpp import LlamaCpp, Log, cache_type
 from llmcli.measure.peers import open_peer, same_model, silent
 
 needs_llama_cpp = pytest.mark.skipif(
@@ -158,7 +158,7 @@ def test_llama_cpp_runs_as_llama_bench_does():
 
 def test_llama_cpp_writes_to_one_log():
     library = Mock()
-    assert _log(library) is _log(library), "the first must stay alive"
+    assert Log(library) is Log(library), "the first must stay alive"
     library.llama_backend_init.assert_called_once()
 
 
