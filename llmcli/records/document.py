@@ -102,8 +102,8 @@ def difference(name: str, words: str, wrong: Sequence[str]) -> ViewCheck:
     return ViewCheck(name=name, words=words, value=float(len(wrong)), tolerance=0.0, where=where)
 
 
-def none_off(name: str, words: str, off: Mapping[str, int]) -> ViewCheck:
-    """A check that every count in `off` (place → count) is 0; the largest one is `where`."""
-    worst = max(off, key=off.__getitem__, default="")
-    where, value = worst if off.get(worst) else "", float(sum(off.values()))
+def zero_counts(name: str, words: str, counts: Mapping[str, int]) -> ViewCheck:
+    """A check that all `counts`, by place, are 0; `where` is the place of the largest."""
+    worst = max(counts, key=counts.__getitem__, default="")
+    where, value = worst if counts.get(worst) else "", float(sum(counts.values()))
     return ViewCheck(name=name, words=words, value=value, tolerance=0.0, where=where)

@@ -17,7 +17,7 @@ from llmcli.checkpoints.folder import INDEX, SINGLE
 from llmcli.commands.load.report import MetadataCheck
 from llmcli.config.model import ModelConfig
 from llmcli.graph.plan import parameters
-from llmcli.records.document import ViewCheck, none_off
+from llmcli.records.document import ViewCheck, zero_counts
 from llmcli.records.ledger import Ledger, LedgerEntry, Numbers
 from llmcli.records.numbers import counted
 from llmcli.text import Tokenizer
@@ -62,7 +62,7 @@ def ledger_check(lines: tuple[LedgerEntry, ...], checkpoint: Checkpoint) -> View
     held, tensors = checkpoint.tensor_bytes, len(checkpoint.tensors)
     of = f"{held:,} bytes of {counted(tensors, 'tensor')}"
     words = f"the ledger lists each of the {of} exactly once"
-    return none_off("ledger", words, {name: abs(count) for name, count in left.items()})
+    return zero_counts("ledger", words, {name: abs(count) for name, count in left.items()})
 
 
 def filled_check(lines: tuple[LedgerEntry, ...], config: ModelConfig) -> ViewCheck:
@@ -73,7 +73,7 @@ def filled_check(lines: tuple[LedgerEntry, ...], config: ModelConfig) -> ViewChe
         if line.numbers is not None and line.parameter is not None:
             wanted[line.target] -= line.numbers.count
     words = f"each of the {total:,} parameters was filled and checked"
-    return none_off("parameters", words, {name: abs(count) for name, count in wanted.items()})
+    return zero_counts("parameters", words, {name: abs(count) for name, count in wanted.items()})
 
 
 # bytes that nothing owns
@@ -98,7 +98,7 @@ def layout_check(checkpoint: Checkpoint) -> ViewCheck:
             unowned[f"the end of {info.name}"] = max(0, following - padded)
     many = len(checkpoint.files)
     words = f"no byte of the {'file' if many == 1 else f'{many} files'} is left over"
-    return none_off("layout", words, unowned)
+    return zero_counts("layout", words, unowned)
 
 
 def _before(path: Path, infos: Sequence[TensorInfo], step: int) -> int:

@@ -53,7 +53,7 @@ from llmcli.measure.peaks import Peak, most
 from llmcli.measure.runs import StoppingRule, current, in_turns, timed
 from llmcli.model import Model
 from llmcli.nn.step import Tap
-from llmcli.records.document import ViewCheck, difference, none_off
+from llmcli.records.document import ViewCheck, difference, zero_counts
 from llmcli.records.machine import Ceilings
 from llmcli.records.work import PartWork, Progress, no_progress
 
@@ -366,12 +366,13 @@ def timing_checks(workload: Workload, phases: Sequence[PhaseTime]) -> tuple[View
             for expected, found in zip_longest(marks, phase.marks)
             if expected != found
         ]
+    flops = "the parts that were timed have all FLOPs of the forward calls"
     in_order = f"the {count} marks are those of the model's activations, in their order"
     return (
         max(off, key=lambda check: check.value / check.tolerance),
         difference("marks", in_order, wrong),
-        none_off("flops", "the parts that were timed have all FLOPs of the forward calls", missing),
-        none_off(
+        zero_counts("flops", flops, missing),
+        zero_counts(
             "same",
             "instrumented runs compute the logits and tokens of a bare one, bit for bit",
             {phase.name: phase.unlike for phase in phases},
