@@ -65,9 +65,8 @@ PLANTED = {
         x.half().to(x.dtype) if x.dtype == torch.float32 else x, *rest))),
     "attention that is off": ("float64", wrap(F, "scaled_dot_product_attention", (
         lambda attend, *qkv, **how: attend(*qkv, **how) * (1 + 1e-6)))),
-    "replayed steps that differ": ("replay", wrap(
-        arithmetic, "_decoded", lambda decoded, *of, clock=None: (
-            decoded(*of, clock=clock)[0] + 1e-3 * (clock is not None), None))),
+    "replayed steps that differ": ("replay", wrap(arithmetic, "_decoded", (
+        lambda decoded, *of, **watch: (decoded(*of, **watch)[0] + 1e-3 * bool(watch), None)))),
 }  # fmt: skip
 
 
