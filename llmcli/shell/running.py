@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _TORCH = ("torch linear", "torch scaled_dot_product_attention")
 
 
-def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
+def _kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
     """What computes the forward passes of models (`Model.describe`), our own kernels first.
 
     They take products of packed weights, and on a CPU of bfloat16 weights, or of 16-bit weights
@@ -55,7 +55,7 @@ def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
 def header(*models: Mapping[str, Any]) -> dict[str, Any]:
     """The head of a document: the first of the models that ran, and what computed all of them."""
     model = models[0] if models else None
-    return {"model": model, "environment": environment(kernels=kernels_of(*models))}
+    return {"model": model, "environment": environment(kernels=_kernels_of(*models))}
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from llmcli.records.numbers import counted
 from llmcli.shell.exits import SIGNALS, tell
 from llmcli.shell.output import Output
 from llmcli.shell.progress import BETWEEN_S, PATIENCE_S, Progress
-from llmcli.shell.running import header, kernels_of, require_cwd
+from llmcli.shell.running import header, require_cwd
 from llmcli.shell.streams import erase_line
 from llmcli.ui.theme import one_line
 
@@ -281,7 +281,7 @@ def _machine_words(*models: Mapping[str, Any]) -> Sequence[str]:
     """What a result of these models depends on, for a line: `environment_words`."""
     from llmcli.ui.facts import environment_words
 
-    return environment_words(environment(kernels=kernels_of(*models)))
+    return environment_words(header(*models)["environment"])
 
 
 def build_info() -> BuildInfo:

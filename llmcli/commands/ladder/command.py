@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmcli.commands.ladder.report import NAMES, LadderReport
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
-from llmcli.measure.machine import CpuContention, environment
+from llmcli.measure.machine import CpuContention
 from llmcli.records.document import members
 from llmcli.shell.encoding import ChatOptions, encode
 from llmcli.shell.exits import Stopped
@@ -18,7 +18,7 @@ from llmcli.shell.output import Output, dumps, write_file
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import BUILTIN, prompt_or_default
-from llmcli.shell.running import kernels_of, load_model
+from llmcli.shell.running import header, load_model
 
 if TYPE_CHECKING:
     from llmcli.config.model import ModelConfig
@@ -127,19 +127,17 @@ def _show(report: LadderReport, model: Model, options: LadderOptions, out: Outpu
     from llmcli.ui.facts import model_line
 
     about = model.describe()
-    machine = environment(kernels=kernels_of(about))
-    title = model_line(about)
-    body = members(report)
+    title, body, head = model_line(about), members(report), header(about)
     if options.explain:  # excludes --json
         out.show(*render_rung(report.rungs[-1], report, title), paged=out.pager)
     elif not out.json:
         table = render_ladder(report, title, details=options.rung is not None)
         out.show(*table, paged=out.pager)
     if options.save is not None:
-        document = out.envelope(body, model=about, environment=machine)
+        document = out.envelope(body, **head)
         write_file(options.save, (dumps(document, indent=2) + "\n").encode())
     if out.json:
-        out.document(body, model=about, environment=machine)
+        out.document(body, **head)
 
 
 def _rungs(options: LadderOptions) -> tuple[int, ...]:

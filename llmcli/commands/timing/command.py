@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from llmcli.errors import CheckFailed, PromptTooLong
-from llmcli.measure.machine import environment
 from llmcli.records.document import members
 from llmcli.records.numbers import counted
 from llmcli.shell.encoding import ChatOptions, encode
@@ -21,7 +20,7 @@ from llmcli.shell.output import Output, jsonable
 from llmcli.shell.params import opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.prompts import Prompt, prompt_or_default
-from llmcli.shell.running import Loaded, kernels_of, load_model
+from llmcli.shell.running import Loaded, header, load_model
 from llmcli.ui.theme import encodable
 
 if TYPE_CHECKING:
@@ -167,9 +166,10 @@ def command(
     title = model_line(about)
     if loaded.model.random_seed is not None:  # which take as long as others, and mean nothing
         title += ", random weights"
-    header = environment(kernels=kernels_of(about))
+    head = header(about)
     if not out.json:  # shown even if the runs are cut short
-        out.show(render_opening(title, header, stages, about if timing.details else None))
+        shown = about if timing.details else None
+        out.show(render_opening(title, head["environment"], stages, shown))
     with Progress(out) as progress:
         report = measure_timing(
             loaded.model,
@@ -186,8 +186,7 @@ def command(
         out.present(
             lambda: render_timing(report, layers=timing.layers, details=timing.details),
             members(report),
-            model=about,
-            environment=header,
+            **head,
             checks=report.checks,
             hint=_HINT,
         )
@@ -198,7 +197,7 @@ def command(
         if report.machine_load.slowed:
             out.note(report.machine_load.words)
         if timing.trace is not None and report.phases:
-            _write_trace(timing.trace, report, title, about | asdict(header), out)
+            _write_trace(timing.trace, report, title, about | asdict(head["environment"]), out)
     if report.interrupted:
         after = f" after {report.phases[-1].name}" if report.phases else ""
         raise SIGNALS.stopped(reported=out.json, where=after)
