@@ -230,9 +230,9 @@ def test_sweeps(monkeypatch, as_written):
 
 
 def costing(clock, *costs, **how):
-    """An engine that takes so many nanoseconds for each prompt."""
+    """An engine that takes so many nanoseconds for each prompt or token."""
     engine, left = FakeEngine(clock, **how), iter(costs)
-    engine.read = lambda ids: setattr(clock, "now", clock.now + next(left))
+    engine.read = engine.step = lambda ids: setattr(clock, "now", clock.now + next(left))
     return engine
 
 
@@ -241,6 +241,8 @@ def test_statistics_are_those_of_a_hand_computation(monkeypatch):
     _, [one] = swept(lambda chosen: FakeEngine(clock), tests=[TG], repetitions=1)
     assert (one.stddev_ns, one.stddev_ts, one.avg_ts) == (0, 0, 1e7)
     assert one.samples_token_ns == (100,) * 2
+    _, [one] = swept(lambda chosen: costing(clock, 300, 100), tests=[TG], repetitions=1)
+    assert (one.token_p50_ns, one.token_p90_ns, one.token_p99_ns) == (200, 280, 298)
     one = dataclasses.replace(TG, n_gen=1)
     _, [one] = swept(lambda chosen: FakeEngine(clock), tests=[one], repetitions=1)
     assert (one.token_p50_ns, one.token_p99_ns) == (100, 100)
