@@ -60,9 +60,9 @@ _NEEDED = ("llama_model_load_from_file", "llama_get_memory", "llama_memory_clear
 class LlamaCpp:
     """Engine over a `llama_model` and a `llama_context` that each `start` makes anew.
 
-    The file is that which `ours` was loaded from; options as in llama-bench, `n_batch` tokens are
-    handed over at once. Raises UsageError where llama.cpp is not installed or the weights are no
-    GGUF file, CheckpointError where it does not load it.
+    It reads the file that `ours` was loaded from. Options as in llama-bench; `n_batch` tokens are
+    handed over at once. Raises UsageError where llama.cpp is not installed or too old, has no such
+    cache, or the weights are not a GGUF file, CheckpointError where it does not load it.
     """
 
     counter: WorkCounter | None = None  # it computes in the formats of the file

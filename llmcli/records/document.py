@@ -105,5 +105,6 @@ def difference(name: str, words: str, wrong: Sequence[str]) -> ViewCheck:
 def zero_counts(name: str, words: str, counts: Mapping[str, int]) -> ViewCheck:
     """A check that all `counts`, by place, are 0; `where` is the place of the largest."""
     worst = max(counts, key=counts.__getitem__, default="")
-    where, value = worst if counts.get(worst) else "", float(sum(counts.values()))
-    return ViewCheck(name=name, words=words, value=value, tolerance=0.0, where=where)
+    where = worst if counts.get(worst) else ""
+    total = float(sum(counts.values()))
+    return ViewCheck(name=name, words=words, value=total, tolerance=0.0, where=where)
