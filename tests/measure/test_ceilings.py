@@ -53,12 +53,12 @@ def test_ceilings_of_this_processor(monkeypatch):
     monkeypatch.setattr(module, "cpu_caches", lambda threads: caches("L2", 2 * MIB, "L3", 8 * MIB))
     steps = []
     before = resident_bytes()
-    with Peak() as peak:
+    with Peak() as peak, devices.threads(2):
         found = measure_ceilings(
             CPU, Precision.of("float32"), working_set=20 * MIB + 1, seconds=0.1,
             progress=lambda *step: steps.append(step),
         )  # fmt: skip
-    assert (found.device, found.threads) == ("cpu", torch.get_num_threads())
+    assert (found.device, found.threads) == ("cpu", 2)
     sizes = [(rate.nbytes // MIB, rate.level) for rate in found.reads]
     assert sizes == [
         (1, "L2"), (2, "L2"), (4, "L3"), (8, "L3"), (21, "memory"), (32, "memory")
