@@ -104,10 +104,10 @@ class LlamaLibrary:
         self.memory, self.made, self.copies, self.calls = [], None, 0, MagicMock()
         # `swa_full` as in the C interface
         self.llama_context_default_params = lambda: types.SimpleNamespace(swa_full=True)
-        self.llama_get_memory = lambda context: 1
         self.llama_n_batch = lambda context: self.made.n_batch
         self.llama_batch_get_one = lambda tokens, count: list(tokens)
-        self.llama_synchronize = lambda context: None
+        self.llama_init_from_model = lambda model, params: setattr(self, "made", params) or 1
+        self.llama_decode = lambda context, batch: self.memory.extend(batch)
         self.llama_memory_clear = lambda memory, data: self.memory.clear()
         self.llama_state_seq_get_size = lambda context, sequence: len(self.memory)
         self.llama_log_callback = lambda hear: hear
@@ -122,14 +122,6 @@ class LlamaLibrary:
         hear(2, b"a warning", None)
         return self.loads
 
-    def llama_init_from_model(self, model, params):
-        self.made = params
-        return 1
-
-    def llama_decode(self, context, batch):
-        self.memory += batch
-        return 0
-
     def llama_state_seq_get_data(self, context, state, size, sequence):
         state[:] = self.memory
         self.copies += 1
@@ -141,10 +133,7 @@ class LlamaLibrary:
 
 
 def test_llama_cpp_runs_as_llama_bench_does(monkeypatch):
-    """Windows keep their keys only, a depth comes back from its copy, and the model is on our GPU.
-
-    Its log is made once: the first must stay alive.
-    """
+    """Windows keep their keys only, a depth comes back from its copy, the first log stays alive."""
     library = LlamaLibrary()
     monkeypatch.setitem(sys.modules, "llama_cpp", library)
     checkpoint = types.SimpleNamespace(kind="gguf", files=["m.gguf"])
