@@ -27,8 +27,7 @@ from llmcli.prepare.ahead import Prefetcher
 from llmcli.prepare.prepared import PrecisionOptions, Prepared, prepare
 from llmcli.records.ledger import Ledger
 from llmcli.records.work import LoadTimings, Progress
-from llmcli.text import load_tokenizer
-from llmcli.text.load import ending_ids
+from llmcli.text.load import text_interface
 from llmcli.weights.weight import Weight
 
 
@@ -80,7 +79,7 @@ def load_checkpoint(
         if not prepared.random:
             check_loadable(prepared)
     with stages("tokenizer"):
-        tokenizer = load_tokenizer(checkpoint, text=text)
+        interface = text_interface(checkpoint, config, text=text)
     with stages("build"):
         on = devices.resolve_device(device)
         asked = partial(precision_on, on, prepared)
@@ -107,12 +106,9 @@ def load_checkpoint(
     if on.type == "cpu":
         devices.keep_freed_memory()
     return Model(
-        name=checkpoint.name,
-        config=config,
+        **vars(interface),
         decoder=decoder,
-        tokenizer=tokenizer,
         checkpoint=checkpoint,
-        eos_ids=ending_ids(config, tokenizer, checkpoint),
         ledger=ledger,
         random_seed=random_weights,
     )
@@ -151,15 +147,9 @@ def load_shapes(
     prepared = prepare(checkpoint)
     config = configured(prepared)
     precision = precision_on(devices.resolve_device(like), prepared, **options)
-    tokenizer = load_tokenizer(checkpoint, text=False)
-    return Model(
-        name=checkpoint.name,
-        config=config,
-        decoder=Decoder(config, precision, device="meta"),
-        tokenizer=tokenizer,
-        checkpoint=checkpoint,
-        eos_ids=ending_ids(config, tokenizer, checkpoint),
-    )
+    interface = text_interface(checkpoint, config, text=False)
+    decoder = Decoder(config, precision, device="meta")
+    return Model(**vars(interface), decoder=decoder, checkpoint=checkpoint)
 
 
 def _exceeds(weights: int, device: torch.device) -> bool:

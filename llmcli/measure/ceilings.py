@@ -58,7 +58,6 @@ def measure_ceilings(
     device: torch.device,
     precision: Precision,
     *,
-    threads: int,
     working_set: int | None = None,
     seconds: float = 1.0,
     progress: Progress = no_progress,
@@ -68,13 +67,13 @@ def measure_ceilings(
     Of products as in `precision`, in its dtype, and in bfloat16. And what starting an operation in
     its dtype takes.
 
-    Sets of half and all of each cache that the `threads` have together, of `working_set` bytes
+    Sets of half and all of each cache that PyTorch's threads have together, of `working_set` bytes
     (what a run reads again and again), and of so much that no cache holds it. No larger set reads
     faster than a smaller one: the rate of a set is the best of it and all larger ones.
     """
-    begin = perf_counter()
+    begin, threads = perf_counter(), torch.get_num_threads()
     caches = device_caches(device, threads)
-    with devices.threads(threads), torch.inference_mode(), current(device):
+    with torch.inference_mode(), current(device):
         sizes = _working_sets(device, caches, working_set)
         dtypes = list(dict.fromkeys((precision.products, precision.dtype, "bfloat16")))
         what, steps = "measuring what this machine can do", len(sizes) + len(dtypes)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _TORCH = ("torch linear", "torch scaled_dot_product_attention")
 
 
-def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
+def _kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
     """What computes the forward passes of models (`Model.describe`), our own kernels first.
 
     They take products of packed weights, and on a CPU of bfloat16 weights, or of 16-bit weights
@@ -54,7 +54,8 @@ def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
 
 def header(*models: Mapping[str, Any]) -> dict[str, Any]:
     """The head of a document: the first of the models that ran, and what computed all of them."""
-    return {"model": models[0], "environment": environment(kernels=kernels_of(*models))}
+    model = models[0] if models else None
+    return {"model": model, "environment": environment(kernels=_kernels_of(*models))}
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def load_model(
     text: bool,
     spec: str | None = None,
     check: Callable[[ModelConfig], None] | None = None,
-    before: Callable[[Checkpoint], Any] | None = None,
+    before: Callable[[Prepared], Any] | None = None,
     wide: bool = False,
 ) -> Loaded:
     """Finds and loads the model of the options (`spec` instead of `--model` where given).
@@ -88,9 +89,9 @@ def load_model(
     `text`: whether it will be given text; ids need no tokenizer, so one of an unknown kind is
     no error then. The headers are read before torch is imported: a name that does not exist and
     an architecture that is not supported fail at once, and so does what `check(config)` refuses
-    of the other options. `before` is called when torch is imported and only the headers of the
-    model are read. `wide`: where no dtype is given it is at least float32; packed weights stay
-    packed. Raises the errors of `open_model`, `check`, `before` and `load_checkpoint`.
+    of the other options. `before(prepared)` is called when torch is imported and only the headers
+    of the model are read. `wide`: where no dtype is given it is at least float32; packed weights
+    stay packed. Raises the errors of `open_model`, `check`, `before` and `load_checkpoint`.
     """
     from llmcli.graph.precision import WIDE
     from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
@@ -121,7 +122,7 @@ def load_model(
     imported = perf_counter()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    found = None if before is None else before(checkpoint)
+    found = None if before is None else before(prepared)
     base = resident_bytes()
     if base is not None and ahead is not None:  # what it has read is the model's
         base -= ahead.resident

@@ -359,6 +359,7 @@ def test_a_tensor_without_a_line_or_with_two_and_a_parameter_that_was_not_read_a
         ledger = check(report, "ledger")
         assert (ledger.ok, report.ok, ledger.value) == (False, False, 48 * 32 * 4)
         assert ledger.where == "model.layers.1.mlp.up_proj.weight"
+        assert check(report, "layout").where == "", "nothing is left over"
     monkeypatch.setattr(run_module, "ledger_lines", lambda *a: (*plain(*a), plain(*a)[0]))
     assert check(loaded(path), "ledger").value == 97 * 32 * 4
     monkeypatch.setattr(run_module, "ledger_lines", plain)

@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from llmcli.errors import CheckFailed, CheckpointError, NotFinite, UsageError, WeightMismatch
-from llmcli.measure.machine import environment
 from llmcli.records.document import checks_document, members
 from llmcli.records.work import LoadTimings
 from llmcli.shell.exits import SIGNALS
@@ -22,7 +21,7 @@ from llmcli.shell.output import Output
 from llmcli.shell.params import Without, opt
 from llmcli.shell.progress import Progress
 from llmcli.shell.running import (
-    kernels_of,
+    header,
     note_quantize,
     note_tensors,
     opened,
@@ -117,8 +116,7 @@ def command(
             checks=out.checks or load.check,
         ),
         document | {"checks": checks_document(report.checks)},
-        model=about,
-        environment=environment(kernels=() if load.check else kernels_of(about)),
+        **({"model": about} if load.check else header(about)),
     )
     _judge(report, model)
 

@@ -214,18 +214,11 @@ def _tokens(
     Raises UsageError, PromptTooLong where they do not fit the context (`context`: as the user gave
     it), and CheckpointError for a text without a tokenizer.
     """
-    from llmcli.text import load_tokenizer
-    from llmcli.text.load import TextInterface, ending_ids
+    from llmcli.text.load import text_interface
 
-    tokenizer = load_tokenizer(checkpoint, text=not prompt.ids)
-    for note in () if tokenizer is None or prompt.ids else tokenizer.notes:
+    model = text_interface(checkpoint, config, text=not prompt.ids)
+    for note in () if model.tokenizer is None or prompt.ids else model.tokenizer.notes:
         out.note(note)
-    model = TextInterface(
-        name=checkpoint.name,
-        config=config,
-        tokenizer=tokenizer,
-        eos_ids=ending_ids(config, tokenizer, checkpoint),
-    )
     encoded = encode(prompt, ChatOptions(raw=True), model)
     check_fits([encoded], config, context)
     return model.tokens(encoded.ids)

@@ -29,7 +29,7 @@ from llmcli.graph.precision import Precision
 from llmcli.graph.spec import Call
 from llmcli.loading.load import load_checkpoint, load_shapes
 from llmcli.measure.engines import LlmcliEngine, WorkCounter, engine_info, has_flash, random_ids
-from llmcli.measure.llama_cpp import open_llama_cpp
+from llmcli.measure.llama_cpp import LlamaCpp
 from llmcli.records.engines import SpeedTest
 from llmcli.records.machine import MatrixRate, ReadRate
 from llmcli.records.work import Cost
@@ -127,7 +127,7 @@ def test_a_peer_is_asked_for_all_that_it_takes(folder, monkeypatch):
     found.load(chosen)
     with pytest.raises(UsageError, match="not here"):
         found.peer(chosen)
-    asked, taken = opened.call_args.kwargs, inspect.signature(open_llama_cpp).parameters
+    asked, taken = opened.call_args.kwargs, inspect.signature(LlamaCpp).parameters
     assert asked == {name: getattr(chosen, name) for name in taken if name != "ours"}
 
 
