@@ -324,8 +324,9 @@ def check_span(
 
 def _counted(number: int, size: int, option: str, what: str) -> int:
     if not -size <= number < size:
+        words = f"is one {what.removesuffix('s')}" if size == 1 else f"are {size} {what}"
         raise UsageError(
-            f"`{option}`: there is no {number}, for there are {size} {what}",
+            f"`{option}`: there is no {number}, for there {words}",
             hint=f"they go from 0 to {size - 1}; -1 is the last",
         )
     return number % size

@@ -89,7 +89,7 @@ class Column:
     """`cut`: cells may be shortened with …; where that is too little, columns are left out.
 
     Those with the largest `drop` go first; 0 stays. `labelled`: with its name where it is
-    on a line below.
+    on a line below; not `below`: it has no place there.
     """
 
     name: str
@@ -97,6 +97,7 @@ class Column:
     cut: bool = False
     drop: int = 0
     labelled: bool = False
+    below: bool = True
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Rows:
         parts = [
             f"{column.name} {cell}" if column.labelled and not head else str(cell)
             for index, (column, cell) in enumerate(zip(self.columns, cells, strict=True))
-            if index not in kept and cell
+            if index not in kept and column.below and cell
         ]
         for line in filled(parts, max(1, width - len(INDENT))):
             yield Text(INDENT + line, style=FAINT)

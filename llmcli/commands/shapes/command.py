@@ -15,7 +15,7 @@ from llmcli.shell.encoding import ChatOptions, check_fits, encode
 from llmcli.shell.inspection import parse_numbers
 from llmcli.shell.options import GivenPromptOptions, ModelOptions, ViewOutputOptions
 from llmcli.shell.output import Output
-from llmcli.shell.params import LARGEST, Without, opt
+from llmcli.shell.params import Without, opt
 from llmcli.shell.prompts import read_prompt
 from llmcli.shell.running import (
     chosen_devices,
@@ -66,13 +66,12 @@ class ShapesOptions:
         "--phase PHASE",
         "Reading the prompt (prefill), one step after it (decode), or both.",
     )
-    batch: int = opt(1, "--batch B", "Batch size.", at_least=1, at_most=LARGEST)
+    batch: int = opt(1, "--batch B", "Batch size.", at_least=1)
     tokens: int | None = opt(
         None,
         "--tokens T",
         f"Tokens of the prompt. [default: those of PROMPT, else {TOKENS}]",
         at_least=1,
-        at_most=LARGEST,
         excludes=("PROMPT", "--file", "--ids"),
     )
     all: bool = opt(
