@@ -80,8 +80,8 @@ class ExpertsOptions(PlacesOptions):
         if not having:
             raise UsageError(
                 "no layer of this model has experts to choose from",
-                hint="a small one that has is `-m allenai/OLMoE-1B-7B-0924`; "
-                "`llmcli info --families` lists all families",
+                hint="try `-m allenai/OLMoE-1B-7B-0924`; "
+                "`llmcli info --families` lists what has a mixture of experts",
             )
         named = super().layers(config)
         if named is None:
