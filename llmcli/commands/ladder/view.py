@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -48,7 +49,7 @@ COLUMNS = [
 
 
 def render_ladder(report: LadderReport, model: str, *, details: bool) -> list[RenderableType]:
-    """What each rung is, with `details` its formulas; the table of all, and whether they agree."""
+    """What each rung is, in few words or with `details` its formulas; the table, the verdict."""
     title, tokens, letters = _heading(report, model)
     parts: list[RenderableType] = [title, tokens]
     if details:
@@ -56,10 +57,8 @@ def render_ladder(report: LadderReport, model: str, *, details: bool) -> list[Re
         for before, rung in zip((None, *report.rungs), report.rungs, strict=False):
             parts += ["", *_change(rung, before)]
     else:
-        titles = Table.grid(padding=(0, 2, 0, 0))
-        for rung in report.rungs:
-            titles.add_row(Text(f"{rung.number}  {rung.name}"), Text(rung.title, style=FAINT))
-        parts += ["", titles]
+        ideas = [f"{rung.number} {re.split('[:,]', rung.title)[0]}" for rung in report.rungs]
+        parts.append(Parts(ideas, FAINT))
     parts += ["", _table(report), _footnotes(report), *_checks(report)]
     if not details:
         words = "formulas and shapes: `--rung 1-8`; source and numbers: `--rung 4 --explain`"
@@ -171,11 +170,15 @@ def _footnotes(report: LadderReport) -> Parts:
     """What the columns are, and which rungs were only estimated."""
 
     def numbers(key: str) -> dict[Any, str]:
-        """`1, 2`: the numbers of the rungs by what their report has at `key`, None left out."""
+        """`rungs 1, 2`: the rungs by what their report has at `key`, None left out."""
         found: dict[Any, list[str]] = {}
         for rung in report.rungs:
             found.setdefault(getattr(rung, key), []).append(str(rung.number))
-        return {value: ", ".join(rungs) for value, rungs in found.items() if value is not None}
+        return {
+            value: f"rung{'s' * (len(rungs) > 1)} {', '.join(rungs)}"
+            for value, rungs in found.items()
+            if value is not None
+        }
 
     notes = ["token: one after the prompt, with its products, FLOPs and bytes"]
     if len(report.rungs) > 1:
@@ -183,12 +186,12 @@ def _footnotes(report: LadderReport) -> Parts:
         notes.append("Δ: largest difference of logits from it")
     for count, rungs in numbers("sequences").items():
         if count > 1:
-            notes.append(f"rung {rungs}: a sequence's share of a batch of {count}")
+            notes.append(f"{rungs}: per sequence, batch of {count}")
     for part, rungs in numbers("estimated").items():
-        notes.append(f"≈: {'rungs' if ',' in rungs else 'rung'} {rungs} estimated from {part}")
+        notes.append(f"≈: {rungs} estimated from {part}")
     for words, rungs in numbers("compared").items():
         if words != "logits":
-            notes.append(f"Δ of rung {rungs}: {words} only, not the logits")
+            notes.append(f"Δ of {rungs}: {words} only, not the logits")
     return Parts(notes, FAINT)
 
 

@@ -15,7 +15,7 @@ from llmcli.ui.layout import BAD, GOOD, SEPARATOR, WRONG, Column, Line, Marked, 
 from llmcli.ui.numbers import duration, number, percent, size, unit
 from llmcli.ui.theme import FAINT, HEADING, one_line
 
-_MORE = ("--checks", "--all: statistics")
+_MORE = ("--checks", "--all")  # show every verdict, and every tensor with its statistics
 _LONGEST = 5  # stages that the short answer has
 LABEL = "!"  # a note, or a claim that is not true and that nothing depends on
 _DOUBTFUL = "yellow"
